@@ -1,0 +1,1 @@
+"""What more than one service uses; never imports a service."""

@@ -1,0 +1,98 @@
+"""The wire: every message, one union per inbox, one codec."""
+
+from __future__ import annotations
+
+from shared.messages.base import Message
+from shared.messages.codec import Decoder, encode, schema_hash
+from shared.messages.control import (
+    Drain,
+    GetLoad,
+    Goodbye,
+    Heartbeat,
+    Hello,
+    Load,
+    Member,
+    Refused,
+    Roster,
+    ServiceName,
+    Tick,
+    WorkerCapacity,
+    WorkerLoad,
+)
+from shared.messages.inboxes import (
+    DetokenizerInbox,
+    GatewayInbox,
+    SchedulerInbox,
+    TokenizerInbox,
+    WorkerInbox,
+)
+from shared.messages.requests import (
+    AbortRequest,
+    AddRequest,
+    ChatMessage,
+    DecodeRequest,
+    DecodeResult,
+    EncodeRequest,
+    EncodeResult,
+    RequestHeader,
+    RequestRejected,
+    TokenizeRequest,
+)
+from shared.messages.steps import AdmittedSequence, StepPlan, StepResult, TokenLogprobs
+from shared.messages.streams import (
+    FinishReason,
+    OpenStream,
+    SequenceText,
+    SequenceTokens,
+    StopMatched,
+    StreamLost,
+    TextBatch,
+    TokenBatch,
+)
+
+__all__ = [
+    "AbortRequest",
+    "AddRequest",
+    "AdmittedSequence",
+    "ChatMessage",
+    "DecodeRequest",
+    "DecodeResult",
+    "Decoder",
+    "DetokenizerInbox",
+    "Drain",
+    "EncodeRequest",
+    "EncodeResult",
+    "FinishReason",
+    "GatewayInbox",
+    "GetLoad",
+    "Goodbye",
+    "Heartbeat",
+    "Hello",
+    "Load",
+    "Member",
+    "Message",
+    "OpenStream",
+    "Refused",
+    "RequestHeader",
+    "RequestRejected",
+    "Roster",
+    "SchedulerInbox",
+    "SequenceText",
+    "SequenceTokens",
+    "ServiceName",
+    "StepPlan",
+    "StepResult",
+    "StopMatched",
+    "StreamLost",
+    "TextBatch",
+    "Tick",
+    "TokenBatch",
+    "TokenLogprobs",
+    "TokenizeRequest",
+    "TokenizerInbox",
+    "WorkerCapacity",
+    "WorkerInbox",
+    "WorkerLoad",
+    "encode",
+    "schema_hash",
+]

@@ -1,0 +1,124 @@
+"""The roster: who lives where, who has died, who is leaving."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from shared.messages.base import Message
+
+
+class ServiceName(StrEnum):
+    GATEWAY = "gateway"
+    TOKENIZER = "tokenizer"
+    SCHEDULER = "scheduler"
+    WORKER = "worker"
+    DETOKENIZER = "detokenizer"
+    DRAFT = "draft"
+
+
+class WorkerCapacity(Message, frozen=True):
+    """What a worker offers; all workers of a deployment must agree on all but num_blocks."""
+
+    num_blocks: int
+    block_size: int
+    max_num_seqs: int
+    max_model_len: int
+    vocab_size: int
+    model: str
+    dtype: str
+    device: str
+
+
+class Hello(Message, frozen=True):
+    """An instance announces itself, at start and again whenever it was forgotten.  A new epoch is a new life."""
+
+    service: ServiceName
+    instance: str  # unique per process life
+    address: str
+    epoch: int
+    schema_hash: str
+    worker: WorkerCapacity | None = None
+
+
+class Heartbeat(Message, frozen=True):
+    service: ServiceName
+    instance: str
+    epoch: int
+    progress: int = 0  # steps or messages handled; stands still when stuck
+
+
+class Goodbye(Message, frozen=True):
+    """An instance leaves of its own will; its work is to be handed over."""
+
+    service: ServiceName
+    instance: str
+    epoch: int
+
+
+class Member(Message, frozen=True):
+    service: ServiceName
+    instance: str
+    address: str
+    epoch: int
+
+
+class Roster(Message, frozen=True):
+    """The whole membership, sent by the scheduler to everyone at every change and with its heartbeat."""
+
+    scheduler_epoch: int
+    version: int
+    members: list[Member]
+    model: WorkerCapacity | None = None  # None until a worker is there
+    max_model_len: int = 0  # tokens, prompt and output
+    max_input_length: int = 0
+
+
+class Refused(Message, frozen=True):
+    """The scheduler will not have this instance (schema or model mismatch); it exits saying why."""
+
+    instance: str
+    reason: str
+
+
+class Drain(Message, frozen=True):
+    """Finish or hand over what you have, then stop; to oneself on SIGTERM, to all by the Drain RPC."""
+
+    deadline: float = 0.0  # Unix seconds; 0 uses the configured drain timeout
+
+
+class Tick(Message, frozen=True):
+    """A timer's message to oneself."""
+
+
+class GetLoad(Message, frozen=True):
+    """Gateway -> scheduler, answered by a Load."""
+
+    request_id: str
+    gateway: str
+
+
+class WorkerLoad(Message, frozen=True):
+    instance: str
+    num_running: int
+    num_blocks: int
+    num_free_blocks: int  # never used or released without a hash
+    num_cached_blocks: int  # free to take, with contents worth keeping
+    num_steps: int
+
+
+class Load(Message, frozen=True):
+    request_id: str
+    num_running: int
+    num_waiting: int
+    workers: list[WorkerLoad]
+    num_preemptions: int
+    num_prefix_cache_queries: int  # tokens
+    num_prefix_cache_hits: int  # tokens
+    num_chunked_prefills: int
+    num_prompt_tokens: int
+    num_output_tokens: int
+    num_finished: int
+    num_aborted: int
+    num_rejected: int
+    num_block_copies: int = 0
+    kv_cache_usage: float = 0.0

@@ -1,0 +1,96 @@
+"""Requests on their way in: gateway -> tokenizer -> scheduler."""
+
+from __future__ import annotations
+
+from shared.errors import RejectCode
+from shared.messages.base import Message
+from shared.sampling import SamplingParams
+
+
+class ChatMessage(Message, frozen=True):
+    role: str
+    content: str
+
+
+class RequestHeader(Message, frozen=True):
+    """What travels with a request through every service; made by the gateway."""
+
+    request_id: str  # made by the server, unique; the client's own id is `label`
+    gateway: str  # address of the gateway's inbox
+    trace_id: str = ""  # 32 hex digits, W3C trace context
+    label: str = ""
+    tenant: str = ""
+    priority: int = 0  # smaller runs earlier
+    arrival_time: float = 0.0  # Unix seconds at the gateway
+    deadline: float | None = None  # Unix seconds
+    cache_salt: str = ""  # derived from the tenant by the server, never by the client
+
+
+class TokenizeRequest(Message, frozen=True):
+    """Generate from exactly one of `text`, `chat` and `token_ids` (packed int32)."""
+
+    header: RequestHeader
+    params: SamplingParams
+    text: str | None = None
+    chat: list[ChatMessage] | None = None
+    token_ids: bytes | None = None
+    sent_token_ids: list[bytes] = []  # on resume: per sequence, tokens the client has already
+    sent_text_lengths: list[int] = []  # on resume: per sequence, characters the client has already
+
+
+class EncodeRequest(Message, frozen=True):
+    """Only tokenize (the Tokenize RPC)."""
+
+    request_id: str
+    gateway: str
+    text: str | None = None
+    chat: list[ChatMessage] | None = None
+    add_special_tokens: bool = True
+
+
+class DecodeRequest(Message, frozen=True):
+    """Only detokenize (the Detokenize RPC)."""
+
+    request_id: str
+    gateway: str
+    token_ids: bytes
+    skip_special_tokens: bool = True
+
+
+class EncodeResult(Message, frozen=True):
+    request_id: str
+    token_ids: bytes
+
+
+class DecodeResult(Message, frozen=True):
+    request_id: str
+    text: str
+
+
+class AddRequest(Message, frozen=True):
+    """A tokenized request; `params` are resolved (no None but seed, logprobs, allowed tokens)."""
+
+    header: RequestHeader
+    params: SamplingParams
+    prompt_token_ids: bytes
+    eos_token_ids: list[int] = []
+    sent_token_ids: list[bytes] = []
+    sent_text_lengths: list[int] = []
+    tokenized_time: float = 0.0
+
+
+class AbortRequest(Message, frozen=True):
+    """Stop a request, known or not; along the same FIFO path as its request, so it cannot overtake it."""
+
+    request_id: str
+    reason: str = "cancelled"
+
+
+class RequestRejected(Message, frozen=True):
+    """A request ended by an error, from any service to its gateway."""
+
+    request_id: str
+    code: RejectCode
+    message: str
+    field: str = ""
+    retry_after_ms: int = 0

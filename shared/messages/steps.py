@@ -1,0 +1,57 @@
+"""The step link: scheduler -> worker -> scheduler, strictly FIFO, fenced by an epoch."""
+
+from __future__ import annotations
+
+from shared.messages.base import Message
+from shared.sampling import SamplingParams
+
+
+class AdmittedSequence(Message, frozen=True):
+    """A sequence that takes a row: everything the worker needs to know of it, sent once."""
+
+    row: int
+    token_ids: bytes  # prompt and what has been generated so far, packed int32
+    num_prompt_tokens: int
+    params: SamplingParams
+    seed: int  # of this sequence (request seed + index)
+    eos_token_ids: list[int]  # masked until min_tokens are out
+
+
+class StepPlan(Message, frozen=True):
+    """One forward pass.  The columns rows ... num_new_blocks are parallel, one entry per scheduled sequence.
+
+    A worker does, in this order: copy blocks, admit sequences, append new blocks to the rows' tables, run, sample.
+    An entry samples exactly when num_computed_tokens + num_scheduled_tokens reaches the number of tokens that
+    the row has; each row's token may still be on the device when the plan is made.
+    """
+
+    epoch: int
+    step_id: int
+    admitted: list[AdmittedSequence]
+    rows: list[int]
+    num_computed_tokens: list[int]  # before this step; the worker asserts it
+    num_scheduled_tokens: list[int]
+    num_new_blocks: list[int]
+    new_block_ids: list[int]  # concatenated
+    block_copies: list[tuple[int, int]]  # (source, destination), before anything else of the step
+    released_rows: list[int]  # free since the last plan
+
+
+class TokenLogprobs(Message, frozen=True):
+    """Log-probabilities at one position: the token itself first, then the most likely ones in order."""
+
+    token_ids: list[int]
+    logprobs: list[float]
+    rank: int  # 1-based rank of the token itself; ties count
+
+
+class StepResult(Message, frozen=True):
+    """What one plan produced.  Columns are parallel to the plan's; a sequence that did not sample has count 0."""
+
+    epoch: int
+    step_id: int
+    num_sampled: list[int]
+    sampled_token_ids: list[int]  # concatenated
+    logprobs: list[TokenLogprobs | None] = []  # one per sampled token where any sequence asked, else empty
+    prompt_logprobs: dict[int, list[TokenLogprobs]] = {}  # entry index -> positions computed by this chunk
+    device_time: float = 0.0  # seconds

@@ -1,0 +1,213 @@
+"""Sampling parameters: what a client may ask for, and the one place where the ranges are enforced.
+
+Ranges, defaults and wording follow the field's custom (vLLM's SamplingParams).  `check_sampling` is called
+by the scheduler's admission, which every path into the system passes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import TypeVar
+
+import msgspec
+
+from shared.errors import RequestError
+
+GREEDY_EPSILON = 1e-5
+MAX_BIASED_TOKENS = 1024
+MAX_BAD_WORDS = 256
+MAX_STOP_STRINGS = 64
+MAX_STOP_LENGTH = 1024
+MAX_STOP_TOKEN_IDS = 1024
+
+T = TypeVar("T")
+
+
+class SamplingParams(msgspec.Struct, array_like=True, frozen=True, gc=False, kw_only=True):
+    """One request's knobs.
+
+    None means "not given": the tokenizer service fills such fields from the model's generation defaults
+    (`resolved`), so that past it only `seed`, `logprobs`, `prompt_logprobs` and `allowed_token_ids` can be None.
+    """
+
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    repetition_penalty: float | None = None
+    logit_bias: dict[int, float] = {}
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[str] = []
+    bad_words_token_ids: list[list[int]] = []
+    min_tokens: int = 0
+    max_tokens: int | None = None
+    stop: list[str] = []
+    stop_token_ids: list[int] = []
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    skip_special_tokens: bool = True
+    seed: int | None = None
+    n: int = 1
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    detokenize: bool = True
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature is not None and self.temperature < GREEDY_EPSILON
+
+    def resolved(self, defaults: GenerationDefaults, *, max_tokens: int) -> SamplingParams:
+        """This with every None that has a default filled: the request's, else the model's, else the field's."""
+        return msgspec.structs.replace(
+            self,
+            temperature=_first(self.temperature, defaults.temperature, 1.0),
+            top_k=max(0, _first(self.top_k, defaults.top_k, 0)),
+            top_p=_first(self.top_p, defaults.top_p, 1.0),
+            min_p=_first(self.min_p, defaults.min_p, 0.0),
+            repetition_penalty=_first(self.repetition_penalty, defaults.repetition_penalty, 1.0),
+            max_tokens=max_tokens if self.max_tokens is None else self.max_tokens,
+        )
+
+
+class GenerationDefaults(msgspec.Struct, frozen=True, kw_only=True):
+    """What generation_config.json says of sampling; None where it is silent."""
+
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    eos_token_ids: list[int] = []
+
+
+class Limits(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
+    """What a deployment accepts; the scheduler makes it from its configuration and the model."""
+
+    vocab_size: int
+    max_model_len: int
+    max_input_length: int
+    max_logprobs: int = 20
+    max_n: int = 64
+    max_num_blocks: int = 1 << 30
+    block_size: int = 16
+
+
+def check_sampling(params: SamplingParams, limits: Limits, num_prompt_tokens: int) -> None:
+    """Raise RequestError, naming the field and the limit, unless `params` can be served."""
+    _check_numbers(params)
+    _check_lengths(params, limits, num_prompt_tokens)
+    _check_stops(params)
+    _check_tokens(params, limits.vocab_size)
+
+
+def _check_numbers(p: SamplingParams) -> None:
+    _in_range("temperature", p.temperature, 0, 2)
+    _in_range("top_p", p.top_p, 0, 1, low_open=True)
+    _in_range("min_p", p.min_p, 0, 1)
+    _in_range("frequency_penalty", p.frequency_penalty, -2, 2)
+    _in_range("presence_penalty", p.presence_penalty, -2, 2)
+    if p.repetition_penalty is not None and not (math.isfinite(p.repetition_penalty) and p.repetition_penalty > 0):
+        raise _bad("repetition_penalty", f"must be a finite number greater than zero, got {p.repetition_penalty}")
+    if p.top_k is not None and p.top_k < -1:
+        raise _bad("top_k", f"must be 0 or -1 (disable), or at least 1, got {p.top_k}")
+    if p.seed is not None and not -(2**63) <= p.seed < 2**63:
+        raise _bad("seed", f"must be a 64-bit integer, got {p.seed}")
+
+
+def _check_lengths(p: SamplingParams, limits: Limits, num_prompt_tokens: int) -> None:
+    if num_prompt_tokens < 1:
+        raise _bad("prompt", "must contain at least one token, got 0")
+    if num_prompt_tokens > limits.max_input_length:
+        raise _bad("prompt", f"has {num_prompt_tokens} tokens, more than max_input_length={limits.max_input_length}")
+    if num_prompt_tokens >= limits.max_model_len:
+        raise _bad(
+            "prompt",
+            f"has {num_prompt_tokens} tokens, which leaves no room to generate: max_model_len={limits.max_model_len}",
+        )
+    if p.n < 1:
+        raise _bad("n", f"must be at least 1, got {p.n}")
+    if p.n > limits.max_n:
+        raise _bad("n", f"must be at most {limits.max_n}, got {p.n}")
+    if p.greedy and p.n > 1:
+        raise _bad("n", f"must be 1 when using greedy sampling, got {p.n}")
+    if p.max_tokens is not None and p.max_tokens < 1:
+        raise _bad("max_tokens", f"must be at least 1, got {p.max_tokens}")
+    if p.min_tokens < 0:
+        raise _bad("min_tokens", f"must be greater than or equal to 0, got {p.min_tokens}")
+    if p.max_tokens is not None and p.min_tokens > p.max_tokens:
+        raise _bad("min_tokens", f"must be less than or equal to max_tokens={p.max_tokens}, got {p.min_tokens}")
+    for field, value in (("logprobs", p.logprobs), ("prompt_logprobs", p.prompt_logprobs)):
+        if value is None:
+            continue
+        if value < -1:
+            raise _bad(field, f"must be non-negative or -1, got {value}")
+        wanted = limits.vocab_size if value == -1 else value
+        if wanted > limits.max_logprobs:
+            raise _bad(field, f"asks for {wanted} per token, more than max_logprobs={limits.max_logprobs}")
+    reachable = min(limits.max_model_len, num_prompt_tokens + (p.max_tokens or limits.max_model_len))
+    needed = -(-reachable // limits.block_size)
+    if needed > limits.max_num_blocks:
+        raise _bad(
+            "max_tokens",
+            f"prompt and output of up to {reachable} tokens need {needed} KV blocks, "
+            f"more than the {limits.max_num_blocks} that a worker has",
+        )
+
+
+def _check_stops(p: SamplingParams) -> None:
+    if len(p.stop) > MAX_STOP_STRINGS:
+        raise _bad("stop", f"has {len(p.stop)} strings, more than {MAX_STOP_STRINGS}")
+    if any(not stop for stop in p.stop):
+        raise _bad("stop", "cannot contain an empty string")
+    if any(len(stop) > MAX_STOP_LENGTH for stop in p.stop):
+        raise _bad("stop", f"contains a string longer than {MAX_STOP_LENGTH} characters")
+    if p.stop and not p.detokenize:
+        raise _bad("stop", "strings are only supported when detokenize is true")
+
+
+def _check_tokens(p: SamplingParams, vocab_size: int) -> None:
+    if len(p.bad_words) + len(p.bad_words_token_ids) > 3 * MAX_BAD_WORDS or len(p.bad_words) > MAX_BAD_WORDS:
+        raise _bad("bad_words", f"has more than {MAX_BAD_WORDS} entries")
+    if any(not word for word in p.bad_words) or any(not ids for ids in p.bad_words_token_ids):
+        raise _bad("bad_words", "cannot contain an empty entry")
+    if len(p.logit_bias) > MAX_BIASED_TOKENS:
+        raise _bad("logit_bias", f"has {len(p.logit_bias)} entries, more than {MAX_BIASED_TOKENS}")
+    for token, bias in p.logit_bias.items():
+        if math.isnan(bias):
+            raise _bad("logit_bias", f"of token {token} is not a number")
+    if len(p.stop_token_ids) > MAX_STOP_TOKEN_IDS:
+        raise _bad("stop_token_ids", f"has {len(p.stop_token_ids)} entries, more than {MAX_STOP_TOKEN_IDS}")
+    if p.allowed_token_ids is not None and not p.allowed_token_ids:
+        raise _bad("allowed_token_ids", "must not be empty where it is given")
+    check_token_ids("stop_token_ids", p.stop_token_ids, vocab_size)
+    check_token_ids("logit_bias", p.logit_bias, vocab_size)
+    check_token_ids("allowed_token_ids", p.allowed_token_ids or (), vocab_size)
+    for ids in p.bad_words_token_ids:
+        check_token_ids("bad_words", ids, vocab_size)
+
+
+def check_token_ids(field: str, token_ids: Iterable[int], vocab_size: int) -> None:
+    """Raise RequestError unless every id is in [0, vocab_size)."""
+    for token_id in token_ids:
+        if not 0 <= token_id < vocab_size:
+            raise _bad(field, f"contains out-of-vocabulary token id {token_id}; the vocabulary size is {vocab_size}")
+
+
+def _in_range(field: str, value: float | None, low: float, high: float, *, low_open: bool = False) -> None:
+    if value is None:
+        return
+    # A NaN fails both comparisons, so it is refused as any number outside the range.
+    if not (low < value <= high if low_open else low <= value <= high):
+        raise _bad(field, f"must be in {'(' if low_open else '['}{low}, {high}], got {value}")
+
+
+def _bad(field: str, message: str) -> RequestError:
+    return RequestError(f"{field} {message}", field=field)
+
+
+def _first(*values: T | None) -> T:
+    """The first value that is given; the last one always is."""
+    return next(value for value in values if value is not None)
