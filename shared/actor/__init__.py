@@ -1,0 +1,9 @@
+"""The actor: one mailbox, synchronous handlers, effects flushed once per batch."""
+
+from __future__ import annotations
+
+from shared.actor.actor import Actor, Phase
+from shared.actor.member import MemberActor
+from shared.actor.process import run_actor
+
+__all__ = ["Actor", "MemberActor", "Phase", "run_actor"]

@@ -1,0 +1,160 @@
+"""The run loop that every service shares."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import time
+import uuid
+from collections.abc import Callable, Coroutine, Mapping
+from enum import IntEnum
+from typing import Any, ClassVar, get_args
+
+import structlog
+
+from shared.config import Settings
+from shared.errors import FatalError, PageantError, ProtocolError
+from shared.messages import Drain, Message, ServiceName
+from shared.transport.link import Transport
+
+log = structlog.get_logger()
+
+Handlers = Mapping[type[Message], Callable[[Any], None]]
+
+
+class Phase(IntEnum):
+    STARTING = 0
+    READY = 1
+    DRAINING = 2
+    STOPPED = 3
+
+
+class Actor:
+    """One mailbox, one handler per message type, one flush per batch.
+
+    Invariant: handlers run to completion one after another on the event loop; they change state and queue messages,
+    and never await.  Whatever must wait runs in `spawn`ed tasks that come back as messages to oneself.
+    """
+
+    service: ClassVar[ServiceName]
+    inbox_union: ClassVar[Any]
+
+    def __init__(self, transport: Transport, settings: Settings, instance: str | None = None) -> None:
+        self.settings = settings
+        self.transport = transport
+        self.instance = instance or f"{self.service}-{uuid.uuid4().hex[:8]}"
+        self.epoch = time.time_ns() // 1000  # grows from life to life
+        self.phase = Phase.STARTING
+        self.progress = 0
+        self.inbox = transport.bind(self.inbox_name, self.inbox_union)
+        self.outbox = transport.outbox()
+        self.tasks: asyncio.TaskGroup
+        self._spawned: set[asyncio.Task[None]] = set()
+        self._table = self._checked(self.handlers())
+
+    @property
+    def inbox_name(self) -> str:
+        return self.instance
+
+    # -- for subclasses
+
+    def handlers(self) -> Handlers:
+        """The handler of each message type in the inbox's union."""
+        raise NotImplementedError
+
+    async def on_start(self) -> None:
+        """Before the first message; may await."""
+
+    def on_drain(self, deadline: float) -> None:
+        """Asked to leave by `deadline` (Unix seconds): hand work over, then call `stop`."""
+        self.stop()
+
+    async def on_stop(self) -> None:
+        """After the last message, before the sockets close; may await."""
+
+    def before_flush(self) -> None:
+        """After each batch of messages, before what they queued is sent."""
+
+    # -- for handlers
+
+    def send(self, address: str, message: Message) -> None:
+        """Queue a message; it leaves with this batch's flush."""
+        self.outbox.send(address, message)
+
+    def post(self, message: Message) -> None:
+        """A message to oneself, handled after this batch."""
+        self.inbox.post(message)
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Run background work until it ends or the actor stops; its failure stops the actor."""
+        task = self.tasks.create_task(work)
+        self._spawned.add(task)
+        task.add_done_callback(self._spawned.discard)
+        return task
+
+    def every(self, seconds: float, message: Message) -> None:
+        """Post `message` to oneself again and again until the actor stops."""
+
+        async def repeat() -> None:
+            while True:
+                await asyncio.sleep(seconds)
+                self.post(message)
+
+        self.spawn(repeat())
+
+    def stop(self) -> None:
+        """End the run loop after this batch."""
+        self.phase = Phase.STOPPED
+
+    # -- the loop
+
+    async def run(self) -> None:
+        """Live until stopped.  Raises FatalError where a handler breaks an invariant."""
+        try:
+            async with asyncio.TaskGroup() as self.tasks:
+                await self.on_start()
+                self.outbox.flush()
+                gc.collect()
+                gc.freeze()
+                while self.phase is not Phase.STOPPED:
+                    for message in await self.inbox.recv_batch():
+                        self._handle(message)
+                    self.before_flush()
+                    self.outbox.flush()
+                await self.on_stop()
+                for task in list(self._spawned):
+                    task.cancel()
+        finally:
+            self.inbox.close()
+            self.outbox.close()
+
+    def request_drain(self, deadline: float | None = None) -> None:
+        """What SIGTERM means; callable from a signal handler on the loop."""
+        self.post(Drain(deadline=deadline or time.time() + self.settings.drain_timeout))
+
+    def _handle(self, message: Message) -> None:
+        try:
+            if isinstance(message, Drain):
+                self._drain(message)
+            else:
+                self._table[type(message)](message)
+            self.progress += 1
+        except ProtocolError as error:
+            log.warning("message_dropped", type=type(message).__name__, reason=str(error))
+        except PageantError:
+            raise
+        except Exception as error:
+            raise FatalError(f"{type(message).__name__} could not be handled: {error!r}") from error
+
+    def _drain(self, message: Drain) -> None:
+        if self.phase < Phase.DRAINING:
+            self.phase = Phase.DRAINING
+            log.info("draining")
+            self.on_drain(message.deadline or time.time() + self.settings.drain_timeout)
+
+    def _checked(self, handlers: Handlers) -> dict[type[Message], Callable[[Any], None]]:
+        expected = set(get_args(self.inbox_union)) - {Drain}
+        if expected != set(handlers):
+            names = sorted(kind.__name__ for kind in expected ^ set(handlers))
+            raise FatalError(f"{type(self).__name__}: handlers do not match the inbox: {', '.join(names)}")
+        return dict(handlers)

@@ -1,0 +1,20 @@
+"""Rendezvous hashing: who serves a key, with the least movement when members come and go (Thaler, Ravishankar 1996)."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+
+
+def rank(key: str, members: Iterable[str]) -> list[str]:
+    """All members, the one responsible for `key` first."""
+    return sorted(members, key=lambda member: hashlib.blake2b(f"{key}\0{member}".encode(), digest_size=8).digest())
+
+
+def pick(key: str, members: Iterable[str]) -> str | None:
+    """The member responsible for `key`, or None where there is none."""
+    return min(
+        members,
+        key=lambda member: hashlib.blake2b(f"{key}\0{member}".encode(), digest_size=8).digest(),
+        default=None,
+    )

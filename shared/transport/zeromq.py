@@ -1,0 +1,163 @@
+"""PUSH to PULL over ipc:// on one host or CURVE-encrypted tcp:// across hosts.
+
+One socket is bound per process (its inbox); every destination gets a socket that is connected once.  Sends never
+block: memory is bounded by admission at the gateways, so the high-water marks are off.  Receiving reads ahead
+without waiting until the socket is empty, so that one wake-up serves everything that has arrived.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket as sockets
+import stat
+from pathlib import Path
+from typing import Any
+
+import zmq
+
+from shared.config import Settings
+from shared.errors import ConfigError
+from shared.messages import Message
+from shared.messages.codec import MAX_MESSAGE_BYTES
+from shared.transport.keys import KeyGuard, Keys, load_keys
+from shared.transport.link import Inbox, PendingFrames
+
+LINGER_MS = 500
+MAX_BATCH = 4096
+
+
+class ZmqTransport:
+    """Sockets of one process."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.context = zmq.Context()
+        self.keys: Keys | None = None
+        self._guard: KeyGuard | None = None
+        if settings.transport == "ipc":
+            make_private(settings.runtime_path)
+        else:
+            self.keys = load_keys(settings.runtime_path)
+            self._guard = KeyGuard(self.context, self.keys)
+
+    @property
+    def scheduler_address(self) -> str:
+        s = self.settings
+        if s.transport == "ipc":
+            return f"ipc://{s.runtime_path}/scheduler.sock"
+        return f"tcp://{s.scheduler_host}:{s.scheduler_port}"
+
+    def bind(self, name: str, union: Any) -> Inbox[Any]:
+        """Bind this process's inbox; the scheduler's address is well known, others are announced."""
+        socket = self.pull_socket()
+        s = self.settings
+        if s.transport == "ipc":
+            address = f"ipc://{s.runtime_path}/{name}.sock"
+            if len(address) > 107:
+                raise ConfigError(f"runtime_dir is too long for a socket's name: {s.runtime_path}")
+            socket.bind(address)
+        elif name == "scheduler":
+            socket.bind(f"tcp://*:{s.scheduler_port}")
+            address = self.scheduler_address
+        else:
+            port = socket.bind_to_random_port("tcp://*")
+            address = f"tcp://{s.advertise_host or own_address()}:{port}"
+        return ZmqInbox(address, union, socket)
+
+    def pull_socket(self) -> zmq.Socket[bytes]:
+        socket = self.context.socket(zmq.PULL)
+        socket.setsockopt(zmq.RCVHWM, 0)
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
+        if self.keys is not None:
+            self.keys.serve(socket)
+        return socket
+
+    def outbox(self) -> ZmqOutbox:
+        return ZmqOutbox(self.context, self.keys)
+
+    def close(self) -> None:
+        if self._guard is not None:
+            self._guard.stop()
+        self.context.destroy(linger=LINGER_MS)
+
+
+class ZmqInbox(Inbox[Any]):
+    """Reads the socket through the event loop's file-descriptor watch; ZeroMQ's descriptor is edge-triggered,
+    so every wake-up drains the socket."""
+
+    def __init__(self, address: str, union: Any, socket: zmq.Socket[bytes]) -> None:
+        super().__init__(address, union)
+        self._socket = socket
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(socket.fileno(), self._drain)
+        self._loop.call_soon(self._drain)
+
+    def _drain(self) -> None:
+        if self._socket.closed:
+            return
+        for _ in range(MAX_BATCH):
+            try:
+                self.deliver(self._socket.recv_multipart(zmq.NOBLOCK))
+            except zmq.Again:
+                return
+        self._loop.call_soon(self._drain)
+
+    def close(self) -> None:
+        if not self._socket.closed:
+            self._loop.remove_reader(self._socket.fileno())
+            self._socket.close()
+
+
+class ZmqOutbox:
+    """One connected PUSH socket per destination."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], keys: Keys | None) -> None:
+        self._context = context
+        self._keys = keys
+        self._sockets: dict[str, zmq.Socket[bytes]] = {}
+        self._pending = PendingFrames()
+
+    def send(self, address: str, message: Message) -> None:
+        self._pending.add(address, message)
+
+    def flush(self) -> None:
+        for address, frames in self._pending.take().items():
+            self._socket(address).send_multipart(frames, zmq.NOBLOCK)
+
+    def forget(self, address: str) -> None:
+        self._pending.drop(address)
+        if socket := self._sockets.pop(address, None):
+            socket.close(linger=0)
+
+    def close(self) -> None:
+        self.flush()
+        for socket in self._sockets.values():
+            socket.close(linger=LINGER_MS)
+        self._sockets.clear()
+
+    def _socket(self, address: str) -> zmq.Socket[bytes]:
+        if address not in self._sockets:
+            socket = self._context.socket(zmq.PUSH)
+            socket.setsockopt(zmq.SNDHWM, 0)
+            if self._keys is not None and address.startswith("tcp://"):
+                self._keys.connect(socket)
+            socket.connect(address)
+            self._sockets[address] = socket
+        return self._sockets[address]
+
+
+def make_private(directory: Path) -> None:
+    """Create a directory that only this user can enter.  Raises ConfigError where another user owns it."""
+    directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+    status = directory.stat()
+    if status.st_uid != os.getuid():
+        raise ConfigError(f"runtime_dir {directory} belongs to another user")
+    if stat.S_IMODE(status.st_mode) & 0o077:
+        directory.chmod(0o700)
+
+
+def own_address() -> str:
+    """This host's address as others on its network see it."""
+    return sockets.gethostbyname(sockets.gethostname())
