@@ -54,7 +54,7 @@ class KeyGuard:
 
 class _OneKey:
     def __init__(self, public: bytes) -> None:
-        self._public = zmq.utils.z85.decode(public)
+        self._public = public
 
     def callback(self, domain: str, key: bytes) -> bool:
         return key == self._public
