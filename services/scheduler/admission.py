@@ -1,0 +1,32 @@
+"""The one gate: every request from every entry point passes `check_request`, or is refused with field and limit."""
+
+from __future__ import annotations
+
+from shared.errors import RejectCode, RequestError
+from shared.messages import AddRequest
+from shared.sampling import Limits, check_sampling, check_token_ids
+
+RETRY_AFTER_MS = 1000
+
+
+def check_request(message: AddRequest, prompt: list[int], limits: Limits, now: float) -> None:
+    """Raise RequestError unless the request can be served as it stands."""
+    if message.header.deadline is not None and message.header.deadline <= now:
+        raise RequestError("the deadline had passed on arrival", code=RejectCode.DEADLINE_EXCEEDED)
+    check_sampling(message.params, limits, len(prompt))
+    check_token_ids("prompt", prompt, limits.vocab_size)
+    check_token_ids("eos_token_ids", message.eos_token_ids, limits.vocab_size)
+    if not -(2**31) <= message.header.priority < 2**31:
+        raise RequestError(f"priority must be a 32-bit integer, got {message.header.priority}", field="priority")
+
+
+def check_queue(num_queued: int, num_queued_tokens: int, max_reqs: int, max_tokens: int) -> None:
+    """Raise RequestError where the queues are full."""
+    if num_queued >= max_reqs:
+        raise _overloaded(f"{num_queued} sequences are waiting, max_num_queued_reqs={max_reqs}")
+    if num_queued_tokens >= max_tokens:
+        raise _overloaded(f"{num_queued_tokens} prompt tokens are waiting, max_num_queued_tokens={max_tokens}")
+
+
+def _overloaded(message: str) -> RequestError:
+    return RequestError(message, code=RejectCode.RESOURCE_EXHAUSTED, retry_after_ms=RETRY_AFTER_MS)

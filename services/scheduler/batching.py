@@ -1,0 +1,180 @@
+"""Makes one step: who computes how many tokens, in which blocks."""
+
+from __future__ import annotations
+
+from services.scheduler.counters import Counters
+from services.scheduler.plan_builder import PlanBuilder
+from services.scheduler.policy import Policy
+from services.scheduler.replica import Replica
+from services.scheduler.sequence import Sequence, Status
+from shared.messages import StepPlan
+
+
+class Batcher:
+    """Fills one step's token budget: decodes first, then prefills that run, then those that wait.
+
+    Order within each is by rank.  Where blocks run out, the victim is the cheapest to recompute among those less
+    urgent than the one in need, or else itself; so the most urgent always goes on, and every step makes progress.
+    """
+
+    def __init__(self, replica: Replica, policy: Policy, counters: Counters, max_model_len: int) -> None:
+        self.replica = replica
+        self.policy = policy
+        self.counters = counters
+        self.max_model_len = max_model_len
+        self.builder = PlanBuilder(replica, policy.max_num_batched_tokens)
+
+    def next_plan(self) -> StepPlan | None:
+        """The plan, counted as sent; None where no sequence can go on."""
+        decodes = [s for s in self.replica.running if s.num_behind == 1]
+        prefills = [s for s in self.replica.running if s.num_behind > 1]
+        for sequence in decodes + prefills:
+            self._go_on(sequence)
+        if not self.builder.has_preempted:
+            self._admit_waiting()
+        if not self.builder.entries:
+            return None
+        step = self.builder.commit()
+        plan = self.builder.build(step)
+        for entry in step.entries:
+            self._register(entry.sequence)
+            self.counters.num_chunked_prefills += entry.sequence.is_prefilling
+        return plan
+
+    # -- running sequences
+
+    def _go_on(self, sequence: Sequence) -> None:
+        """Give a running sequence its next tokens, preempting others or itself where blocks run out."""
+        if sequence.status is not Status.RUNNING or not sequence.may_sample_more(self.max_model_len):
+            return
+        num_tokens = self._chunk(sequence, sequence.num_behind)
+        if num_tokens == 0:
+            return
+        num_known = len(sequence.block_ids)
+        num_new = self.replica.blocks_for(sequence.num_computed_tokens + num_tokens) - num_known
+        while num_new > self.replica.pool.num_available:
+            victim = self._victim(sequence)
+            self._preempt(victim)
+            if victim is sequence:
+                return
+        sequence.block_ids += self.replica.pool.allocate(num_new)
+        self.builder.schedule(sequence, num_tokens, num_known)
+
+    def _chunk(self, sequence: Sequence, num_behind: int) -> int:
+        """How many of its tokens a sequence may compute in this step."""
+        threshold = self.policy.long_prefill_token_threshold
+        num_tokens = min(num_behind, self.builder.budget)
+        if threshold and num_behind > 1:
+            num_tokens = min(num_tokens, threshold)
+        if num_tokens < num_behind and not self.policy.enable_chunked_prefill:
+            return 0
+        return num_tokens
+
+    def _victim(self, needy: Sequence) -> Sequence:
+        candidates = [sequence for sequence in self.replica.running if sequence.rank > needy.rank]
+        return min(candidates, key=lambda s: (self._recompute_cost(s), [-part for part in s.rank]), default=needy)
+
+    def _recompute_cost(self, sequence: Sequence) -> int:
+        """Tokens to compute again: blocks that others hold too survive."""
+        pool = self.replica.pool
+        shared = sum(1 for block in sequence.block_ids if pool.ref_counts[block] > 1)
+        return sequence.num_computed_tokens - shared * self.replica.block_size
+
+    def _preempt(self, victim: Sequence) -> None:
+        self.counters.num_preemptions += 1
+        self.builder.drop(victim)
+        self.replica.preempt(victim)
+        self.replica.waiting.add(victim)
+
+    # -- waiting sequences
+
+    def _admit_waiting(self) -> None:
+        for sequence in self.replica.waiting:
+            if self.builder.budget == 0 or self.replica.num_free_rows == 0 or sequence.num_in_flight:
+                return
+            if self._waits_for_sibling(sequence):
+                continue
+            start = self._fork if self._can_fork(sequence) else self._admit
+            if not start(sequence):
+                return
+
+    def _waits_for_sibling(self, sequence: Sequence) -> bool:
+        """Whether the prompt that this one will share is about to be computed."""
+        parent = sequence.parent
+        if parent is sequence or parent.worker != self.replica.instance or sequence.num_output_tokens:
+            return False
+        return parent.status is Status.WAITING or (parent.status is Status.RUNNING and parent.is_prefilling)
+
+    def _can_fork(self, sequence: Sequence) -> bool:
+        parent = sequence.parent
+        if parent is sequence or parent.worker != self.replica.instance or sequence.num_output_tokens:
+            return False
+        return parent.status is Status.RUNNING and not parent.is_prefilling
+
+    def _admit(self, sequence: Sequence) -> bool:
+        """Start a sequence with what the prefix cache has of it; False where blocks or budget do not allow."""
+        hits = self._hits(sequence)
+        num_cached = len(hits) * self.replica.block_size
+        num_tokens = self._chunk(sequence, sequence.num_tokens - num_cached)
+        pool, replica = self.replica.pool, self.replica
+        num_left = pool.num_available - (len(hits) - pool.num_held_of(hits))
+        if num_tokens == 0 or replica.blocks_for(sequence.num_tokens) - len(hits) > num_left - self._reserve():
+            return False
+        pool.share(hits)
+        num_new = replica.blocks_for(num_cached + num_tokens) - len(hits)
+        sequence.block_ids = hits + pool.allocate(num_new)
+        sequence.num_registered_blocks = len(hits)
+        self._begin(sequence, num_cached, num_tokens)
+        self.counters.num_prefix_cache_queries += sequence.num_tokens
+        self.counters.num_prefix_cache_hits += num_cached
+        return True
+
+    def _hits(self, sequence: Sequence) -> list[int]:
+        """Cached blocks of the longest prefix; at least one token is left to compute, for its logits."""
+        if not self.policy.enable_prefix_caching or sequence.wants_prompt_logprobs:
+            return []
+        usable = (sequence.num_tokens - 1) // self.replica.block_size
+        return self.replica.pool.lookup(sequence.hash_blocks(self.replica.block_size)[:usable])
+
+    def _fork(self, sequence: Sequence) -> bool:
+        """Start a sequence on its sibling's prompt: full blocks are shared, the one to be written in is copied."""
+        replica, parent = self.replica, sequence.parent
+        num_computed = sequence.request.num_prompt_tokens - 1
+        num_shared = num_computed // replica.block_size
+        if replica.pool.num_available - self._reserve() < 1:
+            return False
+        shared = parent.block_ids[:num_shared]
+        replica.pool.share(shared)
+        (own,) = replica.pool.allocate(1)
+        sequence.block_ids = [*shared, own]
+        sequence.num_registered_blocks = num_shared
+        self.builder.copies[sequence] = (parent.block_ids[num_shared], own)
+        self.counters.num_block_copies += 1
+        self._begin(sequence, num_computed, 1)
+        return True
+
+    def _begin(self, sequence: Sequence, num_computed: int, num_tokens: int) -> None:
+        self.replica.start(sequence)
+        sequence.status = Status.RUNNING
+        sequence.num_computed_tokens = num_computed
+        if sequence.num_cached_tokens < 0:
+            sequence.num_cached_tokens = min(num_computed, sequence.request.num_prompt_tokens)
+        self.builder.admit(sequence, num_tokens)
+
+    def _reserve(self) -> int:
+        """Blocks left to the running sequences to grow into, one each: an admission must not preempt at once."""
+        return len(self.replica.running)
+
+    # -- the prefix cache
+
+    def _register(self, sequence: Sequence) -> None:
+        """Make the blocks findable that this plan fills with known tokens: plans are executed in order, so whoever
+        finds one reads it after it was written."""
+        if not self.policy.enable_prefix_caching:
+            return
+        size = self.replica.block_size
+        hashes = sequence.hash_blocks(size)
+        num_full = min(sequence.num_computed_tokens // size, len(hashes))
+        for index in range(sequence.num_registered_blocks, num_full):
+            self.replica.pool.register(sequence.block_ids[index], hashes[index])
+        sequence.num_registered_blocks = max(sequence.num_registered_blocks, num_full)

@@ -1,0 +1,55 @@
+"""A doubly linked list threaded through integer ids: every operation is O(1)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+
+class FreeList:
+    """Which of the ids 0 ... size - 1 are free, in the order in which they will be taken.
+
+    Invariant: `_next` and `_prev` form one ring through the sentinel `size` and every free id, and no other.
+    """
+
+    def __init__(self, size: int) -> None:
+        ring = range(size + 1)
+        self._next = [(i + 1) % (size + 1) for i in ring]
+        self._prev = [(i - 1) % (size + 1) for i in ring]
+        self._sentinel = size
+        self._size = size
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __iter__(self) -> Iterator[int]:
+        item = self._next[self._sentinel]
+        while item != self._sentinel:
+            yield item
+            item = self._next[item]
+
+    def pop(self) -> int:
+        """Take the first id; the list must not be empty."""
+        item = self._next[self._sentinel]
+        self.remove(item)
+        return item
+
+    def remove(self, item: int) -> None:
+        """Take an id out of the middle; it must be free."""
+        before, after = self._prev[item], self._next[item]
+        self._next[before] = after
+        self._prev[after] = before
+        self._size -= 1
+
+    def append(self, item: int) -> None:
+        """Give an id back, to be taken last."""
+        self._insert(self._prev[self._sentinel], item)
+
+    def prepend(self, item: int) -> None:
+        """Give an id back, to be taken first."""
+        self._insert(self._sentinel, item)
+
+    def _insert(self, before: int, item: int) -> None:
+        after = self._next[before]
+        self._next[before], self._next[item] = item, after
+        self._prev[after], self._prev[item] = item, before
+        self._size += 1

@@ -1,0 +1,75 @@
+"""What must hold after every event; used by tests and by debug builds, never on the hot path."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from services.scheduler.replica import Replica
+from services.scheduler.scheduler import MAX_STEPS_IN_FLIGHT, Scheduler
+from services.scheduler.sequence import Sequence, Status
+from shared.errors import FatalError
+
+
+def check(scheduler: Scheduler) -> None:
+    """Raise FatalError naming the first invariant that does not hold."""
+    for replica in scheduler.replicas.values():
+        _check_blocks(replica)
+        _check_rows(replica)
+        _check_sequences(replica)
+    _check_places(scheduler)
+
+
+def _require(holds: bool, what: str, replica: Replica | None = None) -> None:
+    if not holds:
+        raise FatalError(f"invariant broken{f' at {replica.instance}' if replica else ''}: {what}")
+
+
+def _check_blocks(replica: Replica) -> None:
+    pool = replica.pool
+    held = Counter(block for sequence in replica.running for block in sequence.block_ids)
+    available = list(pool.available)
+    _require(len(available) == len(set(available)) == pool.num_available, "a block is on the free list twice", replica)
+    _require(len(held) + len(available) == pool.size, "held + cached + free = total", replica)
+    _require(not set(available) & set(held), "no block is both held and free", replica)
+    counts = {block: count for block, count in enumerate(pool.ref_counts) if count}
+    _require(counts == dict(held), "reference counts equal the entries of live tables", replica)
+    for sequence in replica.running:
+        table = sequence.block_ids
+        _require(len(set(table)) == len(table), "a table has no block twice", replica)
+    by_hash = {block_hash: block for block, block_hash in enumerate(pool.hashes) if block_hash is not None}
+    _require(by_hash == pool._by_hash, "the hash map and the descriptors agree", replica)
+
+
+def _check_rows(replica: Replica) -> None:
+    rows = [sequence.row for sequence in replica.running] + replica.free_rows
+    _require(sorted(rows) == list(range(replica.capacity.max_num_seqs)), "each row has one holder or is free", replica)
+
+
+def _check_sequences(replica: Replica) -> None:
+    _require(replica.running == sorted(replica.running, key=lambda s: s.rank), "running is ordered by rank", replica)
+    _require(len(replica.in_flight) <= MAX_STEPS_IN_FLIGHT, "at most two steps in flight", replica)
+    pending = Counter(e.sequence for step in replica.in_flight for e in step.entries if e.samples)
+    for sequence in replica.running:
+        _require(sequence.status is Status.RUNNING, "running sequences are RUNNING", replica)
+        covered = len(sequence.block_ids) * replica.block_size
+        _require(sequence.num_computed_tokens <= covered, "computed tokens have blocks", replica)
+        _require(
+            sequence.num_computed_tokens <= sequence.num_tokens + sequence.num_pending,
+            "nothing is computed ahead of its token",
+            replica,
+        )
+        _require(sequence.num_pending == pending[sequence], "pending counts the samples in flight", replica)
+    for sequence in replica.waiting:
+        _require(sequence.status is Status.WAITING, "waiting sequences are WAITING", replica)
+        _require(not sequence.block_ids and sequence.row < 0, "a waiting sequence holds nothing", replica)
+
+
+def _check_places(scheduler: Scheduler) -> None:
+    places: Counter[Sequence] = Counter(scheduler.homeless)
+    for replica in scheduler.replicas.values():
+        places.update(replica.waiting)
+        places.update(replica.running)
+    alive = {s for r in scheduler.requests.values() for s in r.sequences if s.status is not Status.FINISHED}
+    _require(set(places) == alive, "every unfinished sequence is somewhere, no finished one is")
+    _require(all(count == 1 for count in places.values()), "every sequence is in one place")
+    _require(all(not r.is_finished for r in scheduler.requests.values()), "finished requests are forgotten")

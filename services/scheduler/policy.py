@@ -1,0 +1,22 @@
+"""The settings that the scheduler's core needs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """Names, units and defaults as in shared.config.Settings."""
+
+    max_model_len: int = 0
+    max_input_length: int = 0
+    max_num_batched_tokens: int = 2048
+    enable_chunked_prefill: bool = True
+    enable_prefix_caching: bool = True
+    long_prefill_token_threshold: int = 0
+    scheduling_policy: str = "fcfs"
+    max_num_queued_reqs: int = 4096
+    max_num_queued_tokens: int = 16 << 20
+    max_logprobs: int = 20
+    max_n: int = 64

@@ -1,0 +1,105 @@
+"""One worker as the scheduler sees it: its blocks, its rows, its queues, the steps that it has not answered."""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections import deque
+from dataclasses import dataclass, field
+
+from services.scheduler.block_pool import BlockPool
+from services.scheduler.queues import WaitingQueue, by_rank
+from services.scheduler.sequence import Sequence, Status
+from shared.messages import WorkerCapacity
+
+
+@dataclass(slots=True)
+class Entry:
+    """One sequence's part in one step."""
+
+    sequence: Sequence
+    num_computed: int
+    num_scheduled: int
+    samples: bool
+
+
+@dataclass(slots=True)
+class Step:
+    """A plan that is being made, or that was sent and is not answered."""
+
+    step_id: int
+    entries: list[Entry] = field(default_factory=list)
+
+
+class Replica:
+    """State of one worker's life; another life is another Replica.
+
+    Invariant: `running` is ordered by rank and its members hold distinct rows; a waiting sequence holds no block.
+    """
+
+    def __init__(self, instance: str, epoch: int, capacity: WorkerCapacity) -> None:
+        self.instance = instance
+        self.epoch = epoch
+        self.capacity = capacity
+        self.pool = BlockPool(capacity.num_blocks)
+        self.waiting = WaitingQueue()
+        self.running: list[Sequence] = []
+        self.in_flight: deque[Step] = deque()
+        self.num_steps = 0
+        self.released_rows: list[int] = []
+        self._free_rows = list(range(capacity.max_num_seqs - 1, -1, -1))
+        self.is_draining = False
+
+    @property
+    def block_size(self) -> int:
+        return self.capacity.block_size
+
+    @property
+    def num_free_rows(self) -> int:
+        return len(self._free_rows)
+
+    @property
+    def load(self) -> int:
+        """Work in hand, in tokens: what waits to be computed and what is being held."""
+        waiting = sum(sequence.num_tokens for sequence in self.waiting)
+        return waiting + sum(sequence.num_tokens for sequence in self.running)
+
+    def blocks_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.block_size)
+
+    def start(self, sequence: Sequence) -> None:
+        """Move a sequence from waiting to running and give it a row."""
+        self.waiting.remove(sequence)
+        sequence.row = self._free_rows.pop()
+        insort(self.running, sequence, key=by_rank)
+
+    def stop(self, sequence: Sequence) -> None:
+        """Take row and blocks from a running sequence.
+
+        The release fence: the blocks may be given to another sequence in the very next plan, although a step in
+        flight may still write to them.  The link is FIFO and the worker runs one plan after the other on one
+        stream, so that write is over before the next plan's first.  A second stream in the worker would break this.
+        """
+        self.running.remove(sequence)
+        self._free_rows.append(sequence.row)
+        self.released_rows.append(sequence.row)
+        sequence.row = -1
+        self.pool.release(sequence.block_ids)
+        sequence.block_ids = []
+        sequence.num_registered_blocks = 0
+
+    def preempt(self, sequence: Sequence) -> None:
+        """Take everything from a running sequence but its tokens; it is computed again when its turn comes."""
+        self.stop(sequence)
+        sequence.status = Status.WAITING
+        sequence.num_computed_tokens = 0
+        sequence.num_preemptions += 1
+        if sequence.wants_prompt_logprobs:
+            sequence.prompt_logprobs.clear()
+
+    def take_released_rows(self) -> list[int]:
+        rows, self.released_rows = self.released_rows, []
+        return rows
+
+    @property
+    def free_rows(self) -> list[int]:
+        return list(self._free_rows)

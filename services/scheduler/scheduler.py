@@ -1,0 +1,340 @@
+"""The scheduler's core: events in, plans and outputs out; plain synchronous Python over plain data.
+
+add, abort, stop_matched, stream_lost, expire      what happens to requests
+add_worker, lose_worker, set_detokenizers          what happens to the troupe
+schedule(worker) -> StepPlan | None                the next step, at most two in flight
+apply(worker, StepResult)                          what a step yielded
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from collections.abc import Sequence as Seq
+
+from services.scheduler.admission import check_queue, check_request
+from services.scheduler.batching import Batcher
+from services.scheduler.counters import Counters
+from services.scheduler.outputs import Outbound
+from services.scheduler.placement import place
+from services.scheduler.policy import Policy
+from services.scheduler.replica import Entry, Replica
+from services.scheduler.sequence import Request, Sequence, Status
+from services.scheduler.stopping import finish_of
+from shared.errors import ProtocolError, RejectCode, RequestError
+from shared.messages import (
+    AddRequest,
+    StepPlan,
+    StepResult,
+    StopMatched,
+    StreamLost,
+    TokenLogprobs,
+    WorkerCapacity,
+)
+from shared.packing import unpack_tokens
+from shared.sampling import Limits
+from shared.transport.sharding import pick
+
+MAX_STEPS_IN_FLIGHT = 2
+MAX_WORKER_DEATHS = 2
+
+
+class Scheduler:
+    """All hard state of a deployment.
+
+    Invariant (checked by services.scheduler.invariants): every unfinished sequence is in exactly one place: the
+    waiting queue or the running list of one replica, or `homeless` while no worker lives.
+    """
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
+        self.replicas: dict[str, Replica] = {}
+        self.requests: dict[str, Request] = {}
+        self.homeless: list[Sequence] = []
+        self.outbound = Outbound()
+        self.counters = Counters()
+        self._detokenizers: list[str] = []
+        self._num_arrivals = 0
+
+    # -- limits
+
+    @property
+    def capacity(self) -> WorkerCapacity | None:
+        """The capacity of the smallest worker, which every accepted request must fit; None without workers."""
+        return min((r.capacity for r in self.replicas.values()), key=lambda c: c.num_blocks, default=None)
+
+    @property
+    def max_model_len(self) -> int:
+        """In tokens; 0 while no worker is known."""
+        capacity = self.capacity
+        if capacity is None:
+            return 0
+        return min(self.policy.max_model_len or capacity.max_model_len, capacity.max_model_len)
+
+    @property
+    def max_input_length(self) -> int:
+        """The longest prompt, in tokens."""
+        longest = self.max_model_len - 1
+        if not self.policy.enable_chunked_prefill:
+            longest = min(longest, self.policy.max_num_batched_tokens)
+        return min(self.policy.max_input_length or longest, longest)
+
+    @property
+    def num_waiting(self) -> int:
+        return sum(len(replica.waiting) for replica in self.replicas.values()) + len(self.homeless)
+
+    # -- requests
+
+    def add(self, message: AddRequest, now: float) -> None:
+        """Take a request in, or refuse it with a status.  A request_id that is already here is a replay: ignored."""
+        request_id = message.header.request_id
+        if request_id in self.requests:
+            return
+        try:
+            request = self._accept(message, now)
+        except RequestError as error:
+            self.counters.num_rejected += 1
+            self.outbound.reject(message.header.gateway, request_id, error)
+            return
+        self.requests[request_id] = request
+        self.counters.num_prompt_tokens += request.num_prompt_tokens
+        self._place(request.sequences)
+
+    def _accept(self, message: AddRequest, now: float) -> Request:
+        capacity = self.capacity
+        if capacity is None:
+            raise RequestError("no worker is ready", code=RejectCode.UNAVAILABLE, retry_after_ms=1000)
+        if not self._detokenizers:
+            raise RequestError("no detokenizer is ready", code=RejectCode.UNAVAILABLE, retry_after_ms=1000)
+        prompt = unpack_tokens(message.prompt_token_ids)
+        limits = Limits(
+            vocab_size=capacity.vocab_size,
+            max_model_len=self.max_model_len,
+            max_input_length=self.max_input_length,
+            max_logprobs=self.policy.max_logprobs,
+            max_n=self.policy.max_n,
+            max_num_blocks=capacity.num_blocks,
+            block_size=capacity.block_size,
+        )
+        check_request(message, prompt, limits, now)
+        check_queue(
+            self.num_waiting,
+            sum(s.num_tokens for r in self.replicas.values() for s in r.waiting) if self.num_waiting else 0,
+            self.policy.max_num_queued_reqs,
+            self.policy.max_num_queued_tokens,
+        )
+        return self._make(message, prompt)
+
+    def _make(self, message: AddRequest, prompt: list[int]) -> Request:
+        self._num_arrivals += 1
+        header = message.header
+        request = Request(header, message.params, prompt, list(message.eos_token_ids), self._num_arrivals)
+        request.detokenizer = pick(header.request_id, self._detokenizers) or ""
+        priority = header.priority if self.policy.scheduling_policy == "priority" else 0
+        for index in range(message.params.n):
+            sequence = Sequence(request, index, (priority, request.arrival, index), list(prompt))
+            request.sequences.append(sequence)
+        return request
+
+    def abort(self, request_id: str) -> bool:
+        """End a request without a word to its client.  False where it is unknown, as after its end."""
+        request = self.requests.get(request_id)
+        if request is None:
+            return False
+        self.counters.num_aborted += 1
+        self._drop(request)
+        return True
+
+    def abort_gateway(self, address: str) -> list[str]:
+        """End all requests of a gateway that is gone; returns their ids."""
+        orphans = [r.request_id for r in self.requests.values() if r.header.gateway == address]
+        for request_id in orphans:
+            self.abort(request_id)
+        return orphans
+
+    def expire(self, now: float) -> list[str]:
+        """End the requests whose deadline has passed; returns their ids."""
+        late = [r for r in self.requests.values() if r.header.deadline is not None and r.header.deadline <= now]
+        for request in late:
+            self.counters.num_expired += 1
+            self.fail(request, RequestError("the deadline has passed", code=RejectCode.DEADLINE_EXCEEDED))
+        return [request.request_id for request in late]
+
+    def fail(self, request: Request, error: RequestError) -> None:
+        """End a request with a status."""
+        self._drop(request)
+        self.outbound.fail(request, error)
+
+    def stop_matched(self, message: StopMatched) -> None:
+        """A detokenizer has found a stop string, and has told the client so."""
+        if sequence := self._find(message.request_id, message.index):
+            self._finish(sequence)
+
+    def stream_lost(self, message: StreamLost) -> None:
+        """A detokenizer does not know a stream: tell it again from the start; the gateway drops what it has."""
+        if (sequence := self._find(message.request_id, message.index)) and sequence.num_emitted:
+            sequence.num_emitted = 0
+            self.outbound.emit(sequence)
+
+    def _find(self, request_id: str, index: int) -> Sequence | None:
+        request = self.requests.get(request_id)
+        if request is None or not 0 <= index < len(request.sequences):
+            return None
+        sequence = request.sequences[index]
+        return None if sequence.status is Status.FINISHED else sequence
+
+    # -- the troupe
+
+    def set_detokenizers(self, addresses: Iterable[str]) -> None:
+        """The live detokenizers have changed: streams of one that is gone are opened again elsewhere."""
+        self._detokenizers = list(addresses)
+        for request in self.requests.values():
+            if request.detokenizer in self._detokenizers:
+                continue
+            request.detokenizer = pick(request.request_id, self._detokenizers) or ""
+            for sequence in request.sequences:
+                if sequence.status is not Status.FINISHED and sequence.num_output_tokens:
+                    sequence.num_emitted = 0
+                    self.outbound.emit(sequence)
+
+    def add_worker(self, instance: str, epoch: int, capacity: WorkerCapacity) -> None:
+        """A worker has come, or come back: its pool is empty."""
+        if instance in self.replicas:
+            self.lose_worker(instance)
+        self.replicas[instance] = Replica(instance, epoch, capacity)
+        never_run = [s for r in self.replicas.values() for s in r.waiting if s.num_cached_tokens < 0]
+        for sequence in never_run:
+            self.replicas[sequence.worker].waiting.remove(sequence)
+        homeless, self.homeless = self.homeless, []
+        self._place(sorted(homeless + never_run, key=lambda s: s.rank))
+
+    def lose_worker(self, instance: str) -> list[str]:
+        """A worker is gone: its requests go on elsewhere, by the preemption path.
+
+        Returns the ids of requests that were in flight at their second worker's death: they end alone, since they
+        may be what kills workers.
+        """
+        replica = self.replicas.pop(instance, None)
+        if replica is None:
+            return []
+        self.counters.num_worker_losses += 1
+        in_flight = {entry.sequence.request for step in replica.in_flight for entry in step.entries}
+        orphans = replica.waiting.take_all()
+        for sequence in list(replica.running):
+            self._evict(replica, sequence)
+            orphans.append(sequence)
+        suspects = []
+        for request in in_flight:
+            request.num_worker_deaths += 1
+            if request.num_worker_deaths >= MAX_WORKER_DEATHS and not request.is_finished:
+                suspects.append(request)
+        for sequence in orphans:
+            sequence.worker, sequence.num_pending, sequence.num_in_flight = "", 0, 0
+        self.homeless += orphans
+        for request in suspects:
+            text = f"workers died {request.num_worker_deaths} times while they computed this request"
+            self.fail(request, RequestError(text, code=RejectCode.INTERNAL))
+        homeless, self.homeless = self.homeless, []
+        self._place(sorted(homeless, key=lambda s: s.rank))
+        return [request.request_id for request in suspects]
+
+    def _place(self, sequences: Seq[Sequence]) -> None:
+        """Put sequences into waiting queues; siblings go where the first of them is."""
+        for sequence in sequences:
+            replica = place(sequence, self.replicas, self.policy.enable_prefix_caching)
+            if replica is None:
+                self.homeless.append(sequence)
+            else:
+                sequence.worker = replica.instance
+                replica.waiting.add(sequence)
+
+    # -- steps
+
+    def schedule(self, instance: str) -> StepPlan | None:
+        """The next plan for a worker, or None where two steps are in flight or there is nothing to do."""
+        replica = self.replicas[instance]
+        if len(replica.in_flight) >= MAX_STEPS_IN_FLIGHT:
+            return None
+        return Batcher(replica, self.policy, self.counters, self.max_model_len).next_plan()
+
+    def apply(self, instance: str, result: StepResult) -> bool:
+        """Take a step's tokens in.  False where the result is of another life.  Raises ProtocolError where it does
+        not answer the oldest step in flight."""
+        replica = self.replicas.get(instance)
+        if replica is None or result.epoch != replica.epoch:
+            return False
+        if not replica.in_flight or replica.in_flight[0].step_id != result.step_id:
+            raise ProtocolError(f"worker {instance} answered step {result.step_id}, which is not the oldest in flight")
+        entries = replica.in_flight[0].entries
+        check_result(entries, result)
+        replica.in_flight.popleft()
+        offset = 0
+        for index, (entry, count) in enumerate(zip(entries, result.num_sampled, strict=True)):
+            tokens = result.sampled_token_ids[offset : offset + count]
+            logprobs = result.logprobs[offset : offset + count]
+            offset += count
+            self._apply_entry(entry, tokens, logprobs, result.prompt_logprobs.get(index, []))
+        return True
+
+    def _apply_entry(
+        self,
+        entry: Entry,
+        tokens: list[int],
+        logprobs: list[TokenLogprobs | None],
+        prompt_logprobs: list[TokenLogprobs],
+    ) -> None:
+        sequence = entry.sequence
+        if sequence.status is Status.FINISHED:
+            return
+        sequence.num_in_flight -= 1
+        if sequence.wants_prompt_logprobs and sequence.status is Status.RUNNING:
+            sequence.prompt_logprobs += prompt_logprobs
+        if not entry.samples:
+            return
+        sequence.num_pending -= 1
+        sequence.token_ids += tokens
+        if sequence.request.params.logprobs is not None:
+            sequence.logprobs += logprobs
+        self.counters.num_output_tokens += len(tokens)
+        finish = finish_of(sequence, self.max_model_len)
+        self.outbound.emit(sequence, *(finish or ()))
+        if finish and not sequence.request.detokenizer:
+            self.fail(sequence.request, RequestError("no detokenizer is ready", code=RejectCode.UNAVAILABLE))
+        elif finish:
+            self._finish(sequence)
+
+    # -- ends
+
+    def _finish(self, sequence: Sequence) -> None:
+        self._leave(sequence)
+        if sequence.request.is_finished:
+            self.counters.num_finished += 1
+            del self.requests[sequence.request.request_id]
+
+    def _drop(self, request: Request) -> None:
+        for sequence in request.sequences:
+            if sequence.status is not Status.FINISHED:
+                self._leave(sequence)
+                self.outbound.close(sequence)
+        del self.requests[request.request_id]
+
+    def _leave(self, sequence: Sequence) -> None:
+        """Take a sequence out of wherever it is."""
+        if sequence.status is Status.RUNNING:
+            self.replicas[sequence.worker].stop(sequence)
+        elif sequence in self.homeless:
+            self.homeless.remove(sequence)
+        else:
+            self.replicas[sequence.worker].waiting.remove(sequence)
+        sequence.status = Status.FINISHED
+
+    def _evict(self, replica: Replica, sequence: Sequence) -> None:
+        self.counters.num_preemptions += 1
+        replica.preempt(sequence)
+
+
+def check_result(entries: list[Entry], result: StepResult) -> None:
+    """Raise ProtocolError unless the result has exactly the samples that the plan asked for."""
+    if result.num_sampled != [int(entry.samples) for entry in entries]:
+        raise ProtocolError(f"step {result.step_id}: sampled {result.num_sampled}, not what the plan asked for")
+    if len(result.sampled_token_ids) != sum(result.num_sampled):
+        raise ProtocolError(f"step {result.step_id}: {len(result.sampled_token_ids)} token ids for its samples")

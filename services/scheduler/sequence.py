@@ -1,0 +1,122 @@
+"""The scheduler's state of one request and its sequences."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+from services.scheduler.prefix_cache import extend_hashes, root_hash
+from shared.messages import RequestHeader, TokenLogprobs
+from shared.sampling import SamplingParams
+
+Rank = tuple[int, int, int]
+
+
+class Status(IntEnum):
+    WAITING = 0  # never ran, or was preempted
+    RUNNING = 1  # holds a row and blocks
+    FINISHED = 2
+
+
+@dataclass(eq=False, slots=True)
+class Request:
+    """What was asked for, once; its n sequences share it."""
+
+    header: RequestHeader
+    params: SamplingParams
+    prompt_token_ids: list[int]
+    eos_token_ids: list[int]
+    arrival: int  # order of arrival at the scheduler
+    detokenizer: str = ""  # "" while no detokenizer lives
+    sequences: list[Sequence] = field(default_factory=list)
+    num_worker_deaths: int = 0
+
+    def __post_init__(self) -> None:
+        self.stop_ids = frozenset(self.params.stop_token_ids)
+        self.eos_ids = frozenset(() if self.params.ignore_eos else self.eos_token_ids)
+        self.max_tokens = self.params.max_tokens or 1
+
+    stop_ids: frozenset[int] = field(init=False)
+    eos_ids: frozenset[int] = field(init=False)
+    max_tokens: int = field(init=False)
+
+    @property
+    def request_id(self) -> str:
+        return self.header.request_id
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return len(self.prompt_token_ids)
+
+    @property
+    def is_finished(self) -> bool:
+        return all(sequence.status is Status.FINISHED for sequence in self.sequences)
+
+
+@dataclass(eq=False, slots=True)
+class Sequence:
+    """One generation.
+
+    num_computed_tokens chases num_tokens + num_pending: there is no prefill and no decode, only how far behind a
+    sequence is.  It counts tokens of plans that are sent, not only of results that have come back.
+    """
+
+    request: Request
+    index: int
+    rank: Rank  # smaller runs earlier
+    token_ids: list[int]  # prompt and known output
+    status: Status = Status.WAITING
+    num_computed_tokens: int = 0
+    num_pending: int = 0  # samples asked for in steps in flight
+    num_in_flight: int = 0  # steps in flight with a part of this
+    row: int = -1
+    worker: str = ""
+    block_ids: list[int] = field(default_factory=list)
+    block_hashes: list[bytes] = field(default_factory=list)
+    num_registered_blocks: int = 0
+    num_cached_tokens: int = -1  # at the first admission; -1 before
+    num_preemptions: int = 0
+    num_emitted: int = 0  # output tokens sent to the detokenizer
+    logprobs: list[TokenLogprobs | None] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
+    root: bytes = b""
+
+    def __post_init__(self) -> None:
+        self.root = root_hash(self.request.header.cache_salt)
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.token_ids) - self.request.num_prompt_tokens
+
+    @property
+    def num_behind(self) -> int:
+        """Tokens that could be computed now, counting those that steps in flight will yield."""
+        return len(self.token_ids) + self.num_pending - self.num_computed_tokens
+
+    @property
+    def is_prefilling(self) -> bool:
+        return self.num_computed_tokens < self.request.num_prompt_tokens
+
+    @property
+    def parent(self) -> Sequence:
+        """The sibling whose prompt blocks this one can share; the first has none but itself."""
+        return self.request.sequences[0]
+
+    @property
+    def wants_prompt_logprobs(self) -> bool:
+        """Whether prompt log-probabilities are still owed; they go out with the first token."""
+        return self.index == 0 and self.num_emitted == 0 and self.request.params.prompt_logprobs is not None
+
+    def may_sample_more(self, max_model_len: int) -> bool:
+        """Whether one more token, beyond those in flight, is within the limits."""
+        coming = len(self.token_ids) + self.num_pending
+        return coming - self.request.num_prompt_tokens < self.request.max_tokens and coming < max_model_len
+
+    def hash_blocks(self, block_size: int) -> list[bytes]:
+        """Hashes of all blocks that are full of known tokens."""
+        extend_hashes(self.block_hashes, self.root, self.token_ids, block_size)
+        return self.block_hashes

@@ -1,0 +1,143 @@
+"""A scheduler with fake workers and a client that knows what must come out."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+from services.scheduler.invariants import check
+from services.scheduler.policy import Policy
+from services.scheduler.scheduler import Scheduler
+from shared.errors import RejectCode
+from shared.messages import AddRequest, FinishReason, RequestHeader, StepPlan, WorkerCapacity
+from shared.packing import pack_tokens
+from shared.sampling import GenerationDefaults, SamplingParams
+from tests.unit.scheduler.fake_worker import FakeWorker, capacity, next_token
+
+
+class World:
+    """Everything around one core: it checks the invariants after each event."""
+
+    def __init__(self, policy: Policy | None = None, workers: int = 1, **limits: int) -> None:
+        self.scheduler = Scheduler(policy or Policy(max_num_batched_tokens=32))
+        self.limits = limits
+        self.workers: dict[str, FakeWorker] = {}
+        self.plans: dict[str, deque[StepPlan]] = {}
+        self.outputs: dict[tuple[str, int], list[int]] = {}
+        self.finished: dict[tuple[str, int], FinishReason] = {}
+        self.rejected: dict[str, RejectCode] = {}
+        self.wanted: dict[tuple[str, int], list[int]] = {}
+        self.trace: list[StepPlan] = []
+        self.num_events = 0
+        self.epoch = 0
+        self.scheduler.set_detokenizers(["d0"])
+        for index in range(workers):
+            self.join(f"w{index}")
+
+    # -- events
+
+    def join(self, name: str, size: WorkerCapacity | None = None) -> None:
+        self.epoch += 1
+        self.workers[name] = FakeWorker(size or capacity(**self.limits))
+        self.plans[name] = deque()
+        self.scheduler.add_worker(name, self.epoch, self.workers[name].capacity)
+        self.after()
+
+    def lose(self, name: str) -> None:
+        self.scheduler.lose_worker(name)
+        del self.workers[name], self.plans[name]
+        self.after()
+
+    def add(self, request_id: str, prompt: list[int], priority: int = 0, salt: str = "", **params: Any) -> None:
+        params = {"max_tokens": 8, "seed": 1, "ignore_eos": True, **params}
+        resolved = SamplingParams(**params).resolved(GenerationDefaults(), max_tokens=16)
+        header = RequestHeader(request_id, "g0", priority=priority, cache_salt=salt)
+        self.scheduler.add(AddRequest(header, resolved, pack_tokens(prompt), [0]), now=0.0)
+        for index in range(resolved.n):
+            self.wanted[request_id, index] = expected(prompt, resolved, index, self.limits.get("max_model_len", 128))
+        self.after()
+
+    def abort(self, request_id: str) -> None:
+        self.scheduler.abort(request_id)
+        self.after()
+
+    def plan(self, name: str) -> StepPlan | None:
+        plan = self.scheduler.schedule(name)
+        if plan is not None:
+            self.plans[name].append(plan)
+            self.trace.append(plan)
+        self.after()
+        return plan
+
+    def answer(self, name: str) -> bool:
+        """Let a worker execute its oldest plan."""
+        if not self.plans[name]:
+            return False
+        result = self.workers[name].run(self.plans[name].popleft())
+        assert self.scheduler.apply(name, result)
+        self.after()
+        return True
+
+    def step(self) -> bool:
+        """Plan and answer once at each worker; False when there was nothing to do."""
+        busy = False
+        for name in list(self.workers):
+            self.plan(name)
+            self.plan(name)
+            busy |= self.answer(name)
+        return busy
+
+    def run(self, limit: int = 100_000) -> int:
+        """Go on until nothing is left to do; returns the number of rounds."""
+        rounds = 0
+        while self.step():
+            rounds += 1
+            assert rounds < limit, "no end in sight"
+        return rounds
+
+    # -- what came out
+
+    def after(self) -> None:
+        self.num_events += 1
+        check(self.scheduler)
+        for batch in self.scheduler.outbound.take_batches().values():
+            for tokens in batch.sequences:
+                key = (tokens.request_id, tokens.index)
+                output = self.outputs.setdefault(key, [])
+                del output[tokens.offset :]  # a stream that was opened again
+                output += tokens.token_ids
+                if tokens.finish_reason is not None:
+                    self.finished[key] = tokens.finish_reason
+        for _, rejection in self.scheduler.outbound.take_rejections():
+            self.rejected[rejection.request_id] = rejection.code
+
+    def assert_outputs(self, *request_ids: str) -> None:
+        """Every named request (default: all that finished) has exactly its solo output."""
+        keys = [key for key in self.finished if not request_ids or key[0] in request_ids]
+        assert keys
+        for key in keys:
+            assert self.outputs[key] == self.wanted[key], key
+
+    def assert_idle(self) -> None:
+        """Nothing is held, and no block is lost."""
+        assert not self.scheduler.requests
+        for replica in self.scheduler.replicas.values():
+            assert replica.pool.num_available == replica.pool.size
+            assert replica.num_free_rows == replica.capacity.max_num_seqs
+            assert not replica.in_flight
+
+
+def expected(prompt: list[int], params: SamplingParams, index: int, max_model_len: int) -> list[int]:
+    """What a sequence generates alone."""
+    history = list(prompt)
+    while True:
+        token = next_token(history, (params.seed or 0) + index)
+        history.append(token)
+        num_output = len(history) - len(prompt)
+        if num_output >= params.min_tokens and (
+            token in params.stop_token_ids or (token == 0 and not params.ignore_eos)
+        ):
+            break
+        if num_output >= (params.max_tokens or 1) or len(history) >= max_model_len:
+            break
+    return history[len(prompt) :]
