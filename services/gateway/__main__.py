@@ -1,0 +1,5 @@
+from __future__ import annotations
+
+from services.gateway.main import main
+
+raise SystemExit(main())

@@ -1,0 +1,138 @@
+"""Protocol buffers on the client's side, messages on ours: pure functions from one to the other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from protos.pageant.v1 import control_pb2, inference_pb2
+from services.gateway.streams import Delta
+from shared.errors import RequestError
+from shared.messages import (
+    ChatMessage,
+    FinishReason,
+    Load,
+    RequestHeader,
+    Roster,
+    TokenizeRequest,
+    TokenLogprobs,
+)
+from shared.packing import pack_tokens
+from shared.sampling import SamplingParams
+
+FINISH_REASONS = {
+    FinishReason.STOP: inference_pb2.FINISH_REASON_STOP,
+    FinishReason.LENGTH: inference_pb2.FINISH_REASON_LENGTH,
+    FinishReason.ABORT: inference_pb2.FINISH_REASON_ABORT,
+}
+
+# Fields whose presence means "given"; anything else keeps the default of SamplingParams.
+OPTIONAL = (
+    "temperature", "top_k", "top_p", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty",
+    "min_tokens", "max_tokens", "include_stop_str_in_output", "ignore_eos", "skip_special_tokens", "seed", "n",
+    "logprobs", "prompt_logprobs", "detokenize",
+)  # fmt: skip
+REPEATED = ("bad_words", "stop", "stop_token_ids")
+
+
+def sampling_from_proto(proto: Any) -> SamplingParams:
+    """A `pageant.v1.SamplingParams` as ours; ranges are checked by the scheduler's admission, not here."""
+    given: dict[str, Any] = {name: getattr(proto, name) for name in OPTIONAL if proto.HasField(name)}
+    given |= {name: list(getattr(proto, name)) for name in REPEATED}
+    if proto.HasField("allowed_token_ids"):
+        given["allowed_token_ids"] = list(proto.allowed_token_ids.ids)
+    given["logit_bias"] = dict(proto.logit_bias)
+    given["bad_words_token_ids"] = [list(word.ids) for word in proto.bad_words_token_ids]
+    return SamplingParams(**given)
+
+
+def tokenize_request(proto: Any, header: RequestHeader, params: SamplingParams, max_tokens: int) -> TokenizeRequest:
+    """What the tokenizer is asked, from a `GenerateRequest` whose `params` have a seed."""
+    kind = proto.WhichOneof("input")
+    if kind == "text":
+        return TokenizeRequest(header, params, text=proto.text)
+    if kind == "chat":
+        return TokenizeRequest(header, params, chat=chat_messages(proto.chat))
+    if kind == "token_ids":
+        return TokenizeRequest(header, params, token_ids=packed_prompt(proto.token_ids.ids, max_tokens))
+    raise no_input()
+
+
+def packed_prompt(ids: Any, max_tokens: int) -> bytes:
+    """Packed ids; bounded here already, because four bytes an id may outgrow a message that was within bounds."""
+    if len(ids) > max_tokens:
+        raise RequestError(f"prompt has {len(ids)} tokens, more than max_input_length={max_tokens}", field="prompt")
+    return pack_tokens(ids)
+
+
+def chat_messages(chat: Any) -> list[ChatMessage]:
+    if not chat.messages:
+        raise RequestError("chat must contain at least one message", field="chat")
+    return [ChatMessage(message.role, message.content) for message in chat.messages]
+
+
+def no_input() -> RequestError:
+    return RequestError("input must be given: one of text, chat and token_ids", field="input")
+
+
+def generate_response(request_id: str, delta: Delta, *, with_token_ids: bool) -> Any:
+    """One message of the stream."""
+    response = inference_pb2.GenerateResponse(
+        request_id=request_id,
+        index=delta.index,
+        text="".join(delta.text),
+        token_ids=delta.token_ids if with_token_ids else (),
+        logprobs=[logprobs_to_proto(entry) for entry in delta.logprobs],
+        prompt_logprobs=[logprobs_to_proto(entry) for entry in delta.prompt_logprobs],
+    )
+    if delta.finish_reason is not None:
+        response.finish_reason = FINISH_REASONS[delta.finish_reason]
+        response.stop_reason = delta.stop_reason
+        response.usage.prompt_tokens = delta.num_prompt_tokens
+        response.usage.completion_tokens = delta.num_output_tokens
+        response.usage.cached_tokens = delta.num_cached_tokens
+    return response
+
+
+def logprobs_to_proto(entry: TokenLogprobs | None) -> Any:
+    """The token itself comes first in ours and apart in theirs."""
+    proto = inference_pb2.TokenLogprobs()
+    if entry is None or not entry.token_ids:
+        return proto
+    candidates = [
+        inference_pb2.Candidate(token_id=token_id, logprob=logprob)
+        for token_id, logprob in zip(entry.token_ids, entry.logprobs, strict=True)
+    ]
+    proto.token.CopyFrom(candidates[0])
+    proto.rank = entry.rank
+    proto.top.extend(candidates[1:])
+    return proto
+
+
+def load_response(load: Load, num_open_streams: int) -> Any:
+    """A scheduler's `Load` for the client."""
+    response = control_pb2.GetLoadResponse(
+        workers=[
+            control_pb2.WorkerLoad(**{name: getattr(worker, name) for name in WORKER_LOAD}) for worker in load.workers
+        ],
+        num_open_streams=num_open_streams,
+        **{name: getattr(load, name) for name in LOAD},
+    )
+    return response
+
+
+WORKER_LOAD = ("instance", "num_running", "num_blocks", "num_free_blocks", "num_cached_blocks", "num_steps")
+LOAD = (
+    "num_running", "num_waiting", "kv_cache_usage", "num_preemptions", "num_prefix_cache_queries",
+    "num_prefix_cache_hits", "num_chunked_prefills", "num_prompt_tokens", "num_output_tokens", "num_finished",
+    "num_aborted", "num_rejected", "num_block_copies",
+)  # fmt: skip
+
+
+def model_proto(name: str, roster: Roster) -> Any:
+    """What is served; lengths are zero while no worker has said what it can hold."""
+    model = inference_pb2.Model(name=name, max_model_len=roster.max_model_len, max_input_length=roster.max_input_length)
+    if roster.model is not None:
+        model.vocab_size = roster.model.vocab_size
+        model.dtype = roster.model.dtype
+        model.device = roster.model.device
+    return model

@@ -1,0 +1,61 @@
+"""What the gateway makes of a call's metadata: ids, tenant, trace and seed."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import re
+import uuid
+from collections.abc import Iterable
+
+import msgspec
+
+from shared.messages import RequestHeader
+from shared.sampling import SamplingParams
+
+TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
+NO_TRACE = "0" * 32
+
+
+class CallMetadata(msgspec.Struct, frozen=True):
+    """The metadata that means something here."""
+
+    tenant: str = ""
+    trace_id: str = ""
+
+
+def read_metadata(metadata: Iterable[tuple[str, str | bytes]]) -> CallMetadata:
+    """The tenant, and the caller's trace or a fresh one."""
+    found = {key: value for key, value in metadata if isinstance(value, str)}
+    match = TRACEPARENT.fullmatch(found.get("traceparent", ""))
+    trace_id = match.group(1) if match else NO_TRACE
+    return CallMetadata(found.get("x-tenant", ""), trace_id if trace_id != NO_TRACE else uuid.uuid4().hex)
+
+
+def cache_salt(tenant: str) -> str:
+    """What keeps the prompt caches of tenants apart; the same on every gateway."""
+    return hashlib.sha256(f"tenant\0{tenant}".encode()).hexdigest()[:16] if tenant else ""
+
+
+def make_header(
+    call: CallMetadata, *, gateway: str, label: str, priority: int, now: float, remaining: float | None
+) -> RequestHeader:
+    """The header of a new request; `now` in Unix seconds, `remaining` seconds until the caller gives up."""
+    return RequestHeader(
+        request_id=uuid.uuid4().hex,
+        gateway=gateway,
+        trace_id=call.trace_id,
+        label=label,
+        tenant=call.tenant,
+        priority=priority,
+        arrival_time=now,
+        deadline=None if remaining is None else now + remaining,
+        cache_salt=cache_salt(call.tenant),
+    )
+
+
+def seeded(params: SamplingParams) -> SamplingParams:
+    """With a seed drawn where the client gave none: from here on every token is a function of the request."""
+    if params.seed is not None:
+        return params
+    return msgspec.structs.replace(params, seed=random.getrandbits(62))

@@ -1,0 +1,67 @@
+"""The log lines of one Generate call: how it went and how long it took, never what was said."""
+
+from __future__ import annotations
+
+import time
+
+import structlog
+
+from services.gateway.status import details
+from services.gateway.streams import Stream
+from shared.errors import RejectCode, RequestError
+from shared.logging import request_logger
+from shared.messages import TokenizeRequest
+
+log = structlog.get_logger()
+
+
+class StreamReport:
+    """Keeps the times of one call; each call ends with exactly one line."""
+
+    def __init__(self) -> None:
+        self._start = time.perf_counter()
+        self._first = 0.0
+        self._last = 0.0
+        self._log = log
+
+    def received(self, request: TokenizeRequest) -> None:
+        params, header = request.params, request.header
+        self._log = request_logger(log, header)
+        self._log.info(
+            "request_received", label=header.label, tenant=header.tenant, n=params.n, max_tokens=params.max_tokens
+        )
+
+    def progressed(self) -> None:
+        """Output came."""
+        self._last = time.perf_counter()
+        self._first = self._first or self._last
+
+    def finished(self, stream: Stream) -> None:
+        num_tokens = stream.num_output_tokens
+        per_sequence = num_tokens / len(stream.sequences)
+        self._log.info(
+            "request_finished",
+            status="OK",
+            prompt_tokens=stream.num_prompt_tokens,
+            completion_tokens=num_tokens,
+            cached_tokens=stream.num_cached_tokens,
+            ttft_ms=_ms(self._first - self._start),
+            tpot_ms=_ms((self._last - self._first) / (per_sequence - 1)) if per_sequence > 1 else None,
+            e2e_ms=self._elapsed(),
+        )
+
+    def failed(self, error: RequestError) -> None:
+        event = "request_cancelled" if error.code is RejectCode.CANCELLED else "request_failed"
+        self._log.info(event, status=error.code.name, field=error.field, reason=details(error), e2e_ms=self._elapsed())
+
+    def cancelled(self, *, expired: bool) -> None:
+        """The client went away, or stopped waiting."""
+        status = "DEADLINE_EXCEEDED" if expired else "CANCELLED"
+        self._log.info("request_cancelled", status=status, e2e_ms=self._elapsed())
+
+    def _elapsed(self) -> float:
+        return _ms(time.perf_counter() - self._start)
+
+
+def _ms(seconds: float) -> float:
+    return round(seconds * 1000, 3)

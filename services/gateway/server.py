@@ -1,0 +1,90 @@
+"""The gRPC server: what it serves, its limits, and its health as the standard service tells it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import grpc
+import structlog
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from protos.pageant.v1 import control_pb2, control_pb2_grpc, inference_pb2, inference_pb2_grpc
+from services.gateway.servicer import ControlServicer, InferenceServicer
+from shared.config import Settings
+from shared.errors import ConfigError
+
+if TYPE_CHECKING:
+    from services.gateway.actor import GatewayActor
+
+log = structlog.get_logger()
+
+MAX_METADATA_BYTES = 16 << 10
+GRACE = 0.5  # seconds between the last word and the closing of connections
+
+INFERENCE = inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
+CONTROL = control_pb2.DESCRIPTOR.services_by_name["Control"].full_name
+HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
+
+
+class FrontServer:
+    """One grpc.aio server; everything it does for a client goes through the actor."""
+
+    def __init__(self, actor: GatewayActor, settings: Settings) -> None:
+        self._actor = actor
+        self._settings = settings
+        self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]  # its stubs lack aio
+        self._server: grpc.aio.Server
+        self.port = 0
+
+    async def start(self) -> None:
+        """Listen; raises ConfigError where the port is taken."""
+        self._server = grpc.aio.server(options=server_options(self._settings.max_request_bytes))
+        inference_pb2_grpc.add_InferenceServicer_to_server(InferenceServicer(self._actor), self._server)
+        control_pb2_grpc.add_ControlServicer_to_server(ControlServicer(self._actor), self._server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        reflection.enable_server_reflection((INFERENCE, CONTROL, HEALTH, reflection.SERVICE_NAME), self._server)
+        address = f"{self._settings.host}:{self._settings.port}"
+        try:
+            self.port = self._server.add_insecure_port(address)
+        except RuntimeError as error:
+            raise ConfigError(f"cannot listen on {address}: {error}") from error
+        await self._report(serving=False)
+        await self._health.set(CONTROL, health_pb2.HealthCheckResponse.SERVING)
+        await self._server.start()
+        log.info("listening", address=f"{self._settings.host}:{self.port}")
+
+    async def stop(self) -> None:
+        """Refuse new calls, let the last words out, close."""
+        await self._health.enter_graceful_shutdown()
+        await self._server.stop(GRACE)
+
+    async def follow_health(self) -> None:
+        """Keep the health service's word the same as the actor's, as long as the actor lives."""
+        missing: str | None = None
+        while True:
+            if (now := self._actor.missing) != missing:
+                missing = now
+                log.info("serving" if not missing else "not_serving", reason=missing)
+                await self._report(serving=not missing)
+            else:
+                await self._actor.changed()
+
+    async def _report(self, *, serving: bool) -> None:
+        word = health_pb2.HealthCheckResponse
+        for name in ("", INFERENCE):
+            await self._health.set(name, word.SERVING if serving else word.NOT_SERVING)
+
+
+def server_options(max_request_bytes: int) -> list[tuple[str, Any]]:
+    """Limits, and pings that find a client who vanished without closing."""
+    return [
+        ("grpc.so_reuseport", 0),  # two servers on one port would share its clients at random
+        ("grpc.max_receive_message_length", max_request_bytes),
+        ("grpc.max_send_message_length", -1),
+        ("grpc.max_metadata_size", MAX_METADATA_BYTES),
+        ("grpc.absolute_max_metadata_size", 2 * MAX_METADATA_BYTES),
+        ("grpc.keepalive_time_ms", 20_000),
+        ("grpc.keepalive_timeout_ms", 10_000),
+        ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+    ]

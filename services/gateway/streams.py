@@ -1,0 +1,205 @@
+"""The journal of open streams: what each asked for, what it has been sent, and what still waits for its client.
+
+Pure but for one asyncio.Event a stream, on which that stream's own sender waits: nothing here blocks another stream.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from array import array
+from collections.abc import Iterator
+
+import msgspec
+
+from shared.errors import ProtocolError, RejectCode, RequestError
+from shared.messages import FinishReason, RequestHeader, SequenceText, TokenizeRequest, TokenLogprobs
+
+
+class Delta(msgspec.Struct):
+    """New output of one sequence; grows while its client is behind, so that one message carries all of it."""
+
+    index: int
+    text: list[str] = []
+    token_ids: list[int] = []
+    logprobs: list[TokenLogprobs | None] = []
+    prompt_logprobs: list[TokenLogprobs | None] = []
+    finish_reason: FinishReason | None = None
+    stop_reason: str = ""
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_output_tokens: int = 0
+
+    @property
+    def empty(self) -> bool:
+        """Whether a client who wants no token ids would learn nothing from it."""
+        return not (self.text or self.logprobs or self.prompt_logprobs or self.finish_reason)
+
+
+class SequenceJournal:
+    """What one sequence has put out.  Invariant: it equals what was queued for the client, in order, once."""
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self.token_ids = array("i")
+        self.num_chars = 0
+        self.finished = False
+
+    def accept(self, news: SequenceText) -> Delta | None:
+        """The part of `news` that is new, or None where all of it was sent before.
+
+        Raises ProtocolError where something between the journal and `news` is missing.
+        """
+        seen_tokens = len(self.token_ids) - news.token_offset
+        seen_chars = self.num_chars - news.text_offset
+        if seen_tokens < 0 or seen_chars < 0:
+            raise ProtocolError(
+                f"sequence {news.request_id}/{self.index}: at token {news.token_offset} and character "
+                f"{news.text_offset}, expected {len(self.token_ids)} and {self.num_chars}"
+            )
+        if self.finished:
+            return None
+        token_ids, text = news.token_ids[seen_tokens:], news.text[seen_chars:]
+        first = not len(self.token_ids)
+        self.token_ids.extend(token_ids)
+        self.num_chars += len(text)
+        self.finished = news.finish_reason is not None
+        if not (token_ids or text or self.finished):
+            return None
+        return Delta(
+            index=self.index,
+            text=[text] if text else [],
+            token_ids=token_ids,
+            logprobs=list(news.logprobs[seen_tokens:]),
+            prompt_logprobs=list(news.prompt_logprobs or []) if first else [],
+            finish_reason=news.finish_reason,
+            stop_reason=news.stop_reason,
+            num_prompt_tokens=news.num_prompt_tokens,
+            num_cached_tokens=news.num_cached_tokens,
+            num_output_tokens=news.num_output_tokens,
+        )
+
+
+class Stream:
+    """One Generate call: its request, a journal per sequence, and the deltas that its sender has not taken."""
+
+    def __init__(self, request: TokenizeRequest, tokenizer: str) -> None:
+        self.request = request
+        self.tokenizer = tokenizer  # address of the replica that got the request, and gets its abort
+        self.sequences = [SequenceJournal(index) for index in range(max(1, request.params.n))]
+        self.error: RequestError | None = None
+        self.num_prompt_tokens = 0
+        self.num_cached_tokens = 0
+        self._pending: dict[int, Delta] = {}
+        self._changed = asyncio.Event()
+
+    @property
+    def header(self) -> RequestHeader:
+        return self.request.header
+
+    @property
+    def answered(self) -> bool:
+        """Whether anything came back; until then the request may be sent again."""
+        return any(sequence.token_ids or sequence.finished for sequence in self.sequences)
+
+    @property
+    def finished(self) -> bool:
+        return all(sequence.finished for sequence in self.sequences)
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more will come from the troupe."""
+        return self.finished or self.error is not None
+
+    @property
+    def num_output_tokens(self) -> int:
+        return sum(len(sequence.token_ids) for sequence in self.sequences)
+
+    def accept(self, news: SequenceText) -> None:
+        """Queue what is new of `news` for the client; raises ProtocolError where it does not fit."""
+        if not 0 <= news.index < len(self.sequences):
+            raise ProtocolError(f"stream {news.request_id} has no sequence {news.index}")
+        if self.error is not None or (delta := self.sequences[news.index].accept(news)) is None:
+            return
+        self.num_prompt_tokens = news.num_prompt_tokens or self.num_prompt_tokens
+        self.num_cached_tokens = max(self.num_cached_tokens, news.num_cached_tokens)
+        if waiting := self._pending.get(news.index):
+            merge(waiting, delta)
+        else:
+            self._pending[news.index] = delta
+        self._changed.set()
+
+    def fail(self, error: RequestError) -> None:
+        """End the stream with a status; what was queued before is still sent, the first error wins."""
+        if not self.ended:
+            self.error = error
+            self._changed.set()
+
+    async def take(self) -> list[Delta]:
+        """Wait for output, then take all of it, one delta a sequence.  Empty where the stream has ended."""
+        while not self._pending and not self.ended:
+            self._changed.clear()
+            await self._changed.wait()
+        deltas = list(self._pending.values())
+        self._pending.clear()
+        return deltas
+
+
+def merge(waiting: Delta, news: Delta) -> None:
+    """Append `news` to a delta that its client has not taken yet."""
+    waiting.text += news.text
+    waiting.token_ids += news.token_ids
+    waiting.logprobs += news.logprobs
+    waiting.prompt_logprobs += news.prompt_logprobs
+    for name in ("finish_reason", "stop_reason", "num_prompt_tokens", "num_cached_tokens", "num_output_tokens"):
+        if value := getattr(news, name):
+            setattr(waiting, name, value)
+
+
+class Journal:
+    """All open streams of one gateway, by request id, within what this gateway agrees to remember."""
+
+    def __init__(self, max_streams: int, max_bytes: int) -> None:
+        self.max_streams = max_streams
+        self.max_bytes = max_bytes
+        self.num_bytes = 0
+        self._streams: dict[str, Stream] = {}
+
+    def __len__(self) -> int:
+        return len(self._streams)
+
+    def __iter__(self) -> Iterator[Stream]:
+        return iter(list(self._streams.values()))
+
+    def get(self, request_id: str) -> Stream | None:
+        return self._streams.get(request_id)
+
+    def add(self, stream: Stream) -> None:
+        """Raises RequestError where this gateway already holds as much as it may."""
+        size = prompt_bytes(stream.request)
+        if len(self) >= self.max_streams:
+            raise _full(f"{len(self)} streams are open at this gateway, the most that it takes")
+        if self.num_bytes + size > self.max_bytes and self._streams:
+            raise _full(f"{self.num_bytes} bytes of prompts are open at this gateway, of at most {self.max_bytes}")
+        self.num_bytes += size
+        self._streams[stream.header.request_id] = stream
+
+    def remove(self, stream: Stream) -> None:
+        if self._streams.pop(stream.header.request_id, None) is not None:
+            self.num_bytes -= prompt_bytes(stream.request)
+
+    def find(self, *, request_id: str = "", label: str = "", tenant: str = "") -> list[Stream]:
+        """The stream of an id, or all of a tenant's streams under a label."""
+        if request_id:
+            stream = self.get(request_id)
+            return [stream] if stream else []
+        return [stream for stream in self if label and (stream.header.label, stream.header.tenant) == (label, tenant)]
+
+
+def prompt_bytes(request: TokenizeRequest) -> int:
+    """About what a request's prompt takes in memory."""
+    chat = sum(len(message.content) for message in request.chat or ())
+    return len(request.text or "") + chat + len(request.token_ids or b"")
+
+
+def _full(reason: str) -> RequestError:
+    return RequestError(reason, code=RejectCode.RESOURCE_EXHAUSTED, retry_after_ms=1000)
