@@ -59,6 +59,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     heartbeat_interval: float = 0.5
     heartbeat_timeout: float = 3.0
     drain_timeout: float = 5.0
+    status_file: str = ""  # renewed while the service is well; for container health checks
     # logs
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["auto", "console", "json"] = "auto"

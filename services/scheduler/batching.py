@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from services.scheduler.counters import Counters
+from services.scheduler.journal import Journal
 from services.scheduler.plan_builder import PlanBuilder
 from services.scheduler.policy import Policy
 from services.scheduler.replica import Replica
@@ -17,10 +18,13 @@ class Batcher:
     urgent than the one in need, or else itself; so the most urgent always goes on, and every step makes progress.
     """
 
-    def __init__(self, replica: Replica, policy: Policy, counters: Counters, max_model_len: int) -> None:
+    def __init__(
+        self, replica: Replica, policy: Policy, counters: Counters, journal: Journal, max_model_len: int
+    ) -> None:
         self.replica = replica
         self.policy = policy
         self.counters = counters
+        self.journal = journal
         self.max_model_len = max_model_len
         self.builder = PlanBuilder(replica, policy.max_num_batched_tokens)
 
@@ -82,6 +86,9 @@ class Batcher:
 
     def _preempt(self, victim: Sequence) -> None:
         self.counters.num_preemptions += 1
+        self.journal.sequence(
+            "sequence_preempted", victim, cause="no_free_blocks", num_computed_tokens=victim.num_computed_tokens
+        )
         self.builder.drop(victim)
         self.replica.preempt(victim)
         self.replica.waiting.add(victim)
@@ -160,6 +167,9 @@ class Batcher:
         if sequence.num_cached_tokens < 0:
             sequence.num_cached_tokens = min(num_computed, sequence.request.num_prompt_tokens)
         self.builder.admit(sequence, num_tokens)
+        self.journal.sequence(
+            "sequence_scheduled", sequence, worker=self.replica.instance, num_cached_tokens=num_computed
+        )
 
     def _reserve(self) -> int:
         """Blocks left to the running sequences to grow into, one each: an admission must not preempt at once."""

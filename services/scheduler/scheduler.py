@@ -14,6 +14,7 @@ from collections.abc import Sequence as Seq
 from services.scheduler.admission import check_queue, check_request
 from services.scheduler.batching import Batcher
 from services.scheduler.counters import Counters
+from services.scheduler.journal import Journal
 from services.scheduler.outputs import Outbound
 from services.scheduler.placement import place
 from services.scheduler.policy import Policy
@@ -52,6 +53,7 @@ class Scheduler:
         self.homeless: list[Sequence] = []
         self.outbound = Outbound()
         self.counters = Counters()
+        self.journal = Journal()
         self._detokenizers: list[str] = []
         self._num_arrivals = 0
 
@@ -97,6 +99,7 @@ class Scheduler:
             return
         self.requests[request_id] = request
         self.counters.num_prompt_tokens += request.num_prompt_tokens
+        self.journal.request("request_queued", request, num_prompt_tokens=request.num_prompt_tokens)
         self._place(request.sequences)
 
     def _accept(self, message: AddRequest, now: float) -> Request:
@@ -141,6 +144,7 @@ class Scheduler:
         if request is None:
             return False
         self.counters.num_aborted += 1
+        self.journal.request("request_aborted", request)
         self._drop(request)
         return True
 
@@ -161,6 +165,7 @@ class Scheduler:
 
     def fail(self, request: Request, error: RequestError) -> None:
         """End a request with a status."""
+        self.journal.request("request_failed", request, code=error.code, reason=str(error))
         self._drop(request)
         self.outbound.fail(request, error)
 
@@ -204,38 +209,45 @@ class Scheduler:
         never_run = [s for r in self.replicas.values() for s in r.waiting if s.num_cached_tokens < 0]
         for sequence in never_run:
             self.replicas[sequence.worker].waiting.remove(sequence)
-        homeless, self.homeless = self.homeless, []
-        self._place(sorted(homeless + never_run, key=lambda s: s.rank))
+        self._rehouse(never_run)
 
-    def lose_worker(self, instance: str) -> list[str]:
-        """A worker is gone: its requests go on elsewhere, by the preemption path.
+    def retire_worker(self, instance: str) -> None:
+        """A worker leaves of its own will: its requests go on elsewhere, by the preemption path."""
+        if replica := self.replicas.pop(instance, None):
+            self._rehouse(self._vacate(replica))
 
-        Returns the ids of requests that were in flight at their second worker's death: they end alone, since they
-        may be what kills workers.
-        """
+    def lose_worker(self, instance: str) -> None:
+        """A worker has died: its requests go on elsewhere, but for those in flight at their second worker's death,
+        which end alone, since they may be what kills workers."""
         replica = self.replicas.pop(instance, None)
         if replica is None:
-            return []
+            return
         self.counters.num_worker_losses += 1
         in_flight = {entry.sequence.request for step in replica.in_flight for entry in step.entries}
-        orphans = replica.waiting.take_all()
-        for sequence in list(replica.running):
-            self._evict(replica, sequence)
-            orphans.append(sequence)
-        suspects = []
+        self.homeless += self._vacate(replica)
         for request in in_flight:
             request.num_worker_deaths += 1
             if request.num_worker_deaths >= MAX_WORKER_DEATHS and not request.is_finished:
-                suspects.append(request)
+                text = f"workers died {request.num_worker_deaths} times while they computed this request"
+                self.fail(request, RequestError(text, code=RejectCode.INTERNAL))
+        self._rehouse([])
+
+    def _vacate(self, replica: Replica) -> list[Sequence]:
+        """Take all sequences from a worker."""
+        orphans = replica.waiting.take_all()
+        for sequence in list(replica.running):
+            self.counters.num_preemptions += 1
+            self.journal.sequence("sequence_preempted", sequence, cause="worker_left", worker=replica.instance)
+            replica.preempt(sequence)
+            orphans.append(sequence)
         for sequence in orphans:
             sequence.worker, sequence.num_pending, sequence.num_in_flight = "", 0, 0
-        self.homeless += orphans
-        for request in suspects:
-            text = f"workers died {request.num_worker_deaths} times while they computed this request"
-            self.fail(request, RequestError(text, code=RejectCode.INTERNAL))
-        homeless, self.homeless = self.homeless, []
+        return orphans
+
+    def _rehouse(self, sequences: list[Sequence]) -> None:
+        """Place sequences without a worker, the most urgent first."""
+        homeless, self.homeless = self.homeless + sequences, []
         self._place(sorted(homeless, key=lambda s: s.rank))
-        return [request.request_id for request in suspects]
 
     def _place(self, sequences: Seq[Sequence]) -> None:
         """Put sequences into waiting queues; siblings go where the first of them is."""
@@ -254,7 +266,7 @@ class Scheduler:
         replica = self.replicas[instance]
         if len(replica.in_flight) >= MAX_STEPS_IN_FLIGHT:
             return None
-        return Batcher(replica, self.policy, self.counters, self.max_model_len).next_plan()
+        return Batcher(replica, self.policy, self.counters, self.journal, self.max_model_len).next_plan()
 
     def apply(self, instance: str, result: StepResult) -> bool:
         """Take a step's tokens in.  False where the result is of another life.  Raises ProtocolError where it does
@@ -306,6 +318,13 @@ class Scheduler:
 
     def _finish(self, sequence: Sequence) -> None:
         self._leave(sequence)
+        self.journal.sequence(
+            "sequence_finished",
+            sequence,
+            num_output_tokens=sequence.num_output_tokens,
+            num_cached_tokens=max(0, sequence.num_cached_tokens),
+            num_preemptions=sequence.num_preemptions,
+        )
         if sequence.request.is_finished:
             self.counters.num_finished += 1
             del self.requests[sequence.request.request_id]
@@ -326,10 +345,6 @@ class Scheduler:
         else:
             self.replicas[sequence.worker].waiting.remove(sequence)
         sequence.status = Status.FINISHED
-
-    def _evict(self, replica: Replica, sequence: Sequence) -> None:
-        self.counters.num_preemptions += 1
-        replica.preempt(sequence)
 
 
 def check_result(entries: list[Entry], result: StepResult) -> None:

@@ -7,6 +7,7 @@ import time
 import structlog
 
 from shared.actor.actor import Actor, Phase
+from shared.actor.status import write_status
 from shared.config import Settings
 from shared.errors import FatalError
 from shared.messages import (
@@ -86,6 +87,7 @@ class MemberActor(Actor):
                 self.send(self.scheduler, Heartbeat(self.service, self.instance, self.epoch, self.progress))
             else:
                 self.say_hello()
+        write_status(self.settings, self.phase.name)
         self.on_tick()
 
     def handle_roster(self, roster: Roster) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 
@@ -57,7 +58,11 @@ class Storm:
         self.num_added += 1
         r = self.random
         prompt = r.choice(PREFIXES)[: r.randrange(41)] + [r.randrange(50) for _ in range(r.randrange(1, 30))]
-        params = {"max_tokens": r.randrange(1, 40), "seed": r.randrange(1000), "ignore_eos": r.random() < 0.5}
+        params: dict[str, Any] = {
+            "max_tokens": r.randrange(1, 40),
+            "seed": r.randrange(1000),
+            "ignore_eos": r.random() < 0.5,
+        }
         if r.random() < 0.2:
             params["n"] = r.randrange(2, 4)
         if r.random() < 0.2:

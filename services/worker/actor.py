@@ -1,0 +1,80 @@
+"""The worker's shell: the event loop has signals and heartbeats, the step thread has the model."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+
+import structlog
+
+from services.worker.runner import ModelRunner
+from services.worker.steps import Steps
+from shared.actor import MemberActor
+from shared.actor.actor import Handlers
+from shared.config import Settings
+from shared.errors import FatalError
+from shared.messages import Refused, Roster, ServiceName, StepPlan, Tick, WorkerCapacity, WorkerInbox
+from shared.transport import Transport
+
+log = structlog.get_logger()
+
+
+class WorkerActor(MemberActor):
+    """Takes plans to the step thread; its results go straight to the scheduler.
+
+    Plans of an older epoch are dropped; one of a newer epoch starts from empty rows.
+    """
+
+    service = ServiceName.WORKER
+    inbox_union = WorkerInbox
+
+    def __init__(
+        self,
+        transport: Transport,
+        settings: Settings,
+        load: Callable[[], ModelRunner],
+        make_steps: Callable[[ModelRunner, Transport], Steps],
+    ) -> None:
+        super().__init__(transport, settings)
+        self._load = load
+        self._make_steps = make_steps
+        self._capacity: WorkerCapacity | None = None
+        self._steps: Steps | None = None
+
+    def handlers(self) -> Handlers:
+        return {
+            StepPlan: self.handle_plan,
+            Roster: self.handle_roster,
+            Refused: self.handle_refused,
+            Tick: self.handle_tick,
+        }
+
+    def capacity(self) -> WorkerCapacity | None:
+        return self._capacity
+
+    async def on_start(self) -> None:
+        runner = await asyncio.to_thread(self._load)
+        self._capacity = runner.capacity
+        self._steps = self._make_steps(runner, self.transport)
+        await super().on_start()
+
+    def request_drain(self, deadline: float | None = None) -> None:
+        """A worker that is still loading holds nothing and leaves at once."""
+        if self._steps is None:
+            os._exit(0)
+        super().request_drain(deadline)
+
+    def handle_plan(self, plan: StepPlan) -> None:
+        if self._steps is not None:
+            self._steps.submit(plan)
+
+    def on_tick(self) -> None:
+        if self._steps is not None and self._steps.failure is not None:
+            raise FatalError(f"a step failed: {self._steps.failure!r}") from self._steps.failure
+
+    async def on_stop(self) -> None:
+        """First the roster, so that no plan is made for us; then the thread, which would block the exit."""
+        await super().on_stop()
+        if self._steps is not None:
+            await asyncio.to_thread(self._steps.close)

@@ -1,0 +1,27 @@
+"""Assembles a worker."""
+
+from __future__ import annotations
+
+import asyncio
+
+from services.worker.actor import WorkerActor
+from services.worker.engine import load_runner
+from services.worker.runner import ModelRunner
+from services.worker.steps import Steps, ThreadSteps
+from shared.config import Settings
+from shared.messages import Tick
+from shared.transport import Transport
+
+
+def make(transport: Transport, settings: Settings) -> WorkerActor:
+    """One worker that loads the model once it runs, and steps in a thread of its own."""
+    loop = asyncio.get_running_loop()
+
+    def thread_steps(runner: ModelRunner, transport: Transport) -> Steps:
+        def wake() -> None:
+            loop.call_soon_threadsafe(actor.post, Tick())
+
+        return ThreadSteps(runner, transport, on_failure=wake)
+
+    actor = WorkerActor(transport, settings, lambda: load_runner(settings), thread_steps)
+    return actor
