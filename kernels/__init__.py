@@ -1,0 +1,1 @@
+"""Compute kernels: `ops` says what each op means, the providers (`cpu`, `triton`) make it fast, `provider` picks one."""

@@ -1,0 +1,127 @@
+"""Paged attention in float64, so that shapes and paddings leave no trace in the float32 that comes out.
+
+Products and sums in float64 differ between batches by about 1e-16 at most; rounded back to float32 that shows with a
+chance of about 1e-8 per element.  Decoding sequences of similar length are one batched product; prompts go in pieces of
+at most MAX_QUERIES queries, each over the keys that it can see.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from kernels.ops import attention as reference
+from kernels.ops.attention import AttentionMetadata, QueryGroup
+
+MAX_QUERIES = 256  # bounds the scores' memory: num_heads x 256 x seq_len doubles
+MAX_BATCHED_QUERIES = 8  # longer ones gain nothing from sharing a call
+
+# One piece: (sequence, place of its first token in the step, its position, number of queries)
+Piece = tuple[int, int, int, int]
+
+
+def plan_attention(
+    query_lens: Sequence[int],  # [num_seqs]
+    seq_lens: Sequence[int],  # [num_seqs]
+    block_tables: Tensor,  # [num_seqs, max_num_blocks] int64
+    block_size: int,
+    windows: Sequence[int],
+) -> AttentionMetadata:
+    plain = reference.plan_attention(query_lens, seq_lens, block_tables, block_size, windows)
+    pieces = _cut(query_lens, seq_lens)
+    groups = {window: _group(pieces, block_tables, block_size, window) for window in windows}
+    return AttentionMetadata(plain.query_start_loc, plain.seq_lens, plain.block_tables, groups)
+
+
+def _cut(query_lens: Sequence[int], seq_lens: Sequence[int]) -> list[Piece]:
+    pieces: list[Piece] = []
+    starts = accumulate(query_lens, initial=0)
+    for index, (start, num_queries, seq_len) in enumerate(zip(starts, query_lens, seq_lens, strict=False)):
+        for offset in range(0, num_queries, MAX_QUERIES):
+            size = min(MAX_QUERIES, num_queries - offset)
+            pieces.append((index, start + offset, seq_len - num_queries + offset, size))
+    return pieces
+
+
+def _group(
+    pieces: list[Piece],
+    block_tables: Tensor,  # [num_seqs, max_num_blocks] int64
+    block_size: int,
+    window: int,
+) -> tuple[QueryGroup, ...]:
+    groups: dict[tuple[int, int, int], list[tuple[Piece, int, int]]] = {}
+    for piece in pieces:
+        _, start, position, num_queries = piece
+        first_block = max(0, position - window + 1) // block_size if window else 0
+        num_blocks = (position + num_queries - 1) // block_size + 1 - first_block
+        alone = 0 if num_queries <= MAX_BATCHED_QUERIES else start + 1
+        groups.setdefault((num_queries, num_blocks.bit_length(), alone), []).append((piece, first_block, num_blocks))
+    return tuple(_query_group(members, block_tables, block_size, window) for members in groups.values())
+
+
+def _query_group(
+    members: list[tuple[Piece, int, int]],  # piece, first block, number of blocks
+    block_tables: Tensor,  # [num_seqs, max_num_blocks] int64
+    block_size: int,
+    window: int,
+) -> QueryGroup:
+    pieces, first_blocks, nums_blocks = zip(*members, strict=True)
+    sequences, starts, positions, nums_queries = (torch.tensor(column) for column in zip(*pieces, strict=True))
+    offsets = torch.arange(int(nums_queries[0]))
+    first = torch.tensor(first_blocks)[:, None]  # [num_seqs, 1]
+    columns = (first + torch.arange(max(nums_blocks))).clamp_(max=block_tables.shape[1] - 1)
+    keys = first * block_size + torch.arange(max(nums_blocks) * block_size)  # [num_seqs, num_keys] positions
+    queries = positions[:, None, None] + offsets[:, None]  # [num_seqs, num_queries, 1] positions
+    hidden = keys[:, None] > queries
+    if window:
+        hidden |= keys[:, None] <= queries - window
+    return QueryGroup(
+        tokens=(starts[:, None] + offsets).flatten(),
+        blocks=block_tables[sequences[:, None], columns].flatten(),
+        hidden=hidden[:, None, None],
+        num_seqs=len(members),
+    )
+
+
+def paged_attention(
+    query: Tensor,  # [num_tokens, num_heads, head_dim]; tokens beyond the plan give zeros
+    key_cache: Tensor,  # [num_blocks, block_size, num_kv_heads, head_dim]
+    value_cache: Tensor,  # [num_blocks, block_size, num_kv_heads, head_dim]
+    metadata: AttentionMetadata,
+    scale: float,
+    window: int,
+) -> Tensor:  # [num_tokens, num_heads, head_dim]
+    out = query.new_zeros(query.shape)
+    for group in metadata.groups[window]:
+        out[group.tokens] = _attend(query[group.tokens], key_cache, value_cache, group, scale).to(query.dtype)
+    return out
+
+
+def _attend(
+    query: Tensor,  # [num_seqs * num_queries, num_heads, head_dim]
+    key_cache: Tensor,  # [num_blocks, block_size, num_kv_heads, head_dim]
+    value_cache: Tensor,  # [num_blocks, block_size, num_kv_heads, head_dim]
+    group: QueryGroup,
+    scale: float,
+) -> Tensor:  # [num_seqs * num_queries, num_heads, head_dim] float64
+    num_seqs, num_queries = group.num_seqs, query.shape[0] // group.num_seqs
+    kv_heads, head_dim = key_cache.shape[2:]
+    keys = _gather(key_cache, group).transpose(2, 3)
+    grouped = query.double().mul_(scale).view(num_seqs, num_queries, kv_heads, -1, head_dim).permute(0, 2, 3, 1, 4)
+    share = grouped.shape[2]
+    scores = grouped.reshape(num_seqs, kv_heads, share * num_queries, head_dim) @ keys
+    shaped = scores.view(num_seqs, kv_heads, share, num_queries, -1)
+    weights = torch.softmax(shaped.masked_fill_(group.hidden, float("-inf")), dim=-1).view_as(scores)
+    mixed = (weights @ _gather(value_cache, group)).view(num_seqs, kv_heads, share, num_queries, head_dim)
+    return mixed.permute(0, 3, 1, 2, 4).reshape(query.shape)
+
+
+def _gather(
+    cache: Tensor,  # [num_blocks, block_size, num_kv_heads, head_dim]
+    group: QueryGroup,
+) -> Tensor:  # [num_seqs, num_kv_heads, num_keys, head_dim] float64
+    gathered = cache.index_select(0, group.blocks).view(group.num_seqs, -1, *cache.shape[2:])
+    return gathered.transpose(1, 2).to(torch.float64, memory_format=torch.contiguous_format)

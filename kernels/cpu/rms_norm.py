@@ -1,0 +1,26 @@
+"""RMSNorm with its sum in float64, where the order of summation leaves no trace in float32."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def rms_norm(
+    x: Tensor,  # [..., hidden_size]
+    weight: Tensor,  # [hidden_size]
+    eps: float,
+) -> Tensor:  # [..., hidden_size]
+    square = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float64).square_()
+    scale = square.div_(x.shape[-1]).add_(eps).sqrt_().reciprocal_().float()
+    return (x * scale).to(x.dtype) * weight
+
+
+def add_rms_norm(
+    x: Tensor,  # [..., hidden_size]
+    residual: Tensor,  # [..., hidden_size]
+    weight: Tensor,  # [hidden_size]
+    eps: float,
+) -> tuple[Tensor, Tensor]:  # the norm of the sum, and the sum: the next residual
+    total = x + residual
+    return rms_norm(total, weight, eps), total

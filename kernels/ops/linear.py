@@ -1,0 +1,35 @@
+"""y = x W^T + b, with the weight packed once at load."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class LinearWeight:
+    """A weight as a provider wants it; what is beyond `weight` belongs to the provider that packed it."""
+
+    weight: Tensor  # [out_features, in_features]
+    chunks: tuple[Tensor, ...] = ()  # transposed views [<= chunk, out_features], in order of input features
+    tile: int = 0  # rows multiplied at a time
+
+    @property
+    def out_features(self) -> int:
+        return self.weight.shape[0]
+
+
+def pack_linear(
+    weight: Tensor,  # [out_features, in_features]
+) -> LinearWeight:
+    return LinearWeight(weight)
+
+
+def linear(
+    x: Tensor,  # [num_tokens, in_features]
+    weight: LinearWeight,  # [out_features, in_features]
+    bias: Tensor | None = None,  # [out_features]
+) -> Tensor:  # [num_tokens, out_features]
+    return torch.nn.functional.linear(x, weight.weight, bias)

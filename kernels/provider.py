@@ -1,0 +1,77 @@
+"""Which implementation serves each op: decided once at load from device and dtype, then bound."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from kernels.cpu import attention as cpu_attention
+from kernels.cpu import linear as cpu_linear
+from kernels.cpu import rms_norm as cpu_rms_norm
+from kernels.cpu import silu_mul as cpu_silu_mul
+from kernels.ops import attention, kv_store, linear, noise, rms_norm, rotary, silu_mul
+from kernels.ops.attention import AttentionMetadata
+from kernels.ops.linear import LinearWeight
+
+PlanAttention = Callable[[Sequence[int], Sequence[int], Tensor, int, Sequence[int]], AttentionMetadata]
+
+
+@dataclass(frozen=True, slots=True)
+class Kernels:
+    """The bound ops; signatures are those of the reference of the same name in `kernels.ops`."""
+
+    name: str  # of the provider, for logs
+    row_multiple: int  # a step's tokens are padded to a multiple of this, so that no op pads again
+    pack_linear: Callable[[Tensor], LinearWeight]
+    linear: Callable[[Tensor, LinearWeight, Tensor | None], Tensor]
+    plan_attention: PlanAttention
+    paged_attention: Callable[[Tensor, Tensor, Tensor, AttentionMetadata, float, int], Tensor]
+    store_kv: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None]
+    rms_norm: Callable[[Tensor, Tensor, float], Tensor]
+    add_rms_norm: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
+    rotary: Callable[[Tensor, Tensor, Tensor], Tensor]
+    silu_mul: Callable[[Tensor], Tensor]
+    gumbel_noise: Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+def select_kernels(device: torch.device, dtype: torch.dtype) -> Kernels:
+    """The best provider that this tree has for the device: the CPU's own, else the torch reference."""
+    if device.type != "cpu":
+        return reference_kernels()
+    kernels = replace(
+        reference_kernels(),
+        name="cpu",
+        plan_attention=cpu_attention.plan_attention,
+        paged_attention=cpu_attention.paged_attention,
+        rms_norm=cpu_rms_norm.rms_norm,
+        add_rms_norm=cpu_rms_norm.add_rms_norm,
+        silu_mul=cpu_silu_mul.silu_mul,
+    )
+    if dtype != torch.float32:
+        return kernels
+    return replace(
+        kernels,
+        row_multiple=cpu_linear.ROW_MULTIPLE,
+        pack_linear=cpu_linear.LinearPacker().pack,
+        linear=cpu_linear.linear,
+    )
+
+
+def reference_kernels() -> Kernels:
+    return Kernels(
+        name="reference",
+        row_multiple=1,
+        pack_linear=linear.pack_linear,
+        linear=linear.linear,
+        plan_attention=attention.plan_attention,
+        paged_attention=attention.paged_attention,
+        store_kv=kv_store.store_kv,
+        rms_norm=rms_norm.rms_norm,
+        add_rms_norm=rms_norm.add_rms_norm,
+        rotary=rotary.rotary,
+        silu_mul=silu_mul.silu_mul,
+        gumbel_noise=noise.gumbel_noise,
+    )

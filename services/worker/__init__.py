@@ -1,0 +1,1 @@
+"""The worker: weights, the physical KV pool, forward passes and sampling."""

@@ -1,0 +1,133 @@
+"""What the worker knows of each row: its tokens, its block table, its sampling parameters.
+
+Soft state: every bit came in a plan, and the scheduler can send it again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from shared.errors import FatalError
+from shared.messages.steps import AdmittedSequence
+from shared.modeling.sampling_columns import SamplingColumns
+
+Ints = NDArray[np.int64]
+
+
+class RowTable:
+    """Fixed arrays over all rows.  Tokens stay on the device, where a sampled one is appended unseen by the host.
+
+    Invariant: a row's first num_tokens tokens are its history, and its first num_computed have their keys and
+    values in its blocks, or will once the steps already launched have run.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_rows: int,
+        max_model_len: int,
+        block_size: int,
+        num_blocks: int,
+        vocab_size: int,
+        device: torch.device,
+    ) -> None:
+        self.num_rows = num_rows
+        self.max_model_len = max_model_len
+        self.block_size = block_size
+        self._pool_blocks = num_blocks
+        self._vocab_size = vocab_size
+        self.tokens: Tensor = torch.zeros(num_rows, max_model_len + 1, dtype=torch.int64, device=device)
+        self.block_tables: Ints = np.zeros((num_rows, -(-max_model_len // block_size)), dtype=np.int64)
+        self.num_blocks: Ints = np.zeros(num_rows, dtype=np.int64)
+        self.num_tokens: Ints = np.zeros(num_rows, dtype=np.int64)  # 0: the row is not in use
+        self.num_computed: Ints = np.zeros(num_rows, dtype=np.int64)
+        self.columns = SamplingColumns(num_rows)
+
+    def reset(self) -> None:
+        """Forget every row."""
+        self.num_tokens[:] = 0
+        self.num_blocks[:] = 0
+
+    def admit(self, sequence: AdmittedSequence, num_computed: int) -> None:
+        """Replace whatever the row held.  `num_computed` tokens are in blocks that come with this plan."""
+        row, count = sequence.row, len(sequence.token_ids) // 4
+        self._check_row(row)
+        if not 0 < count <= self.max_model_len:
+            raise FatalError(f"row {row} is admitted with {count} tokens; max_model_len is {self.max_model_len}")
+        token_ids = np.frombuffer(sequence.token_ids, dtype="<i4").astype(np.int64)
+        if int(token_ids.min()) < 0 or int(token_ids.max()) >= self._vocab_size:
+            raise FatalError(f"row {row} is admitted with a token id outside the vocabulary of {self._vocab_size}")
+        self.tokens[row, :count] = torch.from_numpy(token_ids)
+        self.num_tokens[row] = count
+        self.num_computed[row] = num_computed
+        self.num_blocks[row] = 0
+        self.columns.fill(row, sequence.num_prompt_tokens, sequence.params, sequence.seed, sequence.eos_token_ids)
+
+    def release(self, rows: Sequence[int]) -> None:
+        for row in rows:
+            self._check_row(row)
+            self.num_tokens[row] = 0
+            self.num_blocks[row] = 0
+
+    def append_blocks(self, rows: Sequence[int], counts: Sequence[int], block_ids: Sequence[int]) -> None:
+        """Extend the rows' tables, `counts` blocks each."""
+        if sum(counts) != len(block_ids):
+            raise FatalError(f"plan has {len(block_ids)} new block ids for counts that sum to {sum(counts)}")
+        if not block_ids:
+            return
+        if min(block_ids) < 0 or max(block_ids) >= self._pool_blocks:
+            raise FatalError(f"plan names a block outside the pool of {self._pool_blocks}")
+        start = 0
+        for row, count in zip(rows, counts, strict=True):
+            if count:
+                self._extend(row, block_ids[start : start + count])
+                start += count
+
+    def _extend(self, row: int, block_ids: Sequence[int]) -> None:
+        begin = int(self.num_blocks[row])
+        end = begin + len(block_ids)
+        if end > self.block_tables.shape[1]:
+            raise FatalError(f"row {row} is given {end} blocks, more than {self.block_tables.shape[1]}")
+        self.block_tables[row, begin:end] = block_ids
+        self.num_blocks[row] = end
+
+    def check_schedule(self, rows: Ints, computed: Ints, scheduled: Ints) -> None:
+        """Raise FatalError unless the plan and this table agree on every row: the two must never drift apart."""
+        if len(rows) == 0:
+            return
+        if int(rows.min()) < 0 or int(rows.max()) >= self.num_rows or len(np.unique(rows)) != len(rows):
+            raise FatalError(f"plan's rows are not distinct rows below {self.num_rows}: {rows.tolist()}")
+        ends = computed + scheduled
+        self._refuse(rows, computed != self.num_computed[rows], "num_computed_tokens", computed, self.num_computed)
+        self._refuse(rows, (scheduled < 1) | (ends > self.num_tokens[rows]), "planned end", ends, self.num_tokens)
+        self._refuse(
+            rows, ends > self.max_model_len, "planned end", ends, np.full_like(self.num_tokens, self.max_model_len)
+        )
+        capacity = self.num_blocks * self.block_size
+        self._refuse(rows, ends > capacity[rows], "planned end", ends, capacity)
+
+    def _refuse(self, rows: Ints, wrong: NDArray[np.bool_], what: str, planned: Ints, held: Ints) -> None:
+        if wrong.any():
+            first = int(np.flatnonzero(wrong)[0])
+            row = int(rows[first])
+            raise FatalError(
+                f"row {row}: plan's {what} is {int(planned[first])}, the worker's own limit or count {int(held[row])}"
+            )
+
+    def _check_row(self, row: int) -> None:
+        if not 0 <= row < self.num_rows:
+            raise FatalError(f"plan names row {row}; the worker has {self.num_rows}")
+
+    def append_tokens(
+        self,
+        rows: Ints,  # [num_sampled], distinct
+        token_ids: Tensor,  # [num_sampled] int64, on the device
+    ) -> None:
+        if len(rows):
+            self.tokens[torch.from_numpy(rows), torch.from_numpy(self.num_tokens[rows])] = token_ids
+            self.num_tokens[rows] += 1

@@ -1,0 +1,159 @@
+"""The model runner: one plan in, one result out.
+
+Public API: `ModelRunner.capacity` (what the scheduler is told), `.run(plan)`, `.reset()` at a new epoch.  Runs on one
+thread and one stream; a plan's work starts after that of the plan before it, so a block freed by the scheduler after
+result n may be written by plan n + 2 without a fence.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from services.worker.inputs import Schedule, build_inputs, read_schedule
+from services.worker.rows import Ints, RowTable
+from shared.errors import FatalError
+from shared.messages.control import WorkerCapacity
+from shared.messages.steps import StepPlan, StepResult, TokenLogprobs
+from shared.modeling.kv_pool import KVPool
+from shared.modeling.llama import Decoder
+from shared.modeling.logprobs import gather_logprobs
+from shared.modeling.processing import SampleBatch
+from shared.modeling.sampler import Sampler
+from shared.modeling.sampling_columns import NO_LOGPROBS
+
+PROMPT_LOGPROB_ROWS = 64  # prompt positions whose logits are held at a time
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """What a step's sampling rows took."""
+
+    token_ids: Tensor  # [num_sampled] int64, on the device
+    logprobs: list[TokenLogprobs | None]
+
+
+class ModelRunner:
+    """Applies plans in order.  A FatalError means that scheduler and worker disagree; nothing of it can be trusted."""
+
+    def __init__(
+        self, *, model: Decoder, pool: KVPool, table: RowTable, sampler: Sampler, capacity: WorkerCapacity
+    ) -> None:
+        self.capacity = capacity
+        self._model = model
+        self._pool = pool
+        self._table = table
+        self._sampler = sampler
+
+    def reset(self) -> None:
+        """Forget all rows: a new epoch begins, and its scheduler will admit everything again."""
+        self._table.reset()
+
+    @torch.inference_mode()
+    def run(self, plan: StepPlan) -> StepResult:
+        """Raises FatalError where the plan contradicts the rows' state."""
+        begin = time.perf_counter()
+        self._apply(plan)
+        if not plan.rows:
+            return StepResult(epoch=plan.epoch, step_id=plan.step_id, num_sampled=[], sampled_token_ids=[])
+        schedule = read_schedule(plan, self._table)
+        hidden = self._model.forward(build_inputs(schedule, self._table, self._model), self._pool.layers)
+        prompt_logprobs = self._prompt_logprobs(schedule, hidden)
+        sampled = self._sample(schedule, hidden)
+        self._table.num_computed[schedule.rows] += schedule.scheduled
+        self._table.append_tokens(schedule.rows[schedule.samples], sampled.token_ids)
+        num_sampled = np.zeros(len(plan.rows), np.int64)
+        num_sampled[schedule.samples] = 1
+        return StepResult(
+            epoch=plan.epoch,
+            step_id=plan.step_id,
+            num_sampled=num_sampled.tolist(),
+            sampled_token_ids=sampled.token_ids.tolist(),
+            logprobs=sampled.logprobs,
+            prompt_logprobs=prompt_logprobs,
+            device_time=time.perf_counter() - begin,
+        )
+
+    def _apply(self, plan: StepPlan) -> None:
+        """The plan's changes of state, in the order that the link promises."""
+        self._check_copies(plan.block_copies)
+        self._pool.copy_blocks(plan.block_copies)
+        self._table.release(plan.released_rows)
+        first_computed = dict(zip(plan.rows, plan.num_computed_tokens, strict=True))
+        for sequence in plan.admitted:
+            self._table.admit(sequence, first_computed.get(sequence.row, 0))
+        self._table.append_blocks(plan.rows, plan.num_new_blocks, plan.new_block_ids)
+
+    def _check_copies(self, copies: list[tuple[int, int]]) -> None:
+        if any(not 0 <= block < self._pool.num_blocks for pair in copies for block in pair):
+            raise FatalError(f"plan copies a block outside the pool of {self._pool.num_blocks}: {copies}")
+
+    def _sample(
+        self,
+        schedule: Schedule,
+        hidden: Tensor,  # [num_tokens, hidden_size]
+    ) -> Sampled:
+        samples, columns = schedule.samples, self._table.columns
+        rows = schedule.rows[samples]
+        if len(rows) == 0:
+            return Sampled(torch.empty(0, dtype=torch.int64), [])
+        last = torch.from_numpy((schedule.starts + schedule.scheduled - 1)[samples]).to(hidden.device)
+        logits = self._model.logits(hidden[last])
+        asked = np.flatnonzero(columns.logprobs[rows] != NO_LOGPROBS)
+        raw = logits[torch.from_numpy(asked).to(logits.device)] if len(asked) else None
+        batch = SampleBatch(rows, self._table.num_tokens[rows], self._table.tokens, columns)
+        token_ids = self._sampler.sample(logits, batch)
+        logprobs = [] if raw is None else self._spread_logprobs(raw, token_ids, rows, asked)
+        return Sampled(token_ids, logprobs)
+
+    def _spread_logprobs(
+        self,
+        raw: Tensor,  # [num_asked, vocab_size]
+        token_ids: Tensor,  # [num_sampled]
+        rows: Ints,  # [num_sampled]
+        asked: Ints,  # [num_asked] places among the sampled
+    ) -> list[TokenLogprobs | None]:
+        chosen = token_ids[torch.from_numpy(asked).to(token_ids.device)]
+        spread: list[TokenLogprobs | None] = [None] * len(rows)
+        for place, found in zip(
+            asked, gather_logprobs(raw, chosen, self._table.columns.logprobs[rows[asked]]), strict=True
+        ):
+            spread[place] = TokenLogprobs(*found)
+        return spread
+
+    def _prompt_logprobs(
+        self,
+        schedule: Schedule,
+        hidden: Tensor,  # [num_tokens, hidden_size]
+    ) -> dict[int, list[TokenLogprobs]]:
+        """For each entry that asked: of the prompt's tokens that follow one computed in this step."""
+        columns = self._table.columns
+        lasts = np.minimum(schedule.computed + schedule.scheduled, columns.num_prompt[schedule.rows] - 1)
+        asked = (columns.prompt_logprobs[schedule.rows] != NO_LOGPROBS) & (lasts > schedule.computed)
+        found: dict[int, list[TokenLogprobs]] = {}
+        for entry in np.flatnonzero(asked):
+            count = int(lasts[entry] - schedule.computed[entry])
+            start, first, row = (
+                int(schedule.starts[entry]),
+                int(schedule.computed[entry]) + 1,
+                int(schedule.rows[entry]),
+            )
+            targets = self._table.tokens[row, first : first + count]
+            found[int(entry)] = self._score(hidden[start : start + count], targets, int(columns.prompt_logprobs[row]))
+        return found
+
+    def _score(
+        self,
+        hidden: Tensor,  # [n, hidden_size]
+        targets: Tensor,  # [n] int64
+        count: int,
+    ) -> list[TokenLogprobs]:
+        scored: list[TokenLogprobs] = []
+        for states, tokens in zip(hidden.split(PROMPT_LOGPROB_ROWS), targets.split(PROMPT_LOGPROB_ROWS), strict=True):
+            positions = gather_logprobs(self._model.logits(states), tokens, np.full(len(tokens), count))
+            scored += [TokenLogprobs(*position) for position in positions]
+        return scored

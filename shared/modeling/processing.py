@@ -1,0 +1,120 @@
+"""From raw to processed logits: constraints, then penalties.  Rows without a feature are not touched by it.
+
+Order: allowed tokens, bad words, ends before min_tokens, logit bias; then repetition over prompt and output,
+frequency and presence over the output.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from shared.modeling.sampling_columns import Constraints, Floats, Ints, SamplingColumns
+
+MASKED = float("-inf")
+
+
+@dataclass(frozen=True, slots=True)
+class SampleBatch:
+    """The rows that take a token in this step."""
+
+    rows: Ints  # [num_sampled]
+    lengths: Ints  # [num_sampled] tokens of each history: the position of the token to be sampled
+    tokens: Tensor  # [all rows, max_model_len + 1] int64 histories
+    columns: SamplingColumns
+
+
+def process_logits(
+    logits: Tensor,  # [num_sampled, vocab_size] float32, changed in place
+    batch: SampleBatch,
+) -> None:
+    columns, rows = batch.columns, batch.rows
+    for place in np.flatnonzero(columns.constrained[rows]):
+        constraints = columns.constraints[rows[place]]
+        if constraints is not None:
+            _constrain(logits[place], constraints, batch.tokens[rows[place], : batch.lengths[place]])
+    places = np.flatnonzero(columns.repetition[rows] != 1.0)
+    if len(places):
+        _penalise_repetition(logits, batch, places)
+    places = np.flatnonzero((columns.frequency[rows] != 0.0) | (columns.presence[rows] != 0.0))
+    if len(places):
+        _penalise_counts(logits, batch, places)
+
+
+def _constrain(
+    logits: Tensor,  # [vocab_size], changed in place
+    constraints: Constraints,
+    history: Tensor,  # [length] int64
+) -> None:
+    device = logits.device
+    if constraints.allowed is not None:
+        forbidden = torch.ones_like(logits, dtype=torch.bool)
+        forbidden[constraints.allowed.to(device)] = False
+        logits[forbidden] = MASKED
+    if constraints.bad_words:
+        logits[_bad_tokens(constraints.bad_words, history)] = MASKED
+    if history.shape[0] < constraints.min_length:
+        logits[constraints.ends.to(device)] = MASKED
+    if constraints.biased.shape[0]:
+        logits.index_add_(0, constraints.biased.to(device), constraints.biases.to(device))
+
+
+def _bad_tokens(
+    bad_words: tuple[tuple[int, ...], ...],
+    history: Tensor,  # [length] int64
+) -> list[int]:
+    """Tokens that would complete a bad word."""
+    longest = max(len(word) for word in bad_words) - 1
+    tail = tuple(history[-longest:].tolist()) if longest else ()
+    return [word[-1] for word in bad_words if len(word) == 1 or tail[-(len(word) - 1) :] == word[:-1]]
+
+
+def _penalise_repetition(
+    logits: Tensor,  # [num_sampled, vocab_size], changed in place
+    batch: SampleBatch,
+    places: Ints,  # [n]
+) -> None:
+    """l / r where l > 0, else l * r, for every token of the history; a token met twice is penalised once."""
+    seen = _history(batch, places, np.zeros_like(places))[0]
+    where = torch.from_numpy(places).to(logits.device)
+    penalty = _column(batch.columns.repetition, batch.rows[places], logits)
+    chosen = logits[where]
+    values = chosen.gather(1, seen)
+    logits[where] = chosen.scatter_(1, seen, torch.where(values > 0, values / penalty, values * penalty))
+
+
+def _penalise_counts(
+    logits: Tensor,  # [num_sampled, vocab_size], changed in place
+    batch: SampleBatch,
+    places: Ints,  # [n]
+) -> None:
+    """l - frequency * count - presence * [count > 0], over the output so far."""
+    rows = batch.rows[places]
+    output, real = _history(batch, places, batch.columns.num_prompt[rows])
+    where = torch.from_numpy(places).to(logits.device)
+    counts = logits.new_zeros(len(places), logits.shape[1]).scatter_add_(1, output, real.float())
+    frequency, presence = (
+        _column(column, rows, logits) for column in (batch.columns.frequency, batch.columns.presence)
+    )
+    logits[where] = logits[where] - frequency * counts - presence * (counts > 0)
+
+
+def _history(batch: SampleBatch, places: Ints, begins: Ints) -> tuple[Tensor, Tensor]:
+    """Tokens from `begins` to the end, [n, longest], and which are real; the rest repeat the row's first token."""
+    rows, lengths = batch.rows[places], batch.lengths[places]
+    offsets = begins[:, None] + np.arange(max(1, int((lengths - begins).max())))
+    real = offsets < lengths[:, None]
+    columns = torch.from_numpy(np.where(real, offsets, 0)).to(batch.tokens.device)
+    tokens = batch.tokens[torch.from_numpy(rows).to(columns.device)[:, None], columns]
+    return tokens, torch.from_numpy(real).to(tokens.device)
+
+
+def _column(
+    values: Floats,  # [all rows]
+    rows: Ints,  # [n]
+    like: Tensor,
+) -> Tensor:  # [n, 1] of the dtype and device of `like`
+    return torch.from_numpy(values[rows]).to(like)[:, None]

@@ -1,0 +1,85 @@
+"""The sampling parameters of all rows, as columns, so that a step picks its rows' with one indexing each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from shared.sampling import GREEDY_EPSILON, SamplingParams
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+NO_LOGPROBS = -2  # in the logprobs columns; -1 means the whole vocabulary
+MAX_BIAS = 100.0
+
+
+@dataclass(frozen=True, slots=True)
+class Constraints:
+    """What few rows have: tokens that they may not take, and biases."""
+
+    allowed: Tensor | None  # [n] int64
+    bad_words: tuple[tuple[int, ...], ...]
+    ends: Tensor  # [n] int64: end-of-sequence and stop tokens
+    min_length: int  # ends are masked while the sequence is shorter
+    biased: Tensor  # [n] int64
+    biases: Tensor  # [n] float32
+
+
+class SamplingColumns:
+    """One entry per row, filled when a sequence is admitted."""
+
+    def __init__(self, num_rows: int) -> None:
+        self.num_prompt: Ints = np.zeros(num_rows, np.int64)
+        self.seeds: Ints = np.zeros(num_rows, np.int64)
+        self.temperature: Floats = np.ones(num_rows)
+        self.top_k: Ints = np.zeros(num_rows, np.int64)  # 0: off
+        self.top_p: Floats = np.ones(num_rows)
+        self.min_p: Floats = np.zeros(num_rows)
+        self.repetition: Floats = np.ones(num_rows)
+        self.frequency: Floats = np.zeros(num_rows)
+        self.presence: Floats = np.zeros(num_rows)
+        self.logprobs: Ints = np.full(num_rows, NO_LOGPROBS)
+        self.prompt_logprobs: Ints = np.full(num_rows, NO_LOGPROBS)
+        self.constrained: NDArray[np.bool_] = np.zeros(num_rows, np.bool_)
+        self.constraints: list[Constraints | None] = [None] * num_rows
+
+    def fill(self, row: int, num_prompt: int, params: SamplingParams, seed: int, eos_token_ids: Sequence[int]) -> None:
+        self.num_prompt[row] = num_prompt
+        self.seeds[row] = (seed + 2**63) % 2**64 - 2**63
+        self.temperature[row] = 1.0 if params.temperature is None else params.temperature
+        self.top_k[row] = max(0, params.top_k or 0)
+        self.top_p[row] = 1.0 if params.top_p is None else params.top_p
+        self.min_p[row] = params.min_p or 0.0
+        self.repetition[row] = 1.0 if params.repetition_penalty is None else params.repetition_penalty
+        self.frequency[row] = params.frequency_penalty
+        self.presence[row] = params.presence_penalty
+        self.logprobs[row] = NO_LOGPROBS if params.logprobs is None else params.logprobs
+        self.prompt_logprobs[row] = NO_LOGPROBS if params.prompt_logprobs is None else params.prompt_logprobs
+        self.constraints[row] = read_constraints(num_prompt, params, eos_token_ids)
+        self.constrained[row] = self.constraints[row] is not None
+
+    def drawn(self, rows: Ints) -> Ints:
+        """Places in `rows` of those that sample; the others take the most likely token."""
+        return np.flatnonzero(self.temperature[rows] >= GREEDY_EPSILON)
+
+
+def read_constraints(num_prompt: int, params: SamplingParams, eos_token_ids: Sequence[int]) -> Constraints | None:
+    """None where the request has none, as most."""
+    if not (params.allowed_token_ids or params.bad_words_token_ids or params.min_tokens or params.logit_bias):
+        return None
+    ends = set(params.stop_token_ids) | (set() if params.ignore_eos else set(eos_token_ids))
+    biases = [min(max(bias, -MAX_BIAS), MAX_BIAS) for bias in params.logit_bias.values()]
+    return Constraints(
+        allowed=torch.tensor(params.allowed_token_ids) if params.allowed_token_ids else None,
+        bad_words=tuple(tuple(ids) for ids in params.bad_words_token_ids),
+        ends=torch.tensor(sorted(ends), dtype=torch.int64),
+        min_length=num_prompt + params.min_tokens,
+        biased=torch.tensor(list(params.logit_bias), dtype=torch.int64),
+        biases=torch.tensor(biases, dtype=torch.float32),
+    )

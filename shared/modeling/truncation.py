@@ -1,0 +1,119 @@
+"""min_p, top_k and top_p as one threshold per row.
+
+A row keeps the tokens above `cut`, and of those equal to it the ones with ids up to `last_tied`: the boundary of
+top_p may fall between equals, and lower ids come first.  All sums are float64 and along one row only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from shared.modeling.sampling_columns import Floats, Ints, SamplingColumns
+
+FIRST_TOP = 128  # tokens looked at first for the boundary of top_p; most nuclei are smaller
+GROWTH = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Truncation:
+    cut: Tensor  # [num_rows] float32
+    last_tied: Tensor  # [num_rows] int64
+
+
+def truncate(
+    scaled: Tensor,  # [num_rows, vocab_size] float32: processed logits / temperature
+    peak: Tensor,  # [num_rows] float32: the largest of each row
+    columns: SamplingColumns,
+    rows: Ints,  # [num_rows]
+) -> Truncation:
+    vocab_size = scaled.shape[1]
+    found = Truncation(torch.full_like(peak, float("-inf")), torch.full_like(peak, vocab_size, dtype=torch.int64))
+    min_p, top_k, top_p = columns.min_p[rows], columns.top_k[rows], columns.top_p[rows]
+    if min_p.any():
+        with np.errstate(divide="ignore"):
+            depth = torch.from_numpy(np.log(min_p)).to(peak.device)  # -inf where off
+        found.cut.copy_(peak.double() + depth)
+    places = np.flatnonzero((top_k > 0) & (top_k < vocab_size))
+    if len(places):
+        _apply_top_k(found, scaled, top_k[places], places)
+    places = np.flatnonzero(top_p < 1.0)
+    if len(places):
+        _apply_top_p(found, scaled, peak, top_p[places], places)
+    return found
+
+
+def _apply_top_k(
+    found: Truncation,
+    scaled: Tensor,  # [num_rows, vocab_size]
+    top_k: Ints,  # [n]
+    places: Ints,  # [n]
+) -> None:
+    """Keep what is not below the k-th largest; all of its equals stay."""
+    where = torch.from_numpy(places).to(scaled.device)
+    largest = torch.topk(_select(scaled, where), int(top_k.max()), dim=1).values
+    kth = largest.gather(1, torch.from_numpy(top_k - 1).to(scaled.device)[:, None])[:, 0]
+    found.cut[where] = torch.maximum(found.cut[where], kth)
+
+
+def _apply_top_p(
+    found: Truncation,
+    scaled: Tensor,  # [num_rows, vocab_size]
+    peak: Tensor,  # [num_rows]
+    top_p: Floats,  # [n]
+    places: Ints,  # [n]
+) -> None:
+    """Keep the smallest set of the most likely whose mass, of what is left, reaches p; at least one token."""
+    where = torch.from_numpy(places).to(scaled.device)
+    values, peak, floor = _select(scaled, where), peak[where, None], found.cut[where, None]
+    total = _mass(values, peak, floor).sum(1, keepdim=True)
+    ordered, reached = _nucleus(values, peak, floor, torch.from_numpy(top_p).to(total)[:, None] * total)
+    cut = ordered.gather(1, reached[:, None])
+    kept_ties = reached + 1 - (ordered > cut).sum(1)
+    found.cut[where] = cut[:, 0]
+    found.last_tied[where] = _nth_equal(values, cut, kept_ties)
+
+
+def _nucleus(
+    values: Tensor,  # [n, vocab_size]
+    peak: Tensor,  # [n, 1]
+    floor: Tensor,  # [n, 1]
+    wanted: Tensor,  # [n, 1] float64 mass
+) -> tuple[Tensor, Tensor]:  # the largest values in order [n, some], and the place of the last one kept [n]
+    vocab_size, size = values.shape[1], FIRST_TOP
+    while True:
+        ordered = torch.topk(values, min(size, vocab_size), dim=1).values
+        missing = _mass(ordered, peak, floor).cumsum(1) < wanted
+        if size >= vocab_size or not bool(missing[:, -1].any()):
+            # Where rounding leaves the whole just short of p, everything down to the floor is kept.
+            kept = (ordered >= floor).sum(1)
+            return ordered, torch.minimum(missing.sum(1), kept - 1).clamp_(min=0)
+        size *= GROWTH
+
+
+def _mass(
+    values: Tensor,  # [n, m]
+    peak: Tensor,  # [n, 1]
+    floor: Tensor,  # [n, 1]
+) -> Tensor:  # [n, m] float64: exp(value - peak), zero below the floor
+    return (values.double() - peak).exp_().masked_fill_(values < floor, 0.0)
+
+
+def _nth_equal(
+    values: Tensor,  # [n, vocab_size]
+    cut: Tensor,  # [n, 1]
+    count: Tensor,  # [n] int64, at least 1
+) -> Tensor:  # [n] int64: the id of each row's count-th value that equals the cut
+    rows, token_ids = (values == cut).nonzero(as_tuple=True)
+    starts = torch.searchsorted(rows, torch.arange(len(values), device=rows.device))
+    return token_ids[(starts + count - 1).clamp_(max=max(len(token_ids) - 1, 0))]
+
+
+def _select(
+    scaled: Tensor,  # [num_rows, vocab_size]
+    where: Tensor,  # [n] int64
+) -> Tensor:  # [n, vocab_size]
+    return scaled if len(where) == len(scaled) else scaled[where]
