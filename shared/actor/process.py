@@ -12,7 +12,7 @@ import uvloop
 
 from shared.actor.actor import Actor
 from shared.config import Settings, load_settings
-from shared.errors import PageantError
+from shared.errors import ConfigError, ModelError, PageantError
 from shared.logging import setup_logging
 from shared.transport import Transport, ZmqTransport
 
@@ -20,6 +20,7 @@ log = structlog.get_logger()
 
 EXIT_FATAL = 70  # EX_SOFTWARE: the supervisor starts a new instance
 EXIT_CONFIG = 78  # EX_CONFIG: starting again would not help
+HOPELESS = (ConfigError, ModelError)  # what EXIT_CONFIG says
 
 
 def run_actor(make: Callable[[Transport, Settings], Actor], settings: Settings | None = None) -> int:
@@ -47,9 +48,10 @@ async def _main(make: Callable[[Transport, Settings], Actor], settings: Settings
         log.info("starting", epoch=actor.epoch)
         await actor.run()
     except* PageantError as group:
-        for error in _leaves(group):
+        errors = _leaves(group)
+        for error in errors:
             log.error("fatal", error=str(error), type=type(error).__name__, exc_info=error.__cause__ is not None)
-        status = EXIT_FATAL
+        status = EXIT_CONFIG if all(isinstance(error, HOPELESS) for error in errors) else EXIT_FATAL
     finally:
         if transport is not None:
             transport.close()
