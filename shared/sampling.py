@@ -61,10 +61,11 @@ class SamplingParams(msgspec.Struct, array_like=True, frozen=True, gc=False, kw_
 
     def resolved(self, defaults: GenerationDefaults, *, max_tokens: int) -> SamplingParams:
         """This with every None that has a default filled: the request's, else the model's, else the field's."""
+        top_k = _first(self.top_k, defaults.top_k, 0)
         return msgspec.structs.replace(
             self,
             temperature=_first(self.temperature, defaults.temperature, 1.0),
-            top_k=max(0, _first(self.top_k, defaults.top_k, 0)),
+            top_k=0 if top_k == -1 else top_k,
             top_p=_first(self.top_p, defaults.top_p, 1.0),
             min_p=_first(self.min_p, defaults.min_p, 0.0),
             repetition_penalty=_first(self.repetition_penalty, defaults.repetition_penalty, 1.0),
