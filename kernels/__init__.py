@@ -1,1 +1,1 @@
-"""Compute kernels: `ops` says what each op means, the providers (`cpu`, `triton`) make it fast, `provider` picks one."""
+"""Compute kernels: `ops` says what each op means, providers (`cpu`, `triton`) make it fast, `provider` picks one."""

@@ -2,8 +2,8 @@
 
 A BLAS picks its blocking by the number of rows, so that the same row can come out different by a bit in another batch.
 Two measures take that away where it was measured (MKL, AVX-512): rows padded to a multiple of 16, and input features
-summed in chunks of at most 512, in order.  Other machines may differ, so every weight shape is checked once at load, and
-falls back to smaller tiles of rows: 16 at a time, and at last one at a time, which is invariant by construction.
+summed in chunks of at most 512, in order.  Other machines may differ, so every weight shape is checked once at load,
+and falls back to smaller tiles of rows: 16 at a time, and at last one at a time, which is invariant by construction.
 """
 
 from __future__ import annotations

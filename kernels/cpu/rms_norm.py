@@ -11,8 +11,8 @@ def rms_norm(
     weight: Tensor,  # [hidden_size]
     eps: float,
 ) -> Tensor:  # [..., hidden_size]
-    square = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float64).square_()
-    scale = square.div_(x.shape[-1]).add_(eps).sqrt_().reciprocal_().float()
+    norm: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float64)
+    scale = norm.square_().div_(x.shape[-1]).add_(eps).sqrt_().reciprocal_().float()
     return (x * scale).to(x.dtype) * weight
 
 

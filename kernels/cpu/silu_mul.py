@@ -6,7 +6,6 @@ end depends on the number of rows and threads.  In float64 the difference does n
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 

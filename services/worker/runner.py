@@ -153,7 +153,9 @@ class ModelRunner:
         count: int,
     ) -> list[TokenLogprobs]:
         scored: list[TokenLogprobs] = []
-        for states, tokens in zip(hidden.split(PROMPT_LOGPROB_ROWS), targets.split(PROMPT_LOGPROB_ROWS), strict=True):
+        for start in range(0, len(targets), PROMPT_LOGPROB_ROWS):
+            states = hidden[start : start + PROMPT_LOGPROB_ROWS]
+            tokens = targets[start : start + PROMPT_LOGPROB_ROWS]
             positions = gather_logprobs(self._model.logits(states), tokens, np.full(len(tokens), count))
             scored += [TokenLogprobs(*position) for position in positions]
         return scored

@@ -108,16 +108,15 @@ class Decoder:
     ) -> Tensor:  # [num_tokens, hidden_size]
         config, ops = self.config, self.kernels
         mixed = self._project(layer.qkv, hidden).view(hidden.shape[0], -1, config.head_dim)
-        turned, value = mixed.split((config.num_heads + config.num_kv_heads, config.num_kv_heads), dim=1)
+        heads = config.num_heads
+        turned, value = mixed[:, : -config.num_kv_heads], mixed[:, -config.num_kv_heads :]
         if layer.query_norm is not None and layer.key_norm is not None:
-            query, key = turned.split((config.num_heads, config.num_kv_heads), dim=1)
-            query = ops.rms_norm(query, layer.query_norm, config.rms_norm_eps)
-            key = ops.rms_norm(key, layer.key_norm, config.rms_norm_eps)
+            query = ops.rms_norm(turned[:, :heads], layer.query_norm, config.rms_norm_eps)
+            key = ops.rms_norm(turned[:, heads:], layer.key_norm, config.rms_norm_eps)
             turned = torch.cat((query, key), dim=1)
         turned = ops.rotary(turned, *rotation)
-        query, key = turned.split((config.num_heads, config.num_kv_heads), dim=1)
-        ops.store_kv(key, value, *cache, inputs.slot_mapping)
-        attended = ops.paged_attention(query, *cache, inputs.attention, self._scale, layer.window)
+        ops.store_kv(turned[:, heads:], value, *cache, inputs.slot_mapping)
+        attended = ops.paged_attention(turned[:, :heads], *cache, inputs.attention, self._scale, layer.window)
         return self._project(layer.output, attended.flatten(1))
 
     def _project(

@@ -45,48 +45,50 @@ def parse_rope(raw: Mapping[str, Any], max_position_embeddings: int) -> RopeConf
     if kind not in KINDS:
         raise ModelError(f"rope type {kind!r} is not supported; supported: {', '.join(KINDS)}")
     theta = scaling.get("rope_theta") or raw.get("rope_theta") or 10000.0
-    common = {"theta": _positive("rope_theta", theta)}
+    theta = _positive("rope_theta", theta)
     if kind == "default":
-        return RopeConfig(**common)
+        return RopeConfig(theta=theta)
     original = scaling.get("original_max_position_embeddings") or raw.get("original_max_position_embeddings")
-    common["factor"] = _factor(scaling, kind, original, max_position_embeddings)
+    factor = _factor(scaling, kind, original, max_position_embeddings)
     positions = int(_positive("original_max_position_embeddings", original or max_position_embeddings))
     if kind == "llama3":
-        return RopeConfig(kind=kind, original_max_positions=positions, **common, **_llama3_bands(scaling))
+        return _llama3(scaling, theta, factor, positions)
     if kind == "yarn":
-        return _yarn(scaling, positions, common)
-    return RopeConfig(kind=kind, original_max_positions=max_position_embeddings, **common)
+        return _yarn(scaling, theta, factor, positions)
+    return RopeConfig(kind=kind, theta=theta, factor=factor, original_max_positions=max_position_embeddings)
 
 
 def _factor(scaling: Mapping[str, Any], kind: str, original: Any, max_position_embeddings: int) -> float:
     value = scaling.get("factor")
     if value is None and kind == "yarn" and original:
         value = max_position_embeddings / original
-    if value is None:
-        raise ModelError(f"rope type {kind!r} needs factor")
-    return _positive("factor", value)
+    return _required({"factor": value}, kind, "factor")
 
 
-def _llama3_bands(scaling: Mapping[str, Any]) -> dict[str, float]:
-    bands: dict[str, float] = {}
-    for key in ("low_freq_factor", "high_freq_factor"):
-        if key not in scaling:
-            raise ModelError(f"rope type 'llama3' needs {key}")
-        bands[key] = _positive(key, scaling[key])
-    if bands["low_freq_factor"] >= bands["high_freq_factor"]:
+def _llama3(scaling: Mapping[str, Any], theta: float, factor: float, positions: int) -> RopeConfig:
+    low, high = (_required(scaling, "llama3", key) for key in ("low_freq_factor", "high_freq_factor"))
+    if low >= high:
         raise ModelError("low_freq_factor must be smaller than high_freq_factor")
-    return bands
+    return RopeConfig(
+        kind="llama3",
+        theta=theta,
+        factor=factor,
+        original_max_positions=positions,
+        low_freq_factor=low,
+        high_freq_factor=high,
+    )
 
 
-def _yarn(scaling: Mapping[str, Any], positions: int, common: Mapping[str, float]) -> RopeConfig:
+def _yarn(scaling: Mapping[str, Any], theta: float, factor: float, positions: int) -> RopeConfig:
     return RopeConfig(
         kind="yarn",
+        theta=theta,
+        factor=factor,
         original_max_positions=positions,
         beta_fast=_positive("beta_fast", scaling.get("beta_fast") or 32),
         beta_slow=_positive("beta_slow", scaling.get("beta_slow") or 1),
         truncate=bool(scaling.get("truncate", True)),
-        attention_factor=_attention_factor(scaling, common["factor"]),
-        **common,
+        attention_factor=_attention_factor(scaling, factor),
     )
 
 
@@ -103,6 +105,12 @@ def _attention_factor(scaling: Mapping[str, Any], factor: float) -> float:
 
 def _mscale(factor: float, weight: float) -> float:
     return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+
+def _required(scaling: Mapping[str, Any], kind: str, key: str) -> float:
+    if scaling.get(key) is None:
+        raise ModelError(f"rope type {kind!r} needs {key}")
+    return _positive(key, scaling[key])
 
 
 def _positive(key: str, value: Any) -> float:
