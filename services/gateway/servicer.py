@@ -8,6 +8,8 @@ import uuid
 from collections.abc import Awaitable
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
+import grpc
+
 from protos.pageant.v1 import control_pb2, inference_pb2
 from services.gateway import convert, status
 from services.gateway.header import CallMetadata, make_header, read_metadata, seeded
@@ -48,6 +50,8 @@ class InferenceServicer:
         except asyncio.CancelledError:
             report.cancelled(expired=remaining(context) == 0)
             raise
+        except grpc.aio.InternalError:  # a write to a client who is gone
+            report.cancelled(expired=False)
 
     def _read(self, proto: Any, context: Any) -> TokenizeRequest:
         self._check_model(proto.model)

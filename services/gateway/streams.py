@@ -14,9 +14,12 @@ import msgspec
 from shared.errors import ProtocolError, RejectCode, RequestError
 from shared.messages import FinishReason, RequestHeader, SequenceText, TokenizeRequest, TokenLogprobs
 
+MAX_DELTA_BYTES = 256 << 10  # well within the 4 MiB that gRPC clients accept by default
+BYTES_PER_LOGPROB = 12
+
 
 class Delta(msgspec.Struct):
-    """New output of one sequence; grows while its client is behind, so that one message carries all of it."""
+    """New output of one sequence; grows while its client is behind, so that one message carries much of it."""
 
     index: int
     text: list[str] = []
@@ -33,6 +36,12 @@ class Delta(msgspec.Struct):
     def empty(self) -> bool:
         """Whether a client who wants no token ids would learn nothing from it."""
         return not (self.text or self.logprobs or self.prompt_logprobs or self.finish_reason)
+
+    @property
+    def num_bytes(self) -> int:
+        """About what it takes on the wire."""
+        num_logprobs = sum(len(entry.token_ids) for entry in (*self.logprobs, *self.prompt_logprobs) if entry)
+        return sum(map(len, self.text)) + 4 * len(self.token_ids) + BYTES_PER_LOGPROB * num_logprobs
 
 
 class SequenceJournal:
@@ -89,7 +98,8 @@ class Stream:
         self.error: RequestError | None = None
         self.num_prompt_tokens = 0
         self.num_cached_tokens = 0
-        self._pending: dict[int, Delta] = {}
+        self._pending: list[Delta] = []
+        self._growing: dict[int, tuple[Delta, int]] = {}  # each sequence's last pending delta, and its bytes
         self._changed = asyncio.Event()
 
     @property
@@ -122,11 +132,18 @@ class Stream:
             return
         self.num_prompt_tokens = news.num_prompt_tokens or self.num_prompt_tokens
         self.num_cached_tokens = max(self.num_cached_tokens, news.num_cached_tokens)
-        if waiting := self._pending.get(news.index):
-            merge(waiting, delta)
-        else:
-            self._pending[news.index] = delta
+        self._queue(delta)
         self._changed.set()
+
+    def _queue(self, delta: Delta) -> None:
+        waiting, size = self._growing.get(delta.index, (None, 0))
+        total = size + delta.num_bytes
+        if waiting is not None and total <= MAX_DELTA_BYTES:
+            merge(waiting, delta)
+            self._growing[delta.index] = waiting, total
+        else:
+            self._pending.append(delta)
+            self._growing[delta.index] = delta, total - size
 
     def fail(self, error: RequestError) -> None:
         """End the stream with a status; what was queued before is still sent, the first error wins."""
@@ -135,12 +152,12 @@ class Stream:
             self._changed.set()
 
     async def take(self) -> list[Delta]:
-        """Wait for output, then take all of it, one delta a sequence.  Empty where the stream has ended."""
+        """Wait for output, then take all of it, in few deltas.  Empty where the stream has ended."""
         while not self._pending and not self.ended:
             self._changed.clear()
             await self._changed.wait()
-        deltas = list(self._pending.values())
-        self._pending.clear()
+        deltas, self._pending = self._pending, []
+        self._growing.clear()
         return deltas
 
 

@@ -1,0 +1,128 @@
+"""Conversions, metadata, statuses and the journal, without a server."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import grpc
+import msgspec
+import pytest
+
+from protos.pageant.v1.inference_pb2 import GenerateRequest
+from protos.pageant.v1.inference_pb2 import SamplingParams as ProtoSampling
+from services.gateway import convert, status
+from services.gateway.header import cache_salt, make_header, read_metadata, seeded
+from services.gateway.streams import Journal, Stream
+from shared.errors import ProtocolError, RejectCode, RequestError
+from shared.messages import RequestHeader, SequenceText, TokenizeRequest
+from shared.packing import unpack_tokens
+from shared.sampling import SamplingParams
+
+EVERYTHING: dict[str, Any] = {
+    "temperature": 0.1, "top_k": -1, "top_p": 0.9, "min_p": 0.05, "frequency_penalty": 0.5, "presence_penalty": -0.5,
+    "repetition_penalty": 1.1, "logit_bias": {7: 2.0}, "allowed_token_ids": [1, 2], "bad_words": ["no"],
+    "bad_words_token_ids": [[3, 4]], "min_tokens": 1, "max_tokens": 9, "stop": ["."], "stop_token_ids": [5],
+    "include_stop_str_in_output": True, "ignore_eos": True, "skip_special_tokens": False, "seed": -3, "n": 2,
+    "logprobs": 0, "prompt_logprobs": 3, "detokenize": False,
+}  # fmt: skip
+
+
+def header(request_id: str = "r", **more: Any) -> RequestHeader:
+    return RequestHeader(request_id, "memory://gateway", **more)
+
+
+def news(text: str, tokens: list[int], at: tuple[int, int]) -> SequenceText:
+    return SequenceText("r", 0, token_offset=at[0], text_offset=at[1], text=text, token_ids=tokens)
+
+
+def test_nothing_given_is_every_default() -> None:
+    assert convert.sampling_from_proto(ProtoSampling()) == SamplingParams()
+
+
+def test_every_sampling_field_crosses() -> None:
+    nested = {"allowed_token_ids": {"ids": [1, 2]}, "bad_words_token_ids": [{"ids": [3, 4]}]}
+    assert msgspec.structs.asdict(convert.sampling_from_proto(ProtoSampling(**(EVERYTHING | nested)))) == EVERYTHING
+    assert set(EVERYTHING) == {field.name for field in msgspec.structs.fields(SamplingParams)}
+
+
+def test_zero_is_given_and_an_empty_allow_list_too() -> None:
+    params = convert.sampling_from_proto(ProtoSampling(temperature=0, max_tokens=0, allowed_token_ids={}))
+    assert (params.temperature, params.max_tokens, params.allowed_token_ids) == (0.0, 0, [])
+
+
+def test_inputs() -> None:
+    ids = convert.tokenize_request(GenerateRequest(token_ids={"ids": [1, -2]}), header(), SamplingParams(), 9)
+    assert ids.token_ids is not None and unpack_tokens(ids.token_ids) == [1, -2] and ids.text is None
+    empty = convert.tokenize_request(GenerateRequest(text=""), header(), SamplingParams(), 9)
+    assert empty.text == ""
+
+
+def test_a_trace_is_carried_on_or_begun() -> None:
+    trace = "4bf92f3577b34da6a3ce929d0e0e4736"
+    assert read_metadata([("traceparent", f"00-{trace}-00f067aa0ba902b7-01")]).trace_id == trace
+    for bad in ("", "00-xyz", f"00-{'0' * 32}-00f067aa0ba902b7-01"):
+        fresh = read_metadata([("traceparent", bad), ("x-tenant", "t"), ("blob-bin", b"\0")])
+        assert len(fresh.trace_id) == 32 and fresh.trace_id not in (trace, "0" * 32) and fresh.tenant == "t"
+
+
+def test_the_header_is_the_servers_own() -> None:
+    call = read_metadata([("x-tenant", "t")])
+    first, second = (
+        make_header(call, gateway="g", label="l", priority=2, now=100.0, remaining=left) for left in (5.0, None)
+    )
+    assert first.request_id != second.request_id and first.label == "l"
+    assert (first.deadline, second.deadline) == (105.0, None)
+    assert cache_salt("") == "" and cache_salt("a") != cache_salt("b") and cache_salt("a") == cache_salt("a")
+
+
+def test_a_seed_is_drawn_only_where_none_was_given() -> None:
+    assert seeded(SamplingParams(seed=5)).seed == 5
+    assert seeded(SamplingParams()).seed != seeded(SamplingParams()).seed
+
+
+@pytest.mark.parametrize("code", list(RejectCode))
+def test_every_reason_has_a_status(code: RejectCode) -> None:
+    assert isinstance(status.STATUS[code], grpc.StatusCode)
+
+
+def test_details_begin_with_the_field_and_stay_short() -> None:
+    assert status.details(RequestError("n must be 1", field="n")) == "n must be 1"
+    assert status.details(RequestError("must be 1", field="n")) == "n: must be 1"
+    assert len(status.details(RequestError("x" * 9999))) == status.MAX_DETAIL_CHARS
+    assert status.trailing_metadata(status.unavailable("away")) == (("retry-after-ms", "500"),)
+
+
+def make_stream(**params: Any) -> Stream:
+    return Stream(TokenizeRequest(header(), SamplingParams(**params), text="x" * 10), "memory://tokenizer")
+
+
+async def test_overlapping_news_is_cut_to_what_is_new() -> None:
+    stream = make_stream()
+    stream.accept(news("ab", [1, 2], (0, 0)))
+    stream.accept(news("bc", [2, 3], (1, 1)))
+    (delta,) = await stream.take()
+    assert "".join(delta.text) == "abc" and delta.token_ids == [1, 2, 3]
+    with pytest.raises(ProtocolError):
+        stream.accept(news("z", [9], (5, 5)))
+    with pytest.raises(ProtocolError):
+        stream.accept(msgspec.structs.replace(news("z", [9], (0, 0)), index=3))
+
+
+async def test_what_came_before_an_error_is_still_sent() -> None:
+    stream = make_stream()
+    stream.accept(news("ab", [1], (0, 0)))
+    stream.fail(status.unavailable("first"))
+    stream.fail(status.unavailable("second"))
+    assert len(await stream.take()) == 1
+    assert await stream.take() == [] and str(stream.error) == "first"
+
+
+def test_the_journal_keeps_within_its_bounds() -> None:
+    journal = Journal(max_streams=2, max_bytes=15)
+    first = make_stream()
+    journal.add(first)
+    with pytest.raises(RequestError, match="bytes of prompts"):
+        journal.add(make_stream())
+    journal.remove(first)
+    journal.remove(first)
+    assert (len(journal), journal.num_bytes) == (0, 0)
