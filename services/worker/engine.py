@@ -42,7 +42,7 @@ def load_runner(settings: Settings, *, progress: Progress | None = None) -> Mode
     max_model_len = _wanted_model_len(settings, config)
     weights = _weights(settings, directory, config, dtype, device, progress)
     kernels = select_kernels(device, dtype)
-    model = build_decoder(config, weights, kernels, max_positions=max_model_len + 1)
+    model = build_decoder(config, weights, kernels, max_positions=max_model_len)
     plan = _plan_memory(settings, model, dtype, max_model_len)
     log.info("model_loaded", model=settings.model_name, device=str(device), dtype=str(dtype), kernels=kernels.name)
     log.info("memory_planned", num_blocks=plan.num_blocks, num_tokens=plan.num_tokens, summary=str(plan))

@@ -1,0 +1,75 @@
+"""Log-probabilities of every family against transformers', computed in chunks through the runner."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from shared.messages.steps import TokenLogprobs
+from shared.sampling import SamplingParams
+from tests.modeling.checkpoints import VARIANTS, VOCAB, make_runner, oracle_logprobs, random_prompt, save_checkpoint
+from tests.modeling.driver import Driver
+
+ALL_LOGPROBS = SamplingParams(temperature=0.0, logprobs=-1, prompt_logprobs=-1)
+MODELS = ("babyllama-361", "babyllama-361-draft", "tinystories-656k")
+
+
+def dense(positions: Iterable[TokenLogprobs | None]) -> Tensor:  # [num_positions, vocab_size]
+    rows = []
+    for position in positions:
+        assert position is not None
+        rows.append(torch.empty(VOCAB).index_put_((torch.tensor(position.token_ids),), torch.tensor(position.logprobs)))
+    return torch.stack(rows)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_logprobs_are_those_of_transformers(variant: str, tmp_path: Path) -> None:
+    oracle = save_checkpoint(tmp_path, variant)
+    driver = Driver(make_runner(tmp_path))
+    first = driver.add(5, random_prompt(45, seed=1), ALL_LOGPROBS)
+    second = driver.add(2, random_prompt(19, seed=2), ALL_LOGPROBS)
+    driver.generate(9, chunk=7)
+    for sequence in (first, second):
+        found = dense([*sequence.prompt_logprobs, *sequence.logprobs])
+        wanted = oracle_logprobs(oracle, sequence.token_ids[:-1])
+        torch.testing.assert_close(found, wanted, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_half_precision_is_near(dtype: str, tmp_path: Path) -> None:
+    oracle = save_checkpoint(tmp_path, "llama-tied")
+    driver = Driver(make_runner(tmp_path, dtype=dtype))
+    sequence = driver.add(0, random_prompt(30, seed=1), ALL_LOGPROBS)
+    driver.generate(3, chunk=16)
+    found = dense([*sequence.prompt_logprobs, *sequence.logprobs])
+    wanted = oracle_logprobs(oracle, sequence.token_ids[:-1])
+    assert (found - wanted).abs().mean() < 0.05
+
+
+def test_dynamic_scaling_keeps_a_token_a_function_of_its_history(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, "llama-dynamic")
+    runner = make_runner(tmp_path, max_model_len=256)
+    assert runner.capacity.max_model_len == 256
+    driver = Driver(runner)
+    whole = driver.add(0, random_prompt(200, seed=1), ALL_LOGPROBS)
+    part = driver.add(1, whole.token_ids[:100], ALL_LOGPROBS)
+    driver.generate(1)
+    assert whole.prompt_logprobs[:99] == part.prompt_logprobs
+
+
+@pytest.mark.data
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("block_size", [8, 16, 32, 64])
+def test_greedy_continuations_of_trained_models(name: str, block_size: int, data_dir: Path) -> None:
+    directory = data_dir / "models" / name
+    expected = json.loads((directory / "expected_greedy.json").read_text(encoding="utf-8"))
+    prompt, wanted = expected["prompt_ids"], expected["greedy_ids_transformers_fp64"]
+    driver = Driver(make_runner(directory, block_size=block_size, num_blocks=512 // block_size))
+    sequence = driver.add(0, prompt)
+    driver.generate(len(wanted) - len(prompt), chunk=5)
+    assert sequence.token_ids == wanted
