@@ -1,0 +1,48 @@
+"""One filled-in sample of every message."""
+
+from __future__ import annotations
+
+from shared import messages as m
+from shared.errors import RejectCode
+from shared.packing import pack_tokens
+from shared.sampling import SamplingParams
+
+HEADER = m.RequestHeader("r1", "ipc://g", "t1", "mine", "acme", 2, 1.5, 9.5, "salt")
+PARAMS = SamplingParams(temperature=0.5, top_k=5, logit_bias={3: 1.5}, stop=["\n"], seed=7, n=2, max_tokens=9)
+CAPACITY = m.WorkerCapacity(100, 16, 8, 512, 4096, "stories", "float32", "cpu")
+LOGPROBS = m.TokenLogprobs([5, 6], [-0.5, -1.5], 1)
+TOKENS = pack_tokens([1, 2, 3])
+
+SAMPLES: list[m.Message] = [
+    m.TokenizeRequest(HEADER, PARAMS, chat=[m.ChatMessage("user", "Hi")], sent_token_ids=[TOKENS]),
+    m.EncodeRequest("r1", "ipc://g", text="Hi"),
+    m.DecodeRequest("r1", "ipc://g", TOKENS),
+    m.EncodeResult("r1", TOKENS),
+    m.DecodeResult("r1", "Hi"),
+    m.AddRequest(HEADER, PARAMS, TOKENS, [2], tokenized_time=1.0),
+    m.AbortRequest("r1"),
+    m.RequestRejected("r1", RejectCode.RESOURCE_EXHAUSTED, "full", "n", 1000),
+    m.StepPlan(
+        epoch=3, step_id=4, admitted=[m.AdmittedSequence(0, TOKENS, 3, PARAMS, -7, [2])], rows=[0, 1],
+        num_computed_tokens=[0, 9], num_scheduled_tokens=[3, 1], num_new_blocks=[1, 0], new_block_ids=[17],
+        block_copies=[(1, 2)], released_rows=[5],
+    ),
+    m.StepResult(3, 4, [0, 1], [11], [LOGPROBS], {0: [LOGPROBS]}, 0.25),
+    m.TokenBatch(
+        [m.OpenStream(HEADER, 0, 3, [1, 2, 3], ["\n"], False, True, True, 0, 2, [None, LOGPROBS])],
+        [m.SequenceTokens("r1", 0, 4, [11], [LOGPROBS], m.FinishReason.STOP, 11)],
+        [("r2", 0)],
+    ),
+    m.TextBatch([m.SequenceText("r1", 0, 4, 20, " a", [11], [LOGPROBS], m.FinishReason.LENGTH, "", 3, 2, 5)]),
+    m.StopMatched("r1", 0, 5),
+    m.StreamLost("r1", 0),
+    m.Hello(m.ServiceName.WORKER, "worker-1", "ipc://w", 5, "abc", CAPACITY),
+    m.Heartbeat(m.ServiceName.WORKER, "worker-1", 5, 77),
+    m.Goodbye(m.ServiceName.WORKER, "worker-1", 5),
+    m.Roster(9, 2, [m.Member(m.ServiceName.WORKER, "worker-1", "ipc://w", 5)], CAPACITY, 512, 511),
+    m.Refused("worker-1", "mixed versions"),
+    m.Drain(12.5),
+    m.Tick(),
+    m.GetLoad("r1", "ipc://g"),
+    m.Load("r1", 1, 2, [m.WorkerLoad("worker-1", 1, 100, 50, 20, 9)], 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 0.5),
+]  # fmt: skip

@@ -1,0 +1,52 @@
+"""Settings: where they come from, and what is wrong with them in words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from shared.config import Settings, load_settings, settings_environment
+from shared.errors import ConfigError
+
+
+def test_the_command_line_beats_the_environment_beats_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "pageant.toml"
+    file.write_text('max_num_seqs = 3\nport = 1\nblock_size = 32\nmodel = "m"\n', encoding="utf-8")
+    environ = {"PAGEANT_PORT": "2", "PAGEANT_BLOCK_SIZE": "8", "OTHER": "x", "PAGEANT_ENABLE_PREFIX_CACHING": "false"}
+    settings = load_settings({"block_size": 64, "host": None}, file=file, environ=environ)
+    assert (settings.max_num_seqs, settings.port, settings.block_size, settings.model) == (3, 2, 64, "m")
+    assert settings.enable_prefix_caching is False
+    assert settings.host == Settings().host
+
+
+def test_a_child_process_reads_the_same_settings() -> None:
+    settings = load_settings({"port": 5, "enable_prefix_caching": False, "model": "x y"}, environ={})
+    assert load_settings(environ=settings_environment(settings)) == settings
+
+
+@pytest.mark.parametrize(
+    ("overrides", "text"),
+    [
+        ({"block_size": 17}, "block_size"),
+        ({"gpu_memory_utilization": 1.5}, "gpu_memory_utilization"),
+        ({"max_num_batched_tokens": 10}, "max_num_batched_tokens"),
+        ({"max_num_seqs": 0}, "max_num_seqs"),
+        ({"port": "many"}, "port"),
+        ({"dtype": "int3"}, "dtype"),
+        ({"num_blocks": -1}, "num_blocks"),
+        ({"heartbeat_timeout": 0.1}, "heartbeat"),
+    ],
+)
+def test_what_cannot_work_is_named(overrides: dict[str, object], text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        load_settings(overrides, environ={})
+
+
+def test_an_unknown_setting_in_the_file_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "pageant.toml"
+    file.write_text("max_seqs = 3\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match="max_seqs"):
+        load_settings(file=file, environ={})
+    with pytest.raises(ConfigError, match="cannot read"):
+        load_settings(file=tmp_path / "absent.toml", environ={})

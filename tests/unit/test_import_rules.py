@@ -1,0 +1,123 @@
+"""Who may import whom, read from the syntax trees; and what a fresh interpreter loads."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = ("shared", "services", "kernels", "protos")
+STDLIB = sys.stdlib_module_names
+
+# Package or module -> what it may import beside itself: top-level names, or dotted prefixes of our own.
+ALLOWED: dict[str, set[str]] = {
+    "shared.messages": {"STDLIB", "msgspec", "shared.errors", "shared.sampling", "shared.packing"},
+    "shared.transport": {"STDLIB", "zmq", "msgspec", "structlog", "shared"},
+    "shared.actor": {"STDLIB", "uvloop", "structlog", "shared"},
+    "shared.modeling": {"STDLIB", "torch", "numpy", "safetensors", "tqdm", "msgspec", "structlog", "shared", "kernels"},
+    "shared": {"STDLIB", "msgspec", "structlog", "tokenizers", "huggingface_hub", "shared"},
+    "services.scheduler": {"STDLIB", "msgspec", "shared", "structlog"},
+    "services.worker": {"STDLIB", "msgspec", "structlog", "torch", "numpy", "tqdm", "shared", "kernels"},
+    "services.gateway": {"STDLIB", "msgspec", "structlog", "grpc", "grpc_health", "grpc_reflection", "google", "shared",
+                         "protos"},
+    "services.tokenizer": {"STDLIB", "msgspec", "structlog", "tokenizers", "jinja2", "shared"},
+    "services.detokenizer": {"STDLIB", "msgspec", "structlog", "tokenizers", "shared"},
+    "services.cli": {"STDLIB", "msgspec", "structlog", "click", "grpc", "grpc_health", "google", "shared", "protos"},
+    "kernels.ops": {"torch", "STDLIB"},
+    "kernels.cpu": {"torch", "STDLIB", "kernels.ops"},
+    "kernels.triton": {"torch", "STDLIB", "triton", "kernels.ops"},
+    "kernels": {"torch", "STDLIB", "kernels.ops", "kernels.cpu", "kernels.triton"},
+    "protos": {"STDLIB", "google", "grpc", "protos"},
+}  # fmt: skip
+SHELLS = {"actor", "main", "__main__"}
+PURE_FORBIDDEN = {"zmq", "asyncio", "time", "torch", "random", "structlog", "numpy"}
+UNSAFE = {"pickle", "cPickle", "cloudpickle", "dill", "marshal", "shelve"}
+NO_TORCH = ("gateway", "tokenizer", "scheduler", "detokenizer")
+
+
+def modules() -> Iterator[tuple[str, ast.Module]]:
+    """Dotted name and tree of every module of the project."""
+    for package in PACKAGES:
+        for path in sorted((ROOT / package).rglob("*.py")):
+            if path.stem.endswith(("_pb2", "_pb2_grpc")):
+                continue
+            parts = path.relative_to(ROOT).with_suffix("").parts
+            name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+            yield name, ast.parse(path.read_text(encoding="utf-8"))
+
+
+def imports(tree: ast.AST) -> Iterator[str]:
+    """Every dotted name that a module imports, wherever in it."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports are absolute"
+            yield node.module or ""
+
+
+def within(name: str, prefix: str) -> bool:
+    return name == prefix or name.startswith(prefix + ".")
+
+
+def test_every_module_imports_only_what_its_layer_may() -> None:
+    broken = []
+    seen = set()
+    for name, tree in modules():
+        layer = max((layer for layer in ALLOWED if within(name, layer)), key=len, default=None)
+        if layer is None:
+            assert name == "services", f"{name} belongs to no layer"
+            continue
+        seen.add(layer)
+        for imported in imports(tree):
+            top = imported.split(".")[0]
+            allowed = any(
+                within(imported, entry) or (entry == "STDLIB" and top in STDLIB) for entry in ALLOWED[layer] | {layer}
+            )
+            if not allowed and imported != "__future__":
+                broken.append(f"{name} imports {imported}")
+    assert not broken
+    assert seen == set(ALLOWED), "a layer without a module: the table is stale"
+
+
+def test_no_layer_but_modeling_reaches_modeling() -> None:
+    users = {name for name, tree in modules() for imported in imports(tree) if within(imported, "shared.modeling")}
+    assert users
+    assert all(within(name, "shared.modeling") or within(name, "services.worker") for name in users)
+
+
+def test_the_scheduler_s_core_is_pure() -> None:
+    num_checked = 0
+    for name, tree in modules():
+        if within(name, "services.scheduler") and name.rpartition(".")[2] not in SHELLS:
+            num_checked += 1
+            broken = [i for i in imports(tree) if i.split(".")[0] in PURE_FORBIDDEN or within(i, "shared.actor")]
+            assert not broken, f"{name} imports {broken}"
+    assert num_checked > 10
+
+
+def test_nothing_unsafe_is_imported_or_called() -> None:
+    for name, tree in modules():
+        assert not [i for i in imports(tree) if i.split(".")[0] in UNSAFE], name
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call):
+                called = ast.unparse(node.func)
+                assert called not in ("eval", "exec", "torch.load", "yaml.load", "__import__"), f"{name} calls {called}"
+                assert not called.endswith((".recv_pyobj", ".send_pyobj")), f"{name} calls {called}"
+
+
+@pytest.mark.parametrize("service", NO_TORCH)
+def test_services_without_a_model_never_load_torch(service: str) -> None:
+    program = f"import services.{service}.main, sys; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=False).returncode == 0
+
+
+def test_transformers_imports_beside_our_kernels_package() -> None:
+    """`kernels` is also a package on the index that transformers probes for."""
+    program = "import kernels, transformers; from transformers import LlamaConfig; LlamaConfig()"
+    subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True)

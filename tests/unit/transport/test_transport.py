@@ -1,0 +1,137 @@
+"""Bytes between actors: order, batches, bad frames, privacy; over ZeroMQ and in memory alike."""
+
+from __future__ import annotations
+
+import asyncio
+import stat
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import zmq
+
+from shared.config import Settings
+from shared.errors import ConfigError
+from shared.messages import AbortRequest, SchedulerInbox
+from shared.transport import MemoryTransport, Transport, ZmqTransport, pick, rank
+from shared.transport.keys import load_keys
+
+
+@pytest.fixture(params=["memory", "ipc", "tcp"])
+async def transport(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Transport]:
+    made: Transport
+    if request.param == "memory":
+        made = MemoryTransport()
+    else:
+        made = ZmqTransport(
+            Settings(transport=request.param, runtime_dir=str(tmp_path / "run"), advertise_host="127.0.0.1")
+        )
+    yield made
+    made.close()
+
+
+async def test_messages_arrive_in_order_and_in_batches(transport: Transport) -> None:
+    inbox, outbox = transport.bind("a", SchedulerInbox), transport.outbox()
+    for index in range(1000):
+        outbox.send(inbox.address, AbortRequest(str(index)))
+        if index % 100 == 99:
+            outbox.flush()
+    received, num_batches = [], 0
+    while len(received) < 1000:
+        received += [message.request_id for message in await asyncio.wait_for(inbox.recv_batch(), 5)]
+        num_batches += 1
+    assert received == [str(index) for index in range(1000)]
+    assert num_batches <= 10
+    outbox.close()
+    inbox.close()
+
+
+async def test_mail_to_oneself_needs_no_wire(transport: Transport) -> None:
+    inbox = transport.bind("a", SchedulerInbox)
+    inbox.post(AbortRequest("mine"))
+    assert await inbox.recv_batch() == [AbortRequest("mine")]
+    inbox.close()
+
+
+async def test_an_undecodable_frame_costs_only_itself(transport: Transport) -> None:
+    inbox = transport.bind("a", SchedulerInbox)
+    from shared.messages import encode
+
+    inbox.deliver([encode(AbortRequest("1")), b"\xc1garbage", encode(AbortRequest("2"))])
+    assert await inbox.recv_batch() == [AbortRequest("1"), AbortRequest("2")]
+    assert inbox.num_undecodable == 1
+    inbox.close()
+
+
+async def test_a_cancelled_receive_loses_nothing(transport: Transport) -> None:
+    inbox = transport.bind("a", SchedulerInbox)
+    waiting = asyncio.create_task(inbox.recv_batch())
+    await asyncio.sleep(0.01)
+    inbox.post(AbortRequest("kept"))
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    if waiting.cancelled():
+        assert await inbox.recv_batch() == [AbortRequest("kept")]
+    inbox.close()
+
+
+async def test_sockets_lie_in_a_private_directory(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir(mode=0o755)
+    transport = ZmqTransport(Settings(runtime_dir=str(run)))
+    assert stat.S_IMODE(run.stat().st_mode) == 0o700
+    transport.close()
+
+
+async def test_a_runtime_dir_that_is_too_long_says_so(tmp_path: Path) -> None:
+    transport = ZmqTransport(Settings(runtime_dir=str(tmp_path / ("x" * 90))))
+    with pytest.raises(ConfigError, match="too long"):
+        transport.bind("scheduler", SchedulerInbox)
+    transport.close()
+
+
+async def test_a_stranger_gets_no_frame_through(tmp_path: Path) -> None:
+    settings = Settings(transport="tcp", runtime_dir=str(tmp_path / "run"), advertise_host="127.0.0.1")
+    transport = ZmqTransport(settings)
+    inbox = transport.bind("a", SchedulerInbox)
+    keys = load_keys(settings.runtime_path)
+    context = zmq.Context()
+    public, secret = zmq.curve_keypair()
+    plain, stranger = context.socket(zmq.PUSH), context.socket(zmq.PUSH)
+    stranger.curve_serverkey, stranger.curve_publickey, stranger.curve_secretkey = keys.server_public, public, secret
+    from shared.messages import encode
+
+    for socket in (plain, stranger):
+        socket.connect(inbox.address)
+        socket.send(encode(AbortRequest("evil")))
+    friend = transport.outbox()
+    friend.send(inbox.address, AbortRequest("good"))
+    friend.flush()
+    assert await asyncio.wait_for(inbox.recv_batch(), 5) == [AbortRequest("good")]
+    await asyncio.sleep(0.3)
+    inbox.post(AbortRequest("last"))
+    assert await inbox.recv_batch() == [AbortRequest("last")]
+    for socket in (plain, stranger):
+        socket.close(linger=0)
+    context.term()
+    friend.close()
+    inbox.close()
+    transport.close()
+
+
+def test_keys_are_made_once_and_are_private(tmp_path: Path) -> None:
+    first = load_keys(tmp_path)
+    assert load_keys(tmp_path) == first
+    (file,) = tmp_path.iterdir()
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+
+
+def test_rendezvous_moves_only_what_it_must() -> None:
+    members = [f"m{index}" for index in range(5)]
+    before = {str(key): pick(str(key), members) for key in range(2000)}
+    after = {key: pick(key, [m for m in members if m != "m3"]) for key in before}
+    assert all(after[key] == owner for key, owner in before.items() if owner != "m3")
+    counts = [list(before.values()).count(member) for member in members]
+    assert min(counts) > 300
+    assert rank("key", members)[0] == pick("key", members)
+    assert pick("key", []) is None
