@@ -25,6 +25,7 @@ from shared.transport.link import Inbox, PendingFrames
 
 LINGER_MS = 500
 MAX_BATCH = 4096
+MAX_IPC_ADDRESS = 107  # sockaddr_un holds 108 bytes with the final zero
 
 
 class ZmqTransport:
@@ -50,12 +51,12 @@ class ZmqTransport:
 
     def bind(self, name: str, union: Any) -> Inbox[Any]:
         """Bind this process's inbox; the scheduler's address is well known, others are announced."""
-        socket = self.pull_socket()
         s = self.settings
+        address = f"ipc://{s.runtime_path}/{name}.sock"
+        if s.transport == "ipc" and len(address) > MAX_IPC_ADDRESS:
+            raise ConfigError(f"runtime_dir is too long for a socket's name: {s.runtime_path}")
+        socket = self.pull_socket()
         if s.transport == "ipc":
-            address = f"ipc://{s.runtime_path}/{name}.sock"
-            if len(address) > 107:
-                raise ConfigError(f"runtime_dir is too long for a socket's name: {s.runtime_path}")
             socket.bind(address)
         elif name == "scheduler":
             socket.bind(f"tcp://*:{s.scheduler_port}")

@@ -12,7 +12,7 @@ import zmq
 
 from shared.config import Settings
 from shared.errors import ConfigError
-from shared.messages import AbortRequest, SchedulerInbox
+from shared.messages import AbortRequest, SchedulerInbox, encode
 from shared.transport import MemoryTransport, Transport, ZmqTransport, pick, rank
 from shared.transport.keys import load_keys
 
@@ -23,9 +23,8 @@ async def transport(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIter
     if request.param == "memory":
         made = MemoryTransport()
     else:
-        made = ZmqTransport(
-            Settings(transport=request.param, runtime_dir=str(tmp_path / "run"), advertise_host="127.0.0.1")
-        )
+        run = str(tmp_path / "run")
+        made = ZmqTransport(Settings(transport=request.param, runtime_dir=run, advertise_host="127.0.0.1"))
     yield made
     made.close()
 
@@ -36,7 +35,8 @@ async def test_messages_arrive_in_order_and_in_batches(transport: Transport) -> 
         outbox.send(inbox.address, AbortRequest(str(index)))
         if index % 100 == 99:
             outbox.flush()
-    received, num_batches = [], 0
+    received: list[str] = []
+    num_batches = 0
     while len(received) < 1000:
         received += [message.request_id for message in await asyncio.wait_for(inbox.recv_batch(), 5)]
         num_batches += 1
@@ -55,8 +55,6 @@ async def test_mail_to_oneself_needs_no_wire(transport: Transport) -> None:
 
 async def test_an_undecodable_frame_costs_only_itself(transport: Transport) -> None:
     inbox = transport.bind("a", SchedulerInbox)
-    from shared.messages import encode
-
     inbox.deliver([encode(AbortRequest("1")), b"\xc1garbage", encode(AbortRequest("2"))])
     assert await inbox.recv_batch() == [AbortRequest("1"), AbortRequest("2")]
     assert inbox.num_undecodable == 1
@@ -99,8 +97,6 @@ async def test_a_stranger_gets_no_frame_through(tmp_path: Path) -> None:
     public, secret = zmq.curve_keypair()
     plain, stranger = context.socket(zmq.PUSH), context.socket(zmq.PUSH)
     stranger.curve_serverkey, stranger.curve_publickey, stranger.curve_secretkey = keys.server_public, public, secret
-    from shared.messages import encode
-
     for socket in (plain, stranger):
         socket.connect(inbox.address)
         socket.send(encode(AbortRequest("evil")))
