@@ -1,0 +1,1 @@
+"""Tokens to text, stream by stream, with stop strings."""

@@ -1,0 +1,109 @@
+"""One output stream: tokens of one sequence in, what its client is to see out.  Knows no addresses and no sockets."""
+
+from __future__ import annotations
+
+from services.detokenizer.decoder import DecoderFactory
+from services.detokenizer.stops import StopMatcher
+from shared.messages import FinishReason, OpenStream, SequenceText, SequenceTokens
+
+
+class StreamGapError(Exception):
+    """Tokens are missing between what a stream has seen and what came."""
+
+
+class Stream:
+    """The decoding state of one sequence.
+
+    Invariant: the texts returned so far are one text, cut anywhere; how the tokens were grouped cannot be seen in it.
+    """
+
+    def __init__(self, opened: OpenStream, decoders: DecoderFactory) -> None:
+        self.opened = opened
+        self.num_tokens = 0
+        self.num_characters = 0
+        self.finish_reason: FinishReason | None = None
+        self._first = True
+        self._decoder = None
+        if opened.detokenize:
+            self._decoder = decoders.make(
+                opened.prompt_tail,
+                whole_prompt=len(opened.prompt_tail) == opened.num_prompt_tokens,
+                skip_special_tokens=opened.skip_special_tokens,
+            )
+        self._stops = StopMatcher(opened.stop, include=opened.include_stop_str_in_output) if opened.stop else None
+
+    @property
+    def stop_matched(self) -> str | None:
+        """The stop string that ended this stream."""
+        return self._stops.matched if self._stops else None
+
+    def advance(self, tokens: SequenceTokens) -> SequenceText | None:
+        """Take tokens; None where they bring nothing new.  Raises StreamGapError where some are missing before them."""
+        num_known = self.num_tokens - tokens.offset
+        if num_known < 0:
+            raise StreamGapError(f"expected token {self.num_tokens}, got {tokens.offset}")
+        if num_known > len(tokens.token_ids) or (num_known == len(tokens.token_ids) and not tokens.finish_reason):
+            return None
+        offset, new = self.num_tokens, tokens.token_ids[num_known:]
+        text = "".join(self._push_all(new, self._hidden(tokens)))
+        if self.stop_matched is not None:
+            self.finish_reason = FinishReason.STOP
+        elif tokens.finish_reason is not None:
+            text += self._flush()
+            self.finish_reason = FinishReason.STOP if self.stop_matched is not None else tokens.finish_reason
+        return self._say(tokens, offset, num_known, text)
+
+    def _hidden(self, tokens: SequenceTokens) -> int | None:
+        """The stop token, whose text is not shown unless asked for."""
+        return None if self.opened.include_stop_str_in_output else tokens.stop_token_id
+
+    def _push_all(self, token_ids: list[int], hidden: int | None) -> list[str]:
+        """Texts of the tokens up to the one that completes a stop string."""
+        texts = []
+        for position, token_id in enumerate(token_ids):
+            self.num_tokens += 1
+            if self._decoder is None or (token_id == hidden and position == len(token_ids) - 1):
+                continue
+            texts.append(self._match(self._decoder.push(token_id)))
+            if self.stop_matched is not None:
+                break
+        return texts
+
+    def _match(self, text: str) -> str:
+        if self._stops is None or not text:
+            return text
+        return self._stops.push(text, armed=self.num_tokens > self.opened.min_tokens)
+
+    def _flush(self) -> str:
+        text = self._match(self._decoder.finish()) if self._decoder is not None else ""
+        if self._stops is not None and self._stops.matched is None:
+            text += self._stops.flush()
+        return text
+
+    def _say(self, tokens: SequenceTokens, offset: int, num_known: int, text: str) -> SequenceText:
+        num_new = self.num_tokens - offset
+        said = SequenceText(
+            request_id=tokens.request_id,
+            index=tokens.index,
+            token_offset=offset,
+            text_offset=self.num_characters,
+            text=text,
+            token_ids=tokens.token_ids[num_known : num_known + num_new],
+            logprobs=tokens.logprobs[num_known : num_known + num_new],
+            finish_reason=self.finish_reason,
+            stop_reason=self._stop_reason(tokens),
+            num_prompt_tokens=self.opened.num_prompt_tokens,
+            num_cached_tokens=self.opened.num_cached_tokens,
+            num_output_tokens=self.num_tokens,
+            prompt_logprobs=self.opened.prompt_logprobs if self._first else None,
+        )
+        self.num_characters += len(text)
+        self._first = False
+        return said
+
+    def _stop_reason(self, tokens: SequenceTokens) -> str:
+        if self.stop_matched is not None:
+            return self.stop_matched
+        if self.finish_reason is FinishReason.STOP and tokens.stop_token_id is not None:
+            return str(tokens.stop_token_id)
+        return ""

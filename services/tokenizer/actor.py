@@ -1,0 +1,226 @@
+"""The tokenizer's shell: requests in, tokenized requests on to the scheduler, refusals back to the gateway."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import structlog
+
+from services.tokenizer.prompts import PromptRules, check_deadline, pack_prompt
+from services.tokenizer.renderers import RendererPool
+from shared.actor import MemberActor
+from shared.actor.actor import Handlers
+from shared.config import Settings
+from shared.errors import RejectCode, RequestError
+from shared.logging import request_logger
+from shared.messages import (
+    AbortRequest,
+    ChatMessage,
+    DecodeRequest,
+    DecodeResult,
+    EncodeRequest,
+    EncodeResult,
+    Goodbye,
+    Refused,
+    RequestRejected,
+    Roster,
+    ServiceName,
+    Tick,
+    TokenizeRequest,
+    TokenizerInbox,
+)
+from shared.packing import pack_tokens
+from shared.tokenization import ModelTokenizer
+from shared.transport import Transport
+
+log = structlog.get_logger()
+
+LONG_TEXT = 16 << 10  # characters; about 10 ms of tokenizing, the most that others should wait for
+
+
+class TokenizerActor(MemberActor):
+    """Stateless but for what is being rendered or tokenized in the background.
+
+    Chats and long texts are prepared in tasks; each comes back through `_contained`, on the event loop and in one go,
+    so that no handler can be under way then: the rule that handlers do not interleave holds for it as for messages.
+    """
+
+    service = ServiceName.TOKENIZER
+    inbox_union = TokenizerInbox
+
+    def __init__(
+        self,
+        transport: Transport,
+        settings: Settings,
+        tokenizer: ModelTokenizer,
+        renderers: RendererPool | None,
+        instance: str | None = None,
+    ) -> None:
+        super().__init__(transport, settings, instance)
+        self.tokenizer = tokenizer
+        self.renderers = renderers
+        self.rules = PromptRules(
+            tokenizer,
+            max_prompt_bytes=settings.max_prompt_bytes,
+            max_logprobs=settings.max_logprobs,
+            max_n=settings.max_n,
+        )
+        self.threads = ThreadPoolExecutor(settings.num_tokenizer_threads, thread_name_prefix="tokenize")
+        self.pending: dict[str, object] = {}  # requests in the background that nobody has aborted
+        self._idle = asyncio.Event()
+
+    def handlers(self) -> Handlers:
+        return {
+            TokenizeRequest: self.handle_tokenize,
+            EncodeRequest: self.handle_encode,
+            DecodeRequest: self.handle_decode,
+            AbortRequest: self.handle_abort,
+            Roster: self.handle_roster,
+            Refused: self.handle_refused,
+            Tick: self.handle_tick,
+        }
+
+    # -- handlers
+
+    def handle_tokenize(self, request: TokenizeRequest) -> None:
+        header, started = request.header, time.monotonic()
+        with self._contained(header.request_id, header.gateway):
+            if not self.scheduler_is_live:
+                raise RequestError("no scheduler is live", code=RejectCode.UNAVAILABLE)
+            self.rules.check(request, max_input_length=self.max_input_length, now=time.time())
+            if request.token_ids is not None:
+                self._admit(request, request.token_ids, started)
+            elif request.text is not None and len(request.text) <= LONG_TEXT:
+                self._admit(request, pack_prompt(self.tokenizer.encode(request.text)), started)
+            else:
+                self._later(
+                    header.request_id,
+                    header.gateway,
+                    lambda: self._prompt(request.text, request.chat, self.tokenizer.encode),
+                    lambda token_ids: self._admit(request, pack_prompt(token_ids), started),
+                )
+
+    def handle_encode(self, request: EncodeRequest) -> None:
+        with self._contained(request.request_id, request.gateway):
+            self.rules.check_encode(request)
+            encode = self.tokenizer.encode if request.add_special_tokens else self.tokenizer.encode_plain
+            self._later(
+                request.request_id,
+                request.gateway,
+                lambda: self._prompt(request.text, request.chat, encode),
+                lambda ids: self.send(request.gateway, EncodeResult(request.request_id, pack_tokens(ids))),
+            )
+
+    def handle_decode(self, request: DecodeRequest) -> None:
+        with self._contained(request.request_id, request.gateway):
+            token_ids = self.rules.unpack(request.token_ids)
+            text = self.tokenizer.decode(token_ids, skip_special_tokens=request.skip_special_tokens)
+            self.send(request.gateway, DecodeResult(request.request_id, text))
+
+    def handle_abort(self, message: AbortRequest) -> None:
+        # A rendering under way is let finish, within its time limit, as a child costs more than its answer.
+        self.pending.pop(message.request_id, None)
+        self.send(self.scheduler, message)
+
+    # -- the deployment's limits
+
+    @property
+    def max_model_len(self) -> int:
+        return self.roster.max_model_len or self.settings.max_model_len or self.tokenizer.context_length
+
+    @property
+    def max_input_length(self) -> int:
+        """Tokens; 0 where nobody has said it yet."""
+        return self.roster.max_input_length or self.settings.max_input_length
+
+    # -- the work
+
+    async def _prompt(
+        self, text: str | None, chat: list[ChatMessage] | None, encode: Callable[[str], list[int]]
+    ) -> list[int]:
+        """Token ids of a text, or of a chat once it is rendered; of long ones in a thread, where others can go on."""
+        if chat is not None:
+            assert self.renderers is not None  # the rules let no chat through where there is no template
+            text = await self.renderers.render(chat)
+            self.rules.check_length(text, self.max_input_length, "chat")
+            encode = self.tokenizer.encode_plain  # the template has written the special tokens
+        text = text or ""
+        if len(text) <= LONG_TEXT:
+            return encode(text)
+        return await asyncio.get_running_loop().run_in_executor(self.threads, encode, text)
+
+    def _later(
+        self, request_id: str, gateway: str, work: Callable[[], Awaitable[list[int]]], use: Callable[[list[int]], None]
+    ) -> None:
+        """Do `work` in the background, then `use` its outcome unless the request was aborted or sent anew meanwhile."""
+        ticket = object()
+
+        async def run() -> None:
+            with self._contained(request_id, gateway):
+                token_ids = await work()
+                if self.pending.get(request_id) is ticket:
+                    use(token_ids)
+            if self.pending.get(request_id) is ticket:
+                del self.pending[request_id]
+            if not self.pending:
+                self._idle.set()
+            self.outbox.flush()
+
+        self.pending[request_id] = ticket
+        self._idle.clear()
+        self.spawn(run())
+
+    def _admit(self, request: TokenizeRequest, prompt_token_ids: bytes, started: float) -> None:
+        now = time.time()
+        check_deadline(request.header.deadline, now)
+        added = self.rules.complete(request, prompt_token_ids, max_model_len=self.max_model_len, now=now)
+        self.send(self.scheduler, added)
+        request_logger(log, request.header).debug(
+            "request_tokenized",
+            num_prompt_tokens=len(prompt_token_ids) // 4,
+            duration=round(time.monotonic() - started, 6),
+        )
+
+    @contextlib.contextmanager
+    def _contained(self, request_id: str, gateway: str) -> Iterator[None]:
+        """Whatever goes wrong within ends this one request, and nothing else."""
+        try:
+            yield
+        except RequestError as error:
+            rejection = RequestRejected(request_id, error.code, str(error), error.field, error.retry_after_ms)
+            self.send(gateway, rejection)
+        except Exception:
+            log.exception("request_failed", request_id=request_id)
+            self.send(gateway, RequestRejected(request_id, RejectCode.INTERNAL, "the request could not be tokenized"))
+
+    # -- life
+
+    async def on_start(self) -> None:
+        if self.renderers is not None:
+            await self.renderers.start()
+        await super().on_start()
+
+    def on_drain(self, deadline: float) -> None:
+        """Leave the roster first, so that no new requests are sent here, then finish those under way."""
+        self.send(self.scheduler, Goodbye(self.service, self.instance, self.epoch))
+        self.spawn(self._stop_when_done(deadline))
+
+    async def _stop_when_done(self, deadline: float) -> None:
+        # Requests sent before the others knew may still arrive for a while.
+        await asyncio.sleep(min(self.settings.heartbeat_interval, max(0.0, deadline - time.time())))
+        if self.pending:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(max(0.0, deadline - time.time())):
+                    await self._idle.wait()
+        self.stop()
+        self.post(Tick())  # wakes the run loop, which then sees that it is over
+
+    async def on_stop(self) -> None:
+        await super().on_stop()
+        self.threads.shutdown(wait=False, cancel_futures=True)
+        if self.renderers is not None:
+            await self.renderers.close()

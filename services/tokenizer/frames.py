@@ -1,0 +1,38 @@
+"""What a tokenizer and its renderer children say to each other: length-prefixed msgpack over pipes."""
+
+from __future__ import annotations
+
+import struct
+
+import msgspec
+
+PREFIX = struct.Struct("<I")
+
+
+class RenderSetup(msgspec.Struct, frozen=True):
+    """The first frame to a child, for its whole life.  Sizes in bytes, times in seconds."""
+
+    template: str
+    special_tokens: dict[str, str]
+    max_output_bytes: int
+    max_memory: int
+    max_cpu_seconds: int  # per rendering
+
+
+class RenderJob(msgspec.Struct, frozen=True):
+    """One chat to render."""
+
+    messages: list[dict[str, str]]
+
+
+class Rendering(msgspec.Struct, frozen=True):
+    """A child's answer: the text, or what is wrong with the chat."""
+
+    text: str = ""
+    error: str = ""
+
+
+def to_frame(content: msgspec.Struct) -> bytes:
+    """Bytes with their length in front."""
+    data = msgspec.msgpack.encode(content)
+    return PREFIX.pack(len(data)) + data

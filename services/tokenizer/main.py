@@ -1,0 +1,24 @@
+"""Assembles a tokenizer."""
+
+from __future__ import annotations
+
+from services.tokenizer.actor import TokenizerActor
+from services.tokenizer.renderers import RendererPool
+from shared.config import Settings
+from shared.model_source import resolve_model_dir
+from shared.tokenization import load_tokenizer
+from shared.transport import Transport
+
+
+def make(transport: Transport, settings: Settings) -> TokenizerActor:
+    """One tokenizer of the configured model.  Raises ModelError where it has none that can be used."""
+    tokenizer = load_tokenizer(resolve_model_dir(settings.model))
+    renderers = None
+    if tokenizer.chat_template is not None:
+        renderers = RendererPool(
+            tokenizer.chat_template,
+            tokenizer.special_tokens,
+            timeout=settings.template_timeout,
+            max_output_bytes=settings.max_prompt_bytes,
+        )
+    return TokenizerActor(transport, settings, tokenizer, renderers)

@@ -1,0 +1,156 @@
+"""What may become a prompt, and what a tokenized prompt says to the scheduler.  No I/O and no clock."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from shared.errors import ProtocolError, RejectCode, RequestError
+from shared.messages import AddRequest, ChatMessage, EncodeRequest, TokenizeRequest
+from shared.packing import pack_tokens, unpack_tokens
+from shared.sampling import Limits, SamplingParams, check_sampling, check_token_ids
+from shared.tokenization import ModelTokenizer
+
+ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
+DEFAULT_MAX_TOKENS = 16  # of a text or token prompt; a chat may use the rest of the context
+UNKNOWN = 1 << 30  # a limit that only the scheduler can check
+
+
+class PromptRules:
+    """Checks requests before any costly work, and completes them after it.
+
+    The scheduler's admission has the last word; what is refused here could not pass there.
+    """
+
+    def __init__(self, tokenizer: ModelTokenizer, *, max_prompt_bytes: int, max_logprobs: int, max_n: int) -> None:
+        self._tokenizer = tokenizer
+        self._max_prompt_bytes = max_prompt_bytes
+        self._limits = Limits(
+            vocab_size=tokenizer.vocab_size,
+            max_model_len=UNKNOWN,
+            max_input_length=UNKNOWN,
+            max_logprobs=max_logprobs,
+            max_n=max_n,
+        )
+
+    def check(self, request: TokenizeRequest, *, max_input_length: int, now: float) -> None:
+        """Raise RequestError on whatever can be known to be wrong before tokenizing."""
+        check_deadline(request.header.deadline, now)
+        prompts = (request.text, request.chat, request.token_ids)
+        if sum(prompt is not None for prompt in prompts) != 1:
+            raise RequestError("prompt must be exactly one of text, chat and token ids", field="prompt")
+        check_sampling(request.params, self._limits, 1)
+        if request.text is not None:
+            self.check_text(request.text, max_input_length)
+        elif request.chat is not None:
+            self.check_chat(request.chat)
+        elif request.token_ids is not None:
+            self._check_size(len(request.token_ids), "token_ids")
+
+    def check_encode(self, request: EncodeRequest) -> None:
+        """Raise RequestError unless there is exactly one thing to encode, of reasonable size."""
+        if (request.text is None) == (request.chat is None):
+            raise RequestError("prompt must be exactly one of text and chat", field="prompt")
+        if request.text is not None:
+            self._check_size(_num_bytes(request.text), "prompt")
+        elif request.chat is not None:
+            self.check_chat(request.chat)
+
+    def check_text(self, text: str, max_input_length: int) -> None:
+        """`max_input_length` in tokens, 0 where it is not known yet."""
+        if not text:
+            raise RequestError("prompt must not be empty", field="prompt")
+        self._check_size(_num_bytes(text), "prompt")
+        self.check_length(text, max_input_length, "prompt")
+
+    def check_length(self, text: str, max_input_length: int, field: str) -> None:
+        """Raise RequestError where even the longest tokens would not make `text` short enough."""
+        longest = self._tokenizer.max_chars_per_token
+        if not max_input_length or longest is None:
+            return
+        if len(text) > max_input_length * longest:
+            raise RequestError(
+                f"{field} has {len(text)} characters, which cannot fit max_input_length={max_input_length} tokens",
+                field=field,
+            )
+
+    def check_chat(self, chat: Sequence[ChatMessage]) -> None:
+        if not chat:
+            raise RequestError("chat must contain at least one message", field="chat")
+        if self._tokenizer.chat_template is None:
+            raise RequestError("chat is not possible: the model has no chat template", field="chat")
+        for message in chat:
+            if message.role not in ROLES:
+                roles = ", ".join(sorted(ROLES))
+                raise RequestError(f"chat has the unknown role {message.role[:32]!r}; roles are {roles}", field="chat")
+        self._check_size(sum(len(message.role) + _num_bytes(message.content) for message in chat), "chat")
+
+    def unpack(self, packed: bytes) -> list[int]:
+        """Token ids of a Decode request.  Raises RequestError where they are none of this model's."""
+        self._check_size(len(packed), "token_ids")
+        try:
+            token_ids = unpack_tokens(packed)
+        except ProtocolError as error:
+            raise RequestError(f"token_ids: {error}", field="token_ids") from error
+        check_token_ids("token_ids", token_ids, self._tokenizer.vocab_size)
+        return token_ids
+
+    def check_packed(self, packed: bytes) -> int:
+        """How many token ids a prompt has; which ids they may be is for the scheduler to say."""
+        if len(packed) % 4:
+            raise RequestError(f"token_ids has {len(packed)} bytes, which is not a multiple of 4", field="token_ids")
+        return len(packed) // 4
+
+    def complete(
+        self, request: TokenizeRequest, prompt_token_ids: bytes, *, max_model_len: int, now: float
+    ) -> AddRequest:
+        """The scheduler's version of a request.  `max_model_len` in tokens, 0 where it is not known yet."""
+        num_prompt_tokens = self.check_packed(prompt_token_ids)
+        max_tokens = DEFAULT_MAX_TOKENS
+        if request.chat is not None and max_model_len:
+            max_tokens = max(1, max_model_len - num_prompt_tokens)
+        params = request.params.resolved(self._tokenizer.defaults, max_tokens=max_tokens)
+        return AddRequest(
+            header=request.header,
+            params=self._with_bad_words(params),
+            prompt_token_ids=prompt_token_ids,
+            eos_token_ids=self._tokenizer.defaults.eos_token_ids,
+            sent_token_ids=request.sent_token_ids,
+            sent_text_lengths=request.sent_text_lengths,
+            tokenized_time=now,
+        )
+
+    def _with_bad_words(self, params: SamplingParams) -> SamplingParams:
+        """A word is banned at the start of a text and within it, where many tokenizers write it with its space."""
+        if not params.bad_words:
+            return params
+        found = [tuple(ids) for ids in params.bad_words_token_ids]
+        for word in params.bad_words:
+            for text in (word, f" {word.lstrip()}"):
+                found.append(tuple(self._tokenizer.encode_plain(text)))
+        unique = [list(ids) for ids in dict.fromkeys(found)]
+        return msgspec.structs.replace(params, bad_words_token_ids=unique)
+
+    def _check_size(self, num_bytes: int, field: str) -> None:
+        if num_bytes > self._max_prompt_bytes:
+            raise RequestError(
+                f"{field} has {num_bytes} bytes, more than max_prompt_bytes={self._max_prompt_bytes}", field=field
+            )
+
+
+def check_deadline(deadline: float | None, now: float) -> None:
+    """Raise RequestError where nobody waits any more."""
+    if deadline is not None and now >= deadline:
+        raise RequestError("the deadline passed before the prompt was tokenized", code=RejectCode.DEADLINE_EXCEEDED)
+
+
+def pack_prompt(token_ids: list[int]) -> bytes:
+    """Packed ids; a text of no tokens at all is refused here, in words about the text."""
+    if not token_ids:
+        raise RequestError("prompt contains no tokens", field="prompt")
+    return pack_tokens(token_ids)
+
+
+def _num_bytes(text: str) -> int:
+    return len(text) if text.isascii() else len(text.encode())
