@@ -1,0 +1,114 @@
+"""The terminal's side of the gRPC interface: a channel, a stream of text, and its figures."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from protos.pageant.v1 import inference_pb2, inference_pb2_grpc
+
+# A server that is just starting is tried again after milliseconds, where gRPC's own custom is a second.
+CHANNEL_OPTIONS = [
+    ("grpc.initial_reconnect_backoff_ms", 20),
+    ("grpc.min_reconnect_backoff_ms", 20),
+    ("grpc.max_reconnect_backoff_ms", 100),
+    ("grpc.max_receive_message_length", -1),
+]
+PROBE_TIMEOUT = 0.5
+
+
+class Figures:
+    """What one generation took, as its client saw it."""
+
+    def __init__(self) -> None:
+        self._start = time.perf_counter()
+        self._first = self._last = 0.0
+        self.prompt_tokens = 0
+        self.completion_tokens = 0
+        self.cached_tokens = 0
+
+    def add(self, response: Any) -> None:
+        self._last = time.perf_counter()
+        self._first = self._first or self._last
+        if response.HasField("usage"):
+            self.prompt_tokens = response.usage.prompt_tokens
+            self.cached_tokens = response.usage.cached_tokens
+            self.completion_tokens += response.usage.completion_tokens
+
+    @property
+    def ttft_ms(self) -> float:
+        """From asking to the first output."""
+        return 1000 * (self._first - self._start) if self._first else 0.0
+
+    @property
+    def tpot_ms(self) -> float:
+        """Per token after the first."""
+        return 1000 * (self._last - self._first) / max(1, self.completion_tokens - 1)
+
+    def __str__(self) -> str:
+        return (
+            f"prompt tokens: {self.prompt_tokens}  completion tokens: {self.completion_tokens}  "
+            f"cached tokens: {self.cached_tokens}  time to first token: {self.ttft_ms:.1f} ms  "
+            f"time per output token: {self.tpot_ms:.2f} ms"
+        )
+
+
+class Client:
+    """One connection to a gateway."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self._channel = grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
+        self._inference: Any = inference_pb2_grpc.InferenceStub(self._channel)
+        self._health: Any = health_pb2_grpc.HealthStub(self._channel)
+
+    def close(self) -> None:
+        self._channel.close()
+
+    @property
+    def serving(self) -> bool:
+        """Whether the server says that it can serve requests now."""
+        try:
+            answer = self._health.Check(health_pb2.HealthCheckRequest(), timeout=PROBE_TIMEOUT)
+        except grpc.RpcError:
+            return False
+        return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
+
+    def generate(self, sampling: dict[str, Any], write: Callable[[str], None], **request: Any) -> tuple[str, Figures]:
+        """Stream one completion into `write`; returns all of it.  Raises grpc.RpcError."""
+        figures, parts = Figures(), []
+        call = self._inference.Generate(inference_pb2.GenerateRequest(sampling=sampling, **request))
+        with _cancelled_after(call):
+            for response in call:
+                figures.add(response)
+                if response.text:
+                    parts.append(response.text)
+                    write(response.text)
+        return "".join(parts), figures
+
+
+@contextlib.contextmanager
+def _cancelled_after(call: Any) -> Iterator[None]:
+    """A call that is left early is stopped at the server too."""
+    try:
+        yield
+    finally:
+        call.cancel()
+
+
+def printable(text: str) -> str:
+    """Without the control characters that a terminal would obey."""
+    return "".join(char for char in text if char.isprintable() or char in "\n\t" or not char.isascii())
+
+
+def explain(error: grpc.RpcError, address: str) -> str:
+    """A failed call in words that help."""
+    code, details = getattr(error, "code", lambda: None)(), getattr(error, "details", lambda: "")() or str(error)
+    if code is grpc.StatusCode.UNAVAILABLE and "connect" in details:
+        return f"nothing answers at {address}; start it with `pageant serve`"
+    return f"{code.name.lower()}: {details}" if code is not None else details

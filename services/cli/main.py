@@ -1,0 +1,81 @@
+"""The commands.  What a command needs is imported when it runs, so that each starts fast."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from services.cli.options import sampling_options, settings_options, take_sampling, take_settings
+
+address_option = click.option("--address", default="127.0.0.1:50051", envvar="PAGEANT_ADDRESS", show_default=True)
+replicas = click.IntRange(min=1)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
+@click.version_option(package_name="pageant")
+def main() -> None:
+    """LLM inference as a troupe of services."""
+
+
+@main.command()
+@settings_options
+@click.option("--workers", type=replicas, default=1, show_default=True, help="Worker replicas.")
+@click.option("--tokenizers", type=replicas, default=1, show_default=True, help="Tokenizer replicas.")
+@click.option("--detokenizers", type=replicas, default=1, show_default=True, help="Detokenizer replicas.")
+@click.option("--log-dir", type=click.Path(file_okay=False, path_type=Path), help="A log file per process here.")
+def serve(workers: int, tokenizers: int, detokenizers: int, log_dir: Path | None, **arguments: Any) -> None:
+    """Serve a model: every service as a process of this machine, restarted when it dies."""
+    from services.cli import serve as command
+
+    settings = take_settings(arguments)
+    cast = command.roles(workers=workers, tokenizers=tokenizers, detokenizers=detokenizers)
+    sys.exit(command.serve(settings, cast, log_dir))
+
+
+@main.command()
+@click.argument("prompt")
+@address_option
+@sampling_options
+def generate(prompt: str, address: str, **arguments: Any) -> None:
+    """Complete PROMPT, streaming ('-' reads it from standard input)."""
+    from services.cli import terminal
+    from services.cli.client import Client
+
+    text = sys.stdin.read() if prompt == "-" else prompt
+    sys.exit(terminal.generate(Client(address), text, take_sampling(arguments)))
+
+
+@main.command()
+@address_option
+@click.option("--system", default="", help="A system message to begin with.")
+@sampling_options
+def chat(address: str, system: str, **arguments: Any) -> None:
+    """Talk with the model; /quit ends it."""
+    from services.cli import terminal
+    from services.cli.client import Client
+
+    sys.exit(terminal.chat(Client(address), system, take_sampling(arguments)))
+
+
+@main.command()
+@click.argument("prompt", default="Once upon a time")
+@settings_options
+@sampling_options
+def quickstart(prompt: str, **arguments: Any) -> None:
+    """Complete PROMPT with a private troupe that is gone afterwards."""
+    from services.cli import quickstart as command
+
+    settings = take_settings(arguments)
+    sys.exit(command.quickstart(settings, prompt, take_sampling(arguments)))
+
+
+@main.command()
+@settings_options
+def doctor(**arguments: Any) -> None:
+    """Say what was found and what would keep this machine from serving."""
+    from services.cli import doctor as command
+
+    sys.exit(command.doctor(take_settings(arguments)))

@@ -1,0 +1,102 @@
+"""`pageant serve`: the whole troupe on one machine, supervised until it is told to stop."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING
+
+import click
+import msgspec
+
+from services.cli.processes import Starter
+from services.cli.supervisor import Role, Supervisor
+from shared.config import Settings
+
+if TYPE_CHECKING:
+    from services.cli.client import Client
+
+TURN = 0.05  # seconds between looks at the children
+WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "[::1]", "[::]": "[::1]"}
+
+
+def roles(*, workers: int = 1, tokenizers: int = 1, detokenizers: int = 1) -> list[Role]:
+    """Who is needed, the slowest to start first."""
+    counts = {"worker": workers, "scheduler": 1, "tokenizer": tokenizers, "detokenizer": detokenizers, "gateway": 1}
+    return [Role(service, index) for service, count in counts.items() for index in range(count)]
+
+
+def serve(settings: Settings, cast: list[Role], log_dir: Path | None) -> int:
+    """Run until SIGTERM or Ctrl-C, or until a service says that it cannot work; returns the exit status."""
+    settings = with_port(settings)
+    stopped = Interruption()
+    starter = Starter(settings, log_dir)
+    supervisor = Supervisor(cast, starter, report=report)
+    supervisor.start()
+    try:
+        watch_until_ready(supervisor, settings, stopped)
+        while not (stopped.requested or supervisor.failure):
+            supervisor.poll()
+            time.sleep(TURN)
+    finally:
+        supervisor.stop(settings.drain_timeout)
+    if supervisor.failure:
+        role, status = supervisor.failure
+        report(f"{role.name} cannot work with this configuration: {starter.last_words(role)}")
+        return status
+    return 0
+
+
+def watch_until_ready(supervisor: Supervisor, settings: Settings, stopped: Interruption) -> None:
+    client = connect(settings)
+    try:
+        if wait_until_serving(client, supervisor, lambda: stopped.requested):
+            click.echo(f"ready: {settings.model_name} at {client.address}", err=True)
+    finally:
+        client.close()
+
+
+def wait_until_serving(client: Client, supervisor: Supervisor, given_up: Callable[[], bool]) -> bool:
+    """Look after the children until the gateway serves; False where they cannot work or the caller gives up."""
+    while not (given_up() or supervisor.failure):
+        if client.serving:
+            return True
+        supervisor.poll()
+        time.sleep(TURN / 2)
+    return False
+
+
+def connect(settings: Settings) -> Client:
+    """A client for a gateway with these settings.  gRPC is imported here, while the children already start."""
+    from services.cli.client import Client
+
+    return Client(f"{WILDCARDS.get(settings.host, settings.host)}:{settings.port}")
+
+
+def with_port(settings: Settings) -> Settings:
+    """Port 0 becomes a free one, known before the gateway is."""
+    if settings.port:
+        return settings
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return msgspec.structs.replace(settings, port=probe.getsockname()[1])
+
+
+class Interruption:
+    """Remembers SIGTERM and SIGINT instead of being interrupted by them."""
+
+    def __init__(self) -> None:
+        self.requested = False
+        for name in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(name, self._remember)
+
+    def _remember(self, number: int, frame: FrameType | None) -> None:
+        self.requested = True
+
+
+def report(text: str) -> None:
+    click.echo(f"pageant: {text}", err=True)

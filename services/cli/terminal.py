@@ -1,0 +1,76 @@
+"""`pageant generate` and `pageant chat`: text streamed to the terminal as it is made."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import click
+import grpc
+
+from services.cli.client import Client, explain, printable
+
+
+def write(text: str) -> None:
+    """To standard output, at once; a terminal gets no control characters."""
+    sys.stdout.write(printable(text) if sys.stdout.isatty() else text)
+    sys.stdout.flush()
+
+
+def generate(client: Client, prompt: str, sampling: dict[str, Any]) -> int:
+    """Stream one completion, then its figures; returns the exit status."""
+    try:
+        _, figures = client.generate(sampling, write, text=prompt)
+    except grpc.RpcError as error:
+        click.echo(f"pageant: {explain(error, client.address)}", err=True)
+        return 1
+    except KeyboardInterrupt:
+        click.echo("", err=True)
+        return 130
+    write("\n")
+    click.echo(str(figures), err=True)
+    return 0
+
+
+def chat(client: Client, system: str, sampling: dict[str, Any]) -> int:
+    """Talk until /quit or the end of the input.  Ctrl-C stops one answer."""
+    messages = [{"role": "system", "content": system}] if system else []
+    while (line := _read_line()) is not None:
+        if not line:
+            continue
+        messages.append({"role": "user", "content": line})
+        answer = _answer(client, messages, sampling)
+        if answer is None:
+            messages.pop()
+        else:
+            messages.append({"role": "assistant", "content": answer})
+    return 0
+
+
+def _read_line() -> str | None:
+    try:
+        line = input("> " if sys.stdin.isatty() else "").strip()
+    except (EOFError, KeyboardInterrupt):
+        return None
+    return None if line == "/quit" else line
+
+
+def _answer(client: Client, messages: list[dict[str, str]], sampling: dict[str, Any]) -> str | None:
+    """One answer, or None where there was none; what an interrupted one had said counts."""
+    said: list[str] = []
+
+    def show(text: str) -> None:
+        said.append(text)
+        write(text)
+
+    try:
+        _, figures = client.generate(sampling, show, chat={"messages": messages})
+    except grpc.RpcError as error:
+        click.echo(f"pageant: {explain(error, client.address)}", err=True)
+        return None
+    except KeyboardInterrupt:
+        write("\n")
+        return "".join(said) or None
+    write("\n")
+    click.echo(str(figures), err=True)
+    return "".join(said)
