@@ -1,0 +1,122 @@
+"""The scheduler's core and real model runners, called one after the other: the engine without its processes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from services.scheduler.invariants import check
+from services.scheduler.policy import Policy
+from services.scheduler.scheduler import Scheduler
+from services.worker.engine import load_runner
+from services.worker.runner import ModelRunner
+from shared.config import Settings
+from shared.messages import AddRequest, FinishReason, RequestHeader, RequestRejected, TokenLogprobs
+from shared.packing import pack_tokens
+from shared.sampling import GenerationDefaults, SamplingParams
+
+ROOT = Path(__file__).resolve().parents[2]
+MODEL = ROOT / "models" / "pageant-stories"
+SETTINGS = Settings(model=str(MODEL), dtype="float32", num_blocks=256, max_num_seqs=64, num_threads=1)
+
+
+class Ask(msgspec.Struct, frozen=True):
+    """One request of a test: prompt ids and parameters."""
+
+    prompt: list[int]
+    params: SamplingParams
+
+
+def ask(prompt: list[int], **params: Any) -> Ask:
+    params = {"max_tokens": 24, "seed": 11, "ignore_eos": True, **params}
+    return Ask(prompt, SamplingParams(**params).resolved(GenerationDefaults(), max_tokens=16))
+
+
+class Output(msgspec.Struct):
+    """One sequence's output, as its detokenizer got it."""
+
+    token_ids: list[int] = []
+    logprobs: list[TokenLogprobs | None] = []
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
+    finish_reason: FinishReason | None = None
+
+
+class Engine:
+    """Generates; `runners` are the workers, by name."""
+
+    def __init__(self, policy: Policy | None = None, *, workers: int = 1, **settings: Any) -> None:
+        self.settings = msgspec.structs.replace(SETTINGS, **settings)
+        self.core = Scheduler(policy or Policy())
+        self.core.set_detokenizers(["d"])
+        self.runners: dict[str, ModelRunner] = {}
+        self.outputs: dict[tuple[str, int], Output] = {}
+        self.rejected: list[RequestRejected] = []
+        self._epoch = 0
+        self._num_asked = 0
+        for index in range(workers):
+            self.join(f"w{index}")
+
+    @property
+    def counters(self) -> Any:
+        return self.core.counters
+
+    def join(self, name: str) -> None:
+        self._epoch += 1
+        self.runners[name] = load_runner(self.settings)
+        self.core.add_worker(name, self._epoch, self.runners[name].capacity)
+
+    def lose(self, name: str) -> None:
+        self.core.lose_worker(name)
+        del self.runners[name]
+
+    def add(self, one: Ask) -> str:
+        request_id = f"r{self._num_asked}"
+        self._num_asked += 1
+        self.core.add(AddRequest(RequestHeader(request_id, "g"), one.params, pack_tokens(one.prompt), [0]), now=0.0)
+        return request_id
+
+    def step(self) -> bool:
+        busy = False
+        for name, runner in list(self.runners.items()):
+            plans = [plan for plan in (self.core.schedule(name), self.core.schedule(name)) if plan]
+            for plan in plans:
+                self.core.apply(name, runner.run(plan))
+            busy |= bool(plans)
+        check(self.core)
+        self._collect()
+        return busy
+
+    def run(self) -> None:
+        while self.step():
+            pass
+        for replica in self.core.replicas.values():
+            assert replica.pool.num_available == replica.pool.size, "a block is lost"
+
+    def generate(self, asks: list[Ask]) -> list[list[Output]]:
+        """All sequences' outputs of all requests, computed together."""
+        ids = [self.add(one) for one in asks]
+        self.run()
+        assert not self.rejected, self.rejected
+        return self.outputs_of(ids, asks)
+
+    def outputs_of(self, ids: Sequence[str], asks: Sequence[Ask]) -> list[list[Output]]:
+        """The outputs of requests that were added one by one."""
+        return [[self.outputs[i, n] for n in range(one.params.n)] for i, one in zip(ids, asks, strict=True)]
+
+    def _collect(self) -> None:
+        self.rejected += [rejection for _, rejection in self.core.outbound.take_rejections()]
+        for batch in self.core.outbound.take_batches().values():
+            for stream in batch.opened:
+                self.outputs[stream.header.request_id, stream.index] = Output(prompt_logprobs=stream.prompt_logprobs)
+            for tokens in batch.sequences:
+                output = self.outputs[tokens.request_id, tokens.index]
+                output.token_ids += tokens.token_ids
+                output.logprobs += tokens.logprobs
+                output.finish_reason = tokens.finish_reason
+
+
+def token_ids(outputs: list[list[Output]]) -> list[list[list[int]]]:
+    return [[output.token_ids for output in request] for request in outputs]

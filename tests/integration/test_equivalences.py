@@ -1,0 +1,137 @@
+"""A token is a pure function of weights, history, parameters, seed and position: whatever happens to a request, its
+tokens are those of its solo run.  Every test also checks that the thing it is about did happen."""
+
+from __future__ import annotations
+
+import random
+from functools import cache
+
+import pytest
+
+from services.scheduler.policy import Policy
+from tests.integration.engine import Ask, Engine, ask, token_ids
+
+Tokens = list[list[list[int]]]
+
+
+@cache
+def asks() -> tuple[Ask, ...]:
+    """Requests of every kind: greedy, sampled, penalised, truncated, biased, with siblings and log-probabilities."""
+    rng = random.Random(5)
+    prompts = [[rng.randrange(4, 4000) for _ in range(rng.choice([1, 3, 15, 16, 17, 40, 90]))] for _ in range(24)]
+    story = [rng.randrange(4, 4000) for _ in range(50)]
+    kinds: list[dict[str, object]] = [
+        {"temperature": 0.0},
+        {"temperature": 1.0},
+        {"temperature": 0.7, "top_p": 0.9},
+        {"temperature": 1.3, "top_k": 20},
+        {"temperature": 1.0, "min_p": 0.05, "n": 2},
+        {"temperature": 0.8, "repetition_penalty": 1.3, "frequency_penalty": 0.5, "presence_penalty": -0.5},
+        {"temperature": 0.0, "logprobs": 3, "logit_bias": {5: 3.0}},
+        {"temperature": 1.0, "bad_words_token_ids": [[7], [8, 9]], "min_tokens": 3, "ignore_eos": False},
+    ]
+    made = []
+    for index, prompt in enumerate(prompts):
+        ids = story + prompt if index % 3 == 0 else prompt
+        made.append(ask(ids, seed=index, max_tokens=8 + index, **kinds[index % len(kinds)]))
+    return tuple(made)
+
+
+@cache
+def solo() -> Tokens:
+    """Each request alone, unchunked, with an empty cache."""
+    engine = Engine(Policy(enable_prefix_caching=False))
+    return [token_ids(engine.generate([one]))[0] for one in asks()]
+
+
+def test_batched_equals_solo() -> None:
+    engine = Engine(Policy(enable_prefix_caching=False, max_num_batched_tokens=4096))
+    assert token_ids(engine.generate(list(asks()))) == solo()
+    assert engine.core.replicas["w0"].num_steps < 60, "they ran together"
+
+
+def test_chunked_equals_whole() -> None:
+    engine = Engine(Policy(max_num_batched_tokens=64, long_prefill_token_threshold=24, enable_prefix_caching=False))
+    assert token_ids(engine.generate(list(asks()))) == solo()
+    assert engine.counters.num_chunked_prefills > 10
+
+
+def test_a_prefix_hit_equals_a_cold_run() -> None:
+    engine = Engine(Policy(max_num_batched_tokens=256))
+    assert token_ids(engine.generate(list(asks()))) == solo()
+    first = engine.counters.num_prefix_cache_hits
+    assert first > 0, "requests that share a beginning found it"
+    assert token_ids(engine.generate(list(asks()))) == solo()
+    assert engine.counters.num_prefix_cache_hits > first + 500, "and the second round found nearly all"
+
+
+def test_preempted_equals_undisturbed() -> None:
+    engine = Engine(num_blocks=16)
+    assert token_ids(engine.generate(list(asks()))) == solo()
+    assert engine.counters.num_preemptions > 0
+
+
+def test_evicted_equals_kept() -> None:
+    engine = Engine(num_blocks=20)
+    for _ in range(2):
+        assert token_ids(engine.generate(list(asks()))) == solo()
+    assert engine.core.replicas["w0"].pool.num_evictions > 20
+
+
+@pytest.mark.parametrize("block_size", [8, 32, 64])
+def test_every_block_size_equals_sixteen(block_size: int) -> None:
+    engine = Engine(block_size=block_size)
+    assert token_ids(engine.generate(list(asks()))) == solo()
+
+
+def test_two_workers_equal_one() -> None:
+    engine = Engine(workers=2)
+    assert token_ids(engine.generate(list(asks()))) == solo()
+    assert all(replica.num_steps > 5 for replica in engine.core.replicas.values()), "both worked"
+
+
+def test_killed_and_resumed_equals_undisturbed() -> None:
+    engine = Engine(Policy(max_num_batched_tokens=128), workers=2)
+    ids = [engine.add(one) for one in asks()]
+    for _ in range(6):
+        engine.step()
+    assert engine.core.replicas["w0"].running
+    engine.lose("w0")
+    engine.step()
+    engine.join("w2")
+    engine.run()
+    outputs = [
+        [engine.outputs[i, n].token_ids for n in range(one.params.n)] for i, one in zip(ids, asks(), strict=True)
+    ]
+    assert outputs == solo()
+    assert engine.counters.num_worker_losses == 1
+    assert engine.counters.num_preemptions > 0
+
+
+def test_siblings_equal_separate_requests_of_their_seeds() -> None:
+    one = ask([5, 6, 7, 8] * 9, n=4, temperature=1.0, seed=40)
+    engine = Engine()
+    (together,) = token_ids(engine.generate([one]))
+    assert engine.counters.num_block_copies == 3
+    apart = Engine(Policy(enable_prefix_caching=False))
+    separate = [ask(one.prompt, temperature=1.0, seed=40 + index) for index in range(4)]
+    assert together == [tokens for (tokens,) in token_ids(apart.generate(separate))]
+    assert len({tuple(tokens) for tokens in together}) > 1
+
+
+def test_logprobs_are_those_of_the_solo_run() -> None:
+    one = ask([5, 6, 7, 8] * 9, logprobs=4, prompt_logprobs=2, temperature=0.9)
+    engine = Engine(Policy(max_num_batched_tokens=64))
+    alone = Engine().generate([one])[0][0]
+    crowd = engine.generate([*asks()[:6], one])[-1][0]
+    assert engine.counters.num_chunked_prefills > 0
+    assert alone.token_ids == crowd.token_ids
+    assert alone.logprobs == crowd.logprobs
+    assert alone.prompt_logprobs == crowd.prompt_logprobs
+    assert alone.prompt_logprobs is not None
+    assert len(alone.prompt_logprobs) == 36
+    assert alone.prompt_logprobs[0] is None
+    first = alone.prompt_logprobs[1]
+    assert first is not None
+    assert first.token_ids[0] == 6, "the second prompt token's own log-probability comes first"
+    assert all(entry is not None and len(entry.token_ids) == 5 for entry in alone.logprobs)
