@@ -1,0 +1,159 @@
+"""Every op of the CPU provider against its reference, over shapes and dtypes, and its rows against themselves."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from kernels.ops.attention import AttentionMetadata
+from kernels.provider import Kernels, reference_kernels, select_kernels
+
+CPU = torch.device("cpu")
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 4e-2, torch.float16: 5e-3}
+REFERENCE = reference_kernels()
+FLOAT32 = select_kernels(CPU, torch.float32)
+
+
+def normal(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def assert_near(found: Tensor, wanted: Tensor) -> None:
+    assert found.dtype == wanted.dtype
+    tolerance = TOLERANCE[found.dtype]
+    torch.testing.assert_close(found, wanted, atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rows", [1, 3, 16, 33, 300])
+@pytest.mark.parametrize(("in_features", "out_features"), [(24, 40), (72, 211), (513, 96), (1400, 64)])
+def test_linear(dtype: torch.dtype, rows: int, in_features: int, out_features: int) -> None:
+    kernels = select_kernels(CPU, dtype)
+    x, weight = normal(rows, in_features, dtype=dtype), normal(out_features, in_features, dtype=dtype) / 30
+    for bias in (None, normal(out_features, dtype=dtype, seed=2)):
+        found = kernels.linear(x, kernels.pack_linear(weight), bias)
+        assert_near(found, REFERENCE.linear(x, REFERENCE.pack_linear(weight), bias))
+
+
+@pytest.mark.parametrize(("in_features", "out_features"), [(24, 40), (72, 211), (513, 96), (1400, 64), (64, 5000)])
+def test_rows_of_a_linear_are_alone(in_features: int, out_features: int) -> None:
+    x, weight = normal(300, in_features), FLOAT32.pack_linear(normal(out_features, in_features))
+    bias = normal(out_features)
+    whole = FLOAT32.linear(x, weight, bias)
+    for start, end in ((0, 1), (7, 8), (3, 20), (100, 117), (250, 300), (1, 300)):
+        assert torch.equal(FLOAT32.linear(x[start:end], weight, bias), whole[start:end])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(1, 64), (5, 48), (33, 384), (7, 4, 22)])
+def test_rms_norm(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    kernels = select_kernels(CPU, dtype)
+    x, residual = normal(*shape, dtype=dtype), normal(*shape, dtype=dtype, seed=1)
+    weight = normal(shape[-1], dtype=dtype, seed=2)
+    assert_near(kernels.rms_norm(x, weight, 1e-5), REFERENCE.rms_norm(x, weight, 1e-5))
+    for found, wanted in zip(
+        kernels.add_rms_norm(x, residual, weight, 1e-6), REFERENCE.add_rms_norm(x, residual, weight, 1e-6), strict=True
+    ):
+        assert_near(found, wanted)
+
+
+def test_reference_rms_norm_is_torchs() -> None:
+    x, weight = normal(9, 40), normal(40, seed=1)
+    assert_near(REFERENCE.rms_norm(x, weight, 1e-5), torch.nn.functional.rms_norm(x, (40,), weight, 1e-5))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(1, 64), (5, 48), (33, 142)])
+def test_silu_mul(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    gate_up = normal(*shape, dtype=dtype) * 4
+    assert_near(select_kernels(CPU, dtype).silu_mul(gate_up), REFERENCE.silu_mul(gate_up))
+
+
+def test_silu_of_extremes() -> None:
+    gate_up = torch.tensor([[-1e4, -100.0, 0.0, 100.0, 1e4, 1.0, 1.0, 1.0, 1.0, 1.0]])
+    assert_near(FLOAT32.silu_mul(gate_up), torch.tensor([[0.0, 0.0, 0.0, 100.0, 1e4]]))
+
+
+@pytest.mark.parametrize("width", [22, 71, 352])
+def test_elementwise_rows_are_alone(width: int) -> None:
+    x, weight = normal(77, 2 * width), normal(2 * width)
+    activated, normed = FLOAT32.silu_mul(x), FLOAT32.rms_norm(x, weight, 1e-5)
+    for start, end in ((0, 1), (5, 9), (13, 77)):
+        assert torch.equal(FLOAT32.silu_mul(x[start:end]), activated[start:end])
+        assert torch.equal(FLOAT32.rms_norm(x[start:end], weight, 1e-5), normed[start:end])
+
+
+@pytest.mark.parametrize("head_dim", [2, 22, 64])
+def test_rotary(head_dim: int) -> None:
+    """A rotation of each pair, as complex numbers say it."""
+    x, angles = normal(5, 3, head_dim), normal(5, 1, head_dim // 2, seed=1)
+    cos, sin = torch.cat((angles.cos(),) * 2, -1), torch.cat((-angles.sin(), angles.sin()), -1)
+    half = head_dim // 2
+    turned = torch.complex(x[..., :half], x[..., half:]) * torch.polar(torch.ones_like(angles), angles)
+    assert_near(REFERENCE.rotary(x, cos, sin), torch.cat((turned.real, turned.imag), -1))
+
+
+def test_store_kv() -> None:
+    key, value = normal(5, 2, 8), normal(5, 2, 8, seed=1)
+    caches = torch.zeros(3, 4, 2, 8), torch.zeros(3, 4, 2, 8)
+    FLOAT32.store_kv(key, value, *caches, torch.tensor([11, 0, 6]))
+    for cache, tokens in zip(caches, (key, value), strict=True):
+        flat = cache.flatten(0, 1)
+        assert torch.equal(flat[[11, 0, 6]], tokens[:3])
+        assert int((flat != 0).any(-1).any(-1).sum()) == 3
+
+
+class Paged:
+    """A random cache and sequences in it; blocks nobody holds are full of huge values, which must not be seen."""
+
+    def __init__(self, query_lens: list[int], seq_lens: list[int], heads: tuple[int, int, int], block_size: int) -> None:
+        self.query_lens, self.seq_lens, self.block_size = query_lens, seq_lens, block_size
+        num_heads, num_kv_heads, head_dim = heads
+        counts = [-(-length // block_size) for length in seq_lens]
+        order = torch.randperm(sum(counts) + 2, generator=torch.Generator().manual_seed(3))
+        self.tables = torch.zeros(len(seq_lens), max(counts), dtype=torch.int64)
+        for index, count in enumerate(counts):
+            self.tables[index, :count] = order[sum(counts[:index]) : sum(counts[: index + 1])]
+        shape = (len(order), block_size, num_kv_heads, head_dim)
+        self.keys, self.values = normal(*shape, seed=1), normal(*shape, seed=2)
+        self.keys[order[-2:]] = self.values[order[-2:]] = 1e6
+        self.query = normal(sum(query_lens) + 3, num_heads, head_dim)
+
+    def attend(self, kernels: Kernels, dtype: torch.dtype, window: int) -> Tensor:
+        plan: AttentionMetadata = kernels.plan_attention(
+            self.query_lens, self.seq_lens, self.tables, self.block_size, [window]
+        )
+        tensors = (self.query.to(dtype), self.keys.to(dtype), self.values.to(dtype))
+        return kernels.paged_attention(*tensors, plan, self.query.shape[-1] ** -0.5, window)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("window", [0, 1, 5, 40])
+@pytest.mark.parametrize("block_size", [8, 16, 32, 64])
+@pytest.mark.parametrize("heads", [(4, 4, 8), (8, 2, 22), (6, 1, 64)])
+def test_paged_attention(heads: tuple[int, int, int], block_size: int, window: int, dtype: torch.dtype) -> None:
+    paged = Paged([1, 1, 4, 70, 1, 4, 20], [1, 65, 4, 150, 64, 33, 21], heads, block_size)
+    found = paged.attend(select_kernels(CPU, dtype), dtype, window)
+    assert_near(found, paged.attend(REFERENCE, dtype, window))
+    assert not found[-3:].any()
+
+
+def test_long_prompts_are_cut() -> None:
+    paged = Paged([600, 1], [700, 300], (4, 2, 16), 16)
+    for window in (0, 100):
+        found = paged.attend(FLOAT32, torch.float32, window)
+        assert_near(found, paged.attend(REFERENCE, torch.float32, window))
+
+
+@pytest.mark.parametrize("window", [0, 3])
+def test_reference_attention_is_torchs(window: int) -> None:
+    paged = Paged([6], [9], (4, 2, 8), 8)
+    keys, values = (cache[paged.tables[0]].flatten(0, 1)[:9].transpose(0, 1) for cache in (paged.keys, paged.values))
+    distance = torch.arange(3, 9)[:, None] - torch.arange(9)
+    seen = (distance >= 0) & (distance < window) if window else distance >= 0
+    wanted = torch.nn.functional.scaled_dot_product_attention(
+        paged.query[:6].transpose(0, 1), keys, values, attn_mask=seen, enable_gqa=True
+    )
+    assert_near(paged.attend(REFERENCE, torch.float32, window)[:6], wanted.transpose(0, 1))

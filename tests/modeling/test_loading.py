@@ -1,0 +1,246 @@
+"""Checkpoints that cannot be served are refused with what is wrong and where; those that can are, however stored."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from shared.errors import ModelError
+from shared.model_source import resolve_model_dir
+from shared.modeling.config import parse_config, read_config
+from shared.modeling.weights import load_weights, make_weights, terminal_progress
+from tests.modeling.checkpoints import make_runner, random_prompt, save_checkpoint
+from tests.modeling.driver import Driver
+
+CPU = torch.device("cpu")
+LAYER = "model.layers.1."
+
+
+@pytest.fixture(scope="module")
+def tied(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("tied")
+    save_checkpoint(directory, "llama-tied")
+    return directory
+
+
+@pytest.fixture
+def copy(tied: Path, tmp_path: Path) -> Path:
+    """A checkpoint of its own for a test to spoil."""
+    for file in tied.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    return tmp_path
+
+
+def edit(directory: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    path = directory / "model.safetensors"
+    tensors = load_file(path)
+    change(tensors)
+    save_file(tensors, path)
+
+
+def load(directory: Path) -> dict[str, torch.Tensor]:
+    return load_weights(directory, read_config(directory), dtype=torch.float32, device=CPU)
+
+
+def greedy(directory: Path, **settings: Any) -> list[int]:
+    driver = Driver(make_runner(directory, **settings))
+    sequence = driver.add(0, random_prompt(20, seed=3))
+    driver.generate(8)
+    return sequence.output
+
+
+def test_sharded(tmp_path: Path) -> None:
+    for name in ("one", "many"):
+        (tmp_path / name).mkdir()
+    save_checkpoint(tmp_path / "one", "qwen3")
+    save_checkpoint(tmp_path / "many", "qwen3", max_shard_size="60KB")
+    assert len(list((tmp_path / "many").glob("model-*.safetensors"))) > 2
+    assert greedy(tmp_path / "many") == greedy(tmp_path / "one")
+
+
+def test_tied_as_head_only(tied: Path, copy: Path) -> None:
+    edit(copy, lambda tensors: tensors.update({"lm_head.weight": tensors.pop("model.embed_tokens.weight")}))
+    assert greedy(copy) == greedy(tied)
+
+
+def test_tied_with_both(tied: Path, copy: Path) -> None:
+    edit(copy, lambda tensors: tensors.update({"lm_head.weight": tensors["model.embed_tokens.weight"].clone()}))
+    assert greedy(copy) == greedy(tied)
+
+
+def test_tied_with_neither(copy: Path) -> None:
+    edit(copy, lambda tensors: tensors.pop("model.embed_tokens.weight"))
+    with pytest.raises(ModelError, match=r"lacks model\.embed_tokens\.weight"):
+        load(copy)
+
+
+def test_missing_tensors(copy: Path) -> None:
+    edit(copy, lambda tensors: [tensors.pop(name) for name in list(tensors) if name.startswith(LAYER)])
+    with pytest.raises(ModelError, match=r"lacks model\.layers\.1\.input_layernorm\.weight.* and 4 more"):
+        load(copy)
+
+
+def test_extra_tensor(copy: Path) -> None:
+    edit(copy, lambda tensors: tensors.update({LAYER + "self_attn.q_proj.bias": torch.zeros(48)}))
+    with pytest.raises(ModelError, match=r"has model\.layers\.1\.self_attn\.q_proj\.bias, which LlamaForCausalLM"):
+        load(copy)
+
+
+def test_harmless_extra_tensor(tied: Path, copy: Path) -> None:
+    edit(copy, lambda tensors: tensors.update({LAYER + "self_attn.rotary_emb.inv_freq": torch.zeros(6)}))
+    assert load(copy).keys() == load(tied).keys()
+
+
+def test_misshapen_tensor(copy: Path) -> None:
+    edit(copy, lambda tensors: tensors.update({LAYER + "mlp.up_proj.weight": torch.zeros(71, 48)}))
+    with pytest.raises(ModelError, match=r"model\.layers\.1\.mlp\.up_proj\.weight has shape \[71, 48\].*\[72, 48\]"):
+        load(copy)
+
+
+def test_integer_tensor(copy: Path) -> None:
+    edit(copy, lambda tensors: tensors.update({"model.norm.weight": torch.zeros(48, dtype=torch.int8)}))
+    with pytest.raises(ModelError, match=r"model\.norm\.weight has dtype torch\.int8"):
+        load(copy)
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda content: b"",
+        lambda content: content[:5],
+        lambda content: content[:200],
+        lambda content: content[: len(content) - 100],
+        lambda content: struct.pack("<Q", 1 << 60) + content[8:],
+        lambda content: content[:8] + b"\xff" * 50 + content[58:],
+    ],
+    ids=["empty", "no-length", "half-header", "half-data", "huge-header", "no-json"],
+)
+def test_corrupt_file(copy: Path, spoil: Callable[[bytes], bytes]) -> None:
+    path = copy / "model.safetensors"
+    path.write_bytes(spoil(path.read_bytes()))
+    with pytest.raises(ModelError, match=r"cannot read .*model\.safetensors: "):
+        load(copy)
+
+
+def test_no_weights(copy: Path) -> None:
+    (copy / "model.safetensors").unlink()
+    with pytest.raises(ModelError, match=r"neither model\.safetensors nor model\.safetensors\.index\.json"):
+        load(copy)
+
+
+@pytest.mark.parametrize(
+    ("index", "message"),
+    [
+        ("{", "cannot read"),
+        ("[]", "has no weight_map"),
+        ('{"weight_map": {"a": 1}}', "has no weight_map"),
+        ('{"weight_map": {"a": "../a.safetensors"}}', "outside the checkpoint's directory"),
+        ('{"weight_map": {"a": "gone.safetensors"}}', "cannot read .*gone.safetensors"),
+        ('{"weight_map": {"a": "part.safetensors"}}', "part.safetensors lacks a, which"),
+    ],
+)
+def test_bad_index(copy: Path, index: str, message: str) -> None:
+    (copy / "model.safetensors").rename(copy / "part.safetensors")
+    (copy / "model.safetensors.index.json").write_text(index, encoding="utf-8")
+    with pytest.raises(ModelError, match=message):
+        load(copy)
+
+
+def test_dummy_weights_need_no_checkpoint(copy: Path) -> None:
+    (copy / "model.safetensors").unlink()
+    config = read_config(copy)
+    first, again, other = (make_weights(config, dtype=torch.float32, device=CPU, seed=seed) for seed in (1, 1, 2))
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert not torch.equal(first["model.embed_tokens.weight"], other["model.embed_tokens.weight"])
+    assert len(greedy(copy, load_format="dummy")) == 8
+
+
+def test_progress_counts_files(tied: Path) -> None:
+    seen: list[str] = []
+
+    def progress(names: Any, total: int) -> Iterator[str]:
+        for name in names:
+            seen.append(f"{name} of {total}")
+            yield name
+
+    load_weights(tied, read_config(tied), dtype=torch.float32, device=CPU, progress=progress)
+    assert seen == ["model.safetensors of 1"]
+
+
+def test_no_bar_without_a_terminal(capfd: pytest.CaptureFixture[str]) -> None:
+    assert list(terminal_progress(["a", "b"], 2)) == ["a", "b"]
+    assert capfd.readouterr().err == ""
+
+
+MINIMAL = {
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 100,
+    "vocab_size": 50,
+}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"architectures": ["GPT2LMHeadModel"]}, "architecture 'GPT2LMHeadModel' is not supported; supported: Llama"),
+        ({"architectures": None}, "architectures is missing"),
+        ({"hidden_size": None}, "hidden_size is missing"),
+        ({"vocab_size": "50"}, "vocab_size must be a positive integer, got '50'"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers must be a positive integer, got 0"),
+        ({"num_attention_heads": 5}, "head_dim is missing and hidden_size .64. is no multiple"),
+        ({"num_key_value_heads": 3}, "is no multiple of num_key_value_heads"),
+        ({"head_dim": 15}, "head_dim must be even"),
+        ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5"),
+        ({"rms_norm_eps": -1}, "rms_norm_eps must be a positive number"),
+        ({"tie_word_embeddings": "yes"}, "tie_word_embeddings must be true or false"),
+        ({"rope_scaling": {"rope_type": "longrope"}}, "rope type 'longrope' is not supported"),
+        ({"rope_scaling": {"type": "linear"}}, "rope type 'linear' needs factor"),
+        ({"rope_scaling": {"type": "linear", "factor": 0}}, "factor must be a positive number, got 0"),
+        ({"rope_scaling": {"type": "llama3", "factor": 2.0}}, "rope type 'llama3' needs low_freq_factor"),
+        ({"rope_scaling": [1]}, "rope_scaling must be an object"),
+        ({"rope_theta": "x"}, "rope_theta must be a positive number"),
+    ],
+)
+def test_bad_config(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        parse_config(MINIMAL | change)
+
+
+def test_unreadable_config(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"cannot read .*config\.json"):
+        read_config(tmp_path)
+    (tmp_path / "config.json").write_text("[1]", encoding="utf-8")
+    with pytest.raises(ModelError, match="is not a JSON object"):
+        read_config(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["X"]}), encoding="utf-8")
+    with pytest.raises(ModelError, match=r"config\.json: architecture 'X'"):
+        read_config(tmp_path)
+
+
+def test_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert resolve_model_dir(str(tmp_path)) == tmp_path
+    (tmp_path / "file").touch()
+    with pytest.raises(ModelError, match="is a file"):
+        resolve_model_dir(str(tmp_path / "file"))
+    with pytest.raises(ModelError, match="does not exist"):
+        resolve_model_dir(str(tmp_path / "gone"))
+
+    def offline(*_: object, **__: object) -> str:
+        raise ConnectionError("no route")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", offline)
+    with pytest.raises(ModelError, match=r"'some/model' is no directory and cannot be downloaded: no route"):
+        resolve_model_dir("some/model")
