@@ -50,7 +50,7 @@ class Actor:
         self.outbox = transport.outbox()
         self.tasks: asyncio.TaskGroup
         self._spawned: set[asyncio.Task[None]] = set()
-        self._table = self._checked(self.handlers())
+        self._table: dict[type[Message], Callable[[Any], None]] = {}
 
     @property
     def inbox_name(self) -> str:
@@ -111,6 +111,7 @@ class Actor:
     async def run(self) -> None:
         """Live until stopped.  Raises FatalError where a handler breaks an invariant."""
         try:
+            self._table = self._checked(self.handlers())
             async with asyncio.TaskGroup() as self.tasks:
                 await self.on_start()
                 self.outbox.flush()

@@ -36,6 +36,7 @@ class ZmqTransport:
         self.context = zmq.Context()
         self.keys: Keys | None = None
         self._guard: KeyGuard | None = None
+        self._inboxes: list[ZmqInbox] = []
         if settings.transport == "ipc":
             make_private(settings.runtime_path)
         else:
@@ -64,7 +65,9 @@ class ZmqTransport:
         else:
             port = socket.bind_to_random_port("tcp://*")
             address = f"tcp://{s.advertise_host or own_address()}:{port}"
-        return ZmqInbox(address, union, socket)
+        inbox = ZmqInbox(address, union, socket)
+        self._inboxes.append(inbox)
+        return inbox
 
     def pull_socket(self) -> zmq.Socket[bytes]:
         socket = self.context.socket(zmq.PULL)
@@ -79,6 +82,8 @@ class ZmqTransport:
         return ZmqOutbox(self.context, self.keys)
 
     def close(self) -> None:
+        for inbox in self._inboxes:  # the event loop must not watch a socket that is gone
+            inbox.close()
         if self._guard is not None:
             self._guard.stop()
         self.context.destroy(linger=LINGER_MS)
