@@ -108,7 +108,9 @@ def test_store_kv() -> None:
 class Paged:
     """A random cache and sequences in it; blocks nobody holds are full of huge values, which must not be seen."""
 
-    def __init__(self, query_lens: list[int], seq_lens: list[int], heads: tuple[int, int, int], block_size: int) -> None:
+    def __init__(
+        self, query_lens: list[int], seq_lens: list[int], heads: tuple[int, int, int], block_size: int
+    ) -> None:
         self.query_lens, self.seq_lens, self.block_size = query_lens, seq_lens, block_size
         num_heads, num_kv_heads, head_dim = heads
         counts = [-(-length // block_size) for length in seq_lens]

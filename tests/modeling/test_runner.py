@@ -1,0 +1,243 @@
+"""What a plan may and may not say, and what comes back."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from torch import Tensor
+
+from services.worker.engine import load_runner
+from shared.config import Settings
+from shared.errors import ConfigError, FatalError
+from shared.sampling import SamplingParams
+from tests.modeling.checkpoints import make_runner, random_prompt, save_checkpoint
+from tests.modeling.driver import Driver
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("llama")
+    save_checkpoint(path, "llama-tied")
+    return path
+
+
+@pytest.fixture
+def driver(directory: Path) -> Driver:
+    return Driver(make_runner(directory))
+
+
+def test_capacity(directory: Path) -> None:
+    capacity = make_runner(directory, served_model_name="small", max_model_len=100, max_num_seqs=5).capacity
+    assert (capacity.num_blocks, capacity.block_size, capacity.max_num_seqs) == (256, 8, 5)
+    assert (capacity.max_model_len, capacity.vocab_size, capacity.model) == (100, 211, "small")
+    assert (capacity.dtype, capacity.device) == ("float32", "cpu")
+
+
+def test_only_what_reaches_the_end_samples(driver: Driver) -> None:
+    driver.add(0, random_prompt(20, seed=1))
+    driver.add(1, random_prompt(10, seed=2))
+    result = driver.step({0: 12, 1: 10})
+    assert result.num_sampled == [0, 1]
+    assert len(result.sampled_token_ids) == 1
+    assert result.logprobs == []
+    assert result.device_time > 0
+
+
+def test_head_computes_only_rows_that_sample(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+    model = driver.runner._model
+    honest = model.logits
+
+    def logits(hidden: Tensor) -> Tensor:
+        seen.append(len(hidden))
+        return honest(hidden)
+
+    monkeypatch.setattr(model, "logits", logits)
+    for row in range(3):
+        driver.add(row, random_prompt(20, seed=row))
+    driver.step({0: 20, 1: 20, 2: 7})
+    driver.step({2: 7})
+    driver.step({0: 1, 1: 1, 2: 6})
+    assert seen == [2, 3]
+
+
+def test_an_empty_plan(driver: Driver) -> None:
+    result = driver.step({})
+    assert (result.num_sampled, result.sampled_token_ids, result.step_id) == ([], [], 1)
+
+
+def test_a_plan_made_before_its_tokens_are_known(directory: Path) -> None:
+    """Two steps in flight: the second plan counts on the first one's token without having seen it."""
+    wanted = Driver(make_runner(directory))
+    sequence = wanted.add(0, random_prompt(13, seed=1))
+    wanted.generate(4)
+    driver = Driver(make_runner(directory))
+    ahead = driver.add(0, random_prompt(13, seed=1))
+    plans = [driver.plan({0: 13})]
+    for _ in range(3):
+        ahead.num_computed += plans[-1].num_scheduled_tokens[0]
+        plans.append(driver.plan({0: 1}))
+    sampled = [driver.runner.run(plan).sampled_token_ids for plan in plans]
+    assert [token for step in sampled for token in step] == sequence.output
+
+
+def test_a_row_is_used_again(driver: Driver) -> None:
+    driver.add(3, random_prompt(40, seed=1), SamplingParams(temperature=1.0, repetition_penalty=1.5))
+    driver.generate(3)
+    driver.finish(3)
+    again = driver.add(3, random_prompt(9, seed=2))
+    driver.generate(5)
+    fresh = Driver(driver.runner)
+    other = fresh.add(4, random_prompt(9, seed=2))
+    fresh.generate(5)
+    assert again.output == other.output
+
+
+def test_tables_after_many_random_steps(directory: Path) -> None:
+    runner = make_runner(directory)
+    driver = Driver(runner)
+    generator = random.Random(8)
+    for step in range(150):
+        row = generator.randrange(12)
+        if row in driver.live and generator.random() < 0.15:
+            driver.finish(row)
+        elif row not in driver.live:
+            driver.add(row, random_prompt(generator.randrange(1, 60), seed=step))
+        pending = {row: len(one.token_ids) - one.num_computed for row, one in driver.live.items()}
+        chosen = [row for row, count in pending.items() if count and len(driver.live[row].token_ids) < 100]
+        driver.step({row: generator.randint(1, pending[row]) for row in chosen})
+        for row, sequence in driver.live.items():
+            if sequence.admitted:
+                table = runner._table
+                assert table.block_tables[row, : table.num_blocks[row]].tolist() == sequence.blocks
+                assert table.tokens[row, : table.num_tokens[row]].tolist() == sequence.token_ids
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"num_computed_tokens": [11]}, "row 0: plan's num_computed_tokens is 11.* 10"),
+        ({"num_computed_tokens": [9]}, "row 0: plan's num_computed_tokens is 9.* 10"),
+        ({"num_scheduled_tokens": [2]}, "row 0: plan's planned end is 12.* 11"),
+        ({"num_scheduled_tokens": [0]}, "row 0: plan's planned end is 10"),
+        ({"rows": [1]}, "row 1: plan's num_computed_tokens is 10.* 0"),
+        ({"rows": [64]}, "rows"),
+        ({"rows": [-1]}, "rows"),
+        ({"new_block_ids": [3]}, "1 new block ids for counts that sum to 0"),
+        ({"new_block_ids": [256], "num_new_blocks": [1]}, "block outside the pool of 256"),
+        ({"block_copies": [(0, 256)]}, "copies a block outside the pool"),
+        ({"released_rows": [70]}, "row 70"),
+    ],
+)
+def test_a_plan_that_contradicts_the_rows(driver: Driver, change: dict[str, Any], message: str) -> None:
+    driver.add(0, random_prompt(10, seed=1))
+    driver.step({0: 10})
+    plan = msgspec.structs.replace(driver.plan({0: 1}), **change)
+    with pytest.raises(FatalError, match=message):
+        driver.runner.run(plan)
+
+
+def test_a_row_planned_twice(driver: Driver) -> None:
+    driver.add(0, random_prompt(10, seed=1))
+    driver.step({0: 10})
+    plan = msgspec.structs.replace(
+        driver.plan({0: 1}),
+        rows=[0, 0],
+        num_computed_tokens=[10, 10],
+        num_scheduled_tokens=[1, 1],
+        num_new_blocks=[0, 0],
+    )
+    with pytest.raises(FatalError, match="not distinct rows"):
+        driver.runner.run(plan)
+
+
+def test_too_few_blocks(driver: Driver) -> None:
+    driver.add(0, random_prompt(20, seed=1))
+    plan = driver.plan({0: 20})
+    short = msgspec.structs.replace(plan, num_new_blocks=[2], new_block_ids=plan.new_block_ids[:2])
+    with pytest.raises(FatalError, match=r"row 0: plan's planned end is 20.* 16"):
+        driver.runner.run(short)
+
+
+@pytest.mark.parametrize("prompt", [[], [5] * 129, [211], [-1]])
+def test_an_admission_that_cannot_be(driver: Driver, prompt: list[int]) -> None:
+    driver.add(0, prompt)
+    with pytest.raises(FatalError, match="row 0 is admitted with"):
+        driver.runner.run(driver.plan({0: 1}))
+
+
+def test_the_last_position(directory: Path) -> None:
+    driver = Driver(make_runner(directory))
+    sequence = driver.add(0, random_prompt(126, seed=1))
+    driver.generate(3)
+    assert len(sequence.token_ids) == driver.runner.capacity.max_model_len + 1
+    with pytest.raises(FatalError, match="row 0 is given 17 blocks, more than 16"):
+        driver.step({0: 1})
+
+
+def test_reset_forgets(driver: Driver) -> None:
+    driver.add(0, random_prompt(10, seed=1))
+    driver.step({0: 10})
+    driver.runner.reset()
+    with pytest.raises(FatalError):
+        driver.step({0: 1})
+
+
+def test_prompt_logprobs_cover_the_chunk(driver: Driver) -> None:
+    params = SamplingParams(temperature=0.0, prompt_logprobs=2)
+    driver.add(0, random_prompt(10, seed=1))
+    sequence = driver.add(1, random_prompt(10, seed=2), params)
+    found = [driver.step({0: 1, 1: count}).prompt_logprobs for count in (4, 1, 5)]
+    assert [[len(one) for one in step.values()] for step in found] == [[4], [1], [4]]
+    assert [list(step) for step in found] == [[1], [1], [1]]
+    assert [position.token_ids[0] for position in sequence.prompt_logprobs] == sequence.token_ids[1:10]
+    assert all(len(position.token_ids) == 3 for position in sequence.prompt_logprobs)
+    assert driver.step({1: 1}).prompt_logprobs == {}
+
+
+def test_logprobs_only_of_those_who_asked(driver: Driver) -> None:
+    driver.add(0, random_prompt(10, seed=1))
+    driver.add(1, random_prompt(10, seed=2), SamplingParams(temperature=0.0, logprobs=0))
+    result = driver.step({0: 10, 1: 10})
+    assert result.logprobs[0] is None
+    assert result.logprobs[1] is not None
+    assert result.logprobs[1].token_ids == result.sampled_token_ids[1:]
+    assert result.logprobs[1].rank == 1
+
+
+def test_min_tokens_holds_the_end_back(driver: Driver) -> None:
+    probe = driver.add(0, random_prompt(10, seed=1))
+    driver.generate(1)
+    end = probe.output[0]
+    held = driver.add(1, random_prompt(10, seed=1), SamplingParams(temperature=0.0, min_tokens=3), eos_token_ids=[end])
+    ignoring = driver.add(
+        2,
+        random_prompt(10, seed=1),
+        SamplingParams(temperature=0.0, min_tokens=3, ignore_eos=True),
+        eos_token_ids=[end],
+    )
+    driver.generate(3)
+    assert end not in held.output
+    assert ignoring.output == probe.output
+
+
+@pytest.mark.parametrize("load_format", ["auto", "dummy"])
+def test_too_long_for_the_model(directory: Path, load_format: str) -> None:
+    with pytest.raises(ConfigError, match="max_model_len is 129, more than the model's 128 positions"):
+        make_runner(directory, max_model_len=129, load_format=load_format)
+
+
+def test_length_shrinks_to_the_memory(directory: Path) -> None:
+    assert make_runner(directory, num_blocks=5).capacity.max_model_len == 40
+    with pytest.raises(ConfigError, match="5 blocks, but one sequence of 100 tokens needs 13"):
+        make_runner(directory, num_blocks=5, max_model_len=100)
+
+
+def test_blocks_from_memory(directory: Path) -> None:
+    block = 2 * 3 * 8 * 1 * 12 * 4
+    settings = Settings(model=str(directory), block_size=8, kv_cache_memory=1000 * block + 1)
+    assert load_runner(settings).capacity.num_blocks == 1000
