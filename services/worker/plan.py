@@ -1,0 +1,81 @@
+"""What a worker with these settings would run on, as one JSON object: `python -m services.worker.plan`.
+
+Loads no weights.  On a GPU the sizes of the weight files stand for those of the weights in memory, and a step's
+activations are left out, so the plan is a little larger there than the worker's own.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from services.worker.memory import cpu_budget, gpu_budget, plan_memory
+from shared.config import Settings, load_settings
+from shared.errors import PageantError
+from shared.model_source import resolve_model_dir
+from shared.modeling.config import read_config
+from shared.modeling.dtype import resolve_device, resolve_dtype
+from shared.modeling.kv_pool import bytes_per_block
+
+
+def describe_device(settings: Settings) -> dict[str, Any]:
+    device = resolve_device(settings.device)
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{torch.get_num_threads()} threads"
+    return {"torch": torch.__version__, "device": device.type, "device_name": name}
+
+
+def describe_memory(settings: Settings) -> dict[str, Any]:
+    """The memory plan.  Raises ModelError or ConfigError as the worker would."""
+    directory = resolve_model_dir(settings.model)
+    config = read_config(directory)
+    device = resolve_device(settings.device)
+    dtype = resolve_dtype(settings.dtype, config.dtype, device)
+    plan = plan_memory(
+        settings,
+        bytes_per_block=bytes_per_block(
+            num_layers=config.num_layers,
+            block_size=settings.block_size,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            dtype=dtype,
+        ),
+        budget=_budget(settings, directory, device),
+        max_model_len=settings.max_model_len or config.max_position_embeddings,
+    )
+    return {
+        "dtype": str(dtype).removeprefix("torch."),
+        "num_blocks": plan.num_blocks,
+        "block_size": plan.block_size,
+        "num_tokens": plan.num_tokens,
+        "max_model_len": plan.max_model_len,
+        "bytes": plan.num_blocks * plan.bytes_per_block,
+    }
+
+
+def _budget(settings: Settings, directory: Path, device: torch.device) -> int:
+    if device.type == "cpu":
+        return cpu_budget(settings)
+    weights = sum(path.stat().st_size for path in directory.glob("*.safetensors"))
+    total = torch.cuda.get_device_properties(device).total_memory
+    return gpu_budget(settings, total=total, weights=weights, peak_activation=0)
+
+
+def main() -> int:
+    """Print what is known; where something is wrong, `error` says what."""
+    found: dict[str, Any] = {"torch": torch.__version__}
+    try:
+        settings = load_settings()
+        found |= describe_device(settings)
+        found |= describe_memory(settings)
+    except PageantError as error:
+        found["error"] = str(error)
+    print(json.dumps(found))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,145 @@
+"""The commands' options, the terminal client and the doctor's findings."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import click
+import msgspec
+import pytest
+from click.testing import CliRunner
+
+from services.cli import doctor
+from services.cli.client import Figures, printable
+from services.cli.main import main
+from services.cli.options import sampling_options, settings_options, take_sampling, take_settings
+from services.cli.serve import roles, with_port
+from shared.config import Settings
+
+seen: list[Any] = []
+
+
+@click.command()
+@settings_options
+@sampling_options
+def probe(**arguments: Any) -> None:
+    """Records what the options became."""
+    settings = take_settings(arguments)
+    seen.append((settings, take_sampling(arguments), arguments))
+
+
+def run(*arguments: str, **environment: str) -> Any:
+    seen.clear()
+    result = CliRunner().invoke(probe, arguments, env=environment)
+    return seen[0] if seen else result
+
+
+@pytest.mark.parametrize("field", [field.name for field in msgspec.structs.fields(Settings)])
+def test_every_setting_has_an_option(field: str) -> None:
+    help_text = CliRunner().invoke(main, ["serve", "--help"]).output
+    assert f"--{field.replace('_', '-')} " in help_text
+
+
+def test_options_win_over_the_environment_which_wins_over_the_defaults() -> None:
+    settings, sampling, rest = run(
+        "-m", "here", "--max-num-seqs", "3", "--no-enable-prefix-caching", "--block-size", "32",
+        PAGEANT_MAX_NUM_SEQS="9", PAGEANT_PORT="4",
+    )  # fmt: skip
+    assert (settings.model, settings.max_num_seqs, settings.port, settings.block_size) == ("here", 3, 4, 32)
+    assert not settings.enable_prefix_caching and settings.max_n == 64
+    assert (sampling, rest) == ({}, {})
+
+
+def test_only_given_sampling_parameters_are_sent() -> None:
+    _, sampling, _ = run("--temperature", "0", "--max-tokens", "5", "--stop", "a", "--stop", "b")
+    assert sampling == {"temperature": 0.0, "max_tokens": 5, "stop": ("a", "b")}
+
+
+def test_a_bad_setting_is_named() -> None:
+    assert "max_num_seqs must be at least 1" in run("--max-num-seqs", "0").output
+    assert "--block-size" in run("--block-size", "7").output
+
+
+def test_a_file_is_read(tmp_path: Path) -> None:
+    file = tmp_path / "pageant.toml"
+    file.write_text("max_num_seqs = 7\n")
+    assert run("--config", str(file))[0].max_num_seqs == 7
+
+
+def test_replicas_and_ports() -> None:
+    names = [role.name for role in roles(workers=2, tokenizers=1, detokenizers=1)]
+    assert names == ["worker-0", "worker-1", "scheduler-0", "tokenizer-0", "detokenizer-0", "gateway-0"]
+    assert with_port(Settings(port=9)).port == 9 and with_port(Settings(port=0)).port > 0
+
+
+def test_the_command_imports_neither_torch_nor_grpc_to_begin() -> None:
+    code = "import sys, services.cli.main as m; sys.exit(bool({'torch', 'grpc', 'numpy'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_without_a_server_generate_says_how_to_start_one() -> None:
+    result = CliRunner().invoke(main, ["generate", "x", "--address", "127.0.0.1:1"])
+    assert result.exit_code == 1 and "pageant serve" in result.output
+
+
+def test_figures() -> None:
+    figures = Figures()
+    usage = SimpleNamespace(prompt_tokens=3, cached_tokens=2, completion_tokens=5)
+    figures.add(SimpleNamespace(usage=usage, HasField=lambda name: False))
+    figures.add(SimpleNamespace(usage=usage, HasField=lambda name: True))
+    assert (figures.prompt_tokens, figures.cached_tokens, figures.completion_tokens) == (3, 2, 5)
+    assert figures.ttft_ms > 0 and figures.tpot_ms >= 0 and "completion tokens: 5" in str(figures)
+
+
+def test_a_terminal_gets_no_control_characters() -> None:
+    assert printable("a\x1b[31mb\n\tc\x07é") == "a[31mb\n\tcé"
+
+
+def verdicts(findings: Any) -> list[str]:
+    return [finding.verdict for finding in findings]
+
+
+def test_doctor_on_models(tmp_path: Path) -> None:
+    assert verdicts(doctor.check_model(str(tmp_path / "none"))) == ["wrong"]
+    assert verdicts(doctor.check_model("someone/some-model")) == ["note"]
+    (finding,) = doctor.check_model(str(tmp_path))
+    assert finding.text.endswith("lacks config.json, tokenizer.json, *.safetensors")
+    for name in ("config.json", "tokenizer.json", "model.safetensors"):
+        (tmp_path / name).write_text('{"architectures": ["LlamaForCausalLM"]}')
+    (finding,) = doctor.check_model(str(tmp_path))
+    assert finding.verdict == "ok" and "LlamaForCausalLM" in finding.text
+
+
+def test_doctor_on_ports_and_directories(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        assert doctor.check_port("127.0.0.1", port).verdict == "wrong"
+    assert doctor.check_port("127.0.0.1", port).verdict == "ok"
+    tmp_path.chmod(0o755)
+    assert doctor.check_runtime(Settings(runtime_dir=str(tmp_path))).verdict == "note"
+    assert doctor.check_runtime(Settings(runtime_dir="/" + "x" * 120)).verdict == "wrong"
+    assert doctor.check_python().verdict == "ok"
+
+
+def test_doctor_on_the_memory_plan() -> None:
+    plan = {
+        "torch": "2", "device": "cpu", "device_name": "2 threads", "dtype": "float32", "bytes": 1 << 30,
+        "num_blocks": 8, "block_size": 16, "num_tokens": 128, "max_model_len": 64,
+    }  # fmt: skip
+    device, memory = doctor.check_plan(plan)
+    assert device.verdict == memory.verdict == "ok"
+    assert "8 blocks of 16 tokens hold 128 tokens, 2.0 requests of max_model_len=64" in memory.text
+    assert verdicts(doctor.check_plan({"error": "no such model"})) == ["wrong"]
+
+
+def test_doctor_ends_with_1_where_something_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "ask_plan", lambda settings: {"error": "broken\nmodel"})
+    result = CliRunner().invoke(main, ["doctor", "-m", "/nowhere"])
+    assert result.exit_code == 1 and "broken model" in result.output
