@@ -9,12 +9,37 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from tokenizers import Tokenizer
 
 from shared.errors import ModelError
 from shared.sampling import GenerationDefaults
 
 NFC_SHRINKAGE = 4  # canonical composition joins at most four code points into one
+
+
+class AddedToken(msgspec.Struct, frozen=True):
+    """A token that is matched in the text before anything else."""
+
+    id: int
+    special: bool = False
+    lstrip: bool = False
+    rstrip: bool = False
+
+
+class VocabularySpec(msgspec.Struct, frozen=True):
+    """How the vocabulary treats what it lacks."""
+
+    byte_fallback: bool = False
+
+
+class TokenizerSpec(msgspec.Struct, frozen=True):
+    """The parts of a tokenizer.json that are not the vocabulary itself; steps stay as the file has them."""
+
+    normalizer: dict[str, Any] | None = None
+    decoder: dict[str, Any] | None = None
+    added_tokens: list[AddedToken] = []
+    model: VocabularySpec = VocabularySpec()
 
 
 class ModelTokenizer:
@@ -37,8 +62,10 @@ class ModelTokenizer:
         tokenizer.no_truncation()
         tokenizer.no_padding()
         self.tokenizer = tokenizer
-        self.spec: dict[str, Any] = json.loads(tokenizer.to_str())
+        self.spec = msgspec.json.decode(tokenizer.to_str(), type=TokenizerSpec)
         vocab: dict[str, int] = tokenizer.get_vocab(with_added_tokens=True)
+        # By id, not by text: for a special token that is normalized, the tokenizer's own skipping misses its text.
+        self.special_ids = frozenset(token.id for token in self.spec.added_tokens if token.special)
         self.vocab_size = max(vocab_size, 1 + max(vocab.values(), default=0))
         self.special_tokens = special_tokens or {}
         self.chat_template = chat_template
@@ -64,7 +91,9 @@ class ModelTokenizer:
 
     def decode(self, token_ids: list[int], *, skip_special_tokens: bool = True) -> str:
         """Text of a whole sequence."""
-        text: str = self.tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
+        if skip_special_tokens:
+            token_ids = [token_id for token_id in token_ids if token_id not in self.special_ids]
+        text: str = self.tokenizer.decode(token_ids, skip_special_tokens=False)
         return text
 
 
@@ -177,29 +206,25 @@ def _dict(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _max_chars_per_token(spec: dict[str, Any], vocab: dict[str, int]) -> int | None:
+def _max_chars_per_token(spec: TokenizerSpec, vocab: dict[str, int]) -> int | None:
     """How many characters of text one token can stand for at most; None where text can vanish without bound.
 
     It lets a hopelessly long prompt be refused before the work of tokenizing it.
     """
-    shrinkage = _shrinkage(spec.get("normalizer"))
-    swallows = any(token["lstrip"] or token["rstrip"] for token in spec.get("added_tokens", []))
-    model = spec.get("model", {})
-    covers_all = (model.get("byte_fallback") and "<0x00>" in vocab) or _is_byte_level(spec.get("decoder"))
+    shrinkage = _shrinkage(spec.normalizer)
+    swallows = any(token.lstrip or token.rstrip for token in spec.added_tokens)
+    is_byte_level = spec.decoder is not None and spec.decoder["type"] == "ByteLevel"
+    covers_all = is_byte_level or (spec.model.byte_fallback and "<0x00>" in vocab)
     if shrinkage is None or swallows or not covers_all:
         return None
     return shrinkage * max(map(len, vocab), default=1)
 
 
-def _is_byte_level(decoder: Any) -> bool:
-    return _dict(decoder).get("type") == "ByteLevel"
-
-
-def _shrinkage(normalizer: Any) -> int | None:
+def _shrinkage(normalizer: dict[str, Any] | None) -> int | None:
     """By which factor a normalizer can shorten text at most; None where that is unknown."""
     if normalizer is None:
         return 1
-    kind = _dict(normalizer).get("type")
+    kind = normalizer["type"]
     if kind == "Sequence":
         product = 1
         for step in normalizer["normalizers"]:

@@ -36,7 +36,7 @@ class Pieces:
         self._token = tokenizer.tokenizer.id_to_token
         self._replacements = replacements
         self._byte_tokens = byte_tokens
-        self._special = {token["id"] for token in tokenizer.spec.get("added_tokens", []) if token["special"]}
+        self._special = tokenizer.special_ids
         self._known: dict[int, Piece] = {}
 
     def get(self, token_id: int, *, skip_special_tokens: bool) -> Piece:
@@ -62,7 +62,7 @@ class Pieces:
 
 def make_pieces(tokenizer: ModelTokenizer) -> Pieces | None:
     """The pieces of a tokenizer, or None where its decoder looks at more than one token at a time."""
-    steps = _steps(tokenizer.spec.get("decoder"))
+    steps = _steps(tokenizer.spec.decoder)
     kinds = [step["type"] for step in steps]
     if kinds in (["ByteLevel"], ["ByteLevel", "Fuse"]):
         return Pieces(tokenizer, None)

@@ -1,0 +1,156 @@
+"""Incremental decoding against decoding the whole at once, over real tokenizers."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer
+from tokenizers.decoders import Metaspace, WordPiece
+from tokenizers.models import WordLevel
+
+from services.detokenizer.decoder import REPLACEMENT, DecoderFactory, PieceDecoder, TextDecoder, WindowDecoder
+from services.detokenizer.pieces import make_pieces
+from shared.tokenization import ModelTokenizer
+from tests.unit.detokenizer.models import NAMES, factory, texts, token_ids, tokenizer
+
+relaxed = settings(max_examples=50, deadline=None, suppress_health_check=list(HealthCheck))
+
+
+@pytest.fixture(params=NAMES)
+def path(request: pytest.FixtureRequest, data_dir: Path) -> Path:
+    return data_dir / str(request.param)
+
+
+def offline(model: ModelTokenizer, prompt: list[int], ids: list[int], skip: bool) -> str:
+    before = model.decode(prompt, skip_special_tokens=skip)
+    return model.decode([*prompt, *ids], skip_special_tokens=skip)[len(before) :]
+
+
+def whole(decoder: TextDecoder, ids: list[int]) -> str:
+    return "".join([*(decoder.push(token_id) for token_id in ids), decoder.finish()])
+
+
+def is_well_defined(model: ModelTokenizer, ids: list[int], skip: bool) -> bool:
+    """Whether no run of byte tokens mixes complete characters with broken ones."""
+    pieces = make_pieces(model)
+    assert pieces is not None
+    if pieces.merges_invalid:
+        return True
+    run = b""
+    for piece in [*(pieces.get(token_id, skip_special_tokens=skip) for token_id in ids), "end"]:
+        if isinstance(piece, bytes):
+            run += piece
+        elif piece:
+            complete = run.decode(errors="ignore")
+            if complete and complete.encode() != run:
+                return False
+            run = b""
+    return True
+
+
+@relaxed
+@given(data=st.data())
+def test_any_tokens_give_the_offline_text(path: Path, data: st.DataObject) -> None:
+    model = tokenizer(path)
+    prompt = model.encode(data.draw(texts))
+    ids = data.draw(token_ids(model))
+    skip = data.draw(st.booleans())
+    decoder = factory(path).make(prompt, whole_prompt=True, skip_special_tokens=skip)
+    assert isinstance(decoder, PieceDecoder)
+    text = whole(decoder, ids)
+    if is_well_defined(model, [*prompt, *ids], skip):
+        assert text == offline(model, prompt, ids, skip)
+
+
+@relaxed
+@given(data=st.data())
+def test_text_goes_through_unharmed_and_never_in_halves(path: Path, data: st.DataObject) -> None:
+    model = tokenizer(path)
+    text = data.draw(texts).replace(REPLACEMENT, "")
+    ids = model.encode_plain(text)
+    expected = model.decode([*model.encode("x"), *ids], skip_special_tokens=False).removeprefix(
+        model.decode(model.encode("x"), skip_special_tokens=False)
+    )
+    decoder = factory(path).make(model.encode("x"), whole_prompt=True, skip_special_tokens=False)
+    shown = ""
+    for token_id in ids:
+        shown += decoder.push(token_id)
+        assert REPLACEMENT not in shown
+        assert expected.startswith(shown)
+    assert decoder.finish() == ""
+    assert shown == expected
+
+
+@relaxed
+@given(data=st.data())
+def test_a_long_prompts_tail_is_context_enough(path: Path, data: st.DataObject) -> None:
+    model = tokenizer(path)
+    prompt = model.encode("word " * 40 + data.draw(texts).replace(REPLACEMENT, ""))
+    ids = model.encode_plain(data.draw(texts))
+    decoder = factory(path).make(prompt[-32:], whole_prompt=False, skip_special_tokens=True)
+    if is_well_defined(model, [*prompt, *ids], True):
+        assert whole(decoder, ids) == offline(model, prompt, ids, True)
+
+
+def test_half_a_character_in_the_prompt(data_dir: Path) -> None:
+    for name in ("tokenizers/gpt2", "tokenizers/llama2"):
+        model = tokenizer(data_dir / name)
+        ids = model.encode_plain("🦙")
+        cut = len(ids) - 1
+        make = factory(data_dir / name).make
+        completed = make(ids[:cut], whole_prompt=False, skip_special_tokens=True)
+        assert whole(completed, [*ids[cut:], *model.encode_plain("!")]).startswith("🦙")
+        broken = make(ids[:cut], whole_prompt=False, skip_special_tokens=True)
+        assert REPLACEMENT not in whole(broken, model.encode_plain("!"))
+
+
+def test_an_empty_prompt_loses_the_first_space_of_the_text(data_dir: Path) -> None:
+    path = data_dir / "tokenizers/llama2"
+    ids = tokenizer(path).encode_plain("Hello there")
+    assert whole(factory(path).make([1], whole_prompt=True, skip_special_tokens=True), ids) == "Hello there"
+    assert whole(factory(path).make([1], whole_prompt=False, skip_special_tokens=True), ids) == " Hello there"
+
+
+def test_ids_that_the_tokenizer_lacks_are_silent(data_dir: Path) -> None:
+    decoder = factory(data_dir / "tokenizers/qwen3").make([1], whole_prompt=True, skip_special_tokens=False)
+    assert whole(decoder, [151_900, -1, 1 << 40]) == ""
+
+
+@relaxed
+@given(data=st.data())
+def test_the_window_agrees_with_the_pieces_on_text(data_dir: Path, data: st.DataObject) -> None:
+    path = data_dir / data.draw(st.sampled_from(["tokenizers/qwen3", "tokenizers/llama2"]))
+    model = tokenizer(path)
+    ids = model.encode_plain(data.draw(texts).replace(REPLACEMENT, ""))
+    prompt = model.encode("Once upon a time")
+    pieces = factory(path).make(prompt, whole_prompt=True, skip_special_tokens=False)
+    assert whole(WindowDecoder(model, prompt, False), ids) == whole(pieces, ids)
+
+
+@pytest.mark.parametrize("decoder", [WordPiece(prefix="##"), Metaspace()])
+def test_other_decoders_go_through_the_window(decoder: object) -> None:
+    words = ["[UNK]", "▁un", "##aff", "##able", "hello", "▁world"]
+    raw = Tokenizer(WordLevel({word: n for n, word in enumerate(words)}, unk_token="[UNK]"))
+    raw.decoder = decoder  # type: ignore[assignment]
+    model = ModelTokenizer(raw)
+    made = DecoderFactory(model).make([4], whole_prompt=True, skip_special_tokens=True)
+    assert isinstance(made, WindowDecoder)
+    ids = [1, 2, 3, 5, 4]
+    assert whole(made, ids) == offline(model, [4], ids, True)
+
+
+@pytest.mark.parametrize("name", ["tokenizers/gpt2", "tokenizers/llama2"])
+def test_a_stream_of_broken_bytes_takes_linear_time(data_dir: Path, name: str) -> None:
+    model = tokenizer(data_dir / name)
+    broken = model.encode_plain("🦙")[-2]
+    for decoder in (
+        factory(data_dir / name).make([1], whole_prompt=True, skip_special_tokens=True),
+        WindowDecoder(model, [1], True),
+    ):
+        started = time.perf_counter()
+        assert len(whole(decoder, [broken] * 5000)) > 4000
+        assert time.perf_counter() - started < 2
