@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from kernels.cpu import attention as cpu_attention
+from kernels.cpu import gumbel_argmax as cpu_gumbel_argmax
 from kernels.cpu import linear as cpu_linear
 from kernels.cpu import rms_norm as cpu_rms_norm
 from kernels.cpu import silu_mul as cpu_silu_mul
-from kernels.ops import attention, kv_store, linear, noise, rms_norm, rotary, silu_mul
+from kernels.ops import attention, gumbel_argmax, kv_store, linear, rms_norm, rotary, silu_mul
 from kernels.ops.attention import AttentionMetadata
 from kernels.ops.linear import LinearWeight
 
@@ -34,7 +35,7 @@ class Kernels:
     add_rms_norm: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
     rotary: Callable[[Tensor, Tensor, Tensor], Tensor]
     silu_mul: Callable[[Tensor], Tensor]
-    gumbel_noise: Callable[[Tensor, Tensor, Tensor], Tensor]
+    gumbel_argmax: Callable[[Tensor, Tensor, Tensor, tuple[Tensor, Tensor]], Tensor]
 
 
 def select_kernels(device: torch.device, dtype: torch.dtype) -> Kernels:
@@ -49,6 +50,7 @@ def select_kernels(device: torch.device, dtype: torch.dtype) -> Kernels:
         rms_norm=cpu_rms_norm.rms_norm,
         add_rms_norm=cpu_rms_norm.add_rms_norm,
         silu_mul=cpu_silu_mul.silu_mul,
+        gumbel_argmax=cpu_gumbel_argmax.gumbel_argmax,
     )
     if dtype != torch.float32:
         return kernels
@@ -73,5 +75,5 @@ def reference_kernels() -> Kernels:
         add_rms_norm=rms_norm.add_rms_norm,
         rotary=rotary.rotary,
         silu_mul=silu_mul.silu_mul,
-        gumbel_noise=noise.gumbel_noise,
+        gumbel_argmax=gumbel_argmax.gumbel_argmax,
     )

@@ -125,4 +125,4 @@ def _assemble(
         dtype=str(dtype).removeprefix("torch."),
         device=model.device.type,
     )
-    return ModelRunner(model=model, pool=pool, table=table, sampler=Sampler(kernels.gumbel_noise), capacity=capacity)
+    return ModelRunner(model=model, pool=pool, table=table, sampler=Sampler(kernels.gumbel_argmax), capacity=capacity)

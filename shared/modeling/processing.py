@@ -79,11 +79,10 @@ def _penalise_repetition(
 ) -> None:
     """l / r where l > 0, else l * r, for every token of the history; a token met twice is penalised once."""
     seen = _history(batch, places, np.zeros_like(places))[0]
-    where = torch.from_numpy(places).to(logits.device)
+    where = torch.from_numpy(places).to(logits.device)[:, None]
     penalty = _column(batch.columns.repetition, batch.rows[places], logits)
-    chosen = logits[where]
-    values = chosen.gather(1, seen)
-    logits[where] = chosen.scatter_(1, seen, torch.where(values > 0, values / penalty, values * penalty))
+    values = logits[where, seen]
+    logits[where, seen] = torch.where(values > 0, values / penalty, values * penalty)  # equal where written twice
 
 
 def _penalise_counts(
@@ -94,12 +93,13 @@ def _penalise_counts(
     """l - frequency * count - presence * [count > 0], over the output so far."""
     rows = batch.rows[places]
     output, real = _history(batch, places, batch.columns.num_prompt[rows])
-    where = torch.from_numpy(places).to(logits.device)
-    counts = logits.new_zeros(len(places), logits.shape[1]).scatter_add_(1, output, real.float())
+    where = torch.from_numpy(places).to(logits.device)[:, None]
+    table = logits.new_zeros(len(places), logits.shape[1]).scatter_add_(1, output, real.float())
+    counts = table.gather(1, output)
     frequency, presence = (
         _column(column, rows, logits) for column in (batch.columns.frequency, batch.columns.presence)
     )
-    logits[where] = logits[where] - frequency * counts - presence * (counts > 0)
+    logits[where, output] = logits[where, output] - frequency * counts - presence * (counts > 0)
 
 
 def _history(batch: SampleBatch, places: Ints, begins: Ints) -> tuple[Tensor, Tensor]:

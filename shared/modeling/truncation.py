@@ -16,6 +16,7 @@ from shared.modeling.sampling_columns import Floats, Ints, SamplingColumns
 
 FIRST_TOP = 128  # tokens looked at first for the boundary of top_p; most nuclei are smaller
 GROWTH = 16
+BLOCK = 32  # tokens whose best stands for them all in the search for the largest
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,7 @@ def _apply_top_k(
 ) -> None:
     """Keep what is not below the k-th largest; all of its equals stay."""
     where = torch.from_numpy(places).to(scaled.device)
-    largest = torch.topk(_select(scaled, where), int(top_k.max()), dim=1).values
+    largest = largest_values(_select(scaled, where), int(top_k.max()))
     kth = largest.gather(1, torch.from_numpy(top_k - 1).to(scaled.device)[:, None])[:, 0]
     found.cut[where] = torch.maximum(found.cut[where], kth)
 
@@ -85,13 +86,31 @@ def _nucleus(
 ) -> tuple[Tensor, Tensor]:  # the largest values in order [n, some], and the place of the last one kept [n]
     vocab_size, size = values.shape[1], FIRST_TOP
     while True:
-        ordered = torch.topk(values, min(size, vocab_size), dim=1).values
+        ordered = largest_values(values, min(size, vocab_size))
         missing = _mass(ordered, peak, floor).cumsum(1) < wanted
         if size >= vocab_size or not bool(missing[:, -1].any()):
             # Where rounding leaves the whole just short of p, everything down to the floor is kept.
             kept = (ordered >= floor).sum(1)
             return ordered, torch.minimum(missing.sum(1), kept - 1).clamp_(min=0)
         size *= GROWTH
+
+
+def largest_values(
+    values: Tensor,  # [n, vocab_size]
+    count: int,
+) -> Tensor:  # [n, count], in order
+    """The largest of each row; where few are wanted, only from what is not below the count-th best block's best."""
+    num_blocks = values.shape[1] // BLOCK
+    if num_blocks < 4 * count:
+        return torch.topk(values, count, dim=1).values
+    bests = values[:, : num_blocks * BLOCK].unflatten(1, (num_blocks, BLOCK)).amax(2)
+    bound = torch.topk(bests, count, dim=1).values[:, -1:]
+    rows, token_ids = (values >= bound).nonzero(as_tuple=True)
+    starts = torch.searchsorted(rows, torch.arange(len(values), device=rows.device))
+    places = torch.arange(len(rows), device=rows.device) - starts[rows]
+    narrow = values.new_full((len(values), max(count, int(places.max()) + 1 if len(places) else 0)), float("-inf"))
+    narrow[rows, places] = values[rows, token_ids]
+    return torch.topk(narrow, count, dim=1).values
 
 
 def _mass(
