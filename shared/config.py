@@ -55,7 +55,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     runtime_dir: str = ""  # sockets (ipc) and keys (tcp); default: a private directory per user
     scheduler_host: str = "127.0.0.1"  # tcp only
     scheduler_port: int = 5550  # tcp only
-    advertise_host: str = ""  # tcp only: how others reach this instance; default: its host name's address
+    advertise_host: str = ""  # tcp only: how others reach us; default: our address on the scheduler's network
     heartbeat_interval: float = 0.5
     heartbeat_timeout: float = 3.0
     drain_timeout: float = 5.0

@@ -64,7 +64,7 @@ class ZmqTransport:
             address = self.scheduler_address
         else:
             port = socket.bind_to_random_port("tcp://*")
-            address = f"tcp://{s.advertise_host or own_address()}:{port}"
+            address = f"tcp://{s.advertise_host or own_address(s.scheduler_host)}:{port}"
         inbox = ZmqInbox(address, union, socket)
         self._inboxes.append(inbox)
         return inbox
@@ -164,6 +164,11 @@ def make_private(directory: Path) -> None:
         directory.chmod(0o700)
 
 
-def own_address() -> str:
-    """This host's address as others on its network see it."""
-    return sockets.gethostbyname(sockets.gethostname())
+def own_address(scheduler_host: str) -> str:
+    """This host's address on the network that leads to the scheduler; nothing is sent to find it."""
+    try:
+        with sockets.socket(sockets.AF_INET, sockets.SOCK_DGRAM) as probe:
+            probe.connect((scheduler_host, 1))
+            return str(probe.getsockname()[0])
+    except OSError as error:
+        raise ConfigError(f"no way leads to the scheduler's host {scheduler_host!r}: {error}") from error
