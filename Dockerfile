@@ -1,0 +1,64 @@
+# Two images: `front` for the services without torch (gateway, tokenizer, scheduler, detokenizer) and `worker`.
+# pip's own settings (PIP_INDEX_URL, PIP_EXTRA_INDEX_URL) may be given as build arguments; none is needed.
+ARG BASE=python:3.11-slim
+
+# The requirements alone, so that the layers below are built again when these change and not with all of pyproject.toml.
+FROM ${BASE} AS requirements
+COPY pyproject.toml .
+RUN python -c "import tomllib; p = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
+extras = p['optional-dependencies']; \
+write = lambda name, lines: open(name, 'w').write('\n'.join(sorted(lines)) + '\n'); \
+write('/front.txt', p['dependencies'] + extras['tokenizer']); \
+write('/worker.txt', p['dependencies'] + [r for r in extras['worker'] if not r.startswith('torch')])"
+
+FROM ${BASE} AS pip
+ARG PIP_INDEX_URL
+ARG PIP_EXTRA_INDEX_URL
+ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
+RUN python -m venv --without-pip /opt/venv
+
+FROM pip AS front-packages
+COPY --from=requirements /front.txt /
+RUN --mount=type=cache,target=/root/.cache/pip,sharing=locked \
+    pip --python /opt/venv/bin/python install --only-binary :all: -r /front.txt
+
+FROM pip AS worker-packages
+ARG TORCH_SPEC=torch==2.13.0
+RUN --mount=type=cache,target=/root/.cache/pip,sharing=locked \
+    pip --python /opt/venv/bin/python install --only-binary :all: "${TORCH_SPEC}"
+COPY --from=requirements /worker.txt /
+RUN --mount=type=cache,target=/root/.cache/pip,sharing=locked \
+    pip --python /opt/venv/bin/python install --only-binary :all: "${TORCH_SPEC}" -r /worker.txt \
+ && rm -rf /opt/venv/lib/python3*/site-packages/torch/include
+
+FROM ${BASE} AS source
+WORKDIR /app
+COPY kernels kernels
+COPY protos protos
+COPY services services
+COPY shared shared
+RUN python -m compileall -q --invalidation-mode unchecked-hash .
+
+# A user without rights, and the directory of the deployment's keys: a volume mounted there takes over its owner.
+FROM ${BASE} AS runtime
+RUN useradd --uid 1000 --no-create-home --home-dir /tmp --shell /usr/sbin/nologin pageant \
+ && install -d -o pageant -g pageant -m 0700 /run/pageant
+ENV PATH=/opt/venv/bin:$PATH \
+    PYTHONDONTWRITEBYTECODE=1 \
+    PYTHONUNBUFFERED=1 \
+    PAGEANT_RUNTIME_DIR=/run/pageant \
+    PAGEANT_STATUS_FILE=/tmp/status
+WORKDIR /app
+USER pageant
+STOPSIGNAL SIGTERM
+ENTRYPOINT ["python", "-m"]
+
+FROM runtime AS front
+COPY --from=front-packages /opt/venv /opt/venv
+COPY --from=source /app /app
+CMD ["services.gateway"]
+
+FROM runtime AS worker
+COPY --from=worker-packages /opt/venv /opt/venv
+COPY --from=source /app /app
+CMD ["services.worker"]
