@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import mmap
 from collections.abc import Sequence
 
 import torch
@@ -26,8 +28,7 @@ class KVPool:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.layers: list[tuple[Tensor, Tensor]] = [  # (keys, values), each of `shape`
-            (torch.zeros(shape, dtype=dtype, device=device), torch.zeros(shape, dtype=dtype, device=device))
-            for _ in range(num_layers)
+            (zeros(shape, dtype, device), zeros(shape, dtype, device)) for _ in range(num_layers)
         ]
 
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
@@ -38,6 +39,14 @@ class KVPool:
         for layer in self.layers:
             for cache in layer:
                 cache[destinations] = cache[sources]
+
+
+def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros that cost nothing until they are written: fresh pages are zero, and filling a GiB takes a second."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    pages = mmap.mmap(-1, math.prod(shape) * dtype.itemsize)
+    return torch.frombuffer(pages, dtype=dtype).view(shape)
 
 
 def bytes_per_block(*, num_layers: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> int:
