@@ -17,6 +17,7 @@ from shared.errors import RequestError
 GREEDY_EPSILON = 1e-5
 MAX_BIASED_TOKENS = 1024
 MAX_BAD_WORDS = 256
+MAX_BAD_WORD_LENGTH = 256  # characters or tokens
 MAX_STOP_STRINGS = 64
 MAX_STOP_LENGTH = 1024
 MAX_STOP_TOKEN_IDS = 1024
@@ -174,6 +175,8 @@ def _check_tokens(p: SamplingParams, vocab_size: int) -> None:
         raise _bad("bad_words", f"has more than {MAX_BAD_WORDS} entries")
     if any(not word for word in p.bad_words) or any(not ids for ids in p.bad_words_token_ids):
         raise _bad("bad_words", "cannot contain an empty entry")
+    if any(len(word) > MAX_BAD_WORD_LENGTH for word in (*p.bad_words, *p.bad_words_token_ids)):
+        raise _bad("bad_words", f"contains an entry longer than {MAX_BAD_WORD_LENGTH}")
     if len(p.logit_bias) > MAX_BIASED_TOKENS:
         raise _bad("logit_bias", f"has {len(p.logit_bias)} entries, more than {MAX_BIASED_TOKENS}")
     for token, bias in p.logit_bias.items():
