@@ -41,9 +41,11 @@ def truncate(
     places = np.flatnonzero((top_k > 0) & (top_k < vocab_size))
     if len(places):
         _apply_top_k(found, scaled, top_k[places], places)
-    places = np.flatnonzero(top_p < 1.0)
-    if len(places):
-        _apply_top_p(found, scaled, peak, top_p[places], places)
+    narrowed = (min_p > 0) | (top_k > 0)
+    for chosen in (narrowed, ~narrowed):
+        places = np.flatnonzero(chosen & (top_p < 1.0))
+        if len(places):
+            _apply_top_p(found, scaled, peak, top_p[places], places)
     return found
 
 
@@ -70,8 +72,9 @@ def _apply_top_p(
     """Keep the smallest set of the most likely whose mass, of what is left, reaches p; at least one token."""
     where = torch.from_numpy(places).to(scaled.device)
     values, peak, floor = _select(scaled, where), peak[where, None], found.cut[where, None]
-    total = _mass(values, peak, floor).sum(1, keepdim=True)
-    ordered, reached = _nucleus(values, peak, floor, torch.from_numpy(top_p).to(total)[:, None] * total)
+    left = values if bool(torch.isneginf(floor).any()) else _pack(values, floor, at_least=1)
+    total = _mass(left, peak, floor).sum(1, keepdim=True)
+    ordered, reached = _nucleus(left, peak, floor, torch.from_numpy(top_p).to(total)[:, None] * total)
     cut = ordered.gather(1, reached[:, None])
     kept_ties = reached + 1 - (ordered > cut).sum(1)
     found.cut[where] = cut[:, 0]
@@ -103,14 +106,24 @@ def largest_values(
     num_blocks = values.shape[1] // BLOCK
     if num_blocks < 4 * count:
         return torch.topk(values, count, dim=1).values
-    bests = values[:, : num_blocks * BLOCK].unflatten(1, (num_blocks, BLOCK)).amax(2)
+    bests = values[:, : num_blocks * BLOCK].reshape(len(values), num_blocks, BLOCK).amax(2)
     bound = torch.topk(bests, count, dim=1).values[:, -1:]
+    return torch.topk(_pack(values, bound, at_least=count), count, dim=1).values
+
+
+def _pack(
+    values: Tensor,  # [n, vocab_size]
+    bound: Tensor,  # [n, 1]
+    *,
+    at_least: int,
+) -> Tensor:  # [n, most of a row, or at_least]: those not below the bound, in order of token id, then -inf
     rows, token_ids = (values >= bound).nonzero(as_tuple=True)
     starts = torch.searchsorted(rows, torch.arange(len(values), device=rows.device))
     places = torch.arange(len(rows), device=rows.device) - starts[rows]
-    narrow = values.new_full((len(values), max(count, int(places.max()) + 1 if len(places) else 0)), float("-inf"))
-    narrow[rows, places] = values[rows, token_ids]
-    return torch.topk(narrow, count, dim=1).values
+    width = max(at_least, int(places.max()) + 1 if len(places) else 0)
+    packed = values.new_full((len(values), width), float("-inf"))
+    packed[rows, places] = values[rows, token_ids]
+    return packed
 
 
 def _mass(
@@ -128,7 +141,8 @@ def _nth_equal(
 ) -> Tensor:  # [n] int64: the id of each row's count-th value that equals the cut
     rows, token_ids = (values == cut).nonzero(as_tuple=True)
     starts = torch.searchsorted(rows, torch.arange(len(values), device=rows.device))
-    return token_ids[(starts + count - 1).clamp_(max=max(len(token_ids) - 1, 0))]
+    token_ids = torch.cat((token_ids, token_ids.new_full((1,), values.shape[1])))  # where all are NaN, nothing equals
+    return token_ids[(starts + count - 1).clamp_(max=len(token_ids) - 1)]
 
 
 def _select(

@@ -250,3 +250,12 @@ def test_logprobs() -> None:
 def test_rank_counts_ties() -> None:
     logits = torch.tensor([[1.0, 3.0, 3.0, 0.0]])
     assert gather_logprobs(logits, torch.tensor([2]), np.array([0]))[0].rank == 2
+
+
+def test_a_broken_model_does_not_break_the_sampler() -> None:
+    """Logits that are no numbers give some token, as a greedy argmax would."""
+    params = [SamplingParams(top_k=3), SamplingParams(top_p=0.5), SamplingParams(min_p=0.5), SamplingParams()]
+    rows = Rows(params, [[0]] * len(params))
+    for value in (float("nan"), float("inf"), NEVER):
+        found = Sampler(KERNELS.gumbel_argmax).sample(torch.full((4, 5000), value), rows.batch())
+        assert bool(((found >= 0) & (found < 5000)).all())
