@@ -76,6 +76,6 @@ def quickstart(prompt: str, **arguments: Any) -> None:
 @settings_options
 def doctor(**arguments: Any) -> None:
     """Say what was found and what would keep this machine from serving."""
-    from services.cli import doctor as command
+    from services.cli.doctor import doctor as examine_all
 
-    sys.exit(command.doctor(take_settings(arguments)))
+    sys.exit(examine_all(take_settings(arguments)))

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 QUESTION_TIMEOUT = 30.0  # seconds, for a client that set no deadline
 LOAD_TIMEOUT = 1.0
 MAX_TOKENS_PER_MESSAGE = MAX_MESSAGE_BYTES // 8
+MAX_LABEL_CHARS = 256  # it is in every log line of its request
 FOREVER = 1e8  # seconds; how gRPC spells "no deadline" on some paths
 
 T = TypeVar("T")
@@ -55,6 +56,8 @@ class InferenceServicer:
 
     def _read(self, proto: Any, context: Any) -> TokenizeRequest:
         self._check_model(proto.model)
+        if len(proto.label) > MAX_LABEL_CHARS:
+            raise RequestError(f"label has {len(proto.label)} characters, more than {MAX_LABEL_CHARS}", field="label")
         params = seeded(convert.sampling_from_proto(proto.sampling))
         header = make_header(
             metadata(context),

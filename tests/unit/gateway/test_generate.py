@@ -162,6 +162,7 @@ async def test_a_slow_reader_holds_up_nobody_and_gets_everything() -> None:
     [
         (GenerateRequest(text="x", model="other"), grpc.StatusCode.NOT_FOUND, "model"),
         (GenerateRequest(), grpc.StatusCode.INVALID_ARGUMENT, "input"),
+        (GenerateRequest(text="x", label="l" * 257), grpc.StatusCode.INVALID_ARGUMENT, "label"),
         (GenerateRequest(chat={}), grpc.StatusCode.INVALID_ARGUMENT, "chat"),
         (GenerateRequest(token_ids={"ids": [1] * 501}), grpc.StatusCode.INVALID_ARGUMENT, "prompt"),
     ],
