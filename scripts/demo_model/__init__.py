@@ -1,0 +1,1 @@
+"""Trains the bundled story model and its draft: python -m scripts.demo_model --help"""
