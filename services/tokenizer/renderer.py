@@ -6,13 +6,13 @@ a template: bounded memory, no files, no children, and it dies with its parent. 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import math
 import os
 import resource
 import signal
 import sys
-import time
 from typing import BinaryIO
 
 import msgspec
@@ -34,6 +34,7 @@ def main() -> None:
     if frame is None:
         return
     setup = msgspec.msgpack.decode(frame, type=RenderSetup)
+    _import_all()
     _confine(setup.max_memory)
     jobs = msgspec.msgpack.Decoder(RenderJob)
     answer = Answerer(setup)
@@ -91,8 +92,15 @@ def _die_with_parent(parent: int) -> None:
             sys.exit(0)
 
 
+def _import_all() -> None:
+    """Have everything read that jinja2 and the clock read late: once confined, no file can be opened."""
+    message = [{"role": "user", "content": "x"}]
+    for source in ("{{ messages[0].content | tojson }}{{ strftime_now('%Y') }}", "{{ raise_exception('x') }}", "{% if"):
+        with contextlib.suppress(TemplateError):
+            render(compile_template(source), {}, message, 16)
+
+
 def _confine(max_memory: int) -> None:
-    time.localtime()  # reads the time zone's file while that is possible
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_AS, (max_memory, max_memory))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))

@@ -61,18 +61,23 @@ class RendererPool:
         self._idle: asyncio.Queue[Process] = asyncio.Queue()
         self._children: set[Process] = set()
         self._replacing: set[asyncio.Task[None]] = set()
+        self._all_reaped = asyncio.Event()
+        self._closed = False
 
     async def start(self) -> None:
         """Start all children, and wait until each is ready.  Raises FatalError where one does not come up."""
         await asyncio.gather(*(self._add_child() for _ in range(self._num_renderers)))
 
     async def close(self) -> None:
-        """Kill all children."""
-        for task in self._replacing:
-            task.cancel()
-        await asyncio.gather(*self._replacing, return_exceptions=True)
-        for child in list(self._children):
-            await self._kill(child)
+        """Kill all children.  A chat that is being rendered is refused, and its renderer reaped by who waits for it."""
+        self._closed = True
+        for child in self._children:
+            _end(child)
+        await asyncio.gather(*self._replacing)
+        while not self._idle.empty():
+            await self._reap(self._idle.get_nowait())
+        if self._children:
+            await self._all_reaped.wait()
 
     async def render(self, messages: Sequence[ChatMessage]) -> str:
         """The chat as the model's prompt.  Raises RequestError where the template does not give one in time."""
@@ -117,16 +122,18 @@ class RendererPool:
 
     def _replace(self, child: Process) -> None:
         self.num_killed += 1
-        log.warning("renderer_replaced", pid=child.pid)
+        if not self._closed:
+            log.warning("renderer_replaced", pid=child.pid)
         task = asyncio.get_running_loop().create_task(self._replace_now(child))
         self._replacing.add(task)
         task.add_done_callback(self._replacing.discard)
 
     async def _replace_now(self, child: Process) -> None:
-        await self._kill(child)
-        while True:
+        await self._reap(child)
+        while not self._closed:
             try:
-                return await self._add_child()
+                await self._add_child()
+                return
             except FatalError as error:
                 log.error("renderer_not_started", reason=str(error))
                 await asyncio.sleep(RESTART_PAUSE)
@@ -145,25 +152,33 @@ class RendererPool:
         except OSError as error:
             raise FatalError(f"no process for rendering chats: {error}") from error
         self._children.add(child)
+        self._all_reaped.clear()
         assert child.stdin is not None  # a pipe
         child.stdin.write(self._setup)
         try:
             # An empty chat asks whether the child is up, so that the first real one does not pay for its imports.
             await self._ask(child, [], START_TIMEOUT)
         except RequestError as error:
-            await self._kill(child)
+            await self._reap(child)
             raise FatalError("a process for rendering chats does not answer") from error
         self._idle.put_nowait(child)
 
-    async def _kill(self, child: Process) -> None:
-        self._children.discard(child)
-        if child.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                child.kill()
+    async def _reap(self, child: Process) -> None:
+        """Kill a child whose output nobody reads any more."""
+        _end(child)
         if child.stdin is not None:
             child.stdin.close()
-        # Reading to the end lets the pipe's transport close; a plain wait would leave it open where output is unread.
+        # Reading to the end lets the pipe close; a plain wait would leave it open where output is unread.
         await child.communicate()
+        self._children.discard(child)
+        if not self._children:
+            self._all_reaped.set()
+
+
+def _end(child: Process) -> None:
+    if child.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            child.kill()
 
 
 def _refusal(message: str) -> RequestError:

@@ -1,0 +1,310 @@
+"""The tokenizer as an actor: requests in; tokenized requests, answers and refusals out."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from services.tokenizer.actor import LONG_TEXT, TokenizerActor
+from services.tokenizer.renderers import RendererPool
+from shared.config import Settings
+from shared.errors import RejectCode
+from shared.messages import (
+    AbortRequest,
+    AddRequest,
+    ChatMessage,
+    DecodeRequest,
+    DecodeResult,
+    EncodeRequest,
+    EncodeResult,
+    GatewayInbox,
+    Goodbye,
+    Heartbeat,
+    Hello,
+    Member,
+    Message,
+    RequestHeader,
+    RequestRejected,
+    Roster,
+    SchedulerInbox,
+    ServiceName,
+    TokenizeRequest,
+)
+from shared.packing import pack_tokens, unpack_tokens
+from shared.sampling import SamplingParams
+from shared.transport import MemoryTransport
+from tests.unit.detokenizer.models import tokenizer
+
+GATEWAY = "memory://gateway"
+ME = "memory://tokenizer-1"
+LOOP = "{% for a in range(99999) %}{% for b in range(99999) %}{% if a and 0 %}x{% endif %}{% endfor %}{% endfor %}"
+TEMPLATE = (
+    "{{ bos_token }}{% for m in messages %}{% if m.content == 'loop' %}"
+    + LOOP
+    + "{% endif %}{{ m.content }}{% endfor %}"
+)
+
+
+class Bench:
+    """A tokenizer of the Llama vocabulary among bare inboxes."""
+
+    def __init__(self, path: Path, template: str | None, **settings: Any) -> None:
+        self.network = MemoryTransport()
+        self.scheduler = self.network.bind("scheduler", SchedulerInbox)
+        self.gateway = self.network.bind("gateway", GatewayInbox)
+        self.model = tokenizer(path)
+        self.settings = Settings(**{"heartbeat_interval": 0.05, "template_timeout": 0.5} | settings)
+        self.pool = None
+        if template is not None:
+            self.pool = RendererPool(
+                template, self.model.special_tokens, timeout=self.settings.template_timeout, max_output_bytes=1 << 20
+            )
+        self.actor = TokenizerActor(self.network, self.settings, self.model, self.pool, "tokenizer-1")
+        self.outbox = self.network.outbox()
+
+    def send(self, *messages: Message) -> None:
+        for message in messages:
+            self.outbox.send(ME, message)
+        self.outbox.flush()
+
+    def roster(self) -> None:
+        me = Member(ServiceName.TOKENIZER, "tokenizer-1", ME, 1)
+        self.send(Roster(1, 1, [me], max_model_len=256, max_input_length=200))
+
+    async def next(self, inbox: Any, count: int = 1) -> list[Any]:
+        """The next messages in an inbox, however long they take."""
+        found: list[Any] = []
+        async with asyncio.timeout(5):
+            while len(found) < count:
+                found += [m for m in await inbox.recv_batch() if not isinstance(m, Hello | Heartbeat | Goodbye)]
+        return found
+
+    async def added(self) -> AddRequest:
+        (message,) = await self.next(self.scheduler)
+        assert isinstance(message, AddRequest)
+        return message
+
+    async def rejected(self, *messages: Message) -> RequestRejected:
+        self.send(*messages)
+        (message,) = await self.next(self.gateway)
+        assert isinstance(message, RequestRejected)
+        return message
+
+
+@asynccontextmanager
+async def bench(
+    data_dir: Path, template: str | None = None, *, live: bool = True, **settings: Any
+) -> AsyncIterator[Bench]:
+    made = Bench(data_dir / "tokenizers/llama2", template, **settings)
+    if template is not None:
+        made.model.chat_template = template
+    task = asyncio.create_task(made.actor.run())
+    try:
+        if live:
+            made.roster()
+        yield made
+    finally:
+        made.model.chat_template = None
+        made.actor.request_drain()
+        async with asyncio.timeout(10):
+            await task
+
+
+def header(request_id: str = "r", **fields: Any) -> RequestHeader:
+    return RequestHeader(request_id, GATEWAY, **fields)
+
+
+def text(prompt: str | None, request_id: str = "r", **params: Any) -> TokenizeRequest:
+    return TokenizeRequest(header(request_id), SamplingParams(**params), text=prompt)
+
+
+def chat(*contents: str, request_id: str = "r", **params: Any) -> TokenizeRequest:
+    messages = [ChatMessage("user", content) for content in contents]
+    return TokenizeRequest(header(request_id), SamplingParams(**params), chat=messages)
+
+
+async def test_text(data_dir: Path) -> None:
+    async with bench(data_dir) as b:
+        b.send(text("Hello", stop=["x"], seed=7))
+        added = await b.added()
+        assert unpack_tokens(added.prompt_token_ids) == [1, 15043]
+        assert added.header == header()
+        assert (added.params.max_tokens, added.params.temperature, added.params.seed) == (16, 1.0, 7)
+        assert added.eos_token_ids == [2]
+        assert added.tokenized_time == pytest.approx(time.time(), abs=5)
+
+
+async def test_token_ids_and_what_was_sent_before_go_through_untouched(data_dir: Path) -> None:
+    async with bench(data_dir) as b:
+        ids, sent = pack_tokens([5, 6, 31999]), [pack_tokens([9])]
+        b.send(TokenizeRequest(header(), SamplingParams(), token_ids=ids, sent_token_ids=sent, sent_text_lengths=[3]))
+        added = await b.added()
+        assert (added.prompt_token_ids, added.sent_token_ids, added.sent_text_lengths) == (ids, sent, [3])
+
+
+async def test_chat_takes_the_rest_of_the_context_and_one_bos(data_dir: Path) -> None:
+    async with bench(data_dir, TEMPLATE) as b:
+        b.send(chat("Hello"))
+        added = await b.added()
+        assert unpack_tokens(added.prompt_token_ids) == [1, 15043]
+        assert added.params.max_tokens == 254
+        b.send(chat("Hello", max_tokens=5))
+        assert (await b.added()).params.max_tokens == 5
+
+
+async def test_a_long_text_goes_through_a_thread(data_dir: Path) -> None:
+    async with bench(data_dir) as b:
+        prompt = "word " * (LONG_TEXT // 4)
+        b.roster()
+        object.__setattr__(b.actor, "roster", Roster(1, 1, []))
+        b.send(text(prompt), text("Hello", "s"))
+        first, second = await b.next(b.scheduler, 2)
+        assert first.header.request_id == "s"
+        assert unpack_tokens(second.prompt_token_ids) == b.model.encode(prompt)
+
+
+async def test_bad_words_with_and_without_their_space(data_dir: Path) -> None:
+    async with bench(data_dir) as b:
+        b.send(text("Hello", bad_words=["cat", " cat"], bad_words_token_ids=[[7]]))
+        words = (await b.added()).params.bad_words_token_ids
+        assert words == [[7], b.model.encode_plain("cat"), b.model.encode_plain(" cat")]
+
+
+REFUSED = [
+    (text(""), "prompt", "empty"),
+    (text(None), "prompt", "exactly one"),
+    (TokenizeRequest(header(), SamplingParams(), text="a", token_ids=b""), "prompt", "exactly one"),
+    (TokenizeRequest(header(), SamplingParams(), token_ids=b"abc"), "token_ids", "multiple of 4"),
+    (text("é" * 600), "prompt", "max_prompt_bytes=1000"),
+    (chat("é" * 600), "chat", "max_prompt_bytes=1000"),
+    (chat(), "chat", "at least one message"),
+    (TokenizeRequest(header(), SamplingParams(), chat=[ChatMessage("boss", "x")]), "chat", "unknown role 'boss'"),
+    (text("a", stop=["x"] * 65), "stop", "more than 64"),
+    (text("a", bad_words=["x"] * 257), "bad_words", "more than 256"),
+    (text("a", top_p=0.0), "top_p", "must be in"),
+    (text("a", stop_token_ids=[32000]), "stop_token_ids", "out-of-vocabulary"),
+]
+
+
+async def test_refusals_name_the_field(data_dir: Path) -> None:
+    async with bench(data_dir, TEMPLATE, max_prompt_bytes=1000) as b:
+        for request, field, words in REFUSED:
+            rejection = await b.rejected(request)
+            assert (rejection.request_id, rejection.code, rejection.field) == ("r", RejectCode.INVALID_ARGUMENT, field)
+            assert words in rejection.message
+        b.send(text("Hello"))
+        await b.added()
+
+
+async def test_a_hopelessly_long_prompt_is_refused_unread(data_dir: Path) -> None:
+    async with bench(data_dir) as b:
+        rejection = await b.rejected(text("x" * 100_000))
+        assert rejection.field == "prompt" and "max_input_length=200" in rejection.message
+
+
+async def test_a_model_without_chat_template(data_dir: Path) -> None:
+    async with bench(data_dir) as b:
+        assert "no chat template" in (await b.rejected(chat("Hello"))).message
+
+
+async def test_a_passed_deadline(data_dir: Path) -> None:
+    async with bench(data_dir) as b:
+        late = TokenizeRequest(header(deadline=time.time() - 1), SamplingParams(), text="Hello")
+        assert (await b.rejected(late)).code is RejectCode.DEADLINE_EXCEEDED
+
+
+async def test_without_a_scheduler(data_dir: Path) -> None:
+    async with bench(data_dir, live=False) as b:
+        assert (await b.rejected(text("Hello"))).code is RejectCode.UNAVAILABLE
+        b.send(EncodeRequest("e", GATEWAY, text="Hello"))  # needs none
+        assert await b.next(b.gateway) == [EncodeResult("e", pack_tokens([1, 15043]))]
+
+
+async def test_a_defect_ends_one_request_only(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with bench(data_dir) as b:
+        with monkeypatch.context() as patch:
+            patch.setattr(b.actor.tokenizer, "encode", lambda _: 1 // 0)
+            assert (await b.rejected(text("Hello"))).code is RejectCode.INTERNAL
+        b.send(text("Hello"))
+        await b.added()
+
+
+async def test_an_endless_template_ends_its_request_while_others_go_on(data_dir: Path) -> None:
+    async with bench(data_dir, TEMPLATE) as b:
+        started = time.monotonic()
+        b.send(chat("loop"), text("Hello", "s"), chat("Hello", request_id="t"))
+        served = await b.next(b.scheduler, 2)
+        assert {message.header.request_id for message in served} == {"s", "t"}
+        (rejection,) = await b.next(b.gateway)
+        assert (rejection.request_id, rejection.code, rejection.field) == ("r", RejectCode.INVALID_ARGUMENT, "chat")
+        assert time.monotonic() - started < 2
+
+
+async def test_abort_follows_its_request_and_cancels_a_rendering(data_dir: Path) -> None:
+    async with bench(data_dir, TEMPLATE) as b:
+        b.send(text("Hello"), AbortRequest("r"), chat("Hello", request_id="s"), AbortRequest("s", "deadline"))
+        messages = await b.next(b.scheduler, 3)
+        await asyncio.sleep(0.1)
+        assert isinstance(messages[0], AddRequest)
+        assert messages[1:] == [AbortRequest("r"), AbortRequest("s", "deadline")]
+        assert not b.actor.pending
+        b.send(chat("Hello", request_id="s"))
+        assert (await b.added()).header.request_id == "s"
+
+
+async def test_a_request_sent_anew_is_served_once(data_dir: Path) -> None:
+    async with bench(data_dir, TEMPLATE) as b:
+        b.send(chat("Hello"), chat("Hello there"))
+        assert len(unpack_tokens((await b.added()).prompt_token_ids)) == 3
+
+
+async def test_encode_and_decode(data_dir: Path) -> None:
+    async with bench(data_dir, TEMPLATE) as b:
+        b.send(EncodeRequest("a", GATEWAY, text="Hello", add_special_tokens=False))
+        assert await b.next(b.gateway) == [EncodeResult("a", pack_tokens([15043]))]
+        b.send(EncodeRequest("b", GATEWAY, chat=[ChatMessage("user", "Hello")]))
+        assert await b.next(b.gateway) == [EncodeResult("b", pack_tokens([1, 15043]))]
+        b.send(DecodeRequest("c", GATEWAY, pack_tokens([1, 15043])))
+        b.send(DecodeRequest("d", GATEWAY, pack_tokens([1, 15043]), skip_special_tokens=False))
+        assert await b.next(b.gateway, 2) == [DecodeResult("c", "Hello"), DecodeResult("d", "<s> Hello")]
+
+
+@pytest.mark.parametrize("packed", [pack_tokens([32000]), pack_tokens([-1]), b"abc"])
+async def test_decoding_what_is_no_token(data_dir: Path, packed: bytes) -> None:
+    async with bench(data_dir) as b:
+        rejection = await b.rejected(DecodeRequest("d", GATEWAY, packed))
+        assert (rejection.code, rejection.field) == (RejectCode.INVALID_ARGUMENT, "token_ids")
+
+
+async def test_encoding_nothing_or_two_things(data_dir: Path) -> None:
+    async with bench(data_dir, TEMPLATE) as b:
+        assert (await b.rejected(EncodeRequest("e", GATEWAY))).field == "prompt"
+        both = EncodeRequest("e", GATEWAY, text="a", chat=[ChatMessage("user", "a")])
+        assert (await b.rejected(both)).field == "prompt"
+
+
+async def test_draining_finishes_what_is_under_way(data_dir: Path) -> None:
+    async with bench(data_dir, TEMPLATE, template_timeout=1.0) as b:
+        b.send(chat("loop"), chat("Hello", request_id="s"))
+        b.actor.request_drain()
+        assert (await b.added()).header.request_id == "s"
+        (rejection,) = await b.next(b.gateway)
+        assert rejection.request_id == "r"
+
+
+async def test_draining_does_not_outlast_its_deadline(data_dir: Path) -> None:
+    async with bench(data_dir, TEMPLATE, template_timeout=30.0) as b:
+        b.send(chat("loop"))
+        await asyncio.sleep(0.1)
+        started = time.monotonic()
+        b.actor.request_drain(time.time() + 0.2)
+        async with asyncio.timeout(5):
+            while b.actor.inbox.address in b.network.inboxes:
+                await asyncio.sleep(0.02)
+        assert time.monotonic() - started < 2
