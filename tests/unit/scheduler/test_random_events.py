@@ -12,7 +12,7 @@ from shared.messages import StopMatched, StreamLost
 from tests.unit.scheduler.world import World
 
 EVENTS = 100_000
-PREFIXES = [[(7 * i + j) % 50 for j in range(40)] for i in range(4)]
+MOTIFS = [[(7 * i + j) % 50 for j in range(8)] for i in range(3)]  # prompts are made of these, in any order
 
 
 class Storm:
@@ -57,7 +57,8 @@ class Storm:
             return
         self.num_added += 1
         r = self.random
-        prompt = r.choice(PREFIXES)[: r.randrange(41)] + [r.randrange(50) for _ in range(r.randrange(1, 30))]
+        motifs = [token for _ in range(r.randrange(6)) for token in r.choice(MOTIFS)]
+        prompt = motifs + [r.randrange(50) for _ in range(r.choice([0, 0, r.randrange(30)]))] or [1]
         params: dict[str, Any] = {
             "max_tokens": r.randrange(1, 40),
             "seed": r.randrange(1000),
