@@ -24,7 +24,6 @@ from shared.messages import (
     EncodeResult,
     GatewayInbox,
     GetLoad,
-    Heartbeat,
     Load,
     Member,
     Message,
@@ -221,7 +220,7 @@ class GatewayActor(MemberActor):
 
     def on_tick(self) -> None:
         if self.phase is Phase.DRAINING:  # still alive: its streams go on
-            self.send(self.scheduler, Heartbeat(self.service, self.instance, self.epoch, self.progress))
+            self.send(self.scheduler, self.heartbeat())
         if time.monotonic() - self._scheduler_seen > 2 * self.settings.heartbeat_timeout:
             self.fail_all("the scheduler was lost")
         self._notice()

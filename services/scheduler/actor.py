@@ -151,7 +151,8 @@ class SchedulerActor(Actor):
             self.send(message.address, self._roster())
 
     def handle_heartbeat(self, message: Heartbeat) -> None:
-        self.troupe.heard(message.instance, message.epoch, time.monotonic())
+        if not self.troupe.heard(message.instance, message.epoch, time.monotonic()) and message.address:
+            self.send(message.address, self._roster())  # it is not in there: it will say hello
 
     def handle_goodbye(self, message: Goodbye) -> None:
         if member := self.troupe.leave(message.instance, message.epoch):

@@ -81,10 +81,13 @@ class MemberActor(Actor):
             Hello(self.service, self.instance, self.inbox.address, self.epoch, schema_hash(), self.capacity()),
         )
 
+    def heartbeat(self) -> Heartbeat:
+        return Heartbeat(self.service, self.instance, self.epoch, self.progress, self.inbox.address)
+
     def handle_tick(self, _: Tick) -> None:
         if self.phase < Phase.DRAINING:
             if self.phase is Phase.READY:
-                self.send(self.scheduler, Heartbeat(self.service, self.instance, self.epoch, self.progress))
+                self.send(self.scheduler, self.heartbeat())
             else:
                 self.say_hello()
         write_status(self.settings, self.phase.name)

@@ -45,6 +45,7 @@ class Heartbeat(Message, frozen=True):
     instance: str
     epoch: int
     progress: int = 0  # steps or messages handled; stands still when stuck
+    address: str = ""  # where a scheduler that does not know the sender can say so
 
 
 class Goodbye(Message, frozen=True):

@@ -37,7 +37,7 @@ SAMPLES: list[m.Message] = [
     m.StopMatched("r1", 0, 5),
     m.StreamLost("r1", 0),
     m.Hello(m.ServiceName.WORKER, "worker-1", "ipc://w", 5, "abc", CAPACITY),
-    m.Heartbeat(m.ServiceName.WORKER, "worker-1", 5, 77),
+    m.Heartbeat(m.ServiceName.WORKER, "worker-1", 5, 77, "ipc://w"),
     m.Goodbye(m.ServiceName.WORKER, "worker-1", 5),
     m.Roster(9, 2, [m.Member(m.ServiceName.WORKER, "worker-1", "ipc://w", 5)], CAPACITY, 512, 511),
     m.Refused("worker-1", "mixed versions"),

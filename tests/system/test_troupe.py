@@ -200,6 +200,53 @@ def test_a_killed_worker_s_streams_go_on_with_the_same_tokens(running: Troupe) -
     assert running.settled_load().num_preemptions > 0
 
 
+@pytest.mark.parametrize("service", ["detokenizer", "tokenizer"])
+def test_a_killed_replica_s_streams_go_on(running: Troupe, service: str) -> None:
+    requests = [ask("One day", seed=index, max_tokens=150, ignore_eos=True) for index in range(4)]
+    wanted = running.generate(requests)
+
+    async def disturbed() -> list[Any]:
+        async with running.channel() as channel:
+            tasks = [asyncio.create_task(collect(channel, request)) for request in requests]
+            await asyncio.sleep(0.3)
+            running.kill(service)
+            return await asyncio.gather(*tasks)
+
+    for (answer,), (alone,) in zip(asyncio.run(disturbed()), wanted, strict=True):
+        assert (answer.token_ids, answer.text) == (alone.token_ids, alone.text)
+    serves_again(running)
+
+
+def test_a_killed_scheduler_ends_streams_with_a_status_and_comes_back(running: Troupe) -> None:
+    async def disturbed() -> BaseException | list[Any]:
+        async with running.channel() as channel:
+            task = asyncio.create_task(collect(channel, ask("One day", max_tokens=900, ignore_eos=True)))
+            await asyncio.sleep(0.5)
+            running.kill("scheduler")
+            (outcome,) = await asyncio.gather(task, return_exceptions=True)
+            return outcome
+
+    outcome = asyncio.run(disturbed())
+    assert isinstance(outcome, grpc.aio.AioRpcError)
+    assert outcome.code() is grpc.StatusCode.UNAVAILABLE
+    serves_again(running)
+
+
+def serves_again(running: Troupe) -> None:
+    """A request succeeds, in time; until then it is refused as UNAVAILABLE and nothing else."""
+    deadline = time.monotonic() + 20
+    while True:
+        try:
+            ((answer,),) = running.generate([ask("One day", max_tokens=5, ignore_eos=True)])
+        except grpc.aio.AioRpcError as error:
+            assert error.code() is grpc.StatusCode.UNAVAILABLE
+            assert time.monotonic() < deadline, error.details()
+            time.sleep(0.1)
+        else:
+            assert answer.completion_tokens == 5
+            return
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_known_greedy_continuations_come_out_exactly(data_dir: Path, tmp_path: Path, name: str) -> None:
     model = data_dir / "models" / name
