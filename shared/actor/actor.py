@@ -6,6 +6,7 @@ import asyncio
 import gc
 import time
 import uuid
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Mapping
 from enum import IntEnum
 from typing import Any, ClassVar, get_args
@@ -29,7 +30,7 @@ class Phase(IntEnum):
     STOPPED = 3
 
 
-class Actor:
+class Actor(ABC):
     """One mailbox, one handler per message type, one flush per batch.
 
     Invariant: handlers run to completion one after another on the event loop; they change state and queue messages,
@@ -58,9 +59,9 @@ class Actor:
 
     # -- for subclasses
 
+    @abstractmethod
     def handlers(self) -> Handlers:
         """The handler of each message type in the inbox's union."""
-        raise NotImplementedError
 
     async def on_start(self) -> None:
         """Before the first message; may await."""
