@@ -25,6 +25,7 @@ from shared.transport.link import Inbox, PendingFrames
 
 LINGER_MS = 500
 MAX_BATCH = 4096
+SCHEDULER_SOCKET = "scheduler.sock"
 MAX_IPC_ADDRESS = 107  # sockaddr_un holds 108 bytes with the final zero
 
 
@@ -47,7 +48,7 @@ class ZmqTransport:
     def scheduler_address(self) -> str:
         s = self.settings
         if s.transport == "ipc":
-            return f"ipc://{s.runtime_path}/scheduler.sock"
+            return f"ipc://{s.runtime_path}/{SCHEDULER_SOCKET}"
         return f"tcp://{s.scheduler_host}:{s.scheduler_port}"
 
     def bind(self, name: str, union: Any) -> Inbox[Any]:
@@ -114,6 +115,9 @@ class ZmqInbox(Inbox[Any]):
         if not self._socket.closed:
             self._loop.remove_reader(self._socket.fileno())
             self._socket.close()
+            if self.address.startswith("ipc://") and not self.address.endswith(f"/{SCHEDULER_SOCKET}"):
+                # Names of instances are used once.  The scheduler's may be its successor's already.
+                Path(self.address.removeprefix("ipc://")).unlink(missing_ok=True)
 
 
 class ZmqOutbox:

@@ -115,6 +115,15 @@ async def test_a_stranger_gets_no_frame_through(tmp_path: Path) -> None:
     transport.close()
 
 
+async def test_an_instance_s_socket_file_goes_with_it(tmp_path: Path) -> None:
+    transport = ZmqTransport(Settings(runtime_dir=str(tmp_path)))
+    inbox = transport.bind("worker-1", SchedulerInbox)
+    assert [path.name for path in tmp_path.iterdir()] == ["worker-1.sock"]
+    inbox.close()
+    assert not list(tmp_path.iterdir())
+    transport.close()
+
+
 def test_keys_are_made_once_and_are_private(tmp_path: Path) -> None:
     first = load_keys(tmp_path)
     assert load_keys(tmp_path) == first
