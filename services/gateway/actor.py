@@ -18,6 +18,7 @@ from shared.actor import MemberActor, Phase
 from shared.actor.actor import Handlers
 from shared.config import Settings
 from shared.errors import ProtocolError, RejectCode, RequestError
+from shared.logging import request_logger
 from shared.messages import (
     AbortRequest,
     DecodeResult,
@@ -191,7 +192,7 @@ class GatewayActor(MemberActor):
             try:
                 stream.accept(news)
             except ProtocolError as error:
-                log.warning("output_lost", request_id=news.request_id, reason=str(error))
+                request_logger(log, stream.header).warning("output_lost", reason=str(error))
                 stream.fail(unavailable("part of the output was lost"))
 
     def handle_rejected(self, message: RequestRejected) -> None:
