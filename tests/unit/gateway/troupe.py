@@ -86,8 +86,11 @@ class FakeTroupe:
         for task in pending:
             task.cancel()
         await asyncio.wait(tasks)
-        task = done.pop()
-        return tasks[task], task.result()
+        first = done.pop()
+        for task, name in tasks.items():  # the other may have got one too: it is for the next to ask
+            if task is not first and not task.cancelled():
+                self.seen[self.tokenizers[name].address].insert(0, task.result())
+        return tasks[first], first.result()
 
     async def request(self) -> TokenizeRequest:
         return (await self.asked(TokenizeRequest))[1]
