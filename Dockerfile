@@ -14,20 +14,20 @@ write('/worker.txt', p['dependencies'] + [r for r in extras['worker'] if not r.s
 FROM ${BASE} AS pip
 ARG PIP_INDEX_URL
 ARG PIP_EXTRA_INDEX_URL
-ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
+ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore PIP_CACHE_DIR=/var/cache/pip
 RUN python -m venv --without-pip /opt/venv
 
 FROM pip AS front-packages
 COPY --from=requirements /front.txt /
-RUN --mount=type=cache,target=/root/.cache/pip,sharing=locked \
+RUN --mount=type=cache,target=/var/cache/pip,sharing=locked \
     pip --python /opt/venv/bin/python install --only-binary :all: -r /front.txt
 
 FROM pip AS worker-packages
 ARG TORCH_SPEC=torch==2.13.0
-RUN --mount=type=cache,target=/root/.cache/pip,sharing=locked \
+RUN --mount=type=cache,target=/var/cache/pip,sharing=locked \
     pip --python /opt/venv/bin/python install --only-binary :all: "${TORCH_SPEC}"
 COPY --from=requirements /worker.txt /
-RUN --mount=type=cache,target=/root/.cache/pip,sharing=locked \
+RUN --mount=type=cache,target=/var/cache/pip,sharing=locked \
     pip --python /opt/venv/bin/python install --only-binary :all: "${TORCH_SPEC}" -r /worker.txt \
  && rm -rf /opt/venv/lib/python3*/site-packages/torch/include
 

@@ -108,6 +108,12 @@ class StreamTable:
         if said is not None:
             self._texts.setdefault(stream.opened.header.gateway, []).append(said)
         if stream.finish_reason is not None:
+            request_logger(log, stream.opened.header).info(
+                "stream_finished",
+                index=tokens.index,
+                num_output_tokens=stream.num_tokens,
+                finish_reason=stream.finish_reason,
+            )
             self._close(key)
             if tokens.finish_reason is None:
                 self._stopped.append(StopMatched(tokens.request_id, tokens.index, stream.num_tokens))

@@ -87,4 +87,7 @@ def admitted(sequence: Sequence) -> AdmittedSequence:
         params=params,
         seed=((params.seed or 0) + sequence.index + 2**63) % 2**64 - 2**63,
         eos_token_ids=request.eos_token_ids,
+        request_id=request.request_id,
+        trace_id=request.header.trace_id,
+        index=sequence.index,
     )

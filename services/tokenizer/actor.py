@@ -88,7 +88,7 @@ class TokenizerActor(MemberActor):
 
     def handle_tokenize(self, request: TokenizeRequest) -> None:
         header, started = request.header, time.monotonic()
-        with self._contained(header.request_id, header.gateway):
+        with self._contained(header.request_id, header.gateway, header.trace_id):
             if not self.scheduler_is_live:
                 raise RequestError("no scheduler is live", code=RejectCode.UNAVAILABLE)
             self.rules.check(request, max_input_length=self.max_input_length, now=time.time())
@@ -179,14 +179,14 @@ class TokenizerActor(MemberActor):
         check_deadline(request.header.deadline, now)
         added = self.rules.complete(request, prompt_token_ids, max_model_len=self.max_model_len, now=now)
         self.send(self.scheduler, added)
-        request_logger(log, request.header).debug(
+        request_logger(log, request.header).info(
             "request_tokenized",
             num_prompt_tokens=len(prompt_token_ids) // 4,
             duration=round(time.monotonic() - started, 6),
         )
 
     @contextlib.contextmanager
-    def _contained(self, request_id: str, gateway: str) -> Iterator[None]:
+    def _contained(self, request_id: str, gateway: str, trace_id: str = "") -> Iterator[None]:
         """Whatever goes wrong within ends this one request, and nothing else."""
         try:
             yield
@@ -194,7 +194,7 @@ class TokenizerActor(MemberActor):
             rejection = RequestRejected(request_id, error.code, str(error), error.field, error.retry_after_ms)
             self.send(gateway, rejection)
         except Exception:
-            log.exception("request_failed", request_id=request_id)
+            log.exception("request_failed", request_id=request_id, trace_id=trace_id)
             self.send(gateway, RequestRejected(request_id, RejectCode.INTERNAL, "the request could not be tokenized"))
 
     # -- life

@@ -66,8 +66,18 @@ class WorkerActor(MemberActor):
         super().request_drain(deadline)
 
     def handle_plan(self, plan: StepPlan) -> None:
-        if self._steps is not None:
-            self._steps.submit(plan)
+        if self._steps is None:
+            return
+        self._steps.submit(plan)
+        for sequence in plan.admitted:
+            log.info(
+                "sequence_admitted",
+                request_id=sequence.request_id,
+                trace_id=sequence.trace_id,
+                index=sequence.index,
+                row=sequence.row,
+                step_id=plan.step_id,
+            )
 
     def on_tick(self) -> None:
         if self._steps is not None and self._steps.failure is not None:

@@ -15,6 +15,9 @@ class AdmittedSequence(Message, frozen=True):
     params: SamplingParams
     seed: int  # of this sequence (request seed + index)
     eos_token_ids: list[int]  # masked until min_tokens are out
+    request_id: str = ""  # for the worker's log, as the two below
+    trace_id: str = ""
+    index: int = 0
 
 
 class StepPlan(Message, frozen=True):

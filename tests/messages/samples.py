@@ -23,7 +23,7 @@ SAMPLES: list[m.Message] = [
     m.AbortRequest("r1"),
     m.RequestRejected("r1", RejectCode.RESOURCE_EXHAUSTED, "full", "n", 1000),
     m.StepPlan(
-        epoch=3, step_id=4, admitted=[m.AdmittedSequence(0, TOKENS, 3, PARAMS, -7, [2])], rows=[0, 1],
+        epoch=3, step_id=4, admitted=[m.AdmittedSequence(0, TOKENS, 3, PARAMS, -7, [2], "r1", "t1", 1)], rows=[0, 1],
         num_computed_tokens=[0, 9], num_scheduled_tokens=[3, 1], num_new_blocks=[1, 0], new_block_ids=[17],
         block_copies=[(1, 2)], released_rows=[5],
     ),

@@ -48,7 +48,7 @@ def test_every_line_of_a_request_is_joinable(running: Troupe) -> None:
     lines = [line for line in running.logs() if "request_id" in line]
     last = lines[-1]["request_id"]
     mine = [line for line in lines if line["request_id"] == last]
-    assert {line["service"] for line in mine} >= {"gateway", "scheduler"}
+    assert {line["service"] for line in mine} == {"gateway", "tokenizer", "scheduler", "worker", "detokenizer"}
     assert len({line["trace_id"] for line in mine}) == 1
     assert all(len(line["trace_id"]) == 32 for line in mine)
     assert not any("upon a time" in json.dumps(line) for line in running.logs()), "no prompt in the logs"

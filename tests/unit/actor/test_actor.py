@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from services.scheduler.main import make as make_scheduler
 from shared.actor import MemberActor
 from shared.actor.actor import Handlers
-from shared.actor.status import read_status, write_status
+from shared.actor.status import write_status
 from shared.config import Settings
 from shared.errors import FatalError, ProtocolError
 from shared.messages import (
@@ -178,10 +180,16 @@ def test_a_member_is_one_life_of_an_instance() -> None:
     assert Member(hello.service, hello.instance, hello.address, 1) != Member(hello.service, "w", "a", 2)
 
 
-def test_the_status_file_turns_silent(tmp_path: Any) -> None:
-    settings = Settings(status_file=str(tmp_path / "status"))
-    assert read_status(settings, 0.0) == "silent"
-    write_status(settings, "READY")
-    written = (tmp_path / "status").stat().st_mtime
-    assert read_status(settings, written + 1) == "READY"
-    assert read_status(settings, written + settings.heartbeat_timeout + 1) == "silent"
+async def test_the_status_file_is_renewed_while_the_loop_turns(tmp_path: Path) -> None:
+    status = tmp_path / "status"
+    network = MemoryTransport()
+    settings = msgspec.structs.replace(QUICK, status_file=str(status))
+    scheduler = make_scheduler(network, settings)
+    running = asyncio.create_task(scheduler.run())
+    await until(status.exists)
+    assert status.read_text(encoding="ascii") == "READY"
+    before = status.stat().st_mtime_ns
+    await until(lambda: status.stat().st_mtime_ns > before)
+    scheduler.request_drain()
+    await running
+    write_status(QUICK, "READY")  # nothing is configured: nothing is written
