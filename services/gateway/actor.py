@@ -137,10 +137,11 @@ class GatewayActor(MemberActor):
         return stream
 
     def close(self, stream: Stream) -> None:
-        """Forget a stream; what it asked for is aborted unless the troupe is done with it."""
+        """Forget a stream, and let the troupe forget it: aborted, or acknowledged where it had come to its end."""
         self.journal.remove(stream)
-        if not stream.finished and not (stream.error and stream.error.code in DONE):
-            self.send_soon(stream.tokenizer, AbortRequest(stream.header.request_id))
+        if not (stream.error and stream.error.code in DONE):
+            reason = "finished" if stream.finished else "cancelled"
+            self.send_soon(stream.tokenizer, AbortRequest(stream.header.request_id, reason))
         if self.phase is Phase.DRAINING:
             self._notice()
 

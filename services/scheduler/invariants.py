@@ -72,4 +72,5 @@ def _check_places(scheduler: Scheduler) -> None:
     alive = {s for r in scheduler.requests.values() for s in r.sequences if s.status is not Status.FINISHED}
     _require(set(places) == alive, "every unfinished sequence is somewhere, no finished one is")
     _require(all(count == 1 for count in places.values()), "every sequence is in one place")
-    _require(all(not r.is_finished for r in scheduler.requests.values()), "finished requests are forgotten")
+    _require(all(not r.is_finished for r in scheduler.requests.values()), "finished requests are put aside")
+    _require(all(r.is_finished for r in scheduler.finished.values()), "only finished requests are put aside")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from services.scheduler.sequence import Request, Sequence
 from shared.errors import RequestError
-from shared.messages import FinishReason, OpenStream, RequestRejected, SequenceTokens, TokenBatch
+from shared.messages import OpenStream, RequestRejected, SequenceTokens, TokenBatch
 
 PROMPT_TAIL = 32  # tokens of decoding context
 
@@ -38,9 +38,7 @@ class Outbound:
         )
         self._opened.setdefault(request.detokenizer, []).append(stream)
 
-    def emit(
-        self, sequence: Sequence, finish_reason: FinishReason | None = None, stop_token_id: int | None = None
-    ) -> None:
+    def emit(self, sequence: Sequence) -> None:
         """Send the tokens that were not sent yet, opening the stream before the first."""
         request = sequence.request
         if not request.detokenizer:
@@ -54,11 +52,18 @@ class Outbound:
             offset=offset,
             token_ids=sequence.token_ids[request.num_prompt_tokens + offset :],
             logprobs=sequence.logprobs[offset:],
-            finish_reason=finish_reason,
-            stop_token_id=stop_token_id,
+            finish_reason=sequence.finish_reason,
+            stop_token_id=sequence.stop_token_id,
         )
         sequence.num_emitted = sequence.num_output_tokens
         self._tokens.setdefault(request.detokenizer, []).append(tokens)
+
+    def emit_again(self, request: Request) -> None:
+        """Tell a detokenizer everything from the start; what the client has already, its gateway drops."""
+        for sequence in request.sequences:
+            if sequence.num_output_tokens:
+                sequence.num_emitted = 0
+                self.emit(sequence)
 
     def close(self, sequence: Sequence) -> None:
         """Tell the detokenizer to forget a stream."""

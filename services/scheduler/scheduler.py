@@ -37,10 +37,14 @@ from shared.transport.sharding import pick
 
 MAX_STEPS_IN_FLIGHT = 2
 MAX_WORKER_DEATHS = 2
+ACKNOWLEDGE_SECONDS = 60.0
 
 
 class Scheduler:
     """All hard state of a deployment.
+
+    A finished request holds no row and no block; its tokens are kept until its gateway says that it is done with it,
+    because a detokenizer may die with the end of a stream in hand.
 
     Invariant (checked by services.scheduler.invariants): every unfinished sequence is in exactly one place: the
     waiting queue or the running list of one replica, or `homeless` while no worker lives.
@@ -50,6 +54,7 @@ class Scheduler:
         self.policy = policy
         self.replicas: dict[str, Replica] = {}
         self.requests: dict[str, Request] = {}
+        self.finished: dict[str, Request] = {}  # until their gateways say that their clients have everything
         self.homeless: list[Sequence] = []
         self.outbound = Outbound()
         self.counters = Counters()
@@ -89,7 +94,7 @@ class Scheduler:
     def add(self, message: AddRequest, now: float) -> None:
         """Take a request in, or refuse it with a status.  A request_id that is already here is a replay: ignored."""
         request_id = message.header.request_id
-        if request_id in self.requests:
+        if request_id in self.requests or request_id in self.finished:
             return
         try:
             request = self._accept(message, now)
@@ -139,7 +144,9 @@ class Scheduler:
         return request
 
     def abort(self, request_id: str) -> bool:
-        """End a request without a word to its client.  False where it is unknown, as after its end."""
+        """End a request without a word to its client, who left or has everything.  False where it is unknown."""
+        if self.finished.pop(request_id, None):
+            return True
         request = self.requests.get(request_id)
         if request is None:
             return False
@@ -150,13 +157,18 @@ class Scheduler:
 
     def abort_gateway(self, address: str) -> list[str]:
         """End all requests of a gateway that is gone; returns their ids."""
-        orphans = [r.request_id for r in self.requests.values() if r.header.gateway == address]
+        everything = (*self.requests.values(), *self.finished.values())
+        orphans = [r.request_id for r in everything if r.header.gateway == address]
         for request_id in orphans:
             self.abort(request_id)
         return orphans
 
     def expire(self, now: float) -> list[str]:
-        """End the requests whose deadline has passed; returns their ids."""
+        """End the requests whose deadline has passed; returns their ids.  Forget those long finished."""
+        for request in list(self.finished.values()):
+            request.finished_time = request.finished_time or now
+            if now - request.finished_time > ACKNOWLEDGE_SECONDS:
+                del self.finished[request.request_id]
         late = [r for r in self.requests.values() if r.header.deadline is not None and r.header.deadline <= now]
         for request in late:
             self.counters.num_expired += 1
@@ -171,35 +183,27 @@ class Scheduler:
 
     def stop_matched(self, message: StopMatched) -> None:
         """A detokenizer has found a stop string, and has told the client so."""
-        if sequence := self._find(message.request_id, message.index):
+        request = self.requests.get(message.request_id)
+        if request is None or not 0 <= message.index < len(request.sequences):
+            return
+        sequence = request.sequences[message.index]
+        if sequence.status is not Status.FINISHED:
             self._finish(sequence)
 
     def stream_lost(self, message: StreamLost) -> None:
         """A detokenizer does not know a stream: tell it again from the start; the gateway drops what it has."""
-        if (sequence := self._find(message.request_id, message.index)) and sequence.num_emitted:
-            sequence.num_emitted = 0
-            self.outbound.emit(sequence)
-
-    def _find(self, request_id: str, index: int) -> Sequence | None:
-        request = self.requests.get(request_id)
-        if request is None or not 0 <= index < len(request.sequences):
-            return None
-        sequence = request.sequences[index]
-        return None if sequence.status is Status.FINISHED else sequence
+        if request := self.requests.get(message.request_id) or self.finished.get(message.request_id):
+            self.outbound.emit_again(request)
 
     # -- the troupe
 
     def set_detokenizers(self, addresses: Iterable[str]) -> None:
         """The live detokenizers have changed: streams of one that is gone are opened again elsewhere."""
         self._detokenizers = list(addresses)
-        for request in self.requests.values():
-            if request.detokenizer in self._detokenizers:
-                continue
-            request.detokenizer = pick(request.request_id, self._detokenizers) or ""
-            for sequence in request.sequences:
-                if sequence.status is not Status.FINISHED and sequence.num_output_tokens:
-                    sequence.num_emitted = 0
-                    self.outbound.emit(sequence)
+        for request in (*self.requests.values(), *self.finished.values()):
+            if request.detokenizer not in self._detokenizers:
+                request.detokenizer = pick(request.request_id, self._detokenizers) or ""
+                self.outbound.emit_again(request)
 
     def add_worker(self, instance: str, epoch: int, capacity: WorkerCapacity) -> None:
         """A worker has come, or come back: its pool is empty."""
@@ -307,11 +311,10 @@ class Scheduler:
         if sequence.request.params.logprobs is not None:
             sequence.logprobs += logprobs
         self.counters.num_output_tokens += len(tokens)
-        finish = finish_of(sequence, self.max_model_len)
-        self.outbound.emit(sequence, *(finish or ()))
-        if finish and not sequence.request.detokenizer:
-            self.fail(sequence.request, RequestError("no detokenizer is ready", code=RejectCode.UNAVAILABLE))
-        elif finish:
+        if finish := finish_of(sequence, self.max_model_len):
+            sequence.finish_reason, sequence.stop_token_id = finish
+        self.outbound.emit(sequence)
+        if finish:
             self._finish(sequence)
 
     # -- ends
@@ -327,7 +330,8 @@ class Scheduler:
         )
         if sequence.request.is_finished:
             self.counters.num_finished += 1
-            del self.requests[sequence.request.request_id]
+            request = self.requests.pop(sequence.request.request_id)
+            self.finished[request.request_id] = request
 
     def _drop(self, request: Request) -> None:
         for sequence in request.sequences:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 
 from services.scheduler.prefix_cache import extend_hashes, root_hash
-from shared.messages import RequestHeader, TokenLogprobs
+from shared.messages import FinishReason, RequestHeader, TokenLogprobs
 from shared.sampling import SamplingParams
 
 Rank = tuple[int, int, int]
@@ -30,6 +30,7 @@ class Request:
     detokenizer: str = ""  # "" while no detokenizer lives
     sequences: list[Sequence] = field(default_factory=list)
     num_worker_deaths: int = 0
+    finished_time: float | None = None  # when it was first seen finished and not acknowledged
 
     def __post_init__(self) -> None:
         self.stop_ids = frozenset(self.params.stop_token_ids)
@@ -77,6 +78,8 @@ class Sequence:
     num_cached_tokens: int = -1  # at the first admission; -1 before
     num_preemptions: int = 0
     num_emitted: int = 0  # output tokens sent to the detokenizer
+    finish_reason: FinishReason | None = None  # where its tokens ended it; a stop string is its detokenizer's finding
+    stop_token_id: int | None = None
     logprobs: list[TokenLogprobs | None] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
     root: bytes = b""

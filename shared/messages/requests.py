@@ -80,7 +80,10 @@ class AddRequest(Message, frozen=True):
 
 
 class AbortRequest(Message, frozen=True):
-    """Stop a request, known or not; along the same FIFO path as its request, so it cannot overtake it."""
+    """Forget a request, known or not; along the same FIFO path as its request, so it cannot overtake it.
+
+    A gateway says so of every request that was accepted: with the reason "finished", its client has everything.
+    """
 
     request_id: str
     reason: str = "cancelled"

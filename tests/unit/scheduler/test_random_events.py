@@ -33,6 +33,7 @@ class Storm:
             max_num_seqs=self.random.choice([4, 12]),
             max_model_len=112,
         )
+        self.world.acknowledges = self.random.random() < 0.5
         self.num_added = 0
         self.cut: set[str] = set()  # requests that did not run to their end
 
@@ -103,6 +104,8 @@ class Storm:
         if not self.world.workers:
             self.world.join("last")
         self.world.run()
+        self.world.acknowledges = True
+        self.world.after()
         self.world.assert_idle()
         whole = [request_id for request_id, _ in self.world.finished if request_id not in self.cut]
         self.world.assert_outputs(*whole)

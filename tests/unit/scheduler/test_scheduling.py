@@ -270,6 +270,38 @@ def test_streams_of_a_lost_detokenizer_are_told_again_from_the_start() -> None:
     assert batches["d1"].sequences[0].token_ids == world.outputs["a", 0]
 
 
+def test_the_end_of_a_stream_survives_the_detokenizer_that_had_it() -> None:
+    world = World()
+    world.acknowledges = False
+    world.add("a", prompt(5), max_tokens=6, n=2)
+    world.run()
+    world.finished.clear()
+    world.outputs.clear()
+    assert not world.scheduler.requests
+    world.scheduler.set_detokenizers([])
+    world.scheduler.set_detokenizers(["d1"])
+    world.after()
+    assert world.finished == {("a", 0): FinishReason.LENGTH, ("a", 1): FinishReason.LENGTH}
+    world.assert_outputs()
+    world.scheduler.stream_lost(StreamLost("a", 1))
+    (batch,) = world.scheduler.outbound.take_batches().values()
+    assert all(tokens.finish_reason for tokens in batch.sequences)
+    assert world.scheduler.abort("a"), "the gateway has everything"
+    assert world.scheduler.counters.num_aborted == 0
+    world.assert_idle()
+
+
+def test_what_no_gateway_acknowledges_is_forgotten_in_time() -> None:
+    world = World()
+    world.acknowledges = False
+    world.add("a", prompt(5), max_tokens=3)
+    world.run()
+    world.scheduler.expire(now=100.0)
+    assert world.scheduler.finished
+    world.scheduler.expire(now=161.0)
+    world.assert_idle()
+
+
 def test_a_lost_stream_is_opened_again() -> None:
     world = World()
     world.add("a", prompt(5), max_tokens=12)

@@ -29,6 +29,7 @@ class World:
         self.wanted: dict[tuple[str, int], list[int]] = {}
         self.trace: list[StepPlan] = []
         self.num_events = 0
+        self.acknowledges = True
         self.epoch = 0
         self.scheduler.set_detokenizers(["d0"])
         for index in range(workers):
@@ -108,6 +109,9 @@ class World:
                 output += tokens.token_ids
                 if tokens.finish_reason is not None:
                     self.finished[key] = tokens.finish_reason
+        if self.acknowledges:
+            for request_id in list(self.scheduler.finished):
+                self.scheduler.abort(request_id)
         for _, rejection in self.scheduler.outbound.take_rejections():
             self.rejected[rejection.request_id] = rejection.code
 
@@ -121,6 +125,7 @@ class World:
     def assert_idle(self) -> None:
         """Nothing is held, and no block is lost."""
         assert not self.scheduler.requests
+        assert not self.scheduler.finished
         for replica in self.scheduler.replicas.values():
             assert replica.pool.num_available == replica.pool.size
             assert replica.num_free_rows == replica.capacity.max_num_seqs
