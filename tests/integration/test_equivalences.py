@@ -66,9 +66,12 @@ def test_a_prefix_hit_equals_a_cold_run() -> None:
 
 
 def test_preempted_equals_undisturbed() -> None:
+    growing = [ask([5 + index] * 10, seed=index, max_tokens=80, temperature=1.0) for index in range(8)]
+    wanted = token_ids(Engine(Policy(enable_prefix_caching=False)).generate(growing))
     engine = Engine(num_blocks=16)
-    assert token_ids(engine.generate(list(asks()))) == solo()
+    assert token_ids(engine.generate(growing)) == wanted
     assert engine.counters.num_preemptions > 0
+    assert token_ids(engine.generate(list(asks()))) == solo()
 
 
 def test_evicted_equals_kept() -> None:
