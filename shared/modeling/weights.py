@@ -6,7 +6,7 @@ Every name and shape is checked against the configuration before the first tenso
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +23,13 @@ SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 NAMED_AT_MOST = 5  # tensors in one error message
 
-Progress = Callable[[Iterable[str], int], Iterable[str]]  # file names and their number -> the same, counted
+Named = tuple[str, Tensor]
+Progress = Callable[[Iterable[Named], int], Iterable[Named]]  # tensors and their number -> the same, counted
 
 
-def terminal_progress(names: Iterable[str], total: int) -> Iterable[str]:
+def terminal_progress(tensors: Iterable[Named], total: int) -> Iterable[Named]:
     """A bar on standard error where that is a terminal, nothing otherwise."""
-    return tqdm(names, total=total, desc="loading weights", unit="file", disable=None)
+    return tqdm(tensors, total=total, desc="loading weights", unit="tensor", disable=None)
 
 
 def load_weights(
@@ -37,13 +38,16 @@ def load_weights(
     """All tensors of `expected_tensors`.  Raises ModelError naming the file, tensor and shapes."""
     files = _tensor_files(directory)
     expected = _check_names(directory, config, {name for names in files.values() for name in names})
-    weights: dict[str, Tensor] = {}
-    for file in (progress or terminal_progress)(list(files), len(files)):
-        weights |= _read_file(directory / file, [name for name in files[file] if name in expected], expected)
+    tensors = _read_files(directory, files, expected)
+    # Files are mapped into memory: a tensor is read when it is converted, here, so the bar shows the reading.
+    weights = {
+        name: tensor.to(device=device, dtype=dtype)
+        for name, tensor in (progress or terminal_progress)(tensors, len(expected))
+    }
     if config.tie_word_embeddings:
         head = weights.pop(HEAD, None)
         weights.setdefault(EMBEDDING, head) if head is not None else None
-    return {name: tensor.to(device=device, dtype=dtype) for name, tensor in weights.items()}
+    return weights
 
 
 def make_weights(config: ModelConfig, *, dtype: torch.dtype, device: torch.device, seed: int = 0) -> dict[str, Tensor]:
@@ -118,16 +122,19 @@ def _check_names(directory: Path, config: ModelConfig, found: set[str]) -> dict[
     return expected
 
 
-def _read_file(path: Path, names: list[str], expected: Mapping[str, Shape]) -> dict[str, Tensor]:
-    weights: dict[str, Tensor] = {}
+def _read_files(directory: Path, files: Mapping[str, list[str]], expected: Mapping[str, Shape]) -> Iterator[Named]:
+    for name, names in files.items():
+        yield from _read_file(directory / name, [name for name in names if name in expected], expected)
+
+
+def _read_file(path: Path, names: list[str], expected: Mapping[str, Shape]) -> Iterator[Named]:
     try:
         with safe_open(path, framework="pt") as file:
             for name in names:
                 _check_shape(path, name, tuple(file.get_slice(name).get_shape()), expected[name])
-                weights[name] = _floating(path, name, file.get_tensor(name))
+                yield name, _floating(path, name, file.get_tensor(name))
     except (OSError, SafetensorError) as error:
         raise ModelError(f"cannot read {path}: {error}") from error
-    return weights
 
 
 def _check_shape(path: Path, name: str, found: Shape, expected: Shape) -> None:

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
+import pty
 import struct
-from collections.abc import Callable, Iterator
+import subprocess
+import sys
+import termios
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +21,7 @@ from safetensors.torch import load_file, save_file
 from shared.errors import ModelError
 from shared.model_source import resolve_model_dir
 from shared.modeling.config import parse_config, read_config
-from shared.modeling.weights import load_weights, make_weights, terminal_progress
+from shared.modeling.weights import Named, load_weights, make_weights, terminal_progress
 from tests.modeling.checkpoints import make_runner, random_prompt, save_checkpoint
 from tests.modeling.driver import Driver
 
@@ -162,21 +168,32 @@ def test_dummy_weights_need_no_checkpoint(copy: Path) -> None:
     assert len(greedy(copy, load_format="dummy")) == 8
 
 
-def test_progress_counts_files(tied: Path) -> None:
+def test_progress_counts_tensors(tied: Path) -> None:
     seen: list[str] = []
 
-    def progress(names: Any, total: int) -> Iterator[str]:
-        for name in names:
+    def progress(tensors: Iterable[Named], total: int) -> Iterator[Named]:
+        for name, tensor in tensors:
             seen.append(f"{name} of {total}")
-            yield name
+            yield name, tensor
 
-    load_weights(tied, read_config(tied), dtype=torch.float32, device=CPU, progress=progress)
-    assert seen == ["model.safetensors of 1"]
+    weights = load_weights(tied, read_config(tied), dtype=torch.float32, device=CPU, progress=progress)
+    assert sorted(seen) == sorted(f"{name} of {len(weights)}" for name in weights)
 
 
 def test_no_bar_without_a_terminal(capfd: pytest.CaptureFixture[str]) -> None:
-    assert list(terminal_progress(["a", "b"], 2)) == ["a", "b"]
+    tensors = [("a", torch.zeros(1)), ("b", torch.zeros(1))]
+    assert list(terminal_progress(tensors, 2)) == tensors
     assert capfd.readouterr().err == ""
+
+
+def test_a_bar_on_a_terminal() -> None:
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    program = "from shared.modeling.weights import terminal_progress as bar; list(bar([('name', None)], 1))"
+    subprocess.run([sys.executable, "-c", program], stderr=theirs, check=True)
+    assert b"loading weights: 100%" in os.read(ours, 4096)
+    os.close(ours)
+    os.close(theirs)
 
 
 MINIMAL = {
