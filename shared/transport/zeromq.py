@@ -8,11 +8,12 @@ without waiting until the socket is empty, so that one wake-up serves everything
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import socket as sockets
 import stat
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import zmq
 
@@ -25,7 +26,8 @@ from shared.transport.link import Inbox, PendingFrames
 
 LINGER_MS = 500
 MAX_BATCH = 4096
-SCHEDULER_SOCKET = "scheduler.sock"
+SCHEDULER = "scheduler"
+SCHEDULER_SOCKET = f"{SCHEDULER}.sock"
 MAX_IPC_ADDRESS = 107  # sockaddr_un holds 108 bytes with the final zero
 
 
@@ -37,6 +39,7 @@ class ZmqTransport:
         self.context = zmq.Context()
         self.keys: Keys | None = None
         self._guard: KeyGuard | None = None
+        self._claim: IO[str] | None = None
         self._inboxes: list[ZmqInbox] = []
         if settings.transport == "ipc":
             make_private(settings.runtime_path)
@@ -57,10 +60,12 @@ class ZmqTransport:
         address = f"ipc://{s.runtime_path}/{name}.sock"
         if s.transport == "ipc" and len(address) > MAX_IPC_ADDRESS:
             raise ConfigError(f"runtime_dir is too long for a socket's name: {s.runtime_path}")
+        if s.transport == "ipc" and name == SCHEDULER:
+            self._claim = claim(s.runtime_path)
         socket = self.pull_socket()
         if s.transport == "ipc":
             socket.bind(address)
-        elif name == "scheduler":
+        elif name == SCHEDULER:
             socket.bind(f"tcp://*:{s.scheduler_port}")
             address = self.scheduler_address
         else:
@@ -88,6 +93,8 @@ class ZmqTransport:
         if self._guard is not None:
             self._guard.stop()
         self.context.destroy(linger=LINGER_MS)
+        if self._claim is not None:
+            self._claim.close()
 
 
 class ZmqInbox(Inbox[Any]):
@@ -156,6 +163,22 @@ class ZmqOutbox:
             socket.connect(address)
             self._sockets[address] = socket
         return self._sockets[address]
+
+
+def claim(directory: Path) -> IO[str]:
+    """Hold a deployment's directory for its one scheduler, until this file is closed or the process ends.
+
+    ZeroMQ would take the socket away from a scheduler that is there already.  Raises ConfigError where one is.
+    """
+    file = (directory / "scheduler.lock").open("w")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        file.close()
+        raise ConfigError(
+            f"a scheduler runs in {directory} already; give this deployment a runtime_dir of its own"
+        ) from error
+    return file
 
 
 def make_private(directory: Path) -> None:

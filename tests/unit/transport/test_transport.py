@@ -115,6 +115,17 @@ async def test_a_stranger_gets_no_frame_through(tmp_path: Path) -> None:
     transport.close()
 
 
+async def test_a_deployment_has_one_scheduler(tmp_path: Path) -> None:
+    settings = Settings(runtime_dir=str(tmp_path))
+    first, second = ZmqTransport(settings), ZmqTransport(settings)
+    first.bind("scheduler", SchedulerInbox)
+    with pytest.raises(ConfigError, match="runtime_dir of its own"):
+        second.bind("scheduler", SchedulerInbox)
+    first.close()
+    second.bind("scheduler", SchedulerInbox)
+    second.close()
+
+
 async def test_an_instance_s_socket_file_goes_with_it(tmp_path: Path) -> None:
     transport = ZmqTransport(Settings(runtime_dir=str(tmp_path)))
     inbox = transport.bind("worker-1", SchedulerInbox)
