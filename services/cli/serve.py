@@ -15,7 +15,10 @@ import msgspec
 
 from services.cli.processes import Starter
 from services.cli.supervisor import Role, Supervisor
+from shared.actor.process import EXIT_CONFIG
 from shared.config import Settings
+from shared.errors import ConfigError
+from shared.transport.zeromq import claim, make_private
 
 if TYPE_CHECKING:
     from services.cli.client import Client
@@ -32,6 +35,9 @@ def roles(*, workers: int = 1, tokenizers: int = 1, detokenizers: int = 1) -> li
 
 def serve(settings: Settings, cast: list[Role], log_dir: Path | None) -> int:
     """Run until SIGTERM or Ctrl-C, or until a service says that it cannot work; returns the exit status."""
+    if (wrong := taken(settings)) is not None:
+        report(wrong)
+        return EXIT_CONFIG
     settings = with_port(settings)
     stopped = Interruption()
     starter = Starter(settings, log_dir)
@@ -49,6 +55,17 @@ def serve(settings: Settings, cast: list[Role], log_dir: Path | None) -> int:
         report(f"{role.name} cannot work with this configuration: {starter.last_words(role)}")
         return status
     return 0
+
+
+def taken(settings: Settings) -> str | None:
+    """Why this deployment cannot have its runtime directory, before any process of it meets those of another."""
+    if settings.transport == "ipc":
+        try:
+            make_private(settings.runtime_path)
+            claim(settings.runtime_path).close()
+        except ConfigError as error:
+            return str(error)
+    return None
 
 
 def watch_until_ready(supervisor: Supervisor, settings: Settings, stopped: Interruption) -> None:

@@ -50,7 +50,9 @@ async def _main(make: Callable[[Transport, Settings], Actor], settings: Settings
     except* PageantError as group:
         errors = _leaves(group)
         for error in errors:
-            log.error("fatal", error=str(error), type=type(error).__name__, exc_info=error.__cause__ is not None)
+            # What is wrong with a setting or a checkpoint is in the words; a defect needs its trace.
+            trace = error.__cause__ if not isinstance(error, HOPELESS) else None
+            log.error("fatal", error=str(error), type=type(error).__name__, exc_info=trace)
         status = EXIT_CONFIG if all(isinstance(error, HOPELESS) for error in errors) else EXIT_FATAL
     finally:
         if transport is not None:

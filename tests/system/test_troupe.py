@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +16,7 @@ import grpc
 import pytest
 
 from protos.pageant.v1 import inference_pb2, inference_pb2_grpc
-from tests.system.harness import Troupe, ask, collect, troupe
+from tests.system.harness import MODEL, ROOT, Troupe, ask, collect, troupe
 
 MODELS = ("tinystories-656k", "babyllama-361", "babyllama-361-draft")
 
@@ -198,6 +200,26 @@ def test_a_killed_worker_s_streams_go_on_with_the_same_tokens(running: Troupe) -
     for (answer,), (alone,) in zip(answers, wanted, strict=True):
         assert (answer.token_ids, answer.text) == (alone.token_ids, alone.text)
     assert running.settled_load().num_preemptions > 0
+
+
+def test_a_second_deployment_in_the_same_directory_is_refused(running: Troupe) -> None:
+    run = running.log_dir.parent / "run"
+    command = [
+        sys.executable,
+        "-m",
+        "services.cli",
+        "serve",
+        "--port",
+        "0",
+        "--runtime-dir",
+        str(run),
+        "-m",
+        str(MODEL),
+    ]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode == 78
+    assert "runtime_dir of its own" in done.stderr
+    serves_again(running)
 
 
 @pytest.mark.parametrize("service", ["detokenizer", "tokenizer"])
