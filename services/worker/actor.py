@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import structlog
 
-from services.worker.runner import ModelRunner
 from services.worker.steps import Steps
 from shared.actor import MemberActor
 from shared.actor.actor import Handlers
@@ -16,6 +16,9 @@ from shared.config import Settings
 from shared.errors import FatalError
 from shared.messages import Refused, Roster, ServiceName, StepPlan, Tick, WorkerCapacity, WorkerInbox
 from shared.transport import Transport
+
+if TYPE_CHECKING:  # a stand-in for the model needs no torch
+    from services.worker.runner import ModelRunner
 
 log = structlog.get_logger()
 

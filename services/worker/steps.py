@@ -5,13 +5,15 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import structlog
 
-from services.worker.runner import ModelRunner
 from shared.messages import StepPlan, StepResult
 from shared.transport import Transport
+
+if TYPE_CHECKING:  # a stand-in for the model needs no torch
+    from services.worker.runner import ModelRunner
 
 log = structlog.get_logger()
 
