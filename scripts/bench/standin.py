@@ -1,0 +1,89 @@
+"""A worker process without a model: the real actor and step link, and a runner that takes a fixed time per step.
+
+python -m scripts.bench.standin --step-ms 25
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+import time
+from typing import Any, cast
+
+from scripts.bench.tokens import Speech
+from services.worker.actor import WorkerActor
+from services.worker.steps import Steps, ThreadSteps
+from shared.actor import run_actor
+from shared.config import Settings
+from shared.messages import StepPlan, StepResult, Tick, WorkerCapacity
+from shared.transport import Transport
+
+MAX_MODEL_LEN = 1024
+
+
+class StandIn:
+    """What a model runner is to its step thread: rows are known by their seeds, and how far each is."""
+
+    def __init__(self, settings: Settings, step_seconds: float) -> None:
+        self._speech = Speech()
+        self._step_seconds = step_seconds
+        self._rows: dict[int, tuple[int, int]] = {}  # row -> seed, number of prompt tokens
+        self.capacity = WorkerCapacity(
+            num_blocks=settings.max_num_seqs * MAX_MODEL_LEN // settings.block_size,
+            block_size=settings.block_size,
+            max_num_seqs=settings.max_num_seqs,
+            max_model_len=MAX_MODEL_LEN,
+            vocab_size=self._speech.tokenizer.vocab_size,
+            model="stand-in",
+            dtype="float32",
+            device="cpu",
+        )
+
+    def reset(self) -> None:
+        self._rows.clear()
+
+    def run(self, plan: StepPlan) -> StepResult:
+        """Sleeps for what is left of the step's time once its tokens are there."""
+        start = time.perf_counter()
+        for new in plan.admitted:
+            self._rows[new.row] = new.seed, new.num_prompt_tokens
+        num_sampled, tokens = [], []
+        columns = zip(plan.rows, plan.num_computed_tokens, plan.num_scheduled_tokens, strict=True)
+        for row, computed, scheduled in columns:
+            seed, num_prompt = self._rows[row]
+            position = computed + scheduled - num_prompt
+            num_sampled.append(int(position >= 0))
+            if position >= 0:
+                tokens.append(self._speech.token(seed, position))
+        if (left := start + self._step_seconds - time.perf_counter()) > 0:
+            time.sleep(left)
+        return StepResult(plan.epoch, plan.step_id, num_sampled, tokens)
+
+
+def make(transport: Transport, settings: Settings, step_seconds: float) -> WorkerActor:
+    """The real actor around a stand-in."""
+    loop = asyncio.get_running_loop()
+
+    def wake() -> None:
+        loop.call_soon_threadsafe(actor.post, Tick())
+
+    def steps(runner: Any, transport: Transport) -> Steps:
+        return ThreadSteps(runner, transport, on_failure=wake)
+
+    actor = WorkerActor(transport, settings, lambda: cast(Any, StandIn(settings, step_seconds)), steps)
+    return actor
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--step-ms", type=float, required=True)
+    step_seconds = parser.parse_args().step_ms / 1000
+    status: int = run_actor(lambda transport, settings: make(transport, settings, step_seconds))
+    if "torch" in sys.modules:
+        raise SystemExit("the stand-in has loaded torch: its figures would not be those of the chain alone")
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

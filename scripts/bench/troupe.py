@@ -1,0 +1,109 @@
+"""A local troupe of real processes whose worker is a stand-in, and what /proc says of each."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from scripts.bench.tokens import MODEL
+from services.cli.client import Client
+from services.cli.processes import last_words, start
+from services.cli.serve import with_port
+from shared.config import Settings, settings_environment
+
+SERVICES = ("gateway", "tokenizer", "scheduler", "detokenizer")
+READY_SECONDS = 30
+STOP_SECONDS = 10
+TICKS = os.sysconf("SC_CLK_TCK")
+PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Of one process so far: processor seconds of user and system together, and resident bytes now."""
+
+    seconds: float
+    resident: int
+
+
+def usage(pid: int) -> Usage:
+    """Raises OSError where the process is gone."""
+    fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+    pages = int(Path(f"/proc/{pid}/statm").read_text(encoding="utf-8").split()[1])
+    return Usage((int(fields[11]) + int(fields[12])) / TICKS, pages * PAGE)
+
+
+class Troupe:
+    """The processes by name, `worker` being the stand-in."""
+
+    def __init__(self, address: str, processes: dict[str, subprocess.Popen[bytes]], logs: Path) -> None:
+        self.address = address
+        self.processes = processes
+        self._logs = logs
+
+    def usages(self) -> dict[str, Usage]:
+        self.check()
+        return {name: usage(process.pid) for name, process in self.processes.items()}
+
+    def check(self) -> None:
+        """Raise RuntimeError with its last words where one has died."""
+        for name, process in self.processes.items():
+            if process.poll() is not None:
+                raise RuntimeError(f"{name} ended with status {process.returncode}: {last_words(self.log_of(name))}")
+
+    def log_of(self, name: str) -> Path:
+        return self._logs / f"{name}.log"
+
+
+@contextmanager
+def troupe(step_ms: float, **settings: object) -> Iterator[Troupe]:
+    """Serves the bundled model's tokenizer over gRPC until the block ends; leaves no process behind."""
+    with tempfile.TemporaryDirectory(prefix="pageant-bench-") as directory:
+        own = {"model": str(MODEL), "port": 0, "runtime_dir": f"{directory}/run", "log_format": "json"}
+        chosen = with_port(msgspec.convert(own | settings, Settings))
+        environment = os.environ | settings_environment(chosen)
+        commands = {name: [sys.executable, "-m", f"services.{name}"] for name in SERVICES}
+        commands["worker"] = [sys.executable, "-m", "scripts.bench.standin", "--step-ms", str(step_ms)]
+        logs = Path(directory)
+        running = Troupe(f"127.0.0.1:{chosen.port}", {}, logs)
+        try:
+            for name, command in commands.items():
+                running.processes[name] = start(command, environment, running.log_of(name))
+            wait_until_serving(running)
+            yield running
+        finally:
+            stop(running.processes.values())
+
+
+def wait_until_serving(running: Troupe) -> None:
+    client, deadline = Client(running.address), time.monotonic() + READY_SECONDS
+    try:
+        while not client.serving:
+            running.check()
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"the troupe does not serve within {READY_SECONDS} s")
+            time.sleep(0.05)
+    finally:
+        client.close()
+
+
+def stop(children: Collection[subprocess.Popen[bytes]]) -> None:
+    """Ask all, then kill who stays."""
+    for child in children:
+        child.terminate()
+    deadline = time.monotonic() + STOP_SECONDS
+    for child in children:
+        try:
+            child.wait(max(0.1, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
