@@ -1,0 +1,205 @@
+// y = x W^T: packed weights and the microkernels that multiply them.
+//
+// A weight [n, k] is cut into panels of NR output columns.  Within a panel the input features follow each other, by
+// format:
+//     F32   [k][NR]
+//     BF16  [k / 2][NR][2]     a 32-bit lane holds two features of one column
+//     I8    [k / 4][NR][4]     and behind all panels: scales [n] float32, 128 x column sums [n] int32
+//
+// A microkernel holds MR rows times NC vectors of columns in registers and walks along the features.  Each result is
+// one chain of fused multiply-adds in order of features, whatever MR and NC are: that makes rows independent of each
+// other, bit for bit, and float32 and bfloat16 panels of the same values give the same bits.
+#pragma once
+#include "pageant.h"
+#include "simd.h"
+#include "team.h"
+
+constexpr int MAX_ROWS = W == 16 ? 12 : 4;  // of a microkernel: what the register file holds
+
+// Two features' columns from a panel of `width` columns, F32 or BF16 or (for the KV cache) plain I8 [k][width].
+struct Pair {
+    F even, odd;
+};
+template <int FORMAT>
+PG_INLINE Pair load_pair(const uint8_t *base, int64_t k, int64_t width, int64_t column) {
+    if constexpr (FORMAT == PG_F32) {
+        const float *p = (const float *)base + k * width + column;
+        return {load<F>(p), load<F>(p + width)};
+    } else if constexpr (FORMAT == PG_BF16) {
+        const U both = load<U>((const uint32_t *)base + k / 2 * width + column);
+        return {(F)(both << 16), (F)(both & 0xffff0000u)};
+    } else {
+        const int8_t *p = (const int8_t *)base + k * width + column;
+        return {__builtin_convertvector(load<I8>(p), F), __builtin_convertvector(load<I8>(p + width), F)};
+    }
+}
+
+// acc[i][c] += sum over k of x[i][k] * column(c)[k], for k even.  `column(c)` gives base pointers.
+template <int FORMAT, int MR, int NC, class Column>
+PG_INLINE void accumulate(F (&acc)[MR][NC], const float *x, int64_t ldx, int64_t k, int64_t width, Column &&column) {
+    for (int64_t j = 0; j < k; j += 2) {
+        Pair w[NC];
+#pragma GCC unroll 8
+        for (int c = 0; c < NC; c++) w[c] = load_pair<FORMAT>(column(c), j, width, 0);
+#pragma GCC unroll 16
+        for (int i = 0; i < MR; i++) {
+            const F even = splat(x[i * ldx + j]), odd = splat(x[i * ldx + j + 1]);
+#pragma GCC unroll 8
+            for (int c = 0; c < NC; c++) acc[i][c] = fma(odd, w[c].odd, fma(even, w[c].even, acc[i][c]));
+        }
+    }
+}
+
+// Rows as the microkernels of a format read them: float32, bfloat16 pairs, or unsigned bytes (value + 128).
+struct Rows {
+    const void *data;
+    int64_t stride;       // elements
+    const float *scales;  // of the bytes, by row
+};
+
+// bf16 dot products: the processor's own where it has them.
+#if defined(__AVX512BF16__)
+constexpr bool HAS_BF16_DOT = true;
+PG_INLINE F dot_bf16(F acc, U x, U w) { return (F)_mm512_dpbf16_ps((__m512)acc, (__m512bh)x, (__m512bh)w); }
+#elif defined(PG_EMULATE_BF16)
+constexpr bool HAS_BF16_DOT = true;
+PG_INLINE F dot_bf16(F acc, U x, U w) {
+    acc = fma((F)(x & 0xffff0000u), (F)(w & 0xffff0000u), acc);
+    return fma((F)(x << 16), (F)(w << 16), acc);
+}
+#else
+constexpr bool HAS_BF16_DOT = false;
+PG_INLINE F dot_bf16(F acc, U, U) { return acc; }
+#endif
+
+// Four products of unsigned and signed bytes per lane.
+#if defined(__AVX512VNNI__)
+PG_INLINE I dot_i8(I acc, U x, I w) { return (I)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)x, (__m512i)w); }
+#else
+PG_INLINE I dot_i8(I acc, U x, I w) {
+    for (int shift = 0; shift < 32; shift += 8) acc += (I)((x >> shift) & 0xffu) * ((w << (24 - shift)) >> 24);
+    return acc;
+}
+#endif
+
+enum Kernel { FLOAT_F32, FLOAT_BF16, DOT_BF16, DOT_I8 };
+
+// One tile of MR rows and NC vectors of columns, NC / 2 panels, into results [NC / 2][MR][NR].
+template <Kernel KERNEL, int MR, int NC>
+PG_INLINE void tile(const Rows &x, int64_t row, const PgLinear &w, int64_t panel, float *results) {
+    const int64_t k = w.k;
+    F acc[MR][NC] = {};
+    if constexpr (KERNEL == FLOAT_F32 || KERNEL == FLOAT_BF16) {
+        constexpr int FORMAT = KERNEL == FLOAT_F32 ? PG_F32 : PG_BF16;
+        const int64_t next = NR * k * (KERNEL == FLOAT_F32 ? 4 : 2);
+        const uint8_t *base = (const uint8_t *)w.packed + panel * next;
+        accumulate<FORMAT>(acc, (const float *)x.data + row * x.stride, x.stride, k, NR,
+                           [&](int c) { return base + c / 2 * next + c % 2 * W * 4; });
+    } else {
+        constexpr int PER = KERNEL == DOT_BF16 ? 2 : 4;  // features in a lane
+        const int64_t next = NR * (k / PER), stride = x.stride / PER;
+        const uint32_t *base = (const uint32_t *)w.packed + panel * next;
+        const uint32_t *rows = (const uint32_t *)x.data + row * stride;
+        for (int64_t j = 0; j < k / PER; j++) {
+            U columns[NC];
+#pragma GCC unroll 8
+            for (int c = 0; c < NC; c++) columns[c] = load<U>(base + c / 2 * next + j * NR + c % 2 * W);
+#pragma GCC unroll 16
+            for (int i = 0; i < MR; i++) {
+                const U given = splat_u(rows[i * stride + j]);
+#pragma GCC unroll 8
+                for (int c = 0; c < NC; c++)
+                    acc[i][c] = KERNEL == DOT_BF16 ? dot_bf16(acc[i][c], given, columns[c])
+                                                   : (F)dot_i8((I)acc[i][c], given, (I)columns[c]);
+            }
+        }
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < MR; i++)
+#pragma GCC unroll 8
+        for (int c = 0; c < NC; c++) store(results + (c / 2 * MR + i) * NR + c % 2 * W, acc[i][c]);
+}
+
+// Few rows leave registers for more columns at a time, which hides the latency of their chains.
+constexpr int wide_columns(int rows) { return W == 16 ? (rows == 1 ? 8 : rows <= 4 ? 4 : 2) : (rows == 1 ? 4 : 2); }
+constexpr int MAX_TILE = W == 16 ? MAX_ROWS * NR : MAX_ROWS * NR * 2;  // results of one tile at most
+
+// As many panels as a tile of MR rows takes, at most end - panel; returns how many.
+template <Kernel KERNEL, int MR>
+__attribute__((noinline)) int tile_of(const Rows &x, int64_t row, const PgLinear &w, int64_t panel, int64_t end,
+                                      float *results) {
+    constexpr int NC = wide_columns(MR);
+    if constexpr (NC > 2)
+        if (panel + NC / 2 <= end) {
+            tile<KERNEL, MR, NC>(x, row, w, panel, results);
+            return NC / 2;
+        }
+    tile<KERNEL, MR, 2>(x, row, w, panel, results);
+    return 1;
+}
+
+using TileFunction = int (*)(const Rows &, int64_t, const PgLinear &, int64_t, int64_t, float *);
+
+template <Kernel KERNEL, int MR = MAX_ROWS>
+TileFunction tile_function(int64_t rows) {
+    if (rows == MR) return tile_of<KERNEL, MR>;
+    if constexpr (MR > 1) return tile_function<KERNEL, MR - 1>(rows);
+    return nullptr;
+}
+
+// Integer sums into floats: the scales of column and row, and the 128 that the rows' bytes were shifted by.
+PG_INLINE F rescale(const PgLinear &w, int64_t column, F sum, float row_scale) {
+    const int64_t columns = (w.n + NR - 1) / NR * NR;
+    const float *scales = (const float *)((const int8_t *)w.packed + columns * w.k);
+    const I shift = load<I>((const int32_t *)(scales + columns) + column);
+    return __builtin_convertvector((I)sum - shift, F) * load<F>(scales + column) * row_scale;
+}
+
+// Rows [first, last) times panels [begin, end): panels outside, so that each stays in the nearest cache.
+template <class Out>
+PG_INLINE void block(Kernel kernel, const Rows &x, int64_t first, int64_t last, const PgLinear &w, int64_t begin,
+                     int64_t end, Out &&out) {
+    alignas(64) float results[MAX_TILE];
+    const int64_t tiles = (last - first + MAX_ROWS - 1) / MAX_ROWS;
+    for (int64_t panel = begin, taken = 1; panel < end; panel += taken)
+        for (int64_t i = 0, row = first; i < tiles; i++) {
+            const int64_t next = first + (last - first) * (i + 1) / tiles, rows = next - row;
+            const TileFunction function = kernel == FLOAT_F32    ? tile_function<FLOAT_F32>(rows)
+                                          : kernel == FLOAT_BF16 ? tile_function<FLOAT_BF16>(rows)
+                                          : kernel == DOT_BF16   ? tile_function<DOT_BF16>(rows)
+                                                                 : tile_function<DOT_I8>(rows);
+            taken = function(x, row, w, panel, tiles == 1 ? end : panel + 1, results);
+            for (int64_t p = 0; p < taken; p++)
+                for (int64_t r = 0; r < rows; r++) {
+                    const float *at = results + (p * rows + r) * NR;
+                    const int64_t column = (panel + p) * NR;
+                    F low = load<F>(at), high = load<F>(at + W);
+                    if (kernel == DOT_I8) {
+                        low = rescale(w, column, low, x.scales[row + r]);
+                        high = rescale(w, column + W, high, x.scales[row + r]);
+                    }
+                    out(row + r, column, low, high);
+                }
+            row = next;
+        }
+}
+
+// The members' share of y = x W^T for m rows; no barrier after it.
+template <class Out>
+void multiply(Member &member, Kernel kernel, const Rows &x, int64_t m, const PgLinear &w, Out &&out) {
+    constexpr int64_t CACHED = 400 << 10;  // bytes of rows that stay in the second-level cache
+    const int64_t panels = (w.n + NR - 1) / NR;
+    int64_t rows = CACHED / (4 * (int64_t)w.k) / MAX_ROWS * MAX_ROWS;
+    rows = rows < 2 * MAX_ROWS ? 2 * MAX_ROWS : rows > 192 ? 192 : rows;
+    const int64_t blocks = m <= rows + rows / 2 ? 1 : (m + rows - 1) / rows;
+    constexpr int64_t GROUP = 4;  // panels of one ticket at least
+    int64_t piece = panels / (member.count * 6) / GROUP * GROUP;
+    piece = piece < GROUP ? GROUP : piece > 32 ? 32 : piece;
+    if (m > MAX_ROWS && piece == GROUP) piece = panels < 4 * member.count ? 1 : 2;
+    const int64_t pieces = (panels + piece - 1) / piece;
+    member.for_each(blocks * pieces, 1, [&](int64_t item, int64_t) {
+        const int64_t b = item / pieces, begin = item % pieces * piece;
+        const int64_t end = begin + piece < panels ? begin + piece : panels;
+        block(kernel, x, m * b / blocks, m * (b + 1) / blocks, w, begin, end, out);
+    });
+}

@@ -1,0 +1,206 @@
+#include "kv.h"
+
+namespace {
+
+constexpr int64_t TILE = 64;  // keys looked at together, at positions that are multiples of it
+constexpr int64_t MAX_HEAD_DIM = 256;
+constexpr float LOWEST = -1e30f;
+
+float quantize(const float *x, int64_t n, float *q) {
+    F largest{};
+    for (int64_t i = 0; i < n; i += W) largest = max(largest, abs(load<F>(x + i)));
+    const float peak = reduce_max(largest), factor = peak > 0 ? 127.0f / peak : 0.0f;
+    for (int64_t i = 0; i < n; i += W) store(q + i, round_even(load<F>(x + i) * factor));
+    return peak / 127.0f;
+}
+
+// Writes one token's vector as row or column `offset` of a head's panel.
+void put(const KVShape &s, uint8_t *block, int64_t head, int64_t offset, const float *x, bool is_key) {
+    uint8_t *base = block + head * s.head_bytes();
+    const int64_t tokens = s.block_size, dims = s.head_dim;
+    if (s.format == PG_BF16) {
+        uint16_t *out = (uint16_t *)base;
+        for (int64_t d = 0; d < dims; d++)
+            out[is_key ? (d / 2 * tokens + offset) * 2 + d % 2 : (offset / 2 * dims + d) * 2 + offset % 2] = to_bf16(x[d]);
+        return;
+    }
+    if (s.format == PG_F32) {
+        for (int64_t d = 0; d < dims; d++) ((float *)base)[is_key ? d * tokens + offset : offset * dims + d] = x[d];
+        return;
+    }
+    float q[MAX_HEAD_DIM];
+    const_cast<float *>(s.scales(block, head))[offset] = quantize(x, dims, q);
+    for (int64_t d = 0; d < dims; d++) ((int8_t *)base)[is_key ? d * tokens + offset : offset * dims + d] = (int8_t)q[d];
+}
+
+// What one thread needs to attend to one group.
+struct alignas(64) Workspace {
+    float queries[MAX_QUERY_ROWS * MAX_HEAD_DIM];  // [rows, D], scaled
+    float scores[MAX_QUERY_ROWS * TILE];           // [rows, TILE], then probabilities
+    float mixed[MAX_QUERY_ROWS * MAX_HEAD_DIM];    // [rows, D]
+    F sums[MAX_QUERY_ROWS];                        // of the probabilities, by position modulo W
+    float peaks[MAX_QUERY_ROWS];
+};
+
+// One tile: the first of its keys' positions, and how many of them any query sees.
+struct KeyTile {
+    const int64_t *blocks;
+    int64_t begin, count;
+};
+
+template <int FORMAT, int MR>
+__attribute__((noinline)) void score(const Attention &a, const KeyTile &t, int64_t head, const float *x, float *out) {
+    constexpr int NC = MR <= 4 && W == 16 ? 4 : 2;
+    const KVShape &s = a.shape;
+    constexpr int64_t SIZE = FORMAT == PG_I8 ? 1 : 4;  // bytes from a column to the next
+    const auto column = [&](int64_t token) {
+        return a.keys + t.blocks[token / s.block_size] * s.block_bytes() + head * s.head_bytes() +
+               token % s.block_size * SIZE;
+    };
+    const int64_t last = (t.count - 1) / s.block_size;  // block of this tile that is read last
+    for (int64_t token = 0; token < t.count; token += NC * W) {
+        const uint8_t *columns[NC];
+        for (int c = 0; c < NC; c++) {  // vectors beyond the last block repeat it; they are not looked at
+            const int64_t at = token + c * W;
+            columns[c] = column(at / s.block_size <= last ? at : last * s.block_size);
+        }
+        F acc[MR][NC] = {};
+        accumulate<FORMAT>(acc, x, s.head_dim, s.head_dim, s.block_size, [&](int c) { return columns[c]; });
+        for (int c = 0; c < NC; c++) {
+            const int64_t at = token + c * W;
+            if (at >= t.count) break;
+            F scale = splat(1.0f);
+            if (FORMAT == PG_I8)
+                scale = load<F>(s.scales(a.keys + t.blocks[at / s.block_size] * s.block_bytes(), head) + at % s.block_size);
+            for (int i = 0; i < MR; i++) store(out + i * TILE + at, FORMAT == PG_I8 ? acc[i][c] * scale : acc[i][c]);
+        }
+    }
+}
+
+template <int FORMAT, int MR>
+__attribute__((noinline)) void mix(const Attention &a, const KeyTile &t, int64_t head, const float *p, float *mixed) {
+    const KVShape &s = a.shape;
+    const auto columns = [&](auto width, int64_t d) {
+        constexpr int NC = decltype(width)::value;
+        F acc[MR][NC];
+        for (int i = 0; i < MR; i++)
+            for (int c = 0; c < NC; c++) acc[i][c] = load<F>(mixed + i * s.head_dim + d + c * W);
+        for (int64_t token = 0; token < t.count; token += s.block_size) {
+            const uint8_t *base = a.values + t.blocks[token / s.block_size] * s.block_bytes() + head * s.head_bytes() +
+                                  d * (FORMAT == PG_I8 ? 1 : 4);
+            const int64_t count = t.count - token < s.block_size ? t.count - token : s.block_size;
+            accumulate<FORMAT>(acc, p + token, TILE, (count + 1) / 2 * 2, s.head_dim,
+                               [&](int c) { return base + c * W * (FORMAT == PG_I8 ? 1 : 4); });
+        }
+        for (int i = 0; i < MR; i++)
+            for (int c = 0; c < NC; c++) store(mixed + i * s.head_dim + d + c * W, acc[i][c]);
+    };
+    constexpr int WIDE = MR <= 4 && W == 16 ? 4 : 2;
+    int64_t d = 0;
+    for (; d + WIDE * W <= s.head_dim; d += WIDE * W) columns(std::integral_constant<int, WIDE>(), d);
+    for (; d < s.head_dim; d += W) columns(std::integral_constant<int, 1>(), d);
+}
+
+template <int FORMAT, int MR = MAX_ROWS>
+void rows_of(int count, bool scoring, const Attention &a, const KeyTile &t, int64_t head, int64_t row, Workspace &w) {
+    if (count == MR) {
+        if (scoring)
+            score<FORMAT, MR>(a, t, head, w.queries + row * a.shape.head_dim, w.scores + row * TILE);
+        else
+            mix<FORMAT, MR>(a, t, head, w.scores + row * TILE, w.mixed + row * a.shape.head_dim);
+        return;
+    }
+    if constexpr (MR > 1) rows_of<FORMAT, MR - 1>(count, scoring, a, t, head, row, w);
+}
+
+// Scores of a row into probabilities below its running peak; what is hidden becomes exactly zero.
+void soften(const Attention &a, const KeyTile &t, int64_t head, int64_t row, int64_t position, Workspace &w) {
+    float *scores = w.scores + row * TILE;
+    const int32_t last = (int32_t)(position - t.begin);
+    const int32_t first = a.window ? last - (int32_t)a.window + 1 : 0;
+    const int64_t vectors = (t.count + W - 1) / W;
+    F largest = splat(LOWEST);
+    for (int64_t v = 0; v < vectors; v++) {
+        const I at = lanes() + (int32_t)(v * W);
+        const F kept = select((at <= last) & (at >= first), load<F>(scores + v * W), splat(LOWEST));
+        store(scores + v * W, kept);
+        largest = max(largest, kept);
+    }
+    const float peak = reduce_max(largest);
+    const float next = peak > w.peaks[row] ? peak : w.peaks[row];
+    if (next > w.peaks[row]) {
+        const F factor = exp(splat(w.peaks[row] - next));
+        w.sums[row] = w.sums[row] * factor;
+        float *mixed = w.mixed + row * a.shape.head_dim;
+        for (int64_t d = 0; d < a.shape.head_dim; d += W) store(mixed + d, load<F>(mixed + d) * factor);
+        w.peaks[row] = next;
+    }
+    const KVShape &s = a.shape;
+    for (int64_t v = 0; v < vectors; v++) {
+        const F score = load<F>(scores + v * W);
+        F p = select(score > splat(LOWEST), exp(score - next), F{});
+        w.sums[row] = w.sums[row] + p;
+        if (s.format == PG_I8) {
+            const uint8_t *block = a.values + t.blocks[v * W / s.block_size] * s.block_bytes();
+            p = p * load<F>(s.scales(block, head) + v * W % s.block_size);
+        }
+        store(scores + v * W, p);
+    }
+}
+
+template <int FORMAT>
+void attend_as(const Attention &a, const QueryGroup &g, int64_t head, Workspace &w) {
+    const int64_t share = a.num_heads / a.shape.heads, rows = g.count * share, dims = a.shape.head_dim;
+    for (int64_t i = 0; i < rows; i++) {
+        const float *q = a.query + (g.row + i / share) * a.query_stride + (head * share + i % share) * dims;
+        for (int64_t d = 0; d < dims; d += W) store(w.queries + i * dims + d, load<F>(q + d) * a.scale);
+        for (int64_t d = 0; d < dims; d += W) store(w.mixed + i * dims + d, F{});
+        w.sums[i] = F{};
+        w.peaks[i] = LOWEST;
+    }
+    const int64_t end = g.position + g.count;
+    const int64_t seen = a.window && g.position >= a.window ? g.position - a.window + 1 : 0;
+    const int64_t tiles = (rows + MAX_ROWS - 1) / MAX_ROWS;
+    for (int64_t begin = seen / TILE * TILE; begin < end; begin += TILE) {
+        const KeyTile t{g.table + begin / a.shape.block_size, begin, end - begin < TILE ? end - begin : TILE};
+        for (int64_t i = 0; i < tiles; i++) {
+            const int64_t row = rows * i / tiles, next = rows * (i + 1) / tiles;
+            rows_of<FORMAT>((int)(next - row), true, a, t, head, row, w);
+        }
+        for (int64_t i = 0; i < rows; i++) soften(a, t, head, i, g.position + i / share, w);
+        for (int64_t i = 0; i < tiles; i++) {
+            const int64_t row = rows * i / tiles, next = rows * (i + 1) / tiles;
+            rows_of<FORMAT>((int)(next - row), false, a, t, head, row, w);
+        }
+    }
+    for (int64_t i = 0; i < rows; i++) {
+        const F factor = splat(1.0f / reduce_add(w.sums[i]));
+        float *out = a.out + (g.row + i / share) * a.out_stride + (head * share + i % share) * dims;
+        for (int64_t d = 0; d < dims; d += W) store(out + d, load<F>(w.mixed + i * dims + d) * factor);
+    }
+}
+
+}  // namespace
+
+void store_key(const KVShape &shape, uint8_t *block, int64_t head, int64_t offset, const float *key) {
+    put(shape, block, head, offset, key, true);
+}
+
+void store_value(const KVShape &shape, uint8_t *block, int64_t head, int64_t offset, const float *value) {
+    put(shape, block, head, offset, value, false);
+}
+
+void attend(const Attention &a, const QueryGroup &group, int64_t kv_head) {
+    static thread_local Workspace workspace;
+    if (a.shape.format == PG_BF16) return attend_as<PG_BF16>(a, group, kv_head, workspace);
+    if (a.shape.format == PG_F32) return attend_as<PG_F32>(a, group, kv_head, workspace);
+    attend_as<PG_I8>(a, group, kv_head, workspace);
+}
+
+extern "C" int64_t pg_key_bytes(int32_t format, int32_t block_size, int32_t num_kv_heads, int32_t head_dim) {
+    return KVShape{format, block_size, num_kv_heads, head_dim}.block_bytes();
+}
+
+extern "C" int64_t pg_value_bytes(int32_t format, int32_t block_size, int32_t num_kv_heads, int32_t head_dim) {
+    return KVShape{format, block_size, num_kv_heads, head_dim}.block_bytes();
+}

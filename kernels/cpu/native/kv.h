@@ -1,0 +1,49 @@
+// The paged KV pool of one layer, and causal attention over it.
+//
+// A block holds, per KV head and by format:
+//     keys    F32 [D][T]   BF16 [D / 2][T][2]   I8 [D][T], behind all heads scales [heads][T] float32
+//     values  F32 [T][D]   BF16 [T / 2][D][2]   I8 [T][D], behind all heads scales [heads][T] float32
+// with D = head_dim and T = block_size: panels for the microkernels of gemm.h, keys with a column per token, values
+// with a column per dimension.
+#pragma once
+#include "ops.h"
+
+struct KVShape {
+    int32_t format;
+    int64_t block_size, heads, head_dim;
+
+    int64_t head_bytes() const {
+        return block_size * head_dim * (format == PG_F32 ? 4 : format == PG_BF16 ? 2 : 1);
+    }
+    int64_t block_bytes() const { return heads * (head_bytes() + (format == PG_I8 ? block_size * 4 : 0)); }
+    const float *scales(const uint8_t *block, int64_t head) const {
+        return (const float *)(block + heads * head_bytes()) + head * block_size;
+    }
+};
+
+void store_key(const KVShape &shape, uint8_t *block, int64_t head, int64_t offset, const float *key);
+void store_value(const KVShape &shape, uint8_t *block, int64_t head, int64_t offset, const float *value);
+
+// Queries of one sequence at consecutive positions.
+struct QueryGroup {
+    const int64_t *table;  // the sequence's block ids
+    int64_t position;      // of the first query
+    int64_t count;
+    int64_t row;  // of the first query in the step's queries
+};
+constexpr int64_t MAX_QUERY_ROWS = 64;   // queries x query heads of a KV head that are attended to together
+constexpr int64_t WANTED_QUERY_ROWS = 48;
+
+struct Attention {
+    KVShape shape;
+    const uint8_t *keys, *values;
+    int64_t num_heads, window;
+    float scale;
+    const float *query;  // [rows, query_stride]: heads behind each other
+    int64_t query_stride;
+    float *out;  // [rows, out_stride]
+    int64_t out_stride;
+};
+
+// One KV head's share of one group.
+void attend(const Attention &a, const QueryGroup &group, int64_t kv_head);

@@ -1,0 +1,64 @@
+#include "ops.h"
+
+#include <stdlib.h>
+#include <sys/mman.h>
+
+Buffer::~Buffer() { free(data_); }
+
+void *Buffer::bytes(int64_t size) {
+    if (size > size_) {
+        free(data_);
+        const int64_t rounded = (size + size / 4 + 4095) / 4096 * 4096;
+        data_ = aligned_alloc(4096, rounded);
+        if (!data_) abort();
+        size_ = rounded;
+    }
+    return data_;
+}
+
+void rms_norm_row(const float *x, const float *weight, float eps, int64_t n, float *out) {
+    F squares[2] = {};
+    for (int64_t i = 0; i < n; i += W) {
+        const F v = load<F>(x + i);
+        squares[i / W % 2] = fma(v, v, squares[i / W % 2]);
+    }
+    const float mean = reduce_add(squares[0] + squares[1]) / (float)n;
+    const float scale = 1.0f / __builtin_sqrtf(mean + eps);
+    for (int64_t i = 0; i < n; i += W) store(out + i, load<F>(x + i) * scale * load<F>(weight + i));
+}
+
+void round_row(float *x, int64_t n) {
+    for (int64_t i = 0; i < n; i += W) store(x + i, round_bf16(load<F>(x + i)));
+}
+
+void to_bf16_row(const float *x, int64_t n, uint16_t *out) {
+    for (int64_t i = 0; i < n; i += W) store(out + i, to_bf16(load<F>(x + i)));
+}
+
+float quantize_row(const float *x, int64_t n, uint8_t *out) {
+    F largest{};
+    for (int64_t i = 0; i < n; i += W) largest = max(largest, abs(load<F>(x + i)));
+    const float peak = reduce_max(largest), factor = peak > 0 ? 127.0f / peak : 0.0f;
+    for (int64_t i = 0; i < n; i += W) {
+        const I q = __builtin_convertvector(round_even(load<F>(x + i) * factor), I) + 128;
+        store(out + i, __builtin_convertvector(q, I8));
+    }
+    return peak / 127.0f;
+}
+
+void rotate_head(float *x, const float *cos, const float *sin, int64_t head_dim) {
+    const int64_t half = head_dim / 2;
+    if (half % W) {
+        for (int64_t i = 0; i < half; i++) {
+            const float a = x[i], b = x[i + half];
+            x[i] = a * cos[i] - b * sin[i];
+            x[i + half] = b * cos[i] + a * sin[i];
+        }
+        return;
+    }
+    for (int64_t i = 0; i < half; i += W) {
+        const F a = load<F>(x + i), b = load<F>(x + i + half), c = load<F>(cos + i), s = load<F>(sin + i);
+        store(x + i, a * c - b * s);
+        store(x + i + half, b * c + a * s);
+    }
+}

@@ -1,0 +1,83 @@
+// The row-wise ops of a decoder layer, and the linear that picks its microkernel.
+#pragma once
+#include "gemm.h"
+
+// Buffers that grow to the largest step seen and stay.
+class Buffer {
+  public:
+    template <class T>
+    T *get(int64_t count) {
+        return static_cast<T *>(bytes(count * (int64_t)sizeof(T)));
+    }
+    ~Buffer();
+
+  private:
+    void *bytes(int64_t size);
+    void *data_ = nullptr;
+    int64_t size_ = 0;
+};
+
+void rms_norm_row(const float *x, const float *weight, float eps, int64_t n, float *out);
+void round_row(float *x, int64_t n);                               // to bfloat16, in place
+void to_bf16_row(const float *x, int64_t n, uint16_t *out);        // n a multiple of 16
+float quantize_row(const float *x, int64_t n, uint8_t *out);       // value + 128; returns the scale
+void rotate_head(float *x, const float *cos, const float *sin, int64_t head_dim);
+
+// Activations of one linear after another, converted to what the microkernel of the weight's format reads.
+struct Activations {
+    float *x;        // [m, stride]
+    int64_t stride;  // elements
+    int64_t m;
+    bool round;      // to bfloat16
+    void *converted;  // [m, stride] of two bytes
+    float *scales;    // [m]
+};
+
+// The first `count` of W values, zeros behind them.
+PG_INLINE F load_some(const float *p, int64_t count) {
+    if (count >= W) return load<F>(p);
+    F v{};
+    for (int64_t i = 0; i < count; i++) v[i] = p[i];
+    return v;
+}
+PG_INLINE void store_some(float *p, F v, int64_t count) {
+    if (count >= W) return store(p, v);
+    for (int64_t i = 0; i < count; i++) p[i] = v[i];
+}
+
+// out(row, first column, low half, high half), each half a vector of W columns; columns beyond n are zeros.
+template <class Out>
+void linear(Member &member, const Activations &a, const PgLinear &w, Out &&out) {
+    const auto finish = [&](int64_t row, int64_t column, F low, F high) {
+        if (w.bias) {
+            low = low + load_some(w.bias + column, w.n - column);
+            high = high + load_some(w.bias + column + W, w.n - column - W);
+        }
+        out(row, column, low, high);
+    };
+    const int64_t piece = a.m < 4 * member.count ? 1 : 4;
+    if (w.format == PG_I8) {
+        uint8_t *bytes = (uint8_t *)a.converted;
+        member.for_each(a.m, piece, [&](int64_t row, int64_t end) {
+            for (; row < end; row++) a.scales[row] = quantize_row(a.x + row * a.stride, w.k, bytes + row * a.stride);
+        });
+        member.barrier();
+        return multiply(member, DOT_I8, {bytes, a.stride, a.scales}, a.m, w, finish);
+    }
+    if (HAS_BF16_DOT && a.round && w.format == PG_BF16) {
+        uint16_t *pairs = (uint16_t *)a.converted;
+        member.for_each(a.m, piece, [&](int64_t row, int64_t end) {
+            for (; row < end; row++) to_bf16_row(a.x + row * a.stride, w.k, pairs + row * a.stride);
+        });
+        member.barrier();
+        return multiply(member, DOT_BF16, {pairs, a.stride, nullptr}, a.m, w, finish);
+    }
+    if (a.round) {
+        member.for_each(a.m, piece, [&](int64_t row, int64_t end) {
+            for (; row < end; row++) round_row(a.x + row * a.stride, w.k);
+        });
+        member.barrier();
+    }
+    const Rows rows{a.x, a.stride, nullptr};
+    multiply(member, w.format == PG_BF16 ? FLOAT_BF16 : FLOAT_F32, rows, a.m, w, finish);
+}

@@ -1,0 +1,137 @@
+// Vectors of W floats, and the few functions that the kernels need of them.
+//
+// Compiled with -ffp-contract=off: a multiplication and an addition are fused exactly where fma() is written, so that
+// the same sum has the same bits wherever it is inlined.
+#pragma once
+#include <immintrin.h>
+
+#include <cstdint>
+#include <cstring>
+
+#define PG_INLINE inline __attribute__((always_inline))
+
+#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__) && defined(__AVX512DQ__)
+constexpr int W = 16;  // floats per vector
+#elif defined(__AVX2__) && defined(__FMA__)
+constexpr int W = 8;
+#else
+#error "these kernels need AVX-512 or AVX2 with FMA"
+#endif
+constexpr int NR = 2 * W;  // columns of a packed panel
+
+using F = float __attribute__((vector_size(4 * W)));
+using I = int32_t __attribute__((vector_size(4 * W)));
+using U = uint32_t __attribute__((vector_size(4 * W)));
+using U16 = uint16_t __attribute__((vector_size(2 * W)));
+using I8 = int8_t __attribute__((vector_size(W)));
+
+template <class V, class T>
+PG_INLINE V load(const T *p) {
+    V v;
+    memcpy(&v, p, sizeof v);
+    return v;
+}
+template <class V, class T>
+PG_INLINE void store(T *p, V v) {
+    memcpy(p, &v, sizeof v);
+}
+
+PG_INLINE F splat(float x) { return x - F{}; }
+PG_INLINE U splat_u(uint32_t x) { return x - U{}; }
+
+#if defined(__AVX512F__)
+PG_INLINE F fma(F a, F b, F c) { return (F)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c); }
+#else
+PG_INLINE F fma(F a, F b, F c) { return (F)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c); }
+#endif
+
+PG_INLINE F select(I mask, F yes, F no) { return (F)(((I)yes & mask) | ((I)no & ~mask)); }
+PG_INLINE F max(F a, F b) { return select(a > b, a, b); }
+PG_INLINE F min(F a, F b) { return select(a < b, a, b); }
+PG_INLINE F abs(F a) { return (F)((U)a & 0x7fffffffu); }
+
+PG_INLINE I lanes() {  // 0, 1, 2 ...
+    I v;
+    for (int i = 0; i < W; i++) v[i] = i;
+    return v;
+}
+
+// Sums and maxima over the lanes, halves folded in a fixed order.
+PG_INLINE float reduce_add(F v) {
+    float x[W];
+    store(x, v);
+    for (int n = W / 2; n > 0; n /= 2)
+        for (int i = 0; i < n; i++) x[i] += x[i + n];
+    return x[0];
+}
+PG_INLINE float reduce_max(F v) {
+    float x[W];
+    store(x, v);
+    for (int n = W / 2; n > 0; n /= 2)
+        for (int i = 0; i < n; i++) x[i] = x[i] > x[i + n] ? x[i] : x[i + n];
+    return x[0];
+}
+
+// bfloat16 is the upper half of a float32; rounded to nearest, ties to even.
+PG_INLINE U bf16_bits(F v) {
+    U u = (U)v;
+    return (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
+}
+PG_INLINE F round_bf16(F v) { return (F)(bf16_bits(v) << 16); }
+PG_INLINE U16 to_bf16(F v) { return __builtin_convertvector(bf16_bits(v), U16); }
+PG_INLINE uint16_t to_bf16(float v) {
+    uint32_t u;
+    memcpy(&u, &v, 4);
+    return (uint16_t)((u + 0x7fffu + ((u >> 16) & 1u)) >> 16);
+}
+PG_INLINE float from_bf16(uint16_t v) {
+    uint32_t u = (uint32_t)v << 16;
+    float f;
+    memcpy(&f, &u, 4);
+    return f;
+}
+PG_INLINE F from_bf16(const uint16_t *p) { return (F)(__builtin_convertvector(load<U16>(p), U) << 16); }
+
+PG_INLINE F round_even(F v) {  // to an integer, ties to even; |v| < 2**22
+    const F magic = splat(12582912.0f);
+    return (v + magic) - magic;
+}
+
+// exp(x), relative error about 1e-7 (Cephes' polynomial); flushes to about 1e-38 below -87.
+PG_INLINE F exp(F x) {
+    x = min(max(x, splat(-87.0f)), splat(88.0f));
+    F n = round_even(x * 1.44269504f);
+    F r = fma(n, splat(-0.693359375f), x);
+    r = fma(n, splat(2.12194440e-4f), r);
+    F p = splat(1.9875691500e-4f);
+    p = fma(p, r, splat(1.3981999507e-3f));
+    p = fma(p, r, splat(8.3334519073e-3f));
+    p = fma(p, r, splat(4.1665795894e-2f));
+    p = fma(p, r, splat(1.6666665459e-1f));
+    p = fma(p, r, splat(5.0000001201e-1f));
+    p = fma(r * r, p, r + 1.0f);
+    I scale = (__builtin_convertvector(n, I) + 127) << 23;
+    return p * (F)scale;
+}
+
+// log(x) for normal x > 0, absolute error about 1e-6.
+PG_INLINE F log(F x) {
+    U bits = (U)x;
+    F e = __builtin_convertvector((I)(bits >> 23) - 126, F);
+    F m = (F)((bits & 0x007fffffu) | 0x3f000000u);  // [0.5, 1)
+    I small = m < splat(0.70710678f);
+    e = e - select(small, splat(1.0f), splat(0.0f));
+    m = m + select(small, m, splat(0.0f)) - 1.0f;
+    F p = splat(7.0376836292e-2f);
+    p = fma(p, m, splat(-1.1514610310e-1f));
+    p = fma(p, m, splat(1.1676998740e-1f));
+    p = fma(p, m, splat(-1.2420140846e-1f));
+    p = fma(p, m, splat(1.4249322787e-1f));
+    p = fma(p, m, splat(-1.6668057665e-1f));
+    p = fma(p, m, splat(2.0000714765e-1f));
+    p = fma(p, m, splat(-2.4999993993e-1f));
+    p = fma(p, m, splat(3.3333331174e-1f));
+    F m2 = m * m;
+    F y = fma(m * m2, p, m2 * -0.5f) + m;
+    return fma(e, splat(0.69314718f), y);
+}

@@ -1,0 +1,116 @@
+#include "team.h"
+
+#include <immintrin.h>
+#include <pthread.h>
+#include <sched.h>
+
+#include <condition_variable>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+namespace {
+
+// A step's phases are some ten microseconds apart, its successor some hundred: so long is worth spinning for.
+// Beyond that a member yields inside a step, and sleeps between steps.
+constexpr int SPINS_IN_STEP = 400, SPINS_BETWEEN = 1000;  // of about 50 ns each
+
+struct alignas(64) Counter {
+    std::atomic<int64_t> value{0};
+};
+Counter tickets, arrived, phase, job;
+
+std::mutex mutex;
+std::condition_variable wake;
+std::vector<std::thread> &threads = *new std::vector<std::thread>;  // never destroyed: they may outlive main()
+int size = 1;
+int sleepers = 0;  // guarded by the mutex
+bool stopping = false;
+void (*current)(Member &, void *) = nullptr;
+void *current_context = nullptr;
+
+void pin_to(int index) {
+    cpu_set_t allowed, one;
+    if (sched_getaffinity(0, sizeof allowed, &allowed)) return;
+    for (int cpu = 0, seen = 0; cpu < CPU_SETSIZE; cpu++)
+        if (CPU_ISSET(cpu, &allowed) && seen++ == index) {
+            CPU_ZERO(&one);
+            CPU_SET(cpu, &one);
+            pthread_setaffinity_np(pthread_self(), sizeof one, &one);
+            return;
+        }
+}
+
+int64_t await_job(int64_t done) {
+    for (int i = 0; i < SPINS_BETWEEN; i++) {
+        if (job.value.load(std::memory_order_acquire) != done) return done + 1;
+        _mm_pause();
+    }
+    std::unique_lock<std::mutex> lock(mutex);
+    sleepers++;
+    wake.wait(lock, [&] { return job.value.load(std::memory_order_relaxed) != done; });
+    sleepers--;
+    return done + 1;
+}
+
+void serve(int id, int count, bool pin, int64_t done) {
+    if (pin) pin_to(id);
+    for (;;) {
+        done = await_job(done);
+        if (stopping) return;
+        Member member(id, count);
+        current(member, current_context);
+        member.barrier();
+    }
+}
+
+void start_job() {
+    std::lock_guard<std::mutex> lock(mutex);
+    job.value.fetch_add(1, std::memory_order_release);
+    if (sleepers) wake.notify_all();
+}
+
+}  // namespace
+
+int64_t Member::take() { return tickets.value.fetch_add(1, std::memory_order_relaxed); }
+
+void Member::barrier() {
+    if (count == 1) return;
+    const int64_t now = phase.value.load(std::memory_order_relaxed);
+    if (arrived.value.fetch_add(1, std::memory_order_acq_rel) == count - 1) {
+        arrived.value.store(0, std::memory_order_relaxed);
+        phase.value.store(now + 1, std::memory_order_release);
+        return;
+    }
+    for (int i = 0; phase.value.load(std::memory_order_acquire) == now; i++) {
+        if (i < SPINS_IN_STEP)
+            _mm_pause();
+        else
+            sched_yield();
+    }
+}
+
+int team_size() { return size; }
+
+void team_resize(int count, bool pin) {
+    if (!threads.empty()) {
+        stopping = true;
+        start_job();
+        for (std::thread &thread : threads) thread.join();
+        threads.clear();
+        stopping = false;
+    }
+    size = count < 1 ? 1 : count > 256 ? 256 : count;
+    const int64_t done = job.value.load();
+    for (int id = 1; id < size; id++) threads.emplace_back(serve, id, size, pin, done);
+}
+
+void team_run(void (*body)(Member &, void *), void *context) {
+    tickets.value.store(0, std::memory_order_relaxed);
+    current = body;
+    current_context = context;
+    if (size > 1) start_job();
+    Member member(0, size);
+    body(member, context);
+    member.barrier();
+}
