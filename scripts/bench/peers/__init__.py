@@ -1,0 +1,1 @@
+"""Pageant beside other engines on one machine, in turns within one run: what `scripts/bench_peers` does."""

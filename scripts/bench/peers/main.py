@@ -1,0 +1,185 @@
+"""Pageant beside other engines, in turn within one run, on one machine.
+
+    scripts/bench_peers --peers DIR [--model S|M|both] [--quantization none|int8|both] [--rounds 3]
+                        [--workloads a,b1,b2,c,d] [--engines NAME,...] [--check] [--markdown]
+
+DIR holds the peers, each in an environment of its own; docs/performance.md says how to install them.  Those that are
+not there are named and left out.  Each engine stays up; an idle peer's processes are stopped while others run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import msgspec
+
+from scripts.bench.peers import models
+from scripts.bench.peers.bandwidth import Reader, reader
+from scripts.bench.peers.catalog import CHAIN, FULL, INT8, KV_CACHE_GIB, RUNNER, Engine, engines
+from scripts.bench.peers.child import Child, EngineFailed
+from scripts.bench.peers.figures import floor_line, memory_line, ratio_lines
+from scripts.bench.peers.proc import load_average, processor
+from scripts.bench.peers.rounds import Contest, say
+from scripts.bench.peers.tables import engine_table, readme_table
+from scripts.bench.peers.workloads import WORKLOADS
+from scripts.bench.report import Line, add_check, finish
+
+BOTH = "both"
+
+
+def main() -> int:
+    args = arguments()
+    logs = Path(tempfile.mkdtemp(prefix="bench-peers-"))
+    say(f"{today()}, {processor()}, load {load_average():.2f}; the engines' logs are in {logs}")
+    lines: list[Line] = []
+    documents = []
+    for model in ["S", "M"] if args.model == BOTH else [args.model]:
+        models.ensure(args.peers / "models" / model, model)
+        for quantization in [FULL, INT8] if args.quantization == BOTH else [args.quantization]:
+            match = Match(args, model, quantization, logs)
+            match.play()
+            lines += match.lines()
+            documents.append(match.document())
+            match.save(args.json)
+    print("\n\n".join(documents))
+    return finish(lines, check=args.check, title="Pageant / the best peer that is here, medians of one run")
+
+
+class Match:
+    """One model and quantization: who is here plays all workloads."""
+
+    def __init__(self, args: argparse.Namespace, model: str, quantization: str, logs: Path) -> None:
+        self._args = args
+        self._model, self._quantization = model, quantization
+        self._directory = args.peers / "models" / model
+        self._logs = logs
+        self._contest = Contest([], models.vocab_size(self._directory), args.timeout)
+        self._versions: dict[str, str] = {}
+        self._reports: dict[str, dict[str, Any]] = {}
+        self._bandwidths: list[float] = []
+        self._reader: Reader = reader()
+
+    def play(self) -> None:
+        with ExitStack() as stack:
+            for engine in self._entrants():
+                self._enter(engine, stack)
+            for name in self._args.workloads:
+                say(f"{self._model} {self._quantization}: {name}, {WORKLOADS[name].what}")
+                self._contest.play(WORKLOADS[name], self._args.rounds, self._measure if name == "a" else _nothing)
+            self._report()
+
+    def _entrants(self) -> list[Engine]:
+        """The engines that were asked for and are installed."""
+        asked = self._args.engines
+        known = engines(self._args.peers, self._model, self._quantization)
+        wanted = [e for e in known if (e.by_default if not asked else asked & {e.name, e.name.partition("-")[0]})]
+        for engine in wanted:
+            if engine.missing:
+                say(f"not here: {engine.name} (no {engine.missing[0]})")
+        return [engine for engine in wanted if not engine.missing]
+
+    def _enter(self, engine: Engine, stack: ExitStack) -> None:
+        try:
+            child = Child(engine, self._logs)
+        except EngineFailed as error:
+            say(f"  {error}")
+            return
+        stack.callback(child.close)
+        if self._args.session_nice:
+            child.prefer(self._args.session_nice)
+        say(f"  {engine.name}: {child.version}, loaded in {child.load_seconds:.1f} s")
+        self._versions[engine.name] = child.version
+        self._contest.children.append(child)
+
+    def _measure(self) -> None:
+        self._bandwidths.append(self._reader.measure())
+
+    def _report(self) -> None:
+        for child in self._contest.children:
+            if child.engine.is_ours:
+                self._reports[child.engine.name] = child.report()
+
+    def lines(self) -> list[Line]:
+        """Ratios, then what is measured against the machine itself."""
+        records = self._contest.records
+        found = ratio_lines(records, self._model, self._quantization)
+        if self._bandwidths:
+            streamed = models.streamed_bytes(self._directory, halved=self._quantization == INT8)
+            found.append(floor_line(records, self._model, streamed, median(self._bandwidths)))
+        weights = models.weight_bytes(self._directory, halved=self._quantization == INT8)
+        for engine, report in self._reports.items():
+            found.append(memory_line(engine, self._model, report["worker_peak_rss"], weights, KV_CACHE_GIB << 30))
+        return found
+
+    def document(self) -> str:
+        title = f"{self._title()}; {today()}, {processor()}"
+        if self._args.markdown:
+            return readme_table(self._contest.records, self._versions, f"{title}.")
+        how = (
+            f"memory read at {median(self._bandwidths) / 1e9:.1f} GB/s ({self._reader.how})" if self._bandwidths else ""
+        )
+        return "\n".join([engine_table(self._contest.records, self._versions, title), how, *self._contest.failures])
+
+    def _title(self) -> str:
+        weights = "16-bit weights" if self._quantization == FULL else "int8 weights"
+        return f"Model {self._model}, {weights}"
+
+    def save(self, path: Path | None) -> None:
+        """Append every run, one JSON object per engine and workload."""
+        if path is None:
+            return
+        with path.open("ab") as file:
+            for (workload, engine), record in self._contest.records.items():
+                key = {"date": today(), "model": self._model, "quantization": self._quantization}
+                runs = [[run.seconds, run.first, run.other_cores] for run in record.runs]
+                entry = key | {"workload": workload, "engine": engine, "seconds_first_others": runs}
+                file.write(msgspec.json.encode(entry) + b"\n")
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_check(parser)
+    parser.add_argument("--peers", type=Path, required=True, help="the folder of the peers and of the models")
+    parser.add_argument("--model", choices=["S", "M", BOTH], default="S")
+    parser.add_argument("--quantization", choices=[FULL, INT8, BOTH], default=FULL)
+    parser.add_argument("--workloads", type=_names(WORKLOADS), default=list(WORKLOADS), help="a,b1,b2,c,d")
+    parser.add_argument(
+        "--engines", type=lambda text: set(text.split(",")), default=set(), help=f"{RUNNER},{CHAIN},..."
+    )
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--timeout", type=float, default=600, help="seconds that one run may take")
+    parser.add_argument("--session-nice", type=int, default=0, help="of every engine against other sessions: -20 to 19")
+    parser.add_argument("--markdown", action="store_true", help="print the README's table")
+    parser.add_argument("--json", type=Path, help="append every run to this file")
+    args = parser.parse_args()
+    args.peers = args.peers.resolve()
+    return args
+
+
+def _names(known: dict[str, Any]) -> Any:
+    def parse(text: str) -> list[str]:
+        names = text.split(",")
+        if unknown := set(names) - set(known):
+            raise argparse.ArgumentTypeError(f"unknown: {', '.join(sorted(unknown))}")
+        return names
+
+    return parse
+
+
+def today() -> str:
+    return time.strftime("%Y-%m-%d")
+
+
+def _nothing() -> None:
+    pass
+
+
+if __name__ == "__main__":
+    sys.exit(main())

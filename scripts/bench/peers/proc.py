@@ -1,0 +1,83 @@
+"""What /proc says of processes: who descends from whom, processor time, memory."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+TICK = os.sysconf("SC_CLK_TCK")  # per second
+PROC = Path("/proc")
+
+
+def stat(pid: int) -> list[str] | None:
+    """The fields after the command's name, from `state` on; None where the process is gone."""
+    try:
+        return (PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+
+
+def tree(root: int) -> list[int]:
+    """A process and all that descend from it."""
+    parents = {int(entry.name): int(fields[1]) for entry in PROC.glob("[0-9]*") if (fields := stat(int(entry.name)))}
+    found = [root]
+    for pid in found:
+        found += [child for child, parent in parents.items() if parent == pid]
+    return found
+
+
+def cpu_seconds(pid: int) -> float:
+    """Processor time of a process and of its children that have ended."""
+    fields = stat(pid)
+    return sum(map(int, fields[11:15])) / TICK if fields else 0.0
+
+
+def tree_cpu_seconds(root: int) -> float:
+    return sum(map(cpu_seconds, tree(root)))
+
+
+def machine_cpu_seconds() -> float:
+    """Processor time of everybody, and what the hypervisor took."""
+    user, nice, system, _idle, _iowait, irq, softirq, steal = map(int, _first_line("stat").split()[1:9])
+    return (user + nice + system + irq + softirq + steal) / TICK
+
+
+def load_average() -> float:
+    return float(_first_line("loadavg").split()[0])
+
+
+def prefer(pid: int, nice: int) -> None:
+    """Set the weight of a process's session against other sessions, where the kernel groups by session and lets us."""
+    with contextlib.suppress(OSError):
+        (PROC / str(pid) / "autogroup").write_text(str(nice))
+
+
+def peak_rss(pid: int) -> int:
+    """The most bytes of memory that a process has had."""
+    return _kibibytes(f"{pid}/status", "VmHWM:")
+
+
+def available_memory() -> int:
+    """Bytes."""
+    return _kibibytes("meminfo", "MemAvailable:")
+
+
+def processor() -> str:
+    """The processor's name and how many of its cores are ours."""
+    lines = (PROC / "cpuinfo").read_text().splitlines()
+    name = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), os.uname().machine)
+    return f"{name}, {len(os.sched_getaffinity(0))} cores"
+
+
+def command(pid: int) -> str:
+    return (PROC / str(pid) / "cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
+
+
+def _first_line(name: str) -> str:
+    return (PROC / name).read_text().partition("\n")[0]
+
+
+def _kibibytes(name: str, key: str) -> int:
+    lines = (PROC / name).read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith(key))

@@ -1,0 +1,124 @@
+"""Runs engines in turn, round by round, and keeps what each run took."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from statistics import median
+
+from scripts.bench.peers.child import Child, EngineFailed
+from scripts.bench.peers.proc import machine_cpu_seconds
+from scripts.bench.peers.workloads import Workload
+
+NOISE = 0.15  # cores that others took: above it a run is noisy
+HOPELESS = 3.0  # an engine this many times slower than the best is not run again
+
+
+@dataclass(frozen=True)
+class Run:
+    """One engine's turn."""
+
+    seconds: float
+    first: float  # seconds to the first token; 0: not known
+    other_cores: float  # cores that everybody else took meanwhile
+
+    @property
+    def is_noisy(self) -> bool:
+        return self.other_cores > NOISE
+
+
+@dataclass
+class Record:
+    """An engine's runs of one workload."""
+
+    workload: Workload
+    runs: list[Run] = field(default_factory=list)
+
+    @property
+    def seconds(self) -> float:
+        return median(run.seconds for run in self.runs)
+
+    @property
+    def speed(self) -> float:
+        """The median; more is better."""
+        return self.workload.speed(self.seconds)
+
+    @property
+    def spread(self) -> float:
+        """(slowest - fastest) / fastest."""
+        times = [run.seconds for run in self.runs]
+        return (max(times) - min(times)) / min(times)
+
+    @property
+    def decode_seconds(self) -> float:
+        """From the first token to the last, median; 0 where the engine does not tell."""
+        return median(run.seconds - run.first if run.first else 0.0 for run in self.runs)
+
+    @property
+    def num_noisy(self) -> int:
+        return sum(run.is_noisy for run in self.runs)
+
+
+@dataclass
+class Contest:
+    """Engines that are up, and their records by workload and engine.  An engine that fails is out."""
+
+    children: list[Child]
+    vocab_size: int
+    timeout: float  # of one run, seconds
+    records: dict[tuple[str, str], Record] = field(default_factory=dict)
+    failures: list[str] = field(default_factory=list)
+
+    def play(self, workload: Workload, num_rounds: int, before: Callable[[], None] = lambda: None) -> None:
+        """All rounds of one workload; each round begins with another engine.  `before` is called in every round."""
+        playing = [child for child in list(self.children) if self._turn(child, lambda c: self._prepare(c, workload))]
+        for number in range(num_rounds):
+            before()
+            for child in rotated(playing, number):
+                if child in self.children and not self._is_hopeless(child, workload):
+                    self._turn(child, lambda c: self._run(c, workload, number))  # noqa: B023
+
+    def _prepare(self, child: Child, workload: Workload) -> None:
+        child.prepare(workload, self.vocab_size, self.timeout)
+
+    def _run(self, child: Child, workload: Workload, number: int) -> None:
+        requests = workload.requests(number, self.vocab_size)
+        begin, own, machine = time.perf_counter(), child.cpu_seconds, machine_cpu_seconds()
+        answer = child.run(requests, self.timeout)
+        others = (machine_cpu_seconds() - machine) - (child.cpu_seconds - own)
+        run = Run(answer["seconds"], answer.get("first") or 0.0, max(0.0, others / (time.perf_counter() - begin)))
+        record = self.records.setdefault((workload.name, child.engine.name), Record(workload))
+        record.runs.append(run)
+        told, mark = workload.told(workload.speed(run.seconds)), "~" if run.is_noisy else ""
+        say(f"  {workload.name} round {number + 1} {child.engine.name:16} {told:10,.2f} {workload.unit}"
+            f"  others {run.other_cores:.2f} cores{mark}")  # fmt: skip
+
+    def _turn(self, child: Child, act: Callable[[Child], None]) -> bool:
+        """Wake an engine for one act; False where it failed, which ends its part."""
+        try:
+            with child.awake():
+                act(child)
+        except EngineFailed as error:
+            say(f"  {error}")
+            self.failures.append(str(error))
+            self.children.remove(child)
+            child.close()
+            return False
+        return True
+
+    def _is_hopeless(self, child: Child, workload: Workload) -> bool:
+        """One run is enough to know that an engine is not the best, nor near it."""
+        record = self.records.get((workload.name, child.engine.name))
+        best = max((r.speed for (name, _), r in self.records.items() if name == workload.name), default=0.0)
+        return record is not None and record.speed * HOPELESS < best
+
+
+def rotated(children: list[Child], number: int) -> list[Child]:
+    place = number % max(1, len(children))
+    return children[place:] + children[:place]
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
