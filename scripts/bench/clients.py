@@ -82,7 +82,7 @@ async def report(load: Load) -> None:
 
 async def run(address: str, streams: int, seconds: float, num_tokens: int, num_channels: int) -> Load:
     load = Load(Speech(), num_tokens, time.monotonic() + seconds)
-    channels = [grpc.aio.insecure_channel(address, options=OPTIONS) for _ in range(num_channels)]
+    channels: list[Any] = [grpc.aio.insecure_channel(address, options=OPTIONS) for _ in range(num_channels)]
     stubs: list[Any] = [inference_pb2_grpc.InferenceStub(channel) for channel in channels]
     reporting = asyncio.create_task(report(load))
     await asyncio.gather(*(load.stream(stubs[index % num_channels]) for index in range(streams)))

@@ -24,6 +24,7 @@ from shared.sampling import GenerationDefaults, SamplingParams
 
 NUM_REQUESTS = 200
 NUM_TOKENS = 4
+EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]  # its stubs lack it
 PAUSE = 0.01  # seconds between requests, so that each finds the services asleep
 
 
@@ -47,7 +48,7 @@ async def through_the_chain(address: str) -> list[float]:
             call = stub.Generate(ask(seed, NUM_TOKENS))
             await call.read()
             times.append(perf_counter() - start)
-            while await call.read() is not grpc.aio.EOF:
+            while await call.read() != EOF:
                 pass
     return times[NUM_REQUESTS // 10 :]
 

@@ -120,7 +120,7 @@ class SchedulerActor(Actor):
     def before_flush(self) -> None:
         for instance in self.core.replicas:
             while plan := self.core.schedule(instance):
-                self.send(self._addresses[instance], plan)
+                self.send(self.troupe.address_of(instance), plan)
         for address, batch in self.core.outbound.take_batches().items():
             self.send(address, batch)
         for gateway, rejection in self.core.outbound.take_rejections():
@@ -131,10 +131,6 @@ class SchedulerActor(Actor):
             self.stop()
 
     # -- the troupe
-
-    @property
-    def _addresses(self) -> dict[str, str]:
-        return {member.instance: member.address for member in self.troupe.members}
 
     def handle_hello(self, message: Hello) -> None:
         if reason := self.troupe.refusal(message, schema_hash()):

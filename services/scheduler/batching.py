@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from services.scheduler.counters import Counters
 from services.scheduler.journal import Journal
-from services.scheduler.plan_builder import PlanBuilder
+from services.scheduler.plan_builder import NONE, PlanBuilder
 from services.scheduler.policy import Policy
-from services.scheduler.replica import Replica
+from services.scheduler.replica import Replica, Step
 from services.scheduler.sequence import Sequence, Status
 from shared.messages import StepPlan
 
@@ -27,44 +27,57 @@ class Batcher:
         self.journal = journal
         self.max_model_len = max_model_len
         self.builder = PlanBuilder(replica, policy.max_num_batched_tokens)
+        self._filling: set[bytes] = set()
 
     def next_plan(self) -> StepPlan | None:
         """The plan, counted as sent; None where no sequence can go on."""
-        decodes = [s for s in self.replica.running if s.num_behind == 1]
-        prefills = [s for s in self.replica.running if s.num_behind > 1]
-        for sequence in decodes + prefills:
-            self._go_on(sequence)
+        decodes, prefills = self._runnable()
+        for sequence in decodes:
+            if self.builder.budget > 0 and sequence.status is Status.RUNNING:
+                self._go_on(sequence, 1, 1)
+        for sequence in prefills:
+            num_behind = sequence.num_behind
+            if sequence.status is Status.RUNNING and (num_tokens := self._chunk(num_behind)):
+                self._go_on(sequence, num_tokens, int(num_tokens == num_behind))
         if not self.builder.has_preempted:
             self._admit_waiting()
-        if not self.builder.entries:
+        if not self.builder.step.sequences:
             return None
-        step = self.builder.commit()
-        plan = self.builder.build(step)
-        for entry in step.entries:
-            self._register(entry.sequence)
-            self.counters.num_chunked_prefills += entry.sequence.is_prefilling
+        plan = self.builder.commit()
+        self._register_full(self.builder.step)
         return plan
 
     # -- running sequences
 
-    def _go_on(self, sequence: Sequence) -> None:
+    def _runnable(self) -> tuple[list[Sequence], list[Sequence]]:
+        """Those of which one token is missing, and those of which more are; none that has its last token coming."""
+        decodes: list[Sequence] = []
+        prefills: list[Sequence] = []
+        for sequence in self.replica.running:
+            num_coming = len(sequence.token_ids) + sequence.num_pending
+            num_behind = num_coming - sequence.num_computed_tokens
+            if num_behind == 0 or num_coming >= sequence.request.max_length or num_coming >= self.max_model_len:
+                continue
+            (decodes if num_behind == 1 else prefills).append(sequence)
+        return decodes, prefills
+
+    def _go_on(self, sequence: Sequence, num_tokens: int, num_samples: int) -> None:
         """Give a running sequence its next tokens, preempting others or itself where blocks run out."""
-        if sequence.status is not Status.RUNNING or not sequence.may_sample_more(self.max_model_len):
+        num_missing = sequence.num_computed_tokens + num_tokens - len(sequence.block_ids) * self.replica.block_size
+        if num_missing <= 0:
+            self.builder.schedule(sequence, num_tokens, num_samples, NONE)
             return
-        num_tokens = self._chunk(sequence, sequence.num_behind)
-        if num_tokens == 0:
-            return
-        num_known = len(sequence.block_ids)
-        num_new = self.replica.blocks_for(sequence.num_computed_tokens + num_tokens) - num_known
+        num_new = self.replica.blocks_for(num_missing)
         while num_new > self.replica.pool.num_available:
             victim = self._victim(sequence)
             self._preempt(victim)
             if victim is sequence:
                 return
-        sequence.block_ids += self.replica.pool.allocate(num_new)
-        self.builder.schedule(sequence, num_tokens, num_known)
+        new_blocks = self.replica.pool.allocate(num_new)
+        sequence.block_ids += new_blocks
+        self.builder.schedule(sequence, num_tokens, num_samples, new_blocks)
 
-    def _chunk(self, sequence: Sequence, num_behind: int) -> int:
+    def _chunk(self, num_behind: int) -> int:
         """How many of its tokens a sequence may compute in this step."""
         threshold = self.policy.long_prefill_token_threshold
         num_tokens = min(num_behind, self.builder.budget)
@@ -96,6 +109,9 @@ class Batcher:
     # -- waiting sequences
 
     def _admit_waiting(self) -> None:
+        if not self.replica.waiting:
+            return
+        self._filling = self._blocks_being_filled()
         for sequence in self.replica.waiting:
             if self.builder.budget == 0 or self.replica.num_free_rows == 0 or sequence.num_in_flight:
                 return
@@ -121,8 +137,10 @@ class Batcher:
     def _admit(self, sequence: Sequence) -> bool:
         """Start a sequence with what the prefix cache has of it; False where blocks or budget do not allow."""
         hits = self._hits(sequence)
+        if self._is_being_filled(sequence, len(hits)):
+            return True  # one step later it is a hit, and the next sequence may start now
         num_cached = len(hits) * self.replica.block_size
-        num_tokens = self._chunk(sequence, sequence.num_tokens - num_cached)
+        num_tokens = self._chunk(sequence.num_tokens - num_cached)
         pool, replica = self.replica.pool, self.replica
         num_left = pool.num_available - (len(hits) - pool.num_held_of(hits))
         if num_tokens == 0 or replica.blocks_for(sequence.num_tokens) - len(hits) > num_left - self._reserve():
@@ -132,16 +150,20 @@ class Batcher:
         sequence.block_ids = hits + pool.allocate(num_new)
         sequence.num_registered_blocks = len(hits)
         self._begin(sequence, num_cached, num_tokens)
+        self._filling.update(self._blocks_filled_by(sequence, num_tokens))
         self.counters.num_prefix_cache_queries += sequence.num_tokens
         self.counters.num_prefix_cache_hits += num_cached
         return True
 
     def _hits(self, sequence: Sequence) -> list[int]:
         """Cached blocks of the longest prefix; at least one token is left to compute, for its logits."""
+        return self.replica.pool.lookup(self._usable_hashes(sequence))
+
+    def _usable_hashes(self, sequence: Sequence) -> list[bytes]:
         if not self.policy.enable_prefix_caching or sequence.wants_prompt_logprobs:
             return []
         usable = (sequence.num_tokens - 1) // self.replica.block_size
-        return self.replica.pool.lookup(sequence.hash_blocks(self.replica.block_size)[:usable])
+        return sequence.hash_blocks(self.replica.block_size)[:usable]
 
     def _fork(self, sequence: Sequence) -> bool:
         """Start a sequence on its sibling's prompt: full blocks are shared, the one to be written in is copied."""
@@ -177,11 +199,37 @@ class Batcher:
 
     # -- the prefix cache
 
-    def _register(self, sequence: Sequence) -> None:
-        """Make the blocks findable that this plan fills with known tokens: plans are executed in order, so whoever
-        finds one reads it after it was written."""
+    def _is_being_filled(self, sequence: Sequence, num_hits: int) -> bool:
+        """Whether another sequence computes in this very step the block that this one would have to compute first.
+
+        Of many that arrive at once with one prefix, the first computes it alone; the others follow a step behind.
+        """
+        hashes = self._usable_hashes(sequence)
+        return num_hits < len(hashes) and hashes[num_hits] in self._filling
+
+    def _blocks_being_filled(self) -> set[bytes]:
+        """Names of the prompt blocks that the step computes so far; they are registered when it is committed."""
+        step = self.builder.step
+        parts = zip(step.sequences, step.num_scheduled, strict=True)
+        return {name for part in parts if part[1] > 1 for name in self._blocks_filled_by(*part)}
+
+    def _blocks_filled_by(self, sequence: Sequence, num_tokens: int) -> list[bytes]:
         if not self.policy.enable_prefix_caching:
-            return
+            return []
+        size, num_computed = self.replica.block_size, sequence.num_computed_tokens
+        return sequence.hash_blocks(size)[num_computed // size : (num_computed + num_tokens) // size]
+
+    def _register_full(self, step: Step) -> None:
+        """Make the blocks findable that a committed step fills with known tokens: plans are executed in order, so
+        whoever finds one reads it after it was written."""
+        size, caches = self.replica.block_size, self.policy.enable_prefix_caching
+        for sequence, num_samples in zip(step.sequences, step.num_samples, strict=True):
+            if not num_samples:
+                self.counters.num_chunked_prefills += sequence.is_prefilling
+            if caches and sequence.num_computed_tokens // size > sequence.num_registered_blocks:
+                self._register(sequence)
+
+    def _register(self, sequence: Sequence) -> None:
         size = self.replica.block_size
         hashes = sequence.hash_blocks(size)
         num_full = min(sequence.num_computed_tokens // size, len(hashes))

@@ -48,7 +48,9 @@ def _check_rows(replica: Replica) -> None:
 def _check_sequences(replica: Replica) -> None:
     _require(replica.running == sorted(replica.running, key=lambda s: s.rank), "running is ordered by rank", replica)
     _require(len(replica.in_flight) <= MAX_STEPS_IN_FLIGHT, "at most two steps in flight", replica)
-    pending = Counter(e.sequence for step in replica.in_flight for e in step.entries if e.samples)
+    pending: Counter[Sequence] = Counter()
+    for step in replica.in_flight:
+        pending.update(s for s, count in zip(step.sequences, step.num_samples, strict=True) if count)
     for sequence in replica.running:
         _require(sequence.status is Status.RUNNING, "running sequences are RUNNING", replica)
         covered = len(sequence.block_ids) * replica.block_size

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from services.scheduler.sequence import Request, Sequence
 from shared.errors import RequestError
-from shared.messages import OpenStream, RequestRejected, SequenceTokens, TokenBatch
+from shared.messages import OpenStream, RequestRejected, SequenceTokens, TokenBatch, TokenLogprobs
 
 PROMPT_TAIL = 32  # tokens of decoding context
+NONE: list[TokenLogprobs | None] = []  # no log-probabilities; never written to
 
 
 class Outbound:
@@ -43,20 +44,23 @@ class Outbound:
         request = sequence.request
         if not request.detokenizer:
             return
-        if sequence.num_emitted == 0:
-            self.open(sequence)
         offset = sequence.num_emitted
+        if offset == 0:
+            self.open(sequence)
         tokens = SequenceTokens(
-            request_id=request.request_id,
-            index=sequence.index,
-            offset=offset,
-            token_ids=sequence.token_ids[request.num_prompt_tokens + offset :],
-            logprobs=sequence.logprobs[offset:],
-            finish_reason=sequence.finish_reason,
-            stop_token_id=sequence.stop_token_id,
+            request.header.request_id,
+            sequence.index,
+            offset,
+            sequence.token_ids[request.num_prompt_tokens + offset :],
+            sequence.logprobs[offset:] if sequence.logprobs else NONE,
+            sequence.finish_reason,
+            sequence.stop_token_id,
         )
-        sequence.num_emitted = sequence.num_output_tokens
-        self._tokens.setdefault(request.detokenizer, []).append(tokens)
+        sequence.num_emitted = len(sequence.token_ids) - request.num_prompt_tokens
+        if request.detokenizer in self._tokens:
+            self._tokens[request.detokenizer].append(tokens)
+        else:
+            self._tokens[request.detokenizer] = [tokens]
 
     def emit_again(self, request: Request) -> None:
         """Tell a detokenizer everything from the start; what the client has already, its gateway drops."""

@@ -14,6 +14,8 @@ def place(sequence: Sequence, replicas: Mapping[str, Replica], use_cache: bool) 
     if sequence.index and sibling is not None:
         return sibling
     candidates = [replica for replica in replicas.values() if not replica.is_draining]
+    if len(candidates) == 1:
+        return candidates[0]
     return min(candidates, key=lambda replica: cost(sequence, replica, use_cache), default=None)
 
 

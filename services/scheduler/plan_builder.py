@@ -2,74 +2,72 @@
 
 from __future__ import annotations
 
+from itertools import chain
+
 import msgspec
 
-from services.scheduler.replica import Entry, Replica, Step
+from services.scheduler.replica import Replica, Step
 from services.scheduler.sequence import Sequence
 from shared.messages import AdmittedSequence, StepPlan
 from shared.packing import pack_tokens
 
+NONE: list[int] = []  # no new blocks; never written to
+
 
 class PlanBuilder:
-    """Collects one step's entries; one that is preempted again before the plan is complete leaves no trace.
-
-    `tables` remembers how long each table was before the step, so that the plan carries only what is new.
-    """
+    """Collects one step; a sequence that is preempted again before the plan is complete leaves no trace."""
 
     def __init__(self, replica: Replica, budget: int) -> None:
         self.replica = replica
         self.budget = budget  # tokens that the step can still take
         self.has_preempted = False
+        self.step = Step(replica.num_steps)
         self.copies: dict[Sequence, tuple[int, int]] = {}
-        self._entries: dict[Sequence, Entry] = {}
-        self._known_blocks: dict[Sequence, int] = {}
-        self._admitted: set[Sequence] = set()
+        self._admitted: list[Sequence] = []
 
-    @property
-    def entries(self) -> list[Entry]:
-        return list(self._entries.values())
-
-    def schedule(self, sequence: Sequence, num_tokens: int, num_known_blocks: int) -> None:
-        """Give a sequence its part; its table is complete and had `num_known_blocks` before."""
-        samples = num_tokens == sequence.num_behind
-        self._entries[sequence] = Entry(sequence, sequence.num_computed_tokens, num_tokens, samples)
-        self._known_blocks[sequence] = num_known_blocks
+    def schedule(self, sequence: Sequence, num_tokens: int, num_samples: int, new_blocks: list[int]) -> None:
+        """Give a sequence its part; its table is complete, `new_blocks` being the end of it that the worker lacks."""
+        step = self.step
+        step.sequences.append(sequence)
+        step.num_computed.append(sequence.num_computed_tokens)
+        step.num_scheduled.append(num_tokens)
+        step.num_samples.append(num_samples)
+        step.new_blocks.append(new_blocks)
         self.budget -= num_tokens
 
     def admit(self, sequence: Sequence, num_tokens: int) -> None:
         """Schedule a sequence that starts now: the worker has nothing of it."""
-        self._admitted.add(sequence)
-        self.schedule(sequence, num_tokens, 0)
+        self._admitted.append(sequence)
+        self.schedule(sequence, num_tokens, int(num_tokens == sequence.num_behind), sequence.block_ids)
 
     def drop(self, sequence: Sequence) -> None:
         """Take a sequence's part back, if it had one."""
         self.has_preempted = True
-        if entry := self._entries.pop(sequence, None):
-            self.budget += entry.num_scheduled
+        self.budget += self.step.drop(sequence)
 
-    def commit(self) -> Step:
-        """Count the entries as computed, and their samples as pending: the plan will be sent."""
-        replica = self.replica
-        step = Step(replica.num_steps, self.entries)
-        for entry in step.entries:
-            entry.sequence.num_computed_tokens += entry.num_scheduled
-            entry.sequence.num_pending += entry.samples
-            entry.sequence.num_in_flight += 1
+    def commit(self) -> StepPlan:
+        """Count the step's parts as computed, and their samples as pending: the plan will be sent."""
+        step, replica = self.step, self.replica
+        plan = self._build()
+        for sequence, num_tokens, num_samples in zip(step.sequences, step.num_scheduled, step.num_samples, strict=True):
+            sequence.num_computed_tokens += num_tokens
+            sequence.num_pending += num_samples
+            sequence.num_in_flight += 1
         replica.num_steps += 1
         replica.in_flight.append(step)
-        return step
+        return plan
 
-    def build(self, step: Step) -> StepPlan:
-        new_blocks = [e.sequence.block_ids[self._known_blocks[e.sequence] :] for e in step.entries]
+    def _build(self) -> StepPlan:
+        step = self.step
         return StepPlan(
             epoch=self.replica.epoch,
             step_id=step.step_id,
-            admitted=[admitted(e.sequence) for e in step.entries if e.sequence in self._admitted],
-            rows=[e.sequence.row for e in step.entries],
-            num_computed_tokens=[e.num_computed for e in step.entries],
-            num_scheduled_tokens=[e.num_scheduled for e in step.entries],
-            num_new_blocks=[len(blocks) for blocks in new_blocks],
-            new_block_ids=[block for blocks in new_blocks for block in blocks],
+            admitted=[admitted(sequence) for sequence in self._admitted],
+            rows=[sequence.row for sequence in step.sequences],
+            num_computed_tokens=step.num_computed,
+            num_scheduled_tokens=step.num_scheduled,
+            num_new_blocks=[len(blocks) for blocks in step.new_blocks],
+            new_block_ids=list(chain.from_iterable(step.new_blocks)),
             block_copies=list(self.copies.values()),
             released_rows=self.replica.take_released_rows(),
         )

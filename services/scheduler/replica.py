@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import insort
+from bisect import bisect_left, insort
 from collections import deque
 from dataclasses import dataclass, field
 
@@ -13,21 +13,24 @@ from shared.messages import WorkerCapacity
 
 
 @dataclass(slots=True)
-class Entry:
-    """One sequence's part in one step."""
-
-    sequence: Sequence
-    num_computed: int
-    num_scheduled: int
-    samples: bool
-
-
-@dataclass(slots=True)
 class Step:
-    """A plan that is being made, or that was sent and is not answered."""
+    """A plan that is being made, or that was sent and is not answered.  Its columns are parallel."""
 
     step_id: int
-    entries: list[Entry] = field(default_factory=list)
+    sequences: list[Sequence] = field(default_factory=list)
+    num_computed: list[int] = field(default_factory=list)  # before the step
+    num_scheduled: list[int] = field(default_factory=list)
+    num_samples: list[int] = field(default_factory=list)  # 1 where the last scheduled token is the last there is
+    new_blocks: list[list[int]] = field(default_factory=list)
+
+    def drop(self, sequence: Sequence) -> int:
+        """Take a sequence's part out; returns how many tokens it was."""
+        if sequence not in self.sequences:
+            return 0
+        index = self.sequences.index(sequence)
+        for column in (self.sequences, self.num_computed, self.num_samples, self.new_blocks):
+            del column[index]
+        return self.num_scheduled.pop(index)
 
 
 class Replica:
@@ -40,6 +43,7 @@ class Replica:
         self.instance = instance
         self.epoch = epoch
         self.capacity = capacity
+        self.block_size = capacity.block_size
         self.pool = BlockPool(capacity.num_blocks)
         self.waiting = WaitingQueue()
         self.running: list[Sequence] = []
@@ -50,18 +54,13 @@ class Replica:
         self.is_draining = False
 
     @property
-    def block_size(self) -> int:
-        return self.capacity.block_size
-
-    @property
     def num_free_rows(self) -> int:
         return len(self._free_rows)
 
     @property
     def load(self) -> int:
         """Work in hand, in tokens: what waits to be computed and what is being held."""
-        waiting = sum(sequence.num_tokens for sequence in self.waiting)
-        return waiting + sum(sequence.num_tokens for sequence in self.running)
+        return self.waiting.num_tokens + sum(sequence.num_tokens for sequence in self.running)
 
     def blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
@@ -79,7 +78,7 @@ class Replica:
         flight may still write to them.  The link is FIFO and the worker runs one plan after the other on one
         stream, so that write is over before the next plan's first.  A second stream in the worker would break this.
         """
-        self.running.remove(sequence)
+        del self.running[bisect_left(self.running, sequence.rank, key=by_rank)]
         self._free_rows.append(sequence.row)
         self.released_rows.append(sequence.row)
         sequence.row = -1

@@ -25,6 +25,9 @@ class Troupe:
     def members(self) -> list[Member]:
         return [presence.member for presence in self._present.values()]
 
+    def address_of(self, instance: str) -> str:
+        return self._present[instance].member.address
+
     def addresses(self, service: ServiceName) -> list[str]:
         return [member.address for member in self.members if member.service == service]
 

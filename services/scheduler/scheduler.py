@@ -18,7 +18,7 @@ from services.scheduler.journal import Journal
 from services.scheduler.outputs import Outbound
 from services.scheduler.placement import place
 from services.scheduler.policy import Policy
-from services.scheduler.replica import Entry, Replica
+from services.scheduler.replica import Replica, Step
 from services.scheduler.sequence import Request, Sequence, Status
 from services.scheduler.stopping import finish_of
 from shared.errors import ProtocolError, RejectCode, RequestError
@@ -28,7 +28,6 @@ from shared.messages import (
     StepResult,
     StopMatched,
     StreamLost,
-    TokenLogprobs,
     WorkerCapacity,
 )
 from shared.packing import unpack_tokens
@@ -59,23 +58,18 @@ class Scheduler:
         self.outbound = Outbound()
         self.counters = Counters()
         self.journal = Journal()
+        self.capacity: WorkerCapacity | None = None  # of the smallest worker; None without workers
+        self.max_model_len = 0  # tokens; 0 while no worker is known
         self._detokenizers: list[str] = []
         self._num_arrivals = 0
 
     # -- limits
 
-    @property
-    def capacity(self) -> WorkerCapacity | None:
-        """The capacity of the smallest worker, which every accepted request must fit; None without workers."""
-        return min((r.capacity for r in self.replicas.values()), key=lambda c: c.num_blocks, default=None)
-
-    @property
-    def max_model_len(self) -> int:
-        """In tokens; 0 while no worker is known."""
-        capacity = self.capacity
-        if capacity is None:
-            return 0
-        return min(self.policy.max_model_len or capacity.max_model_len, capacity.max_model_len)
+    def _limit(self) -> None:
+        """Follow the workers: every accepted request must fit the smallest of them."""
+        self.capacity = min((r.capacity for r in self.replicas.values()), key=lambda c: c.num_blocks, default=None)
+        longest = self.capacity.max_model_len if self.capacity is not None else 0
+        self.max_model_len = min(self.policy.max_model_len or longest, longest)
 
     @property
     def max_input_length(self) -> int:
@@ -126,7 +120,7 @@ class Scheduler:
         check_request(message, prompt, limits, now)
         check_queue(
             self.num_waiting,
-            sum(s.num_tokens for r in self.replicas.values() for s in r.waiting) if self.num_waiting else 0,
+            sum(replica.waiting.num_tokens for replica in self.replicas.values()),
             self.policy.max_num_queued_reqs,
             self.policy.max_num_queued_tokens,
         )
@@ -210,6 +204,7 @@ class Scheduler:
         if instance in self.replicas:
             self.lose_worker(instance)
         self.replicas[instance] = Replica(instance, epoch, capacity)
+        self._limit()
         never_run = [s for r in self.replicas.values() for s in r.waiting if s.num_cached_tokens < 0]
         for sequence in never_run:
             self.replicas[sequence.worker].waiting.remove(sequence)
@@ -218,6 +213,7 @@ class Scheduler:
     def retire_worker(self, instance: str) -> None:
         """A worker leaves of its own will: its requests go on elsewhere, by the preemption path."""
         if replica := self.replicas.pop(instance, None):
+            self._limit()
             self._rehouse(self._vacate(replica))
 
     def lose_worker(self, instance: str) -> None:
@@ -226,8 +222,9 @@ class Scheduler:
         replica = self.replicas.pop(instance, None)
         if replica is None:
             return
+        self._limit()
         self.counters.num_worker_losses += 1
-        in_flight = {entry.sequence.request for step in replica.in_flight for entry in step.entries}
+        in_flight = {sequence.request for step in replica.in_flight for sequence in step.sequences}
         self.homeless += self._vacate(replica)
         for request in in_flight:
             request.num_worker_deaths += 1
@@ -280,42 +277,43 @@ class Scheduler:
             return False
         if not replica.in_flight or replica.in_flight[0].step_id != result.step_id:
             raise ProtocolError(f"worker {instance} answered step {result.step_id}, which is not the oldest in flight")
-        entries = replica.in_flight[0].entries
-        check_result(entries, result)
+        step = replica.in_flight[0]
+        check_result(step, result)
         replica.in_flight.popleft()
-        offset = 0
-        for index, (entry, count) in enumerate(zip(entries, result.num_sampled, strict=True)):
-            tokens = result.sampled_token_ids[offset : offset + count]
-            logprobs = result.logprobs[offset : offset + count]
+        if result.logprobs or result.prompt_logprobs:
+            self._take_logprobs(step, result)
+        offset = num_wasted = 0
+        for sequence, count in zip(step.sequences, result.num_sampled, strict=True):
+            if sequence.status is Status.FINISHED:
+                num_wasted += count
+            else:
+                self._take(sequence, result.sampled_token_ids[offset : offset + count])
             offset += count
-            self._apply_entry(entry, tokens, logprobs, result.prompt_logprobs.get(index, []))
+        self.counters.num_output_tokens += offset - num_wasted
         return True
 
-    def _apply_entry(
-        self,
-        entry: Entry,
-        tokens: list[int],
-        logprobs: list[TokenLogprobs | None],
-        prompt_logprobs: list[TokenLogprobs],
-    ) -> None:
-        sequence = entry.sequence
-        if sequence.status is Status.FINISHED:
-            return
+    def _take(self, sequence: Sequence, tokens: list[int]) -> None:
+        """Give a sequence what a step has sampled for it; nothing where its prompt was computed in part."""
         sequence.num_in_flight -= 1
-        if sequence.wants_prompt_logprobs and sequence.status is Status.RUNNING:
-            sequence.prompt_logprobs += prompt_logprobs
-        if not entry.samples:
+        if not tokens:
             return
         sequence.num_pending -= 1
         sequence.token_ids += tokens
-        if sequence.request.params.logprobs is not None:
-            sequence.logprobs += logprobs
-        self.counters.num_output_tokens += len(tokens)
         if finish := finish_of(sequence, self.max_model_len):
             sequence.finish_reason, sequence.stop_token_id = finish
         self.outbound.emit(sequence)
         if finish:
             self._finish(sequence)
+
+    def _take_logprobs(self, step: Step, result: StepResult) -> None:
+        for index, sequence in enumerate(step.sequences):
+            if index in result.prompt_logprobs and sequence.wants_prompt_logprobs and sequence.status is Status.RUNNING:
+                sequence.prompt_logprobs += result.prompt_logprobs[index]
+        offset = 0
+        for sequence, count in zip(step.sequences, result.num_sampled, strict=True):
+            if sequence.request.params.logprobs is not None and sequence.status is not Status.FINISHED:
+                sequence.logprobs += result.logprobs[offset : offset + count]
+            offset += count
 
     # -- ends
 
@@ -351,9 +349,9 @@ class Scheduler:
         sequence.status = Status.FINISHED
 
 
-def check_result(entries: list[Entry], result: StepResult) -> None:
+def check_result(step: Step, result: StepResult) -> None:
     """Raise ProtocolError unless the result has exactly the samples that the plan asked for."""
-    if result.num_sampled != [int(entry.samples) for entry in entries]:
+    if result.num_sampled != step.num_samples:
         raise ProtocolError(f"step {result.step_id}: sampled {result.num_sampled}, not what the plan asked for")
     if len(result.sampled_token_ids) != sum(result.num_sampled):
         raise ProtocolError(f"step {result.step_id}: {len(result.sampled_token_ids)} token ids for its samples")

@@ -33,21 +33,20 @@ class Request:
     finished_time: float | None = None  # when it was first seen finished and not acknowledged
 
     def __post_init__(self) -> None:
-        self.stop_ids = frozenset(self.params.stop_token_ids)
-        self.eos_ids = frozenset(() if self.params.ignore_eos else self.eos_token_ids)
-        self.max_tokens = self.params.max_tokens or 1
+        eos_ids = () if self.params.ignore_eos else self.eos_token_ids
+        self.end_ids = frozenset((*self.params.stop_token_ids, *eos_ids))
+        self.num_prompt_tokens = len(self.prompt_token_ids)
+        self.min_length = self.num_prompt_tokens + self.params.min_tokens
+        self.max_length = self.num_prompt_tokens + (self.params.max_tokens or 1)
 
-    stop_ids: frozenset[int] = field(init=False)
-    eos_ids: frozenset[int] = field(init=False)
-    max_tokens: int = field(init=False)
+    end_ids: frozenset[int] = field(init=False)  # tokens that end a sequence
+    num_prompt_tokens: int = field(init=False)
+    min_length: int = field(init=False)  # of prompt and output; before it no token ends a sequence
+    max_length: int = field(init=False)
 
     @property
     def request_id(self) -> str:
         return self.header.request_id
-
-    @property
-    def num_prompt_tokens(self) -> int:
-        return len(self.prompt_token_ids)
 
     @property
     def is_finished(self) -> bool:
@@ -113,11 +112,6 @@ class Sequence:
     def wants_prompt_logprobs(self) -> bool:
         """Whether prompt log-probabilities are still owed; they go out with the first token."""
         return self.index == 0 and self.num_emitted == 0 and self.request.params.prompt_logprobs is not None
-
-    def may_sample_more(self, max_model_len: int) -> bool:
-        """Whether one more token, beyond those in flight, is within the limits."""
-        coming = len(self.token_ids) + self.num_pending
-        return coming - self.request.num_prompt_tokens < self.request.max_tokens and coming < max_model_len
 
     def hash_blocks(self, block_size: int) -> list[bytes]:
         """Hashes of all blocks that are full of known tokens."""

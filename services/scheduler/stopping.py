@@ -8,10 +8,9 @@ from shared.messages import FinishReason
 
 def finish_of(sequence: Sequence, max_model_len: int) -> tuple[FinishReason, int | None] | None:
     """Why the sequence ends with its last token, and the token id that is not to be shown; None while it goes on."""
-    request, token = sequence.request, sequence.token_ids[-1]
-    num_output = sequence.num_output_tokens
-    if num_output >= request.params.min_tokens and (token in request.eos_ids or token in request.stop_ids):
+    request, token, length = sequence.request, sequence.token_ids[-1], len(sequence.token_ids)
+    if token in request.end_ids and length >= request.min_length:
         return FinishReason.STOP, token
-    if num_output >= request.max_tokens or sequence.num_tokens >= max_model_len:
+    if length >= request.max_length or length >= max_model_len:
         return FinishReason.LENGTH, None
     return None

@@ -87,6 +87,17 @@ def test_no_step_is_planned_past_the_last_token() -> None:
     assert sum(sum(plan.num_scheduled_tokens) for plan in world.trace) == 4 + 2
 
 
+def test_a_sequence_whose_last_token_is_under_way_takes_no_part_in_the_next_step() -> None:
+    world = World(max_model_len=16)
+    world.add("a", prompt(4), max_tokens=2)
+    world.add("b", prompt(14, 9), max_tokens=50)  # ends at the model's length
+    assert [len(plan.rows) for plan in (world.plan("w0"), world.plan("w0")) if plan] == [2, 2]
+    world.answer("w0")
+    assert world.plan("w0") is None, "both have their last token in the step under way"
+    world.run()
+    world.assert_outputs()
+
+
 @pytest.mark.parametrize("block_size", [8, 16, 32, 64])
 def test_prefix_hits_skip_whole_blocks(block_size: int) -> None:
     world = World(Policy(max_num_batched_tokens=512), block_size=block_size, max_model_len=256)
@@ -110,6 +121,43 @@ def test_a_fully_cached_prompt_still_computes_its_last_block() -> None:
         world.add(name, prompt(16), max_tokens=2)
         world.run()
     assert world.scheduler.counters.num_prefix_cache_hits == 8
+    world.assert_outputs()
+
+
+@pytest.mark.parametrize("budget", [512, 128, 48])
+def test_a_prefix_that_many_bring_at_once_is_computed_once(budget: int) -> None:
+    world = World(Policy(max_num_batched_tokens=budget), max_num_seqs=32, num_blocks=256, max_model_len=512)
+    shared = prompt(160)
+    for index in range(32):
+        world.add(f"r{index}", [*shared, *prompt(9, index)], max_tokens=3)
+    world.run()
+    world.assert_outputs()
+    prefilled = sum(sum(plan.num_scheduled_tokens) for plan in world.trace) - 32 * 2  # two decode steps each
+    assert prefilled == 160 + 32 * 9, "nobody computed what another was computing"
+    assert world.scheduler.counters.num_prefix_cache_hits == 31 * 160
+
+
+def test_who_waits_for_another_s_blocks_holds_up_nobody() -> None:
+    world = World(Policy(max_num_batched_tokens=256), max_num_seqs=8)
+    for name, first in (("a", 0), ("like a", 0), ("b", 7)):
+        world.add(name, prompt(40, first), max_tokens=2)
+    first_plan, second_plan = world.plan("w0"), world.plan("w0")
+    assert first_plan is not None and second_plan is not None
+    assert [admitted.request_id for admitted in first_plan.admitted] == ["a", "b"]
+    assert [admitted.request_id for admitted in second_plan.admitted] == ["like a"]
+    assert second_plan.num_computed_tokens[-1] == 32, "a hit, one step later"
+    world.run()
+    world.assert_outputs()
+
+
+def test_without_the_prefix_cache_nobody_waits() -> None:
+    world = World(Policy(max_num_batched_tokens=256, enable_prefix_caching=False), max_num_seqs=8)
+    for name in "ab":
+        world.add(name, prompt(40), max_tokens=2)
+    plan = world.plan("w0")
+    assert plan is not None
+    assert plan.num_scheduled_tokens == [40, 40]
+    world.run()
     world.assert_outputs()
 
 
