@@ -1,9 +1,10 @@
-"""Which implementation serves each op: decided once at load from device and dtype, then bound."""
+"""Which implementation serves each op: decided once at load from device and formats, then bound."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -13,11 +14,20 @@ from kernels.cpu import gumbel_argmax as cpu_gumbel_argmax
 from kernels.cpu import linear as cpu_linear
 from kernels.cpu import rms_norm as cpu_rms_norm
 from kernels.cpu import silu_mul as cpu_silu_mul
-from kernels.ops import attention, gumbel_argmax, kv_store, linear, rms_norm, rotary, silu_mul
+from kernels.ops import argmax, attention, gumbel_argmax, kv_store, linear, linear_int8, rms_norm, rotary, silu_mul
 from kernels.ops.attention import AttentionMetadata
+from kernels.ops.kv_cache import KVCache
 from kernels.ops.linear import LinearWeight
 
 PlanAttention = Callable[[Sequence[int], Sequence[int], Tensor, int, Sequence[int]], AttentionMetadata]
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingKernels:
+    """What picks tokens out of logits; signatures are those of the reference of the same name in `kernels.ops`."""
+
+    argmax: Callable[[Tensor], Tensor]
+    gumbel_argmax: Callable[[Tensor, Tensor, Tensor, tuple[Tensor, Tensor]], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,36 +39,48 @@ class Kernels:
     pack_linear: Callable[[Tensor], LinearWeight]
     linear: Callable[[Tensor, LinearWeight, Tensor | None], Tensor]
     plan_attention: PlanAttention
-    paged_attention: Callable[[Tensor, Tensor, Tensor, AttentionMetadata, float, int], Tensor]
-    store_kv: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None]
+    paged_attention: Callable[[Tensor, KVCache, AttentionMetadata, float, int], Tensor]
+    store_kv: Callable[[Tensor, Tensor, KVCache, Tensor], None]
     rms_norm: Callable[[Tensor, Tensor, float], Tensor]
     add_rms_norm: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
     rotary: Callable[[Tensor, Tensor, Tensor], Tensor]
     silu_mul: Callable[[Tensor], Tensor]
-    gumbel_argmax: Callable[[Tensor, Tensor, Tensor, tuple[Tensor, Tensor]], Tensor]
+    sampling: SamplingKernels
 
 
-def select_kernels(device: torch.device, dtype: torch.dtype) -> Kernels:
-    """The best provider that this tree has for the device: the CPU's own, else the torch reference."""
-    if device.type != "cpu":
-        return reference_kernels()
+def select_kernels(
+    device: torch.device, dtype: torch.dtype, *, quantised: bool = False, batch_invariant: bool = True
+) -> Kernels:
+    """The best provider that this tree has in torch for arithmetic in `dtype`: the CPU's own, else the reference.
+
+    On a CPU bfloat16 means that the inputs of every linear are rounded to it; sums and all else are float32.
+    """
+    kernels = reference_kernels() if device.type != "cpu" else _cpu_kernels(dtype, batch_invariant)
+    if not quantised:
+        return kernels
+    return replace(kernels, pack_linear=linear_int8.pack_linear, linear=linear_int8.linear)
+
+
+def _cpu_kernels(dtype: torch.dtype, batch_invariant: bool) -> Kernels:
+    attend = partial(cpu_attention.paged_attention, compute=torch.float64 if batch_invariant else torch.float32)
     kernels = replace(
         reference_kernels(),
         name="cpu",
         plan_attention=cpu_attention.plan_attention,
-        paged_attention=cpu_attention.paged_attention,
+        paged_attention=attend,
         rms_norm=cpu_rms_norm.rms_norm,
         add_rms_norm=cpu_rms_norm.add_rms_norm,
         silu_mul=cpu_silu_mul.silu_mul,
-        gumbel_argmax=cpu_gumbel_argmax.gumbel_argmax,
+        sampling=SamplingKernels(argmax.argmax, cpu_gumbel_argmax.gumbel_argmax),
     )
-    if dtype != torch.float32:
-        return kernels
+    if dtype == torch.float16 or not batch_invariant:
+        rounded = linear.linear_rounded if dtype == torch.bfloat16 else linear.linear
+        return replace(kernels, linear=rounded)
     return replace(
         kernels,
         row_multiple=cpu_linear.ROW_MULTIPLE,
         pack_linear=cpu_linear.LinearPacker().pack,
-        linear=cpu_linear.linear,
+        linear=cpu_linear.linear_rounded if dtype == torch.bfloat16 else cpu_linear.linear,
     )
 
 
@@ -75,5 +97,5 @@ def reference_kernels() -> Kernels:
         add_rms_norm=rms_norm.add_rms_norm,
         rotary=rotary.rotary,
         silu_mul=silu_mul.silu_mul,
-        gumbel_argmax=gumbel_argmax.gumbel_argmax,
+        sampling=SamplingKernels(argmax.argmax, gumbel_argmax.gumbel_argmax),
     )

@@ -22,11 +22,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     model: str = "models/pageant-stories"
     served_model_name: str = ""
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
+    quantization: Literal["none", "int8"] = "none"  # of the weights, at load
     load_format: Literal["auto", "safetensors", "dummy"] = "auto"
     device: Literal["auto", "cpu", "cuda"] = "auto"
+    kernels: Literal["auto", "native", "torch"] = "auto"  # on a CPU; auto: native ones where they can be had
+    cpu_target: Literal["native", "x86-64-v3", "x86-64-v4", "cascadelake", "cooperlake"] = "native"
+    batch_invariant: bool = True  # a token's arithmetic never depends on the batch; costs only torch kernels
     num_threads: int = 0  # of the worker's CPU kernels; 0: one per core
     # memory
     block_size: Literal[8, 16, 32, 64] = 16
+    kv_cache_dtype: Literal["auto", "bfloat16", "float32", "int8"] = "auto"
     gpu_memory_utilization: float = 0.9
     kv_cache_memory: int = 0  # 0: from gpu_memory_utilization on a GPU, 1 GiB or less on a CPU
     num_blocks: int = 0  # overrides the memory plan

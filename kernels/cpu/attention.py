@@ -2,7 +2,7 @@
 
 Products and sums in float64 differ between batches by about 1e-16 at most; rounded back to float32 that shows with a
 chance of about 1e-8 per element.  Decoding sequences of similar length are one batched product; prompts go in pieces of
-at most MAX_QUERIES queries, each over the keys that it can see.
+at most MAX_QUERIES queries, each over the keys that it can see.  In float32 it is faster, and batches leave a trace.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from kernels.ops import attention as reference
 from kernels.ops.attention import AttentionMetadata, QueryGroup
+from kernels.ops.kv_cache import KVCache
 
 MAX_QUERIES = 256  # bounds the scores' memory: num_heads x 256 x seq_len doubles
 MAX_BATCHED_QUERIES = 8  # longer ones gain nothing from sharing a call
@@ -88,40 +89,42 @@ def _query_group(
 
 def paged_attention(
     query: Tensor,  # [num_tokens, num_heads, head_dim]; tokens beyond the plan give zeros
-    key_cache: Tensor,  # [num_blocks, block_size, num_kv_heads, head_dim]
-    value_cache: Tensor,  # [num_blocks, block_size, num_kv_heads, head_dim]
+    cache: KVCache,
     metadata: AttentionMetadata,
     scale: float,
     window: int,
+    compute: torch.dtype = torch.float64,
 ) -> Tensor:  # [num_tokens, num_heads, head_dim]
     out = query.new_zeros(query.shape)
     for group in metadata.groups[window]:
-        out[group.tokens] = _attend(query[group.tokens], key_cache, value_cache, group, scale).to(query.dtype)
+        out[group.tokens] = _attend(query[group.tokens], cache, group, scale, compute).to(query.dtype)
     return out
 
 
 def _attend(
     query: Tensor,  # [num_seqs * num_queries, num_heads, head_dim]
-    key_cache: Tensor,  # [num_blocks, block_size, num_kv_heads, head_dim]
-    value_cache: Tensor,  # [num_blocks, block_size, num_kv_heads, head_dim]
+    cache: KVCache,
     group: QueryGroup,
     scale: float,
-) -> Tensor:  # [num_seqs * num_queries, num_heads, head_dim] float64
+    compute: torch.dtype,
+) -> Tensor:  # [num_seqs * num_queries, num_heads, head_dim] of the dtype `compute`
     num_seqs, num_queries = group.num_seqs, query.shape[0] // group.num_seqs
-    kv_heads, head_dim = key_cache.shape[2:]
-    keys = _gather(key_cache, group).transpose(2, 3)
-    grouped = query.double().mul_(scale).view(num_seqs, num_queries, kv_heads, -1, head_dim).permute(0, 2, 3, 1, 4)
+    kv_heads, head_dim = cache.keys.shape[2:]
+    keys = _by_sequence(cache.read_keys(group.blocks), num_seqs, compute).transpose(2, 3)
+    grouped = (query.to(compute) * scale).view(num_seqs, num_queries, kv_heads, -1, head_dim).permute(0, 2, 3, 1, 4)
     share = grouped.shape[2]
     scores = grouped.reshape(num_seqs, kv_heads, share * num_queries, head_dim) @ keys
     shaped = scores.view(num_seqs, kv_heads, share, num_queries, -1)
     weights = torch.softmax(shaped.masked_fill_(group.hidden, float("-inf")), dim=-1).view_as(scores)
-    mixed = (weights @ _gather(value_cache, group)).view(num_seqs, kv_heads, share, num_queries, head_dim)
+    values = _by_sequence(cache.read_values(group.blocks), num_seqs, compute)
+    mixed = (weights @ values).view(num_seqs, kv_heads, share, num_queries, head_dim)
     return mixed.permute(0, 3, 1, 2, 4).reshape(query.shape)
 
 
-def _gather(
-    cache: Tensor,  # [num_blocks, block_size, num_kv_heads, head_dim]
-    group: QueryGroup,
-) -> Tensor:  # [num_seqs, num_kv_heads, num_keys, head_dim] float64
-    gathered = cache.index_select(0, group.blocks).view(group.num_seqs, -1, *cache.shape[2:])
-    return gathered.transpose(1, 2).to(torch.float64, memory_format=torch.contiguous_format)
+def _by_sequence(
+    gathered: Tensor,  # [num_seqs * num_blocks, block_size, num_kv_heads, head_dim]
+    num_seqs: int,
+    compute: torch.dtype,
+) -> Tensor:  # [num_seqs, num_kv_heads, num_keys, head_dim]
+    by_head = gathered.view(num_seqs, -1, *gathered.shape[2:]).transpose(1, 2)
+    return by_head.to(compute, memory_format=torch.contiguous_format)

@@ -55,6 +55,14 @@ def linear(
     return out[:num_rows]
 
 
+def linear_rounded(
+    x: Tensor,  # [num_tokens, in_features] float32
+    weight: LinearWeight,  # [out_features, in_features] float32, whose values bfloat16 can hold
+    bias: Tensor | None = None,  # [out_features]
+) -> Tensor:  # [num_tokens, out_features]: products of bfloat16, summed in float32
+    return linear(x.bfloat16().float(), weight, bias)
+
+
 def _multiply(
     x: Tensor,  # [rows, in_features]
     chunks: tuple[Tensor, ...],  # each [<= CHUNK, out_features]

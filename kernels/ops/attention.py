@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from kernels.ops.kv_cache import KVCache
+
 
 @dataclass(frozen=True, slots=True)
 class QueryGroup:
@@ -53,8 +55,7 @@ def plan_attention(
 
 def paged_attention(
     query: Tensor,  # [num_tokens, num_heads, head_dim]; tokens beyond the plan give zeros
-    key_cache: Tensor,  # [num_blocks, block_size, num_kv_heads, head_dim]
-    value_cache: Tensor,  # [num_blocks, block_size, num_kv_heads, head_dim]
+    cache: KVCache,
     metadata: AttentionMetadata,
     scale: float,
     window: int,
@@ -62,10 +63,10 @@ def paged_attention(
     out = query.new_zeros(query.shape)
     starts = metadata.query_start_loc.tolist()
     for index, seq_len in enumerate(metadata.seq_lens.tolist()):
-        blocks = metadata.block_tables[index, : -(-seq_len // key_cache.shape[1])]
+        blocks = metadata.block_tables[index, : -(-seq_len // cache.block_size)]
         tokens = slice(starts[index], starts[index + 1])
-        keys = key_cache[blocks].flatten(0, 1)[:seq_len]
-        values = value_cache[blocks].flatten(0, 1)[:seq_len]
+        keys = cache.read_keys(blocks).flatten(0, 1)[:seq_len]
+        values = cache.read_values(blocks).flatten(0, 1)[:seq_len]
         out[tokens] = _attend(query[tokens], keys, values, scale, window)
     return out
 
@@ -78,7 +79,7 @@ def _attend(
     window: int,
 ) -> Tensor:  # [num_queries, num_heads, head_dim]
     share = query.shape[1] // keys.shape[1]
-    keys, values = (cache.float().repeat_interleave(share, dim=1) for cache in (keys, values))
+    keys, values = (one.float().repeat_interleave(share, dim=1) for one in (keys, values))
     key_positions = torch.arange(keys.shape[0], device=query.device)
     positions = key_positions[-query.shape[0] :, None]
     hidden = key_positions > positions

@@ -15,6 +15,7 @@ class LinearWeight:
     weight: Tensor  # [out_features, in_features]
     chunks: tuple[Tensor, ...] = ()  # transposed views [<= chunk, out_features], in order of input features
     tile: int = 0  # rows multiplied at a time
+    scales: Tensor | None = None  # [out_features] float32, of a weight in int8
 
     @property
     def out_features(self) -> int:
@@ -33,3 +34,11 @@ def linear(
     bias: Tensor | None = None,  # [out_features]
 ) -> Tensor:  # [num_tokens, out_features]
     return torch.nn.functional.linear(x, weight.weight, bias)
+
+
+def linear_rounded(
+    x: Tensor,  # [num_tokens, in_features] float32
+    weight: LinearWeight,  # [out_features, in_features] float32, whose values bfloat16 can hold
+    bias: Tensor | None = None,  # [out_features]
+) -> Tensor:  # [num_tokens, out_features]: products of bfloat16, summed in float32
+    return linear(x.bfloat16().float(), weight, bias)

@@ -17,9 +17,10 @@ from services.worker.memory import cpu_budget, gpu_budget, plan_memory
 from shared.config import Settings, load_settings
 from shared.errors import PageantError
 from shared.model_source import resolve_model_dir
+from shared.modeling.assembly import torch_layout
 from shared.modeling.config import read_config
-from shared.modeling.dtype import resolve_device, resolve_dtype
-from shared.modeling.kv_pool import bytes_per_block
+from shared.modeling.formats import resolve_device, resolve_formats
+from shared.modeling.weights import open_weights
 
 
 def describe_device(settings: Settings) -> dict[str, Any]:
@@ -33,21 +34,21 @@ def describe_memory(settings: Settings) -> dict[str, Any]:
     directory = resolve_model_dir(settings.model)
     config = read_config(directory)
     device = resolve_device(settings.device)
-    dtype = resolve_dtype(settings.dtype, config.dtype, device)
+    formats = resolve_formats(
+        dtype=settings.dtype,
+        quantization=settings.quantization,
+        kv_cache_dtype=settings.kv_cache_dtype,
+        stored=open_weights(settings.load_format, directory, config).dtype,
+        device=device,
+    )
     plan = plan_memory(
         settings,
-        bytes_per_block=bytes_per_block(
-            num_layers=config.num_layers,
-            block_size=settings.block_size,
-            num_kv_heads=config.num_kv_heads,
-            head_dim=config.head_dim,
-            dtype=dtype,
-        ),
+        bytes_per_block=torch_layout(config, formats, device).bytes_per_block(settings.block_size),
         budget=_budget(settings, directory, device),
         max_model_len=settings.max_model_len or config.max_position_embeddings,
     )
     return {
-        "dtype": str(dtype).removeprefix("torch."),
+        "dtype": str(formats),
         "num_blocks": plan.num_blocks,
         "block_size": plan.block_size,
         "num_tokens": plan.num_tokens,

@@ -14,9 +14,8 @@ from torch import Tensor
 
 from shared.errors import FatalError
 from shared.messages.steps import AdmittedSequence
+from shared.modeling.batch import Ints
 from shared.modeling.sampling_columns import SamplingColumns
-
-Ints = NDArray[np.int64]
 
 
 class RowTable:
@@ -96,27 +95,24 @@ class RowTable:
         self.block_tables[row, begin:end] = block_ids
         self.num_blocks[row] = end
 
-    def check_schedule(self, rows: Ints, computed: Ints, scheduled: Ints) -> None:
+    def check_schedule(self, rows: Ints, computed: Ints, ends: Ints) -> None:
         """Raise FatalError unless the plan and this table agree on every row: the two must never drift apart."""
         if len(rows) == 0:
             return
-        if int(rows.min()) < 0 or int(rows.max()) >= self.num_rows or len(np.unique(rows)) != len(rows):
+        ordered = np.sort(rows)
+        if ordered[0] < 0 or ordered[-1] >= self.num_rows or (ordered[1:] == ordered[:-1]).any():
             raise FatalError(f"plan's rows are not distinct rows below {self.num_rows}: {rows.tolist()}")
-        ends = computed + scheduled
-        self._refuse(rows, computed != self.num_computed[rows], "num_computed_tokens", computed, self.num_computed)
-        self._refuse(rows, (scheduled < 1) | (ends > self.num_tokens[rows]), "planned end", ends, self.num_tokens)
-        self._refuse(
-            rows, ends > self.max_model_len, "planned end", ends, np.full_like(self.num_tokens, self.max_model_len)
-        )
-        capacity = self.num_blocks * self.block_size
-        self._refuse(rows, ends > capacity[rows], "planned end", ends, capacity)
+        held = self.num_computed[rows]
+        self._refuse(rows, computed != held, "num_computed_tokens", computed, held)
+        limit = np.minimum(self.num_tokens[rows], self.num_blocks[rows] * self.block_size)
+        limit = np.minimum(limit, self.max_model_len)
+        self._refuse(rows, (ends <= computed) | (ends > limit), "planned end", ends, limit)
 
     def _refuse(self, rows: Ints, wrong: NDArray[np.bool_], what: str, planned: Ints, held: Ints) -> None:
         if wrong.any():
             first = int(np.flatnonzero(wrong)[0])
-            row = int(rows[first])
             raise FatalError(
-                f"row {row}: plan's {what} is {int(planned[first])}, the worker's own limit or count {int(held[row])}"
+                f"row {rows[first]}: plan's {what} is {planned[first]}, the worker's own limit or count {held[first]}"
             )
 
     def _check_row(self, row: int) -> None:

@@ -14,14 +14,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from services.worker.inputs import Schedule, build_inputs, read_schedule
-from services.worker.rows import Ints, RowTable
+from services.worker.rows import RowTable
+from services.worker.schedule import Schedule, make_batch, read_schedule
 from shared.errors import FatalError
 from shared.messages.control import WorkerCapacity
 from shared.messages.steps import StepPlan, StepResult, TokenLogprobs
+from shared.modeling.batch import Ints
 from shared.modeling.kv_pool import KVPool
-from shared.modeling.llama import Decoder
 from shared.modeling.logprobs import gather_logprobs
+from shared.modeling.model import Model
 from shared.modeling.processing import SampleBatch
 from shared.modeling.sampler import Sampler
 from shared.modeling.sampling_columns import NO_LOGPROBS
@@ -41,7 +42,7 @@ class ModelRunner:
     """Applies plans in order.  A FatalError means that scheduler and worker disagree; nothing of it can be trusted."""
 
     def __init__(
-        self, *, model: Decoder, pool: KVPool, table: RowTable, sampler: Sampler, capacity: WorkerCapacity
+        self, *, model: Model, pool: KVPool, table: RowTable, sampler: Sampler, capacity: WorkerCapacity
     ) -> None:
         self.capacity = capacity
         self._model = model
@@ -61,8 +62,8 @@ class ModelRunner:
         if not plan.rows:
             return StepResult(epoch=plan.epoch, step_id=plan.step_id, num_sampled=[], sampled_token_ids=[])
         schedule = read_schedule(plan, self._table)
-        hidden = self._model.forward(build_inputs(schedule, self._table, self._model), self._pool.layers)
-        prompt_logprobs = self._prompt_logprobs(schedule, hidden)
+        hidden = self._model.forward(make_batch(schedule, self._table))
+        prompt_logprobs = self._prompt_logprobs(schedule, hidden) if len(schedule.scored) else {}
         sampled = self._sample(schedule, hidden)
         self._table.num_computed[schedule.rows] += schedule.scheduled
         self._table.append_tokens(schedule.rows[schedule.samples], sampled.token_ids)
@@ -95,14 +96,17 @@ class ModelRunner:
     def _sample(
         self,
         schedule: Schedule,
-        hidden: Tensor,  # [num_tokens, hidden_size]
+        hidden: Tensor,  # [sum of wanted, hidden_size]
     ) -> Sampled:
-        samples, columns = schedule.samples, self._table.columns
-        rows = schedule.rows[samples]
+        columns = self._table.columns
+        rows = schedule.rows[schedule.samples]
         if len(rows) == 0:
             return Sampled(torch.empty(0, dtype=torch.int64), [])
-        last = torch.from_numpy((schedule.starts + schedule.scheduled - 1)[samples]).to(hidden.device)
-        logits = self._model.logits(hidden[last])
+        if len(schedule.scored):
+            hidden = hidden[torch.from_numpy(np.cumsum(schedule.wanted)[schedule.samples] - 1).to(hidden.device)]
+        if columns.plain[rows].all():
+            return Sampled(self._model.greedy(hidden), [])
+        logits = self._model.logits(hidden)
         asked = np.flatnonzero(columns.logprobs[rows] != NO_LOGPROBS)
         raw = logits[torch.from_numpy(asked).to(logits.device)] if len(asked) else None
         batch = SampleBatch(rows, self._table.num_tokens[rows], self._table.tokens, columns)
@@ -128,22 +132,18 @@ class ModelRunner:
     def _prompt_logprobs(
         self,
         schedule: Schedule,
-        hidden: Tensor,  # [num_tokens, hidden_size]
+        hidden: Tensor,  # [sum of wanted, hidden_size]
     ) -> dict[int, list[TokenLogprobs]]:
-        """For each entry that asked: of the prompt's tokens that follow one computed in this step."""
+        """For each scored entry: of the prompt's tokens that follow one computed in this step."""
         columns = self._table.columns
-        lasts = np.minimum(schedule.computed + schedule.scheduled, columns.num_prompt[schedule.rows] - 1)
-        asked = (columns.prompt_logprobs[schedule.rows] != NO_LOGPROBS) & (lasts > schedule.computed)
+        starts = np.cumsum(schedule.wanted) - schedule.wanted
         found: dict[int, list[TokenLogprobs]] = {}
-        for entry in np.flatnonzero(asked):
-            count = int(lasts[entry] - schedule.computed[entry])
-            start, first, row = (
-                int(schedule.starts[entry]),
-                int(schedule.computed[entry]) + 1,
-                int(schedule.rows[entry]),
-            )
+        for entry in schedule.scored.tolist():
+            row, first = int(schedule.rows[entry]), int(schedule.computed[entry]) + 1
+            count = min(int(schedule.scheduled[entry]), int(columns.num_prompt[row]) - first)
+            start = int(starts[entry])
             targets = self._table.tokens[row, first : first + count]
-            found[int(entry)] = self._score(hidden[start : start + count], targets, int(columns.prompt_logprobs[row]))
+            found[entry] = self._score(hidden[start : start + count], targets, int(columns.prompt_logprobs[row]))
         return found
 
     def _score(

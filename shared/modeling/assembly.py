@@ -1,59 +1,102 @@
-"""From checkpoint tensors to a decoder: projections that share an input are joined and packed for their kernel."""
+"""From checkpoint tensors to the torch decoder: projections of the same input are joined, and packed for their op."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
+from kernels.ops.linear import LinearWeight
 from kernels.provider import Kernels
 from shared.modeling.config import ModelConfig
+from shared.modeling.formats import Formats
+from shared.modeling.kv_pool import KVLayout
 from shared.modeling.llama import Decoder, DecoderLayer, Projection
 from shared.modeling.rope import build_rope_table
-from shared.modeling.tensors import EMBEDDING, HEAD, NORM
-
-QUERY_KEY_VALUE = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
-GATE_UP = ("mlp.gate_proj", "mlp.up_proj")
+from shared.modeling.tensors import EMBEDDING, GATE_UP, HEAD, NORM, QUERY_KEY_VALUE, layer_prefix
+from shared.modeling.weights import WeightSource
 
 
-def build_decoder(config: ModelConfig, weights: dict[str, Tensor], kernels: Kernels, *, max_positions: int) -> Decoder:
-    """A decoder for sequences of up to `max_positions` tokens.  Takes the tensors out of `weights` as it goes."""
-    embedding = weights.pop(EMBEDDING)
-    head = embedding if config.tie_word_embeddings else weights.pop(HEAD)
-    rope = build_rope_table(config.rope, config.head_dim, max_positions, dtype=embedding.dtype, device=embedding.device)
+def build_decoder(
+    config: ModelConfig,
+    source: WeightSource,
+    formats: Formats,
+    kernels: Kernels,
+    device: torch.device,
+    *,
+    max_positions: int,
+) -> Decoder:
+    """A decoder for sequences of up to `max_positions` tokens.
+
+    Torch multiplies fastest in the format that it computes in, so weights are held in that; only int8 stays int8.
+    """
+    reader = _Reader(config, source, formats, kernels, device)
+    embedding = reader.matrix(EMBEDDING)
+    head = kernels.pack_linear(embedding if config.tie_word_embeddings else reader.matrix(HEAD))
+    norm = reader.vector(NORM)
+    source.release()
+    dtype = reader.dtype
     return Decoder(
         config=config,
         kernels=kernels,
-        embedding=embedding,
-        layers=[_layer(config, weights, kernels, index) for index in range(config.num_layers)],
-        norm=weights.pop(NORM),
-        head=kernels.pack_linear(head),
-        rope=rope,
+        embedding=None if config.tie_word_embeddings and formats.quantised else embedding,
+        layers=[reader.layer(index) for index in range(config.num_layers)],
+        norm=norm,
+        head=head,
+        rope=build_rope_table(config.rope, config.head_dim, max_positions, dtype=dtype, device=device),
+        layout=torch_layout(config, formats, device),
     )
 
 
-def _layer(config: ModelConfig, weights: dict[str, Tensor], kernels: Kernels, index: int) -> DecoderLayer:
-    prefix = f"model.layers.{index}."
-
-    def projection(*names: str) -> Projection:
-        return _join(weights, kernels, [prefix + name for name in names])
-
-    return DecoderLayer(
-        input_norm=weights.pop(prefix + "input_layernorm.weight"),
-        qkv=projection(*QUERY_KEY_VALUE),
-        query_norm=weights.pop(prefix + "self_attn.q_norm.weight", None),
-        key_norm=weights.pop(prefix + "self_attn.k_norm.weight", None),
-        output=projection("self_attn.o_proj"),
-        post_norm=weights.pop(prefix + "post_attention_layernorm.weight"),
-        gate_up=projection(*GATE_UP),
-        down=projection("mlp.down_proj"),
-        window=config.windows[index],
-    )
+def torch_layout(config: ModelConfig, formats: Formats, device: torch.device) -> KVLayout:
+    return KVLayout(config.num_layers, config.num_kv_heads, config.head_dim, formats.kv, device)
 
 
-def _join(weights: dict[str, Tensor], kernels: Kernels, names: list[str]) -> Projection:
-    """Projections of the same input as one: [sum of out_features, in_features]."""
-    parts = [weights.pop(f"{name}.weight") for name in names]
-    biases = [weights.pop(f"{name}.bias", None) for name in names]
-    given = [bias for bias in biases if bias is not None]
-    weight = parts[0] if len(parts) == 1 else torch.cat(parts)
-    return Projection(kernels.pack_linear(weight), torch.cat(given) if given else None)
+class _Reader:
+    """Takes tensors of one checkpoint and converts them."""
+
+    def __init__(
+        self, config: ModelConfig, source: WeightSource, formats: Formats, kernels: Kernels, device: torch.device
+    ) -> None:
+        exact = device.type == "cpu" and formats.compute != torch.float16
+        self.dtype = torch.float32 if exact else formats.compute
+        self._held = self.dtype if formats.quantised else formats.weights
+        self._config = config
+        self._source = source
+        self._kernels = kernels
+        self._device = device
+
+    def matrix(self, name: str) -> Tensor:
+        """Rounded to the format that weights are held in, in the one that they are computed with."""
+        rounded = self._source.take(name).to(device=self._device, dtype=self._held, copy=True)
+        return rounded.to(self.dtype)
+
+    def vector(self, name: str) -> Tensor:
+        return self._source.take(name).to(device=self._device, dtype=self.dtype, copy=True)
+
+    def layer(self, index: int) -> DecoderLayer:
+        config, prefix = self._config, layer_prefix(index)
+        qkv = self._join(prefix, QUERY_KEY_VALUE, bias=config.qkv_bias)
+        query_norm, key_norm = (
+            self.vector(f"{prefix}self_attn.{name}_norm.weight") if config.qk_norm else None for name in ("q", "k")
+        )
+        layer = DecoderLayer(
+            input_norm=self.vector(prefix + "input_layernorm.weight"),
+            qkv=qkv,
+            query_norm=query_norm,
+            key_norm=key_norm,
+            output=self._join(prefix, ("self_attn.o_proj",), bias=config.output_bias),
+            post_norm=self.vector(prefix + "post_attention_layernorm.weight"),
+            gate_up=self._join(prefix, GATE_UP, bias=config.mlp_bias),
+            down=self._join(prefix, ("mlp.down_proj",), bias=config.mlp_bias),
+            window=config.windows[index],
+        )
+        self._source.release()
+        return layer
+
+    def _join(self, prefix: str, names: tuple[str, ...], *, bias: bool) -> Projection:
+        """Projections of the same input as one: [sum of out_features, in_features]."""
+        parts = [self.matrix(f"{prefix}{name}.weight") for name in names]
+        weight: LinearWeight = self._kernels.pack_linear(parts[0] if len(parts) == 1 else torch.cat(parts))
+        if not bias:
+            return Projection(weight, None)
+        return Projection(weight, torch.cat([self.vector(f"{prefix}{name}.bias") for name in names]))

@@ -3,51 +3,63 @@
 from __future__ import annotations
 
 import math
-import mmap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from kernels.ops.kv_cache import KVCache
+from shared.modeling.pages import map_zeros
+
 
 class KVPool:
-    """Per layer one tensor of keys and one of values, zero at first so that no stale bit is ever a NaN."""
+    """Tensors of whatever layout a model has, with the block as dimension 0.
 
-    def __init__(
-        self,
-        *,
-        num_layers: int,
-        num_blocks: int,
-        block_size: int,
-        num_kv_heads: int,
-        head_dim: int,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> None:
-        shape = (num_blocks, block_size, num_kv_heads, head_dim)
+    Zero at first, so that no stale bit is ever a NaN.
+    """
+
+    def __init__(self, num_blocks: int, block_size: int, tensors: Iterable[Tensor]) -> None:
         self.num_blocks = num_blocks
-        self.block_size = block_size
-        self.layers: list[tuple[Tensor, Tensor]] = [  # (keys, values), each of `shape`
-            (zeros(shape, dtype, device), zeros(shape, dtype, device)) for _ in range(num_layers)
-        ]
+        self.block_size = block_size  # tokens
+        self.tensors: tuple[Tensor, ...] = tuple(tensors)  # each [num_blocks, ...]
 
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
         """Copy (source, destination) blocks in every layer; all sources are read before any destination is written."""
         if not copies:
             return
-        sources, destinations = torch.tensor(copies, device=self.layers[0][0].device).unbind(1)
-        for layer in self.layers:
-            for cache in layer:
-                cache[destinations] = cache[sources]
+        sources, destinations = torch.tensor(copies, device=self.tensors[0].device).unbind(1)
+        for tensor in self.tensors:
+            tensor[destinations] = tensor[sources]
+
+
+@dataclass(frozen=True, slots=True)
+class KVLayout:
+    """The layout that torch kernels read, `kernels.ops.kv_cache`."""
+
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    dtype: torch.dtype  # int8 has float32 scales beside it
+    device: torch.device
+
+    def bytes_per_block(self, block_size: int) -> int:
+        scale = torch.float32.itemsize if self.dtype == torch.int8 else 0
+        per_token = self.num_kv_heads * (self.head_dim * self.dtype.itemsize + scale)
+        return 2 * self.num_layers * block_size * per_token
+
+    def make_caches(self, num_blocks: int, block_size: int) -> list[KVCache]:
+        return [self._make_cache((num_blocks, block_size, self.num_kv_heads)) for _ in range(self.num_layers)]
+
+    def _make_cache(self, shape: tuple[int, ...]) -> KVCache:
+        keys, values = (zeros((*shape, self.head_dim), self.dtype, self.device) for _ in range(2))
+        if self.dtype != torch.int8:
+            return KVCache(keys, values)
+        return KVCache(keys, values, *(zeros(shape, torch.float32, self.device) for _ in range(2)))
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Zeros that cost nothing until they are written: fresh pages are zero, and filling a GiB takes a second."""
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
-    pages = mmap.mmap(-1, math.prod(shape) * dtype.itemsize)
-    return torch.frombuffer(pages, dtype=dtype).view(shape)
-
-
-def bytes_per_block(*, num_layers: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> int:
-    return 2 * num_layers * block_size * num_kv_heads * head_dim * dtype.itemsize
+    return map_zeros(math.prod(shape) * dtype.itemsize).view(dtype).view(shape)

@@ -1,4 +1,4 @@
-"""The decoder of the Llama family: Llama, Mistral, Qwen2 and Qwen3 differ only by what their weights hold.
+"""The decoder of the Llama family in torch: Llama, Mistral, Qwen2 and Qwen3 differ only by what their weights hold.
 
 A step's tokens of all sequences lie in one tensor, and pass the layers together; only attention knows which token
 belongs to whom, from its metadata.
@@ -12,21 +12,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernels.ops.attention import AttentionMetadata
+from kernels.ops.kv_cache import KVCache
 from kernels.ops.linear import LinearWeight
+from kernels.ops.linear_int8 import read_rows
 from kernels.provider import Kernels
+from shared.modeling.batch import StepBatch
 from shared.modeling.config import ModelConfig
+from shared.modeling.inputs import StepInputs, build_inputs
+from shared.modeling.kv_pool import KVLayout, KVPool
 from shared.modeling.rope import RopeTable
-
-
-@dataclass(frozen=True, slots=True)
-class StepInputs:
-    """One step's tokens, padded to the provider's row multiple."""
-
-    token_ids: Tensor  # [num_tokens] int64
-    positions: Tensor  # [num_tokens] int64
-    slot_mapping: Tensor  # [num_tokens without padding] int64
-    attention: AttentionMetadata
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,21 +45,23 @@ class DecoderLayer:
 
 
 class Decoder:
-    """Weights bound to the kernels that serve them."""
+    """Weights bound to the kernels that serve them: a `shared.modeling.model.Model`."""
 
     def __init__(
         self,
         *,
         config: ModelConfig,
         kernels: Kernels,
-        embedding: Tensor,  # [vocab_size, hidden_size]
+        embedding: Tensor | None,  # [vocab_size, hidden_size]; None: the rows of the quantised head
         layers: Sequence[DecoderLayer],
         norm: Tensor,  # [hidden_size]
         head: LinearWeight,  # [vocab_size, hidden_size]
         rope: RopeTable,
+        layout: KVLayout,
     ) -> None:
         self.config = config
         self.kernels = kernels
+        self.layout = layout
         self.windows = tuple(sorted({layer.window for layer in layers}))
         self._embedding = embedding
         self._layers = tuple(layers)
@@ -73,24 +69,33 @@ class Decoder:
         self._head = head
         self._rope = rope
         self._scale = config.head_dim**-0.5
+        self._caches: list[KVCache] = []
 
     @property
     def device(self) -> torch.device:
-        return self._embedding.device
+        return self._norm.device
 
-    def forward(self, inputs: StepInputs, caches: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
-        """Final hidden states [num_tokens, hidden_size]; writes this step's keys and values into `caches`."""
+    def bytes_per_block(self, block_size: int) -> int:
+        return self.layout.bytes_per_block(block_size)
+
+    def allocate(self, num_blocks: int, block_size: int) -> KVPool:
+        self._caches = self.layout.make_caches(num_blocks, block_size)
+        return KVPool(num_blocks, block_size, (tensor for cache in self._caches for tensor in cache.tensors))
+
+    def forward(self, batch: StepBatch) -> Tensor:
+        """Final hidden states [sum of wanted, hidden_size]; writes this step's keys and values into the pool."""
+        inputs = build_inputs(batch, self.kernels, self.windows)
         ops, eps = self.kernels, self.config.rms_norm_eps
         rotation = (self._rope.cos[inputs.positions], self._rope.sin[inputs.positions])
-        residual = torch.nn.functional.embedding(inputs.token_ids, self._embedding)
+        residual = self._embed(inputs.token_ids)
         hidden = ops.rms_norm(residual, self._layers[0].input_norm, eps)
         next_norms = [layer.input_norm for layer in self._layers[1:]] + [self._norm]
-        for layer, cache, next_norm in zip(self._layers, caches, next_norms, strict=True):
+        for layer, cache, next_norm in zip(self._layers, self._caches, next_norms, strict=True):
             hidden = self._attend(layer, hidden, rotation, inputs, cache)
             hidden, residual = ops.add_rms_norm(hidden, residual, layer.post_norm, eps)
             hidden = self._project(layer.down, ops.silu_mul(self._project(layer.gate_up, hidden)))
             hidden, residual = ops.add_rms_norm(hidden, residual, next_norm, eps)
-        return hidden
+        return hidden[inputs.wanted]
 
     def logits(
         self,
@@ -98,13 +103,27 @@ class Decoder:
     ) -> Tensor:  # [num_rows, vocab_size] float32
         return self.kernels.linear(hidden, self._head, None).float()
 
+    def greedy(
+        self,
+        hidden: Tensor,  # [num_rows, hidden_size]
+    ) -> Tensor:  # [num_rows] int64
+        return self.kernels.sampling.argmax(self.logits(hidden))
+
+    def _embed(
+        self,
+        token_ids: Tensor,  # [num_tokens] int64
+    ) -> Tensor:  # [num_tokens, hidden_size]
+        if self._embedding is None:
+            return read_rows(self._head, token_ids).to(self._norm.dtype)
+        return torch.nn.functional.embedding(token_ids, self._embedding)
+
     def _attend(
         self,
         layer: DecoderLayer,
         hidden: Tensor,  # [num_tokens, hidden_size]
         rotation: tuple[Tensor, Tensor],  # each [num_tokens, 1, head_dim]
         inputs: StepInputs,
-        cache: tuple[Tensor, Tensor],
+        cache: KVCache,
     ) -> Tensor:  # [num_tokens, hidden_size]
         config, ops = self.config, self.kernels
         mixed = self._project(layer.qkv, hidden).view(hidden.shape[0], -1, config.head_dim)
@@ -115,8 +134,8 @@ class Decoder:
             key = ops.rms_norm(turned[:, heads:], layer.key_norm, config.rms_norm_eps)
             turned = torch.cat((query, key), dim=1)
         turned = ops.rotary(turned, *rotation)
-        ops.store_kv(turned[:, heads:], value, *cache, inputs.slot_mapping)
-        attended = ops.paged_attention(turned[:, :heads], *cache, inputs.attention, self._scale, layer.window)
+        ops.store_kv(turned[:, heads:], value, cache, inputs.slot_mapping)
+        attended = ops.paged_attention(turned[:, :heads], cache, inputs.attention, self._scale, layer.window)
         return self._project(layer.output, attended.flatten(1))
 
     def _project(

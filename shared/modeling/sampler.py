@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
 from kernels.ops.noise import row_keys
+from kernels.provider import SamplingKernels
 from shared.modeling.processing import SampleBatch, process_logits
 from shared.modeling.sampling_columns import Ints, SamplingColumns
 from shared.modeling.truncation import truncate
 
-GumbelArgmax = Callable[[Tensor, Tensor, Tensor, tuple[Tensor, Tensor]], Tensor]
-
 
 class Sampler:
-    """A pure function of logits, parameters, seed, position; `gumbel_argmax` is the provider's."""
+    """A pure function of logits, parameters, seed, position."""
 
-    def __init__(self, gumbel_argmax: GumbelArgmax) -> None:
-        self._gumbel_argmax = gumbel_argmax
+    def __init__(self, kernels: SamplingKernels) -> None:
+        self._kernels = kernels
 
     def sample(
         self,
@@ -27,7 +24,7 @@ class Sampler:
         batch: SampleBatch,
     ) -> Tensor:  # [num_sampled] int64
         process_logits(logits, batch)
-        chosen = logits.argmax(dim=1)  # the lowest id among equals
+        chosen = self._kernels.argmax(logits)
         places = batch.columns.drawn(batch.rows)
         if len(places) == len(chosen):
             return self._draw(logits, chosen, batch.columns, batch.rows, batch.lengths)
@@ -39,15 +36,15 @@ class Sampler:
 
     def _draw(
         self,
-        logits: Tensor,  # [num_rows, vocab_size] float32
+        logits: Tensor,  # [num_rows, vocab_size] float32, changed in place
         likeliest: Tensor,  # [num_rows] int64
         columns: SamplingColumns,
         rows: Ints,  # [num_rows]
         positions: Ints,  # [num_rows]
     ) -> Tensor:  # [num_rows] int64
         device = logits.device
-        scaled = logits / torch.from_numpy(columns.temperature[rows]).to(device, logits.dtype)[:, None]
+        scaled = logits.div_(torch.from_numpy(columns.temperature[rows]).to(device, logits.dtype)[:, None])
         peak = scaled.gather(1, likeliest[:, None])[:, 0]
         kept = truncate(scaled, peak, columns, rows)
         keys = row_keys(*(torch.from_numpy(column).to(device) for column in (columns.seeds[rows], positions)))
-        return self._gumbel_argmax(scaled, kept.cut, kept.last_tied, keys)
+        return self._kernels.gumbel_argmax(scaled, kept.cut, kept.last_tied, keys)

@@ -48,6 +48,7 @@ class SamplingColumns:
         self.prompt_logprobs: Ints = np.full(num_rows, NO_LOGPROBS)
         self.constrained: NDArray[np.bool_] = np.zeros(num_rows, np.bool_)
         self.constraints: list[Constraints | None] = [None] * num_rows
+        self.plain: NDArray[np.bool_] = np.ones(num_rows, np.bool_)  # takes the most likely token of the raw logits
 
     def fill(self, row: int, num_prompt: int, params: SamplingParams, seed: int, eos_token_ids: Sequence[int]) -> None:
         self.num_prompt[row] = num_prompt
@@ -63,6 +64,12 @@ class SamplingColumns:
         self.prompt_logprobs[row] = NO_LOGPROBS if params.prompt_logprobs is None else params.prompt_logprobs
         self.constraints[row] = read_constraints(num_prompt, params, eos_token_ids)
         self.constrained[row] = self.constraints[row] is not None
+        self.plain[row] = self._is_plain(row)
+
+    def _is_plain(self, row: int) -> bool:
+        penalised = self.repetition[row] != 1.0 or self.frequency[row] != 0.0 or self.presence[row] != 0.0
+        asked = self.logprobs[row] != NO_LOGPROBS
+        return not (self.temperature[row] >= GREEDY_EPSILON or penalised or asked or self.constrained[row])
 
     def drawn(self, rows: Ints) -> Ints:
         """Places in `rows` of those that sample; the others take the most likely token."""

@@ -7,9 +7,15 @@ from shared.modeling.config import ModelConfig
 EMBEDDING = "model.embed_tokens.weight"
 HEAD = "lm_head.weight"
 NORM = "model.norm.weight"
+QUERY_KEY_VALUE = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+GATE_UP = ("mlp.gate_proj", "mlp.up_proj")
 IGNORED_SUFFIXES = ("rotary_emb.inv_freq", "masked_bias", "attn.bias")  # left by old exporters; never weights
 
 Shape = tuple[int, ...]
+
+
+def layer_prefix(index: int) -> str:
+    return f"model.layers.{index}."
 
 
 def expected_tensors(config: ModelConfig) -> dict[str, Shape]:
@@ -19,7 +25,7 @@ def expected_tensors(config: ModelConfig) -> dict[str, Shape]:
     if not config.tie_word_embeddings:
         shapes[HEAD] = matrix
     for layer in range(config.num_layers):
-        prefix = f"model.layers.{layer}."
+        prefix = layer_prefix(layer)
         shapes |= {prefix + name: shape for name, shape in _layer_tensors(config).items()}
     return shapes
 

@@ -1,14 +1,14 @@
-"""Checkpoint tensors: from safetensors files, or made up from the configuration alone.
+"""Checkpoint tensors, one at a time: from safetensors files, or made up from the configuration alone.
 
-Every name and shape is checked against the configuration before the first tensor is read.
+Every name, shape and dtype is checked against the configuration before the first tensor is taken.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -17,50 +17,123 @@ from tqdm import tqdm
 
 from shared.errors import ModelError
 from shared.modeling.config import ModelConfig
+from shared.modeling.formats import DTYPES
+from shared.modeling.pages import drop_pages
 from shared.modeling.tensors import EMBEDDING, HEAD, IGNORED_SUFFIXES, Shape, expected_tensors
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 NAMED_AT_MOST = 5  # tensors in one error message
-
-Named = tuple[str, Tensor]
-Progress = Callable[[Iterable[Named], int], Iterable[Named]]  # tensors and their number -> the same, counted
+STORED = {"F64": torch.float32, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
-def terminal_progress(tensors: Iterable[Named], total: int) -> Iterable[Named]:
+class WeightSource(Protocol):
+    """Gives out tensors as they are stored.  What was taken holds until the next release."""
+
+    dtype: torch.dtype  # of all matrices, float32 where they differ
+
+    def take(self, name: str) -> Tensor: ...
+
+    def release(self) -> None: ...
+
+
+class Bar(Protocol):
+    def update(self) -> object: ...
+
+    def close(self) -> object: ...
+
+
+Progress = Callable[[int], Bar]  # the number of tensors -> what is told of each
+
+
+def terminal_progress(total: int) -> Bar:
     """A bar on standard error where that is a terminal, nothing otherwise."""
-    return tqdm(tensors, total=total, desc="loading weights", unit="tensor", disable=None)
+    bar: Bar = tqdm(total=total, desc="loading weights", unit="tensor", disable=None)
+    return bar
 
 
-def load_weights(
-    directory: Path, config: ModelConfig, *, dtype: torch.dtype, device: torch.device, progress: Progress | None = None
-) -> dict[str, Tensor]:
-    """All tensors of `expected_tensors`.  Raises ModelError naming the file, tensor and shapes."""
-    files = _tensor_files(directory)
-    expected = _check_names(directory, config, {name for names in files.values() for name in names})
-    tensors = _read_files(directory, files, expected)
-    # Files are mapped into memory: a tensor is read when it is converted, here, so the bar shows the reading.
-    weights = {
-        name: tensor.to(device=device, dtype=dtype)
-        for name, tensor in (progress or terminal_progress)(tensors, len(expected))
-    }
-    if config.tie_word_embeddings:
-        head = weights.pop(HEAD, None)
-        weights.setdefault(EMBEDDING, head) if head is not None else None
-    return weights
+class Checkpoint:
+    """The tensors of `expected_tensors` in a directory's files, which are mapped into memory: read when they are used.
+
+    Raises ModelError naming the file, tensor and shapes.
+    """
+
+    def __init__(self, directory: Path, config: ModelConfig, *, progress: Progress | None = None) -> None:
+        files = _tensor_files(directory)
+        expected = _check_names(directory, config, {name for names in files.values() for name in names})
+        opened = {file: _open(directory / file) for file in files}
+        self._files = {name: opened[file] for file, names in files.items() for name in names}
+        self._paths = {name: directory / file for file, names in files.items() for name in names}
+        stored = {name: self._check(name, shape) for name, shape in expected.items()}
+        dtypes = {stored[name] for name, shape in expected.items() if len(shape) == 2}
+        self.dtype = dtypes.pop() if len(dtypes) == 1 else torch.float32
+        self._embedding = EMBEDDING if EMBEDDING in expected else HEAD
+        self._left = len(expected_tensors(config))
+        self._progress = progress or terminal_progress
+        self._bar: Bar | None = None
+        self._taken: list[Tensor] = []
+
+    def take(self, name: str) -> Tensor:
+        """One tensor; of a tied pair, whichever is there stands for the embedding."""
+        name = self._embedding if name == EMBEDDING else name
+        tensor: Tensor = self._files[name].get_tensor(name)
+        self._taken.append(tensor)
+        if self._bar is None:
+            self._bar = self._progress(self._left)
+        self._bar.update()
+        self._left -= 1
+        return tensor
+
+    def release(self) -> None:
+        """Drop the file's pages of all that has been taken."""
+        for tensor in self._taken:
+            drop_pages(tensor)
+        self._taken.clear()
+        if self._bar is not None and not self._left:
+            self._bar.close()
+
+    def _check(self, name: str, expected: Shape) -> torch.dtype:
+        part = self._files[name].get_slice(name)
+        found, dtype = tuple(part.get_shape()), part.get_dtype()
+        if found != expected:
+            raise ModelError(f"{self._paths[name]}: tensor {name} has shape {list(found)}, expected {list(expected)}")
+        if dtype not in STORED:
+            raise ModelError(f"{self._paths[name]}: tensor {name} has dtype {dtype}, expected a floating-point one")
+        return STORED[dtype]
 
 
-def make_weights(config: ModelConfig, *, dtype: torch.dtype, device: torch.device, seed: int = 0) -> dict[str, Tensor]:
-    """Random weights, the same for the same configuration and seed: norms are one, biases zero."""
-    generator = torch.Generator().manual_seed(seed)
-    weights: dict[str, Tensor] = {}
-    for name, shape in expected_tensors(config).items():
-        if len(shape) == 2:
-            tensor = torch.randn(shape, generator=generator) * config.initializer_range
-        else:
-            tensor = torch.zeros(shape) if name.endswith(".bias") else torch.ones(shape)
-        weights[name] = tensor.to(device=device, dtype=dtype)
-    return weights
+class DummyWeights:
+    """Random tensors, the same for the same configuration and seed: norms are one, biases zero."""
+
+    def __init__(self, config: ModelConfig, *, seed: int = 0) -> None:
+        self.dtype = DTYPES.get(config.dtype, torch.float32)
+        self._spread = config.initializer_range
+        self._shapes = expected_tensors(config)
+        self._seeds = {name: seed * len(self._shapes) + index for index, name in enumerate(self._shapes)}
+
+    def take(self, name: str) -> Tensor:
+        shape = self._shapes[name]
+        if len(shape) != 2:
+            return torch.zeros(shape) if name.endswith(".bias") else torch.ones(shape)
+        generator = torch.Generator().manual_seed(self._seeds[name])
+        return (torch.randn(shape, generator=generator) * self._spread).to(self.dtype)
+
+    def release(self) -> None:
+        """Nothing is kept."""
+
+
+def open_weights(
+    load_format: str, directory: Path, config: ModelConfig, *, progress: Progress | None = None
+) -> WeightSource:
+    """What `load_format` names; raises ModelError for the checkpoint's faults."""
+    return DummyWeights(config) if load_format == "dummy" else Checkpoint(directory, config, progress=progress)
+
+
+def _open(path: Path) -> Any:
+    try:
+        return safe_open(path, framework="pt")
+    except (OSError, SafetensorError) as error:
+        raise ModelError(f"cannot read {path}: {error}") from error
 
 
 def _tensor_files(directory: Path) -> dict[str, list[str]]:
@@ -94,11 +167,7 @@ def _read_index(path: Path) -> Mapping[str, str]:
 
 
 def _read_names(path: Path) -> list[str]:
-    try:
-        with safe_open(path, framework="pt") as file:
-            return list(file.keys())
-    except (OSError, SafetensorError) as error:
-        raise ModelError(f"cannot read {path}: {error}") from error
+    return list(_open(path).keys())
 
 
 def _check_names(directory: Path, config: ModelConfig, found: set[str]) -> dict[str, Shape]:
@@ -120,32 +189,6 @@ def _check_names(directory: Path, config: ModelConfig, found: set[str]) -> dict[
             f"{directory} has {_listing(extra)}, which {config.architecture} with this config.json has not"
         )
     return expected
-
-
-def _read_files(directory: Path, files: Mapping[str, list[str]], expected: Mapping[str, Shape]) -> Iterator[Named]:
-    for name, names in files.items():
-        yield from _read_file(directory / name, [name for name in names if name in expected], expected)
-
-
-def _read_file(path: Path, names: list[str], expected: Mapping[str, Shape]) -> Iterator[Named]:
-    try:
-        with safe_open(path, framework="pt") as file:
-            for name in names:
-                _check_shape(path, name, tuple(file.get_slice(name).get_shape()), expected[name])
-                yield name, _floating(path, name, file.get_tensor(name))
-    except (OSError, SafetensorError) as error:
-        raise ModelError(f"cannot read {path}: {error}") from error
-
-
-def _check_shape(path: Path, name: str, found: Shape, expected: Shape) -> None:
-    if found != expected:
-        raise ModelError(f"{path}: tensor {name} has shape {list(found)}, expected {list(expected)}")
-
-
-def _floating(path: Path, name: str, tensor: Tensor) -> Tensor:
-    if not tensor.is_floating_point():
-        raise ModelError(f"{path}: tensor {name} has dtype {tensor.dtype}, expected a floating-point one")
-    return tensor
 
 
 def _listing(names: list[str]) -> str:

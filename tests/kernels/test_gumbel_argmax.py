@@ -10,8 +10,8 @@ from kernels.cpu.gumbel_argmax import ERROR, approximate_noise
 from kernels.ops.noise import UNIT, row_keys
 from kernels.provider import reference_kernels, select_kernels
 
-CPU_KERNELS = select_kernels(torch.device("cpu"), torch.float32)
-REFERENCE = reference_kernels()
+CPU_KERNELS = select_kernels(torch.device("cpu"), torch.float32).sampling
+REFERENCE = reference_kernels().sampling
 
 
 def normal(rows: int, vocab_size: int, scale: float) -> Tensor:

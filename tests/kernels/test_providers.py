@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 
 from kernels.ops.attention import AttentionMetadata
+from kernels.ops.kv_cache import KVCache
+from kernels.ops.quantise import dequantise, quantise
 from kernels.provider import Kernels, reference_kernels, select_kernels
 
 CPU = torch.device("cpu")
@@ -32,9 +34,46 @@ def assert_near(found: Tensor, wanted: Tensor) -> None:
 def test_linear(dtype: torch.dtype, rows: int, in_features: int, out_features: int) -> None:
     kernels = select_kernels(CPU, dtype)
     x, weight = normal(rows, in_features, dtype=dtype), normal(out_features, in_features, dtype=dtype) / 30
+    held = torch.float16 if dtype == torch.float16 else torch.float32
     for bias in (None, normal(out_features, dtype=dtype, seed=2)):
-        found = kernels.linear(x, kernels.pack_linear(weight), bias)
-        assert_near(found, REFERENCE.linear(x, REFERENCE.pack_linear(weight), bias))
+        found = kernels.linear(
+            x.to(held), kernels.pack_linear(weight.to(held)), None if bias is None else bias.to(held)
+        )
+        assert found.dtype == held
+        assert_near(found.to(dtype), REFERENCE.linear(x, REFERENCE.pack_linear(weight), bias))
+
+
+@pytest.mark.parametrize("batch_invariant", [False, True])
+def test_bfloat16_on_a_cpu_rounds_what_goes_in_and_nothing_else(batch_invariant: bool) -> None:
+    kernels = select_kernels(CPU, torch.bfloat16, batch_invariant=batch_invariant)
+    x, weight = normal(5, 300), normal(40, 300, dtype=torch.bfloat16, seed=1).float()
+    wanted = x.bfloat16().double() @ weight.double().t()
+    torch.testing.assert_close(kernels.linear(x, kernels.pack_linear(weight), None).double(), wanted, atol=1e-4, rtol=0)
+
+
+def test_quantise() -> None:
+    x = torch.tensor([[0.0, 0.0], [127.0, 0.5], [-254.0, 3.0], [1.0, -1.0]])
+    quantised, scale = quantise(x)
+    assert quantised.tolist() == [[0, 0], [127, 0], [-127, 2], [127, -127]], "ties go to even"
+    assert scale.tolist() == [0.0, 1.0, 2.0, pytest.approx(1 / 127)]
+    assert float((dequantise(quantised, scale) - x).abs().max()) <= 1.0
+
+
+@pytest.mark.parametrize(("in_features", "out_features"), [(24, 40), (72, 211), (1400, 64)])
+def test_linear_int8(in_features: int, out_features: int) -> None:
+    """Exact integers between the two roundings, and near what it stands for."""
+    kernels = select_kernels(CPU, torch.float32, quantised=True)
+    x, weight, bias = normal(9, in_features), normal(out_features, in_features, seed=1), normal(out_features, seed=2)
+    x[3] = 0.0
+    packed = kernels.pack_linear(weight)
+    found = kernels.linear(x, packed, bias)
+    (q_x, scale_x), (q_w, scale_w) = quantise(x), quantise(weight)
+    total = (q_x.long() @ q_w.long().t()).float()
+    assert torch.equal(found, total * scale_w * scale_x[:, None] + bias)
+    assert torch.equal(found[3], bias)
+    assert torch.equal(kernels.linear(x[4:6], packed, bias), found[4:6])
+    exact = x @ weight.t() + bias
+    assert float((found - exact).norm() / exact.norm()) < 0.02
 
 
 @pytest.mark.parametrize(("in_features", "out_features"), [(24, 40), (72, 211), (513, 96), (1400, 64), (64, 5000)])
@@ -97,12 +136,38 @@ def test_rotary(head_dim: int) -> None:
 
 def test_store_kv() -> None:
     key, value = normal(5, 2, 8), normal(5, 2, 8, seed=1)
-    caches = torch.zeros(3, 4, 2, 8), torch.zeros(3, 4, 2, 8)
-    FLOAT32.store_kv(key, value, *caches, torch.tensor([11, 0, 6]))
-    for cache, tokens in zip(caches, (key, value), strict=True):
-        flat = cache.flatten(0, 1)
+    cache = KVCache(torch.zeros(3, 4, 2, 8), torch.zeros(3, 4, 2, 8))
+    FLOAT32.store_kv(key, value, cache, torch.tensor([11, 0, 6]))
+    for held, tokens in zip(cache.tensors, (key, value), strict=True):
+        flat = held.flatten(0, 1)
         assert torch.equal(flat[[11, 0, 6]], tokens[:3])
         assert int((flat != 0).any(-1).any(-1).sum()) == 3
+
+
+def empty_cache(dtype: torch.dtype, *shape: int) -> KVCache:
+    keys, values = torch.zeros(shape, dtype=dtype), torch.zeros(shape, dtype=dtype)
+    if dtype != torch.int8:
+        return KVCache(keys, values)
+    return KVCache(keys, values, torch.zeros(shape[:-1]), torch.zeros(shape[:-1]))
+
+
+@pytest.mark.parametrize(("dtype", "error"), [(torch.bfloat16, 2.0**-8), (torch.int8, 0.5 / 127)])
+def test_store_kv_rounds_and_attention_reads_what_was_stored(dtype: torch.dtype, error: float) -> None:
+    key, value = normal(12, 2, 8), normal(12, 2, 8, seed=1)
+    cache, slots = empty_cache(dtype, 3, 4, 2, 8), torch.randperm(12, generator=torch.Generator().manual_seed(0))
+    FLOAT32.store_kv(key, value, cache, slots)
+    blocks = torch.arange(3)
+    for read, tokens in ((cache.read_keys(blocks), key), (cache.read_values(blocks), value)):
+        found = read.flatten(0, 1)[slots].float()
+        largest = tokens.abs().amax(-1, keepdim=True)
+        assert bool(((found - tokens).abs() <= largest * error * 1.001).all())
+        assert not torch.equal(found, tokens)
+    plan = FLOAT32.plan_attention([1], [9], torch.tensor([[2, 0, 1]]), 4, [0])
+    wide = KVCache(cache.read_keys(blocks).float(), cache.read_values(blocks).float())
+    query = normal(1, 4, 8, seed=2)
+    found, wanted = (FLOAT32.paged_attention(query, one, plan, 0.3, 0) for one in (cache, wide))
+    assert torch.equal(found, wanted)
+    assert_near(found, REFERENCE.paged_attention(query, cache, plan, 0.3, 0))
 
 
 class Paged:
@@ -127,8 +192,8 @@ class Paged:
         plan: AttentionMetadata = kernels.plan_attention(
             self.query_lens, self.seq_lens, self.tables, self.block_size, [window]
         )
-        tensors = (self.query.to(dtype), self.keys.to(dtype), self.values.to(dtype))
-        return kernels.paged_attention(*tensors, plan, self.query.shape[-1] ** -0.5, window)
+        cache = KVCache(self.keys.to(dtype), self.values.to(dtype))
+        return kernels.paged_attention(self.query.to(dtype), cache, plan, self.query.shape[-1] ** -0.5, window)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -147,6 +212,13 @@ def test_long_prompts_are_cut() -> None:
     for window in (0, 100):
         found = paged.attend(FLOAT32, torch.float32, window)
         assert_near(found, paged.attend(REFERENCE, torch.float32, window))
+
+
+def test_attention_in_float32_where_invariance_is_not_asked_for() -> None:
+    paged = Paged([1, 4, 70], [65, 33, 150], (8, 2, 22), 16)
+    fast = select_kernels(CPU, torch.float32, batch_invariant=False)
+    assert fast.row_multiple == 1
+    assert_near(paged.attend(fast, torch.float32, 0), paged.attend(REFERENCE, torch.float32, 0))
 
 
 @pytest.mark.parametrize("window", [0, 3])

@@ -4,28 +4,33 @@ from __future__ import annotations
 
 import fcntl
 import json
+import mmap
 import os
 import pty
 import struct
 import subprocess
 import sys
 import termios
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
+from services.worker.engine import load_runner
+from shared.config import Settings
 from shared.errors import ModelError
 from shared.model_source import resolve_model_dir
 from shared.modeling.config import parse_config, read_config
-from shared.modeling.weights import Named, load_weights, make_weights, terminal_progress
+from shared.modeling.pages import drop_pages
+from shared.modeling.tensors import expected_tensors
+from shared.modeling.weights import Checkpoint, DummyWeights, WeightSource, terminal_progress
 from tests.modeling.checkpoints import make_runner, random_prompt, save_checkpoint
 from tests.modeling.driver import Driver
 
-CPU = torch.device("cpu")
 LAYER = "model.layers.1."
 
 
@@ -52,7 +57,14 @@ def edit(directory: Path, change: Callable[[dict[str, Any]], object]) -> None:
 
 
 def load(directory: Path) -> dict[str, torch.Tensor]:
-    return load_weights(directory, read_config(directory), dtype=torch.float32, device=CPU)
+    config = read_config(directory)
+    return take_all(Checkpoint(directory, config), list(expected_tensors(config)))
+
+
+def take_all(source: WeightSource, names: list[str]) -> dict[str, torch.Tensor]:
+    taken = {name: source.take(name).clone() for name in names}
+    source.release()
+    return taken
 
 
 def greedy(directory: Path, **settings: Any) -> list[int]:
@@ -112,7 +124,7 @@ def test_misshapen_tensor(copy: Path) -> None:
 
 def test_integer_tensor(copy: Path) -> None:
     edit(copy, lambda tensors: tensors.update({"model.norm.weight": torch.zeros(48, dtype=torch.int8)}))
-    with pytest.raises(ModelError, match=r"model\.norm\.weight has dtype torch\.int8"):
+    with pytest.raises(ModelError, match=r"model\.norm\.weight has dtype I8"):
         load(copy)
 
 
@@ -162,34 +174,74 @@ def test_bad_index(copy: Path, index: str, message: str) -> None:
 def test_dummy_weights_need_no_checkpoint(copy: Path) -> None:
     (copy / "model.safetensors").unlink()
     config = read_config(copy)
-    first, again, other = (make_weights(config, dtype=torch.float32, device=CPU, seed=seed) for seed in (1, 1, 2))
-    assert all(torch.equal(first[name], again[name]) for name in first)
+    names = list(expected_tensors(config))
+    first, other = (take_all(DummyWeights(config, seed=seed), names) for seed in (1, 2))
+    again = take_all(DummyWeights(config, seed=1), names[::-1])
+    assert all(torch.equal(first[name], again[name]) for name in names)
     assert not torch.equal(first["model.embed_tokens.weight"], other["model.embed_tokens.weight"])
+    assert len({float(tensor.std()) for tensor in first.values() if tensor.dim() == 2}) > 20, "no two alike"
     assert len(greedy(copy, load_format="dummy")) == 8
 
 
-def test_progress_counts_tensors(tied: Path) -> None:
-    seen: list[str] = []
+class Bar:
+    """Counts what it is told."""
 
-    def progress(tensors: Iterable[Named], total: int) -> Iterator[Named]:
-        for name, tensor in tensors:
-            seen.append(f"{name} of {total}")
-            yield name, tensor
+    def __init__(self, total: int) -> None:
+        self.total, self.seen, self.closed = total, 0, False
 
-    weights = load_weights(tied, read_config(tied), dtype=torch.float32, device=CPU, progress=progress)
-    assert sorted(seen) == sorted(f"{name} of {len(weights)}" for name in weights)
+    def update(self) -> None:
+        self.seen += 1
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.mark.parametrize("both", [False, True])
+def test_progress_counts_tensors(copy: Path, both: bool) -> None:
+    if both:
+        edit(copy, lambda tensors: tensors.update({"lm_head.weight": tensors["model.embed_tokens.weight"].clone()}))
+    bars: list[Bar] = []
+
+    def progress(total: int) -> Bar:
+        bars.append(Bar(total))
+        return bars[0]
+
+    load_runner(Settings(model=str(copy), num_blocks=8), progress=progress)
+    (bar,) = bars
+    assert bar.seen == bar.total == len(expected_tensors(read_config(copy)))
+    assert bar.closed
+
+
+def test_pages_of_taken_tensors_are_given_back(tmp_path: Path) -> None:
+    names = [f"t{index}" for index in range(8)]
+    save_file({name: torch.ones(1 << 20) for name in names}, tmp_path / "model.safetensors")
+    with safe_open(tmp_path / "model.safetensors", framework="pt") as file:
+        begin, most = resident(), 0
+        for name in names:
+            tensor = file.get_tensor(name)
+            assert float(tensor.sum()) == 1 << 20
+            most = max(most, resident() - begin)
+            drop_pages(tensor)
+            assert float(tensor[0]) == 1.0, "it can be read again"
+    assert (4 << 20) - (1 << 16) <= most < 6 << 20, "one tensor at a time"
+
+
+def resident() -> int:
+    """Bytes of this process that are in memory."""
+    return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * mmap.PAGESIZE
 
 
 def test_no_bar_without_a_terminal(capfd: pytest.CaptureFixture[str]) -> None:
-    tensors = [("a", torch.zeros(1)), ("b", torch.zeros(1))]
-    assert list(terminal_progress(tensors, 2)) == tensors
+    bar = terminal_progress(2)
+    bar.update()
+    bar.close()
     assert capfd.readouterr().err == ""
 
 
 def test_a_bar_on_a_terminal() -> None:
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
-    program = "from shared.modeling.weights import terminal_progress as bar; list(bar([('name', None)], 1))"
+    program = "from shared.modeling.weights import terminal_progress as bar; bar(1).update()"
     subprocess.run([sys.executable, "-c", program], stderr=theirs, check=True)
     assert b"loading weights: 100%" in os.read(ours, 4096)
     os.close(ours)

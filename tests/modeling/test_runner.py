@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch import Tensor
 from services.worker.engine import load_runner
 from shared.config import Settings
 from shared.errors import ConfigError, FatalError
+from shared.modeling.batch import StepBatch
 from shared.sampling import SamplingParams
 from tests.modeling.checkpoints import make_runner, random_prompt, save_checkpoint
 from tests.modeling.driver import Driver
@@ -58,11 +60,67 @@ def test_head_computes_only_rows_that_sample(driver: Driver, monkeypatch: pytest
 
     monkeypatch.setattr(model, "logits", logits)
     for row in range(3):
-        driver.add(row, random_prompt(20, seed=row))
+        driver.add(row, random_prompt(20, seed=row), SamplingParams(temperature=1.0))
     driver.step({0: 20, 1: 20, 2: 7})
     driver.step({2: 7})
     driver.step({0: 1, 1: 1, 2: 6})
     assert seen == [2, 3]
+
+
+@pytest.mark.parametrize(
+    ("params", "plain"),
+    [
+        ({}, True),
+        ({"top_k": 5, "top_p": 0.5, "min_tokens": 0}, True),
+        ({"temperature": 1.0}, False),
+        ({"repetition_penalty": 1.1}, False),
+        ({"frequency_penalty": 0.1}, False),
+        ({"presence_penalty": 0.1}, False),
+        ({"logprobs": 0}, False),
+        ({"logit_bias": {5: 1.0}}, False),
+        ({"min_tokens": 2}, False),
+    ],
+)
+def test_logits_are_made_only_where_somebody_needs_them(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch, params: dict[str, Any], plain: bool
+) -> None:
+    seen: list[str] = []
+    model = driver.runner._model
+    for name in ("logits", "greedy"):
+        monkeypatch.setattr(model, name, spy(getattr(model, name), name, seen))
+    driver.add(0, random_prompt(20, seed=1))
+    driver.add(1, random_prompt(20, seed=2), SamplingParams(**({"temperature": 0.0} | params)))
+    driver.step({0: 20, 1: 20})
+    assert seen[0] == ("greedy" if plain else "logits")
+
+
+def spy(honest: Callable[[Tensor], Tensor], name: str, seen: list[str]) -> Callable[[Tensor], Tensor]:
+    def called(hidden: Tensor) -> Tensor:
+        seen.append(name)
+        return honest(hidden)
+
+    return called
+
+
+def test_only_wanted_hidden_states_come_back(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of a row that samples, none of an unfinished chunk, all of a chunk whose prompt is scored."""
+    seen: list[tuple[list[int], int]] = []
+    model = driver.runner._model
+    honest = model.forward
+
+    def forward(batch: StepBatch) -> Tensor:
+        hidden = honest(batch)
+        seen.append((batch.wanted.tolist(), len(hidden)))
+        return hidden
+
+    monkeypatch.setattr(model, "forward", forward)
+    driver.add(0, random_prompt(10, seed=1))
+    driver.add(1, random_prompt(10, seed=2))
+    driver.add(2, random_prompt(10, seed=3), SamplingParams(temperature=0.0, prompt_logprobs=0))
+    driver.step({0: 10, 1: 6, 2: 4})
+    driver.step({1: 4, 2: 6})
+    driver.step({0: 1, 2: 1})
+    assert seen == [([1, 0, 4], 5), ([1, 6], 7), ([1, 1], 2)]
 
 
 def test_an_empty_plan(driver: Driver) -> None:

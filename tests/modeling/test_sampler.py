@@ -21,7 +21,7 @@ from shared.sampling import SamplingParams
 
 VOCAB = 300
 NEVER = float("-inf")
-KERNELS = select_kernels(torch.device("cpu"), torch.float32)
+KERNELS = select_kernels(torch.device("cpu"), torch.float32).sampling
 
 
 class Rows:
@@ -132,7 +132,7 @@ def test_processed_logits(mixed: tuple[Rows, Tensor]) -> None:
 
 def test_tokens_of_a_mixed_batch(mixed: tuple[Rows, Tensor]) -> None:
     rows, logits = mixed
-    found = Sampler(KERNELS.gumbel_argmax).sample(logits.clone(), rows.batch()).tolist()
+    found = Sampler(KERNELS).sample(logits.clone(), rows.batch()).tolist()
     processed = logits.clone()
     process_logits(processed, rows.batch())
     for row, params in enumerate(rows.params):
@@ -147,7 +147,7 @@ def test_tokens_of_a_mixed_batch(mixed: tuple[Rows, Tensor]) -> None:
 
 def test_alone_as_in_the_batch(mixed: tuple[Rows, Tensor]) -> None:
     rows, logits = mixed
-    sampler = Sampler(KERNELS.gumbel_argmax)
+    sampler = Sampler(KERNELS)
     together = sampler.sample(logits.clone(), rows.batch()).tolist()
     alone = [int(sampler.sample(logits[row : row + 1].clone(), rows.batch([row]))) for row in range(len(together))]
     assert alone == together
@@ -161,7 +161,7 @@ def draw(params: SamplingParams, logits: Tensor, num_draws: int) -> np.ndarray[A
     batch = SampleBatch(
         np.arange(num_draws), np.ones(num_draws, np.int64), torch.zeros(num_draws, 2, dtype=torch.int64), columns
     )
-    token_ids = Sampler(KERNELS.gumbel_argmax).sample(logits.repeat(num_draws, 1), batch)
+    token_ids = Sampler(KERNELS).sample(logits.repeat(num_draws, 1), batch)
     return np.bincount(token_ids.numpy(), minlength=logits.shape[-1])
 
 
@@ -202,7 +202,7 @@ def test_a_flat_row_over_a_large_vocabulary() -> None:
 def test_ties_at_the_boundaries() -> None:
     logits = torch.tensor([1.0, 5.0, 5.0, 5.0, 5.0, 0.0])
     greedy = Rows([SamplingParams(temperature=0.0)], [[0]])
-    assert Sampler(KERNELS.gumbel_argmax).sample(logits[None].clone(), greedy.batch()).tolist() == [1]
+    assert Sampler(KERNELS).sample(logits[None].clone(), greedy.batch()).tolist() == [1]
     assert set(np.flatnonzero(draw(SamplingParams(top_k=1), logits, 300))) == {1, 2, 3, 4}
     assert set(np.flatnonzero(draw(SamplingParams(top_p=0.4), logits, 300))) == {1, 2}
     assert set(np.flatnonzero(draw(SamplingParams(top_p=1e-9), logits, 50))) == {1}
@@ -213,7 +213,7 @@ def test_wide_nuclei_over_a_large_vocabulary() -> None:
     logits = torch.linspace(0, -3, 9000)
     params = [SamplingParams(top_p=p) for p in (0.05, 0.5, 0.99, 0.9999999)]
     rows = Rows(params, [[0]] * len(params))
-    found = Sampler(KERNELS.gumbel_argmax).sample(logits.repeat(len(params), 1), rows.batch()).tolist()
+    found = Sampler(KERNELS).sample(logits.repeat(len(params), 1), rows.batch()).tolist()
     for row, one in enumerate(params):
         scaled = logits.tolist()
         assert found[row] == plain_choice(scaled, plain_support(scaled, one), 1000 + row, 1)
@@ -223,7 +223,7 @@ def test_a_row_without_any_token_left() -> None:
     """A request can forbid everything; it gets a token all the same, and its neighbour is not harmed."""
     nothing = SamplingParams(temperature=1.0, allowed_token_ids=[2], min_tokens=5, top_p=0.9, top_k=3, min_p=0.1)
     rows = Rows([nothing, SamplingParams(temperature=0.0)], [[0, 1], [0, 1]])
-    assert Sampler(KERNELS.gumbel_argmax).sample(spread_logits(2, seed=3), rows.batch()).shape == (2,)
+    assert Sampler(KERNELS).sample(spread_logits(2, seed=3), rows.batch()).shape == (2,)
 
 
 def test_seeds_of_64_bits() -> None:
@@ -257,5 +257,5 @@ def test_a_broken_model_does_not_break_the_sampler() -> None:
     params = [SamplingParams(top_k=3), SamplingParams(top_p=0.5), SamplingParams(min_p=0.5), SamplingParams()]
     rows = Rows(params, [[0]] * len(params))
     for value in (float("nan"), float("inf"), NEVER):
-        found = Sampler(KERNELS.gumbel_argmax).sample(torch.full((4, 5000), value), rows.batch())
+        found = Sampler(KERNELS).sample(torch.full((4, 5000), value), rows.batch())
         assert bool(((found >= 0) & (found < 5000)).all())

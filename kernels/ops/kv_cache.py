@@ -1,0 +1,50 @@
+"""One layer's part of the paged KV cache: what it holds, and how a block of it is read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from kernels.ops.quantise import dequantise
+
+
+@dataclass(frozen=True, slots=True)
+class KVCache:
+    """Keys (after rotation) and values by block; in int8, each token and KV head has a scale of its own."""
+
+    keys: Tensor  # [num_blocks, block_size, num_kv_heads, head_dim]
+    values: Tensor  # [num_blocks, block_size, num_kv_heads, head_dim]
+    key_scales: Tensor | None = None  # [num_blocks, block_size, num_kv_heads] float32, of int8 keys
+    value_scales: Tensor | None = None  # [num_blocks, block_size, num_kv_heads] float32, of int8 values
+
+    @property
+    def block_size(self) -> int:
+        return self.keys.shape[1]
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All of it: dimension 0 of each is the block."""
+        scales = (self.key_scales, self.value_scales)
+        return (self.keys, self.values, *(scale for scale in scales if scale is not None))
+
+    def read_keys(
+        self,
+        blocks: Tensor,  # [n] int64
+    ) -> Tensor:  # [n, block_size, num_kv_heads, head_dim]; float32 where the cache is int8
+        return _read(self.keys, self.key_scales, blocks)
+
+    def read_values(
+        self,
+        blocks: Tensor,  # [n] int64
+    ) -> Tensor:  # [n, block_size, num_kv_heads, head_dim]; float32 where the cache is int8
+        return _read(self.values, self.value_scales, blocks)
+
+
+def _read(
+    cache: Tensor,  # [num_blocks, block_size, num_kv_heads, head_dim]
+    scales: Tensor | None,  # [num_blocks, block_size, num_kv_heads]
+    blocks: Tensor,  # [n] int64
+) -> Tensor:  # [n, block_size, num_kv_heads, head_dim]
+    found = cache.index_select(0, blocks)
+    return found if scales is None else dequantise(found, scales.index_select(0, blocks))

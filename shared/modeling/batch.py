@@ -1,0 +1,32 @@
+"""One step as a model sees it: which tokens of which rows, and whose hidden states are wanted back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class StepBatch:
+    """`rows` index the tables; a sequence's tokens are those at positions computed ... computed + scheduled - 1.
+
+    Entries are sequences, in the order of the step.  `wanted` is 0 where nobody looks at the result (a chunk of a
+    prompt), 1 where the last token samples, k + 1 where k drafted tokens are verified.
+    """
+
+    rows: Ints  # [num_seqs], distinct
+    computed: Ints  # [num_seqs] tokens before this step
+    scheduled: Ints  # [num_seqs] tokens of this step, at least one each
+    wanted: Ints  # [num_seqs] last tokens of the step whose hidden states are returned
+    tokens: Tensor  # [num_rows, longest] int64 token ids, on the model's device
+    block_tables: Ints  # [num_rows, max_num_blocks] block ids
+    block_size: int  # tokens
+
+    @property
+    def num_wanted(self) -> int:
+        return int(self.wanted.sum())

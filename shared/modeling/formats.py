@@ -1,0 +1,74 @@
+"""Which device a deployment computes on, and in which numbers it computes and holds what it has."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from shared.errors import ConfigError
+
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "int8": torch.int8}
+
+
+@dataclass(frozen=True, slots=True)
+class Formats:
+    compute: torch.dtype  # of the arithmetic; bfloat16 on a CPU: products of bfloat16, summed in float32
+    weights: torch.dtype  # of the matrices, as they are held: bfloat16 loses nothing of a checkpoint that is in it
+    kv: torch.dtype  # of the KV pool
+
+    @property
+    def quantised(self) -> bool:
+        return self.weights == torch.int8
+
+    @property
+    def rounds(self) -> bool:
+        """Whether a CPU rounds the inputs of linears to bfloat16; in int8 they are rounded otherwise."""
+        return self.compute == torch.bfloat16 and not self.quantised
+
+    def __str__(self) -> str:
+        names = (name_of(dtype) for dtype in (self.compute, self.weights, self.kv))
+        return "{}, weights {}, KV cache {}".format(*names)
+
+
+def resolve_device(name: str) -> torch.device:
+    """`auto` is a GPU where torch sees one.  Raises ConfigError where a GPU is asked for and there is none."""
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("device is 'cuda', but torch sees no GPU; use device=cpu or auto")
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(name)
+
+
+def resolve_formats(
+    *,
+    dtype: str,
+    quantization: str,
+    kv_cache_dtype: str,
+    stored: torch.dtype,  # of the checkpoint's matrices
+    device: torch.device,
+    fast_bfloat16: bool = False,  # the processor multiplies bfloat16 faster than float32
+) -> Formats:
+    """`auto` computes as the checkpoint is stored on a GPU; on a CPU in float32, or in bfloat16 where that is faster
+    and the checkpoint is in it."""
+    if device.type != "cpu":
+        compute = stored if dtype == "auto" else DTYPES[dtype]
+        weights, kv = compute, compute
+    else:
+        compute = DTYPES.get(dtype) or (stored if fast_bfloat16 and stored == torch.bfloat16 else torch.float32)
+        weights = _held(compute, stored)
+        kv = torch.bfloat16 if quantization == "int8" else weights
+    if quantization == "int8":
+        weights = torch.int8
+    return Formats(compute, weights, kv if kv_cache_dtype == "auto" else DTYPES[kv_cache_dtype])
+
+
+def _held(compute: torch.dtype, stored: torch.dtype) -> torch.dtype:
+    """How a CPU holds weights: never wider than they came, and in a format that its kernels read."""
+    if compute == torch.float16:
+        return compute
+    return torch.bfloat16 if torch.bfloat16 in (compute, stored) else torch.float32
+
+
+def name_of(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
