@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from scripts.bench.peers.proc import has_bf16
+
 ENGINES = Path(__file__).with_name("engines")
 NUM_SEQS = 64
 NUM_BATCHED_TOKENS = 2048
@@ -87,7 +89,8 @@ def _vllm(peers: Path, weights: Path, limits: dict[str, Any], dtype: str) -> Eng
     options = limits | {"model": str(weights), "dtype": dtype, "max_num_batched_tokens": 0}
     name = {"bfloat16": "vllm-bf16", "float32": "vllm-f32"}[dtype]
     python = peers / "v-vllm" / "bin" / "python"
-    return Engine(name, FULL, ENGINES / "vllm.py", python, options, by_default=dtype == "bfloat16")
+    by_default = dtype == "bfloat16" or not has_bf16()  # without the instruction float32 is the faster in batches
+    return Engine(name, FULL, ENGINES / "vllm.py", python, options, by_default=by_default)
 
 
 def _llamacpp(peers: Path, weights: Path, limits: dict[str, Any], kind: str, quantization: str) -> Engine:
@@ -95,8 +98,8 @@ def _llamacpp(peers: Path, weights: Path, limits: dict[str, Any], kind: str, qua
     converted = weights / f"{weights.name}-{kind}.gguf"
     options = limits | {"model": str(converted), "server": str(server)}
     here = Path(sys.executable)
-    name, by_default = f"llamacpp-{kind}", True
-    return Engine(name, quantization, ENGINES / "llamacpp.py", here, options, (server, converted), by_default)
+    name = f"llamacpp-{kind}"
+    return Engine(name, quantization, ENGINES / "llamacpp.py", here, options, (server, converted))
 
 
 def _transformers(peers: Path, weights: Path, limits: dict[str, Any]) -> Engine:

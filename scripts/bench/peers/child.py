@@ -46,7 +46,11 @@ class Child:
                 stderr=log,
                 start_new_session=True,
             )
-        loaded = self._answer(LOAD_SECONDS)
+        try:
+            loaded = self._answer(LOAD_SECONDS)
+        except EngineFailed:
+            self.close()
+            raise
         self.version: str = loaded["version"]
         self.load_seconds: float = loaded["load_seconds"]
         self._sleep()

@@ -70,6 +70,12 @@ def processor() -> str:
     return f"{name}, {len(os.sched_getaffinity(0))} cores"
 
 
+def has_bf16() -> bool:
+    """Whether the processor multiplies bfloat16."""
+    flags = (PROC / "cpuinfo").read_text()
+    return "avx512_bf16" in flags or "amx_bf16" in flags
+
+
 def command(pid: int) -> str:
     return (PROC / str(pid) / "cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
 

@@ -1,0 +1,243 @@
+"""scripts/bench_peers: what is asked of the engines, how they take turns, and what is made of their times."""
+
+from __future__ import annotations
+
+import os
+import sys
+import textwrap
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from scripts.bench.peers import models
+from scripts.bench.peers.catalog import CHAIN, FULL, INT8, RUNNER, Engine, engines
+from scripts.bench.peers.child import Child, EngineFailed
+from scripts.bench.peers.figures import best_peer, floor_line, memory_line, ratio_lines, target
+from scripts.bench.peers.proc import stat, tree
+from scripts.bench.peers.rounds import Contest, Record, Run, rotated
+from scripts.bench.peers.tables import engine_table, readme_table
+from scripts.bench.peers.workloads import WORKLOADS
+
+VOCAB = 32_000
+FAKE = """
+import os, time
+
+class Fake:
+    version = "fake 1"
+
+    def __init__(self, options):
+        print("engines may print what they like")
+        self.options = options
+
+    def prepare(self, num_seqs, num_tokens):
+        self.shape = [num_seqs, num_tokens]
+
+    def run(self, requests):
+        os.write(1, b"even so\\n")
+        time.sleep(self.options["seconds"])
+        return {"num_tokens": [count - self.options["short"] for _, count in requests], "first": 0.001}
+
+    def report(self):
+        return {"shape": self.shape}
+
+    def close(self):
+        pass
+
+load = Fake
+"""
+
+
+@pytest.fixture
+def fake(tmp_path: Path) -> Engine:
+    """An engine whose name is that of a package, which must not matter."""
+    file = tmp_path / "json.py"
+    file.write_text(textwrap.dedent(FAKE))
+    options = {"seconds": 0.0, "short": 0, "num_threads": 2}
+    return Engine("fake", FULL, file, Path(sys.executable), options)
+
+
+def record(name: str, *seconds: float, others: float = 0.0, first: float = 0.0) -> Record:
+    return Record(WORKLOADS[name], [Run(each, first, others) for each in seconds])
+
+
+# -- workloads
+
+
+@pytest.mark.parametrize(
+    ("name", "num_requests", "num_prompt", "num_output"),
+    [("a", 1, 32, 128), ("b1", 32, 4096, 4096), ("b2", 64, 15_482, 8_011), ("c", 1, 2048, 1), ("d", 32, 33_792, 512)],
+)
+def test_every_round_has_the_same_lengths_and_other_ids(
+    name: str, num_requests: int, num_prompt: int, num_output: int
+) -> None:
+    first, second = (WORKLOADS[name].requests(number, VOCAB) for number in (0, 1))
+    assert len(first) == num_requests
+    assert sum(len(prompt) for prompt, _ in first) == num_prompt
+    assert sum(count for _, count in first) == num_output
+    assert [(len(prompt), count) for prompt, count in first] == [(len(prompt), count) for prompt, count in second]
+    assert all(one[0][:16] != other[0][:16] for one, other in zip(first, second, strict=True))
+    assert first == WORKLOADS[name].requests(0, VOCAB)
+    assert all(100 <= token < 15_000 for prompt, _ in first for token in prompt)
+
+
+def test_only_d_shares_a_prefix_and_only_within_a_round() -> None:
+    prompts = [tuple(prompt) for prompt, _ in WORKLOADS["d"].requests(0, VOCAB)]
+    assert len({prompt[:1024] for prompt in prompts}) == 1
+    assert len({prompt[1024:] for prompt in prompts}) == 32
+    assert len({tuple(prompt[:16]) for prompt, _ in WORKLOADS["b1"].requests(0, VOCAB)}) == 32
+
+
+def test_a_small_vocabulary_is_kept_to() -> None:
+    assert all(token < 300 for prompt, _ in WORKLOADS["c"].requests(0, 300) for token in prompt)
+
+
+def test_speeds() -> None:
+    assert WORKLOADS["a"].speed(2.0) == 64
+    assert WORKLOADS["b1"].speed(4.0) == 1024
+    assert WORKLOADS["c"].speed(0.5) == 4096
+    assert WORKLOADS["d"].speed(4.0) == 0.25
+    assert WORKLOADS["d"].told(0.25) == 4.0
+    assert WORKLOADS["a"].told(64.0) == 64.0
+
+
+# -- figures
+
+
+def test_a_ratio_is_of_medians_against_the_fastest_peer() -> None:
+    records = {
+        ("a", RUNNER): record("a", 1.0, 1.5, 9.0),
+        ("a", "slow"): record("a", 4.0),
+        ("a", "fast"): record("a", 2.0, 3.0, 3.3),
+        ("a", CHAIN): record("a", 3.3),
+    }
+    runner, chain = ratio_lines(records, "S", FULL)
+    assert best_peer(records, "a") == ("fast", records["a", "fast"])
+    assert runner.measured == pytest.approx(2.0) and not runner.missed
+    assert chain.measured == pytest.approx(3.0 / 3.3) and chain.missed
+
+
+def test_seconds_are_better_when_fewer() -> None:
+    records = {("d", RUNNER): record("d", 1.0), ("d", "peer"): record("d", 2.0), ("d", CHAIN): record("d", 4.0)}
+    assert [line.measured for line in ratio_lines(records, "S", FULL)] == [2.0, 0.5]
+    assert [line.missed for line in ratio_lines(records, "S", FULL)] == [False, True]
+
+
+def test_a_figure_that_is_absent_misses_its_target() -> None:
+    alone = ratio_lines({("c", RUNNER): record("c", 1.0)}, "M", FULL)
+    assert [(line.measured, line.missed) for line in alone] == [(None, True), (None, True)]
+
+
+def test_targets() -> None:
+    assert [target(RUNNER, "S", FULL, name) for name in WORKLOADS] == [1.5, 1.4, 1.4, 1.1, 1.3]
+    assert [target(RUNNER, "M", FULL, name) for name in WORKLOADS] == [1.0, 1.25, 1.25, 1.1, 1.1]
+    assert {target(CHAIN, model, FULL, name) for model in "SM" for name in WORKLOADS} == {1.0}
+    assert target(RUNNER, "S", INT8, "b1") == 1.1
+    assert target(RUNNER, "M", INT8, "b1") is None and target("openvino-fp16", "S", FULL, "a") is None
+
+
+def test_decoding_against_the_memory_floor() -> None:
+    records = {("a", RUNNER): record("a", 1.37, first=0.1)}  # 127 steps of 10 ms
+    line = floor_line(records, "S", streamed=90_000_000, bandwidth=10e9)
+    assert line.measured == pytest.approx(0.9) and not line.missed
+    assert floor_line({}, "S", streamed=1, bandwidth=1.0).missed
+
+
+def test_peak_memory() -> None:
+    assert memory_line(RUNNER, "S", 115, 60, 40).measured == pytest.approx(1.15)
+    assert memory_line(RUNNER, "S", 120, 60, 40).missed
+
+
+def test_tables_show_every_engine_and_mark_noise() -> None:
+    records = {("a", RUNNER): record("a", 1.0, 1.1, others=0.3), ("a", "peer"): record("a", 2.0)}
+    versions = {RUNNER: "1", "peer": "2"}
+    text, document = engine_table(records, versions, "title"), readme_table(records, versions, "title")
+    assert "~122 (10 % of 2)" in text and "64.0 (0 % of 1)" in text
+    assert "| pageant-runner | ~122 |" in document and "| peer | **64.0** |" in document
+
+
+# -- turns
+
+
+def test_each_round_begins_with_another_engine(fake: Engine, tmp_path: Path) -> None:
+    fake = replace(fake, options=fake.options | {"seconds": 0.1})  # far more than starting and answering vary
+    children = [Child(replace(fake, name=name), tmp_path) for name in ("x", "y", "z")]
+    contest = Contest(list(children), VOCAB, timeout=20)
+    contest.play(WORKLOADS["c"], 2)
+    assert {key: len(found.runs) for key, found in contest.records.items()} == {("c", n): 2 for n in "xyz"}
+    assert [child.engine.name for child in rotated(children, 4)] == ["y", "z", "x"]
+    with children[0].awake():
+        assert children[0].report() == {"shape": [1, 2049]}
+    for child in children:
+        child.close()
+
+
+def test_an_engine_far_behind_runs_once_and_one_that_fails_is_out(fake: Engine, tmp_path: Path) -> None:
+    options: dict[str, dict[str, float]] = {
+        "quick": {},
+        "slow": {"seconds": 1.0},
+        "short": {"short": 1},
+        "late": {"seconds": 60.0},
+    }
+    children = [
+        Child(replace(fake, name=name, options=fake.options | more), tmp_path) for name, more in options.items()
+    ]
+    contest = Contest(list(children), VOCAB, timeout=3)
+    contest.play(WORKLOADS["a"], 3)
+    assert {engine: len(found.runs) for (_, engine), found in contest.records.items()} == {"quick": 3, "slow": 1}
+    assert [failure.split(":")[0] for failure in contest.failures] == ["short", "late"]
+    for child in contest.children:
+        child.close()
+
+
+def test_a_peer_is_stopped_while_others_run(fake: Engine, tmp_path: Path) -> None:
+    child = Child(fake, tmp_path)
+    pids = [pid for pid in tree(os.getpid()) if str(fake.file) in Path(f"/proc/{pid}/cmdline").read_text()]
+    assert len(pids) == 1
+    wait_until_stopped(pids[0])
+    with child.awake():
+        assert child.run([([1], 3)], 20)["num_tokens"] == [3]
+    wait_until_stopped(pids[0])
+    child.close()
+    assert not any(stat(pid) for pid in pids)
+
+
+def wait_until_stopped(pid: int) -> None:
+    """The signal takes effect when the process is next looked at."""
+    deadline = time.monotonic() + 20
+    while (fields := stat(pid)) is not None and fields[0] != "T":
+        assert time.monotonic() < deadline, fields
+        time.sleep(0.01)
+    assert fields is not None
+
+
+def test_an_engine_that_does_not_load_says_where_to_look(fake: Engine, tmp_path: Path) -> None:
+    fake.file.write_text("raise SystemExit('no such thing')")
+    with pytest.raises(EngineFailed, match=r"see .*fake\.log"):
+        Child(fake, tmp_path)
+    assert "no such thing" in (tmp_path / "fake.log").read_text()
+
+
+def test_absent_peers_are_known_by_what_is_missing(tmp_path: Path) -> None:
+    found = {engine.name: engine for engine in engines(tmp_path, "S", INT8)}
+    assert set(found) == {RUNNER, CHAIN, "openvino-int8", "llamacpp-q8_0"}
+    assert found["openvino-int8"].missing[0] == tmp_path / "v-ov" / "bin" / "python"
+    assert not found[RUNNER].missing
+    assert found[RUNNER].options["settings"]["quantization"] == INT8
+
+
+# -- models
+
+
+def test_the_models_have_their_sizes() -> None:
+    counts = {}
+    for name, spec in models.SPECS.items():
+        total = 0
+        for shape in models.shapes(models.COMMON | spec).values():
+            size = 1
+            for extent in shape:
+                size *= extent
+            total += size
+        counts[name] = total
+    assert counts == {"S": 134_515_008, "M": 348_701_696}
