@@ -18,7 +18,7 @@ from services.cli.supervisor import Role, Supervisor
 from shared.actor.process import EXIT_CONFIG
 from shared.config import Settings
 from shared.errors import ConfigError
-from shared.transport.zeromq import claim, make_private
+from shared.transport.unix import claim, make_private
 
 if TYPE_CHECKING:
     from services.cli.client import Client

@@ -73,8 +73,8 @@ class Scheduler:
 
     @property
     def max_input_length(self) -> int:
-        """The longest prompt, in tokens."""
-        longest = self.max_model_len - 1
+        """The longest prompt, in tokens; 0 while no worker is known."""
+        longest = max(0, self.max_model_len - 1)
         if not self.policy.enable_chunked_prefill:
             longest = min(longest, self.policy.max_num_batched_tokens)
         return min(self.policy.max_input_length or longest, longest)

@@ -14,7 +14,7 @@ from shared.actor.actor import Actor
 from shared.config import Settings, load_settings
 from shared.errors import ConfigError, ModelError, PageantError
 from shared.logging import setup_logging
-from shared.transport import Transport, ZmqTransport
+from shared.transport import Transport, make_transport
 
 log = structlog.get_logger()
 
@@ -39,7 +39,7 @@ async def _main(make: Callable[[Transport, Settings], Actor], settings: Settings
     transport: Transport | None = None
     status = 0
     try:
-        transport = ZmqTransport(settings)
+        transport = make_transport(settings)
         actor = make(transport, settings)
         setup_logging(actor.service, actor.instance, level=settings.log_level, format=settings.log_format)
         loop = asyncio.get_running_loop()

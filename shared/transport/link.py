@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 import structlog
@@ -33,7 +34,7 @@ class Inbox(Generic[T]):
         self._mail.append(message)
         self._arrived.set()
 
-    def deliver(self, frames: list[bytes]) -> None:
+    def deliver(self, frames: Sequence[bytes | memoryview]) -> None:
         """Decode and queue what came from the wire.  An undecodable frame costs that frame."""
         for frame in frames:
             try:
@@ -57,7 +58,7 @@ class Inbox(Generic[T]):
 
 
 class Outbox(Protocol):
-    """Collects messages; `flush` sends one multipart message per destination."""
+    """Collects messages; `flush` sends them on, all to one destination at once."""
 
     def send(self, address: str, message: Message) -> None: ...
 

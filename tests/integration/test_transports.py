@@ -1,4 +1,4 @@
-"""The whole troupe in one event loop: over memory and over ZeroMQ it says the same, message for message."""
+"""The whole troupe in one event loop: over memory and over sockets it says the same, message for message."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from shared.messages import (
     TokenizeRequest,
 )
 from shared.sampling import SamplingParams
-from shared.transport import MemoryTransport, Transport, ZmqTransport
+from shared.transport import MemoryTransport, Transport, make_transport
 from tests.integration.engine import SETTINGS
 
 
@@ -128,7 +128,7 @@ async def play(transport: Transport, settings: Settings) -> tuple[dict[str, str]
 
 
 @pytest.mark.parametrize("kind", ["ipc", "tcp"])
-async def test_in_process_equals_zeromq(tmp_path: Path, kind: str) -> None:
+async def test_in_process_equals_sockets(tmp_path: Path, kind: str) -> None:
     settings = msgspec.structs.replace(
         SETTINGS, runtime_dir=str(tmp_path / "run"), transport=kind, scheduler_port=0, advertise_host="127.0.0.1"
     )
@@ -140,7 +140,7 @@ async def test_in_process_equals_zeromq(tmp_path: Path, kind: str) -> None:
     assert len({texts[f"text{index}"] for index in range(5)}) > 1
     if kind == "tcp":
         settings = msgspec.structs.replace(settings, scheduler_port=free_port())
-    transport = ZmqTransport(settings)
+    transport = make_transport(settings)
     assert await play(transport, settings) == (texts, ends)
     transport.close()
 

@@ -391,6 +391,13 @@ def test_eos_and_stop_ids_end_a_sequence_and_min_tokens_delays_them() -> None:
     assert len(world.outputs["later", 0]) > output.index(stop) + 1
 
 
+def test_without_a_worker_no_length_is_known() -> None:
+    world = World()
+    assert (world.scheduler.max_model_len, world.scheduler.max_input_length) == (128, 127)
+    world.lose("w0")
+    assert (world.scheduler.max_model_len, world.scheduler.max_input_length) == (0, 0)
+
+
 def test_the_model_length_ends_a_sequence() -> None:
     world = World(max_model_len=20)
     world.add("a", prompt(15), max_tokens=50)

@@ -1,4 +1,4 @@
-"""Bytes between actors: order, batches, bad frames, privacy; over ZeroMQ and in memory alike."""
+"""Bytes between actors: order, batches, bad frames, privacy; over sockets and in memory alike."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ import zmq
 from shared.config import Settings
 from shared.errors import ConfigError
 from shared.messages import AbortRequest, SchedulerInbox, encode
-from shared.transport import MemoryTransport, Transport, ZmqTransport, pick, rank
+from shared.transport import MemoryTransport, Transport, UnixTransport, make_transport, pick, rank
 from shared.transport.keys import load_keys
+from shared.transport.zeromq import ZmqTransport
 
 
 @pytest.fixture(params=["memory", "ipc", "tcp"])
@@ -24,7 +25,7 @@ async def transport(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIter
         made = MemoryTransport()
     else:
         run = str(tmp_path / "run")
-        made = ZmqTransport(Settings(transport=request.param, runtime_dir=run, advertise_host="127.0.0.1"))
+        made = make_transport(Settings(transport=request.param, runtime_dir=run, advertise_host="127.0.0.1"))
     yield made
     made.close()
 
@@ -76,13 +77,13 @@ async def test_a_cancelled_receive_loses_nothing(transport: Transport) -> None:
 async def test_sockets_lie_in_a_private_directory(tmp_path: Path) -> None:
     run = tmp_path / "run"
     run.mkdir(mode=0o755)
-    transport = ZmqTransport(Settings(runtime_dir=str(run)))
+    transport = UnixTransport(Settings(runtime_dir=str(run)))
     assert stat.S_IMODE(run.stat().st_mode) == 0o700
     transport.close()
 
 
 async def test_a_runtime_dir_that_is_too_long_says_so(tmp_path: Path) -> None:
-    transport = ZmqTransport(Settings(runtime_dir=str(tmp_path / ("x" * 90))))
+    transport = UnixTransport(Settings(runtime_dir=str(tmp_path / ("x" * 90))))
     with pytest.raises(ConfigError, match="too long"):
         transport.bind("scheduler", SchedulerInbox)
     transport.close()
@@ -117,7 +118,7 @@ async def test_a_stranger_gets_no_frame_through(tmp_path: Path) -> None:
 
 async def test_a_deployment_has_one_scheduler(tmp_path: Path) -> None:
     settings = Settings(runtime_dir=str(tmp_path))
-    first, second = ZmqTransport(settings), ZmqTransport(settings)
+    first, second = UnixTransport(settings), UnixTransport(settings)
     first.bind("scheduler", SchedulerInbox)
     with pytest.raises(ConfigError, match="runtime_dir of its own"):
         second.bind("scheduler", SchedulerInbox)
@@ -127,7 +128,7 @@ async def test_a_deployment_has_one_scheduler(tmp_path: Path) -> None:
 
 
 async def test_an_instance_s_socket_file_goes_with_it(tmp_path: Path) -> None:
-    transport = ZmqTransport(Settings(runtime_dir=str(tmp_path)))
+    transport = UnixTransport(Settings(runtime_dir=str(tmp_path)))
     inbox = transport.bind("worker-1", SchedulerInbox)
     assert [path.name for path in tmp_path.iterdir()] == ["worker-1.sock"]
     inbox.close()

@@ -1,0 +1,138 @@
+"""Unix sockets: frames cut anywhere, sockets that are full, destinations that come late, die and come back."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shared.config import Settings
+from shared.errors import ProtocolError
+from shared.messages import AbortRequest, DecodeRequest, SchedulerInbox, TokenizerInbox
+from shared.messages.codec import MAX_MESSAGE_BYTES
+from shared.transport.unix import Frames, UnixInbox, UnixOutbox, UnixTransport
+
+MEGABYTE = b"x" * (1 << 20)
+
+
+def wire(frames: list[bytes]) -> bytes:
+    return b"".join(len(frame).to_bytes(4, "little") + frame for frame in frames)
+
+
+@given(st.lists(st.binary(max_size=40), max_size=8), st.lists(st.integers(1, 60), min_size=1, max_size=30))
+def test_frames_are_the_same_however_they_are_cut(sent: list[bytes], cuts: list[int]) -> None:
+    data, frames, received = wire(sent), Frames(), []
+    position = 0
+    while position < len(data):
+        step = cuts[position % len(cuts)]
+        received += [bytes(frame) for frame in frames.feed(memoryview(data)[position : position + step])]
+        position += step
+    assert received == sent
+
+
+def test_a_frame_that_is_too_long_is_refused_by_its_length_alone() -> None:
+    with pytest.raises(ProtocolError):
+        Frames().feed(memoryview((MAX_MESSAGE_BYTES + 1).to_bytes(4, "little")))
+
+
+async def test_an_overlong_frame_costs_its_sender_the_connection_and_nobody_else(tmp_path: Path) -> None:
+    transport = UnixTransport(Settings(runtime_dir=str(tmp_path)))
+    inbox, friend = transport.bind("a", SchedulerInbox), transport.outbox()
+    friend.send(inbox.address, AbortRequest("before"))
+    friend.flush()
+    with socket.socket(socket.AF_UNIX) as stranger:
+        stranger.connect(str(tmp_path / "a.sock"))
+        stranger.sendall(b"\xff\xff\xff\xff")
+        assert await asyncio.to_thread(stranger.recv, 1) == b""
+    friend.send(inbox.address, AbortRequest("after"))
+    friend.flush()
+    received: list[AbortRequest] = []
+    while len(received) < 2:
+        received += await asyncio.wait_for(inbox.recv_batch(), 5)
+    assert [message.request_id for message in received] == ["before", "after"]
+    friend.close()
+    transport.close()
+
+
+async def test_more_than_a_socket_holds_arrives_whole_and_in_order(tmp_path: Path) -> None:
+    transport = UnixTransport(Settings(runtime_dir=str(tmp_path)))
+    inbox, outbox = transport.bind("a", TokenizerInbox), transport.outbox()
+    for index in range(20):
+        outbox.send(inbox.address, DecodeRequest(str(index), "g", MEGABYTE))
+        outbox.flush()
+    received: list[DecodeRequest] = []
+    while len(received) < 20:
+        received += await asyncio.wait_for(inbox.recv_batch(), 5)
+    assert [message.request_id for message in received] == [str(index) for index in range(20)]
+    assert all(message.token_ids == MEGABYTE for message in received)
+    outbox.close()
+    transport.close()
+
+
+async def test_a_thread_without_a_loop_sends_more_than_a_socket_holds(tmp_path: Path) -> None:
+    transport = UnixTransport(Settings(runtime_dir=str(tmp_path)))
+    inbox = transport.bind("a", TokenizerInbox)
+
+    def send() -> None:
+        outbox = transport.outbox()
+        outbox.send(inbox.address, DecodeRequest("1", "g", 4 * MEGABYTE))
+        outbox.flush()
+        outbox.close()
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    (message,) = await asyncio.wait_for(inbox.recv_batch(), 5)
+    assert message.token_ids == 4 * MEGABYTE
+    await asyncio.to_thread(thread.join)
+    transport.close()
+
+
+async def test_mail_waits_for_a_destination_that_is_not_there_yet(tmp_path: Path) -> None:
+    outbox = UnixOutbox()
+    outbox.send(f"ipc://{tmp_path}/late.sock", AbortRequest("patient"))
+    outbox.flush()
+    await asyncio.sleep(0.1)
+    inbox = UnixInbox(tmp_path / "late.sock", SchedulerInbox)
+    assert await asyncio.wait_for(inbox.recv_batch(), 5) == [AbortRequest("patient")]
+    outbox.close()
+    inbox.close()
+
+
+async def test_the_next_life_of_a_destination_gets_what_comes_after(tmp_path: Path) -> None:
+    path, outbox = tmp_path / "a.sock", UnixOutbox()
+    for life in ("first", "second", "third"):
+        inbox = UnixInbox(path, SchedulerInbox)
+        outbox.send(inbox.address, AbortRequest(life))
+        outbox.flush()
+        assert await asyncio.wait_for(inbox.recv_batch(), 5) == [AbortRequest(life)]
+        inbox.close()
+    outbox.close()
+
+
+async def test_what_was_sent_last_gets_out_before_the_end(tmp_path: Path) -> None:
+    inbox, outbox = UnixInbox(tmp_path / "a.sock", TokenizerInbox), UnixOutbox()
+    outbox.send(inbox.address, DecodeRequest("big", "g", MEGABYTE))
+    closing = asyncio.create_task(asyncio.to_thread(outbox.close))
+    (message,) = await asyncio.wait_for(inbox.recv_batch(), 5)
+    assert message.request_id == "big"
+    await closing
+    inbox.close()
+
+
+async def test_a_destination_that_is_forgotten_is_left_alone(tmp_path: Path) -> None:
+    outbox = UnixOutbox()
+    address = f"ipc://{tmp_path}/never.sock"
+    outbox.send(address, AbortRequest("lost"))
+    outbox.flush()
+    outbox.forget(address)
+    inbox = UnixInbox(tmp_path / "never.sock", SchedulerInbox)
+    outbox.send(address, AbortRequest("found"))
+    outbox.flush()
+    assert await asyncio.wait_for(inbox.recv_batch(), 5) == [AbortRequest("found")]
+    outbox.close()
+    inbox.close()
