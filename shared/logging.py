@@ -9,10 +9,13 @@ from __future__ import annotations
 import logging
 import sys
 
+import msgspec
 import structlog
 
 from shared.messages.control import ServiceName
 from shared.messages.requests import RequestHeader
+
+_encoder = msgspec.json.Encoder(enc_hook=repr)
 
 
 def setup_logging(service: ServiceName | str, instance: str, *, level: str = "info", format: str = "auto") -> None:
@@ -22,7 +25,7 @@ def setup_logging(service: ServiceName | str, instance: str, *, level: str = "in
     if console:
         renderer = structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
     else:
-        renderer = structlog.processors.JSONRenderer()
+        renderer = structlog.processors.JSONRenderer(_json)
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
@@ -36,6 +39,11 @@ def setup_logging(service: ServiceName | str, instance: str, *, level: str = "in
         cache_logger_on_first_use=True,
     )
     structlog.contextvars.bind_contextvars(service=str(service), instance=instance)
+
+
+def _json(event: structlog.typing.EventDict, **_: object) -> str:
+    """A third of the time of the standard library's."""
+    return _encoder.encode(event).decode()
 
 
 def request_logger(

@@ -110,7 +110,7 @@ def main() -> int:
     if args.idle_seconds:
         with troupe(0.0) as running:
             lines += idle(running, args.idle_seconds)
-            lines.append(added_to_first_token(running.address, at_most=TARGET_FIRST_MS))
+            lines += added_to_first_token(running.address, at_most=TARGET_FIRST_MS)
     with troupe(args.step_ms, max_num_seqs=args.streams, log_level="warning") as running:
         lines += lines_of(*load(running, args), args)
     title = f"{args.streams} streams, steps of {args.step_ms:g} ms, {os.cpu_count()} cores shared by all"

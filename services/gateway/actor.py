@@ -118,6 +118,8 @@ class GatewayActor(MemberActor):
 
     async def until_available(self) -> None:
         """Return once requests can be served; raises RequestError, soon, where they cannot."""
+        if not self.missing:
+            return
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(WAIT_FOR_SERVICES):
                 while self.missing and self.phase < Phase.DRAINING:
@@ -133,7 +135,8 @@ class GatewayActor(MemberActor):
         """Journal a request and send it on; raises RequestError where there is no room."""
         stream = Stream(request, self._tokenizer(request.header.request_id))
         self.journal.add(stream)
-        self.send_soon(stream.tokenizer, request)
+        self.send(stream.tokenizer, request)
+        self.outbox.flush()  # at once: its first token waits for nothing else
         return stream
 
     def close(self, stream: Stream) -> None:

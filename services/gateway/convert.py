@@ -76,20 +76,18 @@ def no_input() -> RequestError:
 
 def generate_response(request_id: str, delta: Delta, *, with_token_ids: bool) -> Any:
     """One message of the stream."""
-    response = inference_pb2.GenerateResponse(
-        request_id=request_id,
-        index=delta.index,
-        text="".join(delta.text),
-        token_ids=delta.token_ids if with_token_ids else (),
-        logprobs=[logprobs_to_proto(entry) for entry in delta.logprobs],
-        prompt_logprobs=[logprobs_to_proto(entry) for entry in delta.prompt_logprobs],
-    )
-    if delta.finish_reason is not None:
-        response.finish_reason = FINISH_REASONS[delta.finish_reason]
-        response.stop_reason = delta.stop_reason
-        response.usage.prompt_tokens = delta.num_prompt_tokens
-        response.usage.completion_tokens = delta.num_output_tokens
-        response.usage.cached_tokens = delta.num_cached_tokens
+    response = inference_pb2.GenerateResponse(request_id=request_id, index=delta.index, text="".join(delta.text))
+    if with_token_ids:
+        response.token_ids.extend(delta.token_ids)
+    if delta.logprobs or delta.prompt_logprobs:
+        response.logprobs.extend(map(logprobs_to_proto, delta.logprobs))
+        response.prompt_logprobs.extend(map(logprobs_to_proto, delta.prompt_logprobs))
+    if (end := delta.end) is not None and end.finish_reason is not None:
+        response.finish_reason = FINISH_REASONS[end.finish_reason]
+        response.stop_reason = end.stop_reason
+        response.usage.prompt_tokens = end.num_prompt_tokens
+        response.usage.completion_tokens = end.num_output_tokens
+        response.usage.cached_tokens = end.num_cached_tokens
     return response
 
 

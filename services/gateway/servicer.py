@@ -43,7 +43,6 @@ class InferenceServicer:
         report = StreamReport()
         try:
             request = self._read(proto, context)
-            report.received(request)
             await _within(request.header.deadline, self._serve(proto, request, context, report))
         except RequestError as error:
             report.failed(error)
@@ -71,8 +70,11 @@ class InferenceServicer:
         return convert.tokenize_request(proto, header, params, limit)
 
     async def _serve(self, proto: Any, request: TokenizeRequest, context: Any, report: StreamReport) -> None:
-        await self._actor.until_available()
-        stream = self._actor.open(request)
+        try:
+            await self._actor.until_available()
+            stream = self._actor.open(request)
+        finally:
+            report.received(request)
         try:
             await context.send_initial_metadata((("x-request-id", request.header.request_id),))
             await self._write(proto, stream, context, report)
@@ -168,8 +170,10 @@ class ControlServicer:
 
 async def _within(deadline: float | None, work: Awaitable[T]) -> T:
     """Await `work` until `deadline` (Unix seconds); raises RequestError past it."""
+    if deadline is None:
+        return await work
     try:
-        async with asyncio.timeout(None if deadline is None else deadline - time.time()):
+        async with asyncio.timeout(deadline - time.time()):
             return await work
     except TimeoutError:
         raise RequestError("the call's deadline passed", code=RejectCode.DEADLINE_EXCEEDED) from None

@@ -12,9 +12,10 @@ from collections.abc import Iterator
 import msgspec
 
 from shared.errors import ProtocolError, RejectCode, RequestError
-from shared.messages import FinishReason, RequestHeader, SequenceText, TokenizeRequest, TokenLogprobs
+from shared.messages import RequestHeader, SequenceText, TokenizeRequest, TokenLogprobs
 
 MAX_DELTA_BYTES = 256 << 10  # well within the 4 MiB that gRPC clients accept by default
+BYTES_PER_ID = 4
 BYTES_PER_LOGPROB = 12
 
 
@@ -26,22 +27,28 @@ class Delta(msgspec.Struct):
     token_ids: list[int] = []
     logprobs: list[TokenLogprobs | None] = []
     prompt_logprobs: list[TokenLogprobs | None] = []
-    finish_reason: FinishReason | None = None
-    stop_reason: str = ""
-    num_prompt_tokens: int = 0
-    num_cached_tokens: int = 0
-    num_output_tokens: int = 0
+    num_bytes: int = 0  # about what it takes on the wire
+    end: SequenceText | None = None  # the news that ended the sequence
 
     @property
     def empty(self) -> bool:
         """Whether a client who wants no token ids would learn nothing from it."""
-        return not (self.text or self.logprobs or self.prompt_logprobs or self.finish_reason)
+        return not (self.text or self.logprobs or self.prompt_logprobs or self.end)
 
-    @property
-    def num_bytes(self) -> int:
-        """About what it takes on the wire."""
-        num_logprobs = sum(len(entry.token_ids) for entry in (*self.logprobs, *self.prompt_logprobs) if entry)
-        return sum(map(len, self.text)) + 4 * len(self.token_ids) + BYTES_PER_LOGPROB * num_logprobs
+    def add(self, text: str, token_ids: list[int]) -> None:
+        if text:
+            self.text.append(text)
+        self.token_ids += token_ids
+        self.num_bytes += len(text) + BYTES_PER_ID * len(token_ids)
+
+    def add_logprobs(
+        self, logprobs: list[TokenLogprobs | None], prompt_logprobs: list[TokenLogprobs | None] | None
+    ) -> None:
+        """In order, the prompt's before the first of the output's."""
+        self.logprobs += logprobs
+        self.prompt_logprobs += prompt_logprobs or []
+        entries = (*logprobs, *(prompt_logprobs or ()))
+        self.num_bytes += BYTES_PER_LOGPROB * sum(len(entry.token_ids) for entry in entries if entry)
 
 
 class SequenceJournal:
@@ -52,11 +59,13 @@ class SequenceJournal:
         self.token_ids = array("i")
         self.num_chars = 0
         self.finished = False
+        self._growing: Delta | None = None  # the last one that is queued
 
-    def accept(self, news: SequenceText) -> Delta | None:
-        """The part of `news` that is new, or None where all of it was sent before.
+    def accept(self, news: SequenceText, queue: list[Delta]) -> bool:
+        """Queue the part of `news` that is new, if any: False where all of it was sent before.
 
-        Raises ProtocolError where something between the journal and `news` is missing.
+        It goes into a delta that still waits there, while that is no larger than one message should be.  Raises
+        ProtocolError where something between the journal and `news` is missing.
         """
         seen_tokens = len(self.token_ids) - news.token_offset
         seen_chars = self.num_chars - news.text_offset
@@ -66,26 +75,28 @@ class SequenceJournal:
                 f"{news.text_offset}, expected {len(self.token_ids)} and {self.num_chars}"
             )
         if self.finished:
-            return None
-        token_ids, text = news.token_ids[seen_tokens:], news.text[seen_chars:]
-        first = not len(self.token_ids)
-        self.token_ids.extend(token_ids)
-        self.num_chars += len(text)
+            return False
+        token_ids = news.token_ids[seen_tokens:] if seen_tokens else news.token_ids
+        text = news.text[seen_chars:] if seen_chars else news.text
         self.finished = news.finish_reason is not None
         if not (token_ids or text or self.finished):
-            return None
-        return Delta(
-            index=self.index,
-            text=[text] if text else [],
-            token_ids=token_ids,
-            logprobs=list(news.logprobs[seen_tokens:]),
-            prompt_logprobs=list(news.prompt_logprobs or []) if first else [],
-            finish_reason=news.finish_reason,
-            stop_reason=news.stop_reason,
-            num_prompt_tokens=news.num_prompt_tokens,
-            num_cached_tokens=news.num_cached_tokens,
-            num_output_tokens=news.num_output_tokens,
-        )
+            return False
+        delta = self._growing
+        if delta is None or delta.num_bytes > MAX_DELTA_BYTES:
+            delta = self._growing = Delta(self.index)
+            queue.append(delta)
+        delta.add(text, token_ids)
+        if news.logprobs or news.prompt_logprobs:
+            delta.add_logprobs(news.logprobs[seen_tokens:], None if self.token_ids else news.prompt_logprobs)
+        if self.finished:
+            delta.end = news
+        self.token_ids.extend(token_ids)
+        self.num_chars += len(text)
+        return True
+
+    def taken(self) -> None:
+        """What was queued is on its way: what comes next begins a new delta."""
+        self._growing = None
 
 
 class Stream:
@@ -99,7 +110,6 @@ class Stream:
         self.num_prompt_tokens = 0
         self.num_cached_tokens = 0
         self._pending: list[Delta] = []
-        self._growing: dict[int, tuple[Delta, int]] = {}  # each sequence's last pending delta, and its bytes
         self._changed = asyncio.Event()
 
     @property
@@ -128,22 +138,11 @@ class Stream:
         """Queue what is new of `news` for the client; raises ProtocolError where it does not fit."""
         if not 0 <= news.index < len(self.sequences):
             raise ProtocolError(f"stream {news.request_id} has no sequence {news.index}")
-        if self.error is not None or (delta := self.sequences[news.index].accept(news)) is None:
+        if self.error is not None or not self.sequences[news.index].accept(news, self._pending):
             return
         self.num_prompt_tokens = news.num_prompt_tokens or self.num_prompt_tokens
         self.num_cached_tokens = max(self.num_cached_tokens, news.num_cached_tokens)
-        self._queue(delta)
         self._changed.set()
-
-    def _queue(self, delta: Delta) -> None:
-        waiting, size = self._growing.get(delta.index, (None, 0))
-        total = size + delta.num_bytes
-        if waiting is not None and total <= MAX_DELTA_BYTES:
-            merge(waiting, delta)
-            self._growing[delta.index] = waiting, total
-        else:
-            self._pending.append(delta)
-            self._growing[delta.index] = delta, total - size
 
     def fail(self, error: RequestError) -> None:
         """End the stream with a status; what was queued before is still sent, the first error wins."""
@@ -157,19 +156,9 @@ class Stream:
             self._changed.clear()
             await self._changed.wait()
         deltas, self._pending = self._pending, []
-        self._growing.clear()
+        for sequence in self.sequences:
+            sequence.taken()
         return deltas
-
-
-def merge(waiting: Delta, news: Delta) -> None:
-    """Append `news` to a delta that its client has not taken yet."""
-    waiting.text += news.text
-    waiting.token_ids += news.token_ids
-    waiting.logprobs += news.logprobs
-    waiting.prompt_logprobs += news.prompt_logprobs
-    for name in ("finish_reason", "stop_reason", "num_prompt_tokens", "num_cached_tokens", "num_output_tokens"):
-        if value := getattr(news, name):
-            setattr(waiting, name, value)
 
 
 class Journal:

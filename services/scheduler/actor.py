@@ -6,6 +6,7 @@ import time
 
 import structlog
 
+from services.scheduler.journal import Note
 from services.scheduler.load import load_of
 from services.scheduler.policy import Policy
 from services.scheduler.roster import Troupe
@@ -125,8 +126,8 @@ class SchedulerActor(Actor):
             self.send(address, batch)
         for gateway, rejection in self.core.outbound.take_rejections():
             self.send(gateway, rejection)
-        for note in self.core.journal.take():
-            request_logger(log, note.header).info(note.event, **note.fields)
+        if notes := self.core.journal.take():
+            self.afterwards(lambda: write_notes(notes))
         if self.phase is Phase.DRAINING and not self.core.requests:
             self.stop()
 
@@ -199,3 +200,8 @@ class SchedulerActor(Actor):
     def on_drain(self, deadline: float) -> None:
         """Finish what is running, up to the deadline; then what is left ends with UNAVAILABLE."""
         self._drain_deadline = deadline
+
+
+def write_notes(notes: list[Note]) -> None:
+    for note in notes:
+        request_logger(log, note.header).info(note.event, **note.fields)

@@ -169,6 +169,7 @@ class TokenizerActor(MemberActor):
             if not self.pending:
                 self._idle.set()
             self.outbox.flush()
+            self._catch_up()
 
         self.pending[request_id] = ticket
         self._idle.clear()
@@ -179,10 +180,11 @@ class TokenizerActor(MemberActor):
         check_deadline(request.header.deadline, now)
         added = self.rules.complete(request, prompt_token_ids, max_model_len=self.max_model_len, now=now)
         self.send(self.scheduler, added)
-        request_logger(log, request.header).info(
-            "request_tokenized",
-            num_prompt_tokens=len(prompt_token_ids) // 4,
-            duration=round(time.monotonic() - started, 6),
+        duration = round(time.monotonic() - started, 6)
+        self.afterwards(
+            lambda: request_logger(log, request.header).info(
+                "request_tokenized", num_prompt_tokens=len(prompt_token_ids) // 4, duration=duration
+            )
         )
 
     @contextlib.contextmanager

@@ -20,6 +20,9 @@ from shared.transport.link import Transport
 
 log = structlog.get_logger()
 
+# Messages hold no cycles and what lives long is frozen: young collections find nothing, so they are made rare.
+GC_THRESHOLDS = (20_000, 20, 50)
+
 Handlers = Mapping[type[Message], Callable[[Any], None]]
 
 
@@ -51,6 +54,7 @@ class Actor(ABC):
         self.outbox = transport.outbox()
         self.tasks: asyncio.TaskGroup
         self._spawned: set[asyncio.Task[None]] = set()
+        self._afterwards: list[Callable[[], None]] = []
         self._table: dict[type[Message], Callable[[Any], None]] = {}
 
     @property
@@ -81,6 +85,10 @@ class Actor(ABC):
     def send(self, address: str, message: Message) -> None:
         """Queue a message; it leaves with this batch's flush."""
         self.outbox.send(address, message)
+
+    def afterwards(self, work: Callable[[], None]) -> None:
+        """Do what nobody waits for, such as a log line, once this batch's messages have left."""
+        self._afterwards.append(work)
 
     def post(self, message: Message) -> None:
         """A message to oneself, handled after this batch."""
@@ -118,17 +126,25 @@ class Actor(ABC):
                 self.outbox.flush()
                 gc.collect()
                 gc.freeze()
+                gc.set_threshold(*GC_THRESHOLDS)
                 while self.phase is not Phase.STOPPED:
                     for message in await self.inbox.recv_batch():
                         self._handle(message)
                     self.before_flush()
                     self.outbox.flush()
+                    self._catch_up()
                 await self.on_stop()
                 for task in list(self._spawned):
                     task.cancel()
         finally:
             self.inbox.close()
             self.outbox.close()
+
+    def _catch_up(self) -> None:
+        if self._afterwards:
+            works, self._afterwards = self._afterwards, []
+            for work in works:
+                work()
 
     def request_drain(self, deadline: float | None = None) -> None:
         """What SIGTERM means; callable from a signal handler on the loop."""
