@@ -14,6 +14,7 @@ from kernels.cpu import gumbel_argmax as cpu_gumbel_argmax
 from kernels.cpu import linear as cpu_linear
 from kernels.cpu import rms_norm as cpu_rms_norm
 from kernels.cpu import silu_mul as cpu_silu_mul
+from kernels.cpu.native import Native
 from kernels.ops import argmax, attention, gumbel_argmax, kv_store, linear, linear_int8, rms_norm, rotary, silu_mul
 from kernels.ops.attention import AttentionMetadata
 from kernels.ops.kv_cache import KVCache
@@ -82,6 +83,10 @@ def _cpu_kernels(dtype: torch.dtype, batch_invariant: bool) -> Kernels:
         pack_linear=cpu_linear.LinearPacker().pack,
         linear=cpu_linear.linear_rounded if dtype == torch.bfloat16 else cpu_linear.linear,
     )
+
+
+def native_sampling(native: Native) -> SamplingKernels:
+    return SamplingKernels(native.argmax, native.gumbel_argmax)
 
 
 def reference_kernels() -> Kernels:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import structlog
 import torch
 
-from kernels.provider import SamplingKernels, select_kernels
+from services.worker.backend import Backend, choose_backend
 from services.worker.memory import MemoryPlan, cpu_budget, gpu_budget, plan_memory
 from services.worker.profile import peak_activation
 from services.worker.rows import RowTable
@@ -19,38 +19,33 @@ from shared.messages.control import WorkerCapacity
 from shared.model_source import resolve_model_dir
 from shared.modeling.assembly import build_decoder
 from shared.modeling.config import ModelConfig, read_config
-from shared.modeling.formats import Formats, name_of, resolve_device, resolve_formats
+from shared.modeling.formats import name_of
 from shared.modeling.model import Model
+from shared.modeling.native import build_native
 from shared.modeling.sampler import Sampler
-from shared.modeling.weights import Progress, open_weights
+from shared.modeling.weights import Progress, WeightSource, open_weights
 
 log = structlog.get_logger()
 
 
 def load_runner(settings: Settings, *, progress: Progress | None = None) -> ModelRunner:
     """A runner ready for plans.  Raises ModelError for the checkpoint's faults, ConfigError for the settings'."""
-    if settings.num_threads:
-        torch.set_num_threads(settings.num_threads)
     directory = resolve_model_dir(settings.model)
     config = read_config(directory)
-    device = resolve_device(settings.device)
     max_model_len = _wanted_model_len(settings, config)
     source = open_weights(settings.load_format, directory, config, progress=progress)
-    formats = resolve_formats(
-        dtype=settings.dtype,
-        quantization=settings.quantization,
-        kv_cache_dtype=settings.kv_cache_dtype,
-        stored=source.dtype,
-        device=device,
-    )
-    kernels = select_kernels(
-        device, formats.compute, quantised=formats.quantised, batch_invariant=settings.batch_invariant
-    )
-    model = build_decoder(config, source, formats, kernels, device, max_positions=max_model_len)
-    log.info("model_loaded", model=settings.model_name, device=str(device), formats=str(formats), kernels=kernels.name)
+    backend = choose_backend(settings, config, source.dtype)
+    model = _build(backend, config, source, max_model_len)
+    log.info("model_loaded", model=settings.model_name, **backend.description)
     plan = _plan_memory(settings, model, max_model_len)
     log.info("memory_planned", num_blocks=plan.num_blocks, num_tokens=plan.num_tokens, summary=str(plan))
-    return _assemble(settings, model, kernels.sampling, plan, formats)
+    return _assemble(settings, model, backend, plan)
+
+
+def _build(backend: Backend, config: ModelConfig, source: WeightSource, max_model_len: int) -> Model:
+    if backend.native is not None:
+        return build_native(config, source, backend.formats, backend.native, max_positions=max_model_len)
+    return build_decoder(config, source, backend.formats, backend.kernels, backend.device, max_positions=max_model_len)
 
 
 def _wanted_model_len(settings: Settings, config: ModelConfig) -> int:
@@ -79,9 +74,7 @@ def _gpu_budget(settings: Settings, model: Model) -> int:
     return gpu_budget(settings, total=total, weights=weights, peak_activation=peak)
 
 
-def _assemble(
-    settings: Settings, model: Model, sampling: SamplingKernels, plan: MemoryPlan, formats: Formats
-) -> ModelRunner:
+def _assemble(settings: Settings, model: Model, backend: Backend, plan: MemoryPlan) -> ModelRunner:
     table = RowTable(
         num_rows=settings.max_num_seqs,
         max_model_len=plan.max_model_len,
@@ -97,8 +90,9 @@ def _assemble(
         max_model_len=plan.max_model_len,
         vocab_size=model.config.vocab_size,
         model=settings.model_name,
-        dtype=name_of(formats.compute),
+        dtype=name_of(backend.formats.compute),
         device=model.device.type,
     )
     pool = model.allocate(plan.num_blocks, plan.block_size)
-    return ModelRunner(model=model, pool=pool, table=table, sampler=Sampler(sampling), capacity=capacity)
+    sampler = Sampler(backend.sampling)
+    return ModelRunner(model=model, pool=pool, table=table, sampler=sampler, capacity=capacity)

@@ -13,48 +13,44 @@ from typing import Any
 
 import torch
 
+from services.worker.backend import choose_backend, usable_cores
 from services.worker.memory import cpu_budget, gpu_budget, plan_memory
 from shared.config import Settings, load_settings
 from shared.errors import PageantError
+from shared.logging import setup_logging
 from shared.model_source import resolve_model_dir
-from shared.modeling.assembly import torch_layout
 from shared.modeling.config import read_config
-from shared.modeling.formats import resolve_device, resolve_formats
+from shared.modeling.formats import resolve_device
 from shared.modeling.weights import open_weights
 
 
-def describe_device(settings: Settings) -> dict[str, Any]:
-    device = resolve_device(settings.device)
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{torch.get_num_threads()} threads"
-    return {"torch": torch.__version__, "device": device.type, "device_name": name}
-
-
-def describe_memory(settings: Settings) -> dict[str, Any]:
-    """The memory plan.  Raises ModelError or ConfigError as the worker would."""
+def describe(settings: Settings) -> dict[str, Any]:
+    """Kernels, formats, memory.  Raises ModelError or ConfigError as the worker would."""
     directory = resolve_model_dir(settings.model)
     config = read_config(directory)
-    device = resolve_device(settings.device)
-    formats = resolve_formats(
-        dtype=settings.dtype,
-        quantization=settings.quantization,
-        kv_cache_dtype=settings.kv_cache_dtype,
-        stored=open_weights(settings.load_format, directory, config).dtype,
-        device=device,
-    )
+    backend = choose_backend(settings, config, open_weights(settings.load_format, directory, config).dtype)
     plan = plan_memory(
         settings,
-        bytes_per_block=torch_layout(config, formats, device).bytes_per_block(settings.block_size),
-        budget=_budget(settings, directory, device),
+        bytes_per_block=backend.layout(config).bytes_per_block(settings.block_size),
+        budget=_budget(settings, directory, backend.device),
         max_model_len=settings.max_model_len or config.max_position_embeddings,
     )
     return {
-        "dtype": str(formats),
+        "kernels": backend.name,
+        "num_threads": backend.num_threads,
+        "dtype": str(backend.formats),
         "num_blocks": plan.num_blocks,
         "block_size": plan.block_size,
         "num_tokens": plan.num_tokens,
         "max_model_len": plan.max_model_len,
         "bytes": plan.num_blocks * plan.bytes_per_block,
     }
+
+
+def describe_device(settings: Settings) -> dict[str, Any]:
+    device = resolve_device(settings.device)
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{usable_cores()} cores"
+    return {"torch": torch.__version__, "device": device.type, "device_name": name}
 
 
 def _budget(settings: Settings, directory: Path, device: torch.device) -> int:
@@ -67,11 +63,12 @@ def _budget(settings: Settings, directory: Path, device: torch.device) -> int:
 
 def main() -> int:
     """Print what is known; where something is wrong, `error` says what."""
+    setup_logging("worker", "plan")  # to standard error
     found: dict[str, Any] = {"torch": torch.__version__}
     try:
         settings = load_settings()
         found |= describe_device(settings)
-        found |= describe_memory(settings)
+        found |= describe(settings)
     except PageantError as error:
         found["error"] = str(error)
     print(json.dumps(found))

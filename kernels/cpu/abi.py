@@ -1,0 +1,99 @@
+"""The structures and functions of native/pageant.h as ctypes has them; native.py wraps them, nobody else uses them."""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import POINTER, Structure, c_char_p, c_float, c_int32, c_int64, c_void_p
+from typing import Any
+
+VERSION = 1  # PG_ABI
+
+
+class PgLinear(Structure):
+    _fields_ = [("packed", c_void_p), ("bias", c_void_p), ("n", c_int32), ("k", c_int32), ("format", c_int32)]
+
+
+class PgLayer(Structure):
+    _fields_ = [
+        ("input_norm", c_void_p),
+        ("post_norm", c_void_p),
+        ("query_norm", c_void_p),
+        ("key_norm", c_void_p),
+        ("qkv", PgLinear),
+        ("output", PgLinear),
+        ("gate_up", PgLinear),
+        ("down", PgLinear),
+        ("keys", c_void_p),
+        ("values", c_void_p),
+        ("window", c_int32),
+    ]
+
+
+class PgModel(Structure):
+    _fields_ = [
+        ("num_layers", c_int32),
+        ("hidden", c_int32),
+        ("num_heads", c_int32),
+        ("num_kv_heads", c_int32),
+        ("head_dim", c_int32),
+        ("inner", c_int32),
+        ("vocab", c_int32),
+        ("block_size", c_int32),
+        ("kv_format", c_int32),
+        ("round_activations", c_int32),
+        ("max_positions", c_int32),
+        ("eps", c_float),
+        ("cos", c_void_p),
+        ("sin", c_void_p),
+        ("norm", c_void_p),
+        ("head", PgLinear),
+        ("embedding", c_void_p),
+        ("embedding_format", c_int32),
+        ("layers", POINTER(PgLayer)),
+    ]
+
+
+class PgStep(Structure):
+    _fields_ = [
+        ("num_seqs", c_int64),
+        ("rows", c_void_p),
+        ("computed", c_void_p),
+        ("scheduled", c_void_p),
+        ("wanted", c_void_p),
+        ("tokens", c_void_p),
+        ("tables", c_void_p),
+        ("tokens_stride", c_int64),
+        ("tables_stride", c_int64),
+    ]
+
+
+_MODEL, _STEP, _ADDRESS = POINTER(PgModel), POINTER(PgStep), c_void_p
+_KV: list[Any] = [c_int32, c_int32, c_int32, c_int32]  # format, block_size, num_kv_heads, head_dim
+_PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
+    "pg_abi": (c_int32, []),
+    "pg_target": (c_char_p, []),
+    "pg_set_threads": (None, [c_int32, c_int32]),
+    "pg_supports": (c_int32, [_MODEL]),
+    "pg_packed_bytes": (c_int64, [c_int64, c_int64, c_int32]),
+    "pg_pack_linear": (None, [_ADDRESS, c_int32, c_int64, c_int64, c_int32, _ADDRESS]),
+    "pg_pack_gate_up": (None, [_ADDRESS, _ADDRESS, c_int32, c_int64, c_int64, c_int32, _ADDRESS]),
+    "pg_key_bytes": (c_int64, _KV),
+    "pg_value_bytes": (c_int64, _KV),
+    "pg_forward": (None, [_MODEL, _STEP, _ADDRESS]),
+    "pg_logits": (None, [_MODEL, _ADDRESS, c_int64, _ADDRESS]),
+    "pg_greedy": (None, [_MODEL, _ADDRESS, c_int64, _ADDRESS]),
+    "pg_linear": (None, [POINTER(PgLinear), c_int32, _ADDRESS, c_int64, _ADDRESS]),
+    "pg_rms_norm": (None, [_ADDRESS, _ADDRESS, c_float, c_int64, c_int64, _ADDRESS]),
+    "pg_store_kv": (None, [*_KV, _ADDRESS, _ADDRESS, _ADDRESS, c_int64, _ADDRESS, _ADDRESS]),
+    "pg_attention": (None, [_MODEL, POINTER(PgLayer), _STEP, _ADDRESS, _ADDRESS]),
+    "pg_argmax": (None, [_ADDRESS, c_int64, c_int64, _ADDRESS]),
+    "pg_gumbel_argmax": (None, [_ADDRESS, c_int64, c_int64, *[_ADDRESS] * 5]),
+}
+
+
+def bind(library: ctypes.CDLL) -> ctypes.CDLL:
+    """Give every function its types.  Raises AttributeError where one is missing."""
+    for name, (result, arguments) in _PROTOTYPES.items():
+        function = getattr(library, name)
+        function.restype, function.argtypes = result, arguments
+    return library

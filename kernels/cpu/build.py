@@ -1,0 +1,241 @@
+"""Compiles the native kernels for this processor, once, and finds what was compiled before.
+
+    python -m kernels.cpu.build                         into the user's cache, for this machine
+    python -m kernels.cpu.build --into DIR TARGET ...   for machines like TARGET; an image carries them in `prebuilt`
+
+A cached library is only ever loaded from a directory that nobody but us and the administrator can write to.  This
+module needs Python alone, so that it runs before anything is installed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import hashlib
+import os
+import platform
+import shlex
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+SOURCES = Path(__file__).resolve().parent / "native"
+PREBUILT = Path(__file__).resolve().parent / "prebuilt"
+CPUINFO = Path("/proc/cpuinfo")
+COMPILERS = ("c++", "g++", "clang++")
+# Contraction is off because the sources say themselves where a product and a sum are fused.
+FLAGS = ("-std=c++17", "-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fPIC", "-pthread")
+TIMEOUT = 300.0  # seconds for one compilation, which takes twenty where nothing else runs
+NATIVE = "native"
+
+Announce = Callable[[str], None]  # called with the compiler before it starts, which takes half a minute
+
+
+class BuildError(Exception):
+    """There is no library for this machine, in words for a log line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A kind of processor: what the compiler is told, and what /proc/cpuinfo must list."""
+
+    flags: tuple[str, ...]
+    needs: frozenset[str]
+
+
+_V3 = frozenset(("avx2", "fma", "bmi1", "bmi2", "f16c", "movbe", "abm"))
+_V4 = _V3 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
+_VNNI = _V4 | {"avx512_vnni"}
+TARGETS: dict[str, Target] = {  # the best first
+    "cooperlake": Target(("-march=x86-64-v4", "-mavx512vnni", "-mavx512bf16"), _VNNI | {"avx512_bf16"}),
+    "cascadelake": Target(("-march=x86-64-v4", "-mavx512vnni"), _VNNI),
+    "x86-64-v4": Target(("-march=x86-64-v4",), _V4),
+    "x86-64-v3": Target(("-march=x86-64-v3",), _V3),
+}
+
+
+@contextmanager
+def library(
+    target: str = NATIVE, *, defines: Sequence[str] = (), announce: Announce = lambda compiler: None
+) -> Iterator[Path]:
+    """A compiled library for `target` (one of TARGETS, or NATIVE) to load within the context.  Raises BuildError.
+
+    `defines` are macros for tests.
+    """
+    features = processor_features()
+    chosen = _served(target, features)
+    for name in chosen if not defines else ():
+        if (prebuilt := PREBUILT / _prebuilt_name(name)).is_file():
+            yield prebuilt
+            return
+    compiler = find_compiler()
+    flags = (*(TARGETS[target].flags if target != NATIVE else ("-march=native",)), *(f"-D{name}" for name in defines))
+    name = f"{target}-{_digest(flags, _version(compiler), *sorted(features))}.so"
+    with _cache() as folder:
+        yield _compiled_once(folder / name, compiler, flags, announce)
+
+
+def processor_features() -> frozenset[str]:
+    """What Linux says that the processor can do; empty where it does not say."""
+    try:
+        lines = CPUINFO.read_text(encoding="ascii", errors="replace").splitlines()
+    except OSError:
+        return frozenset()
+    return frozenset(next((line.partition(":")[2].split() for line in lines if line.startswith("flags")), ()))
+
+
+def _served(target: str, features: frozenset[str]) -> list[str]:
+    """The names of TARGETS whose libraries may run here, the best first."""
+    fitting = [name for name, one in TARGETS.items() if one.needs <= features]
+    if not fitting:
+        raise BuildError(f"this processor ({platform.machine()}) has neither AVX-512 nor AVX2 with FMA")
+    if target == NATIVE:
+        return fitting
+    if target not in fitting:
+        raise BuildError(f"this processor lacks {', '.join(sorted(TARGETS[target].needs - features))} of {target}")
+    return [target]
+
+
+def find_compiler() -> list[str]:
+    """The C++ compiler's command: CXX, or the first there is.  Raises BuildError."""
+    named = shlex.split(os.environ.get("CXX", ""))
+    if named:
+        return named
+    found = next((path for name in COMPILERS if (path := shutil.which(name))), None)
+    if found is None:
+        raise BuildError(f"no C++ compiler was found ({', '.join(COMPILERS)}, or CXX)")
+    return [found]
+
+
+def compile_library(output: Path, compiler: Sequence[str], flags: Sequence[str]) -> None:
+    """All sources into `output`, which appears whole or not at all.  Raises BuildError."""
+    handle, partial = tempfile.mkstemp(dir=output.parent, prefix=output.stem, suffix=".tmp")
+    os.close(handle)
+    sources = [str(path) for path in sorted(SOURCES.glob("*.cpp"))]
+    command = [*compiler, *FLAGS, *flags, "-shared", *sources, "-o", partial]
+    try:
+        status, errors = _run(command)
+        if status:
+            raise BuildError(f"{compiler[0]} failed: {_first_error(errors)}")
+        Path(partial).replace(output)
+    finally:
+        Path(partial).unlink(missing_ok=True)
+
+
+def _run(command: Sequence[str]) -> tuple[int, str]:
+    """Exit status and standard error.  Raises BuildError where it cannot start or takes too long."""
+    try:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise BuildError(f"cannot run {command[0]}: {error.strerror}") from error
+    try:
+        errors = process.communicate(timeout=TIMEOUT)[1]
+        return process.returncode, errors
+    except subprocess.TimeoutExpired as error:
+        os.killpg(process.pid, signal.SIGKILL)  # the driver's children too
+        process.communicate()
+        raise BuildError(f"{command[0]} took longer than {TIMEOUT:g} s") from error
+
+
+def _compiled_once(output: Path, compiler: Sequence[str], flags: Sequence[str], announce: Announce) -> Path:
+    """Of several workers that start at once, one compiles and the others wait for it."""
+    with (output.parent / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not output.is_file():
+            announce(compiler[0])
+            compile_library(output, compiler, flags)
+    return output
+
+
+def _first_error(stderr: str) -> str:
+    lines = [line.strip() for line in stderr.splitlines() if line.strip()]
+    return next((line for line in lines if "error" in line), lines[0] if lines else "it said nothing")
+
+
+def _version(compiler: Sequence[str]) -> str:
+    try:
+        done = subprocess.run([*compiler, "--version"], capture_output=True, text=True, timeout=TIMEOUT, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise BuildError(f"cannot run {compiler[0]}: {error}") from error
+    return done.stdout
+
+
+def _digest(*parts: object) -> str:
+    """Names a compilation: the sources, and whatever else it depends on."""
+    digest = hashlib.blake2b(repr((FLAGS, parts)).encode(), digest_size=12)
+    for path in sorted(SOURCES.iterdir()):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()
+
+
+def _prebuilt_name(target: str) -> str:
+    return f"{target}-{_digest(TARGETS[target].flags)}.so"
+
+
+@contextmanager
+def _cache() -> Iterator[Path]:
+    """Our directory in the user's cache; where that cannot be had, one of this process alone."""
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111 - raises nothing
+    folder = Path(base) / "pageant" / "native"
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        usable = is_private(folder) and os.access(folder, os.W_OK)
+    except OSError:
+        usable = False
+    if usable:
+        yield folder
+        return
+    with tempfile.TemporaryDirectory(prefix="pageant-native-") as private:
+        yield Path(private)
+
+
+def is_private(folder: Path) -> bool:
+    """Whether nobody but us and root can put a file there, or put another directory in the place of it."""
+    folder = folder.resolve()
+    for path in (folder, *folder.parents):
+        status = path.stat()
+        others = 0o002 if status.st_gid == os.getuid() else 0o022  # a group of one's own has one's own number
+        sticky = path != folder and status.st_mode & stat.S_ISVTX
+        if status.st_uid not in (os.getuid(), 0) or (status.st_mode & others and not sticky):
+            return False
+    return True
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m kernels.cpu.build", description=__doc__.split("\n")[0])
+    parser.add_argument("--into", type=Path, help="a directory for libraries of the named targets")
+    parser.add_argument("targets", nargs="*", choices=[[], *TARGETS], metavar="TARGET", help=", ".join(TARGETS))
+    given = parser.parse_args(arguments)
+    try:
+        if given.into is None:
+            with library() as path:
+                print(path)
+            return 0
+        given.into.mkdir(parents=True, exist_ok=True)
+        for target in given.targets or TARGETS:
+            path = given.into / _prebuilt_name(target)
+            compile_library(path, find_compiler(), TARGETS[target].flags)
+            print(path)
+    except BuildError as error:
+        print(f"pageant: no native kernels: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,330 @@
+"""The native kernels behind tensors: what ctypes cannot check, dtypes, shapes, contiguity, is checked here.
+
+`load()` compiles or finds the library, and compares it with the references in `kernels.ops` before anyone relies on it.
+Calls release the interpreter's lock.  All models of a process share one team of threads, and take turns at it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Sequence
+from ctypes import byref
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from kernels.cpu import abi
+from kernels.cpu.build import NATIVE, Announce, BuildError, library
+
+FORMATS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}  # PgFormat
+UNSUPPORTED = {
+    1: "head_dim is no multiple of 16, or above 256",
+    2: "hidden_size or intermediate_size is no multiple of 16",
+    3: "block_size is smaller than a vector",
+    4: "more than 64 query heads share a KV head",
+}
+OTHERWISE_UNSUPPORTED = "its dimensions are not served"
+
+
+class NativeUnavailable(Exception):
+    """The native kernels cannot serve here, or not this model; says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class PackedLinear:
+    """A weight in panels, and what keeps its memory alive."""
+
+    packed: Tensor  # uint8
+    bias: Tensor | None  # [n] float32, in the order of the packed columns
+    n: int
+    k: int
+    dtype: torch.dtype
+
+    @property
+    def struct(self) -> abi.PgLinear:
+        bias = None if self.bias is None else self.bias.data_ptr()
+        return abi.PgLinear(self.packed.data_ptr(), bias, self.n, self.k, FORMATS[self.dtype])
+
+
+@dataclass(frozen=True, slots=True)
+class KVShape:
+    """The dimensions that a layer's KV pool depends on."""
+
+    dtype: torch.dtype
+    block_size: int
+    num_kv_heads: int
+    head_dim: int
+
+    @property
+    def arguments(self) -> tuple[int, int, int, int]:
+        return FORMATS[self.dtype], self.block_size, self.num_kv_heads, self.head_dim
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """One step's sequences, as `shared.modeling.batch` says, and the tables that they are rows of."""
+
+    rows: NDArray[np.int64]  # [num_seqs]
+    computed: NDArray[np.int64]  # [num_seqs]
+    scheduled: NDArray[np.int64]  # [num_seqs]
+    wanted: NDArray[np.int64]  # [num_seqs]
+    tokens: Tensor  # [num_rows, longest] int64
+    tables: NDArray[np.int64]  # [num_rows, max_num_blocks]
+
+    @property
+    def struct(self) -> abi.PgStep:
+        """Holds while the columns do."""
+        columns = (self.rows, self.computed, self.scheduled, self.wanted)
+        if any(column.dtype != np.int64 or not column.flags.c_contiguous for column in (*columns, self.tables)):
+            raise ValueError("a step's columns must be contiguous int64")
+        addresses = [column.ctypes.data for column in columns]
+        strides = (self.tokens.stride(0), self.tables.shape[1])
+        return abi.PgStep(len(self.rows), *addresses, self.tokens.data_ptr(), self.tables.ctypes.data, *strides)
+
+
+class Native:
+    """One loaded library, and its team."""
+
+    def __init__(self, functions: ctypes.CDLL) -> None:
+        self._functions = functions
+        self._turn = threading.Lock()
+        self.target: str = functions.pg_target().decode()  # the instruction sets that it is compiled for
+
+    def _call(self, function: Any, *arguments: Any) -> None:
+        with self._turn:
+            function(*arguments)
+
+    @property
+    def fast_bfloat16(self) -> bool:
+        """Whether it multiplies bfloat16 faster than float32."""
+        return "bf16" in self.target
+
+    def set_threads(self, count: int, *, pin: bool) -> None:
+        """`pin`: the team's threads keep to one core each; the caller's own is left alone."""
+        self._call(self._functions.pg_set_threads, count, pin)
+
+    def why_unsupported(self, model: abi.PgModel) -> str:
+        """Empty where the model's dimensions are served; its pointers are not looked at."""
+        code = self._functions.pg_supports(byref(model))
+        return UNSUPPORTED.get(code, OTHERWISE_UNSUPPORTED) if code else ""
+
+    def packed_bytes(self, n: int, k: int, dtype: torch.dtype) -> int:
+        return int(self._functions.pg_packed_bytes(n, k, FORMATS[dtype]))
+
+    def pack_linear(
+        self,
+        weight: Tensor,  # [n, k] float32 or bfloat16, wherever it lies
+        dtype: torch.dtype,
+        packed: Tensor,  # [packed_bytes] uint8, written
+        bias: Tensor | None = None,  # [n] float32
+    ) -> PackedLinear:
+        (n, k), source = weight.shape, _readable(weight)
+        _check(packed, torch.uint8, (self.packed_bytes(n, k, dtype),))
+        self._call(
+            self._functions.pg_pack_linear,
+            source.data_ptr(),
+            FORMATS[source.dtype],
+            n,
+            k,
+            FORMATS[dtype],
+            packed.data_ptr(),
+        )
+        return PackedLinear(packed, bias, n, k, dtype)
+
+    def pack_gate_up(
+        self,
+        gate: Tensor,  # [inner, k] float32 or bfloat16
+        up: Tensor,  # [inner, k], of the same dtype
+        dtype: torch.dtype,
+        packed: Tensor,  # [packed_bytes of 2 inner] uint8, written
+        bias: Tensor | None = None,  # [2, inner] float32
+    ) -> PackedLinear:
+        """Columns of both by turns, as the fused activation reads them."""
+        (inner, k), sources = gate.shape, (_readable(gate), _readable(up))
+        _check(up, gate.dtype, (inner, k))
+        _check(packed, torch.uint8, (self.packed_bytes(2 * inner, k, dtype),))
+        addresses = [source.data_ptr() for source in sources]
+        self._call(
+            self._functions.pg_pack_gate_up,
+            *addresses,
+            FORMATS[sources[0].dtype],
+            inner,
+            k,
+            FORMATS[dtype],
+            packed.data_ptr(),
+        )
+        return PackedLinear(packed, None if bias is None else self._by_turns(bias), 2 * inner, k, dtype)
+
+    def _by_turns(
+        self,
+        bias: Tensor,  # [2, inner] float32
+    ) -> Tensor:  # [2 inner] in the order of the packed columns: that of a weight with one input feature
+        inner = bias.shape[1]
+        packed = torch.empty(self.packed_bytes(2 * inner, 1, torch.float32), dtype=torch.uint8)
+        self.pack_gate_up(bias[0, :, None], bias[1, :, None], torch.float32, packed)
+        return packed.view(torch.float32)[: 2 * inner]
+
+    def key_bytes(self, shape: KVShape) -> int:
+        """Of one block of one layer."""
+        return int(self._functions.pg_key_bytes(*shape.arguments))
+
+    def value_bytes(self, shape: KVShape) -> int:
+        """Of one block of one layer."""
+        return int(self._functions.pg_value_bytes(*shape.arguments))
+
+    def forward(
+        self,
+        model: abi.PgModel,
+        step: abi.PgStep,
+        hidden: Tensor,  # [sum of wanted, hidden] float32, written
+    ) -> None:
+        self._call(self._functions.pg_forward, byref(model), byref(step), hidden.data_ptr())
+
+    def logits(
+        self,
+        model: abi.PgModel,
+        hidden: Tensor,  # [n, hidden] float32
+        logits: Tensor,  # [n, vocab] float32, written
+    ) -> None:
+        _check(hidden, torch.float32, (len(logits), model.hidden))
+        _check(logits, torch.float32, (len(hidden), model.vocab))
+        self._call(self._functions.pg_logits, byref(model), hidden.data_ptr(), len(hidden), logits.data_ptr())
+
+    def greedy(
+        self,
+        model: abi.PgModel,
+        hidden: Tensor,  # [n, hidden] float32
+    ) -> Tensor:  # [n] int64
+        _check(hidden, torch.float32, (len(hidden), model.hidden))
+        token_ids = torch.empty(len(hidden), dtype=torch.int64)
+        self._call(self._functions.pg_greedy, byref(model), hidden.data_ptr(), len(hidden), token_ids.data_ptr())
+        return token_ids
+
+    def linear(
+        self,
+        x: Tensor,  # [m, k] float32
+        weight: PackedLinear,  # [n, k]
+        *,
+        rounds: bool = False,  # x to bfloat16
+    ) -> Tensor:  # [m, n] float32
+        _check(x, torch.float32, (len(x), weight.k))
+        out = torch.empty(len(x), weight.n)
+        self._call(self._functions.pg_linear, byref(weight.struct), rounds, x.data_ptr(), len(x), out.data_ptr())
+        return out
+
+    def rms_norm(
+        self,
+        x: Tensor,  # [m, hidden] float32
+        weight: Tensor,  # [hidden] float32
+        eps: float,
+    ) -> Tensor:  # [m, hidden] float32
+        _check(x, torch.float32, tuple(x.shape))
+        _check(weight, torch.float32, (x.shape[1],))
+        out = torch.empty_like(x)
+        self._call(self._functions.pg_rms_norm, x.data_ptr(), weight.data_ptr(), eps, *x.shape, out.data_ptr())
+        return out
+
+    def store_kv(
+        self,
+        shape: KVShape,
+        key: Tensor,  # [m, num_kv_heads, head_dim] float32
+        value: Tensor,  # [m, num_kv_heads, head_dim] float32
+        slots: Tensor,  # [m] int64
+        keys: Tensor,  # [num_blocks, key_bytes] uint8, written
+        values: Tensor,  # [num_blocks, value_bytes] uint8, written
+    ) -> None:
+        for given in (key, value):
+            _check(given, torch.float32, (len(slots), shape.num_kv_heads, shape.head_dim))
+        _check(slots, torch.int64, (len(slots),))
+        _check(keys, torch.uint8, (len(keys), self.key_bytes(shape)))
+        _check(values, torch.uint8, (len(keys), self.value_bytes(shape)))
+        addresses = [given.data_ptr() for given in (key, value, slots)]
+        self._call(
+            self._functions.pg_store_kv, *shape.arguments, *addresses, len(slots), keys.data_ptr(), values.data_ptr()
+        )
+
+    def attention(
+        self,
+        model: abi.PgModel,
+        layer: abi.PgLayer,
+        step: abi.PgStep,
+        query: Tensor,  # [num_tokens, num_heads, head_dim] float32, after rotation
+    ) -> Tensor:  # [num_tokens, num_heads, head_dim] float32
+        _check(query, torch.float32, (len(query), model.num_heads, model.head_dim))
+        out = torch.empty_like(query)
+        self._call(
+            self._functions.pg_attention, byref(model), byref(layer), byref(step), query.data_ptr(), out.data_ptr()
+        )
+        return out
+
+    def argmax(
+        self,
+        logits: Tensor,  # [num_rows, vocab_size] float32
+    ) -> Tensor:  # [num_rows] int64
+        _check(logits, torch.float32, tuple(logits.shape))
+        token_ids = torch.empty(len(logits), dtype=torch.int64)
+        self._call(self._functions.pg_argmax, logits.data_ptr(), *logits.shape, token_ids.data_ptr())
+        return token_ids
+
+    def gumbel_argmax(
+        self,
+        values: Tensor,  # [num_rows, vocab_size] float32: processed logits / temperature
+        cut: Tensor,  # [num_rows] float32
+        last_tied: Tensor,  # [num_rows] int64
+        keys: tuple[Tensor, Tensor],  # each [num_rows] int64, from `kernels.ops.noise.row_keys`
+    ) -> Tensor:  # [num_rows] int64
+        num_rows = len(values)
+        _check(values, torch.float32, tuple(values.shape))
+        _check(cut, torch.float32, (num_rows,))
+        for column in (last_tied, *keys):
+            _check(column, torch.int64, (num_rows,))
+        token_ids = torch.empty(num_rows, dtype=torch.int64)
+        addresses = [column.data_ptr() for column in (cut, last_tied, *keys, token_ids)]
+        self._call(self._functions.pg_gumbel_argmax, values.data_ptr(), *values.shape, *addresses)
+        return token_ids
+
+
+def load(target: str = NATIVE, *, defines: Sequence[str] = (), announce: Announce = lambda compiler: None) -> Native:
+    """The library for this machine, checked against the references.  Raises NativeUnavailable."""
+    try:
+        with library(target, defines=defines, announce=announce) as path:
+            return _load_once(path)
+    except BuildError as error:
+        raise NativeUnavailable(str(error)) from error
+
+
+@cache
+def _load_once(path: Path) -> Native:
+    """A library that is loaded twice is the same one, with the same team."""
+    from kernels.cpu.self_check import first_difference
+
+    try:
+        functions = abi.bind(ctypes.CDLL(str(path)))
+    except (OSError, AttributeError) as error:
+        raise NativeUnavailable(f"the library cannot be loaded: {error}") from error
+    if functions.pg_abi() != abi.VERSION:
+        raise NativeUnavailable(f"the library has interface {functions.pg_abi()}, wanted {abi.VERSION}")
+    native = Native(functions)
+    if wrong := first_difference(native):
+        raise NativeUnavailable(f"{wrong} differs from its reference on this processor")
+    return native
+
+
+def _readable(weight: Tensor) -> Tensor:
+    """In a format that packing reads."""
+    dtype = weight.dtype if weight.dtype in (torch.float32, torch.bfloat16) else torch.float32
+    return weight.to(dtype).contiguous()
+
+
+def _check(tensor: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    if tensor.dtype != dtype or tuple(tensor.shape) != shape or not tensor.is_contiguous() or tensor.is_cuda:
+        raise ValueError(
+            f"expected contiguous {dtype} {list(shape)} on the CPU, got {tensor.dtype} {list(tensor.shape)}"
+        )

@@ -1,0 +1,103 @@
+"""Compares a native library with the references, in a few milliseconds: compilers and processors can be wrong too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kernels.cpu import abi
+from kernels.cpu.native import FORMATS, Columns, KVShape, Native
+from kernels.ops import attention, kv_store, linear, linear_int8, rms_norm
+from kernels.ops.kv_cache import KVCache
+
+TOLERANCE = 1e-4
+HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE = 4, 2, 16, 16
+LENGTHS = ((5, 20), (33, 1))  # (computed, scheduled) of each sequence
+
+
+def first_difference(native: Native) -> str:
+    """The first op that is not what its reference says; empty where all are."""
+    checks: dict[str, Callable[[], bool]] = {"rms_norm": lambda: check_rms_norm(native)}
+    checks |= {f"linear in {dtype}": lambda dtype=dtype: check_linear(native, dtype) for dtype in FORMATS}  # type: ignore[misc]
+    checks |= {f"attention over {dtype}": lambda dtype=dtype: check_attention(native, dtype) for dtype in FORMATS}  # type: ignore[misc]
+    return next((name for name, check in checks.items() if not check()), "")
+
+
+def check_rms_norm(native: Native) -> bool:
+    x, weight = _random(3, 48), _random(48)
+    return _near(native.rms_norm(x, weight, 1e-5), rms_norm.rms_norm(x, weight, 1e-5))
+
+
+def check_linear(native: Native, dtype: torch.dtype) -> bool:
+    x, weight = _random(19, 64), _random(72, 64)
+    packed = native.pack_linear(weight, dtype, torch.empty(native.packed_bytes(72, 64, dtype), dtype=torch.uint8))
+    if dtype == torch.int8:
+        wanted = linear_int8.linear(x, linear_int8.pack_linear(weight))
+    else:
+        wanted = linear.linear(x, linear.pack_linear(weight.to(dtype).float()))
+    return _near(native.linear(x, packed), wanted)
+
+
+def check_attention(native: Native, dtype: torch.dtype) -> bool:
+    total = sum(computed + scheduled for computed, scheduled in LENGTHS)
+    key, value = _random(total, KV_HEADS, HEAD_DIM), _random(total, KV_HEADS, HEAD_DIM)
+    query = _random(sum(scheduled for _, scheduled in LENGTHS), HEADS, HEAD_DIM)
+    tables = np.array([[4, 0, 0], [2, 5, 1]])
+    tables[0, 1] = 3
+    slots = _slots(tables)
+    wanted = _reference_attention(dtype, query, key, value, slots, tables)
+    return _near(_native_attention(native, dtype, query, key, value, slots, tables), wanted)
+
+
+def _slots(tables: np.ndarray) -> Tensor:  # [total] int64
+    positions = [np.arange(sum(lengths)) for lengths in LENGTHS]
+    slots = [
+        table[where // BLOCK_SIZE] * BLOCK_SIZE + where % BLOCK_SIZE
+        for table, where in zip(tables, positions, strict=True)
+    ]
+    return torch.from_numpy(np.concatenate(slots))
+
+
+def _reference_attention(
+    dtype: torch.dtype, query: Tensor, key: Tensor, value: Tensor, slots: Tensor, tables: np.ndarray
+) -> Tensor:
+    shape = (int(tables.max()) + 1, BLOCK_SIZE, KV_HEADS)
+    scales = [torch.zeros(shape) if dtype == torch.int8 else None for _ in range(2)]
+    cache = KVCache(*(torch.zeros((*shape, HEAD_DIM), dtype=dtype) for _ in range(2)), *scales)
+    kv_store.store_kv(key, value, cache, slots)
+    lengths = [scheduled for _, scheduled in LENGTHS]
+    plan = attention.plan_attention(lengths, [sum(both) for both in LENGTHS], torch.from_numpy(tables), BLOCK_SIZE, [0])
+    return attention.paged_attention(query, cache, plan, HEAD_DIM**-0.5, 0)
+
+
+def _native_attention(
+    native: Native, dtype: torch.dtype, query: Tensor, key: Tensor, value: Tensor, slots: Tensor, tables: np.ndarray
+) -> Tensor:
+    shape = KVShape(dtype, BLOCK_SIZE, KV_HEADS, HEAD_DIM)
+    keys, values = (
+        torch.zeros(int(tables.max()) + 1, size, dtype=torch.uint8)
+        for size in (native.key_bytes(shape), native.value_bytes(shape))
+    )
+    native.store_kv(shape, key, value, slots, keys, values)
+    computed, scheduled = (np.array(column) for column in zip(*LENGTHS, strict=True))
+    columns = Columns(np.arange(2), computed, scheduled, scheduled, torch.zeros(2, 64, dtype=torch.int64), tables)
+    model = abi.PgModel(
+        num_heads=HEADS,
+        num_kv_heads=KV_HEADS,
+        head_dim=HEAD_DIM,
+        block_size=BLOCK_SIZE,
+        kv_format=FORMATS[dtype],
+    )
+    layer = abi.PgLayer(keys=keys.data_ptr(), values=values.data_ptr())
+    return native.attention(model, layer, columns.struct, query)
+
+
+def _random(*shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+def _near(found: Tensor, wanted: Tensor) -> bool:
+    return bool((found - wanted).abs().max() <= TOLERANCE * (1 + wanted.abs().max()))

@@ -1,0 +1,321 @@
+"""Every native op against its reference, and each row against itself in other company, in every build."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from kernels.cpu import abi
+from kernels.cpu.native import FORMATS, Columns, KVShape, Native, PackedLinear
+from kernels.ops import attention, linear, linear_int8
+from kernels.ops.kv_cache import KVCache
+from kernels.ops.kv_store import store_kv
+from kernels.ops.noise import row_keys
+from kernels.ops.quantise import quantise
+from kernels.ops.rms_norm import rms_norm
+from kernels.provider import reference_kernels
+from tests.kernels.natives import BUILDS, load_build
+
+DTYPES = list(FORMATS)
+SHAPES = [(16, 16), (64, 361), (80, 48), (144, 40), (576, 96), (704, 33), (1536, 64)]  # (in, out)
+SAMPLING = reference_kernels().sampling
+
+
+@pytest.fixture(scope="module", params=BUILDS)
+def native(request: pytest.FixtureRequest) -> Iterator[Native]:
+    library = load_build(request.param)
+    library.set_threads(2, pin=False)
+    yield library
+    library.set_threads(1, pin=False)
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def pack(native: Native, weight: Tensor, dtype: torch.dtype, bias: Tensor | None = None) -> PackedLinear:
+    memory = torch.empty(native.packed_bytes(len(weight), weight.shape[1], dtype), dtype=torch.uint8)
+    return native.pack_linear(weight, dtype, memory, bias)
+
+
+def expected_linear(x: Tensor, weight: Tensor, dtype: torch.dtype, bias: Tensor) -> Tensor:
+    if dtype == torch.int8:
+        return linear_int8.linear(x, linear_int8.pack_linear(weight), bias)
+    return linear.linear(x.double(), linear.pack_linear(weight.to(dtype).double()), bias.double()).float()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("in_features", "out_features"), SHAPES)
+def test_linear(native: Native, in_features: int, out_features: int, dtype: torch.dtype) -> None:
+    x, weight, bias = normal(300, in_features), normal(out_features, in_features, seed=1), normal(out_features, seed=2)
+    packed = pack(native, weight, dtype, bias)
+    for rows in (*range(1, 41), 100, 300):
+        found, wanted = native.linear(x[:rows], packed), expected_linear(x[:rows], weight, dtype, bias)
+        torch.testing.assert_close(found, wanted, atol=2e-6 * in_features, rtol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("in_features", "out_features"), SHAPES)
+def test_rows_of_a_linear_are_alone(native: Native, in_features: int, out_features: int, dtype: torch.dtype) -> None:
+    """Bit for bit, for every number of rows up to 40, at every place, and for every number of threads."""
+    x, packed = normal(300, in_features), pack(native, normal(out_features, in_features, seed=1), dtype)
+    for rounds in (False, True):
+        whole = native.linear(x, packed, rounds=rounds)
+        for rows in (*range(1, 41), 100):
+            for start in (0, 7, 300 - rows):
+                part = native.linear(x[start : start + rows].contiguous(), packed, rounds=rounds)
+                assert torch.equal(part, whole[start : start + rows])
+        for threads in (1, 3, 2):
+            native.set_threads(threads, pin=False)
+            assert torch.equal(native.linear(x, packed, rounds=rounds), whole)
+
+
+@pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_packing_takes_whatever_a_checkpoint_holds(native: Native, stored: torch.dtype, dtype: torch.dtype) -> None:
+    weight, x = normal(96, 64).to(stored), normal(5, 64, seed=1)
+    odd = torch.cat((torch.zeros(1, dtype=stored), weight.flatten()))[1:].view(96, 64)
+    assert odd.data_ptr() % 64
+    wanted = native.linear(x, pack(native, weight.float(), dtype))
+    assert torch.equal(native.linear(x, pack(native, odd, dtype)), wanted)
+
+
+def test_float32_and_bfloat16_panels_of_the_same_values_give_the_same_bits(native: Native) -> None:
+    x, weight = normal(33, 576), normal(96, 576, seed=1).bfloat16()
+    wide, narrow = (native.linear(x, pack(native, weight, dtype)) for dtype in (torch.float32, torch.bfloat16))
+    assert torch.equal(wide, narrow)
+
+
+def test_rounding_is_of_what_goes_in(native: Native) -> None:
+    x, weight = normal(9, 144), normal(64, 144, seed=1).bfloat16()
+    found = native.linear(x, pack(native, weight, torch.bfloat16), rounds=True)
+    wanted = (x.bfloat16().double() @ weight.double().t()).float()
+    torch.testing.assert_close(found, wanted, atol=2e-5, rtol=1e-5)
+    assert not torch.equal(found, native.linear(x, pack(native, weight, torch.bfloat16)))
+
+
+def test_int8_is_the_reference_bit_for_bit(native: Native) -> None:
+    x, weight, bias = normal(40, 704), normal(361, 704, seed=1), normal(361, seed=2)
+    x[3], weight[5] = 0.0, 0.0
+    wanted = linear_int8.linear(x, linear_int8.pack_linear(weight), bias)
+    assert torch.equal(native.linear(x, pack(native, weight, torch.int8, bias)), wanted)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("inner", [16, 80, 352])
+def test_gate_and_up_by_turns(native: Native, inner: int, dtype: torch.dtype) -> None:
+    """The same columns as of the two apart, each once, with its own bias."""
+    gate, up, x = normal(inner, 64), normal(inner, 64, seed=1), normal(7, 64, seed=2)
+    bias = torch.arange(2.0 * inner).view(2, inner)
+    memory = torch.empty(native.packed_bytes(2 * inner, 64, dtype), dtype=torch.uint8)
+    packed = native.pack_gate_up(gate, up, dtype, memory, bias)
+    order = native.linear(torch.zeros(1, 64), packed)[0].long()
+    assert sorted(order.tolist()) == list(range(2 * inner))
+    apart = torch.cat((native.linear(x, pack(native, gate, dtype)), native.linear(x, pack(native, up, dtype))), dim=1)
+    assert torch.equal(native.linear(x, packed), apart[:, order] + order.float())
+
+
+@pytest.mark.parametrize("width", [16, 48, 64, 576, 1536])
+def test_rms_norm(native: Native, width: int) -> None:
+    x, weight = normal(19, width) * 3, normal(width, seed=1)
+    found = native.rms_norm(x, weight, 1e-5)
+    torch.testing.assert_close(found, rms_norm(x, weight, 1e-5), atol=1e-5, rtol=1e-5)
+    assert torch.equal(native.rms_norm(x[4:6].contiguous(), weight, 1e-5), found[4:6])
+
+
+class Paged:
+    """Sequences in a random pool, in the reference's layout and in the native one; strangers' blocks are huge."""
+
+    def __init__(
+        self, native: Native, lengths: list[int], heads: tuple[int, int, int], block_size: int, dtype: torch.dtype
+    ) -> None:
+        self.native, self.lengths, self.block_size = native, lengths, block_size
+        self.num_heads, num_kv_heads, self.head_dim = heads
+        counts = [-(-length // block_size) for length in lengths]
+        order = torch.randperm(sum(counts) + 3, generator=torch.Generator().manual_seed(3))
+        self.tables = np.full((len(lengths), max(counts)), int(order[-1]))
+        for index, count in enumerate(counts):
+            self.tables[index, :count] = order[sum(counts[:index]) : sum(counts[: index + 1])]
+        self.query = normal(sum(lengths), self.num_heads, self.head_dim)
+        key, value = (normal(sum(lengths), num_kv_heads, self.head_dim, seed=seed) for seed in (1, 2))
+        self.starts = np.cumsum(lengths) - lengths
+        self._fill(KVShape(dtype, block_size, num_kv_heads, self.head_dim), key, value, len(order), order[-3:])
+
+    def _fill(self, shape: KVShape, key: Tensor, value: Tensor, num_blocks: int, strange: Tensor) -> None:
+        slots = torch.from_numpy(np.concatenate([self._slots(index) for index in range(len(self.lengths))]))
+        scales = [torch.zeros(num_blocks, self.block_size, shape.num_kv_heads) for _ in range(2)]
+        pools = [torch.zeros((*scales[0].shape, self.head_dim), dtype=shape.dtype) for _ in range(2)]
+        self.cache = KVCache(*pools, *(scales if shape.dtype == torch.int8 else ()))
+        sizes = self.native.key_bytes(shape), self.native.value_bytes(shape)
+        self.blocks = [torch.zeros(num_blocks, size, dtype=torch.uint8) for size in sizes]
+        wild = (strange[:, None] * self.block_size + torch.arange(self.block_size)).flatten()
+        huge = torch.full((len(wild), shape.num_kv_heads, self.head_dim), 1e6)
+        for keys, values, where in ((huge, huge, wild), (key, value, slots)):
+            store_kv(keys, values, self.cache, where)
+            self.native.store_kv(shape, keys, values, where, *self.blocks)
+        self.shape = shape
+
+    def _slots(self, index: int) -> np.ndarray:
+        places = np.arange(self.lengths[index])
+        blocks: np.ndarray = self.tables[index, places // self.block_size]
+        return blocks * self.block_size + places % self.block_size
+
+    def attend(self, scheduled: list[int], window: int, order: list[int] | None = None) -> list[Tensor]:
+        """Of each sequence in `order`, the outputs of its last `scheduled` tokens."""
+        chosen = np.array(order if order is not None else range(len(self.lengths)))
+        counts, ends = np.array(scheduled)[chosen], np.array(self.lengths)[chosen]
+        query = torch.cat([self._query(int(index), int(count)) for index, count in zip(chosen, counts, strict=True)])
+        longest = max(self.lengths)
+        tokens = torch.zeros(len(self.lengths), longest, dtype=torch.int64)
+        columns = Columns(chosen, ends - counts, counts, np.zeros_like(counts), tokens, self.tables)
+        model = abi.PgModel(
+            num_heads=self.num_heads,
+            num_kv_heads=self.shape.num_kv_heads,
+            head_dim=self.head_dim,
+            block_size=self.block_size,
+            kv_format=FORMATS[self.shape.dtype],
+        )
+        keys, values = (block.data_ptr() for block in self.blocks)
+        layer = abi.PgLayer(keys=keys, values=values, window=window)
+        return list(torch.split(self.native.attention(model, layer, columns.struct, query), counts.tolist()))
+
+    def expected(self, scheduled: list[int], window: int) -> list[Tensor]:
+        query = torch.cat([self._query(index, count) for index, count in enumerate(scheduled)])
+        plan = attention.plan_attention(
+            scheduled, self.lengths, torch.from_numpy(self.tables), self.block_size, [window]
+        )
+        scale = self.head_dim**-0.5
+        return list(torch.split(attention.paged_attention(query, self.cache, plan, scale, window), scheduled))
+
+    def _query(self, index: int, count: int) -> Tensor:
+        end = int(self.starts[index]) + self.lengths[index]
+        return self.query[end - count : end]
+
+
+LENGTHS, SCHEDULED = [1, 65, 4, 150, 64, 33, 21, 200], [1, 1, 4, 70, 1, 4, 20, 200]
+HEADS = [(4, 4, 16), (6, 2, 32), (9, 3, 64), (8, 1, 128), (2, 1, 256)]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("window", [0, 1, 5, 64, 100])
+@pytest.mark.parametrize("block_size", [16, 32, 64])
+@pytest.mark.parametrize("heads", HEADS)
+def test_attention(
+    native: Native, heads: tuple[int, int, int], block_size: int, window: int, dtype: torch.dtype
+) -> None:
+    """Whole prompts, chunks and single tokens in one call."""
+    paged = Paged(native, LENGTHS, heads, block_size, dtype)
+    for found, wanted in zip(paged.attend(SCHEDULED, window), paged.expected(SCHEDULED, window), strict=True):
+        torch.testing.assert_close(found, wanted, atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("window", [0, 1, 37, 64])
+@pytest.mark.parametrize("heads", [(9, 3, 64), (8, 1, 16)])
+def test_attention_of_a_token_is_alone(
+    native: Native, heads: tuple[int, int, int], window: int, dtype: torch.dtype
+) -> None:
+    """Bit for bit: by itself or beside others, in whole prompts or in chunks of any size, in any order."""
+    paged = Paged(native, LENGTHS, heads, 16, dtype)
+    whole = paged.attend(LENGTHS, window)
+    for scheduled in ([1] * 8, SCHEDULED, [min(length, 13) for length in LENGTHS]):
+        for found, wanted in zip(paged.attend(scheduled, window), whole, strict=True):
+            assert torch.equal(found, wanted[-len(found) :])
+    order = [5, 3, 0, 7]
+    for index, found in zip(order, paged.attend(LENGTHS, window, order), strict=True):
+        assert torch.equal(found, whole[index])
+    for index in range(len(LENGTHS)):
+        assert torch.equal(paged.attend(LENGTHS, window, [index])[0], whole[index])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_store_touches_its_slots_only(native: Native, dtype: torch.dtype) -> None:
+    """Storing one token more leaves what attention reads of the others as it was."""
+    paged = Paged(native, [40, 24], (4, 2, 32), 16, dtype)
+    before = paged.attend([1, 24], 0)
+    free = int(paged.tables[1, 1]) * 16 + 8
+    token = normal(1, 2, 32, seed=9) * 100
+    native.store_kv(paged.shape, token, token, torch.tensor([free]), *paged.blocks)
+    for found, wanted in zip(paged.attend([1, 24], 0), before, strict=True):
+        assert torch.equal(found, wanted)
+
+
+@pytest.mark.parametrize("vocab_size", [1, 7, 16, 100, 361, 5000])
+def test_argmax(native: Native, vocab_size: int) -> None:
+    """Rounded, so that there are equals: the lowest id wins."""
+    logits = (normal(64, vocab_size) * 2).round()
+    logits[5] = float("-inf")
+    assert torch.equal(native.argmax(logits), SAMPLING.argmax(logits))
+
+
+@pytest.mark.parametrize("scale", [0.0, 0.1, 2.0, 5.0, 30.0, 1e6])
+@pytest.mark.parametrize("vocab_size", [1, 2, 100, 361, 600, 5000])
+def test_gumbel_argmax(native: Native, vocab_size: int, scale: float) -> None:
+    values = normal(200, vocab_size) * scale
+    keys = row_keys(torch.arange(200) - 100, torch.arange(200) * 7)
+    bounds = torch.full((200,), float("-inf")), torch.full((200,), vocab_size)
+    assert torch.equal(native.gumbel_argmax(values, *bounds, keys), SAMPLING.gumbel_argmax(values, *bounds, keys))
+
+
+@pytest.mark.parametrize("vocab_size", [20, 3000])
+def test_gumbel_argmax_truncated_in_the_middle_of_ties(native: Native, vocab_size: int) -> None:
+    values = normal(100, vocab_size).round()
+    keys = row_keys(torch.arange(100), torch.arange(100))
+    cut, last_tied = values.quantile(0.5, dim=1).round(), torch.full((100,), vocab_size // 3)
+    last_tied[::2] = vocab_size
+    found = native.gumbel_argmax(values, cut, last_tied, keys)
+    assert torch.equal(found, SAMPLING.gumbel_argmax(values, cut, last_tied, keys))
+
+
+def test_gumbel_argmax_with_nothing_left(native: Native) -> None:
+    values = torch.full((2, 9), float("-inf"))
+    values[1, 4] = 0.0
+    bounds = torch.full((2,), float("-inf")), torch.full((2,), 9)
+    assert native.gumbel_argmax(values, *bounds, row_keys(torch.arange(2), torch.arange(2))).tolist() == [0, 4]
+
+
+def test_wrong_tensors_are_refused_before_anything_is_read(native: Native) -> None:
+    packed = pack(native, normal(32, 64), torch.float32)
+    wrong = (normal(3, 48), normal(3, 64).double(), normal(64, 3).t(), normal(3, 128)[:, :64])
+    for x in wrong:
+        with pytest.raises(ValueError, match="expected contiguous"):
+            native.linear(x, packed)
+    with pytest.raises(ValueError, match="expected contiguous"):
+        native.pack_linear(normal(32, 64), torch.int8, torch.empty(5, dtype=torch.uint8))
+    with pytest.raises(ValueError, match="contiguous int64"):
+        table = np.zeros((2, 4), np.int64)
+        column = np.zeros(2, np.int64)
+        _ = Columns(column, column, column, column.astype(np.int32), torch.zeros(2, 4), table).struct
+
+
+def test_quantised_keys_are_the_reference_s(native: Native) -> None:
+    """The same integers and scales, wherever the layout puts them."""
+    shape, key = KVShape(torch.int8, 16, 2, 32), normal(16, 2, 32)
+    keys, values = (
+        torch.zeros(1, size, dtype=torch.uint8) for size in (native.key_bytes(shape), native.value_bytes(shape))
+    )
+    native.store_kv(shape, key, key, torch.arange(16), keys, values)
+    quantised, scales = quantise(key)
+    for block in (keys[0], values[0]):
+        found = block[: 16 * 2 * 32].view(torch.int8)
+        assert sorted(found.tolist()) == sorted(quantised.flatten().tolist())
+        assert sorted(block[16 * 2 * 32 :].view(torch.float32).tolist()) == sorted(scales.flatten().tolist())
+
+
+def test_builds_agree_on_what_is_supported() -> None:
+    """A dimension that is not served is named, and nothing that the tests above went through is refused."""
+    library = load_build("native")
+    served = {"hidden": 64, "num_heads": 4, "num_kv_heads": 2, "head_dim": 16, "inner": 80, "block_size": 16}
+    assert library.why_unsupported(abi.PgModel(**served)) == ""
+    refused = {"hidden": 40, "inner": 72, "head_dim": 24, "block_size": 4, "num_heads": 130}
+    reasons = [library.why_unsupported(abi.PgModel(**(served | {name: value}))) for name, value in refused.items()]
+    assert all(reasons)
+    assert len(set(reasons)) == len(refused) - 1, "hidden and inner share theirs"
+    for (heads, kv_heads, head_dim), block_size in itertools.product(HEADS, (16, 32, 64)):
+        dims = {"num_heads": heads, "num_kv_heads": kv_heads, "head_dim": head_dim, "block_size": block_size}
+        assert library.why_unsupported(abi.PgModel(**(served | dims))) == ""
