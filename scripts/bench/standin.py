@@ -20,6 +20,7 @@ from shared.messages import StepPlan, StepResult, Tick, WorkerCapacity
 from shared.transport import Transport
 
 MAX_MODEL_LEN = 1024
+TOKENS_PER_SEQUENCE = 256  # of the pool: soon all of it is in the prefix cache, which does not grow then
 
 
 class StandIn:
@@ -30,7 +31,7 @@ class StandIn:
         self._step_seconds = step_seconds
         self._rows: dict[int, tuple[int, int]] = {}  # row -> seed, number of prompt tokens
         self.capacity = WorkerCapacity(
-            num_blocks=settings.max_num_seqs * MAX_MODEL_LEN // settings.block_size,
+            num_blocks=max(MAX_MODEL_LEN, settings.max_num_seqs * TOKENS_PER_SEQUENCE) // settings.block_size,
             block_size=settings.block_size,
             max_num_seqs=settings.max_num_seqs,
             max_model_len=MAX_MODEL_LEN,

@@ -43,7 +43,10 @@ class DecoderFactory:
 
 
 class PieceDecoder:
-    """Joins the pieces of tokens through an incremental UTF-8 decoder: constant work per token."""
+    """Joins the pieces of tokens through an incremental UTF-8 decoder: constant work per token.
+
+    Between characters, which is almost always, a token whose text is whole is looked up in a table.
+    """
 
     def __init__(
         self, pieces: Pieces, prompt_tail: Sequence[int], whole_prompt: bool, skip_special_tokens: bool
@@ -53,13 +56,30 @@ class PieceDecoder:
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace" if pieces.merges_invalid else EACH_BYTE)
         self._num_to_strip = pieces.num_stripped_spaces if whole_prompt else 0
         self._num_owned_by_prompt = 0
+        self._texts = pieces.texts(skip_special_tokens=skip_special_tokens)
+        self._is_between = False  # no half character is held, and nothing is left to trim
         for token_id in prompt_tail:
             self.push(token_id)
         pending = len(self._utf8.getstate()[0])
         # Half a character at the prompt's end: should it stay broken, its replacement belongs to the prompt.
         self._num_owned_by_prompt = min(1, pending) if pieces.merges_invalid else pending
+        self._look()
 
     def push(self, token_id: int) -> str:
+        if self._is_between:
+            text = self._texts.get(token_id)
+            if text is not None:
+                return text
+            self._pieces.note(token_id, skip_special_tokens=self._skip)
+        text = self._join(token_id)
+        self._look()
+        return text
+
+    def _look(self) -> None:
+        trims = self._num_to_strip or self._num_owned_by_prompt
+        self._is_between = not trims and not self._utf8.getstate()[0]
+
+    def _join(self, token_id: int) -> str:
         piece = self._pieces.get(token_id, skip_special_tokens=self._skip)
         if not piece:
             return ""

@@ -38,6 +38,20 @@ class Pieces:
         self._byte_tokens = byte_tokens
         self._special = tokenizer.special_ids
         self._known: dict[int, Piece] = {}
+        self._texts: dict[bool, dict[int, str]] = {False: {}, True: {}}
+
+    def texts(self, *, skip_special_tokens: bool) -> dict[int, str]:
+        """The table of tokens whose text is whole whatever comes before or after; filled by `note`."""
+        return self._texts[skip_special_tokens]
+
+    def note(self, token_id: int, *, skip_special_tokens: bool) -> None:
+        """Put a token into the table, if its text is whole: one that is skipped is, half a character is not."""
+        piece = self.get(token_id, skip_special_tokens=skip_special_tokens)
+        try:
+            text = piece.decode() if isinstance(piece, bytes) else piece
+        except UnicodeDecodeError:
+            return
+        self._texts[skip_special_tokens][token_id] = text
 
     def get(self, token_id: int, *, skip_special_tokens: bool) -> Piece:
         """The piece of a token; empty for one that is skipped or that the tokenizer does not have."""

@@ -44,14 +44,25 @@ class Stream:
             raise StreamGapError(f"expected token {self.num_tokens}, got {tokens.offset}")
         if num_known > len(tokens.token_ids) or (num_known == len(tokens.token_ids) and not tokens.finish_reason):
             return None
-        offset, new = self.num_tokens, tokens.token_ids[num_known:]
-        text = "".join(self._push_all(new, self._hidden(tokens)))
+        offset = self.num_tokens
+        if self._stops is None and tokens.finish_reason is None:
+            return self._say(tokens, offset, num_known, self._decode(tokens.token_ids[num_known:]))
+        text = "".join(self._push_all(tokens.token_ids[num_known:], self._hidden(tokens)))
         if self.stop_matched is not None:
             self.finish_reason = FinishReason.STOP
         elif tokens.finish_reason is not None:
             text += self._flush()
             self.finish_reason = FinishReason.STOP if self.stop_matched is not None else tokens.finish_reason
         return self._say(tokens, offset, num_known, text)
+
+    def _decode(self, token_ids: list[int]) -> str:
+        """The common case: the stream goes on, and no stop string is looked for."""
+        self.num_tokens += len(token_ids)
+        if self._decoder is None:
+            return ""
+        if len(token_ids) == 1:
+            return self._decoder.push(token_ids[0])
+        return "".join(map(self._decoder.push, token_ids))
 
     def _hidden(self, tokens: SequenceTokens) -> int | None:
         """The stop token, whose text is not shown unless asked for."""
@@ -81,21 +92,21 @@ class Stream:
         return text
 
     def _say(self, tokens: SequenceTokens, offset: int, num_known: int, text: str) -> SequenceText:
-        num_new = self.num_tokens - offset
+        new = slice(num_known, num_known + self.num_tokens - offset)
         said = SequenceText(
-            request_id=tokens.request_id,
-            index=tokens.index,
-            token_offset=offset,
-            text_offset=self.num_characters,
-            text=text,
-            token_ids=tokens.token_ids[num_known : num_known + num_new],
-            logprobs=tokens.logprobs[num_known : num_known + num_new],
-            finish_reason=self.finish_reason,
-            stop_reason=self._stop_reason(tokens),
-            num_prompt_tokens=self.opened.num_prompt_tokens,
-            num_cached_tokens=self.opened.num_cached_tokens,
-            num_output_tokens=self.num_tokens,
-            prompt_logprobs=self.opened.prompt_logprobs if self._first else None,
+            tokens.request_id,
+            tokens.index,
+            offset,
+            self.num_characters,
+            text,
+            tokens.token_ids[new],
+            tokens.logprobs[new] if tokens.logprobs else tokens.logprobs,
+            self.finish_reason,
+            self._stop_reason(tokens) if self.finish_reason is not None else "",
+            self.opened.num_prompt_tokens,
+            self.opened.num_cached_tokens,
+            self.num_tokens,
+            self.opened.prompt_logprobs if self._first else None,
         )
         self.num_characters += len(text)
         self._first = False
