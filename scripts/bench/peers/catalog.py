@@ -30,6 +30,7 @@ class Engine:
     options: dict[str, Any]
     needs: tuple[Path, ...] = ()  # beside the interpreter
     by_default: bool = True
+    avoids: frozenset[str] = frozenset()  # workloads that it needs minutes for and cannot win
 
     @property
     def is_ours(self) -> bool:
@@ -89,7 +90,7 @@ def _vllm(peers: Path, weights: Path, limits: dict[str, Any], dtype: str) -> Eng
     options = limits | {"model": str(weights), "dtype": dtype, "max_num_batched_tokens": 0}
     name = {"bfloat16": "vllm-bf16", "float32": "vllm-f32"}[dtype]
     python = peers / "v-vllm" / "bin" / "python"
-    by_default = dtype == "bfloat16" or not has_bf16()  # without the instruction float32 is the faster in batches
+    by_default = (dtype == "bfloat16") == has_bf16()  # without the instruction float32 is the faster in batches
     return Engine(name, FULL, ENGINES / "vllm.py", python, options, by_default=by_default)
 
 
@@ -97,9 +98,17 @@ def _llamacpp(peers: Path, weights: Path, limits: dict[str, Any], kind: str, qua
     server = peers / "llama.cpp" / "build" / "bin" / "llama-server"
     converted = weights / f"{weights.name}-{kind}.gguf"
     options = limits | {"model": str(converted), "server": str(server)}
-    here = Path(sys.executable)
-    name = f"llamacpp-{kind}"
-    return Engine(name, quantization, ENGINES / "llamacpp.py", here, options, (server, converted))
+    by_default = quantization == INT8 or (kind == "bf16") == has_bf16()
+    return Engine(
+        f"llamacpp-{kind}",
+        quantization,
+        ENGINES / "llamacpp.py",
+        Path(sys.executable),
+        options,
+        (server, converted),
+        by_default,
+        frozenset({"b2"}),
+    )
 
 
 def _transformers(peers: Path, weights: Path, limits: dict[str, Any]) -> Engine:

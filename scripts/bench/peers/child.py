@@ -60,12 +60,12 @@ class Child:
         """Processor time of the engine and all its processes."""
         return tree_cpu_seconds(self._process.pid)
 
-    def prepare(self, workload: Workload, vocab_size: int, timeout: float) -> None:
-        """Load what depends on the workload's shape, and run a little of it."""
+    def prepare(self, workload: Workload, vocab_size: int, timeout: float) -> float:
+        """Load what depends on the workload's shape, and run a little of it; returns the seconds that took."""
         requests = workload.requests(0, vocab_size)
         longest = max(len(prompt) + count for prompt, count in requests)
         self._order({"order": "prepare", "num_seqs": len(requests), "num_tokens": longest}, timeout)
-        self.run(workload.warm_up(vocab_size), timeout)
+        return float(self.run(workload.warm_up(vocab_size), timeout)["seconds"])
 
     def run(self, requests: list[Request], timeout: float) -> dict[str, Any]:
         """`seconds`, and `first` where known.  Raises EngineFailed where any request got another number of tokens."""

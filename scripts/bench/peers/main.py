@@ -10,6 +10,7 @@ not there are named and left out.  Each engine stays up; an idle peer's processe
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 import tempfile
 import time
@@ -36,6 +37,7 @@ BOTH = "both"
 
 def main() -> int:
     args = arguments()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # through every `finally`
     logs = Path(tempfile.mkdtemp(prefix="bench-peers-"))
     say(f"{today()}, {processor()}, load {load_average():.2f}; the engines' logs are in {logs}")
     lines: list[Line] = []
@@ -47,7 +49,6 @@ def main() -> int:
             match.play()
             lines += match.lines()
             documents.append(match.document())
-            match.save(args.json)
     print("\n\n".join(documents))
     return finish(lines, check=args.check, title="Pageant / the best peer that is here, medians of one run")
 
@@ -73,6 +74,7 @@ class Match:
             for name in self._args.workloads:
                 say(f"{self._model} {self._quantization}: {name}, {WORKLOADS[name].what}")
                 self._contest.play(WORKLOADS[name], self._args.rounds, self._measure if name == "a" else _nothing)
+                self._save(name)
             self._report()
 
     def _entrants(self) -> list[Engine]:
@@ -125,22 +127,23 @@ class Match:
         how = (
             f"memory read at {median(self._bandwidths) / 1e9:.1f} GB/s ({self._reader.how})" if self._bandwidths else ""
         )
-        return "\n".join([engine_table(self._contest.records, self._versions, title), how, *self._contest.failures])
+        return "\n".join([engine_table(self._contest.records, self._versions, title), how, *self._contest.remarks])
 
     def _title(self) -> str:
         weights = "16-bit weights" if self._quantization == FULL else "int8 weights"
         return f"Model {self._model}, {weights}"
 
-    def save(self, path: Path | None) -> None:
-        """Append every run, one JSON object per engine and workload."""
-        if path is None:
+    def _save(self, workload: str) -> None:
+        """Append a workload's runs, one JSON object per engine: a long match that is ended leaves what it has."""
+        if self._args.json is None:
             return
-        with path.open("ab") as file:
-            for (workload, engine), record in self._contest.records.items():
-                key = {"date": today(), "model": self._model, "quantization": self._quantization}
-                runs = [[run.seconds, run.first, run.other_cores] for run in record.runs]
-                entry = key | {"workload": workload, "engine": engine, "seconds_first_others": runs}
-                file.write(msgspec.json.encode(entry) + b"\n")
+        with self._args.json.open("ab") as file:
+            for (name, engine), record in self._contest.records.items():
+                if name == workload:
+                    key = {"date": today(), "model": self._model, "quantization": self._quantization}
+                    runs = [[run.seconds, run.first, run.other_cores] for run in record.runs]
+                    entry = key | {"workload": workload, "engine": engine, "seconds_first_others": runs}
+                    file.write(msgspec.json.encode(entry) + b"\n")
 
 
 def arguments() -> argparse.Namespace:

@@ -13,7 +13,7 @@ from scripts.bench.peers.proc import machine_cpu_seconds
 from scripts.bench.peers.workloads import Workload
 
 NOISE = 0.15  # cores that others took: above it a run is noisy
-HOPELESS = 3.0  # an engine this many times slower than the best is not run again
+HOPELESS = 4.0  # an engine this many times slower than the best is not run again
 
 
 @dataclass(frozen=True)
@@ -63,25 +63,44 @@ class Record:
 
 @dataclass
 class Contest:
-    """Engines that are up, and their records by workload and engine.  An engine that fails is out."""
+    """Engines that are up, and their records by workload and engine.  An engine that fails is out.
+
+    `remarks` says who failed, and who sat a workload out and why.
+    """
 
     children: list[Child]
     vocab_size: int
     timeout: float  # of one run, seconds
     records: dict[tuple[str, str], Record] = field(default_factory=dict)
-    failures: list[str] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
 
     def play(self, workload: Workload, num_rounds: int, before: Callable[[], None] = lambda: None) -> None:
         """All rounds of one workload; each round begins with another engine.  `before` is called in every round."""
-        playing = [child for child in list(self.children) if self._turn(child, lambda c: self._prepare(c, workload))]
+        warm: dict[str, float] = {}
+        for child in list(self.children):
+            if workload.name in child.engine.avoids:
+                self._remark(f"{child.engine.name} sits {workload.name} out: it takes minutes and is far behind")
+            else:
+                self._turn(child, lambda c: warm.update({c.engine.name: self._warm_up(c, workload)}))
+        playing = [child for child in self.children if self._may_play(child, workload, warm)]
         for number in range(num_rounds):
             before()
             for child in rotated(playing, number):
                 if child in self.children and not self._is_hopeless(child, workload):
                     self._turn(child, lambda c: self._run(c, workload, number))  # noqa: B023
 
-    def _prepare(self, child: Child, workload: Workload) -> None:
-        child.prepare(workload, self.vocab_size, self.timeout)
+    def _warm_up(self, child: Child, workload: Workload) -> float:
+        return child.prepare(workload, self.vocab_size, self.timeout)
+
+    def _may_play(self, child: Child, workload: Workload, warm: dict[str, float]) -> bool:
+        """Ours always, if only once; a peer unless its warm-up says how it would end."""
+        name = child.engine.name
+        if name not in warm or child.engine.is_ours:
+            return name in warm
+        behind = warm[name] / min(warm.values())
+        if behind > HOPELESS:
+            self._remark(f"{name} sits {workload.name} out: its warm-up took {behind:.1f} times as long as the best's")
+        return behind <= HOPELESS
 
     def _run(self, child: Child, workload: Workload, number: int) -> None:
         requests = workload.requests(number, self.vocab_size)
@@ -101,12 +120,15 @@ class Contest:
             with child.awake():
                 act(child)
         except EngineFailed as error:
-            say(f"  {error}")
-            self.failures.append(str(error))
+            self._remark(str(error))
             self.children.remove(child)
             child.close()
             return False
         return True
+
+    def _remark(self, text: str) -> None:
+        say(f"  {text}")
+        self.remarks.append(text)
 
     def _is_hopeless(self, child: Child, workload: Workload) -> bool:
         """One run is enough to know that an engine is not the best, nor near it."""

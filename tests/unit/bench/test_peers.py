@@ -173,20 +173,31 @@ def test_each_round_begins_with_another_engine(fake: Engine, tmp_path: Path) -> 
         child.close()
 
 
-def test_an_engine_far_behind_runs_once_and_one_that_fails_is_out(fake: Engine, tmp_path: Path) -> None:
+def test_an_engine_far_behind_sits_out_and_one_that_fails_is_gone(fake: Engine, tmp_path: Path) -> None:
     options: dict[str, dict[str, float]] = {
         "quick": {},
         "slow": {"seconds": 1.0},
         "short": {"short": 1},
         "late": {"seconds": 60.0},
+        "unwilling": {},
     }
-    children = [
-        Child(replace(fake, name=name, options=fake.options | more), tmp_path) for name, more in options.items()
-    ]
-    contest = Contest(list(children), VOCAB, timeout=3)
+    engines = [replace(fake, name=name, options=fake.options | more) for name, more in options.items()]
+    engines[-1] = replace(engines[-1], avoids=frozenset("a"))
+    contest = Contest([Child(engine, tmp_path) for engine in engines], VOCAB, timeout=3)
     contest.play(WORKLOADS["a"], 3)
-    assert {engine: len(found.runs) for (_, engine), found in contest.records.items()} == {"quick": 3, "slow": 1}
-    assert [failure.split(":")[0] for failure in contest.failures] == ["short", "late"]
+    assert {engine: len(found.runs) for (_, engine), found in contest.records.items()} == {"quick": 3}
+    assert [remark.split()[0].rstrip(":") for remark in contest.remarks] == ["short", "late", "unwilling", "slow"]
+    assert [child.engine.name for child in contest.children] == ["quick", "slow", "unwilling"]
+    for child in contest.children:
+        child.close()
+
+
+def test_ours_plays_once_however_slow(fake: Engine, tmp_path: Path) -> None:
+    own = replace(fake, name=RUNNER, options=fake.options | {"seconds": 1.0})
+    contest = Contest([Child(own, tmp_path), Child(replace(fake, name="peer"), tmp_path)], VOCAB, timeout=20)
+    contest.play(WORKLOADS["a"], 2)
+    assert len(contest.records["a", RUNNER].runs) == 1
+    assert not contest.remarks
     for child in contest.children:
         child.close()
 

@@ -55,6 +55,10 @@ class Runner:
                 first = time.perf_counter() - begin
         return {"num_tokens": [self._take(index) for index in range(len(requests))], "first": first}
 
+    @property
+    def is_idle(self) -> bool:
+        return not (self._core.requests or self._core.finished or self._num_in_flight)
+
     def _turn(self) -> None:
         """Keep two steps in flight, take one result in, and throw away what would go to detokenizers."""
         while plan := self._core.schedule(WORKER):
