@@ -17,6 +17,7 @@ from shared.config import Settings
 from shared.messages import AddRequest, FinishReason, RequestHeader, RequestRejected, TokenLogprobs
 from shared.packing import pack_tokens
 from shared.sampling import GenerationDefaults, SamplingParams
+from tests.kernels.natives import load_build
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = ROOT / "models" / "pageant-stories"
@@ -64,6 +65,8 @@ class Engine:
         return self.core.counters
 
     def join(self, name: str) -> None:
+        if self.settings.kernels == "native":
+            load_build("native")
         self._epoch += 1
         self.runners[name] = load_runner(self.settings)
         self.core.add_worker(name, self._epoch, self.runners[name].capacity)

@@ -13,8 +13,10 @@ from torch import Tensor
 from services.worker.engine import load_runner
 from services.worker.runner import ModelRunner
 from shared.config import Settings
+from tests.kernels.natives import load_build
 
 VOCAB = 211
+KERNELS = ("torch", "native")
 COMMON: dict[str, Any] = {
     "vocab_size": VOCAB,
     "hidden_size": 48,
@@ -60,13 +62,16 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3": ("Qwen3", {"head_dim": 22}),
     "qwen3-yarn": ("Qwen3", {"head_dim": 32, "rope_parameters": YARN_ROPE, "attention_bias": True}),
 }
+# Dimensions that the native kernels serve; torch's are odd on purpose.
+EVEN = {"hidden_size": 64, "intermediate_size": 80, "head_dim": 32}
 
 
-def save_checkpoint(directory: Path, variant: str, **save: Any) -> Any:
-    """Write the variant's checkpoint; returns transformers' model."""
+def save_checkpoint(directory: Path, variant: str, kernels: str = "torch", **save: Any) -> Any:
+    """Write the variant's checkpoint, in dimensions for `kernels`; returns transformers' model."""
     family, changes = VARIANTS[variant]
     torch.manual_seed(7)
-    config = getattr(transformers, f"{family}Config")(**(COMMON | changes))
+    even = EVEN if kernels == "native" else {}
+    config = getattr(transformers, f"{family}Config")(**(COMMON | changes | even))
     model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -85,8 +90,16 @@ def oracle_logprobs(
     return logprobs
 
 
-def make_runner(directory: Path, **changes: Any) -> ModelRunner:
-    settings: dict[str, Any] = {"num_blocks": 256, "block_size": 8, "max_num_seqs": 64, "max_num_batched_tokens": 2048}
+def make_runner(directory: Path, kernels: str = "torch", **changes: Any) -> ModelRunner:
+    if kernels == "native":
+        load_build("native")
+    settings: dict[str, Any] = {
+        "kernels": kernels,
+        "num_blocks": 256,
+        "block_size": 16 if kernels == "native" else 8,
+        "max_num_seqs": 64,
+        "max_num_batched_tokens": 2048,
+    }
     return load_runner(Settings(model=str(directory), **(settings | changes)))
 
 

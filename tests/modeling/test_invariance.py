@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,18 +10,27 @@ import pytest
 
 from services.worker.runner import ModelRunner
 from shared.sampling import SamplingParams
-from tests.modeling.checkpoints import make_runner, random_prompt, save_checkpoint
+from tests.modeling.checkpoints import KERNELS, make_runner, random_prompt, save_checkpoint
 from tests.modeling.driver import Driver, Live
 
 PARAMS = SamplingParams(temperature=0.9, top_p=0.95, logprobs=5, prompt_logprobs=0)
 NUM_TOKENS = 24
 
 
-@pytest.fixture(scope="module", params=["llama-mha", "mistral-window", "qwen3"])
+FORMATS: dict[str, dict[str, str]] = {
+    "llama-mha": {},
+    "mistral-window": {"kv_cache_dtype": "int8"},
+    "qwen3": {"dtype": "bfloat16"},
+    "qwen2": {"quantization": "int8"},
+}
+
+
+@pytest.fixture(scope="module", params=itertools.product(KERNELS, FORMATS), ids="-".join)
 def runner(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ModelRunner:
-    directory: Path = tmp_path_factory.mktemp(request.param)
-    save_checkpoint(directory, request.param)
-    return make_runner(directory, num_blocks=640)
+    kernels, variant = request.param
+    directory: Path = tmp_path_factory.mktemp(variant)
+    save_checkpoint(directory, variant, kernels)
+    return make_runner(directory, kernels, block_size=16, num_blocks=320, num_threads=2, **FORMATS[variant])
 
 
 @pytest.fixture(autouse=True)
@@ -84,7 +94,7 @@ def test_on_blocks_that_another_sequence_filled(runner: ModelRunner) -> None:
     first = driver.add(0, random_prompt(37, seed=1))
     driver.generate(2)
     sequence = driver.add(1, random_prompt(37, seed=1), PARAMS, seed=99)
-    sequence.blocks, sequence.num_computed = first.blocks[:4], 32
+    sequence.blocks, sequence.num_computed = first.blocks[:2], 32
     driver.generate(NUM_TOKENS)
     assert sequence.token_ids == wanted.token_ids
     assert sequence.logprobs == wanted.logprobs
@@ -99,8 +109,8 @@ def test_on_a_copied_block(runner: ModelRunner) -> None:
     driver.generate(2)
     sequence = driver.add(1, random_prompt(37, seed=1), PARAMS, seed=99)
     copy = driver.free.pop()
-    sequence.blocks, sequence.num_computed = [*first.blocks[:4], copy], 36
-    result = runner.run(driver.plan({1: 1}, copies=[(first.blocks[4], copy)]))
+    sequence.blocks, sequence.num_computed = [*first.blocks[:2], copy], 36
+    result = runner.run(driver.plan({1: 1}, copies=[(first.blocks[2], copy)]))
     assert result.sampled_token_ids == wanted.output[:1]
 
 
