@@ -14,6 +14,8 @@
 #include "simd.h"
 #include "team.h"
 
+#include <type_traits>
+
 constexpr int MAX_ROWS = W == 16 ? 12 : 4;  // of a microkernel: what the register file holds
 
 // Two features' columns from a panel of `width` columns, F32 or BF16 or (for the KV cache) plain I8 [k][width].
@@ -34,10 +36,24 @@ PG_INLINE Pair load_pair(const uint8_t *base, int64_t k, int64_t width, int64_t 
     }
 }
 
+// Memory asked for while a microkernel works on what came before: every round two lines `gap` apart.
+struct Fetch {
+    const char *at;
+    int64_t gap, advance;
+
+    PG_INLINE void next() {
+        _mm_prefetch(at, _MM_HINT_T1);
+        _mm_prefetch(at + gap, _MM_HINT_T1);
+        at += advance;
+    }
+};
+
 // acc[i][c] += sum over k of x[i][k] * column(c)[k], for k even.  `column(c)` gives base pointers.
-template <int FORMAT, int MR, int NC, class Column>
-PG_INLINE void accumulate(F (&acc)[MR][NC], const float *x, int64_t ldx, int64_t k, int64_t width, Column &&column) {
+template <int FORMAT, int MR, int NC, class Column, class Next>
+PG_INLINE void accumulate(F (&acc)[MR][NC], const float *x, int64_t ldx, int64_t k, int64_t width, Column &&column,
+                          Next &&next) {
     for (int64_t j = 0; j < k; j += 2) {
+        next();
         Pair w[NC];
 #pragma GCC unroll 8
         for (int c = 0; c < NC; c++) w[c] = load_pair<FORMAT>(column(c), j, width, 0);
@@ -60,24 +76,24 @@ struct Rows {
 // bf16 dot products: the processor's own where it has them.
 #if defined(__AVX512BF16__)
 constexpr bool HAS_BF16_DOT = true;
-PG_INLINE F dot_bf16(F acc, U x, U w) { return (F)_mm512_dpbf16_ps((__m512)acc, (__m512bh)x, (__m512bh)w); }
+PG_INLINE F dot(F acc, U x, U w) { return (F)_mm512_dpbf16_ps((__m512)acc, (__m512bh)x, (__m512bh)w); }
 #elif defined(PG_EMULATE_BF16)
 constexpr bool HAS_BF16_DOT = true;
-PG_INLINE F dot_bf16(F acc, U x, U w) {
+PG_INLINE F dot(F acc, U x, U w) {
     acc = fma((F)(x & 0xffff0000u), (F)(w & 0xffff0000u), acc);
     return fma((F)(x << 16), (F)(w << 16), acc);
 }
 #else
 constexpr bool HAS_BF16_DOT = false;
-PG_INLINE F dot_bf16(F acc, U, U) { return acc; }
+PG_INLINE F dot(F acc, U, U) { return acc; }
 #endif
 
 // Four products of unsigned and signed bytes per lane.
 #if defined(__AVX512VNNI__)
-PG_INLINE I dot_i8(I acc, U x, I w) { return (I)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)x, (__m512i)w); }
+PG_INLINE I dot(I acc, U x, U w) { return (I)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)x, (__m512i)w); }
 #else
-PG_INLINE I dot_i8(I acc, U x, I w) {
-    for (int shift = 0; shift < 32; shift += 8) acc += (I)((x >> shift) & 0xffu) * ((w << (24 - shift)) >> 24);
+PG_INLINE I dot(I acc, U x, U w) {
+    for (int shift = 0; shift < 32; shift += 8) acc += (I)((x >> shift) & 0xffu) * ((I)(w << (24 - shift)) >> 24);
     return acc;
 }
 #endif
@@ -86,21 +102,23 @@ enum Kernel { FLOAT_F32, FLOAT_BF16, DOT_BF16, DOT_I8 };
 
 // One tile of MR rows and NC vectors of columns, NC / 2 panels, into results [NC / 2][MR][NR].
 template <Kernel KERNEL, int MR, int NC>
-PG_INLINE void tile(const Rows &x, int64_t row, const PgLinear &w, int64_t panel, float *results) {
+PG_INLINE void tile(const Rows &x, int64_t row, const PgLinear &w, int64_t panel, Fetch fetch, float *results) {
+    using Sum = std::conditional_t<KERNEL == DOT_I8, I, F>;
     const int64_t k = w.k;
-    F acc[MR][NC] = {};
+    Sum acc[MR][NC] = {};
     if constexpr (KERNEL == FLOAT_F32 || KERNEL == FLOAT_BF16) {
         constexpr int FORMAT = KERNEL == FLOAT_F32 ? PG_F32 : PG_BF16;
         const int64_t next = NR * k * (KERNEL == FLOAT_F32 ? 4 : 2);
         const uint8_t *base = (const uint8_t *)w.packed + panel * next;
         accumulate<FORMAT>(acc, (const float *)x.data + row * x.stride, x.stride, k, NR,
-                           [&](int c) { return base + c / 2 * next + c % 2 * W * 4; });
+                           [&](int c) { return base + c / 2 * next + c % 2 * W * 4; }, [&] { fetch.next(); });
     } else {
         constexpr int PER = KERNEL == DOT_BF16 ? 2 : 4;  // features in a lane
         const int64_t next = NR * (k / PER), stride = x.stride / PER;
         const uint32_t *base = (const uint32_t *)w.packed + panel * next;
         const uint32_t *rows = (const uint32_t *)x.data + row * stride;
         for (int64_t j = 0; j < k / PER; j++) {
+            fetch.next();
             U columns[NC];
 #pragma GCC unroll 8
             for (int c = 0; c < NC; c++) columns[c] = load<U>(base + c / 2 * next + j * NR + c % 2 * W);
@@ -108,9 +126,7 @@ PG_INLINE void tile(const Rows &x, int64_t row, const PgLinear &w, int64_t panel
             for (int i = 0; i < MR; i++) {
                 const U given = splat_u(rows[i * stride + j]);
 #pragma GCC unroll 8
-                for (int c = 0; c < NC; c++)
-                    acc[i][c] = KERNEL == DOT_BF16 ? dot_bf16(acc[i][c], given, columns[c])
-                                                   : (F)dot_i8((I)acc[i][c], given, (I)columns[c]);
+                for (int c = 0; c < NC; c++) acc[i][c] = dot(acc[i][c], given, columns[c]);
             }
         }
     }
@@ -127,18 +143,18 @@ constexpr int MAX_TILE = W == 16 ? MAX_ROWS * NR : MAX_ROWS * NR * 2;  // result
 // As many panels as a tile of MR rows takes, at most end - panel; returns how many.
 template <Kernel KERNEL, int MR>
 __attribute__((noinline)) int tile_of(const Rows &x, int64_t row, const PgLinear &w, int64_t panel, int64_t end,
-                                      float *results) {
+                                      const Fetch &fetch, float *results) {
     constexpr int NC = wide_columns(MR);
     if constexpr (NC > 2)
         if (panel + NC / 2 <= end) {
-            tile<KERNEL, MR, NC>(x, row, w, panel, results);
+            tile<KERNEL, MR, NC>(x, row, w, panel, fetch, results);
             return NC / 2;
         }
-    tile<KERNEL, MR, 2>(x, row, w, panel, results);
+    tile<KERNEL, MR, 2>(x, row, w, panel, fetch, results);
     return 1;
 }
 
-using TileFunction = int (*)(const Rows &, int64_t, const PgLinear &, int64_t, int64_t, float *);
+using TileFunction = int (*)(const Rows &, int64_t, const PgLinear &, int64_t, int64_t, const Fetch &, float *);
 
 template <Kernel KERNEL, int MR = MAX_ROWS>
 TileFunction tile_function(int64_t rows) {
@@ -155,6 +171,18 @@ PG_INLINE F rescale(const PgLinear &w, int64_t column, F sum, float row_scale) {
     return __builtin_convertvector((I)sum - shift, F) * load<F>(scales + column) * row_scale;
 }
 
+// What to fetch during tile i of a panel.  One tile alone reads each panel once: it fetches a little ahead of itself.
+// Of several, the first two fetch half of the next panel each; for the others there is nothing to do.
+PG_INLINE Fetch ahead(Kernel kernel, const PgLinear &w, int64_t panel, int64_t i, int64_t tiles) {
+    constexpr int64_t DISTANCE = 2048;
+    const int64_t bytes = NR * w.k * (kernel == DOT_I8 ? 1 : kernel == FLOAT_F32 ? 4 : 2);
+    const char *base = (const char *)w.packed + panel * bytes;
+    const int64_t per_round = NR * (kernel == FLOAT_F32 ? 8 : 4);
+    if (tiles == 1) return {base + DISTANCE, per_round / 2, per_round};
+    if (i < 2) return {base + bytes + i * bytes / 2, per_round > 128 ? 64 : 0, per_round / 2};
+    return {base, 0, 0};
+}
+
 // Rows [first, last) times panels [begin, end): panels outside, so that each stays in the nearest cache.
 template <class Out>
 PG_INLINE void block(Kernel kernel, const Rows &x, int64_t first, int64_t last, const PgLinear &w, int64_t begin,
@@ -168,7 +196,7 @@ PG_INLINE void block(Kernel kernel, const Rows &x, int64_t first, int64_t last, 
                                           : kernel == FLOAT_BF16 ? tile_function<FLOAT_BF16>(rows)
                                           : kernel == DOT_BF16   ? tile_function<DOT_BF16>(rows)
                                                                  : tile_function<DOT_I8>(rows);
-            taken = function(x, row, w, panel, tiles == 1 ? end : panel + 1, results);
+            taken = function(x, row, w, panel, tiles == 1 ? end : panel + 1, ahead(kernel, w, panel, i, tiles), results);
             for (int64_t p = 0; p < taken; p++)
                 for (int64_t r = 0; r < rows; r++) {
                     const float *at = results + (p * rows + r) * NR;
@@ -192,10 +220,8 @@ void multiply(Member &member, Kernel kernel, const Rows &x, int64_t m, const PgL
     int64_t rows = CACHED / (4 * (int64_t)w.k) / MAX_ROWS * MAX_ROWS;
     rows = rows < 2 * MAX_ROWS ? 2 * MAX_ROWS : rows > 192 ? 192 : rows;
     const int64_t blocks = m <= rows + rows / 2 ? 1 : (m + rows - 1) / rows;
-    constexpr int64_t GROUP = 4;  // panels of one ticket at least
-    int64_t piece = panels / (member.count * 6) / GROUP * GROUP;
-    piece = piece < GROUP ? GROUP : piece > 32 ? 32 : piece;
-    if (m > MAX_ROWS && piece == GROUP) piece = panels < 4 * member.count ? 1 : 2;
+    int64_t piece = panels / (member.count * 8);  // of one ticket: small enough that members end together
+    piece = piece < 1 ? 1 : piece > 32 ? 32 : piece;
     const int64_t pieces = (panels + piece - 1) / piece;
     member.for_each(blocks * pieces, 1, [&](int64_t item, int64_t) {
         const int64_t b = item / pieces, begin = item % pieces * piece;

@@ -65,7 +65,7 @@ __attribute__((noinline)) void score(const Attention &a, const KeyTile &t, int64
             columns[c] = column(at / s.block_size <= last ? at : last * s.block_size);
         }
         F acc[MR][NC] = {};
-        accumulate<FORMAT>(acc, x, s.head_dim, s.head_dim, s.block_size, [&](int c) { return columns[c]; });
+        accumulate<FORMAT>(acc, x, s.head_dim, s.head_dim, s.block_size, [&](int c) { return columns[c]; }, [] {});
         for (int c = 0; c < NC; c++) {
             const int64_t at = token + c * W;
             if (at >= t.count) break;
@@ -90,7 +90,7 @@ __attribute__((noinline)) void mix(const Attention &a, const KeyTile &t, int64_t
                                   d * (FORMAT == PG_I8 ? 1 : 4);
             const int64_t count = t.count - token < s.block_size ? t.count - token : s.block_size;
             accumulate<FORMAT>(acc, p + token, TILE, (count + 1) / 2 * 2, s.head_dim,
-                               [&](int c) { return base + c * W * (FORMAT == PG_I8 ? 1 : 4); });
+                               [&](int c) { return base + c * W * (FORMAT == PG_I8 ? 1 : 4); }, [] {});
         }
         for (int i = 0; i < MR; i++)
             for (int c = 0; c < NC; c++) store(mixed + i * s.head_dim + d + c * W, acc[i][c]);
@@ -113,39 +113,60 @@ void rows_of(int count, bool scoring, const Attention &a, const KeyTile &t, int6
     if constexpr (MR > 1) rows_of<FORMAT, MR - 1>(count, scoring, a, t, head, row, w);
 }
 
-// Scores of a row into probabilities below its running peak; what is hidden becomes exactly zero.
-void soften(const Attention &a, const KeyTile &t, int64_t head, int64_t row, int64_t position, Workspace &w) {
-    float *scores = w.scores + row * TILE;
+// Asks for a tile's keys and values: blocks lie scattered, and nobody else foresees the next one.
+void fetch(const Attention &a, const KeyTile &t, int64_t head) {
+    const KVShape &s = a.shape;
+    for (int64_t token = 0; token < t.count; token += s.block_size) {
+        const int64_t at = t.blocks[token / s.block_size] * s.block_bytes() + head * s.head_bytes();
+        for (int64_t i = 0; i < s.head_bytes(); i += 64) {
+            _mm_prefetch((const char *)a.keys + at + i, _MM_HINT_T1);
+            _mm_prefetch((const char *)a.values + at + i, _MM_HINT_T1);
+        }
+    }
+}
+
+// The largest score that a row sees in a tile; hidden ones are overwritten with LOWEST.
+float hide(const Attention &a, const KeyTile &t, int64_t position, float *scores) {
     const int32_t last = (int32_t)(position - t.begin);
     const int32_t first = a.window ? last - (int32_t)a.window + 1 : 0;
     const int64_t vectors = (t.count + W - 1) / W;
+    const bool all = first <= 0 && last >= vectors * W - 1;
     F largest = splat(LOWEST);
     for (int64_t v = 0; v < vectors; v++) {
-        const I at = lanes() + (int32_t)(v * W);
-        const F kept = select((at <= last) & (at >= first), load<F>(scores + v * W), splat(LOWEST));
-        store(scores + v * W, kept);
-        largest = max(largest, kept);
+        F score = load<F>(scores + v * W);
+        if (!all) {
+            const I at = lanes() + (int32_t)(v * W);
+            score = select((at <= last) & (at >= first), score, splat(LOWEST));
+            store(scores + v * W, score);
+        }
+        largest = max(largest, score);
     }
-    const float peak = reduce_max(largest);
-    const float next = peak > w.peaks[row] ? peak : w.peaks[row];
-    if (next > w.peaks[row]) {
-        const F factor = exp(splat(w.peaks[row] - next));
-        w.sums[row] = w.sums[row] * factor;
-        float *mixed = w.mixed + row * a.shape.head_dim;
-        for (int64_t d = 0; d < a.shape.head_dim; d += W) store(mixed + d, load<F>(mixed + d) * factor);
-        w.peaks[row] = next;
-    }
+    return reduce_max(largest);
+}
+
+// Scores of a row into probabilities below its running peak; what is hidden becomes exactly zero.
+void soften(const Attention &a, const KeyTile &t, int64_t head, float peak, int64_t row, Workspace &w) {
     const KVShape &s = a.shape;
-    for (int64_t v = 0; v < vectors; v++) {
-        const F score = load<F>(scores + v * W);
-        F p = select(score > splat(LOWEST), exp(score - next), F{});
-        w.sums[row] = w.sums[row] + p;
+    if (peak > w.peaks[row]) {
+        const F factor = exp(splat(w.peaks[row] - peak));
+        w.sums[row] = w.sums[row] * factor;
+        float *mixed = w.mixed + row * s.head_dim;
+        for (int64_t d = 0; d < s.head_dim; d += W) store(mixed + d, load<F>(mixed + d) * factor);
+        w.peaks[row] = peak;
+    }
+    float *scores = w.scores + row * TILE;
+    const float top = w.peaks[row];
+    F sum = w.sums[row];
+    for (int64_t v = 0; v < (t.count + W - 1) / W; v++) {
+        F p = exp(load<F>(scores + v * W) - top);
+        sum = sum + p;
         if (s.format == PG_I8) {
             const uint8_t *block = a.values + t.blocks[v * W / s.block_size] * s.block_bytes();
             p = p * load<F>(s.scales(block, head) + v * W % s.block_size);
         }
         store(scores + v * W, p);
     }
+    w.sums[row] = sum;
 }
 
 template <int FORMAT>
@@ -161,16 +182,21 @@ void attend_as(const Attention &a, const QueryGroup &g, int64_t head, Workspace 
     const int64_t end = g.position + g.count;
     const int64_t seen = a.window && g.position >= a.window ? g.position - a.window + 1 : 0;
     const int64_t tiles = (rows + MAX_ROWS - 1) / MAX_ROWS;
+    const auto tile_at = [&](int64_t begin) {
+        return KeyTile{g.table + begin / a.shape.block_size, begin, end - begin < TILE ? end - begin : TILE};
+    };
+    fetch(a, tile_at(seen / TILE * TILE), head);
     for (int64_t begin = seen / TILE * TILE; begin < end; begin += TILE) {
-        const KeyTile t{g.table + begin / a.shape.block_size, begin, end - begin < TILE ? end - begin : TILE};
+        const KeyTile t = tile_at(begin);
+        if (begin + TILE < end) fetch(a, tile_at(begin + TILE), head);
         for (int64_t i = 0; i < tiles; i++) {
-            const int64_t row = rows * i / tiles, next = rows * (i + 1) / tiles;
-            rows_of<FORMAT>((int)(next - row), true, a, t, head, row, w);
-        }
-        for (int64_t i = 0; i < rows; i++) soften(a, t, head, i, g.position + i / share, w);
-        for (int64_t i = 0; i < tiles; i++) {
-            const int64_t row = rows * i / tiles, next = rows * (i + 1) / tiles;
-            rows_of<FORMAT>((int)(next - row), false, a, t, head, row, w);
+            const int64_t row = rows * i / tiles, count = rows * (i + 1) / tiles - row;
+            float peaks[MAX_ROWS];
+            rows_of<FORMAT>((int)count, true, a, t, head, row, w);
+            for (int64_t j = 0; j < count; j++)
+                peaks[j] = hide(a, t, g.position + (row + j) / share, w.scores + (row + j) * TILE);
+            for (int64_t j = 0; j < count; j++) soften(a, t, head, peaks[j], row + j, w);
+            rows_of<FORMAT>((int)count, false, a, t, head, row, w);
         }
     }
     for (int64_t i = 0; i < rows; i++) {

@@ -8,23 +8,33 @@ namespace {
 
 int64_t padded(int64_t n) { return (n + NR - 1) / NR * NR; }
 
-// A step's tokens in one list, and their queries in groups.
-struct Tokens {
-    std::vector<int64_t> ids, positions, slots;  // of every token
-    std::vector<int64_t> wanted;                 // places of the tokens whose hidden states are returned
-    std::vector<QueryGroup> groups, last_groups; // of every token; of the wanted ones, as rows among themselves
+// From a row to the next: an odd number of cache lines, or the rows of a tile would fight for the same places.
+int64_t row_stride(int64_t n) { return (n + 15) / 16 % 2 ? padded(n) + 16 : padded(n + 16) + 16; }
+
+// The attention of one group, for one KV head.
+struct AttentionItem {
+    QueryGroup group;
+    int64_t head;
 };
 
-void add_groups(std::vector<QueryGroup> &groups, const int64_t *table, int64_t position, int64_t count, int64_t row,
-                int64_t share) {
-    const int64_t most = std::max<int64_t>(1, WANTED_QUERY_ROWS / share);
-    for (int64_t i = 0; i < count; i += most)
-        groups.push_back({table, position + i, std::min(most, count - i), row + i});
+// A step's tokens in one list, and what there is to attend to.
+struct Tokens {
+    std::vector<int64_t> ids, positions, slots;   // of every token
+    std::vector<int64_t> wanted;                  // places of the tokens whose hidden states are returned
+    std::vector<AttentionItem> items, last_items; // of every token; of the wanted ones, as rows among themselves
+};
+
+// Heads outside groups: the keys and values of one head are then read again while they are near.
+void add_items(const PgModel &m, std::vector<AttentionItem> &items, const int64_t *table, int64_t position,
+               int64_t count, int64_t row) {
+    const int64_t most = MAX_QUERY_ROWS / (m.num_heads / m.num_kv_heads);
+    for (int64_t head = 0; head < m.num_kv_heads; head++)
+        for (int64_t i = 0; i < count; i += most)
+            items.push_back({{table, position + i, std::min(most, count - i), row + i}, head});
 }
 
 void list_tokens(const PgModel &m, const PgStep &s, Tokens &t) {
-    t.ids.clear(), t.positions.clear(), t.slots.clear(), t.wanted.clear(), t.groups.clear(), t.last_groups.clear();
-    const int64_t share = m.num_heads / m.num_kv_heads;
+    t.ids.clear(), t.positions.clear(), t.slots.clear(), t.wanted.clear(), t.items.clear(), t.last_items.clear();
     for (int64_t i = 0; i < s.num_seqs; i++) {
         const int64_t first = s.computed[i], count = s.scheduled[i], wanted = s.wanted[i], row = (int64_t)t.ids.size();
         const int64_t *ids = s.tokens + s.rows[i] * s.tokens_stride, *table = s.tables + s.rows[i] * s.tables_stride;
@@ -33,16 +43,10 @@ void list_tokens(const PgModel &m, const PgStep &s, Tokens &t) {
             t.positions.push_back(p);
             t.slots.push_back(table[p / m.block_size] * m.block_size + p % m.block_size);
         }
-        add_groups(t.groups, table, first, count, row, share);
-        add_groups(t.last_groups, table, first + count - wanted, wanted, (int64_t)t.wanted.size(), share);
+        add_items(m, t.items, table, first, count, row);
+        add_items(m, t.last_items, table, first + count - wanted, wanted, (int64_t)t.wanted.size());
         for (int64_t j = count - wanted; j < count; j++) t.wanted.push_back(row + j);
     }
-    // The longest contexts first, so that no member is left with one at the end.
-    const auto longer = [](const QueryGroup &a, const QueryGroup &b) {
-        return (a.position + a.count) * a.count > (b.position + b.count) * b.count;
-    };
-    std::stable_sort(t.groups.begin(), t.groups.end(), longer);
-    std::stable_sort(t.last_groups.begin(), t.last_groups.end(), longer);
 }
 
 // The buffers of a step, as large as the largest so far.
@@ -153,7 +157,7 @@ void attention_half(Member &member, const Step &s, const PgLayer &layer, bool la
                         }
                     });
     member.barrier();
-    const std::vector<QueryGroup> &groups = last ? s.tokens.last_groups : s.tokens.groups;
+    const std::vector<AttentionItem> &items = last ? s.tokens.last_items : s.tokens.items;
     if (last) {  // from here on only the wanted rows matter: their queries and residuals move together
         const int64_t width = m.num_heads * m.head_dim;
         member.for_each(kept, 4, [&](int64_t row, int64_t end) {
@@ -167,9 +171,7 @@ void attention_half(Member &member, const Step &s, const PgLayer &layer, bool la
     }
     const Attention a = attention_of(m, layer, last ? s.inner : s.mixed, last ? s.inner_stride : s.mixed_stride,
                                      s.attended, s.attended_stride);
-    member.for_each((int64_t)groups.size() * m.num_kv_heads, 1, [&](int64_t item, int64_t) {
-        attend(a, groups[item / m.num_kv_heads], item % m.num_kv_heads);
-    });
+    member.for_each((int64_t)items.size(), 1, [&](int64_t i, int64_t) { attend(a, items[i].group, items[i].head); });
     member.barrier();
     add_linear(member, s, s.attended, s.attended_stride, last ? kept : all, layer.output, last ? s.kept : s.residual);
 }
@@ -209,11 +211,16 @@ struct Best {
     I id[2];
 };
 
+// Rows from outside into a buffer of ours.
+Activations spread(const float *x, int64_t rows, int64_t width, bool round) {
+    const int64_t stride = row_stride(width);
+    float *copy = scratch.normed.get<float>(rows * stride);
+    for (int64_t row = 0; row < rows; row++) memcpy(copy + row * stride, x + row * width, width * 4);
+    return {copy, stride, rows, round, scratch.converted.get<uint16_t>(rows * stride), scratch.scales.get<float>(rows)};
+}
+
 Activations head_input(const PgModel &m, const float *hidden, int64_t rows) {
-    float *x = scratch.normed.get<float>(rows * m.hidden);
-    memcpy(x, hidden, rows * m.hidden * 4);
-    return {x, m.hidden, rows, m.round_activations != 0, scratch.converted.get<uint16_t>(rows * m.hidden),
-            scratch.scales.get<float>(rows)};
+    return spread(hidden, rows, m.hidden, m.round_activations != 0);
 }
 
 }  // namespace
@@ -222,10 +229,10 @@ extern "C" void pg_forward(const PgModel *model, const PgStep *step, float *hidd
     const PgModel &m = *model;
     list_tokens(m, *step, scratch.tokens);
     const int64_t rows = (int64_t)scratch.tokens.ids.size(), kept = (int64_t)scratch.tokens.wanted.size();
-    const int64_t hidden_stride = padded(m.hidden);
-    const int64_t mixed_stride = padded((m.num_heads + 2 * m.num_kv_heads) * m.head_dim);
-    const int64_t attended_stride = padded(m.num_heads * m.head_dim);
-    const int64_t inner_stride = std::max(padded(m.inner), attended_stride);
+    const int64_t hidden_stride = row_stride(m.hidden);
+    const int64_t mixed_stride = row_stride((m.num_heads + 2 * m.num_kv_heads) * m.head_dim);
+    const int64_t attended_stride = row_stride(m.num_heads * m.head_dim);
+    const int64_t inner_stride = std::max(row_stride(m.inner), attended_stride);
     const int64_t widest = std::max({hidden_stride, attended_stride, inner_stride});
     const Step s{m,
                  scratch.tokens,
@@ -245,11 +252,8 @@ extern "C" void pg_forward(const PgModel *model, const PgStep *step, float *hidd
 }
 
 extern "C" void pg_linear(const PgLinear *weight, int32_t round_activations, const float *x, int64_t m, float *out) {
-    const int64_t n = weight->n, k = weight->k;
-    float *copy = scratch.normed.get<float>(m * k);
-    memcpy(copy, x, m * k * 4);
-    const Activations a{copy, k, m, round_activations != 0, scratch.converted.get<uint16_t>(m * k),
-                        scratch.scales.get<float>(m)};
+    const int64_t n = weight->n;
+    const Activations a = spread(x, m, weight->k, round_activations != 0);
     parallel([&](Member &member) {
         linear(member, a, *weight, [&](int64_t row, int64_t column, F low, F high) {
             store_some(out + row * n + column, low, n - column);
@@ -306,11 +310,10 @@ extern "C" void pg_attention(const PgModel *model, const PgLayer *layer, const P
     list_tokens(*model, *step, scratch.tokens);
     const int64_t width = model->num_heads * model->head_dim;
     const Attention a = attention_of(*model, *layer, query, width, out, width);
-    const std::vector<QueryGroup> &groups = scratch.tokens.groups;
+    const std::vector<AttentionItem> &items = scratch.tokens.items;
     parallel([&](Member &member) {
-        member.for_each((int64_t)groups.size() * model->num_kv_heads, 1, [&](int64_t item, int64_t) {
-            attend(a, groups[item / model->num_kv_heads], item % model->num_kv_heads);
-        });
+        member.for_each((int64_t)items.size(), 1,
+                        [&](int64_t i, int64_t) { attend(a, items[i].group, items[i].head); });
     });
 }
 

@@ -45,9 +45,8 @@ PG_INLINE F fma(F a, F b, F c) { return (F)_mm512_fmadd_ps((__m512)a, (__m512)b,
 PG_INLINE F fma(F a, F b, F c) { return (F)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c); }
 #endif
 
-PG_INLINE F select(I mask, F yes, F no) { return (F)(((I)yes & mask) | ((I)no & ~mask)); }
-PG_INLINE F max(F a, F b) { return select(a > b, a, b); }
-PG_INLINE F min(F a, F b) { return select(a < b, a, b); }
+PG_INLINE F select(I mask, F yes, F no) { return mask ? yes : no; }
+PG_INLINE F max(F a, F b) { return a > b ? a : b; }
 PG_INLINE F abs(F a) { return (F)((U)a & 0x7fffffffu); }
 
 PG_INLINE I lanes() {  // 0, 1, 2 ...
@@ -57,19 +56,25 @@ PG_INLINE I lanes() {  // 0, 1, 2 ...
 }
 
 // Sums and maxima over the lanes, halves folded in a fixed order.
+#if defined(__AVX512F__)
+PG_INLINE __m256 fold(F v, bool add) {
+    const __m256 low = _mm512_castps512_ps256((__m512)v), high = _mm512_extractf32x8_ps((__m512)v, 1);
+    return add ? _mm256_add_ps(low, high) : _mm256_max_ps(low, high);
+}
+#else
+PG_INLINE __m256 fold(F v, bool) { return (__m256)v; }
+#endif
 PG_INLINE float reduce_add(F v) {
-    float x[W];
-    store(x, v);
-    for (int n = W / 2; n > 0; n /= 2)
-        for (int i = 0; i < n; i++) x[i] += x[i + n];
-    return x[0];
+    const __m256 a = fold(v, true);
+    __m128 b = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+    b = _mm_add_ps(b, _mm_movehl_ps(b, b));
+    return _mm_cvtss_f32(_mm_add_ss(b, _mm_movehdup_ps(b)));
 }
 PG_INLINE float reduce_max(F v) {
-    float x[W];
-    store(x, v);
-    for (int n = W / 2; n > 0; n /= 2)
-        for (int i = 0; i < n; i++) x[i] = x[i] > x[i + n] ? x[i] : x[i + n];
-    return x[0];
+    const __m256 a = fold(v, false);
+    __m128 b = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+    b = _mm_max_ps(b, _mm_movehl_ps(b, b));
+    return _mm_cvtss_f32(_mm_max_ss(b, _mm_movehdup_ps(b)));
 }
 
 // bfloat16 is the upper half of a float32; rounded to nearest, ties to even.
@@ -92,16 +97,14 @@ PG_INLINE float from_bf16(uint16_t v) {
 }
 PG_INLINE F from_bf16(const uint16_t *p) { return (F)(__builtin_convertvector(load<U16>(p), U) << 16); }
 
-PG_INLINE F round_even(F v) {  // to an integer, ties to even; |v| < 2**22
-    const F magic = splat(12582912.0f);
-    return (v + magic) - magic;
-}
+constexpr float MAGIC = 12582912.0f;  // 1.5 * 2**23: what is added to it is rounded to an integer, ties to even
+PG_INLINE F round_even(F v) { return (v + MAGIC) - MAGIC; }  // |v| < 2**22
 
-// exp(x), relative error about 1e-7 (Cephes' polynomial); flushes to about 1e-38 below -87.
+// exp(x), relative error about 1e-7 (Cephes' polynomial), for x up to 88; zero below -87.
 PG_INLINE F exp(F x) {
-    x = min(max(x, splat(-87.0f)), splat(88.0f));
-    F n = round_even(x * 1.44269504f);
-    F r = fma(n, splat(-0.693359375f), x);
+    const F low = splat(-87.0f), shifted = fma(max(x, low), splat(1.44269504f), splat(MAGIC));
+    const F n = shifted - MAGIC;
+    F r = fma(n, splat(-0.693359375f), max(x, low));
     r = fma(n, splat(2.12194440e-4f), r);
     F p = splat(1.9875691500e-4f);
     p = fma(p, r, splat(1.3981999507e-3f));
@@ -110,8 +113,8 @@ PG_INLINE F exp(F x) {
     p = fma(p, r, splat(1.6666665459e-1f));
     p = fma(p, r, splat(5.0000001201e-1f));
     p = fma(r * r, p, r + 1.0f);
-    I scale = (__builtin_convertvector(n, I) + 127) << 23;
-    return p * (F)scale;
+    const I scaled = (I)p + ((I)shifted << 23);  // n sits in the lowest bits, and moves the exponent by itself
+    return (F)(scaled & (x > low));
 }
 
 // log(x) for normal x > 0, absolute error about 1e-6.

@@ -18,11 +18,12 @@ constexpr int SPINS_IN_STEP = 400, SPINS_BETWEEN = 1000;  // of about 50 ns each
 struct alignas(64) Counter {
     std::atomic<int64_t> value{0};
 };
-Counter tickets, arrived, phase, job;
+Counter tickets[Member::MOST], arrived, phase, job;
 
-std::mutex mutex;
-std::condition_variable wake;
-std::vector<std::thread> &threads = *new std::vector<std::thread>;  // never destroyed: they may outlive main()
+// Never destroyed: the threads sleep here until the process is gone.
+std::mutex &mutex = *new std::mutex;
+std::condition_variable &wake = *new std::condition_variable;
+std::vector<std::thread> &threads = *new std::vector<std::thread>;
 int size = 1;
 int sleepers = 0;  // guarded by the mutex
 bool stopping = false;
@@ -72,7 +73,9 @@ void start_job() {
 
 }  // namespace
 
-int64_t Member::take() { return tickets.value.fetch_add(1, std::memory_order_relaxed); }
+int64_t Member::take(int range) {
+    return tickets[range].value.fetch_add(1, std::memory_order_relaxed) - base_[range];
+}
 
 void Member::barrier() {
     if (count == 1) return;
@@ -100,13 +103,13 @@ void team_resize(int count, bool pin) {
         threads.clear();
         stopping = false;
     }
-    size = count < 1 ? 1 : count > 256 ? 256 : count;
+    size = count < 1 ? 1 : count > Member::MOST ? Member::MOST : count;
     const int64_t done = job.value.load();
     for (int id = 1; id < size; id++) threads.emplace_back(serve, id, size, pin, done);
 }
 
 void team_run(void (*body)(Member &, void *), void *context) {
-    tickets.value.store(0, std::memory_order_relaxed);
+    for (int range = 0; range < size; range++) tickets[range].value.store(0, std::memory_order_relaxed);
     current = body;
     current_context = context;
     if (size > 1) start_job();

@@ -1,32 +1,37 @@
 // A team of threads that goes through phases together.
 //
-// Inside run(), every member calls the same loops and barriers in the same order.  Work is taken ticket by ticket, so
-// that a member whose core is busy with something else takes less of it; who computes what never changes a result.
+// Inside parallel(), every member calls the same loops and barriers in the same order.  A loop's work is cut into one
+// range per member, and a range into tickets; who is done with its own range helps with the next ones, so that a member
+// whose core is busy with something else does less.  Who computes what never changes a result.
 #pragma once
 #include <atomic>
 #include <cstdint>
 
 class Member {
   public:
-    Member(int id, int count) : id(id), count(count) {}
+    static constexpr int MOST = 256, HELPED = 4;  // members of a team; ranges that a member works on
+    Member(int id, int count) : id(id), count(count), visited_(count < HELPED ? count : HELPED) {}
     const int id, count;
 
     // Calls body(begin, end) for pieces of [0, n) of `piece` items.  No barrier: call barrier() after it.
     template <class Body>
     void for_each(int64_t n, int64_t piece, Body &&body) {
         const int64_t pieces = (n + piece - 1) / piece;
-        for (int64_t i; (i = take() - base_) < pieces;) {
-            const int64_t end = (i + 1) * piece;
-            body(i * piece, end < n ? end : n);
+        for (int i = 0; i < visited_; i++) {
+            const int range = (id + i) % count;
+            const int64_t first = pieces * range / count, last = pieces * (range + 1) / count;
+            for (int64_t at; (at = first + take(range)) < last;)
+                body(at * piece, (at + 1) * piece < n ? (at + 1) * piece : n);
         }
-        base_ += pieces + count;  // each member drew one ticket too many
+        for (int range = 0; range < count; range++)  // each range was asked in vain once by each of its visitors
+            base_[range] += pieces * (range + 1) / count - pieces * range / count + visited_;
     }
     void barrier();
 
   private:
-    friend class Team;
-    int64_t take();
-    int64_t base_ = 0;
+    int64_t take(int range);
+    const int visited_;
+    int64_t base_[MOST] = {};  // tickets that earlier loops drew from each range
 };
 
 void team_resize(int count, bool pin);
