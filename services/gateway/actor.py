@@ -11,6 +11,7 @@ from typing import TypeVar
 import structlog
 
 from services.gateway.calls import Call, Calls, Question
+from services.gateway.pace import Pace, stretch
 from services.gateway.server import FrontServer
 from services.gateway.status import rejected, unavailable
 from services.gateway.streams import Journal, Stream
@@ -60,6 +61,7 @@ class GatewayActor(MemberActor):
             max_bytes=BYTES_PER_TOKEN * settings.max_num_queued_tokens,
         )
         self.calls = Calls()
+        self.pace = Pace(stretch=stretch())
         self.server = FrontServer(self, settings)
         self._scheduler_seen = 0.0
         self._flush_due = False
@@ -195,9 +197,13 @@ class GatewayActor(MemberActor):
                 continue  # closed meanwhile; its abort is on the way
             try:
                 stream.accept(news)
+                self.pace.add(stream)
             except ProtocolError as error:
                 request_logger(log, stream.header).warning("output_lost", reason=str(error))
                 stream.fail(unavailable("part of the output was lost"))
+
+    def before_flush(self) -> None:
+        self.pace.release()
 
     def handle_rejected(self, message: RequestRejected) -> None:
         error = rejected(message)

@@ -135,14 +135,18 @@ class Stream:
         return sum(len(sequence.token_ids) for sequence in self.sequences)
 
     def accept(self, news: SequenceText) -> None:
-        """Queue what is new of `news` for the client; raises ProtocolError where it does not fit."""
+        """Queue what is new of `news`, to be sent when the stream is woken; ProtocolError where it does not fit."""
         if not 0 <= news.index < len(self.sequences):
             raise ProtocolError(f"stream {news.request_id} has no sequence {news.index}")
         if self.error is not None or not self.sequences[news.index].accept(news, self._pending):
             return
         self.num_prompt_tokens = news.num_prompt_tokens or self.num_prompt_tokens
         self.num_cached_tokens = max(self.num_cached_tokens, news.num_cached_tokens)
-        self._changed.set()
+
+    def wake(self) -> None:
+        """Let the sender take what is queued."""
+        if self._pending:
+            self._changed.set()
 
     def fail(self, error: RequestError) -> None:
         """End the stream with a status; what was queued before is still sent, the first error wins."""
@@ -151,8 +155,9 @@ class Stream:
             self._changed.set()
 
     async def take(self) -> list[Delta]:
-        """Wait for output, then take all of it, in few deltas.  Empty where the stream has ended."""
-        while not self._pending and not self.ended:
+        """Wait until there is output and the stream is woken, then take all of it, in few deltas.  Empty where the
+        stream has ended."""
+        while not (self._pending and self._changed.is_set()) and (self._pending or not self.ended):
             self._changed.clear()
             await self._changed.wait()
         deltas, self._pending = self._pending, []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import grpc
@@ -100,6 +101,7 @@ async def test_overlapping_news_is_cut_to_what_is_new() -> None:
     stream = make_stream()
     stream.accept(news("ab", [1, 2], (0, 0)))
     stream.accept(news("bc", [2, 3], (1, 1)))
+    stream.wake()
     (delta,) = await stream.take()
     assert "".join(delta.text) == "abc" and delta.token_ids == [1, 2, 3]
     with pytest.raises(ProtocolError):
@@ -115,6 +117,20 @@ async def test_what_came_before_an_error_is_still_sent() -> None:
     stream.fail(status.unavailable("second"))
     assert len(await stream.take()) == 1
     assert await stream.take() == [] and str(stream.error) == "first"
+
+
+async def test_output_leaves_when_its_stream_is_woken_and_all_at_once() -> None:
+    stream = make_stream()
+    stream.wake()  # nothing is there yet: no end of the stream
+    taking = asyncio.create_task(stream.take())
+    await asyncio.sleep(0)
+    stream.accept(news("ab", [1], (0, 0)))
+    await asyncio.sleep(0.01)
+    assert not taking.done()
+    stream.accept(news("c", [2], (1, 2)))
+    stream.wake()
+    (delta,) = await taking
+    assert "".join(delta.text) == "abc" and delta.token_ids == [1, 2]
 
 
 def test_the_journal_keeps_within_its_bounds() -> None:

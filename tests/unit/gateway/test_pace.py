@@ -1,0 +1,65 @@
+"""Rounds of sending: at once while there is time, at a share of a core where there is not."""
+
+from __future__ import annotations
+
+import asyncio
+
+from services.gateway.pace import MAX_REST, Pace, stretch
+
+
+class Hand:
+    """A clock and a processor meter that stand still unless they are moved, and a sender that counts."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.spent = 5.0
+        self.num_woken = 0
+        self.pace = Pace(stretch=2.0, clock=lambda: self.now, spent=lambda: self.spent)
+        self.output()
+
+    def wake(self) -> None:
+        self.num_woken += 1
+
+    def output(self) -> int:
+        """Output comes; how often the sender was woken so far."""
+        self.pace.add(self)
+        self.pace.release()
+        return self.num_woken
+
+    def work(self, seconds: float, idle: float = 0.0) -> None:
+        self.spent += seconds
+        self.now += seconds + idle
+
+
+async def test_nothing_waits_while_rounds_are_short() -> None:
+    hand = Hand()
+    for count in range(2, 10):
+        hand.work(0.002, idle=0.003)
+        assert hand.output() == count
+
+
+async def test_a_round_rests_as_long_as_it_worked() -> None:
+    hand = Hand()
+    hand.work(0.02)
+    assert 0.019 < hand.pace.rest() <= 0.021
+    assert hand.output() == 1, "not yet"
+    assert hand.output() == 1, "all of it leaves together"
+    async with asyncio.timeout(5):
+        while hand.num_woken < 2:
+            await asyncio.sleep(0.005)
+
+
+def test_the_share_is_small_on_a_small_machine_only() -> None:
+    assert 1 < stretch() <= 7
+
+
+async def test_no_output_waits_for_longer_than_its_limit() -> None:
+    hand = Hand()
+    hand.work(10.0)
+    assert hand.pace.rest() == MAX_REST
+
+
+async def test_a_processor_that_others_use_is_no_reason_to_wait() -> None:
+    hand = Hand()
+    hand.work(0.02, idle=0.03)
+    assert hand.output() == 2
