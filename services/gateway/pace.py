@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 MAX_REST = 0.1  # seconds that output waits at most
+FEW = 8  # senders in a round after which there is no rest: there would be little to gather
 
 
 def stretch() -> float:
@@ -46,6 +47,7 @@ class Pace:
         self._senders: dict[Sender, None] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._began = self._spent_then = 0.0
+        self._num_woken = 0
 
     def add(self, sender: Sender) -> None:
         """It has output; it is woken with the next round."""
@@ -53,6 +55,8 @@ class Pace:
 
     def rest(self) -> float:
         """Seconds until the next round may begin; none or less: now."""
+        if self._num_woken <= FEW:
+            return 0.0
         due = self._began + self._stretch * (self._spent() - self._spent_then)
         return min(MAX_REST, due - self._clock())
 
@@ -69,5 +73,6 @@ class Pace:
         self._timer = None
         self._began, self._spent_then = self._clock(), self._spent()
         senders, self._senders = self._senders, {}
+        self._num_woken = len(senders)
         for sender in senders:
             sender.wake()

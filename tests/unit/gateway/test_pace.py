@@ -4,25 +4,36 @@ from __future__ import annotations
 
 import asyncio
 
-from services.gateway.pace import MAX_REST, Pace, stretch
+from services.gateway.pace import FEW, MAX_REST, Pace, stretch
 
 
-class Hand:
-    """A clock and a processor meter that stand still unless they are moved, and a sender that counts."""
-
+class Stream:
     def __init__(self) -> None:
-        self.now = 100.0
-        self.spent = 5.0
         self.num_woken = 0
-        self.pace = Pace(stretch=2.0, clock=lambda: self.now, spent=lambda: self.spent)
-        self.output()
 
     def wake(self) -> None:
         self.num_woken += 1
 
+
+class Hand:
+    """A clock and a processor meter that stand still unless they are moved, and streams that count."""
+
+    def __init__(self, num_streams: int = FEW + 1) -> None:
+        self.now = 100.0
+        self.spent = 5.0
+        self.streams = [Stream() for _ in range(num_streams)]
+        self.pace = Pace(stretch=2.0, clock=lambda: self.now, spent=lambda: self.spent)
+        self.output()
+
+    @property
+    def num_woken(self) -> int:
+        (count,) = {stream.num_woken for stream in self.streams}
+        return count
+
     def output(self) -> int:
-        """Output comes; how often the sender was woken so far."""
-        self.pace.add(self)
+        """Output comes for all; how often they were woken so far."""
+        for stream in self.streams:
+            self.pace.add(stream)
         self.pace.release()
         return self.num_woken
 
@@ -57,6 +68,13 @@ async def test_no_output_waits_for_longer_than_its_limit() -> None:
     hand = Hand()
     hand.work(10.0)
     assert hand.pace.rest() == MAX_REST
+
+
+async def test_a_few_streams_never_wait() -> None:
+    hand = Hand(FEW)
+    for count in range(2, 6):
+        hand.work(10.0)
+        assert hand.output() == count
 
 
 async def test_a_processor_that_others_use_is_no_reason_to_wait() -> None:
