@@ -67,26 +67,36 @@ class KVShape:
         return FORMATS[self.dtype], self.block_size, self.num_kv_heads, self.head_dim
 
 
-@dataclass(frozen=True, slots=True)
-class Columns:
-    """One step's sequences, as `shared.modeling.batch` says, and the tables that they are rows of."""
+class StepColumns:
+    """The structure of a step, made once for two tables; each step overwrites its columns."""
 
-    rows: NDArray[np.int64]  # [num_seqs]
-    computed: NDArray[np.int64]  # [num_seqs]
-    scheduled: NDArray[np.int64]  # [num_seqs]
-    wanted: NDArray[np.int64]  # [num_seqs]
-    tokens: Tensor  # [num_rows, longest] int64
-    tables: NDArray[np.int64]  # [num_rows, max_num_blocks]
+    def __init__(
+        self,
+        tokens: Tensor,  # [num_rows, longest] int64
+        tables: NDArray[np.int64],  # [num_rows, max_num_blocks] block ids
+    ) -> None:
+        _check(tokens, torch.int64, tuple(tokens.shape))
+        if tables.dtype != np.int64 or not tables.flags.c_contiguous:
+            raise ValueError("block tables must be contiguous int64")
+        self.tokens, self.tables = tokens, tables
+        self._columns = np.zeros((4, len(tables)), np.int64)
+        addresses = [column.ctypes.data for column in (*self._columns, tables)]
+        strides = (tokens.stride(0), tables.shape[1])
+        self._step = abi.PgStep(0, *addresses[:4], tokens.data_ptr(), addresses[4], *strides)
 
-    @property
-    def struct(self) -> abi.PgStep:
-        """Holds while the columns do."""
-        columns = (self.rows, self.computed, self.scheduled, self.wanted)
-        if any(column.dtype != np.int64 or not column.flags.c_contiguous for column in (*columns, self.tables)):
-            raise ValueError("a step's columns must be contiguous int64")
-        addresses = [column.ctypes.data for column in columns]
-        strides = (self.tokens.stride(0), self.tables.shape[1])
-        return abi.PgStep(len(self.rows), *addresses, self.tokens.data_ptr(), self.tables.ctypes.data, *strides)
+    def fill(
+        self,
+        rows: NDArray[np.int64],  # [num_seqs], as `shared.modeling.batch` says
+        computed: NDArray[np.int64],  # [num_seqs]
+        scheduled: NDArray[np.int64],  # [num_seqs]
+        wanted: NDArray[np.int64],  # [num_seqs]
+    ) -> abi.PgStep:
+        """Holds until the next call."""
+        num_seqs, columns = len(rows), self._columns
+        columns[0, :num_seqs], columns[1, :num_seqs] = rows, computed
+        columns[2, :num_seqs], columns[3, :num_seqs] = scheduled, wanted
+        self._step.num_seqs = num_seqs
+        return self._step
 
 
 class Native:

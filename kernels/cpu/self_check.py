@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kernels.cpu import abi
-from kernels.cpu.native import FORMATS, Columns, KVShape, Native
+from kernels.cpu.native import FORMATS, KVShape, Native, StepColumns
 from kernels.ops import attention, kv_store, linear, linear_int8, rms_norm
 from kernels.ops.kv_cache import KVCache
 
@@ -83,7 +83,7 @@ def _native_attention(
     )
     native.store_kv(shape, key, value, slots, keys, values)
     computed, scheduled = (np.array(column) for column in zip(*LENGTHS, strict=True))
-    columns = Columns(np.arange(2), computed, scheduled, scheduled, torch.zeros(2, 64, dtype=torch.int64), tables)
+    step = StepColumns(torch.zeros(2, 64, dtype=torch.int64), tables).fill(np.arange(2), computed, scheduled, scheduled)
     model = abi.PgModel(
         num_heads=HEADS,
         num_kv_heads=KV_HEADS,
@@ -92,7 +92,7 @@ def _native_attention(
         kv_format=FORMATS[dtype],
     )
     layer = abi.PgLayer(keys=keys.data_ptr(), values=values.data_ptr())
-    return native.attention(model, layer, columns.struct, query)
+    return native.attention(model, layer, step, query)
 
 
 def _random(*shape: int) -> Tensor:

@@ -41,6 +41,7 @@ class RowTable:
         self._pool_blocks = num_blocks
         self._vocab_size = vocab_size
         self.tokens: Tensor = torch.zeros(num_rows, max_model_len + 1, dtype=torch.int64, device=device)
+        self._host_tokens: Ints | None = self.tokens.numpy() if device.type == "cpu" else None  # the same memory
         self.block_tables: Ints = np.zeros((num_rows, -(-max_model_len // block_size)), dtype=np.int64)
         self.num_blocks: Ints = np.zeros(num_rows, dtype=np.int64)
         self.num_tokens: Ints = np.zeros(num_rows, dtype=np.int64)  # 0: the row is not in use
@@ -95,18 +96,20 @@ class RowTable:
         self.block_tables[row, begin:end] = block_ids
         self.num_blocks[row] = end
 
+    def check_rows(self, rows: Sequence[int]) -> None:
+        """Raise FatalError unless they are distinct rows of this table."""
+        if rows and (len(set(rows)) != len(rows) or min(rows) < 0 or max(rows) >= self.num_rows):
+            raise FatalError(f"plan's rows are not distinct rows below {self.num_rows}: {list(rows)}")
+
     def check_schedule(self, rows: Ints, computed: Ints, ends: Ints) -> None:
         """Raise FatalError unless the plan and this table agree on every row: the two must never drift apart."""
-        if len(rows) == 0:
-            return
-        ordered = np.sort(rows)
-        if ordered[0] < 0 or ordered[-1] >= self.num_rows or (ordered[1:] == ordered[:-1]).any():
-            raise FatalError(f"plan's rows are not distinct rows below {self.num_rows}: {rows.tolist()}")
         held = self.num_computed[rows]
-        self._refuse(rows, computed != held, "num_computed_tokens", computed, held)
         limit = np.minimum(self.num_tokens[rows], self.num_blocks[rows] * self.block_size)
         limit = np.minimum(limit, self.max_model_len)
-        self._refuse(rows, (ends <= computed) | (ends > limit), "planned end", ends, limit)
+        wrong = (computed != held) | (ends <= computed) | (ends > limit)
+        if wrong.any():
+            self._refuse(rows, computed != held, "num_computed_tokens", computed, held)
+            self._refuse(rows, wrong, "planned end", ends, limit)
 
     def _refuse(self, rows: Ints, wrong: NDArray[np.bool_], what: str, planned: Ints, held: Ints) -> None:
         if wrong.any():
@@ -124,6 +127,9 @@ class RowTable:
         rows: Ints,  # [num_sampled], distinct
         token_ids: Tensor,  # [num_sampled] int64, on the device
     ) -> None:
-        if len(rows):
-            self.tokens[torch.from_numpy(rows), torch.from_numpy(self.num_tokens[rows])] = token_ids
-            self.num_tokens[rows] += 1
+        lengths = self.num_tokens[rows]
+        if self._host_tokens is not None:
+            self._host_tokens[rows, lengths] = token_ids.numpy()
+        elif len(rows):
+            self.tokens[torch.from_numpy(rows), torch.from_numpy(lengths)] = token_ids
+        self.num_tokens[rows] = lengths + 1

@@ -67,12 +67,10 @@ class ModelRunner:
         sampled = self._sample(schedule, hidden)
         self._table.num_computed[schedule.rows] += schedule.scheduled
         self._table.append_tokens(schedule.rows[schedule.samples], sampled.token_ids)
-        num_sampled = np.zeros(len(plan.rows), np.int64)
-        num_sampled[schedule.samples] = 1
         return StepResult(
             epoch=plan.epoch,
             step_id=plan.step_id,
-            num_sampled=num_sampled.tolist(),
+            num_sampled=schedule.num_sampled.tolist(),
             sampled_token_ids=sampled.token_ids.tolist(),
             logprobs=sampled.logprobs,
             prompt_logprobs=prompt_logprobs,

@@ -19,22 +19,25 @@ class Schedule:
     rows: Ints  # [num_entries]
     computed: Ints  # [num_entries] tokens before this step
     scheduled: Ints  # [num_entries] tokens of this step
-    samples: Ints  # [num_sampled] entries whose last token is the last that the row has
+    num_sampled: Ints  # [num_entries] 1 where the last token is the last that the row has
+    samples: Ints  # [num_sampled] those entries
     scored: Ints  # [num_scored] entries whose prompt's log-probabilities are asked for, and in this step
     wanted: Ints  # [num_entries] last tokens whose hidden states are needed
 
 
 def read_schedule(plan: StepPlan, table: RowTable) -> Schedule:
     """The plan's columns, checked against the rows.  Raises FatalError where the two disagree."""
+    table.check_rows(plan.rows)
     columns = (plan.rows, plan.num_computed_tokens, plan.num_scheduled_tokens)
-    rows, computed, scheduled = (np.array(column, dtype=np.int64) for column in columns)
+    rows, computed, scheduled = (np.array(column, np.int64) for column in columns)
     ends = computed + scheduled
     table.check_schedule(rows, computed, ends)
-    last = ends == table.num_tokens[rows]
-    wanted = last.astype(np.int64)
-    scored = _scored(table, rows, computed, ends)
-    wanted[scored] = scheduled[scored]
-    return Schedule(rows, computed, scheduled, np.flatnonzero(last), scored, wanted)
+    num_sampled = (ends == table.num_tokens[rows]).astype(np.int64)
+    scored, wanted = _scored(table, rows, computed, ends), num_sampled
+    if len(scored):
+        wanted = num_sampled.copy()
+        wanted[scored] = scheduled[scored]
+    return Schedule(rows, computed, scheduled, num_sampled, np.flatnonzero(num_sampled), scored, wanted)
 
 
 def _scored(table: RowTable, rows: Ints, computed: Ints, ends: Ints) -> Ints:

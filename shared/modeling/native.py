@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from kernels.cpu import abi
-from kernels.cpu.native import FORMATS, Columns, KVShape, Native, PackedLinear
+from kernels.cpu.native import FORMATS, KVShape, Native, PackedLinear, StepColumns
 from shared.modeling.batch import StepBatch
 from shared.modeling.config import ModelConfig
 from shared.modeling.formats import Formats
@@ -100,6 +100,7 @@ class NativeDecoder:
         self._layers = layers
         self._pool: KVPool | None = None
         self._logits = torch.empty(0)
+        self._columns: StepColumns | None = None
         self._model = describe(config, formats)
         self._model.max_positions = len(rotation[0])
         self._model.cos, self._model.sin = (table.data_ptr() for table in rotation)
@@ -120,8 +121,11 @@ class NativeDecoder:
 
     def forward(self, batch: StepBatch) -> Tensor:
         hidden = torch.empty(batch.num_wanted, self.config.hidden_size)
-        columns = Columns(batch.rows, batch.computed, batch.scheduled, batch.wanted, batch.tokens, batch.block_tables)
-        self._native.forward(self._model, columns.struct, hidden)
+        columns = self._columns
+        if columns is None or columns.tokens is not batch.tokens or columns.tables is not batch.block_tables:
+            columns = self._columns = StepColumns(batch.tokens, batch.block_tables)
+        step = columns.fill(batch.rows, batch.computed, batch.scheduled, batch.wanted)
+        self._native.forward(self._model, step, hidden)
         return hidden
 
     def logits(

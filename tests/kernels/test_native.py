@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from kernels.cpu import abi
-from kernels.cpu.native import FORMATS, Columns, KVShape, Native, PackedLinear
+from kernels.cpu.native import FORMATS, KVShape, Native, PackedLinear, StepColumns
 from kernels.ops import attention, linear, linear_int8
 from kernels.ops.kv_cache import KVCache
 from kernels.ops.kv_store import store_kv
@@ -172,7 +172,7 @@ class Paged:
         query = torch.cat([self._query(int(index), int(count)) for index, count in zip(chosen, counts, strict=True)])
         longest = max(self.lengths)
         tokens = torch.zeros(len(self.lengths), longest, dtype=torch.int64)
-        columns = Columns(chosen, ends - counts, counts, np.zeros_like(counts), tokens, self.tables)
+        step = StepColumns(tokens, self.tables).fill(chosen, ends - counts, counts, np.zeros_like(counts))
         model = abi.PgModel(
             num_heads=self.num_heads,
             num_kv_heads=self.shape.num_kv_heads,
@@ -182,7 +182,7 @@ class Paged:
         )
         keys, values = (block.data_ptr() for block in self.blocks)
         layer = abi.PgLayer(keys=keys, values=values, window=window)
-        return list(torch.split(self.native.attention(model, layer, columns.struct, query), counts.tolist()))
+        return list(torch.split(self.native.attention(model, layer, step, query), counts.tolist()))
 
     def expected(self, scheduled: list[int], window: int) -> list[Tensor]:
         query = torch.cat([self._query(index, count) for index, count in enumerate(scheduled)])
@@ -287,10 +287,11 @@ def test_wrong_tensors_are_refused_before_anything_is_read(native: Native) -> No
             native.linear(x, packed)
     with pytest.raises(ValueError, match="expected contiguous"):
         native.pack_linear(normal(32, 64), torch.int8, torch.empty(5, dtype=torch.uint8))
+    tokens = torch.zeros(2, 4, dtype=torch.int64)
     with pytest.raises(ValueError, match="contiguous int64"):
-        table = np.zeros((2, 4), np.int64)
-        column = np.zeros(2, np.int64)
-        _ = Columns(column, column, column, column.astype(np.int32), torch.zeros(2, 4), table).struct
+        StepColumns(tokens, np.zeros((2, 4), np.int32))
+    with pytest.raises(ValueError, match="expected contiguous"):
+        StepColumns(tokens[:, :2], np.zeros((2, 4), np.int64))
 
 
 def test_quantised_keys_are_the_reference_s(native: Native) -> None:
