@@ -31,8 +31,8 @@ class Batcher:
 
     def next_plan(self) -> StepPlan | None:
         """The plan, counted as sent; None where no sequence can go on."""
-        decodes, prefills = self._runnable()
-        for sequence in decodes:
+        growing, prefills = self._decode()
+        for sequence in growing:
             if self.builder.budget > 0 and sequence.status is Status.RUNNING:
                 self._go_on(sequence, 1, 1)
         for sequence in prefills:
@@ -49,17 +49,24 @@ class Batcher:
 
     # -- running sequences
 
-    def _runnable(self) -> tuple[list[Sequence], list[Sequence]]:
-        """Those of which one token is missing, and those of which more are; none that has its last token coming."""
-        decodes: list[Sequence] = []
+    def _decode(self) -> tuple[list[Sequence], list[Sequence]]:
+        """Give its token to each sequence that lacks one and has room for it in its blocks, as most do.  Returns those
+        that lack one and need a block, and those that lack more; a sequence whose last token is coming lacks none."""
+        growing: list[Sequence] = []
         prefills: list[Sequence] = []
+        builder, block_size, max_model_len = self.builder, self.replica.block_size, self.max_model_len
         for sequence in self.replica.running:
             num_coming = len(sequence.token_ids) + sequence.num_pending
             num_behind = num_coming - sequence.num_computed_tokens
-            if num_behind == 0 or num_coming >= sequence.request.max_length or num_coming >= self.max_model_len:
+            if num_behind == 0 or num_coming >= sequence.request.max_length or num_coming >= max_model_len:
                 continue
-            (decodes if num_behind == 1 else prefills).append(sequence)
-        return decodes, prefills
+            if num_behind > 1:
+                prefills.append(sequence)
+            elif num_coming <= len(sequence.block_ids) * block_size and builder.budget > 0:
+                builder.schedule(sequence, 1, 1, NONE)
+            else:
+                growing.append(sequence)
+        return growing, prefills
 
     def _go_on(self, sequence: Sequence, num_tokens: int, num_samples: int) -> None:
         """Give a running sequence its next tokens, preempting others or itself where blocks run out."""
