@@ -209,9 +209,10 @@ def is_private(folder: Path) -> bool:
     folder = folder.resolve()
     for path in (folder, *folder.parents):
         status = path.stat()
-        others = 0o002 if status.st_gid == os.getuid() else 0o022  # a group of one's own has one's own number
-        sticky = path != folder and status.st_mode & stat.S_ISVTX
-        if status.st_uid not in (os.getuid(), 0) or (status.st_mode & others and not sticky):
+        above = path != folder
+        alone = above and status.st_gid == os.getuid()  # a group of one's own has one's own number
+        sticky = above and status.st_mode & stat.S_ISVTX
+        if status.st_uid not in (os.getuid(), 0) or (status.st_mode & (0o002 if alone else 0o022) and not sticky):
             return False
     return True
 
