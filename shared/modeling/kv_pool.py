@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from kernels.ops.kv_cache import KVCache
-from shared.modeling.pages import map_zeros
+from shared.modeling.pages import Arena, padded
+
+TakeBytes = Callable[[int], Tensor]  # size -> [size] uint8 zeros
 
 
 class KVPool:
@@ -49,17 +51,21 @@ class KVLayout:
         return 2 * self.num_layers * block_size * per_token
 
     def make_caches(self, num_blocks: int, block_size: int) -> list[KVCache]:
-        return [self._make_cache((num_blocks, block_size, self.num_kv_heads)) for _ in range(self.num_layers)]
+        take = self._memory(self.bytes_per_block(block_size) * num_blocks)
+        shape = (num_blocks, block_size, self.num_kv_heads)
+        return [self._make_cache(shape, take) for _ in range(self.num_layers)]
 
-    def _make_cache(self, shape: tuple[int, ...]) -> KVCache:
-        keys, values = (zeros((*shape, self.head_dim), self.dtype, self.device) for _ in range(2))
+    def _make_cache(self, shape: tuple[int, ...], take: TakeBytes) -> KVCache:
+        def tensor(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+            return take(math.prod(shape) * dtype.itemsize).view(dtype).view(shape)
+
+        keys, values = (tensor((*shape, self.head_dim), self.dtype) for _ in range(2))
         if self.dtype != torch.int8:
             return KVCache(keys, values)
-        return KVCache(keys, values, *(zeros(shape, torch.float32, self.device) for _ in range(2)))
+        return KVCache(keys, values, tensor(shape, torch.float32), tensor(shape, torch.float32))
 
-
-def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Zeros that cost nothing until they are written: fresh pages are zero, and filling a GiB takes a second."""
-    if device.type != "cpu":
-        return torch.zeros(shape, dtype=dtype, device=device)
-    return map_zeros(math.prod(shape) * dtype.itemsize).view(dtype).view(shape)
+    def _memory(self, size: int) -> TakeBytes:
+        """On a CPU zeros cost nothing until they are written: filling a GiB would take a second."""
+        if self.device.type == "cpu":
+            return Arena(size + 4 * self.num_layers * padded(1)).take
+        return lambda size: torch.zeros(size, dtype=torch.uint8, device=self.device)

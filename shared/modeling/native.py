@@ -16,7 +16,7 @@ from shared.modeling.batch import StepBatch
 from shared.modeling.config import ModelConfig
 from shared.modeling.formats import Formats
 from shared.modeling.kv_pool import KVPool
-from shared.modeling.pages import Arena, map_zeros, padded
+from shared.modeling.pages import Arena, padded
 from shared.modeling.rope import build_rope_table
 from shared.modeling.tensors import EMBEDDING, GATE_UP, HEAD, NORM, QUERY_KEY_VALUE, layer_prefix
 from shared.modeling.weights import WeightSource
@@ -38,7 +38,10 @@ class NativeLayout:
     def make_blocks(self, num_blocks: int, block_size: int) -> list[tuple[Tensor, Tensor]]:
         """Of each layer, keys and values [num_blocks, bytes] uint8."""
         sizes = self._sizes(block_size)
-        made = [[map_zeros(num_blocks * size).view(num_blocks, size) for size in sizes] for _ in range(self.num_layers)]
+        arena = Arena(self.num_layers * sum(padded(num_blocks * size) for size in sizes))
+        made = [
+            [arena.take(num_blocks * size).view(num_blocks, size) for size in sizes] for _ in range(self.num_layers)
+        ]
         return [(keys, values) for keys, values in made]
 
     def _sizes(self, block_size: int) -> tuple[int, int]:

@@ -12,23 +12,19 @@ HUGE = 2 << 20  # bytes of a large page
 DONTNEED = 4  # MADV_DONTNEED of Linux
 
 
-def map_zeros(size: int) -> Tensor:  # [size] uint8
-    """Fresh pages, at a multiple of 64 bytes at least; large ones where there is that much of it."""
-    if size < HUGE:
-        return torch.frombuffer(mmap.mmap(-1, max(size, 1)), dtype=torch.uint8)[:size]
-    pages = mmap.mmap(-1, size + HUGE)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        pages.madvise(mmap.MADV_HUGEPAGE)
-    whole = torch.frombuffer(pages, dtype=torch.uint8)
-    start = -whole.data_ptr() % HUGE
-    return whole[start : start + size]
-
-
 class Arena:
-    """One stretch of pages, given out in pieces."""
+    """One stretch of pages, zero and not there until they are written, given out in pieces.
+
+    In one stretch, because large pages are used where there is that much of it, and are there as a whole.
+    """
 
     def __init__(self, size: int) -> None:
-        self._memory = map_zeros(size)
+        pages = mmap.mmap(-1, size + HUGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        if size >= HUGE and hasattr(mmap, "MADV_HUGEPAGE"):
+            pages.madvise(mmap.MADV_HUGEPAGE)
+        whole = torch.frombuffer(pages, dtype=torch.uint8)
+        start = -whole.data_ptr() % HUGE
+        self._memory = whole[start : start + size]
         self._used = 0
 
     def take(self, size: int) -> Tensor:  # [size] uint8, at a multiple of 64 bytes

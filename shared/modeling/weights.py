@@ -23,6 +23,7 @@ from shared.modeling.tensors import EMBEDDING, HEAD, IGNORED_SUFFIXES, Shape, ex
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
+DUMMY_PART = 1 << 20  # random numbers made at a time
 NAMED_AT_MOST = 5  # tensors in one error message
 STORED = {"F64": torch.float32, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
@@ -116,7 +117,10 @@ class DummyWeights:
         if len(shape) != 2:
             return torch.zeros(shape) if name.endswith(".bias") else torch.ones(shape)
         generator = torch.Generator().manual_seed(self._seeds[name])
-        return (torch.randn(shape, generator=generator) * self._spread).to(self.dtype)
+        tensor = torch.empty(shape, dtype=self.dtype)
+        for part in torch.split(tensor.flatten(), DUMMY_PART):  # all at once they would be there in float32 too
+            part.copy_(torch.randn(part.shape, generator=generator).mul_(self._spread))
+        return tensor
 
     def release(self) -> None:
         """Nothing is kept."""

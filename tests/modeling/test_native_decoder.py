@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from functools import cache
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 
 from services.worker.engine import load_runner
 from services.worker.runner import ModelRunner
 from shared.config import Settings
+from shared.modeling.config import parse_config
+from shared.modeling.tensors import expected_tensors
+from shared.modeling.weights import DummyWeights
 from shared.sampling import SamplingParams
 from tests.kernels.natives import load_build
 from tests.modeling.checkpoints import random_prompt
@@ -75,3 +82,61 @@ def prompt_logprobs(runner: ModelRunner) -> Tensor:  # [num_tokens]
     driver.generate(1, chunk=70)
     runner.reset()
     return torch.tensor([one.logprobs[0] for sequence in driver.live.values() for one in sequence.prompt_logprobs])
+
+
+WEIGHED = """
+import sys
+from pathlib import Path
+from services.worker.engine import load_runner
+from shared.config import Settings
+from tests.modeling.driver import Driver
+
+def peak():
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) << 10
+
+load_runner(Settings(model=sys.argv[1], kernels="native", num_blocks=4, load_format="dummy", max_model_len=32))
+begin = peak()
+runner = load_runner(Settings(model=sys.argv[2], kernels="native", num_blocks=256, max_model_len=1024))
+driver = Driver(runner)
+for row in range(4):
+    driver.add(row, [5] * 1000)
+driver.generate(2, chunk=64)
+print(peak() - begin)
+"""
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_weights_and_pool_are_what_the_worker_holds(tied: bool, tmp_path: Path) -> None:
+    """At its peak, which loading is part of: no second copy of anything, neither in memory nor of the file's pages."""
+    load_build("native")
+    for name, large in (("small", False), ("large", True)):
+        (tmp_path / name).mkdir()
+        weights = write_checkpoint(tmp_path / name, tied=tied, large=large)
+    command = [sys.executable, "-c", WEIGHED, str(tmp_path / "small"), str(tmp_path / "large")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200, check=True)
+    pool = 256 * 16 * 8 * 2 * 512 * 2
+    taken = int(done.stdout.splitlines()[-1])
+    assert weights + 0.9 * pool < taken < 1.15 * (weights + pool) + (8 << 20), "bytes; 8 MiB for the step's activations"
+
+
+def write_checkpoint(directory: Path, *, tied: bool, large: bool) -> int:
+    """A random checkpoint in bfloat16; returns its bytes."""
+    size = 512 if large else 64
+    raw = {
+        "architectures": ["LlamaForCausalLM"],
+        "hidden_size": size,
+        "intermediate_size": 3 * size,
+        "num_hidden_layers": 8,
+        "num_attention_heads": size // 64,
+        "max_position_embeddings": 1024,
+        "vocab_size": 16000 if large else 100,
+        "tie_word_embeddings": tied,
+        "torch_dtype": "bfloat16",
+    }
+    (directory / "config.json").write_text(json.dumps(raw), encoding="utf-8")
+    config = parse_config(raw)
+    source = DummyWeights(config)
+    tensors = {name: source.take(name).bfloat16() for name in expected_tensors(config)}
+    save_file(tensors, directory / "model.safetensors")
+    return sum(tensor.nbytes for tensor in tensors.values())
