@@ -31,6 +31,17 @@ RUN --mount=type=cache,target=/var/cache/pip,sharing=locked \
     pip --python /opt/venv/bin/python install --only-binary :all: "${TORCH_SPEC}" -r /worker.txt \
  && rm -rf /opt/venv/lib/python3*/site-packages/torch/include
 
+# The native kernels for each kind of processor: the image has no compiler.  Without them the worker computes in torch,
+# several times slower, and says so at its start; so an image that cannot have a compiler is still an image.
+FROM ${BASE} AS native
+RUN (apt-get update && apt-get install -y --no-install-recommends g++ && rm -rf /var/lib/apt/lists/*) \
+ || echo "no compiler could be installed: the worker will compute in torch"
+WORKDIR /app
+COPY kernels/__init__.py kernels/
+COPY kernels/cpu/__init__.py kernels/cpu/build.py kernels/cpu/
+COPY kernels/cpu/native kernels/cpu/native
+RUN mkdir -p prebuilt && (! command -v g++ || python -m kernels.cpu.build --into prebuilt)
+
 FROM ${BASE} AS source
 WORKDIR /app
 COPY kernels kernels
@@ -61,4 +72,5 @@ CMD ["services.gateway"]
 FROM runtime AS worker
 COPY --from=worker-packages /opt/venv /opt/venv
 COPY --from=source /app /app
+COPY --from=native /app/prebuilt /app/kernels/cpu/prebuilt
 CMD ["services.worker"]

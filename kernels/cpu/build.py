@@ -124,6 +124,7 @@ def compile_library(output: Path, compiler: Sequence[str], flags: Sequence[str])
         status, errors = _run(command)
         if status:
             raise BuildError(f"{compiler[0]} failed: {_first_error(errors)}")
+        Path(partial).chmod(0o755)
         Path(partial).replace(output)
     finally:
         Path(partial).unlink(missing_ok=True)
@@ -228,6 +229,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 print(path)
             return 0
         given.into.mkdir(parents=True, exist_ok=True)
+        if platform.machine() not in ("x86_64", "AMD64"):
+            print(f"pageant: nothing is prebuilt for {platform.machine()}", file=sys.stderr)
+            return 0
         for target in given.targets or TARGETS:
             path = given.into / _prebuilt_name(target)
             compile_library(path, find_compiler(), TARGETS[target].flags)

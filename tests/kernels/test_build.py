@@ -64,6 +64,7 @@ def test_compiled_once_and_found_again(cache: Path, tiny: Path) -> None:
     assert len(announced) == 1
     assert first.parent == cache
     assert stat.S_IMODE(cache.stat().st_mode) == 0o700
+    assert stat.S_IMODE(first.stat().st_mode) == 0o755, "an image's user reads what its builder made"
 
 
 def test_compiled_again_for_whatever_it_depends_on(cache: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
