@@ -2,7 +2,7 @@
 
 namespace {
 
-constexpr int64_t TILE = 64;  // keys looked at together, at positions that are multiples of it
+constexpr int64_t TILE = 256;  // keys looked at together, at positions that are multiples of it
 constexpr int64_t MAX_HEAD_DIM = 256;
 constexpr float LOWEST = -1e30f;
 
@@ -40,6 +40,7 @@ struct alignas(64) Workspace {
     float mixed[MAX_QUERY_ROWS * MAX_HEAD_DIM];    // [rows, D]
     F sums[MAX_QUERY_ROWS];                        // of the probabilities, by position modulo W
     float peaks[MAX_QUERY_ROWS];
+    int64_t positions[MAX_QUERY_ROWS];
 };
 
 // One tile: the first of its keys' positions, and how many of them any query sees.
@@ -54,15 +55,14 @@ __attribute__((noinline)) void score(const Attention &a, const KeyTile &t, int64
     const KVShape &s = a.shape;
     constexpr int64_t SIZE = FORMAT == PG_I8 ? 1 : 4;  // bytes from a column to the next
     const auto column = [&](int64_t token) {
-        return a.keys + t.blocks[token / s.block_size] * s.block_bytes() + head * s.head_bytes() +
-               token % s.block_size * SIZE;
+        return a.keys + t.blocks[s.block_of(token)] * s.block_bytes() + head * s.head_bytes() + s.offset_of(token) * SIZE;
     };
-    const int64_t last = (t.count - 1) / s.block_size;  // block of this tile that is read last
+    const int64_t last = s.block_of(t.count - 1);  // block of this tile that is read last
     for (int64_t token = 0; token < t.count; token += NC * W) {
         const uint8_t *columns[NC];
         for (int c = 0; c < NC; c++) {  // vectors beyond the last block repeat it; they are not looked at
             const int64_t at = token + c * W;
-            columns[c] = column(at / s.block_size <= last ? at : last * s.block_size);
+            columns[c] = column(s.block_of(at) <= last ? at : last << s.shift);
         }
         F acc[MR][NC] = {};
         accumulate<FORMAT>(acc, x, s.head_dim, s.head_dim, s.block_size, [&](int c) { return columns[c]; }, [] {});
@@ -71,7 +71,7 @@ __attribute__((noinline)) void score(const Attention &a, const KeyTile &t, int64
             if (at >= t.count) break;
             F scale = splat(1.0f);
             if (FORMAT == PG_I8)
-                scale = load<F>(s.scales(a.keys + t.blocks[at / s.block_size] * s.block_bytes(), head) + at % s.block_size);
+                scale = load<F>(s.scales(a.keys + t.blocks[s.block_of(at)] * s.block_bytes(), head) + s.offset_of(at));
             for (int i = 0; i < MR; i++) store(out + i * TILE + at, FORMAT == PG_I8 ? acc[i][c] * scale : acc[i][c]);
         }
     }
@@ -86,7 +86,7 @@ __attribute__((noinline)) void mix(const Attention &a, const KeyTile &t, int64_t
         for (int i = 0; i < MR; i++)
             for (int c = 0; c < NC; c++) acc[i][c] = load<F>(mixed + i * s.head_dim + d + c * W);
         for (int64_t token = 0; token < t.count; token += s.block_size) {
-            const uint8_t *base = a.values + t.blocks[token / s.block_size] * s.block_bytes() + head * s.head_bytes() +
+            const uint8_t *base = a.values + t.blocks[s.block_of(token)] * s.block_bytes() + head * s.head_bytes() +
                                   d * (FORMAT == PG_I8 ? 1 : 4);
             const int64_t count = t.count - token < s.block_size ? t.count - token : s.block_size;
             accumulate<FORMAT>(acc, p + token, TILE, (count + 1) / 2 * 2, s.head_dim,
@@ -117,7 +117,7 @@ void rows_of(int count, bool scoring, const Attention &a, const KeyTile &t, int6
 void fetch(const Attention &a, const KeyTile &t, int64_t head) {
     const KVShape &s = a.shape;
     for (int64_t token = 0; token < t.count; token += s.block_size) {
-        const int64_t at = t.blocks[token / s.block_size] * s.block_bytes() + head * s.head_bytes();
+        const int64_t at = t.blocks[s.block_of(token)] * s.block_bytes() + head * s.head_bytes();
         for (int64_t i = 0; i < s.head_bytes(); i += 64) {
             _mm_prefetch((const char *)a.keys + at + i, _MM_HINT_T1);
             _mm_prefetch((const char *)a.values + at + i, _MM_HINT_T1);
@@ -161,8 +161,8 @@ void soften(const Attention &a, const KeyTile &t, int64_t head, float peak, int6
         F p = exp(load<F>(scores + v * W) - top);
         sum = sum + p;
         if (s.format == PG_I8) {
-            const uint8_t *block = a.values + t.blocks[v * W / s.block_size] * s.block_bytes();
-            p = p * load<F>(s.scales(block, head) + v * W % s.block_size);
+            const uint8_t *block = a.values + t.blocks[s.block_of(v * W)] * s.block_bytes();
+            p = p * load<F>(s.scales(block, head) + s.offset_of(v * W));
         }
         store(scores + v * W, p);
     }
@@ -178,23 +178,30 @@ void attend_as(const Attention &a, const QueryGroup &g, int64_t head, Workspace 
         for (int64_t d = 0; d < dims; d += W) store(w.mixed + i * dims + d, F{});
         w.sums[i] = F{};
         w.peaks[i] = LOWEST;
+        w.positions[i] = g.position + i / share;
     }
     const int64_t end = g.position + g.count;
     const int64_t seen = a.window && g.position >= a.window ? g.position - a.window + 1 : 0;
     const int64_t tiles = (rows + MAX_ROWS - 1) / MAX_ROWS;
     const auto tile_at = [&](int64_t begin) {
-        return KeyTile{g.table + begin / a.shape.block_size, begin, end - begin < TILE ? end - begin : TILE};
+        return KeyTile{g.table + a.shape.block_of(begin), begin, end - begin < TILE ? end - begin : TILE};
     };
-    fetch(a, tile_at(seen / TILE * TILE), head);
+    int64_t starts[MAX_QUERY_ROWS / MAX_ROWS + 2];
+    for (int64_t i = 0; i <= tiles; i++) starts[i] = rows * i / tiles;
+    const bool scattered = tiles == 1;  // more rows than that work long enough on a tile for the next to come by itself
+    if (scattered) fetch(a, tile_at(seen / TILE * TILE), head);
     for (int64_t begin = seen / TILE * TILE; begin < end; begin += TILE) {
-        const KeyTile t = tile_at(begin);
-        if (begin + TILE < end) fetch(a, tile_at(begin + TILE), head);
+        KeyTile t = tile_at(begin);
+        if (scattered && begin + TILE < end) fetch(a, tile_at(begin + TILE), head);
         for (int64_t i = 0; i < tiles; i++) {
-            const int64_t row = rows * i / tiles, count = rows * (i + 1) / tiles - row;
+            const int64_t row = starts[i], count = starts[i + 1] - row;
+            const int64_t visible = w.positions[row + count - 1] + 1 - begin;
+            if (visible <= 0) continue;
+            t.count = visible < TILE ? visible : TILE;
             float peaks[MAX_ROWS];
             rows_of<FORMAT>((int)count, true, a, t, head, row, w);
             for (int64_t j = 0; j < count; j++)
-                peaks[j] = hide(a, t, g.position + (row + j) / share, w.scores + (row + j) * TILE);
+                peaks[j] = hide(a, t, w.positions[row + j], w.scores + (row + j) * TILE);
             for (int64_t j = 0; j < count; j++) soften(a, t, head, peaks[j], row + j, w);
             rows_of<FORMAT>((int)count, false, a, t, head, row, w);
         }

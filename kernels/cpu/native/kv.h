@@ -11,6 +11,10 @@
 struct KVShape {
     int32_t format;
     int64_t block_size, heads, head_dim;
+    int shift = __builtin_ctzll(block_size);  // a 64-bit division takes as long as fifty multiplications
+
+    int64_t block_of(int64_t token) const { return token >> shift; }
+    int64_t offset_of(int64_t token) const { return token & (block_size - 1); }
 
     int64_t head_bytes() const {
         return block_size * head_dim * (format == PG_F32 ? 4 : format == PG_BF16 ? 2 : 1);

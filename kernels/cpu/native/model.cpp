@@ -79,7 +79,7 @@ void embed(const PgModel &m, int64_t id, float *out) {
     }
 }
 
-KVShape kv_shape(const PgModel &m) { return {m.kv_format, m.block_size, m.num_kv_heads, m.head_dim}; }
+KVShape kv_shape(const PgModel &m) { return KVShape{m.kv_format, m.block_size, m.num_kv_heads, m.head_dim}; }
 
 // Turns one token's queries and keys to their position and stores its key and value.
 void place_token(const PgModel &m, const PgLayer &layer, const KVShape &shape, int64_t position, int64_t slot,
