@@ -28,7 +28,7 @@ UNSUPPORTED = {
     1: "head_dim is no multiple of 16, or above 256",
     2: "hidden_size or intermediate_size is no multiple of 16",
     3: "block_size is smaller than a vector",
-    4: "more than 64 query heads share a KV head",
+    4: "more than 96 query heads share a KV head",
 }
 OTHERWISE_UNSUPPORTED = "its dimensions are not served"
 

@@ -313,7 +313,7 @@ def test_builds_agree_on_what_is_supported() -> None:
     library = load_build("native")
     served = {"hidden": 64, "num_heads": 4, "num_kv_heads": 2, "head_dim": 16, "inner": 80, "block_size": 16}
     assert library.why_unsupported(abi.PgModel(**served)) == ""
-    refused = {"hidden": 40, "inner": 72, "head_dim": 24, "block_size": 4, "num_heads": 130}
+    refused = {"hidden": 40, "inner": 72, "head_dim": 24, "block_size": 4, "num_heads": 194}
     reasons = [library.why_unsupported(abi.PgModel(**(served | {name: value}))) for name, value in refused.items()]
     assert all(reasons)
     assert len(set(reasons)) == len(refused) - 1, "hidden and inner share theirs"
