@@ -25,7 +25,7 @@ OLDEST_PYTHON = (3, 11)
 MAX_SOCKET_NAME = 107  # of a Unix socket's path, with its scheme
 LONGEST_INSTANCE = len("detokenizer-00000000.sock")
 COLORS = {"ok": "green", "note": "yellow", "wrong": "red"}
-PLAN_TIMEOUT = 120.0
+PLAN_TIMEOUT = 300.0  # the native kernels may have to be compiled
 GIB = 1 << 30
 
 
@@ -119,14 +119,21 @@ def check_plan(plan: dict[str, Any]) -> Iterator[Finding]:
     if "error" in plan:
         yield Finding("wrong", "memory", " ".join(str(plan["error"]).split()))
         return
+    yield check_kernels(plan)
     longest = plan["max_model_len"]
     yield Finding(
         "ok",
         "memory",
-        f"{plan['dtype']}, KV cache of {plan['bytes'] / GIB:.2f} GiB: {plan['num_blocks']} blocks of "
+        f"{plan['bytes'] / GIB:.2f} GiB of KV cache: {plan['num_blocks']} blocks of "
         f"{plan['block_size']} tokens hold {plan['num_tokens']} tokens, "
         f"{plan['num_tokens'] / longest:.1f} requests of max_model_len={longest}",
     )
+
+
+def check_kernels(plan: dict[str, Any]) -> Finding:
+    if plan["lack"]:
+        return Finding("note", "kernels", f"torch, several times slower than the native ones: {plan['lack']}")
+    return Finding("ok", "kernels", f"{plan['kernels']}, {plan['num_threads']} threads; {plan['formats']}")
 
 
 def check_port(host: str, port: int) -> Finding:

@@ -37,6 +37,7 @@ class Backend:
     kernels: Kernels  # torch's
     native: Native | None  # serves the model instead, where it is there
     num_threads: int  # of the kernels on a CPU
+    lack: str  # why a CPU does without native kernels; empty where it has them, or none were asked for
 
     @property
     def sampling(self) -> SamplingKernels:
@@ -44,7 +45,7 @@ class Backend:
 
     @property
     def name(self) -> str:
-        return self.kernels.name if self.native is None else f"native {self.native.target}"
+        return f"torch {self.kernels.name}" if self.native is None else f"native {self.native.target}"
 
     @property
     def description(self) -> dict[str, object]:
@@ -67,16 +68,21 @@ def choose_backend(settings: Settings, config: ModelConfig, stored: torch.dtype)
 
     Sets the number of threads, of torch and of the native kernels, which are the process's.
     """
-    device = resolve_device(settings.device)
-    native = _find_native(settings) if device.type == "cpu" and settings.kernels != "torch" else None
+    device, native, lack = resolve_device(settings.device), None, ""
+    if device.type == "cpu" and settings.kernels != "torch":
+        native, lack = _find_native(settings)
     formats = _formats(settings, stored, device, native)
     if native is not None and (reason := why_unsupported(config, native, formats, settings.block_size)):
-        _do_without(settings, f"this model is not served: {reason}")
-        native, formats = None, _formats(settings, stored, device, None)
+        native, lack = None, f"this model is not served: {reason}"
+        formats = _formats(settings, stored, device, None)
+    if lack and settings.kernels == "native":
+        raise ConfigError(f"kernels is 'native', but {lack}; use kernels=auto or torch")
+    if lack:
+        log.warning("native_kernels_unavailable", reason=lack, instead="torch, several times slower")
     kernels = select_kernels(
         device, formats.compute, quantised=formats.quantised, batch_invariant=settings.batch_invariant
     )
-    return Backend(device, formats, kernels, native, _set_threads(settings, native))
+    return Backend(device, formats, kernels, native, _set_threads(settings, native), lack)
 
 
 def _formats(settings: Settings, stored: torch.dtype, device: torch.device, native: Native | None) -> Formats:
@@ -90,20 +96,16 @@ def _formats(settings: Settings, stored: torch.dtype, device: torch.device, nati
     )
 
 
-def _find_native(settings: Settings) -> Native | None:
+def _find_native(settings: Settings) -> tuple[Native | None, str]:
+    """The native kernels, or why there are none."""
     try:
-        return load_native(
-            settings.cpu_target, announce=lambda compiler: log.info("native_kernels_compiling", compiler=compiler)
-        )
+        return load_native(settings.cpu_target, announce=_say_compiling), ""
     except NativeUnavailable as error:
-        _do_without(settings, str(error))
-        return None
+        return None, str(error)
 
 
-def _do_without(settings: Settings, reason: str) -> None:
-    if settings.kernels == "native":
-        raise ConfigError(f"kernels is 'native', but {reason}; use kernels=auto or torch")
-    log.warning("native_kernels_unavailable", reason=reason, instead="torch, several times slower")
+def _say_compiling(compiler: str) -> None:
+    log.info("native_kernels_compiling", compiler=compiler, seconds="about 20")
 
 
 def _set_threads(settings: Settings, native: Native | None) -> int:

@@ -37,8 +37,9 @@ def describe(settings: Settings) -> dict[str, Any]:
     )
     return {
         "kernels": backend.name,
+        "lack": backend.lack,
         "num_threads": backend.num_threads,
-        "dtype": str(backend.formats),
+        "formats": str(backend.formats),
         "num_blocks": plan.num_blocks,
         "block_size": plan.block_size,
         "num_tokens": plan.num_tokens,

@@ -130,12 +130,15 @@ def test_doctor_on_ports_and_directories(tmp_path: Path) -> None:
 
 def test_doctor_on_the_memory_plan() -> None:
     plan = {
-        "torch": "2", "device": "cpu", "device_name": "2 threads", "dtype": "float32", "bytes": 1 << 30,
+        "torch": "2", "device": "cpu", "device_name": "2 cores", "formats": "float32", "bytes": 1 << 30,
+        "kernels": "native avx2", "num_threads": 2, "lack": "",
         "num_blocks": 8, "block_size": 16, "num_tokens": 128, "max_model_len": 64,
     }  # fmt: skip
-    device, memory = doctor.check_plan(plan)
-    assert device.verdict == memory.verdict == "ok"
+    device, kernels, memory = doctor.check_plan(plan)
+    assert device.verdict == kernels.verdict == memory.verdict == "ok"
+    assert kernels.text == "native avx2, 2 threads; float32"
     assert "8 blocks of 16 tokens hold 128 tokens, 2.0 requests of max_model_len=64" in memory.text
+    assert verdicts(doctor.check_plan(plan | {"lack": "no compiler"})) == ["ok", "note", "ok"]
     assert verdicts(doctor.check_plan({"error": "no such model"})) == ["wrong"]
 
 
