@@ -16,7 +16,8 @@ def quantise(
 ) -> tuple[Tensor, Tensor]:  # int8 [..., n], and scales float32 [...]
     wide = x.float()
     largest = wide.abs().amax(-1, keepdim=True)
-    factor = torch.where(largest > 0, LEVELS / largest, 0.0)
+    levels = torch.full_like(largest, LEVELS)  # torch makes a number / tensor of a reciprocal, which rounds twice
+    factor = torch.where(largest > 0, levels / largest, 0.0)
     return (wide * factor).round_().to(torch.int8), (largest / LEVELS).squeeze(-1)
 
 

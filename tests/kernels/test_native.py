@@ -100,7 +100,7 @@ def test_rounding_is_of_what_goes_in(native: Native) -> None:
 
 
 def test_int8_is_the_reference_bit_for_bit(native: Native) -> None:
-    x, weight, bias = normal(40, 704), normal(361, 704, seed=1), normal(361, seed=2)
+    x, weight, bias = normal(200, 704), normal(1361, 704, seed=1), normal(1361, seed=2)
     x[3], weight[5] = 0.0, 0.0
     wanted = linear_int8.linear(x, linear_int8.pack_linear(weight), bias)
     assert torch.equal(native.linear(x, pack(native, weight, torch.int8, bias)), wanted)
@@ -197,12 +197,12 @@ class Paged:
         return self.query[end - count : end]
 
 
-LENGTHS, SCHEDULED = [1, 65, 4, 150, 64, 33, 21, 200], [1, 1, 4, 70, 1, 4, 20, 200]
+LENGTHS, SCHEDULED = [1, 65, 4, 150, 64, 33, 21, 600], [1, 1, 4, 70, 1, 4, 20, 300]
 HEADS = [(4, 4, 16), (6, 2, 32), (9, 3, 64), (8, 1, 128), (2, 1, 256)]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("window", [0, 1, 5, 64, 100])
+@pytest.mark.parametrize("window", [0, 5, 100])
 @pytest.mark.parametrize("block_size", [16, 32, 64])
 @pytest.mark.parametrize("heads", HEADS)
 def test_attention(
@@ -215,7 +215,7 @@ def test_attention(
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("window", [0, 1, 37, 64])
+@pytest.mark.parametrize("window", [0, 1, 37, 256, 300])
 @pytest.mark.parametrize("heads", [(9, 3, 64), (8, 1, 16)])
 def test_attention_of_a_token_is_alone(
     native: Native, heads: tuple[int, int, int], window: int, dtype: torch.dtype
@@ -296,16 +296,15 @@ def test_wrong_tensors_are_refused_before_anything_is_read(native: Native) -> No
 
 def test_quantised_keys_are_the_reference_s(native: Native) -> None:
     """The same integers and scales, wherever the layout puts them."""
-    shape, key = KVShape(torch.int8, 16, 2, 32), normal(16, 2, 32)
-    keys, values = (
-        torch.zeros(1, size, dtype=torch.uint8) for size in (native.key_bytes(shape), native.value_bytes(shape))
-    )
-    native.store_kv(shape, key, key, torch.arange(16), keys, values)
+    shape, key = KVShape(torch.int8, 64, 8, 256), normal(64, 8, 256)
+    sizes = native.key_bytes(shape), native.value_bytes(shape)
+    keys, values = (torch.zeros(1, size, dtype=torch.uint8) for size in sizes)
+    native.store_kv(shape, key, key, torch.arange(64), keys, values)
     quantised, scales = quantise(key)
     for block in (keys[0], values[0]):
-        found = block[: 16 * 2 * 32].view(torch.int8)
-        assert sorted(found.tolist()) == sorted(quantised.flatten().tolist())
-        assert sorted(block[16 * 2 * 32 :].view(torch.float32).tolist()) == sorted(scales.flatten().tolist())
+        found = block[: key.numel()].view(torch.int8)
+        assert torch.equal(found.sort().values, quantised.flatten().sort().values)
+        assert torch.equal(block[key.numel() :].view(torch.float32).sort().values, scales.flatten().sort().values)
 
 
 def test_builds_agree_on_what_is_supported() -> None:
