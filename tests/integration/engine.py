@@ -14,7 +14,7 @@ from services.scheduler.scheduler import Scheduler
 from services.worker.engine import load_runner
 from services.worker.runner import ModelRunner
 from shared.config import Settings
-from shared.messages import AddRequest, FinishReason, RequestHeader, RequestRejected, TokenLogprobs
+from shared.messages import AddRequest, FinishReason, RequestHeader, RequestRejected, StepPlan, TokenLogprobs
 from shared.packing import pack_tokens
 from shared.sampling import GenerationDefaults, SamplingParams
 from tests.kernels.natives import load_build
@@ -55,6 +55,7 @@ class Engine:
         self.runners: dict[str, ModelRunner] = {}
         self.outputs: dict[tuple[str, int], Output] = {}
         self.rejected: list[RequestRejected] = []
+        self.plans: list[tuple[str, StepPlan]] = []  # every one that ran, with its worker
         self._epoch = 0
         self._num_asked = 0
         for index in range(workers):
@@ -75,10 +76,11 @@ class Engine:
         self.core.lose_worker(name)
         del self.runners[name]
 
-    def add(self, one: Ask) -> str:
+    def add(self, one: Ask, *, priority: int = 0) -> str:
         request_id = f"r{self._num_asked}"
         self._num_asked += 1
-        self.core.add(AddRequest(RequestHeader(request_id, "g"), one.params, pack_tokens(one.prompt), [0]), now=0.0)
+        header = RequestHeader(request_id, "g", priority=priority)
+        self.core.add(AddRequest(header, one.params, pack_tokens(one.prompt), [0]), now=0.0)
         return request_id
 
     def step(self) -> bool:
@@ -87,6 +89,7 @@ class Engine:
             plans = [plan for plan in (self.core.schedule(name), self.core.schedule(name)) if plan]
             for plan in plans:
                 self.core.apply(name, runner.run(plan))
+                self.plans.append((name, plan))
             busy |= bool(plans)
         check(self.core)
         self._collect()
