@@ -27,7 +27,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     kernels: Literal["auto", "native", "torch"] = "auto"  # on a CPU; auto: native ones where they can be had
     cpu_target: Literal["native", "x86-64-v3", "x86-64-v4", "cascadelake", "cooperlake"] = "native"
-    batch_invariant: bool = True  # a token's arithmetic never depends on the batch; costs only torch kernels
+    batch_invariant: bool = True  # no row depends on the batch; free with native kernels, so costs only torch's
     num_threads: int = 0  # of the worker's CPU kernels; 0: one per core
     # memory
     block_size: Literal[8, 16, 32, 64] = 16

@@ -1,0 +1,168 @@
+"""What it costs that no row's result depends on the others: steps of the model runner, in turns within one run.
+
+    scripts/bench_invariance [--check] [--rounds 3] [--threads 0]
+
+A model with random weights in the real format: 4 layers, hidden 576, 9 heads on 3, vocabulary 8,192.  Torch's kernels
+run with `batch_invariant` true and false; the native ones have no such switch, since one routine sums every row in one
+order whatever the number of rows: their price would show as rows that cost more where they do not fill a tile, so the
+time of a row among 8, 12 and 32 is printed beside that of a row alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+
+import msgspec
+import structlog
+
+from scripts.bench.report import Line, add_check, finish
+from services.worker.engine import load_runner
+from services.worker.runner import ModelRunner
+from shared.config import Settings
+from shared.errors import ConfigError
+from shared.messages import AdmittedSequence, StepPlan
+from shared.packing import pack_tokens
+from shared.sampling import SamplingParams
+
+CONFIG: dict[str, object] = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 8192,
+    "hidden_size": 576,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 9,
+    "num_key_value_heads": 3,
+    "max_position_embeddings": 1024,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": True,
+    "torch_dtype": "bfloat16",
+}
+ROWS = (1, 8, 12, 32)  # that decode
+CONTEXT, NUM_STEPS, PREFILL, BLOCK = 64, 6, 512, 16  # tokens, steps per figure
+SETUPS: dict[str, dict[str, object]] = {
+    "torch, batch_invariant true": {"kernels": "torch", "batch_invariant": True},
+    "torch, batch_invariant false": {"kernels": "torch", "batch_invariant": False},
+    "native": {"kernels": "native"},
+}
+TORCH, NATIVE = list(SETUPS)[:2], list(SETUPS)[2:]
+Figures = dict[str, list[float]]  # workload -> milliseconds of a step, of each round
+
+
+class Steps:
+    """Plans made by hand for one runner: every row has its own blocks, so that nothing is scheduled or cached."""
+
+    def __init__(self, runner: ModelRunner) -> None:
+        self._runner = runner
+        self._rng = random.Random(1)
+        self._step_id = 0
+
+    def decode(self, num_rows: int) -> float:
+        """Milliseconds of the median step in which so many sequences yield a token each."""
+        self._admit(num_rows, CONTEXT)
+        return median(self._run(num_rows, CONTEXT + index, 1) for index in range(NUM_STEPS))
+
+    def prefill(self) -> float:
+        """Milliseconds of a step that computes one prompt."""
+        return self._admit(1, PREFILL)
+
+    def _admit(self, num_rows: int, length: int) -> float:
+        self._runner.reset()
+        prompts = [[self._rng.randrange(8192) for _ in range(length)] for _ in range(num_rows)]
+        params = SamplingParams(temperature=0.0, max_tokens=NUM_STEPS + 1, ignore_eos=True)
+        admitted = [
+            AdmittedSequence(row, pack_tokens(prompt), length, params, 0, []) for row, prompt in enumerate(prompts)
+        ]
+        return self._run(num_rows, 0, length, admitted)
+
+    def _run(self, num_rows: int, computed: int, scheduled: int, admitted: Sequence[AdmittedSequence] = ()) -> float:
+        """Blocks are given with the admission, for the prompt and all that is generated."""
+        per_row = -(-(scheduled + NUM_STEPS) // BLOCK) if admitted else 0
+        self._step_id += 1
+        plan = StepPlan(
+            epoch=1,
+            step_id=self._step_id,
+            admitted=list(admitted),
+            rows=list(range(num_rows)),
+            num_computed_tokens=[computed] * num_rows,
+            num_scheduled_tokens=[scheduled] * num_rows,
+            num_new_blocks=[per_row] * num_rows,
+            new_block_ids=list(range(per_row * num_rows)),
+            block_copies=[],
+            released_rows=[],
+        )
+        return 1000 * self._runner.run(plan).device_time
+
+
+def load(directory: Path, names: Sequence[str], num_threads: int) -> dict[str, Steps]:
+    """Those of the set-ups that this machine has."""
+    found = {}
+    shared = Settings(
+        model=str(directory),
+        load_format="dummy",
+        num_blocks=512,
+        block_size=BLOCK,
+        max_num_seqs=64,
+        num_threads=num_threads,
+    )
+    for name in names:
+        try:
+            found[name] = Steps(load_runner(msgspec.structs.replace(shared, **SETUPS[name])))
+        except ConfigError as error:
+            print(f"{name}: left out, {error}", flush=True)
+    return found
+
+
+def measure(setups: dict[str, Steps], num_rounds: int) -> dict[str, Figures]:
+    """Every round takes each workload to each set-up in turn; the round before the first only warms up."""
+    figures: dict[str, Figures] = {name: {} for name in setups}
+    for number in range(num_rounds + 1):
+        for rows in (*ROWS, 0):
+            for name, steps in setups.items():
+                taken = steps.decode(rows) if rows else steps.prefill()
+                if number:
+                    figures[name].setdefault(workload(rows), []).append(taken)
+    return figures
+
+
+def workload(rows: int) -> str:
+    return f"decode of {rows}" if rows else f"prefill of {PREFILL}"
+
+
+def report(figures: dict[str, Figures]) -> list[Line]:
+    medians = {name: {what: median(taken) for what, taken in found.items()} for name, found in figures.items()}
+    lines = [Line(f"{name}: {what}", ms, "ms") for name, found in medians.items() for what, ms in found.items()]
+    exact, loose = (medians[name] for name in TORCH)
+    lines += [Line(f"price with torch: {what}", exact[what] / loose[what], "x") for what in exact]
+    if native := medians.get("native"):
+        one = native[workload(1)]
+        for rows in ROWS[1:]:
+            share = native[workload(rows)] / rows / one
+            lines.append(Line(f"native: a row among {rows} / alone", share, "x", note="no switch: nothing to turn off"))
+    return lines
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_check(parser)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=0, help="of the kernels; 0: one per core")
+    args = parser.parse_args()
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(30))
+    with tempfile.TemporaryDirectory() as directory:
+        (Path(directory) / "config.json").write_text(json.dumps(CONFIG), encoding="utf-8")
+        figures: dict[str, Figures] = {}
+        for names in (TORCH, NATIVE):  # the native kernels take torch's threads away, so they come after it
+            figures |= measure(load(Path(directory), names, args.threads), args.rounds)
+    return finish(report(figures), check=args.check, title="independence of the batch: steps of the model runner")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
