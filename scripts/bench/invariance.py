@@ -108,7 +108,6 @@ def load(directory: Path, names: Sequence[str], num_threads: int) -> dict[str, S
         model=str(directory),
         load_format="dummy",
         num_blocks=512,
-        block_size=BLOCK,
         max_num_seqs=64,
         num_threads=num_threads,
     )
