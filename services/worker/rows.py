@@ -101,15 +101,19 @@ class RowTable:
         if rows and (len(set(rows)) != len(rows) or min(rows) < 0 or max(rows) >= self.num_rows):
             raise FatalError(f"plan's rows are not distinct rows below {self.num_rows}: {list(rows)}")
 
-    def check_schedule(self, rows: Ints, computed: Ints, ends: Ints) -> None:
-        """Raise FatalError unless the plan and this table agree on every row: the two must never drift apart."""
-        held = self.num_computed[rows]
-        limit = np.minimum(self.num_tokens[rows], self.num_blocks[rows] * self.block_size)
+    def check_schedule(self, rows: Ints, computed: Ints, ends: Ints) -> Ints:
+        """The rows' numbers of tokens.
+
+        Raises FatalError unless the plan and this table agree on every row: the two must never drift apart.
+        """
+        held, lengths = self.num_computed[rows], self.num_tokens[rows]
+        limit = np.minimum(lengths, self.num_blocks[rows] * self.block_size)
         limit = np.minimum(limit, self.max_model_len)
         wrong = (computed != held) | (ends <= computed) | (ends > limit)
-        if wrong.any():
+        if np.count_nonzero(wrong):
             self._refuse(rows, computed != held, "num_computed_tokens", computed, held)
             self._refuse(rows, wrong, "planned end", ends, limit)
+        return lengths
 
     def _refuse(self, rows: Ints, wrong: NDArray[np.bool_], what: str, planned: Ints, held: Ints) -> None:
         if wrong.any():

@@ -8,14 +8,14 @@ result n may be written by plan n + 2 without a fence.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 import torch
 from torch import Tensor
 
 from services.worker.rows import RowTable
-from services.worker.schedule import Schedule, make_batch, read_schedule
+from services.worker.schedule import Schedule, read_schedule
 from shared.errors import FatalError
 from shared.messages.control import WorkerCapacity
 from shared.messages.steps import StepPlan, StepResult, TokenLogprobs
@@ -30,8 +30,7 @@ from shared.modeling.sampling_columns import NO_LOGPROBS
 PROMPT_LOGPROB_ROWS = 64  # prompt positions whose logits are held at a time
 
 
-@dataclass(frozen=True, slots=True)
-class Sampled:
+class Sampled(msgspec.Struct, frozen=True):
     """What a step's sampling rows took."""
 
     token_ids: Tensor  # [num_sampled] int64, on the device
@@ -62,11 +61,12 @@ class ModelRunner:
         if not plan.rows:
             return StepResult(epoch=plan.epoch, step_id=plan.step_id, num_sampled=[], sampled_token_ids=[])
         schedule = read_schedule(plan, self._table)
-        hidden = self._model.forward(make_batch(schedule, self._table))
+        batch = schedule.batch
+        hidden = self._model.forward(batch)
         prompt_logprobs = self._prompt_logprobs(schedule, hidden) if len(schedule.scored) else {}
         sampled = self._sample(schedule, hidden)
-        self._table.num_computed[schedule.rows] += schedule.scheduled
-        self._table.append_tokens(schedule.rows[schedule.samples], sampled.token_ids)
+        self._table.num_computed[batch.rows] = batch.computed + batch.scheduled
+        self._table.append_tokens(batch.rows[schedule.samples], sampled.token_ids)
         return StepResult(
             epoch=plan.epoch,
             step_id=plan.step_id,
@@ -97,12 +97,13 @@ class ModelRunner:
         hidden: Tensor,  # [sum of wanted, hidden_size]
     ) -> Sampled:
         columns = self._table.columns
-        rows = schedule.rows[schedule.samples]
+        rows = schedule.batch.rows[schedule.samples]
         if len(rows) == 0:
             return Sampled(torch.empty(0, dtype=torch.int64), [])
         if len(schedule.scored):
-            hidden = hidden[torch.from_numpy(np.cumsum(schedule.wanted)[schedule.samples] - 1).to(hidden.device)]
-        if columns.plain[rows].all():
+            ends = np.cumsum(schedule.batch.wanted)
+            hidden = hidden[torch.from_numpy(ends[schedule.samples] - 1).to(hidden.device)]
+        if np.count_nonzero(columns.plain[rows]) == len(rows):
             return Sampled(self._model.greedy(hidden), [])
         logits = self._model.logits(hidden)
         asked = np.flatnonzero(columns.logprobs[rows] != NO_LOGPROBS)
@@ -133,12 +134,12 @@ class ModelRunner:
         hidden: Tensor,  # [sum of wanted, hidden_size]
     ) -> dict[int, list[TokenLogprobs]]:
         """For each scored entry: of the prompt's tokens that follow one computed in this step."""
-        columns = self._table.columns
-        starts = np.cumsum(schedule.wanted) - schedule.wanted
+        columns, batch = self._table.columns, schedule.batch
+        starts = np.cumsum(batch.wanted) - batch.wanted
         found: dict[int, list[TokenLogprobs]] = {}
         for entry in schedule.scored.tolist():
-            row, first = int(schedule.rows[entry]), int(schedule.computed[entry]) + 1
-            count = min(int(schedule.scheduled[entry]), int(columns.num_prompt[row]) - first)
+            row, first = int(batch.rows[entry]), int(batch.computed[entry]) + 1
+            count = min(int(batch.scheduled[entry]), int(columns.num_prompt[row]) - first)
             start = int(starts[entry])
             targets = self._table.tokens[row, first : first + count]
             found[entry] = self._score(hidden[start : start + count], targets, int(columns.prompt_logprobs[row]))

@@ -2,63 +2,47 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+import msgspec
 import numpy as np
 
 from services.worker.rows import RowTable
 from shared.messages.steps import StepPlan
 from shared.modeling.batch import Ints, StepBatch
-from shared.modeling.sampling_columns import NO_LOGPROBS
 
 
-@dataclass(frozen=True, slots=True)
-class Schedule:
-    """A plan's columns, one entry per scheduled sequence, and the entries that want something back."""
+class Schedule(msgspec.Struct, frozen=True):
+    """What the model computes, and the entries that want something back."""
 
-    rows: Ints  # [num_entries]
-    computed: Ints  # [num_entries] tokens before this step
-    scheduled: Ints  # [num_entries] tokens of this step
+    batch: StepBatch
     num_sampled: Ints  # [num_entries] 1 where the last token is the last that the row has
     samples: Ints  # [num_sampled] those entries
     scored: Ints  # [num_scored] entries whose prompt's log-probabilities are asked for, and in this step
-    wanted: Ints  # [num_entries] last tokens whose hidden states are needed
 
 
 def read_schedule(plan: StepPlan, table: RowTable) -> Schedule:
     """The plan's columns, checked against the rows.  Raises FatalError where the two disagree."""
     table.check_rows(plan.rows)
-    columns = (plan.rows, plan.num_computed_tokens, plan.num_scheduled_tokens)
-    rows, computed, scheduled = (np.array(column, np.int64) for column in columns)
+    rows = np.array(plan.rows, np.int64)
+    computed = np.array(plan.num_computed_tokens, np.int64)
+    scheduled = np.array(plan.num_scheduled_tokens, np.int64)
     ends = computed + scheduled
-    table.check_schedule(rows, computed, ends)
-    num_sampled = (ends == table.num_tokens[rows]).astype(np.int64)
+    lengths = table.check_schedule(rows, computed, ends)
+    num_sampled = (ends == lengths).astype(np.int64)
     scored, wanted = _scored(table, rows, computed, ends), num_sampled
     if len(scored):
         wanted = num_sampled.copy()
         wanted[scored] = scheduled[scored]
-    return Schedule(rows, computed, scheduled, num_sampled, np.flatnonzero(num_sampled), scored, wanted)
+    batch = StepBatch(rows, computed, scheduled, wanted, table.tokens, table.block_tables, table.block_size)
+    return Schedule(batch, num_sampled, num_sampled.nonzero()[0], scored)
 
 
 def _scored(table: RowTable, rows: Ints, computed: Ints, ends: Ints) -> Ints:
     """Entries that asked, and compute a token that another one of the prompt follows."""
     columns = table.columns
-    asked = columns.prompt_logprobs[rows] != NO_LOGPROBS
-    if not asked.any():
+    asked = columns.scores_prompt[rows]
+    if not np.count_nonzero(asked):
         return _NONE
     return np.flatnonzero(asked & (np.minimum(ends, columns.num_prompt[rows] - 1) > computed))
 
 
 _NONE = np.zeros(0, np.int64)
-
-
-def make_batch(schedule: Schedule, table: RowTable) -> StepBatch:
-    return StepBatch(
-        rows=schedule.rows,
-        computed=schedule.computed,
-        scheduled=schedule.scheduled,
-        wanted=schedule.wanted,
-        tokens=table.tokens,
-        block_tables=table.block_tables,
-        block_size=table.block_size,
-    )

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
@@ -11,8 +10,7 @@ from torch import Tensor
 Ints = NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True)
-class StepBatch:
+class StepBatch(msgspec.Struct, frozen=True):
     """`rows` index the tables; a sequence's tokens are those at positions computed ... computed + scheduled - 1.
 
     Entries are sequences, in the order of the step.  `wanted` is 0 where nobody looks at the result (a chunk of a
@@ -29,4 +27,4 @@ class StepBatch:
 
     @property
     def num_wanted(self) -> int:
-        return int(self.wanted.sum())
+        return int(np.add.reduce(self.wanted))

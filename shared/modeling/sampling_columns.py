@@ -46,6 +46,7 @@ class SamplingColumns:
         self.presence: Floats = np.zeros(num_rows)
         self.logprobs: Ints = np.full(num_rows, NO_LOGPROBS)
         self.prompt_logprobs: Ints = np.full(num_rows, NO_LOGPROBS)
+        self.scores_prompt: NDArray[np.bool_] = np.zeros(num_rows, np.bool_)
         self.constrained: NDArray[np.bool_] = np.zeros(num_rows, np.bool_)
         self.constraints: list[Constraints | None] = [None] * num_rows
         self.plain: NDArray[np.bool_] = np.ones(num_rows, np.bool_)  # takes the most likely token of the raw logits
@@ -62,6 +63,7 @@ class SamplingColumns:
         self.presence[row] = params.presence_penalty
         self.logprobs[row] = NO_LOGPROBS if params.logprobs is None else params.logprobs
         self.prompt_logprobs[row] = NO_LOGPROBS if params.prompt_logprobs is None else params.prompt_logprobs
+        self.scores_prompt[row] = params.prompt_logprobs is not None
         self.constraints[row] = read_constraints(num_prompt, params, eos_token_ids)
         self.constrained[row] = self.constraints[row] is not None
         self.plain[row] = self._is_plain(row)
