@@ -178,8 +178,8 @@ def prove(play: Play) -> None:
     assert all(life.cached[0] == (WARM if cell.warm else 0) for life in mine)
     assert all((life.pieces == 1) == (cell.budget == UNLIMITED) for life in mine)
     assert set.union(*(life.workers for life in mine)) == set(play.engine.runners)
-    if cell.neighbours:
-        assert all(life.company - set(play.ids) for life in mine)
+    if cell.neighbours:  # of two workers, one may be through with its neighbours before the last subject comes back
+        assert sum(bool(life.company - set(play.ids)) for life in mine) >= len(mine) - (cell.workers - 1)
     elif not cell.preempted:
         assert not any(life.company for life in mine)
     num_groups = 1 if cell.neighbours else len(subjects()) // cell.workers
