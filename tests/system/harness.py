@@ -93,16 +93,33 @@ class Troupe:
         """All requests at once."""
         return asyncio.run(self._generate(requests, **options))
 
+    async def disturb(self, requests: list[Any], service: str) -> list[Any]:
+        """All requests at once, and while they stream the death of a service; answers, or what a stream failed with."""
+        async with self.channel() as channel:
+            begun = [asyncio.Event() for _ in requests]
+            tasks = [
+                asyncio.create_task(collect(channel, request, begun=event))
+                for request, event in zip(requests, begun, strict=True)
+            ]
+            for event in begun:
+                await event.wait()
+            self.kill(service)
+            return await asyncio.gather(*tasks, return_exceptions=True)
+
     async def _generate(self, requests: list[Any], timeout: float = 240) -> list[list[Answer]]:
         async with self.channel() as channel:
             return await asyncio.gather(*(collect(channel, request, timeout) for request in requests))
 
 
-async def collect(channel: Any, request: Any, timeout: float = 240) -> list[Answer]:
-    """One request's sequences, to the end."""
+async def collect(
+    channel: Any, request: Any, timeout: float = 240, *, begun: asyncio.Event | None = None
+) -> list[Answer]:
+    """One request's sequences, to the end; `begun` is set once it streams."""
     stub: Any = inference_pb2_grpc.InferenceStub(channel)
     answers = [Answer() for _ in range(max(1, request.sampling.n))]
     async for message in stub.Generate(request, timeout=timeout):
+        if begun is not None:
+            begun.set()
         answer = answers[message.index]
         answer.text += message.text
         answer.token_ids += message.token_ids

@@ -186,17 +186,9 @@ def test_tokenize_and_detokenize(running: Troupe) -> None:
 
 
 def test_a_killed_worker_s_streams_go_on_with_the_same_tokens(running: Troupe) -> None:
-    requests = [ask("One day", seed=index, max_tokens=120, ignore_eos=True) for index in range(6)]
+    requests = [ask("One day", seed=index, max_tokens=300, ignore_eos=True) for index in range(6)]
     wanted = running.generate(requests)
-
-    async def disturbed() -> list[Any]:
-        async with running.channel() as channel:
-            tasks = [asyncio.create_task(collect(channel, request)) for request in requests]
-            await asyncio.sleep(0.5)
-            running.kill("worker")
-            return await asyncio.gather(*tasks)
-
-    answers = asyncio.run(disturbed())
+    answers = asyncio.run(running.disturb(requests, "worker"))
     for (answer,), (alone,) in zip(answers, wanted, strict=True):
         assert (answer.token_ids, answer.text) == (alone.token_ids, alone.text)
     assert running.settled_load().num_preemptions > 0
@@ -224,31 +216,17 @@ def test_a_second_deployment_in_the_same_directory_is_refused(running: Troupe) -
 
 @pytest.mark.parametrize("service", ["detokenizer", "tokenizer"])
 def test_a_killed_replica_s_streams_go_on(running: Troupe, service: str) -> None:
-    requests = [ask("One day", seed=index, max_tokens=150, ignore_eos=True) for index in range(4)]
+    requests = [ask("One day", seed=index, max_tokens=300, ignore_eos=True) for index in range(4)]
     wanted = running.generate(requests)
-
-    async def disturbed() -> list[Any]:
-        async with running.channel() as channel:
-            tasks = [asyncio.create_task(collect(channel, request)) for request in requests]
-            await asyncio.sleep(0.3)
-            running.kill(service)
-            return await asyncio.gather(*tasks)
-
-    for (answer,), (alone,) in zip(asyncio.run(disturbed()), wanted, strict=True):
+    answers = asyncio.run(running.disturb(requests, service))
+    for (answer,), (alone,) in zip(answers, wanted, strict=True):
         assert (answer.token_ids, answer.text) == (alone.token_ids, alone.text)
     serves_again(running)
 
 
 def test_a_killed_scheduler_ends_streams_with_a_status_and_comes_back(running: Troupe) -> None:
-    async def disturbed() -> BaseException | list[Any]:
-        async with running.channel() as channel:
-            task = asyncio.create_task(collect(channel, ask("One day", max_tokens=900, ignore_eos=True)))
-            await asyncio.sleep(0.5)
-            running.kill("scheduler")
-            (outcome,) = await asyncio.gather(task, return_exceptions=True)
-            return outcome
-
-    outcome = asyncio.run(disturbed())
+    request = ask("One day", max_tokens=900, ignore_eos=True)
+    (outcome,) = asyncio.run(running.disturb([request], "scheduler"))
     assert isinstance(outcome, grpc.aio.AioRpcError)
     assert outcome.code() is grpc.StatusCode.UNAVAILABLE
     serves_again(running)
