@@ -151,11 +151,20 @@ class Play:
         ids = [engine.add(one, priority=SUBJECT) for one in group]
         self.ids += ids
         if self.cell.neighbours:
+            if self.cell.warm:  # the crowd is more urgent and, in a tight pool, would take the warm blocks first
+                self._admit()
             for one in neighbours():
                 engine.add(one, priority=OTHER)
         if self.cell.preempted:
             self._squeeze(ids)
         engine.run()
+
+    def _admit(self) -> None:
+        for _ in range(MAX_SQUEEZE):
+            if not self.engine.core.num_waiting:
+                return
+            self.engine.step()
+        pytest.fail("the subjects were not admitted")
 
     def _squeeze(self, ids: list[str]) -> None:
         """Bring in what needs blocks more urgently, from the first token on, until a subject had to give its own up."""
