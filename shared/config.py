@@ -13,6 +13,16 @@ import msgspec
 from shared.errors import ConfigError
 
 PREFIX = "PAGEANT_"
+MAX_DRAFT_TOKENS = 64
+NOT_NEGATIVE = (
+    "max_model_len",
+    "max_input_length",
+    "kv_cache_memory",
+    "num_blocks",
+    "num_threads",
+    "draft_kv_cache_memory",
+    "draft_num_threads",
+)
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,6 +58,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     max_num_queued_tokens: int = 16 << 20
     max_logprobs: int = 20
     max_n: int = 64
+    # speculation
+    draft: str = "off"  # "off", "ngram" (prompt lookup), or a model: a directory with the same tokenizer
+    num_draft_tokens: int = 0  # per sequence and step; 0: as many as measurement says, down to none
+    max_num_draft_tokens: int = 8
+    acceptance: Literal["coupled", "rejection"] = "coupled"  # coupled: the same tokens as without drafts
+    prompt_lookup_min: int = 2  # tokens of the suffix that n-gram lookup finds again
+    prompt_lookup_max: int = 5
+    draft_kv_cache_memory: int = 256 << 20
+    draft_num_threads: int = 1
     # front
     host: str = "127.0.0.1"
     port: int = 50051
@@ -85,7 +104,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
                 f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least "
                 f"max_num_seqs ({self.max_num_seqs}), so that every running sequence can take its token"
             )
-        for name in ("max_model_len", "max_input_length", "kv_cache_memory", "num_blocks", "num_threads"):
+        if not 1 <= self.max_num_draft_tokens <= MAX_DRAFT_TOKENS:
+            raise ConfigError(f"max_num_draft_tokens must be in 1..{MAX_DRAFT_TOKENS}, got {self.max_num_draft_tokens}")
+        if not 0 <= self.num_draft_tokens <= self.max_num_draft_tokens:
+            raise ConfigError(
+                f"num_draft_tokens must be in 0..max_num_draft_tokens={self.max_num_draft_tokens}, "
+                f"got {self.num_draft_tokens}"
+            )
+        if not 1 <= self.prompt_lookup_min <= self.prompt_lookup_max:
+            raise ConfigError("prompt_lookup_min must be at least 1 and at most prompt_lookup_max")
+        for name in NOT_NEGATIVE:
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name} must not be negative, got {getattr(self, name)}")
         if self.heartbeat_timeout <= self.heartbeat_interval:

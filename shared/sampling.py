@@ -55,6 +55,7 @@ class SamplingParams(msgspec.Struct, array_like=True, frozen=True, gc=False, kw_
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     detokenize: bool = True
+    speculate: bool = True  # False: without draft tokens, where a deployment has them
 
     @property
     def greedy(self) -> bool:

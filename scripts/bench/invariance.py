@@ -23,8 +23,8 @@ import msgspec
 import structlog
 
 from scripts.bench.report import Line, add_check, finish
-from services.worker.engine import load_runner
-from services.worker.runner import ModelRunner
+from shared.execution.engine import load_runner
+from shared.execution.runner import ModelRunner
 from shared.config import Settings
 from shared.errors import ConfigError
 from shared.messages import AdmittedSequence, StepPlan

@@ -18,7 +18,7 @@ from shared.messages import Refused, Roster, ServiceName, StepPlan, Tick, Worker
 from shared.transport import Transport
 
 if TYPE_CHECKING:  # a stand-in for the model needs no torch
-    from services.worker.runner import ModelRunner
+    from shared.execution.runner import ModelRunner
 
 log = structlog.get_logger()
 

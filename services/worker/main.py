@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 
 from services.worker.actor import WorkerActor
-from services.worker.engine import load_runner
-from services.worker.runner import ModelRunner
+from shared.execution.engine import load_runner
+from shared.execution.runner import ModelRunner
 from services.worker.steps import Steps, ThreadSteps
 from shared.config import Settings
 from shared.messages import Tick

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from services.worker.backend import choose_backend, usable_cores
-from services.worker.memory import cpu_budget, gpu_budget, plan_memory
+from shared.execution.backend import choose_backend, usable_cores
+from shared.execution.memory import cpu_budget, gpu_budget, plan_memory
 from shared.config import Settings, load_settings
 from shared.errors import PageantError
 from shared.logging import setup_logging

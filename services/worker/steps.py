@@ -13,7 +13,7 @@ from shared.messages import StepPlan, StepResult
 from shared.transport import Transport
 
 if TYPE_CHECKING:  # a stand-in for the model needs no torch
-    from services.worker.runner import ModelRunner
+    from shared.execution.runner import ModelRunner
 
 log = structlog.get_logger()
 

@@ -19,8 +19,10 @@ from shared.messages.control import (
     WorkerCapacity,
     WorkerLoad,
 )
+from shared.messages.drafts import DraftCapacity, DraftProposals, DraftUpdate
 from shared.messages.inboxes import (
     DetokenizerInbox,
+    DraftInbox,
     GatewayInbox,
     SchedulerInbox,
     TokenizerInbox,
@@ -38,7 +40,7 @@ from shared.messages.requests import (
     RequestRejected,
     TokenizeRequest,
 )
-from shared.messages.steps import AdmittedSequence, StepPlan, StepResult, TokenLogprobs
+from shared.messages.steps import AdmittedSequence, DraftDistribution, StepPlan, StepResult, TokenLogprobs
 from shared.messages.streams import (
     FinishReason,
     OpenStream,
@@ -59,6 +61,11 @@ __all__ = [
     "DecodeResult",
     "Decoder",
     "DetokenizerInbox",
+    "DraftCapacity",
+    "DraftDistribution",
+    "DraftInbox",
+    "DraftProposals",
+    "DraftUpdate",
     "Drain",
     "EncodeRequest",
     "EncodeResult",

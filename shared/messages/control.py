@@ -5,6 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 
 from shared.messages.base import Message
+from shared.messages.drafts import DraftCapacity
 
 
 class ServiceName(StrEnum):
@@ -38,6 +39,7 @@ class Hello(Message, frozen=True):
     epoch: int
     schema_hash: str
     worker: WorkerCapacity | None = None
+    draft: DraftCapacity | None = None
 
 
 class Heartbeat(Message, frozen=True):
@@ -123,3 +125,9 @@ class Load(Message, frozen=True):
     num_rejected: int
     num_block_copies: int = 0
     kv_cache_usage: float = 0.0
+    num_drafts: int = 0  # times that draft tokens were verified
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    num_stale_draft_tokens: int = 0  # proposed, and never verified
+    num_late_drafts: int = 0  # waited for in vain
+    num_accepted_tokens_per_position: list[int] = []

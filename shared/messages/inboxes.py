@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from shared.messages.control import Drain, GetLoad, Goodbye, Heartbeat, Hello, Load, Refused, Roster, Tick
+from shared.messages.drafts import DraftProposals, DraftUpdate
 from shared.messages.requests import (
     AbortRequest,
     AddRequest,
@@ -24,6 +25,7 @@ SchedulerInbox = (
     | StepResult
     | StopMatched
     | StreamLost
+    | DraftProposals
     | Hello
     | Heartbeat
     | Goodbye
@@ -33,4 +35,5 @@ SchedulerInbox = (
 )
 DetokenizerInbox = TokenBatch | Roster | Refused | Drain | Tick
 WorkerInbox = StepPlan | Roster | Refused | Drain | Tick
-INBOXES = (GatewayInbox, TokenizerInbox, SchedulerInbox, DetokenizerInbox, WorkerInbox)
+DraftInbox = DraftUpdate | Roster | Refused | Drain | Tick
+INBOXES = (GatewayInbox, TokenizerInbox, SchedulerInbox, DetokenizerInbox, WorkerInbox, DraftInbox)

@@ -20,12 +20,20 @@ class AdmittedSequence(Message, frozen=True):
     index: int = 0
 
 
+class DraftDistribution(Message, frozen=True):
+    """What one draft token was drawn from: every token that had a chance, and its probability; they sum to one."""
+
+    token_ids: bytes  # packed int32
+    probs: bytes  # packed float32
+
+
 class StepPlan(Message, frozen=True):
     """One forward pass.  The columns rows ... num_new_blocks are parallel, one entry per scheduled sequence.
 
     A worker does, in this order: copy blocks, admit sequences, append new blocks to the rows' tables, run, sample.
     An entry samples exactly when num_computed_tokens + num_scheduled_tokens reaches the number of tokens that
-    the row has; each row's token may still be on the device when the plan is made.
+    the row has; each row's token may still be on the device when the plan is made.  With draft tokens it reaches as many
+    further: they are computed and verified, and the entry yields those accepted and one token more.
     """
 
     epoch: int
@@ -38,6 +46,10 @@ class StepPlan(Message, frozen=True):
     new_block_ids: list[int]  # concatenated
     block_copies: list[tuple[int, int]]  # (source, destination), before anything else of the step
     released_rows: list[int]  # free since the last plan
+    num_draft_tokens: list[int] = []  # parallel to rows, counted in num_scheduled_tokens; empty: none anywhere
+    draft_token_ids: list[int] = []  # concatenated
+    draft_distributions: list[DraftDistribution] = []  # one per draft token, or none: each was certain
+    rejection: bool = False  # accept by rejection sampling; otherwise by equality with what is sampled
 
 
 class TokenLogprobs(Message, frozen=True):
@@ -49,7 +61,8 @@ class TokenLogprobs(Message, frozen=True):
 
 
 class StepResult(Message, frozen=True):
-    """What one plan produced.  Columns are parallel to the plan's; a sequence that did not sample has count 0."""
+    """What one plan produced.  Columns are parallel to the plan's; a sequence that did not sample has count 0, one with
+    draft tokens those accepted and one more."""
 
     epoch: int
     step_id: int

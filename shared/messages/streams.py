@@ -43,6 +43,8 @@ class SequenceTokens(Message, frozen=True):
     logprobs: list[TokenLogprobs | None] = []
     finish_reason: FinishReason | None = None
     stop_token_id: int | None = None  # the id that ended it: reported, its text not shown
+    num_draft_tokens: int = 0  # verified so far
+    num_accepted_tokens: int = 0  # of those
 
 
 class TokenBatch(Message, frozen=True):
@@ -69,6 +71,8 @@ class SequenceText(Message, frozen=True):
     num_cached_tokens: int = 0
     num_output_tokens: int = 0  # final with finish_reason
     prompt_logprobs: list[TokenLogprobs | None] | None = None
+    num_draft_tokens: int = 0  # final with finish_reason, as the next
+    num_accepted_tokens: int = 0
 
 
 class TextBatch(Message, frozen=True):

@@ -11,8 +11,8 @@ import msgspec
 from services.scheduler.invariants import check
 from services.scheduler.policy import Policy
 from services.scheduler.scheduler import Scheduler
-from services.worker.engine import load_runner
-from services.worker.runner import ModelRunner
+from shared.execution.engine import load_runner
+from shared.execution.runner import ModelRunner
 from shared.config import Settings
 from shared.messages import AddRequest, FinishReason, RequestHeader, RequestRejected, StepPlan, TokenLogprobs
 from shared.packing import pack_tokens

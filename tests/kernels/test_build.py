@@ -18,8 +18,8 @@ import structlog
 
 from kernels.cpu import build, native, self_check
 from kernels.cpu.build import NATIVE, TARGETS, BuildError, library
-from services.worker.backend import usable_cores
-from services.worker.engine import load_runner
+from shared.execution.backend import usable_cores
+from shared.execution.engine import load_runner
 from shared.config import Settings
 from shared.errors import ConfigError
 from tests.modeling.checkpoints import random_prompt
@@ -190,7 +190,7 @@ def events(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
         captured.append({"level": level, **event})
         raise structlog.DropEvent
 
-    monkeypatch.setattr("services.worker.backend.log", structlog.wrap_logger(logger, processors=[keep]))
+    monkeypatch.setattr("shared.execution.backend.log", structlog.wrap_logger(logger, processors=[keep]))
     return captured
 
 

@@ -12,6 +12,7 @@ PARAMS = SamplingParams(temperature=0.5, top_k=5, logit_bias={3: 1.5}, stop=["\n
 CAPACITY = m.WorkerCapacity(100, 16, 8, 512, 4096, "stories", "float32", "cpu")
 LOGPROBS = m.TokenLogprobs([5, 6], [-0.5, -1.5], 1)
 TOKENS = pack_tokens([1, 2, 3])
+DISTRIBUTION = m.DraftDistribution(TOKENS, b"\0" * 12)
 
 SAMPLES: list[m.Message] = [
     m.TokenizeRequest(HEADER, PARAMS, chat=[m.ChatMessage("user", "Hi")], sent_token_ids=[TOKENS]),
@@ -25,18 +26,24 @@ SAMPLES: list[m.Message] = [
     m.StepPlan(
         epoch=3, step_id=4, admitted=[m.AdmittedSequence(0, TOKENS, 3, PARAMS, -7, [2], "r1", "t1", 1)], rows=[0, 1],
         num_computed_tokens=[0, 9], num_scheduled_tokens=[3, 1], num_new_blocks=[1, 0], new_block_ids=[17],
-        block_copies=[(1, 2)], released_rows=[5],
+        block_copies=[(1, 2)], released_rows=[5], num_draft_tokens=[0, 1], draft_token_ids=[9],
+        draft_distributions=[DISTRIBUTION], rejection=True,
     ),
+    m.DraftUpdate(
+        3, 4, closed_rows=[2], opened=[m.AdmittedSequence(0, TOKENS, 3, PARAMS, -7, [2], "r1", "t1", 1)], rows=[0, 1],
+        num_tokens=[3, 9], num_new=[0, 1], new_token_ids=[11], num_wanted=[4, 4], num_ahead=5, rejection=True,
+    ),
+    m.DraftProposals(3, 4, [0, 1], [3, 10], [1, 1], [5, 6], [DISTRIBUTION, DISTRIBUTION], [2], 0.25),
     m.StepResult(3, 4, [0, 1], [11], [LOGPROBS], {0: [LOGPROBS]}, 0.25),
     m.TokenBatch(
         [m.OpenStream(HEADER, 0, 3, [1, 2, 3], ["\n"], False, True, True, 0, 2, [None, LOGPROBS])],
-        [m.SequenceTokens("r1", 0, 4, [11], [LOGPROBS], m.FinishReason.STOP, 11)],
+        [m.SequenceTokens("r1", 0, 4, [11], [LOGPROBS], m.FinishReason.STOP, 11, 8, 5)],
         [("r2", 0)],
     ),
-    m.TextBatch([m.SequenceText("r1", 0, 4, 20, " a", [11], [LOGPROBS], m.FinishReason.LENGTH, "", 3, 2, 5)]),
+    m.TextBatch([m.SequenceText("r1", 0, 4, 20, " a", [11], [LOGPROBS], m.FinishReason.LENGTH, "", 3, 2, 5, None, 8, 5)]),
     m.StopMatched("r1", 0, 5),
     m.StreamLost("r1", 0),
-    m.Hello(m.ServiceName.WORKER, "worker-1", "ipc://w", 5, "abc", CAPACITY),
+    m.Hello(m.ServiceName.WORKER, "worker-1", "ipc://w", 5, "abc", CAPACITY, m.DraftCapacity(8, 512, 4096, "tiny")),
     m.Heartbeat(m.ServiceName.WORKER, "worker-1", 5, 77, "ipc://w"),
     m.Goodbye(m.ServiceName.WORKER, "worker-1", 5),
     m.Roster(9, 2, [m.Member(m.ServiceName.WORKER, "worker-1", "ipc://w", 5)], CAPACITY, 512, 511),
@@ -44,5 +51,5 @@ SAMPLES: list[m.Message] = [
     m.Drain(12.5),
     m.Tick(),
     m.GetLoad("r1", "ipc://g"),
-    m.Load("r1", 1, 2, [m.WorkerLoad("worker-1", 1, 100, 50, 20, 9)], 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 0.5),
+    m.Load("r1", 1, 2, [m.WorkerLoad("worker-1", 1, 100, 50, 20, 9)], 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 0.5, 1, 4, 3, 2, 1, [2, 1]),
 ]  # fmt: skip

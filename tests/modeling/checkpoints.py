@@ -10,8 +10,8 @@ import torch
 import transformers
 from torch import Tensor
 
-from services.worker.engine import load_runner
-from services.worker.runner import ModelRunner
+from shared.execution.engine import load_runner
+from shared.execution.runner import ModelRunner
 from shared.config import Settings
 from tests.kernels.natives import load_build
 

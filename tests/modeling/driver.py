@@ -6,7 +6,7 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from services.worker.runner import ModelRunner
+from shared.execution.runner import ModelRunner
 from shared.messages.steps import AdmittedSequence, StepPlan, StepResult, TokenLogprobs
 from shared.packing import pack_tokens
 from shared.sampling import SamplingParams

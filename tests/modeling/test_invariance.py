@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from services.worker.runner import ModelRunner
+from shared.execution.runner import ModelRunner
 from shared.sampling import SamplingParams
 from tests.modeling.checkpoints import KERNELS, make_runner, random_prompt, save_checkpoint
 from tests.modeling.driver import Driver, Live

@@ -20,7 +20,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from services.worker.engine import load_runner
+from shared.execution.engine import load_runner
 from shared.config import Settings
 from shared.errors import ModelError
 from shared.model_source import resolve_model_dir

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from services.worker.memory import GIB, available_memory, cpu_budget, gpu_budget, plan_memory
+from shared.execution.memory import GIB, available_memory, cpu_budget, gpu_budget, plan_memory
 from shared.config import Settings
 from shared.errors import ConfigError
 

@@ -13,8 +13,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from services.worker.engine import load_runner
-from services.worker.runner import ModelRunner
+from shared.execution.engine import load_runner
+from shared.execution.runner import ModelRunner
 from shared.config import Settings
 from shared.modeling.config import parse_config
 from shared.modeling.tensors import expected_tensors
@@ -95,7 +95,7 @@ def prompt_logprobs(runner: ModelRunner) -> Tensor:  # [num_tokens]
 WEIGHED = """
 import sys
 from pathlib import Path
-from services.worker.engine import load_runner
+from shared.execution.engine import load_runner
 from shared.config import Settings
 from tests.modeling.driver import Driver
 

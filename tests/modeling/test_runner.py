@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from torch import Tensor
 
-from services.worker.engine import load_runner
+from shared.execution.engine import load_runner
 from shared.config import Settings
 from shared.errors import ConfigError, FatalError
 from shared.modeling.batch import StepBatch

@@ -8,11 +8,11 @@ from __future__ import annotations
 import structlog
 import torch
 
-from services.worker.backend import Backend, choose_backend
-from services.worker.memory import MemoryPlan, cpu_budget, gpu_budget, plan_memory
-from services.worker.profile import peak_activation
-from services.worker.rows import RowTable
-from services.worker.runner import ModelRunner
+from shared.execution.backend import Backend, choose_backend
+from shared.execution.memory import MemoryPlan, cpu_budget, gpu_budget, plan_memory
+from shared.execution.profile import peak_activation
+from shared.execution.rows import RowTable
+from shared.execution.runner import ModelRunner
 from shared.config import Settings
 from shared.errors import ConfigError
 from shared.messages.control import WorkerCapacity

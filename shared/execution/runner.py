@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from services.worker.rows import RowTable
-from services.worker.schedule import Schedule, read_schedule
+from shared.execution.rows import RowTable
+from shared.execution.schedule import Schedule, read_schedule
 from shared.errors import FatalError
 from shared.messages.control import WorkerCapacity
 from shared.messages.steps import StepPlan, StepResult, TokenLogprobs

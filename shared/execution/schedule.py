@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
-from services.worker.rows import RowTable
+from shared.execution.rows import RowTable
 from shared.messages.steps import StepPlan
 from shared.modeling.batch import Ints, StepBatch
 
