@@ -6,6 +6,9 @@ that a kernel with uint32 registers gives the same bits.  The round is the 32-bi
 
     u = (hash >> 8 + 1/2) / 2**24      in the open interval (0, 1)
     noise = -log(-log(u))              float64, within [MIN_NOISE, MAX_NOISE]
+
+A position at which more is drawn than its token takes the rest from streams of their own: the seed with a constant
+XORed into it.
 """
 
 from __future__ import annotations
@@ -22,6 +25,9 @@ MAX_NOISE = -math.log(-math.log1p(-0.5 * UNIT))  # about 17.33
 FIRST_KEY = 0x9E3779B9
 SECOND_KEY = 0x7F4A7C15
 TOKEN_STEP = 0x9E3779B1
+ACCEPT_STREAM = 0x3C6EF372FE94F82B  # whether a draft token is accepted
+RECOVER_STREAM = 0x510E527FADE682D1  # the token in place of a rejected one
+DRAFT_STREAM = 0x1F83D9ABFB41BD6B  # what a draft proposes, where acceptance is not by equality
 
 
 def row_keys(
@@ -42,13 +48,20 @@ def token_bits(
     return mix(mix(first ^ (token_ids * TOKEN_STEP & MASK)) + second & MASK)
 
 
+def uniform_noise(
+    first: Tensor,  # [n] int64, below 2**32
+    second: Tensor,  # [n] int64, below 2**32
+    token_ids: Tensor,  # [n] int64
+) -> Tensor:  # [n] float64, in the open interval (0, 1)
+    return ((token_bits(first, second, token_ids) >> 8).double() + 0.5) * UNIT
+
+
 def gumbel_noise(
     first: Tensor,  # [n] int64, below 2**32
     second: Tensor,  # [n] int64, below 2**32
     token_ids: Tensor,  # [n] int64
 ) -> Tensor:  # [n] float64
-    uniform = ((token_bits(first, second, token_ids) >> 8).double() + 0.5) * UNIT
-    return -torch.log(-torch.log(uniform))
+    return -torch.log(-torch.log(uniform_noise(first, second, token_ids)))
 
 
 def mix(

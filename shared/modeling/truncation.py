@@ -49,6 +49,31 @@ def truncate(
     return found
 
 
+def keep_most_likely(
+    found: Truncation,  # changed in place
+    scaled: Tensor,  # [num_rows, vocab_size] float32
+    count: int,
+) -> None:
+    """Narrow it to at most `count` tokens a row; of equals at the boundary the lowest ids stay."""
+    largest = largest_values(scaled, min(count, scaled.shape[1]))
+    least = largest[:, -1:]
+    last = _nth_equal(scaled, least, (largest == least).sum(1).clamp_(min=1))
+    least = least[:, 0]
+    last = torch.where(least == found.cut, torch.minimum(last, found.last_tied), last)
+    found.last_tied.copy_(torch.where(least < found.cut, found.last_tied, last))
+    found.cut.copy_(torch.maximum(found.cut, least))
+
+
+def kept_tokens(
+    found: Truncation,
+    scaled: Tensor,  # [num_rows, vocab_size] float32
+) -> tuple[Tensor, Tensor]:  # rows and token ids [num_kept], in this order; none that is masked
+    rows, token_ids = (scaled >= found.cut[:, None]).nonzero(as_tuple=True)
+    values, cut = scaled[rows, token_ids], found.cut[rows]
+    kept = values.isfinite() & ((values > cut) | (token_ids <= found.last_tied[rows]))
+    return rows[kept], token_ids[kept]
+
+
 def _apply_top_k(
     found: Truncation,
     scaled: Tensor,  # [num_rows, vocab_size]

@@ -1,0 +1,46 @@
+"""What tokens are drawn from, position by position, and the noise that each position's seed gives."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kernels.ops.noise import row_keys
+from shared.modeling.sampling_columns import Ints, SamplingColumns
+from shared.modeling.truncation import Truncation, truncate
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Of some positions, processed logits / temperature, and what truncation leaves of them."""
+
+    values: Tensor  # [n, vocab_size] float32
+    peak: Tensor  # [n] float32: the largest of each
+    kept: Truncation
+    seeds: Ints  # [n]
+    positions: Ints  # [n] of the tokens to be drawn
+
+    def keys(self, stream: int = 0) -> tuple[Tensor, Tensor]:
+        """Two words of each position [n] int64, for noise of this stream; 0: the one that ordinary tokens take."""
+        device = self.values.device
+        return row_keys(*(torch.from_numpy(column).to(device) for column in (self.seeds ^ stream, self.positions)))
+
+    def select(self, places: Ints) -> Target:
+        where = torch.from_numpy(places).to(self.values.device)
+        kept = Truncation(self.kept.cut[where], self.kept.last_tied[where])
+        return Target(self.values[where], self.peak[where], kept, self.seeds[places], self.positions[places])
+
+
+def read_target(
+    logits: Tensor,  # [n, vocab_size] float32, processed; changed in place
+    likeliest: Tensor,  # [n] int64
+    columns: SamplingColumns,
+    rows: Ints,  # [n]
+    positions: Ints,  # [n]
+) -> Target:
+    """Rows that sample, none that takes the most likely token."""
+    values = logits.div_(torch.from_numpy(columns.temperature[rows]).to(logits.device, logits.dtype)[:, None])
+    peak = values.gather(1, likeliest[:, None])[:, 0]
+    return Target(values, peak, truncate(values, peak, columns, rows), columns.seeds[rows], positions)
