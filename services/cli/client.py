@@ -31,6 +31,8 @@ class Figures:
         self.prompt_tokens = 0
         self.completion_tokens = 0
         self.cached_tokens = 0
+        self.num_draft_tokens = 0
+        self.num_accepted_tokens = 0
 
     def add(self, response: Any) -> None:
         self._last = time.perf_counter()
@@ -39,6 +41,8 @@ class Figures:
             self.prompt_tokens = response.usage.prompt_tokens
             self.cached_tokens = response.usage.cached_tokens
             self.completion_tokens += response.usage.completion_tokens
+            self.num_draft_tokens += response.usage.num_draft_tokens
+            self.num_accepted_tokens += response.usage.num_accepted_tokens
 
     @property
     def ttft_ms(self) -> float:
@@ -51,9 +55,11 @@ class Figures:
         return 1000 * (self._last - self._first) / max(1, self.completion_tokens - 1)
 
     def __str__(self) -> str:
+        verified = f"draft tokens accepted: {self.num_accepted_tokens} of {self.num_draft_tokens}  "
         return (
             f"prompt tokens: {self.prompt_tokens}  completion tokens: {self.completion_tokens}  "
-            f"cached tokens: {self.cached_tokens}  time to first token: {self.ttft_ms:.1f} ms  "
+            f"cached tokens: {self.cached_tokens}  {verified if self.num_draft_tokens else ''}"
+            f"time to first token: {self.ttft_ms:.1f} ms  "
             f"time per output token: {self.tpot_ms:.2f} ms"
         )
 

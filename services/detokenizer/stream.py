@@ -107,6 +107,8 @@ class Stream:
             self.opened.num_cached_tokens,
             self.num_tokens,
             self.opened.prompt_logprobs if self._first else None,
+            tokens.num_draft_tokens,
+            tokens.num_accepted_tokens,
         )
         self.num_characters += len(text)
         self._first = False

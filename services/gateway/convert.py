@@ -29,7 +29,7 @@ FINISH_REASONS = {
 OPTIONAL = (
     "temperature", "top_k", "top_p", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty",
     "min_tokens", "max_tokens", "include_stop_str_in_output", "ignore_eos", "skip_special_tokens", "seed", "n",
-    "logprobs", "prompt_logprobs", "detokenize",
+    "logprobs", "prompt_logprobs", "detokenize", "speculate",
 )  # fmt: skip
 REPEATED = ("bad_words", "stop", "stop_token_ids")
 
@@ -88,6 +88,8 @@ def generate_response(request_id: str, delta: Delta, *, with_token_ids: bool) ->
         response.usage.prompt_tokens = end.num_prompt_tokens
         response.usage.completion_tokens = end.num_output_tokens
         response.usage.cached_tokens = end.num_cached_tokens
+        response.usage.num_draft_tokens = end.num_draft_tokens
+        response.usage.num_accepted_tokens = end.num_accepted_tokens
     return response
 
 
@@ -122,7 +124,8 @@ WORKER_LOAD = ("instance", "num_running", "num_blocks", "num_free_blocks", "num_
 LOAD = (
     "num_running", "num_waiting", "kv_cache_usage", "num_preemptions", "num_prefix_cache_queries",
     "num_prefix_cache_hits", "num_chunked_prefills", "num_prompt_tokens", "num_output_tokens", "num_finished",
-    "num_aborted", "num_rejected", "num_block_copies",
+    "num_aborted", "num_rejected", "num_block_copies", "num_drafts", "num_draft_tokens", "num_accepted_tokens",
+    "num_stale_draft_tokens", "num_late_drafts", "num_accepted_tokens_per_position",
 )  # fmt: skip
 
 

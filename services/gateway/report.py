@@ -45,6 +45,8 @@ class StreamReport:
             prompt_tokens=stream.num_prompt_tokens,
             completion_tokens=num_tokens,
             cached_tokens=stream.num_cached_tokens,
+            num_draft_tokens=stream.num_draft_tokens,
+            num_accepted_tokens=stream.num_accepted_tokens,
             ttft_ms=_ms(self._first - self._start),
             tpot_ms=_ms((self._last - self._first) / (per_sequence - 1)) if per_sequence > 1 else None,
             e2e_ms=self._elapsed(),

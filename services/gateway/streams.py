@@ -109,6 +109,8 @@ class Stream:
         self.error: RequestError | None = None
         self.num_prompt_tokens = 0
         self.num_cached_tokens = 0
+        self.num_draft_tokens = 0  # of the sequences that have finished, as the next
+        self.num_accepted_tokens = 0
         self._pending: list[Delta] = []
         self._changed = asyncio.Event()
 
@@ -142,6 +144,9 @@ class Stream:
             return
         self.num_prompt_tokens = news.num_prompt_tokens or self.num_prompt_tokens
         self.num_cached_tokens = max(self.num_cached_tokens, news.num_cached_tokens)
+        if news.finish_reason is not None:
+            self.num_draft_tokens += news.num_draft_tokens
+            self.num_accepted_tokens += news.num_accepted_tokens
 
     def wake(self) -> None:
         """Let the sender take what is queued."""

@@ -27,7 +27,7 @@ class WorkerLoad(_message.Message):
     def __init__(self, instance: _Optional[str] = ..., num_running: _Optional[int] = ..., num_blocks: _Optional[int] = ..., num_free_blocks: _Optional[int] = ..., num_cached_blocks: _Optional[int] = ..., num_steps: _Optional[int] = ...) -> None: ...
 
 class GetLoadResponse(_message.Message):
-    __slots__ = ("num_running", "num_waiting", "workers", "kv_cache_usage", "num_preemptions", "num_prefix_cache_queries", "num_prefix_cache_hits", "num_chunked_prefills", "num_prompt_tokens", "num_output_tokens", "num_finished", "num_aborted", "num_rejected", "num_block_copies", "num_open_streams")
+    __slots__ = ("num_running", "num_waiting", "workers", "kv_cache_usage", "num_preemptions", "num_prefix_cache_queries", "num_prefix_cache_hits", "num_chunked_prefills", "num_prompt_tokens", "num_output_tokens", "num_finished", "num_aborted", "num_rejected", "num_block_copies", "num_open_streams", "num_drafts", "num_draft_tokens", "num_accepted_tokens", "num_stale_draft_tokens", "num_late_drafts", "num_accepted_tokens_per_position")
     NUM_RUNNING_FIELD_NUMBER: _ClassVar[int]
     NUM_WAITING_FIELD_NUMBER: _ClassVar[int]
     WORKERS_FIELD_NUMBER: _ClassVar[int]
@@ -43,6 +43,12 @@ class GetLoadResponse(_message.Message):
     NUM_REJECTED_FIELD_NUMBER: _ClassVar[int]
     NUM_BLOCK_COPIES_FIELD_NUMBER: _ClassVar[int]
     NUM_OPEN_STREAMS_FIELD_NUMBER: _ClassVar[int]
+    NUM_DRAFTS_FIELD_NUMBER: _ClassVar[int]
+    NUM_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_ACCEPTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_STALE_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_LATE_DRAFTS_FIELD_NUMBER: _ClassVar[int]
+    NUM_ACCEPTED_TOKENS_PER_POSITION_FIELD_NUMBER: _ClassVar[int]
     num_running: int
     num_waiting: int
     workers: _containers.RepeatedCompositeFieldContainer[WorkerLoad]
@@ -58,7 +64,13 @@ class GetLoadResponse(_message.Message):
     num_rejected: int
     num_block_copies: int
     num_open_streams: int
-    def __init__(self, num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[WorkerLoad, _Mapping]]] = ..., kv_cache_usage: _Optional[float] = ..., num_preemptions: _Optional[int] = ..., num_prefix_cache_queries: _Optional[int] = ..., num_prefix_cache_hits: _Optional[int] = ..., num_chunked_prefills: _Optional[int] = ..., num_prompt_tokens: _Optional[int] = ..., num_output_tokens: _Optional[int] = ..., num_finished: _Optional[int] = ..., num_aborted: _Optional[int] = ..., num_rejected: _Optional[int] = ..., num_block_copies: _Optional[int] = ..., num_open_streams: _Optional[int] = ...) -> None: ...
+    num_drafts: int
+    num_draft_tokens: int
+    num_accepted_tokens: int
+    num_stale_draft_tokens: int
+    num_late_drafts: int
+    num_accepted_tokens_per_position: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[WorkerLoad, _Mapping]]] = ..., kv_cache_usage: _Optional[float] = ..., num_preemptions: _Optional[int] = ..., num_prefix_cache_queries: _Optional[int] = ..., num_prefix_cache_hits: _Optional[int] = ..., num_chunked_prefills: _Optional[int] = ..., num_prompt_tokens: _Optional[int] = ..., num_output_tokens: _Optional[int] = ..., num_finished: _Optional[int] = ..., num_aborted: _Optional[int] = ..., num_rejected: _Optional[int] = ..., num_block_copies: _Optional[int] = ..., num_open_streams: _Optional[int] = ..., num_drafts: _Optional[int] = ..., num_draft_tokens: _Optional[int] = ..., num_accepted_tokens: _Optional[int] = ..., num_stale_draft_tokens: _Optional[int] = ..., num_late_drafts: _Optional[int] = ..., num_accepted_tokens_per_position: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class AbortRequest(_message.Message):
     __slots__ = ("request_id", "label")

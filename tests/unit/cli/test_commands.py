@@ -89,11 +89,17 @@ def test_without_a_server_generate_says_how_to_start_one() -> None:
 
 def test_figures() -> None:
     figures = Figures()
-    usage = SimpleNamespace(prompt_tokens=3, cached_tokens=2, completion_tokens=5)
+    usage = SimpleNamespace(
+        prompt_tokens=3, cached_tokens=2, completion_tokens=5, num_draft_tokens=0, num_accepted_tokens=0
+    )
     figures.add(SimpleNamespace(usage=usage, HasField=lambda name: False))
     figures.add(SimpleNamespace(usage=usage, HasField=lambda name: True))
     assert (figures.prompt_tokens, figures.cached_tokens, figures.completion_tokens) == (3, 2, 5)
     assert figures.ttft_ms > 0 and figures.tpot_ms >= 0 and "completion tokens: 5" in str(figures)
+    assert "draft" not in str(figures), "nothing was proposed"
+    usage.num_draft_tokens, usage.num_accepted_tokens = 8, 6
+    figures.add(SimpleNamespace(usage=usage, HasField=lambda name: True))
+    assert "draft tokens accepted: 6 of 8" in str(figures)
 
 
 def test_a_terminal_gets_no_control_characters() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -168,7 +169,9 @@ def test_usage_and_prompt_logprobs(data_dir: Path) -> None:
     prompt_logprobs: list[TokenLogprobs | None] = [None, TokenLogprobs([5], [-0.5], 1)]
     stream = OpenStream(opened().header, 0, 7, [1], [], False, True, True, 0, 4, prompt_logprobs)
     decoding = Stream(stream, factory(data_dir / GPT2))
-    first, second = decoding.advance(tokens([5])), decoding.advance(tokens([6], 1, FinishReason.LENGTH))
+    last = msgspec.structs.replace(tokens([6], 1, FinishReason.LENGTH), num_draft_tokens=4, num_accepted_tokens=3)
+    first, second = decoding.advance(tokens([5])), decoding.advance(last)
     assert first is not None and second is not None
     assert first.prompt_logprobs == prompt_logprobs and second.prompt_logprobs is None
     assert (second.num_prompt_tokens, second.num_cached_tokens, second.num_output_tokens) == (7, 4, 2)
+    assert (second.num_draft_tokens, second.num_accepted_tokens) == (4, 3)

@@ -110,10 +110,13 @@ async def test_load() -> None:
         call = f.control.GetLoad(control_pb2.GetLoadRequest())
         question = await f.troupe.get(f.troupe.scheduler, GetLoad)
         workers = [WorkerLoad("worker-a", 1, 64, 60, 2, 9)]
-        f.troupe.tell(Load(question.request_id, 1, 2, workers, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 0.5))
+        f.troupe.tell(Load(question.request_id, 1, 2, workers, *range(3, 13), 0.5, *range(13, 18), [9, 6]))
         load = await call
         assert (load.num_running, load.num_waiting, load.num_preemptions, load.kv_cache_usage) == (1, 2, 3, 0.5)
         assert (load.num_finished, load.num_aborted, load.num_rejected, load.num_block_copies) == (9, 10, 11, 12)
+        assert (load.num_drafts, load.num_draft_tokens, load.num_accepted_tokens) == (13, 14, 15)
+        assert (load.num_stale_draft_tokens, load.num_late_drafts) == (16, 17)
+        assert list(load.num_accepted_tokens_per_position) == [9, 6]
         assert load.workers[0].num_free_blocks == 60 and load.workers[0].instance == "worker-a"
 
 

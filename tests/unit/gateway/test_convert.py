@@ -15,7 +15,7 @@ from services.gateway import convert, status
 from services.gateway.header import cache_salt, make_header, read_metadata, seeded
 from services.gateway.streams import Journal, Stream
 from shared.errors import ProtocolError, RejectCode, RequestError
-from shared.messages import RequestHeader, SequenceText, TokenizeRequest
+from shared.messages import FinishReason, RequestHeader, SequenceText, TokenizeRequest
 from shared.packing import unpack_tokens
 from shared.sampling import SamplingParams
 
@@ -24,7 +24,7 @@ EVERYTHING: dict[str, Any] = {
     "repetition_penalty": 1.1, "logit_bias": {7: 2.0}, "allowed_token_ids": [1, 2], "bad_words": ["no"],
     "bad_words_token_ids": [[3, 4]], "min_tokens": 1, "max_tokens": 9, "stop": ["."], "stop_token_ids": [5],
     "include_stop_str_in_output": True, "ignore_eos": True, "skip_special_tokens": False, "seed": -3, "n": 2,
-    "logprobs": 0, "prompt_logprobs": 3, "detokenize": False,
+    "logprobs": 0, "prompt_logprobs": 3, "detokenize": False, "speculate": False,
 }  # fmt: skip
 
 
@@ -108,6 +108,18 @@ async def test_overlapping_news_is_cut_to_what_is_new() -> None:
         stream.accept(news("z", [9], (5, 5)))
     with pytest.raises(ProtocolError):
         stream.accept(msgspec.structs.replace(news("z", [9], (0, 0)), index=3))
+
+
+def test_verified_drafts_are_counted_once_for_each_finished_sequence() -> None:
+    stream = make_stream(n=2)
+    for index in range(2):
+        growing = msgspec.structs.replace(news("a", [1], (0, 0)), index=index, num_draft_tokens=1)
+        stream.accept(growing)
+        last = msgspec.structs.replace(news("b", [2], (1, 1)), index=index, finish_reason=FinishReason.LENGTH)
+        last = msgspec.structs.replace(last, num_draft_tokens=5 + index, num_accepted_tokens=3)
+        stream.accept(last)
+        stream.accept(last)  # told again, as after a detokenizer's death
+    assert (stream.num_draft_tokens, stream.num_accepted_tokens) == (11, 6)
 
 
 async def test_what_came_before_an_error_is_still_sent() -> None:

@@ -36,13 +36,15 @@ async def test_a_stream_from_first_token_to_usage() -> None:
         assert request.header.gateway == f.troupe.gateway.inbox.address
         f.troupe.say(request, "upon a", num_prompt_tokens=3)
         first = await call.read()
-        f.troupe.say(request, " time", at=(2, 6), num_output_tokens=3, **LAST)
+        drafts = {"num_draft_tokens": 6, "num_accepted_tokens": 2}
+        f.troupe.say(request, " time", at=(2, 6), num_output_tokens=3, **drafts, **LAST)
         rest = await drain(call)
         assert first.text + "".join(response.text for response in rest) == "upon a time"
         assert first.request_id == request.header.request_id and not first.token_ids
         assert rest[-1].finish_reason == 1 and rest[-1].stop_reason == "2"
         usage = rest[-1].usage
         assert (usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens) == (3, 3, 1)
+        assert (usage.num_draft_tokens, usage.num_accepted_tokens) == (6, 2)
         assert await call.code() is grpc.StatusCode.OK
         assert dict(await call.initial_metadata())["x-request-id"] == request.header.request_id
         assert not len(f.troupe.gateway.journal)
