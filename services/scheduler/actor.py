@@ -3,28 +3,32 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
+from typing import Any
 
 import structlog
 
 from services.scheduler.journal import Note
-from services.scheduler.load import load_of
+from services.scheduler.load import ledgers_of, load_of
 from services.scheduler.policy import Policy
 from services.scheduler.roster import Troupe
 from services.scheduler.scheduler import Scheduler
+from services.scheduler.stalls import StallWatch
 from shared.actor import Actor, Phase
 from shared.actor.actor import Handlers
-from shared.actor.status import write_status
 from shared.config import Settings
-from shared.errors import ProtocolError, RejectCode, RequestError
+from shared.errors import ProtocolError
 from shared.logging import request_logger
 from shared.messages import (
     AbortRequest,
     AddRequest,
+    DraftProposals,
     GetLoad,
     Goodbye,
     Heartbeat,
     Hello,
     Member,
+    PeerGone,
     Refused,
     Roster,
     SchedulerInbox,
@@ -33,6 +37,7 @@ from shared.messages import (
     StopMatched,
     StreamLost,
     Tick,
+    Wake,
     schema_hash,
 )
 from shared.transport import Transport
@@ -50,8 +55,10 @@ class SchedulerActor(Actor):
         super().__init__(transport, settings)
         self.core = Scheduler(policy)
         self.troupe = Troupe()
-        self._drain_deadline = 0.0
+        self._stalls = StallWatch(settings.stall_timeout)
         self._last_epoch = 0
+        self._last_tick = time.monotonic()
+        self._wake_time: float | None = None
 
     @property
     def inbox_name(self) -> str:
@@ -64,9 +71,12 @@ class SchedulerActor(Actor):
             StepResult: self.handle_result,
             StopMatched: self.core.stop_matched,
             StreamLost: self.core.stream_lost,
+            DraftProposals: self.handle_proposals,
+            Wake: self.handle_wake,
             Hello: self.handle_hello,
             Heartbeat: self.handle_heartbeat,
             Goodbye: self.handle_goodbye,
+            PeerGone: self.handle_peer_gone,
             GetLoad: self.handle_get_load,
             Tick: self.handle_tick,
         }
@@ -79,10 +89,6 @@ class SchedulerActor(Actor):
     # -- requests
 
     def handle_add(self, message: AddRequest) -> None:
-        if self.phase is Phase.DRAINING:
-            error = RequestError("the scheduler is leaving", code=RejectCode.UNAVAILABLE, retry_after_ms=1000)
-            self.core.outbound.reject(message.header.gateway, message.header.request_id, error)
-            return
         self.core.add(message, time.time())
 
     def handle_abort(self, message: AbortRequest) -> None:
@@ -102,7 +108,7 @@ class SchedulerActor(Actor):
             log.info("stale_result", epoch=message.epoch, step_id=message.step_id)
             return
         try:
-            self.core.apply(instance, message)
+            self.core.apply(instance, message, time.monotonic())
         except ProtocolError as error:
             log.error("worker_out_of_step", worker=instance, reason=str(error))
             self._restart_link(instance)
@@ -119,17 +125,41 @@ class SchedulerActor(Actor):
         return self._last_epoch
 
     def before_flush(self) -> None:
+        now = time.monotonic()
         for instance in self.core.replicas:
-            while plan := self.core.schedule(instance):
+            while plan := self.core.schedule(instance, now):
                 self.send(self.troupe.address_of(instance), plan)
+        if self.core.drafts:
+            self._speculate(now)
         for address, batch in self.core.outbound.take_batches().items():
             self.send(address, batch)
         for gateway, rejection in self.core.outbound.take_rejections():
             self.send(gateway, rejection)
         if notes := self.core.journal.take():
             self.afterwards(lambda: write_notes(notes))
-        if self.phase is Phase.DRAINING and not self.core.requests:
-            self.stop()
+
+    # -- drafts
+
+    def handle_proposals(self, message: DraftProposals) -> None:
+        try:
+            if not self.core.propose(message):
+                log.info("stale_proposals", epoch=message.epoch, update_id=message.update_id)
+        except ProtocolError as error:
+            link = self.core.drafts.by_epoch(message.epoch)
+            if link is not None:
+                log.error("draft_out_of_step", draft=link.instance, reason=str(error))
+                self.core.add_draft(link.instance, self._new_epoch(), link.capacity)
+
+    def handle_wake(self, _: Wake) -> None:
+        self._wake_time = None
+
+    def _speculate(self, now: float) -> None:
+        for instance, update in self.core.drafts.take_updates():
+            self.send(self.troupe.address_of(instance), update)
+        wake_time = self.core.wake_time
+        if wake_time is not None and wake_time != self._wake_time:
+            self._wake_time = wake_time
+            self.later(wake_time - now, Wake())
 
     # -- the troupe
 
@@ -141,6 +171,8 @@ class SchedulerActor(Actor):
         is_new = self.troupe.join(message, time.monotonic())
         if message.worker is not None and (is_new or message.instance not in self.core.replicas):
             self.core.add_worker(message.instance, self._new_epoch(), message.worker)
+        if message.draft is not None and (is_new or message.instance not in self.core.drafts.links):
+            self.core.add_draft(message.instance, self._new_epoch(), message.draft)
         if is_new:
             log.info("joined", member=message.instance, address=message.address)
             self._membership_changed()
@@ -148,7 +180,9 @@ class SchedulerActor(Actor):
             self.send(message.address, self._roster())
 
     def handle_heartbeat(self, message: Heartbeat) -> None:
-        if not self.troupe.heard(message.instance, message.epoch, time.monotonic()) and message.address:
+        if self.troupe.heard(message.instance, message.epoch, time.monotonic()):
+            self.troupe.note(message)
+        elif message.address:
             self.send(message.address, self._roster())  # it is not in there: it will say hello
 
     def handle_goodbye(self, message: Goodbye) -> None:
@@ -157,20 +191,30 @@ class SchedulerActor(Actor):
             self.core.retire_worker(member.instance)
             self._without(member)
 
+    def handle_peer_gone(self, message: PeerGone) -> None:
+        for member in self.troupe.members:
+            if member.address == message.address:
+                self._lose(member, "its process has ended")
+
     def handle_tick(self, _: Tick) -> None:
-        for member in self.troupe.silent(time.monotonic(), self.settings.heartbeat_timeout):
-            log.warning("lost", member=member.instance)
-            self.troupe.leave(member.instance, member.epoch)
-            self.core.lose_worker(member.instance)
-            self._without(member)
+        now = time.monotonic()
+        if now - self._last_tick > self.settings.heartbeat_timeout / 2:
+            self.troupe.excuse(now)  # it was we who stood still: what the others said meanwhile is not read yet
+        self._last_tick = now
+        for member in self.troupe.silent(now, self.settings.heartbeat_timeout):
+            self._lose(member, "it is silent")
         self.core.expire(time.time())
         self._broadcast()
-        write_status(self.settings, self.phase.name)
-        if self.phase is Phase.DRAINING and time.time() > self._drain_deadline:
-            for request in list(self.core.requests.values()):
-                self.core.fail(request, RequestError("the scheduler has left", code=RejectCode.UNAVAILABLE))
+        self.say_status()
+
+    def _lose(self, member: Member, reason: str) -> None:
+        log.warning("lost", member=member.instance, reason=reason)
+        self.troupe.leave(member.instance, member.epoch)
+        self.core.lose_worker(member.instance)
+        self._without(member)
 
     def _without(self, member: Member) -> None:
+        self.core.lose_draft(member.instance)
         if member.service == ServiceName.GATEWAY:
             self.core.abort_gateway(member.address)
         self.outbox.forget(member.address)
@@ -188,6 +232,7 @@ class SchedulerActor(Actor):
             model=self.core.capacity,
             max_model_len=self.core.max_model_len,
             max_input_length=self.core.max_input_length,
+            stalled="; ".join(filter(None, (self.stalled, *self.troupe.stalled))),
         )
 
     def _broadcast(self) -> None:
@@ -195,11 +240,20 @@ class SchedulerActor(Actor):
         for member in self.troupe.members:
             self.send(member.address, roster)
 
+    # -- how it stands
+
+    def stall(self) -> str:
+        stuck = self._stalls.look(self.core.replicas.values(), self.troupe.computing, time.monotonic())
+        return f"no step for the work that waits at {', '.join(stuck)}" if stuck else ""
+
+    def ledgers(self) -> Mapping[str, Any]:
+        return {**super().ledgers(), **ledgers_of(self.core), "members": self.troupe.members}
+
     # -- the end
 
     def on_drain(self, deadline: float) -> None:
-        """Finish what is running, up to the deadline; then what is left ends with UNAVAILABLE."""
-        self._drain_deadline = deadline
+        """Leave at once: the gateways know what their streams have, and ask the next life to go on from there."""
+        self.stop()
 
 
 def write_notes(notes: list[Note]) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from services.scheduler.counters import Counters
+from services.scheduler.drafts import DraftLinks
 from services.scheduler.journal import Journal
 from services.scheduler.plan_builder import NONE, PlanBuilder
 from services.scheduler.policy import Policy
 from services.scheduler.replica import Replica, Step
 from services.scheduler.sequence import Sequence, Status
+from services.scheduler.speculation import Speculation
 from shared.messages import StepPlan
 
 
@@ -19,18 +21,27 @@ class Batcher:
     """
 
     def __init__(
-        self, replica: Replica, policy: Policy, counters: Counters, journal: Journal, max_model_len: int
+        self,
+        replica: Replica,
+        policy: Policy,
+        counters: Counters,
+        journal: Journal,
+        max_model_len: int,
+        drafts: DraftLinks,
     ) -> None:
         self.replica = replica
         self.policy = policy
         self.counters = counters
         self.journal = journal
         self.max_model_len = max_model_len
-        self.builder = PlanBuilder(replica, policy.max_num_batched_tokens)
+        self.drafts = drafts
+        self.builder = PlanBuilder(replica, policy.max_num_batched_tokens, rejection=policy.acceptance == "rejection")
+        self._verified: set[Sequence] = set()
         self._filling: set[bytes] = set()
 
     def next_plan(self) -> StepPlan | None:
         """The plan, counted as sent; None where no sequence can go on."""
+        self._verify()
         growing, prefills = self._decode()
         for sequence in growing:
             if self.builder.budget > 0 and sequence.status is Status.RUNNING:
@@ -49,16 +60,52 @@ class Batcher:
 
     # -- running sequences
 
+    def _verify(self) -> None:
+        """Give draft tokens to the sequences that were asked for: as many as fit, without preempting for them."""
+        speculation = self.replica.speculation
+        if speculation is None or not speculation.has_asked:
+            return
+        self.builder.step.arm = speculation.arm
+        for sequence in self.replica.running:
+            if sequence.can_verify and sequence.following is not None:
+                drafts = self.drafts.usable(sequence).first(self._num_drafts(sequence, speculation))
+                num_tokens = 1 + len(drafts.token_ids)
+                if num_tokens > 1 and (new_blocks := self._room_for(sequence, num_tokens)) is not None:
+                    self.builder.schedule(sequence, num_tokens, 1, new_blocks, drafts)
+                    self._verified.add(sequence)
+
+    def _num_drafts(self, sequence: Sequence, speculation: Speculation) -> int:
+        """No more than wanted, than can still come (verifying k yields up to k + 1 tokens), and than leaves every
+        running sequence its token of the step."""
+        longest = min(sequence.request.max_length, self.max_model_len)
+        room = self.builder.budget - len(self.replica.running)
+        return max(0, min(speculation.num_wanted(sequence), longest - sequence.num_tokens - 1, room))
+
+    def _room_for(self, sequence: Sequence, num_tokens: int) -> list[int] | None:
+        """New blocks for so many tokens more, None where only preemption would bring them."""
+        num_missing = sequence.num_computed_tokens + num_tokens - len(sequence.block_ids) * self.replica.block_size
+        if num_missing <= 0:
+            return NONE
+        num_new = self.replica.blocks_for(num_missing)
+        if num_new > self.replica.pool.num_available - self._reserve():
+            return None
+        new_blocks = self.replica.pool.allocate(num_new)
+        sequence.block_ids += new_blocks
+        return new_blocks
+
     def _decode(self) -> tuple[list[Sequence], list[Sequence]]:
         """Give its token to each sequence that lacks one and has room for it in its blocks, as most do.  Returns those
         that lack one and need a block, and those that lack more; a sequence whose last token is coming lacks none."""
         growing: list[Sequence] = []
         prefills: list[Sequence] = []
         builder, block_size, max_model_len = self.builder, self.replica.block_size, self.max_model_len
+        verified = self._verified
         for sequence in self.replica.running:
             num_coming = len(sequence.token_ids) + sequence.num_pending
             num_behind = num_coming - sequence.num_computed_tokens
             if num_behind == 0 or num_coming >= sequence.request.max_length or num_coming >= max_model_len:
+                continue
+            if sequence.num_drafts or sequence in verified:
                 continue
             if num_behind > 1:
                 prefills.append(sequence)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(slots=True)
@@ -21,3 +21,19 @@ class Counters:
     num_rejected: int = 0
     num_expired: int = 0
     num_worker_losses: int = 0
+    num_drafts: int = 0  # times that draft tokens were verified
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    num_stale_draft_tokens: int = 0
+    num_late_drafts: int = 0  # waited for in vain
+    num_accepted_per_position: list[int] = field(default_factory=list)
+
+    def verified(self, num_draft_tokens: int, num_accepted: int) -> None:
+        self.num_drafts += 1
+        self.num_draft_tokens += num_draft_tokens
+        self.num_accepted_tokens += num_accepted
+        missing = num_accepted - len(self.num_accepted_per_position)
+        if missing > 0:
+            self.num_accepted_per_position += [0] * missing
+        for position in range(num_accepted):
+            self.num_accepted_per_position[position] += 1

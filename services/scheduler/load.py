@@ -1,10 +1,16 @@
-"""The scheduler's state in numbers, for GetLoad."""
+"""The scheduler's state in numbers, for GetLoad and for incidents."""
 
 from __future__ import annotations
+
+from typing import Any
+
+import msgspec
 
 from services.scheduler.replica import Replica
 from services.scheduler.scheduler import Scheduler
 from shared.messages import Load, WorkerLoad
+
+MAX_RUNNING = 256  # sequences told of each worker
 
 
 def load_of(core: Scheduler, request_id: str) -> Load:
@@ -28,6 +34,12 @@ def load_of(core: Scheduler, request_id: str) -> Load:
         num_aborted=counters.num_aborted,
         num_rejected=counters.num_rejected,
         num_block_copies=counters.num_block_copies,
+        num_drafts=counters.num_drafts,
+        num_draft_tokens=counters.num_draft_tokens,
+        num_accepted_tokens=counters.num_accepted_tokens,
+        num_stale_draft_tokens=counters.num_stale_draft_tokens,
+        num_late_drafts=counters.num_late_drafts,
+        num_accepted_tokens_per_position=list(counters.num_accepted_per_position),
         kv_cache_usage=1 - num_available / num_blocks if num_blocks else 0.0,
     )
 
@@ -42,3 +54,40 @@ def worker_load(replica: Replica) -> WorkerLoad:
         num_cached_blocks=num_cached,
         num_steps=replica.num_steps,
     )
+
+
+def ledgers_of(core: Scheduler) -> dict[str, Any]:
+    """Who holds and waits for what, without a word of what is in it."""
+    return {
+        "load": msgspec.structs.asdict(load_of(core, "")),
+        "num_requests": len(core.requests),
+        "num_finished_kept": len(core.finished),
+        "num_homeless": len(core.homeless),
+        "workers": {name: replica_ledger(replica) for name, replica in core.replicas.items()},
+    }
+
+
+def replica_ledger(replica: Replica) -> dict[str, Any]:
+    return {
+        "epoch": replica.epoch,
+        "num_free_rows": replica.num_free_rows,
+        "num_available_blocks": replica.pool.num_available,
+        "num_waiting": len(replica.waiting),
+        "in_flight": [
+            {"step_id": step.step_id, "num_sequences": len(step.sequences), "num_tokens": sum(step.num_scheduled)}
+            for step in replica.in_flight
+        ],
+        "running": [
+            {
+                "request_id": sequence.request.request_id,
+                "index": sequence.index,
+                "row": sequence.row,
+                "num_tokens": sequence.num_tokens,
+                "num_computed_tokens": sequence.num_computed_tokens,
+                "num_pending": sequence.num_pending,
+                "num_blocks": len(sequence.block_ids),
+                "num_preemptions": sequence.num_preemptions,
+            }
+            for sequence in replica.running[:MAX_RUNNING]
+        ],
+    }

@@ -55,6 +55,8 @@ class Outbound:
             sequence.logprobs[offset:] if sequence.logprobs else NONE,
             sequence.finish_reason,
             sequence.stop_token_id,
+            sequence.num_draft_tokens,
+            sequence.num_accepted_tokens,
         )
         sequence.num_emitted = len(sequence.token_ids) - request.num_prompt_tokens
         if request.detokenizer in self._tokens:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from itertools import chain
 
-import msgspec
-
+from services.scheduler.proposal import NO_DRAFTS, Drafts
 from services.scheduler.replica import Replica, Step
 from services.scheduler.sequence import Sequence
-from shared.messages import AdmittedSequence, StepPlan
-from shared.packing import pack_tokens
+from shared.messages import StepPlan
 
 NONE: list[int] = []  # no new blocks; never written to
 
@@ -17,22 +15,35 @@ NONE: list[int] = []  # no new blocks; never written to
 class PlanBuilder:
     """Collects one step; a sequence that is preempted again before the plan is complete leaves no trace."""
 
-    def __init__(self, replica: Replica, budget: int) -> None:
+    def __init__(self, replica: Replica, budget: int, *, rejection: bool = False) -> None:
         self.replica = replica
+        self.rejection = rejection
         self.budget = budget  # tokens that the step can still take
         self.has_preempted = False
         self.step = Step(replica.num_steps)
         self.copies: dict[Sequence, tuple[int, int]] = {}
         self._admitted: list[Sequence] = []
 
-    def schedule(self, sequence: Sequence, num_tokens: int, num_samples: int, new_blocks: list[int]) -> None:
-        """Give a sequence its part; its table is complete, `new_blocks` being the end of it that the worker lacks."""
+    def schedule(
+        self,
+        sequence: Sequence,
+        num_tokens: int,
+        num_samples: int,
+        new_blocks: list[int],
+        drafts: Drafts = NO_DRAFTS,
+    ) -> None:
+        """Give a sequence its part; its table is complete, `new_blocks` being the end of it that the worker lacks.
+
+        `num_tokens` counts the draft tokens too.
+        """
         step = self.step
         step.sequences.append(sequence)
         step.num_computed.append(sequence.num_computed_tokens)
         step.num_scheduled.append(num_tokens)
         step.num_samples.append(num_samples)
         step.new_blocks.append(new_blocks)
+        step.drafts.append(drafts)
+        step.num_drafts += len(drafts.token_ids)
         self.budget -= num_tokens
 
     def admit(self, sequence: Sequence, num_tokens: int) -> None:
@@ -53,16 +64,26 @@ class PlanBuilder:
             sequence.num_computed_tokens += num_tokens
             sequence.num_pending += num_samples
             sequence.num_in_flight += 1
+        if step.num_drafts:
+            self._count_drafts()
+        step.num_admitted = len(self._admitted)
         replica.num_steps += 1
         replica.in_flight.append(step)
         return plan
 
+    def _count_drafts(self) -> None:
+        """Draft tokens count as computed only once they are accepted."""
+        for sequence, drafts in zip(self.step.sequences, self.step.drafts, strict=True):
+            sequence.num_drafts = len(drafts.token_ids)
+            sequence.num_computed_tokens -= sequence.num_drafts
+
     def _build(self) -> StepPlan:
         step = self.step
+        drafts = step.drafts if step.num_drafts else []
         return StepPlan(
             epoch=self.replica.epoch,
             step_id=step.step_id,
-            admitted=[admitted(sequence) for sequence in self._admitted],
+            admitted=[sequence.admitted(sequence.row) for sequence in self._admitted],
             rows=[sequence.row for sequence in step.sequences],
             num_computed_tokens=step.num_computed,
             num_scheduled_tokens=step.num_scheduled,
@@ -70,22 +91,8 @@ class PlanBuilder:
             new_block_ids=list(chain.from_iterable(step.new_blocks)),
             block_copies=list(self.copies.values()),
             released_rows=self.replica.take_released_rows(),
+            num_draft_tokens=[len(part.token_ids) for part in drafts],
+            draft_token_ids=list(chain.from_iterable(part.token_ids for part in drafts)),
+            draft_distributions=list(chain.from_iterable(part.distributions for part in drafts)),
+            rejection=self.rejection,
         )
-
-
-def admitted(sequence: Sequence) -> AdmittedSequence:
-    """All that a worker needs to know of a sequence, to begin or to begin again."""
-    request, params = sequence.request, sequence.request.params
-    if params.prompt_logprobs is not None and not sequence.wants_prompt_logprobs:
-        params = msgspec.structs.replace(params, prompt_logprobs=None)
-    return AdmittedSequence(
-        row=sequence.row,
-        token_ids=pack_tokens(sequence.token_ids),
-        num_prompt_tokens=request.num_prompt_tokens,
-        params=params,
-        seed=((params.seed or 0) + sequence.index + 2**63) % 2**64 - 2**63,
-        eos_token_ids=request.eos_token_ids,
-        request_id=request.request_id,
-        trace_id=request.header.trace_id,
-        index=sequence.index,
-    )

@@ -20,3 +20,6 @@ class Policy:
     max_num_queued_tokens: int = 16 << 20
     max_logprobs: int = 20
     max_n: int = 64
+    num_draft_tokens: int = 0
+    max_num_draft_tokens: int = 8
+    acceptance: str = "coupled"

@@ -7,8 +7,11 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from services.scheduler.block_pool import BlockPool
+from services.scheduler.pace import PLAIN, Arm
+from services.scheduler.proposal import Drafts
 from services.scheduler.queues import WaitingQueue, by_rank
 from services.scheduler.sequence import Sequence, Status
+from services.scheduler.speculation import Speculation
 from shared.messages import WorkerCapacity
 
 
@@ -22,13 +25,18 @@ class Step:
     num_scheduled: list[int] = field(default_factory=list)
     num_samples: list[int] = field(default_factory=list)  # 1 where the last scheduled token is the last there is
     new_blocks: list[list[int]] = field(default_factory=list)
+    drafts: list[Drafts] = field(default_factory=list)  # counted in num_scheduled
+    num_drafts: int = 0  # draft tokens of all
+    num_admitted: int = 0
+    arm: Arm = PLAIN
 
     def drop(self, sequence: Sequence) -> int:
         """Take a sequence's part out; returns how many tokens it was."""
         if sequence not in self.sequences:
             return 0
         index = self.sequences.index(sequence)
-        for column in (self.sequences, self.num_computed, self.num_samples, self.new_blocks):
+        self.num_drafts -= len(self.drafts[index].token_ids)
+        for column in (self.sequences, self.num_computed, self.num_samples, self.new_blocks, self.drafts):
             del column[index]
         return self.num_scheduled.pop(index)
 
@@ -52,6 +60,7 @@ class Replica:
         self.released_rows: list[int] = []
         self._free_rows = list(range(capacity.max_num_seqs - 1, -1, -1))
         self.is_draining = False
+        self.speculation: Speculation | None = None  # None while there is no draft
 
     @property
     def num_free_rows(self) -> int:

@@ -1,9 +1,13 @@
 """The scheduler's core: events in, plans and outputs out; plain synchronous Python over plain data.
 
 add, abort, stop_matched, stream_lost, expire      what happens to requests
-add_worker, lose_worker, set_detokenizers          what happens to the troupe
-schedule(worker) -> StepPlan | None                the next step, at most two in flight
-apply(worker, StepResult)                          what a step yielded
+add_worker, lose_worker, set_detokenizers,
+add_draft, lose_draft                              what happens to the troupe
+schedule(worker, now) -> StepPlan | None           the next step, at most two in flight
+apply(worker, StepResult, now)                     what a step yielded
+propose(DraftProposals)                            what a draft believes that comes next
+
+`now` is any clock's time in seconds; only differences matter, and only where there are drafts.
 """
 
 from __future__ import annotations
@@ -11,19 +15,27 @@ from __future__ import annotations
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 
+import msgspec
+
 from services.scheduler.admission import check_queue, check_request
 from services.scheduler.batching import Batcher
 from services.scheduler.counters import Counters
+from services.scheduler.drafts import DraftLink, DraftLinks
 from services.scheduler.journal import Journal
 from services.scheduler.outputs import Outbound
 from services.scheduler.placement import place
 from services.scheduler.policy import Policy
 from services.scheduler.replica import Replica, Step
+from services.scheduler.resumption import resume, sent_tokens
 from services.scheduler.sequence import Request, Sequence, Status
+from services.scheduler.speculation import Speculation
 from services.scheduler.stopping import finish_of
 from shared.errors import ProtocolError, RejectCode, RequestError
 from shared.messages import (
     AddRequest,
+    DraftCapacity,
+    DraftProposals,
+    FinishReason,
     StepPlan,
     StepResult,
     StopMatched,
@@ -60,6 +72,11 @@ class Scheduler:
         self.journal = Journal()
         self.capacity: WorkerCapacity | None = None  # of the smallest worker; None without workers
         self.max_model_len = 0  # tokens; 0 while no worker is known
+        self.drafts = DraftLinks(
+            self.counters,
+            rejection=policy.acceptance == "rejection",
+            max_draft_tokens=2 * policy.max_num_draft_tokens + 1,
+        )
         self._detokenizers: list[str] = []
         self._num_arrivals = 0
 
@@ -99,7 +116,7 @@ class Scheduler:
         self.requests[request_id] = request
         self.counters.num_prompt_tokens += request.num_prompt_tokens
         self.journal.request("request_queued", request, num_prompt_tokens=request.num_prompt_tokens)
-        self._place(request.sequences)
+        self._place([sequence for sequence in request.sequences if sequence.status is not Status.FINISHED])
 
     def _accept(self, message: AddRequest, now: float) -> Request:
         capacity = self.capacity
@@ -118,23 +135,27 @@ class Scheduler:
             block_size=capacity.block_size,
         )
         check_request(message, prompt, limits, now)
-        check_queue(
-            self.num_waiting,
-            sum(replica.waiting.num_tokens for replica in self.replicas.values()),
-            self.policy.max_num_queued_reqs,
-            self.policy.max_num_queued_tokens,
-        )
-        return self._make(message, prompt)
+        if not message.is_resumed:  # then it had passed here before
+            check_queue(
+                self.num_waiting,
+                sum(replica.waiting.num_tokens for replica in self.replicas.values()),
+                self.policy.max_num_queued_reqs,
+                self.policy.max_num_queued_tokens,
+            )
+        return self._make(message, prompt, sent_tokens(message, capacity.vocab_size))
 
-    def _make(self, message: AddRequest, prompt: list[int]) -> Request:
+    def _make(self, message: AddRequest, prompt: list[int], sent: list[list[int]]) -> Request:
         self._num_arrivals += 1
-        header = message.header
-        request = Request(header, message.params, prompt, list(message.eos_token_ids), self._num_arrivals)
+        header, params = message.header, message.params
+        if sent[0]:  # the prompt's went out with the first token
+            params = msgspec.structs.replace(params, prompt_logprobs=None)
+        request = Request(header, params, prompt, list(message.eos_token_ids), self._num_arrivals)
         request.detokenizer = pick(header.request_id, self._detokenizers) or ""
         priority = header.priority if self.policy.scheduling_policy == "priority" else 0
         for index in range(message.params.n):
             sequence = Sequence(request, index, (priority, request.arrival, index), list(prompt))
             request.sequences.append(sequence)
+        resume(request, sent, message.sent_finished, self.max_model_len)
         return request
 
     def abort(self, request_id: str) -> bool:
@@ -204,6 +225,7 @@ class Scheduler:
         if instance in self.replicas:
             self.lose_worker(instance)
         self.replicas[instance] = Replica(instance, epoch, capacity)
+        self._renew_speculation()
         self._limit()
         never_run = [s for r in self.replicas.values() for s in r.waiting if s.num_cached_tokens < 0]
         for sequence in never_run:
@@ -217,8 +239,8 @@ class Scheduler:
             self._rehouse(self._vacate(replica))
 
     def lose_worker(self, instance: str) -> None:
-        """A worker has died: its requests go on elsewhere, but for those in flight at their second worker's death,
-        which end alone, since they may be what kills workers."""
+        """A worker has died: its requests go on elsewhere, but for those in flight at their second worker's death
+        without a token in between, which end alone, since they may be what kills workers."""
         replica = self.replicas.pop(instance, None)
         if replica is None:
             return
@@ -227,9 +249,9 @@ class Scheduler:
         in_flight = {sequence.request for step in replica.in_flight for sequence in step.sequences}
         self.homeless += self._vacate(replica)
         for request in in_flight:
-            request.num_worker_deaths += 1
-            if request.num_worker_deaths >= MAX_WORKER_DEATHS and not request.is_finished:
-                text = f"workers died {request.num_worker_deaths} times while they computed this request"
+            num_deaths = request.count_death()
+            if num_deaths >= MAX_WORKER_DEATHS and not request.is_finished:
+                text = f"workers died {num_deaths} times in a row while they computed this request"
                 self.fail(request, RequestError(text, code=RejectCode.INTERNAL))
         self._rehouse([])
 
@@ -242,7 +264,7 @@ class Scheduler:
             replica.preempt(sequence)
             orphans.append(sequence)
         for sequence in orphans:
-            sequence.worker, sequence.num_pending, sequence.num_in_flight = "", 0, 0
+            sequence.worker, sequence.num_pending, sequence.num_in_flight, sequence.num_drafts = "", 0, 0, 0
         return orphans
 
     def _rehouse(self, sequences: list[Sequence]) -> None:
@@ -262,14 +284,19 @@ class Scheduler:
 
     # -- steps
 
-    def schedule(self, instance: str) -> StepPlan | None:
-        """The next plan for a worker, or None where two steps are in flight or there is nothing to do."""
+    def schedule(self, instance: str, now: float = 0.0) -> StepPlan | None:
+        """The next plan for a worker; None where two steps are in flight, where drafts are worth waiting for, or where
+        there is nothing to do."""
         replica = self.replicas[instance]
-        if len(replica.in_flight) >= MAX_STEPS_IN_FLIGHT:
+        if len(replica.in_flight) >= MAX_STEPS_IN_FLIGHT or self._awaits_drafts(replica, now):
             return None
-        return Batcher(replica, self.policy, self.counters, self.journal, self.max_model_len).next_plan()
+        batcher = Batcher(replica, self.policy, self.counters, self.journal, self.max_model_len, self.drafts)
+        plan = batcher.next_plan()
+        if plan is not None and replica.speculation is not None:
+            replica.speculation.planned()
+        return plan
 
-    def apply(self, instance: str, result: StepResult) -> bool:
+    def apply(self, instance: str, result: StepResult, now: float = 0.0) -> bool:
         """Take a step's tokens in.  False where the result is of another life.  Raises ProtocolError where it does
         not answer the oldest step in flight."""
         replica = self.replicas.get(instance)
@@ -280,6 +307,8 @@ class Scheduler:
         step = replica.in_flight[0]
         check_result(step, result)
         replica.in_flight.popleft()
+        if replica.speculation is not None:
+            replica.speculation.record(step, now)
         if result.logprobs or result.prompt_logprobs:
             self._take_logprobs(step, result)
         offset = num_wasted = 0
@@ -298,12 +327,35 @@ class Scheduler:
         if not tokens:
             return
         sequence.num_pending -= 1
-        sequence.token_ids += tokens
-        if finish := finish_of(sequence, self.max_model_len):
+        if sequence.num_drafts:
+            self._judge(sequence, len(tokens) - 1)
+        finish = self._append(sequence, tokens)
+        if finish:
             sequence.finish_reason, sequence.stop_token_id = finish
         self.outbound.emit(sequence)
         if finish:
             self._finish(sequence)
+
+    def _append(self, sequence: Sequence, tokens: list[int]) -> tuple[FinishReason, int | None] | None:
+        """Give a sequence its tokens up to the one that ends it; returns why that does."""
+        for token in tokens:
+            sequence.token_ids.append(token)
+            if finish := finish_of(sequence, self.max_model_len):
+                del sequence.logprobs[sequence.num_output_tokens :]
+                return finish
+        return None
+
+    def _judge(self, sequence: Sequence, num_accepted: int) -> None:
+        """Count the draft tokens that were accepted as computed, unless the sequence has lost what it had computed."""
+        num_drafts, sequence.num_drafts = sequence.num_drafts, 0
+        if sequence.status is Status.RUNNING:
+            sequence.num_computed_tokens += num_accepted
+        sequence.num_draft_tokens += num_drafts
+        sequence.num_accepted_tokens += num_accepted
+        self.counters.verified(num_drafts, num_accepted)
+        replica = self.replicas.get(sequence.worker)
+        if replica is not None and replica.speculation is not None:
+            replica.speculation.judge(sequence, num_drafts, num_accepted)
 
     def _take_logprobs(self, step: Step, result: StepResult) -> None:
         for index, sequence in enumerate(step.sequences):
@@ -315,6 +367,78 @@ class Scheduler:
                 sequence.logprobs += result.logprobs[offset : offset + count]
             offset += count
 
+    # -- drafts
+
+    def add_draft(self, instance: str, epoch: int, capacity: DraftCapacity) -> None:
+        """A draft has come, or come back; it knows nothing yet."""
+        self.drafts.add(instance, epoch, capacity)
+        self._renew_speculation()
+
+    def lose_draft(self, instance: str) -> None:
+        """A draft is gone: its sequences go on without, or with another."""
+        self.drafts.lose(instance)
+        if not self.drafts:
+            for replica in self.replicas.values():
+                replica.speculation = None
+
+    def _renew_speculation(self) -> None:
+        """Measure anew what drafts are worth: there are others than before, or other workers."""
+        if self.drafts:
+            for replica in self.replicas.values():
+                replica.speculation = Speculation(
+                    fixed=self.policy.num_draft_tokens, longest=self.policy.max_num_draft_tokens
+                )
+
+    def propose(self, message: DraftProposals) -> bool:
+        """Take a draft's proposals in.  False where they are of another life.  Raises ProtocolError where they make no
+        sense: nothing of them is kept."""
+        link = self.drafts.by_epoch(message.epoch)
+        if link is None:
+            return False
+        if self.capacity is None:
+            return True  # nobody could verify them
+        self.drafts.take(link, message, self.capacity.vocab_size)
+        if num_steps := max(message.num_draft_tokens, default=0):
+            for replica in self.replicas.values():
+                if replica.speculation is not None:
+                    replica.speculation.drafted(message.draft_time / num_steps)
+        return True
+
+    def _awaits_drafts(self, replica: Replica, now: float) -> bool:
+        """Whether the next plan has to wait for a step in flight or for drafts, which are asked for here."""
+        speculation = replica.speculation
+        if speculation is None or not replica.running:
+            return False
+        if not speculation.has_asked:
+            if not speculation.choose(replica.running).num_draft_tokens:
+                return False
+            if replica.in_flight:
+                return True
+            self._ask(replica, speculation, now)
+        if speculation.waits(now):
+            return True
+        self.counters.num_late_drafts += speculation.give_up()
+        return False
+
+    def _ask(self, replica: Replica, speculation: Speculation, now: float) -> None:
+        """Tell the drafts what was committed and ask for more; nothing is waited for while prompts are computed."""
+        awaited: dict[DraftLink, int] = {}
+        for sequence in replica.running:
+            if sequence.can_verify and sequence.request.params.speculate:
+                num_wanted = speculation.num_wanted(sequence)
+                told = self.drafts.tell(sequence, num_wanted, ahead=speculation.arm.runs_ahead)
+                if told is not None and len(self.drafts.usable(sequence).token_ids) < num_wanted:
+                    awaited[told[0]] = told[1]
+        if any(not sequence.can_verify for sequence in replica.running):
+            awaited.clear()
+        speculation.ask(awaited, replica.running, now)
+
+    @property
+    def wake_time(self) -> float | None:
+        """When `schedule` has to be called again although no message comes; None where that is not so."""
+        times = (r.speculation.wake_time for r in self.replicas.values() if r.speculation is not None)
+        return min((time for time in times if time is not None), default=None)
+
     # -- ends
 
     def _finish(self, sequence: Sequence) -> None:
@@ -325,6 +449,8 @@ class Scheduler:
             num_output_tokens=sequence.num_output_tokens,
             num_cached_tokens=max(0, sequence.num_cached_tokens),
             num_preemptions=sequence.num_preemptions,
+            num_draft_tokens=sequence.num_draft_tokens,
+            num_accepted_tokens=sequence.num_accepted_tokens,
         )
         if sequence.request.is_finished:
             self.counters.num_finished += 1
@@ -347,11 +473,28 @@ class Scheduler:
         else:
             self.replicas[sequence.worker].waiting.remove(sequence)
         sequence.status = Status.FINISHED
+        self.drafts.forget(sequence)
 
 
 def check_result(step: Step, result: StepResult) -> None:
     """Raise ProtocolError unless the result has exactly the samples that the plan asked for."""
-    if result.num_sampled != step.num_samples:
+    if step.num_drafts:
+        check_verified(step, result)
+    elif result.num_sampled != step.num_samples:
         raise ProtocolError(f"step {result.step_id}: sampled {result.num_sampled}, not what the plan asked for")
     if len(result.sampled_token_ids) != sum(result.num_sampled):
         raise ProtocolError(f"step {result.step_id}: {len(result.sampled_token_ids)} token ids for its samples")
+
+
+def check_verified(step: Step, result: StepResult) -> None:
+    """Raise ProtocolError unless each entry has at most its accepted draft tokens and one more."""
+    if len(result.num_sampled) != len(step.sequences):
+        raise ProtocolError(f"step {result.step_id}: {len(result.num_sampled)} entries, not {len(step.sequences)}")
+    offset = 0
+    for count, num_samples, drafts in zip(result.num_sampled, step.num_samples, step.drafts, strict=True):
+        if not num_samples <= count <= num_samples + len(drafts.token_ids):
+            raise ProtocolError(f"step {result.step_id}: sampled {result.num_sampled}, not what the plan asked for")
+        accepted = result.sampled_token_ids[offset : offset + count - 1] if count else []
+        if accepted != drafts.token_ids[: len(accepted)]:
+            raise ProtocolError(f"step {result.step_id}: accepted tokens that were not drafted")
+        offset += count

@@ -4,10 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import IntEnum
+from typing import TYPE_CHECKING
 
+import msgspec
+
+from services.scheduler.acceptance import Acceptance
 from services.scheduler.prefix_cache import extend_hashes, root_hash
-from shared.messages import FinishReason, RequestHeader, TokenLogprobs
+from shared.messages import AdmittedSequence, FinishReason, RequestHeader, TokenLogprobs
+from shared.packing import pack_tokens
 from shared.sampling import SamplingParams
+
+if TYPE_CHECKING:
+    from services.scheduler.drafts import Following
 
 Rank = tuple[int, int, int]
 
@@ -29,7 +37,8 @@ class Request:
     arrival: int  # order of arrival at the scheduler
     detokenizer: str = ""  # "" while no detokenizer lives
     sequences: list[Sequence] = field(default_factory=list)
-    num_worker_deaths: int = 0
+    num_worker_deaths: int = 0  # in a row, in flight at each and without a new token in between
+    num_tokens_at_death: int = -1
     finished_time: float | None = None  # when it was first seen finished and not acknowledged
 
     def __post_init__(self) -> None:
@@ -47,6 +56,16 @@ class Request:
     @property
     def request_id(self) -> str:
         return self.header.request_id
+
+    def count_death(self) -> int:
+        """A worker died while it computed this; returns how many did so in a row at the same point.
+
+        What kills workers does so again where it did before; who got on in between was only there when it happened.
+        """
+        num_tokens = sum(sequence.num_output_tokens for sequence in self.sequences)
+        self.num_worker_deaths = 1 if num_tokens > self.num_tokens_at_death else self.num_worker_deaths + 1
+        self.num_tokens_at_death = num_tokens
+        return self.num_worker_deaths
 
     @property
     def is_finished(self) -> bool:
@@ -82,6 +101,11 @@ class Sequence:
     logprobs: list[TokenLogprobs | None] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
     root: bytes = b""
+    following: Following | None = None  # where it stands with a draft
+    num_drafts: int = 0  # draft tokens in flight
+    num_draft_tokens: int = 0  # verified
+    num_accepted_tokens: int = 0  # of those
+    acceptance: Acceptance = field(default_factory=Acceptance)
 
     def __post_init__(self) -> None:
         self.root = root_hash(self.request.header.cache_salt)
@@ -104,6 +128,11 @@ class Sequence:
         return self.num_computed_tokens < self.request.num_prompt_tokens
 
     @property
+    def can_verify(self) -> bool:
+        """Whether it is at the point where draft tokens may follow: all its tokens known, the last not computed."""
+        return self.num_computed_tokens == len(self.token_ids) - 1 and not self.num_pending
+
+    @property
     def parent(self) -> Sequence:
         """The sibling whose prompt blocks this one can share; the first has none but itself."""
         return self.request.sequences[0]
@@ -112,6 +141,23 @@ class Sequence:
     def wants_prompt_logprobs(self) -> bool:
         """Whether prompt log-probabilities are still owed; they go out with the first token."""
         return self.index == 0 and self.num_emitted == 0 and self.request.params.prompt_logprobs is not None
+
+    def admitted(self, row: int) -> AdmittedSequence:
+        """All that a worker or a draft needs to know of it, to begin or to begin again."""
+        request, params = self.request, self.request.params
+        if params.prompt_logprobs is not None and not self.wants_prompt_logprobs:
+            params = msgspec.structs.replace(params, prompt_logprobs=None)
+        return AdmittedSequence(
+            row=row,
+            token_ids=pack_tokens(self.token_ids),
+            num_prompt_tokens=request.num_prompt_tokens,
+            params=params,
+            seed=((params.seed or 0) + self.index + 2**63) % 2**64 - 2**63,
+            eos_token_ids=request.eos_token_ids,
+            request_id=request.request_id,
+            trace_id=request.header.trace_id,
+            index=self.index,
+        )
 
     def hash_blocks(self, block_size: int) -> list[bytes]:
         """Hashes of all blocks that are full of known tokens."""

@@ -13,10 +13,12 @@ from typing import Any, ClassVar, get_args
 
 import structlog
 
+from shared.actor.incident import Incidents
+from shared.actor.status import STALLED, write_status
 from shared.config import Settings
 from shared.errors import FatalError, PageantError, ProtocolError
-from shared.messages import Drain, Message, ServiceName
-from shared.transport.link import Transport
+from shared.messages import Drain, Message, PeerGone, ServiceName
+from shared.transport.link import Transport, worth_a_line
 
 log = structlog.get_logger()
 
@@ -50,8 +52,13 @@ class Actor(ABC):
         self.epoch = time.time_ns() // 1000  # grows from life to life
         self.phase = Phase.STARTING
         self.progress = 0
+        self.num_dropped = 0  # messages that made no sense
+        self.stalled = ""  # why work waits although nothing goes on
+        self.incidents: Incidents | None = None  # where there is a process to write them
         self.inbox = transport.bind(self.inbox_name, self.inbox_union)
         self.outbox = transport.outbox()
+        if PeerGone in get_args(self.inbox_union):
+            self.outbox.on_gone = lambda address: self.post(PeerGone(address))
         self.tasks: asyncio.TaskGroup
         self._spawned: set[asyncio.Task[None]] = set()
         self._afterwards: list[Callable[[], None]] = []
@@ -80,6 +87,26 @@ class Actor(ABC):
     def before_flush(self) -> None:
         """After each batch of messages, before what they queued is sent."""
 
+    def stall(self) -> str:
+        """Why work waits although nothing goes on, now; empty where it goes on, and where none waits."""
+        return ""
+
+    @property
+    def status(self) -> str:
+        """One word for the container's health check, which takes READY and DRAINING for well."""
+        return self.phase.name
+
+    def ledgers(self) -> Mapping[str, Any]:
+        """How it stands, for an incident: counts and ids, never what was said."""
+        return {
+            "phase": self.phase.name,
+            "epoch": self.epoch,
+            "progress": self.progress,
+            "num_dropped": self.num_dropped,
+            "num_undecodable": self.inbox.num_undecodable,
+            "stalled": self.stalled,
+        }
+
     # -- for handlers
 
     def send(self, address: str, message: Message) -> None:
@@ -101,6 +128,10 @@ class Actor(ABC):
         task.add_done_callback(self._spawned.discard)
         return task
 
+    def later(self, seconds: float, message: Message) -> None:
+        """Post `message` to oneself once, unless the actor stops before."""
+        asyncio.get_running_loop().call_later(max(0.0, seconds), self.post, message)
+
     def every(self, seconds: float, message: Message) -> None:
         """Post `message` to oneself again and again until the actor stops."""
 
@@ -111,9 +142,25 @@ class Actor(ABC):
 
         self.spawn(repeat())
 
+    def say_status(self) -> None:
+        """At every tick: renew the status file, and note when work begins to wait and when it goes on."""
+        reason = self.stall()
+        if reason and not self.stalled:
+            log.error("stalled", reason=reason)
+            if self.incidents is not None:
+                self.incidents.write(reason)
+        elif self.stalled and not reason:
+            log.info("stall_over")
+        self.stalled = reason
+        write_status(self.settings, STALLED if reason else self.status)
+
     def stop(self) -> None:
         """End the run loop after this batch."""
         self.phase = Phase.STOPPED
+
+    @property
+    def is_over(self) -> bool:
+        return self.phase is Phase.STOPPED
 
     # -- the loop
 
@@ -158,7 +205,11 @@ class Actor(ABC):
                 self._table[type(message)](message)
             self.progress += 1
         except ProtocolError as error:
-            log.warning("message_dropped", type=type(message).__name__, reason=str(error))
+            self.num_dropped += 1
+            if worth_a_line(self.num_dropped):
+                log.warning(
+                    "message_dropped", type=type(message).__name__, reason=str(error), num_dropped=self.num_dropped
+                )
         except PageantError:
             raise
         except Exception as error:

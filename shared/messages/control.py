@@ -48,6 +48,8 @@ class Heartbeat(Message, frozen=True):
     epoch: int
     progress: int = 0  # steps or messages handled; stands still when stuck
     address: str = ""  # where a scheduler that does not know the sender can say so
+    stalled: str = ""  # why work waits there although nothing goes on
+    is_computing: bool = False  # a step is under way, and has not taken longer than such a step may
 
 
 class Goodbye(Message, frozen=True):
@@ -74,6 +76,7 @@ class Roster(Message, frozen=True):
     model: WorkerCapacity | None = None  # None until a worker is there
     max_model_len: int = 0  # tokens, prompt and output
     max_input_length: int = 0
+    stalled: str = ""  # who does not get on although work waits, and why
 
 
 class Refused(Message, frozen=True):
@@ -91,6 +94,16 @@ class Drain(Message, frozen=True):
 
 class Tick(Message, frozen=True):
     """A timer's message to oneself."""
+
+
+class Wake(Message, frozen=True):
+    """A message to oneself: the time has come for which something was waited."""
+
+
+class PeerGone(Message, frozen=True):
+    """A message to oneself: nobody listens any more at an address that this process had a connection to."""
+
+    address: str
 
 
 class GetLoad(Message, frozen=True):

@@ -32,8 +32,8 @@ class StepPlan(Message, frozen=True):
 
     A worker does, in this order: copy blocks, admit sequences, append new blocks to the rows' tables, run, sample.
     An entry samples exactly when num_computed_tokens + num_scheduled_tokens reaches the number of tokens that
-    the row has; each row's token may still be on the device when the plan is made.  With draft tokens it reaches as many
-    further: they are computed and verified, and the entry yields those accepted and one token more.
+    the row has; each row's token may still be on the device when the plan is made.  With draft tokens it reaches as
+    many further: they are computed and verified, and the entry yields those accepted and one token more.
     """
 
     epoch: int

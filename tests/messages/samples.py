@@ -12,15 +12,22 @@ PARAMS = SamplingParams(temperature=0.5, top_k=5, logit_bias={3: 1.5}, stop=["\n
 CAPACITY = m.WorkerCapacity(100, 16, 8, 512, 4096, "stories", "float32", "cpu")
 LOGPROBS = m.TokenLogprobs([5, 6], [-0.5, -1.5], 1)
 TOKENS = pack_tokens([1, 2, 3])
+CALLING = m.ChatMessage("assistant", "", "Tom", "c0", [m.ToolCall("c1", "weather", '{"city":"Rome"}')], "hm")
 DISTRIBUTION = m.DraftDistribution(TOKENS, b"\0" * 12)
 
 SAMPLES: list[m.Message] = [
-    m.TokenizeRequest(HEADER, PARAMS, chat=[m.ChatMessage("user", "Hi")], sent_token_ids=[TOKENS]),
+    m.TokenizeRequest(
+        HEADER, PARAMS, chat=[m.ChatMessage("user", "Hi"), CALLING], sent_token_ids=[TOKENS],
+        chat_options=m.ChatOptions('[{"type":"function"}]', '{"enable_thinking":false}', False, True, "<tool_call>"),
+        is_resumed=True, sent_finished=[False, True],
+    ),
     m.EncodeRequest("r1", "ipc://g", text="Hi"),
+    m.PiecesRequest("r1", "ipc://g", TOKENS),
+    m.PiecesResult("r1", [b"Hi", b"\xe2\x82"]),
     m.DecodeRequest("r1", "ipc://g", TOKENS),
     m.EncodeResult("r1", TOKENS),
     m.DecodeResult("r1", "Hi"),
-    m.AddRequest(HEADER, PARAMS, TOKENS, [2], tokenized_time=1.0),
+    m.AddRequest(HEADER, PARAMS, TOKENS, [2], tokenized_time=1.0, is_resumed=True, sent_finished=[False, True]),
     m.AbortRequest("r1"),
     m.RequestRejected("r1", RejectCode.RESOURCE_EXHAUSTED, "full", "n", 1000),
     m.StepPlan(
@@ -50,6 +57,8 @@ SAMPLES: list[m.Message] = [
     m.Refused("worker-1", "mixed versions"),
     m.Drain(12.5),
     m.Tick(),
+    m.Wake(),
+    m.PeerGone("ipc://w"),
     m.GetLoad("r1", "ipc://g"),
     m.Load("r1", 1, 2, [m.WorkerLoad("worker-1", 1, 100, 50, 20, 9)], 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 0.5, 1, 4, 3, 2, 1, [2, 1]),
 ]  # fmt: skip

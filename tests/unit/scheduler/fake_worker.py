@@ -30,6 +30,14 @@ class Row:
         self.num_computed = -1
 
 
+def drafts_of(plan: StepPlan) -> list[list[int]]:
+    """Draft tokens by entry."""
+    tokens = iter(plan.draft_token_ids)
+    found = [[next(tokens) for _ in range(count)] for count in plan.num_draft_tokens or [0] * len(plan.rows)]
+    assert next(tokens, None) is None, "draft tokens of no entry"
+    return found
+
+
 class FakeWorker:
     """Executes plans in order.  A slot of the pool holds the history that its key and value would depend on."""
 
@@ -54,30 +62,37 @@ class FakeWorker:
             cursor += count
         assert cursor == len(plan.new_block_ids)
         assert len(set(plan.rows)) == len(plan.rows)
-        columns = list(zip(plan.rows, plan.num_computed_tokens, plan.num_scheduled_tokens, strict=True))
+        rows = [self.rows[row] for row in plan.rows]
+        columns = list(zip(rows, plan.num_computed_tokens, plan.num_scheduled_tokens, drafts_of(plan), strict=True))
         self.step_tokens.append(sum(plan.num_scheduled_tokens))
-        for row, computed, scheduled in columns:
-            self._write(self.rows[row], computed, scheduled)
-        sampled = [self._attend(self.rows[row], computed, scheduled) for row, computed, scheduled in columns]
-        tokens = [token for token in sampled if token is not None]
-        return StepResult(plan.epoch, plan.step_id, [int(token is not None) for token in sampled], tokens)
+        for part in columns:
+            self._write(*part)
+        sampled = [self._attend(*part) for part in columns]
+        tokens = [token for some in sampled for token in some]
+        return StepResult(plan.epoch, plan.step_id, [len(some) for some in sampled], tokens)
 
-    def _write(self, row: Row, computed: int, scheduled: int) -> None:
+    def _write(self, row: Row, computed: int, scheduled: int, drafts: list[int]) -> None:
+        tokens = row.tokens + drafts
         assert row.num_computed in (-1, computed), "scheduler and worker disagree on what is computed"
-        assert 0 < scheduled <= len(row.tokens) - computed, "tokens are scheduled that do not exist"
+        assert 0 < scheduled <= len(tokens) - computed, "tokens are scheduled that do not exist"
+        assert not drafts or computed + scheduled == len(tokens), "drafts that are not verified"
         row.num_computed = computed + scheduled
         for position in range(computed, computed + scheduled):
-            self.slots[self._slot(row, position)] = tuple(row.tokens[: position + 1])
+            self.slots[self._slot(row, position)] = tuple(tokens[: position + 1])
 
-    def _attend(self, row: Row, computed: int, scheduled: int) -> int | None:
+    def _attend(self, row: Row, computed: int, scheduled: int, drafts: list[int]) -> list[int]:
+        tokens = row.tokens + drafts
         for position in range(computed + scheduled):
-            expected = tuple(row.tokens[: position + 1])
+            expected = tuple(tokens[: position + 1])
             assert self.slots.get(self._slot(row, position)) == expected, "stale or foreign keys and values"
-        if computed + scheduled < len(row.tokens):
-            return None
-        token = next_token(row.tokens, row.seed)
-        row.tokens.append(token)
-        return token
+        if computed + scheduled < len(tokens):
+            return []
+        sampled = [next_token(row.tokens, row.seed)]
+        while len(sampled) <= len(drafts) and sampled[-1] == drafts[len(sampled) - 1]:
+            sampled.append(next_token(row.tokens + sampled, row.seed))
+        row.num_computed -= len(drafts) - (len(sampled) - 1)
+        row.tokens += sampled
+        return sampled
 
     def _slot(self, row: Row, position: int) -> tuple[int, int]:
         size = self.capacity.block_size

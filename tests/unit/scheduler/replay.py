@@ -1,6 +1,7 @@
 """Plays a recorded mailbox to a fresh core and says what plans come out:  python -m tests.unit.scheduler.replay FILE
 
-One JSON line per event: its kind, a worker's name where it concerns one, and the message's own bytes, in hex.
+One JSON line per event: its kind, a worker's or a draft's name where it concerns one, the message's own bytes, in hex,
+and the time.
 Torch is out of reach while it runs: a recording from anywhere can be replayed on a machine that has none.
 """
 
@@ -15,12 +16,12 @@ from typing import Any
 
 from services.scheduler.policy import Policy
 from services.scheduler.scheduler import Scheduler
-from shared.messages import Decoder, Hello, Message, SchedulerInbox, StepResult, encode
+from shared.messages import Decoder, DraftProposals, Hello, Message, SchedulerInbox, StepResult, encode
 
 
-def record(kind: str, worker: str = "", message: Message | None = None) -> str:
+def record(kind: str, member: str = "", message: Message | None = None, now: float = 0.0) -> str:
     """One line of a recording."""
-    return json.dumps([kind, worker, encode(message).hex() if message is not None else ""])
+    return json.dumps([kind, member, encode(message).hex() if message is not None else "", now])
 
 
 def replay(lines: Iterable[str], policy: Policy) -> tuple[int, str]:
@@ -29,25 +30,32 @@ def replay(lines: Iterable[str], policy: Policy) -> tuple[int, str]:
     core.set_detokenizers(["d0"])
     digest, num_plans = sha256(), 0
     for line in lines:
-        kind, worker, data = json.loads(line)
+        kind, member, data, now = json.loads(line)
         message = decoder.decode(bytes.fromhex(data)) if data else None
         if kind == "plan":
-            plan = core.schedule(worker)
+            plan = core.schedule(member, now)
+            core.drafts.take_updates()
             if plan is not None:
                 digest.update(encode(plan))
                 num_plans += 1
         else:
-            handle(core, kind, worker, message)
+            handle(core, kind, member, message, now)
     return num_plans, digest.hexdigest()
 
 
-def handle(core: Scheduler, kind: str, worker: str, message: Any) -> None:
+def handle(core: Scheduler, kind: str, member: str, message: Any, now: float) -> None:
     if isinstance(message, Hello) and message.worker is not None:
-        core.add_worker(worker, message.epoch, message.worker)
+        core.add_worker(member, message.epoch, message.worker)
+    elif isinstance(message, Hello) and message.draft is not None:
+        core.add_draft(member, message.epoch, message.draft)
     elif isinstance(message, StepResult):
-        core.apply(worker, message)
+        core.apply(member, message, now)
+    elif isinstance(message, DraftProposals):
+        core.propose(message)
     elif kind == "lose":
-        core.lose_worker(worker)
+        core.lose_worker(member)
+    elif kind == "lose_draft":
+        core.lose_draft(member)
     elif kind == "abort":
         core.abort(message.request_id)
     else:

@@ -14,6 +14,7 @@ from services.scheduler.policy import Policy
 from services.scheduler.scheduler import Scheduler
 from shared.errors import ProtocolError
 from shared.messages import AbortRequest, Hello, ServiceName, encode
+from tests.unit.scheduler.fake_draft import FakeDraft
 from tests.unit.scheduler.replay import record, replay
 from tests.unit.scheduler.world import World
 
@@ -37,11 +38,15 @@ def recording(monkeypatch: pytest.MonkeyPatch) -> tuple[list[str], str]:
 
     spy("add", lambda message, now: record("add", message=message))
     spy("abort", lambda request_id: record("abort", message=AbortRequest(request_id)))
-    spy("apply", lambda worker, result: record("result", worker, result))
-    spy("schedule", lambda worker: record("plan", worker))
+    spy("apply", lambda worker, result, now: record("result", worker, result, now))
+    spy("schedule", lambda worker, now: record("plan", worker, now=now))
+    spy("propose", lambda message: record("propose", message=message))
+    spy("lose_draft", lambda draft: record("lose_draft", draft))
+    spy("add_draft", lambda d, epoch, size: record("join", d, Hello(ServiceName.DRAFT, d, "", epoch, "", draft=size)))
     spy("lose_worker", lambda worker: record("lose", worker))
     spy("add_worker", lambda w, epoch, size: record("join", w, Hello(ServiceName.WORKER, w, "", epoch, "", size)))
     world = World(POLICY, workers=2, num_blocks=20)
+    world.join_draft("d", FakeDraft(skill=0.9))
     for index in range(30):
         world.add(f"r{index}", [1 + index % 3] * (5 + index), max_tokens=25, n=1 + index % 2, seed=index)
         world.step()
@@ -50,9 +55,13 @@ def recording(monkeypatch: pytest.MonkeyPatch) -> tuple[list[str], str]:
         if index == 20:
             world.lose("w0")
             world.join("w2")
+        if index == 25:
+            world.lose_draft("d")
+            world.join_draft("e", FakeDraft(skill=0.7))
     world.run()
     world.assert_outputs()
     assert world.scheduler.counters.num_preemptions > 0
+    assert world.scheduler.counters.num_accepted_tokens > 0
     digest = sha256()
     for plan in world.trace:
         digest.update(encode(plan))

@@ -9,9 +9,10 @@ from services.scheduler.invariants import check
 from services.scheduler.policy import Policy
 from services.scheduler.scheduler import Scheduler
 from shared.errors import RejectCode
-from shared.messages import AddRequest, FinishReason, RequestHeader, StepPlan, WorkerCapacity
+from shared.messages import AddRequest, DraftUpdate, FinishReason, RequestHeader, StepPlan, WorkerCapacity
 from shared.packing import pack_tokens
 from shared.sampling import GenerationDefaults, SamplingParams
+from tests.unit.scheduler.fake_draft import FakeDraft
 from tests.unit.scheduler.fake_worker import FakeWorker, capacity, next_token
 
 
@@ -23,6 +24,9 @@ class World:
         self.limits = limits
         self.workers: dict[str, FakeWorker] = {}
         self.plans: dict[str, deque[StepPlan]] = {}
+        self.drafts: dict[str, FakeDraft] = {}
+        self.updates: dict[str, deque[DraftUpdate]] = {}
+        self.now = 0.0
         self.outputs: dict[tuple[str, int], list[int]] = {}
         self.finished: dict[tuple[str, int], FinishReason] = {}
         self.rejected: dict[str, RejectCode] = {}
@@ -49,6 +53,26 @@ class World:
         del self.workers[name], self.plans[name]
         self.after()
 
+    def join_draft(self, name: str, draft: FakeDraft) -> None:
+        self.epoch += 1
+        self.drafts[name], self.updates[name] = draft, deque()
+        self.scheduler.add_draft(name, self.epoch, draft.capacity)
+        self.after()
+
+    def lose_draft(self, name: str) -> None:
+        self.scheduler.lose_draft(name)
+        del self.drafts[name], self.updates[name]
+        self.after()
+
+    def propose(self, name: str) -> bool:
+        """Let a draft read its oldest update and answer."""
+        if not self.updates[name]:
+            return False
+        for proposals in self.drafts[name].answer(self.updates[name].popleft()):
+            assert self.scheduler.propose(proposals)
+            self.after()
+        return True
+
     def add(self, request_id: str, prompt: list[int], priority: int = 0, salt: str = "", **params: Any) -> None:
         params = {"max_tokens": 8, "seed": 1, "ignore_eos": True, **params}
         resolved = SamplingParams(**params).resolved(GenerationDefaults(), max_tokens=16)
@@ -63,7 +87,9 @@ class World:
         self.after()
 
     def plan(self, name: str) -> StepPlan | None:
-        plan = self.scheduler.schedule(name)
+        plan = self.scheduler.schedule(name, self.now)
+        for draft, update in self.scheduler.drafts.take_updates():
+            self.updates[draft].append(update)
         if plan is not None:
             self.plans[name].append(plan)
             self.trace.append(plan)
@@ -75,7 +101,8 @@ class World:
         if not self.plans[name]:
             return False
         result = self.workers[name].run(self.plans[name].popleft())
-        assert self.scheduler.apply(name, result)
+        self.now += 0.01
+        assert self.scheduler.apply(name, result, self.now)
         self.after()
         return True
 
@@ -86,6 +113,10 @@ class World:
             self.plan(name)
             self.plan(name)
             busy |= self.answer(name)
+        for name in list(self.drafts):
+            busy |= self.propose(name)
+        if not busy and (wake_time := self.scheduler.wake_time) is not None:
+            self.now, busy = max(self.now, wake_time), True
         return busy
 
     def run(self, limit: int = 100_000) -> int:
