@@ -1,0 +1,28 @@
+"""What is asked of a server, and when: the same workloads for the load generator and for the simulator."""
+
+from __future__ import annotations
+
+from shared.workload.arrivals import Ramp, arrival_times, ramp_times
+from shared.workload.files import read_prompts
+from shared.workload.prompts import BlockPrompt, ChatPrompt, Prompt, TextPrompt, TokenPrompt
+from shared.workload.requests import LoadRequest, at_times
+from shared.workload.synthetic import RandomLengths, random_requests
+from shared.workload.traces import Trace, read_trace
+
+__all__ = [
+    "BlockPrompt",
+    "ChatPrompt",
+    "LoadRequest",
+    "Prompt",
+    "Ramp",
+    "RandomLengths",
+    "TextPrompt",
+    "TokenPrompt",
+    "Trace",
+    "arrival_times",
+    "at_times",
+    "ramp_times",
+    "random_requests",
+    "read_prompts",
+    "read_trace",
+]
