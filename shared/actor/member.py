@@ -11,6 +11,7 @@ from shared.actor.status import write_status
 from shared.config import Settings
 from shared.errors import FatalError
 from shared.messages import (
+    DraftCapacity,
     Goodbye,
     Heartbeat,
     Hello,
@@ -45,6 +46,10 @@ class MemberActor(Actor):
         """What a worker offers; None for the others."""
         return None
 
+    def draft_capacity(self) -> DraftCapacity | None:
+        """What a draft offers; None for the others, and for one that is off."""
+        return None
+
     def on_roster(self, joined: list[Member], left: list[Member]) -> None:
         """The membership has changed; `self.roster` is already the new one."""
 
@@ -76,9 +81,10 @@ class MemberActor(Actor):
         self.every(self.settings.heartbeat_interval, Tick())
 
     def say_hello(self) -> None:
+        offers = (self.capacity(), self.draft_capacity())
         self.send(
             self.scheduler,
-            Hello(self.service, self.instance, self.inbox.address, self.epoch, schema_hash(), self.capacity()),
+            Hello(self.service, self.instance, self.inbox.address, self.epoch, schema_hash(), *offers),
         )
 
     def heartbeat(self) -> Heartbeat:

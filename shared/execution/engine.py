@@ -1,25 +1,28 @@
-"""Assembles a model runner from the settings: files, weights, kernels, memory.
+"""Assembles what computes from the settings: files, weights, kernels, memory.
 
-`load_runner(settings)` is what the worker's shell calls; the shell knows nothing else of torch.
+`load_runner(settings)` is what the worker's shell calls; the shell knows nothing else of torch.  A draft asks
+`load_model` for the same without the plans.
 """
 
 from __future__ import annotations
 
+import msgspec
 import structlog
 import torch
 
+from shared.config import Settings
+from shared.errors import ConfigError
 from shared.execution.backend import Backend, choose_backend
 from shared.execution.memory import MemoryPlan, cpu_budget, gpu_budget, plan_memory
 from shared.execution.profile import peak_activation
 from shared.execution.rows import RowTable
 from shared.execution.runner import ModelRunner
-from shared.config import Settings
-from shared.errors import ConfigError
 from shared.messages.control import WorkerCapacity
 from shared.model_source import resolve_model_dir
 from shared.modeling.assembly import build_decoder
 from shared.modeling.config import ModelConfig, read_config
 from shared.modeling.formats import name_of
+from shared.modeling.kv_pool import KVPool
 from shared.modeling.model import Model
 from shared.modeling.native import build_native
 from shared.modeling.sampler import Sampler
@@ -28,11 +31,44 @@ from shared.modeling.weights import Progress, WeightSource, open_weights
 log = structlog.get_logger()
 
 
+class LoadedModel(msgspec.Struct, frozen=True):
+    """A model with memory of its own, and the tables of the rows that it can serve."""
+
+    model: Model
+    pool: KVPool
+    table: RowTable
+    sampler: Sampler
+    backend: Backend
+    plan: MemoryPlan
+
+
 def load_runner(settings: Settings, *, progress: Progress | None = None) -> ModelRunner:
     """A runner ready for plans.  Raises ModelError for the checkpoint's faults, ConfigError for the settings'."""
+    loaded = load_model(settings, progress=progress)
+    capacity = WorkerCapacity(
+        num_blocks=loaded.plan.num_blocks,
+        block_size=loaded.plan.block_size,
+        max_num_seqs=settings.max_num_seqs,
+        max_model_len=loaded.plan.max_model_len,
+        vocab_size=loaded.model.config.vocab_size,
+        model=settings.model_name,
+        dtype=name_of(loaded.backend.formats.compute),
+        device=loaded.model.device.type,
+    )
+    return ModelRunner(
+        model=loaded.model, pool=loaded.pool, table=loaded.table, sampler=loaded.sampler, capacity=capacity
+    )
+
+
+def load_model(settings: Settings, *, longest: int = 0, progress: Progress | None = None) -> LoadedModel:
+    """The settings' model, for sequences of up to `longest` tokens where that is less than it could serve.
+
+    Raises ModelError for the checkpoint's faults, ConfigError for the settings'.
+    """
     directory = resolve_model_dir(settings.model)
     config = read_config(directory)
     max_model_len = _wanted_model_len(settings, config)
+    max_model_len = min(max_model_len, longest or max_model_len)
     source = open_weights(settings.load_format, directory, config, progress=progress)
     backend = choose_backend(settings, config, source.dtype)
     model = _build(backend, config, source, max_model_len)
@@ -74,7 +110,7 @@ def _gpu_budget(settings: Settings, model: Model) -> int:
     return gpu_budget(settings, total=total, weights=weights, peak_activation=peak)
 
 
-def _assemble(settings: Settings, model: Model, backend: Backend, plan: MemoryPlan) -> ModelRunner:
+def _assemble(settings: Settings, model: Model, backend: Backend, plan: MemoryPlan) -> LoadedModel:
     table = RowTable(
         num_rows=settings.max_num_seqs,
         max_model_len=plan.max_model_len,
@@ -83,16 +119,5 @@ def _assemble(settings: Settings, model: Model, backend: Backend, plan: MemoryPl
         vocab_size=model.config.vocab_size,
         device=model.device,
     )
-    capacity = WorkerCapacity(
-        num_blocks=plan.num_blocks,
-        block_size=plan.block_size,
-        max_num_seqs=settings.max_num_seqs,
-        max_model_len=plan.max_model_len,
-        vocab_size=model.config.vocab_size,
-        model=settings.model_name,
-        dtype=name_of(backend.formats.compute),
-        device=model.device.type,
-    )
     pool = model.allocate(plan.num_blocks, plan.block_size)
-    sampler = Sampler(backend.sampling)
-    return ModelRunner(model=model, pool=pool, table=table, sampler=sampler, capacity=capacity)
+    return LoadedModel(model, pool, table, Sampler(backend.sampling), backend, plan)

@@ -41,7 +41,7 @@ ALLOWED: dict[str, set[str]] = {
 SHELLS = {"actor", "main", "__main__"}
 PURE_FORBIDDEN = {"zmq", "asyncio", "time", "torch", "random", "structlog", "numpy"}
 UNSAFE = {"pickle", "cPickle", "cloudpickle", "dill", "marshal", "shelve"}
-NO_TORCH = ("gateway", "tokenizer", "scheduler", "detokenizer")
+NO_TORCH = ("gateway", "tokenizer", "scheduler", "detokenizer", "draft")
 
 
 def modules() -> Iterator[tuple[str, ast.Module]]:

@@ -1,0 +1,80 @@
+"""The draft's shell: updates in, proposals out by way of the turns; the event loop has signals and heartbeats."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+
+import structlog
+
+from services.draft.proposer import Proposer
+from services.draft.turns import Turns
+from shared.actor import MemberActor
+from shared.actor.actor import Handlers
+from shared.config import Settings
+from shared.errors import FatalError
+from shared.messages import DraftCapacity, DraftInbox, DraftUpdate, Refused, Roster, ServiceName, Tick
+from shared.transport import Transport
+
+log = structlog.get_logger()
+
+
+class DraftActor(MemberActor):
+    """Holds soft state only: the scheduler tells everything again to a draft that says that it has lost it."""
+
+    service = ServiceName.DRAFT
+    inbox_union = DraftInbox
+
+    def __init__(
+        self,
+        transport: Transport,
+        settings: Settings,
+        load: Callable[[], Proposer] | None,
+        make_turns: Callable[[Proposer, Transport], Turns],
+    ) -> None:
+        super().__init__(transport, settings)
+        self._load = load
+        self._make_turns = make_turns
+        self._capacity: DraftCapacity | None = None
+        self._turns: Turns | None = None
+
+    def handlers(self) -> Handlers:
+        return {
+            DraftUpdate: self.handle_update,
+            Roster: self.handle_roster,
+            Refused: self.handle_refused,
+            Tick: self.handle_tick,
+        }
+
+    def draft_capacity(self) -> DraftCapacity | None:
+        return self._capacity
+
+    async def on_start(self) -> None:
+        if self._load is None:
+            log.info("draft_off", hint="set draft to ngram or to a model's directory")
+        else:
+            proposer = await asyncio.to_thread(self._load)
+            self._capacity = proposer.capacity
+            self._turns = self._make_turns(proposer, self.transport)
+        await super().on_start()
+
+    def request_drain(self, deadline: float | None = None) -> None:
+        """A draft that is still loading holds nothing and leaves at once."""
+        if self._load is not None and self._turns is None:
+            os._exit(0)
+        super().request_drain(deadline)
+
+    def handle_update(self, update: DraftUpdate) -> None:
+        if self._turns is not None:
+            self._turns.submit(update)
+
+    def on_tick(self) -> None:
+        if self._turns is not None and self._turns.failure is not None:
+            raise FatalError(f"drafting failed: {self._turns.failure!r}") from self._turns.failure
+
+    async def on_stop(self) -> None:
+        """First the roster, so that nothing is waited for; then the thread, which would block the exit."""
+        await super().on_stop()
+        if self._turns is not None:
+            await asyncio.to_thread(self._turns.close)

@@ -1,0 +1,209 @@
+"""What a draft was told, row by row, and the answers that it owes for it.
+
+It knows neither sockets nor how guesses are made.  Updates may come at any time, and later ones win: what is told
+while a guess is being made is applied before the next piece of work, so that a stale guess is given up early.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+
+import structlog
+
+from services.draft.order import Order
+from services.draft.proposer import Proposer
+from shared.errors import ProtocolError
+from shared.messages import AdmittedSequence, DraftProposals, DraftUpdate
+
+log = structlog.get_logger()
+
+
+class Ledger:
+    """One draft link.
+
+    Invariant: the proposer follows exactly the rows of `_num_told`, and was told so many tokens of each, in order, by
+    updates of this epoch.
+    """
+
+    def __init__(self, proposer: Proposer, *, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._proposer = proposer
+        self._clock = clock
+        self._epoch = 0
+        self._update_id = 0  # the newest
+        self._rejection = False
+        self._num_told: dict[int, int] = {}  # by row
+        self._orders: list[Order] = []
+        self._turn_seconds = 0.0  # of the latest piece of work
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is owed."""
+        return not self._orders
+
+    # -- what is told
+
+    def apply(self, update: DraftUpdate) -> None:
+        """Forget, open, append, note what is wanted.  An update of an older epoch is ignored.
+
+        Raises ProtocolError where its columns do not fit together; the gap that this leaves shows with the next one.
+        """
+        check_columns(update)
+        if update.epoch < self._epoch:
+            return
+        order = Order(update.update_id, update.num_ahead)
+        if update.epoch > self._epoch:
+            self._begin(update.epoch)
+        elif update.update_id != self._update_id + 1 or update.rejection != self._rejection:
+            order.lost |= self._num_told.keys()
+            self._forget_all()
+        self._update_id, self._rejection = update.update_id, update.rejection
+        for row in update.closed_rows:
+            self._close(row)
+        for sequence in update.opened:
+            self._open(sequence, order)
+        self._commit(update, order)
+        order.lost -= self._num_told.keys()
+        if order.lost:
+            log.warning("rows_lost", rows=sorted(order.lost), update_id=update.update_id)
+        self._orders = [one for one in (*self._orders, order) if one.wanted or (one.lost and not one.is_answered)]
+
+    def _begin(self, epoch: int) -> None:
+        self._forget_all()
+        self._epoch = epoch
+
+    def _forget_all(self) -> None:
+        self._num_told.clear()
+        self._orders.clear()
+        self._proposer.reset()
+
+    def _open(self, sequence: AdmittedSequence, order: Order) -> None:
+        self._close(sequence.row)
+        count, rest = divmod(len(sequence.token_ids), 4)
+        if rest or not count or not 0 <= sequence.row < self._proposer.capacity.num_rows:
+            order.lost.add(sequence.row)
+            return
+        try:
+            self._proposer.open(sequence)
+        except ProtocolError:
+            order.lost.add(sequence.row)
+        else:
+            self._num_told[sequence.row] = count
+
+    def _commit(self, update: DraftUpdate, order: Order) -> None:
+        end = 0
+        columns = (update.rows, update.num_tokens, update.num_new, update.num_wanted)
+        for row, num_tokens, num_new, num_wanted in zip(*columns, strict=True):
+            start, end = end, end + num_new
+            self._withdraw(row)
+            if not self._tell(row, num_tokens, update.new_token_ids[start:end]):
+                self._close(row)
+                order.lost.add(row)
+            elif num_wanted:
+                order.wanted[row] = num_wanted
+
+    def _tell(self, row: int, num_tokens: int, token_ids: list[int]) -> bool:
+        """Whether the row can still be followed."""
+        if self._num_told.get(row) != num_tokens:
+            return False
+        try:
+            self._proposer.commit(row, token_ids)
+        except ProtocolError:
+            return False
+        self._num_told[row] = num_tokens + len(token_ids)
+        return True
+
+    def _close(self, row: int) -> None:
+        self._withdraw(row)
+        if self._num_told.pop(row, None) is not None:
+            self._proposer.close(row)
+
+    def _withdraw(self, row: int) -> None:
+        """Nothing is wanted of a row any more, but what the update that is being applied will say."""
+        for order in self._orders:
+            order.wanted.pop(row, None)
+
+    # -- what is owed
+
+    def turn(self) -> list[DraftProposals]:
+        """The answers that are due; where there is none yet, one piece of work first."""
+        answers = self._settle()
+        if not answers and self._orders:
+            self._work()
+            answers = self._settle()
+        return answers
+
+    def _work(self) -> None:
+        """What is waited for comes before what runs ahead."""
+        urgent = [order for order in self._orders if not order.is_answered] or self._orders
+        goals = {row: order.goal(row) for order in urgent for row in order.wanted}
+        begin = self._clock()
+        self._proposer.propose(goals, self._rejection)
+        self._turn_seconds = self._clock() - begin
+
+    def _settle(self) -> list[DraftProposals]:
+        answers: list[DraftProposals] = []
+        left: list[Order] = []
+        for order in self._orders:
+            later = self._answer(order, answers)
+            left += [one for one in (order, later) if one is not None and one.wanted]
+        self._orders = left
+        return answers
+
+    def _answer(self, order: Order, answers: list[DraftProposals]) -> Order | None:
+        """Answer an order that has what it wants, and empty it where it has all that it ever will.
+
+        Rows that have much to read first are answered on their own, where others are done: the order of these.
+        """
+        lacking = [row for row in order.wanted if not self._proposer.finished(row, order.goal(row))]
+        later: Order | None = None
+        if lacking:
+            if order.is_answered or len(lacking) == len(order.wanted):
+                return None
+            if not all(self._proposer.is_behind(row) for row in lacking):
+                return None
+            later = order.split(lacking)
+        answer = self._compose(order)
+        if not order.is_answered or len(answer.draft_token_ids) > order.num_sent:
+            answers.append(answer)
+        if order.is_answered or all(self._proposer.finished(row, order.longest(row)) for row in order.wanted):
+            order.wanted.clear()
+        order.is_answered, order.num_sent = True, len(answer.draft_token_ids)
+        return later
+
+    def _compose(self, order: Order) -> DraftProposals:
+        """The update that is named is the one that is answered: the scheduler may be waiting for a newer one.
+
+        draft_time is what a guess of this length takes, also where some of it had been made before it was asked for.
+        """
+        rows = list(order.wanted)
+        proposals = [self._proposer.guess(row, order.longest(row)) for row in rows]
+        counts = [len(proposal.token_ids) for proposal in proposals]
+        return DraftProposals(
+            epoch=self._epoch,
+            update_id=order.update_id,
+            rows=rows,
+            num_tokens=[self._num_told[row] for row in rows],
+            num_draft_tokens=counts,
+            draft_token_ids=[token_id for proposal in proposals for token_id in proposal.token_ids],
+            distributions=[one for proposal in proposals for one in proposal.distributions],
+            lost_rows=[] if order.is_answered else sorted(order.lost),
+            draft_time=self._turn_seconds * max(counts, default=0),
+        )
+
+
+def check_columns(update: DraftUpdate) -> None:
+    """Raises ProtocolError unless every row can be told its part."""
+    columns: Mapping[str, list[int]] = {
+        "num_tokens": update.num_tokens,
+        "num_new": update.num_new,
+        "num_wanted": update.num_wanted,
+    }
+    for name, column in columns.items():
+        if len(column) != len(update.rows) or min(column, default=0) < 0:
+            raise ProtocolError(f"draft update {update.update_id} has not one {name} for each of its rows")
+    if sum(update.num_new) != len(update.new_token_ids):
+        raise ProtocolError(
+            f"draft update {update.update_id} has {len(update.new_token_ids)} new tokens for counts that sum to "
+            f"{sum(update.num_new)}"
+        )

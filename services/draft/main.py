@@ -1,0 +1,46 @@
+"""Assembles a draft.  Only a draft model loads torch: prompt lookup starts at once and stays small."""
+
+from __future__ import annotations
+
+import asyncio
+
+from services.draft.actor import DraftActor
+from services.draft.ngram import NGramProposer
+from services.draft.proposer import Proposer
+from services.draft.turns import InlineTurns, ThreadTurns, Turns
+from shared.config import Settings
+from shared.messages import Tick
+from shared.transport import Transport
+
+
+def make(transport: Transport, settings: Settings) -> DraftActor:
+    """One draft: `settings.draft` says which; one that is off is a member of the troupe and nothing else."""
+    if settings.draft == "off":
+        return DraftActor(transport, settings, None, InlineTurns)
+    if settings.draft == "ngram":
+        return DraftActor(transport, settings, lambda: _make_lookup(settings), InlineTurns)
+    loop = asyncio.get_running_loop()
+
+    def thread_turns(proposer: Proposer, transport: Transport) -> Turns:
+        def wake() -> None:
+            loop.call_soon_threadsafe(actor.post, Tick())
+
+        return ThreadTurns(proposer, transport, on_failure=wake)
+
+    actor = DraftActor(transport, settings, lambda: _load_model(settings), thread_turns)
+    return actor
+
+
+def _make_lookup(settings: Settings) -> Proposer:
+    return NGramProposer(
+        num_rows=settings.max_num_seqs,
+        max_model_len=settings.max_model_len,
+        shortest=settings.prompt_lookup_min,
+        longest=settings.prompt_lookup_max,
+    )
+
+
+def _load_model(settings: Settings) -> Proposer:
+    from services.draft.load import load_proposer
+
+    return load_proposer(settings)

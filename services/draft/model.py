@@ -1,0 +1,216 @@
+"""A draft model as a proposer.
+
+It has weights, a KV pool and block tables of its own.  So one draft serves several workers, each with another
+numbering of blocks; what it knows of a sequence survives that sequence's preemption; and neither blocks nor their
+copies nor prefixes need to be told.  What it guesses is written to its pool like everything else: where the target
+disagrees, the row is computed again from there.
+
+With the target's noise, seeds and parameters the guess is exactly what the target would take, were it this model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+import numpy as np
+import torch
+from torch import Tensor
+
+from services.draft.ending import read_ending
+from services.draft.followed import Followed
+from services.draft.proposer import Proposal
+from shared.errors import FatalError, ProtocolError
+from shared.execution.engine import LoadedModel
+from shared.messages import AdmittedSequence, DraftCapacity, DraftDistribution
+from shared.modeling.batch import Ints, StepBatch
+from shared.modeling.processing import SampleBatch
+from shared.modeling.proposals import certain
+
+NEAR = 16  # tokens to read, with which a sequence is still computed beside those that only guess
+MOST_TOKENS = 512  # of one forward: what is told meanwhile waits for its end
+
+
+class ModelProposer:
+    """A `services.draft.proposer.Proposer`.
+
+    Invariant: a row's keys and values are computed of fewer tokens than it has, and are those of its tokens as they
+    are, guess included; a block is held by one row, or free.
+    """
+
+    def __init__(self, loaded: LoadedModel, *, name: str) -> None:
+        self._model = loaded.model
+        self._table = loaded.table
+        self._sampler = loaded.sampler
+        self._num_blocks = loaded.plan.num_blocks
+        self._free = list(range(self._num_blocks))
+        self._followed: dict[int, Followed] = {}
+        self.capacity = DraftCapacity(
+            num_rows=loaded.table.num_rows,
+            max_model_len=loaded.plan.max_model_len,
+            vocab_size=loaded.model.config.vocab_size,
+            model=name,
+        )
+
+    @property
+    def num_free_blocks(self) -> int:
+        return len(self._free)
+
+    # -- what is told
+
+    def reset(self) -> None:
+        self._table.reset()
+        self._followed.clear()
+        self._free = list(range(self._num_blocks))
+
+    def open(self, sequence: AdmittedSequence) -> None:
+        """One that is too long already is followed and never guessed for."""
+        num_tokens = len(sequence.token_ids) // 4
+        if num_tokens <= self._table.max_model_len:
+            try:
+                self._table.admit(_without_logprobs(sequence), 0)
+            except FatalError as error:
+                raise ProtocolError(str(error)) from error
+        ending = read_ending(sequence, self._table.max_model_len)
+        self._followed[sequence.row] = Followed(ending, num_tokens)
+
+    def close(self, row: int) -> None:
+        self._give_back(row, self._followed.pop(row))
+        self._table.release([row])
+
+    def commit(self, row: int, token_ids: list[int]) -> None:
+        followed = self._followed[row]
+        followed.is_blocked = False
+        confirmed = followed.num_confirmed(token_ids)
+        followed.confirm(confirmed)
+        if confirmed < len(token_ids):
+            self._correct(row, followed, token_ids[confirmed:])
+
+    def _correct(self, row: int, followed: Followed, token_ids: list[int]) -> None:
+        """What was told and not guessed takes the guess's place."""
+        table = self._table
+        if min(token_ids) < 0 or max(token_ids) >= self.capacity.vocab_size:
+            raise ProtocolError(f"row {row} is told a token outside the vocabulary of {self.capacity.vocab_size}")
+        followed.drop_guess()
+        start = followed.num_told
+        followed.num_told = end = start + len(token_ids)
+        if end > table.max_model_len:
+            self._give_back(row, followed)
+            return
+        table.tokens[row, start:end] = torch.tensor(token_ids)
+        table.num_tokens[row] = end
+        table.num_computed[row] = min(int(table.num_computed[row]), start)
+
+    # -- what is guessed
+
+    def finished(self, row: int, goal: int) -> bool:
+        followed = self._followed[row]
+        return len(followed.guess) >= goal or followed.is_blocked or not followed.can_go_on
+
+    def is_behind(self, row: int) -> bool:
+        return int(self._table.num_tokens[row] - self._table.num_computed[row]) > NEAR
+
+    def guess(self, row: int, count: int) -> Proposal:
+        followed = self._followed[row]
+        return Proposal(followed.guess[:count], followed.distributions[:count])
+
+    @torch.inference_mode()
+    def propose(self, goals: Mapping[int, int], rejection: bool) -> None:
+        """One forward pass: the next token of every row that has read all it was told, or a chunk for those behind."""
+        batch = self._plan(goals)
+        if batch is None:
+            return
+        hidden = self._model.forward(batch)
+        self._table.num_computed[batch.rows] = batch.computed + batch.scheduled
+        rows = batch.rows[batch.wanted > 0]
+        if len(rows):
+            token_ids, distributions = self._draw(hidden, rows, rejection)
+            self._append(rows, token_ids, distributions)
+
+    def _plan(self, goals: Mapping[int, int]) -> StepBatch | None:
+        table = self._table
+        able = [row for row, goal in goals.items() if not self.finished(row, goal) and self._reserve(row, goal)]
+        if not able:
+            return None
+        rows = np.array(able, np.int64)
+        lengths, computed = table.num_tokens[rows], table.num_computed[rows]
+        scheduled = share_out(lengths - computed)
+        chosen = scheduled > 0
+        if np.count_nonzero(chosen) < len(rows):
+            rows, lengths, computed, scheduled = (column[chosen] for column in (rows, lengths, computed, scheduled))
+        wanted = (computed + scheduled == lengths).astype(np.int64)
+        return StepBatch(rows, computed, scheduled, wanted, table.tokens, table.block_tables, table.block_size)
+
+    def _reserve(self, row: int, goal: int) -> bool:
+        """Blocks for all that is told and wanted.  Where there are not enough, a row without any guess gives its own
+        back, so that it does not keep others from theirs; it is computed anew once there is room."""
+        followed, table = self._followed[row], self._table
+        length = min(followed.num_told + goal, followed.ending.max_length)
+        num_new = -(-length // table.block_size) - len(followed.block_ids)
+        if num_new <= 0:
+            return True
+        if num_new > len(self._free):
+            followed.is_blocked = True
+            if not followed.guess:
+                self._give_back(row, followed)
+            return False
+        new = [self._free.pop() for _ in range(num_new)]
+        followed.block_ids += new
+        table.append_blocks([row], [num_new], new)
+        return True
+
+    def _give_back(self, row: int, followed: Followed) -> None:
+        self._free += followed.block_ids
+        followed.block_ids.clear()
+        self._table.num_blocks[row] = 0
+        self._table.num_computed[row] = 0
+
+    def _draw(
+        self,
+        hidden: Tensor,  # [n, hidden_size]
+        rows: Ints,  # [n]
+        rejection: bool,
+    ) -> tuple[Tensor, list[DraftDistribution]]:  # token ids [n] int64, and what they were drawn from, or nothing
+        columns = self._table.columns
+        if np.count_nonzero(columns.plain[rows]) == len(rows):
+            token_ids = self._model.greedy(hidden)
+            return token_ids, [certain(token_id) for token_id in token_ids.tolist()] if rejection else []
+        logits = self._model.logits(hidden)
+        batch = SampleBatch(rows, self._table.num_tokens[rows], self._table.tokens, columns)
+        if rejection:
+            return self._sampler.propose(logits, batch)
+        return self._sampler.sample(logits, batch), []
+
+    def _append(
+        self,
+        rows: Ints,  # [n]
+        token_ids: Tensor,  # [n] int64
+        distributions: list[DraftDistribution],  # n, or none
+    ) -> None:
+        self._table.append_tokens(rows, token_ids)
+        for place, (row, token_id) in enumerate(zip(rows.tolist(), token_ids.tolist(), strict=True)):
+            followed = self._followed[row]
+            followed.guess.append(token_id)
+            followed.distributions += distributions[place : place + 1]
+
+
+def share_out(
+    behind: Ints,  # [n] tokens that each row has yet to read, at least one each
+) -> Ints:  # [n] tokens of the next forward
+    """Those that are near first, and alone; of the others the nearest first.  MOST_TOKENS in all."""
+    near = behind <= NEAR
+    if near.any():
+        behind = behind * near
+    if int(behind.sum()) <= MOST_TOKENS:
+        return behind
+    order = np.argsort(behind, kind="stable")
+    left = MOST_TOKENS - (np.cumsum(behind[order]) - behind[order])
+    shared = np.zeros_like(behind)
+    shared[order] = np.clip(left, 0, behind[order])
+    return shared
+
+
+def _without_logprobs(sequence: AdmittedSequence) -> AdmittedSequence:
+    """Nobody asks a draft for them, and the most likely token is cheaper without."""
+    params = msgspec.structs.replace(sequence.params, logprobs=None, prompt_logprobs=None)
+    return msgspec.structs.replace(sequence, params=params)
