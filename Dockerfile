@@ -1,4 +1,5 @@
-# Two images: `front` for the services without torch (gateway, tokenizer, scheduler, detokenizer) and `worker`.
+# Two images: `front` for the services without torch (gateway, tokenizer, scheduler, detokenizer), and `worker`, which
+# is also the draft's.
 # pip's own settings (PIP_INDEX_URL, PIP_EXTRA_INDEX_URL) may be given as build arguments; none is needed.
 ARG BASE=python:3.11-slim
 

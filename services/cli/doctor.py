@@ -53,6 +53,7 @@ def examine(settings: Settings) -> Iterator[Finding]:
     missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
     yield from (missing_package(name) for name in missing)
     yield from check_model(settings.model)
+    yield from check_draft(settings.draft)
     if "torch" not in missing:
         yield from check_plan(ask_plan(settings))
     yield check_port(settings.host, settings.port)
@@ -68,6 +69,13 @@ def check_python() -> Finding:
 
 def missing_package(name: str) -> Finding:
     return Finding("wrong", name, f"not installed; pip install 'pageant[{PACKAGES[name]}]'")
+
+
+def check_draft(draft: str) -> Iterator[Finding]:
+    if draft == "ngram":
+        yield Finding("ok", "draft", "prompt lookup")
+    elif draft != "off":
+        yield from (msgspec.structs.replace(finding, subject="draft") for finding in check_model(draft))
 
 
 def check_model(model: str) -> Iterator[Finding]:

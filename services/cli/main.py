@@ -23,15 +23,18 @@ def main() -> None:
 @main.command()
 @settings_options
 @click.option("--workers", type=replicas, default=1, show_default=True, help="Worker replicas.")
+@click.option("--drafts", type=replicas, default=1, show_default=True, help="Draft replicas, unless --draft is off.")
 @click.option("--tokenizers", type=replicas, default=1, show_default=True, help="Tokenizer replicas.")
 @click.option("--detokenizers", type=replicas, default=1, show_default=True, help="Detokenizer replicas.")
 @click.option("--log-dir", type=click.Path(file_okay=False, path_type=Path), help="A log file per process here.")
-def serve(workers: int, tokenizers: int, detokenizers: int, log_dir: Path | None, **arguments: Any) -> None:
+def serve(
+    workers: int, drafts: int, tokenizers: int, detokenizers: int, log_dir: Path | None, **arguments: Any
+) -> None:
     """Serve a model: every service as a process of this machine, restarted when it dies."""
     from services.cli import serve as command
 
     settings = take_settings(arguments)
-    cast = command.roles(workers=workers, tokenizers=tokenizers, detokenizers=detokenizers)
+    cast = command.roles(settings, workers=workers, drafts=drafts, tokenizers=tokenizers, detokenizers=detokenizers)
     sys.exit(command.serve(settings, cast, log_dir))
 
 

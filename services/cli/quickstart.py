@@ -35,7 +35,7 @@ def quickstart(settings: Settings, prompt: str, sampling: dict[str, Any]) -> int
 
 def _run(settings: Settings, prompt: str, sampling: dict[str, Any], log_dir: Path) -> int:
     starter = Starter(settings, log_dir)
-    supervisor = Supervisor(roles(), starter, report=report)
+    supervisor = Supervisor(roles(settings), starter, report=report)
     supervisor.start()
     try:
         client = connect(settings)

@@ -27,9 +27,18 @@ TURN = 0.05  # seconds between looks at the children
 WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "[::1]", "[::]": "[::1]"}
 
 
-def roles(*, workers: int = 1, tokenizers: int = 1, detokenizers: int = 1) -> list[Role]:
-    """Who is needed, the slowest to start first."""
-    counts = {"worker": workers, "scheduler": 1, "tokenizer": tokenizers, "detokenizer": detokenizers, "gateway": 1}
+def roles(
+    settings: Settings, *, workers: int = 1, drafts: int = 1, tokenizers: int = 1, detokenizers: int = 1
+) -> list[Role]:
+    """Who is needed, the slowest to start first; drafts only where they are not off."""
+    counts = {
+        "worker": workers,
+        "draft": 0 if settings.draft == "off" else drafts,
+        "scheduler": 1,
+        "tokenizer": tokenizers,
+        "detokenizer": detokenizers,
+        "gateway": 1,
+    }
     return [Role(service, index) for service, count in counts.items() for index in range(count)]
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-SERVICES = ("gateway", "tokenizer", "scheduler", "worker", "detokenizer")
+SERVICES = ("gateway", "tokenizer", "scheduler", "worker", "detokenizer", "draft")
 OTHERS_SETTINGS = ("PAGEANT_", "COMPOSE_")
 CLEAR_LINE = "\x1b[2K"  # compose writes it between its lines, terminal or not
 BUILD_SECONDS = 1500  # the first build fetches torch

@@ -72,8 +72,10 @@ def test_a_file_is_read(tmp_path: Path) -> None:
 
 
 def test_replicas_and_ports() -> None:
-    names = [role.name for role in roles(workers=2, tokenizers=1, detokenizers=1)]
+    names = [role.name for role in roles(Settings(draft="off"), workers=2, drafts=2)]
     assert names == ["worker-0", "worker-1", "scheduler-0", "tokenizer-0", "detokenizer-0", "gateway-0"]
+    names = [role.name for role in roles(Settings(draft="ngram"), drafts=2)]
+    assert names == ["worker-0", "draft-0", "draft-1", "scheduler-0", "tokenizer-0", "detokenizer-0", "gateway-0"]
     assert with_port(Settings(port=9)).port == 9 and with_port(Settings(port=0)).port > 0
 
 
@@ -119,6 +121,9 @@ def test_doctor_on_models(tmp_path: Path) -> None:
         (tmp_path / name).write_text('{"architectures": ["LlamaForCausalLM"]}')
     (finding,) = doctor.check_model(str(tmp_path))
     assert finding.verdict == "ok" and "LlamaForCausalLM" in finding.text
+    assert verdicts(doctor.check_draft("off")) == [] and verdicts(doctor.check_draft("ngram")) == ["ok"]
+    (finding,) = doctor.check_draft(str(tmp_path / "none"))
+    assert (finding.verdict, finding.subject) == ("wrong", "draft")
 
 
 def test_doctor_on_ports_and_directories(tmp_path: Path) -> None:
