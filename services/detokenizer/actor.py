@@ -50,3 +50,6 @@ class DetokenizerActor(MemberActor):
 
     def on_new_scheduler(self) -> None:
         self.table.clear()
+
+    def on_forgotten(self) -> None:
+        self.table.clear()  # others have these streams now

@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import time
 import uuid
-from typing import TypeVar
+from collections.abc import Mapping
+from typing import Any, TypeVar
 
 import structlog
 
+from services.gateway.auth import make_access
 from services.gateway.calls import Call, Calls, Question
+from services.gateway.forecast import Forecast
+from services.gateway.http.server import HttpServer
+from services.gateway.limits import make_admission
 from services.gateway.pace import Pace, stretch
+from services.gateway.paused import PausedStreams
 from services.gateway.server import FrontServer
+from services.gateway.silence import Silence
 from services.gateway.status import rejected, unavailable
-from services.gateway.streams import Journal, Stream
+from services.gateway.streams import Journal, OutputLostError, Stream
 from shared.actor import MemberActor, Phase
 from shared.actor.actor import Handlers
 from shared.config import Settings
@@ -29,10 +37,13 @@ from shared.messages import (
     Load,
     Member,
     Message,
+    PiecesResult,
     Refused,
+    RequestHeader,
     RequestRejected,
     Roster,
     ServiceName,
+    StreamLost,
     TextBatch,
     Tick,
     TokenizeRequest,
@@ -41,15 +52,21 @@ from shared.transport import Transport, pick
 
 log = structlog.get_logger()
 
-WAIT_FOR_SERVICES = 0.2  # seconds: long enough for a replica that is just being replaced, no more
+WAIT_FOR_SERVICES = 0.2  # seconds, where they were not there before
 NEEDED = (ServiceName.TOKENIZER, ServiceName.WORKER, ServiceName.DETOKENIZER)
 BYTES_PER_TOKEN = 8  # of a prompt, generously
+MAX_CALLS = 1024  # questions without an answer, each of which may hold a prompt
 
 M = TypeVar("M", bound=Message)
 
 
 class GatewayActor(MemberActor):
-    """Owns the journal of open streams.  Every request it sent is answered, aborted, or ended with a status."""
+    """Owns the journal of open streams.  Every request it sent is answered, aborted, or ended with a status.
+
+    When a service is lost a stream pauses, until everybody is there again or `resume_timeout` has passed; then it is
+    asked again from where it stands.  To ask too often is harmless: the scheduler knows its requests, and what has come
+    already is dropped here.
+    """
 
     service = ServiceName.GATEWAY
     inbox_union = GatewayInbox
@@ -60,10 +77,18 @@ class GatewayActor(MemberActor):
             max_streams=2 * (settings.max_num_queued_reqs + settings.max_num_seqs),
             max_bytes=BYTES_PER_TOKEN * settings.max_num_queued_tokens,
         )
+        self.admission = make_admission(settings)
+        self.forecast = Forecast()
+        self.access = make_access(settings)
         self.calls = Calls()
         self.pace = Pace(stretch=stretch())
         self.server = FrontServer(self, settings)
+        self.http = HttpServer(self, settings) if settings.http_port >= 0 else None
+        self.paused = PausedStreams()
+        self._silence = Silence()
         self._scheduler_seen = 0.0
+        self._complete_at = -math.inf  # when nobody was missing last
+        self._stalled_elsewhere = ""
         self._flush_due = False
         self._changed = asyncio.Event()  # the roster or the phase
 
@@ -73,6 +98,7 @@ class GatewayActor(MemberActor):
             RequestRejected: self.handle_rejected,
             EncodeResult: self.handle_answer,
             DecodeResult: self.handle_answer,
+            PiecesResult: self.handle_answer,
             Load: self.handle_answer,
             Roster: self.handle_roster,
             Refused: self.handle_refused,
@@ -83,6 +109,8 @@ class GatewayActor(MemberActor):
 
     async def on_start(self) -> None:
         await self.server.start()
+        if self.http is not None:
+            await self.http.start()
         await super().on_start()
         self.spawn(self.server.follow_health())
 
@@ -101,6 +129,8 @@ class GatewayActor(MemberActor):
         self.post(Tick())  # wakes the run loop, which sees that it is over
 
     async def on_stop(self) -> None:
+        if self.http is not None:
+            await self.http.stop()
         await self.server.stop()
         await super().on_stop()
 
@@ -111,16 +141,46 @@ class GatewayActor(MemberActor):
         """Why no request can be served now, or an empty string."""
         if self.phase >= Phase.DRAINING:
             return "the server is draining"
+        return self.absent or ("" if self.phase is Phase.READY else "the gateway is starting")
+
+    @property
+    def unwell(self) -> str:
+        """Why health checks should fail: nobody to serve a request, or work that waits and does not go on.  In a stall
+        requests are taken all the same: it may pass, and they would find no other gateway better."""
+        return self.missing or self._stalled_elsewhere
+
+    @property
+    def status(self) -> str:
+        return "NOT_SERVING" if self.phase is Phase.READY and self.unwell else self.phase.name
+
+    def ledgers(self) -> Mapping[str, Any]:
+        return {
+            **super().ledgers(),
+            "unwell": self.unwell,
+            "num_streams": len(self.journal),
+            "num_paused": len(self.paused.all()),
+            "num_calls": len(self.calls),
+            "num_open_tokens": self.admission.num_tokens,
+            "num_waiting": len(self.forecast),
+            "members": self.roster.members,
+        }
+
+    @property
+    def absent(self) -> str:
+        """Which other services are not there, or an empty string."""
         if not self.scheduler_is_live:
             return "no scheduler is live"
         absent = [service for service in NEEDED if not self.members(service)]
-        if absent:
-            return f"no {' and no '.join(absent)} is live"
-        return "" if self.phase is Phase.READY else "the gateway is starting"
+        return f"no {' and no '.join(absent)} is live" if absent else ""
+
+    @property
+    def _awaits_return(self) -> bool:
+        """Whether all were there so lately that who is missing is probably being replaced."""
+        return self.phase is Phase.READY and time.monotonic() - self._complete_at < self.settings.resume_timeout
 
     async def until_available(self) -> None:
-        """Return once requests can be served; raises RequestError, soon, where they cannot."""
-        if not self.missing:
+        """Return once requests can be served, or will soon be; raises RequestError, soon, where they cannot."""
+        if not self.missing or self._awaits_return:
             return
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(WAIT_FOR_SERVICES):
@@ -134,25 +194,49 @@ class GatewayActor(MemberActor):
         await self._changed.wait()
 
     def open(self, request: TokenizeRequest) -> Stream:
-        """Journal a request and send it on; raises RequestError where there is no room."""
-        stream = Stream(request, self._tokenizer(request.header.request_id))
-        self.journal.add(stream)
-        self.send(stream.tokenizer, request)
+        """Journal a request and send it on; raises RequestError where there is no room, or not enough time."""
+        self._check_time(request.header)
+        self.admission.admit(request, self.roster.max_model_len)
+        stream = Stream(request, "")
+        try:
+            self.journal.add(stream)
+        except RequestError:
+            self.admission.release(request)
+            raise
+        self.forecast.opened(request.header.request_id, time.monotonic())
+        self._entrust(stream)
         self.outbox.flush()  # at once: its first token waits for nothing else
         return stream
 
     def close(self, stream: Stream) -> None:
         """Forget a stream, and let the troupe forget it: aborted, or acknowledged where it had come to its end."""
         self.journal.remove(stream)
+        self.admission.release(stream.request)
+        self.forecast.closed(stream.header.request_id)
+        self.paused.discard(stream)
         if not (stream.error and stream.error.code in DONE):
             reason = "finished" if stream.finished else "cancelled"
-            self.send_soon(stream.tokenizer, AbortRequest(stream.header.request_id, reason))
+            self.send_soon(stream.tokenizer or self.scheduler, AbortRequest(stream.header.request_id, reason))
         if self.phase is Phase.DRAINING:
             self._notice()
 
+    def _check_time(self, header: RequestHeader) -> None:
+        """Raise RequestError where a request's deadline would pass before its first token, as things go now."""
+        if header.deadline is None:
+            return
+        needed, left = self.forecast.seconds, header.deadline - time.time()
+        if needed > left > 0:
+            raise RequestError(
+                f"a first token would take about {needed:.1f} s, and the deadline is in {left:.1f} s",
+                code=RejectCode.RESOURCE_EXHAUSTED,
+                retry_after_ms=max(1, int(1000 * (needed - left))),
+            )
+
     def abort(self, *, request_id: str = "", label: str = "", tenant: str = "") -> int:
-        """End the streams so named; returns how many there were."""
+        """End the streams so named; returns how many there were.  With keys, a tenant reaches its own only."""
         streams = self.journal.find(request_id=request_id, label=label, tenant=tenant)
+        if not self.access.is_open:
+            streams = [stream for stream in streams if stream.header.tenant == tenant]
         for stream in streams:
             stream.fail(RequestError("aborted by a client's Abort", code=RejectCode.CANCELLED))
         return len(streams)
@@ -166,8 +250,15 @@ class GatewayActor(MemberActor):
         return await self._ask(GetLoad(uuid.uuid4().hex, self.inbox.address), self.scheduler, seconds)
 
     async def _ask(self, question: Question, address: str, seconds: float) -> Message:
+        if len(self.calls) >= MAX_CALLS:
+            raise RequestError(
+                f"{len(self.calls)} questions are open at this gateway, the most that it takes",
+                code=RejectCode.RESOURCE_EXHAUSTED,
+                retry_after_ms=100,
+            )
         call = self.calls.add(question, address)
-        self.send_soon(address, question)
+        if address:
+            self.send_soon(address, question)
         return await self.calls.wait(call, seconds)
 
     def send_soon(self, address: str, message: Message) -> None:
@@ -183,24 +274,30 @@ class GatewayActor(MemberActor):
             self.outbox.flush()
 
     def _tokenizer(self, key: str) -> str:
-        """The live replica that serves `key`; raises RequestError where there is none."""
-        address = pick(key, [member.address for member in self.members(ServiceName.TOKENIZER)])
-        if address is None:
-            raise unavailable("no tokenizer is live")
-        return address
+        """The live replica that serves `key`, or an empty string."""
+        return pick(key, [member.address for member in self.members(ServiceName.TOKENIZER)]) or ""
 
     # -- the mailbox
 
     def handle_text(self, batch: TextBatch) -> None:
+        now = time.monotonic()
         for news in batch.sequences:
-            if (stream := self.journal.get(news.request_id)) is None:
-                continue  # closed meanwhile; its abort is on the way
+            stream = self.journal.get(news.request_id)
+            if stream is None:  # closed; a replica that came back may have sent its request on since
+                self.send(self.scheduler, AbortRequest(news.request_id))
+                continue
             try:
                 stream.accept(news)
+                self.forecast.heard(news.request_id, now)
+                if stream.num_unread > self.settings.max_unread_bytes:
+                    stream.overrun(unread(stream.num_unread))
+                    self.send(self.scheduler, AbortRequest(news.request_id, "not read"))
                 self.pace.add(stream)
+            except OutputLostError as error:
+                request_logger(log, stream.header).warning("output_lost", index=news.index, reason=str(error))
+                self.send(self.scheduler, StreamLost(news.request_id, news.index))
             except ProtocolError as error:
-                request_logger(log, stream.header).warning("output_lost", reason=str(error))
-                stream.fail(unavailable("part of the output was lost"))
+                request_logger(log, stream.header).warning("output_dropped", reason=str(error))
 
     def before_flush(self) -> None:
         self.pace.release()
@@ -208,17 +305,30 @@ class GatewayActor(MemberActor):
     def handle_rejected(self, message: RequestRejected) -> None:
         error = rejected(message)
         self.calls.fail(message.request_id, error)
-        if stream := self.journal.get(message.request_id):
+        if (stream := self.journal.get(message.request_id)) is None:
+            return
+        if error.code is RejectCode.UNAVAILABLE:  # the next roster may say that who was missing is back
+            self.paused.add(stream, time.monotonic())
+        else:
             stream.fail(error)
 
-    def handle_answer(self, message: EncodeResult | DecodeResult | Load) -> None:
+    def handle_answer(self, message: EncodeResult | DecodeResult | PiecesResult | Load) -> None:
         self.calls.resolve(message.request_id, message)
 
     # -- the roster's consequences
 
     def handle_roster(self, roster: Roster) -> None:
         super().handle_roster(roster)
+        if roster.scheduler_epoch == self.roster.scheduler_epoch:
+            self._stalled_elsewhere = roster.stalled
         self._scheduler_seen = time.monotonic()
+        if not self.absent:
+            self._complete_at = self._scheduler_seen
+            for stream in self.paused.all():
+                self._entrust(stream)
+        for call in self.calls:
+            if not call.address:
+                self._move_call(call)
         self._notice()
 
     def on_roster(self, joined: list[Member], left: list[Member]) -> None:
@@ -227,14 +337,28 @@ class GatewayActor(MemberActor):
             self._replace_tokenizers(gone)
 
     def on_new_scheduler(self) -> None:
-        self.fail_all("the scheduler was replaced")
+        self._pause_all()
+
+    def on_forgotten(self) -> None:
+        self._pause_all()  # the scheduler has ended what it had from us
 
     def on_tick(self) -> None:
         if self.phase is Phase.DRAINING:  # still alive: its streams go on
             self.send(self.scheduler, self.heartbeat())
-        if time.monotonic() - self._scheduler_seen > 2 * self.settings.heartbeat_timeout:
-            self.fail_all("the scheduler was lost")
+        self._look_after_streams(time.monotonic())
         self._notice()
+
+    def _look_after_streams(self, now: float) -> None:
+        """End what has waited too long for somebody's return; ask after what has been silent for long."""
+        for stream in self.paused.overdue(now, self.settings.resume_timeout):
+            stream.fail(unavailable(self.absent or "nobody took the request in time"))
+        if now - self._scheduler_seen > self.settings.resume_timeout:
+            self.fail_all("the scheduler was lost")
+        for stream in self._silence.overdue(self.journal, now):
+            if stream not in self.paused:
+                self.send(self.scheduler, StreamLost(stream.header.request_id, 0))
+                stream.is_resumed = True
+                self._entrust(stream)
 
     def fail_all(self, reason: str) -> None:
         """End every stream and question with UNAVAILABLE."""
@@ -242,6 +366,21 @@ class GatewayActor(MemberActor):
             stream.fail(unavailable(reason))
         for call in self.calls:
             self.calls.fail(call.question.request_id, unavailable(reason))
+
+    def _pause_all(self) -> None:
+        now = time.monotonic()
+        for stream in self.journal:
+            stream.is_resumed |= bool(stream.tokenizer)
+            self.paused.add(stream, now)
+
+    def _entrust(self, stream: Stream) -> None:
+        """Send a stream's request on, where somebody is there for all that it needs; else it is paused."""
+        stream.tokenizer = self._tokenizer(stream.header.request_id)
+        if self.absent:
+            self.paused.add(stream, time.monotonic())
+        else:
+            self.paused.discard(stream)
+            self.send(stream.tokenizer, stream.next_request)
 
     def _replace_tokenizers(self, gone: set[str]) -> None:
         """What a lost replica had not passed on is asked of another; the scheduler ignores what it already has."""
@@ -253,21 +392,15 @@ class GatewayActor(MemberActor):
                 self._move_call(call)
 
     def _move_stream(self, stream: Stream) -> None:
-        try:
+        if stream.answered or stream in self.paused:
             stream.tokenizer = self._tokenizer(stream.header.request_id)
-        except RequestError as error:
-            if not stream.answered:
-                stream.fail(error)
-            return
-        if not stream.answered:
-            self.send(stream.tokenizer, stream.request)
+        else:
+            self._entrust(stream)
 
     def _move_call(self, call: Call) -> None:
-        try:
-            call.address = self._tokenizer(call.question.request_id)
+        call.address = self._tokenizer(call.question.request_id)
+        if call.address:
             self.send(call.address, call.question)
-        except RequestError as error:
-            self.calls.fail(call.question.request_id, error)
 
     def _notice(self) -> None:
         """Wake whoever waits in `changed`."""
@@ -277,3 +410,10 @@ class GatewayActor(MemberActor):
 
 # A request that ended thus was ended by the troupe itself, which needs no word of it.
 DONE = frozenset({RejectCode.INVALID_ARGUMENT, RejectCode.NOT_FOUND, RejectCode.RESOURCE_EXHAUSTED})
+
+
+def unread(num_bytes: int) -> RequestError:
+    return RequestError(
+        f"{num_bytes} bytes of output wait for a client that does not read them, more than max_unread_bytes",
+        code=RejectCode.RESOURCE_EXHAUSTED,
+    )

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import asyncio
 from array import array
-from collections.abc import Iterator
+from collections.abc import Awaitable, Iterator
 
 import msgspec
 
 from shared.errors import ProtocolError, RejectCode, RequestError
 from shared.messages import RequestHeader, SequenceText, TokenizeRequest, TokenLogprobs
+from shared.packing import pack_tokens
 
 MAX_DELTA_BYTES = 256 << 10  # well within the 4 MiB that gRPC clients accept by default
 BYTES_PER_ID = 4
@@ -51,6 +52,10 @@ class Delta(msgspec.Struct):
         self.num_bytes += BYTES_PER_LOGPROB * sum(len(entry.token_ids) for entry in entries if entry)
 
 
+class OutputLostError(ProtocolError):
+    """Something between what a stream has and what came is missing; raised once for each hole."""
+
+
 class SequenceJournal:
     """What one sequence has put out.  Invariant: it equals what was queued for the client, in order, once."""
 
@@ -58,24 +63,24 @@ class SequenceJournal:
         self.index = index
         self.token_ids = array("i")
         self.num_chars = 0
+        self.num_cached_tokens = -1  # as the first news said, whatever becomes of the sequence later
         self.finished = False
+        self._has_hole = False
         self._growing: Delta | None = None  # the last one that is queued
 
     def accept(self, news: SequenceText, queue: list[Delta]) -> bool:
         """Queue the part of `news` that is new, if any: False where all of it was sent before.
 
         It goes into a delta that still waits there, while that is no larger than one message should be.  Raises
-        ProtocolError where something between the journal and `news` is missing.
+        OutputLostError where something between the journal and `news` is missing.
         """
+        if self.finished:
+            return False
         seen_tokens = len(self.token_ids) - news.token_offset
         seen_chars = self.num_chars - news.text_offset
         if seen_tokens < 0 or seen_chars < 0:
-            raise ProtocolError(
-                f"sequence {news.request_id}/{self.index}: at token {news.token_offset} and character "
-                f"{news.text_offset}, expected {len(self.token_ids)} and {self.num_chars}"
-            )
-        if self.finished:
-            return False
+            return self._note_hole(news)
+        self._has_hole = False
         token_ids = news.token_ids[seen_tokens:] if seen_tokens else news.token_ids
         text = news.text[seen_chars:] if seen_chars else news.text
         self.finished = news.finish_reason is not None
@@ -86,13 +91,29 @@ class SequenceJournal:
             delta = self._growing = Delta(self.index)
             queue.append(delta)
         delta.add(text, token_ids)
+        if self.num_cached_tokens < 0:
+            self.num_cached_tokens = news.num_cached_tokens
         if news.logprobs or news.prompt_logprobs:
             delta.add_logprobs(news.logprobs[seen_tokens:], None if self.token_ids else news.prompt_logprobs)
         if self.finished:
-            delta.end = news
+            delta.end = self._end(news)
         self.token_ids.extend(token_ids)
         self.num_chars += len(text)
         return True
+
+    def _note_hole(self, news: SequenceText) -> bool:
+        if self._has_hole:
+            return False
+        self._has_hole = True
+        raise OutputLostError(
+            f"at token {news.token_offset} and character {news.text_offset}, "
+            f"expected {len(self.token_ids)} and {self.num_chars}"
+        )
+
+    def _end(self, news: SequenceText) -> SequenceText:
+        if news.num_cached_tokens == self.num_cached_tokens:
+            return news
+        return msgspec.structs.replace(news, num_cached_tokens=self.num_cached_tokens)
 
     def taken(self) -> None:
         """What was queued is on its way: what comes next begins a new delta."""
@@ -104,7 +125,8 @@ class Stream:
 
     def __init__(self, request: TokenizeRequest, tokenizer: str) -> None:
         self.request = request
-        self.tokenizer = tokenizer  # address of the replica that got the request, and gets its abort
+        self.tokenizer = tokenizer  # address of the replica that got the request, and gets its abort; "": none has it
+        self.is_resumed = False  # who had it may be gone: another is to go on behind what has come
         self.sequences = [SequenceJournal(index) for index in range(max(1, request.params.n))]
         self.error: RequestError | None = None
         self.num_prompt_tokens = 0
@@ -113,10 +135,24 @@ class Stream:
         self.num_accepted_tokens = 0
         self._pending: list[Delta] = []
         self._changed = asyncio.Event()
+        self._delivery: asyncio.Timeout | None = None
 
     @property
     def header(self) -> RequestHeader:
         return self.request.header
+
+    @property
+    def next_request(self) -> TokenizeRequest:
+        """What to send: the request, and where it is resumed what has come of it so far."""
+        if not self.is_resumed:
+            return self.request
+        return msgspec.structs.replace(
+            self.request,
+            is_resumed=True,
+            sent_token_ids=[b"" if s.finished else pack_tokens(s.token_ids) for s in self.sequences],
+            sent_text_lengths=[sequence.num_chars for sequence in self.sequences],
+            sent_finished=[sequence.finished for sequence in self.sequences],
+        )
 
     @property
     def answered(self) -> bool:
@@ -137,7 +173,8 @@ class Stream:
         return sum(len(sequence.token_ids) for sequence in self.sequences)
 
     def accept(self, news: SequenceText) -> None:
-        """Queue what is new of `news`, to be sent when the stream is woken; ProtocolError where it does not fit."""
+        """Queue what is new of `news`, to be sent when the stream is woken.  Raises OutputLostError where something
+        before it is missing, ProtocolError where it is none of this stream's."""
         if not 0 <= news.index < len(self.sequences):
             raise ProtocolError(f"stream {news.request_id} has no sequence {news.index}")
         if self.error is not None or not self.sequences[news.index].accept(news, self._pending):
@@ -158,6 +195,29 @@ class Stream:
         if not self.ended:
             self.error = error
             self._changed.set()
+
+    @property
+    def num_unread(self) -> int:
+        """About how many bytes wait for the sender."""
+        return sum(delta.num_bytes for delta in self._pending)
+
+    def overrun(self, error: RequestError) -> None:
+        """End the stream with a status at once: what is queued is thrown away, and its sender does not wait for a
+        reader who may never come."""
+        self.error = error
+        self._pending.clear()
+        self._changed.set()
+        if self._delivery is not None and not self._delivery.expired():
+            self._delivery.reschedule(asyncio.get_running_loop().time())
+
+    async def deliver(self, sending: Awaitable[None]) -> None:
+        """Await what sends this stream's output, to its end or until it is overrun."""
+        try:
+            async with asyncio.timeout(None) as self._delivery:
+                await sending
+        except TimeoutError:
+            if self.error is None:
+                raise
 
     async def take(self) -> list[Delta]:
         """Wait until there is output and the stream is woken, then take all of it, in few deltas.  Empty where the

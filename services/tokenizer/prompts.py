@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 import msgspec
 
+from services.tokenizer.chats import num_bytes
 from shared.errors import ProtocolError, RejectCode, RequestError
-from shared.messages import AddRequest, ChatMessage, EncodeRequest, TokenizeRequest
+from shared.messages import AddRequest, ChatMessage, ChatOptions, EncodeRequest, TokenizeRequest
 from shared.packing import pack_tokens, unpack_tokens
 from shared.sampling import Limits, SamplingParams, check_sampling, check_token_ids
 from shared.tokenization import ModelTokenizer
@@ -44,7 +45,7 @@ class PromptRules:
         if request.text is not None:
             self.check_text(request.text, max_input_length)
         elif request.chat is not None:
-            self.check_chat(request.chat)
+            self.check_chat(request.chat, request.chat_options)
         elif request.token_ids is not None:
             self._check_size(len(request.token_ids), "token_ids")
 
@@ -55,7 +56,7 @@ class PromptRules:
         if request.text is not None:
             self._check_size(_num_bytes(request.text), "prompt")
         elif request.chat is not None:
-            self.check_chat(request.chat)
+            self.check_chat(request.chat, request.chat_options)
 
     def check_text(self, text: str, max_input_length: int) -> None:
         """`max_input_length` in tokens, 0 where it is not known yet."""
@@ -75,7 +76,7 @@ class PromptRules:
                 field=field,
             )
 
-    def check_chat(self, chat: Sequence[ChatMessage]) -> None:
+    def check_chat(self, chat: Sequence[ChatMessage], options: ChatOptions | None = None) -> None:
         if not chat:
             raise RequestError("chat must contain at least one message", field="chat")
         if self._tokenizer.chat_template is None:
@@ -84,7 +85,7 @@ class PromptRules:
             if message.role not in ROLES:
                 roles = ", ".join(sorted(ROLES))
                 raise RequestError(f"chat has the unknown role {message.role[:32]!r}; roles are {roles}", field="chat")
-        self._check_size(sum(len(message.role) + _num_bytes(message.content) for message in chat), "chat")
+        self._check_size(num_bytes(chat, options), "chat")
 
     def unpack(self, packed: bytes) -> list[int]:
         """Token ids of a Decode request.  Raises RequestError where they are none of this model's."""
@@ -119,6 +120,8 @@ class PromptRules:
             sent_token_ids=request.sent_token_ids,
             sent_text_lengths=request.sent_text_lengths,
             tokenized_time=now,
+            is_resumed=request.is_resumed,
+            sent_finished=request.sent_finished,
         )
 
     def _with_bad_words(self, params: SamplingParams) -> SamplingParams:

@@ -7,9 +7,31 @@ from shared.messages.base import Message
 from shared.sampling import SamplingParams
 
 
+class ToolCall(Message, frozen=True):
+    """A function that an assistant has called; `arguments` is JSON as it was written, well formed or not."""
+
+    id: str
+    name: str
+    arguments: str
+
+
 class ChatMessage(Message, frozen=True):
     role: str
     content: str
+    name: str = ""
+    tool_call_id: str = ""  # of a tool's message: the call that it answers
+    tool_calls: list[ToolCall] = []
+    reasoning: str = ""
+
+
+class ChatOptions(Message, frozen=True):
+    """What a chat is rendered with beside its messages; JSON stays text until the template needs it."""
+
+    tools: str = ""  # a JSON array of function definitions; empty: none
+    template_args: str = ""  # a JSON object of further variables of the template
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False  # the last message is not closed: generation goes on within it
+    opening: str = ""  # how the assistant's message begins: text that follows what the template wrote
 
 
 class RequestHeader(Message, frozen=True):
@@ -36,6 +58,11 @@ class TokenizeRequest(Message, frozen=True):
     token_ids: bytes | None = None
     sent_token_ids: list[bytes] = []  # on resume: per sequence, tokens the client has already
     sent_text_lengths: list[int] = []  # on resume: per sequence, characters the client has already
+    chat_options: ChatOptions | None = None
+    is_resumed: bool = False  # a scheduler had taken it already
+    sent_finished: list[
+        bool
+    ] = []  # on resume: per sequence, whether it has come to its end: nothing more is made of it
 
 
 class EncodeRequest(Message, frozen=True):
@@ -46,6 +73,7 @@ class EncodeRequest(Message, frozen=True):
     text: str | None = None
     chat: list[ChatMessage] | None = None
     add_special_tokens: bool = True
+    chat_options: ChatOptions | None = None
 
 
 class DecodeRequest(Message, frozen=True):
@@ -55,6 +83,19 @@ class DecodeRequest(Message, frozen=True):
     gateway: str
     token_ids: bytes
     skip_special_tokens: bool = True
+
+
+class PiecesRequest(Message, frozen=True):
+    """What do these tokens stand for, each by itself?  Answered by PiecesResult."""
+
+    request_id: str
+    gateway: str
+    token_ids: bytes
+
+
+class PiecesResult(Message, frozen=True):
+    request_id: str
+    pieces: list[bytes]  # parallel to the ids asked for; not always whole characters
 
 
 class EncodeResult(Message, frozen=True):
@@ -77,6 +118,8 @@ class AddRequest(Message, frozen=True):
     sent_token_ids: list[bytes] = []
     sent_text_lengths: list[int] = []
     tokenized_time: float = 0.0
+    is_resumed: bool = False
+    sent_finished: list[bool] = []
 
 
 class AbortRequest(Message, frozen=True):

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 import structlog
 
 from shared.errors import ProtocolError
 from shared.messages import Decoder, Message, encode
+from shared.messages.inboxes import from_others
 
 T = TypeVar("T")
 log = structlog.get_logger()
@@ -25,7 +26,7 @@ class Inbox(Generic[T]):
     def __init__(self, address: str, union: Any) -> None:
         self.address = address
         self.num_undecodable = 0
-        self._decoder: Decoder[T] = Decoder(union)
+        self._decoder: Decoder[T] = Decoder(from_others(union))
         self._mail: deque[T] = deque()
         self._arrived = asyncio.Event()
 
@@ -41,7 +42,8 @@ class Inbox(Generic[T]):
                 self._mail.append(self._decoder.decode(frame))
             except ProtocolError as error:
                 self.num_undecodable += 1
-                log.warning("message_dropped", reason=str(error))
+                if worth_a_line(self.num_undecodable):
+                    log.warning("message_dropped", reason=str(error), num_undecodable=self.num_undecodable)
         self._arrived.set()
 
     async def recv_batch(self) -> list[T]:
@@ -57,8 +59,19 @@ class Inbox(Generic[T]):
         """Stop receiving and give the address back."""
 
 
+def worth_a_line(count: int) -> bool:
+    """The first, second, fourth, eighth ...: whoever sends a million bad frames cannot fill a disk with log lines."""
+    return count & (count - 1) == 0
+
+
 class Outbox(Protocol):
-    """Collects messages; `flush` sends them on, all to one destination at once."""
+    """Collects messages; `flush` sends them on, all to one destination at once.
+
+    `on_gone` is called with a destination's address as soon as nobody listens there any more, where the transport can
+    tell; it must be set before the first flush.
+    """
+
+    on_gone: Callable[[str], None] | None
 
     def send(self, address: str, message: Message) -> None: ...
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from shared.messages import Message
@@ -46,6 +47,7 @@ class MemoryOutbox:
     """Delivers straight into the other's mailbox; mail to nobody is lost, as on a real network."""
 
     def __init__(self, network: MemoryTransport) -> None:
+        self.on_gone: Callable[[str], None] | None = None  # nobody is told here
         self._network = network
         self._pending = PendingFrames()
 

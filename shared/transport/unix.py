@@ -15,6 +15,8 @@ import socket
 import stat
 import struct
 from collections import deque
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -33,6 +35,8 @@ BACKLOG = 1024
 SCHEDULER = "scheduler"
 MAX_PATH = 107  # sockaddr_un holds 108 bytes with the final zero
 SCHEME = "ipc://"
+ENDING = ".sock"
+PATIENCE_SECONDS = 30.0  # with a destination that nobody listens at; then what waits for it is thrown away
 
 _length = struct.Struct("<I")
 log = structlog.get_logger()
@@ -45,6 +49,8 @@ class UnixTransport:
         self._directory = settings.runtime_path
         self._claim: IO[str] | None = None
         self._inboxes: list[UnixInbox] = []
+        if not settings.runtime_dir:  # whoever owned the directory around it could put another in its place
+            make_private(self._directory.parent)
         make_private(self._directory)
 
     @property
@@ -54,7 +60,7 @@ class UnixTransport:
     def bind(self, name: str, union: Any) -> Inbox[Any]:
         """Bind this process's inbox; the scheduler's address is well known, others are announced."""
         path = self._path(name)
-        if len(os.fsencode(path)) > MAX_PATH:
+        if not fits(str(path)):
             raise ConfigError(f"runtime_dir is too long for a socket's name: {self._directory}")
         if name == SCHEDULER:
             self._claim = claim(self._directory)
@@ -63,7 +69,7 @@ class UnixTransport:
         return self._inboxes[-1]
 
     def outbox(self) -> UnixOutbox:
-        return UnixOutbox()
+        return UnixOutbox(self._directory)
 
     def close(self) -> None:
         for inbox in self._inboxes:
@@ -72,7 +78,7 @@ class UnixTransport:
             self._claim.close()
 
     def _path(self, name: str) -> Path:
-        return self._directory / f"{name}.sock"
+        return self._directory / f"{name}{ENDING}"
 
 
 class UnixInbox(Inbox[Any]):
@@ -168,13 +174,18 @@ class Frames:
 
 
 class UnixOutbox:
-    """One line to each destination.  In a thread without an event loop a full socket is waited for."""
+    """One line to each destination.  In a thread without an event loop a full socket is waited for.
 
-    def __init__(self) -> None:
+    Destinations come in messages, so they are believed only so far as they lie in the deployment's own directory.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._prefix = f"{SCHEME}{directory}/"
         try:
             self._loop: asyncio.AbstractEventLoop | None = asyncio.get_running_loop()
         except RuntimeError:
             self._loop = None
+        self.on_gone: Callable[[str], None] | None = None
         self._lines: dict[str, Line] = {}
         self._pending = PendingFrames()
 
@@ -185,8 +196,19 @@ class UnixOutbox:
         for address, frames in self._pending.take().items():
             line = self._lines.get(address)
             if line is None:
-                line = self._lines[address] = Line(address.removeprefix(SCHEME), self._loop)
+                if not self._is_ours(address):
+                    log.warning("address_refused", address=address[:MAX_PATH])
+                    continue
+                line = self._lines[address] = self._line(address)
             line.write(b"".join([part for frame in frames for part in (_length.pack(len(frame)), frame)]))
+
+    def _is_ours(self, address: str) -> bool:
+        name = address.removeprefix(self._prefix)
+        return name != address and name.endswith(ENDING) and "/" not in name and fits(address.removeprefix(SCHEME))
+
+    def _line(self, address: str) -> Line:
+        on_gone = partial(self.on_gone, address) if self.on_gone is not None else None
+        return Line(address.removeprefix(SCHEME), self._loop, on_gone)
 
     def forget(self, address: str) -> None:
         self._pending.drop(address)
@@ -205,16 +227,22 @@ class Line:
 
     Whole batches wait, the first of them perhaps sent in part; that one is lost with the connection, as all is that a
     dead destination had not read.  The others wait for whoever listens there next.
+
+    Nothing ever comes back on a line, so when its socket can be read, the other end is closed.
     """
 
-    def __init__(self, path: str, loop: asyncio.AbstractEventLoop | None) -> None:
+    def __init__(
+        self, path: str, loop: asyncio.AbstractEventLoop | None, on_gone: Callable[[], None] | None = None
+    ) -> None:
         self._path = path
         self._loop = loop
+        self._on_gone = on_gone
         self._socket: socket.socket | None = None
         self._waiting: deque[bytes] = deque()
         self._num_sent = 0  # bytes of the first batch
         self._retry: asyncio.TimerHandle | None = None
         self._is_full = False
+        self._alone_since = 0.0  # when nobody was found to listen, by the loop's clock
 
     def write(self, batch: bytes) -> None:
         self._waiting.append(batch)
@@ -234,7 +262,10 @@ class Line:
                     return
                 select.select([], [self._socket], [])
             except OSError:
+                was_connected = self._socket is not None
                 self._disconnect()
+                if was_connected:
+                    self._look()
                 self._resume_later()
                 return
             if self._num_sent == len(self._waiting[0]):
@@ -252,14 +283,40 @@ class Line:
                 connection.close()
                 raise
             self._socket = connection
+            self._alone_since = 0.0
+            if self._loop is not None:
+                self._loop.add_reader(connection.fileno(), self._hung_up)
         return self._socket
+
+    def _hung_up(self) -> None:
+        self._disconnect()
+        self._look()
+        if self._waiting and self._retry is None:
+            self._resume_later()
+
+    def _look(self) -> None:
+        """After a hang-up: its process has ended, unless somebody listens there still."""
+        if self._on_gone is None:
+            return
+        try:
+            self._connected()
+        except BlockingIOError:  # so many want to be let in: somebody does listen
+            pass
+        except OSError:
+            self._on_gone()
 
     def _resume_later(self) -> None:
         """When the socket has room, or for another try after a while; in a thread, with the next batch."""
         if self._loop is None:
             return
         if self._socket is None:
-            self._retry = self._loop.call_later(RETRY_SECONDS, self._push)
+            now = self._loop.time()
+            self._alone_since = self._alone_since or now
+            if now - self._alone_since > PATIENCE_SECONDS:
+                self._waiting.clear()
+                self._alone_since = 0.0
+            else:
+                self._retry = self._loop.call_later(RETRY_SECONDS, self._push)
         elif not self._is_full:
             self._is_full = True
             self._loop.add_writer(self._socket.fileno(), self._has_room)
@@ -276,6 +333,8 @@ class Line:
     def _disconnect(self) -> None:
         self._unwatch()
         if self._socket is not None:
+            if self._loop is not None:
+                self._loop.remove_reader(self._socket.fileno())
             self._socket.close()
             self._socket = None
         if self._num_sent:
@@ -312,6 +371,14 @@ def claim(directory: Path) -> IO[str]:
             f"a scheduler runs in {directory} already; give this deployment a runtime_dir of its own"
         ) from error
     return file
+
+
+def fits(path: str) -> bool:
+    """Whether a socket can have this name."""
+    try:
+        return len(os.fsencode(path)) <= MAX_PATH and "\0" not in path
+    except UnicodeEncodeError:
+        return False
 
 
 def make_private(directory: Path) -> None:

@@ -8,9 +8,13 @@ without waiting until the socket is empty, so that one wake-up serves everything
 from __future__ import annotations
 
 import asyncio
+import re
 import socket as sockets
+from collections import OrderedDict
+from collections.abc import Callable
 from typing import Any
 
+import structlog
 import zmq
 
 from shared.config import Settings
@@ -23,6 +27,11 @@ from shared.transport.link import Inbox, PendingFrames
 LINGER_MS = 500
 MAX_BATCH = 4096
 SCHEDULER = "scheduler"
+ADDRESS = re.compile(r"tcp://(?:[A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\]):[0-9]{1,5}")
+MAX_DESTINATIONS = 512  # half of the sockets that one context can have
+MAX_SHOWN = 100  # characters of an address that is none
+
+log = structlog.get_logger()
 
 
 class ZmqTransport:
@@ -104,7 +113,8 @@ class ZmqOutbox:
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], keys: Keys) -> None:
         self._context = context
         self._keys = keys
-        self._sockets: dict[str, zmq.Socket[bytes]] = {}
+        self.on_gone: Callable[[str], None] | None = None  # ZeroMQ reconnects silently: only heartbeats tell
+        self._sockets: OrderedDict[str, zmq.Socket[bytes]] = OrderedDict()
         self._pending = PendingFrames()
 
     def send(self, address: str, message: Message) -> None:
@@ -112,7 +122,8 @@ class ZmqOutbox:
 
     def flush(self) -> None:
         for address, frames in self._pending.take().items():
-            self._socket(address).send_multipart(frames, zmq.NOBLOCK)
+            if socket := self._socket(address):
+                socket.send_multipart(frames, zmq.NOBLOCK)
 
     def forget(self, address: str) -> None:
         self._pending.drop(address)
@@ -125,14 +136,27 @@ class ZmqOutbox:
             socket.close(linger=LINGER_MS)
         self._sockets.clear()
 
-    def _socket(self, address: str) -> zmq.Socket[bytes]:
-        if address not in self._sockets:
-            socket = self._context.socket(zmq.PUSH)
-            socket.setsockopt(zmq.SNDHWM, 0)
-            self._keys.connect(socket)
+    def _socket(self, address: str) -> zmq.Socket[bytes] | None:
+        """The socket to a destination; None where no such can be.  Of too many, that which was used least lately goes."""
+        if address in self._sockets:
+            self._sockets.move_to_end(address)
+            return self._sockets[address]
+        if not ADDRESS.fullmatch(address):
+            log.warning("address_refused", address=address[:MAX_SHOWN])
+            return None
+        socket = self._context.socket(zmq.PUSH)
+        socket.setsockopt(zmq.SNDHWM, 0)
+        self._keys.connect(socket)
+        try:
             socket.connect(address)
-            self._sockets[address] = socket
-        return self._sockets[address]
+        except zmq.ZMQError as error:
+            log.warning("address_refused", address=address[:MAX_SHOWN], reason=str(error))
+            socket.close(linger=0)
+            return None
+        self._sockets[address] = socket
+        if len(self._sockets) > MAX_DESTINATIONS:
+            self._sockets.popitem(last=False)[1].close(linger=0)
+        return socket
 
 
 def own_address(scheduler_host: str) -> str:
