@@ -22,6 +22,10 @@ NOT_NEGATIVE = (
     "num_threads",
     "draft_kv_cache_memory",
     "draft_num_threads",
+    "max_open_reqs",
+    "max_open_tokens",
+    "max_tenant_reqs",
+    "max_tenant_tokens",
 )
 
 
@@ -54,6 +58,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     enable_chunked_prefill: bool = True
     long_prefill_token_threshold: int = 0  # 0: off
     scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
+    priority_ageing: float = 30.0  # seconds of waiting that are worth one step of priority
+    tenant_weights: str = ""  # shares of tenants that wait, "acme=2,beta=0.5"; 1 for the others
+    routing_policy: Literal["round_robin", "least_loaded", "prefix_aware"] = "prefix_aware"  # of several workers
     max_num_queued_reqs: int = 4096
     max_num_queued_tokens: int = 16 << 20
     max_logprobs: int = 20
@@ -70,10 +77,25 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     # front
     host: str = "127.0.0.1"
     port: int = 50051
+    http_port: int = 8000  # -1: no HTTP
+    tool_call_parser: Literal["", "hermes", "llama3_json", "mistral"] = ""  # how the model writes calls; empty: not
+    reasoning_parser: Literal["", "qwen3", "deepseek_r1"] = ""
     max_request_bytes: int = 32 << 20
     max_prompt_bytes: int = 4 << 20
     template_timeout: float = 1.0
     num_tokenizer_threads: int = 1
+    # who may ask
+    api_keys: str = ""  # "tenant:key, ..." or keys alone; none here nor in the file: whoever reaches the port may ask
+    api_keys_file: str = ""  # the same, one to a line
+    tls_cert_file: str = ""  # PEM; with it and its key the gateway speaks TLS only
+    tls_key_file: str = ""
+    tls_client_ca_file: str = ""  # PEM; clients must show a certificate that this authority has signed
+    # admission, at each gateway: a request counts with its prompt and all tokens that it may ask for
+    max_open_reqs: int = 0  # 0: twice what the scheduler queues and runs
+    max_open_tokens: int = 0  # 0: twice max_num_queued_tokens
+    max_tenant_reqs: int = 0  # 0: no limit of a tenant's own
+    max_tenant_tokens: int = 0
+    max_unread_bytes: int = 64 << 20  # output of one request that waits for a client who does not read
     # the troupe
     transport: Literal["ipc", "tcp"] = "ipc"
     runtime_dir: str = ""  # sockets (ipc) and keys (tcp); default: a private directory per user
@@ -81,9 +103,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     scheduler_port: int = 5550  # tcp only
     advertise_host: str = ""  # tcp only: how others reach us; default: our address on the scheduler's network
     heartbeat_interval: float = 0.5
-    heartbeat_timeout: float = 3.0
+    heartbeat_timeout: float = 2.5  # who was silent for so long is given up, an interval later at the latest
+    resume_timeout: float = 30.0  # that a stream waits for the return of a service before it ends
     drain_timeout: float = 5.0
     status_file: str = ""  # renewed while the service is well; for container health checks
+    stall_timeout: float = 5.0  # until health says so where work waits and nothing goes on
+    incident_dir: str = ""  # a file for each stall and fatal error; default: incidents in the runtime directory
+    max_incidents: int = 8  # kept of each service
+    record_steps: str = ""  # a file in which the worker notes every step: what `pageant simulate` is fitted to
     # logs
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["auto", "console", "json"] = "auto"
@@ -113,11 +140,27 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             )
         if not 1 <= self.prompt_lookup_min <= self.prompt_lookup_max:
             raise ConfigError("prompt_lookup_min must be at least 1 and at most prompt_lookup_max")
+        if not -1 <= self.http_port <= 65535:
+            raise ConfigError(f"http_port must be in -1..65535, got {self.http_port}")
         for name in NOT_NEGATIVE:
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name} must not be negative, got {getattr(self, name)}")
         if self.heartbeat_timeout <= self.heartbeat_interval:
             raise ConfigError("heartbeat_timeout must be longer than heartbeat_interval")
+        if self.stall_timeout <= self.heartbeat_interval:
+            raise ConfigError("stall_timeout must be longer than heartbeat_interval")
+        for name in ("max_unread_bytes", "max_incidents"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if bool(self.tls_cert_file) != bool(self.tls_key_file):
+            raise ConfigError("tls_cert_file and tls_key_file must be given together")
+        if self.tls_client_ca_file and not self.tls_cert_file:
+            raise ConfigError("tls_client_ca_file needs tls_cert_file and tls_key_file")
+
+    @property
+    def incident_path(self) -> Path:
+        """Where incidents are written; not created here."""
+        return Path(self.incident_dir) if self.incident_dir else self.runtime_path / "incidents"
 
     @property
     def runtime_path(self) -> Path:

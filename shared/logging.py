@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections import deque
+from typing import Any
 
 import msgspec
 import structlog
@@ -16,6 +18,12 @@ from shared.messages.control import ServiceName
 from shared.messages.requests import RequestHeader
 
 _encoder = msgspec.json.Encoder(enc_hook=repr)
+_recent: deque[dict[str, Any]] = deque(maxlen=256)
+
+
+def recent_events() -> list[dict[str, Any]]:
+    """This process's last log lines, oldest first."""
+    return list(_recent)
 
 
 def setup_logging(service: ServiceName | str, instance: str, *, level: str = "info", format: str = "auto") -> None:
@@ -31,6 +39,7 @@ def setup_logging(service: ServiceName | str, instance: str, *, level: str = "in
             structlog.contextvars.merge_contextvars,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
+            _remember,
             structlog.processors.format_exc_info,
             renderer,
         ],
@@ -39,6 +48,12 @@ def setup_logging(service: ServiceName | str, instance: str, *, level: str = "in
         cache_logger_on_first_use=True,
     )
     structlog.contextvars.bind_contextvars(service=str(service), instance=instance)
+
+
+def _remember(_: Any, method: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
+    """Without traces, whose last lines may quote what a library failed at."""
+    _recent.append({key: value for key, value in event.items() if key != "exc_info"})
+    return event
 
 
 def _json(event: structlog.typing.EventDict, **_: object) -> str:

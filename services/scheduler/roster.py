@@ -4,7 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shared.messages import Hello, Member, ServiceName, WorkerCapacity
+from shared.messages import DraftCapacity, Heartbeat, Hello, Member, ServiceName, WorkerCapacity
+
+# The most of each that anyone has, several times over: beyond it somebody is wrong, and its ledger would fill our memory.
+PLAUSIBLE = {
+    "num_blocks": 1 << 22,
+    "block_size": 1 << 10,
+    "max_num_seqs": 1 << 14,
+    "max_model_len": 1 << 24,
+    "vocab_size": 1 << 22,
+    "num_rows": 1 << 14,
+}
+MAX_REASON = 200  # characters
+CAN_BE_NONE = {"vocab_size"}
 
 
 @dataclass(slots=True)
@@ -12,6 +24,8 @@ class Presence:
     member: Member
     capacity: WorkerCapacity | None
     last_seen: float
+    stalled: str = ""
+    is_computing: bool = False
 
 
 class Troupe:
@@ -36,7 +50,9 @@ class Troupe:
         if hello.schema_hash != schema:
             return f"its messages have schema {hello.schema_hash}, this deployment's have {schema}: mixed versions"
         if hello.worker is None:
-            return None
+            return implausible(hello.draft) or self._draft_refusal(hello.draft)
+        if reason := implausible(hello.worker):
+            return reason
         for presence in self._present.values():
             other = presence.capacity
             if other is not None and presence.member.instance != hello.instance:
@@ -44,6 +60,16 @@ class Troupe:
                     mine, theirs = getattr(hello.worker, name), getattr(other, name)
                     if mine != theirs:
                         return f"its {name} is {mine!r}, that of {presence.member.instance} is {theirs!r}"
+        return None
+
+    def _draft_refusal(self, draft: DraftCapacity | None) -> str | None:
+        """A draft speaks in the workers' token ids, or in none of its own."""
+        for presence in self._present.values() if draft is not None else ():
+            if presence.capacity is not None and draft.vocab_size not in (0, presence.capacity.vocab_size):
+                return (
+                    f"its vocab_size is {draft.vocab_size}, that of {presence.member.instance} is "
+                    f"{presence.capacity.vocab_size}"
+                )
         return None
 
     def join(self, hello: Hello, now: float) -> bool:
@@ -64,6 +90,21 @@ class Troupe:
         presence.last_seen = now
         return True
 
+    def note(self, heartbeat: Heartbeat) -> None:
+        """What a member that is on the roster says of itself."""
+        presence = self._present[heartbeat.instance]
+        presence.stalled, presence.is_computing = heartbeat.stalled, heartbeat.is_computing
+
+    @property
+    def stalled(self) -> list[str]:
+        """Who says that work waits there although nothing goes on, and why."""
+        return [f"{name}: {p.stalled[:MAX_REASON]}" for name, p in self._present.items() if p.stalled]
+
+    @property
+    def computing(self) -> frozenset[str]:
+        """The instances where a step is under way."""
+        return frozenset(name for name, presence in self._present.items() if presence.is_computing)
+
     def leave(self, instance: str, epoch: int) -> Member | None:
         """Strike an instance off; None where that life of it was not there."""
         presence = self._present.get(instance)
@@ -72,6 +113,20 @@ class Troupe:
         self.version += 1
         return self._present.pop(instance).member
 
+    def excuse(self, now: float) -> None:
+        """Take everybody's silence so far for our own."""
+        for presence in self._present.values():
+            presence.last_seen = now
+
     def silent(self, now: float, timeout: float) -> list[Member]:
         """Members not heard of for longer than `timeout` seconds."""
         return [p.member for p in self._present.values() if now - p.last_seen > timeout]
+
+
+def implausible(capacity: WorkerCapacity | DraftCapacity | None) -> str | None:
+    """Why nobody can offer this; None where somebody can."""
+    for name, most in PLAUSIBLE.items():
+        value = getattr(capacity, name, None)
+        if value is not None and not (name not in CAN_BE_NONE) <= value <= most:
+            return f"its {name} is {value}, which must be in 1..{most}"
+    return None

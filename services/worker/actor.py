@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from services.worker.checks import check_plan
 from services.worker.steps import Steps
 from shared.actor import MemberActor
 from shared.actor.actor import Handlers
+from shared.actor.member import check_epoch
 from shared.config import Settings
 from shared.errors import FatalError
 from shared.messages import Refused, Roster, ServiceName, StepPlan, Tick, WorkerCapacity, WorkerInbox
@@ -69,8 +71,11 @@ class WorkerActor(MemberActor):
         super().request_drain(deadline)
 
     def handle_plan(self, plan: StepPlan) -> None:
-        if self._steps is None:
+        """Raises ProtocolError on a plan of no scheduler."""
+        check_epoch(plan.epoch)
+        if self._steps is None or self._capacity is None:
             return
+        check_plan(plan, self._capacity)
         self._steps.submit(plan)
         for sequence in plan.admitted:
             log.info(
@@ -82,9 +87,22 @@ class WorkerActor(MemberActor):
                 step_id=plan.step_id,
             )
 
+    @property
+    def is_computing(self) -> bool:
+        return self._steps is not None and self._steps.watch.is_computing(self.settings.stall_timeout)
+
+    def stall(self) -> str:
+        if self._steps is None or not self._steps.watch.is_stalled(self.settings.stall_timeout):
+            return ""
+        return f"a step has not ended within {self._steps.watch.limit(self.settings.stall_timeout):.0f} s"
+
     def on_tick(self) -> None:
-        if self._steps is not None and self._steps.failure is not None:
+        if self._steps is None:
+            return
+        if self._steps.failure is not None:
             raise FatalError(f"a step failed: {self._steps.failure!r}") from self._steps.failure
+        if self._steps.watch.is_hopeless(self.settings.stall_timeout):
+            raise FatalError(f"a step has taken {self._steps.watch.seconds:.0f} s and does not end")
 
     async def on_stop(self) -> None:
         """First the roster, so that no plan is made for us; then the thread, which would block the exit."""

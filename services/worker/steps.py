@@ -5,23 +5,30 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import structlog
 
+from services.worker.progress import StepWatch
 from shared.messages import StepPlan, StepResult
 from shared.transport import Transport
 
-if TYPE_CHECKING:  # a stand-in for the model needs no torch
-    from shared.execution.runner import ModelRunner
-
 log = structlog.get_logger()
+
+
+class Runner(Protocol):
+    """What steps need of a model runner."""
+
+    def reset(self) -> None: ...
+
+    def run(self, plan: StepPlan) -> StepResult: ...
 
 
 class Steps(Protocol):
     """Where plans go.  `failure` is what ended the stepping, for good."""
 
     failure: BaseException | None
+    watch: StepWatch
 
     def submit(self, plan: StepPlan) -> None: ...
 
@@ -31,8 +38,9 @@ class Steps(Protocol):
 class EpochFence:
     """Lets plans through in order of epoch: an older life's are dropped, a newer one's empty the rows first."""
 
-    def __init__(self, runner: ModelRunner) -> None:
+    def __init__(self, runner: Runner, watch: StepWatch) -> None:
         self._runner = runner
+        self._watch = watch
         self._epoch = 0
 
     def run(self, plan: StepPlan) -> StepResult | None:
@@ -41,15 +49,19 @@ class EpochFence:
         if plan.epoch > self._epoch:
             self._runner.reset()
             self._epoch = plan.epoch
-        return self._runner.run(plan)
+        self._watch.begin(plan)
+        result = self._runner.run(plan)
+        self._watch.end()
+        return result
 
 
 class InlineSteps:
     """Runs each plan where it is submitted: for tests in one thread."""
 
-    def __init__(self, runner: ModelRunner, transport: Transport) -> None:
+    def __init__(self, runner: Runner, transport: Transport) -> None:
         self.failure: BaseException | None = None
-        self._fence = EpochFence(runner)
+        self.watch = StepWatch()
+        self._fence = EpochFence(runner, self.watch)
         self._outbox = transport.outbox()
         self._scheduler = transport.scheduler_address
 
@@ -68,8 +80,9 @@ class ThreadSteps:
     One thread and one stream: the scheduler's release fence rests on that.
     """
 
-    def __init__(self, runner: ModelRunner, transport: Transport, on_failure: Callable[[], None]) -> None:
+    def __init__(self, runner: Runner, transport: Transport, on_failure: Callable[[], None]) -> None:
         self.failure: BaseException | None = None
+        self.watch = StepWatch()
         self._plans: queue.SimpleQueue[StepPlan | None] = queue.SimpleQueue()
         self._on_failure = on_failure
         self._thread = threading.Thread(target=self._loop, args=(runner, transport), name="steps", daemon=True)
@@ -85,9 +98,9 @@ class ThreadSteps:
         self._plans.put(None)
         self._thread.join(timeout=60)
 
-    def _loop(self, runner: ModelRunner, transport: Transport) -> None:
+    def _loop(self, runner: Runner, transport: Transport) -> None:
         outbox = transport.outbox()
-        fence = EpochFence(runner)
+        fence = EpochFence(runner, self.watch)
         try:
             while (plan := self._plans.get()) is not None:
                 if result := fence.run(plan):

@@ -7,9 +7,8 @@ import time
 import structlog
 
 from shared.actor.actor import Actor, Phase
-from shared.actor.status import write_status
 from shared.config import Settings
-from shared.errors import FatalError
+from shared.errors import FatalError, ProtocolError
 from shared.messages import (
     DraftCapacity,
     Goodbye,
@@ -26,6 +25,8 @@ from shared.messages import (
 from shared.transport.link import Transport
 
 log = structlog.get_logger()
+
+CLOCK_SKEW = 3600.0  # seconds between the clocks of two hosts, at most
 
 
 class MemberActor(Actor):
@@ -56,8 +57,16 @@ class MemberActor(Actor):
     def on_new_scheduler(self) -> None:
         """The scheduler is another life than before: whatever it knew of us is gone."""
 
+    def on_forgotten(self) -> None:
+        """The scheduler that we were with took us for lost: what it had from us it has given up."""
+
     def on_tick(self) -> None:
         """Every heartbeat interval."""
+
+    @property
+    def is_computing(self) -> bool:
+        """Whether a step is under way that has not taken longer than it may; of those who compute."""
+        return False
 
     # -- for handlers
 
@@ -88,18 +97,27 @@ class MemberActor(Actor):
         )
 
     def heartbeat(self) -> Heartbeat:
-        return Heartbeat(self.service, self.instance, self.epoch, self.progress, self.inbox.address)
+        return Heartbeat(
+            self.service,
+            self.instance,
+            self.epoch,
+            self.progress,
+            self.inbox.address,
+            self.stalled,
+            self.is_computing,
+        )
 
     def handle_tick(self, _: Tick) -> None:
+        self.say_status()
         if self.phase < Phase.DRAINING:
             if self.phase is Phase.READY:
                 self.send(self.scheduler, self.heartbeat())
             else:
                 self.say_hello()
-        write_status(self.settings, self.phase.name)
         self.on_tick()
 
     def handle_roster(self, roster: Roster) -> None:
+        check_epoch(roster.scheduler_epoch)
         self._roster_seen = time.monotonic()
         old = self.roster
         if (roster.scheduler_epoch, roster.version) < (old.scheduler_epoch, old.version):
@@ -112,6 +130,8 @@ class MemberActor(Actor):
         known = any(member.instance == self.instance for member in roster.members)
         if not known and self.phase < Phase.DRAINING:
             self.say_hello()
+            if self.phase is Phase.READY and old.scheduler_epoch == roster.scheduler_epoch:
+                self.on_forgotten()
         elif known and self.phase is Phase.STARTING:
             self.phase = Phase.READY
             log.info("ready", address=self.inbox.address)
@@ -129,3 +149,12 @@ class MemberActor(Actor):
     async def on_stop(self) -> None:
         self.send(self.scheduler, Goodbye(self.service, self.instance, self.epoch))
         self.outbox.flush()
+
+
+def check_epoch(epoch: int) -> None:
+    """Epochs are times in microseconds, so one of the future is nobody's.  It would lock out every real one after it.
+
+    Raises ProtocolError.
+    """
+    if not 0 <= epoch <= (time.time() + CLOCK_SKEW) * 1e6:
+        raise ProtocolError(f"epoch {epoch} is not a time that has been")

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import faulthandler
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 
 import structlog
 import uvloop
 
 from shared.actor.actor import Actor
+from shared.actor.incident import Incidents
+from shared.actor.status import STALLED, write_status
+from shared.actor.watchdog import Watchdog
 from shared.config import Settings, load_settings
 from shared.errors import ConfigError, ModelError, PageantError
 from shared.logging import setup_logging
@@ -21,6 +26,7 @@ log = structlog.get_logger()
 EXIT_FATAL = 70  # EX_SOFTWARE: the supervisor starts a new instance
 EXIT_CONFIG = 78  # EX_CONFIG: starting again would not help
 HOPELESS = (ConfigError, ModelError)  # what EXIT_CONFIG says
+STUCK = "the event loop does not go round"
 
 
 def run_actor(make: Callable[[Transport, Settings], Actor], settings: Settings | None = None) -> int:
@@ -30,6 +36,7 @@ def run_actor(make: Callable[[Transport, Settings], Actor], settings: Settings |
     except PageantError as error:
         print(f"pageant: {error}", file=sys.stderr)
         return EXIT_CONFIG
+    faulthandler.enable()  # a fault in native code says at least where
     status: int = uvloop.run(_main(make, settings))
     return status
 
@@ -37,23 +44,21 @@ def run_actor(make: Callable[[Transport, Settings], Actor], settings: Settings |
 async def _main(make: Callable[[Transport, Settings], Actor], settings: Settings) -> int:
     setup_logging("starting", "", level=settings.log_level, format=settings.log_format)
     transport: Transport | None = None
+    incidents: Incidents | None = None
     status = 0
     try:
         transport = make_transport(settings)
         actor = make(transport, settings)
         setup_logging(actor.service, actor.instance, level=settings.log_level, format=settings.log_format)
+        actor.incidents = incidents = Incidents(settings, actor.service, actor.instance, actor.ledgers)
         loop = asyncio.get_running_loop()
         for name in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(name, actor.request_drain)
         log.info("starting", epoch=actor.epoch)
-        await actor.run()
-    except* PageantError as group:
-        errors = _leaves(group)
-        for error in errors:
-            # What is wrong with a setting or a checkpoint is in the words; a defect needs its trace.
-            trace = error.__cause__ if not isinstance(error, HOPELESS) else None
-            log.error("fatal", error=str(error), type=type(error).__name__, exc_info=trace)
-        status = EXIT_CONFIG if all(isinstance(error, HOPELESS) for error in errors) else EXIT_FATAL
+        with watched(actor, incidents):
+            await actor.run()
+    except* Exception as group:
+        status = obituary(_leaves(group), incidents)
     finally:
         if transport is not None:
             transport.close()
@@ -61,8 +66,38 @@ async def _main(make: Callable[[Transport, Settings], Actor], settings: Settings
     return status
 
 
-def _leaves(group: BaseExceptionGroup[PageantError]) -> list[PageantError]:
-    found: list[PageantError] = []
+@contextlib.contextmanager
+def watched(actor: Actor, incidents: Incidents) -> Iterator[None]:
+    """While the actor lives, somebody else looks whether its loop goes round."""
+
+    def stall() -> None:
+        write_status(actor.settings, STALLED)
+        log.error("stalled", reason=STUCK)
+        incidents.write(STUCK)
+
+    watchdog = Watchdog(
+        actor, actor.settings.stall_timeout, on_stall=stall, on_recovery=lambda: log.info("stall_over")
+    )
+    watchdog.start()
+    try:
+        yield
+    finally:
+        watchdog.stop()
+
+
+def obituary(errors: Sequence[Exception], incidents: Incidents | None) -> int:
+    """Say what a process dies of; returns its exit status, which is never that of a good end."""
+    for error in errors:
+        # What is wrong with a setting or a checkpoint is in the words; a defect needs its trace.
+        trace = (error.__cause__ or error) if not isinstance(error, HOPELESS) else None
+        log.error("fatal", error=str(error), type=type(error).__name__, exc_info=trace)
+        if incidents is not None and not isinstance(error, HOPELESS):
+            incidents.write("fatal", error)
+    return EXIT_CONFIG if all(isinstance(error, HOPELESS) for error in errors) else EXIT_FATAL
+
+
+def _leaves(group: BaseExceptionGroup[Exception]) -> list[Exception]:
+    found: list[Exception] = []
     for error in group.exceptions:
         found += _leaves(error) if isinstance(error, BaseExceptionGroup) else [error]
     return found

@@ -11,8 +11,10 @@ from pathlib import Path
 
 from shared.config import Settings
 
+STALLED = "STALLED"
 
-def write_status(settings: Settings, phase: str) -> None:
+
+def write_status(settings: Settings, status: str) -> None:
     """Renew the file; nothing happens where none is configured."""
     if settings.status_file:
-        Path(settings.status_file).write_text(phase, encoding="ascii")
+        Path(settings.status_file).write_text(status, encoding="ascii")

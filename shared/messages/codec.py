@@ -14,6 +14,9 @@ from shared.messages.base import Message
 
 MAX_MESSAGE_BYTES = 64 << 20
 
+# Beside what does not fit its type: arrays in arrays without end, and lengths that no memory has.
+UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, OverflowError, RecursionError, MemoryError)
+
 T = TypeVar("T")
 _encoder = msgspec.msgpack.Encoder()
 
@@ -35,7 +38,7 @@ class Decoder(Generic[T]):
             raise ProtocolError(f"message of {len(data)} bytes, more than {MAX_MESSAGE_BYTES}")
         try:
             return self._decoder.decode(data)
-        except (msgspec.DecodeError, UnicodeDecodeError, OverflowError) as error:
+        except UNDECODABLE as error:
             raise ProtocolError(f"undecodable message of {len(data)} bytes: {error}") from error
 
 

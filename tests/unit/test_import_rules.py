@@ -18,23 +18,37 @@ STDLIB = sys.stdlib_module_names
 ALLOWED: dict[str, set[str]] = {
     "shared.messages": {"STDLIB", "msgspec", "shared.errors", "shared.sampling", "shared.packing"},
     "shared.transport": {"STDLIB", "msgspec", "structlog", "shared"},
-    "shared.transport.zeromq": {"STDLIB", "zmq", "shared"},
+    "shared.transport.zeromq": {"STDLIB", "zmq", "structlog", "shared"},
     "shared.transport.keys": {"STDLIB", "zmq", "msgspec", "shared"},
-    "shared.actor": {"STDLIB", "uvloop", "structlog", "shared"},
+    "shared.actor": {"STDLIB", "uvloop", "msgspec", "structlog", "shared"},
     "shared.modeling": {"STDLIB", "torch", "numpy", "safetensors", "tqdm", "msgspec", "structlog", "shared", "kernels"},
     "shared.execution": {"STDLIB", "torch", "numpy", "msgspec", "structlog", "shared", "kernels"},
     "shared": {"STDLIB", "msgspec", "structlog", "tokenizers", "huggingface_hub", "shared"},
     "services.scheduler": {"STDLIB", "msgspec", "shared", "structlog"},
+    "services.simulator": {"STDLIB", "msgspec", "shared", "services.scheduler"},
     "services.draft": {"STDLIB", "msgspec", "structlog", "torch", "numpy", "shared", "kernels"},
     "services.worker": {"STDLIB", "msgspec", "structlog", "torch", "numpy", "tqdm", "shared", "kernels"},
     "services.gateway": {"STDLIB", "msgspec", "structlog", "grpc", "grpc_health", "grpc_reflection", "google", "shared",
                          "protos"},
+    "services.gateway.http": {"STDLIB", "msgspec", "structlog", "starlette", "uvicorn", "prometheus_client",
+                              "services.gateway", "shared"},
     "services.tokenizer": {"STDLIB", "msgspec", "structlog", "tokenizers", "jinja2", "shared"},
     "services.detokenizer": {"STDLIB", "msgspec", "structlog", "tokenizers", "shared"},
-    "services.cli": {"STDLIB", "msgspec", "structlog", "click", "grpc", "grpc_health", "google", "shared", "protos"},
+    "services.cli": {"STDLIB", "msgspec", "structlog", "click", "grpc", "grpc_health", "google", "shared", "protos",
+                     "tqdm", "matplotlib"},
+    "services.cli.simulate": {"STDLIB", "msgspec", "click", "tqdm", "shared", "services.cli", "services.simulator",
+                              "services.scheduler"},
+    "services.cli.plots": {"STDLIB", "click", "matplotlib", "services.cli", "services.simulator"},
+    "services.cli.bench": {"STDLIB", "msgspec", "click", "tqdm", "grpc", "uvloop", "shared", "protos", "services.cli"},
+    "services.cli.bench.messages": {"STDLIB", "shared", "services.cli", "services.detokenizer"},
+    "services.cli.bench.decoding": {"STDLIB", "shared", "services.scheduler"},
+    "services.cli.bench.kernels": {"STDLIB", "click", "torch", "shared", "kernels", "services.cli",
+                                   "services.simulator"},
+    "shared.metrics": {"STDLIB", "msgspec"},
+    "shared.workload": {"STDLIB", "msgspec", "shared.packing", "shared.workload"},
     "kernels.ops": {"torch", "STDLIB"},
     "kernels.cpu": {"torch", "numpy", "STDLIB", "kernels.ops"},
-    "kernels.triton": {"torch", "STDLIB", "triton", "kernels.ops"},
+    "kernels.triton": {"torch", "numpy", "STDLIB", "triton", "kernels.ops"},
     "kernels": {"torch", "STDLIB", "kernels.ops", "kernels.cpu", "kernels.triton"},
     "protos": {"STDLIB", "google", "grpc", "protos"},
 }  # fmt: skip
@@ -104,6 +118,21 @@ def test_the_scheduler_s_core_is_pure() -> None:
             broken = [i for i in imports(tree) if i.split(".")[0] in PURE_FORBIDDEN or within(i, "shared.actor")]
             assert not broken, f"{name} imports {broken}"
     assert num_checked > 10
+
+
+def test_who_uses_a_service_s_core_leaves_its_shell_alone() -> None:
+    """The simulator and the benches run the cores of services; sockets and clocks stay with their actors."""
+    users = set()
+    for name, tree in modules():
+        own = ".".join(name.split(".")[:2])
+        if not within(name, "services"):
+            continue
+        for imported in imports(tree):
+            parts = imported.split(".")
+            if parts[0] == "services" and len(parts) > 2 and not within(imported, own):
+                users.add(name)
+                assert parts[2] not in SHELLS or parts[1] == "cli", f"{name} imports the shell {imported}"
+    assert any(within(name, "services.simulator") for name in users)
 
 
 def test_nothing_unsafe_is_imported_or_called() -> None:

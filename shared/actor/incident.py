@@ -1,0 +1,129 @@
+"""What is kept of a stall or a fatal error, for whoever looks into it later: one JSON file each, few of them.
+
+In it are stacks, ledgers and the last events.  None of these holds prompts or outputs: stacks are names of functions
+and lines of source without their variables, ledgers are counts and ids, and events are log lines.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import resource
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import structlog
+
+from shared.config import Settings
+from shared.errors import PageantError
+from shared.logging import recent_events
+
+log = structlog.get_logger()
+
+SECRET = ("api_keys",)  # settings that are not told
+MAX_FRAMES = 64
+MAX_ERROR_CHARS = 500
+QUIET_SECONDS = 10.0  # after one incident of a process, before the next is worth a file
+
+Ledgers = Callable[[], Mapping[str, Any]]
+
+
+class Incidents:
+    """Writes the incidents of one process.  Failing to costs a log line: it must never make things worse."""
+
+    def __init__(self, settings: Settings, service: str, instance: str, ledgers: Ledgers) -> None:
+        self._settings = settings
+        self._directory = settings.incident_path
+        self._service = service
+        self._instance = instance
+        self._ledgers = ledgers
+        self._last = float("-inf")
+        self._lock = threading.Lock()  # the watchdog writes from a thread of its own
+
+    def write(self, cause: str, error: BaseException | None = None) -> Path | None:
+        """One file, unless there was one just now; returns where it is."""
+        with self._lock:
+            if time.monotonic() - self._last < QUIET_SECONDS:
+                return None
+            self._last = time.monotonic()
+            try:
+                path = self._save(self._bundle(cause, error))
+            except Exception as failure:
+                log.error("incident_lost", cause=cause, reason=repr(failure))
+                return None
+        log.error("incident", cause=cause, file=str(path))
+        return path
+
+    def _bundle(self, cause: str, error: BaseException | None) -> dict[str, Any]:
+        return {
+            "cause": cause,
+            "time": time.time(),
+            "service": self._service,
+            "instance": self._instance,
+            "error": described(error) if error is not None else None,
+            "stacks": stacks(),
+            "ledgers": attempted(self._ledgers),
+            "events": recent_events(),
+            "process": process(),
+            "settings": {k: v for k, v in msgspec.structs.asdict(self._settings).items() if k not in SECRET},
+        }
+
+    def _save(self, bundle: Mapping[str, Any]) -> Path:
+        self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        path = self._directory / f"{self._service}-{time.time_ns() // 1000}-{self._instance}.json"
+        path.touch(mode=0o600)
+        path.write_bytes(msgspec.json.format(msgspec.json.encode(bundle, enc_hook=repr)))
+        for old in sorted(self._directory.glob(f"{self._service}-[0-9]*.json"))[: -self._settings.max_incidents]:
+            old.unlink(missing_ok=True)
+        return path
+
+
+def stacks() -> dict[str, list[str]]:
+    """Where every thread is, innermost last."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    return {
+        f"{names.get(ident, '?')} ({ident})": lines_of(traceback.extract_stack(frame, limit=MAX_FRAMES))
+        for ident, frame in sys._current_frames().items()
+    }
+
+
+def lines_of(frames: traceback.StackSummary) -> list[str]:
+    return [f"{frame.filename}:{frame.lineno} {frame.name}: {frame.line}" for frame in frames]
+
+
+def described(error: BaseException) -> dict[str, Any]:
+    """Our own words for an error, or its type alone: others' words may quote what they failed at."""
+    words = str(error)[:MAX_ERROR_CHARS] if isinstance(error, PageantError) else ""
+    cause = error.__cause__ or error.__context__
+    return {
+        "type": type(error).__name__,
+        "words": words,
+        "stack": lines_of(traceback.extract_tb(error.__traceback__, limit=MAX_FRAMES)),
+        "cause": described(cause) if cause is not None else None,
+    }
+
+
+def attempted(ledgers: Ledgers) -> Mapping[str, Any]:
+    """An actor that has lost its footing may not be able to say how it stands."""
+    try:
+        return ledgers()
+    except Exception as error:
+        return {"lost": type(error).__name__}
+
+
+def process() -> dict[str, Any]:
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return {
+        "pid": os.getpid(),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "processor_seconds": usage.ru_utime + usage.ru_stime,
+        "max_resident_kib": usage.ru_maxrss,
+        "num_threads": threading.active_count(),
+    }
