@@ -29,6 +29,8 @@ class RejectCode(StrEnum):
     NOT_FOUND = "not_found"
     CANCELLED = "cancelled"
     INTERNAL = "internal"
+    UNAUTHENTICATED = "unauthenticated"
+    PERMISSION_DENIED = "permission_denied"
 
 
 class RequestError(PageantError):

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 from services.gateway.status import unavailable
 from shared.errors import RequestError
-from shared.messages import DecodeRequest, EncodeRequest, GetLoad, Message
+from shared.messages import DecodeRequest, EncodeRequest, GetLoad, Message, PiecesRequest
 
-Question = EncodeRequest | DecodeRequest | GetLoad
+Question = EncodeRequest | DecodeRequest | PiecesRequest | GetLoad
 
 
 class Call:
@@ -29,6 +29,9 @@ class Calls:
 
     def __iter__(self) -> Iterator[Call]:
         return iter(list(self._open.values()))
+
+    def __len__(self) -> int:
+        return len(self._open)
 
     def add(self, question: Question, address: str) -> Call:
         call = self._open[question.request_id] = Call(question, address)

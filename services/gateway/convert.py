@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from protos.pageant.v1 import control_pb2, inference_pb2
+from services.gateway.generation import packed_prompt
 from services.gateway.streams import Delta
 from shared.errors import RequestError
 from shared.messages import (
@@ -16,7 +17,6 @@ from shared.messages import (
     TokenizeRequest,
     TokenLogprobs,
 )
-from shared.packing import pack_tokens
 from shared.sampling import SamplingParams
 
 FINISH_REASONS = {
@@ -55,13 +55,6 @@ def tokenize_request(proto: Any, header: RequestHeader, params: SamplingParams, 
     if kind == "token_ids":
         return TokenizeRequest(header, params, token_ids=packed_prompt(proto.token_ids.ids, max_tokens))
     raise no_input()
-
-
-def packed_prompt(ids: Any, max_tokens: int) -> bytes:
-    """Packed ids; bounded here already, because four bytes an id may outgrow a message that was within bounds."""
-    if len(ids) > max_tokens:
-        raise RequestError(f"prompt has {len(ids)} tokens, more than max_input_length={max_tokens}", field="prompt")
-    return pack_tokens(ids)
 
 
 def chat_messages(chat: Any) -> list[ChatMessage]:

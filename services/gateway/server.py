@@ -10,7 +10,9 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from protos.pageant.v1 import control_pb2, control_pb2_grpc, inference_pb2, inference_pb2_grpc
+from services.gateway.keycheck import KeyCheck
 from services.gateway.servicer import ControlServicer, InferenceServicer
+from services.gateway.tls import server_credentials
 from shared.config import Settings
 from shared.errors import ConfigError
 
@@ -39,20 +41,31 @@ class FrontServer:
 
     async def start(self) -> None:
         """Listen; raises ConfigError where the port is taken."""
-        self._server = grpc.aio.server(options=server_options(self._settings.max_request_bytes))
+        self._server = grpc.aio.server(
+            interceptors=[KeyCheck(self._actor.access)], options=server_options(self._settings.max_request_bytes)
+        )
         inference_pb2_grpc.add_InferenceServicer_to_server(InferenceServicer(self._actor), self._server)
         control_pb2_grpc.add_ControlServicer_to_server(ControlServicer(self._actor), self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         reflection.enable_server_reflection((INFERENCE, CONTROL, HEALTH, reflection.SERVICE_NAME), self._server)
         address = f"{self._settings.host}:{self._settings.port}"
+        credentials = server_credentials(self._settings)
         try:
-            self.port = self._server.add_insecure_port(address)
+            if credentials is None:
+                self.port = self._server.add_insecure_port(address)
+            else:
+                self.port = self._server.add_secure_port(address, credentials)
         except RuntimeError as error:
             raise ConfigError(f"cannot listen on {address}: {error}") from error
         await self._report(serving=False)
         await self._health.set(CONTROL, health_pb2.HealthCheckResponse.SERVING)
         await self._server.start()
-        log.info("listening", address=f"{self._settings.host}:{self.port}")
+        log.info(
+            "listening",
+            address=f"{self._settings.host}:{self.port}",
+            tls=credentials is not None,
+            keys="none: whoever reaches the port may ask" if self._actor.access.is_open else "needed",
+        )
 
     async def stop(self) -> None:
         """Refuse new calls, let the last words out, close."""
@@ -61,12 +74,12 @@ class FrontServer:
 
     async def follow_health(self) -> None:
         """Keep the health service's word the same as the actor's, as long as the actor lives."""
-        missing: str | None = None
+        unwell: str | None = None
         while True:
-            if (now := self._actor.missing) != missing:
-                missing = now
-                log.info("serving" if not missing else "not_serving", reason=missing)
-                await self._report(serving=not missing)
+            if (now := self._actor.unwell) != unwell:
+                unwell = now
+                log.info("serving" if not unwell else "not_serving", reason=unwell)
+                await self._report(serving=not unwell)
             else:
                 await self._actor.changed()
 

@@ -5,31 +5,32 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Awaitable
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import grpc
 
 from protos.pageant.v1 import control_pb2, inference_pb2
 from services.gateway import convert, status
-from services.gateway.header import CallMetadata, make_header, read_metadata, seeded
+from services.gateway.generation import (
+    MAX_TOKENS_PER_MESSAGE,
+    QUESTION_TIMEOUT,
+    check_label,
+    check_model,
+    generate,
+    packed_prompt,
+)
+from services.gateway.header import make_header, seeded
 from services.gateway.report import StreamReport
 from services.gateway.streams import Stream
-from shared.errors import RejectCode, RequestError
+from shared.errors import RequestError
 from shared.messages import DecodeRequest, EncodeRequest, TokenizeRequest
-from shared.messages.codec import MAX_MESSAGE_BYTES
 from shared.packing import unpack_tokens
 
 if TYPE_CHECKING:
     from services.gateway.actor import GatewayActor
 
-QUESTION_TIMEOUT = 30.0  # seconds, for a client that set no deadline
 LOAD_TIMEOUT = 1.0
-MAX_TOKENS_PER_MESSAGE = MAX_MESSAGE_BYTES // 8
-MAX_LABEL_CHARS = 256  # it is in every log line of its request
 FOREVER = 1e8  # seconds; how gRPC spells "no deadline" on some paths
-
-T = TypeVar("T")
 
 
 class InferenceServicer:
@@ -43,7 +44,7 @@ class InferenceServicer:
         report = StreamReport()
         try:
             request = self._read(proto, context)
-            await _within(request.header.deadline, self._serve(proto, request, context, report))
+            await generate(self._actor, request, report, lambda stream: self._write(proto, stream, context, report))
         except RequestError as error:
             report.failed(error)
             await abort(context, error)
@@ -55,11 +56,10 @@ class InferenceServicer:
 
     def _read(self, proto: Any, context: Any) -> TokenizeRequest:
         self._check_model(proto.model)
-        if len(proto.label) > MAX_LABEL_CHARS:
-            raise RequestError(f"label has {len(proto.label)} characters, more than {MAX_LABEL_CHARS}", field="label")
+        check_label(proto.label)
         params = seeded(convert.sampling_from_proto(proto.sampling))
         header = make_header(
-            metadata(context),
+            self._actor.access.caller(metadata(context)),
             gateway=self._actor.inbox.address,
             label=proto.label,
             priority=proto.priority,
@@ -69,23 +69,9 @@ class InferenceServicer:
         limit = self._actor.roster.max_input_length or MAX_TOKENS_PER_MESSAGE
         return convert.tokenize_request(proto, header, params, limit)
 
-    async def _serve(self, proto: Any, request: TokenizeRequest, context: Any, report: StreamReport) -> None:
-        try:
-            await self._actor.until_available()
-            stream = self._actor.open(request)
-        finally:
-            report.received(request)
-        try:
-            await context.send_initial_metadata((("x-request-id", request.header.request_id),))
-            await self._write(proto, stream, context, report)
-        finally:
-            self._actor.close(stream)
-        if stream.error is not None:
-            raise stream.error
-        report.finished(stream)
-
     async def _write(self, proto: Any, stream: Stream, context: Any, report: StreamReport) -> None:
         """Send output as it comes.  While one write waits for a slow reader, what follows gathers in the stream."""
+        await context.send_initial_metadata((("x-request-id", stream.header.request_id),))
         with_token_ids = proto.stream.return_token_ids or not stream.request.params.detokenize
         while deltas := await stream.take():
             for delta in deltas:
@@ -119,7 +105,7 @@ class InferenceServicer:
             question = DecodeRequest(
                 uuid.uuid4().hex,
                 self._actor.inbox.address,
-                token_ids=convert.packed_prompt(proto.token_ids, MAX_TOKENS_PER_MESSAGE),
+                token_ids=packed_prompt(proto.token_ids, MAX_TOKENS_PER_MESSAGE),
                 skip_special_tokens=proto.skip_special_tokens if proto.HasField("skip_special_tokens") else True,
             )
             answer: Any = await self._ask(question, context)
@@ -137,11 +123,7 @@ class InferenceServicer:
         return await self._actor.ask_tokenizer(question, QUESTION_TIMEOUT if left is None else left)
 
     def _check_model(self, name: str) -> None:
-        served = self._actor.settings.model_name
-        if name and name != served:
-            raise RequestError(
-                f"model {name!r} is not served; served: {served}", field="model", code=RejectCode.NOT_FOUND
-            )
+        check_model(name, self._actor.settings.model_name)
 
 
 class ControlServicer:
@@ -160,23 +142,20 @@ class ControlServicer:
     async def Abort(self, proto: Any, context: Any) -> Any:
         if not (proto.request_id or proto.label):
             await abort(context, RequestError("request_id or label must be given", field="target"))
-        num_aborted = self._actor.abort(request_id=proto.request_id, label=proto.label, tenant=metadata(context).tenant)
+        try:
+            tenant = self._actor.access.caller(metadata(context)).tenant
+        except RequestError as error:
+            await abort(context, error)
+        num_aborted = self._actor.abort(request_id=proto.request_id, label=proto.label, tenant=tenant)
         return control_pb2.AbortResponse(num_aborted=num_aborted)
 
     async def Drain(self, proto: Any, context: Any) -> Any:
+        try:
+            self._actor.access.check_operator(self._actor.access.caller(metadata(context)))
+        except RequestError as error:
+            await abort(context, error)
         self._actor.request_drain(time.time() + proto.timeout if proto.HasField("timeout") else None)
         return control_pb2.DrainResponse(num_open_streams=len(self._actor.journal))
-
-
-async def _within(deadline: float | None, work: Awaitable[T]) -> T:
-    """Await `work` until `deadline` (Unix seconds); raises RequestError past it."""
-    if deadline is None:
-        return await work
-    try:
-        async with asyncio.timeout(deadline - time.time()):
-            return await work
-    except TimeoutError:
-        raise RequestError("the call's deadline passed", code=RejectCode.DEADLINE_EXCEEDED) from None
 
 
 async def abort(context: Any, error: RequestError) -> NoReturn:
@@ -191,5 +170,5 @@ def remaining(context: Any) -> float | None:
     return None if left is None or left > FOREVER else max(0.0, left)
 
 
-def metadata(context: Any) -> CallMetadata:
-    return read_metadata((key, value) for key, value in context.invocation_metadata() or ())
+def metadata(context: Any) -> list[tuple[str, str | bytes]]:
+    return [(key, value) for key, value in context.invocation_metadata() or ()]

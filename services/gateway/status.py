@@ -15,6 +15,8 @@ STATUS = {
     RejectCode.NOT_FOUND: grpc.StatusCode.NOT_FOUND,
     RejectCode.CANCELLED: grpc.StatusCode.CANCELLED,
     RejectCode.INTERNAL: grpc.StatusCode.INTERNAL,
+    RejectCode.UNAUTHENTICATED: grpc.StatusCode.UNAUTHENTICATED,
+    RejectCode.PERMISSION_DENIED: grpc.StatusCode.PERMISSION_DENIED,
 }
 
 # A client that is told to come back without a time would come back at once.

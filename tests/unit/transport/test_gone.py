@@ -22,7 +22,7 @@ async def deliver(outbox: UnixOutbox, inbox: UnixInbox, word: str) -> None:
 
 
 async def test_an_idle_line_tells_of_the_end(tmp_path: Path) -> None:
-    outbox = UnixOutbox()
+    outbox = UnixOutbox(tmp_path)
     gone = listening(outbox)
     inbox, other = UnixInbox(tmp_path / "a.sock", SchedulerInbox), UnixInbox(tmp_path / "b.sock", SchedulerInbox)
     await deliver(outbox, inbox, "one")
@@ -38,7 +38,7 @@ async def test_an_idle_line_tells_of_the_end(tmp_path: Path) -> None:
 
 
 async def test_a_send_into_a_closed_line_tells_of_it_once(tmp_path: Path) -> None:
-    outbox = UnixOutbox()
+    outbox = UnixOutbox(tmp_path)
     gone = listening(outbox)
     inbox = UnixInbox(tmp_path / "a.sock", SchedulerInbox)
     await deliver(outbox, inbox, "one")
@@ -52,7 +52,7 @@ async def test_a_send_into_a_closed_line_tells_of_it_once(tmp_path: Path) -> Non
 
 
 async def test_a_line_that_only_broke_is_mended_without_a_word(tmp_path: Path) -> None:
-    outbox = UnixOutbox()
+    outbox = UnixOutbox(tmp_path)
     gone = listening(outbox)
     inbox = UnixInbox(tmp_path / "a.sock", SchedulerInbox)
     await deliver(outbox, inbox, "one")
@@ -66,7 +66,7 @@ async def test_a_line_that_only_broke_is_mended_without_a_word(tmp_path: Path) -
 
 
 async def test_nobody_is_told_of_who_was_not_there_yet_or_was_forgotten(tmp_path: Path) -> None:
-    outbox = UnixOutbox()
+    outbox = UnixOutbox(tmp_path)
     gone = listening(outbox)
     outbox.send(f"ipc://{tmp_path}/late.sock", AbortRequest("patient"))
     outbox.flush()

@@ -93,7 +93,7 @@ async def test_a_thread_without_a_loop_sends_more_than_a_socket_holds(tmp_path: 
 
 
 async def test_mail_waits_for_a_destination_that_is_not_there_yet(tmp_path: Path) -> None:
-    outbox = UnixOutbox()
+    outbox = UnixOutbox(tmp_path)
     outbox.send(f"ipc://{tmp_path}/late.sock", AbortRequest("patient"))
     outbox.flush()
     await asyncio.sleep(0.1)
@@ -104,7 +104,7 @@ async def test_mail_waits_for_a_destination_that_is_not_there_yet(tmp_path: Path
 
 
 async def test_the_next_life_of_a_destination_gets_what_comes_after(tmp_path: Path) -> None:
-    path, outbox = tmp_path / "a.sock", UnixOutbox()
+    path, outbox = tmp_path / "a.sock", UnixOutbox(tmp_path)
     for life in ("first", "second", "third"):
         inbox = UnixInbox(path, SchedulerInbox)
         outbox.send(inbox.address, AbortRequest(life))
@@ -115,7 +115,7 @@ async def test_the_next_life_of_a_destination_gets_what_comes_after(tmp_path: Pa
 
 
 async def test_what_was_sent_last_gets_out_before_the_end(tmp_path: Path) -> None:
-    inbox, outbox = UnixInbox(tmp_path / "a.sock", TokenizerInbox), UnixOutbox()
+    inbox, outbox = UnixInbox(tmp_path / "a.sock", TokenizerInbox), UnixOutbox(tmp_path)
     outbox.send(inbox.address, DecodeRequest("big", "g", MEGABYTE))
     closing = asyncio.create_task(asyncio.to_thread(outbox.close))
     (message,) = await asyncio.wait_for(inbox.recv_batch(), 5)
@@ -125,7 +125,7 @@ async def test_what_was_sent_last_gets_out_before_the_end(tmp_path: Path) -> Non
 
 
 async def test_a_destination_that_is_forgotten_is_left_alone(tmp_path: Path) -> None:
-    outbox = UnixOutbox()
+    outbox = UnixOutbox(tmp_path)
     address = f"ipc://{tmp_path}/never.sock"
     outbox.send(address, AbortRequest("lost"))
     outbox.flush()
