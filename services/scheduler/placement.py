@@ -1,27 +1,111 @@
-"""Which worker a sequence waits at: the one where the least is left to do before it is done."""
+"""Which worker a sequence waits at: a routing policy scores every worker, the lowest score wins.
+
+round_robin     every score is zero: workers take turns
+least_loaded    waiting + running + 6 waiting max(0, KV usage - 1/2), as vLLM's balancer scores its engines
+prefix_aware    blocks to prefill there + blocks held there, as Dynamo's router does it: what that worker's cache has of
+                the prompt is not to prefill, so a request goes where its prefix is, unless that worker is too busy
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
 
 from services.scheduler.replica import Replica
 from services.scheduler.sequence import Sequence
 
-
-def place(sequence: Sequence, replicas: Mapping[str, Replica], use_cache: bool) -> Replica | None:
-    """The worker of the first sibling if it has one, else the cheapest; None where no worker takes requests."""
-    sibling = replicas.get(sequence.parent.worker)
-    if sequence.index and sibling is not None:
-        return sibling
-    candidates = [replica for replica in replicas.values() if not replica.is_draining]
-    if len(candidates) == 1:
-        return candidates[0]
-    return min(candidates, key=lambda replica: cost(sequence, replica, use_cache), default=None)
+WAITING_WEIGHT = 6  # of a waiting request at a worker whose cache is full, against one that runs
+Score = Callable[[Sequence, Replica], float]
 
 
-def cost(sequence: Sequence, replica: Replica, use_cache: bool) -> tuple[int, str]:
-    """Tokens in hand there plus tokens of this one that its cache does not have; the name breaks ties."""
-    hits = 0
-    if use_cache:
-        hits = len(replica.pool.lookup(sequence.hash_blocks(replica.block_size))) * replica.block_size
-    return replica.load - hits, replica.instance
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """A choice and what it was made by; no scores where there was nothing to choose."""
+
+    replica: Replica
+    candidates: Seq[Replica] = ()
+    scores: Seq[float] = ()  # parallel to candidates
+
+    def __str__(self) -> str:
+        pairs = zip(self.candidates, self.scores, strict=True)
+        return " ".join(f"{replica.instance}={score:g}" for replica, score in pairs)
+
+
+class Router:
+    """Applies one policy.  Of equal scores the first after the last choice wins, so that equals take turns."""
+
+    def __init__(self, policy: str, *, use_cache: bool = True) -> None:
+        self._score = SCORES[policy] if use_cache else SCORES_WITHOUT_CACHE[policy]
+        self._next = 0
+
+    def place(self, sequence: Sequence, replicas: Mapping[str, Replica]) -> Placement | None:
+        """The worker of the first sibling if it has one, else the best; None where no worker takes requests."""
+        sibling = replicas.get(sequence.parent.worker)
+        if sequence.index and sibling is not None:
+            return Placement(sibling)
+        candidates = [replica for replica in replicas.values() if not replica.is_draining]
+        if len(candidates) < 2:
+            return Placement(candidates[0]) if candidates else None
+        scores = [self._score(sequence, replica) for replica in candidates]
+        count = len(candidates)
+        turn = min(range(count), key=lambda place: scores[(self._next + place) % count])
+        chosen = (self._next + turn) % count
+        self._next = chosen + 1
+        return Placement(candidates[chosen], candidates, scores)
+
+
+def round_robin(sequence: Sequence, replica: Replica) -> float:
+    return 0.0
+
+
+def least_loaded(sequence: Sequence, replica: Replica) -> float:
+    """Requests in hand; those that wait weigh more as the cache fills."""
+    num_waiting = len(replica.waiting)
+    return num_waiting + len(replica.running) + num_waiting * WAITING_WEIGHT * max(0.0, kv_usage(replica) - 0.5)
+
+
+def prefix_aware(sequence: Sequence, replica: Replica) -> float:
+    """Blocks: what is to be prefilled there with this sequence, and what is held."""
+    hits = len(replica.pool.lookup(sequence.hash_blocks(replica.block_size)))
+    return prefix_cost(blocks_to_prefill(replica), sequence.num_tokens / replica.block_size, hits, blocks_held(replica))
+
+
+def most_room(sequence: Sequence, replica: Replica) -> float:
+    """`prefix_aware` where nothing is cached."""
+    return prefix_cost(blocks_to_prefill(replica), sequence.num_tokens / replica.block_size, 0, blocks_held(replica))
+
+
+def prefix_cost(to_prefill: float, prompt: float, overlap: float, held: float) -> float:
+    """Dynamo's cost, in blocks: those queued for prefill, the prompt's, of these the cached ones, those held."""
+    return max(to_prefill + prompt - overlap, 0.0) + held
+
+
+def blocks_to_prefill(replica: Replica) -> float:
+    """Of prompts that wait, and of those that are computed in part.
+
+    These arrived last, so they stand at the end of `running`; an older one that comes back from a preemption is missed.
+    """
+    num_tokens = replica.waiting.num_tokens
+    for sequence in reversed(replica.running):
+        if not sequence.is_prefilling:
+            break
+        num_tokens += sequence.num_behind
+    return num_tokens / replica.block_size
+
+
+def blocks_held(replica: Replica) -> int:
+    return replica.pool.size - replica.pool.num_available
+
+
+def kv_usage(replica: Replica) -> float:
+    return blocks_held(replica) / replica.pool.size
+
+
+SCORES: Mapping[str, Score] = {
+    "round_robin": round_robin,
+    "least_loaded": least_loaded,
+    "prefix_aware": prefix_aware,
+}
+SCORES_WITHOUT_CACHE: Mapping[str, Score] = {**SCORES, "prefix_aware": most_room}
+

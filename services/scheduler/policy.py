@@ -16,6 +16,7 @@ class Policy:
     enable_prefix_caching: bool = True
     long_prefill_token_threshold: int = 0
     scheduling_policy: str = "fcfs"
+    routing_policy: str = "prefix_aware"
     max_num_queued_reqs: int = 4096
     max_num_queued_tokens: int = 16 << 20
     max_logprobs: int = 20

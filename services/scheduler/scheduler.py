@@ -23,7 +23,7 @@ from services.scheduler.counters import Counters
 from services.scheduler.drafts import DraftLink, DraftLinks
 from services.scheduler.journal import Journal
 from services.scheduler.outputs import Outbound
-from services.scheduler.placement import place
+from services.scheduler.placement import Router
 from services.scheduler.policy import Policy
 from services.scheduler.replica import Replica, Step
 from services.scheduler.resumption import resume, sent_tokens
@@ -77,6 +77,7 @@ class Scheduler:
             rejection=policy.acceptance == "rejection",
             max_draft_tokens=2 * policy.max_num_draft_tokens + 1,
         )
+        self._router = Router(policy.routing_policy, use_cache=policy.enable_prefix_caching)
         self._detokenizers: list[str] = []
         self._num_arrivals = 0
 
@@ -275,12 +276,14 @@ class Scheduler:
     def _place(self, sequences: Seq[Sequence]) -> None:
         """Put sequences into waiting queues; siblings go where the first of them is."""
         for sequence in sequences:
-            replica = place(sequence, self.replicas, self.policy.enable_prefix_caching)
-            if replica is None:
+            placement = self._router.place(sequence, self.replicas)
+            if placement is None:
                 self.homeless.append(sequence)
-            else:
-                sequence.worker = replica.instance
-                replica.waiting.add(sequence)
+                continue
+            sequence.worker = placement.replica.instance
+            placement.replica.waiting.add(sequence)
+            if placement.scores:
+                self.journal.sequence("sequence_placed", sequence, worker=sequence.worker, scores=str(placement))
 
     # -- steps
 
