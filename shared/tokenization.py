@@ -56,6 +56,7 @@ class ModelTokenizer:
         add_bos_token: bool | None = None,
         special_tokens: dict[str, str] | None = None,
         chat_template: str | None = None,
+        tool_template: str | None = None,
         defaults: GenerationDefaults | None = None,
         context_length: int = 0,
     ) -> None:
@@ -69,6 +70,7 @@ class ModelTokenizer:
         self.vocab_size = max(vocab_size, 1 + max(vocab.values(), default=0))
         self.special_tokens = special_tokens or {}
         self.chat_template = chat_template
+        self.tool_template = tool_template  # where chats with tools have one of their own
         self.defaults = defaults or GenerationDefaults()
         self.context_length = context_length
         self.max_chars_per_token = _max_chars_per_token(self.spec, vocab)
@@ -120,6 +122,7 @@ def load_tokenizer(model_dir: Path) -> ModelTokenizer:
         add_bos_token=add_bos_token if isinstance(add_bos_token, bool) else None,
         special_tokens=special,
         chat_template=_chat_template(model_dir, config),
+        tool_template=_named_templates(config).get("tool_use"),
         defaults=_defaults(model_dir, text_model, tokenizer.token_to_id(special.get("eos_token", ""))),
         context_length=_int(text_model.get("max_position_embeddings")),
     )
@@ -157,12 +160,17 @@ def _chat_template(model_dir: Path, config: dict[str, Any]) -> str | None:
         except (OSError, ValueError) as error:
             raise ModelError(f"{path} cannot be read: {error}") from error
     template = config.get("chat_template")
-    if isinstance(template, list):
-        named = {
-            entry["name"]: entry["template"] for entry in map(_dict, template) if {"name", "template"} <= set(entry)
-        }
-        template = named.get("default", next(iter(named.values()), None))
+    if named := _named_templates(config):
+        template = named.get("default", next(iter(named.values())))
     return template if isinstance(template, str) and template else None
+
+
+def _named_templates(config: dict[str, Any]) -> dict[str, Any]:
+    """The templates of a configuration that has several, by name."""
+    templates = config.get("chat_template")
+    if not isinstance(templates, list):
+        return {}
+    return {entry["name"]: entry["template"] for entry in map(_dict, templates) if {"name", "template"} <= set(entry)}
 
 
 def _defaults(model_dir: Path, model: dict[str, Any], eos_of_tokenizer: int | None) -> GenerationDefaults:

@@ -11,7 +11,7 @@ import codecs
 from collections.abc import Sequence
 from typing import Protocol
 
-from services.detokenizer.pieces import Pieces, make_pieces
+from shared.pieces import Pieces, make_pieces
 from shared.tokenization import ModelTokenizer
 
 REPLACEMENT = "\ufffd"

@@ -19,12 +19,13 @@ from shared.errors import RejectCode, RequestError
 from shared.logging import request_logger
 from shared.messages import (
     AbortRequest,
-    ChatMessage,
     DecodeRequest,
     DecodeResult,
     EncodeRequest,
     EncodeResult,
     Goodbye,
+    PiecesRequest,
+    PiecesResult,
     Refused,
     RequestRejected,
     Roster,
@@ -34,6 +35,7 @@ from shared.messages import (
     TokenizerInbox,
 )
 from shared.packing import pack_tokens
+from shared.pieces import TokenPieces
 from shared.tokenization import ModelTokenizer
 from shared.transport import Transport
 
@@ -69,6 +71,7 @@ class TokenizerActor(MemberActor):
             max_logprobs=settings.max_logprobs,
             max_n=settings.max_n,
         )
+        self.pieces = TokenPieces(tokenizer)
         self.threads = ThreadPoolExecutor(settings.num_tokenizer_threads, thread_name_prefix="tokenize")
         self.pending: dict[str, object] = {}  # requests in the background that nobody has aborted
         self._idle = asyncio.Event()
@@ -78,6 +81,7 @@ class TokenizerActor(MemberActor):
             TokenizeRequest: self.handle_tokenize,
             EncodeRequest: self.handle_encode,
             DecodeRequest: self.handle_decode,
+            PiecesRequest: self.handle_pieces,
             AbortRequest: self.handle_abort,
             Roster: self.handle_roster,
             Refused: self.handle_refused,
@@ -100,7 +104,7 @@ class TokenizerActor(MemberActor):
                 self._later(
                     header.request_id,
                     header.gateway,
-                    lambda: self._prompt(request.text, request.chat, self.tokenizer.encode),
+                    lambda: self._prompt(request, self.tokenizer.encode),
                     lambda token_ids: self._admit(request, pack_prompt(token_ids), started),
                 )
 
@@ -111,7 +115,7 @@ class TokenizerActor(MemberActor):
             self._later(
                 request.request_id,
                 request.gateway,
-                lambda: self._prompt(request.text, request.chat, encode),
+                lambda: self._prompt(request, encode),
                 lambda ids: self.send(request.gateway, EncodeResult(request.request_id, pack_tokens(ids))),
             )
 
@@ -120,6 +124,11 @@ class TokenizerActor(MemberActor):
             token_ids = self.rules.unpack(request.token_ids)
             text = self.tokenizer.decode(token_ids, skip_special_tokens=request.skip_special_tokens)
             self.send(request.gateway, DecodeResult(request.request_id, text))
+
+    def handle_pieces(self, request: PiecesRequest) -> None:
+        with self._contained(request.request_id, request.gateway):
+            pieces = [self.pieces.of(token_id) for token_id in self.rules.unpack(request.token_ids)]
+            self.send(request.gateway, PiecesResult(request.request_id, pieces))
 
     def handle_abort(self, message: AbortRequest) -> None:
         # A rendering under way is let finish, within its time limit, as a child costs more than its answer.
@@ -139,13 +148,12 @@ class TokenizerActor(MemberActor):
 
     # -- the work
 
-    async def _prompt(
-        self, text: str | None, chat: list[ChatMessage] | None, encode: Callable[[str], list[int]]
-    ) -> list[int]:
+    async def _prompt(self, request: TokenizeRequest | EncodeRequest, encode: Callable[[str], list[int]]) -> list[int]:
         """Token ids of a text, or of a chat once it is rendered; of long ones in a thread, where others can go on."""
-        if chat is not None:
+        text = request.text
+        if request.chat is not None:
             assert self.renderers is not None  # the rules let no chat through where there is no template
-            text = await self.renderers.render(chat)
+            text = await self.renderers.render(request.chat, request.chat_options)
             self.rules.check_length(text, self.max_input_length, "chat")
             encode = self.tokenizer.encode_plain  # the template has written the special tokens
         text = text or ""

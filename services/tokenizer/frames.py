@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from typing import Any
 
 import msgspec
 
@@ -13,6 +14,7 @@ class RenderSetup(msgspec.Struct, frozen=True):
     """The first frame to a child, for its whole life.  Sizes in bytes, times in seconds."""
 
     template: str
+    tool_template: str  # of chats with tools; empty: the same
     special_tokens: dict[str, str]
     max_output_bytes: int
     max_memory: int
@@ -22,7 +24,11 @@ class RenderSetup(msgspec.Struct, frozen=True):
 class RenderJob(msgspec.Struct, frozen=True):
     """One chat to render."""
 
-    messages: list[dict[str, str]]
+    messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]] | None = None
+    variables: dict[str, Any] = {}
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
 
 
 class Rendering(msgspec.Struct, frozen=True):

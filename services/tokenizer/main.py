@@ -18,6 +18,7 @@ def make(transport: Transport, settings: Settings) -> TokenizerActor:
         renderers = RendererPool(
             tokenizer.chat_template,
             tokenizer.special_tokens,
+            tool_template=tokenizer.tool_template,
             timeout=settings.template_timeout,
             max_output_bytes=settings.max_prompt_bytes,
         )

@@ -45,11 +45,11 @@ def main() -> None:
 
 
 class Answerer:
-    """Renders with one template.  The first chat compiles it: where that goes wrong, it is that chat's end."""
+    """Renders with the model's templates.  The first chat compiles: where that goes wrong, it is that chat's end."""
 
     def __init__(self, setup: RenderSetup) -> None:
         self._setup = setup
-        self._template: Template | None = None
+        self._compiled: dict[str, Template] = {}
 
     def answer(self, job: RenderJob) -> Rendering:
         """An empty job only asks whether this process is up."""
@@ -57,11 +57,15 @@ class Answerer:
         if not job.messages:
             return Rendering()
         try:
-            if self._template is None:
-                self._template = compile_template(setup.template)
-            return Rendering(render(self._template, setup.special_tokens, job.messages, setup.max_output_bytes))
+            template = self._template(setup.tool_template if job.tools else setup.template)
+            return Rendering(render(template, setup.special_tokens, job, setup.max_output_bytes))
         except Exception as error:
             return Rendering(error=_reason(error))
+
+    def _template(self, source: str) -> Template:
+        if source not in self._compiled:
+            self._compiled[source] = compile_template(source)
+        return self._compiled[source]
 
 
 def _reason(error: Exception) -> str:
@@ -94,10 +98,10 @@ def _die_with_parent(parent: int) -> None:
 
 def _import_all() -> None:
     """Have everything read that jinja2 and the clock read late: once confined, no file can be opened."""
-    message = [{"role": "user", "content": "x"}]
+    job = RenderJob([{"role": "user", "content": "x"}])
     for source in ("{{ messages[0].content | tojson }}{{ strftime_now('%Y') }}", "{{ raise_exception('x') }}", "{% if"):
         with contextlib.suppress(TemplateError):
-            render(compile_template(source), {}, message, 16)
+            render(compile_template(source), {}, job, 16)
 
 
 def _confine(max_memory: int) -> None:

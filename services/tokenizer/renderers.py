@@ -14,9 +14,10 @@ from pathlib import Path
 import msgspec
 import structlog
 
+from services.tokenizer.chats import render_job
 from services.tokenizer.frames import PREFIX, Rendering, RenderJob, RenderSetup, to_frame
 from shared.errors import FatalError, RejectCode, RequestError
-from shared.messages import ChatMessage
+from shared.messages import ChatMessage, ChatOptions
 
 log = structlog.get_logger()
 
@@ -44,6 +45,7 @@ class RendererPool:
         timeout: float,
         max_output_bytes: int,
         num_renderers: int = NUM_RENDERERS,
+        tool_template: str | None = None,
     ) -> None:
         self.timeout = timeout
         self.num_killed = 0
@@ -52,6 +54,7 @@ class RendererPool:
         self._setup = to_frame(
             RenderSetup(
                 template=template,
+                tool_template=tool_template or template,
                 special_tokens=special_tokens,
                 max_output_bytes=max_output_bytes,
                 max_memory=MAX_MEMORY + 4 * max_output_bytes,
@@ -79,8 +82,9 @@ class RendererPool:
         if self._children:
             await self._all_reaped.wait()
 
-    async def render(self, messages: Sequence[ChatMessage]) -> str:
+    async def render(self, messages: Sequence[ChatMessage], options: ChatOptions | None = None) -> str:
         """The chat as the model's prompt.  Raises RequestError where the template does not give one in time."""
+        job = render_job(messages, options)
         try:
             async with asyncio.timeout(self.timeout):
                 child = await self._idle.get()
@@ -92,7 +96,7 @@ class RendererPool:
             ) from None
         rendering = None
         try:
-            rendering = await self._ask(child, messages, self.timeout)
+            rendering = await self._ask(child, job, self.timeout)
         finally:
             if rendering is not None:
                 self._idle.put_nowait(child)
@@ -100,20 +104,20 @@ class RendererPool:
                 self._replace(child)
         if rendering.error:
             raise _refusal(rendering.error)
-        return rendering.text
+        return rendering.text + (options.opening if options else "")
 
-    async def _ask(self, child: Process, messages: Sequence[ChatMessage], seconds: float) -> Rendering:
+    async def _ask(self, child: Process, job: RenderJob, seconds: float) -> Rendering:
         try:
             async with asyncio.timeout(seconds):
-                return await self._exchange(child, messages)
+                return await self._exchange(child, job)
         except TimeoutError:
             raise _refusal(f"the chat template did not finish within {seconds} s") from None
         except (OSError, asyncio.IncompleteReadError, msgspec.DecodeError):
             raise _refusal("the chat template broke its renderer's limits") from None
 
-    async def _exchange(self, child: Process, messages: Sequence[ChatMessage]) -> Rendering:
+    async def _exchange(self, child: Process, job: RenderJob) -> Rendering:
         assert child.stdin is not None and child.stdout is not None  # both are pipes
-        child.stdin.write(to_frame(RenderJob([{"role": m.role, "content": m.content} for m in messages])))
+        child.stdin.write(to_frame(job))
         await child.stdin.drain()
         (size,) = PREFIX.unpack(await child.stdout.readexactly(PREFIX.size))
         if size > self._max_output_bytes + 4096:
@@ -157,7 +161,7 @@ class RendererPool:
         child.stdin.write(self._setup)
         try:
             # An empty chat asks whether the child is up, so that the first real one does not pay for its imports.
-            await self._ask(child, [], START_TIMEOUT)
+            await self._ask(child, RenderJob([]), START_TIMEOUT)
         except RequestError as error:
             await self._reap(child)
             raise FatalError("a process for rendering chats does not answer") from error

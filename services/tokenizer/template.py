@@ -7,7 +7,7 @@ with the globals, filters and tags that templates of the field rely on.  Only th
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from datetime import datetime
 from typing import Any, NoReturn
 
@@ -15,6 +15,8 @@ from jinja2 import Template, TemplateError, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from services.tokenizer.frames import RenderJob
 
 
 class GenerationTag(Extension):
@@ -42,14 +44,27 @@ def compile_template(source: str) -> Template:
     return environment.from_string(source)
 
 
-def render(
-    template: Template, special_tokens: Mapping[str, str], messages: Sequence[Mapping[str, str]], max_output_bytes: int
-) -> str:
-    """The text of a chat that asks for the assistant's next message."""
-    pieces = template.generate(
-        messages=messages, tools=None, documents=None, add_generation_prompt=True, **special_tokens
-    )
-    return "".join(_capped(pieces, max_output_bytes))
+def render(template: Template, special_tokens: Mapping[str, str], job: RenderJob, max_output_bytes: int) -> str:
+    """The text of a chat, which asks for the assistant's next message or leaves the last one open."""
+    given = {
+        **special_tokens,
+        **job.variables,
+        "messages": job.messages,
+        "tools": job.tools,
+        "documents": None,
+        "add_generation_prompt": job.add_generation_prompt,
+    }
+    text = "".join(_capped(template.generate(given), max_output_bytes))
+    return _left_open(text, job.messages[-1]) if job.continue_final_message else text
+
+
+def _left_open(text: str, message: Mapping[str, Any]) -> str:
+    """Without what the template writes after the last message's words."""
+    content = str(message.get("content", "")).strip()
+    end = text.rfind(content)
+    if not content or end < 0:
+        raise TemplateError("the last message cannot be continued: its content is not found in the rendered chat")
+    return text[: end + len(content)]
 
 
 def _capped(pieces: Iterator[str], max_output_bytes: int) -> Iterator[str]:

@@ -13,7 +13,7 @@ from tokenizers.decoders import Metaspace, WordPiece
 from tokenizers.models import WordLevel
 
 from services.detokenizer.decoder import REPLACEMENT, DecoderFactory, PieceDecoder, TextDecoder, WindowDecoder
-from services.detokenizer.pieces import make_pieces
+from shared.pieces import make_pieces
 from shared.tokenization import ModelTokenizer
 from tests.unit.detokenizer.models import NAMES, factory, texts, token_ids, tokenizer
 

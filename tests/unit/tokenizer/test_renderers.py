@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from jinja2 import TemplateError
 
+from services.tokenizer.frames import RenderJob
 from services.tokenizer.renderers import RendererPool
 from services.tokenizer.template import compile_template, render
 from shared.errors import RejectCode, RequestError
@@ -95,7 +96,7 @@ async def test_a_template_may_refuse() -> None:
 def test_there_is_no_way_out(template: str) -> None:
     text = ""
     with contextlib.suppress(TemplateError, OverflowError, TypeError):
-        text = render(compile_template(template), {}, [{"role": "user", "content": "x"}], 1 << 20)
+        text = render(compile_template(template), {}, RenderJob([{"role": "user", "content": "x"}]), 1 << 20)
     assert text == ""  # what the sandbox forbids is an error, or undefined and thus nothing
 
 

@@ -74,6 +74,21 @@ class Pieces:
         return bytes([int(byte[1], 16)]) if byte else token
 
 
+class TokenPieces:
+    """The bytes of any one token, by itself; special tokens have their names."""
+
+    def __init__(self, tokenizer: ModelTokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._pieces = make_pieces(tokenizer)
+
+    def of(self, token_id: int) -> bytes:
+        """Empty for an id that the tokenizer does not have."""
+        if self._pieces is None:
+            return self._tokenizer.decode([token_id], skip_special_tokens=False).encode()
+        piece = self._pieces.get(token_id, skip_special_tokens=False)
+        return piece if isinstance(piece, bytes) else piece.encode()
+
+
 def make_pieces(tokenizer: ModelTokenizer) -> Pieces | None:
     """The pieces of a tokenizer, or None where its decoder looks at more than one token at a time."""
     steps = _steps(tokenizer.spec.decoder)

@@ -1,0 +1,88 @@
+"""From a chat on the wire to what a template sees: plain values under the names that templates of the field expect."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from services.tokenizer.frames import RenderJob
+from shared.errors import RequestError
+from shared.messages import ChatMessage, ChatOptions, ToolCall
+
+MAX_TOOLS = 256
+RESERVED = ("messages", "tools", "documents", "add_generation_prompt")  # the server's own words to a template
+
+
+def render_job(chat: Sequence[ChatMessage], options: ChatOptions | None = None) -> RenderJob:
+    """One chat to render.  Raises RequestError where the options are not what they should be."""
+    options = options or ChatOptions()
+    if options.continue_final_message and options.add_generation_prompt:
+        raise RequestError(
+            "continue_final_message cannot be given with add_generation_prompt", field="continue_final_message"
+        )
+    return RenderJob(
+        [template_message(message) for message in chat],
+        tools=_decoded(options.tools, list[dict[str, Any]], "tools"),
+        variables=_variables(options.template_args),
+        add_generation_prompt=options.add_generation_prompt,
+        continue_final_message=options.continue_final_message,
+    )
+
+
+def template_message(message: ChatMessage) -> dict[str, Any]:
+    """Only what is there: templates ask whether a key exists."""
+    shown: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.name:
+        shown["name"] = message.name
+    if message.tool_call_id:
+        shown["tool_call_id"] = message.tool_call_id
+    if message.reasoning:
+        shown["reasoning_content"] = message.reasoning
+    if message.tool_calls:
+        shown["tool_calls"] = [_template_call(call) for call in message.tool_calls]
+    return shown
+
+
+def num_bytes(chat: Sequence[ChatMessage], options: ChatOptions | None) -> int:
+    """About what a chat takes, with everything that is rendered with it."""
+    texts = [part for message in chat for part in _texts(message)]
+    if options is not None:
+        texts += [options.tools, options.template_args, options.opening]
+    return sum(len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass")) for text in texts)
+
+
+def _texts(message: ChatMessage) -> list[str]:
+    calls = [part for call in message.tool_calls for part in (call.id, call.name, call.arguments)]
+    return [message.role, message.content, message.name, message.tool_call_id, message.reasoning, *calls]
+
+
+def _template_call(call: ToolCall) -> dict[str, Any]:
+    """Templates write arguments with `tojson`, so they get the object; what is none stays the text that it was."""
+    try:
+        arguments: Any = msgspec.json.decode(call.arguments, type=dict[str, Any])
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        arguments = call.arguments
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments}}
+
+
+def _variables(text: str) -> dict[str, Any]:
+    variables: dict[str, Any] = _decoded(text, dict[str, Any], "chat_template_kwargs") or {}
+    for name in RESERVED:
+        if name in variables:
+            raise RequestError(f"chat_template_kwargs cannot contain {name}", field="chat_template_kwargs")
+    return variables
+
+
+def _decoded(text: str, kind: Any, field: str) -> Any:
+    """The JSON value in `text`, None where there is none."""
+    if not text:
+        return None
+    try:
+        value = msgspec.json.decode(text, type=kind)
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+        raise RequestError(f"{field} is not the JSON that it should be: {error}", field=field) from None
+    if isinstance(value, list) and len(value) > MAX_TOOLS:
+        raise RequestError(f"{field} has {len(value)} entries, more than {MAX_TOOLS}", field=field)
+    return value
