@@ -39,7 +39,7 @@ class RowTable:
         self.max_model_len = max_model_len
         self.block_size = block_size
         self._pool_blocks = num_blocks
-        self._vocab_size = vocab_size
+        self.vocab_size = vocab_size
         self.tokens: Tensor = torch.zeros(num_rows, max_model_len + 1, dtype=torch.int64, device=device)
         self._host_tokens: Ints | None = self.tokens.numpy() if device.type == "cpu" else None  # the same memory
         self.block_tables: Ints = np.zeros((num_rows, -(-max_model_len // block_size)), dtype=np.int64)
@@ -60,8 +60,8 @@ class RowTable:
         if not 0 < count <= self.max_model_len:
             raise FatalError(f"row {row} is admitted with {count} tokens; max_model_len is {self.max_model_len}")
         token_ids = np.frombuffer(sequence.token_ids, dtype="<i4").astype(np.int64)
-        if int(token_ids.min()) < 0 or int(token_ids.max()) >= self._vocab_size:
-            raise FatalError(f"row {row} is admitted with a token id outside the vocabulary of {self._vocab_size}")
+        if int(token_ids.min()) < 0 or int(token_ids.max()) >= self.vocab_size:
+            raise FatalError(f"row {row} is admitted with a token id outside the vocabulary of {self.vocab_size}")
         self.tokens[row, :count] = torch.from_numpy(token_ids)
         self.num_tokens[row] = count
         self.num_computed[row] = num_computed
@@ -101,15 +101,18 @@ class RowTable:
         if rows and (len(set(rows)) != len(rows) or min(rows) < 0 or max(rows) >= self.num_rows):
             raise FatalError(f"plan's rows are not distinct rows below {self.num_rows}: {list(rows)}")
 
-    def check_schedule(self, rows: Ints, computed: Ints, ends: Ints) -> Ints:
-        """The rows' numbers of tokens.
+    def check_schedule(self, rows: Ints, computed: Ints, ends: Ints, drafts: Ints | None = None) -> Ints:
+        """The rows' numbers of tokens.  `drafts` are the draft tokens of each row, counted in its end.
 
         Raises FatalError unless the plan and this table agree on every row: the two must never drift apart.
         """
         held, lengths = self.num_computed[rows], self.num_tokens[rows]
-        limit = np.minimum(lengths, self.num_blocks[rows] * self.block_size)
+        reach = lengths if drafts is None else lengths + drafts
+        limit = np.minimum(reach, self.num_blocks[rows] * self.block_size)
         limit = np.minimum(limit, self.max_model_len)
         wrong = (computed != held) | (ends <= computed) | (ends > limit)
+        if drafts is not None:
+            wrong |= (drafts > 0) & ((ends != reach) | (computed >= lengths))
         if np.count_nonzero(wrong):
             self._refuse(rows, computed != held, "num_computed_tokens", computed, held)
             self._refuse(rows, wrong, "planned end", ends, limit)
@@ -137,3 +140,29 @@ class RowTable:
         elif len(rows):
             self.tokens[torch.from_numpy(rows), torch.from_numpy(lengths)] = token_ids
         self.num_tokens[rows] = lengths + 1
+
+    def write_drafts(
+        self,
+        rows: Ints,  # [n], distinct
+        counts: Ints,  # [n] draft tokens of each
+        token_ids: Ints,  # [sum of counts] concatenated
+    ) -> None:
+        """Put them behind the rows' tokens, where a step reads them; they are not the rows' yet."""
+        starts = self.num_tokens[rows] - (np.cumsum(counts) - counts)
+        places = np.repeat(starts, counts) + np.arange(len(token_ids))
+        owners = np.repeat(rows, counts)
+        if self._host_tokens is not None:
+            self._host_tokens[owners, places] = token_ids
+        else:
+            where = torch.from_numpy(np.stack((owners, places, token_ids))).to(self.tokens.device)
+            self.tokens[where[0], where[1]] = where[2]
+
+    def keep_drafts(
+        self,
+        rows: Ints,  # [n], distinct
+        counts: Ints,  # [n] draft tokens that were computed
+        accepted: Ints,  # [n] those of them that are the rows' from now on
+    ) -> None:
+        """The keys and values of the others are computed again, over these."""
+        self.num_tokens[rows] += accepted
+        self.num_computed[rows] -= counts - accepted

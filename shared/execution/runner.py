@@ -14,16 +14,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from shared.errors import FatalError
 from shared.execution.rows import RowTable
 from shared.execution.schedule import Schedule, read_schedule
-from shared.errors import FatalError
 from shared.messages.control import WorkerCapacity
 from shared.messages.steps import StepPlan, StepResult, TokenLogprobs
 from shared.modeling.batch import Ints
 from shared.modeling.kv_pool import KVPool
 from shared.modeling.logprobs import gather_logprobs
 from shared.modeling.model import Model
-from shared.modeling.processing import SampleBatch
 from shared.modeling.sampler import Sampler
 from shared.modeling.sampling_columns import NO_LOGPROBS
 
@@ -31,10 +30,11 @@ PROMPT_LOGPROB_ROWS = 64  # prompt positions whose logits are held at a time
 
 
 class Sampled(msgspec.Struct, frozen=True):
-    """What a step's sampling rows took."""
+    """What a step's rows took."""
 
-    token_ids: Tensor  # [num_sampled] int64, on the device
-    logprobs: list[TokenLogprobs | None]
+    token_ids: Tensor  # [num_yielded] int64, on the device
+    counts: Ints  # [num_entries] tokens of each
+    places: Ints  # [num_yielded] their positions, among those that were sampled
 
 
 class ModelRunner:
@@ -61,18 +61,16 @@ class ModelRunner:
         if not plan.rows:
             return StepResult(epoch=plan.epoch, step_id=plan.step_id, num_sampled=[], sampled_token_ids=[])
         schedule = read_schedule(plan, self._table)
-        batch = schedule.batch
-        hidden = self._model.forward(batch)
+        hidden = self._model.forward(schedule.batch)
         prompt_logprobs = self._prompt_logprobs(schedule, hidden) if len(schedule.scored) else {}
-        sampled = self._sample(schedule, hidden)
-        self._table.num_computed[batch.rows] = batch.computed + batch.scheduled
-        self._table.append_tokens(batch.rows[schedule.samples], sampled.token_ids)
+        sampled, logprobs = self._sample(schedule, hidden)
+        self._commit(schedule, sampled)
         return StepResult(
             epoch=plan.epoch,
             step_id=plan.step_id,
-            num_sampled=schedule.num_sampled.tolist(),
+            num_sampled=sampled.counts.tolist(),
             sampled_token_ids=sampled.token_ids.tolist(),
-            logprobs=sampled.logprobs,
+            logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
             device_time=time.perf_counter() - begin,
         )
@@ -95,38 +93,58 @@ class ModelRunner:
         self,
         schedule: Schedule,
         hidden: Tensor,  # [sum of wanted, hidden_size]
-    ) -> Sampled:
-        columns = self._table.columns
-        rows = schedule.batch.rows[schedule.samples]
-        if len(rows) == 0:
-            return Sampled(torch.empty(0, dtype=torch.int64), [])
+    ) -> tuple[Sampled, list[TokenLogprobs | None]]:
+        batch, columns = schedule.positions, self._table.columns
+        if len(batch.rows) == 0:
+            return Sampled(torch.empty(0, dtype=torch.int64), schedule.num_positions, _NONE), []
         if len(schedule.scored):
-            ends = np.cumsum(schedule.batch.wanted)
-            hidden = hidden[torch.from_numpy(ends[schedule.samples] - 1).to(hidden.device)]
-        if np.count_nonzero(columns.plain[rows]) == len(rows):
-            return Sampled(self._model.greedy(hidden), [])
+            hidden = hidden[torch.from_numpy(schedule.sampled_places()).to(hidden.device)]
+        if np.count_nonzero(columns.plain[batch.rows]) == len(batch.rows):
+            chosen, drafts = self._model.greedy(hidden), schedule.drafts
+            return _keep(schedule, chosen, None if drafts is None else drafts.num_accepted(drafts.equal(chosen))), []
         logits = self._model.logits(hidden)
-        asked = np.flatnonzero(columns.logprobs[rows] != NO_LOGPROBS)
+        asked = np.flatnonzero(columns.logprobs[batch.rows] != NO_LOGPROBS)
         raw = logits[torch.from_numpy(asked).to(logits.device)] if len(asked) else None
-        batch = SampleBatch(rows, self._table.num_tokens[rows], self._table.tokens, columns)
-        token_ids = self._sampler.sample(logits, batch)
-        logprobs = [] if raw is None else self._spread_logprobs(raw, token_ids, rows, asked)
-        return Sampled(token_ids, logprobs)
+        sampled = _keep(schedule, *self._choose(schedule, logits))
+        return sampled, [] if raw is None else self._score_sampled(raw, asked, batch.rows, sampled)
 
-    def _spread_logprobs(
+    def _choose(
+        self,
+        schedule: Schedule,
+        logits: Tensor,  # [num_positions, vocab_size] float32, changed in place
+    ) -> tuple[Tensor, Ints | None]:  # token ids [num_positions] int64; where there are drafts, accepted [num_samples]
+        if schedule.drafts is None:
+            return self._sampler.sample(logits, schedule.positions), None
+        return self._sampler.verify(logits, schedule.positions, schedule.drafts)
+
+    def _score_sampled(
         self,
         raw: Tensor,  # [num_asked, vocab_size]
-        token_ids: Tensor,  # [num_sampled]
-        rows: Ints,  # [num_sampled]
-        asked: Ints,  # [num_asked] places among the sampled
-    ) -> list[TokenLogprobs | None]:
-        chosen = token_ids[torch.from_numpy(asked).to(token_ids.device)]
-        spread: list[TokenLogprobs | None] = [None] * len(rows)
-        for place, found in zip(
-            asked, gather_logprobs(raw, chosen, self._table.columns.logprobs[rows[asked]]), strict=True
-        ):
-            spread[place] = TokenLogprobs(*found)
-        return spread
+        asked: Ints,  # [num_asked] positions
+        rows: Ints,  # [num_positions]
+        sampled: Sampled,
+    ) -> list[TokenLogprobs | None]:  # num_yielded
+        taken = np.isin(asked, sampled.places)
+        if not taken.all():
+            raw, asked = raw[torch.from_numpy(taken).to(raw.device)], asked[taken]
+        places = sampled.places.searchsorted(asked)
+        chosen = sampled.token_ids[torch.from_numpy(places).to(raw.device)]
+        scored: list[TokenLogprobs | None] = [None] * len(sampled.places)
+        counts = self._table.columns.logprobs[rows[asked]]
+        for place, found in zip(places, gather_logprobs(raw, chosen, counts), strict=True):
+            scored[place] = TokenLogprobs(*found)
+        return scored
+
+    def _commit(self, schedule: Schedule, sampled: Sampled) -> None:
+        """What the step computed and took belongs to the rows."""
+        table, batch, drafts, token_ids = self._table, schedule.batch, schedule.drafts, sampled.token_ids
+        rows = batch.rows[schedule.samples]
+        table.num_computed[batch.rows] = batch.computed + batch.scheduled
+        if drafts is not None:
+            lengths = sampled.counts[schedule.samples]
+            table.keep_drafts(rows, drafts.counts, lengths - 1)
+            token_ids = token_ids[torch.from_numpy(np.cumsum(lengths) - 1).to(token_ids.device)]
+        table.append_tokens(rows, token_ids)
 
     def _prompt_logprobs(
         self,
@@ -158,3 +176,16 @@ class ModelRunner:
             positions = gather_logprobs(self._model.logits(states), tokens, np.full(len(tokens), count))
             scored += [TokenLogprobs(*position) for position in positions]
         return scored
+
+
+def _keep(schedule: Schedule, chosen: Tensor, accepted: Ints | None) -> Sampled:
+    """Of the positions' tokens those that come out."""
+    if schedule.drafts is None or accepted is None:
+        return Sampled(chosen, schedule.num_positions, np.arange(len(chosen)))
+    counts = schedule.num_positions.copy()
+    counts[schedule.samples] = accepted + 1
+    places = schedule.drafts.yielded(accepted)
+    return Sampled(chosen[torch.from_numpy(places).to(chosen.device)], counts, places)
+
+
+_NONE = np.zeros(0, np.int64)

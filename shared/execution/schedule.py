@@ -5,35 +5,62 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
+from shared.execution.drafts import read_counts, read_drafts
 from shared.execution.rows import RowTable
 from shared.messages.steps import StepPlan
 from shared.modeling.batch import Ints, StepBatch
+from shared.modeling.drafts import Drafts
+from shared.modeling.processing import SampleBatch
 
 
 class Schedule(msgspec.Struct, frozen=True):
     """What the model computes, and the entries that want something back."""
 
     batch: StepBatch
-    num_sampled: Ints  # [num_entries] 1 where the last token is the last that the row has
-    samples: Ints  # [num_sampled] those entries
+    num_positions: Ints  # [num_entries] 1 where the last token is the last that the row has, or 1 + its drafts
+    samples: Ints  # [num_samples] those entries
+    positions: SampleBatch  # theirs, one after the other
     scored: Ints  # [num_scored] entries whose prompt's log-probabilities are asked for, and in this step
+    drafts: Drafts | None  # of the entries that sample
+
+    def sampled_places(self) -> Ints:
+        """Of the sampled positions, among the hidden states that come back."""
+        counts = self.num_positions[self.samples]
+        ends = np.cumsum(self.batch.wanted)[self.samples]
+        return np.repeat(ends - np.cumsum(counts), counts) + np.arange(len(self.positions.rows))
 
 
 def read_schedule(plan: StepPlan, table: RowTable) -> Schedule:
-    """The plan's columns, checked against the rows.  Raises FatalError where the two disagree."""
+    """The plan's columns, checked against the rows; draft tokens are put behind the rows' own.
+
+    Raises FatalError where plan and rows disagree.
+    """
     table.check_rows(plan.rows)
     rows = np.array(plan.rows, np.int64)
     computed = np.array(plan.num_computed_tokens, np.int64)
     scheduled = np.array(plan.num_scheduled_tokens, np.int64)
-    ends = computed + scheduled
-    lengths = table.check_schedule(rows, computed, ends)
-    num_sampled = (ends == lengths).astype(np.int64)
-    scored, wanted = _scored(table, rows, computed, ends), num_sampled
+    ends, counts = computed + scheduled, read_counts(plan)
+    lengths = table.check_schedule(rows, computed, ends, counts)
+    num_positions = (ends == lengths).astype(np.int64) if counts is None else (ends == lengths + counts) * (counts + 1)
+    scored, wanted = _scored(table, rows, computed, ends), num_positions
     if len(scored):
-        wanted = num_sampled.copy()
+        wanted = num_positions.copy()
         wanted[scored] = scheduled[scored]
     batch = StepBatch(rows, computed, scheduled, wanted, table.tokens, table.block_tables, table.block_size)
-    return Schedule(batch, num_sampled, num_sampled.nonzero()[0], scored)
+    samples = num_positions.nonzero()[0]
+    positions = SampleBatch(rows[samples], lengths[samples], table.tokens, table.columns)
+    drafts = None if counts is None else read_drafts(plan, counts[samples], table.vocab_size)
+    if drafts is not None:
+        table.write_drafts(positions.rows, drafts.counts, drafts.token_ids)
+        positions = _spread(positions, drafts)
+    return Schedule(batch, num_positions, samples, positions, scored, drafts)
+
+
+def _spread(positions: SampleBatch, drafts: Drafts) -> SampleBatch:
+    """From one position of each sequence to one for each draft token and what follows all."""
+    counts = drafts.counts + 1
+    lengths = np.repeat(positions.lengths - drafts.starts, counts) + np.arange(drafts.num_positions)
+    return SampleBatch(np.repeat(positions.rows, counts), lengths, positions.tokens, positions.columns)
 
 
 def _scored(table: RowTable, rows: Ints, computed: Ints, ends: Ints) -> Ints:

@@ -75,7 +75,8 @@ def unpack_distributions(distributions: Sequence[DraftDistribution], draft_ids: 
     if not (probs >= 0).all() or not (np.abs(sums - 1) <= TOLERANCE).all():
         raise FatalError("a draft token's distribution has probabilities that do not sum to one")
     same = token_ids == draft_ids[owners]
-    own = np.bincount(owners[same], probs[same], minlength=len(draft_ids))
+    own: Floats = np.zeros(len(draft_ids))
+    np.add.at(own, owners[same], probs[same])
     if not own.all():
         raise FatalError("a draft token has no probability in its own distribution")
     return Proposals(owners, token_ids, probs, own)

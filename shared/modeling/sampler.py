@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from kernels.ops.noise import DRAFT_STREAM
 from kernels.provider import SamplingKernels
 from shared.messages.steps import DraftDistribution
+from shared.modeling.drafts import Drafts
 from shared.modeling.processing import SampleBatch, process_logits
 from shared.modeling.proposals import certain, pack_distributions
+from shared.modeling.rejection import Rejection
 from shared.modeling.sampling_columns import Ints
-from shared.modeling.target import Target, read_target
+from shared.modeling.target import read_target, select_target
 from shared.modeling.truncation import keep_most_likely
 
 MAX_PROPOSED = 64  # tokens of a proposal's distribution: exact for any, and the rest has little mass
@@ -32,11 +33,25 @@ class Sampler:
         chosen = self._kernels.argmax(logits)
         places = batch.columns.drawn(batch.rows)
         if len(places) == len(chosen):
-            return self._draw(read_target(logits, chosen, batch.columns, batch.rows, batch.lengths))
+            return read_target(logits, chosen, batch).draw(self._kernels)
         if len(places):
-            where, target = _target_of(logits, chosen, batch, places)
-            chosen[where] = self._draw(target)
+            where, target = select_target(logits, chosen, batch, places)
+            chosen[where] = target.draw(self._kernels)
         return chosen
+
+    def verify(
+        self,
+        logits: Tensor,  # [num_positions, vocab_size] float32, changed in place
+        batch: SampleBatch,  # of the positions, each with the drafts before it in its history
+        drafts: Drafts,
+    ) -> tuple[Tensor, Ints]:  # token ids [num_positions] int64, and the accepted drafts of each sequence [num_seqs]
+        """A sequence takes the tokens of its positions up to the one behind its accepted drafts; the rest is void."""
+        if drafts.proposals is None:
+            chosen = self.sample(logits, batch)
+            return chosen, drafts.num_accepted(drafts.equal(chosen))
+        process_logits(logits, batch)
+        chosen = self._kernels.argmax(logits)
+        return Rejection(self._kernels, batch, drafts, drafts.proposals).verify(logits, chosen)
 
     def propose(
         self,
@@ -53,26 +68,11 @@ class Sampler:
         places = batch.columns.drawn(batch.rows)
         if not len(places):
             return chosen, [certain(token) for token in chosen.tolist()]
-        where, target = _target_of(logits, chosen, batch, places)
+        where, target = select_target(logits, chosen, batch, places)
         keep_most_likely(target.kept, target.values, MAX_PROPOSED)
-        drawn = self._draw(target, DRAFT_STREAM)
+        drawn = target.draw(self._kernels, DRAFT_STREAM)
         chosen[where] = drawn
         found = [certain(token) for token in chosen.tolist()]
         for place, distribution in zip(places, pack_distributions(target, drawn), strict=True):
             found[place] = distribution
         return chosen, found
-
-    def _draw(self, target: Target, stream: int = 0) -> Tensor:  # [n] int64
-        kept = target.kept
-        return self._kernels.gumbel_argmax(target.values, kept.cut, kept.last_tied, target.keys(stream))
-
-
-def _target_of(
-    logits: Tensor,  # [num_sampled, vocab_size]
-    likeliest: Tensor,  # [num_sampled] int64
-    batch: SampleBatch,
-    places: Ints,  # [n] of positions that sample
-) -> tuple[Tensor, Target]:  # the places on the device [n] int64, and a target that holds copies
-    where = torch.from_numpy(places).to(logits.device)
-    rows, lengths = batch.rows[places], batch.lengths[places]
-    return where, read_target(logits[where], likeliest[where], batch.columns, rows, lengths)

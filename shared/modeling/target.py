@@ -8,7 +8,9 @@ import torch
 from torch import Tensor
 
 from kernels.ops.noise import row_keys
-from shared.modeling.sampling_columns import Ints, SamplingColumns
+from kernels.provider import SamplingKernels
+from shared.modeling.processing import SampleBatch
+from shared.modeling.sampling_columns import Ints
 from shared.modeling.truncation import Truncation, truncate
 
 
@@ -27,6 +29,9 @@ class Target:
         device = self.values.device
         return row_keys(*(torch.from_numpy(column).to(device) for column in (self.seeds ^ stream, self.positions)))
 
+    def draw(self, kernels: SamplingKernels, stream: int = 0) -> Tensor:  # [n] int64
+        return kernels.gumbel_argmax(self.values, self.kept.cut, self.kept.last_tied, self.keys(stream))
+
     def select(self, places: Ints) -> Target:
         where = torch.from_numpy(places).to(self.values.device)
         kept = Truncation(self.kept.cut[where], self.kept.last_tied[where])
@@ -34,13 +39,23 @@ class Target:
 
 
 def read_target(
-    logits: Tensor,  # [n, vocab_size] float32, processed; changed in place
-    likeliest: Tensor,  # [n] int64
-    columns: SamplingColumns,
-    rows: Ints,  # [n]
-    positions: Ints,  # [n]
+    logits: Tensor,  # [num_sampled, vocab_size] float32, processed; changed in place
+    likeliest: Tensor,  # [num_sampled] int64
+    batch: SampleBatch,
 ) -> Target:
-    """Rows that sample, none that takes the most likely token."""
+    """Of positions that sample, none that takes the most likely token."""
+    columns, rows = batch.columns, batch.rows
     values = logits.div_(torch.from_numpy(columns.temperature[rows]).to(logits.device, logits.dtype)[:, None])
     peak = values.gather(1, likeliest[:, None])[:, 0]
-    return Target(values, peak, truncate(values, peak, columns, rows), columns.seeds[rows], positions)
+    return Target(values, peak, truncate(values, peak, columns, rows), columns.seeds[rows], batch.lengths)
+
+
+def select_target(
+    logits: Tensor,  # [num_sampled, vocab_size] float32, processed
+    likeliest: Tensor,  # [num_sampled] int64
+    batch: SampleBatch,
+    places: Ints,  # [n] of positions that sample
+) -> tuple[Tensor, Target]:  # the places on the device [n] int64, and a target of copies
+    where = torch.from_numpy(places).to(logits.device)
+    chosen = SampleBatch(batch.rows[places], batch.lengths[places], batch.tokens, batch.columns)
+    return where, read_target(logits[where], likeliest[where], chosen)

@@ -7,7 +7,18 @@ import math
 import pytest
 import torch
 
-from kernels.ops.noise import MAX_NOISE, MIN_NOISE, UNIT, gumbel_noise, row_keys, token_bits
+from kernels.ops.noise import (
+    ACCEPT_STREAM,
+    DRAFT_STREAM,
+    MAX_NOISE,
+    MIN_NOISE,
+    RECOVER_STREAM,
+    UNIT,
+    gumbel_noise,
+    row_keys,
+    token_bits,
+    uniform_noise,
+)
 
 GOLDEN: list[tuple[int, int, int, int]] = [
     # seed, position, token id, hash
@@ -77,3 +88,14 @@ def test_distribution() -> None:
 def test_seeds_positions_and_tokens_all_matter() -> None:
     points = [(1, 5, 9), (2, 5, 9), (1 << 32, 5, 9), (1, 6, 9), (5, 1, 9), (1, 5, 10), (-1, 5, 9)]
     assert len({bits(*point) for point in points}) == len(points)
+
+
+def test_streams_have_nothing_to_do_with_each_other() -> None:
+    """The noise of one seed and position in each stream: uniform, and uncorrelated with that of the others."""
+    streams = torch.tensor([0, ACCEPT_STREAM, RECOVER_STREAM, DRAFT_STREAM])
+    assert int(streams.max()) < 2**63, "a seed with it is an int64 still"
+    seeds, tokens = torch.arange(200_000), torch.arange(200_000) % 97
+    drawn = torch.stack([uniform_noise(*row_keys(seeds ^ stream, tokens + 3), tokens) for stream in streams])
+    assert drawn.mean(1).tolist() == pytest.approx([0.5] * 4, abs=0.003)
+    others = torch.corrcoef(drawn) - torch.eye(4)
+    assert float(others.abs().max()) < 0.01

@@ -5,6 +5,9 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
 
 from shared.execution.runner import ModelRunner
 from shared.messages.steps import AdmittedSequence, StepPlan, StepResult, TokenLogprobs
@@ -55,21 +58,32 @@ class Driver:
         self.live[row] = Live(list(prompt), len(prompt), params, seed, list(eos_token_ids))
         return self.live[row]
 
-    def step(self, schedule: Mapping[int, int]) -> StepResult:
-        """Run `schedule` (row -> number of tokens), and take the result over."""
-        plan = self.plan(schedule)
+    def step(
+        self, schedule: Mapping[int, int], drafts: Mapping[int, Sequence[int]] | None = None, **changes: Any
+    ) -> StepResult:
+        """Run `schedule` (row -> number of tokens, drafts included), and take the result over.
+
+        `changes` replace fields of the plan.
+        """
+        plan = msgspec.structs.replace(self.plan(schedule, drafts=drafts), **changes)
         result = self.runner.run(plan)
         sampled, logprobs = iter(result.sampled_token_ids), iter(result.logprobs)
         for entry, (row, count) in enumerate(zip(plan.rows, result.num_sampled, strict=True)):
-            sequence = self.live[row]
-            sequence.num_computed += plan.num_scheduled_tokens[entry]
+            sequence, num_drafts = self.live[row], len((drafts or {}).get(row, ()))
+            refused = num_drafts - (count - 1) if num_drafts else 0
+            sequence.num_computed += plan.num_scheduled_tokens[entry] - refused
             sequence.prompt_logprobs += result.prompt_logprobs.get(entry, [])
             for _ in range(count):
                 sequence.token_ids.append(next(sampled))
                 sequence.logprobs.append(next(logprobs, None))
         return result
 
-    def plan(self, schedule: Mapping[int, int], copies: Sequence[tuple[int, int]] = ()) -> StepPlan:
+    def plan(
+        self,
+        schedule: Mapping[int, int],
+        copies: Sequence[tuple[int, int]] = (),
+        drafts: Mapping[int, Sequence[int]] | None = None,
+    ) -> StepPlan:
         admitted, counts, block_ids = [], [], []
         for row, count in schedule.items():
             sequence = self.live[row]
@@ -81,6 +95,7 @@ class Driver:
             block_ids += new
         self.num_steps += 1
         released, self._released = self._released, []
+        proposed = [list((drafts or {}).get(row, ())) for row in schedule]
         return StepPlan(
             epoch=1,
             step_id=self.num_steps,
@@ -92,6 +107,8 @@ class Driver:
             new_block_ids=block_ids,
             block_copies=list(copies),
             released_rows=released,
+            num_draft_tokens=[len(one) for one in proposed] if drafts else [],
+            draft_token_ids=[token for one in proposed for token in one],
         )
 
     def _admission(self, row: int, sequence: Live) -> AdmittedSequence:
