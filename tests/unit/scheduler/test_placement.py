@@ -55,7 +55,7 @@ def test_round_robin_takes_turns_whatever_the_load() -> None:
 
 
 def test_least_loaded_counts_requests_and_weighs_those_that_wait_as_the_cache_fills() -> None:
-    w = world("least_loaded", num_blocks=18, max_num_seqs=3)
+    w = world("least_loaded", num_blocks=14, max_num_seqs=3)
     for index in range(3):
         w.add(f"r{index}", prompt(40, index))
     for name in w.workers:
