@@ -21,6 +21,8 @@ MAX_BAD_WORD_LENGTH = 256  # characters or tokens
 MAX_STOP_STRINGS = 64
 MAX_STOP_LENGTH = 1024
 MAX_STOP_TOKEN_IDS = 1024
+MAX_COUNT = 2**31 - 1  # of tokens, however they are asked for
+REPETITION = (1e-6, 1e6)  # beyond these a float32 logit is lost
 
 T = TypeVar("T")
 
@@ -112,12 +114,22 @@ def _check_numbers(p: SamplingParams) -> None:
     _in_range("min_p", p.min_p, 0, 1)
     _in_range("frequency_penalty", p.frequency_penalty, -2, 2)
     _in_range("presence_penalty", p.presence_penalty, -2, 2)
-    if p.repetition_penalty is not None and not (math.isfinite(p.repetition_penalty) and p.repetition_penalty > 0):
-        raise _bad("repetition_penalty", f"must be a finite number greater than zero, got {p.repetition_penalty}")
+    _check_repetition(p.repetition_penalty)
     if p.top_k is not None and p.top_k < -1:
         raise _bad("top_k", f"must be 0 or -1 (disable), or at least 1, got {p.top_k}")
+    for field, count in (("top_k", p.top_k), ("max_tokens", p.max_tokens), ("min_tokens", p.min_tokens)):
+        if count is not None and count > MAX_COUNT:
+            raise _bad(field, f"must be at most {MAX_COUNT}, got {count}")
     if p.seed is not None and not -(2**63) <= p.seed < 2**63:
         raise _bad("seed", f"must be a 64-bit integer, got {p.seed}")
+
+
+def _check_repetition(penalty: float | None) -> None:
+    if penalty is None:
+        return
+    if not (math.isfinite(penalty) and penalty > 0):
+        raise _bad("repetition_penalty", f"must be a finite number greater than zero, got {penalty}")
+    _in_range("repetition_penalty", penalty, *REPETITION)
 
 
 def _check_lengths(p: SamplingParams, limits: Limits, num_prompt_tokens: int) -> None:
@@ -187,6 +199,8 @@ def _check_tokens(p: SamplingParams, vocab_size: int) -> None:
         raise _bad("stop_token_ids", f"has {len(p.stop_token_ids)} entries, more than {MAX_STOP_TOKEN_IDS}")
     if p.allowed_token_ids is not None and not p.allowed_token_ids:
         raise _bad("allowed_token_ids", "must not be empty where it is given")
+    if len(p.allowed_token_ids or ()) > vocab_size:
+        raise _bad("allowed_token_ids", f"has more entries than the vocabulary, whose size is {vocab_size}")
     check_token_ids("stop_token_ids", p.stop_token_ids, vocab_size)
     check_token_ids("logit_bias", p.logit_bias, vocab_size)
     check_token_ids("allowed_token_ids", p.allowed_token_ids or (), vocab_size)

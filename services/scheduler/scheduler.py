@@ -143,7 +143,7 @@ class Scheduler:
                 self.policy.max_num_queued_reqs,
                 self.policy.max_num_queued_tokens,
             )
-        return self._make(message, prompt, sent_tokens(message, capacity.vocab_size))
+        return self._make(message, prompt, sent_tokens(message, capacity.vocab_size), now)
 
     def _make(self, message: AddRequest, prompt: list[int], sent: list[list[int]]) -> Request:
         self._num_arrivals += 1
@@ -308,7 +308,7 @@ class Scheduler:
         if not replica.in_flight or replica.in_flight[0].step_id != result.step_id:
             raise ProtocolError(f"worker {instance} answered step {result.step_id}, which is not the oldest in flight")
         step = replica.in_flight[0]
-        check_result(step, result)
+        check_result(step, result, replica.capacity.vocab_size)
         replica.in_flight.popleft()
         if replica.speculation is not None:
             replica.speculation.record(step, now)
@@ -479,8 +479,8 @@ class Scheduler:
         self.drafts.forget(sequence)
 
 
-def check_result(step: Step, result: StepResult) -> None:
-    """Raise ProtocolError unless the result has exactly the samples that the plan asked for."""
+def check_result(step: Step, result: StepResult, vocab_size: int) -> None:
+    """Raise ProtocolError unless the result has exactly the samples that the plan asked for, and makes sense."""
     if step.num_drafts:
         check_verified(step, result)
     elif result.num_sampled != step.num_samples:
@@ -494,6 +494,13 @@ def check_verified(step: Step, result: StepResult) -> None:
     if len(result.num_sampled) != len(step.sequences):
         raise ProtocolError(f"step {result.step_id}: {len(result.num_sampled)} entries, not {len(step.sequences)}")
     offset = 0
+    tokens = result.sampled_token_ids
+    if tokens and not 0 <= min(tokens) <= max(tokens) < vocab_size:
+        raise ProtocolError(f"step {result.step_id}: a token outside the vocabulary of {vocab_size}")
+    if len(result.logprobs) not in (0, len(tokens)):
+        raise ProtocolError(f"step {result.step_id}: {len(result.logprobs)} log-probabilities for {len(tokens)} tokens")
+    if any(not 0 <= entry < len(step.sequences) for entry in result.prompt_logprobs):
+        raise ProtocolError(f"step {result.step_id}: log-probabilities of a prompt that it did not compute")
     for count, num_samples, drafts in zip(result.num_sampled, step.num_samples, step.drafts, strict=True):
         if not num_samples <= count <= num_samples + len(drafts.token_ids):
             raise ProtocolError(f"step {result.step_id}: sampled {result.num_sampled}, not what the plan asked for")
