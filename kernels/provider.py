@@ -1,10 +1,14 @@
-"""Which implementation serves each op: decided once at load from device and formats, then bound."""
+"""Which implementation serves each op: decided once at load from device and formats, then bound.
+
+Triton's are imported only where they serve: a machine without triton, or without a GPU, never sees them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from importlib.util import find_spec
 
 import torch
 from torch import Tensor
@@ -15,10 +19,23 @@ from kernels.cpu import linear as cpu_linear
 from kernels.cpu import rms_norm as cpu_rms_norm
 from kernels.cpu import silu_mul as cpu_silu_mul
 from kernels.cpu.native import Native
-from kernels.ops import argmax, attention, gumbel_argmax, kv_store, linear, linear_int8, rms_norm, rotary, silu_mul
+from kernels.ops import (
+    argmax,
+    attention,
+    gumbel_argmax,
+    kv_store,
+    linear,
+    linear_int8,
+    rms_norm,
+    rotary,
+    rotary_store,
+    silu_mul,
+    step_inputs,
+)  # fmt: skip
 from kernels.ops.attention import AttentionMetadata
 from kernels.ops.kv_cache import KVCache
 from kernels.ops.linear import LinearWeight
+from kernels.ops.rotary_store import HeadNorm
 
 PlanAttention = Callable[[Sequence[int], Sequence[int], Tensor, int, Sequence[int]], AttentionMetadata]
 
@@ -45,18 +62,37 @@ class Kernels:
     rms_norm: Callable[[Tensor, Tensor, float], Tensor]
     add_rms_norm: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
     rotary: Callable[[Tensor, Tensor, Tensor], Tensor]
+    rotary_store: Callable[[Tensor, Tensor, Tensor, HeadNorm | None, KVCache, Tensor], Tensor]
     silu_mul: Callable[[Tensor], Tensor]
+    step_inputs: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, int, int], tuple[Tensor, Tensor, Tensor]]
     sampling: SamplingKernels
 
 
+@dataclass(frozen=True, slots=True)
+class AttentionShape:
+    """What a provider may want to know of a model before it plans attention."""
+
+    group: int = 1  # query heads that share a KV head
+    max_model_len: int = 0  # tokens; 0: not known
+
+
 def select_kernels(
-    device: torch.device, dtype: torch.dtype, *, quantised: bool = False, batch_invariant: bool = True
+    device: torch.device,
+    dtype: torch.dtype,
+    *,
+    quantised: bool = False,
+    batch_invariant: bool = True,
+    shape: AttentionShape | None = None,
 ) -> Kernels:
-    """The best provider that this tree has in torch for arithmetic in `dtype`: the CPU's own, else the reference.
+    """The best provider that this tree has in torch for arithmetic in `dtype`: the CPU's own, Triton on a GPU where it
+    is installed, else the reference.
 
     On a CPU bfloat16 means that the inputs of every linear are rounded to it; sums and all else are float32.
     """
-    kernels = reference_kernels() if device.type != "cpu" else _cpu_kernels(dtype, batch_invariant)
+    if device.type == "cpu":
+        kernels = _cpu_kernels(dtype, batch_invariant)
+    else:
+        kernels = triton_kernels(shape or AttentionShape()) if has_triton() else reference_kernels()
     if not quantised:
         return kernels
     return replace(kernels, pack_linear=linear_int8.pack_linear, linear=linear_int8.linear)
@@ -71,6 +107,7 @@ def _cpu_kernels(dtype: torch.dtype, batch_invariant: bool) -> Kernels:
         paged_attention=attend,
         rms_norm=cpu_rms_norm.rms_norm,
         add_rms_norm=cpu_rms_norm.add_rms_norm,
+        rotary_store=partial(rotary_store.rotary_store, normalise=cpu_rms_norm.rms_norm),
         silu_mul=cpu_silu_mul.silu_mul,
         sampling=SamplingKernels(argmax.argmax, cpu_gumbel_argmax.gumbel_argmax),
     )
@@ -83,6 +120,17 @@ def _cpu_kernels(dtype: torch.dtype, batch_invariant: bool) -> Kernels:
         pack_linear=cpu_linear.LinearPacker().pack,
         linear=cpu_linear.linear_rounded if dtype == torch.bfloat16 else cpu_linear.linear,
     )
+
+
+def has_triton() -> bool:
+    return find_spec("triton") is not None
+
+
+def triton_kernels(shape: AttentionShape) -> Kernels:
+    """Raises ModuleNotFoundError where triton is not installed."""
+    from kernels import gpu
+
+    return gpu.triton_kernels(shape)
 
 
 def native_sampling(native: Native) -> SamplingKernels:
@@ -101,6 +149,8 @@ def reference_kernels() -> Kernels:
         rms_norm=rms_norm.rms_norm,
         add_rms_norm=rms_norm.add_rms_norm,
         rotary=rotary.rotary,
+        rotary_store=rotary_store.rotary_store,
         silu_mul=silu_mul.silu_mul,
+        step_inputs=step_inputs.step_inputs,
         sampling=SamplingKernels(argmax.argmax, gumbel_argmax.gumbel_argmax),
     )

@@ -6,6 +6,6 @@ from torch import Tensor
 
 
 def argmax(
-    logits: Tensor,  # [num_rows, vocab_size] float32
+    logits: Tensor,  # [num_rows, vocab_size]
 ) -> Tensor:  # [num_rows] int64
-    return logits.argmax(dim=1)
+    return logits.float().argmax(dim=1)

@@ -4,19 +4,27 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from kernels.ops.quantise import dequantise
 
+FP8 = torch.float8_e4m3fn
+
 
 @dataclass(frozen=True, slots=True)
 class KVCache:
-    """Keys (after rotation) and values by block; in int8, each token and KV head has a scale of its own."""
+    """Keys (after rotation) and values by block.
+
+    In int8 each token and KV head has a scale of its own; in fp8 each KV head has one, the same for all tokens.
+    """
 
     keys: Tensor  # [num_blocks, block_size, num_kv_heads, head_dim]
     values: Tensor  # [num_blocks, block_size, num_kv_heads, head_dim]
     key_scales: Tensor | None = None  # [num_blocks, block_size, num_kv_heads] float32, of int8 keys
     value_scales: Tensor | None = None  # [num_blocks, block_size, num_kv_heads] float32, of int8 values
+    key_head_scales: Tensor | None = None  # [num_kv_heads] float32, of fp8 keys
+    value_head_scales: Tensor | None = None  # [num_kv_heads] float32, of fp8 values
 
     @property
     def block_size(self) -> int:
@@ -24,27 +32,31 @@ class KVCache:
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """All of it: dimension 0 of each is the block."""
+        """All that changes: dimension 0 of each is the block."""
         scales = (self.key_scales, self.value_scales)
         return (self.keys, self.values, *(scale for scale in scales if scale is not None))
 
     def read_keys(
         self,
         blocks: Tensor,  # [n] int64
-    ) -> Tensor:  # [n, block_size, num_kv_heads, head_dim]; float32 where the cache is int8
-        return _read(self.keys, self.key_scales, blocks)
+    ) -> Tensor:  # [n, block_size, num_kv_heads, head_dim]; float32 where the cache is int8 or fp8
+        return _read(self.keys, self.key_scales, self.key_head_scales, blocks)
 
     def read_values(
         self,
         blocks: Tensor,  # [n] int64
-    ) -> Tensor:  # [n, block_size, num_kv_heads, head_dim]; float32 where the cache is int8
-        return _read(self.values, self.value_scales, blocks)
+    ) -> Tensor:  # [n, block_size, num_kv_heads, head_dim]; float32 where the cache is int8 or fp8
+        return _read(self.values, self.value_scales, self.value_head_scales, blocks)
 
 
 def _read(
     cache: Tensor,  # [num_blocks, block_size, num_kv_heads, head_dim]
     scales: Tensor | None,  # [num_blocks, block_size, num_kv_heads]
+    head_scales: Tensor | None,  # [num_kv_heads]
     blocks: Tensor,  # [n] int64
 ) -> Tensor:  # [n, block_size, num_kv_heads, head_dim]
+    if head_scales is not None:  # torch copies bytes of any kind, but numbers of eight bits only as such
+        found = cache.view(torch.uint8).index_select(0, blocks).view(cache.dtype)
+        return dequantise(found, head_scales)
     found = cache.index_select(0, blocks)
     return found if scales is None else dequantise(found, scales.index_select(0, blocks))

@@ -2,29 +2,36 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from kernels.ops.kv_cache import KVCache
-from kernels.ops.quantise import quantise
+from kernels.ops.quantise import quantise, saturate_fp8
 
 
 def store_kv(
     key: Tensor,  # [num_tokens, num_kv_heads, head_dim]
     value: Tensor,  # [num_tokens, num_kv_heads, head_dim]
     cache: KVCache,  # written
-    slot_mapping: Tensor,  # [num_slots] int64; tokens beyond it are padding and are not stored
+    slot_mapping: Tensor,  # [num_slots] int64; tokens beyond it, or with one below zero, are padding and not stored
 ) -> None:
-    num_slots = slot_mapping.shape[0]
-    _store(key[:num_slots], cache.keys, cache.key_scales, slot_mapping)
-    _store(value[:num_slots], cache.values, cache.value_scales, slot_mapping)
+    real = (slot_mapping >= 0).nonzero()[:, 0]
+    slots = slot_mapping[real]
+    _store(key[real], cache.keys, cache.key_scales, cache.key_head_scales, slots)
+    _store(value[real], cache.values, cache.value_scales, cache.value_head_scales, slots)
 
 
 def _store(
     new: Tensor,  # [num_slots, num_kv_heads, head_dim]
     cache: Tensor,  # [num_blocks, block_size, num_kv_heads, head_dim]
     scales: Tensor | None,  # [num_blocks, block_size, num_kv_heads]
+    head_scales: Tensor | None,  # [num_kv_heads]
     slots: Tensor,  # [num_slots] int64
 ) -> None:
+    if head_scales is not None:
+        rounded = saturate_fp8(new, head_scales).view(torch.uint8)
+        cache.view(torch.uint8).flatten(0, 1).index_copy_(0, slots, rounded)
+        return
     if scales is not None:
         new, scale = quantise(new)
         scales.flatten(0, 1).index_copy_(0, slots, scale)

@@ -1,6 +1,8 @@
 """Symmetric int8 along the last dimension: x is about q * scale, with scale = largest |x| / 127.
 
 q = rint(x * (127 / largest)), ties to even, all in float32; a row of zeros has scale 0 and q 0.
+
+fp8 is E4M3 (no infinities, 448 the largest): x / scale, held within the range and rounded to nearest, ties to even.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ import torch
 from torch import Tensor
 
 LEVELS = 127.0
+LARGEST_FP8 = 448.0
 
 
 def quantise(
@@ -22,7 +25,14 @@ def quantise(
 
 
 def dequantise(
-    quantised: Tensor,  # [..., n] int8
-    scale: Tensor,  # [...] float32
+    quantised: Tensor,  # [..., n] int8 or fp8
+    scale: Tensor,  # [...] float32, or what broadcasts to it
 ) -> Tensor:  # [..., n] float32
     return quantised.float() * scale[..., None]
+
+
+def saturate_fp8(
+    x: Tensor,  # [..., heads, n]
+    scales: Tensor,  # [heads] float32
+) -> Tensor:  # float8_e4m3fn [..., heads, n]
+    return (x.float() / scales[:, None]).clamp_(-LARGEST_FP8, LARGEST_FP8).to(torch.float8_e4m3fn)

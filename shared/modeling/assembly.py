@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from kernels.ops.linear import LinearWeight
+from kernels.ops.rotary_store import HeadNorm
 from kernels.provider import Kernels
 from shared.modeling.config import ModelConfig
 from shared.modeling.formats import Formats
@@ -76,14 +77,10 @@ class _Reader:
     def layer(self, index: int) -> DecoderLayer:
         config, prefix = self._config, layer_prefix(index)
         qkv = self._join(prefix, QUERY_KEY_VALUE, bias=config.qkv_bias)
-        query_norm, key_norm = (
-            self.vector(f"{prefix}self_attn.{name}_norm.weight") if config.qk_norm else None for name in ("q", "k")
-        )
         layer = DecoderLayer(
             input_norm=self.vector(prefix + "input_layernorm.weight"),
             qkv=qkv,
-            query_norm=query_norm,
-            key_norm=key_norm,
+            head_norm=self._head_norm(prefix) if config.qk_norm else None,
             output=self._join(prefix, ("self_attn.o_proj",), bias=config.output_bias),
             post_norm=self.vector(prefix + "post_attention_layernorm.weight"),
             gate_up=self._join(prefix, GATE_UP, bias=config.mlp_bias),
@@ -92,6 +89,10 @@ class _Reader:
         )
         self._source.release()
         return layer
+
+    def _head_norm(self, prefix: str) -> HeadNorm:
+        query, key = (self.vector(f"{prefix}self_attn.{name}_norm.weight") for name in ("q", "k"))
+        return HeadNorm(query, key, self._config.rms_norm_eps)
 
     def _join(self, prefix: str, names: tuple[str, ...], *, bias: bool) -> Projection:
         """Projections of the same input as one: [sum of out_features, in_features]."""

@@ -15,6 +15,7 @@ from torch import Tensor
 from kernels.ops.kv_cache import KVCache
 from kernels.ops.linear import LinearWeight
 from kernels.ops.linear_int8 import read_rows
+from kernels.ops.rotary_store import HeadNorm
 from kernels.provider import Kernels
 from shared.modeling.batch import StepBatch
 from shared.modeling.config import ModelConfig
@@ -35,8 +36,7 @@ class DecoderLayer:
 
     input_norm: Tensor  # [hidden_size]
     qkv: Projection  # [(num_heads + 2 num_kv_heads) * head_dim, hidden_size]
-    query_norm: Tensor | None  # [head_dim]
-    key_norm: Tensor | None  # [head_dim]
+    head_norm: HeadNorm | None
     output: Projection  # [hidden_size, num_heads * head_dim]
     post_norm: Tensor  # [hidden_size]
     gate_up: Projection  # [2 * intermediate_size, hidden_size]
@@ -85,6 +85,10 @@ class Decoder:
     def forward(self, batch: StepBatch) -> Tensor:
         """Final hidden states [sum of wanted, hidden_size]; writes this step's keys and values into the pool."""
         inputs = build_inputs(batch, self.kernels, self.windows)
+        return self.compute(inputs)[inputs.wanted]
+
+    def compute(self, inputs: StepInputs) -> Tensor:
+        """Final hidden states of all the step's tokens [num_tokens, hidden_size]; nothing here waits for the device."""
         ops, eps = self.kernels, self.config.rms_norm_eps
         rotation = (self._rope.cos[inputs.positions], self._rope.sin[inputs.positions])
         residual = self._embed(inputs.token_ids)
@@ -95,7 +99,7 @@ class Decoder:
             hidden, residual = ops.add_rms_norm(hidden, residual, layer.post_norm, eps)
             hidden = self._project(layer.down, ops.silu_mul(self._project(layer.gate_up, hidden)))
             hidden, residual = ops.add_rms_norm(hidden, residual, next_norm, eps)
-        return hidden[inputs.wanted]
+        return hidden
 
     def logits(
         self,
@@ -107,7 +111,7 @@ class Decoder:
         self,
         hidden: Tensor,  # [num_rows, hidden_size]
     ) -> Tensor:  # [num_rows] int64
-        return self.kernels.sampling.argmax(self.logits(hidden))
+        return self.kernels.sampling.argmax(self.kernels.linear(hidden, self._head, None))
 
     def _embed(
         self,
@@ -125,17 +129,9 @@ class Decoder:
         inputs: StepInputs,
         cache: KVCache,
     ) -> Tensor:  # [num_tokens, hidden_size]
-        config, ops = self.config, self.kernels
-        mixed = self._project(layer.qkv, hidden).view(hidden.shape[0], -1, config.head_dim)
-        heads = config.num_heads
-        turned, value = mixed[:, : -config.num_kv_heads], mixed[:, -config.num_kv_heads :]
-        if layer.query_norm is not None and layer.key_norm is not None:
-            query = ops.rms_norm(turned[:, :heads], layer.query_norm, config.rms_norm_eps)
-            key = ops.rms_norm(turned[:, heads:], layer.key_norm, config.rms_norm_eps)
-            turned = torch.cat((query, key), dim=1)
-        turned = ops.rotary(turned, *rotation)
-        ops.store_kv(turned[:, heads:], value, cache, inputs.slot_mapping)
-        attended = ops.paged_attention(turned[:, :heads], cache, inputs.attention, self._scale, layer.window)
+        mixed = self._project(layer.qkv, hidden).view(hidden.shape[0], -1, self.config.head_dim)
+        query = self.kernels.rotary_store(mixed, *rotation, layer.head_norm, cache, inputs.slot_mapping)
+        attended = self.kernels.paged_attention(query, cache, inputs.attention, self._scale, layer.window)
         return self._project(layer.output, attended.flatten(1))
 
     def _project(

@@ -1,0 +1,38 @@
+"""The Triton kernels as a provider.  Importing this needs triton."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+from kernels.provider import AttentionShape, Kernels, SamplingKernels, reference_kernels
+from kernels.triton import (
+    argmax,
+    attention,
+    gumbel_argmax,
+    kv_store,
+    rms_norm,
+    rotary,
+    rotary_store,
+    silu_mul,
+    step_inputs,
+)  # fmt: skip
+from kernels.triton.attention_tiles import split_size
+
+
+def triton_kernels(shape: AttentionShape) -> Kernels:
+    """Linear layers stay the vendor's: its library has more shapes of tile than one can tune by hand."""
+    return replace(
+        reference_kernels(),
+        name="triton",
+        plan_attention=partial(attention.plan_attention, group=shape.group, split=split_size(shape.max_model_len)),
+        paged_attention=attention.paged_attention,
+        store_kv=kv_store.store_kv,
+        rms_norm=rms_norm.rms_norm,
+        add_rms_norm=rms_norm.add_rms_norm,
+        rotary=rotary.rotary,
+        rotary_store=rotary_store.rotary_store,
+        silu_mul=silu_mul.silu_mul,
+        step_inputs=step_inputs.step_inputs,
+        sampling=SamplingKernels(argmax.argmax, gumbel_argmax.gumbel_argmax),
+    )

@@ -1,0 +1,25 @@
+"""Verification by equality: a sequence keeps its draft tokens up to the first that is not what the target took there,
+and with them the token that the target took next.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def verify_drafts(
+    chosen: Tensor,  # [num_positions] int64: what the target takes, each behind the drafts before it
+    draft_ids: Tensor,  # [num_positions] int64: the draft to be verified there; below zero behind all of a sequence's
+    starts: Tensor,  # [num_seqs] int32: the first position of each sequence, growing
+    tokens: Tensor,  # [num_rows, longest] int64 histories, written
+    rows: Tensor,  # [num_seqs] int32
+    lengths: Tensor,  # [num_seqs] int32 tokens of each history
+) -> Tensor:  # [num_seqs] int32: the drafts that each keeps; its history has them and the token behind them
+    ends = (chosen != draft_ids).nonzero()[:, 0]
+    accepted = ends[torch.searchsorted(ends, starts.long())] - starts
+    for row, length, start, count in zip(
+        rows.tolist(), lengths.tolist(), starts.tolist(), accepted.tolist(), strict=True
+    ):
+        tokens[row, length : length + count + 1] = chosen[start : start + count + 1]
+    return accepted.to(torch.int32)

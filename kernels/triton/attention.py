@@ -1,0 +1,344 @@
+"""Causal attention over a paged KV cache: one launch for whatever mixture of entries a step has.
+
+Rows of a tile are (query, head) pairs that share a KV head, so that the keys of a decode step meet the matrix units
+with all query heads of their group at once, and are read once.  Softmax runs online in powers of two; parts of a long
+context leave their log-sum-exp, by which a second launch weighs them (Dao et al., FlashAttention, 2022; Dao, Haziza,
+Massa and Sizov, Flash-Decoding, 2023).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.ops.attention import AttentionMetadata
+from kernels.ops.kv_cache import KVCache
+from kernels.triton.attention_tiles import (
+    SPLIT,
+    TiledAttention,
+    Tiles,
+    TileShape,
+    pack_tiles,
+    plan_tiles,
+    to_device,
+    view_tiles,
+)  # fmt: skip
+from kernels.triton.kv_format import PER_HEAD, PER_TOKEN, scales_of
+from kernels.triton.launch import MIN_DOT, dot_type, num_processors, power_of_2
+
+NOTHING = tl.constexpr(-1.0e30)  # the maximum before the first key: finite, so that differences are numbers
+LOG2_E = math.log2(math.e)
+PROGRAMS = 8  # per multiprocessor, where the number of tiles is not known at launch
+MERGED = 8  # parts that are merged at a time
+
+
+def plan_attention(
+    query_lens: Sequence[int],  # [num_seqs]
+    seq_lens: Sequence[int],  # [num_seqs]
+    block_tables: Tensor,  # [num_seqs, max_num_blocks]
+    block_size: int,
+    windows: Sequence[int],
+    *,
+    group: int = 1,  # query heads that share a KV head
+    split: int = SPLIT,  # keys
+) -> TiledAttention:
+    lengths, ends = np.array(query_lens, np.int64), np.array(seq_lens, np.int64)
+    shape = TileShape.choose(int(lengths.max()), group)
+    rows = np.arange(len(lengths))
+    plans = [plan_tiles(rows, lengths, ends, queries=shape.queries, window=window, split=split) for window in windows]
+    packed = to_device(pack_tiles(plans), block_tables.device)
+    tiles = view_tiles(packed, [(len(tiles), len(merges), partials) for tiles, merges, partials in plans])
+    return TiledAttention(
+        query_start_loc=torch.from_numpy(np.concatenate(([0], np.cumsum(lengths)))),
+        seq_lens=torch.from_numpy(ends),
+        block_tables=block_tables.to(torch.int32),
+        shape=shape,
+        windows=dict(zip(windows, tiles, strict=True)),
+    )
+
+
+def paged_attention(
+    query: Tensor,  # [num_tokens, num_heads, head_dim]; tokens beyond the plan give zeros
+    cache: KVCache,
+    metadata: AttentionMetadata,
+    scale: float,
+    window: int,
+) -> Tensor:  # [num_tokens, num_heads, head_dim]
+    assert isinstance(metadata, TiledAttention)
+    tiles, shape = metadata.windows[window], metadata.shape
+    out = query.new_empty(query.shape)
+    out[int(metadata.query_start_loc[-1]) :].zero_()
+    num_heads, head_dim = query.shape[1:]
+    partial = query.new_empty(tiles.num_partials, num_heads, head_dim, dtype=torch.float32)
+    lse = query.new_empty(tiles.num_partials, num_heads, dtype=torch.float32)
+    _launch_tiles(query, cache, metadata.block_tables, tiles, shape, out, partial, lse, scale, window)
+    if tiles.num_partials:
+        _launch_merges(tiles, out, partial, lse)
+    return out
+
+
+def _launch_tiles(
+    query: Tensor,  # [num_tokens, num_heads, head_dim]
+    cache: KVCache,
+    block_tables: Tensor,  # [num_rows, max_num_blocks] int32
+    tiles: Tiles,
+    shape: TileShape,
+    out: Tensor,  # [num_tokens, num_heads, head_dim]
+    partial: Tensor,  # [num_partials, num_heads, head_dim] float32
+    lse: Tensor,  # [num_partials, num_heads] float32
+    scale: float,
+    window: int,
+) -> None:
+    num_kv_heads, head_dim = cache.keys.shape[2:]
+    group = query.shape[1] // num_kv_heads
+    wide = query.element_size() == 4
+    key_scales, value_scales, scaled = scales_of(cache)
+    attend_tiles[(_num_programs(len(tiles.tiles) * num_kv_heads, query.device),)](
+        query, cache.keys, cache.values, key_scales, value_scales, block_tables, tiles.counts, tiles.tiles,
+        out, partial, lse, scale * LOG2_E, num_kv_heads, block_tables.stride(0),
+        query.stride(0), query.stride(1), *cache.keys.stride()[:3], *cache.values.stride()[:3],
+        GROUP=group, QUERIES=shape.queries, ROWS=shape.rows, KEYS=32 if wide else 64,
+        HEAD_DIM=head_dim, WIDTH=power_of_2(head_dim, at_least=MIN_DOT), BLOCK_SIZE=cache.block_size,
+        WINDOW=window, SCALED=scaled, DOT=dot_type(query.dtype),
+        num_warps=8 if shape.rows * head_dim > 8192 else 4, num_stages=2 if wide else 3,
+    )  # fmt: skip
+
+
+def _launch_merges(
+    tiles: Tiles,
+    out: Tensor,  # [num_tokens, num_heads, head_dim]
+    partial: Tensor,  # [num_partials, num_heads, head_dim] float32
+    lse: Tensor,  # [num_partials, num_heads] float32
+) -> None:
+    num_heads, head_dim = out.shape[1:]
+    merge_parts[(_num_programs(len(tiles.merges) * num_heads, out.device),)](
+        partial, lse, tiles.counts, tiles.merges, out, num_heads,
+        HEAD_DIM=head_dim, WIDTH=power_of_2(head_dim), PARTS=MERGED, num_warps=2,
+    )  # fmt: skip
+
+
+def _num_programs(most: int, device: torch.device) -> int:
+    """One for each piece of work; where there is room for far more than there will be, some go over several."""
+    return max(1, min(most, PROGRAMS * num_processors(device)))
+
+
+@triton.jit
+def attend_tiles(
+    query: tl.tensor,  # [num_tokens, num_heads, head_dim]
+    keys: tl.tensor,  # [num_blocks, block_size, num_kv_heads, head_dim]
+    values: tl.tensor,  # [num_blocks, block_size, num_kv_heads, head_dim]
+    key_scales: tl.tensor,  # [num_blocks, block_size, num_kv_heads] or [num_kv_heads] float32
+    value_scales: tl.tensor,
+    block_tables: tl.tensor,  # [num_rows, max_num_blocks] int32
+    counts: tl.tensor,  # [2] int32
+    tiles: tl.tensor,  # [num_tiles, 8] int32
+    out: tl.tensor,  # [num_tokens, num_heads, head_dim], contiguous
+    partial: tl.tensor,  # [num_partials, num_heads, head_dim] float32
+    lse: tl.tensor,  # [num_partials, num_heads] float32, of powers of two
+    scale: float,  # times log2(e)
+    num_kv_heads: int,
+    table_stride: int,
+    query_stride: int,
+    query_head_stride: int,
+    key_block_stride: int,
+    key_slot_stride: int,
+    key_head_stride: int,
+    value_block_stride: int,
+    value_slot_stride: int,
+    value_head_stride: int,
+    GROUP: tl.constexpr,
+    QUERIES: tl.constexpr,
+    ROWS: tl.constexpr,
+    KEYS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SCALED: tl.constexpr,
+    DOT: tl.constexpr,
+) -> None:
+    lanes = tl.arange(0, ROWS)
+    columns = tl.arange(0, WIDTH)
+    num_heads = num_kv_heads * GROUP
+    for item in range(tl.program_id(0), tl.load(counts) * num_kv_heads, tl.num_programs(0)):
+        record = tiles + (item // num_kv_heads) * 8
+        kv_head = item % num_kv_heads
+        table = block_tables + tl.load(record).to(tl.int64) * table_stride
+        first_token = tl.load(record + 1)
+        num_queries = tl.load(record + 2)
+        position = tl.load(record + 3)
+        begin = tl.load(record + 4)
+        end = tl.load(record + 5)
+        partial_index = tl.load(record + 6)
+
+        index = lanes // GROUP
+        tokens = (first_token + index).to(tl.int64)
+        heads = kv_head * GROUP + lanes % GROUP
+        real = (index < num_queries) & (index < QUERIES)
+        held = real[:, None] & (columns < HEAD_DIM)[None, :]
+        places = tokens[:, None] * query_stride + heads[:, None] * query_head_stride + columns[None, :]
+        q = tl.load(query + places, mask=held, other=0.0).to(DOT)
+        positions = position + index
+
+        # Keys up to `clear` may be hidden by the window, those from `diagonal` on by causality; between them none is.
+        diagonal = begin + tl.maximum(0, tl.minimum(position + 1, end) - begin) // KEYS * KEYS
+        clear = begin
+        if WINDOW > 0:
+            hidden = tl.maximum(0, position + num_queries - WINDOW - begin)
+            clear = tl.minimum(diagonal, begin + (hidden + KEYS - 1) // KEYS * KEYS)
+
+        acc = tl.zeros((ROWS, WIDTH), tl.float32)
+        total = tl.zeros((ROWS,), tl.float32)
+        peak = tl.full((ROWS,), NOTHING, tl.float32)
+        head_keys = keys + kv_head * key_head_stride
+        head_values = values + kv_head * value_head_stride
+        if WINDOW > 0:
+            for start in range(begin, clear, KEYS):
+                acc, total, peak = fold_keys(
+                    acc, total, peak, q, head_keys, head_values, key_scales, value_scales, table, positions,
+                    start, end, kv_head, num_kv_heads, scale, key_block_stride, key_slot_stride,
+                    value_block_stride, value_slot_stride,
+                    True, KEYS, HEAD_DIM, WIDTH, BLOCK_SIZE, WINDOW, SCALED, DOT,
+                )  # fmt: skip
+        for start in range(clear, diagonal, KEYS):
+            acc, total, peak = fold_keys(
+                acc, total, peak, q, head_keys, head_values, key_scales, value_scales, table, positions,
+                start, end, kv_head, num_kv_heads, scale, key_block_stride, key_slot_stride,
+                value_block_stride, value_slot_stride,
+                False, KEYS, HEAD_DIM, WIDTH, BLOCK_SIZE, WINDOW, SCALED, DOT,
+            )  # fmt: skip
+        for start in range(diagonal, end, KEYS):
+            acc, total, peak = fold_keys(
+                acc, total, peak, q, head_keys, head_values, key_scales, value_scales, table, positions,
+                start, end, kv_head, num_kv_heads, scale, key_block_stride, key_slot_stride,
+                value_block_stride, value_slot_stride,
+                True, KEYS, HEAD_DIM, WIDTH, BLOCK_SIZE, WINDOW, SCALED, DOT,
+            )  # fmt: skip
+        if SCALED == PER_HEAD:
+            acc = acc * tl.load(value_scales + kv_head)
+
+        seen = tl.where(total > 0.0, total, 1.0)
+        result = acc / seen[:, None]
+        if partial_index < 0:
+            places = (tokens * num_heads + heads)[:, None] * HEAD_DIM + columns[None, :]
+            tl.store(out + places, result.to(out.dtype.element_ty), mask=held)
+        else:
+            parts = ((partial_index + index * tl.load(record + 7)).to(tl.int64) * num_heads) + heads
+            tl.store(partial + parts[:, None] * HEAD_DIM + columns[None, :], result, mask=held)
+            tl.store(lse + parts, tl.where(total > 0.0, peak + tl.log2(seen), NOTHING), mask=real)
+
+
+@triton.jit
+def fold_keys(
+    acc: tl.tensor,  # [ROWS, WIDTH] float32
+    total: tl.tensor,  # [ROWS] float32
+    peak: tl.tensor,  # [ROWS] float32
+    q: tl.tensor,  # [ROWS, WIDTH]
+    keys: tl.tensor,
+    values: tl.tensor,
+    key_scales: tl.tensor,
+    value_scales: tl.tensor,
+    table: tl.tensor,  # [num_blocks] int32
+    positions: tl.tensor,  # [ROWS]
+    start: int,
+    end: int,
+    kv_head: int,
+    num_kv_heads: int,
+    scale: float,
+    key_block_stride: int,
+    key_slot_stride: int,
+    value_block_stride: int,
+    value_slot_stride: int,
+    MASKED: tl.constexpr,
+    KEYS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SCALED: tl.constexpr,
+    DOT: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """The softmax so far, with the next KEYS keys of the sequence."""
+    columns = tl.arange(0, WIDTH)
+    key_positions = start + tl.arange(0, KEYS)
+    there = key_positions < end
+    if MASKED:
+        blocks = tl.load(table + key_positions // BLOCK_SIZE, mask=there, other=0).to(tl.int64)
+    else:
+        blocks = tl.load(table + key_positions // BLOCK_SIZE).to(tl.int64)
+    slots = key_positions % BLOCK_SIZE
+    key_places = (blocks * key_block_stride + slots * key_slot_stride)[:, None] + columns[None, :]
+    value_places = (blocks * value_block_stride + slots * value_slot_stride)[:, None] + columns[None, :]
+    if MASKED or HEAD_DIM != WIDTH:
+        held = there[:, None] & (columns < HEAD_DIM)[None, :]
+        k = tl.load(keys + key_places, mask=held, other=0.0).to(DOT)
+    else:
+        k = tl.load(keys + key_places).to(DOT)
+    scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
+    if SCALED == PER_HEAD:
+        scores = scores * tl.load(key_scales + kv_head)
+    if SCALED == PER_TOKEN:
+        scaled = (blocks * BLOCK_SIZE + slots) * num_kv_heads + kv_head
+        scores = scores * tl.load(key_scales + scaled, mask=there, other=0.0)[None, :]
+    if MASKED:
+        visible = (key_positions[None, :] <= positions[:, None]) & there[None, :]
+        if WINDOW > 0:
+            visible = visible & (key_positions[None, :] > positions[:, None] - WINDOW)
+        scores = tl.where(visible, scores, float("-inf"))
+    new_peak = tl.maximum(peak, tl.max(scores, 1))
+    weights = tl.exp2(scores - new_peak[:, None])
+    shrunk = tl.exp2(peak - new_peak)
+    total = total * shrunk + tl.sum(weights, 1)
+    if SCALED == PER_TOKEN:
+        weights = weights * tl.load(value_scales + scaled, mask=there, other=0.0)[None, :]
+    if MASKED or HEAD_DIM != WIDTH:
+        v = tl.load(values + value_places, mask=held, other=0.0).to(DOT)
+    else:
+        v = tl.load(values + value_places).to(DOT)
+    acc = tl.dot(weights.to(DOT), v, acc * shrunk[:, None], input_precision="ieee")
+    return acc, total, new_peak
+
+
+@triton.jit
+def merge_parts(
+    partial: tl.tensor,  # [num_partials, num_heads, head_dim] float32
+    lse: tl.tensor,  # [num_partials, num_heads] float32
+    counts: tl.tensor,  # [2] int32
+    merges: tl.tensor,  # [num_merges, 3] int32
+    out: tl.tensor,  # [num_tokens, num_heads, head_dim], contiguous
+    num_heads: int,
+    HEAD_DIM: tl.constexpr,
+    WIDTH: tl.constexpr,
+    PARTS: tl.constexpr,
+) -> None:
+    columns = tl.arange(0, WIDTH)
+    for item in range(tl.program_id(0), tl.load(counts + 1) * num_heads, tl.num_programs(0)):
+        record = merges + (item // num_heads) * 3
+        head = item % num_heads
+        token = tl.load(record).to(tl.int64)
+        first = tl.load(record + 1).to(tl.int64)
+        num_parts = tl.load(record + 2)
+        acc = tl.zeros((WIDTH,), tl.float32)
+        total = 0.0
+        peak = -1.0e30
+        for start in range(0, num_parts, PARTS):
+            part = start + tl.arange(0, PARTS)
+            real = part < num_parts
+            places = (first + part) * num_heads + head
+            sums = tl.load(lse + places, mask=real, other=NOTHING)
+            new_peak = tl.maximum(peak, tl.max(sums, 0))
+            weights = tl.where(real, tl.exp2(sums - new_peak), 0.0)
+            held = real[:, None] & (columns < HEAD_DIM)[None, :]
+            found = tl.load(partial + places[:, None] * HEAD_DIM + columns[None, :], mask=held, other=0.0)
+            shrunk = tl.exp2(peak - new_peak)
+            acc = acc * shrunk + tl.sum(found * weights[:, None], 0)
+            total = total * shrunk + tl.sum(weights, 0)
+            peak = new_peak
+        result = (acc / total).to(out.dtype.element_ty)
+        tl.store(out + (token * num_heads + head) * HEAD_DIM + columns, result, mask=columns < HEAD_DIM)

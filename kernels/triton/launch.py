@@ -1,0 +1,39 @@
+"""What every launch needs to know: block sizes, the type of matrix products, whether kernels are interpreted."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _probe() -> None:
+    pass
+
+
+INTERPRETED: bool = not isinstance(_probe, triton.JITFunction)  # on a CPU, one program after the other in numpy
+MIN_DOT = 16  # rows, columns and depth that every target's matrix units take
+DOT_TYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
+
+
+def power_of_2(size: int, *, at_least: int = 1) -> int:
+    """The smallest one that holds `size`."""
+    return max(at_least, 1 << (size - 1).bit_length())
+
+
+def dot_type(dtype: torch.dtype) -> tl.dtype:
+    """What matrix products of `dtype` are computed in; the interpreter has no products of bfloat16."""
+    return tl.float32 if INTERPRETED and dtype == torch.bfloat16 else DOT_TYPES[dtype]
+
+
+def num_processors(device: torch.device) -> int:
+    """Multiprocessors of a GPU; for an interpreted launch any number will do."""
+    if device.type != "cuda":
+        return 4
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def num_warps(block: int) -> int:
+    """For a program that goes once over `block` elements."""
+    return min(16, max(1, block // 256))
