@@ -17,8 +17,8 @@ from collections import deque
 from statistics import mean, median
 from time import thread_time
 
-from scripts.bench.decoding import WORKER, Decoding
 from scripts.bench.report import Line, add_check, finish
+from services.cli.bench.decoding import WORKER, Decoding
 from shared.messages import StepPlan
 
 TARGET_SIZE, TARGET_US = 64, 300.0

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from services.cli.bench.commands import bench, simulate
 from services.cli.options import sampling_options, settings_options, take_sampling, take_settings
 
 address_option = click.option("--address", default="127.0.0.1:50051", envvar="PAGEANT_ADDRESS", show_default=True)
@@ -18,6 +19,10 @@ replicas = click.IntRange(min=1)
 @click.version_option(package_name="pageant")
 def main() -> None:
     """LLM inference as a troupe of services."""
+
+
+main.add_command(bench)
+main.add_command(simulate)
 
 
 @main.command()

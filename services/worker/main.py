@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 
 from services.worker.actor import WorkerActor
-from shared.execution.engine import load_runner
-from shared.execution.runner import ModelRunner
+from services.worker.recording import recorded
 from services.worker.steps import Steps, ThreadSteps
 from shared.config import Settings
+from shared.execution.engine import load_runner
+from shared.execution.runner import ModelRunner
 from shared.messages import Tick
 from shared.transport import Transport
 
@@ -21,7 +22,7 @@ def make(transport: Transport, settings: Settings) -> WorkerActor:
         def wake() -> None:
             loop.call_soon_threadsafe(actor.post, Tick())
 
-        return ThreadSteps(runner, transport, on_failure=wake)
+        return ThreadSteps(recorded(runner, settings.record_steps), transport, on_failure=wake)
 
     actor = WorkerActor(transport, settings, lambda: load_runner(settings), thread_steps)
     return actor

@@ -1,0 +1,138 @@
+"""The `bench` commands and `simulate`.  What a command needs is imported when it runs."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from services.cli.lists import INTEGERS, NUMBERS, WORDS
+from services.cli.options import sampling_options, settings_options, take_sampling, take_settings
+from services.cli.workloads import take_workload, workload_options
+
+DIRECTORY = click.Path(file_okay=False, path_type=Path)
+FILE = click.Path(dir_okay=False, path_type=Path)
+POLICIES = "round_robin,least_loaded,prefix_aware"
+
+
+@click.group()
+def bench() -> None:
+    """Measure, under the field's names for it."""
+
+
+MEASURING = [
+    click.option("--request-rates", type=NUMBERS, help="In turn, as 1,2,4,inf: a run each, and a table."),
+    click.option("--max-concurrency", type=click.IntRange(min=0), default=0, help="Open at once; 0: no limit."),
+    click.option("--num-warmups", type=click.IntRange(min=0), default=1, show_default=True),
+    click.option("--ignore-eos", is_flag=True, help="Go on to max_tokens; random prompts and traces always do."),
+    click.option("--goodput", multiple=True, help="An objective in milliseconds, as ttft:200, tpot:50 or e2el:5000."),
+    click.option("--percentile-metrics", type=WORDS, default="ttft,tpot,itl", show_default=True,
+                 help="Also: e2el, tpot_with_first."),
+    click.option("--metric-percentiles", type=NUMBERS, default="99", show_default=True),
+    click.option("--label", default="", help="Kept in the result."),
+    click.option("--save-result", is_flag=True, help="Write the JSON."),
+    click.option("--save-detailed", is_flag=True, help="The same, with every request's figures."),
+    click.option("--append-result", is_flag=True, help="One line more in the file."),
+    click.option("--result-dir", type=DIRECTORY, default=".", show_default=True),
+    click.option("--result-filename", default=""),
+    click.option("--plot", type=FILE, help="A PNG: latency over rate, throughput and latency, the course of each run."),
+    click.option("--ready-check-timeout-sec", type=float, default=60.0, show_default=True),
+]  # fmt: skip
+
+
+def measuring_options(command: Any) -> Any:
+    for option in reversed(MEASURING):
+        command = option(command)
+    return command
+
+
+@bench.command("serve")
+@click.option("--address", default="127.0.0.1:50051", envvar="PAGEANT_ADDRESS", show_default=True)
+@workload_options
+@measuring_options
+@sampling_options
+def bench_serve(address: str, **arguments: Any) -> None:
+    """Send a load to a server that runs, each request when it is due."""
+    from services.cli.bench.serve import ServeOptions, serve
+
+    sampling, workload = take_sampling(arguments), take_workload(arguments)
+    sys.exit(serve(ServeOptions(address=address, **arguments), workload, sampling))
+
+
+@bench.command("offline")
+@settings_options
+@workload_options
+@measuring_options
+@sampling_options
+def bench_offline(**arguments: Any) -> None:
+    """Give a private troupe a whole load at once, and say how fast it is through."""
+    from services.cli.bench.offline import offline
+    from services.cli.bench.serve import ServeOptions
+
+    settings, sampling, workload = take_settings(arguments), take_sampling(arguments), take_workload(arguments)
+    sys.exit(offline(settings, ServeOptions(address="", **arguments), workload, sampling))
+
+
+@bench.command("messages")
+@click.option("--sizes", type=INTEGERS, default="1,64,1024", show_default=True, help="Sequences in a step.")
+@click.option("--model", "-m", type=DIRECTORY, default="models/pageant-stories", show_default=True)
+def bench_messages(sizes: list[int], model: Path) -> None:
+    """What encoding and decoding the messages of one step cost."""
+    from services.cli.bench.messages import table
+
+    click.echo(table(sizes, model))
+
+
+@bench.command("kernels")
+@click.option(
+    "--model", "-m", default="models/pageant-stories", show_default=True, help="A directory, or a known name."
+)
+@click.option("--rows", type=INTEGERS, default="1,8,32,512", show_default=True, help="Tokens in a step.")
+@click.option("--context", type=click.IntRange(min=1), default=1024, show_default=True, help="Keys of a decoding row.")
+@click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)
+@click.option("--dtype", type=click.Choice(["float32", "bfloat16"]), default="float32", show_default=True)
+@click.option("--threads", type=click.IntRange(min=0), default=0, help="0: one per core.")
+def bench_kernels(**arguments: Any) -> None:
+    """Time the operations of a model's step, one by one."""
+    from services.cli.bench.kernels import table
+
+    click.echo(table(**arguments))
+
+
+@click.command("simulate")
+@click.option("--workers", type=INTEGERS, default="1,2,4,8", show_default=True)
+@click.option("--device", default="h200", show_default=True, help="Whose figures make the step time.")
+@click.option(
+    "--model", default="llama-3-8b", show_default=True, help="A known shape, or a directory with config.json."
+)
+@click.option("--recorded", type=FILE, help="Fit the step time to this instead: what a worker wrote (record_steps).")
+@click.option("--num-blocks", type=INTEGERS, help="KV blocks of a worker; default: what fits the device.")
+@click.option("--block-size", type=INTEGERS, default="16", show_default=True)
+@click.option("--max-num-batched-tokens", type=INTEGERS, default="2048", show_default=True)
+@click.option("--routing-policy", type=WORDS, default="prefix_aware", show_default=True, help=f"Of {POLICIES}.")
+@click.option("--max-num-seqs", type=click.IntRange(min=1), default=256, show_default=True)
+@click.option("--max-model-len", type=click.IntRange(min=2), default=131_072, show_default=True)
+@click.option("--gpu-memory-utilization", type=click.FloatRange(0, 1, min_open=True), default=0.9, show_default=True)
+@click.option("--enable-prefix-caching/--no-enable-prefix-caching", default=True)
+@click.option("--max-num-queued-reqs", type=click.IntRange(min=1), default=1_000_000, show_default=True)
+@click.option("--load-per-worker", is_flag=True, help="A trace is so many times faster as there are workers.")
+@click.option("--goodput", multiple=True, help="An objective in milliseconds, as ttft:200, tpot:50 or e2el:5000.")
+@click.option(
+    "--attainment",
+    type=click.FloatRange(0, 1),
+    default=0.99,
+    show_default=True,
+    help="The share of requests that must meet the objectives.",
+)
+@click.option("--cost-per-worker", type=float, default=1.0, show_default=True, help="Per hour, in any currency.")
+@click.option("--json", type=FILE, help="All figures.")
+@click.option("--plot", type=FILE, help="A PNG: latency, hit rate, preemptions and goodput over each choice.")
+@workload_options
+def simulate(**arguments: Any) -> None:
+    """Say what a load would need: the scheduler's own decisions in virtual time."""
+    from services.cli.simulate import SimulateOptions, run
+
+    workload = take_workload(arguments)
+    sys.exit(run(SimulateOptions(**arguments), workload))  # fmt: skip

@@ -1,0 +1,73 @@
+"""A troupe of one's own for the time of one piece of work: its sockets and logs are in a directory that goes away."""
+
+from __future__ import annotations
+
+import signal
+import tempfile
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+
+import msgspec
+
+from services.cli.processes import Starter
+from services.cli.serve import TURN, connect, report, roles, wait_until_serving, with_port
+from services.cli.supervisor import Supervisor
+from shared.config import Settings
+
+MAX_DEATHS = 2  # of one service, before it is given up
+Work = Callable[[Settings], int]  # gets the settings with the port that is served; returns an exit status
+
+
+def with_private_troupe(settings: Settings, work: Work) -> int:
+    """Start, work, shut down; returns what the work returned, 1 where the troupe cannot start, 130 on Ctrl-C."""
+    signal.signal(signal.SIGTERM, _interrupt)
+    with tempfile.TemporaryDirectory(prefix="pageant-") as directory:
+        private = msgspec.structs.replace(
+            settings, runtime_dir=f"{directory}/run", transport="ipc", host="127.0.0.1", port=0
+        )
+        try:
+            return _run(with_port(private), work, Path(directory) / "logs")
+        except KeyboardInterrupt:
+            return 130
+
+
+def _run(settings: Settings, work: Work, log_dir: Path) -> int:
+    starter = Starter(settings, log_dir)
+    supervisor = Supervisor(roles(settings), starter, report=report)
+    supervisor.start()
+    client = connect(settings)
+    try:
+        if wait_until_serving(client, supervisor, lambda: _hopeless(supervisor)):
+            return _work(settings, work, supervisor)
+        for child in supervisor.children:
+            if child.num_deaths:
+                report(f"{child.role.name} cannot start: {starter.last_words(child.role)}")
+        return 1
+    finally:
+        client.close()
+        supervisor.stop(settings.drain_timeout)
+
+
+def _hopeless(supervisor: Supervisor) -> bool:
+    return any(child.num_deaths > MAX_DEATHS for child in supervisor.children)
+
+
+def _work(settings: Settings, work: Work, supervisor: Supervisor) -> int:
+    """Work on a thread of its own, while this one, the children's parent, looks after them."""
+    status = [1]
+
+    def run() -> None:
+        status[0] = work(settings)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    while thread.is_alive():
+        supervisor.poll()
+        thread.join(TURN)
+    return status[0]
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt

@@ -1,0 +1,180 @@
+"""`pageant simulate`: what a load would need, from the scheduler's own decisions and a model of step time."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+from tqdm import tqdm
+
+from services.cli.tables import aligned
+from services.cli.workloads import WorkloadOptions, requests_of
+from services.scheduler.policy import Policy
+from services.simulator.fitting import errors, fit, read_recording
+from services.simulator.hardware import DEVICES, Device, num_blocks, shape_of
+from services.simulator.step_time import Roofline, StepTime
+from services.simulator.sweep import VOCAB_SIZE, Configuration, Result, Scenario, cheapest, configurations, simulate
+from shared.errors import ConfigError
+from shared.metrics import Slo, parse_slo
+from shared.workload import LoadRequest
+
+MANY_OBJECTS = 200_000  # allocations between looks for garbage: requests and their sequences refer to each other
+
+
+class SimulateOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """One field for each option; lists are swept over."""
+
+    workers: list[int]
+    device: str
+    model: str
+    recorded: Path | None
+    num_blocks: list[int] | None
+    block_size: list[int]
+    max_num_batched_tokens: list[int]
+    routing_policy: list[str]
+    max_num_seqs: int
+    max_model_len: int
+    gpu_memory_utilization: float
+    enable_prefix_caching: bool
+    max_num_queued_reqs: int
+    load_per_worker: bool
+    goodput: tuple[str, ...]
+    attainment: float
+    cost_per_worker: float
+    json: Path | None
+    plot: Path | None
+
+
+def run(options: SimulateOptions, workload: WorkloadOptions) -> int:
+    """Simulate every combination, print the tables; returns the exit status."""
+    try:
+        slo = parse_slo(options.goodput)
+        scenario = scenario_of(options, workload, slo)
+        every = combinations(options)
+    except (ConfigError, ValueError, OSError) as error:
+        raise click.ClickException(str(error)) from error
+    begin, results = time.perf_counter(), []
+    gc.set_threshold(MANY_OBJECTS, 20, 100)
+    for configuration in tqdm(every, desc="configurations", disable=len(every) < 2):
+        results.append(simulate(scenario, configuration))
+    elapsed = time.perf_counter() - begin
+    report(results, options, slo, elapsed)
+    if options.json is not None:
+        options.json.write_bytes(msgspec.json.format(msgspec.json.encode(as_json(results, elapsed))))
+    if options.plot is not None:
+        from services.cli.plots import plot_simulation
+
+        plot_simulation(results, options.plot)
+    return 0
+
+
+def scenario_of(options: SimulateOptions, workload: WorkloadOptions, slo: Slo) -> Scenario:
+    """Raises ConfigError or ValueError on what does not exist."""
+    model, device = shape_of(options.model).work(), device_of(options.device)
+    step_time: StepTime = Roofline(device, model)
+    if options.recorded is not None:
+        step_time = fitted(options.recorded)
+    policy = Policy(
+        enable_prefix_caching=options.enable_prefix_caching,
+        max_num_queued_reqs=options.max_num_queued_reqs,
+        max_num_queued_tokens=1 << 40,
+    )
+
+    def load(num_workers: int) -> Iterator[LoadRequest]:
+        speed = workload.trace_speed * (num_workers if options.load_per_worker else 1)
+        return requests_of(workload, VOCAB_SIZE, max_model_len=options.max_model_len, trace_speed=speed)
+
+    return Scenario(
+        load=load,
+        step_time=step_time,
+        policy=policy,
+        max_num_seqs=options.max_num_seqs,
+        max_model_len=options.max_model_len,
+        slo=slo,
+        model=model,
+        peak_flops=device.matrix_rate if options.recorded is None else 0.0,
+        sample_every=1.0 if options.plot is not None else 0.0,
+    )
+
+
+def device_of(name: str) -> Device:
+    if name not in DEVICES:
+        raise ConfigError(f"no figures for {name}; there are some for {', '.join(DEVICES)}")
+    return DEVICES[name]
+
+
+def fitted(recording: Path) -> StepTime:
+    """Fit every other recorded step, and say how far off the others are."""
+    steps = read_recording(recording)
+    error = errors(fit(steps[::2]), steps[1::2])
+    half, most = (100 * error.percentiles[q] for q in (50.0, 90.0))
+    click.echo(
+        f"step times fitted to {len(steps)} recorded steps; of every other one, which was left out for that, half are "
+        f"foretold within {half:.1f} %, nine in ten within {most:.1f} %",
+        err=True,
+    )
+    return fit(steps)
+
+
+def combinations(options: SimulateOptions) -> list[Configuration]:
+    """Raises ConfigError where the model does not fit the device."""
+    device, model = device_of(options.device), shape_of(options.model).work()
+
+    def blocks(size: int) -> list[int]:
+        if options.num_blocks:
+            return options.num_blocks
+        if options.recorded is not None:
+            raise ConfigError("--recorded says nothing of memory: give --num-blocks, as the recorded worker had them")
+        return [num_blocks(device, model, size, options.gpu_memory_utilization)]
+
+    return configurations(
+        options.workers, blocks, options.block_size, options.max_num_batched_tokens, options.routing_policy
+    )
+
+
+HEAD = ("workers", "blocks", "size", "budget", "routing", "TTFT p50", "p99", "ITL p50", "p99", "TPOT p50", "req/s",
+        "tok/s", "hits", "preempted", "rejected", "busy", "uneven", "MFU", "in SLO", "goodput")  # fmt: skip
+
+
+def report(results: list[Result], options: SimulateOptions, slo: Slo, elapsed: float) -> None:
+    """The table of all, and of those that meet the objectives."""
+    click.echo(aligned(HEAD, [cells(result) for result in results], left=(4,)))
+    num_requests = sum(result.outcome.completed + result.outcome.rejected for result in results)
+    per_hour = 3600 * num_requests / elapsed
+    click.echo(f"\n{num_requests} requests in {elapsed:.1f} s: {per_hour:,.0f} an hour; latencies in milliseconds")
+    if not slo:
+        return
+    good = cheapest(results, options.attainment, lambda c: c.num_workers * options.cost_per_worker)
+    click.echo(f"\n{slo} met by {100 * options.attainment:g} % of requests, the cheapest first:")
+    if not good:
+        click.echo("no configuration that was tried")
+        return
+    rows = [(f"{r.configuration.num_workers * options.cost_per_worker:g}", *cells(r)) for r in good]
+    click.echo(aligned(("cost", *HEAD), rows, left=(5,)))
+
+
+def cells(result: Result) -> tuple[str, ...]:
+    c, o = result.configuration, result.outcome
+    return (
+        str(c.num_workers), str(c.num_blocks), str(c.block_size), str(c.max_num_batched_tokens), c.routing_policy,
+        _ms(o.ttft.median), _ms(o.ttft.percentiles[99.0]), _ms(o.itl.median), _ms(o.itl.percentiles[99.0]),
+        _ms(o.tpot.median), f"{o.request_throughput:.2f}", f"{o.output_throughput:.0f}", f"{100 * o.hit_rate:.1f} %",
+        str(o.num_preemptions), str(o.rejected), f"{100 * o.busy:.0f} %", f"{o.imbalance:.2f}",
+        f"{100 * o.mfu:.1f} %", f"{100 * o.attainment:.1f} %", f"{o.goodput:.2f}",
+    )  # fmt: skip
+
+
+def _ms(seconds: float) -> str:
+    return f"{1000 * seconds:.1f}" if seconds < 10 else f"{1000 * seconds:.0f}"
+
+
+def as_json(results: list[Result], elapsed: float) -> dict[str, Any]:
+    """All figures, seconds; without the samples over time."""
+    plain = [{"configuration": result.configuration, **msgspec.to_builtins(result.outcome, str_keys=True)}
+             for result in results]  # fmt: skip
+    return {"results": plain, "wall_seconds": elapsed}

@@ -1,0 +1,115 @@
+"""A step-time model fitted to a recorded run."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from operator import mul
+from pathlib import Path
+
+import msgspec
+
+from shared.metrics import Summary, summarise
+from shared.metrics.steps import RecordedStep, StepWork
+
+MIN_STEPS = 20
+MAX_ROUNDS = 5000  # of coordinate descent
+STILL = 1e-9  # relative change under which it has arrived
+SHARE_PER_KNOT = 8  # recorded steps that a knot needs near it
+
+
+def read_recording(path: Path) -> list[RecordedStep]:
+    """The steps that a worker has written (setting `record_steps`).  Raises ValueError naming file and line."""
+    decoder = msgspec.json.Decoder(RecordedStep)
+    steps = []
+    for number, line in enumerate(path.read_bytes().splitlines(), 1):
+        try:
+            steps.append(decoder.decode(line))
+        except msgspec.DecodeError as error:
+            raise ValueError(f"{path}, line {number}: {error}") from error
+    return steps
+
+
+class Fitted:
+    """Seconds = a piecewise linear function of the tokens in a step, plus so much per context token, pair and sequence.
+
+    The function has knots where steps were recorded, none of its parts is negative, and beyond its last knot it goes on
+    as between the last two: small steps read weights, large ones multiply, and a line through both would miss either.
+    """
+
+    def __init__(self, knots: Sequence[float], heights: Sequence[float], slopes: Sequence[float]) -> None:
+        self.knots = list(knots)  # tokens
+        self.heights = list(heights)  # seconds at each
+        self.slopes = list(slopes)  # seconds per context token, pair, sequence
+
+    def seconds(self, work: StepWork) -> float:
+        context, pair, sequence = self.slopes
+        extra = context * work.num_context + pair * work.num_pairs + sequence * work.num_sequences
+        return sum(w * h for w, h in zip(hats(self.knots, work.num_tokens), self.heights, strict=True)) + extra
+
+
+def fit(steps: Sequence[RecordedStep]) -> Fitted:
+    """The least squares of relative errors.  Raises ValueError where too few steps were recorded."""
+    if len(steps) < MIN_STEPS:
+        raise ValueError(f"{len(steps)} recorded steps are too few to fit: at least {MIN_STEPS}")
+    knots = choose_knots([step.num_tokens for step in steps])
+    rows = [features(knots, step.work) for step in steps]
+    weights = [1 / step.seconds for step in steps]
+    scaled = [[value * weight for value in row] for row, weight in zip(rows, weights, strict=True)]
+    found = non_negative_least_squares(scaled, [1.0] * len(scaled))
+    return Fitted(knots, found[: len(knots)], found[len(knots) :])
+
+
+def errors(model: Fitted, steps: Iterable[RecordedStep]) -> Summary:
+    """Relative errors of single steps, absolute values."""
+    return summarise(abs(model.seconds(step.work) / step.seconds - 1) for step in steps)
+
+
+def features(knots: Sequence[float], work: StepWork) -> list[float]:
+    return [*hats(knots, work.num_tokens), work.num_context, work.num_pairs, work.num_sequences]
+
+
+def hats(knots: Sequence[float], x: float) -> list[float]:
+    """The weights that interpolate between knots at x; beyond the last they extrapolate, below the first they stay."""
+    weights = [0.0] * len(knots)
+    if len(knots) == 1 or x <= knots[0]:
+        weights[0] = 1.0
+        return weights
+    right = min(bisect_right(knots, x), len(knots) - 1)
+    share = (x - knots[right - 1]) / (knots[right] - knots[right - 1])
+    weights[right - 1], weights[right] = 1 - share, share
+    return weights
+
+
+def choose_knots(tokens: Sequence[int]) -> list[float]:
+    """About one for each doubling, where there are steps to tell its height."""
+    ordered = sorted(tokens)
+    knots = [float(ordered[0])]
+    since = 0
+    for value in ordered[1:]:
+        since += 1
+        if value >= 2 * knots[-1] and since >= SHARE_PER_KNOT:
+            knots.append(float(value))
+            since = 0
+    if ordered[-1] > 1.25 * knots[-1] and since >= SHARE_PER_KNOT:
+        knots.append(float(ordered[-1]))
+    return knots
+
+
+def non_negative_least_squares(rows: Sequence[Sequence[float]], targets: Sequence[float]) -> list[float]:
+    """Minimise |rows x - targets| over x >= 0, by coordinate descent on the normal equations, columns scaled alike."""
+    width = len(rows[0])
+    scales = [max(abs(row[j]) for row in rows) or 1.0 for j in range(width)]
+    columns = [[row[j] / scales[j] for row in rows] for j in range(width)]
+    gram = [[sum(map(mul, left, right)) for right in columns] for left in columns]
+    moments = [sum(map(mul, column, targets)) for column in columns]
+    x = [0.0] * width
+    for _ in range(MAX_ROUNDS):
+        before = list(x)
+        for j in range(width):
+            if gram[j][j] > 0:
+                gradient = moments[j] - sum(map(mul, gram[j], x))
+                x[j] = max(0.0, x[j] + gradient / gram[j][j])
+        if all(abs(now - then) <= STILL * max(1.0, now) for now, then in zip(x, before, strict=True)):
+            break
+    return [value / scale for value, scale in zip(x, scales, strict=True)]

@@ -1,0 +1,105 @@
+"""Devices and models as figures: what a step's time is bounded by."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from shared.errors import ConfigError
+from shared.metrics import ModelWork
+
+GB = 10**9
+TB = 10**12
+
+
+class Device(msgspec.Struct, frozen=True):
+    """Rates as its maker states them (dense bfloat16), and the shares of them that a whole model reaches.
+
+    The shares are assumptions, to be replaced by a fit wherever there is a recorded run: well-kept GPU engines read
+    weights and keys at about four fifths of the stated bandwidth and prefill at about three fifths of the stated rate.
+    """
+
+    name: str
+    memory: float  # bytes
+    memory_bandwidth: float  # bytes per second
+    matrix_rate: float  # floating point operations per second
+    bandwidth_share: float = 0.8
+    matrix_share: float = 0.6
+    step_overhead: float = 1e-3  # seconds: launches, sampling, copies
+    row_overhead: float = 5e-6  # seconds per sequence in a step
+
+
+DEVICES: Mapping[str, Device] = {
+    device.name: device
+    for device in (
+        Device("a100", 80 * GB, 2.039 * TB, 312 * TB),
+        Device("h100", 80 * GB, 3.35 * TB, 989 * TB),
+        Device("h200", 141 * GB, 4.8 * TB, 989 * TB),
+        Device("b200", 180 * GB, 8 * TB, 2250 * TB),
+        Device("l4", 24 * GB, 0.3 * TB, 121 * TB),
+        Device("l40s", 48 * GB, 0.864 * TB, 362 * TB),
+        Device("mi300x", 192 * GB, 5.3 * TB, 1307 * TB),
+    )
+}
+
+
+class Shape(msgspec.Struct, frozen=True):
+    """A decoder-only transformer with gated feed-forward layers, under the names of its config.json."""
+
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    vocab_size: int
+
+    def work(self, bytes_per_param: float = 2.0, kv_bytes: float = 2.0) -> ModelWork:
+        """What its tokens cost, weights and cached values being of these widths."""
+        queries = self.num_attention_heads * self.head_dim
+        keys = self.num_key_value_heads * self.head_dim
+        layer = self.hidden_size * (2 * queries + 2 * keys + 3 * self.intermediate_size)
+        return ModelWork(
+            num_matrix_params=self.num_hidden_layers * layer,
+            num_head_params=self.hidden_size * self.vocab_size,
+            num_query_features=self.num_hidden_layers * queries,
+            kv_bytes_per_token=round(2 * self.num_hidden_layers * keys * kv_bytes),
+            bytes_per_param=bytes_per_param,
+        )
+
+
+SHAPES: Mapping[str, Shape] = {
+    "llama-3-8b": Shape(4096, 14336, 32, 32, 8, 128, 128_256),
+    "llama-3-70b": Shape(8192, 28672, 80, 64, 8, 128, 128_256),
+    "qwen3-32b": Shape(5120, 25600, 64, 64, 8, 128, 151_936),
+}
+
+
+def shape_of(name: str) -> Shape:
+    """A shape by its name here, or by a directory with a config.json.  Raises ConfigError."""
+    if name in SHAPES:
+        return SHAPES[name]
+    path = Path(name) / "config.json"
+    try:
+        config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        heads = config["num_attention_heads"]
+        derived = {
+            "num_key_value_heads": config.get("num_key_value_heads") or heads,
+            "head_dim": config.get("head_dim") or config["hidden_size"] // heads,
+        }
+        return msgspec.convert(config | derived, Shape)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{name} is neither one of {', '.join(SHAPES)} nor a model's directory: {error}") from error
+
+
+def num_blocks(device: Device, work: ModelWork, block_size: int, utilization: float) -> int:
+    """Blocks that fit beside the weights and what a large step needs (a twentieth of the rest).  Raises ConfigError."""
+    left = device.memory * utilization - work.weight_bytes
+    found = int(0.95 * left / (work.kv_bytes_per_token * block_size))
+    if found < 1:
+        raise ConfigError(f"{work.weight_bytes / GB:.1f} GB of weights leave no room for a KV cache on {device.name}")
+    return found

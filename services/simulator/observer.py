@@ -1,0 +1,93 @@
+"""Stands where detokenizers and gateways would be, and notes when each token leaves the scheduler."""
+
+from __future__ import annotations
+
+import msgspec
+
+from services.scheduler.journal import Journal
+from services.scheduler.outputs import Outbound
+from services.scheduler.sequence import Request, Sequence
+from shared.errors import RequestError
+from shared.metrics import Tally
+from shared.metrics.latency import tpot
+
+
+class Record(msgspec.Struct, gc=False):
+    """One request, seconds of virtual time; `first` is negative while nothing came."""
+
+    start: float  # as the client meant to send it
+    num_prompt_tokens: int
+    num_cached_tokens: int = 0
+    num_tokens: int = 0
+    first: float = -1.0
+    last: float = -1.0
+    worker: str = ""
+    is_finished: bool = False
+
+    @property
+    def ttft(self) -> float | None:
+        return self.first - self.start if self.num_tokens else None
+
+    @property
+    def e2el(self) -> float | None:
+        return self.last - self.start if self.num_tokens else None
+
+    @property
+    def tpot(self) -> float | None:
+        return tpot(self.ttft, self.e2el, self.num_tokens)
+
+
+class Observer(Outbound):
+    """What the core says to the troupe, as figures; gaps are pooled in a tally, since there are as many as tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0.0  # when what is said now reaches its client
+        self.records: dict[str, Record] = {}
+        self.gaps = Tally()
+        self.num_rejected = 0
+        self._finished: list[str] = []
+
+    def expect(self, request_id: str, start: float, num_prompt_tokens: int) -> None:
+        self.records[request_id] = Record(start, num_prompt_tokens)
+
+    def emit(self, sequence: Sequence) -> None:
+        """Note the tokens that were not noted yet."""
+        num_output = sequence.num_output_tokens
+        count, sequence.num_emitted = num_output - sequence.num_emitted, num_output
+        record = self.records[sequence.request.request_id]
+        if record.num_tokens:
+            self.gaps.add(self.now - record.last)
+        else:
+            record.first = self.now
+            record.worker = sequence.worker
+            record.num_cached_tokens = max(0, sequence.num_cached_tokens)
+        record.num_tokens += count
+        record.last = self.now
+        if sequence.finish_reason is not None:
+            record.is_finished = True
+            self._finished.append(sequence.request.request_id)
+
+    def emit_again(self, request: Request) -> None:
+        """Nobody here forgets."""
+
+    def close(self, sequence: Sequence) -> None:
+        """Nobody here holds a stream."""
+
+    def reject(self, gateway: str, request_id: str, error: RequestError) -> None:
+        self.num_rejected += 1
+
+    def take_finished(self) -> list[str]:
+        """Ids of the requests that have ended since the last call."""
+        taken, self._finished = self._finished, []
+        return taken
+
+
+class SilentJournal(Journal):
+    """Keeps no notes: a million requests would make ten million."""
+
+    def request(self, event: str, request: Request, **fields: int | str) -> None:
+        pass
+
+    def sequence(self, event: str, sequence: Sequence, **fields: int | str) -> None:
+        pass

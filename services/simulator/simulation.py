@@ -1,0 +1,179 @@
+"""Virtual time: arrivals and step results in order, each handled by the scheduler's core as in service.
+
+Every worker executes its plans one after the other, two in flight; the scheduler is one process, so what comes while it
+is busy waits.  Nothing here is random: the same requests and figures give the same run, to the last digit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from heapq import heappop, heappush
+
+import msgspec
+
+from services.scheduler.policy import Policy
+from services.scheduler.replica import Replica
+from services.scheduler.scheduler import Scheduler
+from services.simulator.observer import Observer, SilentJournal
+from services.simulator.step_time import StepTime, work_of
+from shared.messages import AddRequest, RequestHeader, StepResult, WorkerCapacity
+from shared.metrics import ModelWork
+from shared.sampling import GenerationDefaults, SamplingParams
+from shared.workload import BlockPrompt, LoadRequest, TokenPrompt
+
+VOCAB_SIZE = 1 << 16
+ANY_TOKEN = 1
+DETOKENIZER = "detokenizer"
+
+
+class Delays(msgspec.Struct, frozen=True):
+    """What everything but the worker takes, in seconds; the defaults were measured on the services of this project."""
+
+    inbound: float = 1.5e-3  # client to scheduler
+    inbound_per_token: float = 2e-7  # of the prompt: tokenizing, unpacking, hashing
+    outbound: float = 1e-3  # scheduler to client
+    link: float = 1e-4  # scheduler to worker, and back
+    per_step: float = 3e-5  # of the scheduler's time: planning a step and taking its result in
+    per_sequence: float = 2.5e-6  # the same, for each sequence in it
+
+
+class Worker:
+    """One simulated worker: a device that is free at a known time."""
+
+    def __init__(self, replica: Replica) -> None:
+        self.replica = replica
+        self.free_at = 0.0
+        self.busy = 0.0  # seconds so far
+        self.num_steps = 0
+
+
+class Usage(msgspec.Struct):
+    """Sums over all steps of all workers."""
+
+    num_tokens: int = 0
+    num_sequences: int = 0
+    flops: float = 0.0
+
+
+class Simulation:
+    """One run: a scheduler, its workers, the requests that come."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        capacity: WorkerCapacity,
+        num_workers: int,
+        step_time: StepTime,
+        delays: Delays,
+        model: ModelWork | None = None,
+    ) -> None:
+        self.core = Scheduler(policy)
+        self.observer = Observer()
+        self.core.outbound, self.core.journal = self.observer, SilentJournal()
+        self.core.set_detokenizers([DETOKENIZER])
+        self.workers: dict[str, Worker] = {}
+        for index in range(num_workers):
+            self.core.add_worker(f"w{index}", index + 1, capacity)
+            self.workers[f"w{index}"] = Worker(self.core.replicas[f"w{index}"])
+        self.usage = Usage()
+        self.samples: list[Sample] = []
+        self.end = 0.0
+        self._step_time, self._delays, self._model = step_time, delays, model
+        self._events: list[tuple[float, int, str]] = []  # time, order, worker; no worker: an arrival
+        self._num_events = 0
+        self._scheduler_free_at = 0.0
+        self._arriving: LoadRequest | None = None
+        self._num_arrived = 0
+        self._params: dict[int, SamplingParams] = {}
+
+    def run(self, requests: Iterator[LoadRequest], sample_every: float = 0.0) -> None:
+        """Until every request has ended.  Raises RuntimeError where some never would."""
+        self._await_arrival(requests)
+        next_sample = 0.0
+        while self._events:
+            time, _, instance = heappop(self._events)
+            now = max(time, self._scheduler_free_at)
+            if sample_every and now >= next_sample:
+                self.samples.append(self._sample(now))
+                next_sample = now + sample_every
+            if instance:
+                self._take_result(self.workers[instance], now)
+            else:
+                self._arrive(now)
+                self._await_arrival(requests)
+            self.end = now
+        if self.core.requests:
+            raise RuntimeError(f"{len(self.core.requests)} requests wait for ever: the scheduler has nothing to plan")
+
+    # -- events
+
+    def _at(self, time: float, instance: str = "") -> None:
+        self._num_events += 1
+        heappush(self._events, (time, self._num_events, instance))
+
+    def _await_arrival(self, requests: Iterator[LoadRequest]) -> None:
+        self._arriving = next(requests, None)
+        if self._arriving is not None:
+            delay = self._delays.inbound + self._delays.inbound_per_token * self._arriving.num_prompt_tokens
+            self._at(self._arriving.time + delay)
+
+    def _arrive(self, now: float) -> None:
+        request, request_id = self._arriving, str(self._num_arrived)
+        assert request is not None and isinstance(request.prompt, BlockPrompt | TokenPrompt)
+        self._num_arrived += 1
+        self.observer.expect(request_id, request.time, request.num_prompt_tokens)
+        prompt = request.prompt.token_ids(VOCAB_SIZE)
+        header = RequestHeader(request_id, "gateway")
+        self.core.add(AddRequest(header, self._sampling(request.max_tokens), prompt), now)
+        if added := self.core.requests.get(request_id):
+            self._plan(self.workers[added.sequences[0].worker], now)
+
+    def _sampling(self, max_tokens: int) -> SamplingParams:
+        if max_tokens not in self._params:
+            params = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
+            self._params[max_tokens] = params.resolved(GenerationDefaults(), max_tokens=max_tokens)
+        return self._params[max_tokens]
+
+    def _plan(self, worker: Worker, now: float) -> None:
+        """Plans until two are in flight; each takes the scheduler's time, then the worker's."""
+        replica, delays = worker.replica, self._delays
+        while self.core.schedule(replica.instance, now) is not None:
+            step = replica.in_flight[-1]
+            work = work_of(step)
+            now += delays.per_step + delays.per_sequence * work.num_sequences
+            seconds = self._step_time.seconds(work)
+            worker.free_at = max(worker.free_at, now + delays.link) + seconds
+            worker.busy += seconds
+            worker.num_steps += 1
+            self.usage.num_tokens += work.num_tokens
+            self.usage.num_sequences += work.num_sequences
+            if self._model is not None:
+                self.usage.flops += self._model.flops(work.num_tokens, work.num_samples, work.num_pairs)
+            self._at(worker.free_at + delays.link, replica.instance)
+        self._scheduler_free_at = now
+
+    def _take_result(self, worker: Worker, now: float) -> None:
+        replica = worker.replica
+        step = replica.in_flight[0]
+        tokens = [ANY_TOKEN] * sum(step.num_samples)
+        self.observer.now = now + self._delays.outbound
+        self.core.apply(replica.instance, StepResult(replica.epoch, step.step_id, step.num_samples, tokens), now)
+        for request_id in self.observer.take_finished():
+            self.core.abort(request_id)  # its client has everything
+        self._plan(worker, now)
+
+    def _sample(self, now: float) -> Sample:
+        replicas = self.core.replicas.values()
+        num_running = sum(len(replica.running) for replica in replicas)
+        free = sum(replica.pool.num_available for replica in replicas)
+        size = sum(replica.pool.size for replica in replicas)
+        return Sample(now, num_running, self.core.num_waiting, 1 - free / size)
+
+
+class Sample(msgspec.Struct, frozen=True):
+    """One moment of all workers together."""
+
+    time: float
+    num_running: int
+    num_waiting: int
+    kv_usage: float
