@@ -68,7 +68,7 @@ class Troupe:
 def troupe(step_ms: float, **settings: object) -> Iterator[Troupe]:
     """Serves the bundled model's tokenizer over gRPC until the block ends; leaves no process behind."""
     with tempfile.TemporaryDirectory(prefix="pageant-bench-") as directory:
-        own = {"model": str(MODEL), "port": 0, "runtime_dir": f"{directory}/run", "log_format": "json"}
+        own = {"model": str(MODEL), "port": 0, "http_port": -1, "runtime_dir": f"{directory}/run", "log_format": "json"}
         chosen = with_port(msgspec.convert(own | settings, Settings))
         environment = os.environ | settings_environment(chosen)
         commands = {name: [sys.executable, "-m", f"services.{name}"] for name in SERVICES}

@@ -25,7 +25,7 @@ def quickstart(settings: Settings, prompt: str, sampling: dict[str, Any]) -> int
     signal.signal(signal.SIGTERM, _interrupt)
     with tempfile.TemporaryDirectory(prefix="pageant-") as directory:
         private = msgspec.structs.replace(
-            settings, runtime_dir=f"{directory}/run", transport="ipc", host="127.0.0.1", port=0
+            settings, runtime_dir=f"{directory}/run", transport="ipc", host="127.0.0.1", port=0, http_port=-1
         )
         try:
             return _run(with_port(private), prompt, sampling, Path(directory) / "logs")

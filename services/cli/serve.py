@@ -81,10 +81,24 @@ def watch_until_ready(supervisor: Supervisor, settings: Settings, stopped: Inter
     client = connect(settings)
     try:
         if wait_until_serving(client, supervisor, lambda: stopped.requested):
-            click.echo(f"ready: {settings.model_name} at {client.address}", err=True)
+            click.echo(f"ready: {settings.model_name} at {client.address}{http_address(settings)}", err=True)
     finally:
         client.close()
 
+    return next((wrong for port in (settings.port, settings.http_port) if (wrong := port_taken(settings, port))), None)
+
+
+def port_taken(settings: Settings, port: int) -> str | None:
+    """Why a gateway cannot have a port; gateways share theirs, and would do so with another deployment's."""
+    if port <= 0:
+        return None
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((settings.host.strip("[]"), port))
+        except OSError as error:
+            return f"cannot listen on {settings.host}:{port}: {error.strerror}"
 
 def wait_until_serving(client: Client, supervisor: Supervisor, given_up: Callable[[], bool]) -> bool:
     """Look after the children until the gateway serves; False where they cannot work or the caller gives up."""
@@ -104,16 +118,26 @@ def connect(settings: Settings) -> Client:
 
 
 def with_port(settings: Settings) -> Settings:
-    """Port 0 becomes a free one, known before the gateway is."""
-    if settings.port:
-        return settings
+    """A port of 0 becomes a free one, known before the gateway is."""
+    free = {name: free_port() for name in ("port", "http_port") if getattr(settings, name) == 0}
+    return msgspec.structs.replace(settings, **free)
+
+
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("", 0))
-        return msgspec.structs.replace(settings, port=probe.getsockname()[1])
+        return int(probe.getsockname()[1])
 
 
 class Interruption:
     """Remembers SIGTERM and SIGINT instead of being interrupted by them."""
+def http_address(settings: Settings) -> str:
+    """Where browsers and HTTP clients find the gateway, if they do."""
+    if settings.http_port < 0:
+        return ""
+    return f", http://{WILDCARDS.get(settings.host, settings.host)}:{settings.http_port}"
+
+
 
     def __init__(self) -> None:
         self.requested = False

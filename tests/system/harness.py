@@ -48,11 +48,12 @@ class Answer:
 class Troupe:
     """A running deployment."""
 
-    def __init__(self, process: subprocess.Popen[bytes], port: int, log_dir: Path) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], port: int, http_port: int, log_dir: Path) -> None:
         self.process = process
         self.address = f"127.0.0.1:{port}"
         self.log_dir = log_dir
 
+        self.url = f"http://127.0.0.1:{http_port}"
     def channel(self) -> Any:
         return grpc.aio.insecure_channel(self.address, options=[("grpc.max_receive_message_length", -1)])
 
@@ -152,7 +153,7 @@ def ask(text: str | None = None, *, token_ids: list[int] | None = None, **sampli
 @contextmanager
 def troupe(directory: Path, *options: str) -> Iterator[Troupe]:
     """`pageant serve` with options; checks that it ends well, quickly, and leaves no process behind."""
-    port = free_port()
+    port, http_port = free_port(), free_port()
     log_dir = directory / "logs"
     own = {
         "--port": str(port),
@@ -160,12 +161,13 @@ def troupe(directory: Path, *options: str) -> Iterator[Troupe]:
         "--log-dir": str(log_dir),
         "--log-format": "json",
     }
+        "--http-port": str(http_port),
     flags = [word for pair in own.items() for word in pair]
     command = [sys.executable, "-m", "services.cli", "serve", *flags, *options]
     if "-m" not in options:
         command += ["-m", str(MODEL)]
     process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE)
-    running = Troupe(process, port, log_dir)
+    running = Troupe(process, port, http_port, log_dir)
     try:
         wait_until_ready(process)
         yield running

@@ -109,7 +109,9 @@ class Front:
 @contextlib.asynccontextmanager
 async def front(**overrides: Any) -> AsyncIterator[Front]:
     """A gateway with its server on a loopback port, a complete roster, and a client."""
-    settings = load_settings({"model": "tiny", "port": 0, "heartbeat_interval": 0.05} | overrides, environ={})
+    settings = load_settings(
+        {"model": "tiny", "port": 0, "http_port": -1, "heartbeat_interval": 0.05} | overrides, environ={}
+    )
     troupe = FakeTroupe(settings)
     running = asyncio.create_task(troupe.gateway.run())
     troupe.announce()

@@ -25,7 +25,13 @@ READY_SECONDS = 300
 class Chain:
     def __init__(self, options: dict[str, Any]) -> None:
         self._directory = tempfile.TemporaryDirectory(prefix="pageant-bench-")
-        own = {"port": 0, "runtime_dir": f"{self._directory.name}/run", "log_format": "json", "log_level": "warning"}
+        own = {
+            "port": 0,
+            "http_port": -1,
+            "runtime_dir": f"{self._directory.name}/run",
+            "log_format": "json",
+            "log_level": "warning",
+        }
         settings = with_port(load_settings(options["settings"] | own, environ={}))
         self._serve = start(
             [sys.executable, "-m", "services.cli", "serve", "--log-dir", f"{self._directory.name}/logs"],

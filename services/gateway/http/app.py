@@ -1,0 +1,40 @@
+"""The routes: which endpoint answers which path, and what happens to what goes wrong in it."""
+
+from __future__ import annotations
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.routing import Route
+
+from services.gateway.http.chat import Chats
+from services.gateway.http.completions import Completions
+from services.gateway.http.failures import defect, failure, no_such_route
+from services.gateway.http.gate import Gate
+from services.gateway.http.keycheck import KeyCheck
+from services.gateway.http.operations import Operations
+from services.gateway.http.page import page
+from services.gateway.http.responses import Responses
+from services.gateway.http.tokens import Tokens
+from shared.errors import RequestError
+
+
+def make_app(gate: Gate) -> Starlette:
+    """The ASGI application of one gateway."""
+    operations, tokens = Operations(gate), Tokens(gate)
+    routes = [
+        Route("/v1/completions", Completions(gate).post, methods=["POST"]),
+        Route("/v1/chat/completions", Chats(gate).post, methods=["POST"]),
+        Route("/v1/responses", Responses(gate).post, methods=["POST"]),
+        Route("/v1/models", operations.models, methods=["GET"]),
+        Route("/v1/models/{name:path}", operations.model, methods=["GET"]),
+        Route("/tokenize", tokens.tokenize, methods=["POST"]),
+        Route("/detokenize", tokens.detokenize, methods=["POST"]),
+        Route("/health", operations.health, methods=["GET"]),
+        Route("/version", operations.version, methods=["GET"]),
+        Route("/metrics", operations.metrics, methods=["GET"]),
+        Route("/", page, methods=["GET"]),
+    ]
+    handlers = {RequestError: failure, HTTPException: no_such_route, Exception: defect}
+    keys = Middleware(KeyCheck, access=gate.actor.access)
+    return Starlette(routes=routes, middleware=[keys], exception_handlers=handlers)

@@ -1,0 +1,249 @@
+"""/v1/chat/completions: a chat in, the assistant's next message out, n times."""
+
+from __future__ import annotations
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from services.gateway.generation import check_n
+from services.gateway.header import seeded
+from services.gateway.http.answer import Collected, Identity, UsageOptions, finish_reason
+from services.gateway.http.chat_answer import AnswerReader, DeltaBuilder, MessageBuilder
+from services.gateway.http.chat_bodies import ChatBody
+from services.gateway.http.chat_objects import (
+    ChatChoice,
+    ChatChunk,
+    ChatCompletion,
+    ChoiceLogprobs,
+    ChunkChoice,
+    MessageDelta,
+)
+from services.gateway.http.chat_prompt import ToolUse, chat_options, read_messages
+from services.gateway.http.events import DONE, EventResponse, Events, WholeResponse, event
+from services.gateway.http.gate import Gate
+from services.gateway.http.logprobs import Entry, TokenTexts, chat_logprobs, ids_of, prompt_logprobs
+from services.gateway.http.objects import encode, given, stop_reason, usage_of
+from services.gateway.http.parsing import OutputParser, make_reasoning_parser, make_tool_parser
+from services.gateway.http.sampling import refuse_impossible, sampling_params
+from services.gateway.streams import Delta, Stream
+from shared.errors import RequestError
+from shared.messages import SequenceText, TokenizeRequest
+
+
+class Chats:
+    """The endpoint."""
+
+    def __init__(self, gate: Gate) -> None:
+        self._gate = gate
+
+    async def post(self, request: Request) -> Response:
+        body = await self._gate.bodies.read(request, ChatBody)
+        self._gate.check_model(body.model)
+        call = ChatCall(self._gate, body)
+        asked = await call.request(request)
+        headers = {"x-request-id": asked.header.request_id}
+        if body.stream:
+            return EventResponse(lambda events: ChatStream(call, asked).write(events), headers)
+        return WholeResponse(lambda: call.answer(asked), headers)
+
+
+class ChatCall:
+    """One request as it was asked.  Raises RequestError where it cannot be served."""
+
+    def __init__(self, gate: Gate, body: ChatBody) -> None:
+        refuse_impossible(body)
+        _check(body)
+        self.gate = gate
+        self.body = body
+        self.identity = Identity("chatcmpl", gate.settings.model_name)
+        self.texts = TokenTexts(gate.vocabulary, as_ids=bool(body.return_tokens_as_token_ids))
+        self.n = 1 if body.n is None else body.n
+        self.usage = UsageOptions(body)
+        self.messages = read_messages(body.messages)
+        self.prompt_token_ids: list[int] = []  # where the answer tells of them
+        self._format = make_tool_parser(gate.settings.tool_call_parser)
+        self.tools = ToolUse(body, self._format)
+        check_n(self.n, gate.settings.max_n)
+
+    async def request(self, request: Request) -> TokenizeRequest:
+        """What the tokenizer is asked; a prompt that the answer tells of is tokenized here already."""
+        body = self.body
+        max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+        more = {"skip_special_tokens": False} if self.tools.offered and self._keeps_special_tokens else {}
+        params = seeded(
+            sampling_params(
+                body, max_tokens=max_tokens, logprobs=(body.top_logprobs or 0) if body.logprobs else None, **more
+            )
+        )
+        header = self.gate.header(request, label=body.request_id, priority=body.priority)
+        options = chat_options(body, self.tools)
+        if not (body.return_token_ids or body.prompt_logprobs is not None):
+            return TokenizeRequest(header, params, chat=self.messages, chat_options=options)
+        self.prompt_token_ids = ids = await self.gate.encode(chat=self.messages, options=options)
+        if max_tokens is None and self.gate.max_model_len:
+            params = msgspec.structs.replace(params, max_tokens=max(1, self.gate.max_model_len - len(ids)))
+        return TokenizeRequest(header, params, token_ids=self.gate.pack(ids))
+
+    @property
+    def _keeps_special_tokens(self) -> bool:
+        return self._format is not None and self._format.keeps_special_tokens
+
+    def reader(self) -> AnswerReader:
+        """A reader for one sequence; a call that was begun for the model is read from its beginning."""
+        settings, tools = self.gate.settings, self.tools
+        parser = OutputParser(
+            None if tools.named else make_reasoning_parser(settings.reasoning_parser),
+            make_tool_parser(settings.tool_call_parser) if tools.offered else None,
+        )
+        if tools.opening:
+            parser.feed(tools.opening)
+        return AnswerReader(parser, parallel=tools.parallel)
+
+    async def answer(self, asked: TokenizeRequest) -> bytes:
+        """The whole answer as JSON."""
+        collected = [Collected() for _ in range(self.n)]
+        readers = [self.reader() for _ in range(self.n)]
+        builders = [MessageBuilder() for _ in range(self.n)]
+
+        async def consume(_: int, stream: Stream, deltas: list[Delta]) -> None:
+            for delta in deltas:
+                collected[delta.index].add(delta)
+                builders[delta.index].add(readers[delta.index].feed("".join(delta.text)))
+
+        (stream,) = await self.gate.run([asked], consume)
+        for reader, builder in zip(readers, builders, strict=True):
+            builder.add(reader.finish())
+        entries = collected[0].prompt_logprobs
+        await self.texts.learn(ids_of([*entries, *(entry for one in collected for entry in one.logprobs)]))
+        choices = [
+            self._choice(index, stream, one, builder, reader)
+            for index, (one, builder, reader) in enumerate(zip(collected, builders, readers, strict=True))
+        ]
+        identity, body = self.identity, self.body
+        return encode(
+            ChatCompletion(
+                id=identity.id,
+                created=identity.created,
+                model=identity.model,
+                choices=choices,
+                usage=usage_of([stream]),
+                prompt_logprobs=given(prompt_logprobs(entries, self.texts), body.prompt_logprobs is not None),
+                prompt_token_ids=given(self.prompt_token_ids, body.return_token_ids),
+            )
+        )
+
+    def _choice(
+        self, index: int, stream: Stream, one: Collected, builder: MessageBuilder, reader: AnswerReader
+    ) -> ChatChoice:
+        return ChatChoice(
+            index=index,
+            message=builder.message,
+            logprobs=self.logprobs(one.token_ids, one.logprobs),
+            finish_reason=self.finish_reason(one.end, reader),
+            stop_reason=stop_reason(stream, one.end.stop_reason) if one.end else None,
+            token_ids=given(one.token_ids, self.body.return_token_ids),
+        )
+
+    def finish_reason(self, end: SequenceText | None, reader: AnswerReader) -> str | None:
+        """A model that ended after calling waits for the answers; where it had to call, it has just ended."""
+        reason = finish_reason(end)
+        return "tool_calls" if reason == "stop" and reader.num_calls and not self.tools.named else reason
+
+    def logprobs(self, token_ids: list[int], entries: list[Entry]) -> ChoiceLogprobs | None:
+        if not self.body.logprobs:
+            return None
+        return ChoiceLogprobs(chat_logprobs(token_ids, entries, self.texts, top=self.body.top_logprobs or 0))
+
+
+class ChatStream:
+    """One request's answer as events."""
+
+    def __init__(self, call: ChatCall, asked: TokenizeRequest) -> None:
+        self._call = call
+        self._asked = asked
+        self._sequences = [SequenceEvents(call, index) for index in range(call.n)]
+
+    async def write(self, events: Events) -> None:
+        call = self._call
+
+        async def consume(_: int, stream: Stream, deltas: list[Delta]) -> None:
+            if call.body.logprobs:
+                await call.texts.learn(ids_of([entry for delta in deltas for entry in delta.logprobs]))
+            chunks = [
+                self._chunk([choice], stream)
+                for delta in deltas
+                for choice in self._sequences[delta.index].choices(stream, delta)
+            ]
+            await events.write(b"".join(chunks))
+
+        (stream,) = await call.gate.run([self._asked], consume)
+        if call.usage.at_end:
+            await events.write(event(encode(self._object([], usage=usage_of([stream])))))
+        await events.write(DONE)
+
+    def _chunk(self, choices: list[ChunkChoice], stream: Stream) -> bytes:
+        return event(encode(self._object(choices, usage=self._call.usage.now([stream]))))
+
+    def _object(self, choices: list[ChunkChoice], **more: object) -> ChatChunk:
+        identity = self._call.identity
+        return ChatChunk(
+            id=identity.id,
+            created=identity.created,
+            model=identity.model,
+            choices=choices,
+            prompt_token_ids=given(self._call.prompt_token_ids, self._call.body.return_token_ids and choices),
+            **more,  # type: ignore[arg-type]
+        )
+
+
+class SequenceEvents:
+    """What one sequence's output becomes in a stream."""
+
+    def __init__(self, call: ChatCall, index: int) -> None:
+        self._call = call
+        self._index = index
+        self._reader = call.reader()
+        self._builder = DeltaBuilder()
+        self._begun = False
+        self._token_ids: list[int] = []  # whose log-probabilities no event has said yet
+        self._entries: list[Entry] = []
+
+    def choices(self, stream: Stream, delta: Delta) -> list[ChunkChoice]:
+        """The choices of the events for `delta`, one event each."""
+        call = self._call
+        parts = self._reader.feed("".join(delta.text))
+        if delta.end is not None:
+            parts = parts + self._reader.finish()
+        deltas = self._builder.deltas(parts)
+        if not self._begun:
+            self._begun = True
+            deltas.insert(0, MessageDelta(role="assistant", content=""))
+        if not deltas and (call.body.return_token_ids or delta.end is not None):
+            deltas.append(MessageDelta())
+        self._token_ids += delta.token_ids
+        self._entries += delta.logprobs
+        choices = [ChunkChoice(index=self._index, delta=one) for one in deltas]
+        if choices:
+            self._complete(choices[-1], stream, delta)
+        return choices
+
+    def _complete(self, last: ChunkChoice, stream: Stream, delta: Delta) -> None:
+        """The last event of a delta carries what is said once."""
+        call = self._call
+        if call.body.logprobs and self._entries:
+            last.logprobs = call.logprobs(self._token_ids, self._entries)
+            self._token_ids, self._entries = [], []
+        last.token_ids = given(delta.token_ids, call.body.return_token_ids)
+        if delta.end is not None:
+            last.finish_reason = call.finish_reason(delta.end, self._reader)
+            last.stop_reason = stop_reason(stream, delta.end.stop_reason)
+
+
+def _check(body: ChatBody) -> None:
+    if body.top_logprobs is not None and not body.logprobs:
+        raise RequestError("top_logprobs can only be given with logprobs", field="top_logprobs")
+    if body.stream and body.prompt_logprobs is not None:
+        raise RequestError("prompt_logprobs cannot be streamed", field="prompt_logprobs")
+    if body.echo:
+        raise RequestError("echo is not supported for chats", field="echo")

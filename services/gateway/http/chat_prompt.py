@@ -1,0 +1,110 @@
+"""From a chat's body to what is rendered: messages, tools, and how the answer has to begin."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from services.gateway.http.chat_bodies import ChatBody, ContentPart, MessageBody, NamedChoice, ToolBody
+from services.gateway.http.parsing.parts import ToolParser
+from shared.errors import RequestError
+from shared.messages import ChatMessage, ChatOptions, ToolCall
+
+TEXT_PARTS = ("text", "input_text", "output_text")
+ROLES = {"developer": "system"}  # OpenAI's newer name, which templates do not know
+MAX_TOOLS = 256
+
+
+def read_messages(messages: Sequence[MessageBody], field: str = "messages") -> list[ChatMessage]:
+    """Raises RequestError on content that is not text."""
+    if not messages:
+        raise RequestError(f"{field} must contain at least one message", field=field)
+    return [_message(message, f"{field}[{place}]") for place, message in enumerate(messages)]
+
+
+def _message(message: MessageBody, field: str) -> ChatMessage:
+    return ChatMessage(
+        role=ROLES.get(message.role, message.role),
+        content=_content(message.content, f"{field}.content"),
+        name=message.name or "",
+        tool_call_id=message.tool_call_id or "",
+        tool_calls=[
+            ToolCall(call.id or "", call.function.name, call.function.arguments or "{}")
+            for call in message.tool_calls or ()
+        ],
+        reasoning=message.reasoning_content or message.reasoning or "",
+    )
+
+
+def _content(content: str | list[ContentPart] | None, field: str) -> str:
+    if isinstance(content, str):
+        return content
+    for part in content or ():
+        if part.type not in TEXT_PARTS or part.text is None:
+            raise RequestError(f"{field} has a part of type {part.type[:32]!r}; only text can be read", field=field)
+    return "\n".join(part.text or "" for part in content or ())
+
+
+class ToolUse:
+    """Whether and how tools may be called in one answer.  Raises RequestError where that is not possible here."""
+
+    def __init__(self, body: ChatBody, parser: ToolParser | None) -> None:
+        choice = "auto" if body.tool_choice is None else body.tool_choice
+        self.tools = body.tools or []
+        self.named = choice.function.name if isinstance(choice, NamedChoice) else ""
+        self.parallel = body.parallel_tool_calls is not False
+        names = _names(self.tools)
+        if isinstance(choice, str):
+            _check_choice(choice)
+        elif self.named not in names:
+            raise RequestError(f"tool_choice names {self.named[:64]!r}, which is not among tools", field="tool_choice")
+        self.offered = bool(self.tools) and choice != "none"
+        if self.offered and parser is None:
+            raise RequestError(
+                "tools cannot be called: the server was started without tool_call_parser, which says in what format "
+                "the model calls them",
+                field="tools",
+            )
+        self.opening = parser.opening(self.named) if parser is not None and self.named else ""
+
+
+def _names(tools: Sequence[dict[str, Any]]) -> set[str]:
+    if len(tools) > MAX_TOOLS:
+        raise RequestError(f"tools has {len(tools)} entries, more than {MAX_TOOLS}", field="tools")
+    names = set()
+    for place, tool in enumerate(tools):
+        try:
+            read = msgspec.convert(tool, ToolBody)
+        except msgspec.ValidationError as error:
+            raise RequestError(f"tools[{place}]: {error}", field="tools") from None
+        if read.type != "function":
+            raise RequestError(f"tools[{place}] is of type {read.type[:32]!r}; only functions can be", field="tools")
+        names.add(read.function.name)
+    return names
+
+
+def _check_choice(choice: str) -> None:
+    if choice == "required":
+        raise RequestError(
+            "tool_choice: 'required' needs structured output, which is not there yet", field="tool_choice"
+        )
+    if choice not in ("auto", "none"):
+        raise RequestError(f"tool_choice must be auto, none or a function, got {choice[:32]!r}", field="tool_choice")
+
+
+def chat_options(body: ChatBody, use: ToolUse) -> ChatOptions:
+    """What is rendered beside the messages."""
+    variables = dict(body.chat_template_kwargs or {})
+    if body.reasoning_effort is not None:
+        variables.setdefault("reasoning_effort", body.reasoning_effort)
+    continues = bool(body.continue_final_message)
+    adds = not continues if body.add_generation_prompt is None else body.add_generation_prompt
+    return ChatOptions(
+        tools=msgspec.json.encode(use.tools).decode() if use.offered else "",
+        template_args=msgspec.json.encode(variables).decode() if variables else "",
+        add_generation_prompt=adds,
+        continue_final_message=continues,
+        opening=use.opening,
+    )

@@ -1,0 +1,232 @@
+"""/v1/completions: prompts in, each continued n times."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from services.gateway.generation import check_n
+from services.gateway.header import seeded
+from services.gateway.http.answer import Collected, Identity, UsageOptions, finish_reason
+from services.gateway.http.bodies import CompletionBody
+from services.gateway.http.completion_prompts import Prompt, read_prompts
+from services.gateway.http.events import DONE, EventResponse, Events, WholeResponse, event
+from services.gateway.http.gate import Gate
+from services.gateway.http.logprobs import Entry, TokenTexts, ids_of, legacy_logprobs, prompt_logprobs
+from services.gateway.http.objects import (
+    Completion,
+    CompletionChoice,
+    LegacyLogprobs,
+    encode,
+    given,
+    stop_reason,
+    usage_of,
+)
+from services.gateway.http.sampling import refuse_impossible, sampling_params
+from services.gateway.streams import Delta, Stream
+from shared.errors import RequestError
+from shared.messages import TokenizeRequest
+
+
+class Completions:
+    """The endpoint."""
+
+    def __init__(self, gate: Gate) -> None:
+        self._gate = gate
+
+    async def post(self, request: Request) -> Response:
+        body = await self._gate.bodies.read(request, CompletionBody)
+        self._gate.check_model(body.model)
+        call = CompletionCall(self._gate, body)
+        requests = await call.requests(request)
+        headers = {"x-request-id": requests[0].header.request_id}
+        if body.stream:
+            return EventResponse(lambda events: CompletionStream(call, requests).write(events), headers)
+        return WholeResponse(lambda: call.answer(requests), headers)
+
+
+class CompletionCall:
+    """One request as it was asked.  Raises RequestError where it cannot be served."""
+
+    def __init__(self, gate: Gate, body: CompletionBody) -> None:
+        refuse_impossible(body)
+        self.gate = gate
+        self.body = body
+        self.identity = Identity("cmpl", gate.settings.model_name)
+        self.texts = TokenTexts(gate.vocabulary, as_ids=bool(body.return_tokens_as_token_ids))
+        self.prompts = read_prompts(body.prompt)
+        self.n = 1 if body.n is None else body.n
+        self.best_of = self.n if body.best_of is None else body.best_of
+        self.echo = bool(body.echo)
+        self.only_prompt = self.echo and body.max_tokens == 0  # nothing new is wanted: the one token made is not shown
+        self.usage = UsageOptions(body)
+        check_n(self.best_of, gate.settings.max_n, field="n" if body.best_of is None else "best_of")
+        _check(body, self.n, self.best_of)
+
+    async def requests(self, request: Request) -> list[TokenizeRequest]:
+        """One for each prompt."""
+        body = self.body
+        wants_scores = self.best_of > self.n and body.logprobs is None
+        asked = [count for count in (body.prompt_logprobs, body.logprobs if self.echo else None) if count is not None]
+        params = sampling_params(
+            body,
+            n=self.best_of,
+            max_tokens=1 if self.only_prompt else body.max_tokens,
+            logprobs=0 if wants_scores else body.logprobs,
+            prompt_logprobs=max(asked, default=None),
+        )
+        found = []
+        for prompt in self.prompts:
+            await self._look_up(prompt)
+            header = self.gate.header(request, label=body.request_id, priority=body.priority)
+            ids = None if prompt.token_ids is None else self.gate.pack(prompt.token_ids)
+            text = None if prompt.token_ids is not None else prompt.text
+            found.append(TokenizeRequest(header, seeded(params), text=text, token_ids=ids))
+        return found
+
+    async def _look_up(self, prompt: Prompt) -> None:
+        """The prompt's ids where the answer tells of them, and its text where it echoes."""
+        body = self.body
+        tells = body.return_token_ids or body.prompt_logprobs is not None or (self.echo and body.logprobs is not None)
+        plain = body.add_special_tokens is False
+        if prompt.text and (tells or plain):
+            prompt.token_ids = await self.gate.encode(text=prompt.text, add_special_tokens=not plain)
+        if self.echo:
+            prompt.shown = prompt.text or await self.gate.decode(prompt.token_ids or [], skip_special_tokens=False)
+
+    async def answer(self, requests: Sequence[TokenizeRequest]) -> bytes:
+        """The whole answer as JSON."""
+        collected = [[Collected() for _ in range(self.best_of)] for _ in self.prompts]
+
+        async def consume(place: int, stream: Stream, deltas: list[Delta]) -> None:
+            for delta in deltas:
+                collected[place][delta.index].add(delta)
+
+        streams = await self.gate.run(requests, consume)
+        await self._learn([sequence for sequences in collected for sequence in sequences])
+        choices: list[CompletionChoice] = []
+        for place, sequences in enumerate(collected):
+            for sequence in self._best(sequences):
+                prompt_entries = next((one.prompt_logprobs for one in sequences if one.prompt_logprobs), [])
+                choices.append(self._choice(len(choices), place, streams[place], sequence, prompt_entries))
+        return encode(self.completion(choices, usage=usage_of(streams)))
+
+    def completion(self, choices: list[CompletionChoice], **more: object) -> Completion:
+        identity = self.identity
+        return Completion(id=identity.id, created=identity.created, model=identity.model, choices=choices, **more)  # type: ignore[arg-type]
+
+    async def _learn(self, sequences: Sequence[Collected]) -> None:
+        wanted: set[int] = set()
+        if self.body.logprobs is not None:
+            wanted.update(*(ids_of(sequence.logprobs) for sequence in sequences))
+        wanted.update(*(ids_of(sequence.prompt_logprobs) for sequence in sequences))
+        if self.echo and self.body.logprobs is not None:
+            wanted.update(*(prompt.token_ids or [] for prompt in self.prompts))
+        await self.texts.learn(wanted)
+
+    def _best(self, sequences: list[Collected]) -> list[Collected]:
+        """The n of the highest log-probability per token, where more were made."""
+        if self.best_of == self.n:
+            return sequences
+        return sorted(sequences, key=_score, reverse=True)[: self.n]
+
+    def _choice(
+        self, index: int, place: int, stream: Stream, sequence: Collected, prompt_entries: list[Entry]
+    ) -> CompletionChoice:
+        body, prompt = self.body, self.prompts[place]
+        text, ids, entries = sequence.text, sequence.token_ids, sequence.logprobs
+        if self.only_prompt:
+            text, ids, entries = "", [], []
+        reason = sequence.end.stop_reason if sequence.end is not None else ""
+        return CompletionChoice(
+            index=index,
+            text=prompt.shown + text,
+            logprobs=self.logprobs(prompt, prompt_entries, ids, entries),
+            finish_reason="length" if self.only_prompt else sequence.finish_reason,
+            stop_reason=stop_reason(stream, reason),
+            prompt_logprobs=given(prompt_logprobs(prompt_entries, self.texts), body.prompt_logprobs is not None),
+            prompt_token_ids=given(prompt.token_ids, body.return_token_ids),
+            token_ids=given(ids, body.return_token_ids),
+        )
+
+    def logprobs(
+        self, prompt: Prompt | None, prompt_entries: list[Entry], ids: list[int], entries: list[Entry], offset: int = 0
+    ) -> LegacyLogprobs | None:
+        """Of the prompt too, where the answer echoes it and `prompt` is given."""
+        if self.body.logprobs is None:
+            return None
+        if self.echo and prompt is not None:
+            ids, entries = [*(prompt.token_ids or ()), *ids], [*prompt_entries, *entries]
+        return legacy_logprobs(ids, entries, self.texts, top=self.body.logprobs, offset=offset)
+
+
+class CompletionStream:
+    """One request's answer as events."""
+
+    def __init__(self, call: CompletionCall, requests: Sequence[TokenizeRequest]) -> None:
+        self._call = call
+        self._requests = requests
+        self._streams: dict[int, Stream] = {}
+        self._shown: dict[int, int] = {}  # characters by choice, once its first event is out
+
+    async def write(self, events: Events) -> None:
+        async def consume(place: int, stream: Stream, deltas: list[Delta]) -> None:
+            self._streams[place] = stream
+            await self._learn(place, deltas)
+            await events.write(b"".join(self._event(place, stream, delta) for delta in deltas))
+
+        call = self._call
+        streams = await call.gate.run(self._requests, consume)
+        if call.usage.at_end:
+            await events.write(event(encode(call.completion([], usage=usage_of(streams)))))
+        await events.write(DONE)
+
+    async def _learn(self, place: int, deltas: list[Delta]) -> None:
+        call = self._call
+        if call.body.logprobs is None:
+            return
+        wanted = set().union(*(ids_of([*delta.logprobs, *delta.prompt_logprobs]) for delta in deltas))
+        if call.echo:
+            wanted.update(call.prompts[place].token_ids or [])
+        await call.texts.learn(wanted)
+
+    def _event(self, place: int, stream: Stream, delta: Delta) -> bytes:
+        """Empty where the client would learn nothing from it."""
+        call, body = self._call, self._call.body
+        index = place * call.n + delta.index
+        prompt = None if index in self._shown else call.prompts[place]
+        if delta.empty and not body.return_token_ids and prompt is None:
+            return b""
+        text, ids, entries = "".join(delta.text), delta.token_ids, delta.logprobs
+        if call.only_prompt:
+            text, ids, entries = "", [], []
+        choice = CompletionChoice(
+            index=index,
+            text=(prompt.shown if prompt else "") + text,
+            logprobs=call.logprobs(prompt, delta.prompt_logprobs, ids, entries, self._shown.get(index, 0)),
+            finish_reason="length" if call.only_prompt and delta.end else finish_reason(delta.end),
+            stop_reason=stop_reason(stream, delta.end.stop_reason) if delta.end else None,
+            prompt_token_ids=given(prompt.token_ids if prompt else None, body.return_token_ids and prompt),
+            token_ids=given(ids, body.return_token_ids),
+        )
+        self._shown[index] = self._shown.get(index, 0) + len(choice.text)
+        return event(encode(call.completion([choice], usage=call.usage.now(list(self._streams.values())))))
+
+
+def _check(body: CompletionBody, n: int, best_of: int) -> None:
+    if best_of < n:
+        raise RequestError(f"best_of must be at least n={n}, got {best_of}", field="best_of")
+    if best_of > n and body.stream:
+        raise RequestError("best_of cannot be streamed: which are best is known at the end", field="best_of")
+    if body.stream and body.prompt_logprobs is not None:
+        raise RequestError("prompt_logprobs cannot be streamed", field="prompt_logprobs")
+    if body.stream and body.echo and body.logprobs is not None and n > 1:
+        raise RequestError("echo with logprobs cannot be streamed for n > 1", field="echo")
+
+
+def _score(sequence: Collected) -> float:
+    """Log-probability per token."""
+    scores = [entry.logprobs[0] for entry in sequence.logprobs if entry]
+    return sum(scores) / len(scores) if scores else -1e9

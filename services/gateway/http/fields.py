@@ -1,0 +1,68 @@
+"""What the bodies of generation requests have in common: OpenAI's sampling fields, and those that servers have added.
+
+A field that is absent or null keeps the server's default.  Ranges are the scheduler's to check; here are only types,
+and the width of numbers, which the wire bounds.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+
+Int = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+TokenId = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+
+
+class StreamOptions(msgspec.Struct, kw_only=True):
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class GenerationBody(msgspec.Struct, kw_only=True):
+    """The fields of every generation, and those that mean more than can be done: `refused` says which are given."""
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    # OpenAI's
+    n: Int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    seed: Int | None = None
+    stop: str | list[str] | None = None
+    user: str | None = None
+    # of vLLM and others
+    top_k: Int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    min_tokens: Int | None = None
+    ignore_eos: bool | None = None
+    stop_token_ids: list[TokenId] | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: bool | None = None
+    allowed_token_ids: list[TokenId] | None = None
+    bad_words: list[str] | None = None
+    prompt_logprobs: Int | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    speculate: bool | None = None
+    priority: Int | None = None
+    request_id: str | None = None
+    # not possible here: refused by name, never ignored
+    response_format: dict[str, Any] | None = None
+    structured_outputs: Any = None
+    guided_json: Any = None
+    guided_regex: Any = None
+    guided_choice: Any = None
+    guided_grammar: Any = None
+    use_beam_search: bool | None = None
+    truncate_prompt_tokens: Int | None = None
+    logits_processors: Any = None
+    prompt_embeds: Any = None
+    cache_salt: str | None = None
+    kv_transfer_params: Any = None

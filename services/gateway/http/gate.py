@@ -1,0 +1,152 @@
+"""What the HTTP endpoints ask of the gateway: the same admission, streams and questions that gRPC's servicers use."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from starlette.requests import Request
+
+from services.gateway.generation import (
+    MAX_TOKENS_PER_MESSAGE,
+    QUESTION_TIMEOUT,
+    check_label,
+    check_model,
+    generate,
+    packed_prompt,
+)
+from services.gateway.header import make_header
+from services.gateway.http.reading import Bodies, seconds_left
+from services.gateway.http.vocabulary import Vocabulary
+from services.gateway.report import StreamReport
+from services.gateway.streams import Delta, Stream
+from shared.config import Settings
+from shared.errors import RequestError
+from shared.messages import (
+    ChatMessage,
+    ChatOptions,
+    DecodeRequest,
+    EncodeRequest,
+    PiecesRequest,
+    RequestHeader,
+    TokenizeRequest,
+)
+from shared.packing import pack_tokens, unpack_tokens
+
+if TYPE_CHECKING:
+    from services.gateway.actor import GatewayActor
+
+Consumer = Callable[[int, Stream, list[Delta]], Awaitable[None]]
+
+
+class Gate:
+    """Every request of every endpoint passes here, and none has another way to the actor."""
+
+    def __init__(self, actor: GatewayActor, settings: Settings) -> None:
+        self.actor = actor
+        self.settings = settings
+        self.bodies = Bodies(settings.max_request_bytes)
+        self.vocabulary = Vocabulary(self._pieces)
+
+    @property
+    def max_model_len(self) -> int:
+        """Tokens; 0 while no worker has said it."""
+        return self.actor.roster.max_model_len
+
+    def check_model(self, name: str | None) -> None:
+        check_model(name or "", self.settings.model_name)
+
+    def header(self, request: Request, *, label: str | None = None, priority: int | None = None) -> RequestHeader:
+        """The header of one generation for this caller; its label is the client's own id, for logs and Abort."""
+        label = label or request.headers.get("x-request-id", "")
+        check_label(label)
+        return make_header(
+            self.actor.access.caller(request.headers.items()),
+            gateway=self.actor.inbox.address,
+            label=label,
+            priority=priority or 0,
+            now=time.time(),
+            remaining=seconds_left(request),
+        )
+
+    def pack(self, token_ids: Sequence[int]) -> bytes:
+        """A prompt's ids for the wire."""
+        return packed_prompt(token_ids, self.actor.roster.max_input_length or MAX_TOKENS_PER_MESSAGE)
+
+    # -- generations
+
+    async def run(self, requests: Sequence[TokenizeRequest], consume: Consumer) -> list[Stream]:
+        """Generate for all requests at once; `consume` gets each one's place and its output as it comes.
+
+        The first that is refused or fails ends all, with its RequestError.
+        """
+        streams: dict[int, Stream] = {}
+        works = [self._run(place, request, consume, streams) for place, request in enumerate(requests)]
+        if len(works) == 1:
+            await works[0]
+        else:
+            await _all_or_none(works)
+        return [streams[place] for place in range(len(requests))]
+
+    async def _run(self, place: int, request: TokenizeRequest, consume: Consumer, streams: dict[int, Stream]) -> None:
+        report = StreamReport()
+
+        async def deliver(stream: Stream) -> None:
+            streams[place] = stream
+            while deltas := await stream.take():
+                report.progressed()
+                await consume(place, stream, deltas)
+
+        try:
+            await generate(self.actor, request, report, deliver)
+        except RequestError as error:
+            report.failed(error)
+            raise
+        except asyncio.CancelledError:
+            report.cancelled(expired=False)
+            raise
+
+    # -- questions
+
+    async def encode(
+        self,
+        *,
+        text: str | None = None,
+        chat: list[ChatMessage] | None = None,
+        options: ChatOptions | None = None,
+        add_special_tokens: bool = True,
+    ) -> list[int]:
+        """Token ids of a text or a chat."""
+        ask = partial(EncodeRequest, text=text, chat=chat, add_special_tokens=add_special_tokens, chat_options=options)
+        return unpack_tokens((await self._ask(ask)).token_ids)
+
+    async def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        packed = packed_prompt(token_ids, MAX_TOKENS_PER_MESSAGE)
+        answer = await self._ask(partial(DecodeRequest, token_ids=packed, skip_special_tokens=skip_special_tokens))
+        text: str = answer.text
+        return text
+
+    async def _pieces(self, token_ids: list[int]) -> list[bytes]:
+        pieces: list[bytes] = (await self._ask(partial(PiecesRequest, token_ids=pack_tokens(token_ids)))).pieces
+        return pieces
+
+    async def _ask(self, ask: Callable[[str, str], Any]) -> Any:
+        await self.actor.until_available()
+        return await self.actor.ask_tokenizer(ask(uuid.uuid4().hex, self.actor.inbox.address), QUESTION_TIMEOUT)
+
+
+async def _all_or_none(works: Sequence[Awaitable[None]]) -> None:
+    """Await all; the first RequestError cancels the others and is the one that is raised."""
+    tasks = [asyncio.ensure_future(work) for work in works]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+        for task in done:
+            task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)

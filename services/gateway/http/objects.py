@@ -1,0 +1,111 @@
+"""What the answers of /v1/completions and the small endpoints are made of, in OpenAI's shape and vLLM's additions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from services.gateway.streams import Stream
+
+encode = msgspec.json.Encoder().encode
+
+
+class PromptTokensDetails(msgspec.Struct):
+    cached_tokens: int
+
+
+class Usage(msgspec.Struct):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+
+class LegacyLogprobs(msgspec.Struct):
+    """Parallel columns, one entry per token; the first token of a prompt has none."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None] | None
+    text_offset: list[int]  # characters before the token, in what this choice shows
+
+
+class PromptLogprob(msgspec.Struct):
+    logprob: float
+    rank: int | None
+    decoded_token: str
+
+
+PromptLogprobs = list[dict[str, PromptLogprob] | None]
+
+
+class CompletionChoice(msgspec.Struct, kw_only=True):
+    index: int
+    text: str
+    logprobs: LegacyLogprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    token_ids: list[int] | UnsetType = UNSET
+
+
+class Completion(msgspec.Struct, kw_only=True):
+    """A whole answer, or one event of a stream."""
+
+    id: str
+    object: str = "text_completion"
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: Usage | UnsetType | None = UNSET
+    system_fingerprint: str | None = None
+
+
+class Model(msgspec.Struct, kw_only=True):
+    id: str
+    object: str = "model"
+    created: int
+    owned_by: str = "pageant"
+    root: str
+    parent: str | None = None
+    max_model_len: int | None
+
+
+class Models(msgspec.Struct, kw_only=True):
+    object: str = "list"
+    data: list[Model]
+
+
+class Tokenized(msgspec.Struct, kw_only=True):
+    count: int
+    max_model_len: int | None
+    tokens: list[int]
+    token_strs: list[str] | None = None
+
+
+class Detokenized(msgspec.Struct):
+    prompt: str
+
+
+def usage_of(streams: list[Stream]) -> Usage:
+    """Of all prompts and all sequences together, so far."""
+    num_prompt = sum(stream.num_prompt_tokens for stream in streams)
+    num_output = sum(stream.num_output_tokens for stream in streams)
+    cached = PromptTokensDetails(sum(stream.num_cached_tokens for stream in streams))
+    return Usage(num_prompt, num_output, num_prompt + num_output, cached)
+
+
+def stop_reason(stream: Stream, reason: str) -> str | int | None:
+    """What the client named and the model has met; None for the model's own end."""
+    params = stream.request.params
+    if reason in params.stop:
+        return reason
+    return int(reason) if reason.isdecimal() and int(reason) in params.stop_token_ids else None
+
+
+def given(value: Any, wanted: object) -> Any:
+    """`value` where it was asked for; else the field is left out."""
+    return value if wanted else UNSET

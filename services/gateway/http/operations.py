@@ -1,0 +1,62 @@
+"""/v1/models, /health, /version, /metrics: about the server, not about a generation."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from typing import Any
+
+import msgspec
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.requests import Request
+from starlette.responses import Response
+
+from services.gateway.http.gate import Gate
+from services.gateway.http.metrics import exposition
+from services.gateway.http.objects import Model, Models, encode
+from shared.errors import RequestError
+from shared.messages import Load
+from shared.version import VERSION
+
+LOAD_TIMEOUT = 1.0  # seconds
+
+
+class Operations:
+    """The endpoints."""
+
+    def __init__(self, gate: Gate) -> None:
+        self._gate = gate
+        self._started = int(time.time())
+
+    async def models(self, request: Request) -> Response:
+        return _json(Models(data=[self._model()]))
+
+    async def model(self, request: Request) -> Response:
+        self._gate.check_model(request.path_params["name"])
+        return _json(self._model())
+
+    async def health(self, request: Request) -> Response:
+        """200 where requests are served now; 503 with what is missing."""
+        unwell = self._gate.actor.unwell
+        return _json({"status": "unavailable" if unwell else "ok", "reason": unwell}, 503 if unwell else 200)
+
+    async def version(self, request: Request) -> Response:
+        return _json({"version": VERSION})
+
+    async def metrics(self, request: Request) -> Response:
+        load: Load | None = None
+        actor = self._gate.actor
+        with contextlib.suppress(RequestError):  # then the gateway tells of itself alone
+            answer: Any = await actor.ask_load(LOAD_TIMEOUT)
+            load = answer
+        text = exposition(self._gate.settings.model_name, load, len(actor.journal))
+        return Response(text, media_type=CONTENT_TYPE_LATEST)
+
+    def _model(self) -> Model:
+        settings = self._gate.settings
+        limit = self._gate.max_model_len or None
+        return Model(id=settings.model_name, created=self._started, root=settings.model_name, max_model_len=limit)
+
+
+def _json(body: msgspec.Struct | dict[str, str], status: int = 200) -> Response:
+    return Response(encode(body), status, media_type="application/json")

@@ -1,0 +1,53 @@
+"""What parsers put out: parts of an answer, in order, each a piece of text of one kind."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import msgspec
+
+
+class Content(msgspec.Struct, frozen=True):
+    """Text for the user."""
+
+    text: str
+
+
+class Reasoning(msgspec.Struct, frozen=True):
+    """Text that the model wrote to itself."""
+
+    text: str
+
+
+class CallBegun(msgspec.Struct, frozen=True):
+    """The model calls a function; its arguments follow."""
+
+    name: str
+
+
+class CallArguments(msgspec.Struct, frozen=True):
+    """More of the arguments of the call that was begun last: JSON as the model writes it."""
+
+    text: str
+
+
+Part = Content | Reasoning | CallBegun | CallArguments
+
+
+class Parser(Protocol):
+    """Text in, parts out."""
+
+    def feed(self, text: str) -> list[Part]:
+        """The parts that are certain with this text."""
+
+    def finish(self) -> list[Part]:
+        """What was held back, when no more text will come."""
+
+
+class ToolParser(Parser, Protocol):
+    """A parser of one format of calls."""
+
+    keeps_special_tokens: bool  # whether the format is written with special tokens, which must not be skipped
+
+    def opening(self, name: str) -> str:
+        """How a call of `name` begins, up to its arguments: put before the answer, it makes the model call it."""

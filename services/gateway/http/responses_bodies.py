@@ -1,0 +1,62 @@
+"""The body of /v1/responses, its text part: what is more than text is refused by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from services.gateway.http.chat_bodies import ContentPart
+from services.gateway.http.fields import Int
+
+
+class InputItem(msgspec.Struct, kw_only=True):
+    """A message; items of other types are refused."""
+
+    type: str = "message"
+    role: str | None = None
+    content: str | list[ContentPart] | None = None
+
+
+class TextFormat(msgspec.Struct, kw_only=True):
+    type: str = "text"
+
+
+class TextOptions(msgspec.Struct, kw_only=True):
+    format: TextFormat | None = None
+    verbosity: str | None = None
+
+
+class ReasoningOptions(msgspec.Struct, kw_only=True):
+    effort: str | None = None
+    summary: str | None = None
+
+
+class ResponsesBody(msgspec.Struct, kw_only=True):
+    input: str | list[InputItem]
+    model: str | None = None
+    instructions: str | None = None
+    max_output_tokens: Int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: Int | None = None
+    seed: Int | None = None
+    stream: bool | None = None
+    store: bool | None = None
+    metadata: dict[str, str] | None = None
+    text: TextOptions | None = None
+    reasoning: ReasoningOptions | None = None
+    user: str | None = None
+    priority: Int | None = None
+    parallel_tool_calls: bool | None = None
+    # not possible here
+    tools: list[Any] | None = None
+    tool_choice: Any = None
+    previous_response_id: str | None = None
+    conversation: Any = None
+    background: bool | None = None
+    prompt: Any = None
+    include: list[str] | None = None
+    truncation: str | None = None
+    max_tool_calls: Int | None = None
+    top_logprobs: Int | None = None

@@ -1,0 +1,66 @@
+"""/tokenize and /detokenize: the tokenizer by itself, with vLLM's fields."""
+
+from __future__ import annotations
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from services.gateway.http.bodies import DetokenizeBody, TokenizeBody
+from services.gateway.http.chat_bodies import MessageBody
+from services.gateway.http.chat_prompt import read_messages
+from services.gateway.http.gate import Gate
+from services.gateway.http.objects import Detokenized, Tokenized, encode
+from shared.errors import RequestError
+from shared.messages import ChatOptions
+
+
+class Tokens:
+    """The two endpoints."""
+
+    def __init__(self, gate: Gate) -> None:
+        self._gate = gate
+
+    async def tokenize(self, request: Request) -> Response:
+        gate = self._gate
+        body = await gate.bodies.read(request, TokenizeBody)
+        gate.check_model(body.model)
+        if (body.prompt is None) == (body.messages is None):
+            raise RequestError("exactly one of prompt and messages must be given", field="prompt")
+        if body.messages is None:
+            ids = await gate.encode(text=body.prompt, add_special_tokens=body.add_special_tokens is not False)
+        else:
+            ids = await gate.encode(chat=read_messages(_messages(body.messages)), options=_options(body))
+        texts = None
+        if body.return_token_strs:
+            await gate.vocabulary.learn(ids)
+            texts = [gate.vocabulary.text(token_id) for token_id in ids]
+        limit = gate.max_model_len or None
+        return _json(encode(Tokenized(count=len(ids), max_model_len=limit, tokens=ids, token_strs=texts)))
+
+    async def detokenize(self, request: Request) -> Response:
+        body = await self._gate.bodies.read(request, DetokenizeBody)
+        self._gate.check_model(body.model)
+        text = await self._gate.decode(body.tokens, skip_special_tokens=bool(body.skip_special_tokens))
+        return _json(encode(Detokenized(text)))
+
+
+def _messages(messages: list[object]) -> list[MessageBody]:
+    try:
+        return msgspec.convert(messages, list[MessageBody])
+    except msgspec.ValidationError as error:
+        raise RequestError(f"messages: {error}", field="messages") from None
+
+
+def _options(body: TokenizeBody) -> ChatOptions:
+    continues = bool(body.continue_final_message)
+    return ChatOptions(
+        tools=msgspec.json.encode(body.tools).decode() if body.tools else "",
+        template_args=msgspec.json.encode(body.chat_template_kwargs).decode() if body.chat_template_kwargs else "",
+        add_generation_prompt=not continues if body.add_generation_prompt is None else body.add_generation_prompt,
+        continue_final_message=continues,
+    )
+
+
+def _json(body: bytes) -> Response:
+    return Response(body, media_type="application/json")
