@@ -80,6 +80,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     http_port: int = 8000  # -1: no HTTP
     tool_call_parser: Literal["", "hermes", "llama3_json", "mistral"] = ""  # how the model writes calls; empty: not
     reasoning_parser: Literal["", "qwen3", "deepseek_r1"] = ""
+    share_port: bool = False  # with other gateways of this host; one that leaves lets go of it at once
     max_request_bytes: int = 32 << 20
     max_prompt_bytes: int = 4 << 20
     template_timeout: float = 1.0

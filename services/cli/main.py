@@ -13,6 +13,7 @@ from services.cli.options import sampling_options, settings_options, take_sampli
 
 address_option = click.option("--address", default="127.0.0.1:50051", envvar="PAGEANT_ADDRESS", show_default=True)
 replicas = click.IntRange(min=1)
+SERVICES = ("gateway", "tokenizer", "scheduler", "worker", "draft", "detokenizer")
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
@@ -31,16 +32,50 @@ main.add_command(simulate)
 @click.option("--drafts", type=replicas, default=1, show_default=True, help="Draft replicas, unless --draft is off.")
 @click.option("--tokenizers", type=replicas, default=1, show_default=True, help="Tokenizer replicas.")
 @click.option("--detokenizers", type=replicas, default=1, show_default=True, help="Detokenizer replicas.")
+@click.option("--gateways", type=replicas, default=1, show_default=True, help="Gateway replicas, at ports in a row.")
 @click.option("--log-dir", type=click.Path(file_okay=False, path_type=Path), help="A log file per process here.")
 def serve(
-    workers: int, drafts: int, tokenizers: int, detokenizers: int, log_dir: Path | None, **arguments: Any
+    workers: int,
+    drafts: int,
+    tokenizers: int,
+    detokenizers: int,
+    gateways: int,
+    log_dir: Path | None,
+    **arguments: Any,
 ) -> None:
     """Serve a model: every service as a process of this machine, restarted when it dies."""
     from services.cli import serve as command
 
     settings = take_settings(arguments)
-    cast = command.roles(settings, workers=workers, drafts=drafts, tokenizers=tokenizers, detokenizers=detokenizers)
+    cast = command.roles(
+        settings, workers=workers, drafts=drafts, tokenizers=tokenizers, detokenizers=detokenizers, gateways=gateways
+    )
     sys.exit(command.serve(settings, cast, log_dir))
+
+
+@main.command()
+@click.argument("services", nargs=-1, type=click.Choice(SERVICES))
+@settings_options
+def restart(services: tuple[str, ...], **arguments: Any) -> None:
+    """Replace every process of a running `pageant serve` in turn, or those of SERVICES; streams go on."""
+    from services.cli import orders
+
+    sys.exit(orders.give(take_settings(arguments), orders.Order(restart=list(services or SERVICES))))
+
+
+@main.command()
+@click.argument("replicas", nargs=-1, required=True, metavar="SERVICE=COUNT ...")
+@settings_options
+def scale(replicas: tuple[str, ...], **arguments: Any) -> None:
+    """Give services of a running `pageant serve` so many replicas: `pageant scale worker=2 tokenizer=3`."""
+    from services.cli import orders
+
+    settings = take_settings(arguments)
+    try:
+        counts = {service: int(count) for service, _, count in (word.partition("=") for word in replicas)}
+    except ValueError as error:
+        raise click.ClickException("replicas are given as SERVICE=COUNT") from error
+    sys.exit(orders.give(settings, orders.Order(scale=counts)))
 
 
 @main.command()

@@ -6,9 +6,12 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
-from services.cli.supervisor import Role
+import msgspec
+
+from services.cli.supervisor import Child, Role
 from shared.config import Settings, settings_environment
 
 LAUNCH = Path(__file__).with_name("launch.py")
@@ -16,16 +19,38 @@ TAIL_LINES = 8
 
 
 class Starter:
-    """Starts services with these settings; logs go to standard error, or to a file each."""
+    """Starts services with these settings; logs go to standard error, or to a file each.
+
+    Several gateways listen at consecutive ports.  Each port may be shared, so that a gateway's successor can listen
+    there before it has left.
+    """
 
     def __init__(self, settings: Settings, log_dir: Path | None = None) -> None:
-        self._environment = os.environ | settings_environment(settings)
+        self._settings = settings
         self._log_dir = log_dir
+        self._status_dir = tempfile.TemporaryDirectory(prefix="pageant-status-")
+        self._num_started = 0
+        self._status_files: dict[int, Path] = {}  # by process id
         if log_dir is not None:
             log_dir.mkdir(parents=True, exist_ok=True)
 
     def __call__(self, role: Role) -> subprocess.Popen[bytes]:
-        return start([sys.executable, "-m", f"services.{role.service}"], self._environment, self.log_file(role))
+        self._num_started += 1
+        status_file = Path(self._status_dir.name) / f"{role.name}.{self._num_started}"
+        environment = os.environ | settings_environment(settings_of(role, self._settings, status_file))
+        process = start([sys.executable, "-m", f"services.{role.service}"], environment, self.log_file(role))
+        self._status_files[process.pid] = status_file
+        return process
+
+    def is_ready(self, child: Child) -> bool:
+        """Whether a child lives and has joined the others."""
+        process = child.process
+        if not (isinstance(process, subprocess.Popen) and child.alive):
+            return False
+        try:
+            return self._status_files[process.pid].read_text(encoding="ascii") == "READY"
+        except OSError:
+            return False
 
     def log_file(self, role: Role) -> Path | None:
         return self._log_dir / f"{role.name}.log" if self._log_dir is not None else None
@@ -34,6 +59,16 @@ class Starter:
         """Why a service died, as far as its log file tells."""
         path = self.log_file(role)
         return last_words(path) if path is not None else "its last lines above say why"
+
+
+def settings_of(role: Role, settings: Settings, status_file: Path) -> Settings:
+    """What differs from process to process."""
+    settings = msgspec.structs.replace(settings, status_file=str(status_file))
+    if role.service != "gateway":
+        return settings
+    ports = {name: getattr(settings, name) for name in ("port", "http_port")}
+    moved = {name: port + role.index for name, port in ports.items() if port > 0}
+    return msgspec.structs.replace(settings, share_port=True, **moved)
 
 
 def start(command: list[str], environment: dict[str, str], log_file: Path | None = None) -> subprocess.Popen[bytes]:

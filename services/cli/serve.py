@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
+from services.cli.orders import Fulfilment, OrderDesk, desk_path
 from services.cli.processes import Starter
-from services.cli.supervisor import Role, Supervisor
+from services.cli.supervisor import KILL_AFTER, Role, Supervisor
 from shared.actor.process import EXIT_CONFIG
 from shared.config import Settings
 from shared.errors import ConfigError
@@ -28,7 +29,13 @@ WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "[::1]", "[::]": "[::1]"}
 
 
 def roles(
-    settings: Settings, *, workers: int = 1, drafts: int = 1, tokenizers: int = 1, detokenizers: int = 1
+    settings: Settings,
+    *,
+    workers: int = 1,
+    drafts: int = 1,
+    tokenizers: int = 1,
+    detokenizers: int = 1,
+    gateways: int = 1,
 ) -> list[Role]:
     """Who is needed, the slowest to start first; drafts only where they are not off."""
     counts = {
@@ -37,7 +44,7 @@ def roles(
         "scheduler": 1,
         "tokenizer": tokenizers,
         "detokenizer": detokenizers,
-        "gateway": 1,
+        "gateway": gateways,
     }
     return [Role(service, index) for service, count in counts.items() for index in range(count)]
 
@@ -50,14 +57,18 @@ def serve(settings: Settings, cast: list[Role], log_dir: Path | None) -> int:
     settings = with_port(settings)
     stopped = Interruption()
     starter = Starter(settings, log_dir)
-    supervisor = Supervisor(cast, starter, report=report)
+    supervisor = Supervisor(cast, starter, report=report, patience=settings.drain_timeout + KILL_AFTER)
     supervisor.start()
+    desk = OrderDesk(desk_path(settings.runtime_path))
+    fulfilment = Fulfilment(desk, supervisor, starter.is_ready, report=report)
     try:
         watch_until_ready(supervisor, settings, stopped)
         while not (stopped.requested or supervisor.failure):
             supervisor.poll()
+            fulfilment.poll()
             time.sleep(TURN)
     finally:
+        desk.close()
         supervisor.stop(settings.drain_timeout)
     if supervisor.failure:
         role, status = supervisor.failure
@@ -74,17 +85,6 @@ def taken(settings: Settings) -> str | None:
             claim(settings.runtime_path).close()
         except ConfigError as error:
             return str(error)
-    return None
-
-
-def watch_until_ready(supervisor: Supervisor, settings: Settings, stopped: Interruption) -> None:
-    client = connect(settings)
-    try:
-        if wait_until_serving(client, supervisor, lambda: stopped.requested):
-            click.echo(f"ready: {settings.model_name} at {client.address}{http_address(settings)}", err=True)
-    finally:
-        client.close()
-
     return next((wrong for port in (settings.port, settings.http_port) if (wrong := port_taken(settings, port))), None)
 
 
@@ -99,6 +99,17 @@ def port_taken(settings: Settings, port: int) -> str | None:
             probe.bind((settings.host.strip("[]"), port))
         except OSError as error:
             return f"cannot listen on {settings.host}:{port}: {error.strerror}"
+    return None
+
+
+def watch_until_ready(supervisor: Supervisor, settings: Settings, stopped: Interruption) -> None:
+    client = connect(settings)
+    try:
+        if wait_until_serving(client, supervisor, lambda: stopped.requested):
+            click.echo(f"ready: {settings.model_name} at {client.address}{http_address(settings)}", err=True)
+    finally:
+        client.close()
+
 
 def wait_until_serving(client: Client, supervisor: Supervisor, given_up: Callable[[], bool]) -> bool:
     """Look after the children until the gateway serves; False where they cannot work or the caller gives up."""
@@ -117,6 +128,13 @@ def connect(settings: Settings) -> Client:
     return Client(f"{WILDCARDS.get(settings.host, settings.host)}:{settings.port}")
 
 
+def http_address(settings: Settings) -> str:
+    """Where browsers and HTTP clients find the gateway, if they do."""
+    if settings.http_port < 0:
+        return ""
+    return f", http://{WILDCARDS.get(settings.host, settings.host)}:{settings.http_port}"
+
+
 def with_port(settings: Settings) -> Settings:
     """A port of 0 becomes a free one, known before the gateway is."""
     free = {name: free_port() for name in ("port", "http_port") if getattr(settings, name) == 0}
@@ -131,13 +149,6 @@ def free_port() -> int:
 
 class Interruption:
     """Remembers SIGTERM and SIGINT instead of being interrupted by them."""
-def http_address(settings: Settings) -> str:
-    """Where browsers and HTTP clients find the gateway, if they do."""
-    if settings.http_port < 0:
-        return ""
-    return f", http://{WILDCARDS.get(settings.host, settings.host)}:{settings.http_port}"
-
-
 
     def __init__(self) -> None:
         self.requested = False

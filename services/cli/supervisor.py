@@ -12,7 +12,7 @@ from typing import Protocol
 import msgspec
 
 EXIT_CONFIG = 78  # EX_CONFIG: starting again would not help
-FIRST_DELAY = 0.5  # seconds before the first restart; doubles with every early death
+FIRST_DELAY = 0.1  # seconds before the first restart; doubles with every early death
 MAX_DELAY = 30.0
 LONG_LIFE = 30.0  # after a life as long as this the delay begins anew
 KILL_AFTER = 2.0  # beyond the drain timeout
@@ -47,8 +47,15 @@ class Child:
         self.process: Process | None = None
         self.started = 0.0
         self.restart_at = 0.0
-        self.delay = FIRST_DELAY
+        self.delay = 0.0  # before the next restart; 0: it has not died early yet
         self.num_deaths = 0
+        self.num_lives = 0
+        self.kill_at: float | None = None  # it was asked to leave, and must have done so by then
+        self.is_replaced = False  # once it has left, in the same role
+
+    @property
+    def is_leaving(self) -> bool:
+        return self.kill_at is not None
 
     @property
     def alive(self) -> bool:
@@ -56,7 +63,8 @@ class Child:
 
 
 class Supervisor:
-    """Invariant: every role is played by one live process, or waits for its restart, until `stop` or `failure`."""
+    """Invariant: every role is played by one live process, or waits for its restart, until it is dismissed, or until
+    `stop` or `failure`."""
 
     def __init__(
         self,
@@ -66,13 +74,18 @@ class Supervisor:
         report: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
+        patience: float = 5.0 + KILL_AFTER,
+        max_delay: float = MAX_DELAY,
     ) -> None:
+        """`patience`: seconds that a process has to leave when it is asked to."""
         self.children = [Child(role) for role in roles]
         self.failure: tuple[Role, int] | None = None  # who cannot work, and its exit status
         self._start = start
         self._report = report
         self._clock = clock
         self._sleep = sleep
+        self._patience = patience
+        self._max_delay = max_delay
 
     def start(self) -> None:
         """Start every role at once."""
@@ -80,13 +93,49 @@ class Supervisor:
             self._begin(child)
 
     def poll(self) -> None:
-        """See who died, restart whose time has come."""
-        for child in self.children:
+        """See who died or has left, restart whose time has come."""
+        for child in list(self.children):
             if child.process is None:
                 if self._clock() >= child.restart_at:
                     self._begin(child)
             elif (status := child.process.poll()) is not None:
-                self._bury(child, status)
+                if child.is_leaving:
+                    self._part(child)
+                else:
+                    self._bury(child, status)
+            elif child.kill_at is not None and self._clock() >= child.kill_at:
+                self._kill(child)
+
+    def cast(self, service: str) -> list[Child]:
+        """Who plays a service and stays, in the order of their indices."""
+        found = [child for child in self.children if child.role.service == service and not child.is_leaving]
+        return sorted(found, key=lambda child: child.role.index)
+
+    def scale(self, service: str, count: int) -> None:
+        """Have `count` replicas of a service: start those who lack, ask the last ones to leave."""
+        present = self.cast(service)
+        taken = {child.role.index for child in present}
+        for index in [index for index in range(count) if index not in taken][: max(0, count - len(present))]:
+            self.engage(Role(service, index))
+        for child in present[count:]:
+            self.dismiss(child)
+
+    def engage(self, role: Role) -> Child:
+        """Start one more, who may play a role that another is about to leave."""
+        child = Child(role)
+        self.children.append(child)
+        self._begin(child)
+        return child
+
+    def dismiss(self, child: Child, *, replace: bool = False) -> None:
+        """Ask one to leave, for good or to be replaced; who does not in time is killed."""
+        if child.process is None:
+            if not replace:
+                self.children.remove(child)
+            return
+        child.is_replaced = replace
+        child.kill_at = self._clock() + self._patience
+        child.process.terminate()
 
     def stop(self, drain_timeout: float) -> None:
         """Ask the gateways to drain, then the others, so that open streams can end; kill who stays."""
@@ -98,6 +147,15 @@ class Supervisor:
     def _begin(self, child: Child) -> None:
         child.process = self._start(child.role)
         child.started = self._clock()
+        child.num_lives += 1
+
+    def _part(self, child: Child) -> None:
+        child.kill_at = None
+        if child.is_replaced:
+            child.is_replaced = False
+            self._begin(child)
+        else:
+            self.children.remove(child)
 
     def _bury(self, child: Child, status: int) -> None:
         child.process = None
@@ -105,11 +163,10 @@ class Supervisor:
         if status == EXIT_CONFIG:
             self.failure = (child.role, status)
             return
-        if self._clock() - child.started >= LONG_LIFE:
-            child.delay = FIRST_DELAY
+        had_long_life = self._clock() - child.started >= LONG_LIFE
+        child.delay = FIRST_DELAY if had_long_life or not child.delay else min(2 * child.delay, self._max_delay)
         child.restart_at = self._clock() + child.delay
         self._report(f"{child.role.name} ended with status {status}; starting again in {child.delay:g} s")
-        child.delay = min(2 * child.delay, MAX_DELAY)
 
     def _stop_group(self, group: list[Child], patience: float) -> None:
         for child in group:
@@ -119,6 +176,9 @@ class Supervisor:
         while any(child.alive for child in group) and self._clock() < deadline:
             self._sleep(POLL)
         for child in group:
-            if child.process is not None and child.alive:
-                self._report(f"{child.role.name} did not stop in time: killed")
-                child.process.kill()
+            self._kill(child)
+
+    def _kill(self, child: Child) -> None:
+        if child.process is not None and child.alive:
+            self._report(f"{child.role.name} did not stop in time: killed")
+            child.process.kill()

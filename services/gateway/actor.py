@@ -19,7 +19,7 @@ from services.gateway.http.server import HttpServer
 from services.gateway.limits import make_admission
 from services.gateway.pace import Pace, stretch
 from services.gateway.paused import PausedStreams
-from services.gateway.server import FrontServer
+from services.gateway.server import GRACE, FrontServer
 from services.gateway.silence import Silence
 from services.gateway.status import rejected, unavailable
 from services.gateway.streams import Journal, OutputLostError, Stream
@@ -122,11 +122,21 @@ class GatewayActor(MemberActor):
         """Let the open streams go on until `deadline`, then end them and stop."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(deadline - time.time()):
-                while len(self.journal):
-                    await self.changed()
+                await (self._hand_over(deadline - time.time()) if self.settings.share_port else self._until_idle())
         self.fail_all("the server is shutting down")
         self.stop()
         self.post(Tick())  # wakes the run loop, which sees that it is over
+
+    async def _until_idle(self) -> None:
+        while len(self.journal):
+            await self.changed()
+
+    async def _hand_over(self, seconds: float) -> None:
+        """Leave the ports to others at once; return when every call that had come has ended."""
+        if self.http is not None:
+            self.http.hand_over(seconds)
+        await self.server.hand_over(seconds + GRACE)
+        await self._until_idle()
 
     async def on_stop(self) -> None:
         if self.http is not None:
@@ -174,13 +184,18 @@ class GatewayActor(MemberActor):
         return f"no {' and no '.join(absent)} is live" if absent else ""
 
     @property
-    def _awaits_return(self) -> bool:
-        """Whether all were there so lately that who is missing is probably being replaced."""
-        return self.phase is Phase.READY and time.monotonic() - self._complete_at < self.settings.resume_timeout
+    def _will_serve(self) -> bool:
+        """Whether all are there, or were so lately that who is missing is probably being replaced.
+
+        A gateway that leaves its ports to others still takes what had reached it.
+        """
+        if self.phase is not Phase.READY and not (self.phase is Phase.DRAINING and self.settings.share_port):
+            return False
+        return not self.absent or time.monotonic() - self._complete_at < self.settings.resume_timeout
 
     async def until_available(self) -> None:
         """Return once requests can be served, or will soon be; raises RequestError, soon, where they cannot."""
-        if not self.missing or self._awaits_return:
+        if self._will_serve:
             return
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(WAIT_FOR_SERVICES):
@@ -221,11 +236,13 @@ class GatewayActor(MemberActor):
             self._notice()
 
     def _check_time(self, header: RequestHeader) -> None:
-        """Raise RequestError where a request's deadline would pass before its first token, as things go now."""
+        """Raise RequestError where a request's deadline has passed, or would before its first token, as things go."""
         if header.deadline is None:
             return
         needed, left = self.forecast.seconds, header.deadline - time.time()
-        if needed > left > 0:
+        if left <= 0:
+            raise RequestError("the call's deadline has passed", code=RejectCode.DEADLINE_EXCEEDED)
+        if needed > left:
             raise RequestError(
                 f"a first token would take about {needed:.1f} s, and the deadline is in {left:.1f} s",
                 code=RejectCode.RESOURCE_EXHAUSTED,

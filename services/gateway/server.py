@@ -42,7 +42,8 @@ class FrontServer:
     async def start(self) -> None:
         """Listen; raises ConfigError where the port is taken."""
         self._server = grpc.aio.server(
-            interceptors=[KeyCheck(self._actor.access)], options=server_options(self._settings.max_request_bytes)
+            interceptors=[KeyCheck(self._actor.access)],
+            options=server_options(self._settings.max_request_bytes, share_port=self._settings.share_port),
         )
         inference_pb2_grpc.add_InferenceServicer_to_server(InferenceServicer(self._actor), self._server)
         control_pb2_grpc.add_ControlServicer_to_server(ControlServicer(self._actor), self._server)
@@ -67,6 +68,10 @@ class FrontServer:
             keys="none: whoever reaches the port may ask" if self._actor.access.is_open else "needed",
         )
 
+    async def hand_over(self, seconds: float) -> None:
+        """Leave the port to whoever shares it: new calls go there, those that are open have `seconds` to end."""
+        await self._server.stop(seconds)
+
     async def stop(self) -> None:
         """Refuse new calls, let the last words out, close."""
         await self._health.enter_graceful_shutdown()
@@ -89,10 +94,10 @@ class FrontServer:
             await self._health.set(name, word.SERVING if serving else word.NOT_SERVING)
 
 
-def server_options(max_request_bytes: int) -> list[tuple[str, Any]]:
+def server_options(max_request_bytes: int, *, share_port: bool = False) -> list[tuple[str, Any]]:
     """Limits, and pings that find a client who vanished without closing."""
     return [
-        ("grpc.so_reuseport", 0),  # two servers on one port would share its clients at random
+        ("grpc.so_reuseport", int(share_port)),  # servers on one port share its clients at random
         ("grpc.max_receive_message_length", max_request_bytes),
         ("grpc.max_send_message_length", -1),
         ("grpc.max_metadata_size", MAX_METADATA_BYTES),

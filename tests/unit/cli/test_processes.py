@@ -55,7 +55,7 @@ def test_a_killed_process_comes_back(tmp_path: Path) -> None:
     assert child.process is not None
     child.process.kill()
     until(lambda: text(tmp_path / "log").count("up") == 2, supervisor)
-    assert reports == ["worker-0 ended with status -9; starting again in 0.5 s"]
+    assert reports == ["worker-0 ended with status -9; starting again in 0.1 s"]
     supervisor.stop(5)
     assert child.process.poll() == 0
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from services.cli.supervisor import EXIT_CONFIG, FIRST_DELAY, LONG_LIFE, MAX_DELAY, Role, Supervisor
+import pytest
+
+from services.cli.rolling import RestartFailedError, rolling_restart
+from services.cli.supervisor import EXIT_CONFIG, FIRST_DELAY, LONG_LIFE, MAX_DELAY, Child, Role, Supervisor
 
 GATEWAY, WORKER = Role("gateway"), Role("worker")
 
@@ -109,3 +112,90 @@ def test_the_waiting_are_not_started_while_stopping() -> None:
     stage.die()
     stage.supervisor.stop(5)
     assert len(stage.started) == 1 and not stage.events
+
+
+def names(stage: Stage) -> list[str]:
+    return [child.role.name for child in stage.supervisor.children]
+
+
+def test_scaling_starts_who_lacks_and_dismisses_the_last() -> None:
+    stage = Stage(WORKER, GATEWAY)
+    stage.supervisor.scale("worker", 3)
+    assert names(stage) == ["worker-0", "gateway-0", "worker-1", "worker-2"]
+    stage.supervisor.scale("worker", 1)
+    assert stage.events == ["terminate worker-1", "terminate worker-2"]
+    stage.after(0)
+    assert names(stage) == ["worker-0", "gateway-0"] and not stage.reports
+    stage.supervisor.scale("worker", 2)
+    assert names(stage)[-1] == "worker-1"
+
+
+def test_who_is_dismissed_and_does_not_leave_is_killed() -> None:
+    stage = Stage(WORKER)
+    stage.started[0].stubborn = True
+    stage.supervisor.dismiss(stage.supervisor.children[0])
+    stage.after(6.9)
+    assert "kill worker-0" not in stage.events
+    stage.after(0.2)
+    stage.after(0)
+    assert stage.events[-1] == "kill worker-0" and not stage.supervisor.children
+
+
+def test_who_waits_for_a_restart_can_be_dismissed() -> None:
+    stage = Stage(WORKER)
+    stage.die()
+    stage.supervisor.dismiss(stage.supervisor.children[0])
+    stage.after(100)
+    assert len(stage.started) == 1 and not stage.supervisor.children
+
+
+class Restart:
+    """A rolling restart on a stage where a process is ready some turns after its start."""
+
+    def __init__(self, stage: Stage, *services: str, turns: int = 2) -> None:
+        self.stage = stage
+        self.turns = turns
+        self.ages: dict[int, int] = {}
+        self.work = rolling_restart(
+            stage.supervisor, services, self.is_ready, report=stage.reports.append, clock=lambda: stage.now
+        )
+
+    def is_ready(self, child: Child) -> bool:
+        age = self.ages[id(child.process)] = self.ages.get(id(child.process), 0) + 1
+        return child.alive and age > self.turns
+
+    def run(self, seconds: float = 0.1) -> None:
+        for _ in self.work:
+            self.stage.after(seconds)
+
+
+def test_a_rolling_restart_replaces_each_and_lets_the_small_ones_overlap() -> None:
+    stage = Stage(WORKER, Role("scheduler"), Role("tokenizer"), Role("tokenizer", 1), GATEWAY)
+    before = list(stage.started)
+    Restart(stage, "gateway", "worker", "scheduler", "tokenizer").run()
+    assert stage.events == [f"terminate {name}" for name in
+                            ("tokenizer-0", "tokenizer-1", "worker-0", "scheduler-0", "gateway-0")]  # fmt: skip
+    assert [process.name for process in stage.started[5:]] == [
+        "tokenizer-0", "tokenizer-1", "worker-0", "scheduler-0", "gateway-0"
+    ]  # fmt: skip
+    assert sorted(names(stage)) == sorted(process.name for process in before)
+    assert not any(child.process in before for child in stage.supervisor.children)
+
+
+def test_a_successor_is_ready_before_its_predecessor_leaves() -> None:
+    stage = Stage(Role("tokenizer"))
+    restart = Restart(stage, "tokenizer", turns=5)
+    for _ in range(5):
+        next(restart.work)
+        assert len(stage.started) == 2 and not stage.events
+    restart.run()
+    assert stage.events == ["terminate tokenizer-0"]
+
+
+def test_a_successor_that_is_never_ready_ends_the_restart_and_nobody_leaves() -> None:
+    stage = Stage(Role("tokenizer"), GATEWAY)
+    with pytest.raises(RestartFailedError, match="tokenizer-0"):
+        Restart(stage, "tokenizer", "gateway", turns=10**6).run(seconds=10)
+    assert stage.events == ["terminate tokenizer-0"], "the successor"
+    stage.after(0)
+    assert stage.started[0].status is None and names(stage) == ["tokenizer-0", "gateway-0"]

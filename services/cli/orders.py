@@ -1,0 +1,190 @@
+"""Orders to a running `pageant serve`: one line of JSON over a socket in its runtime directory, lines of text back.
+
+The directory lets in nobody but the deployment's own user.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import click
+import msgspec
+
+from services.cli.rolling import RestartFailedError, rolling_restart
+from services.cli.supervisor import Child, Supervisor
+from shared.config import Settings
+
+MAX_LINE = 4096
+DONE = "done"
+FEWEST = {"gateway": 1, "tokenizer": 1, "scheduler": 1, "worker": 1, "draft": 0, "detokenizer": 1}
+MOST = {"scheduler": 1}
+
+
+class Order(msgspec.Struct, frozen=True):
+    """Restart these services in turn, or have so many replicas of them."""
+
+    restart: list[str] = []
+    scale: dict[str, int] = {}
+
+
+def objection(order: Order) -> str:
+    """What keeps an order from being carried out, or an empty string."""
+    for service in (*order.restart, *order.scale):
+        if service not in FEWEST:
+            return f"there is no service {service!r}"
+    for service, count in order.scale.items():
+        fewest, most = FEWEST[service], MOST.get(service)
+        if count < fewest or (most is not None and count > most):
+            return f"{service}={count}: there must be at least {fewest}" + (f" and at most {most}" if most else "")
+    return ""
+
+
+class OrderDesk:
+    """Takes one order at a time, whenever `poll` is called; who comes meanwhile waits."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        path.unlink(missing_ok=True)
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listener.bind(str(path))
+        self._listener.listen()
+        self._listener.setblocking(False)
+        self._client: socket.socket | None = None
+        self._received = b""
+
+    def poll(self) -> Order | None:
+        """An order, if one has come; `report` and `finish` answer it."""
+        if self._client is None:
+            with contextlib.suppress(BlockingIOError):
+                self._client, _ = self._listener.accept()
+                self._client.setblocking(False)
+                self._received = b""
+        return self._read() if self._client is not None else None
+
+    def _read(self) -> Order | None:
+        assert self._client is not None
+        try:
+            received = self._client.recv(MAX_LINE)
+        except BlockingIOError:
+            return None
+        except OSError:
+            received = b""
+        self._received += received
+        if not received or len(self._received) > MAX_LINE:
+            self._hang_up()
+        elif b"\n" in self._received:
+            return self._decode(self._received)
+        return None
+
+    def _decode(self, line: bytes) -> Order | None:
+        try:
+            order = msgspec.json.decode(line, type=Order)
+        except msgspec.DecodeError as error:
+            self.finish(f"not an order: {error}")
+            return None
+        if wrong := objection(order):
+            self.finish(wrong)
+            return None
+        return order
+
+    def report(self, text: str) -> None:
+        """A line to whoever gave the order; it does not matter whether they still listen."""
+        if self._client is not None:
+            with contextlib.suppress(OSError):
+                self._client.send(f"{text}\n".encode())
+
+    def finish(self, text: str = DONE) -> None:
+        self.report(text)
+        self._hang_up()
+
+    def _hang_up(self) -> None:
+        if self._client is not None:
+            self._client.close()
+            self._client = None
+
+    def close(self) -> None:
+        self._hang_up()
+        self._listener.close()
+        self._path.unlink(missing_ok=True)
+
+
+def desk_path(runtime_path: Path) -> Path:
+    return runtime_path / "serve.sock"
+
+
+def send_order(path: Path, order: Order, show: Callable[[str], None]) -> bool:
+    """Give an order and show what is said of it; True where it was carried out.  Raises OSError where nobody serves."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.connect(str(path))
+        connection.sendall(msgspec.json.encode(order) + b"\n")
+        last = ""
+        with connection.makefile(encoding="utf-8") as lines:
+            for line in lines:
+                last = line.rstrip("\n")
+                show(last)
+    return last == DONE
+
+
+def give(settings: Settings, order: Order) -> int:
+    """Give an order to the deployment that these settings name; returns the command's exit status."""
+    path = desk_path(settings.runtime_path)
+    try:
+        return 0 if send_order(path, order, click.echo) else 1
+    except OSError as error:
+        click.echo(f"pageant: nobody serves in {settings.runtime_path}: {error.strerror}", err=True)
+        return 1
+
+
+class Fulfilment:
+    """Carries out the orders that come to a desk, a little between any two polls of the supervisor."""
+
+    def __init__(
+        self,
+        desk: OrderDesk,
+        supervisor: Supervisor,
+        is_ready: Callable[[Child], bool],
+        *,
+        report: Callable[[str], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._desk = desk
+        self._supervisor = supervisor
+        self._is_ready = is_ready
+        self._report = report
+        self._clock = clock
+        self._work: Iterator[None] | None = None
+
+    def poll(self) -> None:
+        if self._work is None and (order := self._desk.poll()) is not None:
+            self._work = self._carry_out(order)
+        if self._work is None:
+            return
+        try:
+            next(self._work)
+        except StopIteration:
+            self._end(DONE)
+        except RestartFailedError as error:
+            self._end(str(error))
+
+    def _end(self, text: str) -> None:
+        self._work = None
+        self._desk.finish(text)
+
+    def _carry_out(self, order: Order) -> Iterator[None]:
+        for service, count in order.scale.items():
+            self._supervisor.scale(service, count)
+        while not all(self._is_settled(service, count) for service, count in order.scale.items()):
+            yield
+        yield from rolling_restart(self._supervisor, order.restart, self._is_ready, report=self._say, clock=self._clock)
+
+    def _is_settled(self, service: str, count: int) -> bool:
+        present = [child for child in self._supervisor.children if child.role.service == service]
+        return len(present) == count and all(map(self._is_ready, present))
+
+    def _say(self, text: str) -> None:
+        self._report(text)
+        self._desk.report(text)
