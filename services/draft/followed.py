@@ -18,13 +18,10 @@ class Followed:
     distributions: list[DraftDistribution] = field(default_factory=list)  # of the guess: one per token, or none
     block_ids: list[int] = field(default_factory=list)
     is_blocked: bool = False  # there was no block for it; until more is told
+    is_over: bool = False  # nothing can follow what is told and guessed
 
-    @property
-    def can_go_on(self) -> bool:
-        """Whether anything can follow what is told and guessed."""
-        if self.guess:
-            return self.ending.follows(self.guess[-1], self.num_told + len(self.guess))
-        return self.num_told < self.ending.max_length
+    def __post_init__(self) -> None:
+        self.is_over = self.num_told >= self.ending.max_length
 
     def num_confirmed(self, token_ids: list[int]) -> int:
         """How many of these the guess begins with."""
@@ -39,6 +36,15 @@ class Followed:
         del self.distributions[:num_tokens]
         self.num_told += num_tokens
 
-    def drop_guess(self) -> None:
+    def correct(self, num_tokens: int) -> None:
+        """So many tokens were told in place of the guess."""
         self.guess.clear()
         self.distributions.clear()
+        self.num_told += num_tokens
+        self.is_over = self.num_told >= self.ending.max_length
+
+    def go_on(self, token_id: int, distributions: list[DraftDistribution]) -> None:
+        """Guess one token more; one distribution, or none."""
+        self.guess.append(token_id)
+        self.distributions += distributions
+        self.is_over = not self.ending.follows(token_id, self.num_told + len(self.guess))

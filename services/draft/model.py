@@ -41,6 +41,8 @@ class ModelProposer:
     def __init__(self, loaded: LoadedModel, *, name: str) -> None:
         self._model = loaded.model
         self._table = loaded.table
+        on_host = loaded.model.device.type == "cpu"
+        self._host_tokens: Ints | None = loaded.table.tokens.numpy() if on_host else None  # the same memory
         self._sampler = loaded.sampler
         self._num_blocks = loaded.plan.num_blocks
         self._free = list(range(self._num_blocks))
@@ -91,13 +93,16 @@ class ModelProposer:
         table = self._table
         if min(token_ids) < 0 or max(token_ids) >= self.capacity.vocab_size:
             raise ProtocolError(f"row {row} is told a token outside the vocabulary of {self.capacity.vocab_size}")
-        followed.drop_guess()
         start = followed.num_told
-        followed.num_told = end = start + len(token_ids)
+        followed.correct(len(token_ids))
+        end = followed.num_told
         if end > table.max_model_len:
             self._give_back(row, followed)
             return
-        table.tokens[row, start:end] = torch.tensor(token_ids)
+        if self._host_tokens is not None:
+            self._host_tokens[row, start:end] = token_ids
+        else:
+            table.tokens[row, start:end] = torch.tensor(token_ids)
         table.num_tokens[row] = end
         table.num_computed[row] = min(int(table.num_computed[row]), start)
 
@@ -105,7 +110,7 @@ class ModelProposer:
 
     def finished(self, row: int, goal: int) -> bool:
         followed = self._followed[row]
-        return len(followed.guess) >= goal or followed.is_blocked or not followed.can_go_on
+        return len(followed.guess) >= goal or followed.is_blocked or followed.is_over
 
     def is_behind(self, row: int) -> bool:
         return int(self._table.num_tokens[row] - self._table.num_computed[row]) > NEAR
@@ -189,9 +194,7 @@ class ModelProposer:
     ) -> None:
         self._table.append_tokens(rows, token_ids)
         for place, (row, token_id) in enumerate(zip(rows.tolist(), token_ids.tolist(), strict=True)):
-            followed = self._followed[row]
-            followed.guess.append(token_id)
-            followed.distributions += distributions[place : place + 1]
+            self._followed[row].go_on(token_id, distributions[place : place + 1])
 
 
 def share_out(

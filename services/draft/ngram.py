@@ -13,7 +13,7 @@ from services.draft.proposer import Proposal
 from shared.messages import AdmittedSequence, DraftCapacity
 from shared.packing import unpack_tokens
 
-UNLIMITED = (1 << 31) - 1
+UNLIMITED = 1 << 24  # tokens; more than any roster believes
 
 
 class NGramIndex:

@@ -140,8 +140,8 @@ class Pair:
         driver = Driver(self.runner)
         live = driver.add(0, sequence.token_ids, sequence.params, seed=sequence.seed, eos_token_ids=[0])
         live.num_prompt = sequence.num_prompt
-        length = len(sequence.token_ids)
-        while len(live.token_ids) < length + count and 0 not in live.token_ids[length:]:
+        length, ends = len(sequence.token_ids), set() if sequence.params.ignore_eos else {0}
+        while len(live.token_ids) < length + count and not ends.intersection(live.token_ids[length:]):
             driver.step({0: len(live.token_ids) - live.num_computed})
         return live.token_ids[length:]
 
@@ -293,7 +293,8 @@ def test_a_pool_that_is_too_small_leaves_some_without(pair: Pair) -> None:
     proposer = small(pair, num_blocks=12)
     link = Link(proposer)
     for row in range(3):
-        link.add(row, random_prompt(66 + row, seed=row, vocab_size=VOCAB), PARAMS["seeded"], seed=row)
+        params = msgspec.structs.replace(PARAMS["seeded"], ignore_eos=True)
+        link.add(row, random_prompt(66 + row, seed=row, vocab_size=VOCAB), params, seed=row)
     starved = served = 0
     for turn in range(60):
         if turn == 40:
