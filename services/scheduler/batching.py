@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from services.scheduler.counters import Counters
 from services.scheduler.drafts import DraftLinks
+from services.scheduler.fairness import Shares
 from services.scheduler.journal import Journal
 from services.scheduler.plan_builder import NONE, PlanBuilder
 from services.scheduler.policy import Policy
@@ -28,6 +29,7 @@ class Batcher:
         journal: Journal,
         max_model_len: int,
         drafts: DraftLinks,
+        shares: Shares,
     ) -> None:
         self.replica = replica
         self.policy = policy
@@ -35,6 +37,7 @@ class Batcher:
         self.journal = journal
         self.max_model_len = max_model_len
         self.drafts = drafts
+        self.shares = shares
         self.builder = PlanBuilder(replica, policy.max_num_batched_tokens, rejection=policy.acceptance == "rejection")
         self._verified: set[Sequence] = set()
         self._filling: set[bytes] = set()
@@ -142,7 +145,7 @@ class Batcher:
         return num_tokens
 
     def _victim(self, needy: Sequence) -> Sequence:
-        candidates = [sequence for sequence in self.replica.running if sequence.rank > needy.rank]
+        candidates = [s for s in self.replica.running if s.rank > needy.rank and not s.is_protected]
         return min(candidates, key=lambda s: (self._recompute_cost(s), [-part for part in s.rank]), default=needy)
 
     def _recompute_cost(self, sequence: Sequence) -> int:
@@ -153,6 +156,7 @@ class Batcher:
 
     def _preempt(self, victim: Sequence) -> None:
         self.counters.num_preemptions += 1
+        victim.num_preemptions += 1
         self.journal.sequence(
             "sequence_preempted", victim, cause="no_free_blocks", num_computed_tokens=victim.num_computed_tokens
         )
@@ -186,7 +190,7 @@ class Batcher:
         parent = sequence.parent
         if parent is sequence or parent.worker != self.replica.instance or sequence.num_output_tokens:
             return False
-        return parent.status is Status.RUNNING and not parent.is_prefilling
+        return parent.status is Status.RUNNING and not parent.is_prefilling and not sequence.is_protected
 
     def _admit(self, sequence: Sequence) -> bool:
         """Start a sequence with what the prefix cache has of it; False where blocks or budget do not allow."""
@@ -197,10 +201,11 @@ class Batcher:
         num_tokens = self._chunk(sequence.num_tokens - num_cached)
         pool, replica = self.replica.pool, self.replica
         num_left = pool.num_available - (len(hits) - pool.num_held_of(hits))
-        if num_tokens == 0 or replica.blocks_for(sequence.num_tokens) - len(hits) > num_left - self._reserve():
+        num_needed = self._most_blocks(sequence) if sequence.is_protected else replica.blocks_for(sequence.num_tokens)
+        if num_tokens == 0 or num_needed - len(hits) > num_left - self._reserve():
             return False
         pool.share(hits)
-        num_new = replica.blocks_for(num_cached + num_tokens) - len(hits)
+        num_new = (num_needed if sequence.is_protected else replica.blocks_for(num_cached + num_tokens)) - len(hits)
         sequence.block_ids = hits + pool.allocate(num_new)
         sequence.num_registered_blocks = len(hits)
         self._begin(sequence, num_cached, num_tokens)
@@ -208,6 +213,10 @@ class Batcher:
         self.counters.num_prefix_cache_queries += sequence.num_tokens
         self.counters.num_prefix_cache_hits += num_cached
         return True
+
+    def _most_blocks(self, sequence: Sequence) -> int:
+        """That it can come to need: with them it will never lack one, and nobody need be preempted for it."""
+        return self.replica.blocks_for(min(sequence.request.max_length, self.max_model_len))
 
     def _hits(self, sequence: Sequence) -> list[int]:
         """Cached blocks of the longest prefix; at least one token is left to compute, for its logits."""
@@ -241,6 +250,7 @@ class Batcher:
         sequence.status = Status.RUNNING
         sequence.num_computed_tokens = num_computed
         if sequence.num_cached_tokens < 0:
+            self.shares.charge_prompt(sequence.request.header.tenant, sequence.num_tokens - num_computed)
             sequence.num_cached_tokens = min(num_computed, sequence.request.num_prompt_tokens)
         self.builder.admit(sequence, num_tokens)
         self.journal.sequence(

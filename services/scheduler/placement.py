@@ -108,4 +108,3 @@ SCORES: Mapping[str, Score] = {
     "prefix_aware": prefix_aware,
 }
 SCORES_WITHOUT_CACHE: Mapping[str, Score] = {**SCORES, "prefix_aware": most_room}
-

@@ -17,6 +17,8 @@ class Policy:
     long_prefill_token_threshold: int = 0
     scheduling_policy: str = "fcfs"
     routing_policy: str = "prefix_aware"
+    priority_ageing: float = 30.0
+    tenant_weights: str = ""
     max_num_queued_reqs: int = 4096
     max_num_queued_tokens: int = 16 << 20
     max_logprobs: int = 20

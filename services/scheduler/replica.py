@@ -7,6 +7,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from services.scheduler.block_pool import BlockPool
+from services.scheduler.fairness import Shares
 from services.scheduler.pace import PLAIN, Arm
 from services.scheduler.proposal import Drafts
 from services.scheduler.queues import WaitingQueue, by_rank
@@ -47,13 +48,13 @@ class Replica:
     Invariant: `running` is ordered by rank and its members hold distinct rows; a waiting sequence holds no block.
     """
 
-    def __init__(self, instance: str, epoch: int, capacity: WorkerCapacity) -> None:
+    def __init__(self, instance: str, epoch: int, capacity: WorkerCapacity, shares: Shares) -> None:
         self.instance = instance
         self.epoch = epoch
         self.capacity = capacity
         self.block_size = capacity.block_size
         self.pool = BlockPool(capacity.num_blocks)
-        self.waiting = WaitingQueue()
+        self.waiting = WaitingQueue(shares)
         self.running: list[Sequence] = []
         self.in_flight: deque[Step] = deque()
         self.num_steps = 0
@@ -100,7 +101,6 @@ class Replica:
         self.stop(sequence)
         sequence.status = Status.WAITING
         sequence.num_computed_tokens = 0
-        sequence.num_preemptions += 1
         if sequence.wants_prompt_logprobs:
             sequence.prompt_logprobs.clear()
 

@@ -21,6 +21,7 @@ from services.scheduler.admission import check_queue, check_request
 from services.scheduler.batching import Batcher
 from services.scheduler.counters import Counters
 from services.scheduler.drafts import DraftLink, DraftLinks
+from services.scheduler.fairness import Shares, parse_weights
 from services.scheduler.journal import Journal
 from services.scheduler.outputs import Outbound
 from services.scheduler.placement import Router
@@ -69,6 +70,7 @@ class Scheduler:
         self.homeless: list[Sequence] = []
         self.outbound = Outbound()
         self.counters = Counters()
+        self.shares = Shares(parse_weights(policy.tenant_weights))
         self.journal = Journal()
         self.capacity: WorkerCapacity | None = None  # of the smallest worker; None without workers
         self.max_model_len = 0  # tokens; 0 while no worker is known
@@ -145,16 +147,18 @@ class Scheduler:
             )
         return self._make(message, prompt, sent_tokens(message, capacity.vocab_size), now)
 
-    def _make(self, message: AddRequest, prompt: list[int], sent: list[list[int]]) -> Request:
+    def _make(self, message: AddRequest, prompt: list[int], sent: list[list[int]], now: float) -> Request:
         self._num_arrivals += 1
         header, params = message.header, message.params
         if sent[0]:  # the prompt's went out with the first token
             params = msgspec.structs.replace(params, prompt_logprobs=None)
         request = Request(header, params, prompt, list(message.eos_token_ids), self._num_arrivals)
         request.detokenizer = pick(header.request_id, self._detokenizers) or ""
-        priority = header.priority if self.policy.scheduling_policy == "priority" else 0
+        aged = (
+            header.priority + now / self.policy.priority_ageing if self.policy.scheduling_policy == "priority" else 0.0
+        )
         for index in range(message.params.n):
-            sequence = Sequence(request, index, (priority, request.arrival, index), list(prompt))
+            sequence = Sequence(request, index, (aged, request.arrival, index), list(prompt))
             request.sequences.append(sequence)
         resume(request, sent, message.sent_finished, self.max_model_len)
         return request
@@ -225,7 +229,7 @@ class Scheduler:
         """A worker has come, or come back: its pool is empty."""
         if instance in self.replicas:
             self.lose_worker(instance)
-        self.replicas[instance] = Replica(instance, epoch, capacity)
+        self.replicas[instance] = Replica(instance, epoch, capacity, self.shares)
         self._renew_speculation()
         self._limit()
         never_run = [s for r in self.replicas.values() for s in r.waiting if s.num_cached_tokens < 0]
@@ -293,7 +297,9 @@ class Scheduler:
         replica = self.replicas[instance]
         if len(replica.in_flight) >= MAX_STEPS_IN_FLIGHT or self._awaits_drafts(replica, now):
             return None
-        batcher = Batcher(replica, self.policy, self.counters, self.journal, self.max_model_len, self.drafts)
+        batcher = Batcher(
+            replica, self.policy, self.counters, self.journal, self.max_model_len, self.drafts, self.shares
+        )
         plan = batcher.next_plan()
         if plan is not None and replica.speculation is not None:
             replica.speculation.planned()
@@ -330,6 +336,7 @@ class Scheduler:
         if not tokens:
             return
         sequence.num_pending -= 1
+        self.shares.charge_output(sequence.request.header.tenant, len(tokens))
         if sequence.num_drafts:
             self._judge(sequence, len(tokens) - 1)
         finish = self._append(sequence, tokens)
@@ -487,13 +494,6 @@ def check_result(step: Step, result: StepResult, vocab_size: int) -> None:
         raise ProtocolError(f"step {result.step_id}: sampled {result.num_sampled}, not what the plan asked for")
     if len(result.sampled_token_ids) != sum(result.num_sampled):
         raise ProtocolError(f"step {result.step_id}: {len(result.sampled_token_ids)} token ids for its samples")
-
-
-def check_verified(step: Step, result: StepResult) -> None:
-    """Raise ProtocolError unless each entry has at most its accepted draft tokens and one more."""
-    if len(result.num_sampled) != len(step.sequences):
-        raise ProtocolError(f"step {result.step_id}: {len(result.num_sampled)} entries, not {len(step.sequences)}")
-    offset = 0
     tokens = result.sampled_token_ids
     if tokens and not 0 <= min(tokens) <= max(tokens) < vocab_size:
         raise ProtocolError(f"step {result.step_id}: a token outside the vocabulary of {vocab_size}")
@@ -501,6 +501,13 @@ def check_verified(step: Step, result: StepResult) -> None:
         raise ProtocolError(f"step {result.step_id}: {len(result.logprobs)} log-probabilities for {len(tokens)} tokens")
     if any(not 0 <= entry < len(step.sequences) for entry in result.prompt_logprobs):
         raise ProtocolError(f"step {result.step_id}: log-probabilities of a prompt that it did not compute")
+
+
+def check_verified(step: Step, result: StepResult) -> None:
+    """Raise ProtocolError unless each entry has at most its accepted draft tokens and one more."""
+    if len(result.num_sampled) != len(step.sequences):
+        raise ProtocolError(f"step {result.step_id}: {len(result.num_sampled)} entries, not {len(step.sequences)}")
+    offset = 0
     for count, num_samples, drafts in zip(result.num_sampled, step.num_samples, step.drafts, strict=True):
         if not num_samples <= count <= num_samples + len(drafts.token_ids):
             raise ProtocolError(f"step {result.step_id}: sampled {result.num_sampled}, not what the plan asked for")

@@ -17,7 +17,8 @@ from shared.sampling import SamplingParams
 if TYPE_CHECKING:
     from services.scheduler.drafts import Following
 
-Rank = tuple[int, int, int]
+MAX_PREEMPTIONS = 3
+Rank = tuple[float, int, int]  # priority and age, order of arrival, place among its siblings
 
 
 class Status(IntEnum):
@@ -94,7 +95,7 @@ class Sequence:
     block_hashes: list[bytes] = field(default_factory=list)
     num_registered_blocks: int = 0
     num_cached_tokens: int = -1  # at the first admission; -1 before
-    num_preemptions: int = 0
+    num_preemptions: int = 0  # for want of blocks
     num_emitted: int = 0  # output tokens sent to the detokenizer
     finish_reason: FinishReason | None = None  # where its tokens ended it; a stop string is its detokenizer's finding
     stop_token_id: int | None = None
@@ -126,6 +127,11 @@ class Sequence:
     @property
     def is_prefilling(self) -> bool:
         return self.num_computed_tokens < self.request.num_prompt_tokens
+
+    @property
+    def is_protected(self) -> bool:
+        """Whether it has been preempted so often that it is admitted only with all the blocks that it can need."""
+        return self.num_preemptions >= MAX_PREEMPTIONS
 
     @property
     def can_verify(self) -> bool:

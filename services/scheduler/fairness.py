@@ -1,0 +1,55 @@
+"""Who has been served how much: tenants share by weight what there is to share.
+
+Virtual token counters (Sheng et al., "Fairness in Serving Large Language Models", 2024): each tenant's counter grows
+with the tokens computed for it, divided by its weight; of those that wait the one with the least comes first.  A tenant
+that comes back is lifted to the least of those that waited meanwhile: having been away earns nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from shared.errors import ConfigError
+
+OUTPUT_COST = 2.0  # of a generated token, in prompt tokens: what the paper charges
+
+
+class Shares:
+    """The counters of all tenants."""
+
+    def __init__(self, weights: Mapping[str, float]) -> None:
+        self._weights = dict(weights)
+        self._served: dict[str, float] = {}
+
+    def served(self, tenant: str) -> float:
+        """In prompt tokens of weight one."""
+        return self._served.get(tenant, 0.0)
+
+    def charge_prompt(self, tenant: str, num_tokens: int) -> None:
+        self._charge(tenant, float(num_tokens))
+
+    def charge_output(self, tenant: str, num_tokens: int) -> None:
+        self._charge(tenant, OUTPUT_COST * num_tokens)
+
+    def _charge(self, tenant: str, cost: float) -> None:
+        self._served[tenant] = self.served(tenant) + cost / self._weights.get(tenant, 1.0)
+
+    def lift(self, tenant: str, others: Iterable[str]) -> None:
+        """A tenant begins to wait beside others that do."""
+        least = min((self.served(other) for other in others), default=0.0)
+        if least > self.served(tenant):
+            self._served[tenant] = least
+
+
+def parse_weights(text: str) -> dict[str, float]:
+    """`"acme=2,beta=0.5"` -> weights by tenant.  Raises ConfigError where it is none."""
+    weights: dict[str, float] = {}
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        tenant, _, value = part.partition("=")
+        try:
+            weights[tenant.strip()] = float(value)
+        except ValueError as error:
+            raise ConfigError(f"tenant_weights: {part!r} is not TENANT=WEIGHT") from error
+        if not 0 < weights[tenant.strip()] < float("inf"):
+            raise ConfigError(f"tenant_weights: the weight of {tenant.strip()!r} must be greater than zero")
+    return weights
