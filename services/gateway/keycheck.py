@@ -15,8 +15,7 @@ from shared.errors import RequestError
 
 # Whether it serves, and what its messages are, a gateway tells everybody.
 OPEN = tuple(
-    f"/{name}/"
-    for name in (health_pb2.DESCRIPTOR.services_by_name["Health"].full_name, reflection.SERVICE_NAME)
+    f"/{name}/" for name in (health_pb2.DESCRIPTOR.services_by_name["Health"].full_name, reflection.SERVICE_NAME)
 )
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from shared.messages import DraftCapacity, Heartbeat, Hello, Member, ServiceName, WorkerCapacity
 
-# The most of each that anyone has, several times over: beyond it somebody is wrong, and its ledger would fill our memory.
+# The most of each that anyone has, several times over: beyond it somebody is wrong, and its ledger would fill memory.
 PLAUSIBLE = {
     "num_blocks": 1 << 22,
     "block_size": 1 << 10,

@@ -1,4 +1,4 @@
-"""Whether each worker gets on with the work that it has: steps must come, as long as there is any.  Time is passed in."""
+"""Whether each worker gets on with its work: steps must come, as long as there is any.  Time is passed in."""
 
 from __future__ import annotations
 

@@ -75,9 +75,7 @@ def watched(actor: Actor, incidents: Incidents) -> Iterator[None]:
         log.error("stalled", reason=STUCK)
         incidents.write(STUCK)
 
-    watchdog = Watchdog(
-        actor, actor.settings.stall_timeout, on_stall=stall, on_recovery=lambda: log.info("stall_over")
-    )
+    watchdog = Watchdog(actor, actor.settings.stall_timeout, on_stall=stall, on_recovery=lambda: log.info("stall_over"))
     watchdog.start()
     try:
         yield

@@ -137,7 +137,7 @@ class ZmqOutbox:
         self._sockets.clear()
 
     def _socket(self, address: str) -> zmq.Socket[bytes] | None:
-        """The socket to a destination; None where no such can be.  Of too many, that which was used least lately goes."""
+        """The socket to a destination; None where none can be.  Of too many, that used least lately goes."""
         if address in self._sockets:
             self._sockets.move_to_end(address)
             return self._sockets[address]
