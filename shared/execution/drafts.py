@@ -13,6 +13,8 @@ from shared.modeling.proposals import certain_proposals, unpack_distributions
 
 def read_counts(plan: StepPlan) -> Ints | None:
     """Draft tokens of each entry [num_entries]; None where the step has none.  Raises FatalError."""
+    if not plan.num_draft_tokens and not plan.draft_token_ids:
+        return None
     counts = np.array(plan.num_draft_tokens, np.int64)
     if len(counts) not in (0, len(plan.rows)) or (len(counts) and int(counts.min()) < 0):
         raise FatalError(f"plan has draft counts {plan.num_draft_tokens} for {len(plan.rows)} rows")

@@ -143,18 +143,15 @@ class RowTable:
 
     def write_drafts(
         self,
-        rows: Ints,  # [n], distinct
-        counts: Ints,  # [n] draft tokens of each
-        token_ids: Ints,  # [sum of counts] concatenated
+        rows: Ints,  # [num_drafts]
+        places: Ints,  # [num_drafts] behind the tokens of each row
+        token_ids: Ints,  # [num_drafts]
     ) -> None:
-        """Put them behind the rows' tokens, where a step reads them; they are not the rows' yet."""
-        starts = self.num_tokens[rows] - (np.cumsum(counts) - counts)
-        places = np.repeat(starts, counts) + np.arange(len(token_ids))
-        owners = np.repeat(rows, counts)
+        """Where a step reads them; they are not the rows' yet."""
         if self._host_tokens is not None:
-            self._host_tokens[owners, places] = token_ids
+            self._host_tokens[rows, places] = token_ids
         else:
-            where = torch.from_numpy(np.stack((owners, places, token_ids))).to(self.tokens.device)
+            where = torch.from_numpy(np.stack((rows, places, token_ids))).to(self.tokens.device)
             self.tokens[where[0], where[1]] = where[2]
 
     def keep_drafts(

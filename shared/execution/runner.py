@@ -20,6 +20,7 @@ from shared.execution.schedule import Schedule, read_schedule
 from shared.messages.control import WorkerCapacity
 from shared.messages.steps import StepPlan, StepResult, TokenLogprobs
 from shared.modeling.batch import Ints
+from shared.modeling.drafts import Drafts
 from shared.modeling.kv_pool import KVPool
 from shared.modeling.logprobs import gather_logprobs
 from shared.modeling.model import Model
@@ -30,11 +31,13 @@ PROMPT_LOGPROB_ROWS = 64  # prompt positions whose logits are held at a time
 
 
 class Sampled(msgspec.Struct, frozen=True):
-    """What a step's rows took."""
+    """What a step's rows took: one token each, and before it the drafts that were accepted."""
 
-    token_ids: Tensor  # [num_yielded] int64, on the device
+    token_ids: Tensor  # [num_yielded] int64
+    last: Tensor  # [num_samples] int64, on the device: the last of each row
     counts: Ints  # [num_entries] tokens of each
     places: Ints  # [num_yielded] their positions, among those that were sampled
+    accepted: Ints | None  # [num_samples]; None where the step has no drafts
 
 
 class ModelRunner:
@@ -96,26 +99,31 @@ class ModelRunner:
     ) -> tuple[Sampled, list[TokenLogprobs | None]]:
         batch, columns = schedule.positions, self._table.columns
         if len(batch.rows) == 0:
-            return Sampled(torch.empty(0, dtype=torch.int64), schedule.num_positions, _NONE), []
+            return _take_all(schedule, torch.empty(0, dtype=torch.int64)), []
         if len(schedule.scored):
             hidden = hidden[torch.from_numpy(schedule.sampled_places()).to(hidden.device)]
         if np.count_nonzero(columns.plain[batch.rows]) == len(batch.rows):
-            chosen, drafts = self._model.greedy(hidden), schedule.drafts
-            return _keep(schedule, chosen, None if drafts is None else drafts.num_accepted(drafts.equal(chosen))), []
+            return self._take_likeliest(schedule, hidden), []
         logits = self._model.logits(hidden)
         asked = np.flatnonzero(columns.logprobs[batch.rows] != NO_LOGPROBS)
         raw = logits[torch.from_numpy(asked).to(logits.device)] if len(asked) else None
-        sampled = _keep(schedule, *self._choose(schedule, logits))
+        if schedule.drafts is None:
+            sampled = _take_all(schedule, self._sampler.sample(logits, batch))
+        else:
+            tokens, accepted = self._sampler.verify(logits, batch, schedule.drafts)
+            sampled = _take_verified(schedule, schedule.drafts, tokens, accepted)
         return sampled, [] if raw is None else self._score_sampled(raw, asked, batch.rows, sampled)
 
-    def _choose(
+    def _take_likeliest(
         self,
         schedule: Schedule,
-        logits: Tensor,  # [num_positions, vocab_size] float32, changed in place
-    ) -> tuple[Tensor, Ints | None]:  # token ids [num_positions] int64; where there are drafts, accepted [num_samples]
-        if schedule.drafts is None:
-            return self._sampler.sample(logits, schedule.positions), None
-        return self._sampler.verify(logits, schedule.positions, schedule.drafts)
+        hidden: Tensor,  # [num_positions, hidden_size]
+    ) -> Sampled:
+        chosen, drafts = self._model.greedy(hidden), schedule.drafts
+        if drafts is None:
+            return _take_all(schedule, chosen)
+        tokens = chosen.cpu().numpy()
+        return _take_verified(schedule, drafts, tokens, drafts.num_accepted(drafts.equal(tokens)))
 
     def _score_sampled(
         self,
@@ -128,7 +136,7 @@ class ModelRunner:
         if not taken.all():
             raw, asked = raw[torch.from_numpy(taken).to(raw.device)], asked[taken]
         places = sampled.places.searchsorted(asked)
-        chosen = sampled.token_ids[torch.from_numpy(places).to(raw.device)]
+        chosen = sampled.token_ids[torch.from_numpy(places)].to(raw.device)
         scored: list[TokenLogprobs | None] = [None] * len(sampled.places)
         counts = self._table.columns.logprobs[rows[asked]]
         for place, found in zip(places, gather_logprobs(raw, chosen, counts), strict=True):
@@ -137,14 +145,12 @@ class ModelRunner:
 
     def _commit(self, schedule: Schedule, sampled: Sampled) -> None:
         """What the step computed and took belongs to the rows."""
-        table, batch, drafts, token_ids = self._table, schedule.batch, schedule.drafts, sampled.token_ids
+        table, batch, drafts = self._table, schedule.batch, schedule.drafts
         rows = batch.rows[schedule.samples]
         table.num_computed[batch.rows] = batch.computed + batch.scheduled
-        if drafts is not None:
-            lengths = sampled.counts[schedule.samples]
-            table.keep_drafts(rows, drafts.counts, lengths - 1)
-            token_ids = token_ids[torch.from_numpy(np.cumsum(lengths) - 1).to(token_ids.device)]
-        table.append_tokens(rows, token_ids)
+        if drafts is not None and sampled.accepted is not None:
+            table.keep_drafts(rows, drafts.counts, sampled.accepted)
+        table.append_tokens(rows, sampled.last)
 
     def _prompt_logprobs(
         self,
@@ -178,14 +184,17 @@ class ModelRunner:
         return scored
 
 
-def _keep(schedule: Schedule, chosen: Tensor, accepted: Ints | None) -> Sampled:
-    """Of the positions' tokens those that come out."""
-    if schedule.drafts is None or accepted is None:
-        return Sampled(chosen, schedule.num_positions, np.arange(len(chosen)))
+def _take_all(
+    schedule: Schedule,
+    chosen: Tensor,  # [num_samples] int64
+) -> Sampled:
+    return Sampled(chosen, chosen, schedule.num_positions, np.arange(len(chosen)), None)
+
+
+def _take_verified(schedule: Schedule, drafts: Drafts, tokens: Ints, accepted: Ints) -> Sampled:
+    """Of the positions' tokens [num_positions] those up to the one behind the accepted drafts [num_samples]."""
     counts = schedule.num_positions.copy()
     counts[schedule.samples] = accepted + 1
-    places = schedule.drafts.yielded(accepted)
-    return Sampled(chosen[torch.from_numpy(places).to(chosen.device)], counts, places)
-
-
-_NONE = np.zeros(0, np.int64)
+    places = drafts.yielded(accepted)
+    last = torch.from_numpy(tokens[drafts.starts + accepted]).to(schedule.batch.tokens.device)
+    return Sampled(torch.from_numpy(tokens[places]), last, counts, places, accepted)

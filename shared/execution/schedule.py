@@ -51,16 +51,16 @@ def read_schedule(plan: StepPlan, table: RowTable) -> Schedule:
     positions = SampleBatch(rows[samples], lengths[samples], table.tokens, table.columns)
     drafts = None if counts is None else read_drafts(plan, counts[samples], table.vocab_size)
     if drafts is not None:
-        table.write_drafts(positions.rows, drafts.counts, drafts.token_ids)
         positions = _spread(positions, drafts)
+        table.write_drafts(positions.rows[drafts.places], positions.lengths[drafts.places], drafts.token_ids)
     return Schedule(batch, num_positions, samples, positions, scored, drafts)
 
 
 def _spread(positions: SampleBatch, drafts: Drafts) -> SampleBatch:
     """From one position of each sequence to one for each draft token and what follows all."""
     counts = drafts.counts + 1
-    lengths = np.repeat(positions.lengths - drafts.starts, counts) + np.arange(drafts.num_positions)
-    return SampleBatch(np.repeat(positions.rows, counts), lengths, positions.tokens, positions.columns)
+    lengths = (positions.lengths - drafts.starts).repeat(counts) + np.arange(drafts.num_positions)
+    return SampleBatch(positions.rows.repeat(counts), lengths, positions.tokens, positions.columns)
 
 
 def _scored(table: RowTable, rows: Ints, computed: Ints, ends: Ints) -> Ints:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
 from shared.modeling.proposals import Proposals
 from shared.modeling.sampling_columns import Ints
@@ -31,9 +30,9 @@ class Drafts(msgspec.Struct, frozen=True):
 
     def equal(
         self,
-        chosen: Tensor,  # [num_positions] int64
+        chosen: Ints,  # [num_positions]
     ) -> Flags:  # [num_drafts]
-        agreed: Flags = chosen.cpu().numpy()[self.places] == self.token_ids
+        agreed: Flags = chosen[self.places] == self.token_ids
         return agreed
 
     def num_accepted(
@@ -50,12 +49,12 @@ class Drafts(msgspec.Struct, frozen=True):
         accepted: Ints,  # [num_seqs]
     ) -> Ints:  # places of the positions whose tokens come out: of the accepted drafts, and one more each
         lengths = accepted + 1
-        firsts = np.repeat(self.starts - (np.cumsum(lengths) - lengths), lengths)
+        firsts = np.repeat(self.starts - (lengths.cumsum() - lengths), lengths)
         return firsts + np.arange(len(firsts))
 
 
 def lay_out(counts: Ints, token_ids: Ints, proposals: Proposals | None) -> Drafts:
     lengths = counts + 1
-    starts = np.cumsum(lengths) - lengths
-    places = np.arange(len(token_ids)) + np.repeat(np.arange(len(counts)), counts)
+    starts = lengths.cumsum() - lengths
+    places = np.arange(len(token_ids)) + np.arange(len(counts)).repeat(counts)
     return Drafts(counts, token_ids, starts, places, proposals)

@@ -37,14 +37,14 @@ class Rejection:
         self,
         logits: Tensor,  # [num_positions, vocab_size] float32, processed
         chosen: Tensor,  # [num_positions] int64: the most likely tokens, overwritten
-    ) -> tuple[Tensor, Ints]:  # as `shared.modeling.sampler.Sampler.verify`
-        drafts, agreed = self.drafts, self.drafts.equal(chosen)
+    ) -> tuple[Ints, Ints]:  # as `shared.modeling.sampler.Sampler.verify`
+        drafts, agreed = self.drafts, self.drafts.equal(chosen.cpu().numpy())
         behind, tested = self._those_that_draw()
         if len(behind):
             where, target = select_target(logits, chosen, self.batch, behind)
             chosen[where] = target.draw(self.kernels)
         if not len(tested):
-            return chosen, drafts.num_accepted(agreed)
+            return chosen.cpu().numpy(), drafts.num_accepted(agreed)
         where, target = select_target(logits, chosen, self.batch, drafts.places[tested])
         agreed[tested] = self._test(target, tested)
         accepted = drafts.num_accepted(agreed)
@@ -52,7 +52,7 @@ class Rejection:
         refused = np.flatnonzero(np.isin(drafts.places[tested], drafts.starts + accepted))
         if len(refused):
             chosen[where[torch.from_numpy(refused)]] = self._recover(target.select(refused), tested[refused])
-        return chosen, accepted
+        return chosen.cpu().numpy(), accepted
 
     def _those_that_draw(self) -> tuple[Ints, Ints]:
         """Positions behind all drafts of their sequence [n], and tested drafts [m]."""

@@ -44,11 +44,11 @@ class Sampler:
         logits: Tensor,  # [num_positions, vocab_size] float32, changed in place
         batch: SampleBatch,  # of the positions, each with the drafts before it in its history
         drafts: Drafts,
-    ) -> tuple[Tensor, Ints]:  # token ids [num_positions] int64, and the accepted drafts of each sequence [num_seqs]
+    ) -> tuple[Ints, Ints]:  # token ids [num_positions], and how many drafts of each sequence are accepted [num_seqs]
         """A sequence takes the tokens of its positions up to the one behind its accepted drafts; the rest is void."""
         if drafts.proposals is None:
-            chosen = self.sample(logits, batch)
-            return chosen, drafts.num_accepted(drafts.equal(chosen))
+            tokens = self.sample(logits, batch).cpu().numpy()
+            return tokens, drafts.num_accepted(drafts.equal(tokens))
         process_logits(logits, batch)
         chosen = self._kernels.argmax(logits)
         return Rejection(self._kernels, batch, drafts, drafts.proposals).verify(logits, chosen)

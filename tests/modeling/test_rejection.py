@@ -103,7 +103,7 @@ class Crowd:
         tokens, accepted = SAMPLER.verify(
             TARGET[before], self.batch(1, num_drafts + 1), lay_out(counts, flat, proposals)
         )
-        return tokens.numpy().reshape(NUM_SAMPLES, num_drafts + 1), accepted
+        return tokens.reshape(NUM_SAMPLES, num_drafts + 1), accepted
 
 
 def first_tokens(params: SamplingParams, *, model: bool) -> tuple[Ints, Ints]:
@@ -188,7 +188,7 @@ def test_two_tokens_together(params: SamplingParams) -> None:
     before = torch.stack((drafts, proposed), 1).reshape(-1)
     flat = proposed.numpy()
     layout = lay_out(np.ones(len(again), np.int64), flat, unpack_distributions(distributions, flat, VOCAB))
-    second[again] = SAMPLER.verify(TARGET[before], twice, layout)[0].numpy()[::2]
+    second[again] = SAMPLER.verify(TARGET[before], twice, layout)[0][::2]
     counts = np.bincount(first * VOCAB + second, minlength=VOCAB**2)
     probs = exact(TARGET[3], params)[:, None] * np.stack([exact(row, params) for row in TARGET])
     assert len(again) > 1000 and int((accepted == 3).sum()) > 1000
@@ -288,7 +288,7 @@ def test_rejection_alone_as_in_the_batch() -> None:
             layout = lay_out(counts[row : row + 1], drafts[part], certain_proposals(drafts[part]))
             found, taken = SAMPLER.verify(logits[some].clone(), one, layout)
         else:
-            found, taken = SAMPLER.sample(logits[some].clone(), one), np.zeros(1, np.int64)
+            found, taken = SAMPLER.sample(logits[some].clone(), one).numpy(), np.zeros(1, np.int64)
         assert taken.tolist() == [accepted[row]]
         end = part.start + int(accepted[row]) + 1
         assert found[: end - part.start].tolist() == tokens[part.start : end].tolist()
@@ -302,5 +302,5 @@ def test_where_nothing_is_left() -> None:
         two = SampleBatch(np.zeros(2, np.int64), np.array([1, 2]), batch.tokens, batch.columns)
         layout = lay_out(np.array([1]), np.array([7]), certain_proposals(np.array([7])))
         tokens, accepted = SAMPLER.verify(torch.full((2, 1000), value), two, layout)
-        assert accepted.tolist() == [0] and bool(((tokens >= 0) & (tokens < 1000)).all())
+        assert accepted.tolist() == [0] and ((tokens >= 0) & (tokens < 1000)).all()
         assert len(SAMPLER.propose(torch.full((1, 1000), value), batch)[1]) == 1
