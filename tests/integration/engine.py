@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from services.draft.proposer import Proposer
 from services.scheduler.invariants import check
 from services.scheduler.policy import Policy
 from services.scheduler.scheduler import Scheduler
+from shared.config import Settings
 from shared.execution.engine import load_runner
 from shared.execution.runner import ModelRunner
-from shared.config import Settings
 from shared.messages import AddRequest, FinishReason, RequestHeader, RequestRejected, StepPlan, TokenLogprobs
 from shared.packing import pack_tokens
 from shared.sampling import GenerationDefaults, SamplingParams
+from tests.integration.drafting import InProcessDraft, make_proposer
 from tests.kernels.natives import load_build
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = ROOT / "models" / "pageant-stories"
 SETTINGS = Settings(model=str(MODEL), dtype="float32", num_blocks=256, max_num_seqs=64, num_threads=1)
+STEP_SECONDS = 0.01  # of the engine's own clock
 
 
 class Ask(msgspec.Struct, frozen=True):
@@ -46,13 +49,15 @@ class Output(msgspec.Struct):
 
 
 class Engine:
-    """Generates; `runners` are the workers, by name."""
+    """Generates; `runners` are the workers, `drafts` the drafts, by name.  Time passes only with steps."""
 
     def __init__(self, policy: Policy | None = None, *, workers: int = 1, **settings: Any) -> None:
         self.settings = msgspec.structs.replace(SETTINGS, **settings)
         self.core = Scheduler(policy or Policy())
         self.core.set_detokenizers(["d"])
         self.runners: dict[str, ModelRunner] = {}
+        self.drafts: dict[str, InProcessDraft] = {}
+        self.now = 0.0
         self.outputs: dict[tuple[str, int], Output] = {}
         self.rejected: list[RequestRejected] = []
         self.plans: list[tuple[str, StepPlan]] = []  # every one that ran, with its worker
@@ -76,6 +81,17 @@ class Engine:
         self.core.lose_worker(name)
         del self.runners[name]
 
+    def join_draft(self, name: str, proposer: Proposer | None = None) -> InProcessDraft:
+        """Without a proposer, the one that the settings ask for."""
+        self._epoch += 1
+        draft = self.drafts[name] = InProcessDraft(proposer or make_proposer(self.settings))
+        self.core.add_draft(name, self._epoch, draft.capacity)
+        return draft
+
+    def lose_draft(self, name: str) -> None:
+        self.core.lose_draft(name)
+        del self.drafts[name]
+
     def add(self, one: Ask, *, priority: int = 0) -> str:
         request_id = f"r{self._num_asked}"
         self._num_asked += 1
@@ -86,14 +102,47 @@ class Engine:
     def step(self) -> bool:
         busy = False
         for name, runner in list(self.runners.items()):
-            plans = [plan for plan in (self.core.schedule(name), self.core.schedule(name)) if plan]
+            plans = list(self._plans(name))
             for plan in plans:
-                self.core.apply(name, runner.run(plan))
+                result = runner.run(plan)
+                self._linger()
+                self.now += STEP_SECONDS
+                self.core.apply(name, result, self.now)
                 self.plans.append((name, plan))
             busy |= bool(plans)
         check(self.core)
         self._collect()
         return busy
+
+    def _plans(self, name: str) -> Iterator[StepPlan]:
+        """Up to two: what follows drafts waits for what becomes of them."""
+        for _ in range(2):
+            if plan := self._plan(name):
+                yield plan
+
+    def _plan(self, name: str) -> StepPlan | None:
+        """The next plan; where drafts are asked for, with their answers, and once it is too late without."""
+        if plan := self.core.schedule(name, self.now):
+            return plan
+        self._talk()
+        if plan := self.core.schedule(name, self.now):
+            return plan
+        if (wake_time := self.core.wake_time) is None:
+            return None
+        self.now = max(self.now, wake_time)
+        return self.core.schedule(name, self.now)
+
+    def _talk(self) -> None:
+        for name, update in self.core.drafts.take_updates():
+            self.drafts[name].tell(update)
+            for answer in self.drafts[name].answers():
+                self.core.propose(answer)
+
+    def _linger(self) -> None:
+        """What drafts say of their own, while the target computes."""
+        for draft in self.drafts.values():
+            for answer in draft.linger():
+                self.core.propose(answer)
 
     def run(self) -> None:
         while self.step():

@@ -42,6 +42,8 @@ class Answer:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     completion_tokens: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
     num_messages: int = 0
 
 
@@ -51,9 +53,9 @@ class Troupe:
     def __init__(self, process: subprocess.Popen[bytes], port: int, http_port: int, log_dir: Path) -> None:
         self.process = process
         self.address = f"127.0.0.1:{port}"
+        self.url = f"http://127.0.0.1:{http_port}"
         self.log_dir = log_dir
 
-        self.url = f"http://127.0.0.1:{http_port}"
     def channel(self) -> Any:
         return grpc.aio.insecure_channel(self.address, options=[("grpc.max_receive_message_length", -1)])
 
@@ -72,9 +74,9 @@ class Troupe:
         lines = subprocess.run(command, capture_output=True, check=True).stdout.decode().splitlines()
         return [int(line.split()[0]) for line in lines if line.endswith(f"services.{service}")]
 
-    def kill(self, service: str) -> None:
+    def kill(self, service: str, number: signal.Signals = signal.SIGKILL) -> None:
         for pid in self.pids(service):
-            os.kill(pid, signal.SIGKILL)
+            os.kill(pid, number)
 
     def load(self) -> Any:
         with grpc.insecure_channel(self.address) as channel:
@@ -94,8 +96,8 @@ class Troupe:
         """All requests at once."""
         return asyncio.run(self._generate(requests, **options))
 
-    async def disturb(self, requests: list[Any], service: str) -> list[Any]:
-        """All requests at once, and while they stream the death of a service; answers, or what a stream failed with."""
+    async def disturb(self, requests: list[Any], service: str, number: signal.Signals = signal.SIGKILL) -> list[Any]:
+        """All requests at once, and while they stream a signal to a service; answers, or what a stream failed with."""
         async with self.channel() as channel:
             begun = [asyncio.Event() for _ in requests]
             tasks = [
@@ -104,7 +106,7 @@ class Troupe:
             ]
             for event in begun:
                 await event.wait()
-            self.kill(service)
+            self.kill(service, number)
             return await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _generate(self, requests: list[Any], timeout: float = 240) -> list[list[Answer]]:
@@ -130,6 +132,8 @@ async def collect(
             answer.prompt_tokens = message.usage.prompt_tokens
             answer.cached_tokens = message.usage.cached_tokens
             answer.completion_tokens = message.usage.completion_tokens
+            answer.num_draft_tokens = message.usage.num_draft_tokens
+            answer.num_accepted_tokens = message.usage.num_accepted_tokens
     return answers
 
 
@@ -157,11 +161,11 @@ def troupe(directory: Path, *options: str) -> Iterator[Troupe]:
     log_dir = directory / "logs"
     own = {
         "--port": str(port),
+        "--http-port": str(http_port),
         "--runtime-dir": str(directory / "run"),
         "--log-dir": str(log_dir),
         "--log-format": "json",
     }
-        "--http-port": str(http_port),
     flags = [word for pair in own.items() for word in pair]
     command = [sys.executable, "-m", "services.cli", "serve", *flags, *options]
     if "-m" not in options:

@@ -1,0 +1,126 @@
+"""From records to what is claimed: never worse than the best of the other arms, and what the draft's cost foretells."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from scripts.bench.report import Line, figure
+from scripts.bench.speculation.arms import ADAPTIVE, NONE
+from scripts.bench.speculation.contest import Record, Records
+from scripts.bench.speculation.cost import PLAIN, Costs
+
+NEVER_WORSE = 0.97  # of the better of no speculation and the best fixed number
+WORTH = 1.0  # of no speculation, at batch 1, where the draft's cost and acceptance allow it
+MADE_WORTH = 1.8  # the same, of the made pair
+GAP = 0.15  # between the foretold and the reached speed-up: beyond it, where the time went is told
+MS = 1e3
+
+
+@dataclass(frozen=True)
+class Foretold:
+    """A speed-up at batch 1 that follows from what was measured, and the step that it rests on, in seconds.
+
+    One step verifies k draft tokens and yields `num_tokens`; it takes what a plain step of the whole chain takes, what
+    verifying adds to the model's step, and what drafting takes.  Messages to and from the draft cost nothing here, and
+    nothing is drafted ahead.
+    """
+
+    plain: float
+    verifying: float
+    drafting: float
+    num_tokens: float
+
+    @property
+    def step(self) -> float:
+        return self.plain + self.verifying + self.drafting
+
+    @property
+    def speed_up(self) -> float:
+        return self.num_tokens * self.plain / self.step
+
+
+def foretell(record: Record, plain: Record, num_drafts: int, target: Costs, draft: Costs) -> Foretold:
+    """For an arm of `num_drafts` draft tokens, whose acceptance its `record` tells, against the arm without."""
+    return Foretold(
+        plain=1 / plain.speed,
+        verifying=target[num_drafts] - target[PLAIN],
+        drafting=num_drafts * draft[PLAIN],
+        num_tokens=record.tokens_per_draft,
+    )
+
+
+def others(records: Records, num_streams: int) -> dict[str, Record]:
+    """The arms that the adaptive one is held against."""
+    return {name: r for (streams, name), r in records.items() if streams == num_streams and name != ADAPTIVE.name}
+
+
+def never_worse_lines(records: Records, pair: str) -> list[Line]:
+    """One line for each number of streams."""
+    lines = []
+    for streams in sorted({streams for streams, _ in records}):
+        rivals = others(records, streams)
+        best = max(rivals, key=lambda name: rivals[name].speed)
+        own = records[streams, ADAPTIVE.name]
+        note = f"{figure(own.speed)} against {figure(rivals[best].speed)} tokens/s of {best}"
+        what = f"{pair}, {streams} streams: adaptive / max(none, best fixed)"
+        lines.append(Line(what, own.speed / rivals[best].speed, "x", at_least=NEVER_WORSE, note=note))
+    return lines
+
+
+def lone_lines(
+    records: Records, pair: str, lengths: Sequence[int], target: Costs, draft: Costs, at_least: float | None = None
+) -> list[Line]:
+    """What was foretold and reached at batch 1, for each fixed number of draft tokens and for the adaptive arm.
+
+    The adaptive arm is to be above 1 where the best that is foretold is, or above `at_least`.
+    """
+    plain, own = records[1, NONE.name], records[1, ADAPTIVE.name]
+    lines, best = [], 1.0
+    for length in lengths:
+        record = records[1, f"k={length}"]
+        foretold = foretell(record, plain, length, target, draft)
+        best = max(best, foretold.speed_up)
+        reached = record.speed / plain.speed
+        note = f"foretold {figure(foretold.speed_up)} x{explanation(foretold, record, reached)}"
+        lines.append(Line(f"{pair}, 1 stream: k={length} / none", reached, "x", note=note))
+    reached = own.speed / plain.speed
+    wanted = at_least or (WORTH if best > 1 else None)
+    note = f"foretold {figure(best)} x" + ("" if best > 1 else ", so drafts are not worth their cost")
+    if abs(reached / best - 1) > GAP:
+        note += f"; gap {100 * (reached / best - 1):+.0f} %, see the lines above"
+    return [*lines, Line(f"{pair}, 1 stream: adaptive / none", reached, "x", at_least=wanted, note=note)]
+
+
+def explanation(foretold: Foretold, record: Record, reached: float) -> str:
+    """Where a step's time went, where the gap is too large to leave it at that."""
+    gap = reached / foretold.speed_up - 1
+    if abs(gap) <= GAP:
+        return ""
+    rest = record.step_seconds - foretold.step
+    parts = {"plain": foretold.plain, "verifying": foretold.verifying, "drafting": foretold.drafting, "rest": rest}
+    told = " + ".join(f"{name} {MS * seconds:.2f}" for name, seconds in parts.items())
+    return f", gap {100 * gap:+.0f} %: a step took {MS * record.step_seconds:.2f} ms = {told}"
+
+
+def same_tokens_line(records: Records, pair: str) -> Line:
+    """Requests whose tokens differ from those of the arm without drafts."""
+    num_differing = num_compared = 0
+    for (streams, name), record in records.items():
+        if name == NONE.name:
+            continue
+        for run, plain in zip(record.runs, records[streams, NONE.name].runs, strict=True):
+            num_compared += len(run.fingerprints)
+            num_differing += sum(a != b for a, b in zip(run.fingerprints, plain.fingerprints, strict=True))
+    return Line(f"{pair}: requests with other tokens than without drafts", num_differing, at_most=0,
+                note=f"of {num_compared}")  # fmt: skip
+
+
+def cost_lines(pair: str, target: Costs, draft: Costs) -> list[Line]:
+    """The steps of the models alone."""
+    verifying = {n: seconds for n, seconds in target.items() if n != PLAIN}
+    return [
+        Line(f"{pair}: target's step alone", MS * target[PLAIN], "ms"),
+        Line(f"{pair}: draft's step alone", MS * draft[PLAIN], "ms", note=f"{draft[PLAIN] / target[PLAIN]:.2f} of it"),
+        *(Line(f"{pair}: target verifies {n}", MS * seconds, "ms") for n, seconds in verifying.items()),
+    ]

@@ -1,0 +1,134 @@
+"""What drafts are worth: no speculation, fixed numbers of draft tokens and the adaptive number, in turns in one run.
+
+    scripts/bench_speculation [--pair bundled|made|both] [--check] [--plot FILE] [--markdown]
+
+All through the real chain: `pageant serve` and gRPC clients on the same cores, one deployment for each arm, which is
+stopped by signal while another plays.  Each of the concurrent streams sends one request after the other; greedy, an end
+token is ignored, all arms are asked the same, and whether they answer the same is checked too.
+
+`bundled` is the model of this repository and its draft.  `made` is a pair of random weights (`--cache DIR` keeps its
+gigabyte): a target of half a billion parameters and a draft that agrees with it at `--rate` by construction.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import sys
+import tempfile
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+from scripts.bench.peers.proc import load_average, processor
+from scripts.bench.report import Line, add_check, finish
+from scripts.bench.speculation.arms import ADAPTIVE, NONE, Pair, bundled, fixed, made
+from scripts.bench.speculation.checkpoint import ensure_pair
+from scripts.bench.speculation.contest import Contest, Records, Work, say
+from scripts.bench.speculation.cost import PLAIN, costs_of
+from scripts.bench.speculation.figures import (
+    MADE_WORTH,
+    cost_lines,
+    lone_lines,
+    never_worse_lines,
+    same_tokens_line,
+)
+from scripts.bench.speculation.tables import markdown, plot, table
+
+BOTH, BUNDLED, MADE = "both", "bundled", "made"
+DRAFT_THREADS = 1  # the setting's default
+
+
+def main() -> int:
+    args = arguments()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # through every `finally`
+    say(f"{today()}, {processor()}, load {load_average():.2f}")
+    lines, documents = [], []
+    if args.pair in (BUNDLED, BOTH):
+        work = Work(args.requests, args.tokens, args.rounds)
+        found, document = measure(bundled(), args, work, args.streams, args.fixed)
+        lines += found
+        documents.append(document)
+    if args.pair in (MADE, BOTH):
+        say(f"  making, or finding, the pair in {args.cache}")
+        pair = made(ensure_pair(args.cache, rate=args.rate))
+        work = Work(args.made_requests, args.made_tokens, args.rounds)
+        found, document = measure(pair, args, work, args.made_streams, args.made_fixed, at_least=MADE_WORTH)
+        lines += found
+        documents.append(document)
+    print("\n\n".join(documents))
+    return finish(lines, check=args.check, title="speculation, medians of one run")
+
+
+def measure(
+    pair: Pair,
+    args: argparse.Namespace,
+    work: Work,
+    streams: list[int],
+    lengths: list[int],
+    at_least: float | None = None,
+) -> tuple[list[Line], str]:
+    """One pair: its lines for the last table, and the table of its speeds."""
+    drafts = [PLAIN, *lengths]
+    target = costs_of(pair.target, num_threads=0, drafts=drafts)
+    draft = costs_of(pair.draft, num_threads=DRAFT_THREADS, drafts=[PLAIN])
+    with Contest(pair, [NONE, *map(fixed, lengths), ADAPTIVE], work) as contest:
+        for num_streams in streams:
+            contest.play(num_streams)
+    records = contest.records
+    if args.json:
+        save(args.json, pair, records)
+    title = f"{pair.name} pair, {work.num_rounds} rounds of {work.num_requests} x {work.num_tokens} tokens a stream"
+    title += f"; {today()}, {processor()}"
+    if args.plot:
+        plot(records, f"{pair.name} pair", args.plot.with_stem(f"{args.plot.stem}-{pair.name}"))
+    lines = cost_lines(pair.name, target, draft)
+    if 1 in streams:
+        lines += lone_lines(records, pair.name, lengths, target, draft, at_least)
+    lines += [*never_worse_lines(records, pair.name), same_tokens_line(records, pair.name)]
+    return lines, (markdown if args.markdown else table)(records, title)
+
+
+def save(path: Path, pair: Pair, records: Records) -> None:
+    """Append one JSON object for each run, without the tokens."""
+    with path.open("a", encoding="utf-8") as file:
+        for (streams, arm), record in records.items():
+            for run in record.runs:
+                entry = asdict(run) | {"date": today(), "pair": pair.name, "streams": streams, "arm": arm}
+                del entry["fingerprints"]
+                file.write(json.dumps(entry) + "\n")
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_check(parser)
+    parser.add_argument("--pair", choices=[BUNDLED, MADE, BOTH], default=BUNDLED)
+    parser.add_argument("--streams", type=numbers, default=[1, 2, 4, 8, 16, 32], help="concurrent, of the bundled pair")
+    parser.add_argument("--fixed", type=numbers, default=[1, 2, 4, 8], help="numbers of draft tokens that are arms")
+    parser.add_argument("--made-streams", type=numbers, default=[1], help="the same of the made pair, as the next 3")
+    parser.add_argument("--made-fixed", type=numbers, default=[2, 4])
+    parser.add_argument("--made-requests", type=int, default=4)
+    parser.add_argument("--made-tokens", type=int, default=128)
+    parser.add_argument("--requests", type=int, default=16, help="of each stream, one after the other, in one run")
+    parser.add_argument("--tokens", type=int, default=200, help="of each request")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rate", type=float, default=0.8, help="at which the made draft is right")
+    default = Path(tempfile.gettempdir()) / "pageant-made-pair"
+    parser.add_argument("--cache", type=Path, default=default, help="where the made pair is kept")
+    parser.add_argument("--plot", type=Path, help="draw PNG files of this name (needs matplotlib)")
+    parser.add_argument("--markdown", action="store_true", help="print tables for a document")
+    parser.add_argument("--json", type=Path, help="append every run to this file")
+    return parser.parse_args()
+
+
+def numbers(text: str) -> list[int]:
+    return [int(word) for word in text.split(",")]
+
+
+def today() -> str:
+    return time.strftime("%Y-%m-%d")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

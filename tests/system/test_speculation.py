@@ -1,0 +1,171 @@
+"""Drafts through real processes: they change no token, whatever happens to them, and are seen to have worked.
+
+A short form of scripts/prove_speculation: some of Spec-Bench's prompts, on the bundled pair.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scripts.bench.peers.proc import cpu_seconds
+from scripts.bench.speculation.prompts import KINDS, Prompts, spec_bench
+from tests.system.harness import MODEL, ROOT, Answer, Troupe, ask, troupe
+
+DRAFT = ROOT / "models" / "pageant-stories-draft"
+EVERY = 20  # one prompt of so many
+NUM_TOKENS = 40
+JOIN_SECONDS = 30
+THREADS = ("--num-threads", "1")
+FEW = ("--max-num-seqs", "8")  # at a time, so that a draft on a busy machine is not too late for all of them
+DRAFTING = ("--draft", str(DRAFT), "--num-draft-tokens", "4", *FEW, *THREADS)
+LOOKUP = ("--draft", "ngram", "--num-draft-tokens", "4", *FEW, *THREADS)
+SMALL_POOL = ("--num-blocks", "80", "--max-num-batched-tokens", "256")
+
+Tokens = list[list[int]]
+
+
+@pytest.fixture(scope="module")
+def prompts(data_dir: Path) -> Prompts:
+    found = spec_bench(data_dir, MODEL, num_tokens=NUM_TOKENS)
+    assert len(found.token_ids) == 480
+    return Prompts(found.token_ids[::EVERY], NUM_TOKENS)
+
+
+@pytest.fixture(scope="module")
+def plain(prompts: Prompts, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tokens]:
+    """What each kind of sampling gives without drafts."""
+    with troupe(tmp_path_factory.mktemp("plain"), *THREADS) as started:
+        return {kind: tokens(started.generate(prompts.requests(kind))) for kind in KINDS}
+
+
+@pytest.fixture(scope="module")
+def drafting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Troupe]:
+    with troupe(tmp_path_factory.mktemp("drafting"), *DRAFTING) as started:
+        until_drafting(started)
+        yield started
+
+
+def tokens(answers: list[list[Answer]]) -> Tokens:
+    return [answer.token_ids for request in answers for answer in request]
+
+
+def until_drafting(running: Troupe) -> None:
+    """Ask until a draft was verified: then the draft has joined.  The prompt repeats itself, and so does its answer."""
+    request = ask(token_ids=[5, 90, 7, 300] * 6, max_tokens=60, temperature=0.0, ignore_eos=True)
+    deadline, begun = time.monotonic() + JOIN_SECONDS, running.load().num_drafts
+    while running.load().num_drafts == begun:
+        assert time.monotonic() < deadline, "no draft has joined"
+        running.generate([request])
+
+
+def check(running: Troupe, prompts: Prompts, plain: dict[str, Tokens]) -> Any:
+    """Every kind gives its plain tokens with drafts accepted; returns the load at the end."""
+    for kind in KINDS:
+        before = running.settled_load()
+        answers = running.generate(prompts.requests(kind))
+        load = running.settled_load()
+        assert tokens(answers) == plain[kind], kind
+        num_accepted = load.num_accepted_tokens - before.num_accepted_tokens
+        assert num_accepted > 0, kind
+        flat = [answer for request in answers for answer in request]
+        assert 0 < sum(answer.num_accepted_tokens for answer in flat) <= num_accepted, "and the clients are told"
+        assert all(answer.num_accepted_tokens <= answer.num_draft_tokens for answer in flat)
+        print(f"{kind}: {num_accepted} of {load.num_draft_tokens - before.num_draft_tokens} draft tokens accepted, "
+              f"late {load.num_late_drafts - before.num_late_drafts}")  # fmt: skip
+    return running.settled_load()
+
+
+def test_a_model_draft_changes_no_token(drafting: Troupe, prompts: Prompts, plain: dict[str, Tokens]) -> None:
+    load = check(drafting, prompts, plain)
+    positions = list(load.num_accepted_tokens_per_position)
+    assert sum(positions) == load.num_accepted_tokens and len(positions) <= 4
+    assert positions == sorted(positions, reverse=True), "a token is accepted only after those before it"
+
+
+def test_prompt_lookup_changes_no_token(tmp_path: Path, prompts: Prompts, plain: dict[str, Tokens]) -> None:
+    with troupe(tmp_path, *LOOKUP) as started:
+        until_drafting(started)
+        check(started, prompts, plain)
+
+
+def test_preempted_sequences_keep_their_tokens(tmp_path: Path, prompts: Prompts, plain: dict[str, Tokens]) -> None:
+    with troupe(tmp_path, *DRAFTING, *SMALL_POOL) as started:
+        until_drafting(started)
+        load = check(started, prompts, plain)
+    assert load.num_preemptions > 0
+    (worker,) = load.workers
+    assert worker.num_free_blocks + worker.num_cached_blocks == worker.num_blocks == 80
+
+
+def test_an_adaptive_number_changes_no_token(tmp_path: Path, prompts: Prompts, plain: dict[str, Tokens]) -> None:
+    with troupe(tmp_path, "--draft", str(DRAFT), *THREADS) as started:
+        for kind in KINDS:
+            assert tokens(started.generate(prompts.requests(kind))) == plain[kind], kind
+
+
+def test_rejection_sampling_is_the_same_where_nothing_is_drawn(
+    tmp_path: Path, prompts: Prompts, plain: dict[str, Tokens]
+) -> None:
+    with troupe(tmp_path, *DRAFTING, "--acceptance", "rejection") as started:
+        until_drafting(started)
+        assert tokens(started.generate(prompts.requests("T=0"))) == plain["T=0"]
+        before = started.settled_load().num_accepted_tokens
+        drawn = tokens(started.generate(prompts.requests("T=1.0")))
+        assert all(drawn) and started.settled_load().num_accepted_tokens > before
+
+
+def test_a_request_can_do_without(drafting: Troupe) -> None:
+    kinds: list[dict[str, Any]] = [{"speculate": False}, {"speculate": True}, {}]
+    answers = drafting.generate([ask("One day", max_tokens=60, temperature=0.0, ignore_eos=True, **k) for k in kinds])
+    ((without,), (asked,), (default,)) = answers
+    assert without.token_ids == asked.token_ids == default.token_ids
+    assert without.num_draft_tokens == 0
+    assert asked.num_accepted_tokens > 0 and default.num_accepted_tokens > 0
+
+
+def long_requests() -> list[Any]:
+    return [ask("One day", seed=index, max_tokens=300, ignore_eos=True, temperature=1.0) for index in range(6)]
+
+
+def test_a_killed_draft_costs_no_token_and_comes_back(drafting: Troupe) -> None:
+    wanted = tokens(drafting.generate(long_requests()))
+    killed = drafting.pids("draft")
+    answers = asyncio.run(drafting.disturb(long_requests(), "draft"))
+    assert tokens(answers) == wanted
+    until_drafting(drafting)
+    assert drafting.pids("draft") != killed
+    assert tokens(drafting.generate(long_requests())) == wanted
+
+
+def test_a_stopped_draft_holds_nobody_up(drafting: Troupe) -> None:
+    wanted = tokens(drafting.generate(long_requests()))
+    (stopped,) = drafting.pids("draft")
+    try:
+        answers = asyncio.run(drafting.disturb(long_requests(), "draft", signal.SIGSTOP))
+        assert tokens(answers) == wanted
+        assert tokens(drafting.generate(long_requests())) == wanted, "and those that come later are not held up either"
+    finally:
+        os.kill(stopped, signal.SIGCONT)
+    until_drafting(drafting)
+    assert drafting.pids("draft") == [stopped], "it rejoined by itself"
+    assert tokens(drafting.generate(long_requests())) == wanted
+
+
+def test_two_drafts_share_the_work(tmp_path: Path, prompts: Prompts, plain: dict[str, Tokens]) -> None:
+    with troupe(tmp_path, *DRAFTING, "--drafts", "2") as started:
+        until_drafting(started)
+        pids = started.pids("draft")
+        assert len(pids) == 2
+        before = [cpu_seconds(pid) for pid in pids]
+        check(started, prompts, plain)
+        assert all(cpu_seconds(pid) > taken + 0.05 for pid, taken in zip(pids, before, strict=True)), "both worked"
+        os.kill(pids[0], signal.SIGKILL)
+        assert tokens(started.generate(prompts.requests("T=1.0"))) == plain["T=1.0"]
