@@ -49,7 +49,7 @@ class Drafts(msgspec.Struct, frozen=True):
         accepted: Ints,  # [num_seqs]
     ) -> Ints:  # places of the positions whose tokens come out: of the accepted drafts, and one more each
         lengths = accepted + 1
-        firsts = np.repeat(self.starts - (lengths.cumsum() - lengths), lengths)
+        firsts = np.repeat(self.starts - (np.cumsum(lengths) - lengths), lengths)
         return firsts + np.arange(len(firsts))
 
 
