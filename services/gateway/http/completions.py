@@ -159,7 +159,13 @@ class CompletionCall:
             return None
         if self.echo and prompt is not None:
             ids, entries = [*(prompt.token_ids or ()), *ids], [*prompt_entries, *entries]
+            offset = -self._num_hidden(prompt)
         return legacy_logprobs(ids, entries, self.texts, top=self.body.logprobs, offset=offset)
+
+    def _num_hidden(self, prompt: Prompt) -> int:
+        """Characters of tokens that were put before the client's own prompt."""
+        whole = "".join(map(self.texts.text, prompt.token_ids or ()))
+        return len(whole) - len(prompt.shown) if whole.endswith(prompt.shown) else 0
 
 
 class CompletionStream:

@@ -40,11 +40,12 @@ class TokenTexts:
 def legacy_logprobs(
     token_ids: Sequence[int], entries: Sequence[Entry], texts: TokenTexts, *, top: int, offset: int
 ) -> LegacyLogprobs:
-    """The columns of /v1/completions for `token_ids`, the first of which begins at character `offset`."""
+    """The columns of /v1/completions for `token_ids`, the first of which begins at character `offset`: before the text,
+    where there are tokens that it does not show."""
     columns = LegacyLogprobs([], [], [], [])
     for token_id, entry in zip(token_ids, entries, strict=True):
         columns.tokens.append(texts.text(token_id))
-        columns.text_offset.append(offset)
+        columns.text_offset.append(max(0, offset))
         offset += len(columns.tokens[-1])
         columns.token_logprobs.append(_finite(entry.logprobs[0]) if entry else None)
         if columns.top_logprobs is not None:

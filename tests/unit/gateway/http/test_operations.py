@@ -1,0 +1,88 @@
+"""About the server: models, health, version, metrics, tokens and the page."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from importlib.metadata import version
+from typing import Any
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from shared.messages import GetLoad, Load, ServiceName, WorkerLoad
+from shared.version import VERSION
+from tests.unit.gateway.http.client import http
+from tests.unit.gateway.troupe import until
+
+
+async def test_models() -> None:
+    async with http() as h:
+        (model,) = (await h.client.get("/v1/models")).json()["data"]
+        assert (model["id"], model["object"], model["max_model_len"]) == ("tiny", "model", 512)
+        assert (await h.client.get("/v1/models/tiny")).json() == model
+        assert (await h.client.get("/v1/models/other")).status_code == 404
+
+
+async def test_version_is_the_project_s() -> None:
+    async with http() as h:
+        assert (await h.client.get("/version")).json() == {"version": VERSION} == {"version": version("pageant")}
+
+
+async def test_health_says_what_is_missing() -> None:
+    async with http() as h:
+        assert (await h.client.get("/health")).status_code == 200
+        h.troupe.announce(ServiceName.WORKER)
+        await until(lambda: bool(h.troupe.gateway.missing))
+        response = await h.client.get("/health")
+        assert response.status_code == 503 and "worker" in response.json()["reason"]
+
+
+async def test_metrics_are_what_the_scheduler_counts() -> None:
+    async with http() as h:
+        asked = asyncio.create_task(h.client.get("/metrics"))
+        question = await h.troupe.get(h.troupe.scheduler, GetLoad)
+        worker = WorkerLoad("w1", 1, 100, 50, 20, 9)
+        numbers: dict[str, Any] = dict.fromkeys(
+            ("num_preemptions", "num_prefix_cache_queries", "num_prefix_cache_hits", "num_chunked_prefills",
+             "num_prompt_tokens", "num_finished", "num_aborted", "num_rejected"), 0,
+        )  # fmt: skip
+        h.troupe.tell(Load(question.request_id, 3, 4, [worker], num_output_tokens=77, **numbers))
+        response = await asked
+        found = {
+            (sample.name, sample.labels.get("worker")): sample.value
+            for family in text_string_to_metric_families(response.text)
+            for sample in family.samples
+        }
+        assert found["pageant_num_requests_running", None] == 3
+        assert found["pageant_generation_tokens_total", None] == 77
+        assert found["pageant_worker_kv_blocks_free", "w1"] == 50
+        assert found["pageant_scheduler_up", None] == 1
+
+
+async def test_tokens() -> None:
+    async with http() as h:
+        asked = h.post("/tokenize", {"prompt": "Hi", "return_token_strs": True, "add_special_tokens": False})
+        assert not (await h.answer_encode([7, 8])).add_special_tokens
+        await h.answer_pieces()
+        assert (await asked).json() == {"count": 2, "max_model_len": 512, "tokens": [7, 8], "token_strs": ["t7", "t8"]}
+        asked = h.post("/tokenize", {"messages": [{"role": "user", "content": "Hi"}], "add_generation_prompt": False})
+        question = await h.answer_encode([7])
+        assert question.chat_options is not None and not question.chat_options.add_generation_prompt
+        assert (await asked).json()["count"] == 1
+        asked = h.post("/detokenize", {"tokens": [7]})
+        assert not (await h.answer_decode("Hi")).skip_special_tokens
+        assert (await asked).json() == {"prompt": "Hi"}
+
+
+async def test_the_page_is_whole_in_itself() -> None:
+    async with http() as h:
+        response = await h.client.get("/")
+        assert response.headers["content-type"].startswith("text/html")
+        assert "default-src 'none'" in response.headers["content-security-policy"]
+        assert not re.findall(r"(?:src|href)=\"(?!data:)|https?://|@import|url\(", response.text)
+
+
+async def test_what_a_path_cannot_do() -> None:
+    async with http() as h:
+        response = await h.client.get("/v1/completions")
+        assert response.status_code == 405 and response.json()["error"]["type"] == "invalid_request_error"
