@@ -7,14 +7,14 @@ import contextlib
 import math
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 import structlog
 
 from services.gateway.auth import make_access
 from services.gateway.calls import Call, Calls, Question
-from services.gateway.forecast import Forecast
+from services.gateway.forecast import Forecasts
 from services.gateway.http.server import HttpServer
 from services.gateway.limits import make_admission
 from services.gateway.pace import Pace, stretch
@@ -22,7 +22,7 @@ from services.gateway.paused import PausedStreams
 from services.gateway.server import GRACE, FrontServer
 from services.gateway.silence import Silence
 from services.gateway.status import rejected, unavailable
-from services.gateway.streams import Journal, OutputLostError, Stream
+from services.gateway.streams import Journal, OutputLostError, Position, Stream
 from shared.actor import MemberActor, Phase
 from shared.actor.actor import Handlers
 from shared.config import Settings
@@ -30,6 +30,7 @@ from shared.errors import ProtocolError, RejectCode, RequestError
 from shared.logging import request_logger
 from shared.messages import (
     AbortRequest,
+    AttachRequest,
     DecodeResult,
     EncodeResult,
     GatewayInbox,
@@ -39,7 +40,6 @@ from shared.messages import (
     Message,
     PiecesResult,
     Refused,
-    RequestHeader,
     RequestRejected,
     Roster,
     ServiceName,
@@ -78,7 +78,7 @@ class GatewayActor(MemberActor):
             max_bytes=BYTES_PER_TOKEN * settings.max_num_queued_tokens,
         )
         self.admission = make_admission(settings)
-        self.forecast = Forecast()
+        self.forecasts = Forecasts()
         self.access = make_access(settings)
         self.calls = Calls()
         self.pace = Pace(stretch=stretch())
@@ -171,7 +171,7 @@ class GatewayActor(MemberActor):
             "num_paused": len(self.paused.all()),
             "num_calls": len(self.calls),
             "num_open_tokens": self.admission.num_tokens,
-            "num_waiting": len(self.forecast),
+            "num_waiting": len(self.forecasts),
             "members": self.roster.members,
         }
 
@@ -208,43 +208,65 @@ class GatewayActor(MemberActor):
         """Wait for the next change of the roster or the phase."""
         await self._changed.wait()
 
-    def open(self, request: TokenizeRequest) -> Stream:
-        """Journal a request and send it on; raises RequestError where there is no room, or not enough time."""
-        self._check_time(request.header)
+    def open(self, request: TokenizeRequest, has: Sequence[Position] | None = None) -> Stream:
+        """Journal a request and send it on; raises RequestError where there is no room, or not enough time.
+
+        `has` says what of it a client has that comes back for the rest.
+        """
+        self._check_time(request)
+        if earlier := self.journal.get(request.header.request_id):
+            self._supersede(earlier)
         self.admission.admit(request, self.roster.max_model_len)
-        stream = Stream(request, "")
+        stream = Stream(request, "", has)
         try:
             self.journal.add(stream)
         except RequestError:
             self.admission.release(request)
             raise
-        self.forecast.opened(request.header.request_id, time.monotonic())
+        self.forecasts.of(request.header.tenant).opened(request.header.request_id, time.monotonic())
         self._entrust(stream)
         self.outbox.flush()  # at once: its first token waits for nothing else
         return stream
 
     def close(self, stream: Stream) -> None:
         """Forget a stream, and let the troupe forget it: aborted, or acknowledged where it had come to its end."""
-        self.journal.remove(stream)
-        self.admission.release(stream.request)
-        self.forecast.closed(stream.header.request_id)
-        self.paused.discard(stream)
-        if not (stream.error and stream.error.code in DONE):
-            reason = "finished" if stream.finished else "cancelled"
-            self.send_soon(stream.tokenizer or self.scheduler, AbortRequest(stream.header.request_id, reason))
+        if self.journal.get(stream.header.request_id) is stream:
+            self._forget(stream)
+            if not (stream.error and stream.error.code in DONE):
+                reason = "finished" if stream.finished else "cancelled"
+                abort = AbortRequest(stream.header.request_id, reason, self.inbox.address)
+                self.send_soon(stream.tokenizer or self.scheduler, abort)
         if self.phase is Phase.DRAINING:
             self._notice()
 
-    def _check_time(self, header: RequestHeader) -> None:
-        """Raise RequestError where a request's deadline has passed, or would before its first token, as things go."""
-        if header.deadline is None:
+    def _forget(self, stream: Stream) -> None:
+        self.journal.remove(stream)
+        self.admission.release(stream.request)
+        num_tokens = max((len(sequence.token_ids) for sequence in stream.sequences), default=0)
+        self.forecasts.of(stream.header.tenant).closed(
+            stream.header.request_id, time.monotonic(), num_tokens if stream.finished else 0
+        )
+        self.paused.discard(stream)
+
+    def _supersede(self, stream: Stream) -> None:
+        """Its client is back over another connection: the old one gets nothing any more."""
+        self._forget(stream)
+        stream.fail(RequestError("the same idempotency key came in another call", code=RejectCode.CANCELLED))
+
+    def _check_time(self, request: TokenizeRequest) -> None:
+        """Raise RequestError where a request's deadline has passed, or would before it is served, as things go."""
+        deadline = request.header.deadline
+        if deadline is None:
             return
-        needed, left = self.forecast.seconds, header.deadline - time.time()
+        needed, left = (
+            self.forecasts.of(request.header.tenant).needed(request.params.max_tokens),
+            deadline - time.time(),
+        )
         if left <= 0:
             raise RequestError("the call's deadline has passed", code=RejectCode.DEADLINE_EXCEEDED)
         if needed > left:
             raise RequestError(
-                f"a first token would take about {needed:.1f} s, and the deadline is in {left:.1f} s",
+                f"it would take about {needed:.1f} s, and the deadline is in {left:.1f} s",
                 code=RejectCode.RESOURCE_EXHAUSTED,
                 retry_after_ms=max(1, int(1000 * (needed - left))),
             )
@@ -301,11 +323,11 @@ class GatewayActor(MemberActor):
         for news in batch.sequences:
             stream = self.journal.get(news.request_id)
             if stream is None:  # closed; a replica that came back may have sent its request on since
-                self.send(self.scheduler, AbortRequest(news.request_id))
+                self.send(self.scheduler, AbortRequest(news.request_id, gateway=self.inbox.address))
                 continue
             try:
                 stream.accept(news)
-                self.forecast.heard(news.request_id, now)
+                self.forecasts.of(stream.header.tenant).heard(news.request_id, now)
                 if stream.num_unread > self.settings.max_unread_bytes:
                     stream.overrun(unread(stream.num_unread))
                     self.send(self.scheduler, AbortRequest(news.request_id, "not read"))
@@ -397,7 +419,8 @@ class GatewayActor(MemberActor):
             self.paused.add(stream, time.monotonic())
         else:
             self.paused.discard(stream)
-            self.send(stream.tokenizer, stream.next_request)
+            request = stream.next_request
+            self.send(self.scheduler if isinstance(request, AttachRequest) else stream.tokenizer, request)
 
     def _replace_tokenizers(self, gone: set[str]) -> None:
         """What a lost replica had not passed on is asked of another; the scheduler ignores what it already has."""

@@ -6,7 +6,7 @@ from typing import Any
 
 from protos.pageant.v1 import control_pb2, inference_pb2
 from services.gateway.generation import packed_prompt
-from services.gateway.streams import Delta
+from services.gateway.streams import Delta, Position
 from shared.errors import RequestError
 from shared.messages import (
     ChatMessage,
@@ -55,6 +55,18 @@ def tokenize_request(proto: Any, header: RequestHeader, params: SamplingParams, 
     if kind == "token_ids":
         return TokenizeRequest(header, params, token_ids=packed_prompt(proto.token_ids.ids, max_tokens))
     raise no_input()
+
+
+def positions(proto: Any) -> list[Position] | None:
+    """What a client that comes back has of each sequence; None where it asks for the first time."""
+    if not proto.HasField("resume"):
+        return None
+    if not proto.idempotency_key:
+        raise RequestError("resume needs the idempotency_key of the first call", field="idempotency_key")
+    found = [Position(given.num_tokens, given.num_chars) for given in proto.resume.positions]
+    if any(position.num_tokens < 0 or position.num_chars < 0 for position in found):
+        raise RequestError("resume must not have negative positions", field="resume")
+    return found
 
 
 def chat_messages(chat: Any) -> list[ChatMessage]:

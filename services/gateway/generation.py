@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from services.gateway.report import StreamReport
-from services.gateway.streams import Stream
+from services.gateway.streams import Position, Stream
 from shared.errors import RejectCode, RequestError
 from shared.messages import TokenizeRequest
 from shared.messages.codec import MAX_MESSAGE_BYTES
@@ -53,12 +53,15 @@ async def generate(
     request: TokenizeRequest,
     report: StreamReport,
     deliver: Callable[[Stream], Awaitable[None]],
+    *,
+    has: Sequence[Position] | None = None,
 ) -> None:
     """Open a stream and let `deliver` take its output to the end, within the request's deadline.
 
-    Raises RequestError where it is refused, fails or expires.  Being cancelled aborts it.
+    `has`: what a client that comes back has of it.  Raises RequestError where it is refused, fails or expires.  Being
+    cancelled aborts it.
     """
-    await within(request.header.deadline, _generate(actor, request, report, deliver))
+    await within(request.header.deadline, _generate(actor, request, report, deliver, has))
 
 
 async def _generate(
@@ -66,11 +69,12 @@ async def _generate(
     request: TokenizeRequest,
     report: StreamReport,
     deliver: Callable[[Stream], Awaitable[None]],
+    has: Sequence[Position] | None,
 ) -> None:
     try:
         check_n(request.params.n, actor.settings.max_n)
         await actor.until_available()
-        stream = actor.open(request)
+        stream = actor.open(request, has)
     finally:
         report.received(request)
     try:

@@ -10,11 +10,13 @@ from collections.abc import Iterable
 
 import msgspec
 
+from shared.errors import RequestError
 from shared.messages import RequestHeader
 from shared.sampling import SamplingParams
 
 TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
 NO_TRACE = "0" * 32
+MAX_KEY_CHARS = 256
 
 
 class CallMetadata(msgspec.Struct, frozen=True):
@@ -38,11 +40,14 @@ def cache_salt(tenant: str) -> str:
 
 
 def make_header(
-    call: CallMetadata, *, gateway: str, label: str, priority: int, now: float, remaining: float | None
+    call: CallMetadata, *, gateway: str, label: str, priority: int, now: float, remaining: float | None, key: str = ""
 ) -> RequestHeader:
-    """The header of a new request; `now` in Unix seconds, `remaining` seconds until the caller gives up."""
+    """The header of a new request; `now` in Unix seconds, `remaining` seconds until the caller gives up.
+
+    With an idempotency `key` the request has the same id whenever and wherever its tenant asks for it.
+    """
     return RequestHeader(
-        request_id=uuid.uuid4().hex,
+        request_id=_digest(call.tenant, key).hex() if key else uuid.uuid4().hex,
         gateway=gateway,
         trace_id=call.trace_id,
         label=label,
@@ -51,11 +56,28 @@ def make_header(
         arrival_time=now,
         deadline=None if remaining is None else now + remaining,
         cache_salt=cache_salt(call.tenant),
+        is_kept=bool(key),
     )
 
 
-def seeded(params: SamplingParams) -> SamplingParams:
-    """With a seed drawn where the client gave none: from here on every token is a function of the request."""
+def check_key(key: str) -> None:
+    """Raise RequestError where an idempotency key is too long."""
+    if len(key) > MAX_KEY_CHARS:
+        raise RequestError(
+            f"idempotency_key has {len(key)} characters, more than {MAX_KEY_CHARS}", field="idempotency_key"
+        )
+
+
+def seeded(params: SamplingParams, tenant: str = "", key: str = "") -> SamplingParams:
+    """With a seed drawn where the client gave none: from here on every token is a function of the request.
+
+    With an idempotency key it is made from that, so that the same call gives the same tokens at any gateway.
+    """
     if params.seed is not None:
         return params
-    return msgspec.structs.replace(params, seed=random.getrandbits(62))
+    drawn = int.from_bytes(_digest(tenant, key)[:8], "little") >> 2 if key else random.getrandbits(62)
+    return msgspec.structs.replace(params, seed=drawn)
+
+
+def _digest(tenant: str, key: str) -> bytes:
+    return hashlib.blake2b(f"{tenant}\0{key}".encode(), digest_size=16, person=b"idempotency").digest()

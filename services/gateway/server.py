@@ -10,7 +10,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from protos.pageant.v1 import control_pb2, control_pb2_grpc, inference_pb2, inference_pb2_grpc
-from services.gateway.keycheck import KeyCheck
+from services.gateway.doorway import KeyCheck, MessageCheck
 from services.gateway.servicer import ControlServicer, InferenceServicer
 from services.gateway.tls import server_credentials
 from shared.config import Settings
@@ -42,7 +42,7 @@ class FrontServer:
     async def start(self) -> None:
         """Listen; raises ConfigError where the port is taken."""
         self._server = grpc.aio.server(
-            interceptors=[KeyCheck(self._actor.access)],
+            interceptors=[KeyCheck(self._actor.access), MessageCheck()],
             options=server_options(self._settings.max_request_bytes, share_port=self._settings.share_port),
         )
         inference_pb2_grpc.add_InferenceServicer_to_server(InferenceServicer(self._actor), self._server)

@@ -19,7 +19,7 @@ from services.gateway.generation import (
     generate,
     packed_prompt,
 )
-from services.gateway.header import make_header, seeded
+from services.gateway.header import check_key, make_header, seeded
 from services.gateway.report import StreamReport
 from services.gateway.streams import Stream
 from shared.errors import RequestError
@@ -44,7 +44,13 @@ class InferenceServicer:
         report = StreamReport()
         try:
             request = self._read(proto, context)
-            await generate(self._actor, request, report, lambda stream: self._write(proto, stream, context, report))
+            await generate(
+                self._actor,
+                request,
+                report,
+                lambda stream: self._write(proto, stream, context, report),
+                has=convert.positions(proto),
+            )
         except RequestError as error:
             report.failed(error)
             await abort(context, error)
@@ -57,14 +63,17 @@ class InferenceServicer:
     def _read(self, proto: Any, context: Any) -> TokenizeRequest:
         self._check_model(proto.model)
         check_label(proto.label)
-        params = seeded(convert.sampling_from_proto(proto.sampling))
+        check_key(proto.idempotency_key)
+        caller = self._actor.access.caller(metadata(context))
+        params = seeded(convert.sampling_from_proto(proto.sampling), caller.tenant, proto.idempotency_key)
         header = make_header(
-            self._actor.access.caller(metadata(context)),
+            caller,
             gateway=self._actor.inbox.address,
             label=proto.label,
             priority=proto.priority,
             now=time.time(),
             remaining=remaining(context),
+            key=proto.idempotency_key,
         )
         limit = self._actor.roster.max_input_length or MAX_TOKENS_PER_MESSAGE
         return convert.tokenize_request(proto, header, params, limit)

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import asyncio
 from array import array
-from collections.abc import Awaitable, Iterator
+from collections.abc import Awaitable, Iterator, Sequence
 
 import msgspec
 
 from shared.errors import ProtocolError, RejectCode, RequestError
-from shared.messages import RequestHeader, SequenceText, TokenizeRequest, TokenLogprobs
+from shared.messages import AttachRequest, RequestHeader, SequenceText, TokenizeRequest, TokenLogprobs
 from shared.packing import pack_tokens
 
 MAX_DELTA_BYTES = 256 << 10  # well within the 4 MiB that gRPC clients accept by default
@@ -52,6 +52,13 @@ class Delta(msgspec.Struct):
         self.num_bytes += BYTES_PER_LOGPROB * sum(len(entry.token_ids) for entry in entries if entry)
 
 
+class Position(msgspec.Struct, frozen=True):
+    """How much of a sequence a client has, from an earlier call."""
+
+    num_tokens: int = 0
+    num_chars: int = 0
+
+
 class OutputLostError(ProtocolError):
     """Something between what a stream has and what came is missing; raised once for each hole."""
 
@@ -59,8 +66,9 @@ class OutputLostError(ProtocolError):
 class SequenceJournal:
     """What one sequence has put out.  Invariant: it equals what was queued for the client, in order, once."""
 
-    def __init__(self, index: int) -> None:
+    def __init__(self, index: int, has: Position | None = None) -> None:
         self.index = index
+        self._has = has or Position()  # what its client had before this call
         self.token_ids = array("i")
         self.num_chars = 0
         self.num_cached_tokens = -1  # as the first news said, whatever becomes of the sequence later
@@ -71,7 +79,8 @@ class SequenceJournal:
     def accept(self, news: SequenceText, queue: list[Delta]) -> bool:
         """Queue the part of `news` that is new, if any: False where all of it was sent before.
 
-        It goes into a delta that still waits there, while that is no larger than one message should be.  Raises
+        What the client has from an earlier call is not told again.  The rest goes into a delta that still waits there,
+        while that is no larger than one message should be.  Raises
         OutputLostError where something between the journal and `news` is missing.
         """
         if self.finished:
@@ -86,20 +95,27 @@ class SequenceJournal:
         self.finished = news.finish_reason is not None
         if not (token_ids or text or self.finished):
             return False
-        delta = self._growing
-        if delta is None or delta.num_bytes > MAX_DELTA_BYTES:
-            delta = self._growing = Delta(self.index)
-            queue.append(delta)
-        delta.add(text, token_ids)
         if self.num_cached_tokens < 0:
             self.num_cached_tokens = news.num_cached_tokens
-        if news.logprobs or news.prompt_logprobs:
-            delta.add_logprobs(news.logprobs[seen_tokens:], None if self.token_ids else news.prompt_logprobs)
-        if self.finished:
-            delta.end = self._end(news)
+        num_had = max(0, self._has.num_tokens - len(self.token_ids))
+        shown, shown_ids = text[max(0, self._has.num_chars - self.num_chars) :], token_ids[num_had:]
+        if shown or shown_ids or self.finished:
+            delta = self._delta(queue)
+            delta.add(shown, shown_ids)
+            if news.logprobs or news.prompt_logprobs:
+                has_prompt = self.token_ids or self._has.num_tokens
+                delta.add_logprobs(news.logprobs[seen_tokens + num_had :], None if has_prompt else news.prompt_logprobs)
+            if self.finished:
+                delta.end = self._end(news)
         self.token_ids.extend(token_ids)
         self.num_chars += len(text)
         return True
+
+    def _delta(self, queue: list[Delta]) -> Delta:
+        if self._growing is None or self._growing.num_bytes > MAX_DELTA_BYTES:
+            self._growing = Delta(self.index)
+            queue.append(self._growing)
+        return self._growing
 
     def _note_hole(self, news: SequenceText) -> bool:
         if self._has_hole:
@@ -123,11 +139,15 @@ class SequenceJournal:
 class Stream:
     """One Generate call: its request, a journal per sequence, and the deltas that its sender has not taken."""
 
-    def __init__(self, request: TokenizeRequest, tokenizer: str) -> None:
+    def __init__(self, request: TokenizeRequest, tokenizer: str, has: Sequence[Position] | None = None) -> None:
+        """`has`: what the client has of each sequence, where it asked for this before."""
         self.request = request
+        self.is_return = has is not None
         self.tokenizer = tokenizer  # address of the replica that got the request, and gets its abort; "": none has it
         self.is_resumed = False  # who had it may be gone: another is to go on behind what has come
-        self.sequences = [SequenceJournal(index) for index in range(max(1, request.params.n))]
+        num_sequences = max(1, request.params.n)
+        positions = [*(has or ()), *[Position()] * num_sequences]
+        self.sequences = [SequenceJournal(index, positions[index]) for index in range(num_sequences)]
         self.error: RequestError | None = None
         self.num_prompt_tokens = 0
         self.num_cached_tokens = 0
@@ -142,8 +162,10 @@ class Stream:
         return self.request.header
 
     @property
-    def next_request(self) -> TokenizeRequest:
+    def next_request(self) -> TokenizeRequest | AttachRequest:
         """What to send: the request, and where it is resumed what has come of it so far."""
+        if self.is_return and not self.is_resumed:
+            return AttachRequest(self.header.request_id, self.header.gateway, self.header.deadline)
         if not self.is_resumed:
             return self.request
         return msgspec.structs.replace(
@@ -260,7 +282,8 @@ class Journal:
         self._streams[stream.header.request_id] = stream
 
     def remove(self, stream: Stream) -> None:
-        if self._streams.pop(stream.header.request_id, None) is not None:
+        if self.get(stream.header.request_id) is stream:
+            del self._streams[stream.header.request_id]
             self.num_bytes -= prompt_bytes(stream.request)
 
     def find(self, *, request_id: str = "", label: str = "", tenant: str = "") -> list[Stream]:

@@ -22,6 +22,7 @@ from shared.logging import request_logger
 from shared.messages import (
     AbortRequest,
     AddRequest,
+    AttachRequest,
     DraftProposals,
     GetLoad,
     Goodbye,
@@ -68,6 +69,7 @@ class SchedulerActor(Actor):
         return {
             AddRequest: self.handle_add,
             AbortRequest: self.handle_abort,
+            AttachRequest: self.core.attach,
             StepResult: self.handle_result,
             StopMatched: self.core.stop_matched,
             StreamLost: self.core.stream_lost,
@@ -92,7 +94,7 @@ class SchedulerActor(Actor):
         self.core.add(message, time.time())
 
     def handle_abort(self, message: AbortRequest) -> None:
-        self.core.abort(message.request_id)
+        self.core.abort(message.request_id, message.gateway)
 
     def handle_get_load(self, message: GetLoad) -> None:
         self.send(message.gateway, load_of(self.core, message.request_id))

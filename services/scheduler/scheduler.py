@@ -24,6 +24,7 @@ from services.scheduler.drafts import DraftLink, DraftLinks
 from services.scheduler.fairness import Shares, parse_weights
 from services.scheduler.journal import Journal
 from services.scheduler.outputs import Outbound
+from services.scheduler.parking import Parking
 from services.scheduler.placement import Router
 from services.scheduler.policy import Policy
 from services.scheduler.replica import Replica, Step
@@ -34,6 +35,7 @@ from services.scheduler.stopping import finish_of
 from shared.errors import ProtocolError, RejectCode, RequestError
 from shared.messages import (
     AddRequest,
+    AttachRequest,
     DraftCapacity,
     DraftProposals,
     FinishReason,
@@ -67,6 +69,7 @@ class Scheduler:
         self.replicas: dict[str, Replica] = {}
         self.requests: dict[str, Request] = {}
         self.finished: dict[str, Request] = {}  # until their gateways say that their clients have everything
+        self.parking = Parking()  # whose clients are gone, and may come back
         self.homeless: list[Sequence] = []
         self.outbound = Outbound()
         self.counters = Counters()
@@ -106,9 +109,14 @@ class Scheduler:
     # -- requests
 
     def add(self, message: AddRequest, now: float) -> None:
-        """Take a request in, or refuse it with a status.  A request_id that is already here is a replay: ignored."""
+        """Take a request in, or refuse it with a status.
+
+        A request_id that is already here is a replay: ignored, unless its client asks for it again, in a later call.
+        """
         request_id = message.header.request_id
-        if request_id in self.requests or request_id in self.finished:
+        if known := self._known(request_id):
+            if message.header.arrival_time > known.header.arrival_time:
+                self.attach(AttachRequest(request_id, message.header.gateway, message.header.deadline))
             return
         try:
             request = self._accept(message, now)
@@ -163,13 +171,37 @@ class Scheduler:
         resume(request, sent, message.sent_finished, self.max_model_len)
         return request
 
-    def abort(self, request_id: str) -> bool:
-        """End a request without a word to its client, who left or has everything.  False where it is unknown."""
-        if self.finished.pop(request_id, None):
-            return True
-        request = self.requests.get(request_id)
+    def attach(self, message: AttachRequest) -> None:
+        """The client of a kept request has come back, through this gateway: tell it everything there, and go on."""
+        request = self.requests.get(message.request_id) or self.finished.get(message.request_id)
+        if request is None and (request := self.parking.take(message.request_id)):
+            self.requests[message.request_id] = request
+            self._place([sequence for sequence in request.sequences if sequence.status is not Status.FINISHED])
         if request is None:
+            error = RequestError("no such request is kept", field="idempotency_key", code=RejectCode.NOT_FOUND)
+            self.outbound.reject(message.gateway, message.request_id, error)
+            return
+        request.header = msgspec.structs.replace(request.header, gateway=message.gateway, deadline=message.deadline)
+        request.detokenizer = request.detokenizer if request.detokenizer in self._detokenizers else ""
+        request.detokenizer = request.detokenizer or pick(request.request_id, self._detokenizers) or ""
+        self.journal.request("request_attached", request)
+        self.outbound.emit_again(request)
+
+    def _known(self, request_id: str) -> Request | None:
+        return self.requests.get(request_id) or self.finished.get(request_id) or self.parking.get(request_id)
+
+    def abort(self, request_id: str, gateway: str = "") -> bool:
+        """End a request without a word to its client, who left or has everything.  False where it is unknown, or
+        another gateway's than the one that says so.  One that is kept is put aside as it is."""
+        request = self.requests.get(request_id) or self.finished.get(request_id)
+        if request is None or gateway not in ("", request.header.gateway):
             return False
+        if request_id in self.finished:
+            if not request.header.is_kept:
+                del self.finished[request_id]
+            return True
+        if request.header.is_kept:
+            self.parking.put(request)
         self.counters.num_aborted += 1
         self.journal.request("request_aborted", request)
         self._drop(request)
@@ -184,7 +216,8 @@ class Scheduler:
         return orphans
 
     def expire(self, now: float) -> list[str]:
-        """End the requests whose deadline has passed; returns their ids.  Forget those long finished."""
+        """End the requests whose deadline has passed; returns their ids.  Forget those long finished or put aside."""
+        self.parking.expire(now)
         for request in list(self.finished.values()):
             request.finished_time = request.finished_time or now
             if now - request.finished_time > ACKNOWLEDGE_SECONDS:
@@ -192,6 +225,8 @@ class Scheduler:
         late = [r for r in self.requests.values() if r.header.deadline is not None and r.header.deadline <= now]
         for request in late:
             self.counters.num_expired += 1
+            if request.header.is_kept:
+                self.parking.put(request)
             self.fail(request, RequestError("the deadline has passed", code=RejectCode.DEADLINE_EXCEEDED))
         return [request.request_id for request in late]
 

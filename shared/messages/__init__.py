@@ -33,6 +33,7 @@ from shared.messages.inboxes import (
 from shared.messages.requests import (
     AbortRequest,
     AddRequest,
+    AttachRequest,
     ChatMessage,
     ChatOptions,
     DecodeRequest,
@@ -62,6 +63,7 @@ __all__ = [
     "AbortRequest",
     "AddRequest",
     "AdmittedSequence",
+    "AttachRequest",
     "ChatMessage",
     "ChatOptions",
     "DecodeRequest",

@@ -23,6 +23,7 @@ from shared.messages.drafts import DraftProposals, DraftUpdate
 from shared.messages.requests import (
     AbortRequest,
     AddRequest,
+    AttachRequest,
     DecodeRequest,
     DecodeResult,
     EncodeRequest,
@@ -44,6 +45,7 @@ TokenizerInbox = (
 SchedulerInbox = (
     AddRequest
     | AbortRequest
+    | AttachRequest
     | StepResult
     | StopMatched
     | StreamLost

@@ -46,6 +46,7 @@ class RequestHeader(Message, frozen=True):
     arrival_time: float = 0.0  # Unix seconds at the gateway
     deadline: float | None = None  # Unix seconds
     cache_salt: str = ""  # derived from the tenant by the server, never by the client
+    is_kept: bool = False  # its id is made from an idempotency key: its client may come back for it
 
 
 class TokenizeRequest(Message, frozen=True):
@@ -130,6 +131,18 @@ class AbortRequest(Message, frozen=True):
 
     request_id: str
     reason: str = "cancelled"
+    gateway: str = ""  # who says so; the word of one who does not have the request any more does not count
+
+
+class AttachRequest(Message, frozen=True):
+    """Gateway -> scheduler: the client of a kept request has come back, here.  All of its output is told again.
+
+    Answered by RequestRejected (NOT_FOUND) where nothing is known of it any more.
+    """
+
+    request_id: str
+    gateway: str
+    deadline: float | None = None  # of the new call
 
 
 class RequestRejected(Message, frozen=True):

@@ -7,7 +7,7 @@ from shared.errors import RejectCode
 from shared.packing import pack_tokens
 from shared.sampling import SamplingParams
 
-HEADER = m.RequestHeader("r1", "ipc://g", "t1", "mine", "acme", 2, 1.5, 9.5, "salt")
+HEADER = m.RequestHeader("r1", "ipc://g", "t1", "mine", "acme", 2, 1.5, 9.5, "salt", True)
 PARAMS = SamplingParams(temperature=0.5, top_k=5, logit_bias={3: 1.5}, stop=["\n"], seed=7, n=2, max_tokens=9)
 CAPACITY = m.WorkerCapacity(100, 16, 8, 512, 4096, "stories", "float32", "cpu")
 LOGPROBS = m.TokenLogprobs([5, 6], [-0.5, -1.5], 1)
@@ -28,7 +28,8 @@ SAMPLES: list[m.Message] = [
     m.EncodeResult("r1", TOKENS),
     m.DecodeResult("r1", "Hi"),
     m.AddRequest(HEADER, PARAMS, TOKENS, [2], tokenized_time=1.0, is_resumed=True, sent_finished=[False, True]),
-    m.AbortRequest("r1"),
+    m.AbortRequest("r1", "finished", "ipc://g"),
+    m.AttachRequest("r1", "ipc://g", 9.5),
     m.RequestRejected("r1", RejectCode.RESOURCE_EXHAUSTED, "full", "n", 1000),
     m.StepPlan(
         epoch=3, step_id=4, admitted=[m.AdmittedSequence(0, TOKENS, 3, PARAMS, -7, [2], "r1", "t1", 1)], rows=[0, 1],

@@ -92,6 +92,20 @@ class Troupe:
             time.sleep(0.05)
         raise AssertionError(f"requests are left over: {load}")
 
+    def until_serving(self) -> None:
+        """Return once a request succeeds; until then each must be refused as UNAVAILABLE, and for no other reason."""
+        deadline = time.monotonic() + 20
+        while True:
+            try:
+                ((answer,),) = self.generate([ask("One day", max_tokens=5, ignore_eos=True)])
+            except grpc.aio.AioRpcError as error:
+                assert error.code() is grpc.StatusCode.UNAVAILABLE
+                assert time.monotonic() < deadline, error.details()
+                time.sleep(0.1)
+            else:
+                assert answer.completion_tokens == 5
+                return
+
     def generate(self, requests: list[Any], **options: Any) -> list[list[Answer]]:
         """All requests at once."""
         return asyncio.run(self._generate(requests, **options))

@@ -211,40 +211,17 @@ def test_a_second_deployment_in_the_same_directory_is_refused(running: Troupe) -
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=30, check=False)
     assert done.returncode == 78
     assert "runtime_dir of its own" in done.stderr
-    serves_again(running)
+    running.until_serving()
 
 
-@pytest.mark.parametrize("service", ["detokenizer", "tokenizer"])
-def test_a_killed_replica_s_streams_go_on(running: Troupe, service: str) -> None:
+@pytest.mark.parametrize("service", ["detokenizer", "tokenizer", "scheduler"])
+def test_a_killed_service_s_streams_go_on(running: Troupe, service: str) -> None:
     requests = [ask("One day", seed=index, max_tokens=300, ignore_eos=True) for index in range(4)]
     wanted = running.generate(requests)
     answers = asyncio.run(running.disturb(requests, service))
     for (answer,), (alone,) in zip(answers, wanted, strict=True):
         assert (answer.token_ids, answer.text) == (alone.token_ids, alone.text)
-    serves_again(running)
-
-
-def test_a_killed_scheduler_ends_streams_with_a_status_and_comes_back(running: Troupe) -> None:
-    request = ask("One day", max_tokens=900, ignore_eos=True)
-    (outcome,) = asyncio.run(running.disturb([request], "scheduler"))
-    assert isinstance(outcome, grpc.aio.AioRpcError)
-    assert outcome.code() is grpc.StatusCode.UNAVAILABLE
-    serves_again(running)
-
-
-def serves_again(running: Troupe) -> None:
-    """A request succeeds, in time; until then it is refused as UNAVAILABLE and nothing else."""
-    deadline = time.monotonic() + 20
-    while True:
-        try:
-            ((answer,),) = running.generate([ask("One day", max_tokens=5, ignore_eos=True)])
-        except grpc.aio.AioRpcError as error:
-            assert error.code() is grpc.StatusCode.UNAVAILABLE
-            assert time.monotonic() < deadline, error.details()
-            time.sleep(0.1)
-        else:
-            assert answer.completion_tokens == 5
-            return
+    running.until_serving()
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -19,7 +19,7 @@ FINISH_REASON_LENGTH: FinishReason
 FINISH_REASON_ABORT: FinishReason
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("model", "label", "text", "chat", "token_ids", "sampling", "stream", "priority")
+    __slots__ = ("model", "label", "text", "chat", "token_ids", "sampling", "stream", "priority", "idempotency_key", "resume")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     LABEL_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
@@ -28,6 +28,8 @@ class GenerateRequest(_message.Message):
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     STREAM_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    IDEMPOTENCY_KEY_FIELD_NUMBER: _ClassVar[int]
+    RESUME_FIELD_NUMBER: _ClassVar[int]
     model: str
     label: str
     text: str
@@ -36,7 +38,23 @@ class GenerateRequest(_message.Message):
     sampling: SamplingParams
     stream: StreamOptions
     priority: int
-    def __init__(self, model: _Optional[str] = ..., label: _Optional[str] = ..., text: _Optional[str] = ..., chat: _Optional[_Union[ChatMessages, _Mapping]] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., stream: _Optional[_Union[StreamOptions, _Mapping]] = ..., priority: _Optional[int] = ...) -> None: ...
+    idempotency_key: str
+    resume: Resume
+    def __init__(self, model: _Optional[str] = ..., label: _Optional[str] = ..., text: _Optional[str] = ..., chat: _Optional[_Union[ChatMessages, _Mapping]] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., stream: _Optional[_Union[StreamOptions, _Mapping]] = ..., priority: _Optional[int] = ..., idempotency_key: _Optional[str] = ..., resume: _Optional[_Union[Resume, _Mapping]] = ...) -> None: ...
+
+class Resume(_message.Message):
+    __slots__ = ("positions",)
+    POSITIONS_FIELD_NUMBER: _ClassVar[int]
+    positions: _containers.RepeatedCompositeFieldContainer[Position]
+    def __init__(self, positions: _Optional[_Iterable[_Union[Position, _Mapping]]] = ...) -> None: ...
+
+class Position(_message.Message):
+    __slots__ = ("num_tokens", "num_chars")
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_CHARS_FIELD_NUMBER: _ClassVar[int]
+    num_tokens: int
+    num_chars: int
+    def __init__(self, num_tokens: _Optional[int] = ..., num_chars: _Optional[int] = ...) -> None: ...
 
 class ChatMessage(_message.Message):
     __slots__ = ("role", "content")

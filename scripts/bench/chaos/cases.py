@@ -1,0 +1,87 @@
+"""What is asked for: requests of every kind whose output is a function of the request alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from protos.pageant.v1 import inference_pb2
+from shared.pieces import TokenPieces
+from shared.tokenization import load_tokenizer
+
+OPENINGS = (
+    "Once upon a time", "One day, a little dog", "Lily and Tom saw a big", "The end of the", "There was a cat who",
+    "In the garden", "Mom said", "A bird flew over",
+)  # fmt: skip
+PLAIN: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0.0},
+    "sampled": {"temperature": 0.8},
+    "siblings": {"temperature": 1.0, "n": 2},
+    "penalties": {"temperature": 0.8, "repetition_penalty": 1.2, "frequency_penalty": 0.4, "presence_penalty": 0.2},
+    "logprobs": {"temperature": 0.8, "logprobs": 3, "prompt_logprobs": 1},
+    "truncated": {"temperature": 1.2, "top_p": 0.9, "min_p": 0.02, "top_k": 50},
+}
+STOP_CHARS = 24  # of a stop string, so that much of it is held back when a service dies
+
+
+class Case(msgspec.Struct, frozen=True):
+    """One request and what kind it is of."""
+
+    kind: str
+    request: Any
+
+
+def plain_cases(per_kind: int, max_tokens: int) -> list[Case]:
+    """Those that need to know nothing of the model's output; lengths vary around `max_tokens`."""
+    made = []
+    for kind, sampling in PLAIN.items():
+        for index in range(per_kind):
+            length = max_tokens * (75 + 50 * index // per_kind) // 100
+            made.append(Case(kind, _ask(index, max_tokens=length, ignore_eos=True, **sampling)))
+    return made
+
+
+def stop_cases(per_kind: int, max_tokens: int, greedy_texts: list[str]) -> list[Case]:
+    """Greedy streams that end at a long stop string, taken from four fifths of the way through the text without it."""
+    made = []
+    for index in range(per_kind):
+        text = greedy_texts[index]
+        start = len(text) * 4 // 5
+        stops = [text[start : start + STOP_CHARS], "never said"]
+        made.append(Case("stop strings", _ask(index, max_tokens=2 * max_tokens, temperature=0.0, stop=stops)))
+    return made
+
+
+def byte_cases(per_kind: int, max_tokens: int, model: Path) -> list[Case]:
+    """Streams of tokens that are parts of characters: the decoder is between two bytes nearly always."""
+    tokenizer = load_tokenizer(model)
+    pieces = TokenPieces(tokenizer)
+    broken = [token for token in range(tokenizer.vocab_size) if _is_part(pieces.of(token))]
+    made = []
+    for index in range(per_kind):
+        request = _ask(index, max_tokens=max_tokens, temperature=1.0, ignore_eos=True)
+        request.sampling.allowed_token_ids.ids.extend(broken)
+        made.append(Case("bytes", request))
+    return made
+
+
+def _is_part(piece: bytes) -> bool:
+    try:
+        piece.decode()
+    except UnicodeDecodeError:
+        return True
+    return False
+
+
+def _ask(index: int, **sampling: Any) -> Any:
+    text = f"{OPENINGS[index % len(OPENINGS)]} {'and then ' * (index // len(OPENINGS))}".strip()
+    request = inference_pb2.GenerateRequest(text=text, stream={"return_token_ids": True})
+    request.sampling.seed = 1000 + index
+    for name, value in sampling.items():
+        if isinstance(value, list):
+            getattr(request.sampling, name).extend(value)
+        else:
+            setattr(request.sampling, name, value)
+    return request

@@ -1,0 +1,172 @@
+"""Streams of every kind under faults: every one of them must end as it does undisturbed.
+
+scripts/chaos [--faults 60] [--seed 1] [--draft ngram] [--check]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import grpc
+import msgspec
+
+from scripts.bench.chaos.cases import Case, byte_cases, plain_cases, stop_cases
+from scripts.bench.chaos.deployment import Deployment, consecutive_ports, deployed
+from scripts.bench.chaos.faults import Inflicted, inflict, schedule
+from scripts.bench.chaos.recovery import pauses, percentile, until_flowing
+from scripts.bench.chaos.streams import Ear, Output, Repetition, disturbed_orphans, generate
+from scripts.bench.tokens import MODEL
+from shared.config import Settings
+
+COUNTS = {"worker": 2, "scheduler": 1, "tokenizer": 2, "detokenizer": 2, "gateway": 2}
+NUM_ORPHANS = 4
+
+
+class Result(msgspec.Struct):
+    """What came of one performance."""
+
+    num_clients: int
+    num_streams: int
+    wrong: list[str]
+    inflicted: list[Inflicted]
+    pauses: list[float]  # parallel to `inflicted`
+    undisturbed: list[float]  # the longest pause of each stream without faults
+    leftovers: str  # what the troupe still held at the end, or nothing
+    seconds: float
+
+
+async def perform(
+    directory: Path, *, num_faults: int, seed: int, per_kind: int = 8, max_tokens: int = 240, draft: str = "off"
+) -> Result:
+    """Start a deployment, note what every case gives undisturbed, and then what each gives while faults happen."""
+    settings = Settings(
+        model=str(MODEL), draft=draft, runtime_dir=str(directory / "run"), port=consecutive_ports(), http_port=-1,
+        num_threads=1, num_blocks=2048, log_format="json", drain_timeout=1.0,
+    )  # fmt: skip
+    counts = COUNTS if draft == "off" else {**COUNTS, "draft": 1}
+    async with (
+        deployed(settings, counts, directory / "logs") as deployment,
+        grpc.aio.insecure_channel(deployment.address(0)) as channel,
+    ):
+        ears: list[Ear] = []
+        cases = await _cases(channel, per_kind, max_tokens)
+        wanted = await _together(channel, cases, ears)
+        clients = [Repetition(case, outputs) for case, outputs in zip(cases, wanted, strict=True)]
+        return await _disturb(deployment, channel, clients, ears, schedule(num_faults, seed, sorted(counts)))
+
+
+async def _cases(channel: Any, per_kind: int, max_tokens: int) -> list[Case]:
+    cases = plain_cases(per_kind, max_tokens)
+    greedy = [case for case in cases if case.kind == "greedy"]
+    texts = [outputs[0].text for outputs in await _together(channel, greedy, [])]
+    return [*cases, *stop_cases(per_kind, max_tokens, texts), *byte_cases(per_kind, max_tokens, MODEL)]
+
+
+async def _together(channel: Any, cases: list[Case], ears: list[Ear]) -> list[list[Output]]:
+    ears += [Ear() for _ in cases]
+    return await asyncio.gather(
+        *(generate(channel, case, ear) for case, ear in zip(cases, ears[-len(cases) :], strict=True))
+    )
+
+
+async def _disturb(
+    deployment: Deployment, channel: Any, clients: list[Repetition], calm: list[Ear], faults: list[Any]
+) -> Result:
+    begun, stop = time.monotonic(), asyncio.Event()
+    ears, inflicted = [client.ear for client in clients], []
+    async with grpc.aio.insecure_channel(deployment.address(1)) as other, asyncio.TaskGroup() as group:
+        for client in clients:
+            group.create_task(client.run(channel, stop))
+        for _ in range(NUM_ORPHANS):
+            group.create_task(disturbed_orphans(other, clients[0].case, stop))
+        await until_flowing(ears)
+        for number, fault in enumerate(faults):
+            inflicted.append(await inflict(fault, deployment))
+            if not fault.overlaps:
+                await until_flowing(ears)
+            _progress(number + 1, len(faults), inflicted[-1], clients)
+            await asyncio.sleep(fault.gap)
+        await until_flowing(ears)
+        stop.set()
+    end = time.monotonic()
+    return Result(
+        num_clients=len(clients),
+        num_streams=sum(client.num_streams for client in clients),
+        wrong=[line for client in clients for line in client.wrong],
+        inflicted=inflicted,
+        pauses=pauses(inflicted, ears, end),
+        undisturbed=[ear.longest_pause(ear.times[0], ear.times[-1]) for ear in calm],
+        leftovers=await _leftovers(deployment),
+        seconds=end - begun,
+    )
+
+
+async def _leftovers(deployment: Deployment) -> str:
+    """What is still held once all clients have gone: nothing should be."""
+    load = await deployment.settled_load()
+    held = [w.num_blocks - w.num_free_blocks - w.num_cached_blocks for w in load.workers]
+    if load.num_running or load.num_waiting or any(held):
+        return f"{load.num_running} sequences run, {load.num_waiting} wait, blocks held: {held}"
+    return ""
+
+
+def _progress(number: int, total: int, last: Inflicted, clients: list[Repetition]) -> None:
+    num_streams, num_wrong = sum(c.num_streams for c in clients), sum(len(c.wrong) for c in clients)
+    text = f"{number}/{total} {last.fault.kind} {last.fault.service}: {num_streams} streams, {num_wrong} wrong"
+    print(text, file=sys.stderr, flush=True)
+
+
+def table(result: Result) -> str:
+    """Recovery per service, and the sums."""
+    lines = [
+        f"{'service':<12} {'faults':>6} {'p50':>7} {'p99':>7}   longest pause of any stream after a fault, seconds"
+    ]
+    services = sorted({one.fault.service for one in result.inflicted})
+    for service in services:
+        found = [p for one, p in zip(result.inflicted, result.pauses, strict=True) if one.fault.service == service]
+        lines.append(f"{service:<12} {len(found):>6} {percentile(found, 0.5):>7.2f} {percentile(found, 0.99):>7.2f}")
+    calm = result.undisturbed
+    lines.append(
+        f"{'(no fault)':<12} {'':>6} {percentile(calm, 0.5):>7.2f} {percentile(calm, 0.99):>7.2f}   of each stream"
+    )
+    kinds = Counter(one.fault.kind for one in result.inflicted)
+    lines += [
+        f"faults: {sum(kinds.values())} ({', '.join(f'{count} {kind}' for kind, count in sorted(kinds.items()))})",
+        f"streams: {result.num_streams} of {result.num_clients} clients in {result.seconds:.0f} s; "
+        f"{len(result.wrong)} differences from the undisturbed run",
+        f"left over: {result.leftovers or 'nothing'}",
+    ]
+    return "\n".join(lines)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--faults", type=int, default=60)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--clients-per-kind", type=int, default=8, help="of eight kinds")
+    parser.add_argument("--max-tokens", type=int, default=240)
+    parser.add_argument("--draft", default="off", help="off, ngram or a directory: speculation while services die")
+    parser.add_argument("--check", action="store_true", help="exit 1 unless every stream is as undisturbed")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="pageant-chaos-") as directory:
+        result = asyncio.run(
+            perform(
+                Path(directory), num_faults=options.faults, seed=options.seed, per_kind=options.clients_per_kind,
+                max_tokens=options.max_tokens, draft=options.draft,
+            )
+        )  # fmt: skip
+    for line in result.wrong[:20]:
+        print(line)
+    print(table(result))
+    return int(options.check and bool(result.wrong or result.leftovers))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

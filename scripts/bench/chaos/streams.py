@@ -1,0 +1,116 @@
+"""The clients: streams that are asked for again and again, their output, and when each of them heard something."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from typing import Any
+
+import grpc
+import msgspec
+
+from protos.pageant.v1 import inference_pb2_grpc
+from scripts.bench.chaos.cases import Case
+
+TIMEOUT = 300.0  # seconds, of one stream
+
+
+class Output(msgspec.Struct):
+    """All of one sequence that must not depend on what happened meanwhile."""
+
+    text: str = ""
+    token_ids: list[int] = []
+    logprobs: list[bytes] = []
+    prompt_logprobs: list[bytes] = []
+    finish_reason: int = 0
+    stop_reason: str = ""
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+    def add(self, message: Any) -> None:
+        self.text += message.text
+        self.token_ids += message.token_ids
+        self.logprobs += [entry.SerializeToString(deterministic=True) for entry in message.logprobs]
+        self.prompt_logprobs += [entry.SerializeToString(deterministic=True) for entry in message.prompt_logprobs]
+        if message.finish_reason:
+            self.finish_reason, self.stop_reason = message.finish_reason, message.stop_reason
+            self.prompt_tokens = message.usage.prompt_tokens
+            self.completion_tokens = message.usage.completion_tokens
+
+
+class Ear:
+    """When one client heard something, from the opening of its first stream on."""
+
+    def __init__(self) -> None:
+        self.times: list[float] = []
+
+    def hear(self) -> None:
+        self.times.append(time.monotonic())
+
+    def longest_pause(self, since: float, until: float) -> float:
+        """The longest time without a word that overlaps [since, until]."""
+        times = [t for t in self.times if t >= since]
+        before = max((t for t in self.times if t < since), default=since)
+        within = [before, *(t for t in times if t <= until), *[t for t in times if t > until][:1]]
+        return max((b - a for a, b in itertools.pairwise(within)), default=0.0)
+
+
+async def generate(channel: Any, case: Case, ear: Ear) -> list[Output]:
+    """One stream, to its end.  Raises grpc.RpcError where it fails."""
+    stub: Any = inference_pb2_grpc.InferenceStub(channel)
+    outputs = [Output() for _ in range(max(1, case.request.sampling.n))]
+    ear.hear()
+    async for message in stub.Generate(case.request, timeout=TIMEOUT):
+        ear.hear()
+        outputs[message.index].add(message)
+    return outputs
+
+
+class Repetition:
+    """One client: asks for its case until it is told to stop, and compares every answer with the undisturbed one."""
+
+    def __init__(self, case: Case, wanted: list[Output]) -> None:
+        self.case = case
+        self.wanted = wanted
+        self.ear = Ear()
+        self.num_streams = 0
+        self.wrong: list[str] = []
+
+    async def run(self, channel: Any, stop: asyncio.Event) -> None:
+        while not stop.is_set():
+            try:
+                got = await generate(channel, self.case, self.ear)
+            except grpc.aio.AioRpcError as error:
+                self.wrong.append(f"{self.case.kind}: {error.code().name}: {error.details()}")
+                await asyncio.sleep(0.1)
+            else:
+                self.wrong += differences(self.case.kind, got, self.wanted)
+            self.num_streams += 1
+
+
+def differences(kind: str, got: list[Output], wanted: list[Output]) -> list[str]:
+    """What differs, in words: sequence, field and both values where they part."""
+    found = []
+    for index, (one, other) in enumerate(zip(got, wanted, strict=True)):
+        for field in Output.__struct_fields__:
+            mine, theirs = getattr(one, field), getattr(other, field)
+            if mine != theirs:
+                found.append(f"{kind}, sequence {index}: {field} differs{_where(mine, theirs)}")
+    return found
+
+
+def _where(mine: Any, theirs: Any) -> str:
+    if not isinstance(mine, (str, list)):
+        return f": {mine!r}, undisturbed {theirs!r}"
+    same = next((i for i, (a, b) in enumerate(zip(mine, theirs, strict=False)) if a != b), min(len(mine), len(theirs)))
+    return f" from {same} on: {mine[same : same + 8]!r}, undisturbed {theirs[same : same + 8]!r}"
+
+
+async def disturbed_orphans(channel: Any, case: Case, stop: asyncio.Event) -> None:
+    """A client of a gateway that is itself a victim: what it gets does not matter, what it leaves behind does."""
+    while not stop.is_set():
+        try:
+            await generate(channel, case, Ear())
+        except grpc.aio.AioRpcError:
+            await asyncio.sleep(0.1)

@@ -1,0 +1,67 @@
+"""Requests whose clients may come back: kept without row or block, and gone on with when they are asked for again."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from services.scheduler.sequence import Request, Sequence, Status
+
+MAX_PARKED = 1024
+PARKED_SECONDS = 60.0
+
+
+class Parking:
+    """The latest requests that lost their client before their end, by id, with the time since when."""
+
+    def __init__(self) -> None:
+        self._parked: OrderedDict[str, tuple[Request, float | None]] = OrderedDict()
+
+    def get(self, request_id: str) -> Request | None:
+        parked = self._parked.get(request_id)
+        return parked[0] if parked else None
+
+    def put(self, request: Request) -> None:
+        """Keep a request's tokens as they are now; the oldest goes where there are too many."""
+        self._parked[request.request_id] = (copy_of(request), None)
+        if len(self._parked) > MAX_PARKED:
+            self._parked.popitem(last=False)
+
+    def take(self, request_id: str) -> Request | None:
+        parked = self._parked.pop(request_id, None)
+        return parked[0] if parked else None
+
+    def expire(self, now: float) -> None:
+        """Forget those that have been here for long."""
+        for request_id, (request, since) in list(self._parked.items()):
+            if since is None:
+                self._parked[request_id] = (request, now)
+            elif now - since > PARKED_SECONDS:
+                del self._parked[request_id]
+
+
+def copy_of(request: Request) -> Request:
+    """A request at the same point that has never run.  Steps in flight know its old sequences, not these."""
+    copy = Request(
+        request.header, request.params, request.prompt_token_ids, request.eos_token_ids, request.arrival,
+        request.detokenizer,
+    )  # fmt: skip
+    copy.sequences = [_copy_of(sequence, copy) for sequence in request.sequences]
+    return copy
+
+
+def _copy_of(sequence: Sequence, request: Request) -> Sequence:
+    return Sequence(
+        request,
+        sequence.index,
+        sequence.rank,
+        list(sequence.token_ids),
+        status=Status.FINISHED if sequence.status is Status.FINISHED else Status.WAITING,
+        num_cached_tokens=sequence.num_cached_tokens,
+        finish_reason=sequence.finish_reason,
+        stop_token_id=sequence.stop_token_id,
+        logprobs=list(sequence.logprobs),
+        prompt_logprobs=list(sequence.prompt_logprobs) if sequence.num_output_tokens else [],
+        num_emitted=sequence.num_emitted,
+        num_draft_tokens=sequence.num_draft_tokens,
+        num_accepted_tokens=sequence.num_accepted_tokens,
+    )
