@@ -128,9 +128,10 @@ class Contest:
 
     def play(self, num_streams: int) -> None:
         """All rounds at one number of streams; each begins with another arm."""
+        arms = [arm for arm in self.arms if num_streams == 1 or not arm.is_mute]
         for number in range(self._work.num_rounds):
-            place = number % len(self.arms)
-            for arm in self.arms[place:] + self.arms[:place]:
+            place = number % len(arms)
+            for arm in arms[place:] + arms[:place]:
                 run = self._turn(arm, num_streams, number)
                 self.records.setdefault((num_streams, arm.name), Record()).runs.append(run)
                 mark = "~" if run.other_cores > NOISE else ""

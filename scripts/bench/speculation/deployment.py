@@ -84,7 +84,13 @@ class Deployment:
     def __init__(self, settings: dict[str, Any], *arguments: str) -> None:
         self._directory = tempfile.TemporaryDirectory(prefix="pageant-bench-")
         self._path = Path(self._directory.name)
-        own = {"port": 0, "http_port": -1, "runtime_dir": f"{self._path}/run", "log_format": "json", "log_level": "warning"}
+        own = {
+            "port": 0,
+            "http_port": -1,
+            "runtime_dir": f"{self._path}/run",
+            "log_format": "json",
+            "log_level": "warning",
+        }
         chosen = with_port(load_settings(own | settings, environ={}))
         self.address = f"{chosen.host}:{chosen.port}"
         self._serve = start(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from scripts.bench.report import Line, figure
-from scripts.bench.speculation.arms import ADAPTIVE, NONE
+from scripts.bench.speculation.arms import ADAPTIVE, ASKED, NONE
 from scripts.bench.speculation.contest import Record, Records
 from scripts.bench.speculation.cost import PLAIN, Costs
 
@@ -22,14 +22,15 @@ class Foretold:
     """A speed-up at batch 1 that follows from what was measured, and the step that it rests on, in seconds.
 
     One step verifies k draft tokens and yields `num_tokens`; it takes what a plain step of the whole chain takes, what
-    verifying adds to the model's step, and what drafting takes.  Messages to and from the draft cost nothing here, and
-    nothing is drafted ahead.
+    verifying adds to the model's step, and what drafting takes.  `asking` is no part of it: what a step takes longer
+    where a draft is asked that has no answer, for the messages, and because no second step is in flight meanwhile.
     """
 
     plain: float
     verifying: float
     drafting: float
     num_tokens: float
+    asking: float
 
     @property
     def step(self) -> float:
@@ -39,20 +40,27 @@ class Foretold:
     def speed_up(self) -> float:
         return self.num_tokens * self.plain / self.step
 
+    @property
+    def speed_up_with_asking(self) -> float:
+        return self.num_tokens * self.plain / (self.step + self.asking)
 
-def foretell(record: Record, plain: Record, num_drafts: int, target: Costs, draft: Costs) -> Foretold:
-    """For an arm of `num_drafts` draft tokens, whose acceptance its `record` tells, against the arm without."""
+
+def foretell(records: Records, num_drafts: int, target: Costs, draft: Costs) -> Foretold:
+    """For the arm of `num_drafts` draft tokens, against the one without."""
+    record, plain = records[1, f"k={num_drafts}"], records[1, NONE.name]
     return Foretold(
         plain=1 / plain.speed,
         verifying=target[num_drafts] - target[PLAIN],
         drafting=num_drafts * draft[PLAIN],
         num_tokens=record.tokens_per_draft,
+        asking=max(0.0, 1 / records[1, ASKED.name].speed - 1 / plain.speed),
     )
 
 
 def others(records: Records, num_streams: int) -> dict[str, Record]:
     """The arms that the adaptive one is held against."""
-    return {name: r for (streams, name), r in records.items() if streams == num_streams and name != ADAPTIVE.name}
+    not_rivals = (ADAPTIVE.name, ASKED.name)
+    return {name: r for (streams, name), r in records.items() if streams == num_streams and name not in not_rivals}
 
 
 def never_worse_lines(records: Records, pair: str) -> list[Line]:
@@ -79,7 +87,7 @@ def lone_lines(
     lines, best = [], 1.0
     for length in lengths:
         record = records[1, f"k={length}"]
-        foretold = foretell(record, plain, length, target, draft)
+        foretold = foretell(records, length, target, draft)
         best = max(best, foretold.speed_up)
         reached = record.speed / plain.speed
         note = f"foretold {figure(foretold.speed_up)} x{explanation(foretold, record, reached)}"
@@ -97,10 +105,12 @@ def explanation(foretold: Foretold, record: Record, reached: float) -> str:
     gap = reached / foretold.speed_up - 1
     if abs(gap) <= GAP:
         return ""
-    rest = record.step_seconds - foretold.step
-    parts = {"plain": foretold.plain, "verifying": foretold.verifying, "drafting": foretold.drafting, "rest": rest}
+    rest = record.step_seconds - foretold.step - foretold.asking
+    parts = {"plain": foretold.plain, "verifying": foretold.verifying, "drafting": foretold.drafting}
+    parts |= {"asking": foretold.asking, "rest": rest}
     told = " + ".join(f"{name} {MS * seconds:.2f}" for name, seconds in parts.items())
-    return f", gap {100 * gap:+.0f} %: a step took {MS * record.step_seconds:.2f} ms = {told}"
+    step = f"a step took {MS * record.step_seconds:.2f} ms = {told}"
+    return f", gap {100 * gap:+.0f} %: {step}; with asking {figure(foretold.speed_up_with_asking)} x"
 
 
 def same_tokens_line(records: Records, pair: str) -> Line:

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from scripts.bench.peers.proc import load_average, processor
 from scripts.bench.report import Line, add_check, finish
-from scripts.bench.speculation.arms import ADAPTIVE, NONE, Pair, bundled, fixed, made
+from scripts.bench.speculation.arms import ADAPTIVE, ASKED, NONE, Pair, bundled, fixed, made
 from scripts.bench.speculation.checkpoint import ensure_pair
 from scripts.bench.speculation.contest import Contest, Records, Work, say
 from scripts.bench.speculation.cost import PLAIN, costs_of
@@ -73,7 +73,7 @@ def measure(
     drafts = [PLAIN, *lengths]
     target = costs_of(pair.target, num_threads=0, drafts=drafts)
     draft = costs_of(pair.draft, num_threads=DRAFT_THREADS, drafts=[PLAIN])
-    with Contest(pair, [NONE, *map(fixed, lengths), ADAPTIVE], work) as contest:
+    with Contest(pair, [NONE, *map(fixed, lengths), ADAPTIVE, ASKED], work) as contest:
         for num_streams in streams:
             contest.play(num_streams)
     records = contest.records

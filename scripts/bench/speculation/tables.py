@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from scripts.bench.report import figure
-from scripts.bench.speculation.arms import ADAPTIVE, NONE
+from scripts.bench.speculation.arms import ADAPTIVE, ASKED, NONE
 from scripts.bench.speculation.contest import Record, Records
 from scripts.bench.speculation.figures import others
 
@@ -18,7 +18,7 @@ LEGEND = (
 def rows_of(records: Records) -> list[list[str]]:
     """The header, and a row per number of streams."""
     counts = sorted({streams for streams, _ in records})
-    names = list(dict.fromkeys(name for _, name in records))
+    names = list(dict.fromkeys(name for _, name in records if name != ASKED.name))
     header = ["streams", *names, "adaptive / best other", "adaptive / none", "acceptance", "draft length"]
     return [header, *(_row(records, streams, names) for streams in counts)]
 
@@ -46,7 +46,7 @@ def plot(records: Records, title: str, path: Path) -> None:
     drawing = Figure(figsize=(7, 4.5), layout="constrained")
     FigureCanvasAgg(drawing)
     axes = drawing.add_subplot()
-    for name in dict.fromkeys(name for _, name in records):
+    for name in dict.fromkeys(name for _, name in records if name != ASKED.name):
         ratios = [records[streams, name].speed / records[streams, NONE.name].speed for streams in counts]
         width = 2.5 if name == ADAPTIVE.name else 1.2
         axes.plot(counts, ratios, marker="o", linewidth=width, label=name)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from scripts.bench.speculation import tables
-from scripts.bench.speculation.arms import ADAPTIVE, NONE, Pair, bundled, fixed
+from scripts.bench.speculation.arms import ADAPTIVE, ASKED, NONE, Pair, bundled, fixed
 from scripts.bench.speculation.contest import Record, Records, Run
 from scripts.bench.speculation.deployment import Counts, generate
 from scripts.bench.speculation.figures import (
@@ -39,6 +39,8 @@ def records(none: float, four: float, adaptive: float, streams: int = 1) -> Reco
     """A plain step takes 10 ms where `none` is 100; each draft of four has three accepted."""
     drafted = counts(num_steps=25, num_drafts=25, length=4, accepted=75)
     runs = {NONE.name: run(none), "k=4": run(four, drafted), ADAPTIVE.name: run(adaptive, drafted)}
+    if streams == 1:
+        runs[ASKED.name] = run(none / 2)
     return {(streams, name): Record([one]) for name, one in runs.items()}
 
 
@@ -47,6 +49,8 @@ def test_arms_differ_only_in_their_drafts() -> None:
     plain, four, adaptive = (load_settings(arm.settings(pair), environ={}) for arm in (NONE, fixed(4), ADAPTIVE))
     assert (plain.draft, four.num_draft_tokens, adaptive.num_draft_tokens) == ("off", 4, 0)
     assert four.draft == adaptive.draft == str(pair.draft) and pair.draft.is_dir()
+    mute = load_settings(ASKED.settings(pair), environ={})
+    assert (mute.draft, mute.num_draft_tokens) == ("ngram", 4) and mute.prompt_lookup_min > 1024
     assert plain.model == four.model == adaptive.model == str(pair.target)
 
 
@@ -69,9 +73,10 @@ def test_a_record_tells_medians_and_what_became_of_drafts() -> None:
 
 def test_the_foretold_speed_up_is_tokens_over_time() -> None:
     found = records(100, 200, 200)
-    foretold = foretell(found[1, "k=4"], found[1, NONE.name], 4, TARGET, DRAFT)
+    foretold = foretell(found, 4, TARGET, DRAFT)
     assert foretold.step == pytest.approx(0.010 + 0.002 + 0.004)
     assert foretold.speed_up == pytest.approx(4 * 0.010 / 0.016)
+    assert foretold.speed_up_with_asking == pytest.approx(4 * 0.010 / 0.026), "asking takes a plain step's time here"
 
 
 def test_a_gap_to_the_foretold_is_explained_by_a_step_s_parts() -> None:
@@ -79,7 +84,8 @@ def test_a_gap_to_the_foretold_is_explained_by_a_step_s_parts() -> None:
     assert near.measured == pytest.approx(2.4) and "gap" not in near.note and "2.50" in near.note
     far, own = lone_lines(records(100, 150, 150), "p", [4], TARGET, DRAFT)
     assert "gap -40 %" in far.note and "verifying 2.00" in far.note and "drafting 4.00" in far.note
-    assert "rest 10.67" in far.note, "100 tokens in 667 ms and 25 steps, less 16"
+    assert "asking 10.00" in far.note and "rest 0.67" in far.note, "100 tokens in 667 ms and 25 steps, less 26"
+    assert "with asking 1.54 x" in far.note
     assert own.at_least == 1.0 and not own.missed and "gap -40 %" in own.note
 
 
