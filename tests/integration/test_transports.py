@@ -13,11 +13,11 @@ from services.detokenizer.main import make as make_detokenizer
 from services.scheduler.main import make as make_scheduler
 from services.tokenizer.main import make as make_tokenizer
 from services.worker.actor import WorkerActor
-from shared.execution.engine import load_runner
 from services.worker.steps import InlineSteps
 from shared.actor import Actor, MemberActor
 from shared.actor.actor import Handlers
 from shared.config import Settings
+from shared.execution.engine import load_runner
 from shared.messages import (
     AbortRequest,
     ChatMessage,
