@@ -14,6 +14,7 @@ from tqdm import tqdm
 
 from services.cli.tables import aligned
 from services.cli.workloads import WorkloadOptions, requests_of
+from services.scheduler.placement import SCORES
 from services.scheduler.policy import Policy
 from services.simulator.fitting import errors, fit, read_recording
 from services.simulator.hardware import DEVICES, Device, num_blocks, shape_of
@@ -124,6 +125,8 @@ def fitted(recording: Path) -> StepTime:
 def combinations(options: SimulateOptions) -> list[Configuration]:
     """Raises ConfigError where the model does not fit the device."""
     device, model = device_of(options.device), shape_of(options.model).work()
+    if unknown := set(options.routing_policy) - set(SCORES):
+        raise ConfigError(f"no routing policy {', '.join(unknown)}; there are {', '.join(SCORES)}")
 
     def blocks(size: int) -> list[int]:
         if options.num_blocks:

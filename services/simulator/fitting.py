@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from operator import mul
 from pathlib import Path
 
 import msgspec
 
-from shared.metrics import Summary, summarise
-from shared.metrics.steps import RecordedStep, StepWork
+from shared.metrics import Summary, percentile, summarise
+from shared.metrics.steps import RecordedStep, StepWork, work_of_columns
 
 MIN_STEPS = 20
 MAX_ROUNDS = 5000  # of coordinate descent
@@ -19,7 +20,10 @@ SHARE_PER_KNOT = 8  # recorded steps that a knot needs near it
 
 
 def read_recording(path: Path) -> list[RecordedStep]:
-    """The steps that a worker has written (setting `record_steps`).  Raises ValueError naming file and line."""
+    """The steps that a worker has written (setting `record_steps`), each with the pause before a next one that waits.
+
+    Raises ValueError naming file and line.
+    """
     decoder = msgspec.json.Decoder(RecordedStep)
     steps = []
     for number, line in enumerate(path.read_bytes().splitlines(), 1):
@@ -27,7 +31,8 @@ def read_recording(path: Path) -> list[RecordedStep]:
             steps.append(decoder.decode(line))
         except msgspec.DecodeError as error:
             raise ValueError(f"{path}, line {number}: {error}") from error
-    return steps
+    pause = turnaround(steps)
+    return [msgspec.structs.replace(step, seconds=step.seconds + pause) for step in steps]
 
 
 class Fitted:
@@ -47,6 +52,10 @@ class Fitted:
         extra = context * work.num_context + pair * work.num_pairs + sequence * work.num_sequences
         return sum(w * h for w, h in zip(hats(self.knots, work.num_tokens), self.heights, strict=True)) + extra
 
+    def prompt_seconds(self, num_tokens: int) -> float:
+        """A prompt alone, in one step."""
+        return self.seconds(work_of_columns([0], [num_tokens], 1))
+
 
 def fit(steps: Sequence[RecordedStep]) -> Fitted:
     """The least squares of relative errors.  Raises ValueError where too few steps were recorded."""
@@ -63,6 +72,14 @@ def fit(steps: Sequence[RecordedStep]) -> Fitted:
 def errors(model: Fitted, steps: Iterable[RecordedStep]) -> Summary:
     """Relative errors of single steps, absolute values."""
     return summarise(abs(model.seconds(step.work) / step.seconds - 1) for step in steps)
+
+
+def turnaround(steps: Sequence[RecordedStep], *, at_most: float = 0.002) -> float:
+    """Seconds between one step and the next that was waiting for it: the median pause, without those in which the
+    worker had nothing to do (longer than `at_most`)."""
+    pauses = (after.start - before.start - before.seconds for before, after in pairwise(steps))
+    short = [pause for pause in pauses if 0 <= pause <= at_most]
+    return percentile(short, 50) if short else 0.0
 
 
 def features(knots: Sequence[float], work: StepWork) -> list[float]:

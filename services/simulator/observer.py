@@ -53,20 +53,21 @@ class Observer(Outbound):
 
     def emit(self, sequence: Sequence) -> None:
         """Note the tokens that were not noted yet."""
-        num_output = sequence.num_output_tokens
+        request, now = sequence.request, self.now
+        num_output = len(sequence.token_ids) - request.num_prompt_tokens
         count, sequence.num_emitted = num_output - sequence.num_emitted, num_output
-        record = self.records[sequence.request.request_id]
+        record = self.records[request.header.request_id]
         if record.num_tokens:
-            self.gaps.add(self.now - record.last)
+            self.gaps.add(now - record.last)
         else:
-            record.first = self.now
+            record.first = now
             record.worker = sequence.worker
             record.num_cached_tokens = max(0, sequence.num_cached_tokens)
         record.num_tokens += count
-        record.last = self.now
+        record.last = now
         if sequence.finish_reason is not None:
             record.is_finished = True
-            self._finished.append(sequence.request.request_id)
+            self._finished.append(request.header.request_id)
 
     def emit_again(self, request: Request) -> None:
         """Nobody here forgets."""

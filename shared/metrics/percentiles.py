@@ -41,40 +41,40 @@ def summarise(values: Iterable[float], qs: Iterable[float] = (90.0, 99.0)) -> Su
 class Tally:
     """Counts of values rounded to a step: memory that does not grow with their number.
 
-    Percentiles are those of the rounded values, so each is within half a step of the true one.
+    All figures are those of the rounded values, so mean and percentiles are within half a step of the true ones.
     """
 
     def __init__(self, step: float = 1e-5) -> None:
         self.step = step
-        self.count = 0
         self._per_step = 1 / step
-        self._total = 0.0
-        self._squares = 0.0
         self._counts: dict[int, int] = {}
 
     def add(self, value: float, times: int = 1) -> None:
         key = int(value * self._per_step + 0.5)
         self._counts[key] = self._counts.get(key, 0) + times
-        self.count += times
-        self._total += value * times
-        self._squares += value * value * times
+
+    @property
+    def count(self) -> int:
+        return sum(self._counts.values())
 
     def summary(self, qs: Iterable[float] = (90.0, 99.0)) -> Summary:
         """As `summarise`, of what was added."""
-        wanted = sorted({50.0, *map(float, qs)})
-        if not self.count:
-            return Summary(0, math.nan, math.nan, dict.fromkeys(wanted, math.nan))
-        mean = self._total / self.count
-        std = math.sqrt(max(0.0, self._squares / self.count - mean * mean))
-        return Summary(self.count, mean, std, {q: self.percentile(q) for q in wanted})
+        wanted, count = sorted({50.0, *map(float, qs)}), self.count
+        percentiles = {q: self.percentile(q) for q in wanted}
+        if not count:
+            return Summary(0, math.nan, math.nan, percentiles)
+        mean = math.fsum(value * times for value, times in self.items().items()) / count
+        variance = math.fsum(times * (value - mean) ** 2 for value, times in self.items().items()) / count
+        return Summary(count, mean, math.sqrt(variance), percentiles)
 
     def percentile(self, q: float) -> float:
         """As the function of that name; NaN where nothing was added."""
-        if not self.count:
+        count = self.count
+        if not count:
             return math.nan
-        position = (self.count - 1) * q / 100
+        position = (count - 1) * q / 100
         low, fraction = int(position), position - int(position)
-        below, above = self._at(low), self._at(min(low + 1, self.count - 1))
+        below, above = self._at(low), self._at(min(low + 1, count - 1))
         return (below + fraction * (above - below)) * self.step
 
     def _at(self, rank: int) -> int:

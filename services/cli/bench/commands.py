@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from services.cli.lists import INTEGERS, NUMBERS, WORDS
-from services.cli.options import sampling_options, settings_options, take_sampling, take_settings
+from services.cli.options import SAMPLING, settings_options, take_settings
 from services.cli.workloads import take_workload, workload_options
 
 DIRECTORY = click.Path(file_okay=False, path_type=Path)
@@ -42,17 +42,28 @@ MEASURING = [
 ]  # fmt: skip
 
 
+SAMPLED = [name for name in SAMPLING if name not in ("seed", "max_tokens", "min_tokens")]  # those are the workload's
+
+
 def measuring_options(command: Any) -> Any:
+    """Add what `ServeOptions` holds, but for the address, and what is said of sampling."""
+    for name in reversed(SAMPLED):
+        command = click.option(f"--{name.replace('_', '-')}", name, type=SAMPLING[name])(command)
     for option in reversed(MEASURING):
         command = option(command)
     return command
+
+
+def take_sampling(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Remove the sampling parameters: those that were given."""
+    given = {name: arguments.pop(name) for name in SAMPLED}
+    return {name: value for name, value in given.items() if value is not None}
 
 
 @bench.command("serve")
 @click.option("--address", default="127.0.0.1:50051", envvar="PAGEANT_ADDRESS", show_default=True)
 @workload_options
 @measuring_options
-@sampling_options
 def bench_serve(address: str, **arguments: Any) -> None:
     """Send a load to a server that runs, each request when it is due."""
     from services.cli.bench.serve import ServeOptions, serve
@@ -65,7 +76,6 @@ def bench_serve(address: str, **arguments: Any) -> None:
 @settings_options
 @workload_options
 @measuring_options
-@sampling_options
 def bench_offline(**arguments: Any) -> None:
     """Give a private troupe a whole load at once, and say how fast it is through."""
     from services.cli.bench.offline import offline

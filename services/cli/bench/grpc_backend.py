@@ -65,6 +65,11 @@ class GrpcBackend:
         per_position = list(load.num_accepted_tokens_per_position)
         return Acceptance(load.num_drafts, load.num_draft_tokens, load.num_accepted_tokens, per_position)
 
+    async def num_blocks(self) -> list[int]:
+        """KV blocks of each worker."""
+        load = await self._control.GetLoad(control_pb2.GetLoadRequest())
+        return [worker.num_blocks for worker in load.workers]
+
     def _message(self, request: LoadRequest) -> Any:
         message = inference_pb2.GenerateRequest(stream=inference_pb2.StreamOptions(return_token_ids=True))
         prompt = request.prompt

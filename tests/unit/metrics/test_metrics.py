@@ -86,7 +86,7 @@ def test_a_tally_is_within_half_a_step_of_the_values_themselves(size: int) -> No
         assert tally.percentile(q) == pytest.approx(float(np.percentile(values, q)), abs=0.5e-3 + 1e-9)
     whole, counted = summarise(values), tally.summary()
     assert counted.count == whole.count == sum(tally.items().values())
-    assert (counted.mean, counted.std) == pytest.approx((whole.mean, whole.std))
+    assert (counted.mean, counted.std) == pytest.approx((whole.mean, whole.std), abs=1e-3)
 
 
 def test_nothing_has_no_percentile_and_no_percentile_is_outside() -> None:

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from random import Random
 
+import msgspec
 import pytest
 
 from services.scheduler.replica import Step
@@ -17,6 +18,7 @@ from services.simulator.fitting import (
     hats,
     non_negative_least_squares,
     read_recording,
+    turnaround,
 )
 from services.simulator.hardware import DEVICES, SHAPES, Device, num_blocks, shape_of
 from services.simulator.step_time import Roofline, work_of
@@ -133,11 +135,10 @@ def test_knots_are_where_steps_are() -> None:
 
 def test_recordings_are_read_and_what_is_wrong_in_them_named(tmp_path: Path) -> None:
     path = tmp_path / "steps.jsonl"
-    line = RecordedStep(1, 1, 1, 5, 5, 0.0, 0.01)
-    path.write_text(
-        '{"num_tokens":1,"num_sequences":1,"num_samples":1,"num_context":5,"num_pairs":5,"start":0.0,"seconds":0.01}\n'
-    )
-    assert read_recording(path) == [line]
+    steps = [RecordedStep(1, 1, 1, 5, 5, start, 0.01) for start in (0.0, 0.0101, 0.0202, 5.0)]
+    path.write_bytes(b"".join(msgspec.json.encode(step) + b"\n" for step in steps))
+    assert turnaround(steps) == pytest.approx(1e-4), "what it waited for work is no pause of its own"
+    assert [step.seconds for step in read_recording(path)] == pytest.approx([0.0101] * 4)
     path.write_text("{}\n")
     with pytest.raises(ValueError, match="line 1"):
         read_recording(path)

@@ -1,0 +1,177 @@
+"""How well the simulator foretells this machine: real runs and simulated ones of the same load, side by side.
+
+    scripts/bench_simulator [--check] [--requests 200] [--model models/pageant-stories]
+
+A private troupe serves; its worker writes down its steps (`record_steps`).  Two runs calibrate: one request at a time
+tells what the way to the worker and back takes, and a mixed load at about three quarters of the capacity what steps
+take.  Then come three loads that were not calibrated on, idle, busy and overloaded, each sent by the load generator and
+given to the simulator: the same requests at the same times.  The error is that of the simulated figure.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from random import Random
+
+import msgspec
+import uvloop
+
+from scripts.bench.report import Line, add_check, finish
+from services.cli.bench.generator import Generator, lateness
+from services.cli.bench.grpc_backend import GrpcBackend
+from services.cli.bench.outcome import Outcome
+from services.cli.private import with_private_troupe
+from services.scheduler.policy import Policy
+from services.simulator.fitting import Fitted, fit, read_recording
+from services.simulator.outcome import Outcome as Foretold
+from services.simulator.outcome import outcome_of
+from services.simulator.simulation import Delays, Simulation
+from shared.config import Settings, load_settings
+from shared.messages import WorkerCapacity
+from shared.metrics import Slo, Summary, percentile, rate, summarise
+from shared.workload import LoadRequest, RandomLengths, arrival_times, at_times, random_requests
+
+LENGTHS = RandomLengths(input_len=160, output_len=64, range_ratio=0.75)
+LOADS = {"idle": 0.1, "busy": 0.6, "overloaded": 1.5}  # of the capacity
+CALIBRATION_LOAD = 0.75
+NUM_ALONE = 30
+MAX_ERROR = 15.0  # percent
+VOCAB_SIZE = 1 << 16
+
+
+class Measured(msgspec.Struct):
+    """One real run."""
+
+    requests: Sequence[LoadRequest]
+    ttft: Summary
+    output_throughput: float
+    num_late: int
+
+
+class Machine:
+    """A troupe that serves, and the recording of its worker."""
+
+    def __init__(self, backend: GrpcBackend, recording: Path, vocab_size: int) -> None:
+        self._backend = backend
+        self._recording = recording
+        self._vocab_size = vocab_size
+        self._seed = 0
+
+    def requests(self, count: int, per_second: float) -> list[LoadRequest]:
+        """New ones at every call."""
+        self._seed += 1
+        rng = Random(self._seed)
+        made = random_requests(count, LENGTHS, self._vocab_size, rng)
+        return at_times(made, arrival_times(count, per_second, 1.0, rng))
+
+    async def run(self, requests: Sequence[LoadRequest]) -> Measured:
+        outcomes = await Generator(self._backend).send(requests, lambda _: None)
+        failed = [outcome.error for outcome in outcomes if not outcome.succeeded]
+        if failed:
+            raise RuntimeError(f"{len(failed)} requests failed: {failed[0]}")
+        num_late, _ = lateness(outcomes)
+        return Measured(requests, _ttfts(outcomes), _throughput(outcomes), num_late)
+
+    async def alone(self, count: int) -> list[tuple[LoadRequest, float]]:
+        """Requests one after the other, with their TTFT."""
+        pairs = []
+        for request in self.requests(count, float("inf")):
+            (outcome,) = await Generator(self._backend).send([request], lambda _: None)
+            pairs.append((request, outcome.timeline.ttft or 0.0))
+        return pairs
+
+
+def _ttfts(outcomes: Sequence[Outcome]) -> Summary:
+    return summarise(outcome.timeline.ttft or 0.0 for outcome in outcomes)
+
+
+def _throughput(outcomes: Sequence[Outcome]) -> float:
+    return rate(sum(outcome.num_output_tokens for outcome in outcomes), max(outcome.end for outcome in outcomes))
+
+
+async def compare(settings: Settings, count: int) -> list[Line]:
+    backend = GrpcBackend(f"{settings.host}:{settings.port}", {"temperature": 0.0, "ignore_eos": True})
+    try:
+        model = await backend.model(60.0)
+        backend.vocab_size = model.vocab_size
+        machine = Machine(backend, Path(settings.record_steps), model.vocab_size)
+        await machine.run(machine.requests(50, float("inf")))  # warm-up
+        at_once = await machine.run(machine.requests(count, float("inf")))
+        capacity = at_once.output_throughput / LENGTHS.output_len
+        alone = await machine.alone(NUM_ALONE)
+        await machine.run(machine.requests(count, CALIBRATION_LOAD * capacity))
+        steps = read_recording(Path(settings.record_steps))
+        step_time = fit(steps)
+        delays = delays_of(step_time, alone)
+        (num_blocks,) = await backend.num_blocks()
+        lines = [Line("capacity", capacity, "requests/s", note=f"{len(steps)} steps recorded")]
+        for name, share in LOADS.items():
+            measured = await machine.run(machine.requests(count, share * capacity))
+            foretold = simulated(settings, num_blocks, model.max_model_len, step_time, delays, measured.requests)
+            lines += lines_of(name, measured, foretold)
+            await asyncio.sleep(0.5)
+        return lines
+    finally:
+        await backend.close()
+
+
+def delays_of(step_time: Fitted, alone: Sequence[tuple[LoadRequest, float]]) -> Delays:
+    """The way there and back, from requests that met nobody; two thirds of it is the way there."""
+    ways = [ttft - step_time.prompt_seconds(request.num_prompt_tokens) for request, ttft in alone]
+    way = max(0.0, percentile(ways, 50))
+    return Delays(inbound=way * 2 / 3, inbound_per_token=0.0, outbound=way / 3)
+
+
+def simulated(
+    settings: Settings, num_blocks: int, max_model_len: int, step_time: Fitted, delays: Delays,
+    requests: Sequence[LoadRequest],
+) -> Foretold:  # fmt: skip
+    """The same load in virtual time."""
+    capacity = WorkerCapacity(
+        num_blocks, settings.block_size, settings.max_num_seqs, max_model_len, VOCAB_SIZE, "m", "float32", "cpu"
+    )
+    policy = Policy(max_num_batched_tokens=settings.max_num_batched_tokens)
+    run = Simulation(policy, capacity, 1, step_time, delays)
+    run.run(iter(requests))
+    return outcome_of(run, Slo())
+
+
+def lines_of(name: str, measured: Measured, foretold: Foretold) -> list[Line]:
+    pairs = (
+        ("TTFT p50", 1000 * measured.ttft.median, 1000 * foretold.ttft.median, "ms"),
+        ("TTFT p99", 1000 * measured.ttft.percentiles[99.0], 1000 * foretold.ttft.percentiles[99.0], "ms"),
+        ("throughput", measured.output_throughput, foretold.output_throughput, "tok/s"),
+    )
+    late = f"; {measured.num_late} sent late" if measured.num_late else ""
+    return [
+        Line(f"{name}: {what}, error", 100 * abs(there / here - 1), "%", at_most=MAX_ERROR,
+             note=f"measured {here:.1f} {unit}, simulated {there:.1f}{late}")
+        for what, here, there, unit in pairs
+    ]  # fmt: skip
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_check(parser)
+    parser.add_argument("--requests", type=int, default=200, help="of each run")
+    parser.add_argument("--model", default="models/pageant-stories")
+    args = parser.parse_args()
+    lines: list[Line] = []
+    with tempfile.TemporaryDirectory(prefix="pageant-bench-") as directory:
+        own = {"model": args.model, "log_level": "warning", "record_steps": f"{directory}/steps.jsonl"}
+
+        def work(settings: Settings) -> int:
+            lines.extend(uvloop.run(compare(settings, args.requests)))
+            return 0
+
+        status = with_private_troupe(load_settings(own, environ={}), work)
+    return status or finish(lines, check=args.check, title="what the simulator foretold, against real runs")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

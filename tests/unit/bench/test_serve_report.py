@@ -1,0 +1,146 @@
+"""The block and the JSON of `bench serve`: figures by hand, under the keys that scripts read."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from services.cli.bench.outcome import Outcome
+from services.cli.bench.report import RunOptions, as_json, block, figures, report_of
+from services.cli.bench.serve import ServeOptions, loads, rates_table, save
+from services.cli.workloads import WorkloadOptions, requests_of
+from shared.metrics import Acceptance, Slo, Timeline
+
+KEYS = {
+    "date", "endpoint_type", "backend", "label", "model_id", "tokenizer_id", "num_prompts", "request_rate",
+    "burstiness", "max_concurrency", "duration", "completed", "failed", "total_input_tokens", "total_output_tokens",
+    "request_throughput", "request_goodput", "output_throughput", "total_token_throughput", "max_output_tokens_per_s",
+    "max_concurrent_requests", "rtfx", *(f"{part}_{name}_ms" for part in ("mean", "median", "std", "p99")
+                                         for name in ("ttft", "tpot", "itl", "e2el")),
+}  # fmt: skip
+DETAILS = {"input_lens", "output_lens", "ttfts", "itls", "latencies", "start_times", "queue_times", "generated_texts",
+           "errors"}  # fmt: skip
+SPECULATION = {f"spec_decode_{name}" for name in ("acceptance_rate", "acceptance_length", "num_drafts", "draft_tokens",
+                                                  "accepted_tokens", "per_position_acceptance_rates")}  # fmt: skip
+
+
+def outcome(start: float, *times: float, sent: float | None = None, prompt: int = 10) -> Outcome:
+    line = Timeline(start, list(times), [1] * len(times))
+    end = times[-1] if times else start
+    return Outcome(line, start if sent is None else sent, 0.0, end, prompt, 4, "text", "" if times else "NOT_FOUND: no")
+
+
+OPTIONS = RunOptions(
+    backend="pageant-grpc", model="m", request_rate=2.0, burstiness=1.0, max_concurrency=0, slo=Slo(ttft=0.25),
+    percentiles=(99.0,), metrics=("ttft", "tpot", "itl", "e2el"),
+)  # fmt: skip
+OUTCOMES = [outcome(0.0, 0.2, 0.4, 0.6), outcome(0.5, 1.0, 1.1), outcome(1.0)]
+
+
+def test_counts_and_rates() -> None:
+    values = figures(report_of(OPTIONS, OUTCOMES, Acceptance()))
+    assert values["duration"] == 1.1
+    assert (values["completed"], values["failed"]) == (2, 1)
+    assert (values["total_input_tokens"], values["total_output_tokens"], values["total_cached_tokens"]) == (20, 5, 8)
+    assert values["request_throughput"] == pytest.approx(2 / 1.1)
+    assert values["request_goodput"] == pytest.approx(1 / 1.1), "one first token came after 500 ms"
+    assert values["output_throughput"] == pytest.approx(5 / 1.1)
+    assert values["total_token_throughput"] == pytest.approx(25 / 1.1)
+    assert values["max_output_tokens_per_s"] == 3 and values["max_concurrent_requests"] == 2
+
+
+def test_latencies_count_from_the_intended_time() -> None:
+    late = report_of(OPTIONS, [outcome(0.0, 1.5, 1.6, sent=1.0)], Acceptance())
+    assert late.summaries["ttft"].mean == 1.5 and late.summaries["e2el"].mean == 1.6
+    details = as_json(late, detailed=True)
+    assert details["queue_times"] == [1.0] and details["start_times"] == [1.0] and details["intended_times"] == [0.0]
+
+
+def test_the_json_has_the_keys_that_scripts_read() -> None:
+    report = report_of(OPTIONS, OUTCOMES, Acceptance(10, 40, 22, [9, 8, 5]))
+    plain, detailed = as_json(report, detailed=False), as_json(report, detailed=True)
+    assert plain.keys() >= KEYS | SPECULATION and not plain.keys() & DETAILS
+    assert detailed.keys() >= KEYS | DETAILS
+    assert plain["median_ttft_ms"] == pytest.approx(350) and plain["p99_ttft_ms"] == pytest.approx(497)
+    assert plain["mean_itl_ms"] == pytest.approx(500 / 3) and plain["mean_tpot_ms"] == pytest.approx(150)
+    assert detailed["ttfts"] == pytest.approx([0.2, 0.5, 0.0]) and detailed["errors"][2] == "NOT_FOUND: no"
+    assert detailed["itls"][0] == pytest.approx([0.2, 0.2])
+    assert plain["spec_decode_acceptance_rate"] == pytest.approx(55)
+    assert json.loads(msgspec.json.encode(detailed))["completed"] == 2
+    assert as_json(report_of(msgspec.structs.replace(OPTIONS, request_rate=math.inf), OUTCOMES, Acceptance()),
+                   detailed=False)["request_rate"] == "inf"  # fmt: skip
+
+
+def test_the_block() -> None:
+    lines = block(report_of(OPTIONS, OUTCOMES, Acceptance(10, 40, 22, [9, 8, 5]))).splitlines()
+    assert lines[0] == "============ Serving Benchmark Result ============" and lines[-1] == "=" * 50
+    assert "Successful requests:                     2" in lines
+    assert "Request rate configured (RPS):           2.00" in lines
+    assert "Mean TTFT (ms):                          350.00" in lines
+    assert "P99 TTFT (ms):                           497.00" in lines
+    assert "---------------Time to First Token----------------" in lines
+    assert "-----Time per Output Token (excl. 1st token)------" in lines
+    assert "Acceptance rate (%):                     55.00" in lines
+    plain = block(report_of(OPTIONS, OUTCOMES, Acceptance()))
+    assert "Acceptance" not in plain
+
+
+WORKLOAD = WorkloadOptions(
+    dataset_name="random", dataset_path=None, num_prompts=6, random_input_len=8, random_output_len=4,
+    random_prefix_len=0, random_range_ratio=0.0, custom_output_len=8, chat=False, trace_speed=1.0,
+    trace_length_scale=1.0, request_rate=None, burstiness=1.0, ramp_up_strategy=None, ramp_up_start_rps=1.0,
+    ramp_up_end_rps=10.0, seed=3,
+)  # fmt: skip
+SERVE = ServeOptions(
+    address="", request_rates=None, max_concurrency=0, num_warmups=0, ignore_eos=False, goodput=(),
+    percentile_metrics=["ttft"], metric_percentiles=[99.0], label="", save_result=True, save_detailed=False,
+    append_result=False, result_dir=Path(), result_filename="r.json", plot=None, ready_check_timeout_sec=1.0,
+)  # fmt: skip
+
+
+def test_a_workload_is_made_of_its_options(tmp_path: Path) -> None:
+    at_once = list(requests_of(WORKLOAD, 1000))
+    assert len(at_once) == 6 and {request.time for request in at_once} == {0.0}
+    paced = list(requests_of(msgspec.structs.replace(WORKLOAD, request_rate=2.0), 1000))
+    assert paced[-1].time == pytest.approx(3.0)
+    assert [request.prompt for request in paced] == [request.prompt for request in at_once], "the seed decides"
+    ramp = msgspec.structs.replace(WORKLOAD, ramp_up_strategy="linear", burstiness=math.inf)
+    times = [request.time for request in requests_of(ramp, 1000)]
+    assert times[1] - times[0] > times[-1] - times[-2]
+    path = tmp_path / "trace.jsonl"
+    path.write_text('{"timestamp": 0, "input_length": 600, "output_length": 50, "hash_ids": [0, 1]}\n' * 3)
+    trace = msgspec.structs.replace(WORKLOAD, dataset_name="trace", dataset_path=path, num_prompts=0)
+    cut = list(requests_of(trace, 1000, max_model_len=128))
+    assert [(request.num_prompt_tokens, request.max_tokens) for request in cut] == [(78, 50)] * 3
+
+
+def test_each_rate_has_contents_of_its_own() -> None:
+    rates = loads(msgspec.structs.replace(SERVE, request_rates=[1.0, 2.0]), WORKLOAD)
+    assert [load.request_rate for load in rates] == [1.0, 2.0]
+    first, second = (list(requests_of(load, 1000)) for load in rates)
+    assert first[0].prompt != second[0].prompt
+    assert loads(SERVE, WORKLOAD) == [WORKLOAD]
+
+
+def test_results_are_saved_and_appended(tmp_path: Path) -> None:
+    report = report_of(OPTIONS, OUTCOMES, Acceptance())
+    options = msgspec.structs.replace(SERVE, result_dir=tmp_path / "deep")
+    save(options, [report])
+    save(msgspec.structs.replace(options, append_result=True), [report, report])
+    lines = (tmp_path / "deep" / "r.json").read_text().splitlines()
+    assert len(lines) == 3 and all(json.loads(line)["completed"] == 2 for line in lines)
+    assert len(rates_table([report, report]).splitlines()) == 4
+
+
+def test_plots_are_pictures(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="plots need matplotlib")
+    from services.cli.plots import plot_measured
+
+    reports = [report_of(msgspec.structs.replace(OPTIONS, request_rate=rate), OUTCOMES, Acceptance())
+               for rate in (1.0, 2.0, math.inf)]  # fmt: skip
+    plot_measured(reports, tmp_path / "plot.png")
+    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")

@@ -1,0 +1,54 @@
+"""What a worker writes down is what the simulator is fitted to."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from services.simulator.fitting import read_recording
+from services.worker.recording import RecordedRunner, recorded
+from shared.messages import StepPlan, StepResult
+from shared.metrics.steps import StepWork
+
+
+class Runner:
+    """Takes ten milliseconds, samples for the last row only."""
+
+    num_resets = 0
+
+    def reset(self) -> None:
+        self.num_resets += 1
+
+    def run(self, plan: StepPlan) -> StepResult:
+        time.sleep(0.01)
+        return StepResult(plan.epoch, plan.step_id, [0, 1], [7])
+
+
+def plan() -> StepPlan:
+    return StepPlan(1, 1, [], [0, 1], [4, 9], [3, 1], [0, 0], [], [], [])
+
+
+def test_every_step_leaves_a_line(tmp_path: Path) -> None:
+    runner, path = Runner(), tmp_path / "steps.jsonl"
+    wrapped = recorded(runner, str(path))
+    assert wrapped.run(plan()).sampled_token_ids == [7]
+    wrapped.run(plan())
+    wrapped.reset()
+    assert runner.num_resets == 1
+    assert isinstance(wrapped, RecordedRunner)
+    wrapped.close()
+    steps = read_recording(path)
+    assert [step.work for step in steps] == [StepWork(4, 2, 1, num_context=17, num_pairs=28)] * 2
+    assert all(0.01 <= step.seconds < 1 for step in steps) and steps[1].start > steps[0].start
+
+
+def test_without_a_file_nothing_is_wrapped() -> None:
+    runner = Runner()
+    assert recorded(runner, "") is runner
+
+
+def test_a_file_that_cannot_be_written_is_an_error_at_the_start(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        recorded(Runner(), str(tmp_path / "nowhere" / "steps.jsonl"))
