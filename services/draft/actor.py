@@ -12,6 +12,7 @@ from services.draft.proposer import Proposer
 from services.draft.turns import Turns
 from shared.actor import MemberActor
 from shared.actor.actor import Handlers
+from shared.actor.member import check_epoch
 from shared.config import Settings
 from shared.errors import FatalError
 from shared.messages import DraftCapacity, DraftInbox, DraftUpdate, Refused, Roster, ServiceName, Tick
@@ -66,6 +67,8 @@ class DraftActor(MemberActor):
         super().request_drain(deadline)
 
     def handle_update(self, update: DraftUpdate) -> None:
+        """Raises ProtocolError on an update of no scheduler."""
+        check_epoch(update.epoch)
         if self._turns is not None:
             self._turns.submit(update)
 

@@ -13,8 +13,11 @@ import structlog
 
 from services.draft.order import Order
 from services.draft.proposer import Proposer
+from shared.config import MAX_DRAFT_TOKENS
 from shared.errors import ProtocolError
 from shared.messages import AdmittedSequence, DraftProposals, DraftUpdate
+
+MOST_WANTED = 2 * MAX_DRAFT_TOKENS  # of a row: a guess for the next step and as much ahead
 
 log = structlog.get_logger()
 
@@ -202,6 +205,8 @@ def check_columns(update: DraftUpdate) -> None:
     for name, column in columns.items():
         if len(column) != len(update.rows) or min(column, default=0) < 0:
             raise ProtocolError(f"draft update {update.update_id} has not one {name} for each of its rows")
+    if max(update.num_ahead, *update.num_wanted, 0) > MOST_WANTED:
+        raise ProtocolError(f"draft update {update.update_id} wants more than {MOST_WANTED} tokens of a row")
     if sum(update.num_new) != len(update.new_token_ids):
         raise ProtocolError(
             f"draft update {update.update_id} has {len(update.new_token_ids)} new tokens for counts that sum to "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import msgspec
 import pytest
@@ -134,10 +135,26 @@ def test_a_missing_update_loses_everything(bench: Bench) -> None:
     assert bench.proposer.told == {1: [50]}
 
 
+def test_drawing_otherwise_begins_from_nothing(bench: Bench) -> None:
+    """What was guessed has no distributions, or has them where nobody wants them."""
+    bench.ledger.apply(update(1, opened=[admitted(0, [10]), admitted(1, [40])]))
+    bench.ledger.apply(msgspec.structs.replace(update(2, {0: (1, [], 2)}), rejection=True))
+    assert bench.answer().lost_rows == [0, 1]
+
+
 @pytest.mark.parametrize(
-    "changes", [{"num_wanted": []}, {"num_new": [2]}, {"num_tokens": [-1]}, {"new_token_ids": []}, {"rows": [0, 1]}]
+    "changes",
+    [
+        {"num_wanted": []},
+        {"num_wanted": [1000]},
+        {"num_ahead": 1000},
+        {"num_new": [2]},
+        {"num_tokens": [-1]},
+        {"new_token_ids": []},
+        {"rows": [0, 1]},
+    ],
 )
-def test_columns_that_do_not_fit_cost_that_update(bench: Bench, changes: dict[str, list[int]]) -> None:
+def test_columns_that_do_not_fit_cost_that_update(bench: Bench, changes: dict[str, Any]) -> None:
     good = update(1, {0: (1, [11], 2)}, opened=[admitted(0, [10])])
     with pytest.raises(ProtocolError):
         bench.ledger.apply(msgspec.structs.replace(good, **changes))
