@@ -2,8 +2,8 @@
 
 round_robin     every score is zero: workers take turns
 least_loaded    waiting + running + 6 waiting max(0, KV usage - 1/2), as vLLM's balancer scores its engines
-prefix_aware    blocks to prefill there + blocks held there, as Dynamo's router does it: what that worker's cache has of
-                the prompt is not to prefill, so a request goes where its prefix is, unless that worker is too busy
+prefix_aware    10 x blocks to prefill there + blocks held there, as Dynamo's router does it: what that worker's cache has
+                of the prompt is not to prefill, so a request goes where its prefix is, unless that worker is too busy
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from services.scheduler.replica import Replica
 from services.scheduler.sequence import Sequence
 
 WAITING_WEIGHT = 6  # of a waiting request at a worker whose cache is full, against one that runs
+PREFILL_SCALE = 10.0  # a block to prefill against one that is held; simulated on real traces, docs/benchmarking.md
 Score = Callable[[Sequence, Replica], float]
 
 
@@ -66,19 +67,23 @@ def least_loaded(sequence: Sequence, replica: Replica) -> float:
 
 
 def prefix_aware(sequence: Sequence, replica: Replica) -> float:
-    """Blocks: what is to be prefilled there with this sequence, and what is held."""
-    hits = len(replica.pool.lookup(sequence.hash_blocks(replica.block_size)))
-    return prefix_cost(blocks_to_prefill(replica), sequence.num_tokens / replica.block_size, hits, blocks_held(replica))
+    """What is to be prefilled there with this sequence, and what is held."""
+    return _prefix_cost(sequence, replica, len(replica.pool.lookup(sequence.hash_blocks(replica.block_size))))
 
 
 def most_room(sequence: Sequence, replica: Replica) -> float:
     """`prefix_aware` where nothing is cached."""
-    return prefix_cost(blocks_to_prefill(replica), sequence.num_tokens / replica.block_size, 0, blocks_held(replica))
+    return _prefix_cost(sequence, replica, 0)
 
 
-def prefix_cost(to_prefill: float, prompt: float, overlap: float, held: float) -> float:
+def _prefix_cost(sequence: Sequence, replica: Replica, hits: int) -> float:
+    prompt, held = sequence.num_tokens / replica.block_size, blocks_held(replica)
+    return prefix_cost(blocks_to_prefill(replica), prompt, hits, held, scale=PREFILL_SCALE)
+
+
+def prefix_cost(to_prefill: float, prompt: float, overlap: float, held: float, *, scale: float = 1.0) -> float:
     """Dynamo's cost, in blocks: those queued for prefill, the prompt's, of these the cached ones, those held."""
-    return max(to_prefill + prompt - overlap, 0.0) + held
+    return scale * max(to_prefill + prompt - overlap, 0.0) + held
 
 
 def blocks_to_prefill(replica: Replica) -> float:

@@ -114,7 +114,7 @@ def test_blocks_to_prefill_are_those_that_wait_and_the_rest_of_those_that_run() 
     assert blocks_to_prefill(replica) == (72 + 16) / BLOCK
     w.plan("w0")
     assert blocks_to_prefill(replica) == (72 - 32 + 16) / BLOCK
-    assert prefix_aware(only(w, "b"), replica) == (40 + 16 + 16) / BLOCK + blocks_held(replica)
+    assert prefix_aware(only(w, "b"), replica) == 10 * (40 + 16 + 16) / BLOCK + blocks_held(replica)
     w.run()
     assert blocks_to_prefill(replica) == 0
 
