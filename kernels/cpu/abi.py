@@ -6,7 +6,7 @@ import ctypes
 from ctypes import POINTER, Structure, c_char_p, c_float, c_int32, c_int64, c_void_p
 from typing import Any
 
-VERSION = 1  # PG_ABI
+VERSION = 2  # PG_ABI
 
 
 class PgLinear(Structure):
@@ -82,6 +82,7 @@ _PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
     "pg_forward": (None, [_MODEL, _STEP, _ADDRESS]),
     "pg_logits": (None, [_MODEL, _ADDRESS, c_int64, _ADDRESS]),
     "pg_greedy": (None, [_MODEL, _ADDRESS, c_int64, _ADDRESS]),
+    "pg_extend": (None, [_MODEL, _STEP, c_int64, _ADDRESS, _ADDRESS, _ADDRESS]),
     "pg_linear": (None, [POINTER(PgLinear), c_int32, _ADDRESS, c_int64, _ADDRESS]),
     "pg_rms_norm": (None, [_ADDRESS, _ADDRESS, c_float, c_int64, c_int64, _ADDRESS]),
     "pg_store_kv": (None, [*_KV, _ADDRESS, _ADDRESS, _ADDRESS, c_int64, _ADDRESS, _ADDRESS]),

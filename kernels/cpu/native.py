@@ -217,6 +217,21 @@ class Native:
         self._call(self._functions.pg_greedy, byref(model), hidden.data_ptr(), len(hidden), token_ids.data_ptr())
         return token_ids
 
+    def extend(
+        self,
+        model: abi.PgModel,
+        step: abi.PgStep,
+        count: int,
+        temperature: NDArray[np.float32],  # [num_seqs]; 0: the most likely
+        seeds: NDArray[np.int64],  # [num_seqs]
+    ) -> NDArray[np.int64]:  # [count, num_seqs]
+        """Tokens of as many steps, which are appended to the step's too."""
+        token_ids = np.empty((count, step.num_seqs), np.int64)
+        columns = np.ascontiguousarray(temperature, np.float32), np.ascontiguousarray(seeds, np.int64)
+        addresses = [column.ctypes.data for column in (*columns, token_ids)]
+        self._call(self._functions.pg_extend, byref(model), byref(step), count, *addresses)
+        return token_ids
+
     def linear(
         self,
         x: Tensor,  # [m, k] float32

@@ -24,9 +24,13 @@ from shared.errors import FatalError, ProtocolError
 from shared.execution.engine import LoadedModel
 from shared.messages import AdmittedSequence, DraftCapacity, DraftDistribution
 from shared.modeling.batch import Ints, StepBatch
+from shared.modeling.model import Extends
 from shared.modeling.processing import SampleBatch
 from shared.modeling.proposals import certain
+from shared.sampling import GREEDY_EPSILON
 
+NONE: list[DraftDistribution] = []
+MOST_AT_ONCE = 8  # tokens of one call: what is told meanwhile waits for its end
 NEAR = 16  # tokens to read, with which a sequence is still computed beside those that only guess
 MOST_TOKENS = 512  # of one forward: what is told meanwhile waits for its end
 
@@ -121,9 +125,13 @@ class ModelProposer:
 
     @torch.inference_mode()
     def propose(self, goals: Mapping[int, int], rejection: bool) -> None:
-        """One forward pass: the next token of every row that has read all it was told, or a chunk for those behind."""
+        """The next token of every row that has read all it was told, or a chunk for those behind; where the model can,
+        a few tokens at once."""
         batch = self._plan(goals)
         if batch is None:
+            return
+        if count := self._chain_length(batch, goals, rejection):
+            self._extend(batch, count)
             return
         hidden = self._model.forward(batch)
         self._table.num_computed[batch.rows] = batch.computed + batch.scheduled
@@ -131,6 +139,35 @@ class ModelProposer:
         if len(rows):
             token_ids, distributions = self._draw(hidden, rows, rejection)
             self._append(rows, token_ids, distributions)
+
+    def _chain_length(self, batch: StepBatch, goals: Mapping[int, int], rejection: bool) -> int:
+        """How many tokens all rows of a batch can be given in one call; 0 where they have to be sampled here."""
+        columns = self._table.columns
+        if not isinstance(self._model, Extends) or (rejection and not columns.plain[batch.rows].all()):
+            return 0
+        if not (columns.bare[batch.rows].all() and batch.wanted.all()):
+            return 0
+        return min(MOST_AT_ONCE, *(self._num_lacking(row, goals[row]) for row in batch.rows.tolist()))
+
+    def _num_lacking(self, row: int, goal: int) -> int:
+        followed = self._followed[row]
+        num_guessed = len(followed.guess)
+        return min(goal, followed.ending.max_length - followed.num_told) - num_guessed
+
+    def _extend(self, batch: StepBatch, count: int) -> None:
+        table, rows = self._table, batch.rows
+        drawn = table.columns.temperature[rows] >= GREEDY_EPSILON
+        temperature = np.where(drawn, table.columns.temperature[rows], 0.0)
+        assert isinstance(self._model, Extends)
+        token_ids = self._model.extend(batch, count, temperature, table.columns.seeds[rows])
+        lengths = batch.computed + batch.scheduled
+        for row, length, column in zip(rows.tolist(), lengths.tolist(), token_ids.T.tolist(), strict=True):
+            followed, num_taken = self._followed[row], 0
+            while num_taken < count and not followed.is_over:
+                followed.go_on(column[num_taken], NONE)
+                num_taken += 1
+            table.num_tokens[row] = length + num_taken
+            table.num_computed[row] = length + num_taken - 1
 
     def _plan(self, goals: Mapping[int, int]) -> StepBatch | None:
         table = self._table

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from shared.modeling.batch import StepBatch
+from shared.modeling.batch import Ints, StepBatch
 from shared.modeling.config import ModelConfig
 from shared.modeling.kv_pool import KVPool
 
@@ -45,4 +47,19 @@ class Model(Protocol):
         self,
         hidden: Tensor,  # [n, hidden_size]
     ) -> Tensor:  # [n] int64: the most likely tokens, the lowest id among equals
+        ...
+
+
+@runtime_checkable
+class Extends(Protocol):
+    """A model that can make several tokens in one call."""
+
+    def extend(
+        self,
+        batch: StepBatch,
+        count: int,
+        temperature: NDArray[np.float64],  # [num_seqs]; 0: the most likely token
+        seeds: Ints,  # [num_seqs]
+    ) -> Ints:  # [count, num_seqs]
+        """As many tokens of every sequence, which stand in the batch's `tokens` then; one of each is wanted."""
         ...

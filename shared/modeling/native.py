@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from kernels.cpu import abi
 from kernels.cpu.native import FORMATS, KVShape, Native, PackedLinear, StepColumns
-from shared.modeling.batch import StepBatch
+from shared.modeling.batch import Ints, StepBatch
 from shared.modeling.config import ModelConfig
 from shared.modeling.formats import Formats
 from shared.modeling.kv_pool import KVPool
@@ -124,11 +126,7 @@ class NativeDecoder:
 
     def forward(self, batch: StepBatch) -> Tensor:
         hidden = torch.empty(batch.num_wanted, self.config.hidden_size)
-        columns = self._columns
-        if columns is None or columns.tokens is not batch.tokens or columns.tables is not batch.block_tables:
-            columns = self._columns = StepColumns(batch.tokens, batch.block_tables)
-        step = columns.fill(batch.rows, batch.computed, batch.scheduled, batch.wanted)
-        self._native.forward(self._model, step, hidden)
+        self._native.forward(self._model, self._step(batch), hidden)
         return hidden
 
     def logits(
@@ -146,6 +144,26 @@ class NativeDecoder:
         hidden: Tensor,  # [n, hidden_size]
     ) -> Tensor:  # [n] int64
         return self._native.greedy(self._model, hidden)
+
+    def extend(
+        self,
+        batch: StepBatch,
+        count: int,
+        temperature: NDArray[np.float64],  # [num_seqs]; 0: the most likely token
+        seeds: Ints,  # [num_seqs]
+    ) -> Ints:  # [count, num_seqs]
+        """As many tokens of every sequence, one after the other; `batch` wants one of each, and its tables have room.
+
+        They are what a sampler takes of rows that have nothing but a temperature and a seed; they stand in the batch's
+        `tokens` then.
+        """
+        return self._native.extend(self._model, self._step(batch), count, temperature.astype(np.float32), seeds)
+
+    def _step(self, batch: StepBatch) -> abi.PgStep:
+        columns = self._columns
+        if columns is None or columns.tokens is not batch.tokens or columns.tables is not batch.block_tables:
+            columns = self._columns = StepColumns(batch.tokens, batch.block_tables)
+        return columns.fill(batch.rows, batch.computed, batch.scheduled, batch.wanted)
 
 
 def native_layout(config: ModelConfig, native: Native, formats: Formats) -> NativeLayout:

@@ -50,6 +50,7 @@ class SamplingColumns:
         self.constrained: NDArray[np.bool_] = np.zeros(num_rows, np.bool_)
         self.constraints: list[Constraints | None] = [None] * num_rows
         self.plain: NDArray[np.bool_] = np.ones(num_rows, np.bool_)  # takes the most likely token of the raw logits
+        self.bare: NDArray[np.bool_] = np.ones(num_rows, np.bool_)  # has nothing but a temperature and a seed
 
     def fill(self, row: int, num_prompt: int, params: SamplingParams, seed: int, eos_token_ids: Sequence[int]) -> None:
         self.num_prompt[row] = num_prompt
@@ -66,12 +67,14 @@ class SamplingColumns:
         self.scores_prompt[row] = params.prompt_logprobs is not None
         self.constraints[row] = read_constraints(num_prompt, params, eos_token_ids)
         self.constrained[row] = self.constraints[row] is not None
-        self.plain[row] = self._is_plain(row)
+        self.bare[row] = self._is_bare(row)
+        self.plain[row] = self.bare[row] and self.temperature[row] < GREEDY_EPSILON
 
-    def _is_plain(self, row: int) -> bool:
+    def _is_bare(self, row: int) -> bool:
         penalised = self.repetition[row] != 1.0 or self.frequency[row] != 0.0 or self.presence[row] != 0.0
-        asked = self.logprobs[row] != NO_LOGPROBS
-        return not (self.temperature[row] >= GREEDY_EPSILON or penalised or asked or self.constrained[row])
+        truncated = self.top_k[row] > 0 or self.top_p[row] < 1.0 or self.min_p[row] > 0.0
+        truncates = truncated and self.temperature[row] >= GREEDY_EPSILON  # the most likely token is always kept
+        return not (penalised or truncates or self.logprobs[row] != NO_LOGPROBS or self.constrained[row])
 
     def drawn(self, rows: Ints) -> Ints:
         """Places in `rows` of those that sample; the others take the most likely token."""

@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from torch import Tensor
 
 from services.draft.ledger import Ledger
@@ -20,7 +21,8 @@ from shared.errors import ModelError
 from shared.execution.engine import load_model, load_runner
 from shared.execution.runner import ModelRunner
 from shared.messages import AdmittedSequence, DraftProposals, DraftUpdate
-from shared.modeling.batch import StepBatch
+from shared.modeling.batch import Ints, StepBatch
+from shared.modeling.model import Extends
 from shared.packing import pack_tokens, unpack_tokens
 from shared.sampling import SamplingParams
 from tests.kernels.natives import load_build
@@ -223,6 +225,14 @@ def forwards(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> list[int]:
         return honest(batch)
 
     monkeypatch.setattr(model, "forward", forward)
+    if isinstance(model, Extends):
+        extend = model.extend
+
+        def several(batch: StepBatch, count: int, temperature: NDArray[np.float64], seeds: Ints) -> Ints:
+            seen.extend([int(batch.scheduled.sum()), *[len(batch.rows)] * (count - 1)])
+            return extend(batch, count, temperature, seeds)
+
+        monkeypatch.setattr(model, "extend", several)
     return seen
 
 

@@ -52,7 +52,7 @@ void list_tokens(const PgModel &m, const PgStep &s, Tokens &t) {
 // The buffers of a step, as large as the largest so far.
 struct Scratch {
     Tokens tokens;
-    Buffer residual, normed, mixed, attended, inner, converted, scales, kept, best;
+    Buffer residual, normed, mixed, attended, inner, converted, scales, kept, best, logits;
 };
 Scratch scratch;
 
@@ -302,6 +302,34 @@ extern "C" void pg_greedy(const PgModel *model, const float *hidden, int64_t m, 
                 if (v > value || (v == value && j < id)) value = v, id = j;
             }
         ids[row] = id;
+    }
+}
+
+extern "C" void pg_extend(const PgModel *model, const PgStep *step, int64_t count, const float *temperature,
+                          const int64_t *seeds, int64_t *ids) {
+    const int64_t n = step->num_seqs, vocab = model->vocab;
+    std::vector<int64_t> computed(step->computed, step->computed + n), scheduled(step->scheduled, step->scheduled + n);
+    std::vector<float> hidden(n * model->hidden);
+    int64_t *tokens = const_cast<int64_t *>(step->tokens);
+    PgStep next = *step;
+    next.computed = computed.data(), next.scheduled = scheduled.data();
+    bool greedy = true;
+    for (int64_t i = 0; i < n; i++) greedy &= temperature[i] == 0.0f;
+    float *logits = greedy ? nullptr : scratch.logits.get<float>(n * vocab);
+    for (int64_t turn = 0; turn < count; turn++, ids += n) {
+        pg_forward(model, &next, hidden.data());
+        for (int64_t i = 0; i < n; i++) computed[i] += scheduled[i], scheduled[i] = 1;
+        if (greedy) {
+            pg_greedy(model, hidden.data(), n, ids);
+        } else {
+            pg_logits(model, hidden.data(), n, logits);
+            parallel([&](Member &member) {
+                member.for_each(n, 1, [&](int64_t i, int64_t) {
+                    ids[i] = draw_row(logits + i * vocab, vocab, temperature[i], seeds[i], computed[i]);
+                });
+            });
+        }
+        for (int64_t i = 0; i < n; i++) tokens[step->rows[i] * step->tokens_stride + computed[i]] = ids[i];
     }
 }
 

@@ -23,6 +23,9 @@ void to_bf16_row(const float *x, int64_t n, uint16_t *out);        // n a multip
 float quantize_row(const float *x, int64_t n, uint8_t *out);       // value + 128; returns the scale
 void rotate_head(float *x, const float *cos, const float *sin, int64_t head_dim);
 
+// The token that a row of logits, divided in place, takes: see pg_extend.
+int64_t draw_row(float *logits, int64_t vocab, float temperature, int64_t seed, int64_t position);
+
 // Activations of one linear after another, converted to what the microkernel of the weight's format reads.
 struct Activations {
     float *x;        // [m, stride]

@@ -11,7 +11,7 @@
 extern "C" {
 #endif
 
-#define PG_ABI 1
+#define PG_ABI 2
 
 enum PgFormat { PG_F32 = 0, PG_BF16 = 1, PG_I8 = 2 };
 
@@ -74,6 +74,11 @@ void pg_forward(const PgModel *model, const PgStep *step, float *hidden);
 // logits [m, vocab] of hidden states; greedy ids [m] (the lowest among equals) without making the logits.
 void pg_logits(const PgModel *model, const float *hidden, int64_t m, float *logits);
 void pg_greedy(const PgModel *model, const float *hidden, int64_t m, int64_t *ids);
+// `count` tokens for each sequence, one after the other, as many steps in one call: ids [count, num_seqs].  Each is the
+// largest of logits / temperature + Gumbel noise, or of the logits where the temperature is 0, and is appended to the
+// step's `tokens`.  The first step is the one given, its `wanted` all 1; its blocks cover what is to come.
+void pg_extend(const PgModel *model, const PgStep *step, int64_t count, const float *temperature, const int64_t *seeds,
+               int64_t *ids);
 
 // Single ops, for tests and study: the same code that pg_forward runs.
 void pg_linear(const PgLinear *weight, int32_t round_activations, const float *x, int64_t m, float *out);

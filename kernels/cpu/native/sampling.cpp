@@ -6,7 +6,7 @@
 namespace {
 
 // The noise of kernels/ops/noise.py: a hash of the row's keys and the token id gives a uniform of 24 bits.
-constexpr uint32_t TOKEN_STEP = 0x9E3779B1u;
+constexpr uint32_t TOKEN_STEP = 0x9E3779B1u, FIRST_KEY = 0x9E3779B9u, SECOND_KEY = 0x7F4A7C15u;
 constexpr double UNIT = 1.0 / (1 << 24);
 constexpr float MARGIN = 2e-2f;  // more than the approximate noise and its sum with a logit are off by
 
@@ -20,6 +20,15 @@ PG_INLINE T mix(T word) {
 template <class T>
 PG_INLINE T bits_of(uint32_t first, uint32_t second, T token) {
     return mix<T>(mix<T>((token * TOKEN_STEP) ^ first) + second) >> 8;
+}
+
+struct Keys {
+    uint32_t first, second;
+};
+
+Keys row_keys(int64_t seed, int64_t position) {
+    const uint32_t low = (uint32_t)seed, high = (uint32_t)((uint64_t)seed >> 32), at = (uint32_t)position;
+    return {mix(mix(mix(low ^ FIRST_KEY) + high) + at), mix(mix(mix(high ^ SECOND_KEY) + low) ^ at)};
 }
 
 double noise(uint32_t bits) { return -::log(-::log(((double)bits + 0.5) * UNIT)); }
@@ -92,6 +101,13 @@ int64_t gumbel_argmax(const Row &row) {
 }
 
 }  // namespace
+
+int64_t draw_row(float *logits, int64_t vocab, float temperature, int64_t seed, int64_t position) {
+    if (temperature == 0.0f) return largest(logits, vocab);
+    for (int64_t i = 0; i < vocab; i++) logits[i] /= temperature;
+    const Keys keys = row_keys(seed, position);
+    return gumbel_argmax({logits, vocab, -__builtin_inff(), vocab, keys.first, keys.second});
+}
 
 extern "C" void pg_argmax(const float *logits, int64_t m, int64_t vocab, int64_t *ids) {
     parallel([&](Member &member) {
