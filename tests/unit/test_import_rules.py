@@ -44,6 +44,7 @@ ALLOWED: dict[str, set[str]] = {
     "services.cli.bench.decoding": {"STDLIB", "shared", "services.scheduler"},
     "services.cli.bench.kernels": {"STDLIB", "click", "torch", "shared", "kernels", "services.cli",
                                    "services.simulator"},
+    "shared.client": {"STDLIB", "grpc", "msgspec", "protos", "shared.errors"},
     "shared.metrics": {"STDLIB", "msgspec"},
     "shared.workload": {"STDLIB", "msgspec", "shared.packing", "shared.workload"},
     "kernels.ops": {"torch", "STDLIB"},

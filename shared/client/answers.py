@@ -1,0 +1,135 @@
+"""What a client gets: plain values, read from the protocol's messages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from protos.pageant.v1 import inference_pb2
+
+FINISH_REASONS = {
+    inference_pb2.FINISH_REASON_STOP: "stop",
+    inference_pb2.FINISH_REASON_LENGTH: "length",
+    inference_pb2.FINISH_REASON_ABORT: "abort",
+}
+
+
+class Candidate(msgspec.Struct, frozen=True):
+    """A token that could have come, with the natural logarithm of its probability."""
+
+    token_id: int
+    logprob: float
+
+
+class TokenScore(msgspec.Struct, frozen=True):
+    """One position: the token that came, its rank among all from 1, and the likeliest in order."""
+
+    token: Candidate
+    rank: int
+    top: list[Candidate]
+
+
+class Usage(msgspec.Struct, frozen=True):
+    """Tokens of one sequence; `cached_tokens` of the prompt were found in the prefix cache."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+
+
+class Delta(msgspec.Struct, frozen=True):
+    """What is new of one sequence.  The last one of a sequence has a finish reason and its usage."""
+
+    index: int
+    text: str
+    token_ids: list[int] = []
+    logprobs: list[TokenScore | None] = []
+    prompt_logprobs: list[TokenScore | None] = []
+    finish_reason: str = ""  # stop, length or abort
+    stop_reason: str = ""
+    usage: Usage | None = None
+
+
+class Sequence(msgspec.Struct):
+    """One of the n answers, whole."""
+
+    text: str = ""
+    token_ids: list[int] = []
+    logprobs: list[TokenScore | None] = []
+    prompt_logprobs: list[TokenScore | None] = []
+    finish_reason: str = ""
+    stop_reason: str = ""
+    usage: Usage = Usage()
+
+
+class Generation(msgspec.Struct, frozen=True):
+    """The n answers to one request."""
+
+    request_id: str
+    sequences: list[Sequence]
+
+    @property
+    def text(self) -> str:
+        """Of the first."""
+        return self.sequences[0].text
+
+    @property
+    def usage(self) -> Usage:
+        """Of the first."""
+        return self.sequences[0].usage
+
+
+class ModelCard(msgspec.Struct, frozen=True):
+    """What is served; lengths in tokens, 0 while no worker is there."""
+
+    name: str
+    max_model_len: int
+    max_input_length: int
+    vocab_size: int
+
+
+def read_delta(proto: Any) -> Delta:
+    """A `GenerateResponse`."""
+    usage = None
+    if proto.HasField("usage"):
+        told = proto.usage
+        usage = Usage(told.prompt_tokens, told.completion_tokens, told.cached_tokens)
+    return Delta(
+        index=proto.index,
+        text=proto.text,
+        token_ids=list(proto.token_ids),
+        logprobs=_scores(proto.logprobs),
+        prompt_logprobs=_scores(proto.prompt_logprobs),
+        finish_reason=FINISH_REASONS.get(proto.finish_reason, ""),
+        stop_reason=proto.stop_reason,
+        usage=usage,
+    )
+
+
+def gather(request_id: str, deltas: Iterable[Delta], n: int) -> Generation:
+    """Add the deltas of n sequences up."""
+    sequences = [Sequence() for _ in range(n)]
+    texts: list[list[str]] = [[] for _ in range(n)]
+    for delta in deltas:
+        sequence = sequences[delta.index]
+        texts[delta.index].append(delta.text)
+        sequence.token_ids += delta.token_ids
+        sequence.logprobs += delta.logprobs
+        sequence.prompt_logprobs += delta.prompt_logprobs
+        if delta.usage is not None:
+            sequence.finish_reason, sequence.stop_reason = delta.finish_reason, delta.stop_reason
+            sequence.usage = delta.usage
+    for sequence, parts in zip(sequences, texts, strict=True):
+        sequence.text = "".join(parts)
+    return Generation(request_id, sequences)
+
+
+def _scores(protos: Iterable[Any]) -> list[TokenScore | None]:
+    return [_score(proto) if proto.HasField("token") else None for proto in protos]
+
+
+def _score(proto: Any) -> TokenScore:
+    top = [Candidate(candidate.token_id, candidate.logprob) for candidate in proto.top]
+    return TokenScore(Candidate(proto.token.token_id, proto.token.logprob), proto.rank, top)

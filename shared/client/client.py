@@ -1,0 +1,178 @@
+"""One connection to a gateway: generations whole or streamed, the tokenizer, and what is served."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from types import TracebackType
+from typing import Any, Self
+
+import grpc
+
+from protos.pageant.v1 import inference_pb2, inference_pb2_grpc
+from shared.client.answers import Delta, Generation, ModelCard, gather, read_delta
+from shared.client.failure import call_error
+
+Chat = Iterable[tuple[str, str]]  # (role, content)
+
+
+class Stream:
+    """A generation under way.  Leaving its `async with`, or `cancel`, stops it at the server too."""
+
+    def __init__(self, call: Any) -> None:
+        self._call = call
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.cancel()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Delta:
+        """The next piece of any sequence.  Raises CallError where the request is refused or fails."""
+        try:
+            proto = await self._call.read()
+        except grpc.aio.AioRpcError as error:
+            raise call_error(error) from None
+        if proto is grpc.aio.EOF:
+            await self._check_end()
+            raise StopAsyncIteration
+        return read_delta(proto)
+
+    async def request_id(self) -> str:
+        """The server's name of this generation: it is in every log line about it.  Comes at once."""
+        metadata: dict[str, Any] = dict(await self._call.initial_metadata() or ())
+        return str(metadata.get("x-request-id", ""))
+
+    def cancel(self) -> None:
+        """Stop; nothing where it has ended."""
+        self._call.cancel()
+
+    async def _check_end(self) -> None:
+        code = await self._call.code()
+        if code is not grpc.StatusCode.OK:
+            details, metadata = await self._call.details(), await self._call.trailing_metadata()
+            raise call_error(grpc.aio.AioRpcError(code, grpc.aio.Metadata(), metadata, details))
+
+
+class Client:
+    """A client of one gateway; made and used within one event loop.
+
+    `api_key` where the gateway wants one, `tenant` where it lets anyone name theirs, `credentials` for TLS.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        api_key: str = "",
+        tenant: str = "",
+        credentials: grpc.ChannelCredentials | None = None,
+    ) -> None:
+        options = [("grpc.max_receive_message_length", -1)]
+        self._channel: Any
+        if credentials is None:
+            self._channel = grpc.aio.insecure_channel(address, options=options)
+        else:
+            self._channel = grpc.aio.secure_channel(address, credentials, options=options)
+        self._stub: Any = inference_pb2_grpc.InferenceStub(self._channel)
+        given = {"authorization": f"Bearer {api_key}" if api_key else "", "x-tenant": tenant}
+        self._metadata = tuple((name, value) for name, value in given.items() if value)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Ends what is under way."""
+        await self._channel.close()
+
+    def stream(
+        self,
+        prompt: str | None = None,
+        *,
+        token_ids: Iterable[int] | None = None,
+        chat: Chat | None = None,
+        label: str = "",
+        priority: int = 0,
+        return_token_ids: bool = False,
+        timeout: float | None = None,
+        **sampling: Any,
+    ) -> Stream:
+        """Generate from one of `prompt`, `token_ids` and `chat`; `timeout` in seconds.
+
+        `sampling` has the names of `pageant.v1.SamplingParams`: temperature, max_tokens, n, stop, seed, logprobs ...
+        """
+        request = inference_pb2.GenerateRequest(
+            label=label,
+            priority=priority,
+            sampling=sampling_proto(sampling),
+            stream=inference_pb2.StreamOptions(return_token_ids=return_token_ids),
+        )
+        if prompt is not None:
+            request.text = prompt
+        if token_ids is not None:
+            request.token_ids.ids.extend(token_ids)
+            request.token_ids.SetInParent()
+        if chat is not None:
+            request.chat.CopyFrom(chat_proto(chat))
+        return Stream(self._stub.Generate(request, timeout=timeout, metadata=self._metadata))
+
+    async def generate(self, prompt: str | None = None, **options: Any) -> Generation:
+        """The whole of what `stream` would give.  Raises CallError."""
+        async with self.stream(prompt, **options) as stream:
+            deltas = [delta async for delta in stream]
+            return gather(await stream.request_id(), deltas, max(1, options.get("n", 1)))
+
+    async def tokenize(self, prompt: str | None = None, *, chat: Chat | None = None, special: bool = True) -> list[int]:
+        """Token ids of a text or a chat; without `special`, no special tokens are added to a text."""
+        request = inference_pb2.TokenizeRequest(add_special_tokens=special)
+        if prompt is not None:
+            request.text = prompt
+        if chat is not None:
+            request.chat.CopyFrom(chat_proto(chat))
+        return list((await self._call(self._stub.Tokenize, request)).token_ids)
+
+    async def detokenize(self, token_ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
+        request = inference_pb2.DetokenizeRequest(token_ids=token_ids, skip_special_tokens=skip_special_tokens)
+        text: str = (await self._call(self._stub.Detokenize, request)).text
+        return text
+
+    async def models(self) -> list[ModelCard]:
+        """What is served here."""
+        answer = await self._call(self._stub.ListModels, inference_pb2.ListModelsRequest())
+        return [
+            ModelCard(model.name, model.max_model_len, model.max_input_length, model.vocab_size)
+            for model in answer.models
+        ]
+
+    async def _call(self, method: Any, request: Any) -> Any:
+        try:
+            return await method(request, metadata=self._metadata)
+        except grpc.aio.AioRpcError as error:
+            raise call_error(error) from None
+
+
+def chat_proto(chat: Chat) -> Any:
+    messages = [inference_pb2.ChatMessage(role=role, content=content) for role, content in chat]
+    return inference_pb2.ChatMessages(messages=messages)
+
+
+def sampling_proto(sampling: dict[str, Any]) -> Any:
+    """Keyword arguments as `pageant.v1.SamplingParams`; TypeError or ValueError where there is no such field."""
+    given = dict(sampling)
+    if (allowed := given.pop("allowed_token_ids", None)) is not None:
+        given["allowed_token_ids"] = inference_pb2.TokenIds(ids=allowed)
+    if (words := given.pop("bad_words_token_ids", None)) is not None:
+        given["bad_words_token_ids"] = [inference_pb2.TokenIds(ids=ids) for ids in words]
+    if isinstance(given.get("stop"), str):
+        given["stop"] = [given["stop"]]
+    return inference_pb2.SamplingParams(**given)

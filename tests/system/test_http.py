@@ -1,0 +1,279 @@
+"""The official openai client against a real troupe: every parameter, sync, async and streaming; the answers' shapes."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+from openai.types import Completion, CompletionUsage, Model
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from openai.types.responses import Response, ResponseStreamEvent
+from pydantic import TypeAdapter
+
+from tests.system.harness import Troupe, ask, troupe
+
+MODEL = "pageant-stories"
+HI: list[Any] = [{"role": "user", "content": "A story about a fox"}]
+TOOL: Any = {
+    "type": "function",
+    "function": {"name": "weather", "description": "The weather", "parameters": {"type": "object", "properties": {}}},
+}
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Troupe]:
+    options = [
+        "--num-blocks",
+        "256",
+        "--num-threads",
+        "1",
+        "--tool-call-parser",
+        "hermes",
+        "--reasoning-parser",
+        "qwen3",
+    ]
+    with troupe(tmp_path_factory.mktemp("http"), *options) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def client(running: Troupe) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{running.url}/v1", api_key="none", max_retries=0, timeout=60) as made:
+        yield made
+
+
+def valid(kind: Any, answer: Any) -> Any:
+    """The client reads leniently; this is its own model of the answer, checked field by field."""
+    return TypeAdapter(kind).validate_python(answer.to_dict())
+
+
+def complete(client: openai.OpenAI, prompt: Any = "Once upon a time", **more: Any) -> Completion:
+    answer = client.completions.create(model=MODEL, prompt=prompt, **({"max_tokens": 12} | more))
+    valid(Completion, answer)
+    return answer
+
+
+def chat(client: openai.OpenAI, **more: Any) -> ChatCompletion:
+    answer = client.chat.completions.create(model=MODEL, messages=HI, **({"max_tokens": 12} | more))
+    valid(ChatCompletion, answer)
+    return answer
+
+
+SAMPLING: list[dict[str, Any]] = [
+    {"temperature": 0},
+    {"temperature": 0.7, "top_p": 0.9, "seed": 3},
+    {"frequency_penalty": 0.5, "presence_penalty": -0.5, "seed": 3},
+    {"logit_bias": {"281": -100}, "temperature": 0},
+    {"n": 3, "seed": 3},
+    {"stop": "."},
+    {"stop": [".", ","]},
+    {"user": "somebody"},
+    {"extra_body": {"top_k": 5, "min_p": 0.05, "repetition_penalty": 1.2, "seed": 3}},
+    {"extra_body": {"min_tokens": 12, "ignore_eos": True, "stop_token_ids": [15], "skip_special_tokens": False}},
+    {"extra_body": {"allowed_token_ids": [281, 15], "bad_words": ["time"], "include_stop_str_in_output": True}},
+    {"extra_body": {"speculate": False, "priority": 2, "request_id": "mine", "spaces_between_special_tokens": True}},
+]
+
+
+@pytest.mark.parametrize("given", SAMPLING, ids=range(len(SAMPLING)))
+def test_sampling_parameters_whole_and_streamed(client: openai.OpenAI, given: dict[str, Any]) -> None:
+    given = {"seed": 11} | given
+    if "extra_body" in given and "seed" in given["extra_body"]:
+        del given["seed"]
+    whole = complete(client, **given)
+    assert len(whole.choices) == given.get("n", 1)
+    texts = ["" for _ in whole.choices]
+    for chunk in client.completions.create(model=MODEL, prompt="Once upon a time", max_tokens=12, stream=True, **given):
+        for choice in chunk.choices:
+            texts[choice.index] += choice.text
+    assert texts == [choice.text for choice in whole.choices], "the same seed gives the same answer, streamed or not"
+    answer = chat(client, **given)
+    said = ["" for _ in answer.choices]
+    stream: Any = client.chat.completions.create(model=MODEL, messages=HI, max_tokens=12, stream=True, **given)
+    for event in stream:
+        valid(ChatCompletionChunk, event)
+        for one in event.choices:
+            said[one.index] += one.delta.content or ""
+    assert said == [choice.message.content for choice in answer.choices]
+
+
+def test_parameters_do_what_they_say(client: openai.OpenAI) -> None:
+    plain = complete(client, temperature=0, max_tokens=30)
+    assert plain.choices[0].finish_reason == "length" and plain.usage is not None
+    assert (plain.usage.prompt_tokens, plain.usage.completion_tokens) == (5, 30)
+    stopped = complete(client, temperature=0, max_tokens=30, stop=" little")
+    assert stopped.choices[0].finish_reason == "stop"
+    assert stopped.choices[0].text == plain.choices[0].text.split(" little")[0]
+    included = complete(
+        client, temperature=0, max_tokens=30, stop=" little", extra_body={"include_stop_str_in_output": True}
+    )
+    assert included.choices[0].text == stopped.choices[0].text + " little"
+    only = complete(client, temperature=1, extra_body={"allowed_token_ids": [281]})
+    assert set(only.choices[0].text.split()) == {"there"} or len(set(only.choices[0].text.split())) == 1
+    banned = complete(client, temperature=0, extra_body={"bad_words": ["little"]})
+    assert "little" not in banned.choices[0].text
+    one, two = (complete(client, seed=seed, temperature=1).choices[0].text for seed in (5, 6))
+    assert one != two
+    assert complete(client, seed=5, temperature=1).choices[0].text == one
+
+
+def test_prompts_of_every_kind(client: openai.OpenAI) -> None:
+    ids = [0, 414, 438, 262, 388]
+    same = [complete(client, prompt, temperature=0).choices[0].text for prompt in ("Once upon a time", ids)]
+    assert same[0] == same[1]
+    both = complete(client, [ids, [0, 414]], temperature=0)
+    assert both.choices[0].text == same[0] and both.choices[1].index == 1
+    texts = complete(client, ["Once upon a time", "One day"], temperature=0)
+    assert texts.choices[0].text == same[0] and len(texts.choices) == 2
+    many = complete(client, ["One day", "Tom and"], n=2, seed=1)
+    assert [choice.index for choice in many.choices] == [0, 1, 2, 3]
+
+
+def test_echo_logprobs_and_best_of(client: openai.OpenAI) -> None:
+    echoed = complete(client, temperature=0, echo=True)
+    assert echoed.choices[0].text.startswith("Once upon a time,")
+    scored = complete(client, temperature=0, logprobs=3)
+    columns = scored.choices[0].logprobs
+    assert columns is not None and columns.tokens and columns.top_logprobs and columns.token_logprobs
+    assert "".join(columns.tokens) == scored.choices[0].text
+    assert all(
+        len(top) == 3 and max(top.values()) == own
+        for top, own in zip(columns.top_logprobs, columns.token_logprobs, strict=True)
+    )
+    raw = client.completions.create(
+        model=MODEL, prompt="Once upon a time", echo=True, logprobs=1, max_tokens=0, temperature=0
+    )
+    whole = raw.choices[0].logprobs
+    assert whole is not None and whole.tokens is not None and whole.token_logprobs is not None
+    assert raw.choices[0].text == "Once upon a time" == "".join(whole.tokens[1:])
+    first, *others = list[Any](whole.token_logprobs)
+    assert first is None and all(logprob <= 0 for logprob in others)
+    best = complete(client, best_of=4, n=2, seed=2, temperature=1)
+    assert len(best.choices) == 2
+
+
+def test_token_ids_and_prompt_logprobs(client: openai.OpenAI) -> None:
+    answer: Any = complete(client, temperature=0, extra_body={"return_token_ids": True, "prompt_logprobs": 2})
+    choice = answer.choices[0]
+    assert choice.prompt_token_ids == [0, 414, 438, 262, 388] and len(choice.token_ids) == 12
+    assert choice.prompt_logprobs[0] is None and len(choice.prompt_logprobs) == 5
+    talk: Any = chat(client, temperature=0, logprobs=True, top_logprobs=2, extra_body={"return_token_ids": True})
+    entries = talk.choices[0].logprobs.content
+    assert "".join(entry.token for entry in entries) == talk.choices[0].message.content
+    assert bytes(b for entry in entries for b in entry.bytes).decode() == talk.choices[0].message.content
+    assert len(talk.choices[0].token_ids) == len(entries) == 12 and talk.prompt_token_ids
+
+
+def test_usage_at_the_end_of_a_stream(client: openai.OpenAI) -> None:
+    options: Any = {"include_usage": True, "continuous_usage_stats": True}
+    *chunks, last = client.completions.create(
+        model=MODEL, prompt="One day", max_tokens=6, stream=True, stream_options=options
+    )
+    assert last.choices == [] and last.usage is not None and last.usage.completion_tokens == 6
+    assert all(isinstance(chunk.usage, CompletionUsage) for chunk in chunks)
+    *events, end = client.chat.completions.create(
+        model=MODEL, messages=HI, max_tokens=6, stream=True, stream_options={"include_usage": True}
+    )
+    assert end.usage is not None and end.usage.completion_tokens == 6 and all(event.usage is None for event in events)
+
+
+def test_messages_and_tools(client: openai.OpenAI) -> None:
+    call: Any = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Rome"}'}}
+    messages: list[Any] = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": [{"type": "text", "text": "How is it?"}]},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c1", "content": "sunny"},
+    ]
+    for choice in ("auto", "none"):
+        given: Any = {"messages": messages, "tools": [TOOL], "tool_choice": choice, "max_completion_tokens": 8}
+        answer = client.chat.completions.create(model=MODEL, **given)
+        valid(ChatCompletion, answer)
+        assert answer.usage is not None and answer.usage.completion_tokens <= 8
+    named: Any = {"type": "function", "function": {"name": "weather"}}
+    forced = chat(client, tools=[TOOL], tool_choice=named, parallel_tool_calls=False)
+    (made,) = forced.choices[0].message.tool_calls or [None]
+    assert made is not None and made.type == "function" and made.function.name == "weather"
+    with pytest.raises(openai.BadRequestError) as caught:
+        chat(client, tools=[TOOL], tool_choice="required")
+    assert caught.value.param == "tool_choice"
+
+
+def test_responses(client: openai.OpenAI) -> None:
+    answer = client.responses.create(model=MODEL, input="A story", instructions="Be brief.", max_output_tokens=10)
+    valid(Response, answer)
+    assert answer.output_text and answer.status == "incomplete" and answer.usage is not None
+    assert answer.usage.output_tokens == 10
+    text = ""
+    for event in client.responses.create(model=MODEL, input=HI, max_output_tokens=10, stream=True, temperature=0):
+        valid(ResponseStreamEvent, event)
+        if event.type == "response.output_text.delta":
+            text += event.delta
+    assert event.type == "response.incomplete" and event.response.output_text == text != ""
+
+
+def test_models(client: openai.OpenAI) -> None:
+    (model,) = client.models.list().data
+    valid(Model, model)
+    assert client.models.retrieve(MODEL).id == model.id == MODEL
+    with pytest.raises(openai.NotFoundError):
+        client.models.retrieve("gpt-7")
+
+
+ERRORS: list[tuple[dict[str, Any], type[openai.APIStatusError], str]] = [
+    ({"temperature": 3}, openai.BadRequestError, "temperature"),
+    ({"max_tokens": 0}, openai.BadRequestError, "max_tokens"),
+    ({"logprobs": 50}, openai.BadRequestError, "logprobs"),
+    ({"prompt": ""}, openai.BadRequestError, "prompt"),
+    ({"prompt": [5, 4096]}, openai.BadRequestError, "prompt"),
+    ({"prompt": [5] * 2000}, openai.BadRequestError, "prompt"),
+    ({"logit_bias": {"4096": 1}}, openai.BadRequestError, "logit_bias"),
+    ({"suffix": "end"}, openai.BadRequestError, "suffix"),
+    ({"extra_body": {"top_k": -5}}, openai.BadRequestError, "top_k"),
+    ({"extra_body": {"guided_json": {}, "guided_regex": "a"}}, openai.BadRequestError, "guided_regex"),
+    ({"model": "gpt-7"}, openai.NotFoundError, "model"),
+]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("given", "kind", "param"), ERRORS, ids=range(len(ERRORS)))
+def test_errors_are_the_client_s_own_exceptions(
+    client: openai.OpenAI, given: dict[str, Any], kind: type[openai.APIStatusError], param: str, stream: bool
+) -> None:
+    with pytest.raises(kind) as caught:
+        asked: Any = {"model": MODEL, "prompt": "x", "max_tokens": 4, "stream": stream} | given
+        client.completions.create(**asked)
+    assert caught.value.param == param and caught.value.type == "invalid_request_error"
+
+
+async def test_many_at_once_and_the_same_through_grpc(running: Troupe) -> None:
+    async with openai.AsyncOpenAI(base_url=f"{running.url}/v1", api_key="none", max_retries=0) as client:
+
+        async def streamed(seed: int) -> str:
+            stream = await client.completions.create(
+                model=MODEL, prompt="One day", max_tokens=40, seed=seed, temperature=1, stream=True
+            )
+            return "".join([chunk.choices[0].text async for chunk in stream])
+
+        texts = await asyncio.gather(*(streamed(seed) for seed in range(16)))
+    requests = [ask("One day", max_tokens=40, seed=seed, temperature=1.0) for seed in range(16)]
+    assert texts == [answer.text for (answer,) in await asyncio.to_thread(running.generate, requests)]
+
+
+def test_a_client_that_goes_away_leaves_nothing_behind(running: Troupe, client: openai.OpenAI) -> None:
+    before = running.settled_load()
+    stream = client.completions.create(
+        model=MODEL, prompt="Once", max_tokens=900, stream=True, extra_body={"ignore_eos": True}
+    )
+    next(iter(stream))
+    stream.close()
+    deadline = time.monotonic() + 10
+    while (load := running.settled_load()).num_aborted == before.num_aborted:
+        assert time.monotonic() < deadline
+    worker = load.workers[0]
+    assert load.num_open_streams == 0
+    assert worker.num_free_blocks + worker.num_cached_blocks == worker.num_blocks
