@@ -91,6 +91,7 @@ class SequenceJournal:
             return self._note_hole(news)
         self._has_hole = False
         token_ids = news.token_ids[seen_tokens:] if seen_tokens else news.token_ids
+        new_ids = packed(token_ids)
         text = news.text[seen_chars:] if seen_chars else news.text
         self.finished = news.finish_reason is not None
         if not (token_ids or text or self.finished):
@@ -107,7 +108,7 @@ class SequenceJournal:
                 delta.add_logprobs(news.logprobs[seen_tokens + num_had :], None if has_prompt else news.prompt_logprobs)
             if self.finished:
                 delta.end = self._end(news)
-        self.token_ids.extend(token_ids)
+        self.token_ids.extend(new_ids)
         self.num_chars += len(text)
         return True
 
@@ -292,6 +293,14 @@ class Journal:
             stream = self.get(request_id)
             return [stream] if stream else []
         return [stream for stream in self if label and (stream.header.label, stream.header.tenant) == (label, tenant)]
+
+
+def packed(token_ids: list[int]) -> array[int]:
+    """As they are kept.  Raises ProtocolError where one is none that any vocabulary has."""
+    try:
+        return array("i", token_ids)
+    except OverflowError as error:
+        raise ProtocolError(f"a token id is none: {error}") from error
 
 
 def prompt_bytes(request: TokenizeRequest) -> int:

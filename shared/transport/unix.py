@@ -26,7 +26,7 @@ from shared.config import Settings
 from shared.errors import ConfigError, ProtocolError
 from shared.messages import Message
 from shared.messages.codec import MAX_MESSAGE_BYTES
-from shared.transport.link import Inbox, PendingFrames
+from shared.transport.link import Inbox, PendingFrames, worth_a_line
 
 LINGER_SECONDS = 0.5
 RETRY_SECONDS = 0.05  # between attempts to reach a destination that is not there
@@ -36,6 +36,7 @@ SCHEDULER = "scheduler"
 MAX_PATH = 107  # sockaddr_un holds 108 bytes with the final zero
 SCHEME = "ipc://"
 ENDING = ".sock"
+OWN_PARENT = "pageant-"  # of the default runtime directory, among everybody's in /tmp
 PATIENCE_SECONDS = 30.0  # with a destination that nobody listens at; then what waits for it is thrown away
 
 _length = struct.Struct("<I")
@@ -49,8 +50,8 @@ class UnixTransport:
         self._directory = settings.runtime_path
         self._claim: IO[str] | None = None
         self._inboxes: list[UnixInbox] = []
-        if not settings.runtime_dir:  # whoever owned the directory around it could put another in its place
-            make_private(self._directory.parent)
+        if self._directory.parent.name.startswith(OWN_PARENT):
+            make_private(self._directory.parent)  # whoever owned it could put another directory in place of ours
         make_private(self._directory)
 
     @property
@@ -181,6 +182,7 @@ class UnixOutbox:
 
     def __init__(self, directory: Path) -> None:
         self._prefix = f"{SCHEME}{directory}/"
+        self._num_refused = 0
         try:
             self._loop: asyncio.AbstractEventLoop | None = asyncio.get_running_loop()
         except RuntimeError:
@@ -197,10 +199,15 @@ class UnixOutbox:
             line = self._lines.get(address)
             if line is None:
                 if not self._is_ours(address):
-                    log.warning("address_refused", address=address[:MAX_PATH])
+                    self._refuse(address)
                     continue
                 line = self._lines[address] = self._line(address)
             line.write(b"".join([part for frame in frames for part in (_length.pack(len(frame)), frame)]))
+
+    def _refuse(self, address: str) -> None:
+        self._num_refused += 1
+        if worth_a_line(self._num_refused):
+            log.warning("address_refused", address=address[:MAX_PATH], num_refused=self._num_refused)
 
     def _is_ours(self, address: str) -> bool:
         name = address.removeprefix(self._prefix)

@@ -22,7 +22,7 @@ from shared.errors import ConfigError
 from shared.messages import Message
 from shared.messages.codec import MAX_MESSAGE_BYTES
 from shared.transport.keys import KeyGuard, Keys, load_keys
-from shared.transport.link import Inbox, PendingFrames
+from shared.transport.link import Inbox, PendingFrames, worth_a_line
 
 LINGER_MS = 500
 MAX_BATCH = 4096
@@ -114,6 +114,7 @@ class ZmqOutbox:
         self._context = context
         self._keys = keys
         self.on_gone: Callable[[str], None] | None = None  # ZeroMQ reconnects silently: only heartbeats tell
+        self._num_refused = 0
         self._sockets: OrderedDict[str, zmq.Socket[bytes]] = OrderedDict()
         self._pending = PendingFrames()
 
@@ -136,23 +137,28 @@ class ZmqOutbox:
             socket.close(linger=LINGER_MS)
         self._sockets.clear()
 
+    def _refuse(self, address: str, reason: str) -> None:
+        self._num_refused += 1
+        if worth_a_line(self._num_refused):
+            log.warning(
+                "address_refused", address=address[:MAX_SHOWN], reason=reason, num_refused=self._num_refused
+            )
+
     def _socket(self, address: str) -> zmq.Socket[bytes] | None:
         """The socket to a destination; None where none can be.  Of too many, that used least lately goes."""
         if address in self._sockets:
             self._sockets.move_to_end(address)
             return self._sockets[address]
         if not ADDRESS.fullmatch(address):
-            log.warning("address_refused", address=address[:MAX_SHOWN])
-            return None
+            return self._refuse(address, "it is none")
         socket = self._context.socket(zmq.PUSH)
         socket.setsockopt(zmq.SNDHWM, 0)
         self._keys.connect(socket)
         try:
             socket.connect(address)
         except zmq.ZMQError as error:
-            log.warning("address_refused", address=address[:MAX_SHOWN], reason=str(error))
             socket.close(linger=0)
-            return None
+            return self._refuse(address, str(error))
         self._sockets[address] = socket
         if len(self._sockets) > MAX_DESTINATIONS:
             self._sockets.popitem(last=False)[1].close(linger=0)

@@ -11,7 +11,7 @@ import grpc
 import pytest
 
 from protos.pageant.v1.inference_pb2 import GenerateRequest, GenerateResponse
-from services.gateway.forecast import MIN_SAMPLES, Forecast
+from services.gateway.forecast import MAX_TENANTS, MIN_SAMPLES, Forecast, Forecasts
 from services.gateway.limits import Admission, Bounds, tokens_of
 from shared.errors import RejectCode, RequestError
 from shared.messages import AbortRequest, ChatMessage, RequestHeader, TokenizeRequest
@@ -113,20 +113,19 @@ def test_retry_after_follows_how_fast_requests_end() -> None:
 
 def test_a_forecast_follows_the_queue_that_it_has_seen() -> None:
     forecast = Forecast()
-    assert forecast.seconds == 0.0
     for index in range(40):
         forecast.opened(str(index), 0.0)
-    assert forecast.seconds == 0.0, "nothing is known yet"
+    assert forecast.wait == forecast.needed(100) == 0.0, "nothing is known yet"
     for index in range(40):
         forecast.heard(str(index), (index + 1) * 0.1)
         forecast.heard(str(index), 1e9)  # only the first output counts
-    assert 0.09 < forecast.seconds < 0.11, "one place"
+    assert 0.09 < forecast.wait < 0.11, "one place"
     for index in range(40, 70):
         forecast.opened(str(index), 10.0)
-    assert 2.8 < forecast.seconds < 3.3
-    for index in range(40, 70):
-        forecast.closed(str(index))
-    assert len(forecast) == 0 and forecast.seconds < 0.11
+    assert 2.8 < forecast.wait < 3.3 and len(forecast) == 30
+    for index in range(70):
+        forecast.closed(str(index), 20.0, 0)
+    assert len(forecast) == 0 and forecast.is_empty and forecast.wait < 0.11
 
 
 def test_a_forecast_reaches_no_further_than_twice_what_it_has_seen() -> None:
@@ -136,7 +135,35 @@ def test_a_forecast_reaches_no_further_than_twice_what_it_has_seen() -> None:
         forecast.heard(str(index), index + 0.05)
     for index in range(1000):
         forecast.opened(f"burst-{index}", 100.0)
-    assert forecast.seconds <= 0.1 + 1e-9
+    assert forecast.wait <= 0.1 + 1e-9
+
+
+def test_outputs_count_where_many_wait_and_only_as_long_as_they_can_be() -> None:
+    forecast = Forecast()
+    for index in range(40):
+        forecast.opened(str(index), 0.0)
+    for index in range(40):
+        forecast.heard(str(index), 1.0)
+        forecast.closed(str(index), 1.0 + 10.0 * (1 + index % 4), 101)
+    alone = forecast.needed(None)
+    assert alone == forecast.wait < 0.1, "nobody waits: it may be quick"
+    forecast.opened("one", 100.0)
+    assert 40.0 <= forecast.needed(None) < 41.0, "three of four took no longer"
+    assert 3.6 <= forecast.needed(10) < 4.0, "ten tokens at 0.4 s"
+
+
+def test_each_tenant_has_a_queue_of_its_own_and_few_are_remembered() -> None:
+    forecasts = Forecasts()
+    for index in range(100):
+        forecasts.of("crowd").opened(str(index), 0.0)
+    for index in range(100):
+        forecasts.of("crowd").heard(str(index), 5.0)
+    forecasts.of("crowd").opened("waits", 6.0)
+    assert forecasts.of("crowd").wait > 0 and forecasts.of("other").wait == 0.0
+    for index in range(3 * MAX_TENANTS):
+        forecasts.of(f"tenant-{index}")
+    assert len(forecasts._tenants) <= MAX_TENANTS
+    assert len(forecasts) == 1 == len(forecasts.of("crowd")), "who has a request is not forgotten"
 
 
 async def test_beyond_the_limit_a_client_learns_within_ten_milliseconds() -> None:
@@ -178,10 +205,11 @@ async def test_tenants_have_limits_of_their_own() -> None:
 async def test_a_deadline_before_the_first_token_is_due_is_refused_at_once() -> None:
     async with front() as f:
         gateway = f.troupe.gateway
+        forecast = gateway.forecasts.of("")
         for index in range(MIN_SAMPLES):
-            gateway.forecast.opened(str(index), 0.0)
-            gateway.forecast.heard(str(index), 20.0)
-        assert gateway.forecast.seconds > 2
+            forecast.opened(str(index), 0.0)
+            forecast.heard(str(index), 20.0)
+        assert forecast.wait > 2
         start = time.perf_counter()
         error = await failure(f.inference.Generate(GenerateRequest(text="x"), timeout=2.0))
         assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED and "deadline is in" in error.details()

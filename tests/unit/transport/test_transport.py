@@ -152,3 +152,57 @@ def test_rendezvous_moves_only_what_it_must() -> None:
     assert min(counts) > 300
     assert rank("key", members)[0] == pick("key", members)
     assert pick("key", []) is None
+
+
+ELSEWHERE = (
+    "", "ipc://", "ipc:///var/run/other.sock", "ipc://{run}/../other.sock", "ipc://{run}/a\0b.sock", "ipc://{run}/a",
+    "tcp://*:5550", "tcp://10.0.0.1", "tcp://10.0.0.1:99999999", "tcp://a b:1", "tcp://;rm:1", "inproc://x", "memory://a",
+    "\ud800", "ipc://{run}/" + "x" * 200 + ".sock", "tcp://" + "x" * 400 + ":1",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("address", ELSEWHERE, ids=range(len(ELSEWHERE)))
+async def test_an_address_that_is_none_of_ours_costs_only_its_mail(
+    address: str, transport: Transport, tmp_path: Path
+) -> None:
+    inbox, outbox = transport.bind("a", SchedulerInbox), transport.outbox()
+    outbox.send(address.replace("{run}", str(tmp_path / "run")), AbortRequest("lost"))
+    outbox.send(inbox.address, AbortRequest("kept"))
+    outbox.flush()
+    assert await asyncio.wait_for(inbox.recv_batch(), 5) == [AbortRequest("kept")]
+    outbox.close()
+    inbox.close()
+
+
+async def test_a_million_destinations_are_not_a_million_sockets(tmp_path: Path) -> None:
+    settings = Settings(transport="tcp", runtime_dir=str(tmp_path / "run"), advertise_host="127.0.0.1")
+    transport = ZmqTransport(settings)
+    inbox, outbox = transport.bind("a", SchedulerInbox), transport.outbox()
+    for port in range(1200):
+        outbox.send(f"tcp://127.0.0.1:{20000 + port}", AbortRequest("lost"))
+        outbox.send(inbox.address, AbortRequest(str(port)))
+        outbox.flush()
+    received: list[str] = []
+    while len(received) < 1200:
+        received += [message.request_id for message in await asyncio.wait_for(inbox.recv_batch(), 5)]
+    assert received == [str(port) for port in range(1200)]
+    assert len(outbox._sockets) <= 512
+    for address in list(outbox._sockets):
+        outbox.forget(address)
+    inbox.close()
+    transport.close()
+
+
+async def test_mail_for_nobody_is_thrown_away_in_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shared.transport.unix.PATIENCE_SECONDS", 0.2)
+    outbox = UnixTransport(Settings(runtime_dir=str(tmp_path))).outbox()
+    address = f"ipc://{tmp_path}/never.sock"
+    outbox.send(address, AbortRequest("lost"))
+    outbox.flush()
+    line = outbox._lines[address]
+    assert line._waiting
+    async with asyncio.timeout(5):
+        while line._waiting:
+            await asyncio.sleep(0.02)
+    assert line._retry is None or line._retry.when() < asyncio.get_running_loop().time()
+    outbox.close()
