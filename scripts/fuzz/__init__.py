@@ -1,0 +1,1 @@
+"""Frames that nobody should send, at the inbox of every service."""

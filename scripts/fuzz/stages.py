@@ -1,0 +1,275 @@
+"""Each service's own actor with work in hand, and what of its state must be the same after any frame.
+
+State is what belongs to those who were there before: their requests, streams, rows, blocks, their places on the roster.
+What a well-formed frame asks for itself (a request of its own, a hello of its own) is its right in a deployment whose
+bus only its own members reach; `settle` takes that away again, so that a million of them fit.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from scripts.bench.tokens import MODEL
+from services.detokenizer.main import make as make_detokenizer
+from services.draft.main import make as make_draft
+from services.gateway.actor import GatewayActor
+from services.scheduler.invariants import check
+from services.scheduler.main import make as make_scheduler
+from services.tokenizer.actor import TokenizerActor
+from services.worker.actor import WorkerActor
+from services.worker.steps import InlineSteps
+from shared.actor import Actor
+from shared.config import Settings
+from shared.messages import (
+    AddRequest,
+    AdmittedSequence,
+    DraftUpdate,
+    Hello,
+    Member,
+    Message,
+    OpenStream,
+    RequestHeader,
+    Roster,
+    SequenceText,
+    SequenceTokens,
+    ServiceName,
+    StepPlan,
+    StepResult,
+    TextBatch,
+    TokenBatch,
+    TokenizeRequest,
+    WorkerCapacity,
+    schema_hash,
+)
+from shared.model_source import resolve_model_dir
+from shared.packing import pack_tokens
+from shared.sampling import GenerationDefaults, SamplingParams
+from shared.tokenization import load_tokenizer
+from shared.transport import MemoryTransport
+
+NEVER = 1e6  # seconds: no timer of an actor goes off meanwhile
+SETTINGS = Settings(
+    model=str(MODEL), port=0, http_port=-1, heartbeat_interval=NEVER, heartbeat_timeout=2 * NEVER,
+    stall_timeout=2 * NEVER, resume_timeout=2 * NEVER, draft="ngram", max_model_len=512, max_num_seqs=8,
+)  # fmt: skip
+CAPACITY = WorkerCapacity(64, 16, 8, 512, 4096, "stories", "float32", "cpu")
+PARAMS = SamplingParams(max_tokens=200, seed=1).resolved(GenerationDefaults(), max_tokens=200)
+PROMPT = pack_tokens(range(40))
+NAMES = {name: f"stage-{name.value}" for name in ServiceName}  # of instances; no frame of a stranger has one
+REQUESTS = ("healthy-0", "healthy-1", "healthy-2", "healthy-3")
+
+
+def address(name: str) -> str:
+    return f"memory://{name}"
+
+
+class Stage:
+    """One actor among bare inboxes."""
+
+    def __init__(self) -> None:
+        self.network = MemoryTransport()
+        self.epoch = time.time_ns() // 1000
+        self.actor: Actor = self.make()
+
+    def make(self) -> Actor:
+        raise NotImplementedError
+
+    def prepare(self) -> list[Message]:
+        """What its work in hand begins with."""
+        return []
+
+    def digest(self) -> object:
+        """Equal before and after, where nothing of the others' state has changed."""
+        raise NotImplementedError
+
+    def settle(self) -> None:
+        """Take away what strangers have asked for themselves."""
+
+    @property
+    def known(self) -> list[str | int]:
+        """Ids, addresses and epochs that mean something here: what an insider would know."""
+        return [*REQUESTS, *map(address, NAMES.values()), *NAMES.values(), self.epoch, self.actor.instance]
+
+    def roster(self) -> Roster:
+        members = [Member(service, name, address(name), self.epoch) for service, name in NAMES.items()]
+        me = Member(self.actor.service, self.actor.instance, self.actor.inbox.address, self.actor.epoch)
+        return Roster(self.epoch, 5, [*members, me], CAPACITY, 512, 511)
+
+    def standing(self) -> tuple[Any, ...]:
+        """Of any member: in which life, with whom."""
+        actor: Any = self.actor
+        return actor.phase, actor.epoch, actor.roster
+
+
+def header(request_id: str) -> RequestHeader:
+    return RequestHeader(request_id, address(NAMES[ServiceName.GATEWAY]), tenant="acme")
+
+
+class SchedulerStage(Stage):
+    """Four requests at one worker, two steps in flight."""
+
+    def make(self) -> Actor:
+        return make_scheduler(self.network, SETTINGS)
+
+    def prepare(self) -> list[Message]:
+        hellos = [
+            Hello(service, name, address(name), self.epoch, schema_hash(), CAPACITY if service == "worker" else None)
+            for service, name in NAMES.items()
+            if service is not ServiceName.SCHEDULER
+        ]
+        return [*hellos, *(AddRequest(header(name), PARAMS, PROMPT, [0]) for name in REQUESTS)]
+
+    @property
+    def known(self) -> list[str | int]:
+        actor: Any = self.actor
+        return [*super().known, *(replica.epoch for replica in actor.core.replicas.values()), schema_hash()]
+
+    def digest(self) -> object:
+        actor: Any = self.actor
+        core = actor.core
+        check(core)
+        replica = core.replicas[NAMES[ServiceName.WORKER]]
+        return (
+            [self._request(core.requests[name]) for name in REQUESTS],
+            (replica.epoch, replica.num_steps, [step.step_id for step in replica.in_flight], replica.pool.ref_counts[:]),
+            [member for member in actor.troupe.members if member.instance in NAMES.values()],
+            (actor.phase, core.capacity, core.max_model_len),
+        )
+
+    def _request(self, request: Any) -> tuple[Any, ...]:
+        return request.header, request.params, request.detokenizer, [
+            (s.status, s.row, s.worker, tuple(s.token_ids), tuple(s.block_ids), s.num_computed_tokens, s.num_pending)
+            for s in request.sequences
+        ]  # fmt: skip
+
+    def settle(self) -> None:
+        actor: Any = self.actor
+        for request_id in [name for name in (*actor.core.requests, *actor.core.finished) if name not in REQUESTS]:
+            actor.core.abort(request_id)
+        for member in actor.troupe.members:
+            if member.instance not in NAMES.values():
+                actor._lose(member, "a stranger")
+
+
+class GatewayStage(Stage):
+    """Four streams that have begun."""
+
+    def make(self) -> Actor:
+        return GatewayActor(self.network, SETTINGS)
+
+    def prepare(self) -> list[Message]:
+        return [self.roster()]
+
+    def begin(self) -> list[Message]:
+        actor: Any = self.actor
+        for name in REQUESTS:
+            actor.open(TokenizeRequest(header(name), PARAMS, token_ids=PROMPT))
+        return [TextBatch([SequenceText(name, 0, 0, 0, "Once", [7]) for name in REQUESTS])]
+
+    def digest(self) -> object:
+        actor: Any = self.actor
+        streams = [actor.journal.get(name) for name in REQUESTS]
+        told = [
+            (s.error, s.tokenizer, [(q.token_ids.tolist(), q.num_chars, q.finished) for q in s.sequences])
+            for s in streams
+        ]
+        return told, self.standing(), len(actor.journal), len(actor.calls), actor.unwell
+
+
+class TokenizerStage(Stage):
+    """Without a chat template: rendering is done by children, which the poison corpus goes through."""
+
+    def make(self) -> Actor:
+        return TokenizerActor(self.network, SETTINGS, load_tokenizer(resolve_model_dir(SETTINGS.model)), None)
+
+    def prepare(self) -> list[Message]:
+        return [self.roster()]
+
+    def digest(self) -> object:
+        actor: Any = self.actor
+        return self.standing(), actor.max_model_len, actor.max_input_length
+
+    def settle(self) -> None:
+        actor: Any = self.actor
+        actor.pending.clear()
+
+
+class DetokenizerStage(Stage):
+    """Four streams that have begun."""
+
+    def make(self) -> Actor:
+        return make_detokenizer(self.network, SETTINGS)
+
+    def prepare(self) -> list[Message]:
+        opened = [OpenStream(header(name), 0, 3, [1, 2, 3], ["end"], False, True, True, 0) for name in REQUESTS]
+        tokens = [SequenceTokens(name, 0, 0, [50, 60]) for name in REQUESTS]
+        return [self.roster(), TokenBatch(opened, tokens)]
+
+    def digest(self) -> object:
+        actor: Any = self.actor
+        streams = [actor.table.streams[name, 0] for name in REQUESTS]
+        return [(s.opened, s.num_tokens, s.num_characters, s.finish_reason) for s in streams], self.standing()
+
+    def settle(self) -> None:
+        actor: Any = self.actor
+        for key in [key for key in actor.table.streams if key[0] not in REQUESTS]:
+            del actor.table.streams[key]
+
+
+class Rows:
+    """A model runner that keeps what it was told to do."""
+
+    capacity = CAPACITY
+
+    def __init__(self) -> None:
+        self.done: list[tuple[int, int]] = []
+
+    def reset(self) -> None:
+        self.done.append((0, 0))
+
+    def run(self, plan: StepPlan) -> StepResult:
+        self.done.append((plan.epoch, plan.step_id))
+        return StepResult(plan.epoch, plan.step_id, [1] * len(plan.rows), [5] * len(plan.rows))
+
+
+class WorkerStage(Stage):
+    """One plan has run."""
+
+    def make(self) -> Actor:
+        self.rows: Any = Rows()
+        return WorkerActor(self.network, SETTINGS, lambda: self.rows, InlineSteps)
+
+    def prepare(self) -> list[Message]:
+        admitted = [AdmittedSequence(0, PROMPT, 40, PARAMS, 1, [0], REQUESTS[0])]
+        return [self.roster(), StepPlan(self.epoch, 1, admitted, [0], [0], [40], [3], [0, 1, 2], [], [])]
+
+    def digest(self) -> object:
+        return list(self.rows.done), self.standing()
+
+
+class DraftStage(Stage):
+    """Prompt lookup that follows one row."""
+
+    def make(self) -> Actor:
+        return make_draft(self.network, SETTINGS)
+
+    def prepare(self) -> list[Message]:
+        opened = [AdmittedSequence(0, PROMPT, 40, PARAMS, 1, [0], REQUESTS[0])]
+        return [self.roster(), DraftUpdate(self.epoch, 1, [], opened, [0], [40], [0], [], [0])]
+
+    def digest(self) -> object:
+        actor: Any = self.actor
+        ledger = actor._turns._ledger
+        return dict(ledger._num_told), ledger._epoch, ledger._update_id, self.standing()
+
+
+STAGES: dict[str, Callable[[], Stage]] = {
+    "gateway": GatewayStage,
+    "tokenizer": TokenizerStage,
+    "scheduler": SchedulerStage,
+    "detokenizer": DetokenizerStage,
+    "worker": WorkerStage,
+    "draft": DraftStage,
+}
