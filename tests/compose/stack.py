@@ -38,6 +38,7 @@ class Stack:
             "COMPOSE_PROJECT_NAME": project,
             "COMPOSE_ANSI": "never",
             "PAGEANT_PORT": str(port),
+            "PAGEANT_HTTP_PORT": "0",
             "PAGEANT_LOG_LEVEL": "debug",
         }
 
