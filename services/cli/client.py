@@ -65,11 +65,16 @@ class Figures:
 
 
 class Client:
-    """One connection to a gateway."""
+    """One connection to a gateway, over TLS where an `authority` is trusted (PEM)."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, *, key: str = "", authority: bytes | None = None) -> None:
         self.address = address
-        self._channel = grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
+        self._metadata = (("authorization", f"Bearer {key}"),) if key else ()
+        if authority is None:
+            self._channel = grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
+        else:
+            trusted = grpc.ssl_channel_credentials(authority)
+            self._channel = grpc.secure_channel(address, trusted, options=CHANNEL_OPTIONS)
         self._inference: Any = inference_pb2_grpc.InferenceStub(self._channel)
         self._health: Any = health_pb2_grpc.HealthStub(self._channel)
 
@@ -88,7 +93,9 @@ class Client:
     def generate(self, sampling: dict[str, Any], write: Callable[[str], None], **request: Any) -> tuple[str, Figures]:
         """Stream one completion into `write`; returns all of it.  Raises grpc.RpcError."""
         figures, parts = Figures(), []
-        call = self._inference.Generate(inference_pb2.GenerateRequest(sampling=sampling, **request))
+        call = self._inference.Generate(
+            inference_pb2.GenerateRequest(sampling=sampling, **request), metadata=self._metadata
+        )
         with _cancelled_after(call):
             for response in call:
                 figures.add(response)
@@ -115,6 +122,8 @@ def printable(text: str) -> str:
 def explain(error: grpc.RpcError, address: str) -> str:
     """A failed call in words that help."""
     code, details = getattr(error, "code", lambda: None)(), getattr(error, "details", lambda: "")() or str(error)
+    if code is grpc.StatusCode.UNAUTHENTICATED:
+        return f"{details}; with --api-key, or PAGEANT_API_KEY in the environment"
     if code is grpc.StatusCode.UNAVAILABLE and "connect" in details:
         return f"nothing answers at {address}; start it with `pageant serve`"
     return f"{code.name.lower()}: {details}" if code is not None else details

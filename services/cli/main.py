@@ -12,6 +12,13 @@ from services.cli.bench.commands import bench, simulate
 from services.cli.options import sampling_options, settings_options, take_sampling, take_settings
 
 address_option = click.option("--address", default="127.0.0.1:50051", envvar="PAGEANT_ADDRESS", show_default=True)
+key_option = click.option("--api-key", default="", envvar="PAGEANT_API_KEY", help="Where the server asks for one.")
+authority_option = click.option(
+    "--tls-ca",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    envvar="PAGEANT_TLS_CA",
+    help="Speak TLS, and trust who this PEM file names.",
+)
 replicas = click.IntRange(min=1)
 SERVICES = ("gateway", "tokenizer", "scheduler", "worker", "draft", "detokenizer")
 
@@ -81,26 +88,32 @@ def scale(replicas: tuple[str, ...], **arguments: Any) -> None:
 @main.command()
 @click.argument("prompt")
 @address_option
+@key_option
+@authority_option
 @sampling_options
-def generate(prompt: str, address: str, **arguments: Any) -> None:
+def generate(prompt: str, address: str, api_key: str, tls_ca: Path | None, **arguments: Any) -> None:
     """Complete PROMPT, streaming ('-' reads it from standard input)."""
     from services.cli import terminal
     from services.cli.client import Client
 
     text = sys.stdin.read() if prompt == "-" else prompt
-    sys.exit(terminal.generate(Client(address), text, take_sampling(arguments)))
+    client = Client(address, key=api_key, authority=tls_ca.read_bytes() if tls_ca else None)
+    sys.exit(terminal.generate(client, text, take_sampling(arguments)))
 
 
 @main.command()
 @address_option
+@key_option
+@authority_option
 @click.option("--system", default="", help="A system message to begin with.")
 @sampling_options
-def chat(address: str, system: str, **arguments: Any) -> None:
+def chat(address: str, api_key: str, tls_ca: Path | None, system: str, **arguments: Any) -> None:
     """Talk with the model; /quit ends it."""
     from services.cli import terminal
     from services.cli.client import Client
 
-    sys.exit(terminal.chat(Client(address), system, take_sampling(arguments)))
+    client = Client(address, key=api_key, authority=tls_ca.read_bytes() if tls_ca else None)
+    sys.exit(terminal.chat(client, system, take_sampling(arguments)))
 
 
 @main.command()

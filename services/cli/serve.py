@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import socket
 import time
@@ -125,7 +126,12 @@ def connect(settings: Settings) -> Client:
     """A client for a gateway with these settings.  gRPC is imported here, while the children already start."""
     from services.cli.client import Client
 
-    return Client(f"{WILDCARDS.get(settings.host, settings.host)}:{settings.port}")
+    address = f"{WILDCARDS.get(settings.host, settings.host)}:{settings.port}"
+    authority = None
+    if settings.tls_cert_file:
+        with contextlib.suppress(OSError):  # the gateway itself says what is wrong with it
+            authority = Path(settings.tls_cert_file).read_bytes()
+    return Client(address, authority=authority)
 
 
 def http_address(settings: Settings) -> str:
