@@ -11,21 +11,28 @@ from kernels.triton import (
     attention,
     gumbel_argmax,
     kv_store,
+    penalties,
+    rejection,
     rms_norm,
     rotary,
     rotary_store,
+    row_writes,
     silu_mul,
     step_inputs,
+    truncation,
 )  # fmt: skip
 from kernels.triton.attention_tiles import split_size
 
 
 def triton_kernels(shape: AttentionShape) -> Kernels:
     """Linear layers stay the vendor's: its library has more shapes of tile than one can tune by hand."""
+    split = split_size(shape.max_model_len)
     return replace(
         reference_kernels(),
         name="triton",
-        plan_attention=partial(attention.plan_attention, group=shape.group, split=split_size(shape.max_model_len)),
+        plan_attention=partial(attention.plan_attention, group=shape.group, head_dim=shape.head_dim, split=split),
+        static_attention=partial(attention.static_attention, group=shape.group, head_dim=shape.head_dim, split=split),
+        split=split,
         paged_attention=attention.paged_attention,
         store_kv=kv_store.store_kv,
         rms_norm=rms_norm.rms_norm,
@@ -34,5 +41,13 @@ def triton_kernels(shape: AttentionShape) -> Kernels:
         rotary_store=rotary_store.rotary_store,
         silu_mul=silu_mul.silu_mul,
         step_inputs=step_inputs.step_inputs,
-        sampling=SamplingKernels(argmax.argmax, gumbel_argmax.gumbel_argmax),
+        write_rows=row_writes.write_rows,
+        sampling=SamplingKernels(
+            argmax.argmax,
+            gumbel_argmax.gumbel_argmax,
+            accepts=rejection.accepts,
+            log_residual=rejection.log_residual,
+            truncation=truncation.truncation,
+            penalise=penalties.penalise,
+        ),
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from importlib import import_module
 from importlib.util import find_spec
 
 import torch
@@ -19,6 +20,7 @@ from kernels.cpu import linear as cpu_linear
 from kernels.cpu import rms_norm as cpu_rms_norm
 from kernels.cpu import silu_mul as cpu_silu_mul
 from kernels.cpu.native import Native
+from kernels.flash.attention import FlashAttention3, FlashInferAttention, HeadShape
 from kernels.ops import (
     argmax,
     attention,
@@ -26,17 +28,23 @@ from kernels.ops import (
     kv_store,
     linear,
     linear_int8,
+    rejection,
     rms_norm,
     rotary,
     rotary_store,
+    row_writes,
     silu_mul,
     step_inputs,
 )  # fmt: skip
-from kernels.ops.attention import AttentionMetadata
+from kernels.ops.attention import AttentionMetadata, StaticPlan
 from kernels.ops.kv_cache import KVCache
 from kernels.ops.linear import LinearWeight
 from kernels.ops.rotary_store import HeadNorm
 
+Accepts = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, tuple[Tensor, Tensor]], Tensor]
+LogResidual = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+Penalise = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, tuple[Tensor, Tensor, Tensor]], None]
+PlanStatic = Callable[[Tensor, Sequence[int], int, int, int], StaticPlan]
 PlanAttention = Callable[[Sequence[int], Sequence[int], Tensor, int, Sequence[int]], AttentionMetadata]
 
 
@@ -46,6 +54,11 @@ class SamplingKernels:
 
     argmax: Callable[[Tensor], Tensor]
     gumbel_argmax: Callable[[Tensor, Tensor, Tensor, tuple[Tensor, Tensor]], Tensor]
+    accepts: Accepts = rejection.accepts
+    log_residual: LogResidual = rejection.log_residual
+    # None: the caller has faster ways on a CPU, which on a GPU would wait for it
+    truncation: Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]] | None = None
+    penalise: Penalise | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +79,9 @@ class Kernels:
     silu_mul: Callable[[Tensor], Tensor]
     step_inputs: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, int, int], tuple[Tensor, Tensor, Tensor]]
     sampling: SamplingKernels
+    split: int = 0  # keys: a context that is no longer is attended to in one piece
+    static_attention: PlanStatic | None = None  # None: steps cannot be captured as graphs
+    write_rows: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None] = row_writes.write_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +89,7 @@ class AttentionShape:
     """What a provider may want to know of a model before it plans attention."""
 
     group: int = 1  # query heads that share a KV head
+    head_dim: int = 64
     max_model_len: int = 0  # tokens; 0: not known
 
 
@@ -131,6 +148,22 @@ def triton_kernels(shape: AttentionShape) -> Kernels:
     from kernels import gpu
 
     return gpu.triton_kernels(shape)
+
+
+FLASH_LIBRARIES = {"flashinfer": "flashinfer", "flashattention": "flash_attn_interface"}
+
+
+def with_flash(kernels: Kernels, backend: str, shape: HeadShape, device: torch.device) -> Kernels:
+    """The same with attention by one of FLASH_LIBRARIES.  Raises ModuleNotFoundError where it is not installed."""
+    library = import_module(FLASH_LIBRARIES[backend])
+    served = FlashInferAttention(library, shape, device) if backend == "flashinfer" else FlashAttention3(library)
+    return replace(
+        kernels,
+        name=f"{kernels.name}, attention by {backend}",
+        plan_attention=served.plan_attention,
+        paged_attention=served.paged_attention,
+        static_attention=None,
+    )
 
 
 def native_sampling(native: Native) -> SamplingKernels:

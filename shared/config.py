@@ -43,9 +43,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     cpu_target: Literal["native", "x86-64-v3", "x86-64-v4", "cascadelake", "cooperlake"] = "native"
     batch_invariant: bool = True  # no row depends on the batch; free with native kernels, so costs only torch's
     num_threads: int = 0  # of the worker's CPU kernels; 0: one per core
+    attention_backend: Literal["auto", "triton", "flashinfer", "flashattention"] = "auto"  # on a GPU; auto: triton
+    enforce_eager: bool = False  # on a GPU: no graphs
     # memory
     block_size: Literal[8, 16, 32, 64] = 16
-    kv_cache_dtype: Literal["auto", "bfloat16", "float32", "int8"] = "auto"
+    kv_cache_dtype: Literal["auto", "bfloat16", "float32", "int8", "fp8"] = "auto"  # fp8: on a GPU
     gpu_memory_utilization: float = 0.9
     kv_cache_memory: int = 0  # 0: from gpu_memory_utilization on a GPU, 1 GiB or less on a CPU
     num_blocks: int = 0  # overrides the memory plan

@@ -12,8 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from kernels.ops.kv_cache import KVCache
@@ -37,6 +40,20 @@ class AttentionMetadata:
     seq_lens: Tensor  # [num_seqs] int64, with this step's tokens
     block_tables: Tensor  # [num_seqs, max_num_blocks] int64
     groups: Mapping[int, tuple[QueryGroup, ...]] = field(default_factory=dict)  # by window
+
+
+class StaticPlan(Protocol):
+    """Metadata whose tensors stay where they are, so that a captured graph reads each step's from them."""
+
+    @property
+    def metadata(self) -> AttentionMetadata: ...
+
+    def fill(
+        self,
+        rows: NDArray[np.int64],  # [num_seqs] of the block tables
+        query_lens: NDArray[np.int64],  # [num_seqs]
+        seq_lens: NDArray[np.int64],  # [num_seqs] with this step's tokens
+    ) -> None: ...
 
 
 def plan_attention(

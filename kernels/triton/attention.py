@@ -19,14 +19,15 @@ from torch import Tensor
 
 from kernels.ops.attention import AttentionMetadata
 from kernels.ops.kv_cache import KVCache
+from kernels.ops.transfer import to_device
 from kernels.triton.attention_tiles import (
     SPLIT,
+    StaticTiles,
     TiledAttention,
     Tiles,
     TileShape,
     pack_tiles,
     plan_tiles,
-    to_device,
     view_tiles,
 )  # fmt: skip
 from kernels.triton.kv_format import PER_HEAD, PER_TOKEN, scales_of
@@ -46,10 +47,11 @@ def plan_attention(
     windows: Sequence[int],
     *,
     group: int = 1,  # query heads that share a KV head
+    head_dim: int = 64,
     split: int = SPLIT,  # keys
 ) -> TiledAttention:
     lengths, ends = np.array(query_lens, np.int64), np.array(seq_lens, np.int64)
-    shape = TileShape.choose(int(lengths.max()), group)
+    shape = TileShape.choose(int(lengths.max()), group, head_dim)
     rows = np.arange(len(lengths))
     plans = [plan_tiles(rows, lengths, ends, queries=shape.queries, window=window, split=split) for window in windows]
     packed = to_device(pack_tiles(plans), block_tables.device)
@@ -60,6 +62,24 @@ def plan_attention(
         block_tables=block_tables.to(torch.int32),
         shape=shape,
         windows=dict(zip(windows, tiles, strict=True)),
+    )
+
+
+def static_attention(
+    block_tables: Tensor,  # [num_rows, max_num_blocks] int32
+    windows: Sequence[int],
+    num_tokens: int,  # of a step
+    longest: int,  # tokens of an entry
+    longest_context: int,  # tokens of a sequence
+    *,
+    group: int = 1,
+    head_dim: int = 64,
+    split: int = SPLIT,  # keys
+) -> StaticTiles:
+    """Metadata for a graph, of steps of up to `num_tokens` tokens."""
+    shape = TileShape.choose(longest, group, head_dim)
+    return StaticTiles(
+        shape, windows, block_tables, num_tokens=num_tokens, longest_context=longest_context, split=split
     )
 
 
@@ -97,17 +117,29 @@ def _launch_tiles(
 ) -> None:
     num_kv_heads, head_dim = cache.keys.shape[2:]
     group = query.shape[1] // num_kv_heads
-    wide = query.element_size() == 4
+    keys, num_warps, num_stages = _tuning(shape.rows, head_dim, query.element_size())
     key_scales, value_scales, scaled = scales_of(cache)
     attend_tiles[(_num_programs(len(tiles.tiles) * num_kv_heads, query.device),)](
         query, cache.keys, cache.values, key_scales, value_scales, block_tables, tiles.counts, tiles.tiles,
         out, partial, lse, scale * LOG2_E, num_kv_heads, block_tables.stride(0),
         query.stride(0), query.stride(1), *cache.keys.stride()[:3], *cache.values.stride()[:3],
-        GROUP=group, QUERIES=shape.queries, ROWS=shape.rows, KEYS=32 if wide else 64,
+        GROUP=group, QUERIES=shape.queries, ROWS=shape.rows, KEYS=keys,
         HEAD_DIM=head_dim, WIDTH=power_of_2(head_dim, at_least=MIN_DOT), BLOCK_SIZE=cache.block_size,
         WINDOW=window, SCALED=scaled, DOT=dot_type(query.dtype),
-        num_warps=8 if shape.rows * head_dim > 8192 else 4, num_stages=2 if wide else 3,
+        num_warps=num_warps, num_stages=num_stages,
     )  # fmt: skip
+
+
+def _tuning(rows: int, head_dim: int, itemsize: int) -> tuple[int, int, int]:
+    """Keys at a time, warps and pipeline stages: as much as registers hold without spilling (compiled for sm_90).
+
+    Small tiles are bound by memory, and want the next keys on their way early; a table look-up takes a stage by itself.
+    """
+    if itemsize == 4:
+        return 32, 4 if rows <= 32 else 8, 2
+    if rows <= 32:
+        return 64 if head_dim <= 128 else 32, 4, 5
+    return 64 if head_dim <= 128 else 32, 8, 3
 
 
 def _launch_merges(

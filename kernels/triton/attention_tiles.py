@@ -17,13 +17,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kernels.ops.attention import AttentionMetadata
+from kernels.ops.transfer import to_device
 from kernels.triton.launch import MIN_DOT, power_of_2
 
 Ints = NDArray[np.int64]
 
 TILE_FIELDS = 8  # row, first token, queries, position, first key, last key + 1, first partial (-1: none), splits
 MERGE_FIELDS = 3  # token, first partial, splits
-MAX_ROWS = 128  # queries x heads of a tile
+MAX_ROWS = 128  # queries x heads of a tile; half as many where heads are wide, which would not fit in registers
+WIDE_HEAD = 128
 MAX_SPLIT_QUERIES = 64  # an entry with more has tiles enough without being cut
 SPLIT = 512  # keys
 MAX_SPLITS = 32  # of the longest sequence
@@ -50,8 +52,10 @@ class TileShape:
     def choose(
         longest: int,  # queries of an entry
         group: int,  # query heads that share a KV head
+        head_dim: int,
     ) -> TileShape:
-        rows = min(MAX_ROWS, power_of_2(longest * group, at_least=MIN_DOT))
+        most = MAX_ROWS if head_dim <= WIDE_HEAD else MAX_ROWS // 2
+        rows = min(most, power_of_2(longest * group, at_least=MIN_DOT))
         rows = max(rows, power_of_2(group))
         return TileShape(rows, rows // group)
 
@@ -119,23 +123,15 @@ def _within(counts: Ints) -> Ints:  # [n] -> [sum of counts]: 0 ... count - 1 of
 
 def pack_tiles(
     plans: Sequence[tuple[Ints, Ints, int]],
-    *,
-    max_tiles: int = 0,  # room for so many of each plan; 0: for those that there are
-    max_merges: int = 0,
 ) -> NDArray[np.int32]:  # one buffer, so that it takes one copy
     pieces = []
     for tiles, merges, _ in plans:
-        counts = np.array([len(tiles), len(merges)])
-        pieces += [counts, _padded(tiles, max_tiles), _padded(merges, max_merges)]
-    return np.concatenate([piece.ravel() for piece in pieces]).astype(np.int32)
-
-
-def _padded(records: Ints, size: int) -> Ints:
-    return np.pad(records, ((0, max(0, size - len(records))), (0, 0)))
+        pieces += [np.array([len(tiles), len(merges)]), tiles.ravel(), merges.ravel()]
+    return np.concatenate(pieces).astype(np.int32)
 
 
 def view_tiles(
-    packed: Tensor,  # [sum over windows] int32, on the device, from `pack_tiles`
+    packed: Tensor,  # [sum over windows] int32, on the device: counts, tiles and merges of each
     sizes: Sequence[tuple[int, int, int]],  # tiles, merges, partials of each window
 ) -> list[Tiles]:
     found, start = [], 0
@@ -147,7 +143,51 @@ def view_tiles(
     return found
 
 
-def to_device(array: NDArray[np.generic], device: torch.device) -> Tensor:
-    """A copy that the host does not wait for: pinned memory is kept until the device has read it."""
-    tensor = torch.from_numpy(array)
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
+class StaticTiles:
+    """The tiles of a graph: tensors of one size for all the steps that it will run, filled before each.
+
+    Tiles, merges and partials have room for sequences of `longest_context` tokens; what a step does not need of that
+    costs nothing, because programs read how many there are.
+    """
+
+    def __init__(
+        self,
+        shape: TileShape,
+        windows: Sequence[int],
+        block_tables: Tensor,  # [num_rows, max_num_blocks] int32
+        *,
+        num_tokens: int,
+        longest_context: int,  # tokens
+        split: int,  # keys
+    ) -> None:
+        parts = max(1, -(-longest_context // split))
+        cut = num_tokens if parts > 1 else 0
+        sizes = [(num_tokens * parts, cut, cut * parts)] * len(windows)
+        length = sum(2 + tiles * TILE_FIELDS + merges * MERGE_FIELDS for tiles, merges, _ in sizes)
+        self._packed = torch.zeros(length, dtype=torch.int32, device=block_tables.device)
+        self._windows = tuple(windows)
+        self._split = split
+        self.metadata = TiledAttention(
+            query_start_loc=torch.tensor([0, num_tokens]),
+            seq_lens=torch.empty(0, dtype=torch.int64),
+            block_tables=block_tables,
+            shape=shape,
+            windows=dict(zip(windows, view_tiles(self._packed, sizes), strict=True)),
+        )
+
+    def fill(
+        self,
+        rows: Ints,  # [num_seqs] of the block tables
+        query_lens: Ints,  # [num_seqs]
+        seq_lens: Ints,  # [num_seqs] with this step's tokens
+    ) -> None:
+        queries = self.metadata.shape.queries
+        for window in self._windows:
+            tiles, merges, _ = plan_tiles(rows, query_lens, seq_lens, queries=queries, window=window, split=self._split)
+            room = self.metadata.windows[window]
+            self._copy(room.tiles, tiles)
+            self._copy(room.merges, merges)
+            self._copy(room.counts, np.array([len(tiles), len(merges)]))
+
+    def _copy(self, room: Tensor, records: Ints) -> None:
+        room[: len(records)].copy_(to_device(records.astype(np.int32), room.device), non_blocking=True)

@@ -94,18 +94,19 @@ def turn_and_store(
         if slot >= 0:
             block, offset = slot // BLOCK_SIZE, slot % BLOCK_SIZE
             source = qkv + token * stride + (num_heads + kv_head) * head_stride + columns
-            first, second = load_halves(source, real, HEAD_DIM)
+            low, high = load_halves(source, real, HEAD_DIM)
             if NORM:
-                first, second = norm_halves(first, second, key_norm, eps, query, HEAD_DIM, HALF)
-            first, second = turn(first, second, cos + angles, sin + angles, HEAD_DIM, HALF)
-            place = keys + block * keys_block_stride + offset * keys_slot_stride + kv_head * keys_head_stride + columns
+                low, high = norm_halves(low, high, key_norm, eps, query, HEAD_DIM, HALF)
+            low, high = turn(low, high, cos + angles, sin + angles, HEAD_DIM, HALF)
+            slot_place = keys + block * keys_block_stride + offset * keys_slot_stride
+            slot_place = slot_place + kv_head * keys_head_stride + columns
             scale = scale_places(key_scales + kv_head, slot, tl.arange(0, 1), num_kv_heads, SCALED)
-            store_halves(round_as(first, query), round_as(second, query), real, place, scale, SCALED, HEAD_DIM)
-            first, second = load_halves(source + num_kv_heads * head_stride, real, HEAD_DIM)
-            place = values + block * values_block_stride + offset * values_slot_stride
-            place = place + kv_head * values_head_stride + columns
-            scale = scale_places(value_scales + kv_head, slot, tl.arange(0, 1), num_kv_heads, SCALED)
-            store_halves(first, second, real, place, scale, SCALED, HEAD_DIM)
+            store_halves(round_as(low, query), round_as(high, query), real, slot_place, scale, SCALED, HEAD_DIM)
+            value_low, value_high = load_halves(source + num_kv_heads * head_stride, real, HEAD_DIM)
+            target = values + block * values_block_stride + offset * values_slot_stride
+            target = target + kv_head * values_head_stride + columns
+            value_scale = scale_places(value_scales + kv_head, slot, tl.arange(0, 1), num_kv_heads, SCALED)
+            store_halves(value_low, value_high, real, target, value_scale, SCALED, HEAD_DIM)
 
 
 @triton.jit

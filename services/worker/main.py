@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from services.worker.actor import WorkerActor
+from services.worker.overlapped import OverlappedSteps
 from services.worker.recording import recorded
 from services.worker.steps import Steps, ThreadSteps
 from shared.config import Settings
@@ -22,6 +23,8 @@ def make(transport: Transport, settings: Settings) -> WorkerActor:
         def wake() -> None:
             loop.call_soon_threadsafe(actor.post, Tick())
 
+        if runner.capacity.device == "cuda" and not settings.record_steps:
+            return OverlappedSteps(runner, transport, on_failure=wake)
         return ThreadSteps(recorded(runner, settings.record_steps), transport, on_failure=wake)
 
     actor = WorkerActor(transport, settings, lambda: load_runner(settings), thread_steps)

@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 
-from shared.execution.backend import choose_backend, usable_cores
-from shared.execution.memory import cpu_budget, gpu_budget, plan_memory
 from shared.config import Settings, load_settings
 from shared.errors import PageantError
+from shared.execution.backend import choose_backend, usable_cores
+from shared.execution.memory import cpu_budget, gpu_budget, plan_memory
 from shared.logging import setup_logging
 from shared.model_source import resolve_model_dir
 from shared.modeling.config import read_config

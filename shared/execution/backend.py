@@ -13,7 +13,16 @@ import torch
 
 from kernels.cpu.native import Native, NativeUnavailable
 from kernels.cpu.native import load as load_native
-from kernels.provider import Kernels, SamplingKernels, native_sampling, select_kernels
+from kernels.flash.attention import HeadShape
+from kernels.provider import (
+    FLASH_LIBRARIES,
+    AttentionShape,
+    Kernels,
+    SamplingKernels,
+    native_sampling,
+    select_kernels,
+    with_flash,
+)
 from shared.config import Settings
 from shared.errors import ConfigError
 from shared.modeling.assembly import torch_layout
@@ -69,6 +78,7 @@ def choose_backend(settings: Settings, config: ModelConfig, stored: torch.dtype)
     Sets the number of threads, of torch and of the native kernels, which are the process's.
     """
     device, native, lack = resolve_device(settings.device), None, ""
+    max_model_len = settings.max_model_len or config.max_position_embeddings
     if device.type == "cpu" and settings.kernels != "torch":
         native, lack = _find_native(settings)
     formats = _formats(settings, stored, device, native)
@@ -80,9 +90,32 @@ def choose_backend(settings: Settings, config: ModelConfig, stored: torch.dtype)
     if lack:
         log.warning("native_kernels_unavailable", reason=lack, instead="torch, several times slower")
     kernels = select_kernels(
-        device, formats.compute, quantised=formats.quantised, batch_invariant=settings.batch_invariant
+        device,
+        formats.compute,
+        quantised=formats.quantised,
+        batch_invariant=settings.batch_invariant,
+        shape=AttentionShape(config.num_heads // config.num_kv_heads, config.head_dim, max_model_len),
     )
+    if settings.attention_backend in FLASH_LIBRARIES:
+        kernels = _with_flash(settings, config, formats, device, kernels)
     return Backend(device, formats, kernels, native, _set_threads(settings, native), lack)
+
+
+def _with_flash(
+    settings: Settings, config: ModelConfig, formats: Formats, device: torch.device, kernels: Kernels
+) -> Kernels:
+    backend = settings.attention_backend
+    if device.type == "cpu":
+        raise ConfigError(f"attention_backend is {backend!r}, which is for GPUs")
+    if formats.kv != formats.compute:
+        raise ConfigError(
+            f"attention_backend {backend!r} needs a KV cache of the format that is computed in; use triton"
+        )
+    shape = HeadShape(config.num_heads, config.num_kv_heads, config.head_dim, formats.compute)
+    try:
+        return with_flash(kernels, backend, shape, device)
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"attention_backend is {backend!r}, but {error}; use auto or triton") from error
 
 
 def _formats(settings: Settings, stored: torch.dtype, device: torch.device, native: Native | None) -> Formats:

@@ -6,13 +6,19 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterable, Sequence
+
 import msgspec
 import structlog
 import torch
+from tqdm import tqdm
 
 from shared.config import Settings
 from shared.errors import ConfigError
 from shared.execution.backend import Backend, choose_backend
+from shared.execution.device_tables import DeviceTables
+from shared.execution.graphs import CudaRecorder, GraphedDecoder, Size
 from shared.execution.memory import MemoryPlan, cpu_budget, gpu_budget, plan_memory
 from shared.execution.profile import peak_activation
 from shared.execution.rows import RowTable
@@ -23,10 +29,13 @@ from shared.modeling.assembly import build_decoder
 from shared.modeling.config import ModelConfig, read_config
 from shared.modeling.formats import name_of
 from shared.modeling.kv_pool import KVPool
+from shared.modeling.llama import Decoder
 from shared.modeling.model import Model
 from shared.modeling.native import build_native
 from shared.modeling.sampler import Sampler
 from shared.modeling.weights import Progress, WeightSource, open_weights
+
+MAX_GRAPH_TOKENS = 512  # beyond, a step takes so long that its launches do not show
 
 log = structlog.get_logger()
 
@@ -44,7 +53,10 @@ class LoadedModel(msgspec.Struct, frozen=True):
 
 def load_runner(settings: Settings, *, progress: Progress | None = None) -> ModelRunner:
     """A runner ready for plans.  Raises ModelError for the checkpoint's faults, ConfigError for the settings'."""
-    loaded = load_model(settings, progress=progress)
+    return make_runner(settings, load_model(settings, progress=progress))
+
+
+def make_runner(settings: Settings, loaded: LoadedModel) -> ModelRunner:
     capacity = WorkerCapacity(
         num_blocks=loaded.plan.num_blocks,
         block_size=loaded.plan.block_size,
@@ -71,17 +83,32 @@ def load_model(settings: Settings, *, longest: int = 0, progress: Progress | Non
     max_model_len = min(max_model_len, longest or max_model_len)
     source = open_weights(settings.load_format, directory, config, progress=progress)
     backend = choose_backend(settings, config, source.dtype)
-    model = _build(backend, config, source, max_model_len)
+    model = _with_graphs(settings, backend, build(backend, config, source, max_model_len))
     log.info("model_loaded", model=settings.model_name, **backend.description)
-    plan = _plan_memory(settings, model, max_model_len)
+    plan = plan_pool(settings, model, max_model_len)
     log.info("memory_planned", num_blocks=plan.num_blocks, num_tokens=plan.num_tokens, summary=str(plan))
-    return _assemble(settings, model, backend, plan)
+    return assemble(settings, model, backend, plan)
 
 
-def _build(backend: Backend, config: ModelConfig, source: WeightSource, max_model_len: int) -> Model:
+def build(backend: Backend, config: ModelConfig, source: WeightSource, max_model_len: int) -> Model:
     if backend.native is not None:
         return build_native(config, source, backend.formats, backend.native, max_positions=max_model_len)
     return build_decoder(config, source, backend.formats, backend.kernels, backend.device, max_positions=max_model_len)
+
+
+def _with_graphs(settings: Settings, backend: Backend, model: Model) -> Model:
+    """Decodes and verifications are replayed where the device and its kernels can do that, and nobody objects."""
+    able = backend.device.type == "cuda" and backend.kernels.static_attention is not None
+    if settings.enforce_eager or not able or not isinstance(model, Decoder):
+        return model
+    longest = 1 if settings.draft == "off" else 1 + settings.max_num_draft_tokens
+    most = min(settings.max_num_batched_tokens, settings.max_num_seqs * longest)
+    return GraphedDecoder(model, CudaRecorder(), max_tokens=min(most, MAX_GRAPH_TOKENS), longest=longest)
+
+
+def show_progress(sizes: Sequence[Size]) -> Iterable[Size]:
+    """A bar where somebody looks on."""
+    return tqdm(sizes, desc="capturing graphs", unit="graph", disable=not sys.stderr.isatty())
 
 
 def _wanted_model_len(settings: Settings, config: ModelConfig) -> int:
@@ -92,7 +119,7 @@ def _wanted_model_len(settings: Settings, config: ModelConfig) -> int:
     return settings.max_model_len or config.max_position_embeddings
 
 
-def _plan_memory(settings: Settings, model: Model, max_model_len: int) -> MemoryPlan:
+def plan_pool(settings: Settings, model: Model, max_model_len: int) -> MemoryPlan:
     if settings.num_blocks:
         budget = 0
     elif model.device.type == "cpu":
@@ -104,13 +131,23 @@ def _plan_memory(settings: Settings, model: Model, max_model_len: int) -> Memory
 
 
 def _gpu_budget(settings: Settings, model: Model) -> int:
+    """What is not torch's (the driver's context, other processes) is taken too; graphs take what their steps do."""
+    torch.cuda.empty_cache()
     weights = torch.cuda.memory_allocated(model.device)
     peak = peak_activation(model, settings)
-    total = torch.cuda.get_device_properties(model.device).total_memory
-    return gpu_budget(settings, total=total, weights=weights, peak_activation=peak)
+    torch.cuda.empty_cache()
+    free, total = torch.cuda.mem_get_info(model.device)
+    elsewhere = max(0, total - free - torch.cuda.memory_reserved(model.device))
+    if isinstance(model, GraphedDecoder):
+        peak += peak * model.max_tokens // settings.max_num_batched_tokens
+    return gpu_budget(settings, total=total, weights=weights + elsewhere, peak_activation=peak)
 
 
-def _assemble(settings: Settings, model: Model, backend: Backend, plan: MemoryPlan) -> LoadedModel:
+def assemble(settings: Settings, model: Model, backend: Backend, plan: MemoryPlan) -> LoadedModel:
+    width = -(-plan.max_model_len // plan.block_size)
+    tables = None
+    if isinstance(model, GraphedDecoder):
+        tables = DeviceTables(settings.max_num_seqs, width, model.device, backend.kernels.write_rows)
     table = RowTable(
         num_rows=settings.max_num_seqs,
         max_model_len=plan.max_model_len,
@@ -118,6 +155,10 @@ def _assemble(settings: Settings, model: Model, backend: Backend, plan: MemoryPl
         num_blocks=plan.num_blocks,
         vocab_size=model.config.vocab_size,
         device=model.device,
+        device_tables=tables,
     )
     pool = model.allocate(plan.num_blocks, plan.block_size)
+    if isinstance(model, GraphedDecoder) and tables is not None:
+        model.capture(table.tokens, tables.table, plan.block_size, progress=show_progress)
+        log.info("graphs_captured", num_graphs=model.num_graphs)
     return LoadedModel(model, pool, table, Sampler(backend.sampling), backend, plan)

@@ -12,7 +12,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from kernels.ops.transfer import to_device
 from shared.errors import FatalError
+from shared.execution.device_tables import DeviceTables
 from shared.messages.steps import AdmittedSequence
 from shared.modeling.batch import Ints
 from shared.modeling.sampling_columns import SamplingColumns
@@ -34,6 +36,7 @@ class RowTable:
         num_blocks: int,
         vocab_size: int,
         device: torch.device,
+        device_tables: DeviceTables | None = None,
     ) -> None:
         self.num_rows = num_rows
         self.max_model_len = max_model_len
@@ -43,6 +46,7 @@ class RowTable:
         self.tokens: Tensor = torch.zeros(num_rows, max_model_len + 1, dtype=torch.int64, device=device)
         self._host_tokens: Ints | None = self.tokens.numpy() if device.type == "cpu" else None  # the same memory
         self.block_tables: Ints = np.zeros((num_rows, -(-max_model_len // block_size)), dtype=np.int64)
+        self._device_tables = device_tables
         self.num_blocks: Ints = np.zeros(num_rows, dtype=np.int64)
         self.num_tokens: Ints = np.zeros(num_rows, dtype=np.int64)  # 0: the row is not in use
         self.num_computed: Ints = np.zeros(num_rows, dtype=np.int64)
@@ -62,7 +66,7 @@ class RowTable:
         token_ids = np.frombuffer(sequence.token_ids, dtype="<i4").astype(np.int64)
         if int(token_ids.min()) < 0 or int(token_ids.max()) >= self.vocab_size:
             raise FatalError(f"row {row} is admitted with a token id outside the vocabulary of {self.vocab_size}")
-        self.tokens[row, :count] = torch.from_numpy(token_ids)
+        self.tokens[row, :count].copy_(to_device(token_ids, self.tokens.device), non_blocking=True)
         self.num_tokens[row] = count
         self.num_computed[row] = num_computed
         self.num_blocks[row] = 0
@@ -94,7 +98,14 @@ class RowTable:
         if end > self.block_tables.shape[1]:
             raise FatalError(f"row {row} is given {end} blocks, more than {self.block_tables.shape[1]}")
         self.block_tables[row, begin:end] = block_ids
+        if self._device_tables is not None:
+            self._device_tables.stage(row, begin, block_ids)
         self.num_blocks[row] = end
+
+    def flush(self) -> None:
+        """Bring to the device what was changed since the last step."""
+        if self._device_tables is not None:
+            self._device_tables.flush()
 
     def check_rows(self, rows: Sequence[int]) -> None:
         """Raise FatalError unless they are distinct rows of this table."""
@@ -138,7 +149,8 @@ class RowTable:
         if self._host_tokens is not None:
             self._host_tokens[rows, lengths] = token_ids.numpy()
         elif len(rows):
-            self.tokens[torch.from_numpy(rows), torch.from_numpy(lengths)] = token_ids
+            where = to_device(np.stack((rows, lengths)), self.tokens.device)
+            self.tokens[where[0], where[1]] = token_ids
         self.num_tokens[rows] = lengths + 1
 
     def write_drafts(

@@ -7,14 +7,14 @@ result n may be written by plan n + 2 without a fence.
 
 from __future__ import annotations
 
-import time
-
 import msgspec
 import numpy as np
 import torch
 from torch import Tensor
 
+from kernels.ops.transfer import to_device
 from shared.errors import FatalError
+from shared.execution.answers import Answer, Clock, start_clock
 from shared.execution.rows import RowTable
 from shared.execution.schedule import Schedule, read_schedule
 from shared.messages.control import WorkerCapacity
@@ -56,27 +56,45 @@ class ModelRunner:
         """Forget all rows: a new epoch begins, and its scheduler will admit everything again."""
         self._table.reset()
 
-    @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepResult:
         """Raises FatalError where the plan contradicts the rows' state."""
-        begin = time.perf_counter()
+        return self.launch(plan).finish()
+
+    @torch.inference_mode()
+    def launch(self, plan: StepPlan) -> Answer:
+        """The same, but on a GPU its end is not waited for, unless there are drafts or log-probabilities."""
+        clock = start_clock(self._model.device)
         self._apply(plan)
         if not plan.rows:
-            return StepResult(epoch=plan.epoch, step_id=plan.step_id, num_sampled=[], sampled_token_ids=[])
+            return self._answer(plan, clock, torch.empty(0, dtype=torch.int64), [], [], {})
         schedule = read_schedule(plan, self._table)
         hidden = self._model.forward(schedule.batch)
         prompt_logprobs = self._prompt_logprobs(schedule, hidden) if len(schedule.scored) else {}
         sampled, logprobs = self._sample(schedule, hidden)
         self._commit(schedule, sampled)
-        return StepResult(
-            epoch=plan.epoch,
-            step_id=plan.step_id,
-            num_sampled=sampled.counts.tolist(),
-            sampled_token_ids=sampled.token_ids.tolist(),
-            logprobs=logprobs,
-            prompt_logprobs=prompt_logprobs,
-            device_time=time.perf_counter() - begin,
-        )
+        return self._answer(plan, clock, sampled.token_ids, sampled.counts.tolist(), logprobs, prompt_logprobs)
+
+    def _answer(
+        self,
+        plan: StepPlan,
+        clock: Clock,
+        token_ids: Tensor,  # [num_yielded] int64
+        num_sampled: list[int],
+        logprobs: list[TokenLogprobs | None],
+        prompt_logprobs: dict[int, list[TokenLogprobs]],
+    ) -> Answer:
+        def make_result(token_ids: list[int], seconds: float) -> StepResult:
+            return StepResult(
+                epoch=plan.epoch,
+                step_id=plan.step_id,
+                num_sampled=num_sampled,
+                sampled_token_ids=token_ids,
+                logprobs=logprobs,
+                prompt_logprobs=prompt_logprobs,
+                device_time=seconds if plan.rows else 0.0,
+            )
+
+        return Answer(token_ids, make_result, clock)
 
     def _apply(self, plan: StepPlan) -> None:
         """The plan's changes of state, in the order that the link promises."""
@@ -87,6 +105,7 @@ class ModelRunner:
         for sequence in plan.admitted:
             self._table.admit(sequence, first_computed.get(sequence.row, 0))
         self._table.append_blocks(plan.rows, plan.num_new_blocks, plan.new_block_ids)
+        self._table.flush()
 
     def _check_copies(self, copies: list[tuple[int, int]]) -> None:
         if any(not 0 <= block < self._pool.num_blocks for pair in copies for block in pair):
@@ -101,12 +120,12 @@ class ModelRunner:
         if len(batch.rows) == 0:
             return _take_all(schedule, torch.empty(0, dtype=torch.int64)), []
         if len(schedule.scored):
-            hidden = hidden[torch.from_numpy(schedule.sampled_places()).to(hidden.device)]
+            hidden = hidden[to_device(schedule.sampled_places(), hidden.device)]
         if np.count_nonzero(columns.plain[batch.rows]) == len(batch.rows):
             return self._take_likeliest(schedule, hidden), []
         logits = self._model.logits(hidden)
         asked = np.flatnonzero(columns.logprobs[batch.rows] != NO_LOGPROBS)
-        raw = logits[torch.from_numpy(asked).to(logits.device)] if len(asked) else None
+        raw = logits[to_device(asked, logits.device)] if len(asked) else None
         if schedule.drafts is None:
             sampled = _take_all(schedule, self._sampler.sample(logits, batch))
         else:
@@ -134,7 +153,7 @@ class ModelRunner:
     ) -> list[TokenLogprobs | None]:  # num_yielded
         taken = np.isin(asked, sampled.places)
         if not taken.all():
-            raw, asked = raw[torch.from_numpy(taken).to(raw.device)], asked[taken]
+            raw, asked = raw[to_device(taken, raw.device)], asked[taken]
         places = sampled.places.searchsorted(asked)
         chosen = sampled.token_ids[torch.from_numpy(places)].to(raw.device)
         scored: list[TokenLogprobs | None] = [None] * len(sampled.places)

@@ -28,3 +28,8 @@ class StepBatch(msgspec.Struct, frozen=True):
     @property
     def num_wanted(self) -> int:
         return int(np.add.reduce(self.wanted))
+
+    def wanted_places(self) -> Ints:
+        """Of the tokens whose hidden states are returned [sum of wanted], among all of the step."""
+        firsts = np.cumsum(self.scheduled) - np.cumsum(self.wanted)
+        return np.repeat(firsts, self.wanted) + np.arange(self.num_wanted)

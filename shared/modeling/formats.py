@@ -8,7 +8,13 @@ import torch
 
 from shared.errors import ConfigError
 
-DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "int8": torch.int8}
+DTYPES = {
+    "float32": torch.float32,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "int8": torch.int8,
+    "fp8": torch.float8_e4m3fn,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +56,9 @@ def resolve_formats(
     fast_bfloat16: bool = False,  # the processor multiplies bfloat16 faster than float32
 ) -> Formats:
     """`auto` computes as the checkpoint is stored on a GPU; on a CPU in float32, or in bfloat16 where that is faster
-    and the checkpoint is in it."""
+    and the checkpoint is in it.  Raises ConfigError for what a device does not hold."""
+    if kv_cache_dtype == "fp8" and device.type == "cpu":
+        raise ConfigError("kv_cache_dtype is 'fp8', which is for GPUs; on a CPU use int8 or bfloat16")
     if device.type != "cpu":
         compute = stored if dtype == "auto" else DTYPES[dtype]
         weights, kv = compute, compute

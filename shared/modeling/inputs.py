@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from kernels.ops.attention import AttentionMetadata
+from kernels.ops.transfer import to_device
 from kernels.provider import Kernels
 from shared.modeling.batch import StepBatch
 
@@ -30,23 +30,22 @@ def build_inputs(batch: StepBatch, kernels: Kernels, windows: tuple[int, ...]) -
     entries = np.repeat(np.arange(len(batch.rows)), batch.scheduled)  # [num_tokens]
     ends = np.cumsum(batch.scheduled)
     starts = ends - batch.scheduled
-    places = np.arange(len(entries))
-    positions = places - (starts - batch.computed)[entries]
+    positions = np.arange(len(entries)) - (starts - batch.computed)[entries]
     rows = batch.rows[entries]
     slots = batch.block_tables[rows, positions // size] * size + positions % size
     padding = -len(entries) % kernels.row_multiple
-    where = torch.from_numpy(np.pad(np.stack((rows, positions)), ((0, 0), (0, padding)), mode="edge")).to(device)
+    where = to_device(np.pad(np.stack((rows, positions)), ((0, 0), (0, padding)), mode="edge"), device)
     return StepInputs(
         token_ids=batch.tokens[where[0], where[1]],
         positions=where[1],
-        slot_mapping=torch.from_numpy(slots).to(device),
+        slot_mapping=to_device(slots, device),
         attention=_plan_attention(batch, kernels, windows),
-        wanted=torch.from_numpy(places[places >= (ends - batch.wanted)[entries]]).to(device),
+        wanted=to_device(batch.wanted_places(), device),
     )
 
 
 def _plan_attention(batch: StepBatch, kernels: Kernels, windows: tuple[int, ...]) -> AttentionMetadata:
     seq_lens = batch.computed + batch.scheduled
     width = -(-int(seq_lens.max()) // batch.block_size)
-    tables = torch.from_numpy(batch.block_tables[batch.rows, :width]).to(batch.tokens.device)
+    tables = to_device(batch.block_tables[batch.rows, :width], batch.tokens.device)
     return kernels.plan_attention(batch.scheduled.tolist(), seq_lens.tolist(), tables, batch.block_size, windows)

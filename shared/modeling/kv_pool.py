@@ -6,10 +6,12 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from kernels.ops.kv_cache import KVCache
+from kernels.ops.kv_cache import FP8, KVCache
+from kernels.ops.transfer import to_device
 from shared.modeling.pages import Arena, padded
 
 TakeBytes = Callable[[int], Tensor]  # size -> [size] uint8 zeros
@@ -30,9 +32,10 @@ class KVPool:
         """Copy (source, destination) blocks in every layer; all sources are read before any destination is written."""
         if not copies:
             return
-        sources, destinations = torch.tensor(copies, device=self.tensors[0].device).unbind(1)
+        sources, destinations = to_device(np.array(copies), self.tensors[0].device).unbind(1)
         for tensor in self.tensors:
-            tensor[destinations] = tensor[sources]
+            held = tensor.view(torch.uint8) if tensor.dtype == FP8 else tensor
+            held[destinations] = held[sources]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +45,7 @@ class KVLayout:
     num_layers: int
     num_kv_heads: int
     head_dim: int
-    dtype: torch.dtype  # int8 has float32 scales beside it
+    dtype: torch.dtype  # int8 has float32 scales beside it; fp8 has one of each head, and those are one
     device: torch.device
 
     def bytes_per_block(self, block_size: int) -> int:
@@ -60,6 +63,9 @@ class KVLayout:
             return take(math.prod(shape) * dtype.itemsize).view(dtype).view(shape)
 
         keys, values = (tensor((*shape, self.head_dim), self.dtype) for _ in range(2))
+        if self.dtype == FP8:
+            ones = torch.ones(self.num_kv_heads, device=self.device)
+            return KVCache(keys, values, key_head_scales=ones, value_head_scales=ones)
         if self.dtype != torch.int8:
             return KVCache(keys, values)
         return KVCache(keys, values, tensor(shape, torch.float32), tensor(shape, torch.float32))

@@ -12,6 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kernels.ops.transfer import to_device
+from kernels.provider import Penalise
 from shared.modeling.sampling_columns import Constraints, Floats, Ints, SamplingColumns
 
 MASKED = float("-inf")
@@ -30,18 +32,44 @@ class SampleBatch:
 def process_logits(
     logits: Tensor,  # [num_sampled, vocab_size] float32, changed in place
     batch: SampleBatch,
+    penalise: Penalise | None = None,  # a kernel for all penalties, where there is one
 ) -> None:
     columns, rows = batch.columns, batch.rows
     for place in np.flatnonzero(columns.constrained[rows]):
         constraints = columns.constraints[rows[place]]
         if constraints is not None:
             _constrain(logits[place], constraints, batch.tokens[rows[place], : batch.lengths[place]])
+    if penalise is not None:
+        _penalise_by(penalise, logits, batch)
+    else:
+        _penalise(logits, batch)
+
+
+def _penalise(
+    logits: Tensor,  # [num_sampled, vocab_size], changed in place
+    batch: SampleBatch,
+) -> None:
+    columns, rows = batch.columns, batch.rows
     places = np.flatnonzero(columns.repetition[rows] != 1.0)
     if len(places):
         _penalise_repetition(logits, batch, places)
     places = np.flatnonzero((columns.frequency[rows] != 0.0) | (columns.presence[rows] != 0.0))
     if len(places):
         _penalise_counts(logits, batch, places)
+
+
+def _penalise_by(
+    penalise: Penalise,
+    logits: Tensor,  # [num_sampled, vocab_size], changed in place
+    batch: SampleBatch,
+) -> None:
+    columns, rows, device = batch.columns, batch.rows, logits.device
+    factors = [column[rows] for column in (columns.repetition, columns.frequency, columns.presence)]
+    if not ((factors[0] != 1.0) | (factors[1] != 0.0) | (factors[2] != 0.0)).any():
+        return
+    where, lengths, prompts = (to_device(column, device) for column in (rows, batch.lengths, columns.num_prompt[rows]))
+    repetition, frequency, presence = (to_device(factor, device).to(logits.dtype) for factor in factors)
+    penalise(logits, batch.tokens, where, lengths, prompts, (repetition, frequency, presence))
 
 
 def _constrain(
@@ -79,7 +107,7 @@ def _penalise_repetition(
 ) -> None:
     """l / r where l > 0, else l * r, for every token of the history; a token met twice is penalised once."""
     seen = _history(batch, places, np.zeros_like(places))[0]
-    where = torch.from_numpy(places).to(logits.device)[:, None]
+    where = to_device(places, logits.device)[:, None]
     penalty = _column(batch.columns.repetition, batch.rows[places], logits)
     values = logits[where, seen]
     logits[where, seen] = torch.where(values > 0, values / penalty, values * penalty)  # equal where written twice
@@ -93,7 +121,7 @@ def _penalise_counts(
     """l - frequency * count - presence * [count > 0], over the output so far."""
     rows = batch.rows[places]
     output, real = _history(batch, places, batch.columns.num_prompt[rows])
-    where = torch.from_numpy(places).to(logits.device)[:, None]
+    where = to_device(places, logits.device)[:, None]
     table = logits.new_zeros(len(places), logits.shape[1]).scatter_add_(1, output, real.float())
     counts = table.gather(1, output)
     frequency, presence = (
@@ -107,9 +135,9 @@ def _history(batch: SampleBatch, places: Ints, begins: Ints) -> tuple[Tensor, Te
     rows, lengths = batch.rows[places], batch.lengths[places]
     offsets = begins[:, None] + np.arange(max(1, int((lengths - begins).max())))
     real = offsets < lengths[:, None]
-    columns = torch.from_numpy(np.where(real, offsets, 0)).to(batch.tokens.device)
-    tokens = batch.tokens[torch.from_numpy(rows).to(columns.device)[:, None], columns]
-    return tokens, torch.from_numpy(real).to(tokens.device)
+    columns = to_device(np.where(real, offsets, 0), batch.tokens.device)
+    tokens = batch.tokens[to_device(rows, columns.device)[:, None], columns]
+    return tokens, to_device(real, tokens.device)
 
 
 def _column(
@@ -117,4 +145,4 @@ def _column(
     rows: Ints,  # [n]
     like: Tensor,
 ) -> Tensor:  # [n, 1] of the dtype and device of `like`
-    return torch.from_numpy(values[rows]).to(like)[:, None]
+    return to_device(values[rows], like.device).to(like.dtype)[:, None]

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from kernels.ops.noise import ACCEPT_STREAM, RECOVER_STREAM
-from kernels.ops.rejection import accepts, log_residual
 from kernels.provider import SamplingKernels
 from shared.modeling.drafts import Drafts, Flags
 from shared.modeling.processing import SampleBatch
@@ -41,11 +40,11 @@ class Rejection:
         drafts, agreed = self.drafts, self.drafts.equal(chosen.cpu().numpy())
         behind, tested = self._those_that_draw()
         if len(behind):
-            where, target = select_target(logits, chosen, self.batch, behind)
+            where, target = select_target(logits, chosen, self.batch, behind, self.kernels)
             chosen[where] = target.draw(self.kernels)
         if not len(tested):
             return chosen.cpu().numpy(), drafts.num_accepted(agreed)
-        where, target = select_target(logits, chosen, self.batch, drafts.places[tested])
+        where, target = select_target(logits, chosen, self.batch, drafts.places[tested], self.kernels)
         agreed[tested] = self._test(target, tested)
         accepted = drafts.num_accepted(agreed)
         chosen[where] = torch.from_numpy(drafts.token_ids[tested]).to(chosen.device)
@@ -72,7 +71,7 @@ class Rejection:
             torch.from_numpy(column[tested]).to(device) for column in (self.drafts.token_ids, self.proposals.own)
         )
         keys = target.keys(ACCEPT_STREAM)
-        return accepts(target.values, kept.cut, kept.last_tied, draft_ids, proposed, keys).cpu().numpy()
+        return self.kernels.accepts(target.values, kept.cut, kept.last_tied, draft_ids, proposed, keys).cpu().numpy()
 
     def _recover(
         self,
@@ -86,7 +85,7 @@ class Rejection:
         inside = owners >= 0
         columns = (owners[inside], proposals.token_ids[inside], proposals.probs[inside])
         entries = [torch.from_numpy(column).to(device) for column in columns]
-        excess = log_residual(target.values, kept.cut, kept.last_tied, *entries)
+        excess = self.kernels.log_residual(target.values, kept.cut, kept.last_tied, *entries)
         cut, last = torch.full_like(target.peak, NOTHING), torch.full_like(kept.last_tied, excess.shape[1])
         recovered = self.kernels.gumbel_argmax(excess, cut, last, target.keys(RECOVER_STREAM))
         left = (excess > NOTHING).any(1)

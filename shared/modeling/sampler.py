@@ -29,13 +29,13 @@ class Sampler:
         logits: Tensor,  # [num_sampled, vocab_size] float32, changed in place
         batch: SampleBatch,
     ) -> Tensor:  # [num_sampled] int64
-        process_logits(logits, batch)
+        process_logits(logits, batch, self._kernels.penalise)
         chosen = self._kernels.argmax(logits)
         places = batch.columns.drawn(batch.rows)
         if len(places) == len(chosen):
-            return read_target(logits, chosen, batch).draw(self._kernels)
+            return read_target(logits, chosen, batch, self._kernels).draw(self._kernels)
         if len(places):
-            where, target = select_target(logits, chosen, batch, places)
+            where, target = select_target(logits, chosen, batch, places, self._kernels)
             chosen[where] = target.draw(self._kernels)
         return chosen
 
@@ -49,7 +49,7 @@ class Sampler:
         if drafts.proposals is None:
             tokens = self.sample(logits, batch).cpu().numpy()
             return tokens, drafts.num_accepted(drafts.equal(tokens))
-        process_logits(logits, batch)
+        process_logits(logits, batch, self._kernels.penalise)
         chosen = self._kernels.argmax(logits)
         return Rejection(self._kernels, batch, drafts, drafts.proposals).verify(logits, chosen)
 
@@ -63,12 +63,12 @@ class Sampler:
         The distribution is cut to MAX_PROPOSED tokens, of which the draft is then drawn: what is exact for every
         proposal is so for this one.
         """
-        process_logits(logits, batch)
+        process_logits(logits, batch, self._kernels.penalise)
         chosen = self._kernels.argmax(logits)
         places = batch.columns.drawn(batch.rows)
         if not len(places):
             return chosen, [certain(token) for token in chosen.tolist()]
-        where, target = select_target(logits, chosen, batch, places)
+        where, target = select_target(logits, chosen, batch, places, self._kernels)
         keep_most_likely(target.kept, target.values, MAX_PROPOSED)
         drawn = target.draw(self._kernels, DRAFT_STREAM)
         chosen[where] = drawn

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from kernels.ops.noise import row_keys
+from kernels.ops.transfer import to_device
 from kernels.provider import SamplingKernels
 from shared.modeling.processing import SampleBatch
 from shared.modeling.sampling_columns import Ints
-from shared.modeling.truncation import Truncation, truncate
+from shared.modeling.truncation import Truncation, truncate, truncate_by
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,13 +27,13 @@ class Target:
     def keys(self, stream: int = 0) -> tuple[Tensor, Tensor]:
         """Two words of each position [n] int64, for noise of this stream; 0: the one that ordinary tokens take."""
         device = self.values.device
-        return row_keys(*(torch.from_numpy(column).to(device) for column in (self.seeds ^ stream, self.positions)))
+        return row_keys(*(to_device(column, device) for column in (self.seeds ^ stream, self.positions)))
 
     def draw(self, kernels: SamplingKernels, stream: int = 0) -> Tensor:  # [n] int64
         return kernels.gumbel_argmax(self.values, self.kept.cut, self.kept.last_tied, self.keys(stream))
 
     def select(self, places: Ints) -> Target:
-        where = torch.from_numpy(places).to(self.values.device)
+        where = to_device(places, self.values.device)
         kept = Truncation(self.kept.cut[where], self.kept.last_tied[where])
         return Target(self.values[where], self.peak[where], kept, self.seeds[places], self.positions[places])
 
@@ -42,12 +42,17 @@ def read_target(
     logits: Tensor,  # [num_sampled, vocab_size] float32, processed; changed in place
     likeliest: Tensor,  # [num_sampled] int64
     batch: SampleBatch,
+    kernels: SamplingKernels,
 ) -> Target:
     """Of positions that sample, none that takes the most likely token."""
     columns, rows = batch.columns, batch.rows
-    values = logits.div_(torch.from_numpy(columns.temperature[rows]).to(logits.device, logits.dtype)[:, None])
+    values = logits.div_(to_device(columns.temperature[rows], logits.device).to(logits.dtype)[:, None])
     peak = values.gather(1, likeliest[:, None])[:, 0]
-    return Target(values, peak, truncate(values, peak, columns, rows), columns.seeds[rows], batch.lengths)
+    if kernels.truncation is not None:
+        kept = truncate_by(kernels.truncation, values, columns, rows)
+    else:
+        kept = truncate(values, peak, columns, rows)
+    return Target(values, peak, kept, columns.seeds[rows], batch.lengths)
 
 
 def select_target(
@@ -55,7 +60,8 @@ def select_target(
     likeliest: Tensor,  # [num_sampled] int64
     batch: SampleBatch,
     places: Ints,  # [n] of positions that sample
+    kernels: SamplingKernels,
 ) -> tuple[Tensor, Target]:  # the places on the device [n] int64, and a target of copies
-    where = torch.from_numpy(places).to(logits.device)
+    where = to_device(places, logits.device)
     chosen = SampleBatch(batch.rows[places], batch.lengths[places], batch.tokens, batch.columns)
-    return where, read_target(logits[where], likeliest[where], chosen)
+    return where, read_target(logits[where], likeliest[where], chosen, kernels)

@@ -6,12 +6,14 @@ top_p may fall between equals, and lower ids come first.  All sums are float64 a
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from kernels.ops.transfer import to_device
 from shared.modeling.sampling_columns import Floats, Ints, SamplingColumns
 
 FIRST_TOP = 128  # tokens looked at first for the boundary of top_p; most nuclei are smaller
@@ -36,7 +38,7 @@ def truncate(
     min_p, top_k, top_p = columns.min_p[rows], columns.top_k[rows], columns.top_p[rows]
     if min_p.any():
         with np.errstate(divide="ignore"):
-            depth = torch.from_numpy(np.log(min_p)).to(peak.device)  # -inf where off
+            depth = to_device(np.log(min_p), peak.device)  # -inf where off
         found.cut.copy_(peak.double() + depth)
     places = np.flatnonzero((top_k > 0) & (top_k < vocab_size))
     if len(places):
@@ -47,6 +49,19 @@ def truncate(
         if len(places):
             _apply_top_p(found, scaled, peak, top_p[places], places)
     return found
+
+
+def truncate_by(
+    kernel: Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]],  # `kernels.ops.truncation`
+    scaled: Tensor,  # [num_rows, vocab_size] float32: processed logits / temperature
+    columns: SamplingColumns,
+    rows: Ints,  # [num_rows]
+) -> Truncation:
+    """The same where the logits are, without waiting for them."""
+    with np.errstate(divide="ignore"):
+        depth = np.log(columns.min_p[rows])  # -inf where off
+    limits = (to_device(column, scaled.device) for column in (depth, columns.top_k[rows], columns.top_p[rows]))
+    return Truncation(*kernel(scaled, *limits))
 
 
 def keep_most_likely(
@@ -81,9 +96,9 @@ def _apply_top_k(
     places: Ints,  # [n]
 ) -> None:
     """Keep what is not below the k-th largest; all of its equals stay."""
-    where = torch.from_numpy(places).to(scaled.device)
+    where = to_device(places, scaled.device)
     largest = largest_values(_select(scaled, where), int(top_k.max()))
-    kth = largest.gather(1, torch.from_numpy(top_k - 1).to(scaled.device)[:, None])[:, 0]
+    kth = largest.gather(1, to_device(top_k - 1, scaled.device)[:, None])[:, 0]
     found.cut[where] = torch.maximum(found.cut[where], kth)
 
 
@@ -95,11 +110,11 @@ def _apply_top_p(
     places: Ints,  # [n]
 ) -> None:
     """Keep the smallest set of the most likely whose mass, of what is left, reaches p; at least one token."""
-    where = torch.from_numpy(places).to(scaled.device)
+    where = to_device(places, scaled.device)
     values, peak, floor = _select(scaled, where), peak[where, None], found.cut[where, None]
     left = values if bool(torch.isneginf(floor).any()) else _pack(values, floor, at_least=1)
     total = _mass(left, peak, floor).sum(1, keepdim=True)
-    ordered, reached = _nucleus(left, peak, floor, torch.from_numpy(top_p).to(total)[:, None] * total)
+    ordered, reached = _nucleus(left, peak, floor, to_device(top_p, total.device)[:, None] * total)
     cut = ordered.gather(1, reached[:, None])
     kept_ties = reached + 1 - (ordered > cut).sum(1)
     found.cut[where] = cut[:, 0]

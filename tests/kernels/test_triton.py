@@ -235,7 +235,7 @@ class Paged:
         return REFERENCE.paged_attention(self.query, self.cache, plan, self.scale, window)
 
     def found(self, window: int, split: int = 64) -> Tensor:
-        shape = AttentionShape(self.heads[0] // self.heads[1])
+        shape = AttentionShape(self.heads[0] // self.heads[1], self.heads[2])
         kernels = triton_kernels(shape)
         plan_attention = kernels.plan_attention
         plan_attention.keywords["split"] = split  # type: ignore[attr-defined]

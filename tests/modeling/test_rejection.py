@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,6 @@ from torch import Tensor
 from kernels.ops import rejection as ops
 from kernels.provider import select_kernels
 from shared.messages.steps import DraftDistribution
-from shared.modeling import rejection
 from shared.modeling.drafts import lay_out
 from shared.modeling.processing import SampleBatch
 from shared.modeling.proposals import certain_proposals, unpack_distributions
@@ -167,7 +167,9 @@ def recover_from_p(
 def test_a_wrong_rule_is_seen(
     monkeypatch: pytest.MonkeyPatch, name: str, rule: Callable[..., Tensor], model: bool, params: SamplingParams
 ) -> None:
-    monkeypatch.setattr(rejection, name, rule)
+    kernels = SAMPLER._kernels
+    wrong = replace(kernels, accepts=rule) if name == "accepts" else replace(kernels, log_residual=rule)
+    monkeypatch.setattr(SAMPLER, "_kernels", wrong)
     assert fit(params, model=model) < 1e-6
 
 

@@ -22,7 +22,7 @@ ALLOWED: dict[str, set[str]] = {
     "shared.transport.keys": {"STDLIB", "zmq", "msgspec", "shared"},
     "shared.actor": {"STDLIB", "uvloop", "msgspec", "structlog", "shared"},
     "shared.modeling": {"STDLIB", "torch", "numpy", "safetensors", "tqdm", "msgspec", "structlog", "shared", "kernels"},
-    "shared.execution": {"STDLIB", "torch", "numpy", "msgspec", "structlog", "shared", "kernels"},
+    "shared.execution": {"STDLIB", "torch", "numpy", "tqdm", "msgspec", "structlog", "shared", "kernels"},
     "shared": {"STDLIB", "msgspec", "structlog", "tokenizers", "huggingface_hub", "shared"},
     "services.scheduler": {"STDLIB", "msgspec", "shared", "structlog"},
     "services.simulator": {"STDLIB", "msgspec", "shared", "services.scheduler"},
@@ -47,10 +47,11 @@ ALLOWED: dict[str, set[str]] = {
     "shared.client": {"STDLIB", "grpc", "msgspec", "protos", "shared.errors"},
     "shared.metrics": {"STDLIB", "msgspec"},
     "shared.workload": {"STDLIB", "msgspec", "shared.packing", "shared.workload"},
-    "kernels.ops": {"torch", "STDLIB"},
+    "kernels.ops": {"torch", "numpy", "STDLIB"},
     "kernels.cpu": {"torch", "numpy", "STDLIB", "kernels.ops"},
     "kernels.triton": {"torch", "numpy", "STDLIB", "triton", "kernels.ops"},
-    "kernels": {"torch", "STDLIB", "kernels.ops", "kernels.cpu", "kernels.triton"},
+    "kernels.flash": {"torch", "numpy", "STDLIB", "kernels.ops"},
+    "kernels": {"torch", "STDLIB", "kernels.ops", "kernels.cpu", "kernels.triton", "kernels.flash"},
     "protos": {"STDLIB", "google", "grpc", "protos"},
 }  # fmt: skip
 SHELLS = {"actor", "main", "__main__"}

@@ -1,0 +1,84 @@
+"""What a step answers, on its way from the device: copied behind the step, read once its event has passed.
+
+The thread that launches steps never waits; whoever finishes an answer does.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from shared.messages.steps import StepResult
+
+
+class Clock(Protocol):
+    """Measures one step, from when it is made."""
+
+    def stop(self) -> None: ...
+
+    def seconds(self) -> float:
+        """Waits for the step where it runs behind the host's back."""
+        ...
+
+
+class HostClock:
+    def __init__(self) -> None:
+        self._begin = time.perf_counter()
+        self._seconds = 0.0
+
+    def stop(self) -> None:
+        self._seconds = time.perf_counter() - self._begin
+
+    def seconds(self) -> float:
+        return self._seconds
+
+
+class DeviceClock:
+    """Events around what is launched in between; the wait is blocking, so that it takes no processor."""
+
+    def __init__(self) -> None:
+        make: Callable[..., Any] = torch.cuda.Event
+        self._begin, self._end = (make(enable_timing=True, blocking=True) for _ in range(2))
+        self._begin.record()
+
+    def stop(self) -> None:
+        self._end.record()
+
+    def seconds(self) -> float:
+        self._end.synchronize()
+        return float(self._begin.elapsed_time(self._end)) / 1000
+
+
+def start_clock(device: torch.device) -> Clock:
+    return DeviceClock() if device.type == "cuda" else HostClock()
+
+
+class Answer:
+    """One step's, once `finish` is called: at once on a CPU."""
+
+    def __init__(
+        self,
+        token_ids: Tensor,  # [num_yielded] int64
+        make_result: Callable[[list[int], float], StepResult],
+        clock: Clock,
+    ) -> None:
+        self._token_ids = to_host(token_ids)
+        self._make_result = make_result
+        self._clock = clock
+        clock.stop()
+
+    def finish(self) -> StepResult:
+        seconds = self._clock.seconds()
+        return self._make_result(self._token_ids.tolist(), seconds)
+
+
+def to_host(tensor: Tensor) -> Tensor:
+    """A copy in pinned memory that is there when what was launched until now is done."""
+    if tensor.device.type != "cuda":
+        return tensor
+    pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    return pinned.copy_(tensor, non_blocking=True)

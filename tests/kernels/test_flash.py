@@ -1,0 +1,87 @@
+"""What FlashInfer and FlashAttention would be called with, by stand-ins that attend as their documentation says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from kernels.flash.attention import FlashAttention3, FlashInferAttention, HeadShape
+from kernels.ops import attention
+from kernels.ops.kv_cache import KVCache
+
+HEADS, KV_HEADS, HEAD_DIM, BLOCK = 4, 2, 8, 16
+QUERY_LENS, SEQ_LENS = [1, 5, 20, 1], [33, 5, 48, 16]
+
+
+def attend(
+    query: Tensor, cache: KVCache, starts: Tensor, lengths: list[int], blocks: list[Tensor], window: int
+) -> Tensor:
+    """Sequence by sequence, each over its own blocks."""
+    out = torch.empty_like(query)
+    for index, length in enumerate(lengths):
+        tokens = slice(int(starts[index]), int(starts[index + 1]))
+        own = query[tokens]
+        plan = attention.plan_attention([len(own)], [length], blocks[index][None].long(), BLOCK, [window])
+        out[tokens] = attention.paged_attention(own, cache, plan, HEAD_DIM**-0.5, window)
+    return out
+
+
+class Wrapper:
+    """As flashinfer.BatchPrefillWithPagedKVCacheWrapper is documented."""
+
+    def __init__(self, workspace: Tensor, layout: str) -> None:
+        assert layout == "NHD" and workspace.dtype == torch.uint8
+
+    def plan(
+        self, starts: Tensor, pages: Tensor, indices: Tensor, last: Tensor, heads: int, kv_heads: int, head_dim: int,
+        page_size: int, *, causal: bool, sm_scale: float, window_left: int, **dtypes: torch.dtype,
+    ) -> None:  # fmt: skip
+        assert (heads, kv_heads, head_dim, page_size, causal) == (HEADS, KV_HEADS, HEAD_DIM, BLOCK, True)
+        assert sm_scale == HEAD_DIM**-0.5
+        assert {starts.dtype, pages.dtype, indices.dtype, last.dtype} == {torch.int32}
+        self.starts, self.window = starts, window_left + 1
+        self.blocks = [indices[pages[index] : pages[index + 1]] for index in range(len(last))]
+        self.lengths = [(len(own) - 1) * page_size + int(end) for own, end in zip(self.blocks, last, strict=True)]
+
+    def run(self, query: Tensor, cache: tuple[Tensor, Tensor]) -> Tensor:
+        return attend(query, KVCache(*cache), self.starts, self.lengths, self.blocks, self.window)
+
+
+class Libraries:
+    BatchPrefillWithPagedKVCacheWrapper = Wrapper
+
+    @staticmethod
+    def flash_attn_with_kvcache(
+        query: Tensor, keys: Tensor, values: Tensor, *, cache_seqlens: Tensor, page_table: Tensor, cu_seqlens_q: Tensor,
+        max_seqlen_q: int, softmax_scale: float, causal: bool, window_size: tuple[int, int],
+    ) -> Tensor:  # fmt: skip
+        assert causal and softmax_scale == HEAD_DIM**-0.5 and max_seqlen_q == max(QUERY_LENS)
+        assert window_size == (-1, -1) or window_size[1] == 0
+        lengths = cache_seqlens.tolist()
+        blocks = [table[: -(-length // BLOCK)] for table, length in zip(page_table, lengths, strict=True)]
+        return attend(query, KVCache(keys, values), cu_seqlens_q, lengths, blocks, window_size[0] + 1)
+
+
+@pytest.mark.parametrize("window", [0, 7])
+@pytest.mark.parametrize("library", ["flashinfer", "flashattention"])
+def test_the_reference_s_result(library: str, window: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    shape = (12, BLOCK, KV_HEADS, HEAD_DIM)
+    cache = KVCache(*(torch.randn(shape, generator=generator) for _ in range(2)))
+    tables = torch.randperm(12, generator=generator).view(4, 3)
+    query = torch.randn(sum(QUERY_LENS) + 2, HEADS, HEAD_DIM, generator=generator)
+    heads = HeadShape(HEADS, KV_HEADS, HEAD_DIM, torch.float32)
+    device = torch.device("cpu")
+    served: Any = (
+        FlashInferAttention(Libraries, heads, device) if library == "flashinfer" else FlashAttention3(Libraries)
+    )
+    for windows in ([window], [0, window]):
+        metadata = served.plan_attention(QUERY_LENS, SEQ_LENS, tables, BLOCK, windows)
+        found = served.paged_attention(query, cache, metadata, HEAD_DIM**-0.5, window)
+        plan = attention.plan_attention(QUERY_LENS, SEQ_LENS, tables, BLOCK, [window])
+        wanted = attention.paged_attention(query, cache, plan, HEAD_DIM**-0.5, window)
+        torch.testing.assert_close(found, wanted)
+        assert not found[-2:].any()

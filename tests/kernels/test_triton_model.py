@@ -1,0 +1,112 @@
+"""A whole model with Triton's kernels: the tokens are those of the CPU's own."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+
+from kernels.provider import AttentionShape, has_triton, triton_kernels
+from shared.config import Settings
+from shared.execution import engine
+from shared.execution.backend import Backend, choose_backend
+from shared.execution.graphs import DirectRecorder, GraphedDecoder, StepGraph, step_sizes
+from shared.execution.runner import ModelRunner
+from shared.model_source import resolve_model_dir
+from shared.modeling.batch import StepBatch
+from shared.modeling.config import read_config
+from shared.modeling.llama import Decoder
+from shared.modeling.weights import open_weights
+from shared.sampling import SamplingParams
+from tests.modeling.checkpoints import random_prompt, save_checkpoint
+from tests.modeling.driver import Driver
+
+if not has_triton():
+    pytest.skip("triton is not installed", allow_module_level=True)
+
+from kernels.triton.launch import INTERPRETED
+
+if not (INTERPRETED or torch.cuda.is_available()):
+    pytest.skip("no GPU, and triton was imported without TRITON_INTERPRET=1", allow_module_level=True)
+
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.*")
+ROOT = Path(__file__).resolve().parents[2]
+BUNDLED, DRAFT = ROOT / "models" / "pageant-stories", ROOT / "models" / "pageant-stories-draft"
+SAMPLED = SamplingParams(temperature=0.9, top_p=0.95, top_k=50)
+
+
+def make_runner(model: Path, *, triton: bool, graphs: bool = False, **changes: Any) -> ModelRunner:
+    """In float32, where providers agree token for token; graphs are run, not captured, where there is no GPU."""
+    settings = Settings(
+        model=str(model), kernels="torch", device="cpu", dtype="float32", num_blocks=64, max_num_seqs=8, **changes
+    )
+    directory = resolve_model_dir(settings.model)
+    config = read_config(directory)
+    source = open_weights(settings.load_format, directory, config)
+    backend: Backend = choose_backend(settings, config, source.dtype)
+    if triton:
+        shape = AttentionShape(config.num_heads // config.num_kv_heads, config.head_dim)
+        backend = replace(backend, kernels=triton_kernels(shape))
+    built = engine.build(backend, config, source, config.max_position_embeddings)
+    if graphs:
+        assert isinstance(built, Decoder)
+        built = GraphedDecoder(built, DirectRecorder(), max_tokens=12, longest=4)
+    plan = engine.plan_pool(settings, built, config.max_position_embeddings)
+    return engine.make_runner(settings, engine.assemble(settings, built, backend, plan))
+
+
+def generate(runner: ModelRunner, num_tokens: int) -> list[list[int]]:
+    """A prompt in two chunks beside another that decodes already, one of them sampling."""
+    driver = Driver(runner)
+    first = driver.add(0, random_prompt(21, seed=1))
+    second = driver.add(3, random_prompt(9, seed=2), SAMPLED, seed=7)
+    driver.step({3: 9})
+    driver.step({0: 12, 3: 1})
+    driver.step({0: 9, 3: 1})
+    for _ in range(num_tokens):
+        driver.step({0: 1, 3: 1})
+    return [first.output, second.output]
+
+
+@pytest.mark.parametrize(("model", "kv_cache_dtype"), [(BUNDLED, "auto"), (DRAFT, "int8")])
+def test_the_bundled_models(model: Path, kv_cache_dtype: str) -> None:
+    wanted = generate(make_runner(model, triton=False, kv_cache_dtype=kv_cache_dtype), 3)
+    assert generate(make_runner(model, triton=True, kv_cache_dtype=kv_cache_dtype), 3) == wanted
+    assert len(set(wanted[0])) > 1
+
+
+@pytest.mark.parametrize("variant", ["qwen3", "qwen2-window"])
+def test_families(variant: str, tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, variant)
+    wanted = generate(make_runner(tmp_path, triton=False), 4)
+    assert generate(make_runner(tmp_path, triton=True), 4) == wanted
+
+
+def test_graphs_pad_and_change_nothing(tmp_path: Path) -> None:
+    """Decodes and short entries go through the tensors that graphs read; the prompt's chunks are too long for them."""
+    save_checkpoint(tmp_path, "mistral-window")
+    runner = make_runner(tmp_path, triton=True, graphs=True)
+    model = runner._model
+    assert isinstance(model, GraphedDecoder)
+    replays = 0
+    forward = StepGraph.fill
+
+    def count(self: StepGraph, batch: StepBatch) -> None:
+        nonlocal replays
+        replays += 1
+        forward(self, batch)
+
+    with patch.object(StepGraph, "fill", count):
+        found = generate(runner, 3)
+    assert replays == 3  # the prompts' chunks are longer than what graphs are made for
+    assert found == generate(make_runner(tmp_path, triton=False), 3)
+
+
+def test_sizes_of_graphs() -> None:
+    assert step_sizes(1) == [1]
+    assert step_sizes(6) == [1, 2, 4, 6]
+    assert step_sizes(100)[:5] == [1, 2, 4, 8, 16] and step_sizes(100)[-3:] == [80, 96, 100]

@@ -1,0 +1,107 @@
+"""Steps on a device behind the host: launched ahead, answered in order."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import cast
+
+from services.worker.overlapped import OverlappedSteps
+from shared.messages import StepPlan, StepResult
+from shared.transport.memory import MemoryTransport
+
+
+def plan(step_id: int, epoch: int = 1) -> StepPlan:
+    return StepPlan(epoch, step_id, [], [0], [0], [1], [0], [], [], [])
+
+
+class Device:
+    """Steps end when they are told to."""
+
+    def __init__(self) -> None:
+        self.launched: list[int] = []
+        self.num_resets = 0
+        self.ends: dict[int, threading.Event] = {}
+        self.broken = 0  # the step that cannot be launched
+
+    def reset(self) -> None:
+        self.num_resets += 1
+
+    def launch(self, plan: StepPlan) -> Step:
+        if plan.step_id == self.broken:
+            raise RuntimeError("broken")
+        self.launched.append(plan.step_id)
+        self.ends.setdefault(plan.step_id, threading.Event())
+        return Step(plan, self.ends[plan.step_id])
+
+
+class Step:
+    def __init__(self, plan: StepPlan, end: threading.Event) -> None:
+        self._plan = plan
+        self._end = end
+
+    def finish(self) -> StepResult:
+        assert self._end.wait(10)
+        return StepResult(self._plan.epoch, self._plan.step_id, [1], [5])
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+class Bench:
+    """Steps over a device, and what they send."""
+
+    def __init__(self) -> None:
+        self.device = Device()
+        self.failures: list[int] = []
+        self.sent: list[int] = []
+        transport = MemoryTransport()
+        outbox = transport.outbox()
+        outbox.send = lambda _, message: self.sent.append(cast(StepResult, message).step_id)  # type: ignore[method-assign]
+        transport.outbox = lambda: outbox  # type: ignore[method-assign]
+        self.steps = OverlappedSteps(self.device, transport, on_failure=lambda: self.failures.append(1))
+
+    def end(self, *step_ids: int) -> None:
+        for step_id in step_ids:
+            self.device.ends.setdefault(step_id, threading.Event()).set()
+
+
+def test_the_next_is_launched_before_the_first_has_ended() -> None:
+    bench = Bench()
+    bench.steps.submit(plan(1))
+    bench.steps.submit(plan(2))
+    until(lambda: bench.device.launched == [1, 2])
+    assert bench.sent == []
+    assert bench.steps.watch.seconds >= 0.0
+    bench.end(2, 1)
+    until(lambda: bench.sent == [1, 2])
+    bench.steps.close()
+    assert bench.steps.failure is None
+
+
+def test_epochs() -> None:
+    bench = Bench()
+    bench.end(1, 2, 3, 4)
+    for one in (plan(1, epoch=5), plan(2, epoch=4), plan(3, epoch=5), plan(4, epoch=6)):
+        bench.steps.submit(one)
+    until(lambda: bench.sent == [1, 3, 4])
+    bench.steps.close()
+    assert bench.device.num_resets == 2
+
+
+def test_a_step_that_fails_is_told_and_the_one_before_it_is_answered() -> None:
+    bench = Bench()
+    bench.device.broken = 2
+    for step_id in (1, 2, 3):
+        bench.steps.submit(plan(step_id))
+    until(lambda: bool(bench.failures))
+    bench.end(1)
+    until(lambda: bench.sent == [1])
+    assert isinstance(bench.steps.failure, RuntimeError)
+    assert bench.device.launched == [1]
+    bench.steps.close()
