@@ -1,0 +1,1 @@
+"""Measurements on a GPU, and what can be known of its kernels without one."""

@@ -1,0 +1,73 @@
+"""The attention kernel alone, beside others where they are installed, and over other launch settings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from importlib.util import find_spec
+from itertools import product
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+
+from kernels.ops.kv_cache import KVCache
+from kernels.provider import AttentionShape, triton_kernels
+from scripts.bench.gpu.ceilings import seconds
+from scripts.bench.gpu.shapes import Shape
+
+BLOCK = 16  # tokens
+SETTINGS = list(product((32, 64, 128), (2, 4, 8), (2, 3, 4, 5)))  # keys, warps, stages
+
+
+class Problem:
+    """Decodes of equally long sequences, whose blocks lie anywhere."""
+
+    def __init__(self, shape: Shape, num_seqs: int, context: int, device: str) -> None:
+        self.shape, self.num_seqs, self.context = shape, num_seqs, context
+        per_seq = -(-context // BLOCK)
+        size = (num_seqs * per_seq, BLOCK, shape.num_kv_heads, shape.head_dim)
+        dtype = torch.bfloat16
+        self.cache = KVCache(*(torch.randn(size, device=device, dtype=dtype) for _ in range(2)))
+        self.tables = torch.randperm(num_seqs * per_seq, device=device).view(num_seqs, per_seq)
+        self.query = torch.randn(num_seqs, shape.num_heads, shape.head_dim, device=device, dtype=dtype)
+
+    def triton(self) -> Callable[[], Tensor]:
+        shape = self.shape
+        known = AttentionShape(shape.num_heads // shape.num_kv_heads, shape.head_dim, self.context)
+        kernels = triton_kernels(known)
+        ones, lengths = [1] * self.num_seqs, [self.context] * self.num_seqs
+        plan = kernels.plan_attention(ones, lengths, self.tables, BLOCK, [0])
+        scale = shape.head_dim**-0.5
+        return lambda: kernels.paged_attention(self.query, self.cache, plan, scale, 0)
+
+    def flashinfer(self) -> Callable[[], Tensor] | None:
+        """None where it is not installed."""
+        if find_spec("flashinfer") is None:
+            return None
+        flashinfer = import_module("flashinfer")
+        shape, per_seq = self.shape, self.tables.shape[1]
+        workspace = torch.empty(256 << 20, dtype=torch.uint8, device="cuda")
+        wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace, "NHD", use_tensor_cores=True)
+        starts = torch.arange(self.num_seqs + 1, dtype=torch.int32, device="cuda") * per_seq
+        last = torch.full((self.num_seqs,), (self.context - 1) % BLOCK + 1, dtype=torch.int32, device="cuda")
+        wrapper.plan(
+            starts, self.tables.flatten().int(), last, shape.num_heads, shape.num_kv_heads, shape.head_dim, BLOCK,
+            q_data_type=torch.bfloat16, kv_data_type=torch.bfloat16,
+        )  # fmt: skip
+        run: Callable[..., Tensor] = wrapper.run
+        return lambda: run(self.query, (self.cache.keys, self.cache.values))
+
+
+def tune(problem: Problem) -> list[tuple[float, tuple[int, int, int]]]:
+    """Seconds of each launch setting, the fastest first; those that do not fit the card are left out."""
+    from kernels.triton import attention
+
+    found = []
+    for setting in SETTINGS:
+        with patch.object(attention, "_tuning", lambda *_, setting=setting: setting):
+            try:
+                found.append((seconds(problem.triton()), setting))
+            except Exception as error:  # out of shared memory, in as many words as triton has versions
+                print(f"keys, warps, stages {setting}: {type(error).__name__}", flush=True)
+    return sorted(found)

@@ -1,0 +1,104 @@
+"""One launch of every kernel, for a shape: to be compiled for a card that is not there, or run on tiny tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+from kernels.ops.kv_cache import FP8, KVCache
+from kernels.ops.rotary_store import HeadNorm
+from kernels.provider import AttentionShape, Kernels, triton_kernels
+from kernels.triton.draft_verification import verify_drafts
+from kernels.triton.penalties import penalise
+from kernels.triton.rejection import accepts, log_residual
+from kernels.triton.row_writes import write_rows
+from kernels.triton.truncation import truncation
+from scripts.bench.gpu.shapes import Shape
+
+BLOCK, ROWS = 16, 4  # tokens of a block, sequences
+Launch = Callable[[], object]
+
+
+class Catalogue:
+    """Tensors are zero: what is said of a launch here does not depend on what is in them."""
+
+    def __init__(self, shape: Shape, dtype: torch.dtype) -> None:
+        self._shape, self._dtype = shape, dtype
+        self._context = min(600, shape.max_position_embeddings)  # longer than a part, where it can be
+        known = AttentionShape(shape.num_heads // shape.num_kv_heads, shape.head_dim, shape.max_position_embeddings)
+        self._kernels: Kernels = triton_kernels(known)
+
+    def launches(self) -> Iterator[tuple[str, Launch]]:
+        yield from self._attention()
+        yield from self._layers()
+        yield from self._sampling()
+        yield from self._rows()
+
+    def _attention(self) -> Iterator[tuple[str, Launch]]:
+        dtype = self._dtype
+        for name, queries, kv_dtype, window in (
+            ("decode", 1, dtype, 0), ("verify 5", 5, dtype, 0), ("prefill", 64, dtype, 0), ("window", 1, dtype, 100),
+            ("decode, int8 cache", 1, torch.int8, 0), ("decode, fp8 cache", 1, FP8, 0),
+        ):  # fmt: skip
+            yield f"attention: {name}", lambda q=queries, kv=kv_dtype, w=window: self._attend(q, kv, w)  # type: ignore[misc]
+
+    def _attend(self, queries: int, kv_dtype: torch.dtype, window: int) -> Tensor:
+        shape, kernels = self._shape, self._kernels
+        tables = torch.zeros(ROWS, -(-self._context // BLOCK), dtype=torch.int64)
+        plan = kernels.plan_attention([queries] * ROWS, [self._context] * ROWS, tables, BLOCK, [window])
+        query = torch.zeros(queries * ROWS, shape.num_heads, shape.head_dim, dtype=self._dtype)
+        return kernels.paged_attention(query, self._cache(kv_dtype), plan, shape.head_dim**-0.5, window)
+
+    def _cache(self, dtype: torch.dtype) -> KVCache:
+        heads = self._shape.num_kv_heads
+        keys, values = (torch.zeros(ROWS, BLOCK, heads, self._shape.head_dim).to(dtype) for _ in range(2))
+        if dtype == torch.int8:
+            return KVCache(keys, values, *(torch.zeros(ROWS, BLOCK, heads) for _ in range(2)))
+        if dtype == FP8:
+            return KVCache(keys, values, key_head_scales=torch.ones(heads), value_head_scales=torch.ones(heads))
+        return KVCache(keys, values)
+
+    def _layers(self) -> Iterator[tuple[str, Launch]]:
+        shape, kernels, dtype = self._shape, self._kernels, self._dtype
+        x, weight = torch.zeros(ROWS, shape.hidden, dtype=dtype), torch.zeros(shape.hidden, dtype=dtype)
+        yield "rms_norm", lambda: kernels.rms_norm(x, weight, 1e-5)
+        yield "add_rms_norm", lambda: kernels.add_rms_norm(x, x, weight, 1e-5)
+        gates = torch.zeros(ROWS, 2 * shape.inner, dtype=dtype)
+        yield "silu_mul", lambda: kernels.silu_mul(gates)
+        heads = shape.num_heads + 2 * shape.num_kv_heads
+        qkv = torch.zeros(ROWS, heads, shape.head_dim, dtype=dtype)
+        turns = torch.zeros(ROWS, 1, shape.head_dim, dtype=dtype)
+        scale = torch.zeros(shape.head_dim, dtype=dtype)
+        norm = HeadNorm(scale, scale, 1e-6)
+        slots = torch.arange(ROWS)
+        yield "rotary", lambda: kernels.rotary(qkv, turns, turns)
+        kv = qkv[:, -shape.num_kv_heads :]
+        for name, kv_dtype in (("", dtype), (", int8 cache", torch.int8), (", fp8 cache", FP8)):
+            cache = self._cache(kv_dtype)
+            yield f"store_kv{name}", lambda cache=cache: kernels.store_kv(kv, kv, cache, slots)  # type: ignore[misc]
+            for normed in (None, norm):
+                label = f"rotary_store{name}{', norm' if normed else ''}"
+                yield label, lambda n=normed, c=cache: kernels.rotary_store(qkv, turns, turns, n, c, slots)  # type: ignore[misc]
+
+    def _sampling(self) -> Iterator[tuple[str, Launch]]:
+        sampling, vocab_size = self._kernels.sampling, self._shape.vocab_size
+        logits, held = torch.zeros(ROWS, vocab_size), torch.zeros(ROWS, vocab_size, dtype=self._dtype)
+        ints, floats, doubles = torch.zeros(ROWS, dtype=torch.int64), torch.ones(ROWS), torch.ones(ROWS).double()
+        histories = torch.zeros(ROWS, 64, dtype=torch.int64)
+        yield "argmax", lambda: sampling.argmax(held)
+        yield "gumbel_argmax", lambda: sampling.gumbel_argmax(logits, floats, ints, (ints, ints))
+        yield "truncation", lambda: truncation(logits, doubles, ints, doubles)
+        yield "penalise", lambda: penalise(logits, histories, ints, ints, ints, (floats, floats, floats))
+        yield "accepts", lambda: accepts(logits, floats, ints, ints, doubles, (ints, ints))
+        yield "log_residual", lambda: log_residual(logits, floats, ints, ints, ints, doubles)
+
+    def _rows(self) -> Iterator[tuple[str, Launch]]:
+        ints, small = torch.zeros(2 * ROWS, dtype=torch.int64), torch.zeros(ROWS, dtype=torch.int32)
+        bounds, blocks = torch.arange(ROWS + 1, dtype=torch.int32), torch.zeros(ROWS, 64, dtype=torch.int32)
+        starts = torch.arange(ROWS, dtype=torch.int32) * 2
+        histories = torch.zeros(ROWS, 64, dtype=torch.int64)
+        yield "verify_drafts", lambda: verify_drafts(ints, ints - 1, starts, histories, small, small)
+        yield "write_rows", lambda: write_rows(blocks, torch.arange(ROWS, dtype=torch.int32), small, bounds, small)
+        yield "step_inputs", lambda: self._kernels.step_inputs(histories, blocks, small, small, bounds, BLOCK, ROWS)
