@@ -153,7 +153,9 @@ class TokenizerActor(MemberActor):
         text = request.text
         if request.chat is not None:
             assert self.renderers is not None  # the rules let no chat through where there is no template
-            text = await self.renderers.render(request.chat, request.chat_options)
+            # The same prompt whenever and wherever a request is tokenized: its time is that of its arrival.
+            now = request.header.arrival_time if isinstance(request, TokenizeRequest) else None
+            text = await self.renderers.render(request.chat, request.chat_options, now)
             self.rules.check_length(text, self.max_input_length, "chat")
             encode = self.tokenizer.encode_plain  # the template has written the special tokens
         text = text or ""

@@ -12,11 +12,12 @@ from shared.errors import RequestError
 from shared.messages import ChatMessage, ChatOptions, ToolCall
 
 MAX_TOOLS = 256
+LATEST = 1 << 33  # Unix seconds that a calendar can be made of
 RESERVED = ("messages", "tools", "documents", "add_generation_prompt")  # the server's own words to a template
 
 
-def render_job(chat: Sequence[ChatMessage], options: ChatOptions | None = None) -> RenderJob:
-    """One chat to render.  Raises RequestError where the options are not what they should be."""
+def render_job(chat: Sequence[ChatMessage], options: ChatOptions | None = None, now: float = 0.0) -> RenderJob:
+    """One chat to render, at `now` (Unix seconds).  Raises RequestError where the options are not what they should be."""
     options = options or ChatOptions()
     if options.continue_final_message and options.add_generation_prompt:
         raise RequestError(
@@ -28,6 +29,7 @@ def render_job(chat: Sequence[ChatMessage], options: ChatOptions | None = None) 
         variables=_variables(options.template_args),
         add_generation_prompt=options.add_generation_prompt,
         continue_final_message=options.continue_final_message,
+        now=now if 0 <= now < LATEST else 0.0,
     )
 
 

@@ -29,6 +29,7 @@ class RenderJob(msgspec.Struct, frozen=True):
     variables: dict[str, Any] = {}
     add_generation_prompt: bool = True
     continue_final_message: bool = False
+    now: float = 0.0  # Unix seconds: what the template takes for the present
 
 
 class Rendering(msgspec.Struct, frozen=True):

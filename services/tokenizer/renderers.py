@@ -7,6 +7,7 @@ import contextlib
 import math
 import os
 import sys
+import time
 from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections.abc import Sequence
 from pathlib import Path
@@ -82,9 +83,11 @@ class RendererPool:
         if self._children:
             await self._all_reaped.wait()
 
-    async def render(self, messages: Sequence[ChatMessage], options: ChatOptions | None = None) -> str:
+    async def render(
+        self, messages: Sequence[ChatMessage], options: ChatOptions | None = None, now: float | None = None
+    ) -> str:
         """The chat as the model's prompt.  Raises RequestError where the template does not give one in time."""
-        job = render_job(messages, options)
+        job = render_job(messages, options, time.time() if now is None else now)
         try:
             async with asyncio.timeout(self.timeout):
                 child = await self._idle.get()

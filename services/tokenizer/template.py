@@ -40,13 +40,13 @@ def compile_template(source: str) -> Template:
     )
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = _strftime_now
     return environment.from_string(source)
 
 
 def render(template: Template, special_tokens: Mapping[str, str], job: RenderJob, max_output_bytes: int) -> str:
     """The text of a chat, which asks for the assistant's next message or leaves the last one open."""
     given = {
+        "strftime_now": datetime.fromtimestamp(job.now).strftime,
         **special_tokens,
         **job.variables,
         "messages": job.messages,
@@ -89,7 +89,3 @@ def _to_json(
 
 def _raise_exception(message: str) -> NoReturn:
     raise TemplateError(message)
-
-
-def _strftime_now(format: str) -> str:
-    return datetime.now().strftime(format)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,13 @@ TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type
 
 def text(template: str, chat: list[ChatMessage], **options: Any) -> str:
     return render(compile_template(template), {}, render_job(chat, ChatOptions(**options)), 1 << 20)
+
+
+@pytest.mark.parametrize("now", [0.0, 1.7e9, float("nan"), float("inf"), -1e30])
+def test_a_prompt_s_time_is_its_request_s_so_that_it_is_the_same_whenever_it_is_made(now: float) -> None:
+    template = compile_template("{{ strftime_now('%Y-%m-%d %H:%M:%S') }}")
+    said = render(template, {}, render_job([ASKED], now=now), 1 << 20)
+    assert said == datetime.fromtimestamp(now if now == 1.7e9 else 0.0).strftime("%Y-%m-%d %H:%M:%S")
 
 
 def test_only_what_is_there_is_shown() -> None:
