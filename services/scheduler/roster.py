@@ -127,6 +127,7 @@ def implausible(capacity: WorkerCapacity | DraftCapacity | None) -> str | None:
     """Why nobody can offer this; None where somebody can."""
     for name, most in PLAUSIBLE.items():
         value = getattr(capacity, name, None)
-        if value is not None and not (name not in CAN_BE_NONE) <= value <= most:
-            return f"its {name} is {value}, which must be in 1..{most}"
+        least = 0 if name in CAN_BE_NONE else 1
+        if value is not None and not least <= value <= most:
+            return f"its {name} is {value}, which must be in {least}..{most}"
     return None

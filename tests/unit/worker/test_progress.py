@@ -1,0 +1,128 @@
+"""Busy or stuck: a step may take as long as steps of its size do, and a stuck one ends its worker in the end."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from services.worker.checks import check_plan
+from services.worker.progress import StepWatch
+from services.worker.steps import ThreadSteps
+from shared.errors import ProtocolError
+from shared.messages import AdmittedSequence, StepPlan, StepResult, WorkerCapacity
+from shared.packing import pack_tokens
+from shared.sampling import SamplingParams
+from shared.transport import MemoryTransport
+
+TIMEOUT = 5.0
+CAPACITY = WorkerCapacity(64, 16, 8, 512, 1000, "tiny", "float32", "cpu")
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def plan(num_tokens: int = 1, **changes: Any) -> StepPlan:
+    fields: dict[str, Any] = {
+        "epoch": 1, "step_id": 1, "admitted": [], "rows": [0], "num_computed_tokens": [0],
+        "num_scheduled_tokens": [num_tokens], "num_new_blocks": [1], "new_block_ids": [3], "block_copies": [],
+        "released_rows": [],
+    }  # fmt: skip
+    return StepPlan(**(fields | changes))
+
+
+def test_an_idle_worker_is_never_stalled() -> None:
+    clock = Clock()
+    watch = StepWatch(clock)
+    clock.now += 1e6
+    assert not watch.is_stalled(TIMEOUT) and not watch.is_computing(TIMEOUT)
+
+
+def test_a_long_step_is_busy_where_such_steps_are_long() -> None:
+    clock = Clock()
+    watch = StepWatch(clock)
+    for num_tokens, seconds in ((2048, 20.0), (1, 0.02)):
+        watch.begin(plan(num_tokens))
+        clock.now += seconds
+        assert watch.is_computing(TIMEOUT) and not watch.is_stalled(TIMEOUT)
+        watch.end()
+    watch.begin(plan(2048))
+    clock.now += 60
+    assert not watch.is_stalled(TIMEOUT), "four times as long as the slowest"
+    clock.now += 60
+    assert watch.is_stalled(TIMEOUT) and not watch.is_computing(TIMEOUT) and not watch.is_hopeless(TIMEOUT)
+    watch.end()
+    assert not watch.is_stalled(TIMEOUT)
+    watch.begin(plan(1))
+    clock.now += 5.2
+    assert watch.is_stalled(TIMEOUT), "a step of one token took 20 ms before"
+    clock.now += 70
+    assert watch.is_hopeless(TIMEOUT)
+
+
+def test_a_size_that_was_never_seen_is_judged_by_smaller_ones() -> None:
+    clock = Clock()
+    watch = StepWatch(clock)
+    watch.begin(plan(64))
+    clock.now += 1.0
+    watch.end()
+    watch.begin(plan(512))
+    clock.now += 30.0
+    assert not watch.is_stalled(TIMEOUT)
+    clock.now += 10.0
+    assert watch.is_stalled(TIMEOUT)
+
+
+def test_a_stuck_step_thread_is_seen_from_outside() -> None:
+    release = threading.Event()
+
+    class Stuck:
+        def reset(self) -> None: ...
+
+        def run(self, plan: StepPlan) -> StepResult:
+            release.wait(10)
+            return StepResult(plan.epoch, plan.step_id, [1], [5])
+
+    steps = ThreadSteps(Stuck(), MemoryTransport(), on_failure=lambda: None)
+    steps.submit(plan())
+    deadline = time.monotonic() + 5
+    while not steps.watch.is_stalled(0.01) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert steps.watch.is_stalled(0.01)
+    release.set()
+    steps.close()
+    assert not steps.watch.is_stalled(0.01)
+
+
+GOOD = AdmittedSequence(7, pack_tokens([1, 2]), 2, SamplingParams(), 1, [0])
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"rows": [0, 1]},
+        {"rows": [8]},
+        {"rows": [-1]},
+        {"rows": [0, 0], "num_computed_tokens": [0, 0], "num_scheduled_tokens": [1, 1], "num_new_blocks": [1, 0]},
+        {"num_computed_tokens": []},
+        {"num_scheduled_tokens": [-1]},
+        {"num_new_blocks": [2]},
+        {"num_new_blocks": [2**63]},
+        {"new_block_ids": [64]},
+        {"new_block_ids": []},
+        {"block_copies": [(0, 64)]},
+        {"released_rows": [8]},
+        {"admitted": [AdmittedSequence(8, pack_tokens([1]), 1, SamplingParams(), 1, [0])]},
+        {"admitted": [AdmittedSequence(0, b"\x01\x02", 1, SamplingParams(), 1, [0])]},
+    ],
+)
+def test_a_plan_of_no_scheduler_is_dropped(changes: dict[str, Any]) -> None:
+    check_plan(plan(admitted=[GOOD], released_rows=[7], block_copies=[(0, 63)]), CAPACITY)
+    with pytest.raises(ProtocolError):
+        check_plan(plan(**changes), CAPACITY)
