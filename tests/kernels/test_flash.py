@@ -11,6 +11,12 @@ from torch import Tensor
 from kernels.flash.attention import FlashAttention3, FlashInferAttention, HeadShape
 from kernels.ops import attention
 from kernels.ops.kv_cache import KVCache
+from kernels.provider import reference_kernels, with_flash
+from shared.config import Settings
+from shared.errors import ConfigError
+from shared.execution.backend import choose_backend
+from shared.model_source import resolve_model_dir
+from shared.modeling.config import read_config
 
 HEADS, KV_HEADS, HEAD_DIM, BLOCK = 4, 2, 8, 16
 QUERY_LENS, SEQ_LENS = [1, 5, 20, 1], [33, 5, 48, 16]
@@ -85,3 +91,15 @@ def test_the_reference_s_result(library: str, window: int) -> None:
         wanted = attention.paged_attention(query, cache, plan, HEAD_DIM**-0.5, window)
         torch.testing.assert_close(found, wanted)
         assert not found[-2:].any()
+
+
+def test_a_cpu_has_neither() -> None:
+    settings = Settings(attention_backend="flashinfer", device="cpu", kernels="torch")
+    config = read_config(resolve_model_dir(settings.model))
+    with pytest.raises(ConfigError, match="attention_backend is 'flashinfer', which is for GPUs"):
+        choose_backend(settings, config, torch.float32)
+
+
+def test_one_that_is_not_installed_is_not_done_without_silently() -> None:
+    with pytest.raises(ModuleNotFoundError):
+        with_flash(reference_kernels(), "flashattention", HeadShape(4, 2, 8, torch.float32), torch.device("cpu"))

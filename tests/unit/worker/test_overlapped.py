@@ -5,11 +5,10 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from typing import cast
 
 from services.worker.overlapped import OverlappedSteps
-from shared.messages import StepPlan, StepResult
-from shared.transport.memory import MemoryTransport
+from shared.messages import Message, StepPlan, StepResult
+from shared.transport.memory import MemoryOutbox, MemoryTransport
 
 
 def plan(step_id: int, epoch: int = 1) -> StepPlan:
@@ -53,18 +52,36 @@ def until(condition: Callable[[], bool]) -> None:
         time.sleep(0.002)
 
 
+class Recorder(MemoryOutbox):
+    def __init__(self, network: MemoryTransport, sent: list[int]) -> None:
+        super().__init__(network)
+        self._sent = sent
+
+    def send(self, address: str, message: Message) -> None:
+        assert isinstance(message, StepResult)
+        self._sent.append(message.step_id)
+
+
+class Line(MemoryTransport):
+    """Keeps what is sent over it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sent: list[int] = []
+
+    def outbox(self) -> Recorder:
+        return Recorder(self, self.sent)
+
+
 class Bench:
     """Steps over a device, and what they send."""
 
     def __init__(self) -> None:
         self.device = Device()
         self.failures: list[int] = []
-        self.sent: list[int] = []
-        transport = MemoryTransport()
-        outbox = transport.outbox()
-        outbox.send = lambda _, message: self.sent.append(cast(StepResult, message).step_id)  # type: ignore[method-assign]
-        transport.outbox = lambda: outbox  # type: ignore[method-assign]
-        self.steps = OverlappedSteps(self.device, transport, on_failure=lambda: self.failures.append(1))
+        line = Line()
+        self.sent = line.sent
+        self.steps = OverlappedSteps(self.device, line, on_failure=lambda: self.failures.append(1))
 
     def end(self, *step_ids: int) -> None:
         for step_id in step_ids:
