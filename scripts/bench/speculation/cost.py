@@ -13,8 +13,10 @@ import random
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from statistics import median
+from typing import Protocol
 
 import structlog
 
@@ -79,9 +81,21 @@ class LoneRow:
         return self._rng.randrange(self._runner.capacity.vocab_size)
 
 
-def measure(runner: ModelRunner, drafts: list[int]) -> Costs:
+class Lone(Protocol):
+    """One sequence whose steps can be timed."""
+
+    def begin(self) -> None: ...
+
+    def step(self, num_drafts: int) -> float: ...
+
+
+def measure(model: str, num_threads: int, drafts: list[int]) -> Costs:
+    settings = Settings(model=model, num_threads=num_threads, num_blocks=NUM_BLOCKS, max_model_len=1024)
+    return measure_in_turns(LoneRow(load_runner(settings)), drafts)
+
+
+def measure_in_turns(row: Lone, drafts: list[int]) -> Costs:
     """The kinds of step in turn, in several rounds, each kind in a sequence of its own."""
-    row = LoneRow(runner)
     taken: dict[int, list[float]] = {number: [] for number in drafts}
     for _ in range(ROUNDS):
         for number in drafts:
@@ -90,25 +104,24 @@ def measure(runner: ModelRunner, drafts: list[int]) -> Costs:
     return {number: median(times) for number, times in taken.items()}
 
 
-def costs_of(model: Path, *, num_threads: int, drafts: list[int]) -> Costs:
-    """The same in a process of its own, as the worker's and the draft's are."""
+def costs_of(model: Path, *, num_threads: int, drafts: list[int], module: str = __name__) -> Costs:
+    """What `module` measures, in a process of its own, as the worker's and the draft's are."""
     options = ["--model", str(model), "--threads", str(num_threads), "--drafts", ",".join(map(str, drafts))]
-    command = [sys.executable, "-m", "scripts.bench.speculation.cost", *options]
+    command = [sys.executable, "-m", module, *options]
     done = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True)
     return {int(number): seconds for number, seconds in json.loads(done.stdout.splitlines()[-1]).items()}
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def run(measure: Callable[[str, int, list[int]], Costs], description: str | None) -> None:
+    """The program around one kind of measurement."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", required=True)
     parser.add_argument("--threads", type=int, default=0, help="of the kernels; 0: one per core")
     parser.add_argument("--drafts", type=lambda text: list(map(int, text.split(","))), default=[0, 1, 2, 4, 8])
     args = parser.parse_args()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(30))
-    settings = Settings(model=args.model, num_threads=args.threads, num_blocks=NUM_BLOCKS, max_model_len=1024)
-    print(json.dumps(measure(load_runner(settings), args.drafts)))
-    return 0
+    print(json.dumps(measure(args.model, args.threads, args.drafts)))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(measure, __doc__)

@@ -51,7 +51,7 @@ def foretell(records: Records, num_drafts: int, target: Costs, draft: Costs) -> 
     return Foretold(
         plain=1 / plain.speed,
         verifying=target[num_drafts] - target[PLAIN],
-        drafting=num_drafts * draft[PLAIN],
+        drafting=draft[num_drafts],
         num_tokens=record.tokens_per_draft,
         asking=max(0.0, 1 / records[1, ASKED.name].speed - 1 / plain.speed),
     )
@@ -131,6 +131,6 @@ def cost_lines(pair: str, target: Costs, draft: Costs) -> list[Line]:
     verifying = {n: seconds for n, seconds in target.items() if n != PLAIN}
     return [
         Line(f"{pair}: target's step alone", MS * target[PLAIN], "ms"),
-        Line(f"{pair}: draft's step alone", MS * draft[PLAIN], "ms", note=f"{draft[PLAIN] / target[PLAIN]:.2f} of it"),
         *(Line(f"{pair}: target verifies {n}", MS * seconds, "ms") for n, seconds in verifying.items()),
+        *(Line(f"{pair}: draft guesses {n}", MS * seconds, "ms") for n, seconds in draft.items()),
     ]

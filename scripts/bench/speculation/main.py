@@ -38,6 +38,7 @@ from scripts.bench.speculation.tables import markdown, plot, table
 
 BOTH, BUNDLED, MADE = "both", "bundled", "made"
 DRAFT_THREADS = 1  # the setting's default
+GUESSING = "scripts.bench.speculation.guessing"
 
 
 def main() -> int:
@@ -72,7 +73,7 @@ def measure(
     """One pair: its lines for the last table, and the table of its speeds."""
     drafts = [PLAIN, *lengths]
     target = costs_of(pair.target, num_threads=0, drafts=drafts)
-    draft = costs_of(pair.draft, num_threads=DRAFT_THREADS, drafts=[PLAIN])
+    draft = costs_of(pair.draft, num_threads=DRAFT_THREADS, drafts=lengths, module=GUESSING)
     with Contest(pair, [NONE, *map(fixed, lengths), ADAPTIVE, ASKED], work) as contest:
         for num_streams in streams:
             contest.play(num_streams)

@@ -24,7 +24,7 @@ from scripts.bench.speculation.verdict import Verdict
 from scripts.bench.speculation.verdict import table as verdict_table
 from shared.config import load_settings
 
-TARGET, DRAFT = {0: 0.010, 2: 0.011, 4: 0.012}, {0: 0.001}
+TARGET, DRAFT = {0: 0.010, 2: 0.011, 4: 0.012}, {2: 0.002, 4: 0.004}
 
 
 def counts(num_steps: int = 100, num_drafts: int = 0, length: int = 0, accepted: int = 0) -> Counts:
@@ -90,7 +90,7 @@ def test_a_gap_to_the_foretold_is_explained_by_a_step_s_parts() -> None:
 
 
 def test_drafts_that_cannot_pay_are_not_asked_to() -> None:
-    costly = {0: 0.05}
+    costly = {4: 0.2}
     *_, own = lone_lines(records(100, 40, 99), "p", [4], TARGET, costly)
     assert own.at_least is None and "not worth their cost" in own.note
     *_, own = lone_lines(records(100, 40, 99), "p", [4], TARGET, costly, at_least=1.8)
