@@ -173,11 +173,18 @@ class Batcher:
         for sequence in self.replica.waiting:
             if self.builder.budget == 0 or self.replica.num_free_rows == 0 or sequence.num_in_flight:
                 return
-            if self._waits_for_sibling(sequence):
+            if self._waits_for_sibling(sequence) or self._must_be_alone(sequence):
                 continue
             start = self._fork if self._can_fork(sequence) else self._admit
             if not start(sequence):
                 return
+
+    def _must_be_alone(self, sequence: Sequence) -> bool:
+        """Whether it may be what kills workers, and so may another request that runs."""
+        request = sequence.request
+        return request.is_quarantined and any(
+            other.request is not request and other.request.is_quarantined for other in self.replica.running
+        )
 
     def _waits_for_sibling(self, sequence: Sequence) -> bool:
         """Whether the prompt that this one will share is about to be computed."""

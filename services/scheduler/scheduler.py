@@ -50,7 +50,6 @@ from shared.sampling import Limits
 from shared.transport.sharding import pick
 
 MAX_STEPS_IN_FLIGHT = 2
-MAX_WORKER_DEATHS = 2
 ACKNOWLEDGE_SECONDS = 60.0
 
 
@@ -279,8 +278,11 @@ class Scheduler:
             self._rehouse(self._vacate(replica))
 
     def lose_worker(self, instance: str) -> None:
-        """A worker has died: its requests go on elsewhere, but for those in flight at their second worker's death
-        without a token in between, which end alone, since they may be what kills workers."""
+        """A worker has died: its requests go on elsewhere.
+
+        What kills workers is in flight at every death.  One that was so at two without a token in between is
+        quarantined: no other such request runs beside it, so that at the next death it is known, and ends alone.
+        """
         replica = self.replicas.pop(instance, None)
         if replica is None:
             return
@@ -289,10 +291,12 @@ class Scheduler:
         in_flight = {sequence.request for step in replica.in_flight for sequence in step.sequences}
         self.homeless += self._vacate(replica)
         for request in in_flight:
-            num_deaths = request.count_death()
-            if num_deaths >= MAX_WORKER_DEATHS and not request.is_finished:
-                text = f"workers died {num_deaths} times in a row while they computed this request"
-                self.fail(request, RequestError(text, code=RejectCode.INTERNAL))
+            request.count_death()
+        suspects = [request for request in in_flight if request.is_quarantined and not request.is_finished]
+        if len(suspects) == 1:
+            (request,) = suspects
+            text = f"workers died {request.num_worker_deaths} times in a row while they computed this request"
+            self.fail(request, RequestError(text, code=RejectCode.INTERNAL))
         self._rehouse([])
 
     def _vacate(self, replica: Replica) -> list[Sequence]:

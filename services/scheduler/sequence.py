@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from services.scheduler.drafts import Following
 
 MAX_PREEMPTIONS = 3
+MAX_WORKER_DEATHS = 2
 Rank = tuple[float, int, int]  # priority and age, order of arrival, place among its siblings
 
 
@@ -58,15 +59,21 @@ class Request:
     def request_id(self) -> str:
         return self.header.request_id
 
-    def count_death(self) -> int:
-        """A worker died while it computed this; returns how many did so in a row at the same point.
+    @property
+    def num_output_tokens(self) -> int:
+        return sum(sequence.num_output_tokens for sequence in self.sequences)
 
-        What kills workers does so again where it did before; who got on in between was only there when it happened.
-        """
-        num_tokens = sum(sequence.num_output_tokens for sequence in self.sequences)
+    def count_death(self) -> None:
+        """A worker died while it computed this.  Only deaths at the same point count together: what kills workers does
+        so again where it did before, and who got on in between was only there when it happened."""
+        num_tokens = self.num_output_tokens
         self.num_worker_deaths = 1 if num_tokens > self.num_tokens_at_death else self.num_worker_deaths + 1
         self.num_tokens_at_death = num_tokens
-        return self.num_worker_deaths
+
+    @property
+    def is_quarantined(self) -> bool:
+        """Whether workers died again and again at the point where it is now."""
+        return self.num_worker_deaths >= MAX_WORKER_DEATHS and self.num_output_tokens == self.num_tokens_at_death
 
     @property
     def is_finished(self) -> bool:

@@ -120,6 +120,29 @@ def test_prompt_logprobs_are_not_made_twice() -> None:
     assert plan is not None and plan.admitted[0].params.prompt_logprobs == 2
 
 
+def test_what_kills_workers_ends_alone_and_those_beside_it_go_on() -> None:
+    world = World(Policy(max_num_batched_tokens=512), workers=1)
+    for index in range(6):
+        world.add(f"r{index}", [1, 2, 3, index], max_tokens=12)
+    deadly = {"r1", "r4"}
+    for _ in range(1000):
+        plan = world.plan("w0") or (world.plans["w0"][0] if world.plans["w0"] else None)
+        if plan is None:
+            break
+        running = {s.request.request_id for step in world.scheduler.replicas["w0"].in_flight for s in step.sequences}
+        far = {name for name in deadly & running if len(world.outputs.get((name, 0), [])) >= 3}
+        if far:
+            world.lose("w0")
+            world.join("w0")
+        else:
+            world.answer("w0")
+    assert world.rejected == dict.fromkeys(deadly, RejectCode.INTERNAL)
+    assert {key[0] for key in world.finished} == {"r0", "r2", "r3", "r5"}
+    world.assert_outputs()
+    assert 2 < world.scheduler.counters.num_worker_losses <= 6
+    world.assert_idle()
+
+
 def test_who_gets_on_between_two_deaths_is_not_blamed() -> None:
     world = World()
     world.add("long", list(range(1, 13)), max_tokens=50)
