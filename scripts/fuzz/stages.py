@@ -133,7 +133,12 @@ class SchedulerStage(Stage):
         replica = core.replicas[NAMES[ServiceName.WORKER]]
         return (
             [self._request(core.requests[name]) for name in REQUESTS],
-            (replica.epoch, replica.num_steps, [step.step_id for step in replica.in_flight], replica.pool.ref_counts[:]),
+            (
+                replica.epoch,
+                replica.num_steps,
+                [step.step_id for step in replica.in_flight],
+                replica.pool.ref_counts[:],
+            ),
             [member for member in actor.troupe.members if member.instance in NAMES.values()],
             (actor.phase, core.capacity, core.max_model_len),
         )

@@ -19,8 +19,8 @@ INTS = (
 )  # fmt: skip
 FLOATS = (0.0, 0.5, 1.0, 2.0, -1.0, -0.0, 1e-9, 5e-324, 1e308, 1e39, float("nan"), float("inf"), float("-inf"), 1.7e9)
 STRINGS = (
-    "", "a", "worker", "r1", "\0", "\x1b[2J", "../../etc", "é" * 40, "x" * 400, "ipc:///tmp/else.sock", "tcp://10.0.0.1:22",
-    "tcp://*:*", "memory://nobody", "ipc://\0", "inproc://x", "{{ 7 * 7 }}", "‮", "🦊",
+    "", "a", "worker", "r1", "\0", "\x1b[2J", "../../etc", "é" * 40, "x" * 400, "ipc:///tmp/else.sock",
+    "tcp://10.0.0.1:22", "tcp://*:*", "memory://nobody", "ipc://\0", "inproc://x", "{{ 7 * 7 }}", "‮", "🦊",
 )  # fmt: skip
 BYTES = (b"", b"\0", b"\0\0\0", b"\0\0\0\0", b"\1\0\0\0\2\0\0\0", b"\xff" * 4, b"\xff\xff\xff\x7f" * 3, b"\0" * 4096)
 MAX_ITEMS = 4

@@ -1,4 +1,4 @@
-"""Health by progress: stalled is said when work waits and nothing goes on, never when busy or idle; what is kept of it."""
+"""Health by progress: stalled when work waits and nothing goes on, never when busy or idle; what is kept of it."""
 
 from __future__ import annotations
 
@@ -41,9 +41,7 @@ class Loop:
 
 def watch(loop: Loop, timeout: float = 5.0) -> tuple[Watchdog, list[str]]:
     said: list[str] = []
-    dog = Watchdog(
-        loop, timeout, on_stall=lambda: said.append("stalled"), on_recovery=lambda: said.append("recovered")
-    )
+    dog = Watchdog(loop, timeout, on_stall=lambda: said.append("stalled"), on_recovery=lambda: said.append("recovered"))
     return dog, said
 
 
@@ -165,7 +163,10 @@ def test_incidents_are_private_few_and_tell_no_secret(tmp_path: Path, monkeypatc
     assert stat.S_IMODE((tmp_path / "kept").stat().st_mode) == 0o700
     assert all(stat.S_IMODE(path.stat().st_mode) == 0o600 for path in left)
     text = left[-1].read_text()
-    assert "very-secret-key" not in text and "once upon a time" not in text.replace("raise ValueError", "", 1).split('"stack"')[0]
+    assert (
+        "very-secret-key" not in text
+        and "once upon a time" not in text.replace("raise ValueError", "", 1).split('"stack"')[0]
+    )
     told = json.loads(text)["error"]
     assert (told["type"], told["words"], told["cause"]["type"], told["cause"]["words"]) == (
         "FatalError", "a step failed", "ValueError", "",

@@ -156,7 +156,7 @@ def test_rendezvous_moves_only_what_it_must() -> None:
 
 ELSEWHERE = (
     "", "ipc://", "ipc:///var/run/other.sock", "ipc://{run}/../other.sock", "ipc://{run}/a\0b.sock", "ipc://{run}/a",
-    "tcp://*:5550", "tcp://10.0.0.1", "tcp://10.0.0.1:99999999", "tcp://a b:1", "tcp://;rm:1", "inproc://x", "memory://a",
+    "tcp://*:5550", "tcp://10.0.0.1", "tcp://10.0.0.1:99999999", "tcp://a b:1", "tcp://;rm:1", "inproc://x", "memory://nobody",
     "\ud800", "ipc://{run}/" + "x" * 200 + ".sock", "tcp://" + "x" * 400 + ":1",
 )  # fmt: skip
 

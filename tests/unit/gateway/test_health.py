@@ -1,0 +1,65 @@
+"""What a gateway's health says of the others: of who is missing, and of work that does not go on."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Any
+
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from protos.pageant.v1.inference_pb2 import GenerateRequest
+from shared.messages import Roster, ServiceName
+from tests.unit.gateway.troupe import CAPACITY, LAST, Front, front, until
+
+SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+async def until_health_is(f: Front, wanted: int) -> None:
+    stub: Any = health_pb2_grpc.HealthStub(f.channel)
+    async with asyncio.timeout(5):
+        while (await stub.Check(health_pb2.HealthCheckRequest())).status != wanted:
+            await asyncio.sleep(0.01)
+
+
+def stalled(f: Front, reason: str, **changes: int) -> Roster:
+    f.troupe.version += 1
+    epoch = changes.get("epoch", f.troupe.epoch)
+    return Roster(epoch, f.troupe.version, f.troupe.members(), CAPACITY, 512, 500, reason)
+
+
+async def test_work_that_does_not_go_on_is_not_serving_but_requests_are_taken(tmp_path: Path) -> None:
+    status = tmp_path / "status"
+    async with front(status_file=str(status)) as f:
+        await until_health_is(f, SERVING)
+        await until(lambda: status.exists() and status.read_text() == "READY")
+        f.troupe.tell(stalled(f, "worker-a: a step has not ended within 5 s"))
+        await until_health_is(f, NOT_SERVING)
+        await until(lambda: status.read_text() == "NOT_SERVING")
+        call = f.inference.Generate(GenerateRequest(text="patient"))
+        request = await f.troupe.request()
+        f.troupe.tell(stalled(f, ""))
+        await until_health_is(f, SERVING)
+        f.troupe.say(request, "at last", **LAST)
+        assert (await call.read()).text == "at last"
+
+
+async def test_a_missing_service_is_not_serving() -> None:
+    async with front() as f:
+        f.troupe.announce(ServiceName.WORKER)
+        await until_health_is(f, NOT_SERVING)
+        f.troupe.announce()
+        await until_health_is(f, SERVING)
+
+
+async def test_a_roster_of_another_time_changes_nothing() -> None:
+    async with front() as f:
+        gateway, known = f.troupe.gateway, f.troupe.gateway.roster
+        dropped = gateway.num_dropped
+        for epoch in (int((time.time() + 7200) * 1e6), 2**63, 2**64 - 1, -1):
+            f.troupe.tell(Roster(epoch, 1, [], None, 0, 0, "nobody gets on"))
+        f.troupe.tell(Roster(0, 10**9, [], None, 0, 0, "nobody gets on"))
+        await until(lambda: gateway.num_dropped == dropped + 4)
+        await asyncio.sleep(0.05)
+        assert gateway.roster == known and not gateway.unwell
