@@ -66,6 +66,8 @@ def positions(proto: Any) -> list[Position] | None:
     found = [Position(given.num_tokens, given.num_chars) for given in proto.resume.positions]
     if any(position.num_tokens < 0 or position.num_chars < 0 for position in found):
         raise RequestError("resume must not have negative positions", field="resume")
+    if len(found) > max(1, proto.sampling.n):
+        raise RequestError(f"resume has {len(found)} positions, more than n", field="resume")
     return found
 
 

@@ -13,6 +13,8 @@ from services.gateway.silence import PATIENCE, Silence
 from services.gateway.streams import Stream
 from shared.errors import RejectCode
 from shared.messages import (
+    AbortRequest,
+    AttachRequest,
     EncodeRequest,
     EncodeResult,
     RequestHeader,
@@ -176,3 +178,85 @@ def test_patience_with_a_silent_stream_doubles_and_progress_renews_it() -> None:
     assert not watch.overdue([stream], 200 + PATIENCE)
     assert watch.overdue([stream], 201 + PATIENCE) == [stream]
     assert not watch.overdue([], 300) and not watch.overdue([stream], 301), "what was closed is forgotten"
+
+
+def kept(**fields: Any) -> Any:
+    return GenerateRequest(text="Once", idempotency_key="k1", stream={"return_token_ids": True}, **fields)
+
+
+async def test_a_key_fixes_id_and_seed_for_its_tenant() -> None:
+    async with front() as f:
+        requests = []
+        for tenant, key in (("a", "k1"), ("a", "k1"), ("a", "k2"), ("b", "k1")):
+            call = f.inference.Generate(
+                GenerateRequest(text="x", idempotency_key=key), metadata=(("x-tenant", tenant),)
+            )
+            requests.append(await f.troupe.request())
+            call.cancel()
+            await f.troupe.asked(AbortRequest)
+        first, same, *others = requests
+        assert same.header.request_id == first.header.request_id and same.params.seed == first.params.seed
+        assert first.header.is_kept and same.header.arrival_time > first.header.arrival_time
+        for other in others:
+            assert other.header.request_id != first.header.request_id and other.params.seed != first.params.seed
+
+
+async def test_who_comes_back_gets_the_rest_from_where_they_say() -> None:
+    async with front() as f:
+        has = {"positions": [{"num_tokens": 2, "num_chars": 9}]}
+        call = f.inference.Generate(kept(resume=has))
+        attach = await f.troupe.get(f.troupe.scheduler, AttachRequest)
+        assert attach.gateway == f.troupe.gateway.inbox.address
+        request = TokenizeRequest(RequestHeader(attach.request_id, attach.gateway), SamplingParams())
+        f.troupe.say(request, "one two")
+        f.troupe.say(request, " three", at=(2, 7), token_ids=[7])
+        first = await call.read()
+        assert (first.text, list(first.token_ids)) == ("hree", [7])
+        f.troupe.say(request, " four", at=(3, 13), token_ids=[8], **LAST)
+        responses = await rest(call)
+        assert "".join(response.text for response in responses) == " four"
+        assert await call.code() is grpc.StatusCode.OK
+
+
+async def test_who_comes_back_too_late_is_told_so() -> None:
+    async with front() as f:
+        call = f.inference.Generate(kept(resume={}))
+        attach = await f.troupe.get(f.troupe.scheduler, AttachRequest)
+        f.troupe.tell(
+            RequestRejected(attach.request_id, RejectCode.NOT_FOUND, "no such request is kept", "idempotency_key")
+        )
+        error = await failure(call)
+        assert error.code() is grpc.StatusCode.NOT_FOUND and "idempotency_key" in error.details()
+
+
+async def test_the_old_connection_of_a_client_that_is_back_gets_nothing_more() -> None:
+    async with front() as f:
+        old = f.inference.Generate(kept())
+        request = await f.troupe.request()
+        f.troupe.say(request, "one")
+        await old.read()
+        new = f.inference.Generate(kept(resume={"positions": [{"num_tokens": 1, "num_chars": 3}]}))
+        await f.troupe.get(f.troupe.scheduler, AttachRequest)
+        with pytest.raises(grpc.aio.AioRpcError):
+            await old.read()
+        assert await old.code() is grpc.StatusCode.CANCELLED
+        f.troupe.say(request, "one two", **LAST)
+        assert "".join(response.text for response in await rest(new)) == " two"
+        _, word = await f.troupe.asked(AbortRequest)
+        assert (word.reason, word.gateway) == ("finished", f.troupe.gateway.inbox.address)
+
+
+@pytest.mark.parametrize(
+    ("request_", "field"),
+    [
+        (GenerateRequest(text="x", resume={}), "idempotency_key"),
+        (GenerateRequest(text="x", idempotency_key="k" * 257), "idempotency_key"),
+        (kept(resume={"positions": [{"num_chars": -1}]}), "resume"),
+        (kept(resume={"positions": [{}, {}]}), "resume"),
+    ],
+)
+async def test_a_return_that_makes_no_sense_is_refused(request_: Any, field: str) -> None:
+    async with front() as f:
+        error = await failure(f.inference.Generate(request_))
+        assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert dict(error.trailing_metadata())["error-field"] == field
