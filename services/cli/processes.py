@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
+import weakref
 from pathlib import Path
 
 import msgspec
@@ -28,7 +30,8 @@ class Starter:
     def __init__(self, settings: Settings, log_dir: Path | None = None) -> None:
         self._settings = settings
         self._log_dir = log_dir
-        self._status_dir = tempfile.TemporaryDirectory(prefix="pageant-status-")
+        self._status_dir = Path(tempfile.mkdtemp(prefix="pageant-status-"))
+        weakref.finalize(self, shutil.rmtree, self._status_dir, ignore_errors=True)
         self._num_started = 0
         self._status_files: dict[int, Path] = {}  # by process id
         if log_dir is not None:
@@ -36,7 +39,7 @@ class Starter:
 
     def __call__(self, role: Role) -> subprocess.Popen[bytes]:
         self._num_started += 1
-        status_file = Path(self._status_dir.name) / f"{role.name}.{self._num_started}"
+        status_file = self._status_dir / f"{role.name}.{self._num_started}"
         environment = os.environ | settings_environment(settings_of(role, self._settings, status_file))
         process = start([sys.executable, "-m", f"services.{role.service}"], environment, self.log_file(role))
         self._status_files[process.pid] = status_file

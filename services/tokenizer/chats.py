@@ -17,7 +17,7 @@ RESERVED = ("messages", "tools", "documents", "add_generation_prompt")  # the se
 
 
 def render_job(chat: Sequence[ChatMessage], options: ChatOptions | None = None, now: float = 0.0) -> RenderJob:
-    """One chat to render, at `now` (Unix seconds).  Raises RequestError where the options are not what they should be."""
+    """One chat to render, at `now` (Unix seconds).  Raises RequestError where the options are not as they should be."""
     options = options or ChatOptions()
     if options.continue_final_message and options.add_generation_prompt:
         raise RequestError(

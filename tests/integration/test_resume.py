@@ -49,7 +49,7 @@ def undisturbed(make: Make) -> dict[Key, Output]:
 
 @pytest.mark.parametrize("num_steps", [1, 4, 9])
 def test_resumed_equals_undisturbed(make: Make, num_steps: int) -> None:
-    """Three schedulers, each killed after a few steps with a bit of its last output undelivered, then one to the end."""
+    """Three schedulers, each killed after a few steps with a bit of its output undelivered, then one to the end."""
     engine = make(Policy())
     journal: dict[Key, Output] = {}
     rng = random.Random(num_steps)

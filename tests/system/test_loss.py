@@ -33,7 +33,8 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Troupe]:
 
 def requests(num_tokens: int = 250) -> list[Any]:
     kinds: list[dict[str, Any]] = [
-        {"temperature": 0.0}, {"temperature": 0.8}, {"n": 2}, {"repetition_penalty": 1.2}, {"temperature": 0.0, "logprobs": 2},
+        {"temperature": 0.0}, {"temperature": 0.8}, {"n": 2}, {"repetition_penalty": 1.2},
+        {"temperature": 0.0, "logprobs": 2},
     ]  # fmt: skip
     return [
         ask("One day", seed=index, max_tokens=num_tokens, ignore_eos=True, **kind) for index, kind in enumerate(kinds)

@@ -1,4 +1,4 @@
-"""What the gateway does for its streams when a service is lost: they pause and are asked again from where they stand."""
+"""What the gateway does for its streams when a service is lost: they pause, and are asked again where they stand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests whose clients come back: attached elsewhere while they run, after their end, and after their client had gone."""
+"""Requests whose clients come back: while they run, after their end, and after they had been put aside."""
 
 from __future__ import annotations
 

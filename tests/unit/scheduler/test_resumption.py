@@ -1,4 +1,4 @@
-"""A new scheduler goes on with what an earlier one had begun, from what the clients have; and who is blamed for deaths."""
+"""A new scheduler goes on with what an earlier one had begun, from what clients have; and who is blamed for deaths."""
 
 from __future__ import annotations
 
