@@ -115,7 +115,14 @@ class SchedulerStage(Stage):
 
     def prepare(self) -> list[Message]:
         hellos = [
-            Hello(service, name, address(name), self.epoch, schema_hash(), CAPACITY if service == "worker" else None)
+            Hello(
+                service,
+                name,
+                address(name),
+                self.epoch,
+                schema_hash(),
+                CAPACITY if service is ServiceName.WORKER else None,
+            )
             for service, name in NAMES.items()
             if service is not ServiceName.SCHEDULER
         ]

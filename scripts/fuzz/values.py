@@ -6,7 +6,7 @@ A message that is declared tomorrow is fuzzed tomorrow: no list of messages is k
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from functools import cache
 from typing import Any
 
@@ -14,8 +14,8 @@ import msgspec
 from msgspec import inspect
 
 INTS = (
-    0, 1, 2, 3, 5, 16, 17, 63, 64, 255, 1000, 65_536, -1, -2, 2**31 - 1, 2**31, -(2**31), 2**32, 2**53, 2**63 - 1, 2**63,
-    2**64 - 1, -(2**63),
+    0, 1, 2, 3, 5, 16, 17, 63, 64, 255, 1000, 65_536, -1, -2, 2**31 - 1, 2**31, -(2**31), 2**32, 2**53, 2**63 - 1,
+    2**63, 2**64 - 1, -(2**63),
 )  # fmt: skip
 FLOATS = (0.0, 0.5, 1.0, 2.0, -1.0, -0.0, 1e-9, 5e-324, 1e308, 1e39, float("nan"), float("inf"), float("-inf"), 1.7e9)
 STRINGS = (
@@ -34,7 +34,7 @@ class Nonsense:
         self._ints = [*INTS, *([value for value in known if isinstance(value, int)] * 4)]
         self._strings = [*STRINGS, *([value for value in known if isinstance(value, str)] * 8)]
 
-    def message(self, kind: type[Any]) -> bytes:
+    def message(self, kind: Any) -> bytes:
         """One frame that decodes as `kind`, but for numbers that its field cannot hold."""
         return msgspec.msgpack.encode(self.value(described(kind)))
 
@@ -81,5 +81,6 @@ class Nonsense:
 
 
 @cache
-def described(kind: type[Any]) -> inspect.Type:
+def described(kind: Hashable) -> inspect.Type:
+    """A message's fields and their types, all the way down."""
     return inspect.type_info(kind)

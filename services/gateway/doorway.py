@@ -25,7 +25,7 @@ OPEN = tuple(
 Continuation = Callable[[grpc.HandlerCallDetails], Awaitable[Any]]
 
 
-class KeyCheck(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc-stubs know it as Any
+class KeyCheck(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in the stubs alone
     """Ends calls without a key that opens with UNAUTHENTICATED, before their message is read."""
 
     def __init__(self, access: Access) -> None:
@@ -40,7 +40,7 @@ class KeyCheck(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc-stubs 
         return await continuation(details)
 
 
-class MessageCheck(grpc.aio.ServerInterceptor):  # type: ignore[misc]
+class MessageCheck(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
     """Ends calls whose message cannot be read with INVALID_ARGUMENT, where gRPC itself would call it our own fault."""
 
     async def intercept_service(self, continuation: Continuation, details: grpc.HandlerCallDetails) -> Any:

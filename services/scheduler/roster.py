@@ -64,7 +64,9 @@ class Troupe:
 
     def _draft_refusal(self, draft: DraftCapacity | None) -> str | None:
         """A draft speaks in the workers' token ids, or in none of its own."""
-        for presence in self._present.values() if draft is not None else ():
+        if draft is None:
+            return None
+        for presence in self._present.values():
             if presence.capacity is not None and draft.vocab_size not in (0, presence.capacity.vocab_size):
                 return (
                     f"its vocab_size is {draft.vocab_size}, that of {presence.member.instance} is "

@@ -61,4 +61,4 @@ class StepWatch:
         if not smaller:
             return unknown
         nearest = max(smaller)
-        return self._slowest[nearest] * 2 ** (digits - nearest)
+        return self._slowest[nearest] * (1 << (digits - nearest))

@@ -140,9 +140,7 @@ class ZmqOutbox:
     def _refuse(self, address: str, reason: str) -> None:
         self._num_refused += 1
         if worth_a_line(self._num_refused):
-            log.warning(
-                "address_refused", address=address[:MAX_SHOWN], reason=reason, num_refused=self._num_refused
-            )
+            log.warning("address_refused", address=address[:MAX_SHOWN], reason=reason, num_refused=self._num_refused)
 
     def _socket(self, address: str) -> zmq.Socket[bytes] | None:
         """The socket to a destination; None where none can be.  Of too many, that used least lately goes."""
@@ -150,7 +148,8 @@ class ZmqOutbox:
             self._sockets.move_to_end(address)
             return self._sockets[address]
         if not ADDRESS.fullmatch(address):
-            return self._refuse(address, "it is none")
+            self._refuse(address, "it is none")
+            return None
         socket = self._context.socket(zmq.PUSH)
         socket.setsockopt(zmq.SNDHWM, 0)
         self._keys.connect(socket)
@@ -158,7 +157,8 @@ class ZmqOutbox:
             socket.connect(address)
         except zmq.ZMQError as error:
             socket.close(linger=0)
-            return self._refuse(address, str(error))
+            self._refuse(address, str(error))
+            return None
         self._sockets[address] = socket
         if len(self._sockets) > MAX_DESTINATIONS:
             self._sockets.popitem(last=False)[1].close(linger=0)

@@ -225,6 +225,7 @@ async def swallow(channel: Any, poison: Poison) -> Ending:
         else:
             await call
     except grpc.aio.AioRpcError as error:
-        trailing = dict(error.trailing_metadata() or ())
+        metadata: Any = error.trailing_metadata() or ()
+        trailing = dict(metadata)
         return Ending(error.code(), str(trailing.get("error-field", "")), error.details() or "", trailing)
     return Ending(grpc.StatusCode.OK, "", "")

@@ -1,4 +1,4 @@
-"""Poison beside the healthy, over gRPC and as raw frames on the bus: no stream changes, nobody dies, all are told why."""
+"""Poison beside the healthy, over gRPC and as raw frames on the bus: no stream changes, nobody dies, each is told."""
 
 from __future__ import annotations
 

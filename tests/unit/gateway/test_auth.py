@@ -26,7 +26,7 @@ BETA = (("x-api-key", "beta-key-1"),)
 
 
 def access(**settings: str) -> Access:
-    return make_access(Settings(**settings))
+    return make_access(load_settings(settings, environ={}))
 
 
 def code_of(access: Access, *headers: tuple[str, str | bytes]) -> RejectCode:
