@@ -210,7 +210,10 @@ def _check_tokens(p: SamplingParams, vocab_size: int) -> None:
 
 def check_token_ids(field: str, token_ids: Iterable[int], vocab_size: int) -> None:
     """Raise RequestError unless every id is in [0, vocab_size)."""
-    for token_id in token_ids:
+    ids = token_ids if isinstance(token_ids, list) else list(token_ids)
+    if not ids or (min(ids) >= 0 and max(ids) < vocab_size):  # in C, as long as prompts are
+        return
+    for token_id in ids:
         if not 0 <= token_id < vocab_size:
             raise _bad(field, f"contains out-of-vocabulary token id {token_id}; the vocabulary size is {vocab_size}")
 

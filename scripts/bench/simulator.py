@@ -98,7 +98,6 @@ async def compare(settings: Settings, count: int) -> list[Line]:
     backend = GrpcBackend(f"{settings.host}:{settings.port}", {"temperature": 0.0, "ignore_eos": True})
     try:
         model = await backend.model(60.0)
-        backend.vocab_size = model.vocab_size
         machine = Machine(backend, Path(settings.record_steps), model.vocab_size)
         await machine.run(machine.requests(50, float("inf")))  # warm-up
         at_once = await machine.run(machine.requests(count, float("inf")))

@@ -25,7 +25,7 @@ def with_private_troupe(settings: Settings, work: Work) -> int:
     signal.signal(signal.SIGTERM, _interrupt)
     with tempfile.TemporaryDirectory(prefix="pageant-") as directory:
         private = msgspec.structs.replace(
-            settings, runtime_dir=f"{directory}/run", transport="ipc", host="127.0.0.1", port=0
+            settings, runtime_dir=f"{directory}/run", transport="ipc", host="127.0.0.1", port=0, http_port=-1
         )
         try:
             return _run(with_port(private), work, Path(directory) / "logs")

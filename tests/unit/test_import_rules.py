@@ -40,6 +40,7 @@ ALLOWED: dict[str, set[str]] = {
                               "services.scheduler"},
     "services.cli.plots": {"STDLIB", "click", "matplotlib", "services.cli", "services.simulator"},
     "services.cli.bench": {"STDLIB", "msgspec", "click", "tqdm", "grpc", "uvloop", "shared", "protos", "services.cli"},
+    "services.cli.bench.http_backend": {"STDLIB", "msgspec", "click", "httpx2", "shared", "services.cli"},
     "services.cli.bench.messages": {"STDLIB", "shared", "services.cli", "services.detokenizer"},
     "services.cli.bench.decoding": {"STDLIB", "shared", "services.scheduler"},
     "services.cli.bench.kernels": {"STDLIB", "click", "torch", "shared", "kernels", "services.cli",

@@ -61,15 +61,17 @@ def take_sampling(arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 @bench.command("serve")
-@click.option("--address", default="127.0.0.1:50051", envvar="PAGEANT_ADDRESS", show_default=True)
+@click.option("--backend", type=click.Choice(["pageant-grpc", "openai"]), default="pageant-grpc", show_default=True)
+@click.option("--address", default="127.0.0.1:50051", envvar="PAGEANT_ADDRESS", show_default=True, help="Of gRPC.")
+@click.option("--base-url", default="http://127.0.0.1:8000", show_default=True, help="Of HTTP.")
 @workload_options
 @measuring_options
-def bench_serve(address: str, **arguments: Any) -> None:
+def bench_serve(**arguments: Any) -> None:
     """Send a load to a server that runs, each request when it is due."""
     from services.cli.bench.serve import ServeOptions, serve
 
     sampling, workload = take_sampling(arguments), take_workload(arguments)
-    sys.exit(serve(ServeOptions(address=address, **arguments), workload, sampling))
+    sys.exit(serve(ServeOptions(**arguments), workload, sampling))
 
 
 @bench.command("offline")
@@ -82,7 +84,11 @@ def bench_offline(**arguments: Any) -> None:
     from services.cli.bench.serve import ServeOptions
 
     settings, sampling, workload = take_settings(arguments), take_sampling(arguments), take_workload(arguments)
-    sys.exit(offline(settings, ServeOptions(address="", **arguments), workload, sampling))
+    sys.exit(
+        offline(
+            settings, ServeOptions(backend="pageant-grpc", address="", base_url="", **arguments), workload, sampling
+        )
+    )
 
 
 @bench.command("messages")

@@ -6,23 +6,14 @@ import asyncio
 import math
 import time
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
+from services.cli.bench.backend import Streams
 from services.cli.bench.outcome import Outcome
 from services.cli.bench.pacer import Pacer
 from shared.metrics import Timeline
 from shared.workload import LoadRequest
 
 LEAD = 0.05  # seconds from the call to time 0 of the run
-
-
-class Backend(Protocol):
-    """How one request reaches a server."""
-
-    name: str
-
-    async def stream(self, request: LoadRequest, outcome: Outcome, clock: Callable[[], float]) -> None:
-        """Send it and note in `outcome` what comes, at `clock()`'s times; a failure goes into `outcome.error`."""
 
 
 class Generator:
@@ -33,7 +24,7 @@ class Generator:
     soon as there is room".
     """
 
-    def __init__(self, backend: Backend, max_concurrency: int = 0) -> None:
+    def __init__(self, backend: Streams, max_concurrency: int = 0) -> None:
         self._backend = backend
         self._places = asyncio.Semaphore(max_concurrency) if max_concurrency else None
         self._begin = 0.0

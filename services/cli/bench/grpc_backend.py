@@ -9,6 +9,7 @@ from typing import Any
 import grpc
 
 from protos.pageant.v1 import control_pb2, control_pb2_grpc, inference_pb2, inference_pb2_grpc
+from services.cli.bench.backend import Served
 from services.cli.bench.outcome import Outcome
 from shared.metrics import Acceptance
 from shared.packing import unpack_tokens
@@ -39,10 +40,12 @@ class GrpcBackend:
         for channel in self._channels:
             await channel.close()
 
-    async def model(self, patience: float) -> Any:
+    async def model(self, patience: float) -> Served:
         """The first served model, once the server answers.  Raises grpc.RpcError after `patience` seconds."""
         answer = await self._first.ListModels(inference_pb2.ListModelsRequest(), timeout=patience, wait_for_ready=True)
-        return answer.models[0]
+        served = answer.models[0]
+        self.vocab_size = served.vocab_size
+        return Served(served.name, served.vocab_size, served.max_model_len)
 
     async def stream(self, request: LoadRequest, outcome: Outcome, clock: Callable[[], float]) -> None:
         call = next(self._stubs).Generate(self._message(request))

@@ -15,6 +15,7 @@ import msgspec
 import uvloop
 from tqdm import tqdm
 
+from services.cli.bench.backend import Backend
 from services.cli.bench.generator import Generator, lateness
 from services.cli.bench.grpc_backend import GrpcBackend
 from services.cli.bench.outcome import Outcome
@@ -30,7 +31,9 @@ READY_SECONDS = 60.0
 class ServeOptions(msgspec.Struct, frozen=True, kw_only=True):
     """One field for each option."""
 
+    backend: str
     address: str
+    base_url: str
     request_rates: list[float] | None  # in turn; None: the workload's own
     max_concurrency: int
     num_warmups: int
@@ -77,10 +80,9 @@ async def measure(options: ServeOptions, workload: WorkloadOptions, sampling: di
     given = {"temperature": 0.0, **sampling}
     if options.ignore_eos or workload.dataset_name != "custom":
         given["ignore_eos"] = True
-    backend = GrpcBackend(options.address, given)
+    backend = backend_of(options, given)
     try:
         model = await backend.model(options.ready_check_timeout_sec)
-        backend.vocab_size = model.vocab_size
         reports = []
         for load in loads(options, workload):
             requests = list(requests_of(load, model.vocab_size, max_model_len=model.max_model_len))
@@ -88,6 +90,17 @@ async def measure(options: ServeOptions, workload: WorkloadOptions, sampling: di
         return reports
     finally:
         await backend.close()
+
+
+def backend_of(options: ServeOptions, sampling: dict[str, Any]) -> Backend:
+    """Raises click.ClickException where the HTTP client is not installed."""
+    if options.backend == "pageant-grpc":
+        return GrpcBackend(options.address, sampling)
+    try:
+        from services.cli.bench.http_backend import HttpBackend
+    except ImportError as error:
+        raise click.ClickException("HTTP needs a client: pip install 'pageant[bench]'") from error
+    return HttpBackend(options.base_url, sampling)
 
 
 def loads(options: ServeOptions, workload: WorkloadOptions) -> list[WorkloadOptions]:
@@ -101,7 +114,7 @@ def loads(options: ServeOptions, workload: WorkloadOptions) -> list[WorkloadOpti
 
 
 async def run_once(
-    backend: GrpcBackend,
+    backend: Backend,
     options: ServeOptions,
     workload: WorkloadOptions,
     requests: Sequence[LoadRequest],
@@ -131,7 +144,7 @@ async def run_once(
     return report
 
 
-async def warm_up(backend: GrpcBackend, like: LoadRequest, count: int) -> None:
+async def warm_up(backend: Backend, like: LoadRequest, count: int) -> None:
     """Send a request some times over before anything is measured."""
     if count:
         await Generator(backend).send([msgspec.structs.replace(like, time=0.0)] * count, lambda _: None)

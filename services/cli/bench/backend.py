@@ -1,0 +1,42 @@
+"""What the generator needs of a server, whatever its interface."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import msgspec
+
+from services.cli.bench.outcome import Outcome
+from shared.metrics import Acceptance
+from shared.workload import LoadRequest
+
+
+class Served(msgspec.Struct, frozen=True):
+    """The model that is asked; 0 where the interface does not tell."""
+
+    name: str
+    vocab_size: int
+    max_model_len: int
+
+
+class Streams(Protocol):
+    """How one request reaches a server."""
+
+    async def stream(self, request: LoadRequest, outcome: Outcome, clock: Callable[[], float]) -> None:
+        """Send it and note in `outcome` what comes, at `clock()`'s times; a failure goes into `outcome.error`."""
+
+
+class Backend(Streams, Protocol):
+    """A server behind one interface."""
+
+    name: str
+    vocab_size: int
+
+    async def model(self, patience: float) -> Served:
+        """What is served, once the server answers; fails after `patience` seconds."""
+
+    async def acceptance(self) -> Acceptance:
+        """What speculation has yielded since the server's start; all zero where that is not told."""
+
+    async def close(self) -> None: ...
