@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from services.gateway.streams import prompt_bytes
 from shared.config import Settings
 from shared.errors import RejectCode, RequestError
 from shared.messages import TokenizeRequest
@@ -127,5 +128,4 @@ def tokens_of(request: TokenizeRequest, max_model_len: int, max_n: int) -> int:
 def prompt_tokens(request: TokenizeRequest) -> int:
     if request.token_ids is not None:
         return len(request.token_ids) // 4
-    num_chars = len(request.text or "") + sum(len(message.content) for message in request.chat or ())
-    return num_chars // CHARS_PER_TOKEN + 1
+    return prompt_bytes(request) // CHARS_PER_TOKEN + 1

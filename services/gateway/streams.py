@@ -305,8 +305,11 @@ def packed(token_ids: list[int]) -> array[int]:
 
 def prompt_bytes(request: TokenizeRequest) -> int:
     """About what a request's prompt takes in memory."""
-    chat = sum(len(message.content) for message in request.chat or ())
-    return len(request.text or "") + chat + len(request.token_ids or b"")
+    chat = sum(len(message.content) + len(message.reasoning) for message in request.chat or ())
+    calls = sum(len(call.arguments) for message in request.chat or () for call in message.tool_calls)
+    options = request.chat_options
+    beside = len(options.tools) + len(options.template_args) if options is not None else 0
+    return len(request.text or "") + chat + calls + beside + len(request.token_ids or b"")
 
 
 def _full(reason: str) -> RequestError:

@@ -10,8 +10,9 @@ import grpc
 
 from protos.pageant.v1 import inference_pb2, inference_pb2_grpc
 from shared.client.answers import Delta, Generation, ModelCard, gather, read_delta
-from shared.client.failure import call_error
+from shared.client.failure import call_error, status_error
 
+END: Any = grpc.aio.EOF  # type: ignore[attr-defined]  # its stubs lack it
 Chat = Iterable[tuple[str, str]]  # (role, content)
 
 
@@ -38,7 +39,7 @@ class Stream:
             proto = await self._call.read()
         except grpc.aio.AioRpcError as error:
             raise call_error(error) from None
-        if proto is grpc.aio.EOF:
+        if proto is END:
             await self._check_end()
             raise StopAsyncIteration
         return read_delta(proto)
@@ -55,8 +56,7 @@ class Stream:
     async def _check_end(self) -> None:
         code = await self._call.code()
         if code is not grpc.StatusCode.OK:
-            details, metadata = await self._call.details(), await self._call.trailing_metadata()
-            raise call_error(grpc.aio.AioRpcError(code, grpc.aio.Metadata(), metadata, details))
+            raise status_error(code.name, await self._call.details(), await self._call.trailing_metadata())
 
 
 class Client:

@@ -23,11 +23,16 @@ class CallError(PageantError):
 
 
 def call_error(error: grpc.aio.AioRpcError) -> CallError:
+    """The error behind a call's exception."""
+    return status_error(error.code().name, error.details(), error.trailing_metadata())
+
+
+def status_error(code: str, details: str | None, trailing_metadata: Any) -> CallError:
     """The error behind a status and its trailing metadata."""
-    metadata: dict[str, Any] = dict(error.trailing_metadata() or ())
+    metadata: dict[str, Any] = dict(trailing_metadata or ())
     return CallError(
-        error.code().name,
-        error.details() or "",
+        code,
+        details or "",
         field=str(metadata.get("error-field", "")),
         retry_after=int(metadata.get("retry-after-ms", 0)) / 1000,
     )

@@ -196,8 +196,8 @@ def test_messages_and_tools(client: openai.OpenAI) -> None:
         assert answer.usage is not None and answer.usage.completion_tokens <= 8
     named: Any = {"type": "function", "function": {"name": "weather"}}
     forced = chat(client, tools=[TOOL], tool_choice=named, parallel_tool_calls=False)
-    (made,) = forced.choices[0].message.tool_calls or [None]
-    assert made is not None and made.type == "function" and made.function.name == "weather"
+    (made,) = forced.choices[0].message.tool_calls or []
+    assert made.type == "function" and made.function.name == "weather"
     with pytest.raises(openai.BadRequestError) as caught:
         chat(client, tools=[TOOL], tool_choice="required")
     assert caught.value.param == "tool_choice"

@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 
 import msgspec
+import structlog
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
 from services.gateway.status import DEFAULT_RETRY_AFTER_MS
 from shared.errors import RejectCode, RequestError
+
+log = structlog.get_logger()
 
 CLIENT_CLOSED_REQUEST = 499  # nginx's word for it; there is no official one
 
@@ -68,24 +71,30 @@ def error_body(error: RequestError) -> bytes:
     return _encode(status, str(error) or error.code.value, error.field or None, code)
 
 
-def failure(request: Request, error: Exception) -> Response:
-    """The response to a request that was refused or has failed."""
+async def failure(request: Request, error: Exception) -> Response:
+    """A request that was refused or has failed."""
     assert isinstance(error, RequestError)
+    return refusal(error)
+
+
+def refusal(error: RequestError) -> Response:
+    """The response that says so, and when to come again."""
     headers = {"www-authenticate": "Bearer"} if error.code is RejectCode.UNAUTHENTICATED else {}
     if wait := error.retry_after_ms or DEFAULT_RETRY_AFTER_MS.get(error.code, 0):
         headers |= {"retry-after": str(math.ceil(wait / 1000)), "retry-after-ms": str(wait)}
     return Response(error_body(error), status_of(error), headers, "application/json")
 
 
-def no_such_route(request: Request, error: Exception) -> Response:
+async def no_such_route(request: Request, error: Exception) -> Response:
     """What the router itself refuses: an unknown path, a method that the path does not have."""
     assert isinstance(error, HTTPException)
     body = _encode(error.status_code, f"{request.method} {request.url.path}: {error.detail}", None, None)
     return Response(body, error.status_code, error.headers, "application/json")
 
 
-def defect(request: Request, error: Exception) -> Response:
+async def defect(request: Request, error: Exception) -> Response:
     """A mistake of ours: the client learns that it is none of theirs, and nothing more."""
+    log.error("request_failed_unexpectedly", path=request.url.path, exc_info=error)
     return Response(
         _encode(500, "the server has failed at this request", None, "internal"), 500, None, "application/json"
     )

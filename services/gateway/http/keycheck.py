@@ -6,7 +6,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from services.gateway.auth import Access
-from services.gateway.http.failures import failure
+from services.gateway.http.failures import refusal
 from shared.errors import RequestError
 
 # Whether it serves, what it is, and the page that asks for everything else, a gateway tells everybody.
@@ -26,6 +26,6 @@ class KeyCheck:
             try:
                 self._access.caller(request.headers.items())
             except RequestError as error:
-                await failure(request, error)(scope, receive, send)
+                await refusal(error)(scope, receive, send)
                 return
         await self._app(scope, receive, send)

@@ -44,7 +44,7 @@ class HttpServer:
         listener = listen(self._settings.host, self._settings.http_port, share=self._settings.share_port)
         self.port = listener.getsockname()[1]
         for name in ("uvicorn", "uvicorn.error", "uvicorn.access"):
-            logging.getLogger(name).setLevel(logging.ERROR)
+            logging.getLogger(name).setLevel(logging.CRITICAL)  # what goes wrong in an endpoint is logged by `defect`
         settings = self._settings
         config = uvicorn.Config(
             self._app,

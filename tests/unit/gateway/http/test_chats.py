@@ -7,8 +7,18 @@ from typing import Any
 
 import pytest
 
-from shared.messages import FinishReason, TokenLogprobs
+from services.gateway.limits import tokens_of
+from shared.messages import (
+    ChatMessage,
+    ChatOptions,
+    FinishReason,
+    RequestHeader,
+    TokenizeRequest,
+    TokenLogprobs,
+    ToolCall,
+)
 from shared.packing import unpack_tokens
+from shared.sampling import SamplingParams
 from tests.unit.gateway.http.client import events, http, streaming
 from tests.unit.gateway.troupe import LAST
 
@@ -238,3 +248,13 @@ async def test_a_response_grows_by_numbered_events() -> None:
         assert last["type"] == "response.incomplete"
         assert last["response"]["incomplete_details"] == {"reason": "max_output_tokens"}
         assert deltas == last["response"]["output"][0]["content"][0]["text"] == "Yes no"
+
+
+def test_what_stands_beside_the_messages_counts_for_the_limits() -> None:
+    header, params = RequestHeader("r", "memory://g"), SamplingParams(max_tokens=1)
+    plain = TokenizeRequest(header, params, chat=[ChatMessage("user", "Hi")])
+    calling = [ChatMessage("assistant", "", tool_calls=[ToolCall("c", "f", "x" * 4000)])]
+    with_tools = TokenizeRequest(header, params, chat=plain.chat, chat_options=ChatOptions(tools="x" * 4000))
+    with_calls = TokenizeRequest(header, params, chat=[*(plain.chat or []), *calling])
+    for request in (with_tools, with_calls):
+        assert tokens_of(request, 4096, 1) - tokens_of(plain, 4096, 1) == 1000

@@ -12,7 +12,7 @@ from services.gateway.http.failures import STATUS
 from services.gateway.http.server import MAX_HEADER_BYTES
 from services.gateway.status import unavailable
 from shared.errors import RejectCode
-from shared.messages import RequestRejected
+from shared.messages import RequestRejected, TokenLogprobs
 from tests.unit.gateway.http.client import Http, events, http, streaming
 from tests.unit.gateway.troupe import LAST, until
 
@@ -125,6 +125,20 @@ async def test_a_failure_in_the_middle_of_a_stream_is_its_last_event() -> None:
         first, last = events(response.text)
         assert first["choices"][0]["text"] == "some"
         assert last["error"]["code"] == "cancelled"
+
+
+async def test_a_mistake_of_ours_costs_its_request_only(capsys: pytest.CaptureFixture[str]) -> None:
+    async with http() as h:
+        asked = h.post("/v1/completions", ASK | {"logprobs": 0, "return_tokens_as_token_ids": True})
+        one_for_two_tokens = [TokenLogprobs([5], [-0.5], 1)]
+        h.troupe.say(await h.troupe.request(), "a b", logprobs=one_for_two_tokens, **LAST)
+        response = await asked
+        assert response.status_code == 500 and response.json()["error"]["type"] == "server_error"
+        assert "request_failed_unexpectedly" in capsys.readouterr().out
+        h.troupe.announce()  # to write a trace may have taken longer than a scheduler's silence is believed in
+        healthy = h.post("/v1/completions", ASK)
+        h.troupe.say(await h.troupe.request(), "fine", **LAST)
+        assert (await healthy).status_code == 200
 
 
 async def test_a_client_s_deadline() -> None:
