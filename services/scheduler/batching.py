@@ -76,6 +76,7 @@ class Batcher:
                 if num_tokens > 1 and (new_blocks := self._room_for(sequence, num_tokens)) is not None:
                     self.builder.schedule(sequence, num_tokens, 1, new_blocks, drafts)
                     self._verified.add(sequence)
+                    sequence.following.num_verified = sequence.num_tokens + len(drafts.token_ids)
 
     def _num_drafts(self, sequence: Sequence, speculation: Speculation) -> int:
         """No more than wanted, than can still come (verifying k yields up to k + 1 tokens), and than leaves every

@@ -102,6 +102,7 @@ class Following:
     opened_by: int  # update; what answers an older one is about another sequence
     num_told: int  # tokens
     proposal: Proposal | None = None
+    num_verified: int = 0  # tokens, up to the last one that was drafted and verified
 
 
 class DraftLinks:
@@ -200,7 +201,8 @@ class DraftLinks:
         proposal = following.proposal
         num_known = sequence.num_tokens - proposal.num_tokens
         if sequence.token_ids[proposal.num_tokens :] != proposal.token_ids[:num_known]:
-            self._counters.num_stale_draft_tokens += len(proposal.token_ids)
+            first = max(proposal.num_tokens, following.num_verified)
+            self._counters.num_stale_draft_tokens += max(0, proposal.num_tokens + len(proposal.token_ids) - first)
             following.proposal = None
             return NO_DRAFTS
         return Drafts(proposal.token_ids[num_known:], proposal.distributions[num_known:])

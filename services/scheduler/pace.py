@@ -20,6 +20,7 @@ OUTLIER = 3.0  # times the average: what is longer was something else
 FIRST_REST = 128  # steps until an arm that proved worse may be tried again; doubles
 LAST_REST = 8192
 HOPE = 1.2  # how much better than measured an arm may have become
+FIRST_LENGTH = 4  # draft tokens, at most, of the first arm that is tried; then up to twice as many as were
 PROBE = 1024  # steps after which the cheapest other arm is tried, whatever it cost before; doubles where it still does
 CHANGE = 0.7  # of what it cost before: then what others cost is not known any more either
 HOPELESS = 1.5  # times what an arm may cost to be the best: its trial ends early
@@ -110,7 +111,7 @@ class Pace:
             (arm for arm, cost in self.costs.items() if cost.num_steps), key=lambda arm: self._rate(arm, expected)
         )
         self.costs[best].rest = FIRST_REST
-        trial = self._promising(best, expected, draft_seconds) or self._due_probe(best)
+        trial = self._promising(best, expected, draft_seconds) or self._due_probe(best, draft_seconds)
         self._num_left, self._limit = TRIAL, float("inf")
         if trial is not None:
             self._limit = HOPELESS * expected[trial.num_draft_tokens] / self._rate(best, expected)
@@ -121,10 +122,13 @@ class Pace:
 
     def _promising(self, best: Arm, expected: Sequence[float], draft_seconds: float) -> Arm | None:
         """The arm that may be better than the best known one, if any, and has not been tried for long enough."""
+        furthest = max(
+            FIRST_LENGTH, 2 * max(arm.num_draft_tokens for arm, cost in self.costs.items() if cost.num_steps)
+        )
         hoped = {
             arm: self._hoped_rate(arm, expected, draft_seconds)
             for arm, cost in self.costs.items()
-            if arm != best and self._may_try(cost)
+            if arm != best and self._may_try(cost) and arm.num_draft_tokens <= furthest
         }
         found = max(hoped, key=lambda arm: hoped[arm], default=None)
         return found if found is not None and hoped[found] > self._rate(best, expected) else None
@@ -134,14 +138,13 @@ class Pace:
         cost.rest = min(2 * cost.rest, LAST_REST)
         cost.num_steps = 0  # what is measured now counts
 
-    def _due_probe(self, best: Arm) -> Arm | None:
+    def _due_probe(self, best: Arm, draft_seconds: float) -> Arm | None:
         """Now and then an arm that lost long ago: the machine, the load or the draft may be another by now."""
         if self._num_steps < self._next_probe:
             return None
-        others = [arm for arm, cost in self.costs.items() if arm != best and cost.num_steps]
-        arm = min(others, key=lambda other: self.costs[other].seconds, default=None)
-        if arm is not None:
-            self._probe = arm, self.costs[arm].seconds
+        arm = next(arm for arm in self.costs if arm != best)  # without drafts, or with the fewest
+        cost = self.costs[arm]
+        self._probe = arm, cost.seconds if cost.num_steps else self._hoped_seconds(arm, draft_seconds)
         return arm
 
     def _end_probe(self) -> None:
@@ -171,14 +174,31 @@ class Pace:
         return expected[arm.num_draft_tokens] / max(self._hoped_seconds(arm, draft_seconds), 1e-9)
 
     def _hoped_seconds(self, arm: Arm, draft_seconds: float) -> float:
-        """What an arm that was never used would cost, if verifying cost nothing: the drafts' time beside that of the
-        nearest one that was."""
+        """What an arm that was never used would cost: on the line through those that were, on either side of it."""
         known = [other for other, cost in self.costs.items() if cost.num_steps]
-        near = min(known, key=lambda other: abs(other.num_draft_tokens - arm.num_draft_tokens))
-        seconds = self.costs[near].seconds
-        per_token = draft_seconds or DRAFT_SHARE * seconds
-        longer = seconds + per_token * (arm.num_draft_tokens - near.num_draft_tokens)
-        return longer - per_token * arm.num_draft_tokens / 2 if arm.runs_ahead and not near.runs_ahead else longer
+        alike = [other for other in known if other.runs_ahead == arm.runs_ahead or other == PLAIN]
+        points = sorted((other.num_draft_tokens, self.costs[other].seconds) for other in alike)
+        per_token = draft_seconds or DRAFT_SHARE * self.costs[known[0]].seconds
+        if arm.runs_ahead and (len(points) < 2):
+            return self._hoped_seconds(Arm(arm.num_draft_tokens), draft_seconds) - per_token * arm.num_draft_tokens / 2
+        return on_the_line(points, arm.num_draft_tokens, per_token / 2 if arm.runs_ahead else per_token)
+
+
+def on_the_line(points: Sequence[tuple[int, float]], place: int, least_slope: float) -> float:
+    """The value at `place`, between the nearest of sorted `points`; beyond the last one it grows as it did before,
+    but for the step from none to some, which is not like the others."""
+    above = next((index for index, (x, _) in enumerate(points) if x >= place), len(points))
+    if above == 0:
+        (x, y), slope = points[0], least_slope
+    elif above < len(points) or len(points) > 1:
+        above = min(above, len(points) - 1)
+        (x, y), (right, higher) = points[above - 1], points[above]
+        slope = (higher - y) / (right - x)
+        if place > right:
+            x, y, slope = right, higher, max(slope, least_slope) if x else least_slope
+    else:
+        (x, y), slope = points[0], least_slope
+    return y + slope * (place - x)
 
 
 def between(values: Sequence[float], place: float) -> float:

@@ -272,7 +272,9 @@ def test_invariants_hold_through_events_with_drafts() -> None:
 # -- how many
 
 
-def settled(costs: dict[Arm, float], share: float, num_steps: int = 4000, *, fixed: int = 0) -> tuple[Pace, float]:
+def settled(
+    costs: dict[Arm, float], share: float, draft: float, num_steps: int = 4000, *, fixed: int = 0
+) -> tuple[Pace, float]:
     """A pace after many steps that cost what they cost, and its tokens per second beside the best arm's."""
     pace, expected = Pace(arms_of(fixed, 8)), yields([share], 8)
     tokens = seconds = 0.0
@@ -282,7 +284,7 @@ def settled(costs: dict[Arm, float], share: float, num_steps: int = 4000, *, fix
         seconds += cost
         pace.record(cost, pace.arm.num_draft_tokens)
         if pace.is_due:
-            pace.choose(expected, 0.0)
+            pace.choose(expected, draft)
     best = max(expected[arm.num_draft_tokens] / cost for arm, cost in costs.items())
     return pace, tokens / seconds / best
 
@@ -299,12 +301,12 @@ def costs_of(draft: float, verify: float, base: float = 1.0, sync: float = 0.1) 
 @pytest.mark.parametrize("share", [0.0, 0.2, 0.5, 0.8, 0.95])
 @pytest.mark.parametrize(("draft", "verify"), [(0.01, 0.01), (0.1, 0.02), (0.1, 0.3), (0.5, 0.1), (2.0, 0.5)])
 def test_the_choice_is_never_much_worse_than_the_best_arm(draft: float, verify: float, share: float) -> None:
-    _, ratio = settled(costs_of(draft, verify), share)
+    _, ratio = settled(costs_of(draft, verify), share, draft)
     assert ratio >= 0.97
 
 
 def test_worthless_drafts_end_in_plain_steps() -> None:
-    pace, _ = settled(costs_of(0.5, 0.5), 0.1)
+    pace, _ = settled(costs_of(0.5, 0.5), 0.1, 0.5)
     assert pace.arm == PLAIN
 
 
@@ -319,7 +321,7 @@ def test_the_choice_follows_a_change() -> None:
 
 
 def test_a_fixed_number_stays() -> None:
-    pace, _ = settled(costs_of(3.0, 1.0), 0.1, fixed=4)
+    pace, _ = settled(costs_of(3.0, 1.0), 0.1, 3.0, fixed=4)
     assert pace.arm == Arm(4)
 
 
