@@ -25,8 +25,6 @@ from services.cli.workloads import WorkloadOptions, requests_of
 from shared.metrics import parse_slo
 from shared.workload import LoadRequest
 
-READY_SECONDS = 60.0
-
 
 class ServeOptions(msgspec.Struct, frozen=True, kw_only=True):
     """One field for each option."""

@@ -96,7 +96,8 @@ WORKLOAD = WorkloadOptions(
     ramp_up_end_rps=10.0, seed=3,
 )  # fmt: skip
 SERVE = ServeOptions(
-    backend="pageant-grpc", address="", base_url="", request_rates=None, max_concurrency=0, num_warmups=0, ignore_eos=False, goodput=(),
+    backend="pageant-grpc", address="", base_url="", request_rates=None,
+    max_concurrency=0, num_warmups=0, ignore_eos=False, goodput=(),
     percentile_metrics=["ttft"], metric_percentiles=[99.0], label="", save_result=True, save_detailed=False,
     append_result=False, result_dir=Path(), result_filename="r.json", plot=None, ready_check_timeout_sec=1.0,
 )  # fmt: skip
