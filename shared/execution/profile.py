@@ -9,17 +9,26 @@ from shared.config import Settings
 from shared.modeling.batch import StepBatch
 from shared.modeling.model import Model
 
+COPIES = 3  # of the logits that sampling makes at most: raw ones for log-probabilities, counts of tokens, drawn rows
+
+
+def most_positions(settings: Settings) -> int:
+    """Places of a step that are sampled at most: one of each sequence, and one more for each draft token."""
+    drafts = 0 if settings.draft == "off" else settings.max_num_draft_tokens
+    return min(settings.max_num_batched_tokens, settings.max_num_seqs * (1 + drafts))
+
 
 def peak_activation(model: Model, settings: Settings) -> int:
-    """Bytes above the present that a step of max_num_batched_tokens tokens and max_num_seqs samples needs (GPU)."""
+    """Bytes above the present that a step of max_num_batched_tokens tokens and as many samples as can be needs."""
     device = model.device
     before = torch.cuda.memory_allocated(device)
     torch.cuda.reset_peak_memory_stats(device)
     model.allocate(1, settings.block_size)
     with torch.inference_mode():
         hidden = model.forward(_largest_batch(model, settings))
-        logits = model.logits(hidden[: settings.max_num_seqs])
-        torch.softmax(logits, dim=-1)
+        logits = model.logits(hidden[: most_positions(settings)])
+        copies = [torch.empty_like(logits) for _ in range(COPIES)]
+        del copies
     return torch.cuda.max_memory_allocated(device) - before
 
 

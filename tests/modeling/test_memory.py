@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from shared.execution.memory import GIB, available_memory, cpu_budget, gpu_budget, plan_memory
 from shared.config import Settings
 from shared.errors import ConfigError
+from shared.execution.memory import GIB, available_memory, cpu_budget, gpu_budget, plan_memory
+from shared.execution.profile import most_positions
 
 BLOCK = 1 << 20
 
@@ -19,6 +20,12 @@ def test_blocks_of_a_gpu() -> None:
     assert (plan.num_blocks, plan.num_tokens, plan.max_model_len) == (20 << 10, 20 << 14, 4096)
     assert "20.00 GiB: 20480 blocks of 16 tokens" in str(plan)
     assert "80.0 sequences of max_model_len=4096" in str(plan)
+
+
+def test_draft_tokens_are_sampled_too() -> None:
+    assert most_positions(Settings(max_num_seqs=64)) == 64
+    assert most_positions(Settings(max_num_seqs=64, draft="ngram", max_num_draft_tokens=7)) == 512
+    assert most_positions(Settings(max_num_seqs=64, max_num_batched_tokens=300, draft="ngram")) == 300
 
 
 def test_weights_larger_than_the_share() -> None:
