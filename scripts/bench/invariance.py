@@ -23,10 +23,10 @@ import msgspec
 import structlog
 
 from scripts.bench.report import Line, add_check, finish
-from shared.execution.engine import load_runner
-from shared.execution.runner import ModelRunner
 from shared.config import Settings
 from shared.errors import ConfigError
+from shared.execution.engine import load_runner
+from shared.execution.runner import ModelRunner
 from shared.messages import AdmittedSequence, StepPlan
 from shared.packing import pack_tokens
 from shared.sampling import SamplingParams

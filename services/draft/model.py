@@ -131,7 +131,7 @@ class ModelProposer:
         if batch is None:
             return
         if count := self._chain_length(batch, goals, rejection):
-            self._extend(batch, count)
+            self._extend(batch, count, rejection)
             return
         hidden = self._model.forward(batch)
         self._table.num_computed[batch.rows] = batch.computed + batch.scheduled
@@ -154,7 +154,7 @@ class ModelProposer:
         num_guessed = len(followed.guess)
         return min(goal, followed.ending.max_length - followed.num_told) - num_guessed
 
-    def _extend(self, batch: StepBatch, count: int) -> None:
+    def _extend(self, batch: StepBatch, count: int, rejection: bool) -> None:
         table, rows = self._table, batch.rows
         drawn = table.columns.temperature[rows] >= GREEDY_EPSILON
         temperature = np.where(drawn, table.columns.temperature[rows], 0.0)
@@ -164,7 +164,7 @@ class ModelProposer:
         for row, length, column in zip(rows.tolist(), lengths.tolist(), token_ids.T.tolist(), strict=True):
             followed, num_taken = self._followed[row], 0
             while num_taken < count and not followed.is_over:
-                followed.go_on(column[num_taken], NONE)
+                followed.go_on(column[num_taken], [certain(column[num_taken])] if rejection else NONE)
                 num_taken += 1
             table.num_tokens[row] = length + num_taken
             table.num_computed[row] = length + num_taken - 1

@@ -2,8 +2,9 @@
 
 round_robin     every score is zero: workers take turns
 least_loaded    waiting + running + 6 waiting max(0, KV usage - 1/2), as vLLM's balancer scores its engines
-prefix_aware    10 x blocks to prefill there + blocks held there, as Dynamo's router does it: what that worker's cache has
-                of the prompt is not to prefill, so a request goes where its prefix is, unless that worker is too busy
+prefix_aware    10 x blocks to prefill there + blocks held there, as Dynamo's router does it: what that worker's cache
+                has of the prompt is not to prefill, so a request goes where its prefix is, unless that worker is too
+                busy
 """
 
 from __future__ import annotations

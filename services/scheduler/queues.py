@@ -19,8 +19,8 @@ def by_rank(sequence: Sequence) -> Rank:
 class WaitingQueue:
     """Sequences that hold nothing.
 
-    Those of one tenant wait in the order of their rank, so that one that was preempted finds its old place again.  Among
-    tenants what has run before comes first, being paid for; then whoever was served least.
+    Those of one tenant wait in the order of their rank, so that one that was preempted finds its old place again.
+    Among tenants what has run before comes first, being paid for; then whoever was served least.
     """
 
     def __init__(self, shares: Shares) -> None:

@@ -26,6 +26,7 @@ from shared.messages import (
     FinishReason,
     GatewayInbox,
     Load,
+    PiecesResult,
     Refused,
     RequestHeader,
     RequestRejected,
@@ -53,7 +54,7 @@ class Front(MemberActor):
         self.changed = asyncio.Event()
 
     def handlers(self) -> Handlers:
-        ignored: Handlers = dict.fromkeys((EncodeResult, DecodeResult, Load), lambda _: None)
+        ignored: Handlers = dict.fromkeys((EncodeResult, DecodeResult, PiecesResult, Load), lambda _: None)
         return {
             **ignored,
             TextBatch: self.handle_text,

@@ -18,10 +18,10 @@ import structlog
 
 from kernels.cpu import build, native, self_check
 from kernels.cpu.build import NATIVE, TARGETS, BuildError, library
-from shared.execution.backend import usable_cores
-from shared.execution.engine import load_runner
 from shared.config import Settings
 from shared.errors import ConfigError
+from shared.execution.backend import usable_cores
+from shared.execution.engine import load_runner
 from tests.modeling.checkpoints import random_prompt
 from tests.modeling.driver import Driver
 

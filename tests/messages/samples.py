@@ -48,7 +48,9 @@ SAMPLES: list[m.Message] = [
         [m.SequenceTokens("r1", 0, 4, [11], [LOGPROBS], m.FinishReason.STOP, 11, 8, 5)],
         [("r2", 0)],
     ),
-    m.TextBatch([m.SequenceText("r1", 0, 4, 20, " a", [11], [LOGPROBS], m.FinishReason.LENGTH, "", 3, 2, 5, None, 8, 5)]),
+    m.TextBatch(
+        [m.SequenceText("r1", 0, 4, 20, " a", [11], [LOGPROBS], m.FinishReason.LENGTH, "", 3, 2, 5, None, 8, 5)]
+    ),
     m.StopMatched("r1", 0, 5),
     m.StreamLost("r1", 0),
     m.Hello(m.ServiceName.WORKER, "worker-1", "ipc://w", 5, "abc", CAPACITY, m.DraftCapacity(8, 512, 4096, "tiny")),
@@ -61,5 +63,8 @@ SAMPLES: list[m.Message] = [
     m.Wake(),
     m.PeerGone("ipc://w"),
     m.GetLoad("r1", "ipc://g"),
-    m.Load("r1", 1, 2, [m.WorkerLoad("worker-1", 1, 100, 50, 20, 9)], 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 0.5, 1, 4, 3, 2, 1, [2, 1]),
+    m.Load(
+        "r1", 1, 2, [m.WorkerLoad("worker-1", 1, 100, 50, 20, 9)], 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 0.5,
+        1, 4, 3, 2, 1, [2, 1],
+    ),
 ]  # fmt: skip

@@ -10,9 +10,9 @@ import torch
 import transformers
 from torch import Tensor
 
+from shared.config import Settings
 from shared.execution.engine import load_runner
 from shared.execution.runner import ModelRunner
-from shared.config import Settings
 from tests.kernels.natives import load_build
 
 VOCAB = 211

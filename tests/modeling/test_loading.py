@@ -20,9 +20,9 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from shared.execution.engine import load_runner
 from shared.config import Settings
 from shared.errors import ModelError
+from shared.execution.engine import load_runner
 from shared.model_source import resolve_model_dir
 from shared.modeling.config import parse_config, read_config
 from shared.modeling.pages import drop_pages

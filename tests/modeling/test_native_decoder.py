@@ -13,9 +13,9 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from shared.config import Settings
 from shared.execution.engine import load_runner
 from shared.execution.runner import ModelRunner
-from shared.config import Settings
 from shared.modeling.config import parse_config
 from shared.modeling.tensors import expected_tensors
 from shared.modeling.weights import DummyWeights

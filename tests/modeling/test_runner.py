@@ -11,9 +11,9 @@ import msgspec
 import pytest
 from torch import Tensor
 
-from shared.execution.engine import load_runner
 from shared.config import Settings
 from shared.errors import ConfigError, FatalError
+from shared.execution.engine import load_runner
 from shared.modeling.batch import StepBatch
 from shared.sampling import SamplingParams
 from tests.modeling.checkpoints import make_runner, random_prompt, save_checkpoint

@@ -14,9 +14,9 @@ from typing import Any
 from scripts.bench.peers.proc import peak_rss
 from services.scheduler.main import policy_of
 from services.scheduler.scheduler import Scheduler
+from shared.config import load_settings
 from shared.execution.engine import load_runner
 from shared.execution.runner import ModelRunner
-from shared.config import load_settings
 from shared.messages import AddRequest, RequestHeader, StepPlan, StepResult
 from shared.packing import pack_tokens
 from shared.sampling import GenerationDefaults, SamplingParams
