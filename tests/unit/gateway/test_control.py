@@ -110,7 +110,9 @@ async def test_load() -> None:
         call = f.control.GetLoad(control_pb2.GetLoadRequest())
         question = await f.troupe.get(f.troupe.scheduler, GetLoad)
         workers = [WorkerLoad("worker-a", 1, 64, 60, 2, 9)]
-        f.troupe.tell(Load(question.request_id, 1, 2, workers, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 0.5, 13, 14, 15, 16, 17, [9, 6]))
+        f.troupe.tell(
+            Load(question.request_id, 1, 2, workers, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 0.5, 13, 14, 15, 16, 17, [9, 6])
+        )
         load = await call
         assert (load.num_running, load.num_waiting, load.num_preemptions, load.kv_cache_usage) == (1, 2, 3, 0.5)
         assert (load.num_finished, load.num_aborted, load.num_rejected, load.num_block_copies) == (9, 10, 11, 12)
