@@ -37,7 +37,7 @@ class Ledger:
         self._rejection = False
         self._num_told: dict[int, int] = {}  # by row
         self._orders: list[Order] = []
-        self._turn_seconds = 0.0  # of the latest piece of work
+        self._step_seconds = 0.0  # of one of the latest piece of work
 
     @property
     def is_idle(self) -> bool:
@@ -141,8 +141,8 @@ class Ledger:
         urgent = [order for order in self._orders if not order.is_answered] or self._orders
         goals = {row: order.goal(row) for order in urgent for row in order.wanted}
         begin = self._clock()
-        self._proposer.propose(goals, self._rejection)
-        self._turn_seconds = self._clock() - begin
+        num_steps = self._proposer.propose(goals, self._rejection)
+        self._step_seconds = (self._clock() - begin) / num_steps
 
     def _settle(self) -> list[DraftProposals]:
         answers: list[DraftProposals] = []
@@ -191,7 +191,7 @@ class Ledger:
             draft_token_ids=[token_id for proposal in proposals for token_id in proposal.token_ids],
             distributions=[one for proposal in proposals for one in proposal.distributions],
             lost_rows=[] if order.is_answered else sorted(order.lost),
-            draft_time=self._turn_seconds * max(counts, default=0),
+            draft_time=self._step_seconds * max(counts, default=0),
         )
 
 

@@ -124,21 +124,22 @@ class ModelProposer:
         return Proposal(followed.guess[:count], followed.distributions[:count])
 
     @torch.inference_mode()
-    def propose(self, goals: Mapping[int, int], rejection: bool) -> None:
+    def propose(self, goals: Mapping[int, int], rejection: bool) -> int:
         """The next token of every row that has read all it was told, or a chunk for those behind; where the model can,
         a few tokens at once."""
         batch = self._plan(goals)
         if batch is None:
-            return
+            return 1
         if count := self._chain_length(batch, goals, rejection):
             self._extend(batch, count, rejection)
-            return
+            return count
         hidden = self._model.forward(batch)
         self._table.num_computed[batch.rows] = batch.computed + batch.scheduled
         rows = batch.rows[batch.wanted > 0]
         if len(rows):
             token_ids, distributions = self._draw(hidden, rows, rejection)
             self._append(rows, token_ids, distributions)
+        return 1
 
     def _chain_length(self, batch: StepBatch, goals: Mapping[int, int], rejection: bool) -> int:
         """How many tokens all rows of a batch can be given in one call; 0 where they have to be sampled here."""

@@ -77,10 +77,11 @@ class NGramProposer:
         self._rows[row].index.extend(token_ids)
         self._rows[row].guess = None
 
-    def propose(self, goals: Mapping[int, int], rejection: bool) -> None:
+    def propose(self, goals: Mapping[int, int], rejection: bool) -> int:
         for row, goal in goals.items():
             if self._rows[row].guess is None:
                 self._rows[row].look(goal)
+        return max(goals.values(), default=1)
 
     def finished(self, row: int, goal: int) -> bool:
         return self._rows[row].guess is not None

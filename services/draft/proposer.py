@@ -37,8 +37,9 @@ class Proposer(Protocol):
         """These follow, perhaps none.  What they confirm of the guess is no guess any more, and the rest of it stays;
         where they contradict it, it is dropped."""
 
-    def propose(self, goals: Mapping[int, int], rejection: bool) -> None:
+    def propose(self, goals: Mapping[int, int], rejection: bool) -> int:
         """One piece of work towards guesses of so many tokens, by row: those that nothing keeps waiting come first.
+        Returns how many steps it was, one after the other, of at most one token of each row.
 
         With `rejection`, the same throughout an epoch, tokens are drawn from distributions that are kept beside them.
         """

@@ -40,7 +40,8 @@ class Guesser:
 
     def commit(self, row: int, token_ids: list[int]) -> None: ...
 
-    def propose(self, goals: Mapping[int, int], rejection: bool) -> None: ...
+    def propose(self, goals: Mapping[int, int], rejection: bool) -> int:
+        return 1
 
     def finished(self, row: int, goal: int) -> bool:
         return True

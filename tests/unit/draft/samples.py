@@ -76,7 +76,7 @@ class Counter:
         self.guesses[row] = guess[len(token_ids) :] if guess[: len(token_ids)] == token_ids else []
         self.told[row] += token_ids
 
-    def propose(self, goals: Mapping[int, int], rejection: bool) -> None:
+    def propose(self, goals: Mapping[int, int], rejection: bool) -> int:
         self.num_pieces += 1
         able = [row for row, goal in goals.items() if not self.finished(row, goal)]
         for row in [row for row in able if not self.unread.get(row)] or able:
@@ -84,6 +84,7 @@ class Counter:
                 self.unread[row] -= 1
             else:
                 self.guesses[row].append((self.told[row] + self.guesses[row])[-1] + 1)
+        return 1
 
     def finished(self, row: int, goal: int) -> bool:
         return row in self.stuck or len(self.guesses[row]) >= goal

@@ -166,10 +166,10 @@ class Gated(Counter):
         self.arrived = threading.Semaphore(0)
         self.gate = threading.Semaphore(0)
 
-    def propose(self, goals: Mapping[int, int], rejection: bool) -> None:
+    def propose(self, goals: Mapping[int, int], rejection: bool) -> int:
         self.arrived.release()
         assert self.gate.acquire(timeout=10)
-        super().propose(goals, rejection)
+        return super().propose(goals, rejection)
 
 
 async def test_what_is_told_meanwhile_counts_before_the_next_piece_of_work() -> None:
@@ -186,7 +186,7 @@ async def test_what_is_told_meanwhile_counts_before_the_next_piece_of_work() -> 
 
 
 class Broken(Counter):
-    def propose(self, goals: Mapping[int, int], rejection: bool) -> None:
+    def propose(self, goals: Mapping[int, int], rejection: bool) -> int:
         raise RuntimeError("device lost")
 
 
