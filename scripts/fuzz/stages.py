@@ -8,6 +8,7 @@ bus only its own members reach; `settle` takes that away again, so that a millio
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
@@ -65,7 +66,7 @@ def address(name: str) -> str:
     return f"memory://{name}"
 
 
-class Stage:
+class Stage(ABC):
     """One actor among bare inboxes."""
 
     def __init__(self) -> None:
@@ -73,16 +74,17 @@ class Stage:
         self.epoch = time.time_ns() // 1000
         self.actor: Actor = self.make()
 
+    @abstractmethod
     def make(self) -> Actor:
-        raise NotImplementedError
+        """The actor, with work in hand to come."""
 
     def prepare(self) -> list[Message]:
         """What its work in hand begins with."""
         return []
 
+    @abstractmethod
     def digest(self) -> object:
         """Equal before and after, where nothing of the others' state has changed."""
-        raise NotImplementedError
 
     def settle(self) -> None:
         """Take away what strangers have asked for themselves."""

@@ -20,7 +20,8 @@ import msgspec
 from services.scheduler.admission import check_queue, check_request
 from services.scheduler.batching import Batcher
 from services.scheduler.counters import Counters
-from services.scheduler.drafts import DraftLink, DraftLinks
+from services.scheduler.drafting import Drafting
+from services.scheduler.drafts import DraftLinks
 from services.scheduler.fairness import Shares, parse_weights
 from services.scheduler.journal import Journal
 from services.scheduler.outputs import Outbound
@@ -28,9 +29,9 @@ from services.scheduler.parking import Parking
 from services.scheduler.placement import Router
 from services.scheduler.policy import Policy
 from services.scheduler.replica import Replica, Step
+from services.scheduler.results import check_result
 from services.scheduler.resumption import resume, sent_tokens
 from services.scheduler.sequence import Request, Sequence, Status
-from services.scheduler.speculation import Speculation
 from services.scheduler.stopping import finish_of
 from shared.errors import ProtocolError, RejectCode, RequestError
 from shared.messages import (
@@ -81,6 +82,7 @@ class Scheduler:
             rejection=policy.acceptance == "rejection",
             max_draft_tokens=2 * policy.max_num_draft_tokens + 1,
         )
+        self._drafting = Drafting(policy, self.counters, self.drafts, self.replicas)
         self._router = Router(policy.routing_policy, use_cache=policy.enable_prefix_caching)
         self._detokenizers: list[str] = []
         self._num_arrivals = 0
@@ -264,7 +266,7 @@ class Scheduler:
         if instance in self.replicas:
             self.lose_worker(instance)
         self.replicas[instance] = Replica(instance, epoch, capacity, self.shares)
-        self._renew_speculation()
+        self._drafting.renew()
         self._limit()
         never_run = [s for r in self.replicas.values() for s in r.waiting if s.num_cached_tokens < 0]
         for sequence in never_run:
@@ -334,7 +336,7 @@ class Scheduler:
         """The next plan for a worker; None where two steps are in flight, where drafts are worth waiting for, or where
         there is nothing to do."""
         replica = self.replicas[instance]
-        if len(replica.in_flight) >= MAX_STEPS_IN_FLIGHT or self._awaits_drafts(replica, now):
+        if len(replica.in_flight) >= MAX_STEPS_IN_FLIGHT or self._drafting.awaits(replica, now):
             return None
         batcher = Batcher(
             replica, self.policy, self.counters, self.journal, self.max_model_len, self.drafts, self.shares
@@ -421,72 +423,23 @@ class Scheduler:
     def add_draft(self, instance: str, epoch: int, capacity: DraftCapacity) -> None:
         """A draft has come, or come back; it knows nothing yet."""
         self.drafts.add(instance, epoch, capacity)
-        self._renew_speculation()
+        self._drafting.renew()
 
     def lose_draft(self, instance: str) -> None:
         """A draft is gone: its sequences go on without, or with another."""
         self.drafts.lose(instance)
         if not self.drafts:
-            for replica in self.replicas.values():
-                replica.speculation = None
-
-    def _renew_speculation(self) -> None:
-        """Measure anew what drafts are worth: there are others than before, or other workers."""
-        if self.drafts:
-            for replica in self.replicas.values():
-                replica.speculation = Speculation(
-                    fixed=self.policy.num_draft_tokens, longest=self.policy.max_num_draft_tokens
-                )
+            self._drafting.end()
 
     def propose(self, message: DraftProposals) -> bool:
         """Take a draft's proposals in.  False where they are of another life.  Raises ProtocolError where they make no
         sense: nothing of them is kept."""
-        link = self.drafts.by_epoch(message.epoch)
-        if link is None:
-            return False
-        if self.capacity is None:
-            return True  # nobody could verify them
-        self.drafts.take(link, message, self.capacity.vocab_size)
-        if num_steps := max(message.num_draft_tokens, default=0):
-            for replica in self.replicas.values():
-                if replica.speculation is not None:
-                    replica.speculation.drafted(message.draft_time / num_steps)
-        return True
-
-    def _awaits_drafts(self, replica: Replica, now: float) -> bool:
-        """Whether the next plan has to wait for a step in flight or for drafts, which are asked for here."""
-        speculation = replica.speculation
-        if speculation is None or not replica.running:
-            return False
-        if not speculation.has_asked:
-            if not speculation.choose(replica.running).num_draft_tokens:
-                return False
-            if replica.in_flight:
-                return True
-            self._ask(replica, speculation, now)
-        if speculation.waits(now):
-            return True
-        self.counters.num_late_drafts += speculation.give_up()
-        return False
-
-    def _ask(self, replica: Replica, speculation: Speculation, now: float) -> None:
-        """Tell the drafts what was committed and ask for more; nothing is waited for while prompts are computed."""
-        awaited: dict[DraftLink, int] = {}
-        for sequence in replica.running:
-            if sequence.can_verify and sequence.request.params.speculate:
-                num_wanted = speculation.num_wanted(sequence)
-                told = self.drafts.tell(sequence, num_wanted, ahead=speculation.arm.runs_ahead)
-                if told is not None and len(self.drafts.usable(sequence).token_ids) < num_wanted:
-                    awaited[told[0]] = told[1]
-        if any(not sequence.can_verify for sequence in replica.running):
-            awaited.clear()
-        speculation.ask(awaited, replica.running, now)
+        return self._drafting.propose(message, self.capacity)
 
     @property
     def wake_time(self) -> float | None:
         """When `schedule` has to be called again although no message comes; None where that is not so."""
-        times = (r.speculation.wake_time for r in self.replicas.values() if r.speculation is not None)
-        return min((time for time in times if time is not None), default=None)
+        return self._drafting.wake_time
 
     # -- ends
 
@@ -523,34 +476,3 @@ class Scheduler:
             self.replicas[sequence.worker].waiting.remove(sequence)
         sequence.status = Status.FINISHED
         self.drafts.forget(sequence)
-
-
-def check_result(step: Step, result: StepResult, vocab_size: int) -> None:
-    """Raise ProtocolError unless the result has exactly the samples that the plan asked for, and makes sense."""
-    if step.num_drafts:
-        check_verified(step, result)
-    elif result.num_sampled != step.num_samples:
-        raise ProtocolError(f"step {result.step_id}: sampled {result.num_sampled}, not what the plan asked for")
-    if len(result.sampled_token_ids) != sum(result.num_sampled):
-        raise ProtocolError(f"step {result.step_id}: {len(result.sampled_token_ids)} token ids for its samples")
-    tokens = result.sampled_token_ids
-    if tokens and not 0 <= min(tokens) <= max(tokens) < vocab_size:
-        raise ProtocolError(f"step {result.step_id}: a token outside the vocabulary of {vocab_size}")
-    if len(result.logprobs) not in (0, len(tokens)):
-        raise ProtocolError(f"step {result.step_id}: {len(result.logprobs)} log-probabilities for {len(tokens)} tokens")
-    if any(not 0 <= entry < len(step.sequences) for entry in result.prompt_logprobs):
-        raise ProtocolError(f"step {result.step_id}: log-probabilities of a prompt that it did not compute")
-
-
-def check_verified(step: Step, result: StepResult) -> None:
-    """Raise ProtocolError unless each entry has at most its accepted draft tokens and one more."""
-    if len(result.num_sampled) != len(step.sequences):
-        raise ProtocolError(f"step {result.step_id}: {len(result.num_sampled)} entries, not {len(step.sequences)}")
-    offset = 0
-    for count, num_samples, drafts in zip(result.num_sampled, step.num_samples, step.drafts, strict=True):
-        if not num_samples <= count <= num_samples + len(drafts.token_ids):
-            raise ProtocolError(f"step {result.step_id}: sampled {result.num_sampled}, not what the plan asked for")
-        accepted = result.sampled_token_ids[offset : offset + count - 1] if count else []
-        if accepted != drafts.token_ids[: len(accepted)]:
-            raise ProtocolError(f"step {result.step_id}: accepted tokens that were not drafted")
-        offset += count

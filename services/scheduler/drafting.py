@@ -1,0 +1,87 @@
+"""The drafts' part in the steps: what they are asked, whether a step waits for them, what their proposals tell."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from services.scheduler.counters import Counters
+from services.scheduler.drafts import DraftLink, DraftLinks
+from services.scheduler.policy import Policy
+from services.scheduler.replica import Replica
+from services.scheduler.speculation import Speculation
+from shared.messages import DraftProposals, WorkerCapacity
+
+
+class Drafting:
+    """Between the links to drafts and the speculation of each worker.
+
+    Invariant: a replica has a speculation exactly while there is a draft.
+    """
+
+    def __init__(self, policy: Policy, counters: Counters, links: DraftLinks, replicas: Mapping[str, Replica]) -> None:
+        self._policy = policy
+        self._counters = counters
+        self._links = links
+        self._replicas = replicas
+
+    def renew(self) -> None:
+        """Measure anew what drafts are worth: there are others than before, or other workers."""
+        if self._links:
+            for replica in self._replicas.values():
+                replica.speculation = Speculation(
+                    fixed=self._policy.num_draft_tokens, longest=self._policy.max_num_draft_tokens
+                )
+
+    def end(self) -> None:
+        """The last draft is gone."""
+        for replica in self._replicas.values():
+            replica.speculation = None
+
+    def propose(self, message: DraftProposals, capacity: WorkerCapacity | None) -> bool:
+        """As `Scheduler.propose`; `capacity` is that of the smallest worker."""
+        link = self._links.by_epoch(message.epoch)
+        if link is None:
+            return False
+        if capacity is None:
+            return True  # nobody could verify them
+        self._links.take(link, message, capacity.vocab_size)
+        if num_steps := max(message.num_draft_tokens, default=0):
+            for replica in self._replicas.values():
+                if replica.speculation is not None:
+                    replica.speculation.drafted(message.draft_time / num_steps)
+        return True
+
+    def awaits(self, replica: Replica, now: float) -> bool:
+        """Whether the next plan has to wait for a step in flight or for drafts, which are asked for here."""
+        speculation = replica.speculation
+        if speculation is None or not replica.running:
+            return False
+        if not speculation.has_asked:
+            if not speculation.choose(replica.running).num_draft_tokens:
+                return False
+            if replica.in_flight:
+                return True
+            self._ask(replica, speculation, now)
+        if speculation.waits(now):
+            return True
+        self._counters.num_late_drafts += speculation.give_up()
+        return False
+
+    def _ask(self, replica: Replica, speculation: Speculation, now: float) -> None:
+        """Tell the drafts what was committed and ask for more; nothing is waited for while prompts are computed."""
+        awaited: dict[DraftLink, int] = {}
+        for sequence in replica.running:
+            if sequence.can_verify and sequence.request.params.speculate:
+                num_wanted = speculation.num_wanted(sequence)
+                told = self._links.tell(sequence, num_wanted, ahead=speculation.arm.runs_ahead)
+                if told is not None and len(self._links.usable(sequence).token_ids) < num_wanted:
+                    awaited[told[0]] = told[1]
+        if any(not sequence.can_verify for sequence in replica.running):
+            awaited.clear()
+        speculation.ask(awaited, replica.running, now)
+
+    @property
+    def wake_time(self) -> float | None:
+        """When the first replica that waits for drafts will have waited long enough."""
+        times = (r.speculation.wake_time for r in self._replicas.values() if r.speculation is not None)
+        return min((time for time in times if time is not None), default=None)
