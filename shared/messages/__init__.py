@@ -30,6 +30,7 @@ from shared.messages.inboxes import (
     TokenizerInbox,
     WorkerInbox,
 )
+from shared.messages.ledger import Ledger
 from shared.messages.requests import (
     AbortRequest,
     AddRequest,
@@ -84,6 +85,7 @@ __all__ = [
     "Goodbye",
     "Heartbeat",
     "Hello",
+    "Ledger",
     "Load",
     "Member",
     "Message",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from shared.errors import RejectCode
 from shared.messages.base import Message
+from shared.messages.ledger import Ledger
 from shared.sampling import SamplingParams
 
 
@@ -64,6 +65,7 @@ class TokenizeRequest(Message, frozen=True):
     sent_finished: list[
         bool
     ] = []  # on resume: per sequence, whether it has come to its end: nothing more is made of it
+    ledger: Ledger | None = None  # None: nobody wants to know where its time goes
 
 
 class EncodeRequest(Message, frozen=True):
@@ -121,6 +123,7 @@ class AddRequest(Message, frozen=True):
     tokenized_time: float = 0.0
     is_resumed: bool = False
     sent_finished: list[bool] = []
+    ledger: Ledger | None = None
 
 
 class AbortRequest(Message, frozen=True):
@@ -143,6 +146,7 @@ class AttachRequest(Message, frozen=True):
     request_id: str
     gateway: str
     deadline: float | None = None  # of the new call
+    ledger: Ledger | None = None
 
 
 class RequestRejected(Message, frozen=True):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 
 from shared.messages.base import Message
+from shared.messages.ledger import Ledger
 from shared.messages.requests import RequestHeader
 from shared.messages.steps import TokenLogprobs
 
@@ -45,6 +46,7 @@ class SequenceTokens(Message, frozen=True):
     stop_token_id: int | None = None  # the id that ended it: reported, its text not shown
     num_draft_tokens: int = 0  # verified so far
     num_accepted_tokens: int = 0  # of those
+    ledger: Ledger | None = None  # with the first tokens, those after a recomputation, and the last
 
 
 class TokenBatch(Message, frozen=True):
@@ -53,6 +55,7 @@ class TokenBatch(Message, frozen=True):
     opened: list[OpenStream]
     sequences: list[SequenceTokens]
     closed: list[tuple[str, int]] = []  # aborted: forget without a word
+    stamp: float = 0.0  # Unix seconds when the step came back that this tells of
 
 
 class SequenceText(Message, frozen=True):
@@ -73,6 +76,7 @@ class SequenceText(Message, frozen=True):
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     num_draft_tokens: int = 0  # final with finish_reason, as the next
     num_accepted_tokens: int = 0
+    ledger: Ledger | None = None  # as in SequenceTokens
 
 
 class TextBatch(Message, frozen=True):

@@ -14,12 +14,13 @@ LOGPROBS = m.TokenLogprobs([5, 6], [-0.5, -1.5], 1)
 TOKENS = pack_tokens([1, 2, 3])
 CALLING = m.ChatMessage("assistant", "", "Tom", "c0", [m.ToolCall("c1", "weather", '{"city":"Rome"}')], "hm")
 DISTRIBUTION = m.DraftDistribution(TOKENS, b"\0" * 12)
+LEDGER = m.Ledger([3, 0, -1], 1.5, 4, 2, 1, [5, 6], 700)
 
 SAMPLES: list[m.Message] = [
     m.TokenizeRequest(
         HEADER, PARAMS, chat=[m.ChatMessage("user", "Hi"), CALLING], sent_token_ids=[TOKENS],
         chat_options=m.ChatOptions('[{"type":"function"}]', '{"enable_thinking":false}', False, True, "<tool_call>"),
-        is_resumed=True, sent_finished=[False, True],
+        is_resumed=True, sent_finished=[False, True], ledger=LEDGER,
     ),
     m.EncodeRequest("r1", "ipc://g", text="Hi"),
     m.PiecesRequest("r1", "ipc://g", TOKENS),
@@ -27,9 +28,11 @@ SAMPLES: list[m.Message] = [
     m.DecodeRequest("r1", "ipc://g", TOKENS),
     m.EncodeResult("r1", TOKENS),
     m.DecodeResult("r1", "Hi"),
-    m.AddRequest(HEADER, PARAMS, TOKENS, [2], tokenized_time=1.0, is_resumed=True, sent_finished=[False, True]),
+    m.AddRequest(
+        HEADER, PARAMS, TOKENS, [2], tokenized_time=1.0, is_resumed=True, sent_finished=[False, True], ledger=LEDGER
+    ),
     m.AbortRequest("r1", "finished", "ipc://g"),
-    m.AttachRequest("r1", "ipc://g", 9.5),
+    m.AttachRequest("r1", "ipc://g", 9.5, LEDGER),
     m.RequestRejected("r1", RejectCode.RESOURCE_EXHAUSTED, "full", "n", 1000),
     m.StepPlan(
         epoch=3, step_id=4, admitted=[m.AdmittedSequence(0, TOKENS, 3, PARAMS, -7, [2], "r1", "t1", 1)], rows=[0, 1],
@@ -45,11 +48,12 @@ SAMPLES: list[m.Message] = [
     m.StepResult(3, 4, [0, 1], [11], [LOGPROBS], {0: [LOGPROBS]}, 0.25),
     m.TokenBatch(
         [m.OpenStream(HEADER, 0, 3, [1, 2, 3], ["\n"], False, True, True, 0, 2, [None, LOGPROBS])],
-        [m.SequenceTokens("r1", 0, 4, [11], [LOGPROBS], m.FinishReason.STOP, 11, 8, 5)],
+        [m.SequenceTokens("r1", 0, 4, [11], [LOGPROBS], m.FinishReason.STOP, 11, 8, 5, LEDGER)],
         [("r2", 0)],
+        1.5,
     ),
     m.TextBatch(
-        [m.SequenceText("r1", 0, 4, 20, " a", [11], [LOGPROBS], m.FinishReason.LENGTH, "", 3, 2, 5, None, 8, 5)]
+        [m.SequenceText("r1", 0, 4, 20, " a", [11], [LOGPROBS], m.FinishReason.LENGTH, "", 3, 2, 5, None, 8, 5, LEDGER)]
     ),
     m.StopMatched("r1", 0, 5),
     m.StreamLost("r1", 0),

@@ -1,0 +1,17 @@
+"""What travels with a request to say where its time has gone."""
+
+from __future__ import annotations
+
+from shared.messages.base import Message
+
+
+class Ledger(Message, frozen=True):
+    """A request's time so far.  Phases and reasons are those of shared.phases, by their numbers."""
+
+    spent: list[int]  # microseconds by phase; hops may be negative where clocks differ
+    stamp: float = 0.0  # Unix seconds when this was sent: whoever receives it books the time since as the hop
+    num_ahead: int = 0  # sequences that waited at its worker when it came
+    num_chunks: int = 0  # steps that computed its prompt
+    num_preemptions: int = 0
+    misses: list[int] = []  # prompt tokens by reason; empty before the cache was asked
+    evicted_ago: int = -1  # milliseconds before, the first block of those evicted; -1: none
