@@ -381,6 +381,10 @@ class GatewayActor(MemberActor):
     def on_forgotten(self) -> None:
         self._pause_all()  # the scheduler has ended what it had from us
 
+    def on_moved(self) -> None:
+        for stream in self.journal:
+            stream.readdress(self.inbox.address)
+
     def on_tick(self) -> None:
         if self.phase is Phase.DRAINING:  # still alive: its streams go on
             self.send(self.scheduler, self.heartbeat())

@@ -162,6 +162,11 @@ class Stream:
     def header(self) -> RequestHeader:
         return self.request.header
 
+    def readdress(self, gateway: str) -> None:
+        """The gateway is reached elsewhere now: what is sent from here on says so."""
+        header = msgspec.structs.replace(self.header, gateway=gateway)
+        self.request = msgspec.structs.replace(self.request, header=header)
+
     @property
     def next_request(self) -> TokenizeRequest | AttachRequest:
         """What to send: the request, and where it is resumed what has come of it so far."""

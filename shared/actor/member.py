@@ -60,6 +60,9 @@ class MemberActor(Actor):
     def on_forgotten(self) -> None:
         """The scheduler that we were with took us for lost: what it had from us it has given up."""
 
+    def on_moved(self) -> None:
+        """Others reach us at another address than before: `self.inbox.address` is already the new one."""
+
     def on_tick(self) -> None:
         """Every heartbeat interval."""
 
@@ -110,11 +113,23 @@ class MemberActor(Actor):
     def handle_tick(self, _: Tick) -> None:
         self.say_status()
         if self.phase < Phase.DRAINING:
+            if self.inbox.readdress():
+                self._move()
             if self.phase is Phase.READY:
                 self.send(self.scheduler, self.heartbeat())
             else:
                 self.say_hello()
         self.on_tick()
+
+    def _move(self) -> None:
+        """Leave as who we were, and come as another life: what was sent to the old address is lost."""
+        log.info("moved", address=self.inbox.address)
+        self.send(self.scheduler, Goodbye(self.service, self.instance, self.epoch))
+        self.epoch = time.time_ns() // 1000
+        self.on_moved()
+        if self.phase is Phase.READY:
+            self.say_hello()
+            self.on_forgotten()
 
     def handle_roster(self, roster: Roster) -> None:
         check_epoch(roster.scheduler_epoch)

@@ -55,6 +55,10 @@ class Inbox(Generic[T]):
         self._mail.clear()
         return batch
 
+    def readdress(self) -> bool:
+        """Whether others reach us elsewhere since the last call; `address` then says where."""
+        return False
+
     def close(self) -> None:
         """Stop receiving and give the address back."""
 

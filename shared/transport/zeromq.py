@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import re
 import socket as sockets
+import time
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
@@ -30,6 +31,8 @@ SCHEDULER = "scheduler"
 ADDRESS = re.compile(r"tcp://(?:[A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\]):[0-9]{1,5}")
 MAX_DESTINATIONS = 512  # half of the sockets that one context can have
 MAX_SHOWN = 100  # characters of an address that is none
+NAME_SECONDS = 15.0  # until the scheduler's name must lead somewhere; it may be starting
+NAME_POLL = 0.2
 
 log = structlog.get_logger()
 
@@ -54,11 +57,14 @@ class ZmqTransport:
         socket = self.pull_socket()
         if name == SCHEDULER:
             socket.bind(f"tcp://*:{s.scheduler_port}")
-            address = self.scheduler_address
+            inbox = ZmqInbox(self.scheduler_address, union, socket)
+        elif s.advertise_host:
+            port = socket.bind_to_random_port("tcp://*")
+            inbox = ZmqInbox(f"tcp://{s.advertise_host}:{port}", union, socket)
         else:
             port = socket.bind_to_random_port("tcp://*")
-            address = f"tcp://{s.advertise_host or own_address(s.scheduler_host)}:{port}"
-        inbox = ZmqInbox(address, union, socket)
+            way = Way(s.scheduler_host)
+            inbox = ZmqInbox(f"tcp://{way.begin}:{port}", union, socket, way)
         self._inboxes.append(inbox)
         return inbox
 
@@ -71,7 +77,7 @@ class ZmqTransport:
         return socket
 
     def outbox(self) -> ZmqOutbox:
-        return ZmqOutbox(self.context, self.keys)
+        return ZmqOutbox(self.context, self.keys, int(1000 * self.settings.heartbeat_timeout))
 
     def close(self) -> None:
         for inbox in self._inboxes:  # the event loop must not watch a socket that is gone
@@ -84,9 +90,11 @@ class ZmqInbox(Inbox[Any]):
     """Reads the socket through the event loop's file-descriptor watch; ZeroMQ's descriptor is edge-triggered,
     so every wake-up drains the socket."""
 
-    def __init__(self, address: str, union: Any, socket: zmq.Socket[bytes]) -> None:
+    def __init__(self, address: str, union: Any, socket: zmq.Socket[bytes], way: Way | None = None) -> None:
+        """`way`: where it is known, the address follows the host that it begins at."""
         super().__init__(address, union)
         self._socket = socket
+        self._way = way
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(socket.fileno(), self._drain)
         self._loop.call_soon(self._drain)
@@ -101,6 +109,12 @@ class ZmqInbox(Inbox[Any]):
                 return
         self._loop.call_soon(self._drain)
 
+    def readdress(self) -> bool:
+        if self._way is None or not self._way.has_moved():
+            return False
+        self.address = f"tcp://{self._way.begin}:{self.address.rpartition(':')[2]}"
+        return True
+
     def close(self) -> None:
         if not self._socket.closed:
             self._loop.remove_reader(self._socket.fileno())
@@ -108,11 +122,16 @@ class ZmqInbox(Inbox[Any]):
 
 
 class ZmqOutbox:
-    """One connected PUSH socket per destination."""
+    """One connected PUSH socket per destination.
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], keys: Keys) -> None:
+    After a cut, or when the other host has another address, a connection looks well and leads nowhere, for a quarter
+    of an hour by TCP's own patience.  Here it is made anew once nothing was acknowledged for `patience_ms`.
+    """
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], keys: Keys, patience_ms: int) -> None:
         self._context = context
         self._keys = keys
+        self._patience_ms = patience_ms
         self.on_gone: Callable[[str], None] | None = None  # ZeroMQ reconnects silently: only heartbeats tell
         self._num_refused = 0
         self._sockets: OrderedDict[str, zmq.Socket[bytes]] = OrderedDict()
@@ -152,6 +171,8 @@ class ZmqOutbox:
             return None
         socket = self._context.socket(zmq.PUSH)
         socket.setsockopt(zmq.SNDHWM, 0)
+        socket.setsockopt(zmq.TCP_MAXRT, self._patience_ms)
+        socket.setsockopt(zmq.CONNECT_TIMEOUT, self._patience_ms)
         self._keys.connect(socket)
         try:
             socket.connect(address)
@@ -165,11 +186,45 @@ class ZmqOutbox:
         return socket
 
 
-def own_address(scheduler_host: str) -> str:
-    """This host's address on the network that leads to the scheduler; nothing is sent to find it."""
-    try:
-        with sockets.socket(sockets.AF_INET, sockets.SOCK_DGRAM) as probe:
-            probe.connect((scheduler_host, 1))
-            return str(probe.getsockname()[0])
-    except OSError as error:
-        raise ConfigError(f"no way leads to the scheduler's host {scheduler_host!r}: {error}") from error
+class Way:
+    """The way to the scheduler's host: at its begin others reach this one.
+
+    A container that is taken from its network and put back has another address there; the way, asked again and again,
+    tells.  It costs no packet and, after the first time, no look-up of a name.
+    """
+
+    def __init__(self, host: str) -> None:
+        """Raises ConfigError where the host's name leads nowhere in `NAME_SECONDS`."""
+        self._end = resolve(host)
+        begin = self._look()
+        if not begin:
+            raise ConfigError(f"no way leads to the scheduler's host {host!r}")
+        self.begin = begin
+
+    def has_moved(self) -> bool:
+        """Look again.  False where it begins where it did, and where at present there is none."""
+        now = self._look()
+        if now in ("", self.begin):
+            return False
+        self.begin = now
+        return True
+
+    def _look(self) -> str:
+        try:
+            with sockets.socket(sockets.AF_INET, sockets.SOCK_DGRAM) as probe:
+                probe.connect((self._end, 1))
+                return str(probe.getsockname()[0])
+        except OSError:
+            return ""
+
+
+def resolve(host: str) -> str:
+    """The IPv4 address behind a name, waited for: where the scheduler is just being replaced there is none."""
+    deadline = time.monotonic() + NAME_SECONDS
+    while True:
+        try:
+            return sockets.gethostbyname(host)
+        except OSError as error:
+            if time.monotonic() > deadline:
+                raise ConfigError(f"no way leads to the scheduler's host {host!r}: {error}") from error
+            time.sleep(NAME_POLL)

@@ -133,6 +133,34 @@ async def test_a_silent_member_is_struck_off_and_finds_its_way_back() -> None:
     await asyncio.gather(*tasks)
 
 
+async def test_who_is_reached_elsewhere_comes_again_as_another_life() -> None:
+    network = MemoryTransport()
+    scheduler, member = make_scheduler(network, QUICK), Echo(network)
+    tasks = [asyncio.create_task(actor.run()) for actor in (scheduler, member)]
+    await until(lambda: scheduler.troupe.members)
+    (before,) = scheduler.troupe.members
+    forgotten: list[str] = []
+    member.on_forgotten = lambda: forgotten.append(member.inbox.address)  # type: ignore[method-assign]
+    moves = iter([True])
+
+    def readdress() -> bool:
+        if not next(moves, False):
+            return False
+        network.inboxes["memory://elsewhere"] = network.inboxes.pop(member.inbox.address)
+        member.inbox.address = "memory://elsewhere"
+        return True
+
+    member.inbox.readdress = readdress  # type: ignore[method-assign]
+    await until(lambda: [one.address for one in scheduler.troupe.members] == ["memory://elsewhere"])
+    (after,) = scheduler.troupe.members
+    assert after.instance == before.instance and after.epoch > before.epoch
+    await until(lambda: member.roster.members == [after])
+    assert forgotten == ["memory://elsewhere"]
+    for actor in (member, scheduler):
+        actor.request_drain()
+    await asyncio.gather(*tasks)
+
+
 async def test_a_new_scheduler_is_found_at_the_next_heartbeat() -> None:
     network = MemoryTransport()
     first, member = make_scheduler(network, QUICK), Echo(network)

@@ -97,6 +97,25 @@ async def test_who_was_taken_for_lost_asks_for_everything_again() -> None:
         call.cancel()
 
 
+async def test_a_gateway_that_is_reached_elsewhere_says_so_of_its_streams() -> None:
+    async with front() as f:
+        call = f.inference.Generate(ask())
+        request = await f.troupe.request()
+        f.troupe.say(request, "a")
+        await call.read()
+        inbox = f.troupe.gateway.inbox
+        f.troupe.network.inboxes["memory://elsewhere"] = f.troupe.network.inboxes.pop(inbox.address)
+        inbox.address = "memory://elsewhere"
+        f.troupe.gateway._move()
+        f.troupe.announce()
+        again = await f.troupe.request()
+        assert again.header.gateway == "memory://elsewhere" != request.header.gateway
+        assert again.is_resumed and unpack_tokens(again.sent_token_ids[0]) == [0]
+        f.troupe.say(again, "a b", **LAST)
+        assert [response.text for response in await rest(call)] == [" b"]
+        assert await call.code() is grpc.StatusCode.OK
+
+
 async def test_unavailable_elsewhere_is_asked_again_with_the_next_roster() -> None:
     async with front() as f:
         call = f.inference.Generate(ask())

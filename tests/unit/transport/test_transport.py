@@ -15,7 +15,7 @@ from shared.errors import ConfigError
 from shared.messages import AbortRequest, SchedulerInbox, encode
 from shared.transport import MemoryTransport, Transport, UnixTransport, make_transport, pick, rank
 from shared.transport.keys import load_keys
-from shared.transport.zeromq import ZmqTransport
+from shared.transport.zeromq import Way, ZmqTransport
 
 
 @pytest.fixture(params=["memory", "ipc", "tcp"])
@@ -113,6 +113,53 @@ async def test_a_stranger_gets_no_frame_through(tmp_path: Path) -> None:
     context.term()
     friend.close()
     inbox.close()
+    transport.close()
+
+
+async def test_an_inbox_follows_its_host_to_another_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    transport = ZmqTransport(Settings(transport="tcp", runtime_dir=str(tmp_path / "run")))
+    inbox, outbox = transport.bind("a", SchedulerInbox), transport.outbox()
+    before = inbox.address
+    assert before.startswith("tcp://127.0.0.1:") and not inbox.readdress()
+    monkeypatch.setattr(Way, "_look", lambda _: "")
+    assert not inbox.readdress() and inbox.address == before, "a host that is cut off keeps its address"
+    monkeypatch.setattr(Way, "_look", lambda _: "127.0.0.2")
+    assert inbox.readdress()
+    assert inbox.address == before.replace("127.0.0.1", "127.0.0.2") and not inbox.readdress()
+    outbox.send(inbox.address, AbortRequest("there"))
+    outbox.flush()
+    assert await asyncio.wait_for(inbox.recv_batch(), 5) == [AbortRequest("there")]
+    outbox.close()
+    transport.close()
+
+
+async def test_a_scheduler_s_name_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shared.transport.zeromq.NAME_SECONDS", 0.3)
+    monkeypatch.setattr("shared.transport.zeromq.NAME_POLL", 0.02)
+    answers: list[str | OSError] = [OSError("not yet"), OSError("not yet"), "127.0.0.1"]
+
+    def look_up(_: str) -> str:
+        answer = answers.pop(0) if answers else OSError("never")
+        if isinstance(answer, OSError):
+            raise answer
+        return answer
+
+    monkeypatch.setattr("socket.gethostbyname", look_up)
+    assert Way("scheduler").begin == "127.0.0.1" and not answers
+    with pytest.raises(ConfigError, match="'scheduler': never"):
+        Way("scheduler")
+
+
+async def test_a_connection_is_made_anew_where_nothing_is_acknowledged(tmp_path: Path) -> None:
+    settings = Settings(transport="tcp", runtime_dir=str(tmp_path / "run"), advertise_host="127.0.0.1")
+    transport = ZmqTransport(settings)
+    outbox = transport.outbox()
+    outbox.send("tcp://127.0.0.1:9", AbortRequest("lost"))
+    outbox.flush()
+    (socket,) = outbox._sockets.values()
+    patience = int(1000 * settings.heartbeat_timeout)
+    assert (socket.getsockopt(zmq.TCP_MAXRT), socket.getsockopt(zmq.CONNECT_TIMEOUT)) == (patience, patience)
+    outbox.forget("tcp://127.0.0.1:9")
     transport.close()
 
 
