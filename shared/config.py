@@ -113,6 +113,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     stall_timeout: float = 5.0  # until health says so where work waits and nothing goes on
     incident_dir: str = ""  # a file for each stall and fatal error; default: incidents in the runtime directory
     max_incidents: int = 8  # kept of each service
+    record: str = ""  # a file in which the scheduler notes what it is asked, token ids too: for `pageant replay`
+    record_bytes: int = 256 << 20  # of it and what it was rotated to, at most; the newest is kept
     record_steps: str = ""  # a file in which the worker notes every step: what `pageant simulate` is fitted to
     # logs
     log_level: Literal["debug", "info", "warning", "error"] = "info"
@@ -152,7 +154,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError("heartbeat_timeout must be longer than heartbeat_interval")
         if self.stall_timeout <= self.heartbeat_interval:
             raise ConfigError("stall_timeout must be longer than heartbeat_interval")
-        for name in ("max_unread_bytes", "max_incidents"):
+        for name in ("max_unread_bytes", "max_incidents", "record_bytes"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
         if bool(self.tls_cert_file) != bool(self.tls_key_file):

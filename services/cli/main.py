@@ -10,6 +10,7 @@ import click
 
 from services.cli.bench.commands import bench, simulate
 from services.cli.options import sampling_options, settings_options, take_sampling, take_settings
+from services.cli.replay import replay_command
 
 address_option = click.option("--address", default="127.0.0.1:50051", envvar="PAGEANT_ADDRESS", show_default=True)
 key_option = click.option("--api-key", default="", envvar="PAGEANT_API_KEY", help="Where the server asks for one.")
@@ -31,6 +32,7 @@ def main() -> None:
 
 main.add_command(bench)
 main.add_command(simulate)
+main.add_command(replay_command)
 
 
 @main.command()

@@ -10,7 +10,6 @@ import structlog
 
 from services.scheduler.journal import Note
 from services.scheduler.load import ledgers_of, load_of
-from services.scheduler.policy import Policy
 from services.scheduler.roster import Troupe
 from services.scheduler.scheduler import Scheduler
 from services.scheduler.stalls import StallWatch
@@ -52,9 +51,9 @@ class SchedulerActor(Actor):
     service = ServiceName.SCHEDULER
     inbox_union = SchedulerInbox
 
-    def __init__(self, transport: Transport, settings: Settings, policy: Policy) -> None:
+    def __init__(self, transport: Transport, settings: Settings, core: Scheduler) -> None:
         super().__init__(transport, settings)
-        self.core = Scheduler(policy)
+        self.core = core
         self.troupe = Troupe()
         self._stalls = StallWatch(settings.stall_timeout)
         self._last_epoch = 0
@@ -156,7 +155,7 @@ class SchedulerActor(Actor):
         self._wake_time = None
 
     def _speculate(self, now: float) -> None:
-        for instance, update in self.core.drafts.take_updates():
+        for instance, update in self.core.take_updates():
             self.send(self.troupe.address_of(instance), update)
         wake_time = self.core.wake_time
         if wake_time is not None and wake_time != self._wake_time:

@@ -39,6 +39,7 @@ from shared.messages import (
     AttachRequest,
     DraftCapacity,
     DraftProposals,
+    DraftUpdate,
     FinishReason,
     StepPlan,
     StepResult,
@@ -435,6 +436,10 @@ class Scheduler:
         """Take a draft's proposals in.  False where they are of another life.  Raises ProtocolError where they make no
         sense: nothing of them is kept."""
         return self._drafting.propose(message, self.capacity)
+
+    def take_updates(self) -> list[tuple[str, DraftUpdate]]:
+        """By instance, what each draft is to be told now."""
+        return self.drafts.take_updates()
 
     @property
     def wake_time(self) -> float | None:

@@ -38,6 +38,7 @@ ALLOWED: dict[str, set[str]] = {
                      "tqdm", "matplotlib"},
     "services.cli.simulate": {"STDLIB", "msgspec", "click", "tqdm", "shared", "services.cli", "services.simulator",
                               "services.scheduler"},
+    "services.cli.replay": {"STDLIB", "click", "shared", "services.scheduler"},
     "services.cli.plots": {"STDLIB", "click", "matplotlib", "services.cli", "services.simulator"},
     "services.cli.bench": {"STDLIB", "msgspec", "click", "tqdm", "grpc", "uvloop", "shared", "protos", "services.cli"},
     "services.cli.bench.http_backend": {"STDLIB", "msgspec", "click", "httpx2", "shared", "services.cli"},

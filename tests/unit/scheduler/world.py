@@ -20,7 +20,7 @@ class World:
     """Everything around one core: it checks the invariants after each event."""
 
     def __init__(self, policy: Policy | None = None, workers: int = 1, **limits: int) -> None:
-        self.scheduler = Scheduler(policy or Policy(max_num_batched_tokens=32))
+        self.scheduler = self.make_core(policy or Policy(max_num_batched_tokens=32))
         self.limits = limits
         self.workers: dict[str, FakeWorker] = {}
         self.plans: dict[str, deque[StepPlan]] = {}
@@ -38,6 +38,9 @@ class World:
         self.scheduler.set_detokenizers(["d0"])
         for index in range(workers):
             self.join(f"w{index}")
+
+    def make_core(self, policy: Policy) -> Scheduler:
+        return Scheduler(policy)
 
     # -- events
 
@@ -88,7 +91,7 @@ class World:
 
     def plan(self, name: str) -> StepPlan | None:
         plan = self.scheduler.schedule(name, self.now)
-        for draft, update in self.scheduler.drafts.take_updates():
+        for draft, update in self.scheduler.take_updates():
             self.updates[draft].append(update)
         if plan is not None:
             self.plans[name].append(plan)
@@ -130,8 +133,12 @@ class World:
     # -- what came out
 
     def after(self) -> None:
-        self.num_events += 1
         check(self.scheduler)
+        self.gather()
+
+    def gather(self) -> None:
+        """Take what the core says."""
+        self.num_events += 1
         for batch in self.scheduler.outbound.take_batches().values():
             for tokens in batch.sequences:
                 key = (tokens.request_id, tokens.index)
