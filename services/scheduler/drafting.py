@@ -25,9 +25,11 @@ class Drafting:
         self._replicas = replicas
 
     def renew(self) -> None:
-        """Measure anew what drafts are worth: there are others than before, or other workers."""
+        """There are drafts, and perhaps workers that had none: what drafts are worth there is to be measured."""
         if self._links:
             for replica in self._replicas.values():
+                if replica.speculation is not None:
+                    continue
                 replica.speculation = Speculation(
                     fixed=self._policy.num_draft_tokens, longest=self._policy.max_num_draft_tokens
                 )

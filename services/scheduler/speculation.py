@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from services.scheduler.acceptance import Acceptance
-from services.scheduler.pace import PLAIN, Arm, Pace, arms_of, yields
+from services.scheduler.arms import PLAIN, Arm, arms_of, yields
+from services.scheduler.pace import Pace
 
 if TYPE_CHECKING:
     from services.scheduler.drafts import DraftLink
@@ -36,7 +37,7 @@ class Speculation:
         self._paces: dict[int, Pace] = {}
         self._awaited: dict[DraftLink, int] = {}  # the update that each is to answer
         self._deadline = 0.0
-        self._last: tuple[float, int, Arm] | None = None  # when the last plain round came back, its pace and arm
+        self._last: tuple[float, int, Arm] | None = None  # when the last step came back, its size and arm
 
     # -- the choice
 
@@ -49,7 +50,7 @@ class Speculation:
         return self.arm
 
     def _pace(self, num_sequences: int) -> Pace:
-        size = num_sequences.bit_length()
+        size = size_of(num_sequences)
         if size not in self._paces:
             self._paces[size] = Pace(self._arms)
         return self._paces[size]
@@ -116,16 +117,13 @@ class Speculation:
     # -- what was measured
 
     def record(self, step: Step, now: float) -> None:
-        """A step has come back.  Only rounds in which every sequence decodes, one after the other, are compared."""
-        size = len(step.sequences).bit_length()
-        if step.num_admitted or sum(step.num_scheduled) != len(step.sequences) + step.num_drafts:
-            self._last = None
-            return
+        """A step has come back.  Rounds in which every sequence decodes are compared, each counted from the one before,
+        whatever that was of the same arm."""
+        size = size_of(len(step.sequences))
         pace = self._pace(len(step.sequences))
-        if self._last is not None and self._last[1:] == (size, step.arm) and step.arm == pace.arm:
+        is_plain_round = not step.num_admitted and sum(step.num_scheduled) == len(step.sequences) + step.num_drafts
+        if is_plain_round and self._last is not None and self._last[1:] == (size, step.arm) and step.arm == pace.arm:
             pace.record(now - self._last[0], step.num_drafts / len(step.sequences))
-        elif step.arm == pace.arm:
-            pace.disturbed()
         self._last = (now, size, step.arm)
 
     def judge(self, sequence: Sequence, num_draft_tokens: int, num_accepted: int) -> None:
@@ -137,3 +135,8 @@ class Speculation:
         """Note what a draft says that one of its steps took."""
         weight = 0.1 if self.draft_seconds else 1.0
         self.draft_seconds += weight * (seconds - self.draft_seconds)
+
+
+def size_of(num_sequences: int) -> int:
+    """The power of two that is nearest, so that a batch which lacks a few for a moment is of the same size."""
+    return (4 * num_sequences // 3).bit_length()

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from services.scheduler.pace import PLAIN, Arm, Pace, arms_of, yields
 from services.scheduler.policy import Policy
 from shared.errors import ProtocolError
 from shared.messages import DraftProposals, StepPlan, StepResult
@@ -267,65 +266,3 @@ def test_invariants_hold_through_events_with_drafts() -> None:
         num_events += storm.world.num_events
         seed += 1
     assert all(seen.values()), f"the storm was too calm: {seen}"
-
-
-# -- how many
-
-
-def settled(
-    costs: dict[Arm, float], share: float, draft: float, num_steps: int = 4000, *, fixed: int = 0
-) -> tuple[Pace, float]:
-    """A pace after many steps that cost what they cost, and its tokens per second beside the best arm's."""
-    pace, expected = Pace(arms_of(fixed, 8)), yields([share], 8)
-    tokens = seconds = 0.0
-    for _ in range(num_steps):
-        cost = costs[pace.arm]
-        tokens += expected[pace.arm.num_draft_tokens]
-        seconds += cost
-        pace.record(cost, pace.arm.num_draft_tokens)
-        if pace.is_due:
-            pace.choose(expected, draft)
-    best = max(expected[arm.num_draft_tokens] / cost for arm, cost in costs.items())
-    return pace, tokens / seconds / best
-
-
-def costs_of(draft: float, verify: float, base: float = 1.0, sync: float = 0.1) -> dict[Arm, float]:
-    found = {PLAIN: base}
-    for arm in arms_of(0, 8)[1:]:
-        k = arm.num_draft_tokens
-        hidden = 0.5 if arm.runs_ahead else 1.0
-        found[arm] = base + sync + k * (draft * hidden + verify)
-    return found
-
-
-@pytest.mark.parametrize("share", [0.0, 0.2, 0.5, 0.8, 0.95])
-@pytest.mark.parametrize(("draft", "verify"), [(0.01, 0.01), (0.1, 0.02), (0.1, 0.3), (0.5, 0.1), (2.0, 0.5)])
-def test_the_choice_is_never_much_worse_than_the_best_arm(draft: float, verify: float, share: float) -> None:
-    _, ratio = settled(costs_of(draft, verify), share, draft)
-    assert ratio >= 0.97
-
-
-def test_worthless_drafts_end_in_plain_steps() -> None:
-    pace, _ = settled(costs_of(0.5, 0.5), 0.1, 0.5)
-    assert pace.arm == PLAIN
-
-
-def test_the_choice_follows_a_change() -> None:
-    pace, expected = Pace(arms_of(0, 8)), yields([0.8], 8)
-    for phase, costs in enumerate((costs_of(3.0, 1.0), costs_of(0.01, 0.01))):
-        for _ in range(3000):
-            pace.record(costs[pace.arm], pace.arm.num_draft_tokens)
-            if pace.is_due:
-                pace.choose(expected, 0.0)
-        assert (pace.arm == PLAIN) == (phase == 0)
-
-
-def test_a_fixed_number_stays() -> None:
-    pace, _ = settled(costs_of(3.0, 1.0), 0.1, 3.0, fixed=4)
-    assert pace.arm == Arm(4)
-
-
-def test_expected_tokens() -> None:
-    assert yields([0.5], 3) == [1.0, 1.5, 1.75, 1.875]
-    assert yields([1.0, 0.0], 2) == [1.0, 1.5, 2.0]
-    assert yields([], 1) == [0.0, 0.0]

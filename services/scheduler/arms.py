@@ -1,0 +1,113 @@
+"""The ways to run a step where there are drafts, and what each is believed to cost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+MEMORY = 64  # steps that a moving average looks back
+OUTLIER = 2.0  # times the average: what is longer was something else
+FEW = 4  # steps, the first of which may have been such
+LENGTHS = (1, 2, 4, 8, 16, 32, 64)
+COMMON_SENSE = 8  # steps that what the line says of an arm weighs beside what was measured of it
+STIFFNESS = 16.0  # steps, times draft tokens squared, that the draft's own time weighs beside the line's slope
+DRAFT_SHARE = 0.1  # of a plain step: what a draft token is believed to cost before one was measured
+HIDDEN = 0.5  # of the draft's time where it runs ahead, before that was measured
+
+
+class Arm(NamedTuple):
+    """One way to run a step."""
+
+    num_draft_tokens: int  # per sequence, at most
+    runs_ahead: bool = False
+
+
+PLAIN = Arm(0)
+
+
+def arms_of(fixed: int, longest: int) -> list[Arm]:
+    """The one that was asked for, or all there are."""
+    if fixed:
+        return [Arm(fixed)]
+    counts = [count for count in LENGTHS if count <= longest]
+    return [PLAIN, *(Arm(count) for count in counts), *(Arm(count, runs_ahead=True) for count in counts)]
+
+
+def yields(shares: Iterable[float], longest: int) -> list[float]:
+    """Tokens per sequence and step with 0, 1 ... `longest` draft tokens: the mean of 1 + share + share ** 2 ..."""
+    totals, count = [0.0] * (longest + 1), 0
+    for share in shares:
+        count += 1
+        term = total = 1.0
+        for index in range(longest + 1):
+            totals[index] += total
+            term *= share
+            total += term
+    return [total / max(1, count) for total in totals]
+
+
+@dataclass(slots=True)
+class Cost:
+    """What an arm has cost."""
+
+    seconds: float = 0.0  # from one result to the next
+    depth: float = 0.0  # draft tokens that a sequence really had
+    num_steps: int = 0
+
+    def record(self, seconds: float, depth: float) -> None:
+        if self.num_steps:
+            seconds = min(seconds, OUTLIER * self.seconds)
+        if self.num_steps < FEW:
+            self.seconds = min(self.seconds, OUTLIER * seconds)
+        self.num_steps += 1
+        weight = 1 / min(self.num_steps, MEMORY)
+        self.seconds += weight * (seconds - self.seconds)
+        self.depth += weight * (depth - self.depth)
+
+
+class Line(NamedTuple):
+    """Seconds of a step by draft tokens."""
+
+    start: float
+    slope: float
+
+    def at(self, depth: float) -> float:
+        return self.start + self.slope * depth
+
+
+def fitted(costs: Sequence[Cost], slope: float) -> Line:
+    """Least squares over what was measured, each arm by its steps; `slope` is what is believed before that."""
+    weights = [min(cost.num_steps, MEMORY) for cost in costs]
+    total = sum(weights)
+    depth = sum(w * cost.depth for w, cost in zip(weights, costs, strict=True)) / total
+    seconds = sum(w * cost.seconds for w, cost in zip(weights, costs, strict=True)) / total
+    spread = sum(w * (cost.depth - depth) ** 2 for w, cost in zip(weights, costs, strict=True))
+    common = sum(w * (cost.depth - depth) * (cost.seconds - seconds) for w, cost in zip(weights, costs, strict=True))
+    slope = max(0.0, (common + STIFFNESS * slope) / (spread + STIFFNESS))
+    return Line(seconds - slope * depth, slope)
+
+
+def believed(costs: Mapping[Arm, Cost], draft_seconds: float) -> dict[Arm, float]:
+    """Seconds that a step of each arm takes: arms with drafts lie near a line, one for each way to wait for them, so
+    that what was measured of one tells of all.  Some arm was measured."""
+    tried = {arm: cost for arm, cost in costs.items() if cost.num_steps}
+    anchor = tried.get(PLAIN) or next(iter(tried.values()))
+    per_token = draft_seconds or DRAFT_SHARE * anchor.seconds
+    waiting = _line(tried, False, Line(anchor.seconds, per_token))
+    ahead = _line(tried, True, Line(waiting.start, waiting.slope - per_token * HIDDEN))
+    return {arm: _believed(arm, costs[arm], ahead if arm.runs_ahead else waiting) for arm in costs}
+
+
+def _line(tried: Mapping[Arm, Cost], runs_ahead: bool, guess: Line) -> Line:
+    alike = [cost for arm, cost in tried.items() if arm != PLAIN and arm.runs_ahead == runs_ahead]
+    return fitted(alike, guess.slope) if alike else guess
+
+
+def _believed(arm: Arm, cost: Cost, line: Line) -> float:
+    if not cost.num_steps:
+        return line.at(arm.num_draft_tokens)
+    if arm == PLAIN:
+        return cost.seconds
+    weight = min(cost.num_steps, MEMORY)
+    return (weight * cost.seconds + COMMON_SENSE * line.at(cost.depth)) / (weight + COMMON_SENSE)

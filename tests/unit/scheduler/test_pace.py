@@ -1,0 +1,145 @@
+"""How many draft tokens: never much worse than the best arm, whatever steps cost, and however noisy that is."""
+
+from __future__ import annotations
+
+import math
+import random
+from statistics import mean
+
+import pytest
+
+from services.scheduler.arms import LENGTHS, PLAIN, Arm, Cost, arms_of, believed, yields
+from services.scheduler.pace import Pace
+from services.scheduler.speculation import size_of
+
+
+def settled(
+    costs: dict[Arm, float], share: float, draft: float, num_steps: int = 4000, *, fixed: int = 0
+) -> tuple[Pace, float]:
+    """A pace after many steps that cost what they cost, and its tokens per second beside the best arm's."""
+    pace, expected = Pace(arms_of(fixed, 8)), yields([share], 8)
+    tokens = seconds = 0.0
+    for _ in range(num_steps):
+        cost = costs[pace.arm]
+        tokens += expected[pace.arm.num_draft_tokens]
+        seconds += cost
+        pace.record(cost, pace.arm.num_draft_tokens)
+        if pace.is_due:
+            pace.choose(expected, draft)
+    best = max(expected[arm.num_draft_tokens] / cost for arm, cost in costs.items())
+    return pace, tokens / seconds / best
+
+
+def costs_of(draft: float, verify: float, base: float = 1.0, sync: float = 0.1) -> dict[Arm, float]:
+    found = {PLAIN: base}
+    for arm in arms_of(0, 8)[1:]:
+        k = arm.num_draft_tokens
+        hidden = 0.5 if arm.runs_ahead else 1.0
+        found[arm] = base + sync + k * (draft * hidden + verify)
+    return found
+
+
+@pytest.mark.parametrize("share", [0.0, 0.2, 0.5, 0.8, 0.95])
+@pytest.mark.parametrize(("draft", "verify"), [(0.01, 0.01), (0.1, 0.02), (0.1, 0.3), (0.5, 0.1), (2.0, 0.5)])
+def test_the_choice_is_never_much_worse_than_the_best_arm(draft: float, verify: float, share: float) -> None:
+    _, ratio = settled(costs_of(draft, verify), share, draft)
+    assert ratio >= 0.97
+
+
+def test_worthless_drafts_end_in_plain_steps() -> None:
+    pace, _ = settled(costs_of(0.5, 0.5), 0.1, 0.5)
+    assert pace.arm == PLAIN
+
+
+def test_the_choice_follows_a_change() -> None:
+    pace, expected = Pace(arms_of(0, 8)), yields([0.8], 8)
+    for phase, costs in enumerate((costs_of(3.0, 1.0), costs_of(0.01, 0.01))):
+        for _ in range(3000):
+            pace.record(costs[pace.arm], pace.arm.num_draft_tokens)
+            if pace.is_due:
+                pace.choose(expected, 0.0)
+        assert (pace.arm == PLAIN) == (phase == 0)
+
+
+def test_a_fixed_number_stays() -> None:
+    pace, _ = settled(costs_of(3.0, 1.0), 0.1, 3.0, fixed=4)
+    assert pace.arm == Arm(4)
+
+
+def test_expected_tokens() -> None:
+    assert yields([0.5], 3) == [1.0, 1.5, 1.75, 1.875]
+    assert yields([1.0, 0.0], 2) == [1.0, 1.5, 2.0]
+    assert yields([], 1) == [0.0, 0.0]
+
+
+# -- costs as they are: noisy, dear at first, with rounds that are not compared in between
+
+
+NOISE = 0.2  # of a step's time, from one to the next
+STRAY = 0.01  # of all steps take four times as long
+COLD = 12  # first steps, which take half as long again
+SWITCH = 1.15  # times what a step takes after one of another arm
+
+
+def noisy(costs: dict[Arm, float], share: float, draft: float, num_steps: int, seed: int, each: int) -> float:
+    """Tokens per second in the second half of so many steps, beside the best arm's; every `each`-th is not measured."""
+    rng, expected = random.Random(seed), yields([share], 8)
+    pace, before = Pace(list(costs)), PLAIN
+    tokens = seconds = 0.0
+    for step in range(num_steps):
+        if pace.is_due:
+            pace.choose(expected, 1e-3 * draft)
+        cost = costs[pace.arm] * math.exp(rng.gauss(0, NOISE) - NOISE**2 / 2)
+        cost *= (1 if rng.random() > STRAY else 4) * (1.5 if step < COLD else 1) * (1 if pace.arm == before else SWITCH)
+        before = pace.arm
+        if step >= num_steps // 2:
+            tokens, seconds = tokens + expected[pace.arm.num_draft_tokens], seconds + cost
+        if rng.random() > 1 / each:
+            pace.record(1e-3 * cost, pace.arm.num_draft_tokens)
+    best = max(expected[arm.num_draft_tokens] / cost for arm, cost in costs.items())
+    return tokens / seconds / best * (1 + 3 * STRAY)
+
+
+def straight(plain: float, waiting: tuple[float, float], ahead: tuple[float, float]) -> dict[Arm, float]:
+    """Costs that rise by so much with each draft token, from so much."""
+    lines = {False: waiting, True: ahead}
+    drafting = {
+        arm: lines[arm.runs_ahead][0] + lines[arm.runs_ahead][1] * arm.num_draft_tokens for arm in arms_of(0, 8)
+    }
+    return drafting | {PLAIN: plain}
+
+
+# Milliseconds, as measured on two cores with the bundled pair at 1, 4, 8 and 32 streams, the made one, and a bad draft.
+MEASURED = {
+    "1": (straight(1.45, (2.5, 0.16), (2.5, 0.10)), 0.6, 100),
+    "4": (straight(3.0, (4.3, 0.35), (4.5, 0.30)), 0.6, 40),
+    "8": (straight(2.8, (4.0, 0.65), (4.2, 0.80)), 0.6, 20),
+    "32": (straight(7.5, (12.0, 4.0), (15.0, 5.0)), 0.6, 3),
+    "made": (straight(190.0, (205.0, 4.0), (205.0, 2.5)), 0.8, 100),
+    "bad": (straight(5.0, (7.0, 2.0), (8.0, 2.0)), 0.2, 20),
+}
+
+
+@pytest.mark.parametrize("name", MEASURED)
+def test_noise_does_not_mislead(name: str) -> None:
+    costs, share, each = MEASURED[name]
+    draft = 0.6 * (costs[Arm(2)] - costs[Arm(1)])  # the rest is the target's
+    ratios = [noisy(costs, share, draft, 1600, seed, each) for seed in range(10)]
+    assert mean(ratios) >= 0.975, ratios
+    assert min(ratios) >= 0.91, ratios
+
+
+def test_a_measured_arm_tells_of_its_neighbours() -> None:
+    costs = {arm: Cost() for arm in arms_of(0, 8)}
+    for arm, seconds in {PLAIN: 1.0, Arm(2): 2.2, Arm(8): 2.8}.items():
+        for _ in range(100):
+            costs[arm].record(seconds, arm.num_draft_tokens)
+    found = believed(costs, 0.01)
+    assert found[Arm(4)] == pytest.approx(2.4, rel=0.01)
+    assert found[PLAIN] == 1.0
+
+
+def test_a_batch_that_lacks_a_few_is_of_the_same_size() -> None:
+    assert [size_of(n) for n in (1, 2, 3, 4, 5, 6, 8, 11)] == [1, 2, 3, 3, 3, 4, 4, 4]
+    assert len({size_of(n) for n in range(24, 48)}) == 1
+    assert [size_of(length) for length in LENGTHS] == list(range(1, 1 + len(LENGTHS)))
