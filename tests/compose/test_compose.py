@@ -2,91 +2,41 @@
 
 from __future__ import annotations
 
-import os
-import socket
-import threading
-import time
 from collections import defaultdict
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
-from services.cli.client import Client
-from tests.compose.stack import SERVICES, Stack, why_not
+from scripts.bench.stack import SERVICES, Stack
+from tests.compose.stack import running_stack
+from tests.compose.streams import PROMPT, complete, settle, streaming
 
 pytestmark = [pytest.mark.compose, pytest.mark.timeout(1800)]
 
-PROMPT = "Once upon a time"
-GREEDY = {"max_tokens": 100, "temperature": 0.0, "ignore_eos": True}
 FRONT_MEGABYTES = 300
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+MANY = {"tokenizer": 3, "detokenizer": 3, "worker": 2, "draft": 2, "gateway": 2}
+DOOR = "door"  # keeps the published ports, and has no health of its own
 
 
 @pytest.fixture(scope="module")
-def stack() -> Iterator[Stack]:
-    if reason := why_not():
-        pytest.skip(reason)
-    started = Stack(f"pageant-test-{os.getpid()}", free_port())
-    try:
-        started.up()
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    with running_stack(tmp_path_factory.mktemp("compose")) as started:
         yield started
-    finally:
-        started.compose("down", "--volumes", "--remove-orphans")
-
-
-def complete(stack: Stack) -> str:
-    """One whole completion, which came in pieces."""
-    client = Client(stack.address)
-    pieces: list[str] = []
-    try:
-        text, figures = client.generate(GREEDY, pieces.append, text=PROMPT)
-    finally:
-        client.close()
-    assert figures.completion_tokens == GREEDY["max_tokens"]
-    assert len(pieces) > 10
-    return text
-
-
-@contextmanager
-def streaming(stack: Stack, num_callers: int = 4) -> Iterator[list[str]]:
-    """Callers that ask again and again meanwhile; whatever one of them meets fails the test."""
-    texts: list[str] = []
-    enough = threading.Event()
-
-    def keep_asking() -> None:
-        while not enough.is_set():
-            texts.append(complete(stack))
-
-    with ThreadPoolExecutor(num_callers) as pool:
-        callers: list[Future[None]] = [pool.submit(keep_asking) for _ in range(num_callers)]
-        try:
-            yield texts
-        finally:
-            enough.set()
-            for caller in callers:
-                caller.result()
 
 
 def test_only_the_gateway_can_be_reached(stack: Stack) -> None:
     found = stack.containers()
-    assert sorted(one["Service"] for one in found) == sorted(SERVICES)
-    assert {one["Health"] for one in found} == {"healthy"}
+    assert sorted(one["Service"] for one in found) == sorted((*SERVICES, DOOR))
+    assert {one["Health"] for one in found if one["Service"] != DOOR} == {"healthy"}
     published = {
         (one["Service"], port["URL"], port["TargetPort"]): port["PublishedPort"]
         for one in found
         for port in one["Publishers"] or ()
         if port["PublishedPort"]
     }
-    assert set(published) == {("gateway", "127.0.0.1", 50051), ("gateway", "127.0.0.1", 8000)}
-    assert published["gateway", "127.0.0.1", 50051] == int(stack.address.split(":")[1])
+    assert set(published) == {(DOOR, "127.0.0.1", 50051), (DOOR, "127.0.0.1", 8000)}
+    assert published[DOOR, "127.0.0.1", 50051] == int(stack.address.split(":")[1])
 
 
 def test_the_front_is_small_and_nobody_has_rights(stack: Stack) -> None:
@@ -101,13 +51,13 @@ def test_the_front_is_small_and_nobody_has_rights(stack: Stack) -> None:
 
 
 def test_replicas_come_and_go_while_requests_stream(stack: Stack) -> None:
-    expected = complete(stack)
+    expected = complete(stack.address)
     seen: list[dict[str, Any]] = []
-    with streaming(stack) as texts:
-        stack.up(tokenizer=2, worker=2)
+    with streaming(stack.address) as texts:
+        stack.up(**MANY)
         settle(texts)
         seen += stack.logs()  # while the containers that are about to go are still there
-        stack.up(tokenizer=1, worker=1)
+        stack.up(**dict.fromkeys(MANY, 1))
         settle(texts)
     followed = by_request(seen)
     assert len(followed) > 4
@@ -116,19 +66,13 @@ def test_replicas_come_and_go_while_requests_stream(stack: Stack) -> None:
     seen += stack.logs()
     assert len(texts) > 10
     assert set(texts) == {expected}, "greedy text depends on the prompt alone, whoever comes and goes"
-    for service in ("tokenizer", "worker"):
+    for service, count in MANY.items():
         names = {line["instance"] for line in seen if line.get("service") == service and line["event"] == "ready"}
-        assert len(names) == 2
+        assert len(names) == count
     used = {line["worker"] for line in seen if line["event"] == "sequence_scheduled"}
     assert len(used) == 2, "both workers had work"
-
-
-def settle(texts: list[str]) -> None:
-    """Until each caller has had a whole answer after now."""
-    goal, deadline = len(texts) + 8, time.monotonic() + 60
-    while len(texts) < goal and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert len(texts) >= goal, "answers keep coming"
+    took = {line["instance"] for line in seen if line["event"] == "request_received"}
+    assert len(took) == 2, "both gateways had calls, at the one port"
 
 
 def by_request(lines: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
@@ -151,7 +95,7 @@ def check_joinable(about: list[dict[str, Any]]) -> None:
 
 
 def test_the_logs_are_clean(stack: Stack) -> None:
-    complete(stack)
+    complete(stack.address)
     lines = stack.logs()
     assert {line["service"] for line in lines} == set(SERVICES)
     assert not [line for line in lines if line["level"] not in ("debug", "info")]

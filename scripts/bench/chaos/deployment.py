@@ -8,7 +8,6 @@ import os
 import signal
 import socket
 import subprocess
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Any
 
 import grpc
 
-from protos.pageant.v1 import control_pb2, control_pb2_grpc
+from scripts.bench.chaos.faults import MOST, Fault, settled_load
 from services.cli.processes import Starter
 from services.cli.serve import free_port
 from services.cli.supervisor import KILL_AFTER, Child, Role, Supervisor
@@ -24,6 +23,7 @@ from shared.config import Settings
 
 TURN = 0.02  # seconds between the supervisor's looks
 READY_SECONDS = 120.0
+KINDS = ("kill", "freeze", "restart", "scale")
 MAX_DELAY = 0.4  # seconds until a restart, however often a service was killed: here its deaths are no fault of its own
 
 
@@ -43,7 +43,49 @@ class Deployment:
             max_delay=MAX_DELAY,
         )
 
-    def address(self, gateway: int) -> str:
+    @property
+    def pairs(self) -> list[tuple[str, str]]:
+        """The kinds of fault and the services that they can befall; the one scheduler cannot be scaled."""
+        services = sorted({child.role.service for child in self.supervisor.children})
+        return [(kind, service) for service in services for kind in KINDS if (kind, service) != ("scale", "scheduler")]
+
+    def own_channel(self) -> Any:
+        """A connection to the gateway that is spared."""
+        return grpc.aio.insecure_channel(self._address(0))
+
+    def other_channel(self) -> Any:
+        """A connection to a gateway that may die."""
+        return grpc.aio.insecure_channel(self._address(1))
+
+    async def load(self) -> Any:
+        return await settled_load(self._address(0))
+
+    async def inflict(self, fault: Fault) -> None:
+        """Do it; returns once the worst is over (a frozen service is awake or dead)."""
+        children = [child for child in self.supervisor.cast(fault.service) if child.alive]
+        if fault.service == "gateway":
+            children = [child for child in children if child.role.index > 0]  # the first has the streams
+        if fault.kind == "scale":
+            self._scale(fault.service)
+        elif children:
+            await self._harm(children[fault.which % len(children)], fault)
+
+    async def _harm(self, child: Child, fault: Fault) -> None:
+        if fault.kind == "kill":
+            self.signal(child, signal.SIGKILL)
+        elif fault.kind == "restart":
+            self.supervisor.dismiss(child, replace=True)
+        else:
+            self.signal(child, signal.SIGSTOP)
+            await asyncio.sleep(fault.duration)
+            self.signal(child, signal.SIGKILL if fault.is_deadly else signal.SIGCONT)
+
+    def _scale(self, service: str) -> None:
+        """One more, or one less where there are as many as there should be."""
+        present = len(self.supervisor.cast(service))
+        self.supervisor.scale(service, present + 1 if present < MOST[service] else present - 1)
+
+    def _address(self, gateway: int) -> str:
         return f"{self.settings.host}:{self.settings.port + gateway}"
 
     async def run(self) -> None:
@@ -61,17 +103,6 @@ class Deployment:
     def signal(self, child: Child, number: signal.Signals) -> None:
         if isinstance(child.process, subprocess.Popen) and child.alive:
             os.kill(child.process.pid, number)
-
-    async def settled_load(self, seconds: float = 15.0) -> Any:
-        """The scheduler's load once nothing runs or waits; as it is where that does not happen in time."""
-        deadline = time.monotonic() + seconds
-        async with grpc.aio.insecure_channel(self.address(0)) as channel:
-            stub: Any = control_pb2_grpc.ControlStub(channel)
-            while True:
-                load = await stub.GetLoad(control_pb2.GetLoadRequest(), timeout=5)
-                if not (load.num_running or load.num_waiting) or time.monotonic() > deadline:
-                    return load
-                await asyncio.sleep(0.05)
 
 
 @asynccontextmanager

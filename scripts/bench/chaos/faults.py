@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import random
-import signal
 import time
+from contextlib import AbstractAsyncContextManager
+from typing import Any, Protocol
 
+import grpc
 import msgspec
 
-from scripts.bench.chaos.deployment import Deployment
+from protos.pageant.v1 import control_pb2, control_pb2_grpc
 
-KINDS = ("kill", "freeze", "restart", "scale")
 LONGEST_FREEZE = 4.0  # seconds; beyond the heartbeat timeout, so that a frozen service is given up and comes back
 SHARE_KILLED = 0.3  # of those frozen: they end without having waked
 MOST = {"tokenizer": 3, "detokenizer": 3, "worker": 2, "draft": 2, "gateway": 2}
+LOAD_POLL = 0.05
 
 
 class Fault(msgspec.Struct, frozen=True):
@@ -23,7 +25,7 @@ class Fault(msgspec.Struct, frozen=True):
     kind: str
     service: str
     which: int  # of the replicas, counted round
-    duration: float  # of a freeze
+    duration: float  # of a freeze, a cut, and until one who was killed is started
     is_deadly: bool  # whether a freeze ends in a kill
     overlaps: bool  # the next one does not wait until all is well again
     gap: float  # after it
@@ -37,10 +39,29 @@ class Inflicted(msgspec.Struct, frozen=True):
     ended: float
 
 
-def schedule(num_faults: int, seed: int, services: list[str]) -> list[Fault]:
-    """Every kind for every service in turn, in a shuffled order; the one scheduler cannot be scaled."""
+class Stage(Protocol):
+    """Where it happens: a deployment whose services can be harmed, all but one gateway."""
+
+    @property
+    def pairs(self) -> list[tuple[str, str]]:
+        """The kinds of fault and the services that they can befall."""
+
+    def own_channel(self) -> AbstractAsyncContextManager[Any]:
+        """A connection to the gateway that is spared."""
+
+    def other_channel(self) -> Any:
+        """A connection to a gateway that may die."""
+
+    async def inflict(self, fault: Fault) -> None:
+        """Do it; returns once the worst is over (a frozen service is awake or dead)."""
+
+    async def load(self) -> Any:
+        """The scheduler's load once nothing runs or waits."""
+
+
+def schedule(num_faults: int, seed: int, pairs: list[tuple[str, str]]) -> list[Fault]:
+    """Every kind for every service in turn, in a shuffled order."""
     rng = random.Random(seed)
-    pairs = [(kind, service) for service in services for kind in KINDS if (kind, service) != ("scale", "scheduler")]
     order: list[tuple[str, str]] = []
     while len(order) < num_faults:
         order += rng.sample(pairs, len(pairs))
@@ -58,29 +79,20 @@ def schedule(num_faults: int, seed: int, services: list[str]) -> list[Fault]:
     ]
 
 
-async def inflict(fault: Fault, deployment: Deployment) -> Inflicted:
-    """Do it; returns once the worst is over (a frozen service is awake or dead)."""
-    supervisor = deployment.supervisor
-    children = [child for child in supervisor.cast(fault.service) if child.alive]
-    if fault.service == "gateway":
-        children = [child for child in children if child.role.index > 0]  # the first has the streams
+async def inflict(fault: Fault, stage: Stage) -> Inflicted:
+    """Let it happen, and note when."""
     begun = time.monotonic()
-    if fault.kind == "scale":
-        _scale(fault, deployment)
-    elif children:
-        child = children[fault.which % len(children)]
-        if fault.kind == "kill":
-            deployment.signal(child, signal.SIGKILL)
-        elif fault.kind == "restart":
-            supervisor.dismiss(child, replace=True)
-        else:
-            deployment.signal(child, signal.SIGSTOP)
-            await asyncio.sleep(fault.duration)
-            deployment.signal(child, signal.SIGKILL if fault.is_deadly else signal.SIGCONT)
+    await stage.inflict(fault)
     return Inflicted(fault, begun, time.monotonic())
 
 
-def _scale(fault: Fault, deployment: Deployment) -> None:
-    """One more, or one less where there are as many as there should be."""
-    present = len(deployment.supervisor.cast(fault.service))
-    deployment.supervisor.scale(fault.service, present + 1 if present < MOST[fault.service] else present - 1)
+async def settled_load(address: str, seconds: float = 15.0) -> Any:
+    """The scheduler's load once nothing runs or waits; as it is where that does not happen in time."""
+    deadline = time.monotonic() + seconds
+    async with grpc.aio.insecure_channel(address) as channel:
+        stub: Any = control_pb2_grpc.ControlStub(channel)
+        while True:
+            load = await stub.GetLoad(control_pb2.GetLoadRequest(), timeout=5)
+            if not (load.num_running or load.num_waiting) or time.monotonic() > deadline:
+                return load
+            await asyncio.sleep(LOAD_POLL)

@@ -1,28 +1,34 @@
 """Streams of every kind under faults: every one of them must end as it does undisturbed.
 
 scripts/chaos [--faults 60] [--seed 1] [--draft ngram] [--check]
+scripts/chaos --compose --draft on     the same on containers, with networks that are cut; builds the images first
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import grpc
 import msgspec
 
 from scripts.bench.chaos.cases import Case, byte_cases, plain_cases, stop_cases
-from scripts.bench.chaos.deployment import Deployment, consecutive_ports, deployed
-from scripts.bench.chaos.faults import Inflicted, inflict, schedule
+from scripts.bench.chaos.containers import Containers
+from scripts.bench.chaos.deployment import consecutive_ports, deployed
+from scripts.bench.chaos.faults import Inflicted, Stage, inflict, schedule
 from scripts.bench.chaos.recovery import pauses, percentile, until_flowing
 from scripts.bench.chaos.streams import Ear, Output, Repetition, disturbed_orphans, generate
+from scripts.bench.stack import Stack
 from scripts.bench.tokens import MODEL
+from services.cli.serve import free_port
 from shared.config import Settings
 
 COUNTS = {"worker": 2, "scheduler": 1, "tokenizer": 2, "detokenizer": 2, "gateway": 2}
@@ -40,26 +46,54 @@ class Result(msgspec.Struct):
     undisturbed: list[float]  # the longest pause of each stream without faults
     leftovers: str  # what the troupe still held at the end, or nothing
     seconds: float
+    drafts: tuple[int, int] = (0, 0)  # tokens drafted and accepted while faults happened
 
 
-async def perform(
-    directory: Path, *, num_faults: int, seed: int, per_kind: int = 8, max_tokens: int = 240, draft: str = "off"
-) -> Result:
-    """Start a deployment, note what every case gives undisturbed, and then what each gives while faults happen."""
+class Order(msgspec.Struct, frozen=True):
+    """How much of it: faults, and clients of each kind with outputs of about so many tokens."""
+
+    num_faults: int
+    seed: int
+    per_kind: int = 8
+    max_tokens: int = 240
+
+
+async def perform(directory: Path, order: Order, draft: str = "off") -> Result:
+    """On local processes, started for this and stopped at its end."""
     settings = Settings(
         model=str(MODEL), draft=draft, runtime_dir=str(directory / "run"), port=consecutive_ports(), http_port=-1,
         num_threads=1, num_blocks=2048, log_format="json", drain_timeout=1.0,
     )  # fmt: skip
     counts = COUNTS if draft == "off" else {**COUNTS, "draft": 1}
-    async with (
-        deployed(settings, counts, directory / "logs") as deployment,
-        grpc.aio.insecure_channel(deployment.address(0)) as channel,
-    ):
+    async with deployed(settings, counts, directory / "logs") as deployment:
+        return await act(deployment, order)
+
+
+@contextmanager
+def containers(directory: Path, draft: str = "off") -> Iterator[Containers]:
+    """A stage of containers, built and started for this; `draft`: off, ngram, or on for the bundled model's."""
+    stack = Stack(
+        f"pageant-chaos-{os.getpid()}", free_port(), directory, draft="" if draft == "on" else draft,
+        num_threads=1, num_blocks=2048, drain_timeout=1.0,
+    )  # fmt: skip
+    counts = COUNTS if draft == "off" else {**COUNTS, "draft": 2}
+    try:
+        stack.build()
+        stack.up()
+        stack.up(**counts)
+        yield Containers(stack, counts)
+    finally:
+        stack.down()
+
+
+async def act(stage: Stage, order: Order) -> Result:
+    """Note what every case gives undisturbed, and then what each gives while faults happen."""
+    async with stage.own_channel() as channel:
         ears: list[Ear] = []
-        cases = await _cases(channel, per_kind, max_tokens)
+        cases = await _cases(channel, order.per_kind, order.max_tokens)
         wanted = await _together(channel, cases, ears)
         clients = [Repetition(case, outputs) for case, outputs in zip(cases, wanted, strict=True)]
-        return await _disturb(deployment, channel, clients, ears, schedule(num_faults, seed, sorted(counts)))
+        return await _disturb(stage, channel, clients, ears, schedule(order.num_faults, order.seed, stage.pairs))
 
 
 async def _cases(channel: Any, per_kind: int, max_tokens: int) -> list[Case]:
@@ -76,19 +110,17 @@ async def _together(channel: Any, cases: list[Case], ears: list[Ear]) -> list[li
     )
 
 
-async def _disturb(
-    deployment: Deployment, channel: Any, clients: list[Repetition], calm: list[Ear], faults: list[Any]
-) -> Result:
+async def _disturb(stage: Stage, channel: Any, clients: list[Repetition], calm: list[Ear], faults: list[Any]) -> Result:
     begun, stop = time.monotonic(), asyncio.Event()
     ears, inflicted = [client.ear for client in clients], []
-    async with grpc.aio.insecure_channel(deployment.address(1)) as other, asyncio.TaskGroup() as group:
+    async with asyncio.TaskGroup() as group:
         for client in clients:
             group.create_task(client.run(channel, stop))
         for _ in range(NUM_ORPHANS):
-            group.create_task(disturbed_orphans(other, clients[0].case, stop))
+            group.create_task(disturbed_orphans(stage.other_channel, clients[0].case, stop))
         await until_flowing(ears)
         for number, fault in enumerate(faults):
-            inflicted.append(await inflict(fault, deployment))
+            inflicted.append(await inflict(fault, stage))
             if not fault.overlaps:
                 await until_flowing(ears)
             _progress(number + 1, len(faults), inflicted[-1], clients)
@@ -103,14 +135,15 @@ async def _disturb(
         inflicted=inflicted,
         pauses=pauses(inflicted, ears, end),
         undisturbed=[ear.longest_pause(ear.times[0], ear.times[-1]) for ear in calm],
-        leftovers=await _leftovers(deployment),
+        leftovers=await _leftovers(stage),
         seconds=end - begun,
+        drafts=(sum(client.num_drafted for client in clients), sum(client.num_accepted for client in clients)),
     )
 
 
-async def _leftovers(deployment: Deployment) -> str:
+async def _leftovers(stage: Stage) -> str:
     """What is still held once all clients have gone: nothing should be."""
-    load = await deployment.settled_load()
+    load = await stage.load()
     held = [w.num_blocks - w.num_free_blocks - w.num_cached_blocks for w in load.workers]
     if load.num_running or load.num_waiting or any(held):
         return f"{load.num_running} sequences run, {load.num_waiting} wait, blocks held: {held}"
@@ -142,6 +175,7 @@ def table(result: Result) -> str:
         f"streams: {result.num_streams} of {result.num_clients} clients in {result.seconds:.0f} s; "
         f"{len(result.wrong)} differences from the undisturbed run",
         f"left over: {result.leftovers or 'nothing'}",
+        f"draft tokens: {result.drafts[0]}, accepted: {result.drafts[1]}",
     ]
     return "\n".join(lines)
 
@@ -152,16 +186,17 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--clients-per-kind", type=int, default=8, help="of eight kinds")
     parser.add_argument("--max-tokens", type=int, default=240)
-    parser.add_argument("--draft", default="off", help="off, ngram or a directory: speculation while services die")
+    parser.add_argument("--draft", default="off", help="off, ngram or a directory (on containers: on)")
+    parser.add_argument("--compose", action="store_true", help="on containers")
     parser.add_argument("--check", action="store_true", help="exit 1 unless every stream is as undisturbed")
     options = parser.parse_args()
+    order = Order(options.faults, options.seed, options.clients_per_kind, options.max_tokens)
     with tempfile.TemporaryDirectory(prefix="pageant-chaos-") as directory:
-        result = asyncio.run(
-            perform(
-                Path(directory), num_faults=options.faults, seed=options.seed, per_kind=options.clients_per_kind,
-                max_tokens=options.max_tokens, draft=options.draft,
-            )
-        )  # fmt: skip
+        if options.compose:
+            with containers(Path(directory), options.draft) as stage:
+                result = asyncio.run(act(stage, order))
+        else:
+            result = asyncio.run(perform(Path(directory), order, options.draft))
     for line in result.wrong[:20]:
         print(line)
     print(table(result))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
+from collections.abc import Callable
 from typing import Any
 
 import grpc
@@ -27,6 +28,7 @@ class Output(msgspec.Struct):
     stop_reason: str = ""
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    drafts: tuple[int, int] = (0, 0)  # tokens drafted and accepted: chance, so it is not compared
 
     def add(self, message: Any) -> None:
         self.text += message.text
@@ -37,6 +39,7 @@ class Output(msgspec.Struct):
             self.finish_reason, self.stop_reason = message.finish_reason, message.stop_reason
             self.prompt_tokens = message.usage.prompt_tokens
             self.completion_tokens = message.usage.completion_tokens
+            self.drafts = (message.usage.num_draft_tokens, message.usage.num_accepted_tokens)
 
 
 class Ear:
@@ -74,7 +77,7 @@ class Repetition:
         self.case = case
         self.wanted = wanted
         self.ear = Ear()
-        self.num_streams = 0
+        self.num_streams = self.num_drafted = self.num_accepted = 0
         self.wrong: list[str] = []
 
     async def run(self, channel: Any, stop: asyncio.Event) -> None:
@@ -86,6 +89,8 @@ class Repetition:
                 await asyncio.sleep(0.1)
             else:
                 self.wrong += differences(self.case.kind, got, self.wanted)
+                self.num_drafted += sum(output.drafts[0] for output in got)
+                self.num_accepted += sum(output.drafts[1] for output in got)
             self.num_streams += 1
 
 
@@ -93,7 +98,7 @@ def differences(kind: str, got: list[Output], wanted: list[Output]) -> list[str]
     """What differs, in words: sequence, field and both values where they part."""
     found = []
     for index, (one, other) in enumerate(zip(got, wanted, strict=True)):
-        for field in Output.__struct_fields__:
+        for field in (field for field in Output.__struct_fields__ if field != "drafts"):
             mine, theirs = getattr(one, field), getattr(other, field)
             if mine != theirs:
                 found.append(f"{kind}, sequence {index}: {field} differs{_where(mine, theirs)}")
@@ -107,10 +112,11 @@ def _where(mine: Any, theirs: Any) -> str:
     return f" from {same} on: {mine[same : same + 8]!r}, undisturbed {theirs[same : same + 8]!r}"
 
 
-async def disturbed_orphans(channel: Any, case: Case, stop: asyncio.Event) -> None:
+async def disturbed_orphans(connect: Callable[[], Any], case: Case, stop: asyncio.Event) -> None:
     """A client of a gateway that is itself a victim: what it gets does not matter, what it leaves behind does."""
     while not stop.is_set():
         try:
-            await generate(channel, case, Ear())
+            async with connect() as channel:
+                await generate(channel, case, Ear())
         except grpc.aio.AioRpcError:
             await asyncio.sleep(0.1)

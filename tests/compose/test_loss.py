@@ -1,0 +1,126 @@
+"""Containers die, freeze, lose their network and are replaced while streams go on: none fails or changes."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from scripts.bench.chaos.main import Order, act, containers, table
+from scripts.bench.stack import ROOT, SERVICES, DockerError, Stack
+from tests.compose.stack import running_stack, why_not
+from tests.compose.streams import complete, settle, streaming
+
+pytestmark = [pytest.mark.compose, pytest.mark.timeout(1800)]
+
+DRAIN_SECONDS = 6.0  # five, and what Docker itself takes
+EXIT_FATAL, EXIT_CONFIG, KILLED = 70, 78, 137
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    with running_stack(tmp_path_factory.mktemp("compose"), num_blocks=1024, num_threads=1) as started:
+        yield started
+
+
+def until(condition: Callable[[], bool], seconds: float = 40.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+
+
+def name_of(stack: Stack, service: str) -> str:
+    return str(stack.containers(service)[0]["Name"])
+
+
+def health(stack: Stack, name: str) -> str:
+    return stack.inspect(name, "{{.State.Health.Status}}")
+
+
+def test_the_short_chaos_changes_nothing(tmp_path: Path) -> None:
+    if reason := why_not():
+        pytest.skip(reason)
+    with containers(tmp_path, "on") as stage:
+        result = asyncio.run(act(stage, Order(num_faults=14, seed=5, per_kind=1, max_tokens=120)))
+    print(table(result))
+    assert not result.wrong, result.wrong[:5]
+    assert not result.leftovers
+    assert len(result.inflicted) == 14 and result.num_streams > result.num_clients
+    assert result.drafts[1] > 0, "drafts were accepted meanwhile"
+
+
+def test_every_container_is_replaced_and_no_request_fails(stack: Stack) -> None:
+    stack.up(worker=2, gateway=2)
+    before = {service: {one["ID"] for one in stack.containers(service)} for service in SERVICES}
+    expected = complete(stack.address)
+    with streaming(stack.address) as texts:
+        done = subprocess.run(
+            [ROOT / "scripts" / "roll"], env=stack.environment, cwd=ROOT, capture_output=True, text=True, timeout=600
+        )
+        settle(texts)
+    assert done.returncode == 0, done.stderr
+    assert len(texts) > 20 and set(texts) == {expected}
+    for service in SERVICES:
+        after = {one["ID"] for one in stack.containers(service)}
+        assert len(after) == len(before[service]) and not after & before[service], service
+    print(done.stdout)
+    times = [float(found) for found in re.findall(r"left in ([0-9.]+) s", done.stdout)]
+    assert len(times) == 7 and max(times) < DRAIN_SECONDS
+
+
+def test_who_crashes_is_started_again_and_who_was_killed_by_hand_is_not(stack: Stack) -> None:
+    name = name_of(stack, "tokenizer")
+    restarts = int(stack.inspect(name, "{{.RestartCount}}"))
+    crash(stack, name)
+    until(lambda: int(stack.inspect(name, "{{.RestartCount}}")) > restarts)
+    until(lambda: health(stack, name) == "healthy")
+    stack.docker("kill", "--signal", "KILL", name)
+    assert stack.inspect(name, "{{.State.Status}} {{.State.ExitCode}}") == f"exited {KILLED}"
+    stack.docker("start", name)
+    until(lambda: health(stack, name) == "healthy")
+
+
+def crash(stack: Stack, name: str) -> None:
+    with pytest.raises(DockerError):  # who kills everybody there dies too
+        stack.docker("exec", name, "sh", "-c", "kill -9 -1")
+
+
+@pytest.mark.parametrize(
+    ("settings", "status", "words"),
+    [
+        ({"PAGEANT_MODEL": "/nowhere"}, EXIT_CONFIG, "nowhere"),
+        ({"PAGEANT_BLOCK_SIZE": "32"}, EXIT_FATAL, "its block_size is 32"),
+    ],
+)
+def test_a_fatal_error_is_an_exit_status(stack: Stack, settings: dict[str, str], status: int, words: str) -> None:
+    given = [part for name, value in settings.items() for part in ("-e", f"{name}={value}")]
+    with pytest.raises(DockerError) as caught:
+        stack.compose("run", "--rm", "--no-deps", *given, "worker")
+    assert caught.value.status == status
+    assert words in str(caught.value)
+    incidents = stack.run_in("scheduler", "sh", "-c", "ls /run/pageant/incidents 2>/dev/null || true")
+    assert ("worker" in incidents) == (status == EXIT_FATAL), "a defect leaves an incident, a wrong setting does not"
+
+
+def test_health_follows_progress(stack: Stack) -> None:
+    """A paused worker, while work waits: the gateway is unhealthy, and well again when the worker is."""
+    stack.up(worker=1, gateway=1)
+    worker, gateway = name_of(stack, "worker"), name_of(stack, "gateway")
+    expected = complete(stack.address)
+    with streaming(stack.address, num_callers=2) as texts:
+        settle(texts)
+        assert health(stack, gateway) == health(stack, worker) == "healthy", "busy is not stalled"
+        stack.docker("pause", worker)
+        try:
+            until(lambda: health(stack, gateway) == "unhealthy")
+        finally:
+            stack.docker("unpause", worker)
+        until(lambda: health(stack, gateway) == health(stack, worker) == "healthy")
+        settle(texts)
+    assert set(texts) == {expected}
