@@ -50,16 +50,17 @@ class Account:
         return Ledger(spent, now, self.num_ahead, self.num_chunks, self.num_preemptions, self.misses, self.evicted_ago)
 
 
-def received(ledger: Ledger, hop: Phase, phase: Phase, *, now: float, busy_since: float) -> Account:
-    """The account of a request that a service takes up now.
+def arrived(ledger: Ledger, hop: Phase, *, now: float, busy_since: float) -> tuple[Ledger, float]:
+    """What a service makes of a ledger that it takes up now: the hop is booked; and since when it has had the request.
 
-    The time since its stamp is the hop, but for that which it waited here: a service that has been at work without a
-    pause since `busy_since` had it in the mailbox all the while.
+    A service that has been at work without a pause since `busy_since` had it in its mailbox all the while: that is its
+    own time, not the hop's.
     """
     ledger = checked(ledger)
-    account = Account(hop, ledger.stamp or now, ledger)
-    account.enter(phase, min(now, max(account.since, busy_since)) if now > account.since else now)
-    return account
+    sent = ledger.stamp or now
+    end = now if now <= sent else min(now, max(sent, busy_since))
+    account = Account(hop, sent, ledger)
+    return account.ledger(end), end
 
 
 def checked(ledger: Ledger) -> Ledger:
@@ -85,3 +86,8 @@ def settled(spent: Sequence[int]) -> list[int]:
         shown[phase] -= taken
         debt -= taken
     return shown
+
+
+def milliseconds(spent: Sequence[int]) -> dict[str, float]:
+    """Of each phase that took time, settled, by its name."""
+    return {Phase(number).label: micros / 1000 for number, micros in enumerate(settled(spent)) if micros}

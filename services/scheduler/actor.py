@@ -15,6 +15,7 @@ from services.scheduler.scheduler import Scheduler
 from services.scheduler.stalls import StallWatch
 from shared.actor import Actor, Phase
 from shared.actor.actor import Handlers
+from shared.clock import steady_time
 from shared.config import Settings
 from shared.errors import ProtocolError
 from shared.logging import request_logger
@@ -68,7 +69,7 @@ class SchedulerActor(Actor):
         return {
             AddRequest: self.handle_add,
             AbortRequest: self.handle_abort,
-            AttachRequest: self.core.attach,
+            AttachRequest: self.handle_attach,
             StepResult: self.handle_result,
             StopMatched: self.core.stop_matched,
             StreamLost: self.core.stream_lost,
@@ -92,6 +93,9 @@ class SchedulerActor(Actor):
     def handle_add(self, message: AddRequest) -> None:
         self.core.add(message, time.time())
 
+    def handle_attach(self, message: AttachRequest) -> None:
+        self.core.attach(message, time.time())
+
     def handle_abort(self, message: AbortRequest) -> None:
         self.core.abort(message.request_id, message.gateway)
 
@@ -109,7 +113,7 @@ class SchedulerActor(Actor):
             log.info("stale_result", epoch=message.epoch, step_id=message.step_id)
             return
         try:
-            self.core.apply(instance, message, time.monotonic())
+            self.core.apply(instance, message, steady_time())
         except ProtocolError as error:
             log.error("worker_out_of_step", worker=instance, reason=str(error))
             self._restart_link(instance)
@@ -126,7 +130,7 @@ class SchedulerActor(Actor):
         return self._last_epoch
 
     def before_flush(self) -> None:
-        now = time.monotonic()
+        now = steady_time()
         for instance in self.core.replicas:
             while plan := self.core.schedule(instance, now):
                 self.send(self.troupe.address_of(instance), plan)
@@ -209,6 +213,7 @@ class SchedulerActor(Actor):
         self.say_status()
 
     def _lose(self, member: Member, reason: str) -> None:
+        self.core.moment.now = steady_time()
         log.warning("lost", member=member.instance, reason=reason)
         self.troupe.leave(member.instance, member.epoch)
         self.core.lose_worker(member.instance)
@@ -259,4 +264,4 @@ class SchedulerActor(Actor):
 
 def write_notes(notes: list[Note]) -> None:
     for note in notes:
-        request_logger(log, note.header).info(note.event, **note.fields)
+        request_logger(log, note.header).info(note.event, at=note.at, **note.fields)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from services.scheduler import phases
 from services.scheduler.counters import Counters
 from services.scheduler.drafts import DraftLinks
 from services.scheduler.fairness import Shares
 from services.scheduler.journal import Journal
+from services.scheduler.misses import Misses
+from services.scheduler.moment import Moment
 from services.scheduler.plan_builder import NONE, PlanBuilder
 from services.scheduler.policy import Policy
 from services.scheduler.replica import Replica, Step
 from services.scheduler.sequence import Sequence, Status
 from services.scheduler.speculation import Speculation
 from shared.messages import StepPlan
+from shared.phases import Miss, Phase
 
 
 class Batcher:
@@ -30,6 +34,8 @@ class Batcher:
         max_model_len: int,
         drafts: DraftLinks,
         shares: Shares,
+        misses: Misses,
+        moment: Moment,
     ) -> None:
         self.replica = replica
         self.policy = policy
@@ -38,9 +44,12 @@ class Batcher:
         self.max_model_len = max_model_len
         self.drafts = drafts
         self.shares = shares
+        self.misses = misses
+        self.moment = moment
         self.builder = PlanBuilder(replica, policy.max_num_batched_tokens, rejection=policy.acceptance == "rejection")
         self._verified: set[Sequence] = set()
         self._filling: set[bytes] = set()
+        self._obstacle: tuple[Phase, Sequence | None] = (Phase.QUEUE_STEP, None)  # where the queue stopped, and why
 
     def next_plan(self) -> StepPlan | None:
         """The plan, counted as sent; None where no sequence can go on."""
@@ -53,8 +62,12 @@ class Batcher:
             num_behind = sequence.num_behind
             if sequence.status is Status.RUNNING and (num_tokens := self._chunk(num_behind)):
                 self._go_on(sequence, num_tokens, int(num_tokens == num_behind))
-        if not self.builder.has_preempted:
+        if self.builder.has_preempted:
+            self._obstacle = (Phase.QUEUE_BLOCKS, None)
+        else:
             self._admit_waiting()
+        if self.replica.waiting or self.replica.waits:
+            self.replica.waits.look(self.replica.waiting.firsts, *self._obstacle, self.moment.now)
         if not self.builder.step.sequences:
             return None
         plan = self.builder.commit()
@@ -164,6 +177,7 @@ class Batcher:
         self.builder.drop(victim)
         self.replica.preempt(victim)
         self.replica.waiting.add(victim)
+        phases.preempted(victim, self.moment.now)
 
     # -- waiting sequences
 
@@ -172,13 +186,31 @@ class Batcher:
             return
         self._filling = self._blocks_being_filled()
         for sequence in self.replica.waiting:
-            if self.builder.budget == 0 or self.replica.num_free_rows == 0 or sequence.num_in_flight:
+            if not self._may_start(sequence):
                 return
-            if self._waits_for_sibling(sequence) or self._must_be_alone(sequence):
+            if self._waits_for_sibling(sequence):
+                phases.passed_over(sequence, Phase.QUEUE_SIBLING, self.moment.now)
+                continue
+            if self._must_be_alone(sequence):
+                phases.passed_over(sequence, Phase.LOST, self.moment.now)
                 continue
             start = self._fork if self._can_fork(sequence) else self._admit
             if not start(sequence):
                 return
+
+    def _may_start(self, sequence: Sequence) -> bool:
+        """Whether there is a row and a token of the budget for it; one that was preempted must be out of all steps."""
+        if self.builder.budget == 0:
+            return self._stop(sequence, Phase.QUEUE_BUDGET)
+        if self.replica.num_free_rows == 0:
+            return self._stop(sequence, Phase.QUEUE_ROWS)
+        return not sequence.num_in_flight or self._stop(sequence, Phase.QUEUE_STEP)
+
+    def _stop(self, sequence: Sequence, cause: Phase) -> bool:
+        """The queue goes no further in this step: False."""
+        self._obstacle = (cause, sequence)
+        phases.held_up(sequence, self.replica.waits, self.moment.now)
+        return False
 
     def _must_be_alone(self, sequence: Sequence) -> bool:
         """Whether it may be what kills workers, and so may another request that runs."""
@@ -204,14 +236,17 @@ class Batcher:
         """Start a sequence with what the prefix cache has of it; False where blocks or budget do not allow."""
         hits = self._hits(sequence)
         if self._is_being_filled(sequence, len(hits)):
+            phases.passed_over(sequence, Phase.QUEUE_SIBLING, self.moment.now)
             return True  # one step later it is a hit, and the next sequence may start now
         num_cached = len(hits) * self.replica.block_size
         num_tokens = self._chunk(sequence.num_tokens - num_cached)
         pool, replica = self.replica.pool, self.replica
         num_left = pool.num_available - (len(hits) - pool.num_held_of(hits))
         num_needed = self._most_blocks(sequence) if sequence.is_protected else replica.blocks_for(sequence.num_tokens)
-        if num_tokens == 0 or num_needed - len(hits) > num_left - self._reserve():
-            return False
+        if num_tokens == 0:
+            return self._stop(sequence, Phase.QUEUE_BUDGET)
+        if num_needed - len(hits) > num_left - self._reserve():
+            return self._stop(sequence, Phase.QUEUE_BLOCKS)
         pool.share(hits)
         num_new = (num_needed if sequence.is_protected else replica.blocks_for(num_cached + num_tokens)) - len(hits)
         sequence.block_ids = hits + pool.allocate(num_new)
@@ -231,10 +266,19 @@ class Batcher:
         return self.replica.pool.lookup(self._usable_hashes(sequence))
 
     def _usable_hashes(self, sequence: Sequence) -> list[bytes]:
-        if not self.policy.enable_prefix_caching or sequence.wants_prompt_logprobs:
+        if self._refusal(sequence) is not None:
             return []
-        usable = (sequence.num_tokens - 1) // self.replica.block_size
-        return sequence.hash_blocks(self.replica.block_size)[:usable]
+        return sequence.hash_blocks(self.replica.block_size)[: self._num_usable(sequence)]
+
+    def _num_usable(self, sequence: Sequence) -> int:
+        """Blocks that could be hits: not that of the last token."""
+        return (sequence.num_tokens - 1) // self.replica.block_size
+
+    def _refusal(self, sequence: Sequence) -> Miss | None:
+        """Why the prefix cache is not asked for a sequence."""
+        if not self.policy.enable_prefix_caching:
+            return Miss.OFF
+        return Miss.NOT_ASKED if sequence.wants_prompt_logprobs else None
 
     def _fork(self, sequence: Sequence) -> bool:
         """Start a sequence on its sibling's prompt: full blocks are shared, the one to be written in is copied."""
@@ -242,7 +286,7 @@ class Batcher:
         num_computed = sequence.request.num_prompt_tokens - 1
         num_shared = num_computed // replica.block_size
         if replica.pool.num_available - self._reserve() < 1:
-            return False
+            return self._stop(sequence, Phase.QUEUE_BLOCKS)
         shared = parent.block_ids[:num_shared]
         replica.pool.share(shared)
         (own,) = replica.pool.allocate(1)
@@ -257,9 +301,11 @@ class Batcher:
         self.replica.start(sequence)
         sequence.status = Status.RUNNING
         sequence.num_computed_tokens = num_computed
+        phases.admitted(sequence, self.replica.waits, self.moment.now)
         if sequence.num_cached_tokens < 0:
             self.shares.charge_prompt(sequence.request.header.tenant, sequence.num_tokens - num_computed)
             sequence.num_cached_tokens = min(num_computed, sequence.request.num_prompt_tokens)
+            self.misses.explain(sequence, self.replica, self._num_usable(sequence), self._refusal(sequence))
         self.builder.admit(sequence, num_tokens)
         self.journal.sequence(
             "sequence_scheduled", sequence, worker=self.replica.instance, num_cached_tokens=num_computed
@@ -298,6 +344,8 @@ class Batcher:
         for sequence, num_samples in zip(step.sequences, step.num_samples, strict=True):
             if not num_samples:
                 self.counters.num_chunked_prefills += sequence.is_prefilling
+                if sequence.clock is not None:
+                    sequence.clock.num_chunks += 1
             if caches and sequence.num_computed_tokens // size > sequence.num_registered_blocks:
                 self._register(sequence)
 

@@ -13,18 +13,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from services.scheduler.free_list import FreeList
+from services.scheduler.ghosts import Ghosts
+from services.scheduler.moment import Moment
 
 
 class BlockPool:
     """Descriptors of `size` blocks, allocated once."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, moment: Moment | None = None) -> None:
         self.size = size
         self.ref_counts = [0] * size
         self.hashes: list[bytes | None] = [None] * size
         self.num_evictions = 0
         self._by_hash: dict[bytes, int] = {}
         self._free = FreeList(size)
+        self.ghosts = Ghosts(size, moment or Moment())  # names of what was evicted
 
     @property
     def num_available(self) -> int:
@@ -84,6 +87,15 @@ class BlockPool:
             found.append(block)
         return found
 
+    @property
+    def names(self) -> Iterable[bytes]:
+        """Of all blocks that can be found."""
+        return self._by_hash.keys()
+
+    def knows(self, block_hash: bytes) -> bool:
+        """Whether a block of this name can be found."""
+        return block_hash in self._by_hash
+
     def num_held_of(self, blocks: Iterable[int]) -> int:
         """How many of these somebody holds, so that sharing them takes nothing from the available ones."""
         return sum(1 for block in blocks if self.ref_counts[block] > 0)
@@ -94,3 +106,4 @@ class BlockPool:
             self.hashes[block] = None
             del self._by_hash[block_hash]
             self.num_evictions += 1
+            self.ghosts.add(block_hash)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
+from services.scheduler.moment import Moment
 from services.scheduler.sequence import Request, Sequence
 from shared.messages import RequestHeader
 
@@ -12,20 +14,22 @@ from shared.messages import RequestHeader
 class Note:
     event: str
     header: RequestHeader
-    fields: dict[str, int | str] = field(default_factory=dict)
+    fields: dict[str, Any] = field(default_factory=dict)
+    at: float = 0.0  # when it was done, on the core's clock
 
 
 class Journal:
     """Notes since they were last taken."""
 
-    def __init__(self) -> None:
+    def __init__(self, moment: Moment | None = None) -> None:
+        self._moment = moment or Moment()
         self._notes: list[Note] = []
 
-    def request(self, event: str, request: Request, **fields: int | str) -> None:
-        self._notes.append(Note(event, request.header, fields))
+    def request(self, event: str, request: Request, **fields: Any) -> None:
+        self._notes.append(Note(event, request.header, fields, self._moment.now))
 
-    def sequence(self, event: str, sequence: Sequence, **fields: int | str) -> None:
-        self._notes.append(Note(event, sequence.request.header, {"index": sequence.index, **fields}))
+    def sequence(self, event: str, sequence: Sequence, **fields: Any) -> None:
+        self._notes.append(Note(event, sequence.request.header, {"index": sequence.index, **fields}, self._moment.now))
 
     def take(self) -> list[Note]:
         notes, self._notes = self._notes, []

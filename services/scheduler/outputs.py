@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from services.scheduler.moment import Moment
 from services.scheduler.sequence import Request, Sequence
 from shared.errors import RequestError
 from shared.messages import OpenStream, RequestRejected, SequenceTokens, TokenBatch, TokenLogprobs
@@ -13,7 +14,8 @@ NONE: list[TokenLogprobs | None] = []  # no log-probabilities; never written to
 class Outbound:
     """Token batches by detokenizer, rejections by gateway."""
 
-    def __init__(self) -> None:
+    def __init__(self, moment: Moment | None = None) -> None:
+        self._moment = moment or Moment()
         self._opened: dict[str, list[OpenStream]] = {}
         self._tokens: dict[str, list[SequenceTokens]] = {}
         self._closed: dict[str, list[tuple[str, int]]] = {}
@@ -47,6 +49,7 @@ class Outbound:
         offset = sequence.num_emitted
         if offset == 0:
             self.open(sequence)
+        clock = sequence.clock
         tokens = SequenceTokens(
             request.header.request_id,
             sequence.index,
@@ -57,6 +60,7 @@ class Outbound:
             sequence.stop_token_id,
             sequence.num_draft_tokens,
             sequence.num_accepted_tokens,
+            clock.told(self._moment.now) if clock is not None and clock.is_due else None,
         )
         sequence.num_emitted = len(sequence.token_ids) - request.num_prompt_tokens
         if request.detokenizer in self._tokens:
@@ -69,6 +73,8 @@ class Outbound:
         for sequence in request.sequences:
             if sequence.num_output_tokens:
                 sequence.num_emitted = 0
+                if sequence.clock is not None:
+                    sequence.clock.retell()
                 self.emit(sequence)
 
     def close(self, sequence: Sequence) -> None:
@@ -90,7 +96,10 @@ class Outbound:
         destinations = self._opened.keys() | self._tokens.keys() | self._closed.keys()
         batches = {
             address: TokenBatch(
-                self._opened.get(address, []), self._tokens.get(address, []), self._closed.get(address, [])
+                self._opened.get(address, []),
+                self._tokens.get(address, []),
+                self._closed.get(address, []),
+                self._moment.now,
             )
             for address in sorted(destinations)
         }

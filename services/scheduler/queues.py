@@ -57,6 +57,11 @@ class WaitingQueue:
         has_never_run = sequence.num_cached_tokens < 0
         return has_never_run, self._shares.served(sequence.request.header.tenant), sequence.rank
 
+    @property
+    def firsts(self) -> list[Sequence]:
+        """Of each tenant the one that comes next."""
+        return [queue[0] for queue in self._by_tenant.values()]
+
     def add(self, sequence: Sequence) -> None:
         tenant = sequence.request.header.tenant
         if tenant not in self._by_tenant:

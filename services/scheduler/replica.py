@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 
 from services.scheduler.block_pool import BlockPool
 from services.scheduler.fairness import Shares
+from services.scheduler.moment import Moment
 from services.scheduler.pace import PLAIN, Arm
+from services.scheduler.phases import Waits
 from services.scheduler.proposal import Drafts
 from services.scheduler.queues import WaitingQueue, by_rank
 from services.scheduler.sequence import Sequence, Status
@@ -48,16 +50,21 @@ class Replica:
     Invariant: `running` is ordered by rank and its members hold distinct rows; a waiting sequence holds no block.
     """
 
-    def __init__(self, instance: str, epoch: int, capacity: WorkerCapacity, shares: Shares) -> None:
+    def __init__(
+        self, instance: str, epoch: int, capacity: WorkerCapacity, shares: Shares, moment: Moment | None = None
+    ) -> None:
+        moment = moment or Moment()
         self.instance = instance
         self.epoch = epoch
         self.capacity = capacity
         self.block_size = capacity.block_size
-        self.pool = BlockPool(capacity.num_blocks)
+        self.pool = BlockPool(capacity.num_blocks, moment)
         self.waiting = WaitingQueue(shares)
+        self.waits = Waits()
         self.running: list[Sequence] = []
         self.in_flight: deque[Step] = deque()
         self.num_steps = 0
+        self.heard_at = moment.now  # when it came, or answered last
         self.released_rows: list[int] = []
         self._free_rows = list(range(capacity.max_num_seqs - 1, -1, -1))
         self.is_draining = False

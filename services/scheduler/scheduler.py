@@ -7,7 +7,8 @@ schedule(worker, now) -> StepPlan | None           the next step, at most two in
 apply(worker, StepResult, now)                     what a step yielded
 propose(DraftProposals)                            what a draft believes that comes next
 
-`now` is any clock's time in seconds; only differences matter, and only where there are drafts.
+`now` is one clock's time in seconds, Unix time where requests carry ledgers; what is not told the time happens at the
+time that was told last.  No decision hangs on it but whether drafts are worth waiting for, and who ages.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from collections.abc import Sequence as Seq
 
 import msgspec
 
+from services.scheduler import phases
 from services.scheduler.admission import check_queue, check_request
 from services.scheduler.batching import Batcher
 from services.scheduler.counters import Counters
@@ -24,6 +26,8 @@ from services.scheduler.drafting import Drafting
 from services.scheduler.drafts import DraftLinks
 from services.scheduler.fairness import Shares, parse_weights
 from services.scheduler.journal import Journal
+from services.scheduler.misses import Misses
+from services.scheduler.moment import Moment
 from services.scheduler.outputs import Outbound
 from services.scheduler.parking import Parking
 from services.scheduler.placement import Router
@@ -33,6 +37,7 @@ from services.scheduler.results import check_result
 from services.scheduler.resumption import resume, sent_tokens
 from services.scheduler.sequence import Request, Sequence, Status
 from services.scheduler.stopping import finish_of
+from shared.account import arrived
 from shared.errors import ProtocolError, RejectCode, RequestError
 from shared.messages import (
     AddRequest,
@@ -41,6 +46,7 @@ from shared.messages import (
     DraftProposals,
     DraftUpdate,
     FinishReason,
+    Ledger,
     StepPlan,
     StepResult,
     StopMatched,
@@ -48,6 +54,7 @@ from shared.messages import (
     WorkerCapacity,
 )
 from shared.packing import unpack_tokens
+from shared.phases import Phase
 from shared.sampling import Limits
 from shared.transport.sharding import pick
 
@@ -72,10 +79,12 @@ class Scheduler:
         self.finished: dict[str, Request] = {}  # until their gateways say that their clients have everything
         self.parking = Parking()  # whose clients are gone, and may come back
         self.homeless: list[Sequence] = []
-        self.outbound = Outbound()
+        self.moment = Moment()
+        self.outbound = Outbound(self.moment)
         self.counters = Counters()
         self.shares = Shares(parse_weights(policy.tenant_weights))
-        self.journal = Journal()
+        self.journal = Journal(self.moment)
+        self.misses = Misses(self.replicas, self.moment)
         self.capacity: WorkerCapacity | None = None  # of the smallest worker; None without workers
         self.max_model_len = 0  # tokens; 0 while no worker is known
         self.drafts = DraftLinks(
@@ -115,10 +124,12 @@ class Scheduler:
 
         A request_id that is already here is a replay: ignored, unless its client asks for it again, in a later call.
         """
+        self.moment.now = now
         request_id = message.header.request_id
         if known := self._known(request_id):
             if message.header.arrival_time > known.header.arrival_time:
-                self.attach(AttachRequest(request_id, message.header.gateway, message.header.deadline))
+                header = message.header
+                self.attach(AttachRequest(request_id, header.gateway, header.deadline, message.ledger), now)
             return
         try:
             request = self._accept(message, now)
@@ -126,6 +137,7 @@ class Scheduler:
             self.counters.num_rejected += 1
             self.outbound.reject(message.header.gateway, request_id, error)
             return
+        self._account(request, message.ledger)
         self.requests[request_id] = request
         self.counters.num_prompt_tokens += request.num_prompt_tokens
         self.journal.request("request_queued", request, num_prompt_tokens=request.num_prompt_tokens)
@@ -173,16 +185,25 @@ class Scheduler:
         resume(request, sent, message.sent_finished, self.max_model_len)
         return request
 
-    def attach(self, message: AttachRequest) -> None:
+    def _account(self, request: Request, ledger: Ledger | None) -> None:
+        """From here on the request's time is accounted for, where somebody wants to know."""
+        if ledger is not None:
+            now = self.moment.now
+            phases.accept(request.sequences, *arrived(ledger, Phase.TO_SCHEDULER, now=now, busy_since=now))
+
+    def attach(self, message: AttachRequest, now: float | None = None) -> None:
         """The client of a kept request has come back, through this gateway: tell it everything there, and go on."""
+        self.moment.now = self.moment.now if now is None else now
         request = self.requests.get(message.request_id) or self.finished.get(message.request_id)
-        if request is None and (request := self.parking.take(message.request_id)):
-            self.requests[message.request_id] = request
-            self._place([sequence for sequence in request.sequences if sequence.status is not Status.FINISHED])
-        if request is None:
+        parked = self.parking.take(message.request_id) if request is None else None
+        if (request := request or parked) is None:
             error = RequestError("no such request is kept", field="idempotency_key", code=RejectCode.NOT_FOUND)
             self.outbound.reject(message.gateway, message.request_id, error)
             return
+        self._account(request, message.ledger)
+        if parked is not None:
+            self.requests[message.request_id] = parked
+            self._place([sequence for sequence in parked.sequences if sequence.status is not Status.FINISHED])
         request.header = msgspec.structs.replace(request.header, gateway=message.gateway, deadline=message.deadline)
         request.detokenizer = request.detokenizer if request.detokenizer in self._detokenizers else ""
         request.detokenizer = request.detokenizer or pick(request.request_id, self._detokenizers) or ""
@@ -205,7 +226,7 @@ class Scheduler:
         if request.header.is_kept:
             self.parking.put(request)
         self.counters.num_aborted += 1
-        self.journal.request("request_aborted", request)
+        self.journal.request("request_aborted", request, **phases.so_far(request, self.moment.now))
         self._drop(request)
         return True
 
@@ -219,6 +240,7 @@ class Scheduler:
 
     def expire(self, now: float) -> list[str]:
         """End the requests whose deadline has passed; returns their ids.  Forget those long finished or put aside."""
+        self.moment.now = now
         self.parking.expire(now)
         for request in list(self.finished.values()):
             request.finished_time = request.finished_time or now
@@ -234,7 +256,8 @@ class Scheduler:
 
     def fail(self, request: Request, error: RequestError) -> None:
         """End a request with a status."""
-        self.journal.request("request_failed", request, code=error.code, reason=str(error))
+        told = phases.so_far(request, self.moment.now)
+        self.journal.request("request_failed", request, code=error.code, reason=str(error), **told)
         self._drop(request)
         self.outbound.fail(request, error)
 
@@ -266,7 +289,7 @@ class Scheduler:
         """A worker has come, or come back: its pool is empty."""
         if instance in self.replicas:
             self.lose_worker(instance)
-        self.replicas[instance] = Replica(instance, epoch, capacity, self.shares)
+        self.replicas[instance] = Replica(instance, epoch, capacity, self.shares, self.moment)
         self._drafting.renew()
         self._limit()
         never_run = [s for r in self.replicas.values() for s in r.waiting if s.num_cached_tokens < 0]
@@ -278,7 +301,7 @@ class Scheduler:
         """A worker leaves of its own will: its requests go on elsewhere, by the preemption path."""
         if replica := self.replicas.pop(instance, None):
             self._limit()
-            self._rehouse(self._vacate(replica))
+            self._rehouse(self._vacate(replica, self.moment.now))
 
     def lose_worker(self, instance: str) -> None:
         """A worker has died: its requests go on elsewhere.
@@ -292,7 +315,7 @@ class Scheduler:
         self._limit()
         self.counters.num_worker_losses += 1
         in_flight = {sequence.request for step in replica.in_flight for sequence in step.sequences}
-        self.homeless += self._vacate(replica)
+        self.homeless += self._vacate(replica, replica.heard_at)
         for request in in_flight:
             request.count_death()
         suspects = [request for request in in_flight if request.is_quarantined and not request.is_finished]
@@ -302,8 +325,10 @@ class Scheduler:
             self.fail(request, RequestError(text, code=RejectCode.INTERNAL))
         self._rehouse([])
 
-    def _vacate(self, replica: Replica) -> list[Sequence]:
-        """Take all sequences from a worker."""
+    def _vacate(self, replica: Replica, heard_at: float) -> list[Sequence]:
+        """Take all sequences from a worker that is gone, and of which nothing was heard since."""
+        self.misses.lose(replica)
+        replica.waits.blame(Phase.LOST, heard_at)
         orphans = replica.waiting.take_all()
         for sequence in list(replica.running):
             self.counters.num_preemptions += 1
@@ -312,6 +337,7 @@ class Scheduler:
             orphans.append(sequence)
         for sequence in orphans:
             sequence.worker, sequence.num_pending, sequence.num_in_flight, sequence.num_drafts = "", 0, 0, 0
+            phases.bereft(sequence, heard_at, self.moment.now)
         return orphans
 
     def _rehouse(self, sequences: list[Sequence]) -> None:
@@ -326,8 +352,10 @@ class Scheduler:
             if placement is None:
                 self.homeless.append(sequence)
                 continue
-            sequence.worker = placement.replica.instance
-            placement.replica.waiting.add(sequence)
+            replica = placement.replica
+            sequence.worker = replica.instance
+            phases.queued(sequence, replica.waits, len(replica.waiting), self.moment.now)
+            replica.waiting.add(sequence)
             if placement.scores:
                 self.journal.sequence("sequence_placed", sequence, worker=sequence.worker, scores=str(placement))
 
@@ -337,11 +365,18 @@ class Scheduler:
         """The next plan for a worker; None where two steps are in flight, where drafts are worth waiting for, or where
         there is nothing to do."""
         replica = self.replicas[instance]
-        if len(replica.in_flight) >= MAX_STEPS_IN_FLIGHT or self._drafting.awaits(replica, now):
+        self.moment.now = now
+        if len(replica.in_flight) >= MAX_STEPS_IN_FLIGHT:
             return None
+        if self._drafting.awaits(replica, now):
+            if not replica.in_flight:
+                replica.waits.idle.begin(now)
+            return None
+        replica.waits.idle.end(now)
         batcher = Batcher(
-            replica, self.policy, self.counters, self.journal, self.max_model_len, self.drafts, self.shares
-        )
+            replica, self.policy, self.counters, self.journal, self.max_model_len, self.drafts, self.shares,
+            self.misses, self.moment,
+        )  # fmt: skip
         plan = batcher.next_plan()
         if plan is not None and replica.speculation is not None:
             replica.speculation.planned()
@@ -355,6 +390,7 @@ class Scheduler:
             return False
         if not replica.in_flight or replica.in_flight[0].step_id != result.step_id:
             raise ProtocolError(f"worker {instance} answered step {result.step_id}, which is not the oldest in flight")
+        self.moment.now = replica.heard_at = now
         step = replica.in_flight[0]
         check_result(step, result, replica.capacity.vocab_size)
         replica.in_flight.popleft()
@@ -384,6 +420,8 @@ class Scheduler:
         finish = self._append(sequence, tokens)
         if finish:
             sequence.finish_reason, sequence.stop_token_id = finish
+            if sequence.clock is not None:
+                sequence.clock.is_due = True
         self.outbound.emit(sequence)
         if finish:
             self._finish(sequence)
@@ -450,6 +488,7 @@ class Scheduler:
 
     def _finish(self, sequence: Sequence) -> None:
         self._leave(sequence)
+        phases.ended(sequence, self.moment.now)
         self.journal.sequence(
             "sequence_finished",
             sequence,

@@ -16,6 +16,7 @@ from shared.sampling import SamplingParams
 
 if TYPE_CHECKING:
     from services.scheduler.drafts import Following
+    from services.scheduler.phases import SequenceClock
 
 MAX_PREEMPTIONS = 3
 MAX_WORKER_DEATHS = 2
@@ -110,6 +111,7 @@ class Sequence:
     prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
     root: bytes = b""
     following: Following | None = None  # where it stands with a draft
+    clock: SequenceClock | None = None  # where its time goes; None where nobody wants to know
     num_drafts: int = 0  # draft tokens in flight
     num_draft_tokens: int = 0  # verified
     num_accepted_tokens: int = 0  # of those

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from services.scheduler.journal import Journal
@@ -87,8 +89,8 @@ class Observer(Outbound):
 class SilentJournal(Journal):
     """Keeps no notes: a million requests would make ten million."""
 
-    def request(self, event: str, request: Request, **fields: int | str) -> None:
+    def request(self, event: str, request: Request, **fields: Any) -> None:
         pass
 
-    def sequence(self, event: str, sequence: Sequence, **fields: int | str) -> None:
+    def sequence(self, event: str, sequence: Sequence, **fields: Any) -> None:
         pass

@@ -11,7 +11,7 @@ class Ledger(Message, frozen=True):
     spent: list[int]  # microseconds by phase; hops may be negative where clocks differ
     stamp: float = 0.0  # Unix seconds when this was sent: whoever receives it books the time since as the hop
     num_ahead: int = 0  # sequences that waited at its worker when it came
-    num_chunks: int = 0  # steps that computed its prompt
+    num_chunks: int = 0  # steps that computed its prompt, and what was lost of it again
     num_preemptions: int = 0
     misses: list[int] = []  # prompt tokens by reason; empty before the cache was asked
     evicted_ago: int = -1  # milliseconds before, the first block of those evicted; -1: none

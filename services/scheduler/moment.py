@@ -1,0 +1,12 @@
+"""What time it is, as whoever asks the core says it: the core has no clock of its own."""
+
+from __future__ import annotations
+
+
+class Moment:
+    """The time of the event that is being handled, in Unix seconds where a request's time is accounted for."""
+
+    __slots__ = ("now",)
+
+    def __init__(self, now: float = 0.0) -> None:
+        self.now = now
