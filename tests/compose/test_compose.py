@@ -95,7 +95,7 @@ def check_joinable(about: list[dict[str, Any]]) -> None:
 
 
 def test_the_logs_are_clean(stack: Stack) -> None:
-    complete(stack.address)
+    complete(stack.address, fewest_pieces=10)
     lines = stack.logs()
     assert {line["service"] for line in lines} == set(SERVICES)
     assert not [line for line in lines if line["level"] not in ("debug", "info")]
