@@ -91,10 +91,10 @@ class Waits:
             clock.blame(Phase.QUEUE_FAIRNESS if _is_passed_over(first, head) else cause, now)
         self._clocks = still
 
-    def blame(self, cause: Phase, now: float) -> None:
-        """All that wait here wait for this now."""
+    def blame(self, cause: Phase, since: float) -> None:
+        """All that wait here have waited for this since then, or since they were looked at last."""
         for clock in self._clocks.values():
-            clock.blame(cause, now)
+            clock.blame(cause, max(since, clock.since))
 
 
 def _is_passed_over(first: Sequence, head: Sequence | None) -> bool:

@@ -7,7 +7,6 @@ import random
 import pytest
 
 from services.scheduler.policy import Policy
-from shared.account import settled
 from shared.messages import AttachRequest, Ledger
 from shared.phases import NUM_PHASES, QUEUE, Phase
 from tests.unit.scheduler.fake_draft import FakeDraft
@@ -111,18 +110,15 @@ def test_blocks() -> None:
 
 
 def test_fairness() -> None:
-    world = Timed(Policy(max_num_batched_tokens=64), max_num_seqs=1)
-    world.ask("greedy-0", prompt(40), tenant="greedy", max_tokens=10)
-    world.step()
-    world.ask("greedy-1", prompt(40, 5), tenant="greedy", max_tokens=2)
+    world = Timed(Policy(max_num_batched_tokens=16))
     for index in range(3):
-        world.wait(0.001)
-        world.ask(f"polite-{index}", prompt(8, 10 + index), tenant="polite", max_tokens=4)
+        world.ask(f"greedy-{index}", prompt(48, index), tenant="greedy", max_tokens=2)
+    for index in range(3):
+        world.ask(f"polite-{index}", prompt(48, 10 + index), tenant="polite", max_tokens=2)
     world.run()
-    greedy, polite = world.seconds("greedy-1"), world.seconds("polite-0")
-    assert greedy[Phase.QUEUE_FAIRNESS] > 3 * STEP, "those who came later went first"
-    assert Phase.QUEUE_FAIRNESS not in polite
-    assert polite[Phase.QUEUE_ROWS] > 0
+    assert world.seconds("greedy-1")[Phase.QUEUE_FAIRNESS] > STEP, "one that came later went first"
+    assert Phase.QUEUE_FAIRNESS not in world.seconds("polite-0")
+    assert world.seconds("polite-0")[Phase.QUEUE_BUDGET] > STEP
     world.assert_sums()
 
 
@@ -281,5 +277,4 @@ def test_all_time_is_accounted_for_whatever_happens(seed: int) -> None:
     happened = {Phase(number) for number, micros in enumerate(spent) if micros > 0}
     assert happened >= {Phase.PREEMPTED, Phase.RECOMPUTE, Phase.LOST, Phase.QUEUE_BLOCKS, Phase.QUEUE_SIBLING}
     for request_id, index in world.finished:
-        ledger = world.last(request_id, index)
-        assert settled(ledger.spent) == ledger.spent or min(ledger.spent) >= -1
+        assert min(world.last(request_id, index).spent) >= -1, "rounded, no more"
