@@ -26,6 +26,7 @@ NOT_NEGATIVE = (
     "max_open_tokens",
     "max_tenant_reqs",
     "max_tenant_tokens",
+    "fair_prefill_tokens",
 )
 
 
@@ -62,6 +63,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
     priority_ageing: float = 30.0  # seconds of waiting that are worth one step of priority
     tenant_weights: str = ""  # shares of tenants that wait, "acme=2,beta=0.5"; 1 for the others
+    fair_prefill_tokens: int = 512  # of prompts in a step, of tenants that ask for more than their share; 0: no limit
     routing_policy: Literal["round_robin", "least_loaded", "prefix_aware"] = "prefix_aware"  # of several workers
     max_num_queued_reqs: int = 4096
     max_num_queued_tokens: int = 16 << 20
@@ -116,7 +118,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     record: str = ""  # a file in which the scheduler notes what it is asked, token ids too: for `pageant replay`
     record_bytes: int = 256 << 20  # of it and what it was rotated to, at most; the newest is kept
     record_steps: str = ""  # a file in which the worker notes every step: what `pageant simulate` is fitted to
-    # logs
+    # what is told
+    metrics_port: int = -1  # of /metrics at each service, for Prometheus; 0: any free one; -1: none
+    log_steps: bool = False  # a log line for each step, which `pageant trace` draws
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["auto", "console", "json"] = "auto"
 
@@ -147,6 +151,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError("prompt_lookup_min must be at least 1 and at most prompt_lookup_max")
         if not -1 <= self.http_port <= 65535:
             raise ConfigError(f"http_port must be in -1..65535, got {self.http_port}")
+        if not -1 <= self.metrics_port <= 65535:
+            raise ConfigError(f"metrics_port must be in -1..65535, got {self.metrics_port}")
         for name in NOT_NEGATIVE:
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name} must not be negative, got {getattr(self, name)}")

@@ -18,6 +18,8 @@ from shared.config import Settings, settings_environment
 
 LAUNCH = Path(__file__).with_name("launch.py")
 TAIL_LINES = 8
+METRICS_PORTS = 10  # for the replicas of each service, in the order of the next line
+PLACES = ("gateway", "tokenizer", "scheduler", "worker", "draft", "detokenizer")
 
 
 class Starter:
@@ -67,6 +69,9 @@ class Starter:
 def settings_of(role: Role, settings: Settings, status_file: Path) -> Settings:
     """What differs from process to process."""
     settings = msgspec.structs.replace(settings, status_file=str(status_file))
+    if settings.metrics_port > 0:
+        port = settings.metrics_port + METRICS_PORTS * PLACES.index(role.service) + role.index
+        settings = msgspec.structs.replace(settings, metrics_port=port)
     if role.service != "gateway":
         return settings
     ports = {name: getattr(settings, name) for name in ("port", "http_port")}

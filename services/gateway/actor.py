@@ -8,7 +8,7 @@ import math
 import time
 import uuid
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import structlog
 
@@ -27,6 +27,7 @@ from shared.actor import MemberActor, Phase
 from shared.actor.actor import Handlers
 from shared.config import Settings
 from shared.errors import ProtocolError, RejectCode, RequestError
+from shared.exposition import RequestMeter
 from shared.logging import request_logger
 from shared.messages import (
     AbortRequest,
@@ -49,6 +50,9 @@ from shared.messages import (
     TokenizeRequest,
 )
 from shared.transport import Transport, pick
+
+if TYPE_CHECKING:
+    from prometheus_client.registry import Collector
 
 log = structlog.get_logger()
 
@@ -81,6 +85,7 @@ class GatewayActor(MemberActor):
         self.forecasts = Forecasts()
         self.access = make_access(settings)
         self.calls = Calls()
+        self.meter = RequestMeter(settings.model_name)
         self.pace = Pace(stretch=stretch())
         self.server = FrontServer(self, settings)
         self.http = HttpServer(self, settings) if settings.http_port >= 0 else None
@@ -174,6 +179,10 @@ class GatewayActor(MemberActor):
             "num_waiting": len(self.forecasts),
             "members": self.roster.members,
         }
+
+    def collectors(self) -> list[Collector]:
+        self.meter.num_open = len(self.journal)
+        return [*super().collectors(), self.meter]
 
     @property
     def absent(self) -> str:

@@ -9,16 +9,19 @@ import structlog
 from services.gateway.status import details
 from services.gateway.streams import Stream
 from shared.errors import RejectCode, RequestError
+from shared.exposition import RequestMeter
 from shared.logging import request_logger
 from shared.messages import TokenizeRequest
+from shared.metrics.latency import tpot
 
 log = structlog.get_logger()
 
 
 class StreamReport:
-    """Keeps the times of one call; each call ends with exactly one line."""
+    """Keeps the times of one call; each call ends with exactly one line, and counts once in the metrics."""
 
-    def __init__(self) -> None:
+    def __init__(self, meter: RequestMeter) -> None:
+        self._meter = meter
         self._start = time.perf_counter()
         self._first = 0.0
         self._last = 0.0
@@ -33,12 +36,16 @@ class StreamReport:
 
     def progressed(self) -> None:
         """Output came."""
-        self._last = time.perf_counter()
-        self._first = self._first or self._last
+        before, self._last = self._last, time.perf_counter()
+        if before:
+            self._meter.itl.observe(self._last - before)
+        else:
+            self._first = self._last
 
     def finished(self, stream: Stream) -> None:
         num_tokens = stream.num_output_tokens
         per_sequence = num_tokens / len(stream.sequences)
+        self._count(stream)
         self._log.info(
             "request_finished",
             status="OK",
@@ -54,12 +61,26 @@ class StreamReport:
 
     def failed(self, error: RequestError) -> None:
         event = "request_cancelled" if error.code is RejectCode.CANCELLED else "request_failed"
+        self._meter.failures[error.code.name] += 1
         self._log.info(event, status=error.code.name, field=error.field, reason=details(error), e2e_ms=self._elapsed())
 
     def cancelled(self, *, expired: bool) -> None:
         """The client went away, or stopped waiting."""
         status = "DEADLINE_EXCEEDED" if expired else "CANCELLED"
+        self._meter.failures[status] += 1
         self._log.info("request_cancelled", status=status, e2e_ms=self._elapsed())
+
+    def _count(self, stream: Stream) -> None:
+        meter, params = self._meter, stream.request.params
+        meter.successes[stream.finish_reason] += 1
+        first, last = self._first - self._start, self._last - self._start
+        meter.observe("ttft", first)
+        meter.observe("tpot", tpot(first, last, stream.num_output_tokens // len(stream.sequences)))
+        meter.observe("e2e", time.perf_counter() - self._start)
+        meter.observe("prompt_tokens", stream.num_prompt_tokens)
+        meter.observe("output_tokens", stream.num_output_tokens)
+        meter.observe("n", params.n)
+        meter.observe("max_tokens", params.max_tokens)
 
     def _elapsed(self) -> float:
         return _ms(time.perf_counter() - self._start)

@@ -41,7 +41,7 @@ class InferenceServicer:
 
     async def Generate(self, proto: Any, context: Any) -> None:
         """Written with `context.write`, not as a generator: a cancelled call then always reaches the `finally`."""
-        report = StreamReport()
+        report = StreamReport(self._actor.meter)
         try:
             request = self._read(proto, context)
             await generate(

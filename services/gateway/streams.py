@@ -154,6 +154,7 @@ class Stream:
         self.num_cached_tokens = 0
         self.num_draft_tokens = 0  # of the sequences that have finished, as the next
         self.num_accepted_tokens = 0
+        self.finish_reason = ""  # of the sequence that ended last
         self._pending: list[Delta] = []
         self._changed = asyncio.Event()
         self._delivery: asyncio.Timeout | None = None
@@ -210,6 +211,7 @@ class Stream:
         self.num_prompt_tokens = news.num_prompt_tokens or self.num_prompt_tokens
         self.num_cached_tokens = max(self.num_cached_tokens, news.num_cached_tokens)
         if news.finish_reason is not None:
+            self.finish_reason = str(news.finish_reason)
             self.num_draft_tokens += news.num_draft_tokens
             self.num_accepted_tokens += news.num_accepted_tokens
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
@@ -13,6 +13,7 @@ from services.scheduler.load import ledgers_of, load_of
 from services.scheduler.roster import Troupe
 from services.scheduler.scheduler import Scheduler
 from services.scheduler.stalls import StallWatch
+from services.scheduler.steplog import StepLog, StepMeter
 from shared.actor import Actor, Phase
 from shared.actor.actor import Handlers
 from shared.clock import steady_time
@@ -43,6 +44,9 @@ from shared.messages import (
 )
 from shared.transport import Transport
 
+if TYPE_CHECKING:
+    from prometheus_client.registry import Collector
+
 log = structlog.get_logger()
 
 
@@ -56,6 +60,7 @@ class SchedulerActor(Actor):
         super().__init__(transport, settings)
         self.core = core
         self.troupe = Troupe()
+        self.steps = StepLog() if settings.log_steps else StepMeter()
         self._stalls = StallWatch(settings.stall_timeout)
         self._last_epoch = 0
         self._last_tick = time.monotonic()
@@ -100,23 +105,24 @@ class SchedulerActor(Actor):
         self.core.abort(message.request_id, message.gateway)
 
     def handle_get_load(self, message: GetLoad) -> None:
-        self.send(message.gateway, load_of(self.core, message.request_id))
+        self.send(message.gateway, load_of(self.core, message.request_id, self.steps.tokens))
 
     # -- steps
 
     def handle_result(self, message: StepResult) -> None:
-        for replica in self.core.replicas.values():
-            if replica.epoch == message.epoch:
-                instance = replica.instance
-                break
-        else:
+        replica = next((r for r in self.core.replicas.values() if r.epoch == message.epoch), None)
+        if replica is None:
             log.info("stale_result", epoch=message.epoch, step_id=message.step_id)
             return
+        oldest = replica.in_flight[0] if replica.in_flight else None
         try:
-            self.core.apply(instance, message, steady_time())
+            self.core.apply(replica.instance, message, steady_time())
         except ProtocolError as error:
-            log.error("worker_out_of_step", worker=instance, reason=str(error))
-            self._restart_link(instance)
+            log.error("worker_out_of_step", worker=replica.instance, reason=str(error))
+            self._restart_link(replica.instance)
+            return
+        if oldest is not None and (line := self.steps.answered(replica, oldest, message, time.time())):
+            self.afterwards(lambda: log.info("step_finished", **line))
 
     def _restart_link(self, instance: str) -> None:
         """Start over with a worker whose answers make no sense: a new epoch, an empty pool."""
@@ -131,9 +137,10 @@ class SchedulerActor(Actor):
 
     def before_flush(self) -> None:
         now = steady_time()
-        for instance in self.core.replicas:
+        for instance, replica in self.core.replicas.items():
             while plan := self.core.schedule(instance, now):
                 self.send(self.troupe.address_of(instance), plan)
+                self.steps.planned(replica, plan, time.time())
         if self.core.drafts:
             self._speculate(now)
         for address, batch in self.core.outbound.take_batches().items():
@@ -251,6 +258,16 @@ class SchedulerActor(Actor):
     def stall(self) -> str:
         stuck = self._stalls.look(self.core.replicas.values(), self.troupe.computing, time.monotonic())
         return f"no step for the work that waits at {', '.join(stuck)}" if stuck else ""
+
+    @property
+    def known_members(self) -> list[Member]:
+        return self.troupe.members
+
+    def collectors(self) -> list[Collector]:
+        from shared.exposition import EngineCollector
+
+        load = load_of(self.core, "", self.steps.tokens)
+        return [*super().collectors(), EngineCollector(self.settings.model_name, load)]
 
     def ledgers(self) -> Mapping[str, Any]:
         return {**super().ledgers(), **ledgers_of(self.core), "members": self.troupe.members}

@@ -9,11 +9,12 @@ import msgspec
 from services.scheduler.replica import Replica
 from services.scheduler.scheduler import Scheduler
 from shared.messages import Load, WorkerLoad
+from shared.metrics.histogram import STEP_TOKENS, Histogram
 
 MAX_RUNNING = 256  # sequences told of each worker
 
 
-def load_of(core: Scheduler, request_id: str) -> Load:
+def load_of(core: Scheduler, request_id: str, step_tokens: Histogram) -> Load:
     """The answer to one GetLoad."""
     workers = [worker_load(replica) for replica in core.replicas.values()]
     counters = core.counters
@@ -41,6 +42,10 @@ def load_of(core: Scheduler, request_id: str) -> Load:
         num_late_drafts=counters.num_late_drafts,
         num_accepted_tokens_per_position=list(counters.num_accepted_per_position),
         kv_cache_usage=1 - num_available / num_blocks if num_blocks else 0.0,
+        num_expired=counters.num_expired,
+        num_worker_losses=counters.num_worker_losses,
+        step_tokens=list(step_tokens.counts),
+        step_tokens_sum=int(step_tokens.sum),
     )
 
 
@@ -59,7 +64,7 @@ def worker_load(replica: Replica) -> WorkerLoad:
 def ledgers_of(core: Scheduler) -> dict[str, Any]:
     """Who holds and waits for what, without a word of what is in it."""
     return {
-        "load": msgspec.structs.asdict(load_of(core, "")),
+        "load": msgspec.structs.asdict(load_of(core, "", Histogram(STEP_TOKENS))),
         "num_requests": len(core.requests),
         "num_finished_kept": len(core.finished),
         "num_homeless": len(core.homeless),

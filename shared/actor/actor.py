@@ -9,16 +9,20 @@ import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Mapping
 from enum import IntEnum
-from typing import Any, ClassVar, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, get_args
 
 import structlog
 
 from shared.actor.incident import Incidents
+from shared.actor.metrics import MetricsPort
 from shared.actor.status import STALLED, write_status
 from shared.config import Settings
 from shared.errors import FatalError, PageantError, ProtocolError
-from shared.messages import Drain, Message, PeerGone, ServiceName
+from shared.messages import Drain, Member, Message, PeerGone, ServiceName
 from shared.transport.link import Transport, worth_a_line
+
+if TYPE_CHECKING:
+    from prometheus_client.registry import Collector
 
 log = structlog.get_logger()
 
@@ -55,6 +59,7 @@ class Actor(ABC):
         self.num_dropped = 0  # messages that made no sense
         self.stalled = ""  # why work waits although nothing goes on
         self.incidents: Incidents | None = None  # where there is a process to write them
+        self.metrics = MetricsPort(settings, self.collectors)
         self.inbox = transport.bind(self.inbox_name, self.inbox_union)
         self.outbox = transport.outbox()
         if PeerGone in get_args(self.inbox_union):
@@ -95,6 +100,28 @@ class Actor(ABC):
     def status(self) -> str:
         """One word for the container's health check, which takes READY and DRAINING for well."""
         return self.phase.name
+
+    @property
+    def known_members(self) -> list[Member]:
+        """The deployment's live processes, as far as this one knows."""
+        return []
+
+    def collectors(self) -> list[Collector]:
+        """What /metrics tells: of this process, and of what a subclass adds."""
+        from shared.exposition import ProcessState, process_collector
+
+        state = ProcessState(
+            service=str(self.service),
+            instance=self.instance,
+            epoch=self.epoch,
+            progress=self.progress,
+            num_dropped=self.num_dropped,
+            num_undecodable=self.inbox.num_undecodable,
+            phase=self.phase.name,
+            is_stalled=bool(self.stalled),
+            members=self.known_members,
+        )
+        return [process_collector(lambda: state)]
 
     def ledgers(self) -> Mapping[str, Any]:
         """How it stands, for an incident: counts and ids, never what was said."""
@@ -144,6 +171,7 @@ class Actor(ABC):
 
     def say_status(self) -> None:
         """At every tick: renew the status file, and note when work begins to wait and when it goes on."""
+        self.metrics.open()
         reason = self.stall()
         if reason and not self.stalled:
             log.error("stalled", reason=reason)
@@ -170,6 +198,7 @@ class Actor(ABC):
             self._table = self._checked(self.handlers())
             async with asyncio.TaskGroup() as self.tasks:
                 await self.on_start()
+                self.metrics.open()
                 self.outbox.flush()
                 gc.collect()
                 gc.freeze()
@@ -184,6 +213,7 @@ class Actor(ABC):
                 for task in list(self._spawned):
                     task.cancel()
         finally:
+            self.metrics.close()
             self.inbox.close()
             self.outbox.close()
 

@@ -71,6 +71,10 @@ class MemberActor(Actor):
         """Whether a step is under way that has not taken longer than it may; of those who compute."""
         return False
 
+    @property
+    def known_members(self) -> list[Member]:
+        return self.roster.members
+
     # -- for handlers
 
     @property

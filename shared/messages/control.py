@@ -144,3 +144,7 @@ class Load(Message, frozen=True):
     num_stale_draft_tokens: int = 0  # proposed, and never verified
     num_late_drafts: int = 0  # waited for in vain
     num_accepted_tokens_per_position: list[int] = []
+    num_expired: int = 0
+    num_worker_losses: int = 0
+    step_tokens: list[int] = []  # steps by the number of their tokens: shared.metrics.histogram.STEP_TOKENS
+    step_tokens_sum: int = 0

@@ -20,16 +20,16 @@ ALLOWED: dict[str, set[str]] = {
     "shared.transport": {"STDLIB", "msgspec", "structlog", "shared"},
     "shared.transport.zeromq": {"STDLIB", "zmq", "structlog", "shared"},
     "shared.transport.keys": {"STDLIB", "zmq", "msgspec", "shared"},
-    "shared.actor": {"STDLIB", "uvloop", "msgspec", "structlog", "shared"},
+    "shared.actor": {"STDLIB", "uvloop", "msgspec", "structlog", "prometheus_client", "shared"},
     "shared.modeling": {"STDLIB", "torch", "numpy", "safetensors", "tqdm", "msgspec", "structlog", "shared", "kernels"},
     "shared.execution": {"STDLIB", "torch", "numpy", "tqdm", "msgspec", "structlog", "shared", "kernels"},
     "shared": {"STDLIB", "msgspec", "structlog", "tokenizers", "huggingface_hub", "shared"},
-    "services.scheduler": {"STDLIB", "msgspec", "shared", "structlog"},
+    "services.scheduler": {"STDLIB", "msgspec", "shared", "structlog", "prometheus_client"},
     "services.simulator": {"STDLIB", "msgspec", "shared", "services.scheduler"},
     "services.draft": {"STDLIB", "msgspec", "structlog", "torch", "numpy", "shared", "kernels"},
     "services.worker": {"STDLIB", "msgspec", "structlog", "torch", "numpy", "tqdm", "shared", "kernels"},
     "services.gateway": {"STDLIB", "msgspec", "structlog", "grpc", "grpc_health", "grpc_reflection", "google", "shared",
-                         "protos"},
+                         "protos", "prometheus_client"},
     "services.gateway.http": {"STDLIB", "msgspec", "structlog", "starlette", "uvicorn", "prometheus_client",
                               "services.gateway", "shared"},
     "services.tokenizer": {"STDLIB", "msgspec", "structlog", "tokenizers", "jinja2", "shared"},
@@ -38,6 +38,9 @@ ALLOWED: dict[str, set[str]] = {
                      "tqdm", "matplotlib"},
     "services.cli.simulate": {"STDLIB", "msgspec", "click", "tqdm", "shared", "services.cli", "services.simulator",
                               "services.scheduler"},
+    "services.cli.trace": {"STDLIB", "msgspec", "click", "shared", "services.cli.tables"},
+    "services.cli.trace.otlp": {"STDLIB", "opentelemetry", "shared", "services.cli.trace"},
+    "services.cli.top": {"STDLIB", "msgspec", "click", "prometheus_client", "shared", "services.cli"},
     "services.cli.replay": {"STDLIB", "click", "shared", "services.scheduler"},
     "services.cli.plots": {"STDLIB", "click", "matplotlib", "services.cli", "services.simulator"},
     "services.cli.bench": {"STDLIB", "msgspec", "click", "tqdm", "grpc", "uvloop", "shared", "protos", "services.cli"},
@@ -46,6 +49,7 @@ ALLOWED: dict[str, set[str]] = {
     "services.cli.bench.decoding": {"STDLIB", "shared", "services.scheduler"},
     "services.cli.bench.kernels": {"STDLIB", "click", "torch", "shared", "kernels", "services.cli",
                                    "services.simulator"},
+    "shared.exposition": {"STDLIB", "msgspec", "prometheus_client", "shared"},
     "shared.client": {"STDLIB", "grpc", "msgspec", "protos", "shared.errors"},
     "shared.metrics": {"STDLIB", "msgspec"},
     "shared.workload": {"STDLIB", "msgspec", "shared.packing", "shared.workload"},
@@ -57,7 +61,7 @@ ALLOWED: dict[str, set[str]] = {
     "protos": {"STDLIB", "google", "grpc", "protos"},
 }  # fmt: skip
 SHELLS = {"actor", "main", "__main__"}
-PURE_FORBIDDEN = {"zmq", "asyncio", "time", "torch", "random", "structlog", "numpy"}
+PURE_FORBIDDEN = {"zmq", "asyncio", "time", "torch", "random", "structlog", "numpy", "prometheus_client"}
 UNSAFE = {"pickle", "cPickle", "cloudpickle", "dill", "marshal", "shelve"}
 NO_TORCH = ("gateway", "tokenizer", "scheduler", "detokenizer", "draft")
 

@@ -93,7 +93,7 @@ class Gate:
         return [streams[place] for place in range(len(requests))]
 
     async def _run(self, place: int, request: TokenizeRequest, consume: Consumer, streams: dict[int, Stream]) -> None:
-        report = StreamReport()
+        report = StreamReport(self.actor.meter)
 
         async def deliver(stream: Stream) -> None:
             streams[place] = stream

@@ -12,9 +12,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from services.gateway.http.gate import Gate
-from services.gateway.http.metrics import exposition
 from services.gateway.http.objects import Model, Models, encode
 from shared.errors import RequestError
+from shared.exposition import EngineCollector, exposition
 from shared.messages import Load
 from shared.version import VERSION
 
@@ -49,7 +49,7 @@ class Operations:
         with contextlib.suppress(RequestError):  # then the gateway tells of itself alone
             answer: Any = await actor.ask_load(LOAD_TIMEOUT)
             load = answer
-        text = exposition(self._gate.settings.model_name, load, len(actor.journal))
+        text = exposition(EngineCollector(self._gate.settings.model_name, load), *actor.collectors())
         return Response(text, media_type=CONTENT_TYPE_LATEST)
 
     def _model(self) -> Model:

@@ -53,8 +53,8 @@ async def test_metrics_are_what_the_scheduler_counts() -> None:
             for family in text_string_to_metric_families(response.text)
             for sample in family.samples
         }
-        assert found["pageant_num_requests_running", None] == 3
-        assert found["pageant_generation_tokens_total", None] == 77
+        assert found["vllm:num_requests_running", None] == 3
+        assert found["vllm:generation_tokens_total", None] == 77
         assert found["pageant_worker_kv_blocks_free", "w1"] == 50
         assert found["pageant_scheduler_up", None] == 1
 

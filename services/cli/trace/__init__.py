@@ -1,0 +1,1 @@
+"""What the services' logs tell of requests: `pageant trace`.  docs/tracing.md defines the lines."""

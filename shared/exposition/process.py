@@ -1,0 +1,55 @@
+"""What every service tells of itself."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+
+import msgspec
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
+
+from shared.exposition.families import Families
+from shared.messages import Member
+from shared.version import VERSION
+
+
+class ProcessState(msgspec.Struct, frozen=True):
+    """One process, at one moment."""
+
+    service: str
+    instance: str
+    epoch: int  # microseconds since 1970 at its start
+    progress: int
+    num_dropped: int
+    num_undecodable: int
+    phase: str
+    is_stalled: bool
+    members: list[Member]  # of the deployment, as this process knows them
+
+
+class _ProcessCollector(Collector):
+    def __init__(self, state: Callable[[], ProcessState]) -> None:
+        self._state = state
+
+    def collect(self) -> Iterator[Metric]:
+        state = self._state()
+        make = Families(service=state.service, instance_id=state.instance)
+        info = ({"version": VERSION, "phase": state.phase}, 1.0)
+        yield make.gauges("pageant_process_info", "This process.", [info], "version", "phase")
+        yield make.gauge("pageant_process_start_time_seconds", "When it began.", state.epoch / 1e6)
+        yield make.gauge("pageant_stalled", "Whether work waits although nothing goes on.", state.is_stalled)
+        yield make.counter("pageant_messages_handled", "Messages handled.", state.progress)
+        yield make.counter("pageant_messages_dropped", "Messages that made no sense.", state.num_dropped)
+        yield make.counter("pageant_messages_undecodable", "Frames that were no message.", state.num_undecodable)
+        yield make.gauges("pageant_members", "Live processes of the deployment.", counted(state.members), "member")
+
+
+def counted(members: Iterable[Member]) -> list[tuple[dict[str, str], float]]:
+    counts = Counter(str(member.service) for member in members)
+    return [({"member": service}, count) for service, count in sorted(counts.items())]
+
+
+def process_collector(state: Callable[[], ProcessState]) -> Collector:
+    """Asks `state` at every scrape."""
+    return _ProcessCollector(state)

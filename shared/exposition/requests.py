@@ -1,0 +1,82 @@
+"""What a gateway measures of the requests that it has served, under vLLM's names where it has one."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
+
+from shared.exposition.engine import ENGINE
+from shared.exposition.families import Families
+from shared.metrics import histogram as buckets
+from shared.metrics.histogram import Histogram
+from shared.phases import QUEUE
+
+HISTOGRAMS = {  # attribute: name, text, buckets
+    "ttft": ("vllm:time_to_first_token_seconds", "From a request's arrival to its first output.", buckets.TTFT),
+    "itl": ("vllm:inter_token_latency_seconds", "Between two outputs of one request.", buckets.ITL),
+    "tpot": ("vllm:request_time_per_output_token_seconds", "Of a request, after its first token.", buckets.ITL),
+    "e2e": ("vllm:e2e_request_latency_seconds", "From a request's arrival to its end.", buckets.E2E),
+    "queue": ("vllm:request_queue_time_seconds", "Waiting to be admitted.", buckets.E2E),
+    "prefill": ("vllm:request_prefill_time_seconds", "From admission to the first token.", buckets.E2E),
+    "decode": ("vllm:request_decode_time_seconds", "From the first token to the last.", buckets.E2E),
+    "inference": ("vllm:request_inference_time_seconds", "From admission to the last token.", buckets.E2E),
+    "prompt_tokens": ("vllm:request_prompt_tokens", "Prompt tokens of a request.", buckets.NUM_TOKENS),
+    "output_tokens": ("vllm:request_generation_tokens", "Tokens generated for a request.", buckets.NUM_TOKENS),
+    "n": ("vllm:request_params_n", "Sequences that a request asked for.", buckets.NUM_SEQUENCES),
+    "max_tokens": ("vllm:request_params_max_tokens", "Tokens that a request asked for.", buckets.NUM_TOKENS),
+    "preemptions": ("vllm:request_num_preemptions", "Preemptions of a request.", buckets.NUM_SEQUENCES),
+}
+QUEUE_LABELS = frozenset(phase.label for phase in QUEUE)
+PREFILL = "prefill"
+DECODE = ("decode", "draft_wait", "preempted", "recompute", "lost")  # vLLM's too counts a preemption within
+FINISH_REASONS = ("stop", "length", "abort")
+
+
+class RequestMeter(Collector):
+    """Filled as requests go on and end; read whenever somebody scrapes."""
+
+    def __init__(self, model: str) -> None:
+        self._families = Families(model_name=model, engine=ENGINE)
+        self.histograms = {name: Histogram(bounds) for name, (_, _, bounds) in HISTOGRAMS.items()}
+        self.successes: Counter[str] = Counter()  # by finish reason
+        self.failures: Counter[str] = Counter()  # by status
+        self.phases: Counter[str] = Counter()  # microseconds
+        self.misses: Counter[str] = Counter()  # prompt tokens by reason
+        self.itl = self.histograms["itl"]  # observed at every output
+        self.num_open = 0
+
+    def observe(self, name: str, value: float | None) -> None:
+        """Of one request, by a key of HISTOGRAMS; times in seconds."""
+        if value is not None:
+            self.histograms[name].observe(value)
+
+    def spent(self, phases: Mapping[str, float]) -> None:
+        """Where a request's time went: milliseconds by phase."""
+        for name, ms in phases.items():
+            self.phases[name] += int(1000 * ms)
+        queue = sum(ms for name, ms in phases.items() if name in QUEUE_LABELS) / 1000
+        prefill, decode = phases.get(PREFILL, 0.0) / 1000, sum(phases.get(name, 0.0) for name in DECODE) / 1000
+        times = {"queue": queue, "prefill": prefill, "decode": decode, "inference": prefill + decode}
+        for name, seconds in times.items():
+            self.observe(name, seconds)
+
+    def missed(self, misses: Mapping[str, int]) -> None:
+        """Prompt tokens that the prefix cache did not have, by reason."""
+        self.misses.update(misses)
+
+    def collect(self) -> Iterator[Metric]:
+        make = self._families
+        for name, (family, text, _) in HISTOGRAMS.items():
+            yield make.histogram(family, text, self.histograms[name])
+        reasons = (({"finished_reason": reason}, self.successes[reason]) for reason in FINISH_REASONS)
+        yield make.counters("vllm:request_success", "Requests that ended well.", reasons, "finished_reason")
+        failures = (({"status": status}, count) for status, count in sorted(self.failures.items()))
+        yield make.counters("pageant_request_failures", "Requests that did not.", failures, "status")
+        phases = (({"phase": phase}, spent / 1e6) for phase, spent in sorted(self.phases.items()))
+        yield make.counters("pageant_request_phase_seconds", "Where the time of requests went.", phases, "phase")
+        misses = (({"reason": reason}, count) for reason, count in sorted(self.misses.items()))
+        yield make.counters("pageant_prefix_cache_misses", "Prompt tokens that were not cached.", misses, "reason")
+        yield make.gauge("pageant_gateway_open_streams", "Streams that are open at this gateway.", self.num_open)
