@@ -18,6 +18,7 @@ CHANNEL_OPTIONS = [
     ("grpc.min_reconnect_backoff_ms", 20),
     ("grpc.max_reconnect_backoff_ms", 100),
     ("grpc.max_receive_message_length", -1),
+    ("grpc.use_local_subchannel_pool", 1),  # of its own, not shared with other clients in this process
 ]
 PROBE_TIMEOUT = 0.5
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 import subprocess
 import time
@@ -87,7 +88,7 @@ def test_who_crashes_is_started_again_and_who_was_killed_by_hand_is_not(stack: S
 
 
 def crash(stack: Stack, name: str) -> None:
-    with pytest.raises(DockerError):  # who kills everybody there dies too
+    with contextlib.suppress(DockerError):  # it may end with the container
         stack.docker("exec", name, "sh", "-c", "kill -9 -1")
 
 

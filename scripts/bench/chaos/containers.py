@@ -82,7 +82,7 @@ class Containers:
 
     async def _crash(self, name: str, fault: Fault) -> None:
         """The process dies, and the restart policy starts another."""
-        with contextlib.suppress(DockerError):  # who kills everybody there dies too
+        with contextlib.suppress(DockerError):  # it may end with the container
             await self._docker("exec", name, "sh", "-c", "kill -9 -1")
 
     async def _freeze(self, name: str, fault: Fault) -> None:
