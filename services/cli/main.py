@@ -11,6 +11,8 @@ import click
 from services.cli.bench.commands import bench, simulate
 from services.cli.options import sampling_options, settings_options, take_sampling, take_settings
 from services.cli.replay import replay_command
+from services.cli.top import top
+from services.cli.trace.commands import trace
 
 address_option = click.option("--address", default="127.0.0.1:50051", envvar="PAGEANT_ADDRESS", show_default=True)
 key_option = click.option("--api-key", default="", envvar="PAGEANT_API_KEY", help="Where the server asks for one.")
@@ -33,6 +35,8 @@ def main() -> None:
 main.add_command(bench)
 main.add_command(simulate)
 main.add_command(replay_command)
+main.add_command(trace)
+main.add_command(top)
 
 
 @main.command()

@@ -18,6 +18,7 @@ from services.cli.trace.reading import Entry
 from services.cli.trace.requests import Logs, Trace
 
 SLACK = 0.005  # seconds: lines are written a moment after what they tell
+MOMENT = 1e-6  # seconds
 ORDER = (  # a request's way; the lines of a later group come after all of an earlier one
     ("request_received",),
     ("request_tokenized",),
@@ -56,17 +57,21 @@ def offsets(traces: Iterable[Trace]) -> dict[str, float]:
 
 def note_gaps(trace: Trace, gaps: Gaps) -> None:
     """What one request says of the clocks of those who had it."""
+    for cause, effect in pairwise(way_of(trace)):
+        if cause.instance != effect.instance:
+            pair = cause.instance, effect.instance
+            gap = cause.time - effect.time - SLACK
+            gaps[pair] = max(gaps.get(pair, gap), gap)
+
+
+def way_of(trace: Trace) -> list[Entry]:
+    """The first line of each kind, in the order in which they must have come about."""
     firsts: dict[int, Entry] = {}
     for entry in trace.entries:
         place = PLACE.get(entry.event)
         if place is not None and entry.fields.get("index", 0) == 0 and place not in firsts:
             firsts[place] = entry
-    way = [firsts[place] for place in sorted(firsts)]
-    for cause, effect in pairwise(way):
-        if cause.instance != effect.instance:
-            pair = cause.instance, effect.instance
-            gap = cause.time - effect.time - SLACK
-            gaps[pair] = max(gaps.get(pair, gap), gap)
+    return [firsts[place] for place in sorted(firsts)]
 
 
 def longest_paths(start: str, gaps: Mapping[tuple[str, str], float], num_nodes: int) -> dict[str, float]:
@@ -99,6 +104,8 @@ def align(logs: Logs) -> dict[str, float]:
         for trace in logs.traces:
             if trace.last is not None:
                 trace.offset = found.get(trace.last.instance, 0.0)
+            for cause, effect in pairwise(way_of(trace)):  # what is left is within the slack
+                effect.time = max(effect.time, cause.time + MOMENT)
             trace.entries.sort(key=lambda entry: entry.time)
         logs.traces.sort(key=lambda trace: trace.start)
         logs.steps.sort(key=lambda entry: entry.time)

@@ -128,6 +128,8 @@ def write_html(logs: Logs, path: Path) -> None:
 
 
 def send_otlp(logs: Logs, url: str) -> None:
-    from services.cli.trace.otlp import export
-
+    try:
+        from services.cli.trace.otlp import export
+    except ImportError as error:
+        raise click.ClickException(f"--otlp needs the extra: pip install 'pageant[otlp]' ({error})") from error
     click.echo(f"{export(logs.traces, url)} spans sent to {url}", err=True)

@@ -2,8 +2,8 @@
 
 Each process of the deployment is a process there.  A request is a slice at its gateway, with its phases as slices in
 the processes where they were spent, and a flow through them: `s` at its first, `t` at each that follows, `f` at its
-last.  Slices of one thread must not overlap, so requests that do are given threads of their own.  Times are microseconds
-since the first thing that is told of.
+last.  Slices of one thread must not overlap, so requests that do are given threads of their own.  Times are
+microseconds since the first thing that is told of.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Visit(msgspec.Struct):
 
     service: str
     instance: str
-    start: float  # Unix seconds
+    start: float  # microseconds, as all times here
     end: float
     spans: list[Span]
     pid: int = 0
@@ -78,33 +78,33 @@ class Visit(msgspec.Struct):
 def trace_events(logs: Logs) -> dict[str, Any]:
     """The whole file, to be written as JSON."""
     steps = step_spans(logs.steps)
-    ways = [(trace, visits_of(trace)) for trace in logs.traces if trace.is_over and trace.spans]
-    origin = min([visits[0].start for _, visits in ways] + [step.start for step in steps], default=0.0)
+    over = [trace for trace in logs.traces if trace.is_over and trace.spans]
+    origin = min([trace.start for trace in over] + [step.start for step in steps], default=0.0)
+    ways = [(trace, visits_of(trace, us(trace.start, origin))) for trace in over]
     processes = Processes()
     for visit in sorted((visit for _, visits in ways for visit in visits), key=lambda visit: visit.start):
         visit.pid = processes.pid(visit.service, visit.instance)
         visit.tid = processes.lane(visit.pid, visit.start, visit.end)
     events: list[Event] = []
     for number, (trace, visits) in enumerate(ways, 1):
-        events += events_of(trace, visits, number, origin)
+        events += events_of(trace, visits, number)
     for step in steps:
         events += events_of_step(step, processes, origin)
     return {"traceEvents": processes.events + sorted(events, key=lambda event: event["ts"]), "displayTimeUnit": "ms"}
 
 
-def visits_of(trace: Trace) -> list[Visit]:
-    """The gateway's, which is the whole request, and those of the others in the order of its way."""
+def visits_of(trace: Trace, base: float) -> list[Visit]:
+    """The gateway's, which is the whole request, and those of the others in order.  It began at `base`."""
     spans = trace.spans
     here = [span for span in spans if span.service == GATEWAY and not is_hop(span.phase)]
     assert trace.last is not None
-    end = trace.start + max(trace.e2e_ms, spans[-1].end) / 1000
-    visits = [Visit(GATEWAY, trace.last.instance, trace.start, end, here)]
+    visits = [Visit(GATEWAY, trace.last.instance, base, base + 1000 * max(trace.e2e_ms, spans[-1].end), here)]
     away: Visit | None = None
     for span in spans:
         if span.service == GATEWAY or is_hop(span.phase):
             away = None
             continue
-        start, end = trace.start + span.start / 1000, trace.start + span.end / 1000
+        start, end = base + 1000 * span.start, base + 1000 * span.end
         if away is None or away.service != span.service:
             away = Visit(span.service, instance_of(trace, span.service), start, end, [])
             visits.append(away)
@@ -123,20 +123,20 @@ def instance_of(trace: Trace, service: str) -> str:
     return service
 
 
-def events_of(trace: Trace, visits: list[Visit], number: int, origin: float) -> list[Event]:
+def events_of(trace: Trace, visits: list[Visit], number: int) -> list[Event]:
     """Slices of one request and of its phases, and the flow through them."""
-    events = []
+    events, base = [], visits[0].start
     for place, visit in enumerate(visits):
         name = f"request {trace.request_id[:8]}"
         args = told(trace) if place == 0 else {"request_id": trace.request_id}
-        events.append(slice_of(visit, name, "request", visit.start, visit.end, origin, args))
+        events.append(slice_of(visit, name, "request", visit.start, visit.end, args))
         for span in visit.spans:
-            start = trace.start + span.start / 1000
-            events.append(slice_of(visit, span.phase, "phase", start, start + span.ms / 1000, origin, {"ms": span.ms}))
+            start, end = base + 1000 * span.start, base + 1000 * span.end
+            events.append(slice_of(visit, span.phase, "phase", start, end, {"ms": span.ms}))
     points = [("s" if place == 0 else "t", visit, visit.start) for place, visit in enumerate(visits)]
     points.append(("f", visits[0], (visits[-1].end + visits[0].end) / 2))  # back at the gateway
     for kind, visit, at in points:
-        event = {"ph": kind, "id": number, "name": "request", "cat": "request", "ts": us(at, origin)}
+        event = {"ph": kind, "id": number, "name": "request", "cat": "request", "ts": round(at, 3)}
         events.append(event | {"pid": visit.pid, "tid": visit.tid} | ({"bp": "e"} if kind == "f" else {}))
     return events
 
@@ -162,12 +162,12 @@ def events_of_step(step: StepSpan, processes: Processes, origin: float) -> list[
     return [slice_, at | {"name": "KV blocks", "args": blocks}, at | {"name": "sequences", "args": sequences}]
 
 
-def slice_of(
-    visit: Visit, name: str, category: str, start: float, end: float, origin: float, args: Mapping[str, Any]
-) -> Event:
+def slice_of(visit: Visit, name: str, category: str, start: float, end: float, args: Mapping[str, Any]) -> Event:
+    """`ts` and `ts` + `dur` are rounded alike, so that what touches does not overlap."""
+    at = round(start, 3)
     return {
-        "ph": "X", "name": name, "cat": category, "pid": visit.pid, "tid": visit.tid, "ts": us(start, origin),
-        "dur": us(end, start), "args": args,
+        "ph": "X", "name": name, "cat": category, "pid": visit.pid, "tid": visit.tid, "ts": at,
+        "dur": round(max(0.0, round(end, 3) - at), 3), "args": args,
     }  # fmt: skip
 
 

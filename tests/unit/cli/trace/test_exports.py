@@ -1,0 +1,182 @@
+"""What is written for viewers: the trace-event file, the HTML page, the spans."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections import Counter, defaultdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from services.cli.main import main
+from tests.unit.cli.trace.lines import PHASES, many, request
+
+NAMES = ("chromium", "chromium-browser", "chrome-headless-shell", "google-chrome")
+BROWSER = os.environ.get("PAGEANT_TEST_BROWSER") or next(
+    (found for name in NAMES if (found := shutil.which(name))), None
+)
+COUNT = 40
+
+
+@pytest.fixture
+def logs(tmp_path: Path) -> Path:
+    file = tmp_path / "services.log"
+    file.write_text("\n".join(many(COUNT)), encoding="utf-8")
+    return file
+
+
+def written(logs: Path, option: str, name: str) -> str:
+    target = logs.with_name(name)
+    done = CliRunner().invoke(main, ["trace", "--logs", str(logs), option, str(target)])
+    assert done.exit_code == 0, done.output
+    return target.read_text(encoding="utf-8")
+
+
+@pytest.fixture
+def events(logs: Path) -> list[dict[str, Any]]:
+    file = json.loads(written(logs, "--perfetto", "out.json"))
+    assert file.keys() == {"traceEvents", "displayTimeUnit"}
+    found: list[dict[str, Any]] = file["traceEvents"]
+    return found
+
+
+def test_events_follow_the_format(events: list[dict[str, Any]]) -> None:
+    for event in events:
+        assert event["ph"] in "MXCstf" and event["name"]
+        assert isinstance(event["pid"], int) and isinstance(event["tid"], int)
+        assert event["ts"] >= 0
+        if event["ph"] == "X":
+            assert event["dur"] >= 0
+        if event["ph"] == "C":
+            assert all(isinstance(value, int | float) for value in event["args"].values())
+        if event["ph"] in "stf":
+            assert event["id"] and event["cat"]
+
+
+def test_processes_and_threads_are_named(events: list[dict[str, Any]]) -> None:
+    processes = {e["pid"] for e in events if e["ph"] == "M" and e["name"] == "process_name" and e["args"]["name"]}
+    threads = {(e["pid"], e["tid"]) for e in events if e["ph"] == "M" and e["name"] == "thread_name"}
+    for event in events:
+        assert event["pid"] in processes
+        if event["ph"] in "Xstf":
+            assert (event["pid"], event["tid"]) in threads
+    names = {e["args"]["name"] for e in events if e["name"] == "process_name"}
+    assert names == {f"{name}-1a2b" for name in ("gateway", "tokenizer", "scheduler", "worker", "detokenizer")}
+
+
+def test_every_flow_has_both_ends_in_slices(events: list[dict[str, Any]]) -> None:
+    flows: dict[int, list[dict[str, Any]]] = defaultdict(list)
+    for event in events:
+        if event["ph"] in "stf":
+            flows[event["id"]].append(event)
+    slices = defaultdict(list)
+    for event in events:
+        if event["ph"] == "X":
+            slices[event["pid"], event["tid"]].append((event["ts"], event["ts"] + event["dur"]))
+    assert len(flows) == COUNT
+    for points in flows.values():
+        points.sort(key=lambda event: event["ts"])
+        kinds = [event["ph"] for event in points]
+        assert kinds[0] == "s" and kinds[-1] == "f" and set(kinds[1:-1]) == {"t"}
+        for event in points:
+            around = slices[event["pid"], event["tid"]]
+            assert any(start <= event["ts"] <= end for start, end in around)
+
+
+def test_slices_of_a_thread_nest(events: list[dict[str, Any]]) -> None:
+    threads = defaultdict(list)
+    for event in events:
+        if event["ph"] == "X":
+            threads[event["pid"], event["tid"]].append((event["ts"], -event["dur"]))
+    for found in threads.values():
+        open_ends: list[float] = []
+        for start, negated in sorted(found):
+            while open_ends and open_ends[-1] <= start + 0.01:
+                open_ends.pop()
+            assert not open_ends or start - negated <= open_ends[-1] + 0.01
+            open_ends.append(start - negated)
+
+
+def test_counts_match_the_log(events: list[dict[str, Any]]) -> None:
+    categories = Counter(event.get("cat") for event in events if event["ph"] == "X")
+    assert categories["step"] == 2 * COUNT
+    gateway = next(e["pid"] for e in events if e["name"] == "process_name" and e["args"]["name"].startswith("gateway"))
+    assert sum(e["ph"] == "X" and e["cat"] == "request" and e["pid"] == gateway for e in events) == COUNT
+    spent = Counter[str]()
+    for event in events:
+        if event.get("cat") == "phase":
+            spent[event["name"]] += event["dur"] / 1000
+    for phase in ("tokenise", "queue_step", "prefill", "detokenise", "client_blocked"):
+        assert spent[phase] == pytest.approx(COUNT * PHASES[phase], rel=1e-3), phase
+    step = next(event for event in events if event.get("cat") == "step")
+    assert step["name"] == "step 0: 2 sequences, 6 tokens" and step["args"]["sequences"]["ffffffff.0"] == 5
+
+
+def test_the_page_is_whole_in_itself(logs: Path) -> None:
+    page = written(logs, "--html", "out.html")
+    assert "/*FIGURES*/null" not in page
+    assert not re.findall(r"(?:src|href)=\"(?!data:)|https?://(?!www\.w3\.org/2000/svg)|@import|url\(", page)
+    assert page.count("<script") == 1 and "default-src 'none'" in page
+
+
+def test_a_label_cannot_end_the_page_s_script(tmp_path: Path) -> None:
+    file = tmp_path / "one.log"
+    file.write_text("\n".join(request("a" * 32, label="</script><script>alert(1)")), encoding="utf-8")
+    page = written(file, "--html", "out.html")
+    assert page.count("</script>") == 1 and "alert(1)" in page
+
+
+@pytest.mark.skipif(BROWSER is None, reason="needs a Chromium (PAGEANT_TEST_BROWSER)")
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_page_draws_what_is_in_it(logs: Path, scheme: str) -> None:
+    """PAGEANT_SCREENSHOTS names a folder for pictures."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright, to drive a browser")
+    written(logs, "--html", "out.html")
+    with playwright.sync_playwright() as made:
+        browser = made.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
+        page = browser.new_page(viewport={"width": 1200, "height": 1500}, color_scheme=scheme)
+        wrong: list[str] = []
+        page.on("pageerror", lambda error: wrong.append(str(error)))
+        page.on("console", lambda message: wrong.append(message.text))
+        page.on("request", lambda asked: wrong.extend([] if asked.url.startswith(("file:", "data:")) else [asked.url]))
+        page.goto(logs.with_name("out.html").as_uri())
+        assert page.locator("#rows .row").count() == COUNT
+        assert page.locator("svg.timeline").count() == 1 and page.locator("#totals rect").count() == len(PHASES)
+        page.locator("#rows .row").nth(3).click()
+        assert "no free blocks" in page.inner_text("#detail .cause")
+        page.locator("#rows .row").nth(5).hover()
+        assert "r5" in page.inner_text("#tip")
+        if folder := os.environ.get("PAGEANT_SCREENSHOTS"):
+            page.screenshot(path=str(Path(folder) / f"trace-{scheme}.png"), full_page=True)
+        browser.close()
+        assert not wrong
+
+
+def test_spans_have_the_conventions_names(logs: Path) -> None:
+    memory = pytest.importorskip(
+        "opentelemetry.sdk.trace.export.in_memory_span_exporter", reason="needs the extra 'otlp'"
+    )
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+
+    from services.cli.trace.commands import load
+    from services.cli.trace.otlp import Ids, emit
+
+    exporter = memory.InMemorySpanExporter()
+    provider = TracerProvider(id_generator=Ids())
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    trace = load((str(logs),)).traces[7]
+    assert emit(trace, provider) == 1 + len(trace.spans)
+    *children, root = exporter.get_finished_spans()
+    assert root.attributes["gen_ai.usage.input_tokens"] == 812 and root.attributes["gen_ai.usage.output_tokens"] == 64
+    assert root.attributes["gen_ai.operation.name"] == "text_completion" and root.name == "text_completion"
+    assert f"{root.context.trace_id:032x}" == trace.trace_id
+    assert (root.end_time - root.start_time) / 1e6 == pytest.approx(trace.e2e_ms, abs=0.01)
+    assert all(child.parent.span_id == root.context.span_id for child in children)
+    assert len({child.context.span_id for child in children} | {root.context.span_id}) == 1 + len(children)
+    provider.shutdown()
