@@ -12,10 +12,10 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from protos.pageant.v1 import inference_pb2, inference_pb2_grpc
 
-# A server that is just starting is tried again after milliseconds, where gRPC's own custom is a second.
+# A server that is just starting is tried again after milliseconds, where gRPC's own custom is a second.  How long one
+# attempt may take stays as it is: a far or busy server needs more than that.
 CHANNEL_OPTIONS = [
     ("grpc.initial_reconnect_backoff_ms", 20),
-    ("grpc.min_reconnect_backoff_ms", 20),
     ("grpc.max_reconnect_backoff_ms", 100),
     ("grpc.max_receive_message_length", -1),
     ("grpc.use_local_subchannel_pool", 1),  # of its own, not shared with other clients in this process

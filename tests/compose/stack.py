@@ -7,6 +7,7 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,7 +28,7 @@ def free_port() -> int:
 
 
 @contextmanager
-def running_stack(directory: Path, **settings: object) -> Iterator[Stack]:
+def running_stack(directory: Path, **settings: Any) -> Iterator[Stack]:
     """Built, up and healthy; gone at the end, with its volumes.  Skips where there is no Docker."""
     if reason := why_not():
         pytest.skip(reason)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
+from datetime import datetime
 from typing import Any
 
 import pytest
@@ -73,6 +74,7 @@ def test_replicas_come_and_go_while_requests_stream(stack: Stack) -> None:
     assert len(used) == 2, "both workers had work"
     took = {line["instance"] for line in seen if line["event"] == "request_received"}
     assert len(took) == 2, "both gateways had calls, at the one port"
+    print(*(f"{name}: {seconds:.2f} s from ready to its first request" for name, seconds in spread(seen)), sep="\n")
 
 
 def by_request(lines: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
@@ -86,6 +88,19 @@ def by_request(lines: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
         for request_id, about in found.items()
         if any(line["event"] == "request_finished" for line in about)
     }
+
+
+def spread(lines: list[dict[str, Any]]) -> Iterator[tuple[str, float]]:
+    """Of every instance that had work: how long after it was ready it first did."""
+    for instance in sorted({line["instance"] for line in lines if line["event"] == "ready"}):
+        own = [line for line in lines if line["instance"] == instance]
+        ready = min(stamp(line) for line in own if line["event"] == "ready")
+        if asked := [stamp(line) for line in own if "request_id" in line]:
+            yield instance, min(asked) - ready
+
+
+def stamp(line: dict[str, Any]) -> float:
+    return datetime.fromisoformat(line["timestamp"]).timestamp()
 
 
 def check_joinable(about: list[dict[str, Any]]) -> None:
