@@ -12,9 +12,8 @@ class FreeList:
     """
 
     def __init__(self, size: int) -> None:
-        ring = range(size + 1)
-        self._next = [(i + 1) % (size + 1) for i in ring]
-        self._prev = [(i - 1) % (size + 1) for i in ring]
+        self._next = [*range(1, size + 1), 0]
+        self._prev = [size, *range(size)]
         self._sentinel = size
         self._size = size
 

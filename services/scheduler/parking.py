@@ -43,7 +43,7 @@ def copy_of(request: Request) -> Request:
     """A request at the same point that has never run.  Steps in flight know its old sequences, not these."""
     copy = Request(
         request.header, request.params, request.prompt_token_ids, request.eos_token_ids, request.arrival,
-        request.detokenizer,
+        request.detokenizer, packed_prompt=request.packed_prompt,
     )  # fmt: skip
     copy.sequences = [_copy_of(sequence, copy) for sequence in request.sequences]
     return copy

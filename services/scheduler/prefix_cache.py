@@ -6,6 +6,7 @@ BLAKE2b: a collision, accidental or sought, is out of reach.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from hashlib import blake2b
 
 from shared.packing import pack_tokens
@@ -20,7 +21,13 @@ def root_hash(salt: str) -> bytes:
 
 def extend_hashes(hashes: list[bytes], root: bytes, token_ids: list[int], block_size: int) -> None:
     """Append the hashes of all full blocks of `token_ids` that `hashes` does not have yet."""
-    for index in range(len(hashes), len(token_ids) // block_size):
-        parent = hashes[-1] if hashes else root
-        tokens = pack_tokens(token_ids[index * block_size : (index + 1) * block_size])
-        hashes.append(blake2b(parent + tokens, digest_size=DIGEST_BYTES).digest())
+    parent = hashes[-1] if hashes else root
+    hashes.extend(chained(parent, pack_tokens(token_ids[len(hashes) * block_size :]), block_size))
+
+
+def chained(parent: bytes, packed: bytes, block_size: int) -> Iterator[bytes]:
+    """The hashes of all full blocks of packed token ids that follow on the block of this hash."""
+    size = 4 * block_size  # bytes
+    for end in range(size, len(packed) + 1, size):
+        parent = blake2b(parent + packed[end - size : end], digest_size=DIGEST_BYTES).digest()
+        yield parent

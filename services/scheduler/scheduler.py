@@ -174,7 +174,10 @@ class Scheduler:
         header, params = message.header, message.params
         if sent[0]:  # the prompt's went out with the first token
             params = msgspec.structs.replace(params, prompt_logprobs=None)
-        request = Request(header, params, prompt, list(message.eos_token_ids), self._num_arrivals)
+        request = Request(
+            header, params, prompt, list(message.eos_token_ids), self._num_arrivals,
+            packed_prompt=message.prompt_token_ids,
+        )  # fmt: skip
         request.detokenizer = pick(header.request_id, self._detokenizers) or ""
         aged = (
             header.priority + now / self.policy.priority_ageing if self.policy.scheduling_policy == "priority" else 0.0

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from services.scheduler.acceptance import Acceptance
-from services.scheduler.prefix_cache import extend_hashes, root_hash
+from services.scheduler.prefix_cache import chained, extend_hashes, root_hash
 from shared.messages import AdmittedSequence, FinishReason, RequestHeader, TokenLogprobs
 from shared.packing import pack_tokens
 from shared.sampling import SamplingParams
@@ -43,11 +43,13 @@ class Request:
     num_worker_deaths: int = 0  # in a row, in flight at each and without a new token in between
     num_tokens_at_death: int = -1
     finished_time: float | None = None  # when it was first seen finished and not acknowledged
+    packed_prompt: bytes = b""  # prompt_token_ids as they came; made where they did not
 
     def __post_init__(self) -> None:
         eos_ids = () if self.params.ignore_eos else self.eos_token_ids
         self.end_ids = frozenset((*self.params.stop_token_ids, *eos_ids))
         self.num_prompt_tokens = len(self.prompt_token_ids)
+        self.packed_prompt = self.packed_prompt or pack_tokens(self.prompt_token_ids)
         self.min_length = self.num_prompt_tokens + self.params.min_tokens
         self.max_length = self.num_prompt_tokens + (self.params.max_tokens or 1)
 
@@ -164,7 +166,7 @@ class Sequence:
             params = msgspec.structs.replace(params, prompt_logprobs=None)
         return AdmittedSequence(
             row=row,
-            token_ids=pack_tokens(self.token_ids),
+            token_ids=request.packed_prompt + pack_tokens(self.token_ids[request.num_prompt_tokens :]),
             num_prompt_tokens=request.num_prompt_tokens,
             params=params,
             seed=((params.seed or 0) + self.index + 2**63) % 2**64 - 2**63,
@@ -176,5 +178,9 @@ class Sequence:
 
     def hash_blocks(self, block_size: int) -> list[bytes]:
         """Hashes of all blocks that are full of known tokens."""
-        extend_hashes(self.block_hashes, self.root, self.token_ids, block_size)
-        return self.block_hashes
+        hashes = self.block_hashes
+        if not hashes:
+            hashes.extend(chained(self.root, self.request.packed_prompt, block_size))
+        if len(self.token_ids) >= (len(hashes) + 1) * block_size:
+            extend_hashes(hashes, self.root, self.token_ids, block_size)
+        return hashes

@@ -8,6 +8,10 @@ from hypothesis import strategies as st
 from services.scheduler.block_pool import BlockPool
 from services.scheduler.free_list import FreeList
 from services.scheduler.prefix_cache import extend_hashes, root_hash
+from services.scheduler.sequence import Request, Sequence
+from shared.messages import RequestHeader
+from shared.packing import pack_tokens
+from shared.sampling import SamplingParams
 
 
 def test_cached_blocks_outlive_unhashed_ones() -> None:
@@ -89,3 +93,14 @@ def test_hashes_name_the_whole_prefix_and_the_salt() -> None:
     grown = plain[:1]
     extend_hashes(grown, root_hash(""), list(range(8)), 4)
     assert grown == plain, "names can be extended as tokens come"
+
+
+def test_a_sequence_names_its_blocks_as_its_tokens_do() -> None:
+    request = Request(RequestHeader("r", "g", cache_salt="s"), SamplingParams(), list(range(10)), [], 0)
+    sequence = Sequence(request, 0, (0.0, 0, 0), list(range(10)))
+    for length in range(10, 30):
+        names: list[bytes] = []
+        extend_hashes(names, root_hash("s"), list(range(length)), 4)
+        assert sequence.hash_blocks(4) == names, "the prompt's from its packed ids, the others as they come"
+        assert sequence.admitted(0).token_ids == pack_tokens(range(length))
+        sequence.token_ids.append(length)
