@@ -26,7 +26,7 @@ from services.gateway.streams import Journal, OutputLostError, Position, Stream
 from shared.actor import MemberActor, Phase
 from shared.actor.actor import Handlers
 from shared.config import Settings
-from shared.errors import ProtocolError, RejectCode, RequestError
+from shared.errors import FatalError, ProtocolError, RejectCode, RequestError
 from shared.exposition import RequestMeter
 from shared.logging import request_logger
 from shared.messages import (
@@ -406,6 +406,8 @@ class GatewayActor(MemberActor):
             stream.fail(unavailable(self.absent or "nobody took the request in time"))
         if now - self._scheduler_seen > self.settings.resume_timeout:
             self.fail_all("the scheduler was lost")
+            if self.inbox.is_cut_off:  # nothing is left to lose here, and another life may find a network
+                raise FatalError("no network leads to the scheduler")
         for stream in self._silence.overdue(self.journal, now):
             if stream not in self.paused:
                 self.send(self.scheduler, StreamLost(stream.header.request_id, 0))

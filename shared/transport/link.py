@@ -59,6 +59,11 @@ class Inbox(Generic[T]):
         """Whether others reach us elsewhere since the last call; `address` then says where."""
         return False
 
+    @property
+    def is_cut_off(self) -> bool:
+        """Whether, when last looked at, no network led from here to the scheduler's."""
+        return False
+
     def close(self) -> None:
         """Stop receiving and give the address back."""
 

@@ -115,6 +115,10 @@ class ZmqInbox(Inbox[Any]):
         self.address = f"tcp://{self._way.begin}:{self.address.rpartition(':')[2]}"
         return True
 
+    @property
+    def is_cut_off(self) -> bool:
+        return self._way is not None and self._way.is_cut
+
     def close(self) -> None:
         if not self._socket.closed:
             self._loop.remove_reader(self._socket.fileno())
@@ -195,6 +199,7 @@ class Way:
 
     def __init__(self, host: str) -> None:
         """Raises ConfigError where the host's name leads nowhere in `NAME_SECONDS`."""
+        self.is_cut = False
         self._end = resolve(host)
         begin = self._look()
         if not begin:
@@ -204,6 +209,7 @@ class Way:
     def has_moved(self) -> bool:
         """Look again.  False where it begins where it did, and where at present there is none."""
         now = self._look()
+        self.is_cut = not now
         if now in ("", self.begin):
             return False
         self.begin = now

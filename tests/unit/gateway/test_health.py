@@ -7,10 +7,15 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from protos.pageant.v1.inference_pb2 import GenerateRequest
+from services.gateway.actor import GatewayActor
+from shared.config import Settings
+from shared.errors import FatalError
 from shared.messages import Roster, ServiceName
+from shared.transport import Inbox, MemoryTransport
 from tests.unit.gateway.troupe import CAPACITY, LAST, Front, front, until
 
 SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
@@ -63,3 +68,18 @@ async def test_a_roster_of_another_time_changes_nothing() -> None:
         await until(lambda: gateway.num_dropped == dropped + 4)
         await asyncio.sleep(0.05)
         assert gateway.roster == known and not gateway.unwell
+
+
+async def test_a_gateway_that_is_cut_off_for_good_ends_so_that_another_life_may_find_a_network(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    network = MemoryTransport()
+    settings = Settings(model="tiny", port=0, http_port=-1, heartbeat_interval=0.02, resume_timeout=0.05)
+    gateway = GatewayActor(network, settings, "gateway-test")
+    running = asyncio.create_task(gateway.run())
+    await asyncio.sleep(0.3)
+    assert not running.done(), "a scheduler that is only late is waited for"
+    monkeypatch.setattr(Inbox, "is_cut_off", True)
+    with pytest.raises(ExceptionGroup) as caught:
+        await asyncio.wait_for(running, 5)
+    assert caught.group_contains(FatalError, match="no network")
