@@ -121,6 +121,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     # what is told
     metrics_port: int = -1  # of /metrics at each service, for Prometheus; 0: any free one; -1: none
     log_steps: bool = False  # a log line for each step, which `pageant trace` draws
+    tracing: bool = True  # each request's time is accounted for, and services say what they do for each
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["auto", "console", "json"] = "auto"
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from services.detokenizer.decoder import DecoderFactory
 from services.detokenizer.table import StreamTable
 from shared.actor import MemberActor
@@ -32,10 +34,10 @@ class DetokenizerActor(MemberActor):
         }
 
     def handle_tokens(self, batch: TokenBatch) -> None:
-        self.table.apply(batch)
+        self.table.apply(batch, time.time(), self.busy_since)
 
     def before_flush(self) -> None:
-        for gateway, sequences in self.table.take_texts().items():
+        for gateway, sequences in self.table.take_texts(time.time()).items():
             self.send(gateway, TextBatch(sequences))
         for gateway, rejection in self.table.take_rejections():
             self.send(gateway, rejection)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from services.detokenizer.decoder import DecoderFactory
 from services.detokenizer.stops import StopMatcher
-from shared.messages import FinishReason, OpenStream, SequenceText, SequenceTokens
+from shared.account import Account, arrived, checked
+from shared.messages import FinishReason, Ledger, OpenStream, SequenceText, SequenceTokens
+from shared.phases import Phase
 
 
 class StreamGapError(Exception):
@@ -23,6 +25,7 @@ class Stream:
         self.num_characters = 0
         self.finish_reason: FinishReason | None = None
         self._first = True
+        self._ledger: Ledger | None = None  # as it was told last
         self._decoder = None
         if opened.detokenize:
             self._decoder = decoders.make(
@@ -37,8 +40,13 @@ class Stream:
         """The stop string that ended this stream."""
         return self._stops.matched if self._stops else None
 
-    def advance(self, tokens: SequenceTokens) -> SequenceText | None:
-        """Take tokens; None where they bring nothing new.  Raises StreamGapError where some are missing before them."""
+    def advance(
+        self, tokens: SequenceTokens, now: float = 0.0, busy_since: float = 0.0, stamp: float = 0.0
+    ) -> SequenceText | None:
+        """Take tokens; None where they bring nothing new.  Raises StreamGapError where some are missing before them.
+
+        The times are Unix seconds: now, since when this service has had no pause, and when these tokens were made.
+        """
         num_known = self.num_tokens - tokens.offset
         if num_known < 0:
             raise StreamGapError(f"expected token {self.num_tokens}, got {tokens.offset}")
@@ -46,14 +54,26 @@ class Stream:
             return None
         offset = self.num_tokens
         if self._stops is None and tokens.finish_reason is None:
-            return self._say(tokens, offset, num_known, self._decode(tokens.token_ids[num_known:]))
+            text = self._decode(tokens.token_ids[num_known:])
+            return self._say(tokens, offset, num_known, text, self._taken_up(tokens.ledger, now, busy_since))
         text = "".join(self._push_all(tokens.token_ids[num_known:], self._hidden(tokens)))
         if self.stop_matched is not None:
             self.finish_reason = FinishReason.STOP
         elif tokens.finish_reason is not None:
             text += self._flush()
             self.finish_reason = FinishReason.STOP if self.stop_matched is not None else tokens.finish_reason
-        return self._say(tokens, offset, num_known, text)
+        ledger = tokens.ledger
+        if ledger is None and self.finish_reason is not None and self._ledger is not None:
+            ledger = Account(Phase.DECODE, self._ledger.stamp, self._ledger).ledger(stamp)
+        return self._say(tokens, offset, num_known, text, self._taken_up(ledger, now, busy_since))
+
+    def _taken_up(self, ledger: Ledger | None, now: float, busy_since: float) -> Ledger | None:
+        """A ledger that knows when its tokens were begun with; a stop string ends with none: then the last one counts,
+        and what has passed since was generation."""
+        if ledger is None:
+            return None
+        self._ledger = checked(ledger)
+        return arrived(ledger, Phase.TO_DETOKENIZER, now=now, busy_since=busy_since)[0]
 
     def _decode(self, token_ids: list[int]) -> str:
         """The common case: the stream goes on, and no stop string is looked for."""
@@ -91,7 +111,9 @@ class Stream:
             text += self._stops.flush()
         return text
 
-    def _say(self, tokens: SequenceTokens, offset: int, num_known: int, text: str) -> SequenceText:
+    def _say(
+        self, tokens: SequenceTokens, offset: int, num_known: int, text: str, ledger: Ledger | None
+    ) -> SequenceText:
         new = slice(num_known, num_known + self.num_tokens - offset)
         said = SequenceText(
             tokens.request_id,
@@ -109,6 +131,7 @@ class Stream:
             self.opened.prompt_logprobs if self._first else None,
             tokens.num_draft_tokens,
             tokens.num_accepted_tokens,
+            ledger,
         )
         self.num_characters += len(text)
         self._first = False

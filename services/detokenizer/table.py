@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
+import msgspec
 import structlog
 
 from services.detokenizer.decoder import DecoderFactory
 from services.detokenizer.stream import Stream, StreamGapError
+from shared.account import Account
 from shared.errors import RejectCode
 from shared.logging import request_logger
 from shared.messages import (
@@ -19,6 +21,7 @@ from shared.messages import (
     StreamLost,
     TokenBatch,
 )
+from shared.phases import Phase
 
 log = structlog.get_logger()
 
@@ -43,9 +46,11 @@ class StreamTable:
         self._rejections: list[tuple[str, RequestRejected]] = []
         self._stopped: list[StopMatched] = []
         self._lost: dict[Key, None] = {}
+        self._times = 0.0, 0.0, 0.0  # now, since when there was no pause, and when the step came back
 
-    def apply(self, batch: TokenBatch) -> None:
-        """Take one scheduler step's word."""
+    def apply(self, batch: TokenBatch, now: float = 0.0, busy_since: float = 0.0) -> None:
+        """Take one scheduler step's word, at this time; the times are Unix seconds, for accounts only."""
+        self._times = now, busy_since, batch.stamp
         for opened in batch.opened:
             self._open(opened)
         for tokens in batch.sequences:
@@ -63,9 +68,14 @@ class StreamTable:
         self.streams.clear()
         self._closed.clear()
 
-    def take_texts(self) -> dict[str, list[SequenceText]]:
-        """New text by gateway since the last call."""
+    def take_texts(self, now: float = 0.0) -> dict[str, list[SequenceText]]:
+        """New text by gateway since the last call; it leaves now."""
         taken, self._texts = self._texts, {}
+        for texts in taken.values():
+            for place, said in enumerate(texts):
+                if (ledger := said.ledger) is not None:
+                    told = Account(Phase.DETOKENISE, ledger.stamp, ledger).ledger(now)
+                    texts[place] = msgspec.structs.replace(said, ledger=told)
         return taken
 
     def take_rejections(self) -> list[tuple[str, RequestRejected]]:
@@ -96,7 +106,7 @@ class StreamTable:
                 self._lost[key] = None
             return
         try:
-            said = stream.advance(tokens)
+            said = stream.advance(tokens, *self._times)
         except StreamGapError as error:
             request_logger(log, stream.opened.header).warning("stream_lost", index=tokens.index, reason=str(error))
             del self.streams[key]
@@ -108,12 +118,13 @@ class StreamTable:
         if said is not None:
             self._texts.setdefault(stream.opened.header.gateway, []).append(said)
         if stream.finish_reason is not None:
-            request_logger(log, stream.opened.header).info(
-                "stream_finished",
-                index=tokens.index,
-                num_output_tokens=stream.num_tokens,
-                finish_reason=stream.finish_reason,
-            )
+            if said is not None and said.ledger is not None:
+                request_logger(log, stream.opened.header).info(
+                    "stream_finished",
+                    index=tokens.index,
+                    num_output_tokens=stream.num_tokens,
+                    finish_reason=stream.finish_reason,
+                )
             self._close(key)
             if tokens.finish_reason is None:
                 self._stopped.append(StopMatched(tokens.request_id, tokens.index, stream.num_tokens))

@@ -10,8 +10,10 @@ import uuid
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import msgspec
 import structlog
 
+from services.gateway.account import StreamAccount
 from services.gateway.auth import make_access
 from services.gateway.calls import Call, Calls, Question
 from services.gateway.forecast import Forecasts
@@ -227,6 +229,8 @@ class GatewayActor(MemberActor):
             self._supersede(earlier)
         self.admission.admit(request, self.roster.max_model_len)
         stream = Stream(request, "", has)
+        if self.settings.tracing:
+            stream.account = StreamAccount(request.header.arrival_time)
         try:
             self.journal.add(stream)
         except RequestError:
@@ -328,7 +332,7 @@ class GatewayActor(MemberActor):
     # -- the mailbox
 
     def handle_text(self, batch: TextBatch) -> None:
-        now = time.monotonic()
+        now, unix_now = time.monotonic(), time.time()
         for news in batch.sequences:
             stream = self.journal.get(news.request_id)
             if stream is None:  # closed; a replica that came back may have sent its request on since
@@ -336,6 +340,8 @@ class GatewayActor(MemberActor):
                 continue
             try:
                 stream.accept(news)
+                if stream.account is not None:
+                    stream.account.heard(news, unix_now, self.busy_since)
                 self.forecasts.of(stream.header.tenant).heard(news.request_id, now)
                 if stream.num_unread > self.settings.max_unread_bytes:
                     stream.overrun(unread(stream.num_unread))
@@ -435,6 +441,8 @@ class GatewayActor(MemberActor):
         else:
             self.paused.discard(stream)
             request = stream.next_request
+            if stream.account is not None:
+                request = msgspec.structs.replace(request, ledger=stream.account.sent())
             self.send(self.scheduler if isinstance(request, AttachRequest) else stream.tokenizer, request)
 
     def _replace_tokenizers(self, gone: set[str]) -> None:

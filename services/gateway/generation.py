@@ -77,6 +77,7 @@ async def _generate(
         stream = actor.open(request, has)
     finally:
         report.received(request)
+    report.opened(stream)
     try:
         await stream.deliver(deliver(stream))
     finally:

@@ -25,6 +25,8 @@ class StreamReport:
         self._start = time.perf_counter()
         self._first = 0.0
         self._last = 0.0
+        self._longest = 0.0  # between two outputs
+        self._stream: Stream | None = None
         self._log = log
 
     def received(self, request: TokenizeRequest) -> None:
@@ -34,11 +36,17 @@ class StreamReport:
             "request_received", label=header.label, tenant=header.tenant, n=params.n, max_tokens=params.max_tokens
         )
 
+    def opened(self, stream: Stream) -> None:
+        """It was let in, and is on its way."""
+        self._stream = stream
+
     def progressed(self) -> None:
         """Output came."""
         before, self._last = self._last, time.perf_counter()
         if before:
-            self._meter.itl.observe(self._last - before)
+            gap = self._last - before
+            self._longest = max(self._longest, gap)
+            self._meter.itl.observe(gap)
         else:
             self._first = self._last
 
@@ -56,19 +64,26 @@ class StreamReport:
             num_accepted_tokens=stream.num_accepted_tokens,
             ttft_ms=_ms(self._first - self._start),
             tpot_ms=_ms((self._last - self._first) / (per_sequence - 1)) if per_sequence > 1 else None,
+            itl_max_ms=_ms(self._longest),
             e2e_ms=self._elapsed(),
+            **(stream.account.finished_fields() if stream.account is not None else {}),
         )
 
     def failed(self, error: RequestError) -> None:
         event = "request_cancelled" if error.code is RejectCode.CANCELLED else "request_failed"
         self._meter.failures[error.code.name] += 1
-        self._log.info(event, status=error.code.name, field=error.field, reason=details(error), e2e_ms=self._elapsed())
+        self._ended(event, status=error.code.name, field=error.field, reason=details(error))
 
     def cancelled(self, *, expired: bool) -> None:
         """The client went away, or stopped waiting."""
         status = "DEADLINE_EXCEEDED" if expired else "CANCELLED"
         self._meter.failures[status] += 1
-        self._log.info("request_cancelled", status=status, e2e_ms=self._elapsed())
+        self._ended("request_cancelled", status=status)
+
+    def _ended(self, event: str, **fields: str) -> None:
+        account = self._stream.account if self._stream is not None else None
+        told = account.fields() if account is not None else {}
+        self._log.info(event, **fields, e2e_ms=self._elapsed(), **told)
 
     def _count(self, stream: Stream) -> None:
         meter, params = self._meter, stream.request.params

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Iterator, Sequence
 
 import msgspec
 
+from services.gateway.account import StreamAccount
 from shared.errors import ProtocolError, RejectCode, RequestError
 from shared.messages import AttachRequest, RequestHeader, SequenceText, TokenizeRequest, TokenLogprobs
 from shared.packing import pack_tokens
@@ -155,6 +156,7 @@ class Stream:
         self.num_draft_tokens = 0  # of the sequences that have finished, as the next
         self.num_accepted_tokens = 0
         self.finish_reason = ""  # of the sequence that ended last
+        self.account: StreamAccount | None = None  # where its time goes; None where nobody wants to know
         self._pending: list[Delta] = []
         self._changed = asyncio.Event()
         self._delivery: asyncio.Timeout | None = None
@@ -252,12 +254,16 @@ class Stream:
     async def take(self) -> list[Delta]:
         """Wait until there is output and the stream is woken, then take all of it, in few deltas.  Empty where the
         stream has ended."""
+        if self.account is not None:
+            self.account.write_ended()
         while not (self._pending and self._changed.is_set()) and (self._pending or not self.ended):
             self._changed.clear()
             await self._changed.wait()
         deltas, self._pending = self._pending, []
         for sequence in self.sequences:
             sequence.taken()
+        if self.account is not None and deltas:
+            self.account.write_began()
         return deltas
 
 

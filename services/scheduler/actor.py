@@ -147,7 +147,7 @@ class SchedulerActor(Actor):
             self.send(address, batch)
         for gateway, rejection in self.core.outbound.take_rejections():
             self.send(gateway, rejection)
-        if notes := self.core.journal.take():
+        if (notes := self.core.journal.take()) and self.settings.tracing:
             self.afterwards(lambda: write_notes(notes))
 
     # -- drafts

@@ -8,10 +8,12 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
+import msgspec
 import structlog
 
 from services.tokenizer.prompts import PromptRules, check_deadline, pack_prompt
 from services.tokenizer.renderers import RendererPool
+from shared.account import Account, arrived
 from shared.actor import MemberActor
 from shared.actor.actor import Handlers
 from shared.config import Settings
@@ -35,12 +37,14 @@ from shared.messages import (
     TokenizerInbox,
 )
 from shared.packing import pack_tokens
+from shared.phases import Phase
 from shared.pieces import TokenPieces
 from shared.tokenization import ModelTokenizer
 from shared.transport import Transport
 
 log = structlog.get_logger()
 
+LONG = 0.001  # seconds
 LONG_TEXT = 16 << 10  # characters; about 10 ms of tokenizing, the most that others should wait for
 
 
@@ -92,6 +96,7 @@ class TokenizerActor(MemberActor):
 
     def handle_tokenize(self, request: TokenizeRequest) -> None:
         header, started = request.header, time.monotonic()
+        request = self._taken_up(request)
         with self._contained(header.request_id, header.gateway, header.trace_id):
             if not self.scheduler_is_live:
                 raise RequestError("no scheduler is live", code=RejectCode.UNAVAILABLE)
@@ -185,17 +190,30 @@ class TokenizerActor(MemberActor):
         self._idle.clear()
         self.spawn(run())
 
+    def _taken_up(self, request: TokenizeRequest) -> TokenizeRequest:
+        """With a ledger that knows when it was begun with."""
+        if request.ledger is None:
+            return request
+        ledger, _ = arrived(request.ledger, Phase.TO_TOKENIZER, now=time.time(), busy_since=self.busy_since)
+        return msgspec.structs.replace(request, ledger=ledger)
+
     def _admit(self, request: TokenizeRequest, prompt_token_ids: bytes, started: float) -> None:
         now = time.time()
         check_deadline(request.header.deadline, now)
         added = self.rules.complete(request, prompt_token_ids, max_model_len=self.max_model_len, now=now)
+        if (begun := request.ledger) is not None:
+            account = Account(Phase.TOKENISE, begun.stamp, begun)
+            added = msgspec.structs.replace(added, ledger=account.ledger(time.time()))
         self.send(self.scheduler, added)
+        if time.monotonic() - started > LONG:
+            self.outbox.flush()  # it does not wait for what came with it
         duration = round(time.monotonic() - started, 6)
-        self.afterwards(
-            lambda: request_logger(log, request.header).info(
-                "request_tokenized", num_prompt_tokens=len(prompt_token_ids) // 4, duration=duration
+        if self.settings.tracing:
+            self.afterwards(
+                lambda: request_logger(log, request.header).info(
+                    "request_tokenized", num_prompt_tokens=len(prompt_token_ids) // 4, duration=duration
+                )
             )
-        )
 
     @contextlib.contextmanager
     def _contained(self, request_id: str, gateway: str, trace_id: str = "") -> Iterator[None]:

@@ -28,6 +28,7 @@ log = structlog.get_logger()
 
 # Messages hold no cycles and what lives long is frozen: young collections find nothing, so they are made rare.
 GC_THRESHOLDS = (20_000, 20, 50)
+PAUSE = 0.001  # seconds without mail after which what comes has not waited here
 
 Handlers = Mapping[type[Message], Callable[[Any], None]]
 
@@ -58,6 +59,7 @@ class Actor(ABC):
         self.progress = 0
         self.num_dropped = 0  # messages that made no sense
         self.stalled = ""  # why work waits although nothing goes on
+        self.busy_since = time.time()  # Unix seconds; there was no pause between batches since then
         self.incidents: Incidents | None = None  # where there is a process to write them
         self.metrics = MetricsPort(settings, self.collectors)
         self.inbox = transport.bind(self.inbox_name, self.inbox_union)
@@ -204,7 +206,7 @@ class Actor(ABC):
                 gc.freeze()
                 gc.set_threshold(*GC_THRESHOLDS)
                 while self.phase is not Phase.STOPPED:
-                    for message in await self.inbox.recv_batch():
+                    for message in await self._next_batch():
                         self._handle(message)
                     self.before_flush()
                     self.outbox.flush()
@@ -216,6 +218,14 @@ class Actor(ABC):
             self.metrics.close()
             self.inbox.close()
             self.outbox.close()
+
+    async def _next_batch(self) -> list[Message]:
+        before = time.time()
+        batch: list[Message] = await self.inbox.recv_batch()
+        now = time.time()
+        if now - before > PAUSE:
+            self.busy_since = now
+        return batch
 
     def _catch_up(self) -> None:
         if self._afterwards:

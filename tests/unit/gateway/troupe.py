@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any, TypeVar
 
 import grpc
+import msgspec
 
 from protos.pageant.v1 import control_pb2_grpc, inference_pb2_grpc
 from services.gateway.actor import GatewayActor
@@ -29,6 +30,11 @@ from shared.transport import Inbox, MemoryTransport
 
 M = TypeVar("M", bound=Message)
 CAPACITY = WorkerCapacity(64, 16, 8, 512, 1000, "tiny", "float32", "cpu")
+
+
+def without_ledger(request: TokenizeRequest) -> TokenizeRequest:
+    """What is asked, whenever it is asked."""
+    return msgspec.structs.replace(request, ledger=None)
 
 
 class FakeTroupe:

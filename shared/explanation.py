@@ -1,0 +1,98 @@
+"""Where a request's time went, in words: what a log line says, and what a client is told who asks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from shared.account import milliseconds
+from shared.messages.ledger import Ledger
+from shared.phases import QUEUE, Miss, Phase
+
+QUEUED_FOR = {
+    Phase.QUEUE_STEP: "steps were in flight",
+    Phase.QUEUE_BUDGET: "the steps' tokens went to others",
+    Phase.QUEUE_BLOCKS: "no free blocks",
+    Phase.QUEUE_ROWS: "max_num_seqs sequences were running",
+    Phase.QUEUE_FAIRNESS: "tenants that were served less came first",
+    Phase.QUEUE_SIBLING: "another sequence computed its prompt",
+}
+GROUPS: Mapping[str, tuple[Phase, ...]] = {
+    "queued": QUEUE,
+    "computing the prompt": (Phase.PREFILL,),
+    "generating": (Phase.DECODE,),
+    "waiting for drafts": (Phase.DRAFT_WAIT,),
+    "preempted and recomputed": (Phase.PREEMPTED, Phase.RECOMPUTE),
+    "lost with a service that died": (Phase.LOST,),
+    "in the tokenizer": (Phase.TOKENISE,),
+    "in the detokenizer": (Phase.DETOKENISE,),
+    "in the gateway": (Phase.GATEWAY,),
+    "on the way to the tokenizer": (Phase.TO_TOKENIZER,),
+    "on the way to the scheduler": (Phase.TO_SCHEDULER,),
+    "on the way to the detokenizer": (Phase.TO_DETOKENIZER,),
+    "on the way to the gateway": (Phase.TO_GATEWAY,),
+    "until the client had read": (Phase.CLIENT_BLOCKED,),
+    "not answered": (Phase.UNTOLD,),
+}
+MISSED_FOR = {
+    Miss.BELOW_BLOCK: "below a block",
+    Miss.NEVER_SEEN: "never seen",
+    Miss.EVICTED: "evicted",
+    Miss.OTHER_WORKER: "cached at another worker",
+    Miss.WORKER_LOST: "cached at a worker that is gone",
+    Miss.SALT: "cached for another tenant",
+    Miss.NOT_ASKED: "not looked up",
+    Miss.OFF: "there is no cache",
+}
+
+
+def cause(ledger: Ledger) -> str:
+    """The longest part of a request's time and what made it long, as one line."""
+    spent = milliseconds(ledger.spent)
+    sums = {words: sum(spent.get(phase.label, 0.0) for phase in phases) for words, phases in GROUPS.items()}
+    words = max(sums, key=lambda each: sums[each])
+    detail = _detail(words, ledger, spent)
+    return f"{_ms(sums[words])} ms of {_ms(sum(spent.values()))} {words}{': ' if detail else ''}{detail}"
+
+
+def _detail(words: str, ledger: Ledger, spent: Mapping[str, float]) -> str:
+    if words == "queued":
+        longest = max(QUEUE, key=lambda phase: spent.get(phase.label, 0.0))
+        return f"{QUEUED_FOR[longest]}, {ledger.num_ahead} requests ahead"
+    if words == "computing the prompt" and ledger.misses:
+        return missed(ledger)
+    if words == "preempted and recomputed":
+        return f"{ledger.num_preemptions} times"
+    return ""
+
+
+def missed(ledger: Ledger) -> str:
+    """`288 tokens evicted 5.1 s before, 12 below a block`; empty where nothing is known of it."""
+    counts = {Miss(number): count for number, count in enumerate(ledger.misses) if count}
+    parts = [f"{count} {MISSED_FOR[miss]}{_ago(miss, ledger)}" for miss, count in counts.items()]
+    return f"{sum(counts.values())} tokens to compute, {', '.join(parts)}" if parts else ""
+
+
+def _ago(miss: Miss, ledger: Ledger) -> str:
+    return f" {ledger.evicted_ago / 1000:.1f} s before" if miss is Miss.EVICTED and ledger.evicted_ago >= 0 else ""
+
+
+def misses_by_name(ledger: Ledger) -> dict[str, int]:
+    """Prompt tokens by reason, those that are none left out."""
+    return {Miss(number).label: count for number, count in enumerate(ledger.misses) if count}
+
+
+def for_clients(ledger: Ledger) -> Ledger:
+    """What may be told to whoever asks: that another tenant's cache has a prompt is not."""
+    if not ledger.misses or not ledger.misses[Miss.SALT]:
+        return ledger
+    misses = list(ledger.misses)
+    misses[Miss.NEVER_SEEN] += misses[Miss.SALT]
+    misses[Miss.SALT] = 0
+    return Ledger(
+        ledger.spent, ledger.stamp, ledger.num_ahead, ledger.num_chunks, ledger.num_preemptions, misses,
+        ledger.evicted_ago,
+    )  # fmt: skip
+
+
+def _ms(milliseconds: float) -> str:
+    return f"{milliseconds:.0f}" if milliseconds >= 10 else f"{milliseconds:.1f}"
