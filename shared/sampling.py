@@ -12,7 +12,10 @@ from typing import TypeVar
 
 import msgspec
 
+from shared.beam import Beam, check_beam, refuse_beside_beam
 from shared.errors import RequestError
+from shared.grammar import Grammar, check_grammar
+from shared.pooling import Pooling
 
 GREEDY_EPSILON = 1e-5
 MAX_BIASED_TOKENS = 1024
@@ -58,6 +61,9 @@ class SamplingParams(msgspec.Struct, array_like=True, frozen=True, gc=False, kw_
     prompt_logprobs: int | None = None
     detokenize: bool = True
     speculate: bool = True  # False: without draft tokens, where a deployment has them
+    grammar: Grammar | None = None  # that the output is held to
+    beam: Beam | None = None  # a beam search instead of sampling
+    pooling: Pooling | None = None  # an embedding of the prompt is wanted, and with it comes one token that nobody reads
 
     @property
     def greedy(self) -> bool:
@@ -106,6 +112,13 @@ def check_sampling(params: SamplingParams, limits: Limits, num_prompt_tokens: in
     _check_lengths(params, limits, num_prompt_tokens)
     _check_stops(params)
     _check_tokens(params, limits.vocab_size)
+    if params.grammar is not None:
+        _check_grammar(params, params.grammar)
+    if params.beam is not None:
+        check_beam(params.beam, n=params.n, max_width=limits.max_n, vocab_size=limits.vocab_size)
+        _check_beside_beam(params)
+    if params.pooling is not None and (params.n, params.max_tokens, params.beam, params.grammar) != (1, 1, None, None):
+        raise _bad("pooling", "is of one prompt, with one token and no more")
 
 
 def _check_numbers(p: SamplingParams) -> None:
@@ -206,6 +219,34 @@ def _check_tokens(p: SamplingParams, vocab_size: int) -> None:
     check_token_ids("allowed_token_ids", p.allowed_token_ids or (), vocab_size)
     for ids in p.bad_words_token_ids:
         check_token_ids("bad_words", ids, vocab_size)
+
+
+def _check_grammar(p: SamplingParams, grammar: Grammar) -> None:
+    check_grammar(grammar)
+    if p.allowed_token_ids is not None:
+        raise _bad("allowed_token_ids", f"cannot be given with {grammar.field}")
+
+
+def _check_beside_beam(p: SamplingParams) -> None:
+    """A beam search follows the likeliest; it neither samples nor bends what is likely, and ends by tokens only."""
+    given = {
+        "temperature": not (p.temperature is None or p.greedy),
+        "top_k": p.top_k not in (None, 0, -1),
+        "top_p": p.top_p not in (None, 1.0),
+        "min_p": p.min_p not in (None, 0.0),
+        "frequency_penalty": p.frequency_penalty != 0.0,
+        "presence_penalty": p.presence_penalty != 0.0,
+        "repetition_penalty": p.repetition_penalty not in (None, 1.0),
+        "logit_bias": bool(p.logit_bias),
+        "allowed_token_ids": p.allowed_token_ids is not None,
+        "bad_words": bool(p.bad_words or p.bad_words_token_ids),
+        "stop": bool(p.stop),
+        "prompt_logprobs": p.prompt_logprobs is not None,
+        p.grammar.field if p.grammar is not None else "grammar": p.grammar is not None,
+    }
+    for field, is_given in given.items():
+        if is_given:
+            raise refuse_beside_beam(field)
 
 
 def check_token_ids(field: str, token_ids: Iterable[int], vocab_size: int) -> None:

@@ -26,6 +26,7 @@ class Counters:
     num_accepted_tokens: int = 0
     num_stale_draft_tokens: int = 0
     num_late_drafts: int = 0  # waited for in vain
+    num_late_masks: int = 0  # samples that were put off, as what a grammar allows was not known in time
     num_accepted_per_position: list[int] = field(default_factory=list)
 
     def verified(self, num_draft_tokens: int, num_accepted: int) -> None:

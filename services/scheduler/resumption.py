@@ -40,8 +40,14 @@ def _go_on_behind(sequence: Sequence, tokens: list[int], max_model_len: int) -> 
     request = sequence.request
     longest = min(request.max_length, max_model_len) - request.num_prompt_tokens - 1
     tokens = tokens[: max(0, longest)]
-    if tokens and tokens[-1] in request.end_ids and request.num_prompt_tokens + len(tokens) >= request.min_length:
+    if tokens and _ends(request, tokens):
         tokens = tokens[:-1]
     sequence.token_ids += tokens
     if request.params.logprobs is not None:
         sequence.logprobs += [None] * len(tokens)
+
+
+def _ends(request: Request, tokens: list[int]) -> bool:
+    if request.params.grammar is not None and tokens[-1] in request.eos_token_ids:
+        return True
+    return tokens[-1] in request.end_ids and request.num_prompt_tokens + len(tokens) >= request.min_length

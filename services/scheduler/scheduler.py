@@ -39,6 +39,7 @@ from services.scheduler.sequence import Request, Sequence, Status
 from services.scheduler.stopping import finish_of
 from shared.account import arrived
 from shared.errors import ProtocolError, RejectCode, RequestError
+from shared.grammar import refusal
 from shared.messages import (
     AddRequest,
     AttachRequest,
@@ -60,6 +61,7 @@ from shared.transport.sharding import pick
 
 MAX_STEPS_IN_FLIGHT = 2
 ACKNOWLEDGE_SECONDS = 60.0
+MAX_REASON = 500  # characters of a worker's words
 
 
 class Scheduler:
@@ -401,14 +403,20 @@ class Scheduler:
             replica.speculation.record(step, now)
         if result.logprobs or result.prompt_logprobs:
             self._take_logprobs(step, result)
+        for entry, embedding in result.embeddings.items():
+            step.sequences[entry].embedding = embedding
         offset = num_wasted = 0
-        for sequence, count in zip(step.sequences, result.num_sampled, strict=True):
+        for sequence, count, num_samples in zip(step.sequences, result.num_sampled, step.num_samples, strict=True):
             if sequence.status is Status.FINISHED:
                 num_wasted += count
+            elif count < num_samples:
+                self._lack(sequence)
             else:
                 self._take(sequence, result.sampled_token_ids[offset : offset + count])
             offset += count
         self.counters.num_output_tokens += offset - num_wasted
+        if result.refused:
+            self._refuse(step, result.refused)
         return True
 
     def _take(self, sequence: Sequence, tokens: list[int]) -> None:
@@ -428,6 +436,64 @@ class Scheduler:
         self.outbound.emit(sequence)
         if finish:
             self._finish(sequence)
+
+    def _follow(self, beam: Sequence, search: BeamSearch) -> None:
+        """Take what a step says behind one beam; with that of the last one, the search goes on."""
+        request, said = beam.request, beam.said
+        beam.said = None
+        if said is None or not is_usable(said, search, self.capacity.vocab_size if self.capacity else 0):
+            self.fail(request, RequestError("a worker does not say which tokens are likely", code=RejectCode.INTERNAL))
+            return
+        search.hear(beam.index, said)
+        if not search.is_ready:
+            return
+        phases.searched(request.sequences, self.moment.now)
+        moves = next_moves(request, search, self.max_model_len)
+        for sequence, source in regroup(request, moves, self._leave):
+            self._place_behind(sequence, source)
+        if not moves:
+            self._conclude(request, search)
+
+    def _place_behind(self, beam: Sequence, source: Sequence) -> None:
+        """A beam begins where another stands, and runs beside it."""
+        replica = self.replicas.get(source.worker)
+        beam.worker = source.worker
+        if replica is None:
+            self.homeless.append(beam)
+            return
+        replica.waiting.add(beam)
+        replica.branches.append((beam, source))
+
+    def _conclude(self, request: Request, search: BeamSearch) -> None:
+        """A search is over: tell of the best, which nobody has heard of before."""
+        conclude(request, search)
+        if len(request.sequences) < request.params.n:
+            self.fail(request, RequestError(f"n must be at most {len(search.hypotheses)}", field="n"))
+            return
+        for sequence in request.sequences:
+            if sequence.clock is not None:
+                sequence.clock.is_due = True
+            self.outbound.emit(sequence)
+            self._note_end(sequence)
+        self._put_aside(request)
+
+    def _lack(self, sequence: Sequence) -> None:
+        """What its grammar allows was not known when the step sampled: its last token is computed again, for its
+        logits, in the next step or the one in flight."""
+        sequence.num_in_flight -= 1
+        sequence.num_pending -= 1
+        sequence.num_drafts = 0
+        self.counters.num_late_masks += 1
+        if sequence.status is Status.RUNNING:
+            sequence.num_computed_tokens -= 1
+
+    def _refuse(self, step: Step, refused: dict[int, str]) -> None:
+        """End requests whose grammar a worker cannot follow."""
+        for entry, reason in refused.items():
+            request = step.sequences[entry].request
+            grammar = request.params.grammar
+            if grammar is not None and request.request_id in self.requests:
+                self.fail(request, refusal(grammar, reason[:MAX_REASON]))
 
     def _append(self, sequence: Sequence, tokens: list[int]) -> tuple[FinishReason, int | None] | None:
         """Give a sequence its tokens up to the one that ends it; returns why that does."""

@@ -7,10 +7,12 @@ import contextlib
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 import msgspec
 import structlog
 
+from services.tokenizer.compilers import CompilerPool
 from services.tokenizer.prompts import PromptRules, check_deadline, pack_prompt
 from services.tokenizer.renderers import RendererPool
 from shared.account import Account, arrived
@@ -18,6 +20,7 @@ from shared.actor import MemberActor
 from shared.actor.actor import Handlers
 from shared.config import Settings
 from shared.errors import RejectCode, RequestError
+from shared.grammar import refusal
 from shared.logging import request_logger
 from shared.messages import (
     AbortRequest,
@@ -44,6 +47,8 @@ from shared.transport import Transport
 
 log = structlog.get_logger()
 
+T = TypeVar("T")
+
 LONG = 0.001  # seconds
 LONG_TEXT = 16 << 10  # characters; about 10 ms of tokenizing, the most that others should wait for
 
@@ -65,10 +70,12 @@ class TokenizerActor(MemberActor):
         tokenizer: ModelTokenizer,
         renderers: RendererPool | None,
         instance: str | None = None,
+        compilers: CompilerPool | None = None,
     ) -> None:
         super().__init__(transport, settings, instance)
         self.tokenizer = tokenizer
         self.renderers = renderers
+        self.compilers = compilers or CompilerPool()
         self.rules = PromptRules(
             tokenizer,
             max_prompt_bytes=settings.max_prompt_bytes,
@@ -101,7 +108,14 @@ class TokenizerActor(MemberActor):
             if not self.scheduler_is_live:
                 raise RequestError("no scheduler is live", code=RejectCode.UNAVAILABLE)
             self.rules.check(request, max_input_length=self.max_input_length, now=time.time())
-            if request.token_ids is not None:
+            if request.params.grammar is not None:
+                self._later(
+                    header.request_id,
+                    header.gateway,
+                    lambda: self._compiled(request),
+                    lambda ready: self._admit(*ready, started),
+                )
+            elif request.token_ids is not None:
                 self._admit(request, request.token_ids, started)
             elif request.text is not None and len(request.text) <= LONG_TEXT:
                 self._admit(request, pack_prompt(self.tokenizer.encode(request.text)), started)
@@ -168,17 +182,27 @@ class TokenizerActor(MemberActor):
             return encode(text)
         return await asyncio.get_running_loop().run_in_executor(self.threads, encode, text)
 
-    def _later(
-        self, request_id: str, gateway: str, work: Callable[[], Awaitable[list[int]]], use: Callable[[list[int]], None]
-    ) -> None:
+    async def _compiled(self, request: TokenizeRequest) -> tuple[TokenizeRequest, bytes]:
+        """The request with its grammar as workers read it, and its prompt."""
+        params = request.params
+        if params.grammar is not None:
+            if not self.tokenizer.defaults.eos_token_ids:
+                raise refusal(params.grammar, "is not possible: the model has no end-of-sequence token")
+            params = msgspec.structs.replace(params, grammar=await self.compilers.compile(params.grammar))
+        prompt = request.token_ids
+        if prompt is None:
+            prompt = pack_prompt(await self._prompt(request, self.tokenizer.encode))
+        return msgspec.structs.replace(request, params=params), prompt
+
+    def _later(self, request_id: str, gateway: str, work: Callable[[], Awaitable[T]], use: Callable[[T], None]) -> None:
         """Do `work` in the background, then `use` its outcome unless the request was aborted or sent anew meanwhile."""
         ticket = object()
 
         async def run() -> None:
             with self._contained(request_id, gateway):
-                token_ids = await work()
+                outcome = await work()
                 if self.pending.get(request_id) is ticket:
-                    use(token_ids)
+                    use(outcome)
             if self.pending.get(request_id) is ticket:
                 del self.pending[request_id]
             if not self.pending:
@@ -254,3 +278,4 @@ class TokenizerActor(MemberActor):
         self.threads.shutdown(wait=False, cancel_futures=True)
         if self.renderers is not None:
             await self.renderers.close()
+        await self.compilers.close()

@@ -1,4 +1,4 @@
-"""What a tokenizer and its renderer children say to each other: length-prefixed msgpack over pipes."""
+"""What a tokenizer and its children say to each other: length-prefixed msgpack over pipes."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import struct
 from typing import Any
 
 import msgspec
+
+from shared.grammar import Grammar
 
 PREFIX = struct.Struct("<I")
 
@@ -34,6 +36,26 @@ class RenderJob(msgspec.Struct, frozen=True):
 
 class Rendering(msgspec.Struct, frozen=True):
     """A child's answer: the text, or what is wrong with the chat."""
+
+    text: str = ""
+    error: str = ""
+
+
+class CompileSetup(msgspec.Struct, frozen=True):
+    """The first frame to a child that compiles grammars."""
+
+    max_memory: int
+    max_cpu_seconds: int  # per grammar
+
+
+class CompileJob(msgspec.Struct, frozen=True):
+    """One grammar; None only asks whether the child is up."""
+
+    grammar: Grammar | None
+
+
+class Compilation(msgspec.Struct, frozen=True):
+    """A child's answer: the engine's text, or what is wrong with the grammar."""
 
     text: str = ""
     error: str = ""

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Sequence
+from functools import partial
 
 import msgspec
 import structlog
 import torch
 from tqdm import tqdm
 
+from shared.automata.vocabulary import Vocabulary, load_vocabulary
 from shared.config import Settings
 from shared.errors import ConfigError
 from shared.execution.backend import Backend, choose_backend
@@ -21,6 +23,7 @@ from shared.execution.device_tables import DeviceTables
 from shared.execution.graphs import CudaRecorder, GraphedDecoder, Size
 from shared.execution.memory import MemoryPlan, cpu_budget, gpu_budget, plan_memory
 from shared.execution.profile import peak_activation
+from shared.execution.row_automata import RowAutomata
 from shared.execution.rows import RowTable
 from shared.execution.runner import ModelRunner
 from shared.messages.control import WorkerCapacity
@@ -68,8 +71,17 @@ def make_runner(settings: Settings, loaded: LoadedModel) -> ModelRunner:
         device=loaded.model.device.type,
     )
     return ModelRunner(
-        model=loaded.model, pool=loaded.pool, table=loaded.table, sampler=loaded.sampler, capacity=capacity
+        model=loaded.model,
+        pool=loaded.pool,
+        table=loaded.table,
+        sampler=loaded.sampler,
+        capacity=capacity,
+        automata=RowAutomata(partial(_load_vocabulary, settings.model, capacity.vocab_size)),
     )
+
+
+def _load_vocabulary(model: str, size: int, eos_token_ids: Sequence[int]) -> Vocabulary:
+    return load_vocabulary(resolve_model_dir(model), size, eos_token_ids)
 
 
 def load_model(settings: Settings, *, longest: int = 0, progress: Progress | None = None) -> LoadedModel:

@@ -50,6 +50,7 @@ class RowTable:
         self.num_blocks: Ints = np.zeros(num_rows, dtype=np.int64)
         self.num_tokens: Ints = np.zeros(num_rows, dtype=np.int64)  # 0: the row is not in use
         self.num_computed: Ints = np.zeros(num_rows, dtype=np.int64)
+        self.lacks_sample: NDArray[np.bool_] = np.zeros(num_rows, np.bool_)  # since its last step, or the one before
         self.columns = SamplingColumns(num_rows)
 
     def reset(self) -> None:
@@ -69,6 +70,7 @@ class RowTable:
         self.tokens[row, :count].copy_(to_device(token_ids, self.tokens.device), non_blocking=True)
         self.num_tokens[row] = count
         self.num_computed[row] = num_computed
+        self.lacks_sample[row] = False
         self.num_blocks[row] = 0
         self.columns.fill(row, sequence.num_prompt_tokens, sequence.params, sequence.seed, sequence.eos_token_ids)
 
@@ -111,6 +113,20 @@ class RowTable:
         """Raise FatalError unless they are distinct rows of this table."""
         if rows and (len(set(rows)) != len(rows) or min(rows) < 0 or max(rows) >= self.num_rows):
             raise FatalError(f"plan's rows are not distinct rows below {self.num_rows}: {list(rows)}")
+
+    def hold_back(self, rows: Ints) -> None:
+        """These were to be sampled and were not: their last token is computed again, for its logits."""
+        self.num_computed[rows] = self.num_tokens[rows] - 1
+        self.lacks_sample[rows] = True
+
+    def excess(self, rows: Ints, computed: Ints) -> Ints | None:  # [num_entries], 0 or 1; None: nowhere any
+        """By how much a plan is ahead: one that was in flight counts on the token of a row that was held back."""
+        lacking = self.lacks_sample[rows]
+        if not np.count_nonzero(lacking):
+            return None
+        ahead = lacking & (computed == self.num_computed[rows] + 1)
+        self.lacks_sample[rows[~ahead]] = False
+        return ahead.astype(np.int64)
 
     def check_schedule(self, rows: Ints, computed: Ints, ends: Ints, drafts: Ints | None = None) -> Ints:
         """The rows' numbers of tokens.  `drafts` are the draft tokens of each row, counted in its end.

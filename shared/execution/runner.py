@@ -7,14 +7,21 @@ result n may be written by plan n + 2 without a fence.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 import numpy as np
 import torch
 from torch import Tensor
 
 from kernels.ops.transfer import to_device
+from shared.automata.limits import GrammarError
+from shared.automata.vocabulary import Vocabulary
 from shared.errors import FatalError
 from shared.execution.answers import Answer, Clock, start_clock
+from shared.execution.held_step import HeldStep, Lack, cut_drafts
+from shared.execution.pooling import RowPools
+from shared.execution.row_automata import RowAutomata
 from shared.execution.rows import RowTable
 from shared.execution.schedule import Schedule, read_schedule
 from shared.messages.control import WorkerCapacity
@@ -39,22 +46,47 @@ class Sampled(msgspec.Struct, frozen=True):
     places: Ints  # [num_yielded] their positions, among those that were sampled
     accepted: Ints | None  # [num_samples]; None where the step has no drafts
 
+    def without(self, samples: Ints, lacking: Ints) -> Sampled:
+        """`samples` [num_samples] are entries; those at the indices `lacking` yield nothing after all."""
+        counts, stays = self.counts.copy(), np.ones(len(samples), np.bool_)
+        stays[lacking] = False
+        kept = np.repeat(stays, counts[samples])
+        counts[samples[lacking]] = 0
+        return Sampled(
+            self.token_ids[torch.from_numpy(kept).to(self.token_ids.device)],
+            self.last[torch.from_numpy(stays).to(self.last.device)],
+            counts,
+            self.places[kept],
+            None if self.accepted is None else self.accepted[stays],
+        )
+
 
 class ModelRunner:
     """Applies plans in order.  A FatalError means that scheduler and worker disagree; nothing of it can be trusted."""
 
     def __init__(
-        self, *, model: Model, pool: KVPool, table: RowTable, sampler: Sampler, capacity: WorkerCapacity
+        self,
+        *,
+        model: Model,
+        pool: KVPool,
+        table: RowTable,
+        sampler: Sampler,
+        capacity: WorkerCapacity,
+        automata: RowAutomata | None = None,
     ) -> None:
         self.capacity = capacity
         self._model = model
         self._pool = pool
         self._table = table
         self._sampler = sampler
+        self._automata = RowAutomata(without_vocabulary) if automata is None else automata
+        self._pools = RowPools()
 
     def reset(self) -> None:
         """Forget all rows: a new epoch begins, and its scheduler will admit everything again."""
         self._table.reset()
+        self._automata.reset()
+        self._pools.reset()
 
     def run(self, plan: StepPlan) -> StepResult:
         """Raises FatalError where the plan contradicts the rows' state."""
@@ -66,13 +98,19 @@ class ModelRunner:
         clock = start_clock(self._model.device)
         self._apply(plan)
         if not plan.rows:
-            return self._answer(plan, clock, torch.empty(0, dtype=torch.int64), [], [], {})
-        schedule = read_schedule(plan, self._table)
-        hidden = self._model.forward(schedule.batch)
+            return self._answer(plan, clock, torch.empty(0, dtype=torch.int64), [], [], {}, {}, {})
+        held = HeldStep(self._automata, read_schedule(cut_drafts(plan, self._automata), self._table))
+        hidden = self._model.forward(held.schedule.batch)
+        schedule, lack = held.hold()
         prompt_logprobs = self._prompt_logprobs(schedule, hidden) if len(schedule.scored) else {}
-        sampled, logprobs = self._sample(schedule, hidden)
-        self._commit(schedule, sampled)
-        return self._answer(plan, clock, sampled.token_ids, sampled.counts.tolist(), logprobs, prompt_logprobs)
+        embeddings = self._pools.take(schedule, hidden) if len(schedule.pooled) else {}
+        sampled, logprobs = self._sample(schedule, hidden, lack)
+        self._commit(schedule, sampled, lack)
+        held.advance(sampled.token_ids, sampled.counts[schedule.samples], lack)
+        refused = {} if lack is None else lack.refused
+        return self._answer(
+            plan, clock, sampled.token_ids, sampled.counts.tolist(), logprobs, prompt_logprobs, refused, embeddings
+        )
 
     def _answer(
         self,
@@ -82,6 +120,8 @@ class ModelRunner:
         num_sampled: list[int],
         logprobs: list[TokenLogprobs | None],
         prompt_logprobs: dict[int, list[TokenLogprobs]],
+        refused: dict[int, str],
+        embeddings: dict[int, bytes],
     ) -> Answer:
         def make_result(token_ids: list[int], seconds: float) -> StepResult:
             return StepResult(
@@ -92,6 +132,8 @@ class ModelRunner:
                 logprobs=logprobs,
                 prompt_logprobs=prompt_logprobs,
                 device_time=seconds if plan.rows else 0.0,
+                refused=refused,
+                embeddings=embeddings,
             )
 
         return Answer(token_ids, make_result, clock)
@@ -101,9 +143,13 @@ class ModelRunner:
         self._check_copies(plan.block_copies)
         self._pool.copy_blocks(plan.block_copies)
         self._table.release(plan.released_rows)
+        self._pools.release(plan.released_rows)
+        self._automata.release(plan.released_rows)
         first_computed = dict(zip(plan.rows, plan.num_computed_tokens, strict=True))
         for sequence in plan.admitted:
             self._table.admit(sequence, first_computed.get(sequence.row, 0))
+            self._automata.admit(sequence)
+            self._pools.admit(sequence)
         self._table.append_blocks(plan.rows, plan.num_new_blocks, plan.new_block_ids)
         self._table.flush()
 
@@ -115,11 +161,12 @@ class ModelRunner:
         self,
         schedule: Schedule,
         hidden: Tensor,  # [sum of wanted, hidden_size]
+        lack: Lack | None,
     ) -> tuple[Sampled, list[TokenLogprobs | None]]:
         batch, columns = schedule.positions, self._table.columns
         if len(batch.rows) == 0:
             return _take_all(schedule, torch.empty(0, dtype=torch.int64)), []
-        if len(schedule.scored):
+        if len(schedule.scored) or len(schedule.pooled):
             hidden = hidden[to_device(schedule.sampled_places(), hidden.device)]
         if np.count_nonzero(columns.plain[batch.rows]) == len(batch.rows):
             return self._take_likeliest(schedule, hidden), []
@@ -131,6 +178,8 @@ class ModelRunner:
         else:
             tokens, accepted = self._sampler.verify(logits, batch, schedule.drafts)
             sampled = _take_verified(schedule, schedule.drafts, tokens, accepted)
+        if lack is not None:
+            sampled = sampled.without(schedule.samples, lack.samples)
         return sampled, [] if raw is None else self._score_sampled(raw, asked, batch.rows, sampled)
 
     def _take_likeliest(
@@ -162,13 +211,18 @@ class ModelRunner:
             scored[place] = TokenLogprobs(*found)
         return scored
 
-    def _commit(self, schedule: Schedule, sampled: Sampled) -> None:
+    def _commit(self, schedule: Schedule, sampled: Sampled, lack: Lack | None) -> None:
         """What the step computed and took belongs to the rows."""
         table, batch, drafts = self._table, schedule.batch, schedule.drafts
         rows = batch.rows[schedule.samples]
+        counts = drafts.counts if drafts is not None else None
         table.num_computed[batch.rows] = batch.computed + batch.scheduled
-        if drafts is not None and sampled.accepted is not None:
-            table.keep_drafts(rows, drafts.counts, sampled.accepted)
+        if lack is not None:
+            table.hold_back(rows[lack.samples])
+            rows = np.delete(rows, lack.samples)
+            counts = np.delete(counts, lack.samples) if counts is not None else None
+        if counts is not None and sampled.accepted is not None:
+            table.keep_drafts(rows, counts, sampled.accepted)
         table.append_tokens(rows, sampled.last)
 
     def _prompt_logprobs(
@@ -201,6 +255,11 @@ class ModelRunner:
             positions = gather_logprobs(self._model.logits(states), tokens, np.full(len(tokens), count))
             scored += [TokenLogprobs(*position) for position in positions]
         return scored
+
+
+def without_vocabulary(eos_token_ids: Sequence[int]) -> Vocabulary:
+    """For a runner that was not told of one."""
+    raise GrammarError("is not possible: this worker has no tokenizer")
 
 
 def _take_all(

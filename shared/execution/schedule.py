@@ -39,13 +39,16 @@ def read_schedule(plan: StepPlan, table: RowTable) -> Schedule:
     rows = np.array(plan.rows, np.int64)
     computed = np.array(plan.num_computed_tokens, np.int64)
     scheduled = np.array(plan.num_scheduled_tokens, np.int64)
+    if (excess := table.excess(rows, computed)) is not None:
+        computed -= excess
     ends, counts = computed + scheduled, read_counts(plan)
     lengths = table.check_schedule(rows, computed, ends, counts)
     num_positions = (ends == lengths).astype(np.int64) if counts is None else (ends == lengths + counts) * (counts + 1)
-    scored, wanted = _scored(table, rows, computed, ends), num_positions
-    if len(scored):
+    scored, pooled, wanted = _scored(table, rows, computed, ends), table.columns.pools[rows].nonzero()[0], num_positions
+    if len(scored) or len(pooled):
         wanted = num_positions.copy()
-        wanted[scored] = scheduled[scored]
+        for whole in (scored, pooled[table.columns.pools_all[rows[pooled]]]):
+            wanted[whole] = scheduled[whole]
     batch = StepBatch(rows, computed, scheduled, wanted, table.tokens, table.block_tables, table.block_size)
     samples = num_positions.nonzero()[0]
     positions = SampleBatch(rows[samples], lengths[samples], table.tokens, table.columns)

@@ -62,7 +62,11 @@ class TokenLogprobs(Message, frozen=True):
 
 class StepResult(Message, frozen=True):
     """What one plan produced.  Columns are parallel to the plan's; a sequence that did not sample has count 0, one with
-    draft tokens those accepted and one more."""
+    draft tokens those accepted and one more.
+
+    One that is held to a grammar may have 0 where a sample was asked for: what may come next was not known in time, and
+    nobody waits for it.  The worker then stands one computed token further back.
+    """
 
     epoch: int
     step_id: int
@@ -71,3 +75,5 @@ class StepResult(Message, frozen=True):
     logprobs: list[TokenLogprobs | None] = []  # one per sampled token where any sequence asked, else empty
     prompt_logprobs: dict[int, list[TokenLogprobs]] = {}  # entry index -> positions computed by this chunk
     device_time: float = 0.0  # seconds
+    refused: dict[int, str] = {}  # entry index -> why its grammar cannot be followed; it has no sample, now or later
+    embeddings: dict[int, bytes] = {}  # entry index -> its prompt's, packed float32, with its sample

@@ -1,7 +1,7 @@
 """From raw to processed logits: constraints, then penalties.  Rows without a feature are not touched by it.
 
-Order: allowed tokens, bad words, ends before min_tokens, logit bias; then repetition over prompt and output,
-frequency and presence over the output.
+Order: what grammars allow, allowed tokens, bad words, ends before min_tokens, logit bias; then repetition over prompt
+and output, frequency and presence over the output.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from kernels.ops.transfer import to_device
@@ -17,6 +18,7 @@ from kernels.provider import Penalise
 from shared.modeling.sampling_columns import Constraints, Floats, Ints, SamplingColumns
 
 MASKED = float("-inf")
+Flags = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +29,15 @@ class SampleBatch:
     lengths: Ints  # [num_sampled] tokens of each history: the position of the token to be sampled
     tokens: Tensor  # [all rows, max_model_len + 1] int64 histories
     columns: SamplingColumns
+    allowance: Allowance | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Allowance:
+    """What the grammars of some positions allow."""
+
+    places: Ints  # [n] among the sampled, ascending
+    allowed: Flags  # [n, vocab_size]
 
 
 def process_logits(
@@ -35,14 +46,27 @@ def process_logits(
     penalise: Penalise | None = None,  # a kernel for all penalties, where there is one
 ) -> None:
     columns, rows = batch.columns, batch.rows
+    if batch.allowance is not None:
+        _hold_to(logits, batch.allowance)
     for place in np.flatnonzero(columns.constrained[rows]):
         constraints = columns.constraints[rows[place]]
         if constraints is not None:
+            held = logits[place].clone() if columns.has_grammar[rows[place]] else None
             _constrain(logits[place], constraints, batch.tokens[rows[place], : batch.lengths[place]])
+            if held is not None:  # what the grammar demands goes before all other wishes
+                logits[place] = torch.where((logits[place] == MASKED).all(), held, logits[place])
     if penalise is not None:
         _penalise_by(penalise, logits, batch)
     else:
         _penalise(logits, batch)
+
+
+def _hold_to(
+    logits: Tensor,  # [num_sampled, vocab_size], changed in place
+    allowance: Allowance,
+) -> None:
+    where, allowed = (to_device(column, logits.device) for column in (allowance.places, allowance.allowed))
+    logits[where] = logits[where].masked_fill_(~allowed, MASKED)
 
 
 def _penalise(

@@ -48,6 +48,9 @@ class SamplingColumns:
         self.prompt_logprobs: Ints = np.full(num_rows, NO_LOGPROBS)
         self.scores_prompt: NDArray[np.bool_] = np.zeros(num_rows, np.bool_)
         self.constrained: NDArray[np.bool_] = np.zeros(num_rows, np.bool_)
+        self.has_grammar: NDArray[np.bool_] = np.zeros(num_rows, np.bool_)
+        self.pools: NDArray[np.bool_] = np.zeros(num_rows, np.bool_)  # hidden states, for an embedding
+        self.pools_all: NDArray[np.bool_] = np.zeros(num_rows, np.bool_)  # those of every token
         self.constraints: list[Constraints | None] = [None] * num_rows
         self.plain: NDArray[np.bool_] = np.ones(num_rows, np.bool_)  # takes the most likely token of the raw logits
         self.bare: NDArray[np.bool_] = np.ones(num_rows, np.bool_)  # has nothing but a temperature and a seed
@@ -67,6 +70,9 @@ class SamplingColumns:
         self.scores_prompt[row] = params.prompt_logprobs is not None
         self.constraints[row] = read_constraints(num_prompt, params, eos_token_ids)
         self.constrained[row] = self.constraints[row] is not None
+        self.has_grammar[row] = params.grammar is not None
+        self.pools[row] = params.pooling is not None
+        self.pools_all[row] = params.pooling is not None and params.pooling.kind is PoolingKind.MEAN
         self.bare[row] = self._is_bare(row)
         self.plain[row] = self.bare[row] and self.temperature[row] < GREEDY_EPSILON
 
@@ -74,7 +80,8 @@ class SamplingColumns:
         penalised = self.repetition[row] != 1.0 or self.frequency[row] != 0.0 or self.presence[row] != 0.0
         truncated = self.top_k[row] > 0 or self.top_p[row] < 1.0 or self.min_p[row] > 0.0
         truncates = truncated and self.temperature[row] >= GREEDY_EPSILON  # the most likely token is always kept
-        return not (penalised or truncates or self.logprobs[row] != NO_LOGPROBS or self.constrained[row])
+        constrained = self.constrained[row] or self.has_grammar[row]
+        return not (penalised or truncates or self.logprobs[row] != NO_LOGPROBS or constrained)
 
     def drawn(self, rows: Ints) -> Ints:
         """Places in `rows` of those that sample; the others take the most likely token."""
@@ -85,6 +92,7 @@ def read_constraints(num_prompt: int, params: SamplingParams, eos_token_ids: Seq
     """None where the request has none, as most."""
     if not (params.allowed_token_ids or params.bad_words_token_ids or params.min_tokens or params.logit_bias):
         return None
+    min_tokens = params.min_tokens if params.grammar is None else 0  # a grammar knows when it has to end
     ends = set(params.stop_token_ids) | (set() if params.ignore_eos else set(eos_token_ids))
     biases = [min(max(bias, -MAX_BIAS), MAX_BIAS) for bias in params.logit_bias.values()]
     return Constraints(

@@ -21,6 +21,8 @@ ALLOWED: dict[str, set[str]] = {
     "shared.transport.zeromq": {"STDLIB", "zmq", "structlog", "shared"},
     "shared.transport.keys": {"STDLIB", "zmq", "msgspec", "shared"},
     "shared.actor": {"STDLIB", "uvloop", "msgspec", "structlog", "prometheus_client", "shared"},
+    "shared.automata": {"STDLIB", "llguidance", "msgspec", "shared.grammar"},
+    "shared.automata.automaton": {"STDLIB", "llguidance", "numpy", "shared.automata"},
     "shared.modeling": {"STDLIB", "torch", "numpy", "safetensors", "tqdm", "msgspec", "structlog", "shared", "kernels"},
     "shared.execution": {"STDLIB", "torch", "numpy", "tqdm", "msgspec", "structlog", "shared", "kernels"},
     "shared": {"STDLIB", "msgspec", "structlog", "tokenizers", "huggingface_hub", "shared"},

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
@@ -70,13 +72,20 @@ class ChatCall:
         """What the tokenizer is asked; a prompt that the answer tells of is tokenized here already."""
         body = self.body
         max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
-        more = {"skip_special_tokens": False} if self.tools.offered and self._keeps_special_tokens else {}
-        params = seeded(
-            sampling_params(
-                body, max_tokens=max_tokens, logprobs=(body.top_logprobs or 0) if body.logprobs else None, **more
-            )
+        more: dict[str, Any] = {}
+        if self.tools.offered and self._keeps_special_tokens:
+            more["skip_special_tokens"] = False
+        if self.tools.grammar is not None:
+            more["grammar"] = self.tools.grammar
+        params = sampling_params(
+            body,
+            max_tokens=max_tokens,
+            logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+            beam=read_beam(body),
+            **more,
         )
         header = self.gate.header(request, label=body.request_id, priority=body.priority)
+        params = self.gate.seeded(params, request, header)
         options = chat_options(body, self.tools)
         if not (body.return_token_ids or body.prompt_logprobs is not None):
             return TokenizeRequest(header, params, chat=self.messages, chat_options=options)
@@ -93,7 +102,7 @@ class ChatCall:
         """A reader for one sequence; a call that was begun for the model is read from its beginning."""
         settings, tools = self.gate.settings, self.tools
         parser = OutputParser(
-            None if tools.named else make_reasoning_parser(settings.reasoning_parser),
+            None if tools.opening else make_reasoning_parser(settings.reasoning_parser),
             make_tool_parser(settings.tool_call_parser) if tools.offered else None,
         )
         if tools.opening:

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from typing import Any
 
 import msgspec
 
-from services.gateway.http.chat_bodies import ChatBody, ContentPart, MessageBody, NamedChoice, ToolBody
+from services.gateway.http.call_grammar import any_calls, named_call
+from services.gateway.http.chat_bodies import (
+    ChatBody,
+    ContentPart,
+    FunctionBody,
+    MessageBody,
+    NamedChoice,
+    ToolBody,
+)
 from services.gateway.http.parsing.parts import ToolParser
 from shared.errors import RequestError
+from shared.grammar import Grammar
 from shared.messages import ChatMessage, ChatOptions, ToolCall
 
 TEXT_PARTS = ("text", "input_text", "output_text")
@@ -48,17 +57,20 @@ def _content(content: str | list[ContentPart] | None, field: str) -> str:
 
 
 class ToolUse:
-    """Whether and how tools may be called in one answer.  Raises RequestError where that is not possible here."""
+    """Whether and how tools may be called in one answer.  Raises RequestError where that is not possible here.
+
+    Where a call is demanded, the answer is begun for the model (`opening`), and held to what may follow (`grammar`).
+    """
 
     def __init__(self, body: ChatBody, parser: ToolParser | None) -> None:
         choice = "auto" if body.tool_choice is None else body.tool_choice
         self.tools = body.tools or []
         self.named = choice.function.name if isinstance(choice, NamedChoice) else ""
         self.parallel = body.parallel_tool_calls is not False
-        names = _names(self.tools)
+        functions = _functions(self.tools)
         if isinstance(choice, str):
-            _check_choice(choice)
-        elif self.named not in names:
+            _check_choice(choice, functions)
+        elif self.named not in functions:
             raise RequestError(f"tool_choice names {self.named[:64]!r}, which is not among tools", field="tool_choice")
         self.offered = bool(self.tools) and choice != "none"
         if self.offered and parser is None:
@@ -67,13 +79,20 @@ class ToolUse:
                 "the model calls them",
                 field="tools",
             )
-        self.opening = parser.opening(self.named) if parser is not None and self.named else ""
+        self.opening = ""
+        self.grammar: Grammar | None = None
+        if parser is not None and self.named:
+            self.opening = parser.opening(self.named)
+            self.grammar = named_call(parser.form, functions[self.named])
+        elif parser is not None and choice == "required":
+            self.opening = parser.form.begin
+            self.grammar = any_calls(parser.form, list(functions.values()), parallel=self.parallel)
 
 
-def _names(tools: Sequence[dict[str, Any]]) -> set[str]:
+def _functions(tools: Sequence[dict[str, Any]]) -> dict[str, FunctionBody]:
     if len(tools) > MAX_TOOLS:
         raise RequestError(f"tools has {len(tools)} entries, more than {MAX_TOOLS}", field="tools")
-    names = set()
+    functions = {}
     for place, tool in enumerate(tools):
         try:
             read = msgspec.convert(tool, ToolBody)
@@ -81,17 +100,17 @@ def _names(tools: Sequence[dict[str, Any]]) -> set[str]:
             raise RequestError(f"tools[{place}]: {error}", field="tools") from None
         if read.type != "function":
             raise RequestError(f"tools[{place}] is of type {read.type[:32]!r}; only functions can be", field="tools")
-        names.add(read.function.name)
-    return names
+        functions[read.function.name] = read.function
+    return functions
 
 
-def _check_choice(choice: str) -> None:
-    if choice == "required":
+def _check_choice(choice: str, functions: Sized) -> None:
+    if choice == "required" and not functions:
+        raise RequestError("tool_choice is 'required', but there are no tools", field="tool_choice")
+    if choice not in ("auto", "none", "required"):
         raise RequestError(
-            "tool_choice: 'required' needs structured output, which is not there yet", field="tool_choice"
+            f"tool_choice must be auto, none, required or a function, got {choice[:32]!r}", field="tool_choice"
         )
-    if choice not in ("auto", "none"):
-        raise RequestError(f"tool_choice must be auto, none or a function, got {choice[:32]!r}", field="tool_choice")
 
 
 def chat_options(body: ChatBody, use: ToolUse) -> ChatOptions:

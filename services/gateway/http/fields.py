@@ -51,9 +51,13 @@ class GenerationBody(msgspec.Struct, kw_only=True):
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     speculate: bool | None = None
+    use_beam_search: bool | None = None
+    beam_width: Int | None = None
+    length_penalty: float | None = None
+    early_stopping: bool | str | None = None
     priority: Int | None = None
     request_id: str | None = None
-    # not possible here: refused by name, never ignored
+    # formats that the output is held to: one of them
     response_format: dict[str, Any] | None = None
     structured_outputs: Any = None
     guided_json: Any = None

@@ -16,6 +16,7 @@ from services.gateway.http.chat_prompt import read_messages
 from services.gateway.http.events import EventResponse, Events, WholeResponse, named_event
 from services.gateway.http.gate import Gate
 from services.gateway.http.objects import encode
+from services.gateway.http.output_format import response_format
 from services.gateway.http.parsing import Content, OutputParser, Part, Reasoning, make_reasoning_parser
 from services.gateway.http.responses_bodies import InputItem, ResponsesBody
 from services.gateway.http.responses_objects import (
@@ -69,11 +70,12 @@ class Responses:
             top_k=body.top_k,
             seed=body.seed,
             max_tokens=body.max_output_tokens,
+            grammar=response_format(body.text.format if body.text else None, "text.format"),
         )
         effort = body.reasoning.effort if body.reasoning else None
         options = ChatOptions(template_args=encode({"reasoning_effort": effort}).decode()) if effort else None
         header = self._gate.header(request, priority=body.priority)
-        return TokenizeRequest(header, seeded(params), chat=messages, chat_options=options)
+        return TokenizeRequest(header, self._gate.seeded(params, request, header), chat=messages, chat_options=options)
 
 
 class ResponseAnswer:
@@ -100,7 +102,7 @@ class ResponseAnswer:
             metadata=body.metadata or {},
             reasoning={"effort": body.reasoning.effort if body.reasoning else None, "summary": None},
             temperature=body.temperature,
-            text={"format": {"type": "text"}},
+            text={"format": body.text.format if body.text and body.text.format else {"type": "text"}},
             top_p=body.top_p,
             user=body.user,
         )
@@ -222,8 +224,6 @@ def _check(body: ResponsesBody) -> None:
     for name, what in NOT_POSSIBLE.items():
         if getattr(body, name):
             raise RequestError(f"{name}: {what} is not supported by this server", field=name)
-    if body.text and body.text.format and body.text.format.type != "text":
-        raise RequestError("text.format: structured output is not supported by this server", field="text.format")
     if body.truncation not in (None, "disabled"):
         raise RequestError("truncation can only be disabled", field="truncation")
 

@@ -18,12 +18,8 @@ class InputItem(msgspec.Struct, kw_only=True):
     content: str | list[ContentPart] | None = None
 
 
-class TextFormat(msgspec.Struct, kw_only=True):
-    type: str = "text"
-
-
 class TextOptions(msgspec.Struct, kw_only=True):
-    format: TextFormat | None = None
+    format: dict[str, Any] | None = None
     verbosity: str | None = None
 
 

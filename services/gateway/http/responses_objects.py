@@ -63,7 +63,7 @@ class ResponseObject(msgspec.Struct, kw_only=True):
     reasoning: dict[str, str | None]
     store: bool = False
     temperature: float | None
-    text: dict[str, dict[str, str]]
+    text: dict[str, dict[str, Any]]
     tool_choice: str = "auto"
     tools: list[Any] = []
     top_p: float | None

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from services.gateway.http.fields import GenerationBody
+from services.gateway.http.output_format import output_grammar
 from shared.errors import RequestError
 from shared.sampling import SamplingParams
 
@@ -16,13 +17,6 @@ SAME = (
     "bad_words", "stop_token_ids", "speculate",
 )  # fmt: skip
 NOT_POSSIBLE = {
-    "response_format": "structured output",
-    "structured_outputs": "structured output",
-    "guided_json": "structured output",
-    "guided_regex": "structured output",
-    "guided_choice": "structured output",
-    "guided_grammar": "structured output",
-    "use_beam_search": "beam search",
     "truncate_prompt_tokens": "truncating prompts",
     "logits_processors": "client code",
     "prompt_embeds": "prompts of embeddings",
@@ -53,7 +47,8 @@ def refuse_impossible(body: msgspec.Struct) -> None:
 
 def sampling_params(body: GenerationBody, **given: Any) -> SamplingParams:
     """`given` wins over the body's own fields, for those whose name or meaning differs between endpoints."""
-    values: dict[str, Any] = {name: getattr(body, name) for name in (*SAME, "n", "prompt_logprobs")} | given
+    values: dict[str, Any] = {name: getattr(body, name) for name in (*SAME, "n", "prompt_logprobs")}
+    values |= {"grammar": output_grammar(body)} | given
     values["stop"] = [body.stop] if isinstance(body.stop, str) else body.stop
     values["logit_bias"] = _biases(body.logit_bias or {})
     return SamplingParams(**{name: value for name, value in values.items() if value is not None})

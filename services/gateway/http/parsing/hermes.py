@@ -6,7 +6,7 @@ from enum import Enum, auto
 
 import msgspec
 
-from services.gateway.http.parsing.parts import Content, Part
+from services.gateway.http.parsing.parts import CallFormat, Content, Part
 from services.gateway.http.parsing.scanner import CallScanner, State
 from services.gateway.http.parsing.text import Trimmed, split_at
 
@@ -25,6 +25,7 @@ class HermesParser:
     """Everything outside the tags is content, and so is a block that turns out to be no call."""
 
     keeps_special_tokens = False
+    form = CallFormat(f'{BEGIN}\n{{"name": ', ', "arguments": ', f"}}\n{END}", again=f'\n{BEGIN}\n{{"name": ')
 
     def __init__(self) -> None:
         self._place = Place.TEXT
@@ -34,7 +35,7 @@ class HermesParser:
         self._raw: list[str] = []  # of the block under way, while it may still be content
 
     def opening(self, name: str) -> str:
-        return f'{BEGIN}\n{{"name": {msgspec.json.encode(name).decode()}, "arguments": '
+        return self.form.begin + msgspec.json.encode(name).decode() + self.form.middle
 
     def feed(self, text: str) -> list[Part]:
         self._text += text

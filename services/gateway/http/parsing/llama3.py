@@ -6,7 +6,7 @@ from enum import Enum, auto
 
 import msgspec
 
-from services.gateway.http.parsing.parts import Content, Part
+from services.gateway.http.parsing.parts import CallFormat, Content, Part
 from services.gateway.http.parsing.scanner import CallScanner, State
 from services.gateway.http.parsing.text import Trimmed
 
@@ -26,6 +26,7 @@ class Llama3Parser:
     """An answer that does not begin with a call is content; so is what follows the last one."""
 
     keeps_special_tokens = False  # the tag adds nothing to the brace behind it
+    form = CallFormat('{"name": ', ', "parameters": ', "}", again='; {"name": ')
 
     def __init__(self) -> None:
         self._place = Place.START
@@ -35,7 +36,7 @@ class Llama3Parser:
         self._raw: list[str] = []
 
     def opening(self, name: str) -> str:
-        return f'{{"name": {msgspec.json.encode(name).decode()}, "parameters": '
+        return self.form.begin + msgspec.json.encode(name).decode() + self.form.middle
 
     def feed(self, text: str) -> list[Part]:
         self._text += text

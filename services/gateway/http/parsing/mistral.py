@@ -7,7 +7,7 @@ from enum import Enum, auto
 
 import msgspec
 
-from services.gateway.http.parsing.parts import CallArguments, CallBegun, Content, Part
+from services.gateway.http.parsing.parts import CallArguments, CallBegun, CallFormat, Content, Part
 from services.gateway.http.parsing.scanner import CallScanner, State, ValueScanner
 from services.gateway.http.parsing.text import Trimmed, split_at
 
@@ -28,6 +28,7 @@ class MistralParser:
     """What is outside the calls is content."""
 
     keeps_special_tokens = True
+    form = CallFormat(f'{TAG}[{{"name": ', ', "arguments": ', "}", again=', {"name": ', end="]")
 
     def __init__(self) -> None:
         self._place = Place.TEXT
@@ -38,7 +39,7 @@ class MistralParser:
         self._raw: list[str] = []
 
     def opening(self, name: str) -> str:
-        return f'{TAG}[{{"name": {msgspec.json.encode(name).decode()}, "arguments": '
+        return self.form.begin + msgspec.json.encode(name).decode() + self.form.middle
 
     def feed(self, text: str) -> list[Part]:
         self._text += text

@@ -1,0 +1,187 @@
+"""A small pool of confined children: each does one job at a time, and is killed where that takes too long."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sys
+from asyncio.subprocess import DEVNULL, PIPE, Process
+from pathlib import Path
+from typing import Generic, TypeVar
+
+import msgspec
+import structlog
+
+from services.tokenizer.frames import PREFIX, to_frame
+from shared.errors import FatalError
+
+log = structlog.get_logger()
+
+T = TypeVar("T")
+
+START_TIMEOUT = 30.0  # seconds for a child to come up, on a busy machine
+RESTART_PAUSE = 1.0  # seconds before another try
+ROOT = Path(__file__).parents[2]
+
+
+class ChildError(Exception):
+    """A job that has no answer."""
+
+
+class NoChildFreeError(ChildError):
+    """All children were busy for too long."""
+
+
+class LateChildError(ChildError):
+    """The child took too long, and is no more."""
+
+
+class BrokenChildError(ChildError):
+    """The child broke its limits, and is no more."""
+
+
+class ChildPool(Generic[T]):
+    """Runs a module that reads a setup, then jobs, and answers each (`services.tokenizer.confinement`).
+
+    Invariant: a child in `_idle` has no work under way.  A child whose answer did not come in time, or made no sense,
+    is killed and another takes its place; so one job costs at most `timeout` of one child.
+    """
+
+    def __init__(
+        self,
+        module: str,
+        *,
+        setup: msgspec.Struct,
+        probe: msgspec.Struct,
+        answers: msgspec.msgpack.Decoder[T],
+        timeout: float,
+        max_answer_bytes: int,
+        num_children: int,
+        patience: float | None = None,
+    ) -> None:
+        """`patience`: seconds that a job waits for a child; as long as it may take itself, where that is not said."""
+        self.timeout = timeout
+        self.patience = patience
+        self.num_killed = 0
+        self._module = module
+        self._setup = to_frame(setup)
+        self._probe = probe
+        self._answers = answers
+        self._max_answer_bytes = max_answer_bytes
+        self._num_children = num_children
+        self._idle: asyncio.Queue[Process] = asyncio.Queue()
+        self._children: set[Process] = set()
+        self._replacing: set[asyncio.Task[None]] = set()
+        self._all_reaped = asyncio.Event()
+        self._closed = False
+
+    async def start(self) -> None:
+        """Start all children, and wait until each is ready.  Raises FatalError where one does not come up."""
+        await asyncio.gather(*(self._add_child() for _ in range(self._num_children)))
+
+    async def close(self) -> None:
+        """Kill all children.  A job under way has no answer, and its child is reaped by who waits for it."""
+        self._closed = True
+        for child in self._children:
+            _end(child)
+        await asyncio.gather(*self._replacing)
+        while not self._idle.empty():
+            await self._reap(self._idle.get_nowait())
+        if self._children:
+            await self._all_reaped.wait()
+
+    async def ask(self, job: msgspec.Struct) -> T:
+        """A child's answer to a job.  Raises ChildError."""
+        try:
+            async with asyncio.timeout(self.timeout if self.patience is None else self.patience):
+                child = await self._idle.get()
+        except TimeoutError:
+            raise NoChildFreeError from None
+        answer = None
+        try:
+            answer = await self._ask(child, job, self.timeout)
+        finally:
+            if answer is not None:
+                self._idle.put_nowait(child)
+            else:
+                self._replace(child)
+        return answer
+
+    async def _ask(self, child: Process, job: msgspec.Struct, seconds: float) -> T:
+        try:
+            async with asyncio.timeout(seconds):
+                return await self._exchange(child, job)
+        except TimeoutError:
+            raise LateChildError from None
+        except (OSError, asyncio.IncompleteReadError, msgspec.DecodeError):
+            raise BrokenChildError from None
+
+    async def _exchange(self, child: Process, job: msgspec.Struct) -> T:
+        assert child.stdin is not None and child.stdout is not None  # both are pipes
+        child.stdin.write(to_frame(job))
+        await child.stdin.drain()
+        (size,) = PREFIX.unpack(await child.stdout.readexactly(PREFIX.size))
+        if size > self._max_answer_bytes:
+            raise BrokenChildError
+        return self._answers.decode(await child.stdout.readexactly(size))
+
+    def _replace(self, child: Process) -> None:
+        self.num_killed += 1
+        if not self._closed:
+            log.warning("child_replaced", module=self._module, pid=child.pid)
+        task = asyncio.get_running_loop().create_task(self._replace_now(child))
+        self._replacing.add(task)
+        task.add_done_callback(self._replacing.discard)
+
+    async def _replace_now(self, child: Process) -> None:
+        await self._reap(child)
+        while not self._closed:
+            try:
+                await self._add_child()
+                return
+            except FatalError as error:
+                log.error("child_not_started", module=self._module, reason=str(error))
+                await asyncio.sleep(RESTART_PAUSE)
+
+    async def _add_child(self) -> None:
+        try:
+            child = await asyncio.create_subprocess_exec(
+                sys.executable,
+                *("-m", self._module),
+                stdin=PIPE,
+                stdout=PIPE,
+                stderr=DEVNULL,
+                cwd=ROOT,
+                env={"PYTHONPATH": str(ROOT), "PATH": os.defpath, "LC_ALL": "C.UTF-8"},
+            )
+        except OSError as error:
+            raise FatalError(f"no process for {self._module}: {error}") from error
+        self._children.add(child)
+        self._all_reaped.clear()
+        assert child.stdin is not None  # a pipe
+        child.stdin.write(self._setup)
+        try:
+            # A job of nothing asks whether the child is up, so that the first real one does not pay for its imports.
+            await self._ask(child, self._probe, START_TIMEOUT)
+        except ChildError as error:
+            await self._reap(child)
+            raise FatalError(f"a process of {self._module} does not answer") from error
+        self._idle.put_nowait(child)
+
+    async def _reap(self, child: Process) -> None:
+        """Kill a child whose output nobody reads any more."""
+        _end(child)
+        if child.stdin is not None:
+            child.stdin.close()
+        # Reading to the end lets the pipe close; a plain wait would leave it open where output is unread.
+        await child.communicate()
+        self._children.discard(child)
+        if not self._children:
+            self._all_reaped.set()
+
+
+def _end(child: Process) -> None:
+    if child.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            child.kill()

@@ -1,0 +1,59 @@
+"""One compiling child: python -m services.tokenizer.compiler
+
+Reads a setup and then grammars from standard input, and answers each on standard output.  It is confined before it sees
+a grammar (`services.tokenizer.confinement`), and takes only time that nobody else wants.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import msgspec
+
+from services.tokenizer.confinement import confine, die_with_parent, limit_cpu, read_frame
+from services.tokenizer.frames import Compilation, CompileJob, CompileSetup, to_frame
+from shared.automata.compiling import Compiler
+from shared.automata.limits import GrammarError
+from shared.grammar import Grammar, GrammarKind
+
+LEAST_URGENT = 19  # niceness
+
+
+def main() -> None:
+    """Serve until the parent closes the pipe."""
+    die_with_parent(os.getppid())
+    requests, answers = sys.stdin.buffer, sys.stdout.buffer
+    frame = read_frame(requests)
+    if frame is None:
+        return
+    setup = msgspec.msgpack.decode(frame, type=CompileSetup)
+    compiler = Compiler()
+    compiler.compile(Grammar(GrammarKind.JSON_OBJECT))  # has everything read that is read late
+    os.nice(LEAST_URGENT)
+    confine(setup.max_memory)
+    jobs = msgspec.msgpack.Decoder(CompileJob)
+    while (frame := read_frame(requests)) is not None:
+        limit_cpu(setup.max_cpu_seconds)
+        answers.write(to_frame(compile_one(compiler, jobs.decode(frame))))
+        answers.flush()
+
+
+def compile_one(compiler: Compiler, job: CompileJob) -> Compilation:
+    """Whatever a grammar makes the engine do, it has an answer, as long as this process lives."""
+    if job.grammar is None:
+        return Compilation()
+    try:
+        return Compilation(compiler.compile(job.grammar))
+    except GrammarError as error:
+        return Compilation(error=str(error))
+    except MemoryError:
+        return Compilation(error="takes too much memory")
+    except RecursionError:
+        return Compilation(error="is nested too deeply")
+    except Exception as error:
+        return Compilation(error=f"cannot be compiled: {type(error).__name__}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,89 @@
+"""Grammars compiled out of process, by a pool of children that starts with the first request that has one."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections import OrderedDict
+
+import msgspec
+
+from services.tokenizer.children import BrokenChildError, ChildPool, LateChildError, NoChildFreeError
+from services.tokenizer.frames import Compilation, CompileJob, CompileSetup
+from shared.errors import FatalError, RejectCode, RequestError
+from shared.grammar import MAX_COMPILED_BYTES, Grammar, GrammarKind, check_grammar, refusal
+
+NUM_COMPILERS = 2
+PATIENCE = 0.5  # seconds to wait for a child
+COMPILE_TIMEOUT = 1.0  # seconds: with everything around it, an answer comes within two
+MAX_MEMORY = 512 << 20
+MAX_KNOWN = 256  # grammars whose outcome is remembered: at most 64 MB
+
+_compilation = msgspec.msgpack.Decoder(Compilation)
+
+
+class CompilerPool(ChildPool[Compilation]):
+    """Compiles grammars; one costs at most `timeout` seconds of one child, and the second time nothing."""
+
+    def __init__(self, *, timeout: float = COMPILE_TIMEOUT, num_compilers: int = NUM_COMPILERS) -> None:
+        super().__init__(
+            "services.tokenizer.compiler",
+            setup=CompileSetup(max_memory=MAX_MEMORY, max_cpu_seconds=1),
+            probe=CompileJob(None),
+            answers=_compilation,
+            timeout=timeout,
+            patience=PATIENCE,
+            max_answer_bytes=2 * MAX_COMPILED_BYTES,
+            num_children=num_compilers,
+        )
+        self._known: OrderedDict[bytes, Compilation] = OrderedDict()
+        self._starting: asyncio.Task[None] | None = None
+
+    async def compile(self, grammar: Grammar) -> Grammar:
+        """As a worker reads it.  Raises RequestError that names the field where it is none, or too much."""
+        check_grammar(grammar)
+        if grammar.kind is GrammarKind.COMPILED:
+            raise refusal(grammar, "cannot be given compiled")
+        name = hashlib.blake2b(f"{grammar.kind}:{grammar.text}".encode("utf-8", "surrogatepass")).digest()
+        compilation = self._known.get(name) or await self._compile(grammar)
+        self._remember(name, compilation)
+        if compilation.error:
+            raise refusal(grammar, compilation.error)
+        return Grammar(GrammarKind.COMPILED, compilation.text, grammar.field)
+
+    async def _compile(self, grammar: Grammar) -> Compilation:
+        await self._started()
+        try:
+            return await self.ask(CompileJob(grammar))
+        except NoChildFreeError:
+            raise RequestError(
+                f"{grammar.field} waited for {PATIENCE} s to be compiled",
+                field=grammar.field,
+                code=RejectCode.RESOURCE_EXHAUSTED,
+                retry_after_ms=int(1000 * self.timeout),
+            ) from None
+        except LateChildError:
+            return Compilation(error=f"takes more than {self.timeout} s to compile")
+        except BrokenChildError:
+            return Compilation(error=f"takes more than 1 s of processor time, or {MAX_MEMORY >> 20} MB, to compile")
+
+    async def _started(self) -> None:
+        if self._starting is None:
+            self._starting = asyncio.get_running_loop().create_task(self.start())
+        try:
+            await asyncio.shield(self._starting)
+        except FatalError as error:
+            self._starting = None
+            raise RequestError(str(error), code=RejectCode.UNAVAILABLE) from error
+
+    def _remember(self, name: bytes, compilation: Compilation) -> None:
+        self._known[name] = compilation
+        self._known.move_to_end(name)
+        if len(self._known) > MAX_KNOWN:
+            self._known.popitem(last=False)
+
+    async def close(self) -> None:
+        """Kill all children, those that are just coming up too."""
+        if self._starting is not None:
+            await asyncio.gather(self._starting, return_exceptions=True)
+        await super().close()
