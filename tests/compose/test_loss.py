@@ -125,3 +125,13 @@ def test_health_follows_progress(stack: Stack) -> None:
         until(lambda: health(stack, gateway) == health(stack, worker) == "healthy")
         settle(texts)
     assert set(texts) == {expected}
+
+
+def test_gateways_find_the_network_of_a_door_that_was_restarted(stack: Stack) -> None:
+    expected = complete(stack.address)
+    stack.docker("restart", "--time", "1", name_of(stack, "door"))
+    gateway = name_of(stack, "gateway")
+    restarts = int(stack.inspect(gateway, "{{.RestartCount}}"))
+    until(lambda: int(stack.inspect(gateway, "{{.RestartCount}}")) > restarts, seconds=90)
+    until(lambda: health(stack, gateway) == "healthy", seconds=90)
+    assert complete(stack.address) == expected

@@ -19,6 +19,7 @@ KINDS = ("kill", "crash", "freeze", "restart", "cut", "scale")
 IMPOSSIBLE = {("scale", "scheduler"), ("cut", "gateway")}  # there is one; gateways share the network of the door
 NETWORK = "default"
 DIALS = 60  # connections made until one leads to the gateway that is wanted
+REFUSED_SECONDS, REFUSED_POLL = 20.0, 0.3
 LOG_SECONDS = 5.0  # until a line must be in a container's log
 OWN_POOL = [("grpc.use_local_subchannel_pool", 1)]  # a connection of one's own
 
@@ -83,7 +84,7 @@ class Containers:
     async def _crash(self, name: str, fault: Fault) -> None:
         """The process dies, and the restart policy starts another."""
         with contextlib.suppress(DockerError):  # it may end with the container
-            await self._docker("exec", name, "sh", "-c", "kill -9 -1")
+            await asyncio.to_thread(self.stack.docker, "exec", name, "sh", "-c", "kill -9 -1")
 
     async def _freeze(self, name: str, fault: Fault) -> None:
         await self._docker("pause", name)
@@ -112,8 +113,17 @@ class Containers:
         containers = await asyncio.to_thread(self.stack.containers, service)
         return [str(one["Name"]) for one in sorted(containers, key=lambda one: number_of(one["Name"]))]
 
-    async def _docker(self, *arguments: str) -> str:
-        return await asyncio.to_thread(self.stack.docker, *arguments)
+    async def _docker(self, *arguments: str) -> None:
+        """A command, tried for a while: a container that is just being started again refuses it."""
+        deadline = time.monotonic() + REFUSED_SECONDS
+        while True:
+            try:
+                await asyncio.to_thread(self.stack.docker, *arguments)
+                return
+            except DockerError:
+                if time.monotonic() > deadline:
+                    raise
+            await asyncio.sleep(REFUSED_POLL)
 
     async def _reached(self, channel: Any) -> str:
         """The container that a connection leads to: the one whose log knows a request made over it."""
