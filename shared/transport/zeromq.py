@@ -24,12 +24,14 @@ from shared.messages import Message
 from shared.messages.codec import MAX_MESSAGE_BYTES
 from shared.transport.keys import KeyGuard, Keys, load_keys
 from shared.transport.link import Inbox, PendingFrames, worth_a_line
+from shared.transport.watch import Watch
 
 LINGER_MS = 500
 MAX_BATCH = 4096
 SCHEDULER = "scheduler"
 ADDRESS = re.compile(r"tcp://(?:[A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\]):[0-9]{1,5}")
 MAX_DESTINATIONS = 512  # half of the sockets that one context can have
+MAX_WATCHED = 128  # of them; each takes two more
 MAX_SHOWN = 100  # characters of an address that is none
 NAME_SECONDS = 15.0  # until the scheduler's name must lead somewhere; it may be starting
 NAME_POLL = 0.2
@@ -136,7 +138,8 @@ class ZmqOutbox:
         self._context = context
         self._keys = keys
         self._patience_ms = patience_ms
-        self.on_gone: Callable[[str], None] | None = None  # ZeroMQ reconnects silently: only heartbeats tell
+        self.on_gone: Callable[[str], None] | None = None
+        self._watches: dict[str, Watch] = {}
         self._num_refused = 0
         self._sockets: OrderedDict[str, zmq.Socket[bytes]] = OrderedDict()
         self._pending = PendingFrames()
@@ -151,14 +154,23 @@ class ZmqOutbox:
 
     def forget(self, address: str) -> None:
         self._pending.drop(address)
-        if socket := self._sockets.pop(address, None):
-            socket.close(linger=0)
+        if address in self._sockets:
+            self._close(address, linger=0)
 
     def close(self) -> None:
         self.flush()
-        for socket in self._sockets.values():
-            socket.close(linger=LINGER_MS)
-        self._sockets.clear()
+        for address in list(self._sockets):
+            self._close(address, linger=LINGER_MS)
+
+    def _close(self, address: str, linger: int) -> None:
+        if watch := self._watches.pop(address, None):
+            watch.stop()
+        self._sockets.pop(address).close(linger=linger)
+
+    def _watch(self, address: str, socket: zmq.Socket[bytes]) -> None:
+        """Tell `on_gone`, where there is one.  Of too many, those used last are left to heartbeats."""
+        if (on_gone := self.on_gone) is not None and len(self._watches) < MAX_WATCHED:
+            self._watches[address] = Watch(socket, lambda: on_gone(address))
 
     def _refuse(self, address: str, reason: str) -> None:
         self._num_refused += 1
@@ -178,15 +190,17 @@ class ZmqOutbox:
         socket.setsockopt(zmq.TCP_MAXRT, self._patience_ms)
         socket.setsockopt(zmq.CONNECT_TIMEOUT, self._patience_ms)
         self._keys.connect(socket)
+        self._watch(address, socket)  # before it connects, so that no event is missed
         try:
             socket.connect(address)
         except zmq.ZMQError as error:
-            socket.close(linger=0)
+            self._sockets[address] = socket
+            self._close(address, linger=0)
             self._refuse(address, str(error))
             return None
         self._sockets[address] = socket
         if len(self._sockets) > MAX_DESTINATIONS:
-            self._sockets.popitem(last=False)[1].close(linger=0)
+            self._close(next(iter(self._sockets)), linger=0)
         return socket
 
 

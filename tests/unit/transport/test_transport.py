@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import stat
+import sys
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -15,7 +17,10 @@ from shared.errors import ConfigError
 from shared.messages import AbortRequest, SchedulerInbox, encode
 from shared.transport import MemoryTransport, Transport, UnixTransport, make_transport, pick, rank
 from shared.transport.keys import load_keys
-from shared.transport.zeromq import Way, ZmqTransport
+from shared.transport.watch import RETURN_SECONDS
+from shared.transport.zeromq import MAX_WATCHED, Way, ZmqTransport
+
+ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture(params=["memory", "ipc", "tcp"])
@@ -254,3 +259,92 @@ async def test_mail_for_nobody_is_thrown_away_in_the_end(tmp_path: Path, monkeyp
             await asyncio.sleep(0.02)
     assert line._retry is None or line._retry.when() < asyncio.get_running_loop().time()
     outbox.close()
+
+
+LISTENER = """
+import sys, time
+from shared.config import Settings
+from shared.messages import SchedulerInbox
+from shared.transport.zeromq import ZmqTransport
+import asyncio
+
+async def main():
+    transport = ZmqTransport(Settings(transport="tcp", runtime_dir=sys.argv[1], advertise_host="127.0.0.1"))
+    inbox = transport.bind("a", SchedulerInbox)
+    print(inbox.address, flush=True)
+    while True:
+        await inbox.recv_batch()
+        print("heard", flush=True)
+
+asyncio.run(main())
+"""
+
+
+async def test_a_process_that_ends_is_noticed_before_its_heartbeats_are_missed(tmp_path: Path) -> None:
+    run = str(tmp_path / "run")
+    settings = Settings(transport="tcp", runtime_dir=run, advertise_host="127.0.0.1")
+    transport = ZmqTransport(settings)
+    listener = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", LISTENER, run, stdout=asyncio.subprocess.PIPE, cwd=ROOT
+    )
+    assert listener.stdout is not None
+    address = (await asyncio.wait_for(listener.stdout.readline(), 30)).decode().strip()
+    outbox, gone = transport.outbox(), asyncio.Queue[str]()
+    outbox.on_gone = gone.put_nowait
+    outbox.send(address, AbortRequest("x"))
+    outbox.flush()
+    assert await asyncio.wait_for(listener.stdout.readline(), 10) == b"heard\n"
+    await asyncio.sleep(2 * RETURN_SECONDS)
+    assert gone.empty(), "nobody is taken for gone who is there"
+    listener.kill()
+    begun = time.monotonic()
+    assert await asyncio.wait_for(gone.get(), 10) == address
+    assert time.monotonic() - begun < settings.heartbeat_timeout, "or heartbeats would have told as soon"
+    await listener.wait()
+    outbox.forget(address)
+    outbox.close()
+    transport.close()
+
+
+async def test_a_connection_that_is_made_anew_at_once_is_no_loss(tmp_path: Path) -> None:
+    settings = Settings(transport="tcp", runtime_dir=str(tmp_path / "run"), advertise_host="127.0.0.1")
+    transport = ZmqTransport(settings)
+    inbox = transport.bind("a", SchedulerInbox)
+    outbox, gone = transport.outbox(), asyncio.Queue[str]()
+    outbox.on_gone = gone.put_nowait
+    outbox.send(inbox.address, AbortRequest("1"))
+    outbox.flush()
+    assert await asyncio.wait_for(inbox.recv_batch(), 5) == [AbortRequest("1")]
+    inbox.close()
+    again = transport.pull_socket()
+    deadline = time.monotonic() + 5
+    while True:
+        try:
+            again.bind(inbox.address)
+            break
+        except zmq.ZMQError:
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0.01)
+    outbox.send(inbox.address, AbortRequest("2"))
+    outbox.flush()
+    await asyncio.sleep(2 * RETURN_SECONDS)
+    assert gone.empty()
+    again.close()
+    assert await asyncio.wait_for(gone.get(), 10) == inbox.address
+    outbox.close()
+    transport.close()
+
+
+async def test_an_address_that_cannot_be_connected_to_leaves_nothing(tmp_path: Path) -> None:
+    transport = ZmqTransport(Settings(transport="tcp", runtime_dir=str(tmp_path / "run"), advertise_host="127.0.0.1"))
+    outbox, gone = transport.outbox(), asyncio.Queue[str]()
+    outbox.on_gone = gone.put_nowait
+    outbox.send("tcp://127.0.0.1:99999", AbortRequest("1"))
+    outbox.flush()
+    for port in range(20000, 20000 + MAX_WATCHED + 10):
+        outbox.send(f"tcp://127.0.0.1:{port}", AbortRequest("1"))
+    outbox.flush()
+    assert len(outbox._watches) == MAX_WATCHED
+    outbox.close()
+    transport.close()
+    assert gone.empty(), "who was never reached has not left"
