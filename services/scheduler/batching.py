@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from services.scheduler import phases
 from services.scheduler.counters import Counters
 from services.scheduler.drafts import DraftLinks
@@ -13,13 +15,15 @@ from services.scheduler.plan_builder import NONE, PlanBuilder
 from services.scheduler.policy import Policy
 from services.scheduler.replica import Replica, Step
 from services.scheduler.sequence import Sequence, Status
+from services.scheduler.sharing import Claims, slow_tenants
 from services.scheduler.speculation import Speculation
 from shared.messages import StepPlan
 from shared.phases import Miss, Phase
 
 
 class Batcher:
-    """Fills one step's token budget: decodes first, then prefills that run, then those that wait.
+    """Fills one step's token budget: decodes first, then whoever goes ahead of others for fairness, then prefills that
+    run, then those that wait.
 
     Order within each is by rank.  Where blocks run out, the victim is the cheapest to recompute among those less
     urgent than the one in need, or else itself; so the most urgent always goes on, and every step makes progress.
@@ -49,18 +53,24 @@ class Batcher:
         self.builder = PlanBuilder(replica, policy.max_num_batched_tokens, rejection=policy.acceptance == "rejection")
         self._verified: set[Sequence] = set()
         self._filling: set[bytes] = set()
+        self._ahead: list[Sequence] = []
+        self._slow = slow_tenants(replica, shares) if policy.enable_chunked_prefill else frozenset()
+        self._slow_budget = policy.fair_prefill_tokens or policy.max_num_batched_tokens
         self._obstacle: tuple[Phase, Sequence | None] = (Phase.QUEUE_STEP, None)  # where the queue stopped, and why
 
     def next_plan(self) -> StepPlan | None:
         """The plan, counted as sent; None where no sequence can go on."""
+        if self.replica.is_shared:
+            self._claim()
         self._verify()
         growing, prefills = self._decode()
         for sequence in growing:
             if self.builder.budget > 0 and sequence.status is Status.RUNNING:
                 self._go_on(sequence, 1, 1)
+        self._admit_ahead()
         for sequence in prefills:
             num_behind = sequence.num_behind
-            if sequence.status is Status.RUNNING and (num_tokens := self._chunk(num_behind)):
+            if sequence.status is Status.RUNNING and (num_tokens := self._chunk(sequence, num_behind)):
                 self._go_on(sequence, num_tokens, int(num_tokens == num_behind))
         if self.builder.has_preempted:
             self._obstacle = (Phase.QUEUE_BLOCKS, None)
@@ -73,6 +83,73 @@ class Batcher:
         plan = self.builder.commit()
         self._register_full(self.builder.step)
         return plan
+
+    # -- between tenants
+
+    def _claim(self) -> None:
+        """Choose who goes ahead of tenants that have more, as far as the step has room, and take rows for them.
+
+        Before anything of the step is planned: who gives its row has no part in it.
+        """
+        claims = Claims(self.replica, self.shares, slack=self.policy.max_num_batched_tokens)
+        room = self.builder.budget - len(self.replica.running)
+        for tenant in claims.tenants():
+            for sequence in self.replica.waiting.of(tenant):
+                if room <= 0 or not self._may_start(sequence) or not self._make_way(sequence, tenant, claims):
+                    break
+                claims.grant(tenant)
+                self._ahead.append(sequence)
+                room -= sequence.num_tokens
+
+    def _make_way(self, sequence: Sequence, tenant: str, claims: Claims) -> bool:
+        """Take the row and the blocks that it lacks from those who have more; False, and nothing, where they cannot."""
+        if not (claims.precedes(tenant) or any(claims.givers(tenant))):
+            return False
+        num_rows = len(self._ahead) + 1 - self.replica.num_free_rows
+        num_blocks = self._num_lacking(sequence)
+        victims: list[Sequence] = []
+        while len(victims) < num_rows or sum(map(self._num_freed, victims)) < num_blocks:
+            victim = self._giving(claims.givers(tenant), victims)
+            if victim is None:
+                for other in victims:
+                    claims.grant(other.tenant)
+                return False
+            claims.take(victim.tenant)
+            victims.append(victim)
+        for victim in victims:
+            self._preempt(victim, "fairness")
+        return True
+
+    def _giving(self, givers: Iterable[str], chosen: list[Sequence]) -> Sequence | None:
+        """Who is cheapest to recompute of the first of these tenants that has somebody to give."""
+        for giver in givers:
+            candidates = [s for s in self.replica.running if s.tenant == giver and s not in chosen]
+            if victim := min((s for s in candidates if not s.is_protected), key=self._victim_order, default=None):
+                return victim
+        return None
+
+    def _num_lacking(self, sequence: Sequence) -> int:
+        """Blocks that would have to become free before a waiting sequence, and those that go ahead too, can start."""
+        if self._can_fork(sequence):
+            return 1 + self._reserve() - self.replica.pool.num_available
+        promised = sum(self.replica.blocks_for(other.num_tokens) for other in self._ahead)
+        hits = self._hits(sequence)
+        num_left = self.replica.pool.num_available - (len(hits) - self.replica.pool.num_held_of(hits))
+        return self._num_needed(sequence) - len(hits) + promised + self._reserve() - num_left
+
+    def _num_freed(self, victim: Sequence) -> int:
+        """Blocks that nobody else holds, and the one kept for it to grow into."""
+        ref_counts = self.replica.pool.ref_counts
+        return 1 + sum(1 for block in victim.block_ids if ref_counts[block] == 1)
+
+    def _admit_ahead(self) -> None:
+        """Start those that go ahead, unless blocks ran out meanwhile: then in the next step."""
+        if not self._ahead or self.builder.has_preempted:
+            return
+        self._filling = self._blocks_being_filled()
+        for sequence in self._ahead:
+            if self.builder.budget == 0 or self.replica.num_free_rows == 0 or not self._start(sequence):
+                return
 
     # -- running sequences
 
@@ -142,16 +219,20 @@ class Batcher:
         while num_new > self.replica.pool.num_available:
             victim = self._victim(sequence)
             self._preempt(victim)
+            self.builder.has_preempted = True
             if victim is sequence:
                 return
         new_blocks = self.replica.pool.allocate(num_new)
         sequence.block_ids += new_blocks
         self.builder.schedule(sequence, num_tokens, num_samples, new_blocks)
 
-    def _chunk(self, num_behind: int) -> int:
+    def _chunk(self, sequence: Sequence, num_behind: int) -> int:
         """How many of its tokens a sequence may compute in this step."""
         threshold = self.policy.long_prefill_token_threshold
         num_tokens = min(num_behind, self.builder.budget)
+        if sequence.tenant in self._slow and num_behind > 1:
+            num_tokens = min(num_tokens, self._slow_budget)
+            self._slow_budget -= num_tokens
         if threshold and num_behind > 1:
             num_tokens = min(num_tokens, threshold)
         if num_tokens < num_behind and not self.policy.enable_chunked_prefill:
@@ -160,7 +241,11 @@ class Batcher:
 
     def _victim(self, needy: Sequence) -> Sequence:
         candidates = [s for s in self.replica.running if s.rank > needy.rank and not s.is_protected]
-        return min(candidates, key=lambda s: (self._recompute_cost(s), [-part for part in s.rank]), default=needy)
+        return min(candidates, key=self._victim_order, default=needy)
+
+    def _victim_order(self, sequence: Sequence) -> tuple[int, list[float]]:
+        """The cheapest to recompute first, and of those the least urgent."""
+        return self._recompute_cost(sequence), [-part for part in sequence.rank]
 
     def _recompute_cost(self, sequence: Sequence) -> int:
         """Tokens to compute again: blocks that others hold too survive."""
@@ -168,12 +253,10 @@ class Batcher:
         shared = sum(1 for block in sequence.block_ids if pool.ref_counts[block] > 1)
         return sequence.num_computed_tokens - shared * self.replica.block_size
 
-    def _preempt(self, victim: Sequence) -> None:
+    def _preempt(self, victim: Sequence, cause: str = "no_free_blocks") -> None:
         self.counters.num_preemptions += 1
         victim.num_preemptions += 1
-        self.journal.sequence(
-            "sequence_preempted", victim, cause="no_free_blocks", num_computed_tokens=victim.num_computed_tokens
-        )
+        self.journal.sequence("sequence_preempted", victim, cause=cause, num_computed_tokens=victim.num_computed_tokens)
         self.builder.drop(victim)
         self.replica.preempt(victim)
         self.replica.waiting.add(victim)
@@ -182,23 +265,18 @@ class Batcher:
     # -- waiting sequences
 
     def _admit_waiting(self) -> None:
-        if not self.replica.waiting:
+        if not self.replica.num_free_rows:
+            self._obstacle = (Phase.QUEUE_ROWS, None)
+        if not self.replica.waiting or not self.replica.num_free_rows:
             return
         self._filling = self._blocks_being_filled()
         for sequence in self.replica.waiting:
-            if not self._may_start(sequence):
+            if not self._has_place(sequence):
                 return
-            if self._waits_for_sibling(sequence):
-                phases.passed_over(sequence, Phase.QUEUE_SIBLING, self.moment.now)
-                continue
-            if self._must_be_alone(sequence):
-                phases.passed_over(sequence, Phase.LOST, self.moment.now)
-                continue
-            start = self._fork if self._can_fork(sequence) else self._admit
-            if not start(sequence):
+            if self._may_start(sequence) and not self._start(sequence):
                 return
 
-    def _may_start(self, sequence: Sequence) -> bool:
+    def _has_place(self, sequence: Sequence) -> bool:
         """Whether there is a row and a token of the budget for it; one that was preempted must be out of all steps."""
         if self.builder.budget == 0:
             return self._stop(sequence, Phase.QUEUE_BUDGET)
@@ -211,6 +289,20 @@ class Batcher:
         self._obstacle = (cause, sequence)
         phases.held_up(sequence, self.replica.waits, self.moment.now)
         return False
+
+    def _may_start(self, sequence: Sequence) -> bool:
+        """Whether nothing of its own stands in its way."""
+        if self._waits_for_sibling(sequence):
+            phases.passed_over(sequence, Phase.QUEUE_SIBLING, self.moment.now)
+            return False
+        if self._must_be_alone(sequence):
+            phases.passed_over(sequence, Phase.LOST, self.moment.now)
+            return False
+        return not sequence.num_in_flight
+
+    def _start(self, sequence: Sequence) -> bool:
+        """False where blocks or budget do not allow."""
+        return self._fork(sequence) if self._can_fork(sequence) else self._admit(sequence)
 
     def _must_be_alone(self, sequence: Sequence) -> bool:
         """Whether it may be what kills workers, and so may another request that runs."""
@@ -239,12 +331,13 @@ class Batcher:
             phases.passed_over(sequence, Phase.QUEUE_SIBLING, self.moment.now)
             return True  # one step later it is a hit, and the next sequence may start now
         num_cached = len(hits) * self.replica.block_size
-        num_tokens = self._chunk(sequence.num_tokens - num_cached)
+        num_tokens = self._chunk(sequence, sequence.num_tokens - num_cached)
         pool, replica = self.replica.pool, self.replica
         num_left = pool.num_available - (len(hits) - pool.num_held_of(hits))
-        num_needed = self._most_blocks(sequence) if sequence.is_protected else replica.blocks_for(sequence.num_tokens)
+        num_needed = self._num_needed(sequence)
         if num_tokens == 0:
-            return self._stop(sequence, Phase.QUEUE_BUDGET)
+            is_held_back = self.builder.budget > 0 and sequence.tenant in self._slow
+            return self._stop(sequence, Phase.QUEUE_FAIRNESS if is_held_back else Phase.QUEUE_BUDGET)
         if num_needed - len(hits) > num_left - self._reserve():
             return self._stop(sequence, Phase.QUEUE_BLOCKS)
         pool.share(hits)
@@ -257,9 +350,11 @@ class Batcher:
         self.counters.num_prefix_cache_hits += num_cached
         return True
 
-    def _most_blocks(self, sequence: Sequence) -> int:
-        """That it can come to need: with them it will never lack one, and nobody need be preempted for it."""
-        return self.replica.blocks_for(min(sequence.request.max_length, self.max_model_len))
+    def _num_needed(self, sequence: Sequence) -> int:
+        """Blocks without which a sequence is not admitted: those of its tokens, or, so that it will never lack one and
+        nobody need be preempted for it, all that it can come to need."""
+        longest = min(sequence.request.max_length, self.max_model_len)
+        return self.replica.blocks_for(longest if sequence.is_protected else sequence.num_tokens)
 
     def _hits(self, sequence: Sequence) -> list[int]:
         """Cached blocks of the longest prefix; at least one token is left to compute, for its logits."""

@@ -21,6 +21,9 @@ class Shares:
         self._weights = dict(weights)
         self._served: dict[str, float] = {}
 
+    def weight(self, tenant: str) -> float:
+        return self._weights.get(tenant, 1.0)
+
     def served(self, tenant: str) -> float:
         """In prompt tokens of weight one."""
         return self._served.get(tenant, 0.0)
@@ -32,7 +35,7 @@ class Shares:
         self._charge(tenant, OUTPUT_COST * num_tokens)
 
     def _charge(self, tenant: str, cost: float) -> None:
-        self._served[tenant] = self.served(tenant) + cost / self._weights.get(tenant, 1.0)
+        self._served[tenant] = self.served(tenant) + cost / self.weight(tenant)
 
     def lift(self, tenant: str, others: Iterable[str]) -> None:
         """A tenant begins to wait beside others that do."""

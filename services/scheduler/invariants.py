@@ -43,6 +43,8 @@ def _check_blocks(replica: Replica) -> None:
 def _check_rows(replica: Replica) -> None:
     rows = [sequence.row for sequence in replica.running] + replica.free_rows
     _require(sorted(rows) == list(range(replica.capacity.max_num_seqs)), "each row has one holder or is free", replica)
+    holders = Counter(sequence.tenant for sequence in replica.running)
+    _require(replica.num_rows == holders, "each tenant's rows are counted", replica)
 
 
 def _check_sequences(replica: Replica) -> None:

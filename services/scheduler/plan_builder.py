@@ -53,7 +53,6 @@ class PlanBuilder:
 
     def drop(self, sequence: Sequence) -> None:
         """Take a sequence's part back, if it had one."""
-        self.has_preempted = True
         self.budget += self.step.drop(sequence)
 
     def commit(self) -> StepPlan:

@@ -19,6 +19,7 @@ class Policy:
     routing_policy: str = "prefix_aware"
     priority_ageing: float = 30.0
     tenant_weights: str = ""
+    fair_prefill_tokens: int = 512
     max_num_queued_reqs: int = 4096
     max_num_queued_tokens: int = 16 << 20
     max_logprobs: int = 20

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from heapq import heapify, heappop, heapreplace
 
 from services.scheduler.fairness import Shares
@@ -55,7 +55,19 @@ class WaitingQueue:
 
     def _key(self, sequence: Sequence) -> Key:
         has_never_run = sequence.num_cached_tokens < 0
-        return has_never_run, self._shares.served(sequence.request.header.tenant), sequence.rank
+        return has_never_run, self._shares.served(sequence.tenant), sequence.rank
+
+    @property
+    def tenants(self) -> Set[str]:
+        return self._by_tenant.keys()
+
+    def counts(self) -> dict[str, int]:
+        """How many sequences of each tenant wait."""
+        return {tenant: len(queue) for tenant, queue in self._by_tenant.items()}
+
+    def of(self, tenant: str) -> Iterator[Sequence]:
+        """One tenant's, the next first.  The queue may change meanwhile."""
+        return iter(tuple(self._by_tenant.get(tenant, ())))
 
     @property
     def firsts(self) -> list[Sequence]:
@@ -63,7 +75,7 @@ class WaitingQueue:
         return [queue[0] for queue in self._by_tenant.values()]
 
     def add(self, sequence: Sequence) -> None:
-        tenant = sequence.request.header.tenant
+        tenant = sequence.tenant
         if tenant not in self._by_tenant:
             self._shares.lift(tenant, self._by_tenant)
         insort(self._by_tenant.setdefault(tenant, []), sequence, key=by_rank)
@@ -71,7 +83,7 @@ class WaitingQueue:
         self.num_tokens += sequence.num_tokens
 
     def remove(self, sequence: Sequence) -> None:
-        tenant = sequence.request.header.tenant
+        tenant = sequence.tenant
         self.num_tokens -= self._sizes.pop(sequence)
         queue = self._by_tenant[tenant]
         del queue[bisect_left(queue, sequence.rank, key=by_rank)]

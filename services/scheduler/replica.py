@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass, field
 
+from services.scheduler.arms import PLAIN, Arm
 from services.scheduler.block_pool import BlockPool
 from services.scheduler.fairness import Shares
 from services.scheduler.moment import Moment
-from services.scheduler.pace import PLAIN, Arm
 from services.scheduler.phases import Waits
 from services.scheduler.proposal import Drafts
 from services.scheduler.queues import WaitingQueue, by_rank
@@ -62,6 +62,8 @@ class Replica:
         self.waiting = WaitingQueue(shares)
         self.waits = Waits()
         self.running: list[Sequence] = []
+        self.num_rows: Counter[str] = Counter()  # held, by tenant
+        self.visitors: dict[str, int] = {}  # tenants that were here lately, and the last step before they left
         self.in_flight: deque[Step] = deque()
         self.num_steps = 0
         self.heard_at = moment.now  # when it came, or answered last
@@ -75,6 +77,11 @@ class Replica:
         return len(self._free_rows)
 
     @property
+    def is_shared(self) -> bool:
+        """Whether somebody waits, and not only those of one tenant are here."""
+        return bool(self.waiting) and len(self.num_rows.keys() | self.waiting.tenants) > 1
+
+    @property
     def load(self) -> int:
         """Work in hand, in tokens: what waits to be computed and what is being held."""
         return self.waiting.num_tokens + sum(sequence.num_tokens for sequence in self.running)
@@ -86,6 +93,7 @@ class Replica:
         """Move a sequence from waiting to running and give it a row."""
         self.waiting.remove(sequence)
         sequence.row = self._free_rows.pop()
+        self.num_rows[sequence.tenant] += 1
         insort(self.running, sequence, key=by_rank)
 
     def stop(self, sequence: Sequence) -> None:
@@ -96,6 +104,11 @@ class Replica:
         stream, so that write is over before the next plan's first.  A second stream in the worker would break this.
         """
         del self.running[bisect_left(self.running, sequence.rank, key=by_rank)]
+        tenant = sequence.tenant
+        self.num_rows[tenant] -= 1
+        if not self.num_rows[tenant]:
+            del self.num_rows[tenant]
+        self.visitors[tenant] = self.num_steps
         self._free_rows.append(sequence.row)
         self.released_rows.append(sequence.row)
         sequence.row = -1

@@ -140,6 +140,10 @@ class Sequence:
         return self.num_computed_tokens < self.request.num_prompt_tokens
 
     @property
+    def tenant(self) -> str:
+        return self.request.header.tenant
+
+    @property
     def is_protected(self) -> bool:
         """Whether it has been preempted so often that it is admitted only with all the blocks that it can need."""
         return self.num_preemptions >= MAX_PREEMPTIONS

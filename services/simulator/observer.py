@@ -24,6 +24,7 @@ class Record(msgspec.Struct, gc=False):
     first: float = -1.0
     last: float = -1.0
     worker: str = ""
+    tenant: str = ""
     is_finished: bool = False
 
     @property
@@ -50,8 +51,8 @@ class Observer(Outbound):
         self.num_rejected = 0
         self._finished: list[str] = []
 
-    def expect(self, request_id: str, start: float, num_prompt_tokens: int) -> None:
-        self.records[request_id] = Record(start, num_prompt_tokens)
+    def expect(self, request_id: str, start: float, num_prompt_tokens: int, tenant: str = "") -> None:
+        self.records[request_id] = Record(start, num_prompt_tokens, tenant=tenant)
 
     def emit(self, sequence: Sequence) -> None:
         """Note the tokens that were not noted yet."""

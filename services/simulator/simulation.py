@@ -121,9 +121,9 @@ class Simulation:
         request, request_id = self._arriving, str(self._num_arrived)
         assert request is not None and isinstance(request.prompt, BlockPrompt | TokenPrompt)
         self._num_arrived += 1
-        self.observer.expect(request_id, request.time, request.num_prompt_tokens)
+        self.observer.expect(request_id, request.time, request.num_prompt_tokens, request.tenant)
         prompt = request.prompt.token_ids(VOCAB_SIZE)
-        header = RequestHeader(request_id, "gateway")
+        header = RequestHeader(request_id, "gateway", tenant=request.tenant)
         self.core.add(AddRequest(header, self._sampling(request.max_tokens), prompt), now)
         if added := self.core.requests.get(request_id):
             self._plan(self.workers[added.sequences[0].worker], now)

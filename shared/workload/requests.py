@@ -16,6 +16,7 @@ class LoadRequest(msgspec.Struct, frozen=True):
     num_prompt_tokens: int
     max_tokens: int
     time: float = 0.0  # seconds after the start at which it is meant to be sent
+    tenant: str = ""
 
 
 def at_times(requests: Sequence[LoadRequest], times: Iterable[float]) -> list[LoadRequest]:

@@ -76,10 +76,12 @@ class World:
             self.after()
         return True
 
-    def add(self, request_id: str, prompt: list[int], priority: int = 0, salt: str = "", **params: Any) -> None:
+    def add(
+        self, request_id: str, prompt: list[int], priority: int = 0, salt: str = "", tenant: str = "", **params: Any
+    ) -> None:
         params = {"max_tokens": 8, "seed": 1, "ignore_eos": True, **params}
         resolved = SamplingParams(**params).resolved(GenerationDefaults(), max_tokens=16)
-        header = RequestHeader(request_id, "g0", priority=priority, cache_salt=salt)
+        header = RequestHeader(request_id, "g0", tenant=tenant, priority=priority, cache_salt=salt)
         self.scheduler.add(AddRequest(header, resolved, pack_tokens(prompt), [0]), now=0.0)
         for index in range(resolved.n):
             self.wanted[request_id, index] = expected(prompt, resolved, index, self.limits.get("max_model_len", 128))
