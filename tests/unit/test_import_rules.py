@@ -20,6 +20,7 @@ ALLOWED: dict[str, set[str]] = {
     "shared.transport": {"STDLIB", "msgspec", "structlog", "shared"},
     "shared.transport.zeromq": {"STDLIB", "zmq", "structlog", "shared"},
     "shared.transport.keys": {"STDLIB", "zmq", "msgspec", "shared"},
+    "shared.transport.watch": {"STDLIB", "zmq"},
     "shared.actor": {"STDLIB", "uvloop", "msgspec", "structlog", "prometheus_client", "shared"},
     "shared.automata": {"STDLIB", "llguidance", "msgspec", "shared.grammar"},
     "shared.automata.automaton": {"STDLIB", "llguidance", "numpy", "shared.automata"},
