@@ -15,6 +15,7 @@ from services.gateway import convert, status
 from services.gateway.header import cache_salt, make_header, read_metadata, seeded
 from services.gateway.streams import Journal, Stream
 from shared.errors import ProtocolError, RejectCode, RequestError
+from shared.grammar import Grammar, GrammarKind
 from shared.messages import FinishReason, RequestHeader, SequenceText, TokenizeRequest
 from shared.packing import unpack_tokens
 from shared.sampling import SamplingParams
@@ -25,6 +26,7 @@ EVERYTHING: dict[str, Any] = {
     "bad_words_token_ids": [[3, 4]], "min_tokens": 1, "max_tokens": 9, "stop": ["."], "stop_token_ids": [5],
     "include_stop_str_in_output": True, "ignore_eos": True, "skip_special_tokens": False, "seed": -3, "n": 2,
     "logprobs": 0, "prompt_logprobs": 3, "detokenize": False, "speculate": False,
+    "grammar": Grammar(GrammarKind.REGEX, "a+"),
 }  # fmt: skip
 
 
@@ -41,9 +43,32 @@ def test_nothing_given_is_every_default() -> None:
 
 
 def test_every_sampling_field_crosses() -> None:
-    nested = {"allowed_token_ids": {"ids": [1, 2]}, "bad_words_token_ids": [{"ids": [3, 4]}]}
-    assert msgspec.structs.asdict(convert.sampling_from_proto(ProtoSampling(**(EVERYTHING | nested)))) == EVERYTHING
-    assert set(EVERYTHING) == {field.name for field in msgspec.structs.fields(SamplingParams)}
+    nested = {"allowed_token_ids": {"ids": [1, 2]}, "bad_words_token_ids": [{"ids": [3, 4]}], "grammar": {"regex": "a+"}}
+    crossed = msgspec.structs.asdict(convert.sampling_from_proto(ProtoSampling(**(EVERYTHING | nested))))
+    assert {name: crossed[name] for name in EVERYTHING} == EVERYTHING
+    instead = {"beam", "pooling"}  # of sampling, each with tests of its own
+    assert set(EVERYTHING) == {field.name for field in msgspec.structs.fields(SamplingParams)} - instead
+
+
+@pytest.mark.parametrize(
+    ("given", "kind", "text"),
+    [
+        ({"json_schema": "{}"}, GrammarKind.JSON_SCHEMA, "{}"),
+        ({"json_object": True}, GrammarKind.JSON_OBJECT, ""),
+        ({"choice": {"texts": ["a", 'b"']}}, GrammarKind.CHOICE, '["a","b\\""]'),
+        ({"grammar": "start: /a/"}, GrammarKind.GRAMMAR, "start: /a/"),
+    ],
+)
+def test_every_kind_of_grammar_crosses(given: dict[str, Any], kind: GrammarKind, text: str) -> None:
+    params = convert.sampling_from_proto(ProtoSampling(grammar=given))
+    assert params.grammar == Grammar(kind, text, "grammar")
+
+
+def test_a_grammar_without_a_kind_is_refused() -> None:
+    for given in ({}, {"json_object": False}):
+        with pytest.raises(RequestError) as caught:
+            convert.sampling_from_proto(ProtoSampling(grammar=given))
+        assert caught.value.field == "grammar"
 
 
 def test_zero_is_given_and_an_empty_allow_list_too() -> None:
