@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 from protos.pageant.v1 import control_pb2, inference_pb2
+from services.gateway.embedding import Embedded
 from services.gateway.generation import packed_prompt
 from services.gateway.streams import Delta, Position
+from shared.beam import Beam, EarlyStopping
 from shared.errors import RequestError
+from shared.grammar import Grammar, GrammarKind
 from shared.messages import (
     ChatMessage,
     FinishReason,
@@ -41,8 +46,37 @@ def sampling_from_proto(proto: Any) -> SamplingParams:
     if proto.HasField("allowed_token_ids"):
         given["allowed_token_ids"] = list(proto.allowed_token_ids.ids)
     given["logit_bias"] = dict(proto.logit_bias)
+    if proto.HasField("beam_search"):
+        given["beam"] = beam_from_proto(proto.beam_search)
+    if proto.HasField("grammar"):
+        given["grammar"] = grammar_from_proto(proto.grammar)
     given["bad_words_token_ids"] = [list(word.ids) for word in proto.bad_words_token_ids]
     return SamplingParams(**given)
+
+
+def beam_from_proto(proto: Any) -> Beam:
+    penalty = proto.length_penalty if proto.HasField("length_penalty") else 1.0
+    if (early_stopping := EARLY_STOPPING.get(proto.early_stopping)) is None:
+        raise RequestError("early_stopping is none of those that there are", field="early_stopping")
+    return Beam(proto.width, penalty, early_stopping)
+
+
+GRAMMARS = {
+    "json_schema": GrammarKind.JSON_SCHEMA,
+    "regex": GrammarKind.REGEX,
+    "grammar": GrammarKind.GRAMMAR,
+}
+
+
+def grammar_from_proto(proto: Any) -> Grammar:
+    kind = proto.WhichOneof("kind")
+    if kind == "choice":
+        return Grammar(GrammarKind.CHOICE, msgspec.json.encode(list(proto.choice.texts)).decode())
+    if kind == "json_object" and proto.json_object:
+        return Grammar(GrammarKind.JSON_OBJECT)
+    if kind not in GRAMMARS:
+        raise RequestError("grammar must have a kind", field="grammar")
+    return Grammar(GRAMMARS[kind], getattr(proto, kind))
 
 
 def tokenize_request(proto: Any, header: RequestHeader, params: SamplingParams, max_tokens: int) -> TokenizeRequest:

@@ -173,6 +173,17 @@ def sampling_proto(sampling: dict[str, Any]) -> Any:
         given["allowed_token_ids"] = inference_pb2.TokenIds(ids=allowed)
     if (words := given.pop("bad_words_token_ids", None)) is not None:
         given["bad_words_token_ids"] = [inference_pb2.TokenIds(ids=ids) for ids in words]
+    if (beam := given.pop("beam_search", None)) is not None:
+        given["beam_search"] = inference_pb2.BeamSearch(**beam)
+    if (grammar := given.pop("grammar", None)) is not None:
+        given["grammar"] = inference_pb2.Grammar(**_with_choices(grammar))
     if isinstance(given.get("stop"), str):
         given["stop"] = [given["stop"]]
     return inference_pb2.SamplingParams(**given)
+
+
+def _with_choices(grammar: dict[str, Any]) -> dict[str, Any]:
+    """`choice` is given as a list."""
+    if "choice" in grammar:
+        return grammar | {"choice": inference_pb2.Choices(texts=grammar["choice"])}
+    return grammar

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!protos/pageant/v1/inference.proto\x12\npageant.v1\"\xc5\x02\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\r\n\x05label\x18\x02 \x01(\t\x12\x0e\n\x04text\x18\x03 \x01(\tH\x00\x12(\n\x04\x63hat\x18\x04 \x01(\x0b\x32\x18.pageant.v1.ChatMessagesH\x00\x12)\n\ttoken_ids\x18\x05 \x01(\x0b\x32\x14.pageant.v1.TokenIdsH\x00\x12,\n\x08sampling\x18\x06 \x01(\x0b\x32\x1a.pageant.v1.SamplingParams\x12)\n\x06stream\x18\x07 \x01(\x0b\x32\x19.pageant.v1.StreamOptions\x12\x10\n\x08priority\x18\x08 \x01(\x05\x12\x17\n\x0fidempotency_key\x18\t \x01(\t\x12\"\n\x06resume\x18\n \x01(\x0b\x32\x12.pageant.v1.ResumeB\x07\n\x05input\"1\n\x06Resume\x12\'\n\tpositions\x18\x01 \x03(\x0b\x32\x14.pageant.v1.Position\"1\n\x08Position\x12\x12\n\nnum_tokens\x18\x01 \x01(\x05\x12\x11\n\tnum_chars\x18\x02 \x01(\x05\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"9\n\x0c\x43hatMessages\x12)\n\x08messages\x18\x01 \x03(\x0b\x32\x17.pageant.v1.ChatMessage\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\x05\"\x94\x08\n\x0eSamplingParams\x12\x18\n\x0btemperature\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x12\n\x05top_k\x18\x02 \x01(\x05H\x01\x88\x01\x01\x12\x12\n\x05top_p\x18\x03 \x01(\x01H\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x01H\x03\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x05 \x01(\x01H\x04\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x06 \x01(\x01H\x05\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x07 \x01(\x01H\x06\x88\x01\x01\x12=\n\nlogit_bias\x18\x08 \x03(\x0b\x32).pageant.v1.SamplingParams.LogitBiasEntry\x12/\n\x11\x61llowed_token_ids\x18\t \x01(\x0b\x32\x14.pageant.v1.TokenIds\x12\x11\n\tbad_words\x18\n \x03(\t\x12\x17\n\nmin_tokens\x18\x0b \x01(\x05H\x07\x88\x01\x01\x12\x17\n\nmax_tokens\x18\x0c \x01(\x05H\x08\x88\x01\x01\x12\x0c\n\x04stop\x18\r \x03(\t\x12\x16\n\x0estop_token_ids\x18\x0e \x03(\x05\x12\'\n\x1ainclude_stop_str_in_output\x18\x0f \x01(\x08H\t\x88\x01\x01\x12\x17\n\nignore_eos\x18\x10 \x01(\x08H\n\x88\x01\x01\x12 \n\x13skip_special_tokens\x18\x11 \x01(\x08H\x0b\x88\x01\x01\x12\x11\n\x04seed\x18\x12 \x01(\x03H\x0c\x88\x01\x01\x12\x0e\n\x01n\x18\x13 \x01(\x05H\r\x88\x01\x01\x12\x15\n\x08logprobs\x18\x14 \x01(\x05H\x0e\x88\x01\x01\x12\x1c\n\x0fprompt_logprobs\x18\x15 \x01(\x05H\x0f\x88\x01\x01\x12\x17\n\ndetokenize\x18\x16 \x01(\x08H\x10\x88\x01\x01\x12\x31\n\x13\x62\x61\x64_words_token_ids\x18\x17 \x03(\x0b\x32\x14.pageant.v1.TokenIds\x12\x16\n\tspeculate\x18\x18 \x01(\x08H\x11\x88\x01\x01\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\x05\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x08\n\x06_min_pB\x14\n\x12_frequency_penaltyB\x13\n\x11_presence_penaltyB\x15\n\x13_repetition_penaltyB\r\n\x0b_min_tokensB\r\n\x0b_max_tokensB\x1d\n\x1b_include_stop_str_in_outputB\r\n\x0b_ignore_eosB\x16\n\x14_skip_special_tokensB\x07\n\x05_seedB\x04\n\x02_nB\x0b\n\t_logprobsB\x12\n\x10_prompt_logprobsB\r\n\x0b_detokenizeB\x0c\n\n_speculate\")\n\rStreamOptions\x12\x18\n\x10return_token_ids\x18\x01 \x01(\x08\"\x9f\x02\n\x10GenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05index\x18\x02 \x01(\x05\x12\x0c\n\x04text\x18\x03 \x01(\t\x12\x11\n\ttoken_ids\x18\x04 \x03(\x05\x12+\n\x08logprobs\x18\x05 \x03(\x0b\x32\x19.pageant.v1.TokenLogprobs\x12/\n\rfinish_reason\x18\x06 \x01(\x0e\x32\x18.pageant.v1.FinishReason\x12\x13\n\x0bstop_reason\x18\x07 \x01(\t\x12 \n\x05usage\x18\x08 \x01(\x0b\x32\x11.pageant.v1.Usage\x12\x32\n\x0fprompt_logprobs\x18\t \x03(\x0b\x32\x19.pageant.v1.TokenLogprobs\".\n\tCandidate\x12\x10\n\x08token_id\x18\x01 \x01(\x05\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\"g\n\rTokenLogprobs\x12$\n\x05token\x18\x01 \x01(\x0b\x32\x15.pageant.v1.Candidate\x12\x0c\n\x04rank\x18\x02 \x01(\x05\x12\"\n\x03top\x18\x03 \x03(\x0b\x32\x15.pageant.v1.Candidate\"\x87\x01\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\x05\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\x05\x12\x15\n\rcached_tokens\x18\x03 \x01(\x05\x12\x18\n\x10num_draft_tokens\x18\x04 \x01(\x05\x12\x1b\n\x13num_accepted_tokens\x18\x05 \x01(\x05\"\x9b\x01\n\x0fTokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12(\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x18.pageant.v1.ChatMessagesH\x00\x12\x1f\n\x12\x61\x64\x64_special_tokens\x18\x04 \x01(\x08H\x01\x88\x01\x01\x42\x07\n\x05inputB\x15\n\x13_add_special_tokens\"%\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\x05\"o\n\x11\x44\x65tokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\x05\x12 \n\x13skip_special_tokens\x18\x03 \x01(\x08H\x00\x88\x01\x01\x42\x16\n\x14_skip_special_tokens\"\"\n\x12\x44\x65tokenizeResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\"\x13\n\x11ListModelsRequest\"y\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x15\n\rmax_model_len\x18\x02 \x01(\x05\x12\x18\n\x10max_input_length\x18\x03 \x01(\x05\x12\x12\n\nvocab_size\x18\x04 \x01(\x05\x12\r\n\x05\x64type\x18\x05 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x06 \x01(\t\"7\n\x12ListModelsResponse\x12!\n\x06models\x18\x01 \x03(\x0b\x32\x11.pageant.v1.Model*x\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x17\n\x13\x46INISH_REASON_ABORT\x10\x03\x32\xb5\x02\n\tInference\x12G\n\x08Generate\x12\x1b.pageant.v1.GenerateRequest\x1a\x1c.pageant.v1.GenerateResponse0\x01\x12\x45\n\x08Tokenize\x12\x1b.pageant.v1.TokenizeRequest\x1a\x1c.pageant.v1.TokenizeResponse\x12K\n\nDetokenize\x12\x1d.pageant.v1.DetokenizeRequest\x1a\x1e.pageant.v1.DetokenizeResponse\x12K\n\nListModels\x12\x1d.pageant.v1.ListModelsRequest\x1a\x1e.pageant.v1.ListModelsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!protos/pageant/v1/inference.proto\x12\npageant.v1\"\xc5\x02\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\r\n\x05label\x18\x02 \x01(\t\x12\x0e\n\x04text\x18\x03 \x01(\tH\x00\x12(\n\x04\x63hat\x18\x04 \x01(\x0b\x32\x18.pageant.v1.ChatMessagesH\x00\x12)\n\ttoken_ids\x18\x05 \x01(\x0b\x32\x14.pageant.v1.TokenIdsH\x00\x12,\n\x08sampling\x18\x06 \x01(\x0b\x32\x1a.pageant.v1.SamplingParams\x12)\n\x06stream\x18\x07 \x01(\x0b\x32\x19.pageant.v1.StreamOptions\x12\x10\n\x08priority\x18\x08 \x01(\x05\x12\x17\n\x0fidempotency_key\x18\t \x01(\t\x12\"\n\x06resume\x18\n \x01(\x0b\x32\x12.pageant.v1.ResumeB\x07\n\x05input\"1\n\x06Resume\x12\'\n\tpositions\x18\x01 \x03(\x0b\x32\x14.pageant.v1.Position\"1\n\x08Position\x12\x12\n\nnum_tokens\x18\x01 \x01(\x05\x12\x11\n\tnum_chars\x18\x02 \x01(\x05\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"9\n\x0c\x43hatMessages\x12)\n\x08messages\x18\x01 \x03(\x0b\x32\x17.pageant.v1.ChatMessage\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\x05\"\xe7\x08\n\x0eSamplingParams\x12\x18\n\x0btemperature\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x12\n\x05top_k\x18\x02 \x01(\x05H\x01\x88\x01\x01\x12\x12\n\x05top_p\x18\x03 \x01(\x01H\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x01H\x03\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x05 \x01(\x01H\x04\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x06 \x01(\x01H\x05\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x07 \x01(\x01H\x06\x88\x01\x01\x12=\n\nlogit_bias\x18\x08 \x03(\x0b\x32).pageant.v1.SamplingParams.LogitBiasEntry\x12/\n\x11\x61llowed_token_ids\x18\t \x01(\x0b\x32\x14.pageant.v1.TokenIds\x12\x11\n\tbad_words\x18\n \x03(\t\x12\x17\n\nmin_tokens\x18\x0b \x01(\x05H\x07\x88\x01\x01\x12\x17\n\nmax_tokens\x18\x0c \x01(\x05H\x08\x88\x01\x01\x12\x0c\n\x04stop\x18\r \x03(\t\x12\x16\n\x0estop_token_ids\x18\x0e \x03(\x05\x12\'\n\x1ainclude_stop_str_in_output\x18\x0f \x01(\x08H\t\x88\x01\x01\x12\x17\n\nignore_eos\x18\x10 \x01(\x08H\n\x88\x01\x01\x12 \n\x13skip_special_tokens\x18\x11 \x01(\x08H\x0b\x88\x01\x01\x12\x11\n\x04seed\x18\x12 \x01(\x03H\x0c\x88\x01\x01\x12\x0e\n\x01n\x18\x13 \x01(\x05H\r\x88\x01\x01\x12\x15\n\x08logprobs\x18\x14 \x01(\x05H\x0e\x88\x01\x01\x12\x1c\n\x0fprompt_logprobs\x18\x15 \x01(\x05H\x0f\x88\x01\x01\x12\x17\n\ndetokenize\x18\x16 \x01(\x08H\x10\x88\x01\x01\x12\x31\n\x13\x62\x61\x64_words_token_ids\x18\x17 \x03(\x0b\x32\x14.pageant.v1.TokenIds\x12\x16\n\tspeculate\x18\x18 \x01(\x08H\x11\x88\x01\x01\x12$\n\x07grammar\x18\x19 \x01(\x0b\x32\x13.pageant.v1.Grammar\x12+\n\x0b\x62\x65\x61m_search\x18\x1a \x01(\x0b\x32\x16.pageant.v1.BeamSearch\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\x05\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x08\n\x06_min_pB\x14\n\x12_frequency_penaltyB\x13\n\x11_presence_penaltyB\x15\n\x13_repetition_penaltyB\r\n\x0b_min_tokensB\r\n\x0b_max_tokensB\x1d\n\x1b_include_stop_str_in_outputB\r\n\x0b_ignore_eosB\x16\n\x14_skip_special_tokensB\x07\n\x05_seedB\x04\n\x02_nB\x0b\n\t_logprobsB\x12\n\x10_prompt_logprobsB\r\n\x0b_detokenizeB\x0c\n\n_speculate\"~\n\nBeamSearch\x12\r\n\x05width\x18\x01 \x01(\x05\x12\x1b\n\x0elength_penalty\x18\x02 \x01(\x01H\x00\x88\x01\x01\x12\x31\n\x0e\x65\x61rly_stopping\x18\x03 \x01(\x0e\x32\x19.pageant.v1.EarlyStoppingB\x11\n\x0f_length_penalty\"\x8a\x01\n\x07Grammar\x12\x15\n\x0bjson_schema\x18\x01 \x01(\tH\x00\x12\x15\n\x0bjson_object\x18\x02 \x01(\x08H\x00\x12\x0f\n\x05regex\x18\x03 \x01(\tH\x00\x12%\n\x06\x63hoice\x18\x04 \x01(\x0b\x32\x13.pageant.v1.ChoicesH\x00\x12\x11\n\x07grammar\x18\x05 \x01(\tH\x00\x42\x06\n\x04kind\"\x18\n\x07\x43hoices\x12\r\n\x05texts\x18\x01 \x03(\t\")\n\rStreamOptions\x12\x18\n\x10return_token_ids\x18\x01 \x01(\x08\"\x9f\x02\n\x10GenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05index\x18\x02 \x01(\x05\x12\x0c\n\x04text\x18\x03 \x01(\t\x12\x11\n\ttoken_ids\x18\x04 \x03(\x05\x12+\n\x08logprobs\x18\x05 \x03(\x0b\x32\x19.pageant.v1.TokenLogprobs\x12/\n\rfinish_reason\x18\x06 \x01(\x0e\x32\x18.pageant.v1.FinishReason\x12\x13\n\x0bstop_reason\x18\x07 \x01(\t\x12 \n\x05usage\x18\x08 \x01(\x0b\x32\x11.pageant.v1.Usage\x12\x32\n\x0fprompt_logprobs\x18\t \x03(\x0b\x32\x19.pageant.v1.TokenLogprobs\".\n\tCandidate\x12\x10\n\x08token_id\x18\x01 \x01(\x05\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\"g\n\rTokenLogprobs\x12$\n\x05token\x18\x01 \x01(\x0b\x32\x15.pageant.v1.Candidate\x12\x0c\n\x04rank\x18\x02 \x01(\x05\x12\"\n\x03top\x18\x03 \x03(\x0b\x32\x15.pageant.v1.Candidate\"\x87\x01\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\x05\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\x05\x12\x15\n\rcached_tokens\x18\x03 \x01(\x05\x12\x18\n\x10num_draft_tokens\x18\x04 \x01(\x05\x12\x1b\n\x13num_accepted_tokens\x18\x05 \x01(\x05\"\xa3\x01\n\x0c\x45mbedRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12&\n\x06inputs\x18\x02 \x03(\x0b\x32\x16.pageant.v1.EmbedInput\x12$\n\x07pooling\x18\x03 \x01(\x0e\x32\x13.pageant.v1.Pooling\x12\x16\n\tnormalize\x18\x04 \x01(\x08H\x00\x88\x01\x01\x12\x10\n\x08priority\x18\x05 \x01(\x05\x42\x0c\n\n_normalize\"P\n\nEmbedInput\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12)\n\ttoken_ids\x18\x02 \x01(\x0b\x32\x14.pageant.v1.TokenIdsH\x00\x42\x07\n\x05input\"\\\n\rEmbedResponse\x12)\n\nembeddings\x18\x01 \x03(\x0b\x32\x15.pageant.v1.Embedding\x12 \n\x05usage\x18\x02 \x01(\x0b\x32\x11.pageant.v1.Usage\"\x1b\n\tEmbedding\x12\x0e\n\x06values\x18\x01 \x03(\x02\"\x9b\x01\n\x0fTokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12(\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x18.pageant.v1.ChatMessagesH\x00\x12\x1f\n\x12\x61\x64\x64_special_tokens\x18\x04 \x01(\x08H\x01\x88\x01\x01\x42\x07\n\x05inputB\x15\n\x13_add_special_tokens\"%\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\x05\"o\n\x11\x44\x65tokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\x05\x12 \n\x13skip_special_tokens\x18\x03 \x01(\x08H\x00\x88\x01\x01\x42\x16\n\x14_skip_special_tokens\"\"\n\x12\x44\x65tokenizeResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\"\x13\n\x11ListModelsRequest\"y\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x15\n\rmax_model_len\x18\x02 \x01(\x05\x12\x18\n\x10max_input_length\x18\x03 \x01(\x05\x12\x12\n\nvocab_size\x18\x04 \x01(\x05\x12\r\n\x05\x64type\x18\x05 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x06 \x01(\t\"7\n\x12ListModelsResponse\x12!\n\x06models\x18\x01 \x03(\x0b\x32\x11.pageant.v1.Model*^\n\rEarlyStopping\x12\x19\n\x15\x45\x41RLY_STOPPING_LIKELY\x10\x00\x12\x18\n\x14\x45\x41RLY_STOPPING_FIRST\x10\x01\x12\x18\n\x14\x45\x41RLY_STOPPING_NEVER\x10\x02*x\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x17\n\x13\x46INISH_REASON_ABORT\x10\x03*-\n\x07Pooling\x12\x10\n\x0cPOOLING_LAST\x10\x00\x12\x10\n\x0cPOOLING_MEAN\x10\x01\x32\xf3\x02\n\tInference\x12G\n\x08Generate\x12\x1b.pageant.v1.GenerateRequest\x1a\x1c.pageant.v1.GenerateResponse0\x01\x12<\n\x05\x45mbed\x12\x18.pageant.v1.EmbedRequest\x1a\x19.pageant.v1.EmbedResponse\x12\x45\n\x08Tokenize\x12\x1b.pageant.v1.TokenizeRequest\x1a\x1c.pageant.v1.TokenizeResponse\x12K\n\nDetokenize\x12\x1d.pageant.v1.DetokenizeRequest\x1a\x1e.pageant.v1.DetokenizeResponse\x12K\n\nListModels\x12\x1d.pageant.v1.ListModelsRequest\x1a\x1e.pageant.v1.ListModelsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,8 +33,12 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._loaded_options = None
   _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_options = b'8\001'
-  _globals['_FINISHREASON']._serialized_start=2827
-  _globals['_FINISHREASON']._serialized_end=2947
+  _globals['_EARLYSTOPPING']._serialized_start=3576
+  _globals['_EARLYSTOPPING']._serialized_end=3670
+  _globals['_FINISHREASON']._serialized_start=3672
+  _globals['_FINISHREASON']._serialized_end=3792
+  _globals['_POOLING']._serialized_start=3794
+  _globals['_POOLING']._serialized_end=3839
   _globals['_GENERATEREQUEST']._serialized_start=50
   _globals['_GENERATEREQUEST']._serialized_end=375
   _globals['_RESUME']._serialized_start=377
@@ -48,33 +52,47 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TOKENIDS']._serialized_start=584
   _globals['_TOKENIDS']._serialized_end=607
   _globals['_SAMPLINGPARAMS']._serialized_start=610
-  _globals['_SAMPLINGPARAMS']._serialized_end=1654
-  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_start=1317
-  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_end=1365
-  _globals['_STREAMOPTIONS']._serialized_start=1656
-  _globals['_STREAMOPTIONS']._serialized_end=1697
-  _globals['_GENERATERESPONSE']._serialized_start=1700
-  _globals['_GENERATERESPONSE']._serialized_end=1987
-  _globals['_CANDIDATE']._serialized_start=1989
-  _globals['_CANDIDATE']._serialized_end=2035
-  _globals['_TOKENLOGPROBS']._serialized_start=2037
-  _globals['_TOKENLOGPROBS']._serialized_end=2140
-  _globals['_USAGE']._serialized_start=2143
-  _globals['_USAGE']._serialized_end=2278
-  _globals['_TOKENIZEREQUEST']._serialized_start=2281
-  _globals['_TOKENIZEREQUEST']._serialized_end=2436
-  _globals['_TOKENIZERESPONSE']._serialized_start=2438
-  _globals['_TOKENIZERESPONSE']._serialized_end=2475
-  _globals['_DETOKENIZEREQUEST']._serialized_start=2477
-  _globals['_DETOKENIZEREQUEST']._serialized_end=2588
-  _globals['_DETOKENIZERESPONSE']._serialized_start=2590
-  _globals['_DETOKENIZERESPONSE']._serialized_end=2624
-  _globals['_LISTMODELSREQUEST']._serialized_start=2626
-  _globals['_LISTMODELSREQUEST']._serialized_end=2645
-  _globals['_MODEL']._serialized_start=2647
-  _globals['_MODEL']._serialized_end=2768
-  _globals['_LISTMODELSRESPONSE']._serialized_start=2770
-  _globals['_LISTMODELSRESPONSE']._serialized_end=2825
-  _globals['_INFERENCE']._serialized_start=2950
-  _globals['_INFERENCE']._serialized_end=3259
+  _globals['_SAMPLINGPARAMS']._serialized_end=1737
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_start=1400
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_end=1448
+  _globals['_BEAMSEARCH']._serialized_start=1739
+  _globals['_BEAMSEARCH']._serialized_end=1865
+  _globals['_GRAMMAR']._serialized_start=1868
+  _globals['_GRAMMAR']._serialized_end=2006
+  _globals['_CHOICES']._serialized_start=2008
+  _globals['_CHOICES']._serialized_end=2032
+  _globals['_STREAMOPTIONS']._serialized_start=2034
+  _globals['_STREAMOPTIONS']._serialized_end=2075
+  _globals['_GENERATERESPONSE']._serialized_start=2078
+  _globals['_GENERATERESPONSE']._serialized_end=2365
+  _globals['_CANDIDATE']._serialized_start=2367
+  _globals['_CANDIDATE']._serialized_end=2413
+  _globals['_TOKENLOGPROBS']._serialized_start=2415
+  _globals['_TOKENLOGPROBS']._serialized_end=2518
+  _globals['_USAGE']._serialized_start=2521
+  _globals['_USAGE']._serialized_end=2656
+  _globals['_EMBEDREQUEST']._serialized_start=2659
+  _globals['_EMBEDREQUEST']._serialized_end=2822
+  _globals['_EMBEDINPUT']._serialized_start=2824
+  _globals['_EMBEDINPUT']._serialized_end=2904
+  _globals['_EMBEDRESPONSE']._serialized_start=2906
+  _globals['_EMBEDRESPONSE']._serialized_end=2998
+  _globals['_EMBEDDING']._serialized_start=3000
+  _globals['_EMBEDDING']._serialized_end=3027
+  _globals['_TOKENIZEREQUEST']._serialized_start=3030
+  _globals['_TOKENIZEREQUEST']._serialized_end=3185
+  _globals['_TOKENIZERESPONSE']._serialized_start=3187
+  _globals['_TOKENIZERESPONSE']._serialized_end=3224
+  _globals['_DETOKENIZEREQUEST']._serialized_start=3226
+  _globals['_DETOKENIZEREQUEST']._serialized_end=3337
+  _globals['_DETOKENIZERESPONSE']._serialized_start=3339
+  _globals['_DETOKENIZERESPONSE']._serialized_end=3373
+  _globals['_LISTMODELSREQUEST']._serialized_start=3375
+  _globals['_LISTMODELSREQUEST']._serialized_end=3394
+  _globals['_MODEL']._serialized_start=3396
+  _globals['_MODEL']._serialized_end=3517
+  _globals['_LISTMODELSRESPONSE']._serialized_start=3519
+  _globals['_LISTMODELSRESPONSE']._serialized_end=3574
+  _globals['_INFERENCE']._serialized_start=3842
+  _globals['_INFERENCE']._serialized_end=4213
 # @@protoc_insertion_point(module_scope)

@@ -50,6 +50,11 @@ class InferenceStub:
                 request_serializer=protos_dot_pageant_dot_v1_dot_inference__pb2.GenerateRequest.SerializeToString,
                 response_deserializer=protos_dot_pageant_dot_v1_dot_inference__pb2.GenerateResponse.FromString,
                 _registered_method=True)
+        self.Embed = channel.unary_unary(
+                '/pageant.v1.Inference/Embed',
+                request_serializer=protos_dot_pageant_dot_v1_dot_inference__pb2.EmbedRequest.SerializeToString,
+                response_deserializer=protos_dot_pageant_dot_v1_dot_inference__pb2.EmbedResponse.FromString,
+                _registered_method=True)
         self.Tokenize = channel.unary_unary(
                 '/pageant.v1.Inference/Tokenize',
                 request_serializer=protos_dot_pageant_dot_v1_dot_inference__pb2.TokenizeRequest.SerializeToString,
@@ -89,6 +94,13 @@ class InferenceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Embed(self, request, context):
+        """One vector for each input: the model's last hidden states, pooled.  All or none.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Tokenize(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -114,6 +126,11 @@ def add_InferenceServicer_to_server(servicer, server):
                     servicer.Generate,
                     request_deserializer=protos_dot_pageant_dot_v1_dot_inference__pb2.GenerateRequest.FromString,
                     response_serializer=protos_dot_pageant_dot_v1_dot_inference__pb2.GenerateResponse.SerializeToString,
+            ),
+            'Embed': grpc.unary_unary_rpc_method_handler(
+                    servicer.Embed,
+                    request_deserializer=protos_dot_pageant_dot_v1_dot_inference__pb2.EmbedRequest.FromString,
+                    response_serializer=protos_dot_pageant_dot_v1_dot_inference__pb2.EmbedResponse.SerializeToString,
             ),
             'Tokenize': grpc.unary_unary_rpc_method_handler(
                     servicer.Tokenize,
@@ -169,6 +186,33 @@ class Inference:
             '/pageant.v1.Inference/Generate',
             protos_dot_pageant_dot_v1_dot_inference__pb2.GenerateRequest.SerializeToString,
             protos_dot_pageant_dot_v1_dot_inference__pb2.GenerateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Embed(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pageant.v1.Inference/Embed',
+            protos_dot_pageant_dot_v1_dot_inference__pb2.EmbedRequest.SerializeToString,
+            protos_dot_pageant_dot_v1_dot_inference__pb2.EmbedResponse.FromString,
             options,
             channel_credentials,
             insecure,
