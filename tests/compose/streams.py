@@ -7,7 +7,11 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from typing import Any
 
+import grpc
+
+from protos.pageant.v1 import inference_pb2_grpc
 from services.cli.client import Client
 
 PROMPT = "Once upon a time"
@@ -25,6 +29,19 @@ def complete(address: str, fewest_pieces: int = 1) -> str:
     assert figures.completion_tokens == GREEDY["max_tokens"]
     assert len(pieces) >= fewest_pieces
     return text
+
+
+def listen(address: str, request: Any, most: int = 0) -> tuple[str, list[int]]:
+    """Text and token ids of one call, of its first `most` messages where there are more.  Raises grpc.RpcError."""
+    text, token_ids = "", []
+    with grpc.insecure_channel(address, options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
+        stub: Any = inference_pb2_grpc.InferenceStub(channel)
+        for number, response in enumerate(stub.Generate(request, timeout=60), start=1):
+            text += response.text
+            token_ids += response.token_ids
+            if number == most:
+                break
+    return text, token_ids
 
 
 @contextmanager

@@ -9,13 +9,16 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import grpc
 import pytest
 
+from protos.pageant.v1.inference_pb2 import GenerateRequest
 from scripts.bench.chaos.main import Order, act, containers, table
 from scripts.bench.stack import ROOT, SERVICES, DockerError, Stack
 from tests.compose.stack import running_stack, why_not
-from tests.compose.streams import complete, settle, streaming
+from tests.compose.streams import PROMPT, complete, listen, settle, streaming
 
 pytestmark = [pytest.mark.compose, pytest.mark.timeout(1800)]
 
@@ -125,6 +128,33 @@ def test_health_follows_progress(stack: Stack) -> None:
         until(lambda: health(stack, gateway) == health(stack, worker) == "healthy")
         settle(texts)
     assert set(texts) == {expected}
+
+
+def test_a_client_gets_the_rest_of_its_stream_after_its_gateway_died(stack: Stack) -> None:
+    stack.up(gateway=2)
+    sampling = {"max_tokens": 300, "temperature": 0.8, "seed": 5, "ignore_eos": True}
+    request = GenerateRequest(text=PROMPT, sampling=sampling, stream={"return_token_ids": True})
+    whole = listen(stack.address, request)
+    request.idempotency_key = "compose"
+    text, token_ids = listen(stack.address, request, most=5)
+    for gateway in stack.containers("gateway"):
+        crash(stack, gateway["Name"])
+    request.resume.positions.add(num_tokens=len(token_ids), num_chars=len(text))
+    rest = until_answered(stack, request)
+    assert 0 < len(token_ids) < len(whole[1])
+    assert (text + rest[0], token_ids + rest[1]) == whole
+
+
+def until_answered(stack: Stack, request: Any) -> tuple[str, list[int]]:
+    """The client's own patience: it asks again while nobody answers."""
+    deadline = time.monotonic() + 40
+    while True:
+        try:
+            return listen(stack.address, request)
+        except grpc.RpcError as error:
+            assert isinstance(error, grpc.Call) and error.code() is grpc.StatusCode.UNAVAILABLE
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
 
 
 def test_gateways_find_the_network_of_a_door_that_was_restarted(stack: Stack) -> None:
