@@ -34,6 +34,7 @@ class Figures:
         self.cached_tokens = 0
         self.num_draft_tokens = 0
         self.num_accepted_tokens = 0
+        self.explanation: Any = None  # where the server says that the time went
 
     def add(self, response: Any) -> None:
         self._last = time.perf_counter()
@@ -44,6 +45,8 @@ class Figures:
             self.completion_tokens += response.usage.completion_tokens
             self.num_draft_tokens += response.usage.num_draft_tokens
             self.num_accepted_tokens += response.usage.num_accepted_tokens
+        if response.HasField("explanation"):
+            self.explanation = response.explanation
 
     @property
     def ttft_ms(self) -> float:

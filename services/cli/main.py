@@ -97,14 +97,15 @@ def scale(replicas: tuple[str, ...], **arguments: Any) -> None:
 @key_option
 @authority_option
 @sampling_options
-def generate(prompt: str, address: str, api_key: str, tls_ca: Path | None, **arguments: Any) -> None:
+@click.option("--explain", is_flag=True, help="Say where the time went.")
+def generate(prompt: str, address: str, api_key: str, tls_ca: Path | None, explain: bool, **arguments: Any) -> None:
     """Complete PROMPT, streaming ('-' reads it from standard input)."""
     from services.cli import terminal
     from services.cli.client import Client
 
     text = sys.stdin.read() if prompt == "-" else prompt
     client = Client(address, key=api_key, authority=tls_ca.read_bytes() if tls_ca else None)
-    sys.exit(terminal.generate(client, text, take_sampling(arguments)))
+    sys.exit(terminal.generate(client, text, take_sampling(arguments), explain=explain))
 
 
 @main.command()

@@ -8,7 +8,10 @@ from typing import Any
 import click
 import grpc
 
-from services.cli.client import Client, explain, printable
+from services.cli.client import Client, printable
+from services.cli.client import explain as in_words
+
+BAR = 40  # characters
 
 
 def write(text: str) -> None:
@@ -17,19 +20,30 @@ def write(text: str) -> None:
     sys.stdout.flush()
 
 
-def generate(client: Client, prompt: str, sampling: dict[str, Any]) -> int:
+def generate(client: Client, prompt: str, sampling: dict[str, Any], *, explain: bool = False) -> int:
     """Stream one completion, then its figures; returns the exit status."""
     try:
-        _, figures = client.generate(sampling, write, text=prompt)
+        _, figures = client.generate(sampling, write, text=prompt, explain=explain)
     except grpc.RpcError as error:
-        click.echo(f"pageant: {explain(error, client.address)}", err=True)
+        click.echo(f"pageant: {in_words(error, client.address)}", err=True)
         return 1
     except KeyboardInterrupt:
         click.echo("", err=True)
         return 130
     write("\n")
     click.echo(str(figures), err=True)
+    if figures.explanation is not None:
+        click.echo(explained(figures.explanation), err=True)
     return 0
+
+
+def explained(explanation: Any) -> str:
+    """A line for each phase, with a bar as long as its part of the whole, and the cause."""
+    phases = [(entry.phase, entry.ms) for entry in explanation.phases]
+    width, total = max((len(name) for name, _ in phases), default=0), sum(ms for _, ms in phases) or 1.0
+    lines = [f"{name:<{width}}  {ms:>10.2f} ms  {'#' * round(BAR * ms / total)}".rstrip() for name, ms in phases]
+    misses = ", ".join(f"{entry.tokens} {entry.reason}" for entry in explanation.misses)
+    return "\n".join([*lines, *([f"prompt tokens computed: {misses}"] if misses else []), explanation.cause])
 
 
 def chat(client: Client, system: str, sampling: dict[str, Any]) -> int:
@@ -66,7 +80,7 @@ def _answer(client: Client, messages: list[dict[str, str]], sampling: dict[str, 
     try:
         _, figures = client.generate(sampling, show, chat={"messages": messages})
     except grpc.RpcError as error:
-        click.echo(f"pageant: {explain(error, client.address)}", err=True)
+        click.echo(f"pageant: {in_words(error, client.address)}", err=True)
         return None
     except KeyboardInterrupt:
         write("\n")

@@ -10,12 +10,15 @@ from protos.pageant.v1 import control_pb2, inference_pb2
 from services.gateway.embedding import Embedded
 from services.gateway.generation import packed_prompt
 from services.gateway.streams import Delta, Position
+from shared.account import milliseconds
 from shared.beam import Beam, EarlyStopping
 from shared.errors import RequestError
+from shared.explanation import cause, for_clients, misses_by_name
 from shared.grammar import Grammar, GrammarKind
 from shared.messages import (
     ChatMessage,
     FinishReason,
+    Ledger,
     Load,
     RequestHeader,
     Roster,
@@ -132,6 +135,24 @@ def generate_response(request_id: str, delta: Delta, *, with_token_ids: bool) ->
         response.usage.num_draft_tokens = end.num_draft_tokens
         response.usage.num_accepted_tokens = end.num_accepted_tokens
     return response
+
+
+def explanation(ledger: Ledger) -> Any:
+    """What a client may know of where its request's time went."""
+    ledger = for_clients(ledger)
+    proto = inference_pb2.Explanation(
+        cause=cause(ledger),
+        num_ahead=ledger.num_ahead,
+        num_chunks=ledger.num_chunks,
+        num_preemptions=ledger.num_preemptions,
+    )
+    for phase, ms in milliseconds(ledger.spent).items():
+        proto.phases.add(phase=phase, ms=ms)
+    for reason, num_tokens in misses_by_name(ledger).items():
+        proto.misses.add(reason=reason, tokens=num_tokens)
+    if ledger.evicted_ago >= 0:
+        proto.evicted_ago_ms = ledger.evicted_ago
+    return proto
 
 
 def logprobs_to_proto(entry: TokenLogprobs | None) -> Any:

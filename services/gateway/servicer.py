@@ -83,12 +83,14 @@ class InferenceServicer:
         await context.send_initial_metadata((("x-request-id", stream.header.request_id),))
         with_token_ids = proto.stream.return_token_ids or not stream.request.params.detokenize
         while deltas := await stream.take():
+            last = deltas[-1] if stream.finished else None
             for delta in deltas:
                 report.progressed()
                 if with_token_ids or not delta.empty:
-                    await context.write(
-                        convert.generate_response(stream.header.request_id, delta, with_token_ids=with_token_ids)
-                    )
+                    response = convert.generate_response(stream.header.request_id, delta, with_token_ids=with_token_ids)
+                    if proto.explain and delta is last and stream.account is not None:
+                        response.explanation.CopyFrom(convert.explanation(stream.account.ledger()))
+                    await context.write(response)
 
     async def Tokenize(self, proto: Any, context: Any) -> Any:
         try:

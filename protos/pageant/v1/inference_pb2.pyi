@@ -35,7 +35,7 @@ POOLING_LAST: Pooling
 POOLING_MEAN: Pooling
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("model", "label", "text", "chat", "token_ids", "sampling", "stream", "priority", "idempotency_key", "resume")
+    __slots__ = ("model", "label", "text", "chat", "token_ids", "sampling", "stream", "priority", "idempotency_key", "resume", "explain")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     LABEL_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
@@ -46,6 +46,7 @@ class GenerateRequest(_message.Message):
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     IDEMPOTENCY_KEY_FIELD_NUMBER: _ClassVar[int]
     RESUME_FIELD_NUMBER: _ClassVar[int]
+    EXPLAIN_FIELD_NUMBER: _ClassVar[int]
     model: str
     label: str
     text: str
@@ -56,7 +57,8 @@ class GenerateRequest(_message.Message):
     priority: int
     idempotency_key: str
     resume: Resume
-    def __init__(self, model: _Optional[str] = ..., label: _Optional[str] = ..., text: _Optional[str] = ..., chat: _Optional[_Union[ChatMessages, _Mapping]] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., stream: _Optional[_Union[StreamOptions, _Mapping]] = ..., priority: _Optional[int] = ..., idempotency_key: _Optional[str] = ..., resume: _Optional[_Union[Resume, _Mapping]] = ...) -> None: ...
+    explain: bool
+    def __init__(self, model: _Optional[str] = ..., label: _Optional[str] = ..., text: _Optional[str] = ..., chat: _Optional[_Union[ChatMessages, _Mapping]] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., stream: _Optional[_Union[StreamOptions, _Mapping]] = ..., priority: _Optional[int] = ..., idempotency_key: _Optional[str] = ..., resume: _Optional[_Union[Resume, _Mapping]] = ..., explain: _Optional[bool] = ...) -> None: ...
 
 class Resume(_message.Message):
     __slots__ = ("positions",)
@@ -192,7 +194,7 @@ class StreamOptions(_message.Message):
     def __init__(self, return_token_ids: _Optional[bool] = ...) -> None: ...
 
 class GenerateResponse(_message.Message):
-    __slots__ = ("request_id", "index", "text", "token_ids", "logprobs", "finish_reason", "stop_reason", "usage", "prompt_logprobs")
+    __slots__ = ("request_id", "index", "text", "token_ids", "logprobs", "finish_reason", "stop_reason", "usage", "prompt_logprobs", "explanation")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
@@ -202,6 +204,7 @@ class GenerateResponse(_message.Message):
     STOP_REASON_FIELD_NUMBER: _ClassVar[int]
     USAGE_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    EXPLANATION_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     index: int
     text: str
@@ -211,7 +214,8 @@ class GenerateResponse(_message.Message):
     stop_reason: str
     usage: Usage
     prompt_logprobs: _containers.RepeatedCompositeFieldContainer[TokenLogprobs]
-    def __init__(self, request_id: _Optional[str] = ..., index: _Optional[int] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., stop_reason: _Optional[str] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ...) -> None: ...
+    explanation: Explanation
+    def __init__(self, request_id: _Optional[str] = ..., index: _Optional[int] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., stop_reason: _Optional[str] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., explanation: _Optional[_Union[Explanation, _Mapping]] = ...) -> None: ...
 
 class Candidate(_message.Message):
     __slots__ = ("token_id", "logprob")
@@ -280,6 +284,40 @@ class Embedding(_message.Message):
     VALUES_FIELD_NUMBER: _ClassVar[int]
     values: _containers.RepeatedScalarFieldContainer[float]
     def __init__(self, values: _Optional[_Iterable[float]] = ...) -> None: ...
+
+class Explanation(_message.Message):
+    __slots__ = ("phases", "cause", "misses", "evicted_ago_ms", "num_ahead", "num_chunks", "num_preemptions")
+    PHASES_FIELD_NUMBER: _ClassVar[int]
+    CAUSE_FIELD_NUMBER: _ClassVar[int]
+    MISSES_FIELD_NUMBER: _ClassVar[int]
+    EVICTED_AGO_MS_FIELD_NUMBER: _ClassVar[int]
+    NUM_AHEAD_FIELD_NUMBER: _ClassVar[int]
+    NUM_CHUNKS_FIELD_NUMBER: _ClassVar[int]
+    NUM_PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
+    phases: _containers.RepeatedCompositeFieldContainer[PhaseTime]
+    cause: str
+    misses: _containers.RepeatedCompositeFieldContainer[Missed]
+    evicted_ago_ms: int
+    num_ahead: int
+    num_chunks: int
+    num_preemptions: int
+    def __init__(self, phases: _Optional[_Iterable[_Union[PhaseTime, _Mapping]]] = ..., cause: _Optional[str] = ..., misses: _Optional[_Iterable[_Union[Missed, _Mapping]]] = ..., evicted_ago_ms: _Optional[int] = ..., num_ahead: _Optional[int] = ..., num_chunks: _Optional[int] = ..., num_preemptions: _Optional[int] = ...) -> None: ...
+
+class PhaseTime(_message.Message):
+    __slots__ = ("phase", "ms")
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    MS_FIELD_NUMBER: _ClassVar[int]
+    phase: str
+    ms: float
+    def __init__(self, phase: _Optional[str] = ..., ms: _Optional[float] = ...) -> None: ...
+
+class Missed(_message.Message):
+    __slots__ = ("reason", "tokens")
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    tokens: int
+    def __init__(self, reason: _Optional[str] = ..., tokens: _Optional[int] = ...) -> None: ...
 
 class TokenizeRequest(_message.Message):
     __slots__ = ("model", "text", "chat", "add_special_tokens")

@@ -95,12 +95,12 @@ def test_figures() -> None:
         prompt_tokens=3, cached_tokens=2, completion_tokens=5, num_draft_tokens=0, num_accepted_tokens=0
     )
     figures.add(SimpleNamespace(usage=usage, HasField=lambda name: False))
-    figures.add(SimpleNamespace(usage=usage, HasField=lambda name: True))
+    figures.add(SimpleNamespace(usage=usage, HasField=lambda name: name == "usage"))
     assert (figures.prompt_tokens, figures.cached_tokens, figures.completion_tokens) == (3, 2, 5)
     assert figures.ttft_ms > 0 and figures.tpot_ms >= 0 and "completion tokens: 5" in str(figures)
     assert "draft" not in str(figures), "nothing was proposed"
     usage.num_draft_tokens, usage.num_accepted_tokens = 8, 6
-    figures.add(SimpleNamespace(usage=usage, HasField=lambda name: True))
+    figures.add(SimpleNamespace(usage=usage, HasField=lambda name: name == "usage"))
     assert "draft tokens accepted: 6 of 8" in str(figures)
 
 

@@ -7,6 +7,8 @@ import asyncio
 import pytest
 import structlog
 
+from protos.pageant.v1.inference_pb2 import GenerateRequest
+from services.cli.terminal import explained
 from services.gateway.account import StreamAccount
 from shared.account import NOTHING, Account, arrived, checked, settled
 from shared.explanation import cause, for_clients, missed
@@ -129,6 +131,25 @@ async def test_the_line_that_ends_a_call_accounts_for_its_time() -> None:
         assert sum(line["phases"].values()) == pytest.approx(line["e2e_ms"], abs=2.0)
         assert line["arrival"] == request.header.arrival_time
         assert line["cause"]
+
+
+async def test_a_client_that_asks_is_told_in_the_last_message() -> None:
+    async with front() as f:
+        calls = [f.inference.Generate(GenerateRequest(text="Once", explain=explain)) for explain in (True, False)]
+        for _ in calls:
+            _, request = await f.troupe.asked(TokenizeRequest)
+            assert request.ledger is not None
+            counts = [3] + [0] * (NUM_MISSES - 1)
+            ledger = Ledger(request.ledger.spent, request.ledger.stamp, num_ahead=5, misses=counts)
+            f.troupe.say(request, "over ", ledger=ledger)
+            f.troupe.say(request, "there", at=(1, 5), finish_reason=FinishReason.STOP, ledger=ledger)
+        *early, last = await drain(calls[0])
+        assert not any(response.HasField("explanation") for response in (*early, *await drain(calls[1])))
+        told = last.explanation
+        assert {entry.phase for entry in told.phases} <= {phase.label for phase in Phase}
+        assert told.num_ahead == 5 and told.cause
+        assert [(entry.reason, entry.tokens) for entry in told.misses] == [("below_block", 3)]
+        assert "below_block" in explained(told) and explained(told).endswith(told.cause)
 
 
 async def test_without_tracing_nothing_travels() -> None:
