@@ -77,7 +77,11 @@ class Stack:
     def up(self, **replicas: int) -> None:
         """Started, all healthy, with this many of a service."""
         scale = [f"--scale={service}={number}" for service, number in replicas.items()]
-        self.compose("up", "--wait", *scale, timeout=300)
+        try:
+            self.compose("up", "--wait", *scale, timeout=300)
+        except DockerError as error:
+            last = self.compose("logs", "--no-color", "--tail", "5").replace(CLEAR_LINE, "")
+            raise DockerError(f"{error}\nthe last lines of each:\n{last}", error.status) from error
 
     def down(self) -> None:
         """All gone, with its keys."""

@@ -106,7 +106,7 @@ class Containers:
         """One more, or one less where there are as many as there should be."""
         count = self.counts[service]
         self.counts[service] = count + 1 if count < MOST[service] else count - 1
-        scale = [f"--scale={service}={count}" for service, count in self.counts.items()]
+        scale = [f"--scale={name}={number}" for name, number in self.counts.items()]
         await asyncio.to_thread(self.stack.compose, "up", "--detach", "--no-recreate", *scale)
 
     async def _names(self, service: str) -> list[str]:
