@@ -71,6 +71,8 @@ class SamplingParams(msgspec.Struct, array_like=True, frozen=True, gc=False, kw_
 
     def resolved(self, defaults: GenerationDefaults, *, max_tokens: int) -> SamplingParams:
         """This with every None that has a default filled: the request's, else the model's, else the field's."""
+        if self.beam is not None:  # a model's defaults are about sampling
+            defaults = GenerationDefaults(temperature=0.0)
         top_k = _first(self.top_k, defaults.top_k, 0)
         return msgspec.structs.replace(
             self,
@@ -159,7 +161,7 @@ def _check_lengths(p: SamplingParams, limits: Limits, num_prompt_tokens: int) ->
         raise _bad("n", f"must be at least 1, got {p.n}")
     if p.n > limits.max_n:
         raise _bad("n", f"must be at most {limits.max_n}, got {p.n}")
-    if p.greedy and p.n > 1:
+    if p.greedy and p.n > 1 and p.beam is None:
         raise _bad("n", f"must be 1 when using greedy sampling, got {p.n}")
     if p.max_tokens is not None and p.max_tokens < 1:
         raise _bad("max_tokens", f"must be at least 1, got {p.max_tokens}")

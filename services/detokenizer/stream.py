@@ -132,6 +132,7 @@ class Stream:
             tokens.num_draft_tokens,
             tokens.num_accepted_tokens,
             ledger,
+            embedding=self.opened.embedding if self._first else None,
         )
         self.num_characters += len(text)
         self._first = False

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from services.scheduler import phases
+from services.scheduler.branching import branch_off, idle_beams, is_idle
 from services.scheduler.counters import Counters
 from services.scheduler.drafts import DraftLinks
 from services.scheduler.fairness import Shares
@@ -60,6 +61,8 @@ class Batcher:
 
     def next_plan(self) -> StepPlan | None:
         """The plan, counted as sent; None where no sequence can go on."""
+        if self.replica.branches:
+            self.counters.num_block_copies += branch_off(self.replica, self.builder, self._reserve())
         if self.replica.is_shared:
             self._claim()
         self._verify()
@@ -76,6 +79,8 @@ class Batcher:
             self._obstacle = (Phase.QUEUE_BLOCKS, None)
         else:
             self._admit_waiting()
+        if not (self.builder.step.sequences or self.replica.in_flight):
+            self._make_idle_give_way()
         if self.replica.waiting or self.replica.waits:
             self.replica.waits.look(self.replica.waiting.firsts, *self._obstacle, self.moment.now)
         if not self.builder.step.sequences:
@@ -201,6 +206,8 @@ class Batcher:
                 continue
             if sequence.num_drafts or sequence in verified:
                 continue
+            if sequence.num_pending and sequence.request.search is not None:
+                continue  # which token follows is not the worker's to say
             if num_behind > 1:
                 prefills.append(sequence)
             elif num_coming <= len(sequence.block_ids) * block_size and builder.budget > 0:
@@ -264,6 +271,17 @@ class Batcher:
 
     # -- waiting sequences
 
+    def _make_idle_give_way(self) -> None:
+        """Nobody can go on: beams that wait for others of their search make room for these."""
+        for beam in idle_beams(self.replica):
+            if self.builder.step.sequences or not self.replica.waiting:
+                return
+            self.journal.sequence("sequence_preempted", beam, cause="idle")
+            self.replica.preempt(beam)
+            self.replica.waiting.add(beam)
+            phases.preempted(beam, self.moment.now)
+            self._admit_waiting()
+
     def _admit_waiting(self) -> None:
         if not self.replica.num_free_rows:
             self._obstacle = (Phase.QUEUE_ROWS, None)
@@ -298,7 +316,7 @@ class Batcher:
         if self._must_be_alone(sequence):
             phases.passed_over(sequence, Phase.LOST, self.moment.now)
             return False
-        return not sequence.num_in_flight
+        return not (sequence.num_in_flight or is_idle(sequence))
 
     def _start(self, sequence: Sequence) -> bool:
         """False where blocks or budget do not allow."""
@@ -373,7 +391,7 @@ class Batcher:
         """Why the prefix cache is not asked for a sequence."""
         if not self.policy.enable_prefix_caching:
             return Miss.OFF
-        return Miss.NOT_ASKED if sequence.wants_prompt_logprobs else None
+        return Miss.NOT_ASKED if sequence.needs_all_states else None
 
     def _fork(self, sequence: Sequence) -> bool:
         """Start a sequence on its sibling's prompt: full blocks are shared, the one to be written in is copied."""

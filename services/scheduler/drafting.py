@@ -73,7 +73,7 @@ class Drafting:
         """Tell the drafts what was committed and ask for more; nothing is waited for while prompts are computed."""
         awaited: dict[DraftLink, int] = {}
         for sequence in replica.running:
-            if sequence.can_verify and sequence.request.params.speculate:
+            if sequence.can_verify and sequence.request.step_params.speculate:
                 num_wanted = speculation.num_wanted(sequence)
                 told = self._links.tell(sequence, num_wanted, ahead=speculation.arm.runs_ahead)
                 if told is not None and len(self._links.usable(sequence).token_ids) < num_wanted:

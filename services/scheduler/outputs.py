@@ -38,6 +38,7 @@ class Outbound:
             min_tokens=params.min_tokens,
             num_cached_tokens=max(0, sequence.num_cached_tokens),
             prompt_logprobs=[None, *sequence.prompt_logprobs] if sequence.wants_prompt_logprobs else None,
+            embedding=sequence.embedding,
         )
         self._opened.setdefault(request.detokenizer, []).append(stream)
 
@@ -69,7 +70,10 @@ class Outbound:
             self._tokens[request.detokenizer] = [tokens]
 
     def emit_again(self, request: Request) -> None:
-        """Tell a detokenizer everything from the start; what the client has already, its gateway drops."""
+        """Tell a detokenizer everything from the start; what the client has already, its gateway drops.  Of a beam search
+        there is nothing to tell before its end."""
+        if request.search is not None and not request.is_finished:
+            return
         for sequence in request.sequences:
             if sequence.num_output_tokens:
                 sequence.num_emitted = 0

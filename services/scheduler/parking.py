@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
+from services.scheduler.beams import rest
 from services.scheduler.sequence import Request, Sequence, Status
 
 MAX_PARKED = 1024
@@ -45,6 +46,10 @@ def copy_of(request: Request) -> Request:
         request.header, request.params, request.prompt_token_ids, request.eos_token_ids, request.arrival,
         request.detokenizer, packed_prompt=request.packed_prompt,
     )  # fmt: skip
+    if copy.search is not None and not request.is_finished:  # a search begins again
+        copy.sequences = [Sequence(copy, one.index, one.rank, list(copy.prompt_token_ids)) for one in request.sequences]
+        rest(copy.sequences[1:])
+        return copy
     copy.sequences = [_copy_of(sequence, copy) for sequence in request.sequences]
     return copy
 

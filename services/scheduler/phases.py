@@ -220,6 +220,13 @@ def bereft(sequence: Sequence, since: float, now: float) -> None:
         clock.enter(Phase.LOST, now if clock.is_queued else min(now, max(since, clock.since)))
 
 
+def searched(sequences: Iterable[Sequence], now: float) -> None:
+    """What was computed for a search is there, although nobody is told before its end."""
+    for sequence in sequences:
+        if (clock := sequence.clock) is not None and clock.phase in COMPUTING:
+            clock.told(now)
+
+
 def ended(sequence: Sequence, now: float) -> None:
     """What was told of its end is on its way; where it has to be told again, that was lost."""
     if (clock := sequence.clock) is not None:

@@ -33,9 +33,14 @@ class PlanBuilder:
         drafts: Drafts = NO_DRAFTS,
     ) -> None:
         """Give a sequence its part; its table is complete, `new_blocks` being the end of it that the worker lacks.
+        What the worker has to be told anew, it is told with all of its table.
 
         `num_tokens` counts the draft tokens too.
         """
+        if sequence.is_untold:
+            sequence.is_untold = False
+            self._admitted.append(sequence)
+            new_blocks = sequence.block_ids
         step = self.step
         step.sequences.append(sequence)
         step.num_computed.append(sequence.num_computed_tokens)
@@ -48,12 +53,15 @@ class PlanBuilder:
 
     def admit(self, sequence: Sequence, num_tokens: int) -> None:
         """Schedule a sequence that starts now: the worker has nothing of it."""
-        self._admitted.append(sequence)
+        sequence.is_untold = True
         self.schedule(sequence, num_tokens, int(num_tokens == sequence.num_behind), sequence.block_ids)
 
     def drop(self, sequence: Sequence) -> None:
         """Take a sequence's part back, if it had one."""
         self.budget += self.step.drop(sequence)
+        self.copies.pop(sequence, None)
+        if sequence in self._admitted:
+            self._admitted.remove(sequence)
 
     def commit(self) -> StepPlan:
         """Count the step's parts as computed, and their samples as pending: the plan will be sent."""

@@ -68,6 +68,7 @@ class Replica:
         self.num_steps = 0
         self.heard_at = moment.now  # when it came, or answered last
         self.released_rows: list[int] = []
+        self.branches: list[tuple[Sequence, Sequence]] = []  # waiting ones, and behind which running ones they begin
         self._free_rows = list(range(capacity.max_num_seqs - 1, -1, -1))
         self.is_draining = False
         self.speculation: Speculation | None = None  # None while there is no draft
@@ -123,6 +124,10 @@ class Replica:
         sequence.num_computed_tokens = 0
         if sequence.wants_prompt_logprobs:
             sequence.prompt_logprobs.clear()
+
+    def take_branches(self) -> list[tuple[Sequence, Sequence]]:
+        branches, self.branches = self.branches, []
+        return branches
 
     def take_released_rows(self) -> list[int]:
         rows, self.released_rows = self.released_rows, []

@@ -21,6 +21,8 @@ import msgspec
 from services.scheduler import phases
 from services.scheduler.admission import check_queue, check_request
 from services.scheduler.batching import Batcher
+from services.scheduler.beam_search import BeamSearch
+from services.scheduler.beams import conclude, is_usable, next_moves, regroup, rest
 from services.scheduler.counters import Counters
 from services.scheduler.drafting import Drafting
 from services.scheduler.drafts import DraftLinks
@@ -184,10 +186,13 @@ class Scheduler:
         aged = (
             header.priority + now / self.policy.priority_ageing if self.policy.scheduling_policy == "priority" else 0.0
         )
-        for index in range(message.params.n):
+        for index in range(request.num_sequences):
             sequence = Sequence(request, index, (aged, request.arrival, index), list(prompt))
             request.sequences.append(sequence)
-        resume(request, sent, message.sent_finished, self.max_model_len)
+        if request.search is None:
+            resume(request, sent, message.sent_finished, self.max_model_len)
+        else:
+            rest(request.sequences[1:])
         return request
 
     def _account(self, request: Request, ledger: Ledger | None) -> None:
@@ -269,7 +274,7 @@ class Scheduler:
     def stop_matched(self, message: StopMatched) -> None:
         """A detokenizer has found a stop string, and has told the client so."""
         request = self.requests.get(message.request_id)
-        if request is None or not 0 <= message.index < len(request.sequences):
+        if request is None or request.search is not None or not 0 <= message.index < len(request.sequences):
             return
         sequence = request.sequences[message.index]
         if sequence.status is not Status.FINISHED:
@@ -426,6 +431,9 @@ class Scheduler:
             return
         sequence.num_pending -= 1
         self.shares.charge_output(sequence.request.header.tenant, len(tokens))
+        if sequence.request.search is not None:
+            self._follow(sequence, sequence.request.search)
+            return
         if sequence.num_drafts:
             self._judge(sequence, len(tokens) - 1)
         finish = self._append(sequence, tokens)
@@ -522,7 +530,9 @@ class Scheduler:
                 sequence.prompt_logprobs += result.prompt_logprobs[index]
         offset = 0
         for sequence, count in zip(step.sequences, result.num_sampled, strict=True):
-            if sequence.request.params.logprobs is not None and sequence.status is not Status.FINISHED:
+            if sequence.request.search is not None:
+                sequence.said = result.logprobs[offset] if count and result.logprobs else None
+            elif sequence.request.params.logprobs is not None and sequence.status is not Status.FINISHED:
                 sequence.logprobs += result.logprobs[offset : offset + count]
             offset += count
 
@@ -557,6 +567,15 @@ class Scheduler:
 
     def _finish(self, sequence: Sequence) -> None:
         self._leave(sequence)
+        self._note_end(sequence)
+        if sequence.request.is_finished:
+            self._put_aside(sequence.request)
+
+    def _put_aside(self, request: Request) -> None:
+        self.counters.num_finished += 1
+        self.finished[request.request_id] = self.requests.pop(request.request_id)
+
+    def _note_end(self, sequence: Sequence) -> None:
         phases.ended(sequence, self.moment.now)
         self.journal.sequence(
             "sequence_finished",
@@ -567,10 +586,6 @@ class Scheduler:
             num_draft_tokens=sequence.num_draft_tokens,
             num_accepted_tokens=sequence.num_accepted_tokens,
         )
-        if sequence.request.is_finished:
-            self.counters.num_finished += 1
-            request = self.requests.pop(sequence.request.request_id)
-            self.finished[request.request_id] = request
 
     def _drop(self, request: Request) -> None:
         for sequence in request.sequences:

@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from services.scheduler.acceptance import Acceptance
+from services.scheduler.beam_search import BeamSearch
 from services.scheduler.prefix_cache import chained, extend_hashes, root_hash
 from shared.messages import AdmittedSequence, FinishReason, RequestHeader, TokenLogprobs
 from shared.packing import pack_tokens
+from shared.pooling import PoolingKind
 from shared.sampling import SamplingParams
 
 if TYPE_CHECKING:
@@ -52,11 +54,24 @@ class Request:
         self.packed_prompt = self.packed_prompt or pack_tokens(self.prompt_token_ids)
         self.min_length = self.num_prompt_tokens + self.params.min_tokens
         self.max_length = self.num_prompt_tokens + (self.params.max_tokens or 1)
+        self.step_params = self.params
+        if self.params.beam is not None:
+            self.search = BeamSearch(self.params.beam, self.end_ids, self.params.logprobs)
+            self.step_params = msgspec.structs.replace(
+                self.params, logprobs=self.search.num_candidates, min_tokens=0, speculate=False
+            )
 
     end_ids: frozenset[int] = field(init=False)  # tokens that end a sequence
     num_prompt_tokens: int = field(init=False)
     min_length: int = field(init=False)  # of prompt and output; before it no token ends a sequence
     max_length: int = field(init=False)
+    step_params: SamplingParams = field(init=False)  # what workers are asked
+    search: BeamSearch | None = field(init=False, default=None)
+
+    @property
+    def num_sequences(self) -> int:
+        """How many there are while it runs."""
+        return self.params.n if self.search is None else self.search.beam.width
 
     @property
     def request_id(self) -> str:
@@ -118,9 +133,16 @@ class Sequence:
     num_draft_tokens: int = 0  # verified
     num_accepted_tokens: int = 0  # of those
     acceptance: Acceptance = field(default_factory=Acceptance)
+    embedding: bytes | None = None
+    said: TokenLogprobs | None = None  # with its last sample, where it is a beam
+    is_untold: bool = False  # whether its worker has another token at its end, or has its row not at all
 
     def __post_init__(self) -> None:
         self.root = root_hash(self.request.header.cache_salt)
+
+    @property
+    def tenant(self) -> str:
+        return self.request.header.tenant
 
     @property
     def num_tokens(self) -> int:
@@ -138,10 +160,6 @@ class Sequence:
     @property
     def is_prefilling(self) -> bool:
         return self.num_computed_tokens < self.request.num_prompt_tokens
-
-    @property
-    def tenant(self) -> str:
-        return self.request.header.tenant
 
     @property
     def is_protected(self) -> bool:
@@ -163,9 +181,15 @@ class Sequence:
         """Whether prompt log-probabilities are still owed; they go out with the first token."""
         return self.index == 0 and self.num_emitted == 0 and self.request.params.prompt_logprobs is not None
 
+    @property
+    def needs_all_states(self) -> bool:
+        """Whether each of its prompt's tokens has to be computed, whatever the prefix cache has of them."""
+        pooling = self.request.params.pooling
+        return self.wants_prompt_logprobs or (pooling is not None and pooling.kind is PoolingKind.MEAN)
+
     def admitted(self, row: int) -> AdmittedSequence:
         """All that a worker or a draft needs to know of it, to begin or to begin again."""
-        request, params = self.request, self.request.params
+        request, params = self.request, self.request.step_params
         if params.prompt_logprobs is not None and not self.wants_prompt_logprobs:
             params = msgspec.structs.replace(params, prompt_logprobs=None)
         return AdmittedSequence(

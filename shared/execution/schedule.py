@@ -21,6 +21,7 @@ class Schedule(msgspec.Struct, frozen=True):
     samples: Ints  # [num_samples] those entries
     positions: SampleBatch  # theirs, one after the other
     scored: Ints  # [num_scored] entries whose prompt's log-probabilities are asked for, and in this step
+    pooled: Ints  # [num_pooled] entries whose hidden states make an embedding
     drafts: Drafts | None  # of the entries that sample
 
     def sampled_places(self) -> Ints:
@@ -56,7 +57,7 @@ def read_schedule(plan: StepPlan, table: RowTable) -> Schedule:
     if drafts is not None:
         positions = _spread(positions, drafts)
         table.write_drafts(positions.rows[drafts.places], positions.lengths[drafts.places], drafts.token_ids)
-    return Schedule(batch, num_positions, samples, positions, scored, drafts)
+    return Schedule(batch, num_positions, samples, positions, scored, pooled, drafts)
 
 
 def _spread(positions: SampleBatch, drafts: Drafts) -> SampleBatch:

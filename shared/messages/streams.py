@@ -32,6 +32,7 @@ class OpenStream(Message, frozen=True):
     min_tokens: int
     num_cached_tokens: int = 0
     prompt_logprobs: list[TokenLogprobs | None] | None = None
+    embedding: bytes | None = None  # of the prompt, packed float32, where that is what was asked for
 
 
 class SequenceTokens(Message, frozen=True):
@@ -77,6 +78,7 @@ class SequenceText(Message, frozen=True):
     num_draft_tokens: int = 0  # final with finish_reason, as the next
     num_accepted_tokens: int = 0
     ledger: Ledger | None = None  # as in SequenceTokens
+    embedding: bytes | None = None  # with the first text
 
 
 class TextBatch(Message, frozen=True):

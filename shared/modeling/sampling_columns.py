@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from shared.pooling import PoolingKind
 from shared.sampling import GREEDY_EPSILON, SamplingParams
 
 Ints = NDArray[np.int64]
@@ -99,7 +100,7 @@ def read_constraints(num_prompt: int, params: SamplingParams, eos_token_ids: Seq
         allowed=torch.tensor(params.allowed_token_ids) if params.allowed_token_ids else None,
         bad_words=tuple(tuple(ids) for ids in params.bad_words_token_ids),
         ends=torch.tensor(sorted(ends), dtype=torch.int64),
-        min_length=num_prompt + params.min_tokens,
+        min_length=num_prompt + min_tokens,
         biased=torch.tensor(list(params.logit_bias), dtype=torch.int64),
         biases=torch.tensor(biases, dtype=torch.float32),
     )
