@@ -25,6 +25,7 @@ from shared.messages import (
     TokenizeRequest,
     TokenLogprobs,
 )
+from shared.pooling import Pooling, PoolingKind
 from shared.sampling import SamplingParams
 
 FINISH_REASONS = {
@@ -32,6 +33,14 @@ FINISH_REASONS = {
     FinishReason.LENGTH: inference_pb2.FINISH_REASON_LENGTH,
     FinishReason.ABORT: inference_pb2.FINISH_REASON_ABORT,
 }
+
+EARLY_STOPPING = {
+    inference_pb2.EARLY_STOPPING_LIKELY: EarlyStopping.LIKELY,
+    inference_pb2.EARLY_STOPPING_FIRST: EarlyStopping.FIRST,
+    inference_pb2.EARLY_STOPPING_NEVER: EarlyStopping.NEVER,
+}
+
+POOLING = {inference_pb2.POOLING_LAST: PoolingKind.LAST, inference_pb2.POOLING_MEAN: PoolingKind.MEAN}
 
 # Fields whose presence means "given"; anything else keeps the default of SamplingParams.
 OPTIONAL = (
@@ -134,6 +143,32 @@ def generate_response(request_id: str, delta: Delta, *, with_token_ids: bool) ->
         response.usage.cached_tokens = end.num_cached_tokens
         response.usage.num_draft_tokens = end.num_draft_tokens
         response.usage.num_accepted_tokens = end.num_accepted_tokens
+    return response
+
+
+def pooling_from_proto(proto: Any) -> Pooling:
+    kind = POOLING.get(proto.pooling)
+    if kind is None:
+        raise RequestError("pooling is none of those that there are", field="pooling")
+    return Pooling(kind, proto.normalize if proto.HasField("normalize") else True)
+
+
+def embed_request(proto: Any, header: RequestHeader, params: SamplingParams, max_tokens: int) -> TokenizeRequest:
+    """What the tokenizer is asked for one `EmbedInput`."""
+    kind = proto.WhichOneof("input")
+    if kind == "text":
+        return TokenizeRequest(header, params, text=proto.text)
+    if kind == "token_ids":
+        return TokenizeRequest(header, params, token_ids=packed_prompt(proto.token_ids.ids, max_tokens))
+    raise RequestError("input must be given: a text or token_ids", field="input")
+
+
+def embed_response(embedded: list[Embedded]) -> Any:
+    response = inference_pb2.EmbedResponse(
+        embeddings=[inference_pb2.Embedding(values=one.values()) for one in embedded]
+    )
+    response.usage.prompt_tokens = sum(one.num_tokens for one in embedded)
+    response.usage.cached_tokens = sum(one.num_cached_tokens for one in embedded)
     return response
 
 

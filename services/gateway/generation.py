@@ -87,6 +87,19 @@ async def _generate(
     report.finished(stream)
 
 
+async def all_or_none(works: Sequence[Awaitable[None]]) -> None:
+    """Await all; the first RequestError cancels the others and is the one that is raised."""
+    tasks = [asyncio.ensure_future(work) for work in works]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+        for task in done:
+            task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+
+
 async def within(deadline: float | None, work: Awaitable[T]) -> T:
     """Await `work` until `deadline` (Unix seconds); raises RequestError past it."""
     if deadline is None:

@@ -121,7 +121,8 @@ def tokens_of(request: TokenizeRequest, max_model_len: int, max_n: int) -> int:
     wanted = request.params.max_tokens
     if wanted is None:
         wanted = DEFAULT_OUTPUT if request.chat is None else longest
-    num_sequences = min(max(1, request.params.n), max_n)
+    beam = request.params.beam
+    num_sequences = min(max(1, request.params.n if beam is None else beam.width), max_n)
     return prompt + num_sequences * min(max(0, wanted), longest - prompt)
 
 

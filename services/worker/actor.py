@@ -78,6 +78,8 @@ class WorkerActor(MemberActor):
         check_plan(plan, self._capacity)
         self._steps.submit(plan)
         for sequence in plan.admitted:
+            if sequence.params.beam is not None and len(sequence.token_ids) > 4 * sequence.num_prompt_tokens:
+                continue  # a beam is told anew again and again
             log.info(
                 "sequence_admitted",
                 request_id=sequence.request_id,

@@ -146,6 +146,16 @@ class Client:
         text: str = (await self._call(self._stub.Detokenize, request)).text
         return text
 
+    async def embed(
+        self, inputs: Iterable[str | Iterable[int]], *, pooling: str = "last", normalize: bool = True
+    ) -> list[list[float]]:
+        """One vector for each text or list of token ids; `pooling` is "last" or "mean".  Raises CallError."""
+        request = inference_pb2.EmbedRequest(normalize=normalize, pooling=f"POOLING_{pooling.upper()}")
+        for one in inputs:
+            ids = None if isinstance(one, str) else inference_pb2.TokenIds(ids=one)
+            request.inputs.add(**({"text": one} if ids is None else {"token_ids": ids}))
+        return [list(vector.values) for vector in (await self._call(self._stub.Embed, request)).embeddings]
+
     async def models(self) -> list[ModelCard]:
         """What is served here."""
         answer = await self._call(self._stub.ListModels, inference_pb2.ListModelsRequest())

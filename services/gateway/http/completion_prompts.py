@@ -21,30 +21,28 @@ class Prompt(msgspec.Struct):
     shown: str = ""  # what the answer begins with, where it echoes
 
 
-def read_prompts(prompt: str | Sequence[Any]) -> list[Prompt]:
-    """Raises RequestError on an empty or mixed list, and on more prompts than one request may have."""
+def read_prompts(
+    prompt: str | Sequence[Any], *, field: str = "prompt", at_most: int | None = MAX_PROMPTS
+) -> list[Prompt]:
+    """Raises RequestError, naming `field`, on an empty or mixed list, and on more prompts than one request may have."""
     if isinstance(prompt, str):
         return [Prompt(text=prompt)]
-    return _read_list(prompt)
-
-
-def _read_list(prompt: Sequence[Any]) -> list[Prompt]:
     if not prompt:
-        raise RequestError("prompt must not be empty", field="prompt")
-    if _are_ids(prompt):
+        raise RequestError(f"{field} must not be empty", field=field)
+    if _are_ids(prompt, field):
         return [Prompt(token_ids=list(prompt))]
-    if len(prompt) > MAX_PROMPTS:
-        raise RequestError(f"prompt has {len(prompt)} entries, more than {MAX_PROMPTS}", field="prompt")
+    if at_most is not None and len(prompt) > at_most:
+        raise RequestError(f"{field} has {len(prompt)} entries, more than {at_most}", field=field)
     if all(isinstance(one, str) for one in prompt):
         return [Prompt(text=one) for one in prompt]
     if all(isinstance(one, list) for one in prompt):
         return [Prompt(token_ids=one) for one in prompt]
-    raise RequestError("prompt must be all text, all token ids, or all lists of token ids", field="prompt")
+    raise RequestError(f"{field} must be all text, all token ids, or all lists of token ids", field=field)
 
 
-def _are_ids(prompt: Sequence[Any]) -> bool:
+def _are_ids(prompt: Sequence[Any], field: str) -> bool:
     if not all(isinstance(one, int) for one in prompt):
         return False
     if any(not 0 <= one <= MAX_TOKEN_ID for one in prompt):
-        raise RequestError("prompt contains a number that is no token id", field="prompt")
+        raise RequestError(f"{field} contains a number that is no token id", field=field)
     return True

@@ -64,7 +64,7 @@ class GenerationBody(msgspec.Struct, kw_only=True):
     guided_regex: Any = None
     guided_choice: Any = None
     guided_grammar: Any = None
-    use_beam_search: bool | None = None
+    # not possible here: refused by name, never ignored
     truncate_prompt_tokens: Int | None = None
     logits_processors: Any = None
     prompt_embeds: Any = None

@@ -1,0 +1,112 @@
+"""/v1/embeddings: texts or token ids in, one vector for each."""
+
+from __future__ import annotations
+
+import base64
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from services.gateway.embedding import Embedded, check_inputs, embed, embedding_params, total
+from services.gateway.http.completion_prompts import read_prompts
+from services.gateway.http.events import WholeResponse
+from services.gateway.http.fields import Int, TokenId
+from services.gateway.http.gate import Gate
+from services.gateway.http.objects import encode
+from shared.errors import RequestError
+from shared.messages import TokenizeRequest
+from shared.pooling import Pooling, PoolingKind
+
+
+class EmbeddingBody(msgspec.Struct, kw_only=True):
+    """OpenAI's fields, vLLM's `normalize` and `add_special_tokens`, and our `pooling`."""
+
+    input: str | list[str | Int | list[TokenId]]
+    model: str | None = None
+    encoding_format: str | None = None
+    dimensions: Int | None = None
+    user: str | None = None
+    pooling: str | None = None
+    normalize: bool | None = None
+    add_special_tokens: bool | None = None
+    truncate_prompt_tokens: Int | None = None
+    priority: Int | None = None
+    request_id: str | None = None
+
+
+class EmbeddingObject(msgspec.Struct, kw_only=True):
+    object: str = "embedding"
+    index: int
+    embedding: list[float] | str
+
+
+class EmbeddingUsage(msgspec.Struct):
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingList(msgspec.Struct, kw_only=True):
+    object: str = "list"
+    data: list[EmbeddingObject]
+    model: str
+    usage: EmbeddingUsage
+
+
+class Embeddings:
+    """The endpoint."""
+
+    def __init__(self, gate: Gate) -> None:
+        self._gate = gate
+
+    async def post(self, request: Request) -> Response:
+        body = await self._gate.bodies.read(request, EmbeddingBody)
+        self._gate.check_model(body.model)
+        _check(body)
+        pooling = _pooling(body)
+        prompts = read_prompts(body.input, field="input", at_most=None)
+        check_inputs(len(prompts))
+        if body.add_special_tokens is False:
+            for prompt in prompts:
+                if prompt.text:
+                    prompt.token_ids = await self._gate.encode(text=prompt.text, add_special_tokens=False)
+
+        def make_request(place: int) -> TokenizeRequest:
+            prompt = prompts[place]
+            header = self._gate.header(request, label=body.request_id, priority=body.priority, place=place)
+            ids = None if prompt.token_ids is None else self._gate.pack(prompt.token_ids)
+            text = None if prompt.token_ids is not None else prompt.text
+            return TokenizeRequest(header, embedding_params(pooling), text=text, token_ids=ids)
+
+        async def answer() -> bytes:
+            return self._encode(body, await embed(self._gate.actor, len(prompts), make_request))
+
+        return WholeResponse(answer, {})
+
+    def _encode(self, body: EmbeddingBody, embedded: list[Embedded]) -> bytes:
+        as_text = body.encoding_format == "base64"
+        data = [
+            EmbeddingObject(
+                index=index,
+                embedding=base64.b64encode(one.vector).decode() if as_text else one.values().tolist(),
+            )
+            for index, one in enumerate(embedded)
+        ]
+        num_tokens = total(embedded)
+        usage = EmbeddingUsage(num_tokens, num_tokens)
+        return encode(EmbeddingList(data=data, model=self._gate.settings.model_name, usage=usage))
+
+
+def _check(body: EmbeddingBody) -> None:
+    if body.encoding_format not in (None, "float", "base64"):
+        raise RequestError("encoding_format must be float or base64", field="encoding_format")
+    for name, what in (("dimensions", "shorter vectors"), ("truncate_prompt_tokens", "truncating prompts")):
+        if getattr(body, name) is not None:
+            raise RequestError(f"{name}: {what} are not supported by this server", field=name)
+
+
+def _pooling(body: EmbeddingBody) -> Pooling:
+    kinds = [kind.value for kind in PoolingKind]
+    if body.pooling is not None and body.pooling not in kinds:
+        raise RequestError(f"pooling must be one of {', '.join(kinds)}", field="pooling")
+    return Pooling(PoolingKind(body.pooling or PoolingKind.LAST), body.normalize is not False)
