@@ -19,6 +19,7 @@ from services.gateway.calls import Call, Calls, Question
 from services.gateway.forecast import Forecasts
 from services.gateway.http.server import HttpServer
 from services.gateway.limits import make_admission
+from services.gateway.load_report import LoadReports
 from services.gateway.pace import Pace, stretch
 from services.gateway.paused import PausedStreams
 from services.gateway.server import GRACE, FrontServer
@@ -88,6 +89,7 @@ class GatewayActor(MemberActor):
         self.access = make_access(settings)
         self.calls = Calls()
         self.meter = RequestMeter(settings.model_name)
+        self.load_reports = LoadReports(self)
         self.pace = Pace(stretch=stretch())
         self.server = FrontServer(self, settings)
         self.http = HttpServer(self, settings) if settings.http_port >= 0 else None

@@ -14,8 +14,8 @@ from shared.errors import RequestError
 from shared.messages import RequestHeader
 from shared.sampling import SamplingParams
 
-TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
-NO_TRACE = "0" * 32
+TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-[0-9a-f]{2}")
+SPAN_DIGITS = 16
 MAX_KEY_CHARS = 256
 
 
@@ -24,14 +24,20 @@ class CallMetadata(msgspec.Struct, frozen=True):
 
     tenant: str = ""
     trace_id: str = ""
+    parent_span_id: str = ""  # the caller's; empty where it sent no trace
 
 
 def read_metadata(metadata: Iterable[tuple[str, str | bytes]]) -> CallMetadata:
     """The tenant, and the caller's trace or a fresh one."""
     found = {key: value for key, value in metadata if isinstance(value, str)}
     match = TRACEPARENT.fullmatch(found.get("traceparent", ""))
-    trace_id = match.group(1) if match else NO_TRACE
-    return CallMetadata(found.get("x-tenant", ""), trace_id if trace_id != NO_TRACE else uuid.uuid4().hex)
+    trace_id, span_id = match.groups() if match else (uuid.uuid4().hex, "")
+    return CallMetadata(found.get("x-tenant", ""), trace_id, span_id)
+
+
+def traceparent(header: RequestHeader) -> str:
+    """What is passed on to the caller, by W3C Trace Context: its trace, and our span in it."""
+    return f"00-{header.trace_id}-{header.request_id[:SPAN_DIGITS]}-01"
 
 
 def cache_salt(tenant: str) -> str:
@@ -57,6 +63,7 @@ def make_header(
         deadline=None if remaining is None else now + remaining,
         cache_salt=cache_salt(call.tenant),
         is_kept=bool(key),
+        parent_span_id=call.parent_span_id,
     )
 
 

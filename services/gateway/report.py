@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
+from typing import Any
 
 import structlog
 
@@ -33,7 +35,14 @@ class StreamReport:
         params, header = request.params, request.header
         self._log = request_logger(log, header)
         self._log.info(
-            "request_received", label=header.label, tenant=header.tenant, n=params.n, max_tokens=params.max_tokens
+            "request_received",
+            label=header.label,
+            tenant=header.tenant,
+            parent_span_id=header.parent_span_id,
+            model=self._meter.model,
+            operation="text_completion" if request.chat is None else "chat",
+            n=params.n,
+            max_tokens=params.max_tokens,
         )
 
     def opened(self, stream: Stream) -> None:
@@ -53,7 +62,8 @@ class StreamReport:
     def finished(self, stream: Stream) -> None:
         num_tokens = stream.num_output_tokens
         per_sequence = num_tokens / len(stream.sequences)
-        self._count(stream)
+        told = stream.account.finished_fields() if stream.account is not None else {}
+        self._count(stream, told)
         self._log.info(
             "request_finished",
             status="OK",
@@ -66,7 +76,8 @@ class StreamReport:
             tpot_ms=_ms((self._last - self._first) / (per_sequence - 1)) if per_sequence > 1 else None,
             itl_max_ms=_ms(self._longest),
             e2e_ms=self._elapsed(),
-            **(stream.account.finished_fields() if stream.account is not None else {}),
+            finish_reason=stream.finish_reason,
+            **told,
         )
 
     def failed(self, error: RequestError) -> None:
@@ -85,7 +96,7 @@ class StreamReport:
         told = account.fields() if account is not None else {}
         self._log.info(event, **fields, e2e_ms=self._elapsed(), **told)
 
-    def _count(self, stream: Stream) -> None:
+    def _count(self, stream: Stream, told: Mapping[str, Any]) -> None:
         meter, params = self._meter, stream.request.params
         meter.successes[stream.finish_reason] += 1
         first, last = self._first - self._start, self._last - self._start
@@ -96,6 +107,10 @@ class StreamReport:
         meter.observe("output_tokens", stream.num_output_tokens)
         meter.observe("n", params.n)
         meter.observe("max_tokens", params.max_tokens)
+        if told:
+            meter.spent(told.get("phases", {}))
+            meter.missed(told.get("misses", {}))
+            meter.observe("preemptions", told.get("num_preemptions"))
 
     def _elapsed(self) -> float:
         return _ms(time.perf_counter() - self._start)

@@ -19,7 +19,8 @@ from services.gateway.generation import (
     generate,
     packed_prompt,
 )
-from services.gateway.header import check_key, make_header, seeded
+from services.gateway.header import check_key, make_header, seeded, traceparent
+from services.gateway.load_report import BINARY, is_asked
 from services.gateway.report import StreamReport
 from services.gateway.streams import Stream
 from shared.errors import RequestError
@@ -80,7 +81,8 @@ class InferenceServicer:
 
     async def _write(self, proto: Any, stream: Stream, context: Any, report: StreamReport) -> None:
         """Send output as it comes.  While one write waits for a slow reader, what follows gathers in the stream."""
-        await context.send_initial_metadata((("x-request-id", stream.header.request_id),))
+        header = stream.header
+        await context.send_initial_metadata((("x-request-id", header.request_id), ("traceparent", traceparent(header))))
         with_token_ids = proto.stream.return_token_ids or not stream.request.params.detokenize
         while deltas := await stream.take():
             last = deltas[-1] if stream.finished else None
@@ -91,6 +93,10 @@ class InferenceServicer:
                     if proto.explain and delta is last and stream.account is not None:
                         response.explanation.CopyFrom(convert.explanation(stream.account.ledger()))
                     await context.write(response)
+        if is_asked(metadata(context)):
+            reports = self._actor.load_reports
+            await reports.refresh()
+            context.set_trailing_metadata(((BINARY, reports.binary()),))
 
     async def Tokenize(self, proto: Any, context: Any) -> Any:
         try:

@@ -39,6 +39,7 @@ class RequestMeter(Collector):
     """Filled as requests go on and end; read whenever somebody scrapes."""
 
     def __init__(self, model: str) -> None:
+        self.model = model
         self._families = Families(model_name=model, engine=ENGINE)
         self.histograms = {name: Histogram(bounds) for name, (_, _, bounds) in HISTOGRAMS.items()}
         self.successes: Counter[str] = Counter()  # by finish reason

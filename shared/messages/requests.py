@@ -48,6 +48,7 @@ class RequestHeader(Message, frozen=True):
     deadline: float | None = None  # Unix seconds
     cache_salt: str = ""  # derived from the tenant by the server, never by the client
     is_kept: bool = False  # its id is made from an idempotency key: its client may come back for it
+    parent_span_id: str = ""  # 16 hex digits: the caller's span, by W3C trace context
 
 
 class TokenizeRequest(Message, frozen=True):

@@ -13,9 +13,11 @@ from services.gateway.http.failures import defect, failure, no_such_route
 from services.gateway.http.gate import Gate
 from services.gateway.http.keycheck import KeyCheck
 from services.gateway.http.operations import Operations
+from services.gateway.http.orca import LoadHeader
 from services.gateway.http.page import page
 from services.gateway.http.responses import Responses
 from services.gateway.http.tokens import Tokens
+from services.gateway.http.tracing import TraceHeader
 from shared.errors import RequestError
 
 
@@ -36,5 +38,9 @@ def make_app(gate: Gate) -> Starlette:
         Route("/", page, methods=["GET"]),
     ]
     handlers = {RequestError: failure, HTTPException: no_such_route, Exception: defect}
-    keys = Middleware(KeyCheck, access=gate.actor.access)
-    return Starlette(routes=routes, middleware=[keys], exception_handlers=handlers)
+    around = [
+        Middleware(KeyCheck, access=gate.actor.access),
+        Middleware(LoadHeader, reports=gate.actor.load_reports),
+        Middleware(TraceHeader),
+    ]
+    return Starlette(routes=routes, middleware=around, exception_handlers=handlers)
