@@ -46,9 +46,7 @@ def check_inputs(count: int) -> None:
         raise RequestError(f"input must have between 1 and {MAX_INPUTS} entries, got {count}", field="input")
 
 
-async def embed(
-    actor: GatewayActor, count: int, make_request: Callable[[int], TokenizeRequest]
-) -> list[Embedded]:
+async def embed(actor: GatewayActor, count: int, make_request: Callable[[int], TokenizeRequest]) -> list[Embedded]:
     """The vectors of all inputs, in order; `make_request` is asked for each one's request when its turn comes.
 
     The first that is refused or fails ends all, with its RequestError.  Being cancelled aborts them.

@@ -276,6 +276,7 @@ class Batcher:
         for beam in idle_beams(self.replica):
             if self.builder.step.sequences or not self.replica.waiting:
                 return
+            self.counters.num_preemptions += 1
             self.journal.sequence("sequence_preempted", beam, cause="idle")
             self.replica.preempt(beam)
             self.replica.waiting.add(beam)

@@ -33,9 +33,7 @@ def next_moves(request: Request, search: BeamSearch, max_model_len: int) -> list
     prompt = request.num_prompt_tokens
     followed = {slot: request.sequences[slot] for slot in search.scores}
     outputs = {slot: Output(one.token_ids[prompt:], one.logprobs) for slot, one in followed.items()}
-    return search.advance(
-        outputs, Bounds(request.params.min_tokens, min(request.max_length, max_model_len) - prompt)
-    )
+    return search.advance(outputs, Bounds(request.params.min_tokens, min(request.max_length, max_model_len) - prompt))
 
 
 def regroup(request: Request, moves: list[Move], leave: Callable[[Sequence], None]) -> list[tuple[Sequence, Sequence]]:

@@ -84,7 +84,7 @@ def test_company_chunks_and_preemption_change_nothing() -> None:
     asks = [search(seed, Beam(3 + seed, 1.0), n=3, max_tokens=12 + seed) for seed in range(4)]
     asks += [ask([7] * 20, max_tokens=30), ask([9, 8], max_tokens=30, n=2)]
     alone = [token_ids(engine().generate([one]))[0] for one in asks]
-    together = engine(Policy(max_num_batched_tokens=24), num_blocks=18, max_num_seqs=12, max_model_len=96)
+    together = engine(Policy(max_num_batched_tokens=24), num_blocks=18, max_num_seqs=5, max_model_len=96)
     assert token_ids(together.generate(asks)) == alone
     assert together.counters.num_preemptions
     assert together.counters.num_block_copies

@@ -1,8 +1,8 @@
 """Tasks for lm-eval that are made from a local file of stories: no hub is asked for anything.
 
-    stories_next     which of four passages follows: log-likelihoods of whole passages
-    stories_word     the last word of a sentence, generated: greedy text up to a space or a stop
-    stories_bits     how likely the text itself is: rolling log-likelihoods
+stories_next     which of four passages follows: log-likelihoods of whole passages
+stories_word     the last word of a sentence, generated: greedy text up to a space or a stop
+stories_bits     how likely the text itself is: rolling log-likelihoods
 """
 
 from __future__ import annotations

@@ -31,8 +31,10 @@ def client(running: Troupe) -> Iterator[openai.OpenAI]:
 
 
 def search(client: openai.OpenAI, **more: Any) -> Any:
-    given = {"max_tokens": 16, "logprobs": 0} | {name: more.pop(name) for name in ("n", "stop") if name in more}
-    return client.completions.create(model=MODEL, prompt=PROMPT, extra_body={"use_beam_search": True} | more, **given)  # type: ignore[call-overload]
+    known = ("n", "stop", "temperature")
+    given: dict[str, Any] = {"max_tokens": 16, "logprobs": 0} | {name: more.pop(name) for name in known if name in more}
+    given["extra_body"] = {"use_beam_search": True} | more
+    return client.completions.create(model=MODEL, prompt=PROMPT, **given)  # type: ignore[call-overload]
 
 
 def total(choice: Any) -> float:

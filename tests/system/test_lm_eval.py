@@ -33,11 +33,11 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def evaluate(tasks: Path, output: Path, model: str, **arguments: object) -> dict[str, Any]:
+def evaluate(tasks: Path, output: Path, backend: str, /, **arguments: object) -> dict[str, Any]:
     """lm-eval's results by task.  It finds no hub."""
     given = ",".join(f"{name}={value}" for name, value in arguments.items())
     command = [
-        PYTHON, "-m", "lm_eval", "run", "--model", model, "--model_args", given, "--tasks", *TASKS,
+        PYTHON, "-m", "lm_eval", "run", "--model", backend, "--model_args", given, "--tasks", *TASKS,
         "--include_path", str(tasks), "--output_path", str(output), "--device", "cpu", "--log_samples",
     ]  # fmt: skip
     offline = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "HF_HOME": str(tasks / "cache")}

@@ -28,9 +28,7 @@ def all_outputs(vocab_size: int, longest: int) -> Iterator[list[int]]:
 
 def logprob_of(prompt: list[int], output: list[int], vocab_size: int) -> float:
     """Of a whole output: the sum over its tokens."""
-    return sum(
-        logprobs_of([*prompt, *output[:place]], vocab_size)[token] for place, token in enumerate(output)
-    )
+    return sum(logprobs_of([*prompt, *output[:place]], vocab_size)[token] for place, token in enumerate(output))
 
 
 def exhaustive(prompt: list[int], vocab_size: int, longest: int, penalty: float) -> list[list[int]]:

@@ -7,6 +7,7 @@ import random
 import pytest
 
 from services.scheduler.policy import Policy
+from services.scheduler.snapshot import freeze, thaw
 from shared.beam import Beam, EarlyStopping
 from shared.errors import RejectCode
 from shared.messages import AddRequest, FinishReason, RequestHeader, StreamLost
@@ -147,6 +148,16 @@ def test_a_resumed_search_tells_everything_from_the_start() -> None:
     assert [world.outputs["r", index] for index in range(2)] == [one.token_ids for one in found[:2]]
 
 
+def test_a_search_under_way_is_part_of_the_state_that_is_recorded() -> None:
+    world = BeamWorld()
+    world.add_beam("r", PROMPT, Beam(4), n=2, logprobs=1, max_tokens=12)
+    for _ in range(6):
+        world.step()
+    vars(world.scheduler).update(thaw(freeze(vars(world.scheduler))))
+    world.run()
+    world.assert_outputs("r")
+
+
 @pytest.mark.parametrize(
     ("field", "params"),
     [
@@ -203,7 +214,8 @@ def test_searches_among_other_requests_in_a_storm(seed: int) -> None:
                 beam = Beam(chance.randrange(1, 8), chance.choice([0.0, 1.0, 2.0]), chance.choice(list(EarlyStopping)))
                 ends = [] if chance.random() < 0.5 else [4, 5, 6]
                 n = chance.randrange(1, beam.width + 1)
-                world.add_beam(f"r{num_added}", prompt, beam, n, max_tokens=chance.randrange(1, 30), stop_token_ids=ends)
+                length = chance.randrange(1, 30)
+                world.add_beam(f"r{num_added}", prompt, beam, n, max_tokens=length, stop_token_ids=ends)
             else:
                 world.add(f"r{num_added}", prompt, max_tokens=chance.randrange(1, 30), n=chance.randrange(1, 3))
         elif kind < 0.985 and world.scheduler.requests:
