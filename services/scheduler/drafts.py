@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import msgspec
+
 from services.scheduler.counters import Counters
 from services.scheduler.proposal import NO_DRAFTS, Drafts, Proposal
 from services.scheduler.sequence import Sequence
@@ -50,7 +52,7 @@ class DraftLink:
         row = self._free_rows.pop()
         self.sequences[row] = sequence
         sequence.following = Following(self, row, self.num_updates + 1, sequence.num_tokens)
-        self._opened.append(sequence.admitted(row))
+        self._opened.append(_for_draft(sequence.admitted(row)))
 
     def forget(self, following: Following) -> None:
         """Close a sequence with the next update, and its row may be given to another by the same."""
@@ -91,6 +93,13 @@ class DraftLink:
         )
         self._clear()
         return update
+
+
+def _for_draft(admitted: AdmittedSequence) -> AdmittedSequence:
+    """A draft has no automata: what breaks a grammar the worker cuts."""
+    if admitted.params.grammar is None:
+        return admitted
+    return msgspec.structs.replace(admitted, params=msgspec.structs.replace(admitted.params, grammar=None))
 
 
 @dataclass(slots=True)

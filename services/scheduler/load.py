@@ -46,6 +46,7 @@ def load_of(core: Scheduler, request_id: str, step_tokens: Histogram) -> Load:
         num_worker_losses=counters.num_worker_losses,
         step_tokens=list(step_tokens.counts),
         step_tokens_sum=int(step_tokens.sum),
+        num_late_masks=counters.num_late_masks,
     )
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, pairwise
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -89,7 +90,8 @@ class HeldStep:
         if drafts is None:
             return []
         end = int(drafts.counts[: index + 1].sum())
-        return drafts.token_ids[end - int(drafts.counts[index]) : end].tolist()
+        found: list[int] = drafts.token_ids[end - int(drafts.counts[index]) : end].tolist()
+        return found
 
     def hold(self) -> tuple[Schedule, Lack | None]:
         """The schedule with what its rows may take, and what has to be done without: nobody is waited for long."""
@@ -133,7 +135,8 @@ class YieldedTokens:
 
     def __init__(self, token_ids: Tensor) -> None:
         self._token_ids = to_host(token_ids)
-        self._event = torch.cuda.Event(blocking=True) if token_ids.device.type == "cuda" else None
+        make: Callable[..., Any] = torch.cuda.Event
+        self._event = make(blocking=True) if token_ids.device.type == "cuda" else None
         if self._event is not None:
             self._event.record()
 

@@ -93,6 +93,7 @@ class Held:
     standing: Future[Standing]
     behind: StepTokens | None = None  # the step whose tokens it stands behind
     trial: Trial | None = None  # the last one
+    is_slow: bool = False  # was waited for in vain, and has not been ready by itself since
 
     @property
     def is_ready(self) -> bool:
@@ -159,15 +160,19 @@ class RowAutomata:
     # -- steps
 
     def wait(self, helds: Sequence[Held], *, others: bool) -> None:
-        """Until all are ready, or for so long as may be: `others` are in the step too."""
+        """Until all are ready, or for so long as may be: `others` are in the step too, and do not wait for the slow."""
         for held in helds:
             if held.behind is not None:
                 held.behind.wait()
+        for held in helds:
+            held.is_slow = held.is_slow and not held.is_ready
         deadline = monotonic() + (self.patience if others else max(LONG_PATIENCE, self.patience))
         for held in helds:
-            _wait(held.standing, deadline)
-            if held.trial is not None:
-                _wait(held.trial.found, deadline)
+            if not (held.is_slow and others):
+                _wait(held.standing, deadline)
+                if held.trial is not None:
+                    _wait(held.trial.found, deadline)
+                held.is_slow = not held.is_ready
 
     def advance(self, held: Held, tokens: StepTokens, first: int, last: int) -> None:
         """The row has taken tokens first ... last - 1 of a step: find what may come behind them."""

@@ -126,7 +126,8 @@ class RowTable:
             return None
         ahead = lacking & (computed == self.num_computed[rows] + 1)
         self.lacks_sample[rows[~ahead]] = False
-        return ahead.astype(np.int64)
+        excess: Ints = ahead.astype(np.int64)
+        return excess
 
     def check_schedule(self, rows: Ints, computed: Ints, ends: Ints, drafts: Ints | None = None) -> Ints:
         """The rows' numbers of tokens.  `drafts` are the draft tokens of each row, counted in its end.

@@ -34,6 +34,7 @@ COUNTERS = {
     "num_block_copies": ("pageant_block_copies", "KV blocks that were copied on write."),
     "num_stale_draft_tokens": ("pageant_stale_draft_tokens", "Draft tokens that were proposed and never verified."),
     "num_late_drafts": ("pageant_late_drafts", "Times that drafts were waited for in vain."),
+    "num_late_masks": ("pageant_late_masks", "Samples put off, as what a grammar allows was not known in time."),
     "num_worker_losses": ("pageant_worker_losses", "Workers that were lost."),
 }
 WORKER_GAUGES = {

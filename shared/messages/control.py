@@ -148,3 +148,4 @@ class Load(Message, frozen=True):
     num_worker_losses: int = 0
     step_tokens: list[int] = []  # steps by the number of their tokens: shared.metrics.histogram.STEP_TOKENS
     step_tokens_sum: int = 0
+    num_late_masks: int = 0  # samples that were put off, as what a grammar allows was not known in time

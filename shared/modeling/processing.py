@@ -65,8 +65,12 @@ def _hold_to(
     logits: Tensor,  # [num_sampled, vocab_size], changed in place
     allowance: Allowance,
 ) -> None:
-    where, allowed = (to_device(column, logits.device) for column in (allowance.places, allowance.allowed))
-    logits[where] = logits[where].masked_fill_(~allowed, MASKED)
+    forbidden = to_device(~allowance.allowed, logits.device)
+    if len(forbidden) == len(logits):
+        logits.masked_fill_(forbidden, MASKED)
+        return
+    for place, row in zip(allowance.places.tolist(), forbidden, strict=True):  # in place: rows may be long
+        logits[place].masked_fill_(row, MASKED)
 
 
 def _penalise(

@@ -43,4 +43,5 @@ def bounded(schema: Any) -> Any:
 
 
 def _least(schema: dict[str, Any], most: str, least: str, usual: int) -> int:
-    return min(schema.get(most, 1 << 30), max(usual, schema.get(least, 0)))
+    shortest: int = min(schema.get(most, 1 << 30), max(usual, schema.get(least, 0)))
+    return shortest

@@ -61,7 +61,15 @@ def test_what_ends_fits_its_schema(data_dir: Path) -> None:
         some = [(one, asked(one, start + place)) for place, one in enumerate(schemas[start : start + AT_ONCE])]
         supported = [(one, wish) for one, wish in some if wish is not None]
         endings["unsupported"] += len(some) - len(supported)
-        for (schema, _), (output,) in zip(supported, engine.generate([wish for _, wish in supported]), strict=True):
+        ids = [engine.add(wish) for _, wish in supported]
+        engine.run()
+        refused = {rejection.request_id: rejection.message for rejection in engine.rejected}
+        for (schema, _), request_id in zip(supported, ids, strict=True):
+            if request_id in refused:  # in the middle, where it became too much
+                print(f"unsupported: {schema.name}: {refused[request_id]}")
+                endings["unsupported"] += 1
+                continue
+            output = engine.outputs[request_id, 0]
             endings[str(output.finish_reason)] += 1
             if output.finish_reason is FinishReason.STOP:
                 check(schema, tokenizer.decode(output.token_ids))

@@ -36,9 +36,12 @@ def requests(num_tokens: int = 250) -> list[Any]:
         {"temperature": 0.0}, {"temperature": 0.8}, {"n": 2}, {"repetition_penalty": 1.2},
         {"temperature": 0.0, "logprobs": 2},
     ]  # fmt: skip
-    return [
+    held = ask("One day", seed=9, max_tokens=num_tokens, ignore_eos=True, temperature=0.8)
+    held.sampling.grammar.regex = r"([a-z]{2,8} )+[a-z]{2,8}\."
+    asked = [
         ask("One day", seed=index, max_tokens=num_tokens, ignore_eos=True, **kind) for index, kind in enumerate(kinds)
     ]
+    return [*asked, held]
 
 
 def same(answers: list[Any], wanted: list[list[Answer]]) -> None:

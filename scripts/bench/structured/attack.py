@@ -1,8 +1,9 @@
 """What hostile grammars cost those who did not send them: `scripts/bench_structured [--check] [--seconds 15]`
 
-A whole troupe of real processes with the bundled model.  `--streams` streams generate all the time; in every second phase
-hostile grammars arrive meanwhile, one after the other, each another than all before.  Compared are the times between the
-tokens of the streams, with and without, phase by phase; and each hostile request has to end within two seconds.
+A whole troupe of real processes with the bundled model.  `--streams` streams generate all the time; in every second
+phase hostile grammars arrive meanwhile, one after the other, each another than all before.  Compared are the times
+between the tokens of the streams, with and without, phase by phase; and each hostile request has to end within two
+seconds.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ class Bench:
     async def stream(self, seed: int) -> None:
         while not self._is_over:
             seed += 1000
-            asked = {"max_tokens": 400, "ignore_eos": True, "seed": seed, "temperature": 1.0}
+            asked: Any = {"max_tokens": 400, "ignore_eos": True, "seed": seed, "temperature": 1.0}
             async with self.client.stream("Once upon a time", **asked) as stream:
                 await self._listen(stream)
 
@@ -139,5 +140,4 @@ async def measure(settings: Settings, args: argparse.Namespace) -> int:
 
 
 if __name__ == "__main__":
-
     sys.exit(main(sys.argv[1:]))
