@@ -63,7 +63,7 @@ class SamplingParams(msgspec.Struct, array_like=True, frozen=True, gc=False, kw_
     speculate: bool = True  # False: without draft tokens, where a deployment has them
     grammar: Grammar | None = None  # that the output is held to
     beam: Beam | None = None  # a beam search instead of sampling
-    pooling: Pooling | None = None  # an embedding of the prompt is wanted, and with it comes one token that nobody reads
+    pooling: Pooling | None = None  # an embedding of the prompt is wanted; with it comes one token that nobody reads
 
     @property
     def greedy(self) -> bool:

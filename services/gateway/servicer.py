@@ -11,6 +11,7 @@ import grpc
 
 from protos.pageant.v1 import control_pb2, inference_pb2
 from services.gateway import convert, status
+from services.gateway.embedding import check_inputs, embed, embedding_params
 from services.gateway.generation import (
     MAX_TOKENS_PER_MESSAGE,
     QUESTION_TIMEOUT,
@@ -97,6 +98,29 @@ class InferenceServicer:
             reports = self._actor.load_reports
             await reports.refresh()
             context.set_trailing_metadata(((BINARY, reports.binary()),))
+
+    async def Embed(self, proto: Any, context: Any) -> Any:
+        try:
+            self._check_model(proto.model)
+            check_inputs(len(proto.inputs))
+            params = embedding_params(convert.pooling_from_proto(proto))
+            caller, limit = self._actor.access.caller(metadata(context)), self._actor.roster.max_input_length
+
+            def make_request(place: int) -> TokenizeRequest:
+                header = make_header(
+                    caller,
+                    gateway=self._actor.inbox.address,
+                    label="",
+                    priority=proto.priority,
+                    now=time.time(),
+                    remaining=remaining(context),
+                )
+                one = proto.inputs[place]
+                return convert.embed_request(one, header, params, limit or MAX_TOKENS_PER_MESSAGE)
+
+            return convert.embed_response(await embed(self._actor, len(proto.inputs), make_request))
+        except RequestError as error:
+            await abort(context, error)
 
     async def Tokenize(self, proto: Any, context: Any) -> Any:
         try:

@@ -25,7 +25,7 @@ def is_usable(said: TokenLogprobs, search: BeamSearch, vocab_size: int) -> bool:
         return False
     if len(said.token_ids) < 1 + min(search.num_candidates, vocab_size):
         return False
-    return 0 <= min(said.token_ids) and max(said.token_ids) < vocab_size
+    return min(said.token_ids) >= 0 and max(said.token_ids) < vocab_size
 
 
 def next_moves(request: Request, search: BeamSearch, max_model_len: int) -> list[Move]:

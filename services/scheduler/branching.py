@@ -14,8 +14,8 @@ def is_idle(sequence: Sequence) -> bool:
 
 
 def branch_off(replica: Replica, builder: PlanBuilder, reserve: int) -> int:
-    """Start sequences where others stand; returns how many blocks are copied.  Who finds no row or block waits as others
-    do, and computes again what the prefix cache does not have.
+    """Start sequences where others stand; returns how many blocks are copied.  Who finds no row or block waits as
+    others do, and computes again what the prefix cache does not have.
 
     Before anything else of a step: then those others stand where they stood when the search went on.
     """

@@ -70,8 +70,8 @@ class Outbound:
             self._tokens[request.detokenizer] = [tokens]
 
     def emit_again(self, request: Request) -> None:
-        """Tell a detokenizer everything from the start; what the client has already, its gateway drops.  Of a beam search
-        there is nothing to tell before its end."""
+        """Tell a detokenizer everything from the start; what the client has already, its gateway drops.  Of a beam
+        search there is nothing to tell before its end."""
         if request.search is not None and not request.is_finished:
             return
         for sequence in request.sequences:

@@ -1,5 +1,4 @@
-"""Beam search on the bundled model: the same sequences as transformers', whatever else runs and however few blocks there
-are."""
+"""Beam search on the bundled model: the same sequences as transformers', whatever else runs, with however few blocks."""
 
 from __future__ import annotations
 

@@ -9,6 +9,7 @@ from starlette.routing import Route
 
 from services.gateway.http.chat import Chats
 from services.gateway.http.completions import Completions
+from services.gateway.http.embeddings import Embeddings
 from services.gateway.http.failures import defect, failure, no_such_route
 from services.gateway.http.gate import Gate
 from services.gateway.http.keycheck import KeyCheck
@@ -28,6 +29,7 @@ def make_app(gate: Gate) -> Starlette:
         Route("/v1/completions", Completions(gate).post, methods=["POST"]),
         Route("/v1/chat/completions", Chats(gate).post, methods=["POST"]),
         Route("/v1/responses", Responses(gate).post, methods=["POST"]),
+        Route("/v1/embeddings", Embeddings(gate).post, methods=["POST"]),
         Route("/v1/models", operations.models, methods=["GET"]),
         Route("/v1/models/{name:path}", operations.model, methods=["GET"]),
         Route("/tokenize", tokens.tokenize, methods=["POST"]),
