@@ -35,7 +35,7 @@ class Shares:
         self._charge(tenant, OUTPUT_COST * num_tokens)
 
     def _charge(self, tenant: str, cost: float) -> None:
-        self._served[tenant] = self.served(tenant) + cost / self.weight(tenant)
+        self._served[tenant] = self._served.get(tenant, 0.0) + cost / self._weights.get(tenant, 1.0)
 
     def lift(self, tenant: str, others: Iterable[str]) -> None:
         """A tenant begins to wait beside others that do."""

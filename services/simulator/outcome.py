@@ -46,7 +46,8 @@ def outcome_of(run: Simulation, slo: Slo, peak_flops: float = 0.0) -> Outcome:
     num_good = sum(slo.met(record.ttft, record.tpot, record.e2el) for record in done)
     counters, workers = run.core.counters, run.workers.values()
     num_steps = sum(worker.num_steps for worker in workers)
-    capacity = duration * len(workers)
+    capacity, usage = duration * len(workers), run.usage
+    flops = run.model.flops(usage.num_tokens, usage.num_samples, usage.num_pairs) if run.model is not None else 0.0
     return Outcome(
         completed=len(done),
         rejected=run.observer.num_rejected,
@@ -64,8 +65,8 @@ def outcome_of(run: Simulation, slo: Slo, peak_flops: float = 0.0) -> Outcome:
         num_preemptions=counters.num_preemptions,
         busy=sum(worker.busy for worker in workers) / capacity if capacity else 0.0,
         imbalance=_imbalance([worker.busy for worker in workers]),
-        mfu=run.usage.flops / (capacity * peak_flops) if capacity and peak_flops else 0.0,
-        mean_batch=run.usage.num_sequences / num_steps if num_steps else 0.0,
+        mfu=flops / (capacity * peak_flops) if capacity and peak_flops else 0.0,
+        mean_batch=usage.num_sequences / num_steps if num_steps else 0.0,
     )
 
 

@@ -13,15 +13,15 @@ import msgspec
 
 from services.scheduler.policy import Policy
 from services.scheduler.replica import Replica
-from services.scheduler.scheduler import Scheduler
+from services.scheduler.scheduler import MAX_STEPS_IN_FLIGHT, Scheduler
 from services.simulator.observer import Observer, SilentJournal
 from services.simulator.step_time import StepTime, work_of
 from shared.messages import AddRequest, RequestHeader, StepResult, WorkerCapacity
 from shared.metrics import ModelWork
 from shared.sampling import GenerationDefaults, SamplingParams
-from shared.workload import BlockPrompt, LoadRequest, TokenPrompt
+from shared.workload import BYTE_VOCABULARY, BlockPrompt, LoadRequest, TokenPrompt
 
-VOCAB_SIZE = 1 << 16
+VOCAB_SIZE = BYTE_VOCABULARY  # which tokens they are matters to nobody here, and of these Python keeps one object each
 ANY_TOKEN = 1
 DETOKENIZER = "detokenizer"
 
@@ -52,7 +52,8 @@ class Usage(msgspec.Struct):
 
     num_tokens: int = 0
     num_sequences: int = 0
-    flops: float = 0.0
+    num_samples: int = 0
+    num_pairs: int = 0
 
 
 class Simulation:
@@ -76,9 +77,10 @@ class Simulation:
             self.core.add_worker(f"w{index}", index + 1, capacity)
             self.workers[f"w{index}"] = Worker(self.core.replicas[f"w{index}"])
         self.usage = Usage()
+        self.model = model
         self.samples: list[Sample] = []
         self.end = 0.0
-        self._step_time, self._delays, self._model = step_time, delays, model
+        self._step_time, self._delays = step_time, delays
         self._events: list[tuple[float, int, str]] = []  # time, order, worker; no worker: an arrival
         self._num_events = 0
         self._scheduler_free_at = 0.0
@@ -136,19 +138,18 @@ class Simulation:
 
     def _plan(self, worker: Worker, now: float) -> None:
         """Plans until two are in flight; each takes the scheduler's time, then the worker's."""
-        replica, delays = worker.replica, self._delays
-        while self.core.schedule(replica.instance, now) is not None:
-            step = replica.in_flight[-1]
-            work = work_of(step)
+        replica, delays, usage = worker.replica, self._delays, self.usage
+        while len(replica.in_flight) < MAX_STEPS_IN_FLIGHT and self.core.schedule(replica.instance, now) is not None:
+            work = work_of(replica.in_flight[-1])
             now += delays.per_step + delays.per_sequence * work.num_sequences
             seconds = self._step_time.seconds(work)
             worker.free_at = max(worker.free_at, now + delays.link) + seconds
             worker.busy += seconds
             worker.num_steps += 1
-            self.usage.num_tokens += work.num_tokens
-            self.usage.num_sequences += work.num_sequences
-            if self._model is not None:
-                self.usage.flops += self._model.flops(work.num_tokens, work.num_samples, work.num_pairs)
+            usage.num_tokens += work.num_tokens
+            usage.num_sequences += work.num_sequences
+            usage.num_samples += work.num_samples
+            usage.num_pairs += work.num_pairs
             self._at(worker.free_at + delays.link, replica.instance)
         self._scheduler_free_at = now
 

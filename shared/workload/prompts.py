@@ -10,7 +10,9 @@ import msgspec
 from shared.packing import pack_tokens, unpack_tokens
 
 LARGE_VOCABULARY = 1 << 16
+BYTE_VOCABULARY = 1 << 8
 FIRST_TOKEN = 16  # below are, by custom, the special ones
+ORDINARY_BYTES = bytes(FIRST_TOKEN + byte % (BYTE_VOCABULARY - FIRST_TOKEN) for byte in range(BYTE_VOCABULARY))
 
 
 class TextPrompt(msgspec.Struct, frozen=True):
@@ -57,8 +59,11 @@ Prompt = TextPrompt | ChatPrompt | TokenPrompt | BlockPrompt
 @lru_cache(maxsize=1 << 14)
 def block_tokens(name: int, salt: int, size: int, vocab_size: int) -> bytes:
     """`size` packed token ids that are a function of name and salt, none special where the vocabulary allows."""
-    digest = shake_128(b"%d.%d" % (name, salt)).digest(2 * size)
     wide = bytearray(4 * size)
+    if vocab_size == BYTE_VOCABULARY:
+        wide[0::4] = shake_128(b"%d.%d" % (name, salt)).digest(size).translate(ORDINARY_BYTES)
+        return bytes(wide)
+    digest = shake_128(b"%d.%d" % (name, salt)).digest(2 * size)
     wide[0::4], wide[1::4] = digest[0::2], digest[1::2]
     if vocab_size >= LARGE_VOCABULARY:
         return bytes(wide)
