@@ -120,11 +120,19 @@ def plot_simulation(results: Sequence[Result], path: Path) -> None:
         for label, line in lines.items():
             points = sorted((_value(result, choice), value(result.outcome)) for result in line)
             axis.plot([x for x, _ in points], [y for _, y in points], marker="o", label=label)
-        axis.set_xscale("log", base=2)
-        if unit == "ms":
-            axis.set_yscale("log")
+        _scale(axis, sorted({_value(result, choice) for result in results}), is_log=unit == "ms")
         _label(axis, title, choice, unit)
     _save(figure, path)
+
+
+def _scale(axis: Any, choices: Sequence[int], *, is_log: bool) -> None:
+    """The choices themselves under a logarithmic axis; plain numbers beside one."""
+    axis.set_xscale("log", base=2)
+    axis.set_xticks(choices, labels=[str(choice) for choice in choices])
+    if is_log:
+        axis.set_yscale("log")
+        axis.yaxis.set_major_formatter("{x:g}")
+        axis.yaxis.set_minor_formatter("{x:g}")
 
 
 def _value(result: Result, choice: str) -> int:
