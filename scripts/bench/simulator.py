@@ -1,17 +1,20 @@
 """How well the simulator foretells this machine: real runs and simulated ones of the same load, side by side.
 
-    scripts/bench_simulator [--check] [--requests 200] [--model models/pageant-stories]
+    scripts/bench_simulator [--check] [--requests 200] [--seconds 75] [--model models/pageant-stories]
 
-A private troupe serves; its worker writes down its steps (`record_steps`).  Two runs calibrate: one request at a time
-tells what the way to the worker and back takes, and a mixed load at about three quarters of the capacity what steps
-take.  Then come three loads that were not calibrated on, idle, busy and overloaded, each sent by the load generator and
-given to the simulator: the same requests at the same times.  The error is that of the simulated figure.
+A private troupe serves; its worker writes down its steps (`record_steps`).  Three loads, idle, busy and overloaded, are
+sent by the load generator and given to the simulator: the same requests at the same times.  The error is that of the
+simulated figure.
+
+Before and after each of them two runs calibrate: one request at a time tells what the way to the worker and back takes,
+and a mixed load at about three quarters of the capacity what steps take.  A machine that others use too changes its
+speed from one minute to the next: by how much the steps of the load itself took longer than those around it, in the
+median, is said and counted in.  Which steps there were, the simulator is not told.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -31,15 +34,19 @@ from services.simulator.fitting import Fitted, fit, read_recording
 from services.simulator.outcome import Outcome as Foretold
 from services.simulator.outcome import outcome_of
 from services.simulator.simulation import Delays, Simulation
+from services.simulator.step_time import StepTime
 from shared.config import Settings, load_settings
 from shared.messages import WorkerCapacity
 from shared.metrics import Slo, Summary, percentile, rate, summarise
+from shared.metrics.steps import RecordedStep, StepWork
 from shared.workload import LoadRequest, RandomLengths, arrival_times, at_times, random_requests
 
 LENGTHS = RandomLengths(input_len=160, output_len=64, range_ratio=0.75)
-LOADS = {"idle": 0.1, "busy": 0.6, "overloaded": 1.5}  # of the capacity
+LOADS = {"idle": 0.15, "busy": 0.6, "overloaded": 1.5}  # of the capacity
 CALIBRATION_LOAD = 0.75
-NUM_ALONE = 30
+NUM_CALIBRATION = 60  # requests, before each load and after
+NUM_ALONE = 12  # of those sent one after the other, likewise
+MIN_REQUESTS = 50  # of a load
 MAX_ERROR = 15.0  # percent
 VOCAB_SIZE = 1 << 16
 
@@ -53,6 +60,24 @@ class Measured(msgspec.Struct):
     num_late: int
 
 
+class Calibration(msgspec.Struct):
+    """What was seen around one load."""
+
+    alone: list[tuple[LoadRequest, float]] = []  # with their TTFT
+    steps: list[RecordedStep] = []
+
+
+class Scaled:
+    """Steps that take so many times what a model says."""
+
+    def __init__(self, model: Fitted, factor: float) -> None:
+        self._model = model
+        self._factor = factor
+
+    def seconds(self, work: StepWork) -> float:
+        return self._factor * self._model.seconds(work)
+
+
 class Machine:
     """A troupe that serves, and the recording of its worker."""
 
@@ -61,6 +86,13 @@ class Machine:
         self._recording = recording
         self._vocab_size = vocab_size
         self._seed = 0
+        self._num_read = 0  # steps
+
+    def new_steps(self) -> list[RecordedStep]:
+        """Those recorded since the last call."""
+        steps = read_recording(self._recording)
+        new, self._num_read = steps[self._num_read :], len(steps)
+        return new
 
     def requests(self, count: int, per_second: float) -> list[LoadRequest]:
         """New ones at every call."""
@@ -76,6 +108,13 @@ class Machine:
             raise RuntimeError(f"{len(failed)} requests failed: {failed[0]}")
         num_late, _ = lateness(outcomes)
         return Measured(requests, _ttfts(outcomes), _throughput(outcomes), num_late)
+
+    async def calibrate(self, found: Calibration, capacity: float) -> None:
+        """Add what is to be seen now."""
+        found.alone += await self.alone(NUM_ALONE)
+        self.new_steps()
+        await self.run(self.requests(NUM_CALIBRATION, CALIBRATION_LOAD * capacity))
+        found.steps += self.new_steps()
 
     async def alone(self, count: int) -> list[tuple[LoadRequest, float]]:
         """Requests one after the other, with their TTFT."""
@@ -94,7 +133,8 @@ def _throughput(outcomes: Sequence[Outcome]) -> float:
     return rate(sum(outcome.num_output_tokens for outcome in outcomes), max(outcome.end for outcome in outcomes))
 
 
-async def compare(settings: Settings, count: int) -> list[Line]:
+async def compare(settings: Settings, count: int, seconds: float) -> list[Line]:
+    """`count` requests of each load, or as many as come in so many seconds."""
     backend = GrpcBackend(f"{settings.host}:{settings.port}", {"temperature": 0.0, "ignore_eos": True})
     try:
         model = await backend.model(60.0)
@@ -102,18 +142,23 @@ async def compare(settings: Settings, count: int) -> list[Line]:
         await machine.run(machine.requests(50, float("inf")))  # warm-up
         at_once = await machine.run(machine.requests(count, float("inf")))
         capacity = at_once.output_throughput / LENGTHS.output_len
-        alone = await machine.alone(NUM_ALONE)
-        await machine.run(machine.requests(count, CALIBRATION_LOAD * capacity))
-        steps = read_recording(Path(settings.record_steps))
-        step_time = fit(steps)
-        delays = delays_of(step_time, alone)
         (num_blocks,) = await backend.num_blocks()
-        lines = [Line("capacity", capacity, "requests/s", note=f"{len(steps)} steps recorded")]
+        lines = [Line("capacity", capacity, "requests/s")]
         for name, share in LOADS.items():
-            measured = await machine.run(machine.requests(count, share * capacity))
-            foretold = simulated(settings, num_blocks, model.max_model_len, step_time, delays, measured.requests)
+            around, per_second = Calibration(), share * capacity
+            await machine.calibrate(around, capacity)
+            number = min(count, max(MIN_REQUESTS, round(seconds * per_second)))
+            measured = await machine.run(machine.requests(number, per_second))
+            steps = machine.new_steps()
+            await machine.calibrate(around, capacity)
+            step_time = fit(around.steps)
+            drift = percentile([step.seconds / step_time.seconds(step.work) for step in steps], 50)
+            lines.append(Line(f"{name}: steps took, of those around it", drift, "x", note=f"{len(steps)} steps"))
+            foretold = simulated(
+                settings, num_blocks, model.max_model_len, Scaled(step_time, drift),
+                delays_of(step_time, around.alone), measured.requests,
+            )  # fmt: skip
             lines += lines_of(name, measured, foretold)
-            await asyncio.sleep(0.5)
         return lines
     finally:
         await backend.close()
@@ -127,7 +172,7 @@ def delays_of(step_time: Fitted, alone: Sequence[tuple[LoadRequest, float]]) -> 
 
 
 def simulated(
-    settings: Settings, num_blocks: int, max_model_len: int, step_time: Fitted, delays: Delays,
+    settings: Settings, num_blocks: int, max_model_len: int, step_time: StepTime, delays: Delays,
     requests: Sequence[LoadRequest],
 ) -> Foretold:  # fmt: skip
     """The same load in virtual time."""
@@ -157,7 +202,8 @@ def lines_of(name: str, measured: Measured, foretold: Foretold) -> list[Line]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_check(parser)
-    parser.add_argument("--requests", type=int, default=200, help="of each run")
+    parser.add_argument("--requests", type=int, default=200, help="of each load, at most")
+    parser.add_argument("--seconds", type=float, default=75, help="of arrivals in each load, at most")
     parser.add_argument("--model", default="models/pageant-stories")
     args = parser.parse_args()
     lines: list[Line] = []
@@ -165,7 +211,7 @@ def main() -> int:
         own = {"model": args.model, "log_level": "warning", "record_steps": f"{directory}/steps.jsonl"}
 
         def work(settings: Settings) -> int:
-            lines.extend(uvloop.run(compare(settings, args.requests)))
+            lines.extend(uvloop.run(compare(settings, args.requests, args.seconds)))
             return 0
 
         status = with_private_troupe(load_settings(own, environ={}), work)

@@ -1,4 +1,4 @@
-"""A local troupe of real processes whose worker is a stand-in, and what /proc says of each."""
+"""A local troupe of real processes, with a stand-in for a worker or a real one, and what /proc says of each."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,10 +43,11 @@ def usage(pid: int) -> Usage:
 
 
 class Troupe:
-    """The processes by name, `worker` being the stand-in."""
+    """The processes by name."""
 
-    def __init__(self, address: str, processes: dict[str, subprocess.Popen[bytes]], logs: Path) -> None:
-        self.address = address
+    def __init__(self, settings: Settings, processes: dict[str, subprocess.Popen[bytes]], logs: Path) -> None:
+        self.settings = settings
+        self.address = f"127.0.0.1:{settings.port}"
         self.processes = processes
         self._logs = logs
 
@@ -64,17 +65,22 @@ class Troupe:
         return self._logs / f"{name}.log"
 
 
+def troupe(step_ms: float, **settings: object) -> AbstractContextManager[Troupe]:
+    """Serves the bundled model's tokenizer over gRPC until the block ends; the worker is a stand-in."""
+    return troupe_with(["-m", "scripts.bench.standin", "--step-ms", str(step_ms)], **settings)
+
+
 @contextmanager
-def troupe(step_ms: float, **settings: object) -> Iterator[Troupe]:
-    """Serves the bundled model's tokenizer over gRPC until the block ends; leaves no process behind."""
+def troupe_with(worker: Sequence[str], **settings: object) -> Iterator[Troupe]:
+    """Serves until the block ends, with a worker that Python starts with these arguments; leaves no process behind."""
     with tempfile.TemporaryDirectory(prefix="pageant-bench-") as directory:
         own = {"model": str(MODEL), "port": 0, "http_port": -1, "runtime_dir": f"{directory}/run", "log_format": "json"}
         chosen = with_port(msgspec.convert(own | settings, Settings))
         environment = os.environ | settings_environment(chosen)
         commands = {name: [sys.executable, "-m", f"services.{name}"] for name in SERVICES}
-        commands["worker"] = [sys.executable, "-m", "scripts.bench.standin", "--step-ms", str(step_ms)]
+        commands["worker"] = [sys.executable, *worker]
         logs = Path(directory)
-        running = Troupe(f"127.0.0.1:{chosen.port}", {}, logs)
+        running = Troupe(chosen, {}, logs)
         try:
             for name, command in commands.items():
                 running.processes[name] = start(command, environment, running.log_of(name))

@@ -1,0 +1,196 @@
+"""`pageant bench serve` at six rates, idle to twice the capacity, beside what the services say of the same requests.
+
+    scripts/bench_serve_rates [--check] [--seconds 20] [--model models/pageant-stories] [--plot rates.png]
+                              [--other "vllm bench serve"]
+
+All services are real processes with the bundled model.  The capacity is that of a run in which everything is due at
+once.  Of each rate the load generator's figures stand beside the services' own: TTFT of every request from the
+gateway's log, gaps between outputs from the histogram in /metrics.  The services cannot know when a request was meant
+to be sent, so here the generator's TTFT too counts from when it left; the table before counts from when it was due.
+Percentiles of gaps come from buckets, so the generator's gaps are put into the same buckets first; means need none.
+
+With `--other`, a command that takes the arguments of vLLM's `bench serve`: that load generator sends a load of the same
+shape over HTTP, its figures beside the services' of the same requests, and this project's own over HTTP after it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import math
+import shlex
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from random import Random
+
+import uvloop
+
+from scripts.bench.accounts import Account, Accounts, Scrape, bucketed
+from scripts.bench.report import Line, add_check, finish
+from scripts.bench.troupe import Troupe, troupe_with
+from services.cli.bench.backend import Backend
+from services.cli.bench.generator import Generator, lateness
+from services.cli.bench.grpc_backend import GrpcBackend
+from services.cli.bench.http_backend import HttpBackend
+from services.cli.bench.outcome import Outcome
+from services.cli.bench.report import Report, RunOptions, report_of
+from services.cli.bench.serve import rates_table
+from shared.metrics import Acceptance, Summary, summarise
+from shared.workload import LoadRequest, RandomLengths, arrival_times, at_times, random_requests
+
+SHARES = (0.05, 0.25, 0.5, 0.8, 1.2, 2.0)  # of the capacity
+OTHER_SHARE = 0.5  # at which another's generator is compared
+LENGTHS = RandomLengths(input_len=256, output_len=64, range_ratio=0.5)
+MIN_REQUESTS = 20  # of a rate
+NUM_AT_ONCE = 60  # for the capacity
+MAX_ERROR = 2.0  # percent
+SAMPLING = {"temperature": 0.0, "ignore_eos": True}
+QS = (50.0, 99.0)
+SETTLED = 0.3  # seconds after which the last lines are written
+
+
+class Bench:
+    """One troupe, its load and its accounts."""
+
+    def __init__(self, running: Troupe, seconds: float) -> None:
+        settings = running.settings
+        self.running = running
+        self.base_url = f"http://127.0.0.1:{settings.http_port}"
+        self.accounts = Accounts(running.log_of("gateway"), self.base_url)
+        self.capacity = 0.0  # requests per second
+        self._seconds = seconds
+        self._seed = 0
+
+    def count(self, per_second: float) -> int:
+        return max(MIN_REQUESTS, round(per_second * self._seconds))
+
+    def requests(self, count: int, per_second: float, vocab_size: int) -> list[LoadRequest]:
+        """New ones at every call."""
+        self._seed += 1
+        rng = Random(self._seed)
+        made = random_requests(count, LENGTHS, vocab_size, rng)
+        return at_times(made, arrival_times(count, per_second, 1.0, rng))
+
+    async def measure(self, backend: Backend, per_second: float, count: int) -> tuple[Report, Account]:
+        """Raises RuntimeError where a request failed."""
+        self.running.check()
+        self.accounts.take()
+        outcomes = await Generator(backend).send(self.requests(count, per_second, backend.vocab_size), lambda _: None)
+        if failed := [outcome.error or "no output" for outcome in outcomes if not outcome.succeeded]:
+            raise RuntimeError(f"{len(failed)} requests failed: {failed[0]}")
+        await asyncio.sleep(SETTLED)
+        options = RunOptions(backend=backend.name, model="", request_rate=per_second, burstiness=1.0, max_concurrency=0)
+        return report_of(options, outcomes, Acceptance()), self.accounts.take()
+
+    async def rates(self) -> tuple[list[Report], list[Line]]:
+        backend = GrpcBackend(self.running.address, SAMPLING)
+        try:
+            await backend.model(60.0)
+            await self.measure(backend, math.inf, MIN_REQUESTS)  # warm-up
+            at_once, _ = await self.measure(backend, math.inf, NUM_AT_ONCE)
+            self.capacity = NUM_AT_ONCE / at_once.duration
+            reports, lines = [], [Line("capacity", self.capacity, "requests/s")]
+            for share in SHARES:
+                rate = share * self.capacity
+                report, account = await self.measure(backend, rate, self.count(rate))
+                reports.append(report)
+                lines += beside(f"{rate:.2f}/s", report.outcomes, account)
+            return reports, lines
+        finally:
+            await backend.close()
+
+    async def over_http(self) -> list[Line]:
+        backend = HttpBackend(self.base_url, SAMPLING)
+        try:
+            await backend.model(60.0)
+            rate = OTHER_SHARE * self.capacity
+            report, account = await self.measure(backend, rate, self.count(rate))
+            return beside(f"own over HTTP, {rate:.2f}/s", report.outcomes, account)
+        finally:
+            await backend.close()
+
+    def other(self, command: str) -> list[Line]:
+        """Another's load generator, over HTTP."""
+        self.accounts.take()
+        rate = OTHER_SHARE * self.capacity
+        found = run_other(shlex.split(command), self.running, self.base_url, rate, self.count(rate))
+        account = self.accounts.take()
+        gaps = [gap for gaps in found["itls"] for gap in gaps]
+        num_failed = float(found.get("failed", len(found["errors"]) - found["completed"]))
+        name = f"{Path(shlex.split(command)[0]).name}, {rate:.2f}/s"
+        lines = [Line(f"{name}: failed", num_failed, f"of {len(found['ttfts'])}", at_most=0)]
+        return lines + compared(name, summarise(found["ttfts"], QS), bucketed(gaps), account, "")
+
+
+def beside(name: str, outcomes: Sequence[Outcome], account: Account) -> list[Line]:
+    """Our own generator's figures and the services'."""
+    ttft = summarise((outcome.timeline.times[0] - outcome.sent for outcome in outcomes), QS)
+    gaps = bucketed(gap for outcome in outcomes for gap in outcome.timeline.itl)
+    num_late, worst = lateness(outcomes)
+    late = f"; {num_late} sent late, the worst by {1000 * worst:.0f} ms" if num_late else ""
+    return compared(name, ttft, gaps, account, late)
+
+
+def compared(name: str, ttft: Summary, gaps: Scrape, account: Account, remark: str) -> list[Line]:
+    """A client's figures and the services' of the same requests; the error is that between the two."""
+    pairs = [(f"TTFT p{q:g}", ttft.percentiles[q], account.ttft.percentiles[q]) for q in QS]
+    pairs += [("ITL mean", gaps.mean, account.itl.mean)]
+    pairs += [(f"ITL p{q:g}", gaps.percentile(q), account.itl.percentile(q)) for q in QS]
+    counts = "" if ttft.count == account.ttft.count else f"; {ttft.count} and {account.ttft.count} requests"
+    return [
+        Line(f"{name}: {what}, difference", 100 * abs(client / services - 1) if services else None, "%",
+             at_most=MAX_ERROR,
+             note=f"client {1000 * client:.2f} ms, services {1000 * services:.2f} ms{counts}{remark}")
+        for what, client, services in pairs
+    ]  # fmt: skip
+
+
+def run_other(
+    command: Sequence[str], running: Troupe, base_url: str, rate: float, count: int
+) -> dict[str, list[list[float]]]:
+    """Its result file.  Raises subprocess.CalledProcessError where it fails."""
+    settings = running.settings
+    with tempfile.TemporaryDirectory(prefix="pageant-bench-") as directory:
+        given = {
+            "backend": "openai", "base-url": base_url, "model": settings.model_name,
+            "tokenizer": Path(settings.model).absolute(), "dataset-name": "random",
+            "random-input-len": LENGTHS.input_len, "random-output-len": LENGTHS.output_len,
+            "random-range-ratio": LENGTHS.range_ratio, "num-prompts": count, "request-rate": rate, "seed": 1,
+            "temperature": 0, "result-dir": directory, "result-filename": "result.json",
+        }  # fmt: skip
+        options = [part for name, value in given.items() for part in (f"--{name}", str(value))]
+        flags = ["--ignore-eos", "--save-result", "--save-detailed", "--disable-tqdm"]
+        subprocess.run([*command, *options, *flags], check=True, timeout=240, stdout=sys.stderr)
+        found: dict[str, list[list[float]]] = json.loads((Path(directory) / "result.json").read_bytes())
+        return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_check(parser)
+    parser.add_argument("--seconds", type=float, default=20, help="of arrivals at each rate")
+    parser.add_argument("--model", default="models/pageant-stories")
+    parser.add_argument("--plot", type=Path, help="latency over rate, throughput and latency, and every run: a PNG")
+    parser.add_argument("--other", default="", help="a command that takes the arguments of vLLM's bench serve")
+    args = parser.parse_args()
+    with troupe_with(["-m", "services.worker"], model=args.model, http_port=0) as running:
+        bench = Bench(running, args.seconds)
+        reports, lines = uvloop.run(bench.rates())
+        if args.other:
+            lines += bench.other(args.other)
+            lines += uvloop.run(bench.over_http())
+        bench.accounts.close()
+    print(rates_table(reports))
+    if args.plot is not None:
+        from services.cli.plots import plot_measured
+
+        plot_measured(reports, args.plot)
+    return finish(lines, check=args.check, title="the load generator's figures and the services' of the same requests")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
