@@ -9,8 +9,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from services.gateway.generation import check_n
-from services.gateway.header import seeded
 from services.gateway.http.answer import Collected, Identity, UsageOptions, finish_reason
+from services.gateway.http.beams import read_beam
 from services.gateway.http.chat_answer import AnswerReader, DeltaBuilder, MessageBuilder
 from services.gateway.http.chat_bodies import ChatBody
 from services.gateway.http.chat_objects import (
@@ -27,8 +27,9 @@ from services.gateway.http.gate import Gate
 from services.gateway.http.logprobs import Entry, TokenTexts, chat_logprobs, ids_of, prompt_logprobs
 from services.gateway.http.objects import encode, given, stop_reason, usage_of
 from services.gateway.http.parsing import OutputParser, make_reasoning_parser, make_tool_parser
+from services.gateway.http.returning import Bookmark, Rest, positions_of
 from services.gateway.http.sampling import refuse_impossible, sampling_params
-from services.gateway.streams import Delta, Stream
+from services.gateway.streams import Delta, Position, Stream
 from shared.errors import RequestError
 from shared.messages import SequenceText, TokenizeRequest
 
@@ -43,10 +44,11 @@ class Chats:
         body = await self._gate.bodies.read(request, ChatBody)
         self._gate.check_model(body.model)
         call = ChatCall(self._gate, body)
+        has = positions_of(request, call.n) if body.stream else None
         asked = await call.request(request)
         headers = {"x-request-id": asked.header.request_id}
         if body.stream:
-            return EventResponse(lambda events: ChatStream(call, asked).write(events), headers)
+            return EventResponse(lambda events: ChatStream(call, asked, has).write(events), headers)
         return WholeResponse(lambda: call.answer(asked), headers)
 
 
@@ -168,10 +170,15 @@ class ChatCall:
 class ChatStream:
     """One request's answer as events."""
 
-    def __init__(self, call: ChatCall, asked: TokenizeRequest) -> None:
+    def __init__(self, call: ChatCall, asked: TokenizeRequest, has: list[Position] | None = None) -> None:
+        """`has`: what of each sequence a client has that comes back."""
         self._call = call
         self._asked = asked
-        self._sequences = [SequenceEvents(call, index) for index in range(call.n)]
+        self._everything = None if has is None else [[Position()] * call.n]  # is told again, to be read from the start
+        self._bookmark = Bookmark(call.n, has, is_kept=asked.header.is_kept)
+        self._sequences = [
+            SequenceEvents(call, index, Position() if has is None else has[index]) for index in range(call.n)
+        ]
 
     async def write(self, events: Events) -> None:
         call = self._call
@@ -179,17 +186,23 @@ class ChatStream:
         async def consume(_: int, stream: Stream, deltas: list[Delta]) -> None:
             if call.body.logprobs:
                 await call.texts.learn(ids_of([entry for delta in deltas for entry in delta.logprobs]))
-            chunks = [
-                self._chunk([choice], stream)
-                for delta in deltas
-                for choice in self._sequences[delta.index].choices(stream, delta)
-            ]
-            await events.write(b"".join(chunks))
+            await events.write(b"".join(self._events(stream, delta) for delta in deltas))
 
-        (stream,) = await call.gate.run([self._asked], consume)
+        (stream,) = await call.gate.run([self._asked], consume, self._everything)
         if call.usage.at_end:
             await events.write(event(encode(self._object([], usage=usage_of([stream])))))
         await events.write(DONE)
+
+    def _events(self, stream: Stream, delta: Delta) -> bytes:
+        """One for each choice; the last has the id, since only with that the client has all of the delta."""
+        new = self._sequences[delta.index].new(delta)
+        if new is None:
+            return b""
+        self._bookmark.add(delta.index, new)
+        chunks = [self._chunk([choice], stream) for choice in self._sequences[delta.index].choices(stream, new)]
+        if chunks:
+            chunks[-1] = self._bookmark.line + chunks[-1]
+        return b"".join(chunks)
 
     def _chunk(self, choices: list[ChunkChoice], stream: Stream) -> bytes:
         return event(encode(self._object(choices, usage=self._call.usage.now([stream]))))
@@ -209,14 +222,24 @@ class ChatStream:
 class SequenceEvents:
     """What one sequence's output becomes in a stream."""
 
-    def __init__(self, call: ChatCall, index: int) -> None:
+    def __init__(self, call: ChatCall, index: int, has: Position) -> None:
+        """`has`: what a client has of it that comes back."""
         self._call = call
         self._index = index
+        self._rest = Rest(has)
         self._reader = call.reader()
         self._builder = DeltaBuilder()
         self._begun = False
         self._token_ids: list[int] = []  # whose log-probabilities no event has said yet
         self._entries: list[Entry] = []
+
+    def new(self, delta: Delta) -> Delta | None:
+        """What of `delta` the client has not; the rest is read, and not told."""
+        had, new = self._rest.split(delta)
+        if had is not None:
+            self._builder.deltas(self._reader.feed("".join(had.text)))
+            self._begun = True
+        return new
 
     def choices(self, stream: Stream, delta: Delta) -> list[ChunkChoice]:
         """The choices of the events for `delta`, one event each."""

@@ -8,8 +8,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from services.gateway.generation import check_n
-from services.gateway.header import seeded
 from services.gateway.http.answer import Collected, Identity, UsageOptions, finish_reason
+from services.gateway.http.beams import read_beam
 from services.gateway.http.bodies import CompletionBody
 from services.gateway.http.completion_prompts import Prompt, read_prompts
 from services.gateway.http.events import DONE, EventResponse, Events, WholeResponse, event
@@ -24,8 +24,9 @@ from services.gateway.http.objects import (
     stop_reason,
     usage_of,
 )
+from services.gateway.http.returning import Bookmark, positions_of
 from services.gateway.http.sampling import refuse_impossible, sampling_params
-from services.gateway.streams import Delta, Stream
+from services.gateway.streams import Delta, Position, Stream
 from shared.errors import RequestError
 from shared.messages import TokenizeRequest
 
@@ -40,10 +41,11 @@ class Completions:
         body = await self._gate.bodies.read(request, CompletionBody)
         self._gate.check_model(body.model)
         call = CompletionCall(self._gate, body)
+        has = positions_of(request, len(call.prompts) * call.n) if body.stream else None
         requests = await call.requests(request)
         headers = {"x-request-id": requests[0].header.request_id}
         if body.stream:
-            return EventResponse(lambda events: CompletionStream(call, requests).write(events), headers)
+            return EventResponse(lambda events: CompletionStream(call, requests, has).write(events), headers)
         return WholeResponse(lambda: call.answer(requests), headers)
 
 
@@ -58,7 +60,8 @@ class CompletionCall:
         self.texts = TokenTexts(gate.vocabulary, as_ids=bool(body.return_tokens_as_token_ids))
         self.prompts = read_prompts(body.prompt)
         self.n = 1 if body.n is None else body.n
-        self.best_of = self.n if body.best_of is None else body.best_of
+        self.beam = read_beam(body, body.best_of)
+        self.best_of = self.n if body.best_of is None or self.beam is not None else body.best_of
         self.echo = bool(body.echo)
         self.only_prompt = self.echo and body.max_tokens == 0  # nothing new is wanted: the one token made is not shown
         self.usage = UsageOptions(body)
@@ -76,14 +79,17 @@ class CompletionCall:
             max_tokens=1 if self.only_prompt else body.max_tokens,
             logprobs=0 if wants_scores else body.logprobs,
             prompt_logprobs=max(asked, default=None),
+            beam=self.beam,
         )
         found = []
-        for prompt in self.prompts:
+        for place, prompt in enumerate(self.prompts):
             await self._look_up(prompt)
-            header = self.gate.header(request, label=body.request_id, priority=body.priority)
+            header = self.gate.header(request, label=body.request_id, priority=body.priority, place=place)
             ids = None if prompt.token_ids is None else self.gate.pack(prompt.token_ids)
             text = None if prompt.token_ids is not None else prompt.text
-            found.append(TokenizeRequest(header, seeded(params), text=text, token_ids=ids))
+            found.append(
+                TokenizeRequest(header, self.gate.seeded(params, request, header, place), text=text, token_ids=ids)
+            )
         return found
 
     async def _look_up(self, prompt: Prompt) -> None:
@@ -171,11 +177,20 @@ class CompletionCall:
 class CompletionStream:
     """One request's answer as events."""
 
-    def __init__(self, call: CompletionCall, requests: Sequence[TokenizeRequest]) -> None:
+    def __init__(
+        self, call: CompletionCall, requests: Sequence[TokenizeRequest], has: Sequence[Position] | None = None
+    ) -> None:
+        """`has`: what of each choice a client has that comes back."""
         self._call = call
         self._requests = requests
+        self._has = None if has is None else [has[first : first + call.n] for first in range(0, len(has), call.n)]
+        self._bookmark = Bookmark(len(requests) * call.n, has, is_kept=requests[0].header.is_kept)
         self._streams: dict[int, Stream] = {}
-        self._shown: dict[int, int] = {}  # characters by choice, once its first event is out
+        self._shown = {  # characters by choice, once its first event is out
+            index: len(call.prompts[index // call.n].shown) + one.num_chars
+            for index, one in enumerate(has or ())
+            if one != Position()
+        }
 
     async def write(self, events: Events) -> None:
         async def consume(place: int, stream: Stream, deltas: list[Delta]) -> None:
@@ -184,14 +199,14 @@ class CompletionStream:
             await events.write(b"".join(self._event(place, stream, delta) for delta in deltas))
 
         call = self._call
-        streams = await call.gate.run(self._requests, consume)
+        streams = await call.gate.run(self._requests, consume, self._has)
         if call.usage.at_end:
             await events.write(event(encode(call.completion([], usage=usage_of(streams)))))
         await events.write(DONE)
 
     async def _learn(self, place: int, deltas: list[Delta]) -> None:
         call = self._call
-        if call.body.logprobs is None:
+        if call.body.logprobs is None and call.body.prompt_logprobs is None:
             return
         wanted = set().union(*(ids_of([*delta.logprobs, *delta.prompt_logprobs]) for delta in deltas))
         if call.echo:
@@ -202,6 +217,7 @@ class CompletionStream:
         """Empty where the client would learn nothing from it."""
         call, body = self._call, self._call.body
         index = place * call.n + delta.index
+        self._bookmark.add(index, delta)
         prompt = None if index in self._shown else call.prompts[place]
         if delta.empty and not body.return_token_ids and prompt is None:
             return b""
@@ -214,11 +230,16 @@ class CompletionStream:
             logprobs=call.logprobs(prompt, delta.prompt_logprobs, ids, entries, self._shown.get(index, 0)),
             finish_reason="length" if call.only_prompt and delta.end else finish_reason(delta.end),
             stop_reason=stop_reason(stream, delta.end.stop_reason) if delta.end else None,
+            prompt_logprobs=given(
+                prompt_logprobs(delta.prompt_logprobs, call.texts),
+                body.prompt_logprobs is not None and delta.prompt_logprobs,
+            ),
             prompt_token_ids=given(prompt.token_ids if prompt else None, body.return_token_ids and prompt),
             token_ids=given(ids, body.return_token_ids),
         )
         self._shown[index] = self._shown.get(index, 0) + len(choice.text)
-        return event(encode(call.completion([choice], usage=call.usage.now(list(self._streams.values())))))
+        completion = call.completion([choice], usage=call.usage.now(list(self._streams.values())))
+        return self._bookmark.line + event(encode(completion))
 
 
 def _check(body: CompletionBody, n: int, best_of: int) -> None:
@@ -226,8 +247,6 @@ def _check(body: CompletionBody, n: int, best_of: int) -> None:
         raise RequestError(f"best_of must be at least n={n}, got {best_of}", field="best_of")
     if best_of > n and body.stream:
         raise RequestError("best_of cannot be streamed: which are best is known at the end", field="best_of")
-    if body.stream and body.prompt_logprobs is not None:
-        raise RequestError("prompt_logprobs cannot be streamed", field="prompt_logprobs")
     if body.stream and body.echo and body.logprobs is not None and n > 1:
         raise RequestError("echo with logprobs cannot be streamed for n > 1", field="echo")
 

@@ -14,16 +14,18 @@ from starlette.requests import Request
 from services.gateway.generation import (
     MAX_TOKENS_PER_MESSAGE,
     QUESTION_TIMEOUT,
+    all_or_none,
     check_label,
     check_model,
     generate,
     packed_prompt,
 )
-from services.gateway.header import make_header
+from services.gateway.header import make_header, seeded
 from services.gateway.http.reading import Bodies, seconds_left
+from services.gateway.http.returning import key_of
 from services.gateway.http.vocabulary import Vocabulary
 from services.gateway.report import StreamReport
-from services.gateway.streams import Delta, Stream
+from services.gateway.streams import Delta, Position, Stream
 from shared.config import Settings
 from shared.errors import RequestError
 from shared.messages import (
@@ -36,6 +38,7 @@ from shared.messages import (
     TokenizeRequest,
 )
 from shared.packing import pack_tokens, unpack_tokens
+from shared.sampling import SamplingParams
 
 if TYPE_CHECKING:
     from services.gateway.actor import GatewayActor
@@ -60,8 +63,11 @@ class Gate:
     def check_model(self, name: str | None) -> None:
         check_model(name or "", self.settings.model_name)
 
-    def header(self, request: Request, *, label: str | None = None, priority: int | None = None) -> RequestHeader:
-        """The header of one generation for this caller; its label is the client's own id, for logs and Abort."""
+    def header(
+        self, request: Request, *, label: str | None = None, priority: int | None = None, place: int = 0
+    ) -> RequestHeader:
+        """The header of one generation for this caller; its label is the client's own id, for logs and Abort.  `place`:
+        of its prompt, where a request has several."""
         label = label or request.headers.get("x-request-id", "")
         check_label(label)
         return make_header(
@@ -71,7 +77,12 @@ class Gate:
             priority=priority or 0,
             now=time.time(),
             remaining=seconds_left(request),
+            key=key_of(request, place),
         )
+
+    def seeded(self, params: SamplingParams, request: Request, header: RequestHeader, place: int = 0) -> SamplingParams:
+        """With a seed; under a key always with the same."""
+        return seeded(params, header.tenant, key_of(request, place))
 
     def pack(self, token_ids: Sequence[int]) -> bytes:
         """A prompt's ids for the wire."""
@@ -79,20 +90,33 @@ class Gate:
 
     # -- generations
 
-    async def run(self, requests: Sequence[TokenizeRequest], consume: Consumer) -> list[Stream]:
+    async def run(
+        self, requests: Sequence[TokenizeRequest], consume: Consumer, has: Sequence[Sequence[Position]] | None = None
+    ) -> list[Stream]:
         """Generate for all requests at once; `consume` gets each one's place and its output as it comes.
 
-        The first that is refused or fails ends all, with its RequestError.
+        `has`: what of each a client has that comes back.  The first that is refused or fails ends all, with its
+        RequestError.
         """
         streams: dict[int, Stream] = {}
-        works = [self._run(place, request, consume, streams) for place, request in enumerate(requests)]
+        works = [
+            self._run(place, request, consume, streams, None if has is None else has[place])
+            for place, request in enumerate(requests)
+        ]
         if len(works) == 1:
             await works[0]
         else:
-            await _all_or_none(works)
+            await all_or_none(works)
         return [streams[place] for place in range(len(requests))]
 
-    async def _run(self, place: int, request: TokenizeRequest, consume: Consumer, streams: dict[int, Stream]) -> None:
+    async def _run(
+        self,
+        place: int,
+        request: TokenizeRequest,
+        consume: Consumer,
+        streams: dict[int, Stream],
+        has: Sequence[Position] | None,
+    ) -> None:
         report = StreamReport(self.actor.meter)
 
         async def deliver(stream: Stream) -> None:
@@ -102,7 +126,7 @@ class Gate:
                 await consume(place, stream, deltas)
 
         try:
-            await generate(self.actor, request, report, deliver)
+            await generate(self.actor, request, report, deliver, has=has)
         except RequestError as error:
             report.failed(error)
             raise
@@ -137,16 +161,3 @@ class Gate:
     async def _ask(self, ask: Callable[[str, str], Any]) -> Any:
         await self.actor.until_available()
         return await self.actor.ask_tokenizer(ask(uuid.uuid4().hex, self.actor.inbox.address), QUESTION_TIMEOUT)
-
-
-async def _all_or_none(works: Sequence[Awaitable[None]]) -> None:
-    """Await all; the first RequestError cancels the others and is the one that is raised."""
-    tasks = [asyncio.ensure_future(work) for work in works]
-    try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
-        for task in done:
-            task.result()
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.wait(tasks)

@@ -9,7 +9,6 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from services.gateway.header import seeded
 from services.gateway.http.answer import Collected, Identity
 from services.gateway.http.chat_bodies import MessageBody
 from services.gateway.http.chat_prompt import read_messages
@@ -28,6 +27,7 @@ from services.gateway.http.responses_objects import (
     ResponseUsage,
     TextPart,
 )
+from services.gateway.http.returning import POSITION_HEADER, positions_of
 from services.gateway.streams import Delta, Stream
 from shared.errors import RequestError
 from shared.messages import ChatOptions, TokenizeRequest
@@ -56,6 +56,8 @@ class Responses:
         self._gate.check_model(body.model)
         _check(body)
         asked = self._request(request, body)
+        if positions_of(request, 1) is not None:
+            raise RequestError("a response is told again from its start only", field=POSITION_HEADER)
         headers = {"x-request-id": asked.header.request_id}
         answer = ResponseAnswer(self._gate, body, asked)
         if body.stream:
