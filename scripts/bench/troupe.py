@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,20 +65,28 @@ class Troupe:
         return self._logs / f"{name}.log"
 
 
-def troupe(step_ms: float, **settings: object) -> AbstractContextManager[Troupe]:
+def troupe(
+    step_ms: float, *, modules: Mapping[str, Sequence[str]] | None = None, **settings: object
+) -> AbstractContextManager[Troupe]:
     """Serves the bundled model's tokenizer over gRPC until the block ends; the worker is a stand-in."""
-    return troupe_with(["-m", "scripts.bench.standin", "--step-ms", str(step_ms)], **settings)
+    return troupe_with(["-m", "scripts.bench.standin", "--step-ms", str(step_ms)], modules=modules, **settings)
 
 
 @contextmanager
-def troupe_with(worker: Sequence[str], **settings: object) -> Iterator[Troupe]:
-    """Serves until the block ends, with a worker that Python starts with these arguments; leaves no process behind."""
+def troupe_with(
+    worker: Sequence[str], *, modules: Mapping[str, Sequence[str]] | None = None, **settings: object
+) -> Iterator[Troupe]:
+    """Serves until the block ends, with a worker that Python starts with these arguments; leaves no process behind.
+
+    `modules`: by service, what `python -m` is to run in its place, or beside the others.
+    """
     with tempfile.TemporaryDirectory(prefix="pageant-bench-") as directory:
         own = {"model": str(MODEL), "port": 0, "http_port": -1, "runtime_dir": f"{directory}/run", "log_format": "json"}
         chosen = with_port(msgspec.convert(own | settings, Settings))
         environment = os.environ | settings_environment(chosen)
         commands = {name: [sys.executable, "-m", f"services.{name}"] for name in SERVICES}
         commands["worker"] = [sys.executable, *worker]
+        commands |= {name: [sys.executable, "-m", *words] for name, words in (modules or {}).items()}
         logs = Path(directory)
         running = Troupe(chosen, {}, logs)
         try:

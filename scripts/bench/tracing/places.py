@@ -1,0 +1,107 @@
+"""The places where a request is delayed, one at a time, and the phases on which that must be booked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from scripts.bench.tracing.asking import Asker, ask
+from scripts.bench.troupe import troupe
+from shared.phases import Phase
+
+STEP_MS = 5.0
+DELAY = 0.5  # seconds, of one that takes its time once
+DELAYED = "scripts.bench.tracing.delayed"
+NUM_BLOCKS = 64
+
+
+@dataclass(frozen=True)
+class Place:
+    """How a troupe is set up, and who is in the measured request's way where it is delayed."""
+
+    phases: tuple[Phase, ...]
+    modules: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    settings: Mapping[str, object] = field(default_factory=dict)
+    request: Mapping[str, int] = field(default_factory=dict)  # of the measured one
+    rival: Mapping[str, int] = field(default_factory=dict)  # of one that began before it
+    step_ms: float = STEP_MS
+
+
+def delayed(service: str, place: str, seconds: float = DELAY, **more: float) -> dict[str, tuple[str, ...]]:
+    words = [word for name, value in more.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+    return {service: (DELAYED, place, "--seconds", str(seconds), *words)}
+
+
+SMALL = delayed("worker", "none", 0.0, num_blocks=NUM_BLOCKS, step_ms=STEP_MS)
+PLACES: Mapping[str, Place] = {
+    "a slow tokenizer": Place((Phase.TOKENISE,), delayed("tokenizer", "tokenizer")),
+    "all rows taken": Place(
+        (Phase.QUEUE_ROWS,), settings={"max_num_seqs": 1, "max_num_batched_tokens": 2048}, rival={"num_tokens": 120}
+    ),
+    "all blocks held": Place(
+        (Phase.QUEUE_BLOCKS,), SMALL, request={"num_prompt": 120}, rival={"num_prompt": 900, "num_tokens": 120}
+    ),
+    "a slow step of the prompt": Place((Phase.PREFILL,), delayed("worker", "prefill", step_ms=STEP_MS)),
+    "a slow step of a token": Place((Phase.DECODE,), delayed("worker", "decode", step_ms=STEP_MS)),
+    "a slow draft": Place(
+        (Phase.DRAFT_WAIT,), delayed("draft", "draft", 0.015),
+        {"draft": "ngram", "num_draft_tokens": 2, "max_model_len": 1024}, {"num_tokens": 48}, step_ms=25.0,
+    ),
+    "a storm of preemptions": Place(
+        (Phase.PREEMPTED, Phase.RECOMPUTE), SMALL,
+        request={"num_prompt": 400, "num_tokens": 300}, rival={"num_prompt": 400, "num_tokens": 600},
+    ),
+    "a slow detokenizer": Place((Phase.DETOKENISE,), delayed("detokenizer", "detokenizer")),
+    "a busy gateway": Place((Phase.GATEWAY,), delayed("gateway", "gateway")),
+    "a client that reads late": Place((Phase.CLIENT_BLOCKED,), delayed("gateway", "client")),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Milliseconds that a delay added to a request, and how much of them was booked on its phases, on all others."""
+
+    added: float
+    booked: float
+    elsewhere: Mapping[str, float]
+
+    @property
+    def share(self) -> float:
+        """In percent: of what was added, what was booked neither too little nor too much."""
+        return 100 * (1 - abs(self.added - self.booked) / self.added)
+
+
+def outcomes(place: Place, num_rounds: int) -> list[Outcome]:
+    """One request undisturbed and one delayed, again and again, the first pair left out."""
+    with asking(place) as asker:
+        return [_outcome(place, asker, number) for number in range(num_rounds + 1)][1:]
+
+
+@contextmanager
+def asking(place: Place) -> Iterator[Asker]:
+    with troupe(place.step_ms, modules=place.modules, **place.settings) as running:
+        asker = Asker(running.address, running.log_of("gateway"))
+        try:
+            yield asker
+        finally:
+            asker.close()
+
+
+def _outcome(place: Place, asker: Asker, number: int) -> Outcome:
+    plain = asker.line(ask(3 * number, **place.request))
+    rival = asker.begin(ask(3 * number + 1, **place.rival)) if place.rival else None
+    late = asker.line(ask(3 * number + 2, is_marked=True, **place.request))
+    if rival is not None:
+        for _ in rival:
+            pass
+    return compared(plain, late, place.phases)
+
+
+def compared(plain: Mapping[str, Any], late: Mapping[str, Any], phases: tuple[Phase, ...]) -> Outcome:
+    """What one line has more than another."""
+    names = plain["phases"].keys() | late["phases"].keys()
+    more = {name: late["phases"].get(name, 0.0) - plain["phases"].get(name, 0.0) for name in names}
+    booked = sum(more.pop(phase.label, 0.0) for phase in phases)
+    return Outcome(late["e2e_ms"] - plain["e2e_ms"], booked, {n: ms for n, ms in more.items() if abs(ms) > 1})
