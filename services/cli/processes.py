@@ -70,7 +70,8 @@ def settings_of(role: Role, settings: Settings, status_file: Path) -> Settings:
     """What differs from process to process."""
     settings = msgspec.structs.replace(settings, status_file=str(status_file))
     if settings.metrics_port > 0:
-        port = settings.metrics_port + METRICS_PORTS * PLACES.index(role.service) + role.index
+        index = 0 if role.service == "gateway" else role.index  # gateways take the next free one themselves
+        port = settings.metrics_port + METRICS_PORTS * PLACES.index(role.service) + index
         settings = msgspec.structs.replace(settings, metrics_port=port)
     if role.service != "gateway":
         return settings

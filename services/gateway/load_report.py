@@ -1,7 +1,7 @@
 """How loaded the deployment is, told to clients and balancers that ask with a call: Open Request Cost Aggregation.
 
-Asked for with the header `endpoint-load-metrics-format`.  Nothing is asked of the scheduler while nobody wants it; then at
-most once a second.
+Asked for with the header `endpoint-load-metrics-format`.  Nothing is asked of the scheduler while nobody wants it; then
+at most once a second.
 """
 
 from __future__ import annotations

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger()
 
+SHARED_PORTS = 10
+
 
 class MetricsPort:
     """Listens as soon as it can: a predecessor of the same place may still have the port.  Nothing depends on it."""
@@ -33,15 +35,23 @@ class MetricsPort:
             return
         from shared.exposition.server import MetricsServer  # nobody else pays for it
 
-        host, port = self._settings.host.strip("[]"), self._settings.metrics_port
-        try:
-            self.server = MetricsServer(host, port, self._collectors)
-        except OSError as error:
-            if not self._has_complained:
-                log.warning("metrics_wait", address=f"{host}:{port}", reason=str(error))
-            self._has_complained = True
-        else:
-            log.info("listening", address=f"{host}:{self.server.port}", protocol="metrics")
+        host, reason = self._settings.host.strip("[]"), ""
+        for port in self._ports():
+            try:
+                self.server = MetricsServer(host, port, self._collectors)
+            except OSError as error:
+                reason = str(error)
+            else:
+                log.info("listening", address=f"{host}:{self.server.port}", protocol="metrics")
+                return
+        if not self._has_complained:
+            log.warning("metrics_wait", address=f"{host}:{self._settings.metrics_port}", reason=reason)
+        self._has_complained = True
+
+    def _ports(self) -> range:
+        """Who shares its ports with others has the next free one for its metrics, which are its own."""
+        first = self._settings.metrics_port
+        return range(first, min(first + SHARED_PORTS, 65536) if self._settings.share_port and first else first + 1)
 
     def close(self) -> None:
         """Without waiting for its threads, which may wait for the event loop that asks for this."""

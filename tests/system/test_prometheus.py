@@ -25,6 +25,7 @@ from services.cli.processes import METRICS_PORTS, PLACES
 from tests.system.harness import Troupe, ask, free_port, troupe
 
 PROMETHEUS = os.environ.get("PAGEANT_TEST_PROMETHEUS") or shutil.which("prometheus")
+OBSERVABILITY = Path(__file__).resolve().parents[2] / "observability"
 
 pytestmark = pytest.mark.skipif(PROMETHEUS is None, reason="needs Prometheus (PAGEANT_TEST_PROMETHEUS)")
 OURS = (  # what promtool objects to in names that are vLLM's
@@ -54,7 +55,10 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Troupe, 
 def prometheus(directory: Path, ports: dict[str, int]) -> Iterator[str]:
     """A Prometheus that scrapes these ports; yields its address."""
     targets = [{"targets": [f"127.0.0.1:{port}"], "labels": {"service_name": name}} for name, port in ports.items()]
-    config = {"global": {"scrape_interval": "1s"}, "scrape_configs": [{"job_name": "pageant", "static_configs": targets}]}
+    config = {
+        "global": {"scrape_interval": "1s"},
+        "scrape_configs": [{"job_name": "pageant", "static_configs": targets}],
+    }
     file = directory / "prometheus.yml"
     file.write_text(json.dumps(config), encoding="utf-8")  # which is YAML too
     address = f"127.0.0.1:{free_port()}"
@@ -65,6 +69,12 @@ def prometheus(directory: Path, ports: dict[str, int]) -> Iterator[str]:
     finally:
         process.terminate()
         process.wait(20)
+
+
+def dashboard_queries() -> list[str]:
+    dashboard = json.loads((OBSERVABILITY / "grafana" / "dashboards" / "pageant.json").read_text(encoding="utf-8"))
+    queries = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+    return [expression.replace("$__rate_interval", "30s") for expression in queries]
 
 
 def get(url: str) -> Any:
@@ -90,9 +100,7 @@ def eventually(value: Any, wanted: Any) -> None:
         time.sleep(0.3)
 
 
-def test_a_real_prometheus_scrapes_every_service(
-    running: tuple[Troupe, dict[str, int]], tmp_path: Path
-) -> None:
+def test_a_real_prometheus_scrapes_every_service(running: tuple[Troupe, dict[str, int]], tmp_path: Path) -> None:
     started, ports = running
     with prometheus(tmp_path, ports) as server:
         eventually(lambda: query(server, "sum(up)"), lambda found: found == len(ports))
@@ -103,6 +111,10 @@ def test_a_real_prometheus_scrapes_every_service(
         quantile = "histogram_quantile(0.9, sum by (le) (vllm:time_to_first_token_seconds_bucket))"
         first = query(server, quantile)
         assert first is not None and 0 < first < 60
+        for expression in dashboard_queries():
+            query(server, expression)  # raises where Prometheus cannot read it
+        shares = "sum by (phase) (rate(pageant_request_phase_seconds_total[30s]))"
+        eventually(lambda: query(server, shares), lambda found: found is not None)  # a rate needs two scrapes
         names = {entry["labels"]["service_name"] for entry in get(f"{server}/api/v1/targets")["data"]["activeTargets"]}
         assert names == set(PLACES)
 
@@ -124,3 +136,12 @@ def test_the_gateway_s_own_port_tells_everything_at_once(running: tuple[Troupe, 
     with urllib.request.urlopen(f"{started.url}/metrics", timeout=10) as answer:
         text = answer.read().decode()
     assert "vllm:num_requests_running{" in text and "vllm:time_to_first_token_seconds_bucket{" in text
+
+
+def test_the_profile_s_configuration_is_one() -> None:
+    tool = Path(str(PROMETHEUS)).with_name("promtool")
+    if not tool.exists():
+        pytest.skip("there is no promtool beside Prometheus")
+    file = OBSERVABILITY / "prometheus.yml"
+    done = subprocess.run([tool, "check", "config", file], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr

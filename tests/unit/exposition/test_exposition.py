@@ -181,5 +181,7 @@ async def test_a_service_serves_its_metrics_from_its_loop() -> None:
 
 
 def read(url: str) -> str:
-    with urllib.request.urlopen(url, timeout=5) as answer:
+    """As Prometheus asks: it would rather have OpenMetrics."""
+    wanted = {"Accept": "application/openmetrics-text;version=1.0.0;q=0.5,text/plain;version=0.0.4;q=0.3"}
+    with urllib.request.urlopen(urllib.request.Request(url, headers=wanted), timeout=5) as answer:
         return str(answer.read().decode())
