@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 from shared import messages as m
+from shared.beam import Beam, EarlyStopping
 from shared.errors import RejectCode
+from shared.grammar import Grammar, GrammarKind
 from shared.packing import pack_tokens
+from shared.pooling import Pooling, PoolingKind
 from shared.sampling import SamplingParams
 
 HEADER = m.RequestHeader("r1", "ipc://g", "t1", "mine", "acme", 2, 1.5, 9.5, "salt", True)
-PARAMS = SamplingParams(temperature=0.5, top_k=5, logit_bias={3: 1.5}, stop=["\n"], seed=7, n=2, max_tokens=9)
+PARAMS = SamplingParams(
+    temperature=0.5, top_k=5, logit_bias={3: 1.5}, stop=["\n"], seed=7, n=2, max_tokens=9,
+    grammar=Grammar(GrammarKind.REGEX, "[ab]+", "guided_regex"),
+    beam=Beam(4, 0.5, EarlyStopping.FIRST), pooling=Pooling(PoolingKind.MEAN, normalize=False),
+)
 CAPACITY = m.WorkerCapacity(100, 16, 8, 512, 4096, "stories", "float32", "cpu")
 LOGPROBS = m.TokenLogprobs([5, 6], [-0.5, -1.5], 1)
 TOKENS = pack_tokens([1, 2, 3])
+VECTOR = b"\0\0\x80?"
 CALLING = m.ChatMessage("assistant", "", "Tom", "c0", [m.ToolCall("c1", "weather", '{"city":"Rome"}')], "hm")
 DISTRIBUTION = m.DraftDistribution(TOKENS, b"\0" * 12)
 LEDGER = m.Ledger([3, 0, -1], 1.5, 4, 2, 1, [5, 6], 700)
@@ -45,15 +53,19 @@ SAMPLES: list[m.Message] = [
         num_tokens=[3, 9], num_new=[0, 1], new_token_ids=[11], num_wanted=[4, 4], num_ahead=5, rejection=True,
     ),
     m.DraftProposals(3, 4, [0, 1], [3, 10], [1, 1], [5, 6], [DISTRIBUTION, DISTRIBUTION], [2], 0.25),
-    m.StepResult(3, 4, [0, 1], [11], [LOGPROBS], {0: [LOGPROBS]}, 0.25),
+    m.StepResult(3, 4, [0, 1], [11], [LOGPROBS], {0: [LOGPROBS]}, 0.25, {0: "too complex"}, {1: VECTOR}),
     m.TokenBatch(
-        [m.OpenStream(HEADER, 0, 3, [1, 2, 3], ["\n"], False, True, True, 0, 2, [None, LOGPROBS])],
+        [m.OpenStream(HEADER, 0, 3, [1, 2, 3], ["\n"], False, True, True, 0, 2, [None, LOGPROBS], VECTOR)],
         [m.SequenceTokens("r1", 0, 4, [11], [LOGPROBS], m.FinishReason.STOP, 11, 8, 5, LEDGER)],
         [("r2", 0)],
         1.5,
     ),
     m.TextBatch(
-        [m.SequenceText("r1", 0, 4, 20, " a", [11], [LOGPROBS], m.FinishReason.LENGTH, "", 3, 2, 5, None, 8, 5, LEDGER)]
+        [
+            m.SequenceText(
+                "r1", 0, 4, 20, " a", [11], [LOGPROBS], m.FinishReason.LENGTH, "", 3, 2, 5, None, 8, 5, LEDGER, VECTOR
+            )
+        ]
     ),
     m.StopMatched("r1", 0, 5),
     m.StreamLost("r1", 0),
