@@ -2,8 +2,8 @@
 
 scripts/prove_lm_eval installs what it needs and runs it; without that it skips.  Both sides compute in float32.  They
 may differ by what another order of sums makes: an example at which two choices, or two words, are equally likely (at
-most one in a hundred), and the fifth digit of a likelihood.  Neither puts a BOS before a prompt but where there is none:
-with add_bos_token the two backends' rolling likelihoods count other tokens, whatever serves them.
+most one in a hundred), and the fifth digit of a likelihood.  Neither puts a BOS before a prompt, save where there
+is none: with add_bos_token the two backends' rolling likelihoods count other tokens, whatever serves them.
 """
 
 from __future__ import annotations
