@@ -64,17 +64,16 @@ async def embed(actor: GatewayActor, count: int, make_request: Callable[[int], T
 
 async def _embed(actor: GatewayActor, request: TokenizeRequest) -> Embedded:
     report = StreamReport(actor.meter)
-    found: list[bytes] = []
+    found: list[Embedded] = []
 
     async def deliver(stream: Stream) -> None:
-        nonlocal embedded
         while deltas := await stream.take():
             report.progressed()
             vectors = (delta.end.embedding for delta in deltas if delta.end is not None)
-            found.extend(vector for vector in vectors if vector)
-        embedded = stream.num_prompt_tokens, stream.num_cached_tokens
+            found.extend(
+                Embedded(vector, stream.num_prompt_tokens, stream.num_cached_tokens) for vector in vectors if vector
+            )
 
-    embedded = (0, 0)
     try:
         await generate(actor, request, report, deliver)
         if not found:
@@ -85,7 +84,7 @@ async def _embed(actor: GatewayActor, request: TokenizeRequest) -> Embedded:
     except asyncio.CancelledError:
         report.cancelled(expired=False)
         raise
-    return Embedded(found[0], *embedded)
+    return found[0]
 
 
 def total(embedded: Sequence[Embedded]) -> int:

@@ -148,7 +148,8 @@ class BeamSearch:
         return self._score(best, longest if grows else length) <= self.hypotheses[-1].score
 
     def _score(self, logprob: float, length: int) -> float:
-        return logprob / float(length) ** self.beam.length_penalty
+        scale: float = float(length) ** self.beam.length_penalty
+        return logprob / scale
 
     def _go_on(self, going: list[Continuation]) -> list[Move]:
         """Give each a slot: the best behind each beam stays where that is, the others take what is free."""

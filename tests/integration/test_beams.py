@@ -1,4 +1,4 @@
-"""Beam search on the bundled model: the same sequences as transformers', whatever else runs, with however few blocks."""
+"""Beam search on the bundled model: the sequences are transformers', whatever else runs, with however few blocks."""
 
 from __future__ import annotations
 

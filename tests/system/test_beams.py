@@ -34,12 +34,13 @@ def search(client: openai.OpenAI, **more: Any) -> Any:
     known = ("n", "stop", "temperature")
     given: dict[str, Any] = {"max_tokens": 16, "logprobs": 0} | {name: more.pop(name) for name in known if name in more}
     given["extra_body"] = {"use_beam_search": True} | more
-    return client.completions.create(model=MODEL, prompt=PROMPT, **given)  # type: ignore[call-overload]
+    return client.completions.create(model=MODEL, prompt=PROMPT, **given)
 
 
 def total(choice: Any) -> float:
     """Log-probability of a whole sequence."""
-    return sum(choice.logprobs.token_logprobs)
+    scores: list[float] = choice.logprobs.token_logprobs
+    return sum(scores)
 
 
 def test_a_search_finds_likelier_sequences_than_greed(client: openai.OpenAI) -> None:

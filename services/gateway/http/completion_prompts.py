@@ -27,6 +27,10 @@ def read_prompts(
     """Raises RequestError, naming `field`, on an empty or mixed list, and on more prompts than one request may have."""
     if isinstance(prompt, str):
         return [Prompt(text=prompt)]
+    return _read_list(prompt, field, at_most)
+
+
+def _read_list(prompt: Sequence[Any], field: str, at_most: int | None) -> list[Prompt]:
     if not prompt:
         raise RequestError(f"{field} must not be empty", field=field)
     if _are_ids(prompt, field):

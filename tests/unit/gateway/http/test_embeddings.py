@@ -107,7 +107,7 @@ async def _refuse_one(h: Http) -> None:
 
 async def test_grpc_embeds_too() -> None:
     async with front() as f:
-        inputs = [{"text": "abcd"}, {"token_ids": {"ids": [9, 8]}}]
+        inputs: list[dict[str, Any]] = [{"text": "abcd"}, {"token_ids": {"ids": [9, 8]}}]
         proto = inference_pb2.EmbedRequest(inputs=inputs, pooling=inference_pb2.POOLING_MEAN, normalize=False)
         asked = asyncio.ensure_future(f.inference.Embed(proto))
         found = [await f.troupe.request() for _ in range(2)]
