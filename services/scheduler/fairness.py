@@ -32,7 +32,8 @@ class Shares:
         self._charge(tenant, float(num_tokens))
 
     def charge_output(self, tenant: str, num_tokens: int) -> None:
-        self._charge(tenant, OUTPUT_COST * num_tokens)
+        cost = OUTPUT_COST * num_tokens / self._weights.get(tenant, 1.0)  # for each token: no further calls
+        self._served[tenant] = self._served.get(tenant, 0.0) + cost
 
     def _charge(self, tenant: str, cost: float) -> None:
         self._served[tenant] = self._served.get(tenant, 0.0) + cost / self._weights.get(tenant, 1.0)

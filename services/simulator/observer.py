@@ -49,6 +49,7 @@ class Observer(Outbound):
         self.records: dict[str, Record] = {}
         self.gaps = Tally()
         self.num_rejected = 0
+        self._lasts: dict[float, int] = {}  # when outputs came before those of now: mostly with the same step
         self._finished: list[str] = []
 
     def expect(self, request_id: str, start: float, num_prompt_tokens: int, tenant: str = "") -> None:
@@ -57,11 +58,12 @@ class Observer(Outbound):
     def emit(self, sequence: Sequence) -> None:
         """Note the tokens that were not noted yet."""
         request, now = sequence.request, self.now
+        request_id = request.header.request_id
         num_output = len(sequence.token_ids) - request.num_prompt_tokens
         count, sequence.num_emitted = num_output - sequence.num_emitted, num_output
-        record = self.records[request.header.request_id]
+        record = self.records[request_id]
         if record.num_tokens:
-            self.gaps.add(now - record.last)
+            self._lasts[record.last] = self._lasts.get(record.last, 0) + 1
         else:
             record.first = now
             record.worker = sequence.worker
@@ -70,7 +72,7 @@ class Observer(Outbound):
         record.last = now
         if sequence.finish_reason is not None:
             record.is_finished = True
-            self._finished.append(request.header.request_id)
+            self._finished.append(request_id)
 
     def emit_again(self, request: Request) -> None:
         """Nobody here forgets."""
@@ -82,7 +84,10 @@ class Observer(Outbound):
         self.num_rejected += 1
 
     def take_finished(self) -> list[str]:
-        """Ids of the requests that have ended since the last call."""
+        """Ids of the requests that have ended since the last call; to be called before `now` changes."""
+        for last, count in self._lasts.items():
+            self.gaps.add(self.now - last, count)
+        self._lasts.clear()
         taken, self._finished = self._finished, []
         return taken
 
