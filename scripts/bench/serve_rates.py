@@ -1,6 +1,6 @@
 """`pageant bench serve` at six rates, idle to twice the capacity, beside what the services say of the same requests.
 
-    scripts/bench_serve_rates [--check] [--seconds 20] [--model models/pageant-stories] [--plot rates.png]
+    scripts/bench_serve_rates [--check] [--seconds 15] [--model models/pageant-stories] [--plot rates.png]
                               [--other "vllm bench serve"]
 
 All services are real processes with the bundled model.  The capacity is that of a run in which everything is due at
@@ -44,7 +44,7 @@ from shared.workload import LoadRequest, RandomLengths, arrival_times, at_times,
 
 SHARES = (0.05, 0.25, 0.5, 0.8, 1.2, 2.0)  # of the capacity
 OTHER_SHARE = 0.5  # at which another's generator is compared
-LENGTHS = RandomLengths(input_len=256, output_len=64, range_ratio=0.5)
+LENGTHS = RandomLengths(input_len=512, output_len=64, range_ratio=0.25)
 MIN_REQUESTS = 20  # of a rate
 NUM_AT_ONCE = 60  # for the capacity
 MAX_ERROR = 2.0  # percent
@@ -172,7 +172,7 @@ def run_other(
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_check(parser)
-    parser.add_argument("--seconds", type=float, default=20, help="of arrivals at each rate")
+    parser.add_argument("--seconds", type=float, default=15, help="of arrivals at each rate")
     parser.add_argument("--model", default="models/pageant-stories")
     parser.add_argument("--plot", type=Path, help="latency over rate, throughput and latency, and every run: a PNG")
     parser.add_argument("--other", default="", help="a command that takes the arguments of vLLM's bench serve")

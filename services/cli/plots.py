@@ -55,7 +55,8 @@ def plot_measured(reports: Sequence[Report], path: Path) -> None:
             points = [(_rate_of(report), 1000 * report.summaries[name].percentiles[q]) for report in reports]
             axes[0][place].plot(*zip(*sorted(points), strict=True), marker="o", label=f"p{q:g}")
         _label(axes[0][place], f"{name.upper()} over rate", "requests per second", "ms")
-    curve = sorted((_output_rate(report), 1000 * report.summaries["e2el"].median) for report in reports)
+    by_rate = sorted(reports, key=_rate_of)  # beyond the capacity the curve turns back
+    curve = [(_output_rate(report), 1000 * report.summaries["e2el"].median) for report in by_rate]
     axes[0][2].plot(*zip(*curve, strict=True), marker="o")
     _label(axes[0][2], "throughput and latency", "output tokens per second", "E2EL p50, ms")
     for row, report in zip(axes[1:], reports, strict=True):
@@ -75,7 +76,7 @@ def _output_rate(report: Report) -> float:
 
 def _plot_course(axes: Sequence[Any], report: Report) -> None:
     """One run over time: every request's TTFT, the requests that are open, the tokens that come."""
-    name, done = f"rate {report.options.request_rate:g}", report.completed
+    name, done = f"rate {report.options.request_rate:.3g}", report.completed
     ttfts = [(outcome.timeline.start, 1000 * (outcome.timeline.ttft or 0)) for outcome in done]
     axes[0].scatter([start for start, _ in ttfts], [ttft for _, ttft in ttfts], s=6)
     _label(axes[0], f"{name}: TTFT", "sent at, s", "ms")
