@@ -99,8 +99,11 @@ class Trace(msgspec.Struct):
         phase that came several times is drawn as one."""
         phases = self.phases
         first = {str(name): float(ms) for name, ms in (self.end.get("first_phases") or {}).items()}
-        first = {name: min(ms, phases.get(name, 0.0)) for name, ms in first.items()}
+        first = {name: min(first[name], phases.get(name, 0.0)) for name in sorted(first, key=rank)}
         rest = {name: ms - first.get(name, 0.0) for name, ms in phases.items()}
+        if "gateway" in rest:  # then it is what becomes of the last output there
+            back = ("to_gateway", "gateway", "client_blocked")
+            rest = {name: rest[name] for name in (*(n for n in rest if n not in back), *back) if name in rest}
         return laid_out((first, rest))
 
     @property
@@ -133,10 +136,10 @@ class Trace(msgspec.Struct):
 
 
 def laid_out(parts: Iterable[Mapping[str, float]]) -> list[Span]:
-    """Phases as spans, each behind the one before; `parts` come in order, and each in the order of a request's way."""
+    """Phases as spans, each behind the one before; `parts` come in order, and so do the phases of each."""
     spans, at = [], 0.0
     for part in parts:
-        for name in sorted(part, key=rank):
+        for name in part:
             if part[name] > 0:
                 spans.append(Span(name, at, part[name]))
                 at += part[name]

@@ -65,7 +65,7 @@ def request(
 def step(number: int, at: float, ms: float, sequences: list[tuple[str, int, int]], **fields: Any) -> str:
     """A line of a step that was planned at `at` and answered `ms` later."""
     num_tokens = sum(count for _, _, count in sequences)
-    values = {
+    values: dict[str, Any] = {
         "at": at, "ms": ms, "worker": INSTANCES["worker"], "step_id": number, "num_tokens": num_tokens,
         "num_prefill_tokens": 0, "num_draft_tokens": 0, "num_running": len(sequences), "num_waiting": 2,
         "num_used_blocks": 30, "num_blocks": 64, "sequences": [list(sequence) for sequence in sequences],
