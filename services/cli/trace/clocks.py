@@ -5,7 +5,7 @@ such pair at two processes bounds how far their clocks are apart: t(effect) + of
 difference constraints; longest paths from the process of reference give the least offsets that satisfy them, longest
 paths to it the greatest, and any mean of two solutions is one.  Where clocks agree nothing is changed.
 
-A busy process writes its lines late, which looks like a clock that is ahead; so the median bound of all requests counts.
+A busy process writes its lines late, which looks like a clock that is ahead; so of all bounds the median one counts.
 """
 
 from __future__ import annotations

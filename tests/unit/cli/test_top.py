@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from click.testing import CliRunner
 
@@ -13,7 +15,7 @@ from shared.messages import Load, Member, ServiceName, WorkerLoad
 
 def scrape(at: float, *, num_tokens: int, times: list[float], members: int = 2, steps: int = 100) -> Scrape:
     worker = WorkerLoad("worker-1", 3, 100, 30, 20, steps)
-    zeros = dict.fromkeys(("num_chunked_prefills", "num_finished", "num_aborted", "num_rejected"), 0)
+    zeros: dict[str, Any] = dict.fromkeys(("num_chunked_prefills", "num_finished", "num_aborted", "num_rejected"), 0)
     load = Load(
         "", 3, 4, [worker], num_preemptions=2, num_prefix_cache_queries=200, num_prefix_cache_hits=50,
         num_prompt_tokens=10, num_output_tokens=num_tokens, kv_cache_usage=0.5, num_drafts=5, num_draft_tokens=20,
