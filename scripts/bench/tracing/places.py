@@ -46,8 +46,8 @@ PLACES: Mapping[str, Place] = {
     "a slow step of the prompt": Place((Phase.PREFILL,), delayed("worker", "prefill", step_ms=STEP_MS)),
     "a slow step of a token": Place((Phase.DECODE,), delayed("worker", "decode", step_ms=STEP_MS)),
     "a slow draft": Place(
-        (Phase.DRAFT_WAIT,), delayed("draft", "draft", 0.015),
-        {"draft": "ngram", "num_draft_tokens": 2, "max_model_len": 1024}, {"num_tokens": 48}, step_ms=25.0,
+        (Phase.DRAFT_WAIT,), delayed("draft", "draft", 0.05),
+        {"draft": "ngram", "num_draft_tokens": 2, "max_model_len": 1024}, {"num_tokens": 24}, step_ms=60.0,
     ),
     "a storm of preemptions": Place(
         (Phase.PREEMPTED, Phase.RECOMPUTE), SMALL,
