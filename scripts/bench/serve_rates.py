@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import math
 import shlex
 import subprocess
@@ -27,6 +26,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 
+import msgspec
 import uvloop
 
 from scripts.bench.accounts import Account, Accounts, Scrape, bucketed
@@ -51,6 +51,14 @@ MAX_ERROR = 2.0  # percent
 SAMPLING = {"temperature": 0.0, "ignore_eos": True}
 QS = (50.0, 99.0)
 SETTLED = 0.3  # seconds after which the last lines are written
+
+
+class Found(msgspec.Struct):
+    """What of another's detailed result file is looked at; seconds, one entry for each request."""
+
+    completed: int
+    ttfts: list[float]
+    itls: list[list[float]]
 
 
 class Bench:
@@ -119,11 +127,10 @@ class Bench:
         rate = OTHER_SHARE * self.capacity
         found = run_other(shlex.split(command), self.running, self.base_url, rate, self.count(rate))
         account = self.accounts.take()
-        gaps = [gap for gaps in found["itls"] for gap in gaps]
-        num_failed = float(found.get("failed", len(found["errors"]) - found["completed"]))
+        gaps = bucketed(gap for gaps in found.itls for gap in gaps)
         name = f"{Path(shlex.split(command)[0]).name}, {rate:.2f}/s"
-        lines = [Line(f"{name}: failed", num_failed, f"of {len(found['ttfts'])}", at_most=0)]
-        return lines + compared(name, summarise(found["ttfts"], QS), bucketed(gaps), account, "")
+        lines = [Line(f"{name}: failed", len(found.ttfts) - found.completed, f"of {len(found.ttfts)}", at_most=0)]
+        return lines + compared(name, summarise(found.ttfts, QS), gaps, account, "")
 
 
 def beside(name: str, outcomes: Sequence[Outcome], account: Account) -> list[Line]:
@@ -149,9 +156,7 @@ def compared(name: str, ttft: Summary, gaps: Scrape, account: Account, remark: s
     ]  # fmt: skip
 
 
-def run_other(
-    command: Sequence[str], running: Troupe, base_url: str, rate: float, count: int
-) -> dict[str, list[list[float]]]:
+def run_other(command: Sequence[str], running: Troupe, base_url: str, rate: float, count: int) -> Found:
     """Its result file.  Raises subprocess.CalledProcessError where it fails."""
     settings = running.settings
     with tempfile.TemporaryDirectory(prefix="pageant-bench-") as directory:
@@ -165,8 +170,7 @@ def run_other(
         options = [part for name, value in given.items() for part in (f"--{name}", str(value))]
         flags = ["--ignore-eos", "--save-result", "--save-detailed", "--disable-tqdm"]
         subprocess.run([*command, *options, *flags], check=True, timeout=240, stdout=sys.stderr)
-        found: dict[str, list[list[float]]] = json.loads((Path(directory) / "result.json").read_bytes())
-        return found
+        return msgspec.json.decode((Path(directory) / "result.json").read_bytes(), type=Found)
 
 
 def main() -> int:

@@ -12,8 +12,8 @@ class FreeList:
     """
 
     def __init__(self, size: int) -> None:
-        self._next = [*range(1, size + 1), 0]
-        self._prev = [size, *range(size)]
+        self._next: list[int] = [*range(1, size + 1), 0]
+        self._prev: list[int] = [size, *range(size)]
         self._sentinel = size
         self._size = size
 
