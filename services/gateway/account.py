@@ -86,7 +86,9 @@ class StreamAccount:
 
     def fields(self) -> dict[str, Any]:
         """Of the log line that ends the call."""
-        ledger = self.ledger()
+        return self._fields(self.ledger())
+
+    def _fields(self, ledger: Ledger) -> dict[str, Any]:
         return {"arrival": self.arrival, "phases": milliseconds(ledger.spent), "cause": cause(ledger)}
 
     def finished_fields(self) -> dict[str, Any]:
@@ -94,7 +96,7 @@ class StreamAccount:
         ledger = self.ledger()
         evicted = {"evicted_ago_ms": ledger.evicted_ago} if ledger.evicted_ago >= 0 else {}
         return {
-            **self.fields(),
+            **self._fields(ledger),
             "first_phases": self.first,
             "misses": misses_by_name(ledger),
             **evicted,
