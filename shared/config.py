@@ -113,6 +113,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     drain_timeout: float = 5.0
     status_file: str = ""  # renewed while the service is well; for container health checks
     stall_timeout: float = 5.0  # until health says so where work waits and nothing goes on
+    reconcile_interval: float = 5.0  # between looks at whether scheduler and workers agree on who holds what
     incident_dir: str = ""  # a file for each stall and fatal error; default: incidents in the runtime directory
     max_incidents: int = 8  # kept of each service
     record: str = ""  # a file in which the scheduler notes what it is asked, token ids too: for `pageant replay`

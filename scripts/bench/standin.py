@@ -15,6 +15,7 @@ from scripts.bench.tokens import Speech
 from services.worker.actor import WorkerActor
 from services.worker.steps import Steps, ThreadSteps
 from shared.actor import run_actor
+from shared.block_digest import digest_blocks
 from shared.config import Settings
 from shared.messages import StepPlan, StepResult, Tick, WorkerCapacity
 from shared.transport import Transport
@@ -30,6 +31,7 @@ class StandIn:
         self._speech = Speech()
         self._step_seconds = step_seconds
         self._rows: dict[int, tuple[int, int]] = {}  # row -> seed, number of prompt tokens
+        self._blocks: dict[int, tuple[list[int], list[int]]] = {}  # row -> blocks, their generations
         self.capacity = WorkerCapacity(
             num_blocks=max(MAX_MODEL_LEN, settings.max_num_seqs * TOKENS_PER_SEQUENCE) // settings.block_size,
             block_size=settings.block_size,
@@ -43,12 +45,21 @@ class StandIn:
 
     def reset(self) -> None:
         self._rows.clear()
+        self._blocks.clear()
+
+    def holdings(self) -> tuple[list[int], list[int]]:
+        rows = sorted(self._blocks)
+        return rows, [digest_blocks(*self._blocks[row]) for row in rows]
 
     def run(self, plan: StepPlan) -> StepResult:
         """Sleeps for what is left of the step's time once its tokens are there."""
         start = time.perf_counter()
+        for row in plan.released_rows:
+            self._blocks.pop(row, None)
         for new in plan.admitted:
             self._rows[new.row] = new.seed, new.num_prompt_tokens
+            self._blocks[new.row] = [], []
+        self._extend(plan)
         num_sampled, tokens = [], []
         columns = zip(plan.rows, plan.num_computed_tokens, plan.num_scheduled_tokens, strict=True)
         for row, computed, scheduled in columns:
@@ -60,6 +71,13 @@ class StandIn:
         if (left := start + self._step_seconds - time.perf_counter()) > 0:
             time.sleep(left)
         return StepResult(plan.epoch, plan.step_id, num_sampled, tokens)
+
+    def _extend(self, plan: StepPlan) -> None:
+        begin = 0
+        for row, count in zip(plan.rows, plan.num_new_blocks, strict=True):
+            for held, new in zip(self._blocks[row], (plan.new_block_ids, plan.new_block_generations), strict=True):
+                held += new[begin : begin + count]
+            begin += count
 
 
 def make(transport: Transport, settings: Settings, step_seconds: float) -> WorkerActor:

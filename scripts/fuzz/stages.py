@@ -243,6 +243,9 @@ class Rows:
     def reset(self) -> None:
         self.done.append((0, 0))
 
+    def holdings(self) -> tuple[list[int], list[int]]:
+        return [0], [0]
+
     def run(self, plan: StepPlan) -> StepResult:
         self.done.append((plan.epoch, plan.step_id))
         return StepResult(plan.epoch, plan.step_id, [1] * len(plan.rows), [5] * len(plan.rows))
@@ -257,7 +260,10 @@ class WorkerStage(Stage):
 
     def prepare(self) -> list[Message]:
         admitted = [AdmittedSequence(0, PROMPT, 40, PARAMS, 1, [0], REQUESTS[0])]
-        return [self.roster(), StepPlan(self.epoch, 1, admitted, [0], [0], [40], [3], [0, 1, 2], [], [])]
+        plan = StepPlan(
+            self.epoch, 0, admitted, [0], [0], [40], [3], [0, 1, 2], [], [], new_block_generations=[1, 1, 1]
+        )
+        return [self.roster(), plan]
 
     def digest(self) -> object:
         return list(self.rows.done), self.standing()

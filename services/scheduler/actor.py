@@ -10,6 +10,7 @@ import structlog
 
 from services.scheduler.journal import Note
 from services.scheduler.load import ledgers_of, load_of
+from services.scheduler.results import StepLost
 from services.scheduler.roster import Troupe
 from services.scheduler.scheduler import Scheduler
 from services.scheduler.stalls import StallWatch
@@ -29,6 +30,7 @@ from shared.messages import (
     Goodbye,
     Heartbeat,
     Hello,
+    Holdings,
     Member,
     PeerGone,
     Refused,
@@ -65,6 +67,7 @@ class SchedulerActor(Actor):
         self._last_epoch = 0
         self._last_tick = time.monotonic()
         self._wake_time: float | None = None
+        self._last_reconciled = time.monotonic()
 
     @property
     def inbox_name(self) -> str:
@@ -76,6 +79,7 @@ class SchedulerActor(Actor):
             AbortRequest: self.handle_abort,
             AttachRequest: self.handle_attach,
             StepResult: self.handle_result,
+            Holdings: self.handle_holdings,
             StopMatched: self.core.stop_matched,
             StreamLost: self.core.stream_lost,
             DraftProposals: self.handle_proposals,
@@ -116,7 +120,12 @@ class SchedulerActor(Actor):
             return
         oldest = replica.in_flight[0] if replica.in_flight else None
         try:
-            self.core.apply(replica.instance, message, steady_time())
+            if not self.core.apply(replica.instance, message, steady_time()):
+                log.info("repeated_result", epoch=message.epoch, step_id=message.step_id)
+                return
+        except StepLost as error:
+            self._renew_link(replica.instance, error)
+            return
         except ProtocolError as error:
             log.error("worker_out_of_step", worker=replica.instance, reason=str(error))
             self._restart_link(replica.instance)
@@ -124,11 +133,42 @@ class SchedulerActor(Actor):
         if oldest is not None and (line := self.steps.answered(replica, oldest, message, time.time())):
             self.afterwards(lambda: log.info("step_finished", **line))
 
+    def _renew_link(self, instance: str, error: StepLost) -> None:
+        """Start over after a message has gone missing, as when a connection broke and was made anew."""
+        log.error("step_lost", worker=instance, reason=str(error))
+        self.core.renew_worker(instance, self._new_epoch())
+
     def _restart_link(self, instance: str) -> None:
         """Start over with a worker whose answers make no sense: a new epoch, an empty pool."""
         capacity = self.core.replicas[instance].capacity
         self.core.lose_worker(instance)
         self.core.add_worker(instance, self._new_epoch(), capacity)
+
+    # -- who holds what
+
+    def handle_holdings(self, message: Holdings) -> None:
+        try:
+            if not self.core.reconcile(message):
+                log.info("stale_holdings", epoch=message.epoch, report_id=message.report_id)
+        except StepLost as error:
+            holders = (name for name, replica in self.core.replicas.items() if replica.epoch == message.epoch)
+            self._renew_link(next(holders), error)
+
+    def _reconcile(self) -> None:
+        """Ask every worker what it holds, and look at our own ledger once what is urgent has left."""
+        for instance in self.core.replicas:
+            self.send(self.troupe.address_of(instance), self.core.ask_holdings(instance))
+        self.afterwards(self._check_ledgers)
+
+    def _check_ledgers(self) -> None:
+        self.core.check_ledgers()
+        self._tell_alarms()
+
+    def _tell_alarms(self) -> None:
+        for alarm in self.core.journal.take_alarms():
+            log.error(alarm.event, **alarm.fields)
+            if self.incidents is not None:
+                self.incidents.write(alarm.event)
 
     def _new_epoch(self) -> int:
         """Greater than any epoch before, on this scheduler or an earlier one."""
@@ -147,6 +187,7 @@ class SchedulerActor(Actor):
             self.send(address, batch)
         for gateway, rejection in self.core.outbound.take_rejections():
             self.send(gateway, rejection)
+        self._tell_alarms()
         if (notes := self.core.journal.take()) and self.settings.tracing:
             self.afterwards(lambda: write_notes(notes))
 
@@ -190,6 +231,8 @@ class SchedulerActor(Actor):
             self._membership_changed()
         else:
             self.send(message.address, self._roster())
+            if message.instance in self.core.replicas:  # it has lost us for a while: what was under way may be lost too
+                self.send(message.address, self.core.ask_holdings(message.instance))
 
     def handle_heartbeat(self, message: Heartbeat) -> None:
         if self.troupe.heard(message.instance, message.epoch, time.monotonic()):
@@ -216,6 +259,9 @@ class SchedulerActor(Actor):
         for member in self.troupe.silent(now, self.settings.heartbeat_timeout):
             self._lose(member, "it is silent")
         self.core.expire(time.time())
+        if now - self._last_reconciled >= self.settings.reconcile_interval:
+            self._last_reconciled = now
+            self._reconcile()
         self._broadcast()
         self.say_status()
 

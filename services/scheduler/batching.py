@@ -188,9 +188,7 @@ class Batcher:
         num_new = self.replica.blocks_for(num_missing)
         if num_new > self.replica.pool.num_available - self._reserve():
             return None
-        new_blocks = self.replica.pool.allocate(num_new)
-        sequence.block_ids += new_blocks
-        return new_blocks
+        return self.replica.grow(sequence, num_new)
 
     def _decode(self) -> tuple[list[Sequence], list[Sequence]]:
         """Give its token to each sequence that lacks one and has room for it in its blocks, as most do.  Returns those
@@ -229,9 +227,7 @@ class Batcher:
             self.builder.has_preempted = True
             if victim is sequence:
                 return
-        new_blocks = self.replica.pool.allocate(num_new)
-        sequence.block_ids += new_blocks
-        self.builder.schedule(sequence, num_tokens, num_samples, new_blocks)
+        self.builder.schedule(sequence, num_tokens, num_samples, self.replica.grow(sequence, num_new))
 
     def _chunk(self, sequence: Sequence, num_behind: int) -> int:
         """How many of its tokens a sequence may compute in this step."""
@@ -359,10 +355,10 @@ class Batcher:
             return self._stop(sequence, Phase.QUEUE_FAIRNESS if is_held_back else Phase.QUEUE_BUDGET)
         if num_needed - len(hits) > num_left - self._reserve():
             return self._stop(sequence, Phase.QUEUE_BLOCKS)
-        pool.share(hits)
+        replica.share(sequence, hits, [pool.hash_generations[block] for block in hits])
         num_new = (num_needed if sequence.is_protected else replica.blocks_for(num_cached + num_tokens)) - len(hits)
-        sequence.block_ids = hits + pool.allocate(num_new)
         sequence.num_registered_blocks = len(hits)
+        replica.grow(sequence, num_new)
         self._begin(sequence, num_cached, num_tokens)
         self._filling.update(self._blocks_filled_by(sequence, num_tokens))
         self.counters.num_prefix_cache_queries += sequence.num_tokens
@@ -401,12 +397,10 @@ class Batcher:
         num_shared = num_computed // replica.block_size
         if replica.pool.num_available - self._reserve() < 1:
             return self._stop(sequence, Phase.QUEUE_BLOCKS)
-        shared = parent.block_ids[:num_shared]
-        replica.pool.share(shared)
-        (own,) = replica.pool.allocate(1)
-        sequence.block_ids = [*shared, own]
+        replica.share(sequence, parent.block_ids[:num_shared], parent.block_generations[:num_shared])
+        (own,) = replica.grow(sequence, 1)
         sequence.num_registered_blocks = num_shared
-        self.builder.copies[sequence] = (parent.block_ids[num_shared], own)
+        self.builder.copy(sequence, parent.block_ids[num_shared], parent.block_generations[num_shared], own)
         self.counters.num_block_copies += 1
         self._begin(sequence, num_computed, 1)
         return True
@@ -468,5 +462,5 @@ class Batcher:
         hashes = sequence.hash_blocks(size)
         num_full = min(sequence.num_computed_tokens // size, len(hashes))
         for index in range(sequence.num_registered_blocks, num_full):
-            self.replica.pool.register(sequence.block_ids[index], hashes[index])
+            self.replica.pool.register(sequence.block_ids[index], hashes[index], sequence.block_generations[index])
         sequence.num_registered_blocks = max(sequence.num_registered_blocks, num_full)

@@ -6,11 +6,15 @@
 
 held + cached + free = size, always.  Unhashed blocks are given out before cached ones, and of the cached ones the
 least recently used first.
+
+A block's generation grows whenever it is given to a new owner.  Whoever holds a block keeps the generation in which it
+was given, and names both to the worker, which knows the newest: so what is not one's own any more is found out there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
 
 from services.scheduler.free_list import FreeList
 from services.scheduler.ghosts import Ghosts
@@ -23,7 +27,9 @@ class BlockPool:
     def __init__(self, size: int, moment: Moment | None = None) -> None:
         self.size = size
         self.ref_counts = [0] * size
+        self.generations = [0] * size
         self.hashes: list[bytes | None] = [None] * size
+        self.hash_generations = [0] * size  # in which a block got its hash
         self.num_evictions = 0
         self._by_hash: dict[bytes, int] = {}
         self._free = FreeList(size)
@@ -51,6 +57,7 @@ class BlockPool:
             block = self._free.pop()
             self._forget(block)
             self.ref_counts[block] = 1
+            self.generations[block] += 1
             blocks.append(block)
         return blocks
 
@@ -71,10 +78,12 @@ class BlockPool:
                 else:
                     self._free.append(block)
 
-    def register(self, block: int, block_hash: bytes) -> None:
-        """Make a full block findable.  Where another block has these contents already, that one stays."""
-        if self.hashes[block] is None and block_hash not in self._by_hash:
+    def register(self, block: int, block_hash: bytes, generation: int) -> None:
+        """Make a full block findable, by who has filled it in this generation.  Where another block has these contents
+        already, that one stays."""
+        if self.hashes[block] is None and block_hash not in self._by_hash and self.generations[block] == generation:
             self.hashes[block] = block_hash
+            self.hash_generations[block] = generation
             self._by_hash[block_hash] = block
 
     def lookup(self, hashes: Iterable[bytes]) -> list[int]:
@@ -99,6 +108,48 @@ class BlockPool:
     def num_held_of(self, blocks: Iterable[int]) -> int:
         """How many of these somebody holds, so that sharing them takes nothing from the available ones."""
         return sum(1 for block in blocks if self.ref_counts[block] > 0)
+
+    def distrust(self, block: int, generation: int) -> None:
+        """Let nobody find a block by its hash, and its next owner be newer than `generation`."""
+        self.generations[block] = max(self.generations[block], generation)
+        self._forget(block)
+
+    def end_life(self, block: int, generation: int) -> None:
+        """What was to be written in this generation never was: whoever holds it in that has nothing."""
+        if self.generations[block] == generation:
+            self.distrust(block, generation + 1)
+
+    def agrees(self, held: Mapping[int, int], window: range) -> bool:
+        """Whether the ledger is what `held` says, which is how often each block stands in a table.
+
+        Counts are compared for all blocks; the free list and the hashes, which take longer, for those of the window.
+        """
+        expected = [0] * self.size
+        for block, count in held.items():
+            expected[block] = count
+        return (
+            expected == self.ref_counts
+            and len(held) + len(self._free) == self.size
+            and len(self._by_hash) + self.hashes.count(None) == self.size
+            and all((block in self._free) is (expected[block] == 0) for block in window)
+            and all(self._by_hash.get(name) == block for block in window if (name := self.hashes[block]) is not None)
+        )
+
+    def recount(self, held: Mapping[int, int]) -> tuple[int, int]:
+        """Set the ledger right by the tables.  Returns how many blocks nobody held although they were counted, and how
+        many somebody holds although they were free, or counted too few times."""
+        counted = self.ref_counts
+        self.ref_counts = [held.get(block, 0) for block in range(self.size)]
+        free = dict.fromkeys(block for block in islice(self._free, self.size) if block not in held)
+        leaked = [block for block in range(self.size) if block not in held and block not in free]
+        self._free.rebuild([*free, *leaked])
+        for block, name in enumerate(self.hashes):
+            if name is not None and self._by_hash.get(name) != block:
+                self.hashes[block] = None
+        self._by_hash = {name: block for block, name in enumerate(self.hashes) if name is not None}
+        num_lost = sum(1 for before, count in zip(counted, self.ref_counts, strict=True) if before < count)
+        num_leaked = sum(1 for before, count in zip(counted, self.ref_counts, strict=True) if before > count)
+        return max(num_leaked, len(leaked)), num_lost
 
     def _forget(self, block: int) -> None:
         block_hash = self.hashes[block]

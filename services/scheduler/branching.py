@@ -32,13 +32,10 @@ def _branch(replica: Replica, builder: PlanBuilder, sequence: Sequence, source: 
     num_shared, num_over = divmod(source.num_computed_tokens, replica.block_size)
     if not replica.num_free_rows or pool.num_available - reserve < (num_over > 0):
         return
-    shared = source.block_ids[:num_shared]
-    pool.share(shared)
-    own = pool.allocate(int(num_over > 0))
-    for block in own:
-        builder.copies[sequence] = (source.block_ids[num_shared], block)
+    replica.share(sequence, source.block_ids[:num_shared], source.block_generations[:num_shared])
+    for block in replica.grow(sequence, int(num_over > 0)):
+        builder.copy(sequence, source.block_ids[num_shared], source.block_generations[num_shared], block)
     replica.start(sequence)
-    sequence.block_ids = [*shared, *own]
     sequence.num_registered_blocks = min(num_shared, len(sequence.block_hashes))
     sequence.num_computed_tokens = source.num_computed_tokens
     sequence.status = Status.RUNNING

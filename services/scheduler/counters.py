@@ -21,6 +21,10 @@ class Counters:
     num_rejected: int = 0
     num_expired: int = 0
     num_worker_losses: int = 0
+    num_refused_rows: int = 0  # by workers, because they were stale
+    num_leaked_rows: int = 0  # reclaimed, as the blocks below
+    num_leaked_blocks: int = 0
+    num_lost_steps: int = 0  # plans or answers that never came: their link was begun anew
     num_drafts: int = 0  # times that draft tokens were verified
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0

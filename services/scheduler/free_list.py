@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 
 class FreeList:
@@ -26,9 +26,21 @@ class FreeList:
             yield item
             item = self._next[item]
 
+    def __contains__(self, item: object) -> bool:
+        """What was taken out is nobody's neighbour any more, though it remembers those that it had."""
+        return isinstance(item, int) and self._next[self._prev[item]] == item
+
+    def rebuild(self, items: Iterable[int]) -> None:
+        """Forget everything; these distinct ids are free, in this order."""
+        self._next = [self._sentinel] * (self._sentinel + 1)
+        self._prev = self._next[:]
+        self._size = 0
+        for item in items:
+            self.append(item)
+
     def pop(self) -> int:
         """Take the first id; the list must not be empty."""
-        item = self._next[self._sentinel]
+        item: int = self._next[self._sentinel]
         self.remove(item)
         return item
 

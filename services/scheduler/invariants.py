@@ -36,6 +36,10 @@ def _check_blocks(replica: Replica) -> None:
     for sequence in replica.running:
         table = sequence.block_ids
         _require(len(set(table)) == len(table), "a table has no block twice", replica)
+        generations = [pool.generations[block] for block in table]
+        _require(
+            generations == sequence.block_generations, "who holds a block is the last that it was given to", replica
+        )
     by_hash = {block_hash: block for block, block_hash in enumerate(pool.hashes) if block_hash is not None}
     _require(by_hash == pool._by_hash, "the hash map and the descriptors agree", replica)
 

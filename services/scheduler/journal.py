@@ -18,12 +18,28 @@ class Note:
     at: float = 0.0  # when it was done, on the core's clock
 
 
+@dataclass(frozen=True, slots=True)
+class Alarm:
+    """What should never happen and has: told at once, and kept for whoever looks into it."""
+
+    event: str
+    fields: dict[str, int | str]
+
+
 class Journal:
-    """Notes since they were last taken."""
+    """Notes and alarms since they were last taken."""
 
     def __init__(self, moment: Moment | None = None) -> None:
         self._moment = moment or Moment()
         self._notes: list[Note] = []
+        self._alarms: list[Alarm] = []
+
+    def alarm(self, event: str, **fields: int | str) -> None:
+        self._alarms.append(Alarm(event, fields))
+
+    def take_alarms(self) -> list[Alarm]:
+        alarms, self._alarms = self._alarms, []
+        return alarms
 
     def request(self, event: str, request: Request, **fields: Any) -> None:
         self._notes.append(Note(event, request.header, fields, self._moment.now))

@@ -21,7 +21,7 @@ class PlanBuilder:
         self.budget = budget  # tokens that the step can still take
         self.has_preempted = False
         self.step = Step(replica.num_steps)
-        self.copies: dict[Sequence, tuple[int, int]] = {}
+        self.copies: dict[Sequence, tuple[int, int, int]] = {}  # source, its generation, destination
         self._admitted: list[Sequence] = []
 
     def schedule(
@@ -55,6 +55,10 @@ class PlanBuilder:
         """Schedule a sequence that starts now: the worker has nothing of it."""
         sequence.is_untold = True
         self.schedule(sequence, num_tokens, int(num_tokens == sequence.num_behind), sequence.block_ids)
+
+    def copy(self, sequence: Sequence, source: int, generation: int, destination: int) -> None:
+        """Have a sequence begin with the copy of a block; `generation` is that in which the source is held."""
+        self.copies[sequence] = source, generation, destination
 
     def drop(self, sequence: Sequence) -> None:
         """Take a sequence's part back, if it had one."""
@@ -96,10 +100,17 @@ class PlanBuilder:
             num_scheduled_tokens=step.num_scheduled,
             num_new_blocks=[len(blocks) for blocks in step.new_blocks],
             new_block_ids=list(chain.from_iterable(step.new_blocks)),
-            block_copies=list(self.copies.values()),
+            block_copies=[(source, destination) for source, _, destination in self.copies.values()],
             released_rows=self.replica.take_released_rows(),
             num_draft_tokens=[len(part.token_ids) for part in drafts],
             draft_token_ids=list(chain.from_iterable(part.token_ids for part in drafts)),
             draft_distributions=list(chain.from_iterable(part.distributions for part in drafts)),
             rejection=self.rejection,
+            new_block_generations=[
+                generation
+                for sequence, blocks in zip(step.sequences, step.new_blocks, strict=True)
+                if blocks
+                for generation in sequence.block_generations[-len(blocks) :]
+            ],
+            copy_generations=[generation for _, generation, _ in self.copies.values()],
         )

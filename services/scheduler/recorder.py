@@ -30,7 +30,7 @@ START, STATE, CALL, PLAN, ERROR = "start", "state", "call", "plan", "error"
 EVENTS = (
     "add", "abort", "attach", "abort_gateway", "expire", "stop_matched", "stream_lost", "set_detokenizers",
     "add_worker", "retire_worker", "lose_worker", "add_draft", "lose_draft", "schedule", "apply", "propose",
-    "take_updates",
+    "take_updates", "ask_holdings", "reconcile", "check_ledgers", "renew_worker",
 )  # fmt: skip  # everything that a shell can ask of a core that changes it
 OWN = frozenset({*EVENTS, "recording", "_is_asked"})  # what a recorded core has that another has not
 

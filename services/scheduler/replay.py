@@ -26,6 +26,7 @@ from shared.messages import (
     Decoder,
     DraftCapacity,
     DraftProposals,
+    Holdings,
     StepPlan,
     StepResult,
     StopMatched,
@@ -36,7 +37,18 @@ from shared.messages import (
 )
 
 ARGUMENTS: Any = reduce(
-    or_, (AddRequest, AttachRequest, DraftCapacity, DraftProposals, StepResult, StopMatched, StreamLost, WorkerCapacity)
+    or_,
+    (
+        AddRequest,
+        AttachRequest,
+        DraftCapacity,
+        DraftProposals,
+        Holdings,
+        StepResult,
+        StopMatched,
+        StreamLost,
+        WorkerCapacity,
+    ),
 )
 MAX_FRAME_BYTES = 1 << 30
 Check = Callable[[Scheduler], None]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections import Counter, deque
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from services.scheduler.arms import PLAIN, Arm
 from services.scheduler.block_pool import BlockPool
@@ -16,6 +17,9 @@ from services.scheduler.queues import WaitingQueue, by_rank
 from services.scheduler.sequence import Sequence, Status
 from services.scheduler.speculation import Speculation
 from shared.messages import WorkerCapacity
+
+if TYPE_CHECKING:
+    from services.scheduler.holdings import Expected
 
 
 @dataclass(slots=True)
@@ -72,6 +76,10 @@ class Replica:
         self._free_rows = list(range(capacity.max_num_seqs - 1, -1, -1))
         self.is_draining = False
         self.speculation: Speculation | None = None  # None while there is no draft
+        self.expected: Expected | None = None  # in the report of its holdings that the worker was asked for
+        self.num_reports = 0
+        self.next_checked_block = 0  # where the next self-check goes on
+        self.next_checked_sequence = 0
 
     @property
     def num_free_rows(self) -> int:
@@ -97,6 +105,19 @@ class Replica:
         self.num_rows[sequence.tenant] += 1
         insort(self.running, sequence, key=by_rank)
 
+    def share(self, sequence: Sequence, block_ids: list[int], generations: list[int]) -> None:
+        """Begin a sequence's table with blocks that others have filled."""
+        self.pool.share(block_ids)
+        sequence.block_ids, sequence.block_generations = block_ids, generations
+
+    def grow(self, sequence: Sequence, count: int) -> list[int]:
+        """Add so many blocks to a sequence's table; returns them.  At least that many must be available."""
+        pool = self.pool
+        new_blocks = pool.allocate(count)
+        sequence.block_ids += new_blocks
+        sequence.block_generations += [pool.generations[block] for block in new_blocks]
+        return new_blocks
+
     def stop(self, sequence: Sequence) -> None:
         """Take row and blocks from a running sequence.
 
@@ -114,7 +135,7 @@ class Replica:
         self.released_rows.append(sequence.row)
         sequence.row = -1
         self.pool.release(sequence.block_ids)
-        sequence.block_ids = []
+        sequence.block_ids, sequence.block_generations = [], []
         sequence.num_registered_blocks = 0
 
     def preempt(self, sequence: Sequence) -> None:
@@ -136,3 +157,7 @@ class Replica:
     @property
     def free_rows(self) -> list[int]:
         return list(self._free_rows)
+
+    @free_rows.setter
+    def free_rows(self, rows: list[int]) -> None:
+        self._free_rows = list(rows)

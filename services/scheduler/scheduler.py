@@ -5,6 +5,7 @@ add_worker, lose_worker, set_detokenizers,
 add_draft, lose_draft                              what happens to the troupe
 schedule(worker, now) -> StepPlan | None           the next step, at most two in flight
 apply(worker, StepResult, now)                     what a step yielded
+ask_holdings, reconcile, check_ledgers             whether everybody agrees on who holds what
 propose(DraftProposals)                            what a draft believes that comes next
 
 `now` is one clock's time in seconds, Unix time where requests carry ledgers; what is not told the time happens at the
@@ -34,13 +35,14 @@ from services.scheduler.outputs import Outbound
 from services.scheduler.parking import Parking
 from services.scheduler.placement import Router
 from services.scheduler.policy import Policy
+from services.scheduler.reconciliation import Reconciliation
 from services.scheduler.replica import Replica, Step
-from services.scheduler.results import check_result
+from services.scheduler.results import check_order, check_result
 from services.scheduler.resumption import resume, sent_tokens
 from services.scheduler.sequence import Request, Sequence, Status
 from services.scheduler.stopping import finish_of
 from shared.account import arrived
-from shared.errors import ProtocolError, RejectCode, RequestError
+from shared.errors import RejectCode, RequestError
 from shared.grammar import refusal
 from shared.messages import (
     AddRequest,
@@ -49,7 +51,9 @@ from shared.messages import (
     DraftProposals,
     DraftUpdate,
     FinishReason,
+    Holdings,
     Ledger,
+    ReportHoldings,
     StepPlan,
     StepResult,
     StopMatched,
@@ -98,6 +102,7 @@ class Scheduler:
         )
         self._drafting = Drafting(policy, self.counters, self.drafts, self.replicas)
         self._router = Router(policy.routing_policy, use_cache=policy.enable_prefix_caching)
+        self._reconciliation = Reconciliation(self.counters, self.journal, self.moment)
         self._detokenizers: list[str] = []
         self._num_arrivals = 0
 
@@ -393,25 +398,27 @@ class Scheduler:
         return plan
 
     def apply(self, instance: str, result: StepResult, now: float = 0.0) -> bool:
-        """Take a step's tokens in.  False where the result is of another life.  Raises ProtocolError where it does
-        not answer the oldest step in flight."""
+        """Take a step's tokens in.  False where the result is of another life, or a repetition.  Raises StepLost where
+        an earlier one is missing, ProtocolError where it is no answer to its plan."""
         replica = self.replicas.get(instance)
         if replica is None or result.epoch != replica.epoch:
             return False
-        if not replica.in_flight or replica.in_flight[0].step_id != result.step_id:
-            raise ProtocolError(f"worker {instance} answered step {result.step_id}, which is not the oldest in flight")
+        if not check_order(replica, result.step_id):
+            return False
         self.moment.now = replica.heard_at = now
         step = replica.in_flight[0]
-        check_result(step, result, replica.capacity.vocab_size)
+        asked = check_result(step, result, replica.capacity.vocab_size)
         replica.in_flight.popleft()
         if replica.speculation is not None:
             replica.speculation.record(step, now)
         if result.logprobs or result.prompt_logprobs:
             self._take_logprobs(step, result)
+        if result.refused_rows:
+            self._take_refused(replica, step, result)
         for entry, embedding in result.embeddings.items():
             step.sequences[entry].embedding = embedding
         offset = num_wasted = 0
-        for sequence, count, num_samples in zip(step.sequences, result.num_sampled, step.num_samples, strict=True):
+        for sequence, count, num_samples in zip(step.sequences, result.num_sampled, asked, strict=True):
             if sequence.status is Status.FINISHED:
                 num_wasted += count
             elif count < num_samples:
@@ -423,6 +430,11 @@ class Scheduler:
         if result.refused:
             self._refuse(step, result.refused)
         return True
+
+    def _take_refused(self, replica: Replica, step: Step, result: StepResult) -> None:
+        for request in self._reconciliation.take_refused(replica, step, result):
+            text = "a worker refused to compute this request again and again: its blocks were others'"
+            self.fail(request, RequestError(text, code=RejectCode.INTERNAL))
 
     def _take(self, sequence: Sequence, tokens: list[int]) -> None:
         """Give a sequence what a step has sampled for it; nothing where its prompt was computed in part."""
@@ -535,6 +547,33 @@ class Scheduler:
             elif sequence.request.params.logprobs is not None and sequence.status is not Status.FINISHED:
                 sequence.logprobs += result.logprobs[offset : offset + count]
             offset += count
+
+    # -- who holds what
+
+    def ask_holdings(self, instance: str) -> ReportHoldings:
+        """What to send to a worker now, in order with its plans."""
+        return self._reconciliation.ask(self.replicas[instance])
+
+    def reconcile(self, message: Holdings) -> bool:
+        """Set right what a worker holds otherwise than it should.  False where the report is of another life.  Raises
+        StepLost where a plan or an answer has gone missing, ProtocolError where the report makes no sense."""
+        for replica in self.replicas.values():
+            if replica.epoch == message.epoch:
+                self._reconciliation.compare(replica, message)
+                return True
+        return False
+
+    def check_ledgers(self) -> None:
+        """Set pools and rows right by the tables of those that run."""
+        for replica in self.replicas.values():
+            self._reconciliation.check(replica)
+
+    def renew_worker(self, instance: str, epoch: int) -> None:
+        """Start over with a worker after a message was lost; nobody is to blame for it."""
+        self.counters.num_lost_steps += 1
+        capacity = self.replicas[instance].capacity
+        self.retire_worker(instance)
+        self.add_worker(instance, epoch, capacity)
 
     # -- drafts
 

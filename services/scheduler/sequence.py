@@ -117,10 +117,12 @@ class Sequence:
     row: int = -1
     worker: str = ""
     block_ids: list[int] = field(default_factory=list)
+    block_generations: list[int] = field(default_factory=list)  # parallel: in which of its lives each block is ours
     block_hashes: list[bytes] = field(default_factory=list)
     num_registered_blocks: int = 0
     num_cached_tokens: int = -1  # at the first admission; -1 before
     num_preemptions: int = 0  # for want of blocks
+    num_refusals: int = 0  # by a worker, of its row
     num_emitted: int = 0  # output tokens sent to the detokenizer
     finish_reason: FinishReason | None = None  # where its tokens ended it; a stop string is its detokenizer's finding
     stop_token_id: int | None = None

@@ -16,7 +16,16 @@ from shared.actor.actor import Handlers
 from shared.actor.member import check_epoch
 from shared.config import Settings
 from shared.errors import FatalError
-from shared.messages import Refused, Roster, ServiceName, StepPlan, Tick, WorkerCapacity, WorkerInbox
+from shared.messages import (
+    Refused,
+    ReportHoldings,
+    Roster,
+    ServiceName,
+    StepPlan,
+    Tick,
+    WorkerCapacity,
+    WorkerInbox,
+)
 from shared.transport import Transport
 
 if TYPE_CHECKING:  # a stand-in for the model needs no torch
@@ -28,7 +37,7 @@ log = structlog.get_logger()
 class WorkerActor(MemberActor):
     """Takes plans to the step thread; its results go straight to the scheduler.
 
-    Plans of an older epoch are dropped; one of a newer epoch starts from empty rows.
+    Plans of an older epoch are dropped, as are repeated ones; one of a newer epoch starts from empty rows.
     """
 
     service = ServiceName.WORKER
@@ -50,6 +59,7 @@ class WorkerActor(MemberActor):
     def handlers(self) -> Handlers:
         return {
             StepPlan: self.handle_plan,
+            ReportHoldings: self.handle_report_holdings,
             Roster: self.handle_roster,
             Refused: self.handle_refused,
             Tick: self.handle_tick,
@@ -88,6 +98,12 @@ class WorkerActor(MemberActor):
                 row=sequence.row,
                 step_id=plan.step_id,
             )
+
+    def handle_report_holdings(self, message: ReportHoldings) -> None:
+        """Answered by the step thread, when the plans before it have run.  Raises ProtocolError."""
+        check_epoch(message.epoch)
+        if self._steps is not None:
+            self._steps.submit(message)
 
     @property
     def is_computing(self) -> bool:

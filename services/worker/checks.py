@@ -1,7 +1,7 @@
 """Whether a plan makes sense by itself, before anything of it is done.
 
-Whether it agrees with the rows is for the rows to say: that is an invariant between scheduler and worker, and its
-breach is fatal.  What fails here has not come from a scheduler at all.
+Whether it agrees with the rows is for the rows to say, each for itself: one that does not is refused.  What fails here
+has not come from a scheduler at all.
 """
 
 from __future__ import annotations
@@ -26,6 +26,10 @@ def check_plan(plan: StepPlan, capacity: WorkerCapacity) -> None:
     _check_within("row", [sequence.row for sequence in plan.admitted], capacity.max_num_seqs)
     _check_within("block", plan.new_block_ids, capacity.num_blocks)
     _check_within("block", [block for pair in plan.block_copies for block in pair], capacity.num_blocks)
+    if len(plan.new_block_generations) != len(plan.new_block_ids):
+        raise ProtocolError(f"a plan has {len(plan.new_block_generations)} generations for its new blocks")
+    if len(plan.copy_generations) != len(plan.block_copies):
+        raise ProtocolError(f"a plan has {len(plan.copy_generations)} generations for its block copies")
     if len(set(plan.rows)) != count:
         raise ProtocolError("a plan names a row twice")
     if sum(plan.num_new_blocks) != len(plan.new_block_ids):

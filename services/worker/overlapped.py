@@ -13,8 +13,9 @@ from typing import Protocol
 
 import structlog
 
+from services.worker.plan_line import PlanLine, Rows, Work, note_refused
 from services.worker.progress import StepWatch
-from shared.messages import StepPlan, StepResult
+from shared.messages import Holdings, StepPlan, StepResult
 from shared.transport import Transport
 
 log = structlog.get_logger()
@@ -26,10 +27,8 @@ class Pending(Protocol):
     def finish(self) -> StepResult: ...
 
 
-class Launcher(Protocol):
+class Launcher(Rows, Protocol):
     """What overlapped steps need of a model runner."""
-
-    def reset(self) -> None: ...
 
     def launch(self, plan: StepPlan) -> Pending: ...
 
@@ -41,8 +40,8 @@ class OverlappedSteps:
         self.failure: BaseException | None = None
         self.watch = StepWatch()
         self._runner = runner
-        self._plans: queue.SimpleQueue[StepPlan | None] = queue.SimpleQueue()
-        self._launched: queue.SimpleQueue[tuple[StepPlan, Pending] | None] = queue.SimpleQueue()
+        self._work: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
+        self._launched: queue.SimpleQueue[tuple[StepPlan, Pending] | Holdings | None] = queue.SimpleQueue()
         self._on_failure = on_failure
         self._threads = [
             threading.Thread(target=target, args=arguments, name=name, daemon=True)
@@ -51,26 +50,26 @@ class OverlappedSteps:
         for thread in self._threads:
             thread.start()
 
-    def submit(self, plan: StepPlan) -> None:
-        self._plans.put(plan)
+    def submit(self, work: Work) -> None:
+        self._work.put(work)
 
     def close(self) -> None:
         """Finish what was launched, drop the rest."""
-        while not self._plans.empty():
-            self._plans.get_nowait()
-        self._plans.put(None)
+        while not self._work.empty():
+            self._work.get_nowait()
+        self._work.put(None)
         for thread in self._threads:
             thread.join(timeout=60)
 
     def _launch(self) -> None:
-        epoch = 0
+        line = PlanLine(self._runner)
         try:
-            while (plan := self._plans.get()) is not None:
-                if plan.epoch > epoch:
-                    self._runner.reset()
-                    epoch = plan.epoch
-                if plan.epoch == epoch:
-                    self._launched.put((plan, self._runner.launch(plan)))
+            while (work := self._work.get()) is not None:
+                turn = line.take(work)
+                if isinstance(turn, StepPlan):
+                    self._launched.put((turn, self._runner.launch(turn)))
+                elif turn is not None:
+                    self._launched.put(turn)
         except BaseException as error:
             self._fail(error)
         finally:
@@ -80,15 +79,22 @@ class OverlappedSteps:
         outbox = transport.outbox()
         try:
             while (launched := self._launched.get()) is not None:
-                plan, pending = launched
-                self.watch.begin(plan)
-                outbox.send(transport.scheduler_address, pending.finish())
+                outbox.send(transport.scheduler_address, self._finished(launched))
                 outbox.flush()
                 self.watch.end()
         except BaseException as error:
             self._fail(error)
         finally:
             outbox.close()
+
+    def _finished(self, launched: tuple[StepPlan, Pending] | Holdings) -> StepResult | Holdings:
+        if isinstance(launched, Holdings):
+            return launched
+        plan, pending = launched
+        self.watch.begin(plan)
+        result = pending.finish()
+        note_refused(result)
+        return result
 
     def _fail(self, error: BaseException) -> None:
         self.failure = error

@@ -26,6 +26,9 @@ class RecordedRunner:
     def reset(self) -> None:
         self._runner.reset()
 
+    def holdings(self) -> tuple[list[int], list[int]]:
+        return self._runner.holdings()
+
     def run(self, plan: StepPlan) -> StepResult:
         start = perf_counter()
         result = self._runner.run(plan)

@@ -9,17 +9,16 @@ from typing import Protocol
 
 import structlog
 
+from services.worker.plan_line import PlanLine, Rows, Work, note_refused
 from services.worker.progress import StepWatch
-from shared.messages import StepPlan, StepResult
+from shared.messages import Holdings, StepPlan, StepResult
 from shared.transport import Transport
 
 log = structlog.get_logger()
 
 
-class Runner(Protocol):
+class Runner(Rows, Protocol):
     """What steps need of a model runner."""
-
-    def reset(self) -> None: ...
 
     def run(self, plan: StepPlan) -> StepResult: ...
 
@@ -30,28 +29,27 @@ class Steps(Protocol):
     failure: BaseException | None
     watch: StepWatch
 
-    def submit(self, plan: StepPlan) -> None: ...
+    def submit(self, work: Work) -> None: ...
 
     def close(self) -> None: ...
 
 
-class EpochFence:
-    """Lets plans through in order of epoch: an older life's are dropped, a newer one's empty the rows first."""
+class Turns:
+    """Runs what is due, and answers it."""
 
     def __init__(self, runner: Runner, watch: StepWatch) -> None:
         self._runner = runner
         self._watch = watch
-        self._epoch = 0
+        self._line = PlanLine(runner)
 
-    def run(self, plan: StepPlan) -> StepResult | None:
-        if plan.epoch < self._epoch:
-            return None
-        if plan.epoch > self._epoch:
-            self._runner.reset()
-            self._epoch = plan.epoch
-        self._watch.begin(plan)
-        result = self._runner.run(plan)
+    def run(self, work: Work) -> StepResult | Holdings | None:
+        turn = self._line.take(work)
+        if not isinstance(turn, StepPlan):
+            return turn
+        self._watch.begin(turn)
+        result = self._runner.run(turn)
         self._watch.end()
+        note_refused(result)
         return result
 
 
@@ -61,13 +59,13 @@ class InlineSteps:
     def __init__(self, runner: Runner, transport: Transport) -> None:
         self.failure: BaseException | None = None
         self.watch = StepWatch()
-        self._fence = EpochFence(runner, self.watch)
+        self._turns = Turns(runner, self.watch)
         self._outbox = transport.outbox()
         self._scheduler = transport.scheduler_address
 
-    def submit(self, plan: StepPlan) -> None:
-        if result := self._fence.run(plan):
-            self._outbox.send(self._scheduler, result)
+    def submit(self, work: Work) -> None:
+        if answer := self._turns.run(work):
+            self._outbox.send(self._scheduler, answer)
             self._outbox.flush()
 
     def close(self) -> None:
@@ -83,28 +81,28 @@ class ThreadSteps:
     def __init__(self, runner: Runner, transport: Transport, on_failure: Callable[[], None]) -> None:
         self.failure: BaseException | None = None
         self.watch = StepWatch()
-        self._plans: queue.SimpleQueue[StepPlan | None] = queue.SimpleQueue()
+        self._work: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
         self._on_failure = on_failure
         self._thread = threading.Thread(target=self._loop, args=(runner, transport), name="steps", daemon=True)
         self._thread.start()
 
-    def submit(self, plan: StepPlan) -> None:
-        self._plans.put(plan)
+    def submit(self, work: Work) -> None:
+        self._work.put(work)
 
     def close(self) -> None:
         """Finish the plan that is running, drop the rest."""
-        while not self._plans.empty():
-            self._plans.get_nowait()
-        self._plans.put(None)
+        while not self._work.empty():
+            self._work.get_nowait()
+        self._work.put(None)
         self._thread.join(timeout=60)
 
     def _loop(self, runner: Runner, transport: Transport) -> None:
         outbox = transport.outbox()
-        fence = EpochFence(runner, self.watch)
+        turns = Turns(runner, self.watch)
         try:
-            while (plan := self._plans.get()) is not None:
-                if result := fence.run(plan):
-                    outbox.send(transport.scheduler_address, result)
+            while (work := self._work.get()) is not None:
+                if answer := turns.run(work):
+                    outbox.send(transport.scheduler_address, answer)
                     outbox.flush()
         except BaseException as error:
             self.failure = error

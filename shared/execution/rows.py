@@ -20,6 +20,14 @@ from shared.modeling.batch import Ints
 from shared.modeling.sampling_columns import SamplingColumns
 
 
+class RowsOutOfStep(FatalError):
+    """Rows that a plan does not find as it expects them: computing them would be wrong; others are not concerned."""
+
+    def __init__(self, message: str, rows: list[int]) -> None:
+        super().__init__(message)
+        self.rows = rows
+
+
 class RowTable:
     """Fixed arrays over all rows.  Tokens stay on the device, where a sampled one is appended unseen by the host.
 
@@ -132,7 +140,7 @@ class RowTable:
     def check_schedule(self, rows: Ints, computed: Ints, ends: Ints, drafts: Ints | None = None) -> Ints:
         """The rows' numbers of tokens.  `drafts` are the draft tokens of each row, counted in its end.
 
-        Raises FatalError unless the plan and this table agree on every row: the two must never drift apart.
+        Raises RowsOutOfStep unless the plan and this table agree on every row: the two must never drift apart.
         """
         held, lengths = self.num_computed[rows], self.num_tokens[rows]
         reach = lengths if drafts is None else lengths + drafts
@@ -142,15 +150,19 @@ class RowTable:
         if drafts is not None:
             wrong |= (drafts > 0) & ((ends != reach) | (computed >= lengths))
         if np.count_nonzero(wrong):
-            self._refuse(rows, computed != held, "num_computed_tokens", computed, held)
-            self._refuse(rows, wrong, "planned end", ends, limit)
+            refused = rows[wrong].tolist()
+            self._refuse(refused, rows, computed != held, "num_computed_tokens", computed, held)
+            self._refuse(refused, rows, wrong, "planned end", ends, limit)
         return lengths
 
-    def _refuse(self, rows: Ints, wrong: NDArray[np.bool_], what: str, planned: Ints, held: Ints) -> None:
+    def _refuse(
+        self, refused: list[int], rows: Ints, wrong: NDArray[np.bool_], what: str, planned: Ints, held: Ints
+    ) -> None:
         if wrong.any():
             first = int(np.flatnonzero(wrong)[0])
-            raise FatalError(
-                f"row {rows[first]}: plan's {what} is {planned[first]}, the worker's own limit or count {held[first]}"
+            raise RowsOutOfStep(
+                f"row {rows[first]}: plan's {what} is {planned[first]}, the worker's own limit or count {held[first]}",
+                refused,
             )
 
     def _check_row(self, row: int) -> None:

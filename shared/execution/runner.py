@@ -19,13 +19,15 @@ from shared.automata.limits import GrammarError
 from shared.automata.vocabulary import Vocabulary
 from shared.errors import FatalError
 from shared.execution.answers import Answer, Clock, start_clock
+from shared.execution.block_fence import BlockFence
 from shared.execution.held_step import HeldStep, Lack, cut_drafts
+from shared.execution.partial import completed, without
 from shared.execution.pooling import RowPools
 from shared.execution.row_automata import RowAutomata
-from shared.execution.rows import RowTable
+from shared.execution.rows import RowsOutOfStep, RowTable
 from shared.execution.schedule import Schedule, read_schedule
 from shared.messages.control import WorkerCapacity
-from shared.messages.steps import StepPlan, StepResult, TokenLogprobs
+from shared.messages.steps import RefusedRow, StepPlan, StepResult, TokenLogprobs
 from shared.modeling.batch import Ints
 from shared.modeling.drafts import Drafts
 from shared.modeling.kv_pool import KVPool
@@ -62,7 +64,8 @@ class Sampled(msgspec.Struct, frozen=True):
 
 
 class ModelRunner:
-    """Applies plans in order.  A FatalError means that scheduler and worker disagree; nothing of it can be trusted."""
+    """Applies plans in order.  A row on which scheduler and worker disagree is refused, and the others go on; a
+    FatalError means that a plan is none."""
 
     def __init__(
         self,
@@ -81,25 +84,31 @@ class ModelRunner:
         self._sampler = sampler
         self._automata = RowAutomata(without_vocabulary) if automata is None else automata
         self._pools = RowPools()
+        self._fence = BlockFence(table.num_rows, pool.num_blocks, pool.block_size)
 
     def reset(self) -> None:
         """Forget all rows: a new epoch begins, and its scheduler will admit everything again."""
         self._table.reset()
         self._automata.reset()
         self._pools.reset()
+        self._fence.reset()
+
+    def holdings(self) -> tuple[list[int], list[int]]:
+        """The rows in use, and a digest of the blocks of each, as of the plan that was launched last."""
+        return self._fence.holdings()
 
     def run(self, plan: StepPlan) -> StepResult:
-        """Raises FatalError where the plan contradicts the rows' state."""
+        """What contradicts a row's state is refused, that row alone; raises FatalError on what no scheduler says."""
         return self.launch(plan).finish()
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> Answer:
         """The same, but on a GPU its end is not waited for, unless there are drafts or log-probabilities."""
         clock = start_clock(self._model.device)
-        self._apply(plan)
-        if not plan.rows:
-            return self._answer(plan, clock, torch.empty(0, dtype=torch.int64), [], [], {}, {}, {})
-        held = HeldStep(self._automata, read_schedule(cut_drafts(plan, self._automata), self._table))
+        whole, fenced = self._read(plan, self._apply(plan))
+        if whole is None:
+            return self._answer(plan, fenced, clock, torch.empty(0, dtype=torch.int64), [], [], {}, {}, {})
+        held = HeldStep(self._automata, whole)
         hidden = self._model.forward(held.schedule.batch)
         schedule, lack = held.hold()
         prompt_logprobs = self._prompt_logprobs(schedule, hidden) if len(schedule.scored) else {}
@@ -109,12 +118,32 @@ class ModelRunner:
         held.advance(sampled.token_ids, sampled.counts[schedule.samples], lack)
         refused = {} if lack is None else lack.refused
         return self._answer(
-            plan, clock, sampled.token_ids, sampled.counts.tolist(), logprobs, prompt_logprobs, refused, embeddings
+            plan,
+            fenced,
+            clock,
+            sampled.token_ids,
+            sampled.counts.tolist(),
+            logprobs,
+            prompt_logprobs,
+            refused,
+            embeddings,
         )
+
+    def _read(self, plan: StepPlan, fenced: list[RefusedRow]) -> tuple[Schedule | None, list[RefusedRow]]:
+        """What is to be computed, if anything is, and all entries that are not."""
+        part = without(plan, {one.entry for one in fenced}) if fenced else plan
+        if not part.rows:
+            return None, fenced
+        try:
+            return read_schedule(cut_drafts(part, self._automata), self._table), fenced
+        except RowsOutOfStep as error:
+            more = [self._fence.refuse(plan, plan.rows.index(row)) for row in error.rows]
+            return self._read(plan, [*fenced, *more])
 
     def _answer(
         self,
         plan: StepPlan,
+        fenced: list[RefusedRow],
         clock: Clock,
         token_ids: Tensor,  # [num_yielded] int64
         num_sampled: list[int],
@@ -124,7 +153,7 @@ class ModelRunner:
         embeddings: dict[int, bytes],
     ) -> Answer:
         def make_result(token_ids: list[int], seconds: float) -> StepResult:
-            return StepResult(
+            result = StepResult(
                 epoch=plan.epoch,
                 step_id=plan.step_id,
                 num_sampled=num_sampled,
@@ -135,13 +164,13 @@ class ModelRunner:
                 refused=refused,
                 embeddings=embeddings,
             )
+            return completed(result, fenced, len(plan.rows)) if fenced else result
 
         return Answer(token_ids, make_result, clock)
 
-    def _apply(self, plan: StepPlan) -> None:
-        """The plan's changes of state, in the order that the link promises."""
+    def _apply(self, plan: StepPlan) -> list[RefusedRow]:
+        """The plan's changes of state, but for the entries that are returned: they would touch what is not theirs."""
         self._check_copies(plan.block_copies)
-        self._pool.copy_blocks(plan.block_copies)
         self._table.release(plan.released_rows)
         self._pools.release(plan.released_rows)
         self._automata.release(plan.released_rows)
@@ -152,6 +181,9 @@ class ModelRunner:
             self._pools.admit(sequence)
         self._table.append_blocks(plan.rows, plan.num_new_blocks, plan.new_block_ids)
         self._table.flush()
+        fenced = self._fence.read(plan)
+        self._pool.copy_blocks(self._fence.keeps(plan, fenced) if fenced else plan.block_copies)
+        return fenced
 
     def _check_copies(self, copies: list[tuple[int, int]]) -> None:
         if any(not 0 <= block < self._pool.num_blocks for pair in copies for block in pair):

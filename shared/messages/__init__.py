@@ -48,7 +48,17 @@ from shared.messages.requests import (
     TokenizeRequest,
     ToolCall,
 )
-from shared.messages.steps import AdmittedSequence, DraftDistribution, StepPlan, StepResult, TokenLogprobs
+from shared.messages.steps import (
+    AdmittedSequence,
+    DraftDistribution,
+    Holdings,
+    Refusal,
+    RefusedRow,
+    ReportHoldings,
+    StepPlan,
+    StepResult,
+    TokenLogprobs,
+)
 from shared.messages.streams import (
     FinishReason,
     OpenStream,
@@ -85,6 +95,7 @@ __all__ = [
     "Goodbye",
     "Heartbeat",
     "Hello",
+    "Holdings",
     "Ledger",
     "Load",
     "Member",
@@ -93,7 +104,10 @@ __all__ = [
     "PeerGone",
     "PiecesRequest",
     "PiecesResult",
+    "Refusal",
     "Refused",
+    "RefusedRow",
+    "ReportHoldings",
     "RequestHeader",
     "RequestRejected",
     "Roster",

@@ -33,7 +33,7 @@ from shared.messages.requests import (
     RequestRejected,
     TokenizeRequest,
 )
-from shared.messages.steps import StepPlan, StepResult
+from shared.messages.steps import Holdings, ReportHoldings, StepPlan, StepResult
 from shared.messages.streams import StopMatched, StreamLost, TextBatch, TokenBatch
 
 GatewayInbox = (
@@ -47,6 +47,7 @@ SchedulerInbox = (
     | AbortRequest
     | AttachRequest
     | StepResult
+    | Holdings
     | StopMatched
     | StreamLost
     | DraftProposals
@@ -60,7 +61,7 @@ SchedulerInbox = (
     | PeerGone
 )
 DetokenizerInbox = TokenBatch | Roster | Refused | Drain | Tick
-WorkerInbox = StepPlan | Roster | Refused | Drain | Tick
+WorkerInbox = StepPlan | ReportHoldings | Roster | Refused | Drain | Tick
 DraftInbox = DraftUpdate | Roster | Refused | Drain | Tick
 INBOXES = (GatewayInbox, TokenizerInbox, SchedulerInbox, DetokenizerInbox, WorkerInbox, DraftInbox)
 

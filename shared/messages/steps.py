@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
+
 from shared.messages.base import Message
 from shared.sampling import SamplingParams
 
@@ -50,6 +52,13 @@ class StepPlan(Message, frozen=True):
     draft_token_ids: list[int] = []  # concatenated
     draft_distributions: list[DraftDistribution] = []  # one per draft token, or none: each was certain
     rejection: bool = False  # accept by rejection sampling; otherwise by equality with what is sampled
+    new_block_generations: list[int] = []  # parallel to new_block_ids: which of its lives the block is in
+    copy_generations: list[int] = []  # parallel to block_copies, of the sources
+
+
+class Refusal(StrEnum):
+    STALE_BLOCK = "stale_block"  # a block of the row has been given to somebody else since
+    NOT_IN_STEP = "not_in_step"  # the row is not held, or not at the place that the plan says
 
 
 class TokenLogprobs(Message, frozen=True):
@@ -60,9 +69,20 @@ class TokenLogprobs(Message, frozen=True):
     rank: int  # 1-based rank of the token itself; ties count
 
 
+class RefusedRow(Message, frozen=True):
+    """An entry of a plan that was not computed, because its row would have read or written what is not its own."""
+
+    entry: int
+    reason: Refusal
+    block_id: int = -1
+    generation: int = 0  # of that block, as the row has it
+    known: int = 0  # as the worker has been told
+    unwritten: list[tuple[int, int]] = []  # blocks, with generations, that it was to fill and has not
+
+
 class StepResult(Message, frozen=True):
-    """What one plan produced.  Columns are parallel to the plan's; a sequence that did not sample has count 0, one with
-    draft tokens those accepted and one more.
+    """What one plan produced.  Columns are parallel to the plan's; a sequence that did not sample has count 0, as has
+    one of the refused rows; one with draft tokens has those accepted and one more.
 
     One that is held to a grammar may have 0 where a sample was asked for: what may come next was not known in time, and
     nobody waits for it.  The worker then stands one computed token further back.
@@ -77,3 +97,26 @@ class StepResult(Message, frozen=True):
     device_time: float = 0.0  # seconds
     refused: dict[int, str] = {}  # entry index -> why its grammar cannot be followed; it has no sample, now or later
     embeddings: dict[int, bytes] = {}  # entry index -> its prompt's, packed float32, with its sample
+    refused_rows: list[RefusedRow] = []
+
+
+class ReportHoldings(Message, frozen=True):
+    """Scheduler -> worker, in order with the plans: say what you hold once those before this have run."""
+
+    epoch: int
+    report_id: int
+    next_step_id: int  # of the plans, those before it were sent before this
+
+
+class Holdings(Message, frozen=True):
+    """Worker -> scheduler, in order with the results: what it has state of.  Columns are parallel, one entry per row.
+
+    Said when asked, and unasked (report_id 0) when a plan comes before the one that is due: that one is lost.
+    """
+
+    epoch: int
+    report_id: int
+    next_step_id: int  # as asked; or of the plan that came too early
+    due_step_id: int  # of the plan that is to be run next
+    rows: list[int] = []
+    digests: list[int] = []  # of each row's blocks and their generations: shared.block_digest

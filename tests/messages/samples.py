@@ -19,6 +19,7 @@ PARAMS = SamplingParams(
 CAPACITY = m.WorkerCapacity(100, 16, 8, 512, 4096, "stories", "float32", "cpu")
 LOGPROBS = m.TokenLogprobs([5, 6], [-0.5, -1.5], 1)
 TOKENS = pack_tokens([1, 2, 3])
+REFUSED = m.RefusedRow(0, m.Refusal.STALE_BLOCK, 17, 5, 6, [(18, 2)])
 VECTOR = b"\0\0\x80?"
 CALLING = m.ChatMessage("assistant", "", "Tom", "c0", [m.ToolCall("c1", "weather", '{"city":"Rome"}')], "hm")
 DISTRIBUTION = m.DraftDistribution(TOKENS, b"\0" * 12)
@@ -46,14 +47,18 @@ SAMPLES: list[m.Message] = [
         epoch=3, step_id=4, admitted=[m.AdmittedSequence(0, TOKENS, 3, PARAMS, -7, [2], "r1", "t1", 1)], rows=[0, 1],
         num_computed_tokens=[0, 9], num_scheduled_tokens=[3, 1], num_new_blocks=[1, 0], new_block_ids=[17],
         block_copies=[(1, 2)], released_rows=[5], num_draft_tokens=[0, 1], draft_token_ids=[9],
-        draft_distributions=[DISTRIBUTION], rejection=True,
+        draft_distributions=[DISTRIBUTION], rejection=True, new_block_generations=[6], copy_generations=[5],
     ),
     m.DraftUpdate(
         3, 4, closed_rows=[2], opened=[m.AdmittedSequence(0, TOKENS, 3, PARAMS, -7, [2], "r1", "t1", 1)], rows=[0, 1],
         num_tokens=[3, 9], num_new=[0, 1], new_token_ids=[11], num_wanted=[4, 4], num_ahead=5, rejection=True,
     ),
     m.DraftProposals(3, 4, [0, 1], [3, 10], [1, 1], [5, 6], [DISTRIBUTION, DISTRIBUTION], [2], 0.25),
-    m.StepResult(3, 4, [0, 1], [11], [LOGPROBS], {0: [LOGPROBS]}, 0.25, {0: "too complex"}, {1: VECTOR}),
+    m.ReportHoldings(3, 7, 5),
+    m.Holdings(3, 7, 5, 5, [0, 2], [1 << 31, 0]),
+    m.StepResult(
+        3, 4, [0, 1], [11], [LOGPROBS], {0: [LOGPROBS]}, 0.25, {0: "too complex"}, {1: VECTOR}, [REFUSED]
+    ),
     m.TokenBatch(
         [m.OpenStream(HEADER, 0, 3, [1, 2, 3], ["\n"], False, True, True, 0, 2, [None, LOGPROBS], VECTOR)],
         [m.SequenceTokens("r1", 0, 4, [11], [LOGPROBS], m.FinishReason.STOP, 11, 8, 5, LEDGER)],

@@ -1,11 +1,16 @@
 """A worker without a model: it checks every plan against a physical pool of its own, and its tokens are a pure
-function of history and seed, so that every request's output is known beforehand."""
+function of history and seed, so that every request's output is known beforehand.
+
+What keeps plans and rows apart is the worker's own: the line of plans and the fence of blocks."""
 
 from __future__ import annotations
 
 from hashlib import blake2b
 
-from shared.messages import AdmittedSequence, StepPlan, StepResult, WorkerCapacity
+from services.worker.plan_line import PlanLine, Work
+from shared.execution.block_fence import BlockFence
+from shared.execution.partial import completed, without
+from shared.messages import AdmittedSequence, Holdings, StepPlan, StepResult, WorkerCapacity
 from shared.packing import unpack_tokens
 
 VOCAB = 50
@@ -46,22 +51,58 @@ class FakeWorker:
         self.slots: dict[tuple[int, int], tuple[int, ...]] = {}
         self.rows: dict[int, Row] = {}
         self.step_tokens: list[int] = []
+        self.fence = BlockFence(capacity.max_num_seqs, capacity.num_blocks, capacity.block_size)
+        self.line = PlanLine(self)
+        self.forgotten: set[int] = set()  # rows whose state it has lost
+
+    def reset(self) -> None:
+        self.rows.clear()
+        self.fence.reset()
+
+    def holdings(self) -> tuple[list[int], list[int]]:
+        return self.fence.holdings()
+
+    def take(self, work: Work) -> StepResult | Holdings | None:
+        """What comes over the link, whatever it is, and what to answer."""
+        turn = self.line.take(work)
+        return self.run(turn) if isinstance(turn, StepPlan) else turn
 
     def run(self, plan: StepPlan) -> StepResult:
-        size = self.capacity.block_size
-        for source, destination in plan.block_copies:
-            for offset in range(size):
+        refused = self.fence.read(plan)
+        self._copy(self.fence.keeps(plan, refused))
+        for row in plan.released_rows:
+            self.rows.pop(row, None)
+        for admitted in plan.admitted:
+            self.rows[admitted.row] = Row(admitted)
+            self.forgotten.discard(admitted.row)
+        stale = {one.entry for one in refused}
+        refused += [
+            self.fence.refuse(plan, entry)
+            for entry, row in enumerate(plan.rows)
+            if row in self.forgotten and entry not in stale
+        ]
+        self._extend(plan)
+        if not refused:
+            return self._compute(plan)
+        part = without(plan, {one.entry for one in refused})
+        return completed(self._compute(part), refused, len(plan.rows))
+
+    def _copy(self, copies: list[tuple[int, int]]) -> None:
+        for source, destination in copies:
+            for offset in range(self.capacity.block_size):
                 self.slots.pop((destination, offset), None)
                 if (source, offset) in self.slots:
                     self.slots[destination, offset] = self.slots[source, offset]
-        for admitted in plan.admitted:
-            self.rows[admitted.row] = Row(admitted)
+
+    def _extend(self, plan: StepPlan) -> None:
         cursor = 0
         for row, count in zip(plan.rows, plan.num_new_blocks, strict=True):
             self.rows[row].table += plan.new_block_ids[cursor : cursor + count]
             cursor += count
         assert cursor == len(plan.new_block_ids)
         assert len(set(plan.rows)) == len(plan.rows)
+
+    def _compute(self, plan: StepPlan) -> StepResult:
         rows = [self.rows[row] for row in plan.rows]
         columns = list(zip(rows, plan.num_computed_tokens, plan.num_scheduled_tokens, drafts_of(plan), strict=True))
         self.step_tokens.append(sum(plan.num_scheduled_tokens))

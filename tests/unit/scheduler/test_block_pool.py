@@ -19,10 +19,10 @@ def test_cached_blocks_outlive_unhashed_ones() -> None:
     pool = BlockPool(10)
     first = pool.allocate(5)  # 0 1 2 3 full, 4 partial
     for block, name in zip(first[:4], "abcd", strict=True):
-        pool.register(block, name.encode())
+        pool.register(block, name.encode(), pool.generations[block])
     pool.share([0, 1])
     second = [0, 1, *pool.allocate(2)]  # 5 full, 6 partial
-    pool.register(5, b"e")
+    pool.register(5, b"e", pool.generations[5])
     pool.release(first)
     pool.release(second)
     assert list(pool.available) == [6, 4, 7, 8, 9, 3, 2, 5, 1, 0]
@@ -37,7 +37,7 @@ def test_eviction_takes_the_least_recently_used() -> None:
     pool = BlockPool(3)
     for name in (b"a", b"b", b"c"):
         (block,) = pool.allocate(1)
-        pool.register(block, name)
+        pool.register(block, name, pool.generations[block])
         pool.release([block])
     hit = pool.lookup([b"a"])
     pool.share(hit)
@@ -52,8 +52,8 @@ def test_eviction_takes_the_least_recently_used() -> None:
 def test_a_second_block_with_the_same_contents_stays_unnamed() -> None:
     pool = BlockPool(2)
     one, two = pool.allocate(2)
-    pool.register(one, b"same")
-    pool.register(two, b"same")
+    pool.register(one, b"same", pool.generations[one])
+    pool.register(two, b"same", pool.generations[two])
     assert pool.lookup([b"same"]) == [one]
     pool.release([one])
     pool.release([two])

@@ -135,18 +135,20 @@ class World:
     # -- what came out
 
     def after(self) -> None:
-        check(self.scheduler)
+        self.check()
         self.gather()
+
+    def check(self) -> None:
+        check(self.scheduler)
 
     def gather(self) -> None:
         """Take what the core says."""
         self.num_events += 1
         for batch in self.scheduler.outbound.take_batches().values():
+            opened = {(stream.header.request_id, stream.index) for stream in batch.opened}
             for tokens in batch.sequences:
                 key = (tokens.request_id, tokens.index)
-                output = self.outputs.setdefault(key, [])
-                del output[tokens.offset :]  # a stream that was opened again
-                output += tokens.token_ids
+                self.take_tokens(key, tokens.offset, tokens.token_ids, is_again=key in opened)
                 if tokens.finish_reason is not None:
                     self.finished[key] = tokens.finish_reason
         if self.acknowledges:
@@ -154,6 +156,12 @@ class World:
                 self.scheduler.abort(request_id)
         for _, rejection in self.scheduler.outbound.take_rejections():
             self.rejected[rejection.request_id] = rejection.code
+
+    def take_tokens(self, key: tuple[str, int], offset: int, token_ids: list[int], *, is_again: bool) -> None:
+        """Some of a stream's; those of one that is opened again begin at the start."""
+        output = self.outputs.setdefault(key, [])
+        del output[offset:]
+        output += token_ids
 
     def assert_outputs(self, *request_ids: str) -> None:
         """Every named request (default: all that finished) has exactly its solo output."""

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 from services.worker.overlapped import OverlappedSteps
-from shared.messages import Message, StepPlan, StepResult
+from shared.messages import Holdings, Message, ReportHoldings, StepPlan, StepResult
 from shared.transport.memory import MemoryOutbox, MemoryTransport
 
 
@@ -22,10 +22,13 @@ class Device:
         self.launched: list[int] = []
         self.num_resets = 0
         self.ends: dict[int, threading.Event] = {}
-        self.broken = 0  # the step that cannot be launched
+        self.broken = -1  # the step that cannot be launched
 
     def reset(self) -> None:
         self.num_resets += 1
+
+    def holdings(self) -> tuple[list[int], list[int]]:
+        return [0], [7]
 
     def launch(self, plan: StepPlan) -> Step:
         if plan.step_id == self.broken:
@@ -55,11 +58,11 @@ def until(condition: Callable[[], bool]) -> None:
 class Recorder(MemoryOutbox):
     def __init__(self, network: MemoryTransport, sent: list[int]) -> None:
         super().__init__(network)
-        self._sent = sent
+        self._sent = sent  # steps, and reports below zero
 
     def send(self, address: str, message: Message) -> None:
-        assert isinstance(message, StepResult)
-        self._sent.append(message.step_id)
+        assert isinstance(message, StepResult | Holdings)
+        self._sent.append(message.step_id if isinstance(message, StepResult) else -message.report_id)
 
 
 class Line(MemoryTransport):
@@ -90,35 +93,47 @@ class Bench:
 
 def test_the_next_is_launched_before_the_first_has_ended() -> None:
     bench = Bench()
+    bench.steps.submit(plan(0))
     bench.steps.submit(plan(1))
-    bench.steps.submit(plan(2))
-    until(lambda: bench.device.launched == [1, 2])
+    until(lambda: bench.device.launched == [0, 1])
     assert bench.sent == []
     assert bench.steps.watch.seconds >= 0.0
-    bench.end(2, 1)
-    until(lambda: bench.sent == [1, 2])
+    bench.end(1, 0)
+    until(lambda: bench.sent == [0, 1])
     bench.steps.close()
     assert bench.steps.failure is None
 
 
 def test_epochs() -> None:
     bench = Bench()
-    bench.end(1, 2, 3, 4)
-    for one in (plan(1, epoch=5), plan(2, epoch=4), plan(3, epoch=5), plan(4, epoch=6)):
+    bench.end(0, 1)
+    for one in (plan(0, epoch=5), plan(0, epoch=4), plan(1, epoch=5), plan(0, epoch=6)):
         bench.steps.submit(one)
-    until(lambda: bench.sent == [1, 3, 4])
+    until(lambda: bench.sent == [0, 1, 0])
     bench.steps.close()
     assert bench.device.num_resets == 2
 
 
+def test_a_report_is_answered_behind_the_plans_before_it() -> None:
+    bench = Bench()
+    bench.steps.submit(plan(0))
+    bench.steps.submit(ReportHoldings(1, 7, 1))
+    bench.steps.submit(plan(1))
+    until(lambda: bench.device.launched == [0, 1])
+    assert bench.sent == []
+    bench.end(0, 1)
+    until(lambda: bench.sent == [0, -7, 1])
+    bench.steps.close()
+
+
 def test_a_step_that_fails_is_told_and_the_one_before_it_is_answered() -> None:
     bench = Bench()
-    bench.device.broken = 2
-    for step_id in (1, 2, 3):
+    bench.device.broken = 1
+    for step_id in (0, 1, 2):
         bench.steps.submit(plan(step_id))
     until(lambda: bool(bench.failures))
-    bench.end(1)
-    until(lambda: bench.sent == [1])
+    bench.end(0)
+    until(lambda: bench.sent == [0])
     assert isinstance(bench.steps.failure, RuntimeError)
-    assert bench.device.launched == [1]
+    assert bench.device.launched == [0]
     bench.steps.close()

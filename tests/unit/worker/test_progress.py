@@ -30,9 +30,9 @@ class Clock:
 
 def plan(num_tokens: int = 1, **changes: Any) -> StepPlan:
     fields: dict[str, Any] = {
-        "epoch": 1, "step_id": 1, "admitted": [], "rows": [0], "num_computed_tokens": [0],
+        "epoch": 1, "step_id": 0, "admitted": [], "rows": [0], "num_computed_tokens": [0],
         "num_scheduled_tokens": [num_tokens], "num_new_blocks": [1], "new_block_ids": [3], "block_copies": [],
-        "released_rows": [],
+        "released_rows": [], "new_block_generations": [1],
     }  # fmt: skip
     return StepPlan(**(fields | changes))
 
@@ -85,6 +85,9 @@ def test_a_stuck_step_thread_is_seen_from_outside() -> None:
     class Stuck:
         def reset(self) -> None: ...
 
+        def holdings(self) -> tuple[list[int], list[int]]:
+            return [], []
+
         def run(self, plan: StepPlan) -> StepResult:
             release.wait(10)
             return StepResult(plan.epoch, plan.step_id, [1], [5])
@@ -116,13 +119,15 @@ GOOD = AdmittedSequence(7, pack_tokens([1, 2]), 2, SamplingParams(), 1, [0])
         {"num_new_blocks": [2**63]},
         {"new_block_ids": [64]},
         {"new_block_ids": []},
-        {"block_copies": [(0, 64)]},
+        {"new_block_generations": []},
+        {"block_copies": [(0, 64)], "copy_generations": [1]},
+        {"block_copies": [(0, 63)]},
         {"released_rows": [8]},
         {"admitted": [AdmittedSequence(8, pack_tokens([1]), 1, SamplingParams(), 1, [0])]},
         {"admitted": [AdmittedSequence(0, b"\x01\x02", 1, SamplingParams(), 1, [0])]},
     ],
 )
 def test_a_plan_of_no_scheduler_is_dropped(changes: dict[str, Any]) -> None:
-    check_plan(plan(admitted=[GOOD], released_rows=[7], block_copies=[(0, 63)]), CAPACITY)
+    check_plan(plan(admitted=[GOOD], released_rows=[7], block_copies=[(0, 63)], copy_generations=[1]), CAPACITY)
     with pytest.raises(ProtocolError):
         check_plan(plan(**changes), CAPACITY)

@@ -1,0 +1,73 @@
+"""Which plans may run: those of the newest life of the link, each once, none before the one that is due."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import structlog
+
+from shared.messages import Holdings, ReportHoldings, StepPlan, StepResult
+
+log = structlog.get_logger()
+
+Work = StepPlan | ReportHoldings  # what comes from the scheduler, in order
+
+
+class Rows(Protocol):
+    """What is asked of whoever has the rows."""
+
+    def reset(self) -> None: ...
+
+    def holdings(self) -> tuple[list[int], list[int]]: ...
+
+
+class PlanLine:
+    """Where the link stands: epoch, and the plan that is due.
+
+    A connection that breaks and is made anew may lose what was under way, or bring it late or twice.  What is late or
+    twice is dropped; what is missing the scheduler is told, and it begins a new epoch.
+    """
+
+    def __init__(self, rows: Rows) -> None:
+        self._rows = rows
+        self._epoch = 0
+        self._due_step_id = 0
+
+    def take(self, work: Work) -> StepPlan | Holdings | None:
+        """The plan, if it is to be run now; or what to answer in its place; or neither."""
+        if work.epoch < self._epoch:
+            log.info("late_work", type=type(work).__name__, epoch=work.epoch)
+            return None
+        return self._report(work) if isinstance(work, ReportHoldings) else self._take_plan(work)
+
+    def _take_plan(self, plan: StepPlan) -> StepPlan | Holdings | None:
+        if plan.epoch > self._epoch:
+            self._rows.reset()
+            self._epoch, self._due_step_id = plan.epoch, 0
+        if plan.step_id < self._due_step_id:
+            log.info("repeated_plan", epoch=plan.epoch, step_id=plan.step_id)
+            return None
+        if plan.step_id > self._due_step_id:
+            log.error("plan_missing", epoch=plan.epoch, step_id=self._due_step_id, next_step_id=plan.step_id)
+            return Holdings(plan.epoch, 0, plan.step_id, self._due_step_id)
+        self._due_step_id += 1
+        return plan
+
+    def _report(self, asked: ReportHoldings) -> Holdings:
+        """Of a newer epoch than any plan's nothing is held."""
+        if asked.epoch > self._epoch:
+            return Holdings(asked.epoch, asked.report_id, asked.next_step_id, 0)
+        return Holdings(asked.epoch, asked.report_id, asked.next_step_id, self._due_step_id, *self._rows.holdings())
+
+
+def note_refused(result: StepResult) -> None:
+    for refused in result.refused_rows:
+        log.error(
+            "row_refused",
+            step_id=result.step_id,
+            entry=refused.entry,
+            reason=str(refused.reason),
+            block_id=refused.block_id,
+            generation=refused.generation,
+            known=refused.known,
+        )

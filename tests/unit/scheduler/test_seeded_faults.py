@@ -1,0 +1,205 @@
+"""Faults put into the code, one at a time: the storms must find each of them, or they are worth nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import msgspec
+import pytest
+
+from services.scheduler import reconciliation, scheduler
+from services.scheduler.block_pool import BlockPool
+from services.scheduler.plan_builder import PlanBuilder
+from services.scheduler.replica import Replica
+from services.scheduler.scheduler import Scheduler
+from services.scheduler.self_check import Mended
+from services.worker.plan_line import PlanLine, Work
+from shared.errors import FatalError
+from shared.execution.block_fence import BlockFence
+from shared.messages import StepPlan, StepResult
+from tests.unit.scheduler.storm import Storm, TamperedStorm
+
+CAUGHT = (AssertionError, FatalError)
+MAX_STORMS = 12
+EVENTS = 1500
+
+Fault = Callable[[pytest.MonkeyPatch], None]
+
+
+def double_free(patch: pytest.MonkeyPatch) -> None:
+    release = BlockPool.release
+
+    def twice(self: BlockPool, blocks: Sequence[int]) -> None:
+        release(self, blocks)
+        release(self, blocks[-1:])
+
+    patch.setattr(BlockPool, "release", twice)
+
+
+def forgotten_release(patch: pytest.MonkeyPatch) -> None:
+    release = BlockPool.release
+    patch.setattr(BlockPool, "release", lambda self, blocks: release(self, blocks[:-1]))
+
+
+def forgotten_row(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Replica, "take_released_rows", lambda self: self.released_rows.clear() or [])
+
+
+def generation_not_bumped(patch: pytest.MonkeyPatch) -> None:
+    allocate = BlockPool.allocate
+
+    def same(self: BlockPool, count: int) -> list[int]:
+        before = self.generations[:]
+        blocks = allocate(self, count)
+        self.generations = [generation or 1 for generation in before]
+        return blocks
+
+    patch.setattr(BlockPool, "allocate", same)
+
+
+def hash_kept_at_reuse(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(BlockPool, "_forget", lambda self, block: None)
+
+
+def fork_without_copy(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(PlanBuilder, "copy", lambda self, sequence, source, generation, destination: None)
+
+
+def stale_epoch_accepted_by_the_scheduler(patch: pytest.MonkeyPatch) -> None:
+    apply = Scheduler.apply
+
+    def any_epoch(self: Scheduler, instance: str, result: StepResult, now: float = 0.0) -> bool:
+        replica = self.replicas.get(instance)
+        epoch = replica.epoch if replica is not None else result.epoch
+        return apply(self, instance, msgspec.structs.replace(result, epoch=epoch), now)
+
+    patch.setattr(Scheduler, "apply", any_epoch)
+
+
+def stale_epoch_accepted_by_the_worker(patch: pytest.MonkeyPatch) -> None:
+    take = PlanLine.take
+    patch.setattr(
+        PlanLine,
+        "take",
+        lambda self, work: take(self, msgspec.structs.replace(work, epoch=max(work.epoch, self._epoch))),
+    )
+
+
+def duplicate_result_applied_twice(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(scheduler, "check_order", lambda replica, step_id: bool(replica.in_flight))
+
+
+def duplicate_plan_run_twice(patch: pytest.MonkeyPatch) -> None:
+    def take(self: PlanLine, work: Work) -> Any:
+        if isinstance(work, StepPlan) and work.epoch == self._epoch:
+            self._due_step_id = work.step_id
+        return honest(self, work)
+
+    honest = PlanLine.take
+    patch.setattr(PlanLine, "take", take)
+
+
+def lost_plan_passed_over(patch: pytest.MonkeyPatch) -> None:
+    def take(self: PlanLine, work: Work) -> Any:
+        if isinstance(work, StepPlan) and work.epoch == self._epoch:
+            self._due_step_id = max(self._due_step_id, work.step_id)
+        return honest(self, work)
+
+    honest = PlanLine.take
+    patch.setattr(PlanLine, "take", take)
+
+
+def lost_message_not_noticed(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(reconciliation, "check_steps", lambda replica, holdings: None)
+
+
+def abort_forgotten(patch: pytest.MonkeyPatch) -> None:
+    abort = Scheduler.abort
+
+    def forgetful(self: Scheduler, request_id: str, gateway: str = "") -> bool:
+        return request_id in self.requests or abort(self, request_id, gateway)
+
+    patch.setattr(Scheduler, "abort", forgetful)
+
+
+def release_not_undone_at_preemption(patch: pytest.MonkeyPatch) -> None:
+    preempt = Replica.preempt
+
+    def keep(self: Replica, sequence: Any) -> None:
+        blocks = list(sequence.block_ids)
+        preempt(self, sequence)
+        self.pool.share(blocks[:1])
+
+    patch.setattr(Replica, "preempt", keep)
+
+
+def skipped_fence(patch: pytest.MonkeyPatch) -> None:
+    read = BlockFence.read
+    patch.setattr(BlockFence, "read", lambda self, plan: read(self, plan) and [])
+
+
+def unwritten_taken_for_written(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(BlockFence, "_end_lives", lambda self, row, num_computed, num_scheduled: [])
+
+
+def refused_row_goes_on(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(reconciliation.Reconciliation, "_recompute", lambda self, replica, sequence: None)
+
+
+def leak_not_reclaimed(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(reconciliation, "check", lambda replica, num_stale_holders=0: Mended())
+
+
+IN_ANY_STORM: Iterable[Fault] = (
+    double_free,
+    forgotten_release,
+    forgotten_row,
+    generation_not_bumped,
+    hash_kept_at_reuse,
+    fork_without_copy,
+    stale_epoch_accepted_by_the_scheduler,
+    stale_epoch_accepted_by_the_worker,
+    duplicate_result_applied_twice,
+    duplicate_plan_run_twice,
+    lost_plan_passed_over,
+    lost_message_not_noticed,
+    abort_forgotten,
+    release_not_undone_at_preemption,
+)
+WHERE_LEDGERS_GO_WRONG: Iterable[Fault] = (
+    skipped_fence,
+    unwritten_taken_for_written,
+    refused_row_goes_on,
+    leak_not_reclaimed,
+)
+
+
+def events_until_caught(kind: type[Storm], num_storms: int = MAX_STORMS) -> int:
+    """Over storms of the first seeds; 0 where none of them notices."""
+    num_events = 0
+    for seed in range(num_storms):
+        storm = kind(seed)
+        storm.roughness = max(storm.roughness, 0.01)
+        try:
+            storm.run(EVENTS)
+        except CAUGHT:
+            return num_events + storm.world.num_events
+        num_events += storm.world.num_events
+    return 0
+
+
+@pytest.mark.parametrize("fault", IN_ANY_STORM, ids=lambda fault: fault.__name__)
+def test_a_fault_is_found(fault: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
+    fault(monkeypatch)
+    assert events_until_caught(Storm), "no storm noticed"
+
+
+@pytest.mark.parametrize("fault", WHERE_LEDGERS_GO_WRONG, ids=lambda fault: fault.__name__)
+def test_a_fault_of_what_sets_ledgers_right_is_found(fault: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
+    fault(monkeypatch)
+    assert events_until_caught(TamperedStorm), "no storm noticed"
+
+
+def test_without_a_fault_there_is_nothing_to_find() -> None:
+    assert events_until_caught(Storm, 4) == events_until_caught(TamperedStorm, 4) == 0
