@@ -103,7 +103,8 @@ class Crowd:
                 tokens += len(response.token_ids)
         except grpc.aio.AioRpcError as error:
             ending = error.code().name
-            has_time = any(key == "retry-after-ms" for key, _ in error.trailing_metadata() or ())
+            metadata: Any = error.trailing_metadata()
+            has_time = "retry-after-ms" in dict(metadata or ())
         if not counts:
             return
         tally.endings[ending] += 1

@@ -152,7 +152,7 @@ def until_answered(stack: Stack, request: Any) -> tuple[str, list[int]]:
         try:
             return listen(stack.address, request)
         except grpc.RpcError as error:
-            assert isinstance(error, grpc.Call) and error.code() is grpc.StatusCode.UNAVAILABLE
+            assert error.code() is grpc.StatusCode.UNAVAILABLE
             assert time.monotonic() < deadline
             time.sleep(0.2)
 

@@ -12,9 +12,16 @@ from shared.sampling import SamplingParams
 
 HEADER = m.RequestHeader("r1", "ipc://g", "t1", "mine", "acme", 2, 1.5, 9.5, "salt", True)
 PARAMS = SamplingParams(
-    temperature=0.5, top_k=5, logit_bias={3: 1.5}, stop=["\n"], seed=7, n=2, max_tokens=9,
+    temperature=0.5,
+    top_k=5,
+    logit_bias={3: 1.5},
+    stop=["\n"],
+    seed=7,
+    n=2,
+    max_tokens=9,
     grammar=Grammar(GrammarKind.REGEX, "[ab]+", "guided_regex"),
-    beam=Beam(4, 0.5, EarlyStopping.FIRST), pooling=Pooling(PoolingKind.MEAN, normalize=False),
+    beam=Beam(4, 0.5, EarlyStopping.FIRST),
+    pooling=Pooling(PoolingKind.MEAN, normalize=False),
 )
 CAPACITY = m.WorkerCapacity(100, 16, 8, 512, 4096, "stories", "float32", "cpu")
 LOGPROBS = m.TokenLogprobs([5, 6], [-0.5, -1.5], 1)

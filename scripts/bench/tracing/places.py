@@ -24,8 +24,8 @@ class Place:
     phases: tuple[Phase, ...]
     modules: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     settings: Mapping[str, object] = field(default_factory=dict)
-    request: Mapping[str, int] = field(default_factory=dict)  # of the measured one
-    rival: Mapping[str, int] = field(default_factory=dict)  # of one that began before it
+    request: Mapping[str, Any] = field(default_factory=dict)  # of the measured one
+    rival: Mapping[str, Any] = field(default_factory=dict)  # of one that began before it
     step_ms: float = STEP_MS
 
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from contextlib import ExitStack
 from statistics import median
+from typing import Any
 
 from scripts.bench.troupe import Troupe, troupe
 
@@ -18,7 +19,7 @@ WARM = 1.0  # seconds of a round that do not count
 def rates(num_rounds: int, seconds: float, step_ms: float) -> tuple[list[float], list[float]]:
     """Tokens per second of each round, with and without; which comes first changes with every round."""
     with ExitStack() as stack:
-        size = {"max_num_seqs": NUM_STREAMS, "log_level": "info"}
+        size: Any = {"max_num_seqs": NUM_STREAMS, "log_level": "info"}
         arms = [stack.enter_context(troupe(step_ms, tracing=tracing, **size)) for tracing in (True, False)]
         found: tuple[list[float], list[float]] = [], []
         for number in range(num_rounds + 1):

@@ -36,7 +36,7 @@ async def _ask_all(address: str, num_requests: int) -> None:
 
 async def _ask_some(stub: Any, numbers: Any) -> None:
     for number in numbers:
-        size = {"num_prompt": PROMPTS[number % 4], "num_tokens": LENGTHS[number // 4 % 4]}
+        size: Any = {"num_prompt": PROMPTS[number % 4], "num_tokens": LENGTHS[number // 4 % 4]}
         async for _ in stub.Generate(ask(number, **size)):
             pass
 

@@ -37,7 +37,7 @@ def refuse_impossible(body: msgspec.Struct) -> None:
     """Raise RequestError on fields whose meaning this server does not have, unless they say nothing."""
     for name, what in NOT_POSSIBLE.items():
         value = getattr(body, name, None)
-        if value not in (None, False, "", {}, {"type": "text"}):
+        if value not in (None, False, "", {}):
             raise RequestError(f"{name}: {what} is not supported by this server", field=name)
     if getattr(body, "cache_salt", None):
         raise RequestError("cache_salt is derived from the tenant by the server", field="cache_salt")

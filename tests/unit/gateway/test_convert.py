@@ -43,7 +43,11 @@ def test_nothing_given_is_every_default() -> None:
 
 
 def test_every_sampling_field_crosses() -> None:
-    nested = {"allowed_token_ids": {"ids": [1, 2]}, "bad_words_token_ids": [{"ids": [3, 4]}], "grammar": {"regex": "a+"}}
+    nested = {
+        "allowed_token_ids": {"ids": [1, 2]},
+        "bad_words_token_ids": [{"ids": [3, 4]}],
+        "grammar": {"regex": "a+"},
+    }
     crossed = msgspec.structs.asdict(convert.sampling_from_proto(ProtoSampling(**(EVERYTHING | nested))))
     assert {name: crossed[name] for name in EVERYTHING} == EVERYTHING
     instead = {"beam", "pooling"}  # of sampling, each with tests of its own
