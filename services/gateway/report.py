@@ -63,6 +63,7 @@ class StreamReport:
     def finished(self, stream: Stream) -> None:
         num_tokens = stream.num_output_tokens
         per_sequence = num_tokens / len(stream.sequences)
+        elapsed = self._elapsed()
         told = stream.account.finished_fields() if stream.account is not None else {}
         self._count(stream, told)
         self._log.info(
@@ -76,7 +77,7 @@ class StreamReport:
             ttft_ms=_ms(self._first - self._start),
             tpot_ms=_ms((self._last - self._first) / (per_sequence - 1)) if per_sequence > 1 else None,
             itl_max_ms=_ms(self._longest),
-            e2e_ms=self._elapsed(),
+            e2e_ms=elapsed,
             finish_reason=stream.finish_reason,
             **told,
         )
