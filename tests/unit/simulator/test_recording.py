@@ -21,6 +21,9 @@ class Runner:
     def reset(self) -> None:
         self.num_resets += 1
 
+    def holdings(self) -> tuple[list[int], list[int]]:
+        return [0], [1]
+
     def run(self, plan: StepPlan) -> StepResult:
         time.sleep(0.01)
         return StepResult(plan.epoch, plan.step_id, [0, 1], [7])
@@ -36,7 +39,7 @@ def test_every_step_leaves_a_line(tmp_path: Path) -> None:
     assert wrapped.run(plan()).sampled_token_ids == [7]
     wrapped.run(plan())
     wrapped.reset()
-    assert runner.num_resets == 1
+    assert runner.num_resets == 1 and wrapped.holdings() == ([0], [1])
     assert isinstance(wrapped, RecordedRunner)
     wrapped.close()
     steps = read_recording(path)
