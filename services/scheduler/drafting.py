@@ -8,6 +8,7 @@ from services.scheduler.counters import Counters
 from services.scheduler.drafts import DraftLink, DraftLinks
 from services.scheduler.policy import Policy
 from services.scheduler.replica import Replica
+from services.scheduler.sequence import Sequence, Status
 from services.scheduler.speculation import Speculation
 from shared.messages import DraftProposals, WorkerCapacity
 
@@ -52,6 +53,18 @@ class Drafting:
                 if replica.speculation is not None:
                     replica.speculation.drafted(message.draft_time / num_steps)
         return True
+
+    def judge(self, sequence: Sequence, num_accepted: int) -> None:
+        """Count the draft tokens that were accepted as computed, unless the sequence has lost what it had computed."""
+        num_drafts, sequence.num_drafts = sequence.num_drafts, 0
+        if sequence.status is Status.RUNNING:
+            sequence.num_computed_tokens += num_accepted
+        sequence.num_draft_tokens += num_drafts
+        sequence.num_accepted_tokens += num_accepted
+        self._counters.verified(num_drafts, num_accepted)
+        replica = self._replicas.get(sequence.worker)
+        if replica is not None and replica.speculation is not None:
+            replica.speculation.judge(sequence, num_drafts, num_accepted)
 
     def awaits(self, replica: Replica, now: float) -> bool:
         """Whether the next plan has to wait for a step in flight or for drafts, which are asked for here."""

@@ -15,7 +15,6 @@ time that was told last.  No decision hangs on it but whether drafts are worth w
 from __future__ import annotations
 
 from collections.abc import Iterable
-from collections.abc import Sequence as Seq
 
 import msgspec
 
@@ -28,16 +27,16 @@ from services.scheduler.counters import Counters
 from services.scheduler.drafting import Drafting
 from services.scheduler.drafts import DraftLinks
 from services.scheduler.fairness import Shares, parse_weights
+from services.scheduler.homes import Homes
 from services.scheduler.journal import Journal
 from services.scheduler.misses import Misses
 from services.scheduler.moment import Moment
 from services.scheduler.outputs import Outbound
 from services.scheduler.parking import Parking
-from services.scheduler.placement import Router
 from services.scheduler.policy import Policy
 from services.scheduler.reconciliation import Reconciliation
 from services.scheduler.replica import Replica, Step
-from services.scheduler.results import check_order, check_result
+from services.scheduler.results import check_order, check_result, give_logprobs
 from services.scheduler.resumption import resume, sent_tokens
 from services.scheduler.sequence import Request, Sequence, Status
 from services.scheduler.stopping import finish_of
@@ -86,7 +85,6 @@ class Scheduler:
         self.requests: dict[str, Request] = {}
         self.finished: dict[str, Request] = {}  # until their gateways say that their clients have everything
         self.parking = Parking()  # whose clients are gone, and may come back
-        self.homeless: list[Sequence] = []
         self.moment = Moment()
         self.outbound = Outbound(self.moment)
         self.counters = Counters()
@@ -101,7 +99,7 @@ class Scheduler:
             max_draft_tokens=2 * policy.max_num_draft_tokens + 1,
         )
         self._drafting = Drafting(policy, self.counters, self.drafts, self.replicas)
-        self._router = Router(policy.routing_policy, use_cache=policy.enable_prefix_caching)
+        self._homes = Homes(policy, self.replicas, self.misses, self.counters, self.journal, self.moment)
         self._reconciliation = Reconciliation(self.counters, self.journal, self.moment)
         self._detokenizers: list[str] = []
         self._num_arrivals = 0
@@ -121,6 +119,11 @@ class Scheduler:
         if not self.policy.enable_chunked_prefill:
             longest = min(longest, self.policy.max_num_batched_tokens)
         return min(self.policy.max_input_length or longest, longest)
+
+    @property
+    def homeless(self) -> list[Sequence]:
+        """Those whom no worker has, because none lives."""
+        return self._homes.homeless
 
     @property
     def num_waiting(self) -> int:
@@ -150,7 +153,7 @@ class Scheduler:
         self.requests[request_id] = request
         self.counters.num_prompt_tokens += request.num_prompt_tokens
         self.journal.request("request_queued", request, num_prompt_tokens=request.num_prompt_tokens)
-        self._place([sequence for sequence in request.sequences if sequence.status is not Status.FINISHED])
+        self._homes.place(request.unfinished)
 
     def _accept(self, message: AddRequest, now: float) -> Request:
         capacity = self.capacity
@@ -218,7 +221,7 @@ class Scheduler:
         self._account(request, message.ledger)
         if parked is not None:
             self.requests[message.request_id] = parked
-            self._place([sequence for sequence in parked.sequences if sequence.status is not Status.FINISHED])
+            self._homes.place(parked.unfinished)
         request.header = msgspec.structs.replace(request.header, gateway=message.gateway, deadline=message.deadline)
         request.detokenizer = request.detokenizer if request.detokenizer in self._detokenizers else ""
         request.detokenizer = request.detokenizer or pick(request.request_id, self._detokenizers) or ""
@@ -307,16 +310,13 @@ class Scheduler:
         self.replicas[instance] = Replica(instance, epoch, capacity, self.shares, self.moment)
         self._drafting.renew()
         self._limit()
-        never_run = [s for r in self.replicas.values() for s in r.waiting if s.num_cached_tokens < 0]
-        for sequence in never_run:
-            self.replicas[sequence.worker].waiting.remove(sequence)
-        self._rehouse(never_run)
+        self._homes.deal_anew()
 
     def retire_worker(self, instance: str) -> None:
         """A worker leaves of its own will: its requests go on elsewhere, by the preemption path."""
         if replica := self.replicas.pop(instance, None):
             self._limit()
-            self._rehouse(self._vacate(replica, self.moment.now))
+            self._homes.rehouse(self._homes.vacate(replica, self.moment.now))
 
     def lose_worker(self, instance: str) -> None:
         """A worker has died: its requests go on elsewhere.
@@ -330,7 +330,7 @@ class Scheduler:
         self._limit()
         self.counters.num_worker_losses += 1
         in_flight = {sequence.request for step in replica.in_flight for sequence in step.sequences}
-        self.homeless += self._vacate(replica, replica.heard_at)
+        self._homes.homeless += self._homes.vacate(replica, replica.heard_at)
         for request in in_flight:
             request.count_death()
         suspects = [request for request in in_flight if request.is_quarantined and not request.is_finished]
@@ -338,41 +338,7 @@ class Scheduler:
             (request,) = suspects
             text = f"workers died {request.num_worker_deaths} times in a row while they computed this request"
             self.fail(request, RequestError(text, code=RejectCode.INTERNAL))
-        self._rehouse([])
-
-    def _vacate(self, replica: Replica, heard_at: float) -> list[Sequence]:
-        """Take all sequences from a worker that is gone, and of which nothing was heard since."""
-        self.misses.lose(replica)
-        replica.waits.blame(Phase.LOST, heard_at)
-        orphans = replica.waiting.take_all()
-        for sequence in list(replica.running):
-            self.counters.num_preemptions += 1
-            self.journal.sequence("sequence_preempted", sequence, cause="worker_left", worker=replica.instance)
-            replica.preempt(sequence)
-            orphans.append(sequence)
-        for sequence in orphans:
-            sequence.worker, sequence.num_pending, sequence.num_in_flight, sequence.num_drafts = "", 0, 0, 0
-            phases.bereft(sequence, heard_at, self.moment.now)
-        return orphans
-
-    def _rehouse(self, sequences: list[Sequence]) -> None:
-        """Place sequences without a worker, the most urgent first."""
-        homeless, self.homeless = self.homeless + sequences, []
-        self._place(sorted(homeless, key=lambda s: s.rank))
-
-    def _place(self, sequences: Seq[Sequence]) -> None:
-        """Put sequences into waiting queues; siblings go where the first of them is."""
-        for sequence in sequences:
-            placement = self._router.place(sequence, self.replicas)
-            if placement is None:
-                self.homeless.append(sequence)
-                continue
-            replica = placement.replica
-            sequence.worker = replica.instance
-            phases.queued(sequence, replica.waits, len(replica.waiting), self.moment.now)
-            replica.waiting.add(sequence)
-            if placement.scores:
-                self.journal.sequence("sequence_placed", sequence, worker=sequence.worker, scores=str(placement))
+        self._homes.rehouse([])
 
     # -- steps
 
@@ -412,7 +378,7 @@ class Scheduler:
         if replica.speculation is not None:
             replica.speculation.record(step, now)
         if result.logprobs or result.prompt_logprobs:
-            self._take_logprobs(step, result)
+            give_logprobs(step, result)
         if result.refused_rows:
             self._take_refused(replica, step, result)
         for entry, embedding in result.embeddings.items():
@@ -447,7 +413,7 @@ class Scheduler:
             self._follow(sequence, sequence.request.search)
             return
         if sequence.num_drafts:
-            self._judge(sequence, len(tokens) - 1)
+            self._drafting.judge(sequence, len(tokens) - 1)
         finish = self._append(sequence, tokens)
         if finish:
             sequence.finish_reason, sequence.stop_token_id = finish
@@ -470,19 +436,9 @@ class Scheduler:
         phases.searched(request.sequences, self.moment.now)
         moves = next_moves(request, search, self.max_model_len)
         for sequence, source in regroup(request, moves, self._leave):
-            self._place_behind(sequence, source)
+            self._homes.place_behind(sequence, source)
         if not moves:
             self._conclude(request, search)
-
-    def _place_behind(self, beam: Sequence, source: Sequence) -> None:
-        """A beam begins where another stands, and runs beside it."""
-        replica = self.replicas.get(source.worker)
-        beam.worker = source.worker
-        if replica is None:
-            self.homeless.append(beam)
-            return
-        replica.waiting.add(beam)
-        replica.branches.append((beam, source))
 
     def _conclude(self, request: Request, search: BeamSearch) -> None:
         """A search is over: tell of the best, which nobody has heard of before."""
@@ -523,30 +479,6 @@ class Scheduler:
                 del sequence.logprobs[sequence.num_output_tokens :]
                 return finish
         return None
-
-    def _judge(self, sequence: Sequence, num_accepted: int) -> None:
-        """Count the draft tokens that were accepted as computed, unless the sequence has lost what it had computed."""
-        num_drafts, sequence.num_drafts = sequence.num_drafts, 0
-        if sequence.status is Status.RUNNING:
-            sequence.num_computed_tokens += num_accepted
-        sequence.num_draft_tokens += num_drafts
-        sequence.num_accepted_tokens += num_accepted
-        self.counters.verified(num_drafts, num_accepted)
-        replica = self.replicas.get(sequence.worker)
-        if replica is not None and replica.speculation is not None:
-            replica.speculation.judge(sequence, num_drafts, num_accepted)
-
-    def _take_logprobs(self, step: Step, result: StepResult) -> None:
-        for index, sequence in enumerate(step.sequences):
-            if index in result.prompt_logprobs and sequence.wants_prompt_logprobs and sequence.status is Status.RUNNING:
-                sequence.prompt_logprobs += result.prompt_logprobs[index]
-        offset = 0
-        for sequence, count in zip(step.sequences, result.num_sampled, strict=True):
-            if sequence.request.search is not None:
-                sequence.said = result.logprobs[offset] if count and result.logprobs else None
-            elif sequence.request.params.logprobs is not None and sequence.status is not Status.FINISHED:
-                sequence.logprobs += result.logprobs[offset : offset + count]
-            offset += count
 
     # -- who holds what
 
@@ -634,12 +566,6 @@ class Scheduler:
         del self.requests[request.request_id]
 
     def _leave(self, sequence: Sequence) -> None:
-        """Take a sequence out of wherever it is."""
-        if sequence.status is Status.RUNNING:
-            self.replicas[sequence.worker].stop(sequence)
-        elif sequence in self.homeless:
-            self.homeless.remove(sequence)
-        else:
-            self.replicas[sequence.worker].waiting.remove(sequence)
+        self._homes.leave(sequence)
         sequence.status = Status.FINISHED
         self.drafts.forget(sequence)

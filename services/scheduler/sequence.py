@@ -95,7 +95,11 @@ class Request:
 
     @property
     def is_finished(self) -> bool:
-        return all(sequence.status is Status.FINISHED for sequence in self.sequences)
+        return not self.unfinished
+
+    @property
+    def unfinished(self) -> list[Sequence]:
+        return [sequence for sequence in self.sequences if sequence.status is not Status.FINISHED]
 
 
 @dataclass(eq=False, slots=True)
