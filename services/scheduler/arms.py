@@ -30,7 +30,7 @@ def arms_of(fixed: int, longest: int) -> list[Arm]:
     """The one that was asked for, or all there are."""
     if fixed:
         return [Arm(fixed)]
-    counts = [count for count in LENGTHS if count <= longest]
+    counts = [*(count for count in LENGTHS if count < longest), longest]
     return [PLAIN, *(Arm(count) for count in counts), *(Arm(count, runs_ahead=True) for count in counts)]
 
 

@@ -143,3 +143,8 @@ def test_a_batch_that_lacks_a_few_is_of_the_same_size() -> None:
     assert [size_of(n) for n in (1, 2, 3, 4, 5, 6, 8, 11)] == [1, 2, 3, 3, 3, 4, 4, 4]
     assert len({size_of(n) for n in range(24, 48)}) == 1
     assert [size_of(length) for length in LENGTHS] == list(range(1, 1 + len(LENGTHS)))
+
+
+def test_the_most_that_is_allowed_is_an_arm_too() -> None:
+    assert [arm.num_draft_tokens for arm in arms_of(0, 6)] == [0, 1, 2, 4, 6, 1, 2, 4, 6]
+    assert [arm.num_draft_tokens for arm in arms_of(0, 1)] == [0, 1, 1]
