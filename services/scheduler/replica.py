@@ -118,6 +118,15 @@ class Replica:
         sequence.block_generations += [pool.generations[block] for block in new_blocks]
         return new_blocks
 
+    def register_full(self, sequence: Sequence) -> None:
+        """Make a running sequence's blocks findable that are full of known tokens and are computed by the plans sent so
+        far: plans run in order, so whoever finds one reads it after it was written."""
+        hashes = sequence.hash_blocks(self.block_size)
+        num_full = min(sequence.num_computed_tokens // self.block_size, len(hashes))
+        for index in range(sequence.num_registered_blocks, num_full):
+            self.pool.register(sequence.block_ids[index], hashes[index], sequence.block_generations[index])
+        sequence.num_registered_blocks = max(sequence.num_registered_blocks, num_full)
+
     def stop(self, sequence: Sequence) -> None:
         """Take row and blocks from a running sequence.
 

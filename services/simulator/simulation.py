@@ -1,7 +1,8 @@
 """Virtual time: arrivals and step results in order, each handled by the scheduler's core as in service.
 
 Every worker executes its plans one after the other, two in flight; the scheduler is one process, so what comes while it
-is busy waits.  Nothing here is random: the same requests and figures give the same run, to the last digit.
+is busy waits.  Nothing here is random: the same requests and figures give the same run, to the last digit.  Where a
+worker's steps do nothing but give each sequence its next token, the core is not asked (`cruise.py`).
 """
 
 from __future__ import annotations
@@ -14,15 +15,16 @@ import msgspec
 from services.scheduler.policy import Policy
 from services.scheduler.replica import Replica
 from services.scheduler.scheduler import MAX_STEPS_IN_FLIGHT, Scheduler
+from services.simulator.cruise import ANY_TOKEN, Cruise, cruise_of
 from services.simulator.observer import Observer, SilentJournal
 from services.simulator.step_time import StepTime, work_of
 from shared.messages import AddRequest, RequestHeader, StepResult, WorkerCapacity
 from shared.metrics import ModelWork
+from shared.metrics.steps import StepWork
 from shared.sampling import GenerationDefaults, SamplingParams
 from shared.workload import BYTE_VOCABULARY, BlockPrompt, LoadRequest, TokenPrompt
 
 VOCAB_SIZE = BYTE_VOCABULARY  # which tokens they are matters to nobody here, and of these Python keeps one object each
-ANY_TOKEN = 1
 DETOKENIZER = "detokenizer"
 
 
@@ -45,6 +47,7 @@ class Worker:
         self.free_at = 0.0
         self.busy = 0.0  # seconds so far
         self.num_steps = 0
+        self.cruise: Cruise | None = None  # while it goes on without the core
 
 
 class Usage(msgspec.Struct):
@@ -99,7 +102,9 @@ class Simulation:
                 self.samples.append(self._sample(now))
                 next_sample = now + sample_every
             if instance:
-                self._take_result(self.workers[instance], now)
+                worker = self.workers[instance]
+                if worker.cruise is None or not self._go_on(worker, worker.cruise, now):
+                    self._take_result(worker, now)
             else:
                 self._arrive(now)
                 self._await_arrival(requests)
@@ -137,21 +142,35 @@ class Simulation:
         return self._params[max_tokens]
 
     def _plan(self, worker: Worker, now: float) -> None:
-        """Plans until two are in flight; each takes the scheduler's time, then the worker's."""
-        replica, delays, usage = worker.replica, self._delays, self.usage
+        """Plans until two are in flight."""
+        replica = worker.replica
         while len(replica.in_flight) < MAX_STEPS_IN_FLIGHT and self.core.schedule(replica.instance, now) is not None:
-            work = work_of(replica.in_flight[-1])
-            now += delays.per_step + delays.per_sequence * work.num_sequences
-            seconds = self._step_time.seconds(work)
-            worker.free_at = max(worker.free_at, now + delays.link) + seconds
-            worker.busy += seconds
-            worker.num_steps += 1
-            usage.num_tokens += work.num_tokens
-            usage.num_sequences += work.num_sequences
-            usage.num_samples += work.num_samples
-            usage.num_pairs += work.num_pairs
-            self._at(worker.free_at + delays.link, replica.instance)
+            now = self._run_step(worker, work_of(replica.in_flight[-1]), now)
         self._scheduler_free_at = now
+
+    def _run_step(self, worker: Worker, work: StepWork, now: float) -> float:
+        """A plan takes the scheduler's time, until the moment that is returned, and then the worker's."""
+        delays, usage = self._delays, self.usage
+        now += delays.per_step + delays.per_sequence * work.num_sequences
+        seconds = self._step_time.seconds(work)
+        worker.free_at = max(worker.free_at, now + delays.link) + seconds
+        worker.busy += seconds
+        worker.num_steps += 1
+        usage.num_tokens += work.num_tokens
+        usage.num_sequences += work.num_sequences
+        usage.num_samples += work.num_samples
+        usage.num_pairs += work.num_pairs
+        self._at(worker.free_at + delays.link, worker.replica.instance)
+        return now
+
+    def _go_on(self, worker: Worker, cruise: Cruise, now: float) -> bool:
+        """Take a result and plan a step without the core; False where it has to be asked."""
+        if not cruise.go_on(now, now + self._delays.outbound):
+            cruise.settle()
+            worker.cruise = None
+            return False
+        self._scheduler_free_at = self._run_step(worker, cruise.work, now)
+        return True
 
     def _take_result(self, worker: Worker, now: float) -> None:
         replica = worker.replica
@@ -162,6 +181,7 @@ class Simulation:
         for request_id in self.observer.take_finished():
             self.core.abort(request_id)  # its client has everything
         self._plan(worker, now)
+        worker.cruise = cruise_of(self.core, replica, self.observer)
 
     def _sample(self, now: float) -> Sample:
         replicas = self.core.replicas.values()
