@@ -1,8 +1,13 @@
-"""A recorded mailbox gives the same plans, byte for byte, in another process that has no torch."""
+"""A recorded mailbox gives the same plans, byte for byte, in another process that has no torch.
+
+PAGEANT_WRITE_GOLDEN=1 pytest tests/unit/scheduler/test_replay.py     records decisions.rec anew, after a deliberate
+change of what is decided
+"""
 
 from __future__ import annotations
 
 import ast
+import os
 import subprocess
 import sys
 from hashlib import sha256
@@ -24,7 +29,9 @@ from tests.unit.scheduler.fake_worker import capacity
 from tests.unit.scheduler.world import World
 
 ROOT = Path(__file__).resolve().parents[3]
-KEPT = sorted((Path(__file__).parent / "recordings").glob("*.rec"))
+RECORDINGS = Path(__file__).parent / "recordings"
+DECISIONS = RECORDINGS / "decisions.rec"
+KEPT = sorted({DECISIONS, *RECORDINGS.glob("*.rec")})
 POLICY = Policy(max_num_batched_tokens=32)
 LARGE = 1 << 30
 
@@ -34,9 +41,9 @@ def never(reason: str) -> None:
 
 
 class RecordedWorld(World):
-    def __init__(self, segments: Segments, **options: Any) -> None:
+    def __init__(self, segments: Segments, policy: Policy = POLICY, **options: Any) -> None:
         self.segments = segments
-        super().__init__(POLICY, **options)
+        super().__init__(policy, **options)
 
     def make_core(self, policy: Policy) -> Scheduler:
         return RecordedScheduler(policy, self.segments)
@@ -65,6 +72,32 @@ def eventful(world: World, num_requests: int = 30, rounds: int = 1) -> None:
     world.assert_outputs()
     assert world.scheduler.counters.num_preemptions > 0
     assert world.scheduler.counters.num_accepted_tokens > 0
+
+
+def record_decisions(file: Path) -> None:
+    """Everything between which a scheduler has to choose, and no drafts: what they are worth is measured."""
+    policy = Policy(
+        max_num_batched_tokens=24, long_prefill_token_threshold=10, scheduling_policy="priority", fair_prefill_tokens=12
+    )
+    world = RecordedWorld(
+        Segments(file, LARGE, never), policy, workers=2, num_blocks=14, max_num_seqs=5, max_model_len=96
+    )
+    for index in range(18):
+        world.add(
+            f"r{index}", [1 + index % 3] * (5 + 4 * (index % 9)), tenant="small" if index % 6 == 5 else "large",
+            priority=index % 2, n=2 if index % 5 == 0 else 1, max_tokens=10, seed=index,
+        )  # fmt: skip
+        world.step()
+        if index == 9:
+            world.abort("r9")
+        if index == 12:
+            world.lose("w0")
+            world.join("w2")
+    world.run()
+    world.assert_outputs()
+    counters = world.scheduler.counters
+    assert counters.num_preemptions and counters.num_prefix_cache_hits and counters.num_chunked_prefills
+    assert counters.num_block_copies and counters.num_worker_losses and counters.num_aborted
 
 
 def digest_of(world: World) -> str:
@@ -204,11 +237,25 @@ def test_everything_that_the_shell_asks_of_the_core_is_recorded() -> None:
     assert methods <= set(EVENTS)
 
 
+def test_what_is_decided_is_what_was_decided() -> None:
+    """A change that is to change no decision has changed none."""
+    if os.environ.get("PAGEANT_WRITE_GOLDEN"):
+        DECISIONS.unlink(missing_ok=True)
+        record_decisions(DECISIONS)
+    result = replayed(DECISIONS, check=check)
+    assert result.difference is None, result.difference
+    assert result.num_requests == 18 and result.num_plans > 50
+
+
 @pytest.mark.parametrize("file", KEPT, ids=lambda file: file.stem)
 def test_what_went_wrong_once_does_not_go_wrong_again(file: Path) -> None:
-    """Kept by `pageant replay --keep`.  Plans may differ after a change; nothing may break before they do."""
+    """Kept by `pageant replay --keep`.  Plans may differ after a change; nothing may break before they do.  And every
+    version reads what earlier ones have written."""
+    with file.open("rb") as opened:
+        num_calls = sum(frame[0] == recorder.CALL for frame in replay.read_frames(opened))
     difference = replayed(file, check=check).difference
     assert difference is None or ("raises" not in difference.what and "invariant" not in difference.what), difference
+    assert num_calls > 0
 
 
 def test_five_thousand_requests_replay_to_one_digest(tmp_path: Path) -> None:
