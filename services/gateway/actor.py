@@ -8,22 +8,20 @@ import math
 import time
 import uuid
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
-import msgspec
 import structlog
 
 from services.gateway.account import StreamAccount
 from services.gateway.auth import make_access
-from services.gateway.calls import Call, Calls, Question
+from services.gateway.calls import Calls, Question
+from services.gateway.custody import Custody
 from services.gateway.forecast import Forecasts
 from services.gateway.http.server import HttpServer
 from services.gateway.limits import make_admission
 from services.gateway.load_report import LoadReports
 from services.gateway.pace import Pace, stretch
-from services.gateway.paused import PausedStreams
 from services.gateway.server import GRACE, FrontServer
-from services.gateway.silence import Silence
 from services.gateway.status import rejected, unavailable
 from services.gateway.streams import Journal, OutputLostError, Position, Stream
 from shared.actor import MemberActor, Phase
@@ -34,7 +32,6 @@ from shared.exposition import RequestMeter
 from shared.logging import request_logger
 from shared.messages import (
     AbortRequest,
-    AttachRequest,
     DecodeResult,
     EncodeResult,
     GatewayInbox,
@@ -64,16 +61,9 @@ NEEDED = (ServiceName.TOKENIZER, ServiceName.WORKER, ServiceName.DETOKENIZER)
 BYTES_PER_TOKEN = 8  # of a prompt, generously
 MAX_CALLS = 1024  # questions without an answer, each of which may hold a prompt
 
-M = TypeVar("M", bound=Message)
-
 
 class GatewayActor(MemberActor):
-    """Owns the journal of open streams.  Every request it sent is answered, aborted, or ended with a status.
-
-    When a service is lost a stream pauses, until everybody is there again or `resume_timeout` has passed; then it is
-    asked again from where it stands.  To ask too often is harmless: the scheduler knows its requests, and what has come
-    already is dropped here.
-    """
+    """Owns the journal of open streams.  Every request it sent is answered, aborted, or ended with a status."""
 
     service = ServiceName.GATEWAY
     inbox_union = GatewayInbox
@@ -93,8 +83,7 @@ class GatewayActor(MemberActor):
         self.pace = Pace(stretch=stretch())
         self.server = FrontServer(self, settings)
         self.http = HttpServer(self, settings) if settings.http_port >= 0 else None
-        self.paused = PausedStreams()
-        self._silence = Silence()
+        self.custody = Custody(self, self.journal, self.calls, settings.resume_timeout)
         self._scheduler_seen = 0.0
         self._complete_at = -math.inf  # when nobody was missing last
         self._stalled_elsewhere = ""
@@ -132,7 +121,7 @@ class GatewayActor(MemberActor):
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(deadline - time.time()):
                 await (self._hand_over(deadline - time.time()) if self.settings.share_port else self._until_idle())
-        self.fail_all("the server is shutting down")
+        self.custody.fail_all("the server is shutting down")
         self.stop()
         self.post(Tick())  # wakes the run loop, which sees that it is over
 
@@ -177,7 +166,7 @@ class GatewayActor(MemberActor):
             **super().ledgers(),
             "unwell": self.unwell,
             "num_streams": len(self.journal),
-            "num_paused": len(self.paused.all()),
+            "num_paused": len(self.custody.paused.all()),
             "num_calls": len(self.calls),
             "num_open_tokens": self.admission.num_tokens,
             "num_waiting": len(self.forecasts),
@@ -239,7 +228,7 @@ class GatewayActor(MemberActor):
             self.admission.release(request)
             raise
         self.forecasts.of(request.header.tenant).opened(request.header.request_id, time.monotonic())
-        self._entrust(stream)
+        self.custody.entrust(stream)
         self.outbox.flush()  # at once: its first token waits for nothing else
         return stream
 
@@ -261,7 +250,7 @@ class GatewayActor(MemberActor):
         self.forecasts.of(stream.header.tenant).closed(
             stream.header.request_id, time.monotonic(), num_tokens if stream.finished else 0
         )
-        self.paused.discard(stream)
+        self.custody.forget(stream)
 
     def _supersede(self, stream: Stream) -> None:
         """Its client is back over another connection: the old one gets nothing any more."""
@@ -296,7 +285,7 @@ class GatewayActor(MemberActor):
         return len(streams)
 
     async def ask_tokenizer(self, question: Question, seconds: float) -> Message:
-        return await self._ask(question, self._tokenizer(question.request_id), seconds)
+        return await self._ask(question, self.tokenizer(question.request_id), seconds)
 
     async def ask_load(self, seconds: float) -> Message:
         if not self.scheduler_is_live:
@@ -327,7 +316,7 @@ class GatewayActor(MemberActor):
         if self.phase is not Phase.STOPPED:
             self.outbox.flush()
 
-    def _tokenizer(self, key: str) -> str:
+    def tokenizer(self, key: str) -> str:
         """The live replica that serves `key`, or an empty string."""
         return pick(key, [member.address for member in self.members(ServiceName.TOKENIZER)]) or ""
 
@@ -364,7 +353,7 @@ class GatewayActor(MemberActor):
         if (stream := self.journal.get(message.request_id)) is None:
             return
         if error.code is RejectCode.UNAVAILABLE:  # the next roster may say that who was missing is back
-            self.paused.add(stream, time.monotonic())
+            self.custody.pause(stream)
         else:
             stream.fail(error)
 
@@ -380,23 +369,19 @@ class GatewayActor(MemberActor):
         self._scheduler_seen = time.monotonic()
         if not self.absent:
             self._complete_at = self._scheduler_seen
-            for stream in self.paused.all():
-                self._entrust(stream)
-        for call in self.calls:
-            if not call.address:
-                self._move_call(call)
+        self.custody.resume()
         self._notice()
 
     def on_roster(self, joined: list[Member], left: list[Member]) -> None:
         gone = {member.address for member in left if member.service is ServiceName.TOKENIZER}
         if gone:
-            self._replace_tokenizers(gone)
+            self.custody.replace_tokenizers(gone)
 
     def on_new_scheduler(self) -> None:
-        self._pause_all()
+        self.custody.pause_all()
 
     def on_forgotten(self) -> None:
-        self._pause_all()  # the scheduler has ended what it had from us
+        self.custody.pause_all()  # the scheduler has ended what it had from us
 
     def on_moved(self) -> None:
         for stream in self.journal:
@@ -405,67 +390,13 @@ class GatewayActor(MemberActor):
     def on_tick(self) -> None:
         if self.phase is Phase.DRAINING:  # still alive: its streams go on
             self.send(self.scheduler, self.heartbeat())
-        self._look_after_streams(time.monotonic())
-        self._notice()
-
-    def _look_after_streams(self, now: float) -> None:
-        """End what has waited too long for somebody's return; ask after what has been silent for long."""
-        for stream in self.paused.overdue(now, self.settings.resume_timeout):
-            stream.fail(unavailable(self.absent or "nobody took the request in time"))
+        now = time.monotonic()
+        self.custody.look_after(now)
         if now - self._scheduler_seen > self.settings.resume_timeout:
-            self.fail_all("the scheduler was lost")
+            self.custody.fail_all("the scheduler was lost")
             if self.inbox.is_cut_off:  # nothing is left to lose here, and another life may find a network
                 raise FatalError("no network leads to the scheduler")
-        for stream in self._silence.overdue(self.journal, now):
-            if stream not in self.paused:
-                self.send(self.scheduler, StreamLost(stream.header.request_id, 0))
-                stream.is_resumed = True
-                self._entrust(stream)
-
-    def fail_all(self, reason: str) -> None:
-        """End every stream and question with UNAVAILABLE."""
-        for stream in self.journal:
-            stream.fail(unavailable(reason))
-        for call in self.calls:
-            self.calls.fail(call.question.request_id, unavailable(reason))
-
-    def _pause_all(self) -> None:
-        now = time.monotonic()
-        for stream in self.journal:
-            stream.is_resumed |= bool(stream.tokenizer)
-            self.paused.add(stream, now)
-
-    def _entrust(self, stream: Stream) -> None:
-        """Send a stream's request on, where somebody is there for all that it needs; else it is paused."""
-        stream.tokenizer = self._tokenizer(stream.header.request_id)
-        if self.absent:
-            self.paused.add(stream, time.monotonic())
-        else:
-            self.paused.discard(stream)
-            request = stream.next_request
-            if stream.account is not None:
-                request = msgspec.structs.replace(request, ledger=stream.account.sent())
-            self.send(self.scheduler if isinstance(request, AttachRequest) else stream.tokenizer, request)
-
-    def _replace_tokenizers(self, gone: set[str]) -> None:
-        """What a lost replica had not passed on is asked of another; the scheduler ignores what it already has."""
-        for stream in self.journal:
-            if stream.tokenizer in gone and not stream.ended:
-                self._move_stream(stream)
-        for call in self.calls:
-            if call.address in gone:
-                self._move_call(call)
-
-    def _move_stream(self, stream: Stream) -> None:
-        if stream.answered or stream in self.paused:
-            stream.tokenizer = self._tokenizer(stream.header.request_id)
-        else:
-            self._entrust(stream)
-
-    def _move_call(self, call: Call) -> None:
-        call.address = self._tokenizer(call.question.request_id)
-        if call.address:
-            self.send(call.address, call.question)
+        self._notice()
 
     def _notice(self) -> None:
         """Wake whoever waits in `changed`."""
