@@ -44,7 +44,8 @@ async def test_a_change_of_state_would_be_seen() -> None:
     before = stage.digest()
     assert stage.digest() == before
     stage.actor.inbox.deliver([m.encode(m.AbortRequest("healthy-1"))])
-    await asyncio.sleep(0.01)
+    while stage.actor.inbox._mail:
+        await asyncio.sleep(0)
     with pytest.raises(KeyError):
         stage.digest()
     running.cancel()

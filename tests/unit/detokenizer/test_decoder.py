@@ -151,6 +151,6 @@ def test_a_stream_of_broken_bytes_takes_linear_time(data_dir: Path, name: str) -
         factory(data_dir / name).make([1], whole_prompt=True, skip_special_tokens=True),
         WindowDecoder(model, [1], True),
     ):
-        started = time.perf_counter()
+        started = time.process_time()
         assert len(whole(decoder, [broken] * 5000)) > 4000
-        assert time.perf_counter() - started < 2
+        assert time.process_time() - started < 2

@@ -77,8 +77,8 @@ def test_including_the_string_holds_nothing_back() -> None:
 
 def test_long_strings_and_repetitive_text_take_linear_time() -> None:
     matcher = StopMatcher(["a" * 1023 + c for c in "bcdefghi"], include=False)
-    started = time.perf_counter()
+    started = time.process_time()
     for _ in range(5000):
         matcher.push("aaaa")
-    assert time.perf_counter() - started < 2
+    assert time.process_time() - started < 2
     assert matcher.matched is None

@@ -178,7 +178,8 @@ async def test_what_is_told_meanwhile_counts_before_the_next_piece_of_work() -> 
         bench.send(update(1, {0: (1, [], 50)}, opened=[admitted(0, [10])]))
         await asyncio.to_thread(proposer.arrived.acquire)
         bench.send(update(2, {0: (1, [70], 50)}), update(3, {0: (2, [80], 2)}))
-        await asyncio.sleep(0.05)  # both are handled while the first piece of work is being done
+        while bench.actor.inbox._mail:  # both are handled while the first piece of work is being done
+            await asyncio.sleep(0)
         proposer.gate.release(100)
         answer = await bench.heard(DraftProposals)
         assert (answer.update_id, answer.draft_token_ids) == (3, [81, 82])

@@ -38,7 +38,7 @@ async def health(f: Front, service: str = "") -> int:
 
 
 async def until_health(f: Front, status: int) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while await health(f, "pageant.v1.Inference") != status:
             await asyncio.sleep(0.01)
 

@@ -23,7 +23,7 @@ SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.Health
 
 async def until_health_is(f: Front, wanted: int) -> None:
     stub: Any = health_pb2_grpc.HealthStub(f.channel)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while (await stub.Check(health_pb2.HealthCheckRequest())).status != wanted:
             await asyncio.sleep(0.01)
 

@@ -55,7 +55,7 @@ async def test_a_round_rests_as_long_as_it_worked() -> None:
     assert 0.019 < hand.pace.rest() <= 0.021
     assert hand.output() == 1, "not yet"
     assert hand.output() == 1, "all of it leaves together"
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while hand.num_woken < 2:
             await asyncio.sleep(0.005)
 

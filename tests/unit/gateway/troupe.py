@@ -77,7 +77,7 @@ class FakeTroupe:
     async def get(self, inbox: Inbox[Any], kind: type[M]) -> M:
         """The next message of a kind; others are put aside."""
         waiting = self.seen.setdefault(inbox.address, [])
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while True:
                 for message in waiting:
                     if isinstance(message, kind):
@@ -101,6 +101,14 @@ class FakeTroupe:
     async def request(self) -> TokenizeRequest:
         return (await self.asked(TokenizeRequest))[1]
 
+    async def sent(self, request: TokenizeRequest) -> None:
+        """Return once all that was said of a request is on its way to the client: what follows is a message of its
+        own."""
+        await until(lambda: not self.gateway.inbox._mail)
+        stream = self.gateway.journal.get(request.header.request_id)
+        assert stream is not None
+        await until(lambda: not stream.num_unread)
+
 
 class Front:
     """A client of the running gateway."""
@@ -115,9 +123,8 @@ class Front:
 @contextlib.asynccontextmanager
 async def front(**overrides: Any) -> AsyncIterator[Front]:
     """A gateway with its server on a loopback port, a complete roster, and a client."""
-    settings = load_settings(
-        {"model": "tiny", "port": 0, "http_port": -1, "heartbeat_interval": 0.05} | overrides, environ={}
-    )
+    patient = {"heartbeat_interval": 0.05, "heartbeat_timeout": 60.0}  # the scheduler speaks only when a test lets it
+    settings = load_settings({"model": "tiny", "port": 0, "http_port": -1} | patient | overrides, environ={})
     troupe = FakeTroupe(settings)
     running = asyncio.create_task(troupe.gateway.run())
     troupe.announce()
@@ -131,7 +138,7 @@ async def front(**overrides: Any) -> AsyncIterator[Front]:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while not condition():
             await asyncio.sleep(0.005)
 

@@ -116,7 +116,7 @@ async def test_bad_input_is_refused_by_field_and_harms_nobody() -> None:
 @pytest.mark.parametrize("code", list(RejectCode))
 @pytest.mark.parametrize("body", [ASK, streaming(ASK)], ids=["whole", "streaming"])
 async def test_each_refusal_is_a_status_with_the_field_and_when_to_come_back(code: RejectCode, body: Any) -> None:
-    async with http(resume_timeout=0.2) as h:
+    async with http() as h:
         asked = h.post("/v1/completions", body)
         request = await h.troupe.request()
         stream = h.troupe.gateway.journal.get(request.header.request_id)
@@ -137,7 +137,7 @@ async def test_a_failure_in_the_middle_of_a_stream_is_its_last_event() -> None:
         asked = h.post("/v1/completions", streaming(ASK))
         request = await h.troupe.request()
         h.troupe.say(request, "some")
-        await asyncio.sleep(0.05)
+        await h.troupe.sent(request)
         assert h.troupe.gateway.abort(request_id=request.header.request_id) == 1
         response = await asked
         first, last = events(response.text)
@@ -153,7 +153,6 @@ async def test_a_mistake_of_ours_costs_its_request_only(capsys: pytest.CaptureFi
         response = await asked
         assert response.status_code == 500 and response.json()["error"]["type"] == "server_error"
         assert "request_failed_unexpectedly" in capsys.readouterr().out
-        h.troupe.announce()  # to write a trace may have taken longer than a scheduler's silence is believed in
         healthy = h.post("/v1/completions", ASK)
         h.troupe.say(await h.troupe.request(), "fine", **LAST)
         assert (await healthy).status_code == 200
@@ -238,6 +237,6 @@ async def test_a_gateway_that_leaves_says_so() -> None:
         asked = h.post("/v1/completions", streaming(ASK))
         request = await h.troupe.request()
         h.troupe.say(request, "some")
-        await asyncio.sleep(0.05)
+        await h.troupe.sent(request)
         await stop(h)
         assert "error" in events((await asked).text)[-1]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from typing import Any
 
@@ -21,7 +20,6 @@ CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "Weather?"}]}
 TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
 ANSWER = '<think>hm so</think>It is <tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>'
 KEY = {"idempotency-key": "k1"}
-PAUSE = 0.02  # seconds, so that what follows is an event of its own
 
 
 def blocks(text: str) -> list[tuple[str, Any]]:
@@ -76,9 +74,9 @@ async def test_a_completion_goes_on_behind_the_last_event_that_its_client_has() 
         asked = h.post("/v1/completions", body, **KEY)
         request = await h.troupe.request()
         h.troupe.say(request, "one two", token_ids=[1, 2])
-        await asyncio.sleep(PAUSE)
+        await h.troupe.sent(request)
         h.troupe.say(request, "eins", index=1, token_ids=[3])
-        await asyncio.sleep(PAUSE)
+        await h.troupe.sent(request)
         h.troupe.say(request, " three", at=(2, 7), token_ids=[7], **LAST)
         h.troupe.say(request, " zwei", at=(1, 4), index=1, token_ids=[8], **LAST)
         whole = blocks((await asked).text)
@@ -135,7 +133,8 @@ async def test_a_chat_goes_on_in_the_middle_of_thoughts_and_calls(step: int) -> 
         for token, start in enumerate(range(0, len(ANSWER), step)):
             last = LAST if start + step >= len(ANSWER) else {}
             h.troupe.say(request, ANSWER[start : start + step], at=(token, start), token_ids=[token], **last)
-            await asyncio.sleep(PAUSE)
+            if not last:
+                await h.troupe.sent(request)
         whole = blocks((await asked).text)
         names = [name for name, _ in whole if name]
         assert len(names) > 3 and message(whole)["calls"] == [["weather", '{"city": "Rome"}']]
