@@ -86,8 +86,8 @@ class Speculation:
 
     def _patience(self, running: list[Sequence]) -> float:
         """The time that plain steps would take for the tokens that drafts are likely to add."""
-        costs = self._pace(len(running)).costs
-        seconds = costs.get(PLAIN, costs[self.arm]).seconds or UNKNOWN_STEP
+        pace = self._pace(len(running))
+        seconds = pace.seconds(PLAIN if PLAIN in pace.costs else self.arm) or UNKNOWN_STEP
         more = self._yields(running)[self.arm.num_draft_tokens] - 1.0
         return min(max(more * seconds, LEAST_PATIENCE), MOST_PATIENCE)
 

@@ -72,32 +72,39 @@ def test_expected_tokens() -> None:
     assert yields([], 1) == [0.0, 0.0]
 
 
-# -- costs as they are: noisy, dear at first, with rounds that are not compared in between
+# -- costs as they are: noisy, drifting, dear at first, with rounds that are not compared in between
 
 
-NOISE = 0.2  # of a step's time, from one to the next
+NOISE = 0.11  # of a step's time, from one to the next
+DRIFT = 0.2  # the same of all arms together, over ...
+DRIFT_STEPS = 150
+JUMP, JUMP_CHANCE = 0.35, 0.002  # something else on the machine begins or ends
 STRAY = 0.01  # of all steps take four times as long
 COLD = 12  # first steps, which take half as long again
 SWITCH = 1.15  # times what a step takes after one of another arm
 
 
 def noisy(costs: dict[Arm, float], share: float, draft: float, num_steps: int, seed: int, each: int) -> float:
-    """Tokens per second in the second half of so many steps, beside the best arm's; every `each`-th is not measured."""
+    """Tokens in the second half of so many steps, beside what the best arm would have made in that time; every
+    `each`-th step is not measured."""
     rng, expected = random.Random(seed), yields([share], 8)
+    best_rate = max(expected[arm.num_draft_tokens] / cost for arm, cost in costs.items()) / (1 + 3 * STRAY)
     pace, before = Pace(list(costs)), PLAIN
-    tokens = seconds = 0.0
+    tokens = ideal = drift = 0.0
     for step in range(num_steps):
+        drift += -drift / DRIFT_STEPS + rng.gauss(0, DRIFT) * math.sqrt(2 / DRIFT_STEPS)
+        drift += rng.choice((-JUMP, JUMP)) if rng.random() < JUMP_CHANCE else 0.0
+        slow = math.exp(drift)
         if pace.is_due:
-            pace.choose(expected, 1e-3 * draft)
+            pace.choose(expected, 1e-3 * draft * slow)
         cost = costs[pace.arm] * math.exp(rng.gauss(0, NOISE) - NOISE**2 / 2)
         cost *= (1 if rng.random() > STRAY else 4) * (1.5 if step < COLD else 1) * (1 if pace.arm == before else SWITCH)
         before = pace.arm
         if step >= num_steps // 2:
-            tokens, seconds = tokens + expected[pace.arm.num_draft_tokens], seconds + cost
+            tokens, ideal = tokens + expected[pace.arm.num_draft_tokens], ideal + cost * best_rate
         if rng.random() > 1 / each:
-            pace.record(1e-3 * cost, pace.arm.num_draft_tokens)
-    best = max(expected[arm.num_draft_tokens] / cost for arm, cost in costs.items())
-    return tokens / seconds / best * (1 + 3 * STRAY)
+            pace.record(1e-3 * cost * slow, pace.arm.num_draft_tokens)
+    return tokens / ideal
 
 
 def straight(plain: float, waiting: tuple[float, float], ahead: tuple[float, float]) -> dict[Arm, float]:
@@ -109,12 +116,14 @@ def straight(plain: float, waiting: tuple[float, float], ahead: tuple[float, flo
     return drafting | {PLAIN: plain}
 
 
-# Milliseconds, as measured on two cores with the bundled pair at 1, 4, 8 and 32 streams, the made one, and a bad draft.
+# Milliseconds, as measured on two cores with the bundled pair at so many streams, with the made one, and a bad draft.
 MEASURED = {
-    "1": (straight(1.45, (2.5, 0.16), (2.5, 0.10)), 0.6, 100),
-    "4": (straight(3.0, (4.3, 0.35), (4.5, 0.30)), 0.6, 40),
-    "8": (straight(2.8, (4.0, 0.65), (4.2, 0.80)), 0.6, 20),
-    "32": (straight(7.5, (12.0, 4.0), (15.0, 5.0)), 0.6, 3),
+    "1": (straight(2.46, (4.7, 0.17), (4.7, 0.25)), 0.76, 60),
+    "2": (straight(2.46, (4.4, 0.29), (4.3, 0.60)), 0.77, 30),
+    "4": (straight(2.60, (4.6, 0.43), (4.8, 0.60)), 0.76, 20),
+    "8": (straight(3.27, (6.0, 0.66), (6.3, 0.75)), 0.77, 12),
+    "16": (straight(5.07, (10.3, 1.42), (11.0, 1.60)), 0.77, 8),
+    "32": (straight(8.40, (13.5, 2.73), (15.0, 3.0)), 0.77, 6),
     "made": (straight(190.0, (205.0, 4.0), (205.0, 2.5)), 0.8, 100),
     "bad": (straight(5.0, (7.0, 2.0), (8.0, 2.0)), 0.2, 20),
 }
@@ -124,9 +133,20 @@ MEASURED = {
 def test_noise_does_not_mislead(name: str) -> None:
     costs, share, each = MEASURED[name]
     draft = 0.6 * (costs[Arm(2)] - costs[Arm(1)])  # the rest is the target's
-    ratios = [noisy(costs, share, draft, 1600, seed, each) for seed in range(10)]
-    assert mean(ratios) >= 0.975, ratios
-    assert min(ratios) >= 0.91, ratios
+    ratios = [noisy(costs, share, draft, 1600, seed, each) for seed in range(16)]
+    assert mean(ratios) >= 0.965, ratios
+    assert min(ratios) >= 0.87, ratios
+
+
+def test_drafts_that_were_not_there_yet_are_tried_again() -> None:
+    costs, expected = costs_of(0.01, 0.01), yields([0.8], 8)
+    pace, draft_begins = Pace(arms_of(0, 8)), 60
+    for step in range(2000):
+        pace.record(costs[pace.arm], pace.arm.num_draft_tokens if step >= draft_begins else 0.0)
+        if pace.is_due:
+            pace.choose(expected, 0.0)
+    assert pace.arm.num_draft_tokens == 8
+    assert all(cost.depth > 0 for arm, cost in pace.costs.items() if cost.num_steps and arm != PLAIN)
 
 
 def test_a_measured_arm_tells_of_its_neighbours() -> None:
