@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import msgspec
+
 from shared.account import milliseconds
 from shared.messages.ledger import Ledger
 from shared.phases import QUEUE, Miss, Phase
@@ -43,6 +45,32 @@ MISSED_FOR = {
     Miss.NOT_ASKED: "not looked up",
     Miss.OFF: "there is no cache",
 }
+
+
+class Explanation(msgspec.Struct, frozen=True):
+    """What a client is told who asks; names are those of the log line and of docs/tracing.md."""
+
+    phases: dict[str, float]  # milliseconds; those that took time, in their order
+    cause: str  # the longest part, in words
+    misses: dict[str, int]  # prompt tokens of the first sequence that the prefix cache did not have, by reason
+    num_ahead: int  # sequences that waited before it
+    num_chunks: int
+    num_preemptions: int
+    evicted_ago_ms: int | msgspec.UnsetType = msgspec.UNSET  # absent where nothing was evicted
+
+
+def explain(ledger: Ledger) -> Explanation:
+    """A request's time as far as it is booked, without what is none of its client's business."""
+    ledger = for_clients(ledger)
+    return Explanation(
+        phases=milliseconds(ledger.spent),
+        cause=cause(ledger),
+        misses=misses_by_name(ledger),
+        num_ahead=ledger.num_ahead,
+        num_chunks=ledger.num_chunks,
+        num_preemptions=ledger.num_preemptions,
+        evicted_ago_ms=ledger.evicted_ago if ledger.evicted_ago >= 0 else msgspec.UNSET,
+    )
 
 
 def cause(ledger: Ledger) -> str:

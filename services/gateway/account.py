@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from shared.account import Account, arrived, milliseconds
-from shared.explanation import cause, misses_by_name
+from shared.explanation import Explanation, cause, explain, misses_by_name
 from shared.messages import Ledger, SequenceText
 from shared.phases import Phase
 
@@ -29,6 +29,7 @@ class StreamAccount:
         self._is_away = False
         self._is_over = False
         self._is_writing = False
+        self._last: Ledger | None = None  # once it is closed
 
     def sent(self) -> Ledger:
         """The request leaves, for the first time or again."""
@@ -76,13 +77,23 @@ class StreamAccount:
             self._account.enter(Phase.GATEWAY, self._clock())
         self._is_writing = False
 
+    def close(self) -> None:
+        """Its client has all of it: whatever is asked from here on, no more time is its own."""
+        self._last = self.ledger()
+
     def ledger(self) -> Ledger:
         """All that is known now."""
+        if self._last is not None:
+            return self._last
         told = self._account.ledger(self._clock())
         misses, evicted_ago = self._misses
         return Ledger(
             told.spent, told.stamp, told.num_ahead, told.num_chunks, told.num_preemptions, misses, evicted_ago
         )
+
+    def explanation(self) -> Explanation:
+        """The same as its client is told."""
+        return explain(self.ledger())
 
     def fields(self) -> dict[str, Any]:
         """Of the log line that ends the call."""

@@ -10,15 +10,13 @@ from protos.pageant.v1 import control_pb2, inference_pb2
 from services.gateway.embedding import Embedded
 from services.gateway.generation import packed_prompt
 from services.gateway.streams import Delta, Position
-from shared.account import milliseconds
 from shared.beam import Beam, EarlyStopping
 from shared.errors import RequestError
-from shared.explanation import cause, for_clients, misses_by_name
+from shared.explanation import Explanation
 from shared.grammar import Grammar, GrammarKind
 from shared.messages import (
     ChatMessage,
     FinishReason,
-    Ledger,
     Load,
     RequestHeader,
     Roster,
@@ -172,21 +170,19 @@ def embed_response(embedded: list[Embedded]) -> Any:
     return response
 
 
-def explanation(ledger: Ledger) -> Any:
-    """What a client may know of where its request's time went."""
-    ledger = for_clients(ledger)
+def explanation_to_proto(told: Explanation) -> Any:
     proto = inference_pb2.Explanation(
-        cause=cause(ledger),
-        num_ahead=ledger.num_ahead,
-        num_chunks=ledger.num_chunks,
-        num_preemptions=ledger.num_preemptions,
+        cause=told.cause,
+        num_ahead=told.num_ahead,
+        num_chunks=told.num_chunks,
+        num_preemptions=told.num_preemptions,
     )
-    for phase, ms in milliseconds(ledger.spent).items():
+    for phase, ms in told.phases.items():
         proto.phases.add(phase=phase, ms=ms)
-    for reason, num_tokens in misses_by_name(ledger).items():
+    for reason, num_tokens in told.misses.items():
         proto.misses.add(reason=reason, tokens=num_tokens)
-    if ledger.evicted_ago >= 0:
-        proto.evicted_ago_ms = ledger.evicted_ago
+    if told.evicted_ago_ms is not msgspec.UNSET:
+        proto.evicted_ago_ms = told.evicted_ago_ms
     return proto
 
 

@@ -92,7 +92,7 @@ class InferenceServicer:
                 if with_token_ids or not delta.empty:
                     response = convert.generate_response(stream.header.request_id, delta, with_token_ids=with_token_ids)
                     if proto.explain and delta is last and stream.account is not None:
-                        response.explanation.CopyFrom(convert.explanation(stream.account.ledger()))
+                        response.explanation.CopyFrom(convert.explanation_to_proto(stream.account.explanation()))
                     await context.write(response)
         if is_asked(metadata(context)):
             reports = self._actor.load_reports

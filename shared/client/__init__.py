@@ -15,12 +15,14 @@ from __future__ import annotations
 from shared.client.answers import Candidate, Delta, Generation, ModelCard, Sequence, TokenScore, Usage
 from shared.client.client import Client, Stream
 from shared.client.failure import CallError
+from shared.explanation import Explanation
 
 __all__ = [
     "CallError",
     "Candidate",
     "Client",
     "Delta",
+    "Explanation",
     "Generation",
     "ModelCard",
     "Sequence",

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from protos.pageant.v1 import inference_pb2
+from shared.explanation import Explanation
 
 FINISH_REASONS = {
     inference_pb2.FINISH_REASON_STOP: "stop",
@@ -40,7 +41,8 @@ class Usage(msgspec.Struct, frozen=True):
 
 
 class Delta(msgspec.Struct, frozen=True):
-    """What is new of one sequence.  The last one of a sequence has a finish reason and its usage."""
+    """What is new of one sequence.  The last one of a sequence has a finish reason and its usage; the last of all,
+    where that was asked for, an explanation."""
 
     index: int
     text: str
@@ -50,6 +52,7 @@ class Delta(msgspec.Struct, frozen=True):
     finish_reason: str = ""  # stop, length or abort
     stop_reason: str = ""
     usage: Usage | None = None
+    explanation: Explanation | None = None
 
 
 class Sequence(msgspec.Struct):
@@ -69,6 +72,7 @@ class Generation(msgspec.Struct, frozen=True):
 
     request_id: str
     sequences: list[Sequence]
+    explanation: Explanation | None = None  # where its time went, if asked for
 
     @property
     def text(self) -> str:
@@ -105,6 +109,7 @@ def read_delta(proto: Any) -> Delta:
         finish_reason=FINISH_REASONS.get(proto.finish_reason, ""),
         stop_reason=proto.stop_reason,
         usage=usage,
+        explanation=_explanation(proto.explanation) if proto.HasField("explanation") else None,
     )
 
 
@@ -112,6 +117,7 @@ def gather(request_id: str, deltas: Iterable[Delta], n: int) -> Generation:
     """Add the deltas of n sequences up."""
     sequences = [Sequence() for _ in range(n)]
     texts: list[list[str]] = [[] for _ in range(n)]
+    explanation = None
     for delta in deltas:
         sequence = sequences[delta.index]
         texts[delta.index].append(delta.text)
@@ -121,9 +127,22 @@ def gather(request_id: str, deltas: Iterable[Delta], n: int) -> Generation:
         if delta.usage is not None:
             sequence.finish_reason, sequence.stop_reason = delta.finish_reason, delta.stop_reason
             sequence.usage = delta.usage
+        explanation = delta.explanation or explanation
     for sequence, parts in zip(sequences, texts, strict=True):
         sequence.text = "".join(parts)
-    return Generation(request_id, sequences)
+    return Generation(request_id, sequences, explanation)
+
+
+def _explanation(proto: Any) -> Explanation:
+    return Explanation(
+        phases={entry.phase: entry.ms for entry in proto.phases},
+        cause=proto.cause,
+        misses={entry.reason: entry.tokens for entry in proto.misses},
+        num_ahead=proto.num_ahead,
+        num_chunks=proto.num_chunks,
+        num_preemptions=proto.num_preemptions,
+        evicted_ago_ms=proto.evicted_ago_ms if proto.HasField("evicted_ago_ms") else msgspec.UNSET,
+    )
 
 
 def _scores(protos: Iterable[Any]) -> list[TokenScore | None]:

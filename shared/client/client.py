@@ -104,16 +104,19 @@ class Client:
         label: str = "",
         priority: int = 0,
         return_token_ids: bool = False,
+        explain: bool = False,
         timeout: float | None = None,
         **sampling: Any,
     ) -> Stream:
-        """Generate from one of `prompt`, `token_ids` and `chat`; `timeout` in seconds.
+        """Generate from one of `prompt`, `token_ids` and `chat`; `timeout` in seconds.  With `explain` the last delta
+        says where the time went.
 
         `sampling` has the names of `pageant.v1.SamplingParams`: temperature, max_tokens, n, stop, seed, logprobs ...
         """
         request = inference_pb2.GenerateRequest(
             label=label,
             priority=priority,
+            explain=explain,
             sampling=sampling_proto(sampling),
             stream=inference_pb2.StreamOptions(return_token_ids=return_token_ids),
         )

@@ -53,7 +53,7 @@ ALLOWED: dict[str, set[str]] = {
     "services.cli.bench.kernels": {"STDLIB", "click", "torch", "shared", "kernels", "services.cli",
                                    "services.simulator"},
     "shared.exposition": {"STDLIB", "msgspec", "prometheus_client", "shared"},
-    "shared.client": {"STDLIB", "grpc", "msgspec", "protos", "shared.errors"},
+    "shared.client": {"STDLIB", "grpc", "msgspec", "protos", "shared.errors", "shared.explanation"},
     "shared.metrics": {"STDLIB", "msgspec"},
     "shared.workload": {"STDLIB", "msgspec", "shared.packing", "shared.workload"},
     "kernels.ops": {"torch", "numpy", "STDLIB"},

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import time
 import uuid
+from typing import Any
 
 from msgspec import UNSET, UnsetType
 
+from services.gateway.http.explaining import explanations
 from services.gateway.http.fields import GenerationBody
 from services.gateway.http.objects import Usage, usage_of
 from services.gateway.streams import Delta, Stream
@@ -55,17 +57,25 @@ class Identity:
 
 
 class UsageOptions:
-    """Whether the events of a stream say how many tokens there were; options without a stream are refused."""
+    """Whether the events of a stream say how many tokens there were, and where the time went; options without a stream
+    are refused."""
 
     def __init__(self, body: GenerationBody) -> None:
         options = body.stream_options
         if options is not None and not body.stream:
             raise RequestError("stream_options can only be given with stream", field="stream_options")
-        self.at_end = bool(options and options.include_usage)
+        self._at_end = bool(options and options.include_usage)
         self._always = bool(options and options.continuous_usage_stats)
+        self._explain = body.explain
 
     def now(self, streams: list[Stream]) -> Usage | UnsetType | None:
         """The field `usage` of an event in the middle."""
         if self._always:
             return usage_of(streams)
-        return None if self.at_end else UNSET
+        return None if self._at_end else UNSET
+
+    def last(self, streams: list[Stream]) -> dict[str, Any]:
+        """The fields of an event behind all others, which has no choices; empty where it would say nothing."""
+        usage = usage_of(streams) if self._at_end else UNSET
+        told = {"usage": usage, "explanations": explanations(streams, self._explain)}
+        return {name: value for name, value in told.items() if value is not UNSET}

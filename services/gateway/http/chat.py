@@ -23,9 +23,10 @@ from services.gateway.http.chat_objects import (
 )
 from services.gateway.http.chat_prompt import ToolUse, chat_options, read_messages
 from services.gateway.http.events import DONE, EventResponse, Events, WholeResponse, event
+from services.gateway.http.explaining import explanations
 from services.gateway.http.gate import Gate
 from services.gateway.http.logprobs import Entry, TokenTexts, chat_logprobs, ids_of, prompt_logprobs
-from services.gateway.http.objects import encode, given, stop_reason, usage_of
+from services.gateway.http.objects import PromptLogprobs, encode, given, stop_reason, usage_of
 from services.gateway.http.parsing import OutputParser, make_reasoning_parser, make_tool_parser
 from services.gateway.http.returning import Bookmark, Rest, positions_of
 from services.gateway.http.sampling import refuse_impossible, sampling_params
@@ -100,6 +101,11 @@ class ChatCall:
     def _keeps_special_tokens(self) -> bool:
         return self._format is not None and self._format.keeps_special_tokens
 
+    @property
+    def tells_logprobs(self) -> bool:
+        """Whether tokens are called by their texts."""
+        return bool(self.body.logprobs) or self.body.prompt_logprobs is not None
+
     def reader(self) -> AnswerReader:
         """A reader for one sequence; a call that was begun for the model is read from its beginning."""
         settings, tools = self.gate.settings, self.tools
@@ -141,6 +147,7 @@ class ChatCall:
                 usage=usage_of([stream]),
                 prompt_logprobs=given(prompt_logprobs(entries, self.texts), body.prompt_logprobs is not None),
                 prompt_token_ids=given(self.prompt_token_ids, body.return_token_ids),
+                explanations=explanations([stream], body.explain),
             )
         )
 
@@ -184,13 +191,14 @@ class ChatStream:
         call = self._call
 
         async def consume(_: int, stream: Stream, deltas: list[Delta]) -> None:
-            if call.body.logprobs:
-                await call.texts.learn(ids_of([entry for delta in deltas for entry in delta.logprobs]))
+            if call.tells_logprobs:
+                entries = [entry for delta in deltas for entry in (*delta.prompt_logprobs, *delta.logprobs)]
+                await call.texts.learn(ids_of(entries))
             await events.write(b"".join(self._events(stream, delta) for delta in deltas))
 
         (stream,) = await call.gate.run([self._asked], consume, self._everything)
-        if call.usage.at_end:
-            await events.write(event(encode(self._object([], usage=usage_of([stream])))))
+        if last := call.usage.last([stream]):
+            await events.write(event(encode(self._object([], **last))))
         await events.write(DONE)
 
     def _events(self, stream: Stream, delta: Delta) -> bytes:
@@ -199,13 +207,18 @@ class ChatStream:
         if new is None:
             return b""
         self._bookmark.add(delta.index, new)
-        chunks = [self._chunk([choice], stream) for choice in self._sequences[delta.index].choices(stream, new)]
+        prompt = prompt_logprobs(new.prompt_logprobs, self._call.texts)
+        chunks = []
+        for choice in self._sequences[delta.index].choices(stream, new):
+            chunks.append(self._chunk([choice], stream, prompt))
+            prompt = []
         if chunks:
             chunks[-1] = self._bookmark.line + chunks[-1]
         return b"".join(chunks)
 
-    def _chunk(self, choices: list[ChunkChoice], stream: Stream) -> bytes:
-        return event(encode(self._object(choices, usage=self._call.usage.now([stream]))))
+    def _chunk(self, choices: list[ChunkChoice], stream: Stream, prompt: PromptLogprobs) -> bytes:
+        usage = self._call.usage.now([stream])
+        return event(encode(self._object(choices, usage=usage, prompt_logprobs=given(prompt, prompt))))
 
     def _object(self, choices: list[ChunkChoice], **more: object) -> ChatChunk:
         identity = self._call.identity
@@ -275,7 +288,5 @@ class SequenceEvents:
 def _check(body: ChatBody) -> None:
     if body.top_logprobs is not None and not body.logprobs:
         raise RequestError("top_logprobs can only be given with logprobs", field="top_logprobs")
-    if body.stream and body.prompt_logprobs is not None:
-        raise RequestError("prompt_logprobs cannot be streamed", field="prompt_logprobs")
     if body.echo:
         raise RequestError("echo is not supported for chats", field="echo")

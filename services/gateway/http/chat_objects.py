@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from services.gateway.http.explaining import Explanations
 from services.gateway.http.objects import PromptLogprobs, Usage
 
 
@@ -74,6 +75,7 @@ class ChatCompletion(msgspec.Struct, kw_only=True):
     system_fingerprint: str | None = None
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
+    explanations: Explanations = UNSET
 
 
 class ChunkChoice(msgspec.Struct, kw_only=True):
@@ -95,4 +97,6 @@ class ChatChunk(msgspec.Struct, kw_only=True):
     choices: list[ChunkChoice]
     usage: Usage | UnsetType | None = UNSET
     system_fingerprint: str | None = None
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
+    explanations: Explanations = UNSET

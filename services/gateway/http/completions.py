@@ -13,6 +13,7 @@ from services.gateway.http.beams import read_beam
 from services.gateway.http.bodies import CompletionBody
 from services.gateway.http.completion_prompts import Prompt, read_prompts
 from services.gateway.http.events import DONE, EventResponse, Events, WholeResponse, event
+from services.gateway.http.explaining import explanations
 from services.gateway.http.gate import Gate
 from services.gateway.http.logprobs import Entry, TokenTexts, ids_of, legacy_logprobs, prompt_logprobs
 from services.gateway.http.objects import (
@@ -117,7 +118,8 @@ class CompletionCall:
             for sequence in self._best(sequences):
                 prompt_entries = next((one.prompt_logprobs for one in sequences if one.prompt_logprobs), [])
                 choices.append(self._choice(len(choices), place, streams[place], sequence, prompt_entries))
-        return encode(self.completion(choices, usage=usage_of(streams)))
+        told = explanations(streams, self.body.explain)
+        return encode(self.completion(choices, usage=usage_of(streams), explanations=told))
 
     def completion(self, choices: list[CompletionChoice], **more: object) -> Completion:
         identity = self.identity
@@ -200,8 +202,8 @@ class CompletionStream:
 
         call = self._call
         streams = await call.gate.run(self._requests, consume, self._has)
-        if call.usage.at_end:
-            await events.write(event(encode(call.completion([], usage=usage_of(streams)))))
+        if last := call.usage.last(streams):
+            await events.write(event(encode(call.completion([], **last))))
         await events.write(DONE)
 
     async def _learn(self, place: int, deltas: list[Delta]) -> None:

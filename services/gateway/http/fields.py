@@ -51,6 +51,7 @@ class GenerationBody(msgspec.Struct, kw_only=True):
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     speculate: bool | None = None
+    explain: bool | None = None
     use_beam_search: bool | None = None
     beam_width: Int | None = None
     length_penalty: float | None = None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
@@ -21,7 +20,7 @@ from services.gateway.generation import (
     packed_prompt,
 )
 from services.gateway.header import make_header, seeded
-from services.gateway.http.reading import Bodies, seconds_left
+from services.gateway.http.reading import Bodies, arrival, seconds_left
 from services.gateway.http.returning import key_of
 from services.gateway.http.vocabulary import Vocabulary
 from services.gateway.report import StreamReport
@@ -75,7 +74,7 @@ class Gate:
             gateway=self.actor.inbox.address,
             label=label,
             priority=priority or 0,
-            now=time.time(),
+            now=arrival(request),
             remaining=seconds_left(request),
             key=key_of(request, place),
         )
@@ -124,6 +123,8 @@ class Gate:
             while deltas := await stream.take():
                 report.progressed()
                 await consume(place, stream, deltas)
+            if stream.account is not None:
+                stream.account.close()
 
         try:
             await generate(self.actor, request, report, deliver, has=has)

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from services.gateway.http.explaining import Explanations
 from services.gateway.streams import Stream
 
 encode = msgspec.json.Encoder().encode
@@ -62,6 +63,7 @@ class Completion(msgspec.Struct, kw_only=True):
     choices: list[CompletionChoice]
     usage: Usage | UnsetType | None = UNSET
     system_fingerprint: str | None = None
+    explanations: Explanations = UNSET
 
 
 class Model(msgspec.Struct, kw_only=True):

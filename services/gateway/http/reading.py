@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import time
 from collections.abc import Hashable
 from functools import cache
 from typing import Any, TypeVar, cast
@@ -36,6 +37,7 @@ class Bodies:
     async def read(self, request: Request, kind: type[T]) -> T:
         """The body as a `kind`.  Raises RequestError naming the field that is not what it should be."""
         data = await self._bytes(request)
+        request.state.arrival = time.time()
         try:
             body: T = _decoder(cast(Hashable, kind)).decode(data)
         except msgspec.ValidationError as error:
@@ -101,6 +103,12 @@ def _not_valid(message: str) -> RequestError:
     else:
         field = ""
     return RequestError(message.replace("`$.", "`").replace("Object missing", "missing"), field=field)
+
+
+def arrival(request: Request) -> float:
+    """Unix seconds at which all of it was here: its sender's slowness is none of ours, and all that follows is."""
+    found: float = request.state.arrival
+    return found
 
 
 def seconds_left(request: Request) -> float | None:

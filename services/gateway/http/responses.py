@@ -13,6 +13,7 @@ from services.gateway.http.answer import Collected, Identity
 from services.gateway.http.chat_bodies import MessageBody
 from services.gateway.http.chat_prompt import read_messages
 from services.gateway.http.events import EventResponse, Events, WholeResponse, named_event
+from services.gateway.http.explaining import explanations
 from services.gateway.http.gate import Gate
 from services.gateway.http.objects import encode
 from services.gateway.http.output_format import response_format
@@ -94,6 +95,7 @@ class ResponseAnswer:
         self._texts: list[str] = []  # of the item that grows
         self._num_events = 0
         identity = Identity("resp", gate.settings.model_name)
+        self._explain = body.explain
         self._response = ResponseObject(
             id=identity.id,
             created_at=identity.created,
@@ -194,6 +196,7 @@ class ResponseAnswer:
             OutputTokensDetails(),
             num_prompt + num_output,
         )
+        response.explanations = explanations([stream], self._explain)
         return [*said, self._stage(f"response.{response.status}")]
 
     def _place(self) -> dict[str, Any]:

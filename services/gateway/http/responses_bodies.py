@@ -44,6 +44,7 @@ class ResponsesBody(msgspec.Struct, kw_only=True):
     reasoning: ReasoningOptions | None = None
     user: str | None = None
     priority: Int | None = None
+    explain: bool | None = None
     parallel_tool_calls: bool | None = None
     # not possible here
     tools: list[Any] | None = None

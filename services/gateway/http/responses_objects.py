@@ -6,6 +6,8 @@ from typing import Any
 
 import msgspec
 
+from services.gateway.http.explaining import Explanations
+
 
 class InputTokensDetails(msgspec.Struct):
     cached_tokens: int
@@ -70,3 +72,4 @@ class ResponseObject(msgspec.Struct, kw_only=True):
     truncation: str = "disabled"
     usage: ResponseUsage | None = None
     user: str | None
+    explanations: Explanations = msgspec.UNSET

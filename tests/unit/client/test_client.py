@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from shared.account import Account
 from shared.client import CallError, Client
 from shared.errors import RejectCode
 from shared.messages import (
@@ -21,6 +22,7 @@ from shared.messages import (
     TokenLogprobs,
 )
 from shared.packing import pack_tokens, unpack_tokens
+from shared.phases import NUM_MISSES, Miss, Phase
 from tests.unit.gateway.troupe import LAST, FakeTroupe, front, until
 
 
@@ -84,6 +86,26 @@ async def test_token_ids_in_and_out() -> None:
         assert unpack_tokens(request.token_ids or b"") == [5, 6]
         troupe.say(request, "a b c", **LAST)
         assert (await asked).sequences[0].token_ids == [0, 1, 2]
+
+
+async def test_who_asks_is_told_where_the_time_went() -> None:
+    async with connected() as (troupe, client):
+        for explain in (True, False):
+            asked = asyncio.create_task(client.generate("Once", explain=explain))
+            request = await troupe.request()
+            assert request.ledger is not None
+            misses = [0] * NUM_MISSES
+            misses[Miss.EVICTED] = 3
+            account = Account(Phase.DECODE, request.ledger.stamp, request.ledger)
+            account.num_ahead, account.misses, account.evicted_ago = 5, misses, 70
+            troupe.say(request, "upon", ledger=account.ledger(request.ledger.stamp), **LAST)
+            told = (await asked).explanation
+            if not explain:
+                assert told is None
+                continue
+            assert told is not None and "gateway" in told.phases and all(ms > 0 for ms in told.phases.values())
+            assert (told.num_ahead, told.misses, told.evicted_ago_ms) == (5, {"evicted": 3}, 70)
+            assert told.cause
 
 
 async def test_errors_name_field_and_time() -> None:

@@ -200,6 +200,28 @@ async def test_logprobs_of_every_token(stream: bool) -> None:
         }  # fmt: skip
 
 
+@pytest.mark.parametrize("n", [1, 2])
+async def test_a_stream_s_first_event_has_the_prompt_s_log_probabilities(n: int) -> None:
+    async with http() as h:
+        more = {"prompt_logprobs": 1, "n": n, "temperature": 1}
+        asked = h.post("/v1/chat/completions", streaming(ASK | more))
+        await h.answer_encode([3, 4])
+        request = await h.troupe.request()
+        assert request.params.prompt_logprobs == 1
+        h.troupe.say(request, "a b", prompt_logprobs=[None, TokenLogprobs([4, 8], [-1.5, -0.5], 2)])
+        assert set(await h.answer_pieces()) == {4, 8}
+        for index in range(n):
+            h.troupe.say(request, " c", at=(2, 3) if index == 0 else (0, 0), index=index, **LAST)
+        first, *others = events((await asked).text)
+        assert first["choices"][0]["delta"]["role"] == "assistant"
+        assert first["prompt_logprobs"] == [
+            None,
+            {"4": {"logprob": -1.5, "rank": 2, "decoded_token": "t4"},
+             "8": {"logprob": -0.5, "rank": 1, "decoded_token": "t8"}},
+        ]  # fmt: skip
+        assert others and all("prompt_logprobs" not in chunk for chunk in others)
+
+
 async def test_ids_of_a_chat_are_asked_for_first() -> None:
     async with http() as h:
         asked = h.post("/v1/chat/completions", ASK | {"return_token_ids": True})
