@@ -16,8 +16,7 @@ from services.tokenizer.frames import Compilation, CompileJob, CompileSetup, to_
 from shared.automata.compiling import Compiler
 from shared.automata.limits import GrammarError
 from shared.grammar import Grammar, GrammarKind
-
-LEAST_URGENT = 19  # niceness
+from shared.idle_time import take_idle_time_only
 
 
 def main() -> None:
@@ -30,7 +29,7 @@ def main() -> None:
     setup = msgspec.msgpack.decode(frame, type=CompileSetup)
     compiler = Compiler()
     compiler.compile(Grammar(GrammarKind.JSON_OBJECT))  # has everything read that is read late
-    os.nice(LEAST_URGENT)
+    take_idle_time_only()
     confine(setup.max_memory)
     jobs = msgspec.msgpack.Decoder(CompileJob)
     while (frame := read_frame(requests)) is not None:
