@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from shared.errors import RejectCode, RequestError
 from shared.messages import AddRequest
+from shared.packing import are_below
 from shared.sampling import Limits, SamplingParams, check_sampling, check_token_ids
 
 RETRY_AFTER_MS = 1000
@@ -16,7 +17,8 @@ def check_request(message: AddRequest, prompt: list[int], limits: Limits, now: f
         raise RequestError("the deadline had passed on arrival", code=RejectCode.DEADLINE_EXCEEDED)
     check_sampling(message.params, limits, len(prompt))
     check_logprobs(message.params, limits, len(prompt))
-    check_token_ids("prompt", prompt, limits.vocab_size)
+    if not are_below(message.prompt_token_ids, limits.vocab_size):
+        check_token_ids("prompt", prompt, limits.vocab_size)
     check_token_ids("eos_token_ids", message.eos_token_ids, limits.vocab_size)
     if not -(2**31) <= message.header.priority < 2**31:
         raise RequestError(f"priority must be a 32-bit integer, got {message.header.priority}", field="priority")

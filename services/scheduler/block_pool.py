@@ -38,7 +38,11 @@ class BlockPool:
     @property
     def num_available(self) -> int:
         """Blocks that can be allocated now, cached ones included."""
-        return len(self._free)
+        return self._free.size
+
+    @property
+    def num_held(self) -> int:
+        return self.size - self._free.size
 
     @property
     def num_cached(self) -> int:
@@ -52,13 +56,12 @@ class BlockPool:
 
     def allocate(self, count: int) -> list[int]:
         """Take `count` blocks, evicting cached contents where it must; at least that many must be available."""
-        blocks = []
-        for _ in range(count):
-            block = self._free.pop()
-            self._forget(block)
+        blocks, hashes = self._free.take(count), self.hashes
+        for block in blocks:
+            if hashes[block] is not None:
+                self._forget(block)
             self.ref_counts[block] = 1
             self.generations[block] += 1
-            blocks.append(block)
         return blocks
 
     def share(self, blocks: Iterable[int]) -> None:
@@ -70,13 +73,15 @@ class BlockPool:
 
     def release(self, blocks: Sequence[int]) -> None:
         """Let go of a table.  Its tail is reused before its head, since a prefix serves more requests."""
+        ref_counts, hashes = self.ref_counts, self.hashes
+        named: list[int] = []
+        nameless: list[int] = []
         for block in reversed(blocks):
-            self.ref_counts[block] -= 1
-            if self.ref_counts[block] == 0:
-                if self.hashes[block] is None:
-                    self._free.prepend(block)
-                else:
-                    self._free.append(block)
+            ref_counts[block] -= 1
+            if ref_counts[block] == 0:
+                (nameless if hashes[block] is None else named).append(block)
+        self._free.extend(named)
+        self._free.extend_left(nameless)
 
     def register(self, block: int, block_hash: bytes, generation: int) -> None:
         """Make a full block findable, by who has filled it in this generation.  Where another block has these contents
@@ -95,6 +100,15 @@ class BlockPool:
                 break
             found.append(block)
         return found
+
+    def num_cached_of(self, hashes: Iterable[bytes]) -> int:
+        """How many blocks `lookup` would find."""
+        known, count = self._by_hash, 0
+        for block_hash in hashes:
+            if block_hash not in known:
+                break
+            count += 1
+        return count
 
     @property
     def names(self) -> Iterable[bytes]:

@@ -1,4 +1,4 @@
-"""A doubly linked list threaded through integer ids: every operation is O(1)."""
+"""A doubly linked list threaded through integer ids: every operation is O(1) for each id."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ class FreeList:
         self._next: list[int] = [*range(1, size + 1), 0]
         self._prev: list[int] = [size, *range(size)]
         self._sentinel = size
-        self._size = size
+        self.size = size  # how many are free
 
     def __len__(self) -> int:
-        return self._size
+        return self.size
 
     def __iter__(self) -> Iterator[int]:
         item = self._next[self._sentinel]
@@ -34,33 +34,43 @@ class FreeList:
         """Forget everything; these distinct ids are free, in this order."""
         self._next = [self._sentinel] * (self._sentinel + 1)
         self._prev = self._next[:]
-        self._size = 0
-        for item in items:
-            self.append(item)
+        self.size = 0
+        self.extend(items)
 
-    def pop(self) -> int:
-        """Take the first id; the list must not be empty."""
-        item: int = self._next[self._sentinel]
-        self.remove(item)
-        return item
+    def take(self, count: int) -> list[int]:
+        """Take the first `count` ids, of which there must be that many."""
+        following, prev, sentinel, taken = self._next, self._prev, self._sentinel, []
+        item = following[sentinel]
+        for _ in range(count):
+            taken.append(item)
+            prev[item] = sentinel
+            item = following[item]
+        following[sentinel] = item
+        prev[item] = sentinel
+        self.size -= count
+        return taken
 
     def remove(self, item: int) -> None:
         """Take an id out of the middle; it must be free."""
         before, after = self._prev[item], self._next[item]
         self._next[before] = after
         self._prev[after] = before
-        self._size -= 1
+        self.size -= 1
 
-    def append(self, item: int) -> None:
-        """Give an id back, to be taken last."""
-        self._insert(self._prev[self._sentinel], item)
+    def extend(self, items: Iterable[int]) -> None:
+        """Give ids back, to be taken last, in this order."""
+        following, prev, before = self._next, self._prev, self._prev[self._sentinel]
+        for item in items:
+            following[before], prev[item] = item, before
+            before = item
+            self.size += 1
+        following[before], prev[self._sentinel] = self._sentinel, before
 
-    def prepend(self, item: int) -> None:
-        """Give an id back, to be taken first."""
-        self._insert(self._sentinel, item)
-
-    def _insert(self, before: int, item: int) -> None:
-        after = self._next[before]
-        self._next[before], self._next[item] = item, after
-        self._prev[after], self._prev[item] = item, before
-        self._size += 1
+    def extend_left(self, items: Iterable[int]) -> None:
+        """Give ids back, to be taken first, the last of these before the others."""
+        following, prev, after = self._next, self._prev, self._next[self._sentinel]
+        for item in items:
+            following[item], prev[after] = after, item
+            after = item
+            self.size += 1
+        following[self._sentinel], prev[after] = after, self._sentinel

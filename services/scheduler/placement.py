@@ -50,11 +50,14 @@ class Router:
         if len(candidates) < 2:
             return Placement(candidates[0]) if candidates else None
         scores = [self._score(sequence, replica) for replica in candidates]
-        count = len(candidates)
-        turn = min(range(count), key=lambda place: scores[(self._next + place) % count])
-        chosen = (self._next + turn) % count
+        chosen = self._choose(scores)
         self._next = chosen + 1
         return Placement(candidates[chosen], candidates, scores)
+
+    def _choose(self, scores: list[float]) -> int:
+        """Where the lowest score is, at or after the place whose turn it is."""
+        least, turn = min(scores), self._next % len(scores)
+        return scores.index(least, turn) if least in scores[turn:] else scores.index(least)
 
 
 def round_robin(sequence: Sequence, replica: Replica) -> float:
@@ -69,7 +72,7 @@ def least_loaded(sequence: Sequence, replica: Replica) -> float:
 
 def prefix_aware(sequence: Sequence, replica: Replica) -> float:
     """What is to be prefilled there with this sequence, and what is held."""
-    return _prefix_cost(sequence, replica, len(replica.pool.lookup(sequence.hash_blocks(replica.block_size))))
+    return _prefix_cost(sequence, replica, replica.pool.num_cached_of(sequence.hash_blocks(replica.block_size)))
 
 
 def most_room(sequence: Sequence, replica: Replica) -> float:
@@ -78,8 +81,8 @@ def most_room(sequence: Sequence, replica: Replica) -> float:
 
 
 def _prefix_cost(sequence: Sequence, replica: Replica, hits: int) -> float:
-    prompt, held = sequence.num_tokens / replica.block_size, blocks_held(replica)
-    return prefix_cost(blocks_to_prefill(replica), prompt, hits, held, scale=PREFILL_SCALE)
+    prompt = len(sequence.token_ids) / replica.block_size
+    return prefix_cost(blocks_to_prefill(replica), prompt, hits, replica.pool.num_held, scale=PREFILL_SCALE)
 
 
 def prefix_cost(to_prefill: float, prompt: float, overlap: float, held: float, *, scale: float = 1.0) -> float:
@@ -101,7 +104,7 @@ def blocks_to_prefill(replica: Replica) -> float:
 
 
 def blocks_held(replica: Replica) -> int:
-    return replica.pool.size - replica.pool.num_available
+    return replica.pool.num_held
 
 
 def kv_usage(replica: Replica) -> float:

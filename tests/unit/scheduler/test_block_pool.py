@@ -60,23 +60,26 @@ def test_a_second_block_with_the_same_contents_stays_unnamed() -> None:
     assert list(pool.available) == [two, one]
 
 
-@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 7)), max_size=200))
-def test_free_list_is_a_list(operations: list[tuple[int, int]]) -> None:
+@given(st.lists(st.tuples(st.integers(0, 3), st.permutations(range(8)), st.integers(0, 4)), max_size=100))
+def test_free_list_is_a_list(operations: list[tuple[int, list[int], int]]) -> None:
     free, model = FreeList(8), list(range(8))
-    for kind, item in operations:
-        if kind == 0 and model:
-            assert free.pop() == model.pop(0)
-        elif kind == 1 and item in model:
-            free.remove(item)
-            model.remove(item)
-        elif kind == 2 and item not in model:
-            free.append(item)
-            model.append(item)
-        elif kind == 3 and item not in model:
-            free.prepend(item)
-            model.insert(0, item)
+    for kind, items, count in operations:
+        absent = [item for item in items if item not in model][:count]
+        if kind == 0 and count <= len(model):
+            assert free.take(count) == model[:count]
+            del model[:count]
+        elif kind == 1 and items[0] in model:
+            free.remove(items[0])
+            model.remove(items[0])
+        elif kind == 2:
+            free.extend(absent)
+            model += absent
+        elif kind == 3:
+            free.extend_left(absent)
+            model[:0] = reversed(absent)
         assert list(free) == model
         assert len(free) == len(model)
+        assert [item in free for item in range(8)] == [item in model for item in range(8)]
 
 
 def test_hashes_name_the_whole_prefix_and_the_salt() -> None:
