@@ -33,12 +33,15 @@ class Cruise:
 
     def __init__(self, core: Scheduler, replica: Replica, observer: Observer, num_steps: int) -> None:
         self.num_steps = 0
+        self.num_pairs = 0  # of all its steps
         self._core, self._replica, self._observer = core, replica, observer
+        self._waiting = replica.waiting
         self._end = num_steps
         self._running = list(replica.running)
         self._lengths = [sequence.num_tokens for sequence in self._running]  # when it began
         self._records = [observer.records[sequence.request.request_id] for sequence in self._running]
-        self._lasts = Counter(record.last for record in self._records)
+        self._lasts: dict[float, int] = Counter(record.last for record in self._records)
+        self._told = 0.0
         self._tenants = _charges(core, self._running)
         self._turns = [replica.block_size - length % replica.block_size for length in self._lengths]
         self._next_turn = min(self._turns)
@@ -51,7 +54,7 @@ class Cruise:
         """Take tokens in that reach their clients at `told`, and plan a step; False, and nothing, where the core has to
         be asked."""
         number = self.num_steps + 1
-        if number > self._end or self._replica.waiting:
+        if number > self._end or self._waiting.num_tokens:
             return False
         plan = self._plain
         if number == self._next_turn:
@@ -63,25 +66,32 @@ class Cruise:
         self._plans[0], self._plans[1] = self._plans[1], plan
         for tenant, count in self._tenants:
             self._core.shares.charge_output(tenant, count)
+        work, count = self.work, self.work.num_sequences
+        if self._lasts:
+            self._note_first(told)
+        else:
+            self._observer.gaps.add(told - self._told, count)
+        self._told = told
+        work.num_context = work.num_pairs = work.num_pairs + count
+        self.num_pairs += work.num_pairs
+        return True
+
+    def _note_first(self, told: float) -> None:
+        """Tokens that came before it began came to each sequence in its own time."""
         for last, count in self._lasts.items():
             self._observer.gaps.add(told - last, count)
-        work = self.work
-        self._lasts = {told: work.num_sequences}
-        work.num_context += work.num_sequences
-        work.num_pairs += work.num_sequences
-        return True
+        self._lasts.clear()
 
     def settle(self) -> None:
         """Bring the core's state to where it is."""
         if not self.num_steps:
             return
-        (told,) = self._lasts
         for index, (sequence, record) in enumerate(zip(self._running, self._records, strict=True)):
             self._catch_up(index, self.num_steps)
             sequence.num_computed_tokens = self._lengths[index] + 1 + self.num_steps
             sequence.num_emitted += self.num_steps
             record.num_tokens += self.num_steps
-            record.last = told
+            record.last = self._told
         replica = self._replica
         steps = [self._step(index) for index in range(MAX_STEPS_IN_FLIGHT)]
         replica.in_flight.clear()

@@ -58,6 +58,13 @@ class Usage(msgspec.Struct):
     num_samples: int = 0
     num_pairs: int = 0
 
+    def count(self, work: StepWork, num_steps: int, num_pairs: int) -> None:
+        """So many steps that are alike but for their pairs."""
+        self.num_tokens += num_steps * work.num_tokens
+        self.num_sequences += num_steps * work.num_sequences
+        self.num_samples += num_steps * work.num_samples
+        self.num_pairs += num_pairs
+
 
 class Simulation:
     """One run: a scheduler, its workers, the requests that come."""
@@ -145,32 +152,33 @@ class Simulation:
         """Plans until two are in flight."""
         replica = worker.replica
         while len(replica.in_flight) < MAX_STEPS_IN_FLIGHT and self.core.schedule(replica.instance, now) is not None:
-            now = self._run_step(worker, work_of(replica.in_flight[-1]), now)
+            work = work_of(replica.in_flight[-1])
+            worker.num_steps += 1
+            self.usage.count(work, 1, work.num_pairs)
+            now = self._send(worker, work, now)
         self._scheduler_free_at = now
 
-    def _run_step(self, worker: Worker, work: StepWork, now: float) -> float:
+    def _send(self, worker: Worker, work: StepWork, now: float) -> float:
         """A plan takes the scheduler's time, until the moment that is returned, and then the worker's."""
-        delays, usage = self._delays, self.usage
+        delays = self._delays
         now += delays.per_step + delays.per_sequence * work.num_sequences
         seconds = self._step_time.seconds(work)
-        worker.free_at = max(worker.free_at, now + delays.link) + seconds
+        begin = now + delays.link
+        worker.free_at = (worker.free_at if worker.free_at > begin else begin) + seconds
         worker.busy += seconds
-        worker.num_steps += 1
-        usage.num_tokens += work.num_tokens
-        usage.num_sequences += work.num_sequences
-        usage.num_samples += work.num_samples
-        usage.num_pairs += work.num_pairs
         self._at(worker.free_at + delays.link, worker.replica.instance)
         return now
 
     def _go_on(self, worker: Worker, cruise: Cruise, now: float) -> bool:
         """Take a result and plan a step without the core; False where it has to be asked."""
-        if not cruise.go_on(now, now + self._delays.outbound):
-            cruise.settle()
-            worker.cruise = None
-            return False
-        self._scheduler_free_at = self._run_step(worker, cruise.work, now)
-        return True
+        if cruise.go_on(now, now + self._delays.outbound):
+            self._scheduler_free_at = self._send(worker, cruise.work, now)
+            return True
+        cruise.settle()
+        worker.cruise = None
+        worker.num_steps += cruise.num_steps
+        self.usage.count(cruise.work, cruise.num_steps, cruise.num_pairs)
+        return False
 
     def _take_result(self, worker: Worker, now: float) -> None:
         replica = worker.replica

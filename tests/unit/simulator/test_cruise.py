@@ -1,4 +1,4 @@
-"""A run in which steps are taken without the core is the same as one in which it is asked each time, digit for digit."""
+"""Runs in which steps are taken without the core are those in which it is asked each time, digit for digit."""
 
 from __future__ import annotations
 
