@@ -251,6 +251,14 @@ class Stream:
             if self.error is None:
                 raise
 
+    async def before_writing(self, work: Awaitable[None]) -> None:
+        """Await what has to be done between taking output and writing it: that is none of the client's time."""
+        if self.account is not None:
+            self.account.write_ended()
+        await work
+        if self.account is not None:
+            self.account.write_began()
+
     async def take(self) -> list[Delta]:
         """Wait until there is output and the stream is woken, then take all of it, in few deltas.  Empty where the
         stream has ended."""

@@ -6,6 +6,7 @@ PAGEANT_TEST_BROWSER names a Chromium (chromium, chrome-headless-shell ...); PAG
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -78,6 +79,36 @@ def test_a_completion_streams_with_candidates_for_each_token(page: Any) -> None:
     picture(page, "completion")
 
 
+def test_each_answer_shows_where_its_time_went(page: Any) -> None:
+    asked = page.expect_request("**/v1/completions")
+    page.fill("#max_tokens", "60")
+    page.fill("#prompt", "Once upon a time there was a fox")
+    with asked as sent:
+        page.press("#prompt", "Enter")
+    assert sent.value.post_data_json["explain"] is True
+    answered(page)
+    ledger = page.locator(".turn.assistant .ledger")
+    bar = ledger.get_by_role("img")
+    widths = bar.locator("i").evaluate_all("parts => parts.map(part => part.getBoundingClientRect().width)")
+    titles = bar.locator("i").evaluate_all("parts => parts.map(part => part.title)")
+    label = bar.get_attribute("aria-label")
+    assert len(widths) > 5 and sum(widths) == pytest.approx(bar.bounding_box()["width"], abs=1)
+    assert all(title in label for title in titles)
+    decoded = next(place for place, title in enumerate(titles) if title.startswith("decode "))
+    assert widths[decoded] == max(widths), "of sixty tokens most of the time is decoding"
+    cause = ledger.locator(".cause").inner_text()
+    assert re.fullmatch(r"[\d.]+ ms of [\d.]+ generating", cause)
+    legend = ledger.locator(".legend li").all_inner_texts()
+    assert any(re.fullmatch(r"decode\s*[\d.]+ ms [\d.]+ %", entry) for entry in legend)
+    shares = [float(entry.split()[-2]) for entry in legend]
+    assert sum(shares) == pytest.approx(100, abs=3)
+    assert "prompt tokens computed" in ledger.locator(".counts").inner_text()
+    for scheme in ("light", "dark"):
+        page.emulate_media(color_scheme=scheme)
+        ledger.scroll_into_view_if_needed()
+        picture(page, f"ledger-{scheme}")
+
+
 def test_a_chat_goes_on_from_what_was_said(page: Any) -> None:
     page.click("#chat")
     page.fill("#max_tokens", "40")
@@ -85,7 +116,7 @@ def test_a_chat_goes_on_from_what_was_said(page: Any) -> None:
         page.fill("#prompt", words)
         page.click("#send")
         assert answered(page)
-    assert page.locator(".turn").count() == 4
+    assert page.locator(".turn").count() == 4 and page.locator(".ledger .bar").count() == 2
     picture(page, "chat")
 
 

@@ -193,7 +193,7 @@ class ChatStream:
         async def consume(_: int, stream: Stream, deltas: list[Delta]) -> None:
             if call.tells_logprobs:
                 entries = [entry for delta in deltas for entry in (*delta.prompt_logprobs, *delta.logprobs)]
-                await call.texts.learn(ids_of(entries))
+                await stream.before_writing(call.texts.learn(ids_of(entries)))
             await events.write(b"".join(self._events(stream, delta) for delta in deltas))
 
         (stream,) = await call.gate.run([self._asked], consume, self._everything)

@@ -197,7 +197,7 @@ class CompletionStream:
     async def write(self, events: Events) -> None:
         async def consume(place: int, stream: Stream, deltas: list[Delta]) -> None:
             self._streams[place] = stream
-            await self._learn(place, deltas)
+            await stream.before_writing(self._learn(place, deltas))
             await events.write(b"".join(self._event(place, stream, delta) for delta in deltas))
 
         call = self._call

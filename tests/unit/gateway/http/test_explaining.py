@@ -12,7 +12,7 @@ import pytest
 import structlog
 
 from shared.account import Account
-from shared.messages import Ledger, TokenizeRequest
+from shared.messages import Ledger, TokenizeRequest, TokenLogprobs
 from shared.phases import Miss, Phase
 from tests.unit.gateway.http.client import Http, http, streaming
 from tests.unit.gateway.troupe import LAST
@@ -135,3 +135,17 @@ async def test_where_no_account_is_kept_there_is_nothing_to_tell() -> None:
         asked = h.post("/v1/completions", ENDPOINTS["/v1/completions"] | {"explain": True})
         h.troupe.say(await h.troupe.request(), "Yes", **LAST)
         assert "explanations" not in (await asked).json()
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+async def test_what_a_stream_asks_before_it_writes_is_none_of_its_client_s_time(path: str) -> None:
+    async with http() as h:
+        scores = {"logprobs": 1} if path == "/v1/completions" else {"logprobs": True, "top_logprobs": 1}
+        asked = h.post(path, streaming(ENDPOINTS[path]) | scores | {"explain": True})
+        request = await h.troupe.request()
+        entry = TokenLogprobs([0, 8], [-1.5, -0.5], 2)
+        h.troupe.say(request, "Yes", logprobs=[entry], ledger=ledger_of(request), num_output_tokens=1, **LAST)
+        await asyncio.sleep(0.1)
+        await h.answer_pieces()
+        (told,) = explanations(await asked)
+        assert told["phases"]["gateway"] > 90 and told["phases"].get("client_blocked", 0) < 50
