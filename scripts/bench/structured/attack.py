@@ -1,4 +1,4 @@
-"""What hostile grammars cost those who did not send them: `scripts/bench_structured [--check] [--seconds 15]`
+"""What hostile grammars cost those who did not send them: `scripts/bench_structured [--check] [--seconds 8]`
 
 A whole troupe of real processes with the bundled model.  `--streams` streams generate all the time; in every second
 phase hostile grammars arrive meanwhile, one after the other, each another than all before.  Compared are the times
@@ -10,27 +10,28 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import itertools
+import json
 import sys
 import time
+from asyncio.subprocess import PIPE, Process
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
 from scripts.bench.report import Line, add_check, finish
-from scripts.bench.structured.hostile import hostile
 from scripts.bench.tokens import MODEL
 from services.cli.private import with_private_troupe
-from shared.client import CallError, Client
+from shared.client import Client
 from shared.config import Settings
 
 MAX_CHANGE = 5.0  # percent of the p99 between tokens
 MAX_SECONDS = 2.0  # of a hostile request
 WARM_SECONDS = 4.0
-FEW_TOKENS = 8  # of a hostile request that is served after all
+ATTACKER = "scripts.bench.structured.attacker"
 
 
 @dataclass
@@ -43,20 +44,47 @@ class Phase:
         return sorted(self.gaps)[int(share * len(self.gaps))]
 
 
-@dataclass
-class Attack:
-    seconds: dict[str, float] = field(default_factory=dict)  # the longest of each
-    endings: Counter[str] = field(default_factory=Counter)
+class Attacker:
+    """The process that attacks, and what came of it."""
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+        self.slowest: dict[str, float] = {}  # seconds of the longest of each kind
+        self.endings: Counter[str] = Counter()
+
+    async def attack(self, seconds: float) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{seconds}\n".encode())
+        said = await self.said()
+        self.endings.update(said["endings"])
+        for name, longest in said["slowest"].items():
+            self.slowest[name] = max(longest, self.slowest.get(name, 0.0))
+
+    async def said(self) -> Any:
+        assert self._process.stdout is not None
+        return json.loads(await self._process.stdout.readline())
+
+
+@asynccontextmanager
+async def attacker(address: str) -> AsyncIterator[Attacker]:
+    command = (sys.executable, "-m", ATTACKER, "--address", address)
+    process = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE)
+    try:
+        made = Attacker(process)
+        await made.said()  # its grammars are made
+        yield made
+    finally:
+        process.kill()
+        await process.wait()
 
 
 class Bench:
-    """Streams and attackers in one process."""
+    """The streams, and how they fare."""
 
     def __init__(self, address: str) -> None:
         self.client = Client(address)
         self.quiet, self.attacked = Phase(), Phase()
         self.phase: Phase | None = None
-        self.attack = Attack()
         self._is_over = False
 
     async def stream(self, seed: int) -> None:
@@ -76,54 +104,39 @@ class Bench:
             if self._is_over:
                 return
 
-    async def harass(self, salts: itertools.count[int], until: float) -> None:
-        for name, grammar in hostile(next(salts)).items():
-            if time.monotonic() > until:
-                return
-            begin, ending = time.perf_counter(), "served"
-            try:
-                await self.client.generate("Once", grammar=grammar, max_tokens=FEW_TOKENS, timeout=20)
-            except CallError as error:
-                ending = error.code if isinstance(error.code, str) else error.code.name
-            self.attack.endings[ending] += 1
-            known = self.attack.seconds.get(name, 0.0)
-            self.attack.seconds[name] = max(known, time.perf_counter() - begin)
-
-    async def run(self, num_streams: int, seconds: float, rounds: int) -> None:
-        salts = itertools.count()
+    async def run(self, hostile: Attacker, num_streams: int, seconds: float, rounds: int) -> None:
         streams = [asyncio.create_task(self.stream(seed)) for seed in range(num_streams)]
         await asyncio.sleep(WARM_SECONDS)
-        await self.harass(salts, time.monotonic() + seconds)  # once, so that what starts late has started
+        await hostile.attack(seconds)  # once, so that what starts late has started
         for _ in range(rounds):
             self.phase = self.quiet
             await asyncio.sleep(seconds)
             self.phase = self.attacked
-            until = time.monotonic() + seconds
-            while time.monotonic() < until:
-                await self.harass(salts, until)
+            await hostile.attack(seconds)
         self.phase, self._is_over = None, True
         await asyncio.gather(*streams)
 
-    def lines(self) -> list[Line]:
-        change = 100 * (self.attacked.p(0.99) / self.quiet.p(0.99) - 1)
-        slowest = max(self.attack.seconds, key=lambda name: self.attack.seconds[name])
-        endings = ", ".join(f"{count} {ending}" for ending, count in self.attack.endings.most_common())
-        return [
-            Line("between tokens, p50, undisturbed", self.quiet.p(0.5), "ms", note=f"{len(self.quiet.gaps)} tokens"),
-            Line("between tokens, p50, under attack", self.attacked.p(0.5), "ms"),
-            Line("between tokens, p99, undisturbed", self.quiet.p(0.99), "ms"),
-            Line("between tokens, p99, under attack", self.attacked.p(0.99), "ms"),
-            Line("change of the p99", change, "%", at_most=MAX_CHANGE),
-            Line("slowest hostile request", self.attack.seconds[slowest], "s", at_most=MAX_SECONDS, note=slowest),
-            Line("hostile requests", sum(self.attack.endings.values()), note=endings),
-        ]
+
+def lines(bench: Bench, hostile: Attacker) -> list[Line]:
+    change = 100 * (bench.attacked.p(0.99) / bench.quiet.p(0.99) - 1)
+    slowest = max(hostile.slowest, key=lambda name: hostile.slowest[name])
+    endings = ", ".join(f"{count} {ending}" for ending, count in hostile.endings.most_common())
+    return [
+        Line("between tokens, p50, undisturbed", bench.quiet.p(0.5), "ms", note=f"{len(bench.quiet.gaps)} tokens"),
+        Line("between tokens, p50, under attack", bench.attacked.p(0.5), "ms"),
+        Line("between tokens, p99, undisturbed", bench.quiet.p(0.99), "ms"),
+        Line("between tokens, p99, under attack", bench.attacked.p(0.99), "ms"),
+        Line("change of the p99", change, "%", at_most=MAX_CHANGE),
+        Line("slowest hostile request", hostile.slowest[slowest], "s", at_most=MAX_SECONDS, note=slowest),
+        Line("hostile requests", hostile.endings.total(), note=endings),
+    ]
 
 
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_check(parser)
-    parser.add_argument("--seconds", type=float, default=15.0, help="of each phase")
-    parser.add_argument("--rounds", type=int, default=4, help="of an undisturbed phase and an attacked one")
+    parser.add_argument("--seconds", type=float, default=8.0, help="of each phase")
+    parser.add_argument("--rounds", type=int, default=8, help="of an undisturbed phase and an attacked one")
     parser.add_argument("--streams", type=int, default=32)
     args = parser.parse_args(arguments)
     settings = msgspec.convert({"model": str(MODEL), "max_num_seqs": args.streams + 8}, Settings)
@@ -131,12 +144,13 @@ def main(arguments: Sequence[str]) -> int:
 
 
 async def measure(settings: Settings, args: argparse.Namespace) -> int:
-    bench = Bench(f"{settings.host}:{settings.port}")
-    async with bench.client:
-        await bench.run(args.streams, args.seconds, args.rounds)
-    for name, seconds in bench.attack.seconds.items():
-        print(f"{name:24} {seconds:6.2f} s at most")
-    return finish(bench.lines(), check=args.check, title="Hostile grammars")
+    address = f"{settings.host}:{settings.port}"
+    bench = Bench(address)
+    async with bench.client, attacker(address) as hostile:
+        await bench.run(hostile, args.streams, args.seconds, args.rounds)
+        for name, seconds in hostile.slowest.items():
+            print(f"{name:24} {seconds:6.2f} s at most")
+        return finish(lines(bench, hostile), check=args.check, title="Hostile grammars")
 
 
 if __name__ == "__main__":
