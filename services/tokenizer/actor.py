@@ -50,6 +50,7 @@ log = structlog.get_logger()
 T = TypeVar("T")
 
 LONG = 0.001  # seconds
+RESUMED_ALLOWANCE = 30.0  # times the usual that a stream under way may wait for a child: it was not too much before
 LONG_TEXT = 16 << 10  # characters; about 10 ms of tokenizing, the most that others should wait for
 
 
@@ -174,7 +175,7 @@ class TokenizerActor(MemberActor):
             assert self.renderers is not None  # the rules let no chat through where there is no template
             # The same prompt whenever and wherever a request is tokenized: its time is that of its arrival.
             now = request.header.arrival_time if isinstance(request, TokenizeRequest) else None
-            text = await self.renderers.render(request.chat, request.chat_options, now)
+            text = await self.renderers.render(request.chat, request.chat_options, now, _allowance(request))
             self.rules.check_length(text, self.max_input_length, "chat")
             encode = self.tokenizer.encode_plain  # the template has written the special tokens
         text = text or ""
@@ -188,7 +189,8 @@ class TokenizerActor(MemberActor):
         if params.grammar is not None:
             if not self.tokenizer.defaults.eos_token_ids:
                 raise refusal(params.grammar, "is not possible: the model has no end-of-sequence token")
-            params = msgspec.structs.replace(params, grammar=await self.compilers.compile(params.grammar))
+            compiled = await self.compilers.compile(params.grammar, _allowance(request))
+            params = msgspec.structs.replace(params, grammar=compiled)
         prompt = request.token_ids
         if prompt is None:
             prompt = pack_prompt(await self._prompt(request, self.tokenizer.encode))
@@ -279,3 +281,8 @@ class TokenizerActor(MemberActor):
         if self.renderers is not None:
             await self.renderers.close()
         await self.compilers.close()
+
+
+def _allowance(request: TokenizeRequest | EncodeRequest) -> float:
+    """Times the usual that a request may wait for a child, and its work take."""
+    return RESUMED_ALLOWANCE if isinstance(request, TokenizeRequest) and request.is_resumed else 1.0

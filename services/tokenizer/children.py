@@ -7,6 +7,8 @@ import contextlib
 import os
 import sys
 from asyncio.subprocess import DEVNULL, PIPE, Process
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -22,6 +24,7 @@ T = TypeVar("T")
 
 START_TIMEOUT = 30.0  # seconds for a child to come up, on a busy machine
 RESTART_PAUSE = 1.0  # seconds before another try
+NUM_SLICES = 4  # that a limit is waited in: who was frozen meanwhile, child or parent, has lost one of them and not all
 ROOT = Path(__file__).parents[2]
 
 
@@ -45,7 +48,7 @@ class ChildPool(Generic[T]):
     """Runs a module that reads a setup, then jobs, and answers each (`services.tokenizer.confinement`).
 
     Invariant: a child in `_idle` has no work under way.  A child whose answer did not come in time, or made no sense,
-    is killed and another takes its place; so one job costs at most `timeout` of one child.
+    is killed and another takes its place; so one job costs at most `timeout` of one child, as long as both are awake.
     """
 
     def __init__(
@@ -59,12 +62,15 @@ class ChildPool(Generic[T]):
         max_answer_bytes: int,
         num_children: int,
         patience: float | None = None,
+        niceness: int = 0,
     ) -> None:
-        """`patience`: seconds that a job waits for a child; as long as it may take itself, where that is not said."""
+        """`patience`: seconds that a job waits for a child; as long as it may take itself, where that is not said.
+        `niceness`: of the children, from their start."""
         self.timeout = timeout
         self.patience = patience
         self.num_killed = 0
         self._module = module
+        self._niceness = niceness
         self._setup = to_frame(setup)
         self._probe = probe
         self._answers = answers
@@ -91,16 +97,17 @@ class ChildPool(Generic[T]):
         if self._children:
             await self._all_reaped.wait()
 
-    async def ask(self, job: msgspec.Struct) -> T:
-        """A child's answer to a job.  Raises ChildError."""
+    async def ask(self, job: msgspec.Struct, allowance: float = 1.0) -> T:
+        """A child's answer to a job, which may wait and take `allowance` times the usual.  Raises ChildError."""
+        patience = self.timeout if self.patience is None else self.patience
         try:
-            async with asyncio.timeout(self.timeout if self.patience is None else self.patience):
+            async with _awake(allowance * patience):
                 child = await self._idle.get()
         except TimeoutError:
             raise NoChildFreeError from None
         answer = None
         try:
-            answer = await self._ask(child, job, self.timeout)
+            answer = await self._ask(child, job, allowance * self.timeout)
         finally:
             if answer is not None:
                 self._idle.put_nowait(child)
@@ -110,7 +117,7 @@ class ChildPool(Generic[T]):
 
     async def _ask(self, child: Process, job: msgspec.Struct, seconds: float) -> T:
         try:
-            async with asyncio.timeout(seconds):
+            async with _awake(seconds):
                 return await self._exchange(child, job)
         except TimeoutError:
             raise LateChildError from None
@@ -159,6 +166,8 @@ class ChildPool(Generic[T]):
             raise FatalError(f"no process for {self._module}: {error}") from error
         self._children.add(child)
         self._all_reaped.clear()
+        with contextlib.suppress(OSError):  # gone already, or not allowed: then it is as urgent as all
+            os.setpriority(os.PRIO_PROCESS, child.pid, self._niceness)
         assert child.stdin is not None  # a pipe
         child.stdin.write(self._setup)
         try:
@@ -179,6 +188,27 @@ class ChildPool(Generic[T]):
         self._children.discard(child)
         if not self._children:
             self._all_reaped.set()
+
+
+@asynccontextmanager
+async def _awake(seconds: float) -> AsyncIterator[None]:
+    """As asyncio.timeout, but time in which the event loop stood still counts as one slice at most."""
+    loop = asyncio.get_running_loop()
+    timer: asyncio.Handle
+    async with asyncio.timeout(None) as limit:
+
+        def go_on(num_left: int) -> None:
+            nonlocal timer
+            if num_left:
+                timer = loop.call_later(seconds / NUM_SLICES, go_on, num_left - 1)
+            else:
+                limit.reschedule(loop.time())
+
+        timer = loop.call_soon(go_on, NUM_SLICES)
+        try:
+            yield
+        finally:
+            timer.cancel()
 
 
 def _end(child: Process) -> None:

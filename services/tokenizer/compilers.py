@@ -12,6 +12,7 @@ from services.tokenizer.children import BrokenChildError, ChildPool, LateChildEr
 from services.tokenizer.frames import Compilation, CompileJob, CompileSetup
 from shared.errors import FatalError, RejectCode, RequestError
 from shared.grammar import MAX_COMPILED_BYTES, Grammar, GrammarKind, check_grammar, refusal
+from shared.idle_time import LEAST_URGENT
 
 NUM_COMPILERS = 2
 PATIENCE = 0.5  # seconds to wait for a child
@@ -35,26 +36,32 @@ class CompilerPool(ChildPool[Compilation]):
             patience=PATIENCE,
             max_answer_bytes=2 * MAX_COMPILED_BYTES,
             num_children=num_compilers,
+            niceness=LEAST_URGENT,
         )
         self._known: OrderedDict[bytes, Compilation] = OrderedDict()
         self._starting: asyncio.Task[None] | None = None
 
-    async def compile(self, grammar: Grammar) -> Grammar:
-        """As a worker reads it.  Raises RequestError that names the field where it is none, or too much."""
+    async def compile(self, grammar: Grammar, allowance: float = 1.0) -> Grammar:
+        """As a worker reads it.  Raises RequestError that names the field where it is none, or too much.
+
+        `allowance`: times the usual that it may wait and take; what failed with the usual one is then tried again.
+        """
         check_grammar(grammar)
         if grammar.kind is GrammarKind.COMPILED:
             raise refusal(grammar, "cannot be given compiled")
         name = hashlib.blake2b(f"{grammar.kind}:{grammar.text}".encode("utf-8", "surrogatepass")).digest()
-        compilation = self._known.get(name) or await self._compile(grammar)
+        compilation = self._known.get(name)
+        if compilation is None or (compilation.error and allowance > 1.0):
+            compilation = await self._compile(grammar, allowance)
         self._remember(name, compilation)
         if compilation.error:
             raise refusal(grammar, compilation.error)
         return Grammar(GrammarKind.COMPILED, compilation.text, grammar.field)
 
-    async def _compile(self, grammar: Grammar) -> Compilation:
+    async def _compile(self, grammar: Grammar, allowance: float) -> Compilation:
         await self._started()
         try:
-            return await self.ask(CompileJob(grammar))
+            return await self.ask(CompileJob(grammar), allowance)
         except NoChildFreeError:
             raise RequestError(
                 f"{grammar.field} waited for {PATIENCE} s to be compiled",

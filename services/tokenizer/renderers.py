@@ -51,12 +51,19 @@ class RendererPool(ChildPool[Rendering]):
         )
 
     async def render(
-        self, messages: Sequence[ChatMessage], options: ChatOptions | None = None, now: float | None = None
+        self,
+        messages: Sequence[ChatMessage],
+        options: ChatOptions | None = None,
+        now: float | None = None,
+        allowance: float = 1.0,
     ) -> str:
-        """The chat as the model's prompt.  Raises RequestError where the template does not give one in time."""
+        """The chat as the model's prompt.  Raises RequestError where the template does not give one in time.
+
+        `allowance`: times the usual that it may wait and take.
+        """
         job = render_job(messages, options, time.time() if now is None else now)
         try:
-            rendering = await self.ask(job)
+            rendering = await self.ask(job, allowance)
         except NoChildFreeError:
             raise RequestError(
                 f"no chat template renderer became free within {self.timeout} s",

@@ -15,6 +15,7 @@ import grpc
 import pytest
 
 from protos.pageant.v1.inference_pb2 import GenerateRequest
+from scripts.bench.chaos.cases import PLAIN
 from scripts.bench.chaos.main import Order, act, containers, table
 from scripts.bench.stack import ROOT, SERVICES, DockerError, Stack
 from tests.compose.stack import running_stack, why_not
@@ -55,7 +56,8 @@ def test_the_short_chaos_changes_nothing(tmp_path: Path) -> None:
     print(table(result))
     assert not result.wrong, result.wrong[:5]
     assert not result.leftovers
-    assert len(result.inflicted) == 14 and result.num_streams > result.num_clients
+    assert all(result.num_streams[kind] for kind in (*PLAIN, "stop strings", "bytes", "grammar"))
+    assert len(result.inflicted) == 14 and sum(result.num_streams.values()) > result.num_clients
     assert result.drafts[1] > 0, "drafts were accepted meanwhile"
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from scripts.bench.chaos.cases import PLAIN
 from scripts.bench.chaos.main import Order, perform, table
 from tests.system.harness import ROOT, Answer, Troupe, ask, collect, troupe
 
@@ -188,4 +189,5 @@ def test_the_short_chaos_changes_nothing(tmp_path: Path) -> None:
     print(table(result))
     assert not result.wrong, result.wrong[:5]
     assert not result.leftovers
-    assert len(result.inflicted) == 8 and result.num_streams > result.num_clients
+    assert all(result.num_streams[kind] for kind in (*PLAIN, "stop strings", "bytes", "grammar"))
+    assert len(result.inflicted) == 8 and sum(result.num_streams.values()) > result.num_clients

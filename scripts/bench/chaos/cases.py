@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,15 @@ PLAIN: dict[str, dict[str, Any]] = {
     "logprobs": {"temperature": 0.8, "logprobs": 3, "prompt_logprobs": 1},
     "truncated": {"temperature": 1.2, "top_p": 0.9, "min_p": 0.02, "top_k": 50},
 }
+PERSON: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "minLength": 3, "maxLength": 12}, "age": {"type": "integer", "maximum": 130},
+        "likes": {"enum": ["dogs", "cats", "the sea"]},
+    },
+    "required": ["name", "age", "likes"], "additionalProperties": False,
+}  # fmt: skip
+WORD, PERSON_TOKENS, WORD_TOKENS = "[a-z]{2,8}", 24, 3  # and about how many tokens one of them is
 STOP_CHARS = 24  # of a stop string, so that much of it is held back when a service dies
 
 
@@ -64,6 +74,25 @@ def byte_cases(per_kind: int, max_tokens: int, model: Path) -> list[Case]:
         request = _ask(index, max_tokens=max_tokens, temperature=1.0, ignore_eos=True)
         request.sampling.allowed_token_ids.ids.extend(broken)
         made.append(Case("bytes", request))
+    return made
+
+
+def grammar_cases(per_kind: int, max_tokens: int) -> list[Case]:
+    """Streams held to a format that ends them after about `max_tokens`: a list of objects, or words up to a full stop.
+
+    Every client has a format of its own, so that who comes anew has all of them to compile.
+    """
+    made = []
+    for index in range(per_kind):
+        request = _ask(index, max_tokens=2 * max_tokens, temperature=0.8)
+        if index % 2:
+            count = max_tokens // WORD_TOKENS + index
+            request.sampling.grammar.regex = rf"({WORD} ){{{count}}}{WORD}\."
+        else:
+            count = max_tokens // PERSON_TOKENS + index
+            schema = {"type": "array", "items": PERSON, "minItems": count, "maxItems": count}
+            request.sampling.grammar.json_schema = json.dumps(schema)
+        made.append(Case("grammar", request))
     return made
 
 

@@ -20,7 +20,7 @@ from typing import Any
 
 import msgspec
 
-from scripts.bench.chaos.cases import Case, byte_cases, plain_cases, stop_cases
+from scripts.bench.chaos.cases import Case, byte_cases, grammar_cases, plain_cases, stop_cases
 from scripts.bench.chaos.containers import Containers
 from scripts.bench.chaos.deployment import consecutive_ports, deployed
 from scripts.bench.chaos.faults import Inflicted, Stage, inflict, schedule
@@ -39,7 +39,7 @@ class Result(msgspec.Struct):
     """What came of one performance."""
 
     num_clients: int
-    num_streams: int
+    num_streams: dict[str, int]  # by kind
     wrong: list[str]
     inflicted: list[Inflicted]
     pauses: list[float]  # parallel to `inflicted`
@@ -100,7 +100,12 @@ async def _cases(channel: Any, per_kind: int, max_tokens: int) -> list[Case]:
     cases = plain_cases(per_kind, max_tokens)
     greedy = [case for case in cases if case.kind == "greedy"]
     texts = [outputs[0].text for outputs in await _together(channel, greedy, [])]
-    return [*cases, *stop_cases(per_kind, max_tokens, texts), *byte_cases(per_kind, max_tokens, MODEL)]
+    return [
+        *cases,
+        *stop_cases(per_kind, max_tokens, texts),
+        *byte_cases(per_kind, max_tokens, MODEL),
+        *grammar_cases(per_kind, max_tokens),
+    ]
 
 
 async def _together(channel: Any, cases: list[Case], ears: list[Ear]) -> list[list[Output]]:
@@ -130,7 +135,7 @@ async def _disturb(stage: Stage, channel: Any, clients: list[Repetition], calm: 
     end = time.monotonic()
     return Result(
         num_clients=len(clients),
-        num_streams=sum(client.num_streams for client in clients),
+        num_streams=_by_kind(clients),
         wrong=[line for client in clients for line in client.wrong],
         inflicted=inflicted,
         pauses=pauses(inflicted, ears, end),
@@ -139,6 +144,13 @@ async def _disturb(stage: Stage, channel: Any, clients: list[Repetition], calm: 
         seconds=end - begun,
         drafts=(sum(client.num_drafted for client in clients), sum(client.num_accepted for client in clients)),
     )
+
+
+def _by_kind(clients: list[Repetition]) -> dict[str, int]:
+    found: Counter[str] = Counter()
+    for client in clients:
+        found[client.case.kind] += client.num_streams
+    return dict(found)
 
 
 async def _leftovers(stage: Stage) -> str:
@@ -172,8 +184,9 @@ def table(result: Result) -> str:
     kinds = Counter(one.fault.kind for one in result.inflicted)
     lines += [
         f"faults: {sum(kinds.values())} ({', '.join(f'{count} {kind}' for kind, count in sorted(kinds.items()))})",
-        f"streams: {result.num_streams} of {result.num_clients} clients in {result.seconds:.0f} s; "
+        f"streams: {sum(result.num_streams.values())} of {result.num_clients} clients in {result.seconds:.0f} s; "
         f"{len(result.wrong)} differences from the undisturbed run",
+        f"of each kind: {', '.join(f'{count} {kind}' for kind, count in result.num_streams.items())}",
         f"left over: {result.leftovers or 'nothing'}",
         f"draft tokens: {result.drafts[0]}, accepted: {result.drafts[1]}",
     ]
@@ -184,7 +197,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--faults", type=int, default=60)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--clients-per-kind", type=int, default=8, help="of eight kinds")
+    parser.add_argument("--clients-per-kind", type=int, default=8, help="of nine kinds")
     parser.add_argument("--max-tokens", type=int, default=240)
     parser.add_argument("--draft", default="off", help="off, ngram or a directory (on containers: on)")
     parser.add_argument("--compose", action="store_true", help="on containers")

@@ -6,9 +6,11 @@ import asyncio
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from services.tokenizer.actor import LONG_TEXT
+from services.tokenizer.renderers import NUM_RENDERERS
 from shared.errors import RejectCode
 from shared.messages import (
     AbortRequest,
@@ -108,6 +110,20 @@ async def test_a_hopelessly_long_prompt_is_refused_unread(data_dir: Path) -> Non
 async def test_a_model_without_chat_template(data_dir: Path) -> None:
     async with bench(data_dir) as b:
         assert "no chat template" in (await b.rejected(chat("Hello"))).message
+
+
+async def test_a_stream_under_way_waits_for_a_child_where_a_new_request_is_refused(data_dir: Path) -> None:
+    async with bench(data_dir, TEMPLATE, template_timeout=0.2) as b:
+        assert b.pool is not None
+        b.send(chat("Hello"))
+        await b.added()
+        children = [await b.pool._idle.get() for _ in range(NUM_RENDERERS)]
+        again = msgspec.structs.replace(chat("Hello", request_id="under way"), is_resumed=True)
+        rejection = await b.rejected(again, chat("Hello", request_id="new"))
+        assert (rejection.request_id, rejection.code) == ("new", RejectCode.UNAVAILABLE)
+        for child in children:
+            b.pool._idle.put_nowait(child)
+        assert (await b.added()).header.request_id == "under way"
 
 
 async def test_a_passed_deadline(data_dir: Path) -> None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import sys
+import time
 from collections.abc import AsyncIterator
 
 import pytest
@@ -14,6 +17,7 @@ from services.tokenizer.compilers import CompilerPool
 from services.tokenizer.frames import CompileJob
 from shared.errors import RejectCode, RequestError
 from shared.grammar import MAX_CHOICES, MAX_GRAMMAR_BYTES, Grammar, GrammarKind
+from shared.idle_time import LEAST_URGENT
 
 K = GrammarKind
 
@@ -105,6 +109,8 @@ async def test_an_endless_one_is_killed_and_others_are_served() -> None:
         assert pool.num_killed == 1
         with pytest.raises(RequestError, match="to compile"):
             await pool.compile(Grammar(K.REGEX, "a", "f"))
+        assert (await pool.compile(Grammar(K.REGEX, "a", "f"), allowance=30.0)).text, "of a stream under way"
+        assert (await pool.compile(Grammar(K.REGEX, "a", "f"))).text
     finally:
         await pool.close()
 
@@ -117,8 +123,27 @@ async def test_waiting_for_a_compiler_is_bounded() -> None:
         with pytest.raises(RequestError) as caught:
             await pool.compile(Grammar(K.REGEX, "a", "f"))
         assert caught.value.code is RejectCode.RESOURCE_EXHAUSTED and caught.value.retry_after_ms > 0
+        stream = asyncio.create_task(pool.compile(Grammar(K.REGEX, "a", "f"), allowance=100.0))
+        await asyncio.wait({stream}, timeout=1.2 * pool.patience)
+        assert not stream.done(), "one under way waits longer"
         pool._idle.put_nowait(child)
-        assert (await pool.compile(Grammar(K.REGEX, "a", "f"))).text
+        assert (await stream).text
+    finally:
+        await pool.close()
+
+
+async def test_who_was_frozen_is_not_late() -> None:
+    pool = CompilerPool(num_compilers=1)
+    try:
+        await pool.compile(Grammar(K.JSON_OBJECT))
+        child = pool._idle.get_nowait()
+        pool.patience = pool.timeout = 1.0
+        request = asyncio.create_task(pool.compile(Grammar(K.REGEX, "a", "f")))
+        await asyncio.sleep(0.01)
+        time.sleep(1.1)  # the freeze
+        await asyncio.sleep(0.01)
+        pool._idle.put_nowait(child)
+        assert (await request).text
     finally:
         await pool.close()
 
@@ -131,3 +156,11 @@ async def test_a_pool_that_nobody_asked_has_no_children() -> None:
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.1):
             await pool.ask(job)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="idle time only is Linux's")
+async def test_it_takes_idle_time_only(pool: CompilerPool) -> None:
+    await pool.compile(Grammar(K.JSON_OBJECT))
+    for child in pool._children:
+        assert os.sched_getscheduler(child.pid) == os.SCHED_IDLE
+        assert os.getpriority(os.PRIO_PROCESS, child.pid) == LEAST_URGENT
