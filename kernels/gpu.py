@@ -9,6 +9,8 @@ from kernels.provider import AttentionShape, Kernels, SamplingKernels, reference
 from kernels.triton import (
     argmax,
     attention,
+    bad_words,
+    draft_verification,
     gumbel_argmax,
     kv_store,
     penalties,
@@ -49,5 +51,7 @@ def triton_kernels(shape: AttentionShape) -> Kernels:
             log_residual=rejection.log_residual,
             truncation=truncation.truncation,
             penalise=penalties.penalise,
+            forbid_words=bad_words.forbid_words,
+            verify_drafts=draft_verification.verify_drafts,
         ),
     )

@@ -24,6 +24,7 @@ from kernels.flash.attention import FlashAttention3, FlashInferAttention, HeadSh
 from kernels.ops import (
     argmax,
     attention,
+    draft_verification,
     gumbel_argmax,
     kv_store,
     linear,
@@ -43,7 +44,9 @@ from kernels.ops.rotary_store import HeadNorm
 
 Accepts = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, tuple[Tensor, Tensor]], Tensor]
 LogResidual = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+ForbidWords = Callable[[Tensor, Tensor, Tensor, Tensor], None]
 Penalise = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, tuple[Tensor, Tensor, Tensor]], None]
+VerifyDrafts = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 PlanStatic = Callable[[Tensor, Sequence[int], int, int, int], StaticPlan]
 PlanAttention = Callable[[Sequence[int], Sequence[int], Tensor, int, Sequence[int]], AttentionMetadata]
 
@@ -59,6 +62,8 @@ class SamplingKernels:
     # None: the caller has faster ways on a CPU, which on a GPU would wait for it
     truncation: Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]] | None = None
     penalise: Penalise | None = None
+    forbid_words: ForbidWords | None = None
+    verify_drafts: VerifyDrafts = draft_verification.verify_drafts
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 def verify_drafts(
     chosen: Tensor,  # [num_positions] int64: what the target takes, each behind the drafts before it
-    draft_ids: Tensor,  # [num_positions] int64: the draft to be verified there; below zero behind all of a sequence's
+    draft_ids: Tensor,  # [num_positions] int32: the draft to be verified there; below zero: none, or a refused one
     starts: Tensor,  # [num_seqs] int32: the first position of each sequence, growing
     tokens: Tensor,  # [num_rows, longest] int64 histories, written
     rows: Tensor,  # [num_seqs] int32

@@ -42,7 +42,7 @@ def log_residual(
     values: Tensor,  # [n, vocab_size] float32: processed logits / temperature
     cut: Tensor,  # [n] float32
     last_tied: Tensor,  # [n] int64
-    owners: Tensor,  # [num_entries] int64: the row of each entry of q
+    owners: Tensor,  # [num_entries] int64: the row of each entry of q; below zero: of none
     token_ids: Tensor,  # [num_entries] int64
     probs: Tensor,  # [num_entries] float64
 ) -> Tensor:  # [n, vocab_size] float32: log of max(0, p - q), not normalised; -inf where it is zero

@@ -12,7 +12,7 @@ MAX_DRAFTS = 64  # that a sequence can have
 
 def verify_drafts(
     chosen: Tensor,  # [num_positions] int64: what the target takes, each behind the drafts before it
-    draft_ids: Tensor,  # [num_positions] int64: the draft to be verified there; below zero behind all of a sequence's
+    draft_ids: Tensor,  # [num_positions] int32: the draft to be verified there; below zero: none, or a refused one
     starts: Tensor,  # [num_seqs] int32: the first position of each sequence, growing
     tokens: Tensor,  # [num_rows, longest] int64 histories, written
     rows: Tensor,  # [num_seqs] int32
@@ -29,7 +29,7 @@ def verify_drafts(
 @triton.jit
 def verify_sequences(
     chosen: tl.tensor,  # [num_positions] int64
-    draft_ids: tl.tensor,  # [num_positions] int64
+    draft_ids: tl.tensor,  # [num_positions] int32
     starts: tl.tensor,  # [num_seqs] int32
     tokens: tl.tensor,  # [num_rows, longest] int64
     rows: tl.tensor,  # [num_seqs] int32

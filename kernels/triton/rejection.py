@@ -33,7 +33,7 @@ def log_residual(
     values: Tensor,  # [n, vocab_size] float32: processed logits / temperature
     cut: Tensor,  # [n] float32
     last_tied: Tensor,  # [n] int64
-    owners: Tensor,  # [num_entries] int64: the row of each entry of q
+    owners: Tensor,  # [num_entries] int64: the row of each entry of q; below zero: of none
     token_ids: Tensor,  # [num_entries] int64, distinct within a row
     probs: Tensor,  # [num_entries] float64
 ) -> Tensor:  # [n, vocab_size] float32: log of max(0, p - q), not normalised; -inf where it is zero
@@ -144,9 +144,11 @@ def subtract_entries(
 ) -> None:
     entry = tl.program_id(0)
     row, token = tl.load(owners + entry), tl.load(token_ids + entry)
+    owned = row >= 0
+    row = tl.maximum(row, 0)
     kept = kept_values(values + row * stride, token.to(tl.int32), tl.load(cuts + row), tl.load(lasts + row), vocab_size)
     peak, total = tl.load(totals + row * 2), tl.load(totals + row * 2 + 1)
     target = tl.exp(kept.to(tl.float64) - peak) / tl.where(total > 0.0, total, 1.0)
     left = target - tl.load(probs + entry)
     log_left = tl.where(left > 0.0, tl.log(tl.where(left > 0.0, left, 1.0)), float("-inf"))
-    tl.store(out + row * vocab_size + token, log_left.to(tl.float32))
+    tl.store(out + row * vocab_size + token, log_left.to(tl.float32), mask=owned)

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
 
 from shared.messages.steps import StepResult
 
@@ -60,25 +59,11 @@ def start_clock(device: torch.device) -> Clock:
 class Answer:
     """One step's, once `finish` is called: at once on a CPU."""
 
-    def __init__(
-        self,
-        token_ids: Tensor,  # [num_yielded] int64
-        make_result: Callable[[list[int], float], StepResult],
-        clock: Clock,
-    ) -> None:
-        self._token_ids = to_host(token_ids)
+    def __init__(self, make_result: Callable[[float], StepResult], clock: Clock) -> None:
+        """`make_result` reads what was sent to the host before; it is told the step's seconds."""
         self._make_result = make_result
         self._clock = clock
         clock.stop()
 
     def finish(self) -> StepResult:
-        seconds = self._clock.seconds()
-        return self._make_result(self._token_ids.tolist(), seconds)
-
-
-def to_host(tensor: Tensor) -> Tensor:
-    """A copy in pinned memory that is there when what was launched until now is done."""
-    if tensor.device.type != "cuda":
-        return tensor
-    pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-    return pinned.copy_(tensor, non_blocking=True)
+        return self._make_result(self._clock.seconds())

@@ -36,6 +36,7 @@ from shared.modeling.llama import Decoder
 from shared.modeling.model import Model
 from shared.modeling.native import build_native
 from shared.modeling.sampler import Sampler
+from shared.modeling.verification import DeviceVerification, HostVerification, Verification
 from shared.modeling.weights import Progress, WeightSource, open_weights
 
 MAX_GRAPH_TOKENS = 512  # beyond, a step takes so long that its launches do not show
@@ -75,9 +76,16 @@ def make_runner(settings: Settings, loaded: LoadedModel) -> ModelRunner:
         pool=loaded.pool,
         table=loaded.table,
         sampler=loaded.sampler,
+        verification=choose_verification(loaded),
         capacity=capacity,
         automata=RowAutomata(partial(_load_vocabulary, settings.model, capacity.vocab_size)),
     )
+
+
+def choose_verification(loaded: LoadedModel) -> Verification:
+    """Of draft tokens: on the device wherever the host would have to wait for it."""
+    on_host = loaded.model.device.type == "cpu"
+    return HostVerification(loaded.sampler) if on_host else DeviceVerification(loaded.sampler)
 
 
 def _load_vocabulary(model: str, size: int, eos_token_ids: Sequence[int]) -> Vocabulary:

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, pairwise
-from typing import Any
 
 import msgspec
 import numpy as np
-import torch
-from torch import Tensor
 
-from shared.execution.answers import to_host
 from shared.execution.row_automata import Held, RowAutomata
 from shared.execution.schedule import Schedule
+from shared.execution.taken import Lack, Taken
 from shared.messages.steps import StepPlan
-from shared.modeling.batch import Ints
 from shared.modeling.processing import Allowance, Flags
 
 
@@ -52,14 +48,6 @@ def _num_kept(held: Held, draft_token_ids: Sequence[int], plan: StepPlan) -> int
         return 0
     num_valid = held.standing.result().automaton.num_valid(draft_token_ids)
     return min(len(draft_token_ids), num_valid + plan.rejection)
-
-
-@dataclass(frozen=True, slots=True)
-class Lack:
-    """Samples that a step does not give."""
-
-    samples: Ints  # [n] indices of `Schedule.samples`
-    refused: dict[int, str]  # entry of the plan -> why it will have none ever
 
 
 @dataclass(slots=True)
@@ -119,32 +107,10 @@ class HeldStep:
             places.append(start + np.arange(len(allowed)))
         return Allowance(np.concatenate(places), np.concatenate(list(known.values())))
 
-    def advance(self, token_ids: Tensor, counts: Ints, lack: Lack | None) -> None:
-        """`counts` of the yielded tokens are of each sample."""
+    def advance(self, taken: Taken, lack: Lack | None) -> None:
         if not self.helds:
             return
         lacking = set() if lack is None else set(lack.samples.tolist())
-        tokens, ends = YieldedTokens(token_ids), counts.cumsum().tolist()
         for index, held in self.helds.items():
             if index not in lacking:
-                self.automata.advance(held, tokens, ends[index] - int(counts[index]), ends[index])
-
-
-class YieldedTokens:
-    """A step's, on their way to the host."""
-
-    def __init__(self, token_ids: Tensor) -> None:
-        self._token_ids = to_host(token_ids)
-        make: Callable[..., Any] = torch.cuda.Event
-        self._event = make(blocking=True) if token_ids.device.type == "cuda" else None
-        if self._event is not None:
-            self._event.record()
-
-    def wait(self) -> None:
-        if self._event is not None:
-            self._event.synchronize()
-
-    def of(self, first: int, last: int) -> list[int]:
-        self.wait()
-        found: list[int] = self._token_ids[first:last].tolist()
-        return found
+                self.automata.advance(held, taken, index)

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kernels.ops.transfer import to_host
 from shared.execution.schedule import Schedule
 from shared.messages.steps import AdmittedSequence
 from shared.pooling import Pooling, PoolingKind
@@ -41,7 +42,7 @@ class RowPools:
         self,
         schedule: Schedule,
         hidden: Tensor,  # [sum of wanted, hidden_size]
-    ) -> dict[int, bytes]:  # of the entries whose prompt is complete: float32 [hidden_size]
+    ) -> dict[int, Tensor]:  # of the entries whose prompt is complete: [hidden_size] float32, on its way to the host
         """Add what a step has computed."""
         batch, found = schedule.batch, {}
         ends = np.cumsum(batch.wanted)
@@ -67,9 +68,9 @@ class RowPools:
         row: int,
         last: Tensor,  # [hidden_size] float64
         num_tokens: int,
-    ) -> bytes:
+    ) -> Tensor:  # [hidden_size] float32
         pooling = self._poolings.pop(row)
         vector = self._sums.pop(row) / num_tokens if pooling.kind is PoolingKind.MEAN else last
         if pooling.normalize:
             vector = torch.nn.functional.normalize(vector, dim=0)
-        return vector.cpu().numpy().astype("<f4").tobytes()
+        return to_host(vector.float())

@@ -42,8 +42,8 @@ class StepTokens(Protocol):
         """Until the step has ended."""
         ...
 
-    def of(self, first: int, last: int) -> list[int]:
-        """Tokens first ... last - 1, once the step has ended."""
+    def of(self, sample: int) -> list[int]:
+        """The tokens of one of the rows that it sampled, once it has ended."""
         ...
 
 
@@ -174,10 +174,10 @@ class RowAutomata:
                     _wait(held.trial.found, deadline)
                 held.is_slow = not held.is_ready
 
-    def advance(self, held: Held, tokens: StepTokens, first: int, last: int) -> None:
-        """The row has taken tokens first ... last - 1 of a step: find what may come behind them."""
+    def advance(self, held: Held, tokens: StepTokens, sample: int) -> None:
+        """The row has taken the tokens of a step's sample: find what may come behind them."""
         standing, held.trial, held.behind = held.standing.result(), None, tokens
-        held.standing = self._following().submit(_advance, standing, held.ends, tokens, first, last)
+        held.standing = self._following().submit(_advance, standing, held.ends, tokens, sample)
 
     def try_drafts(self, held: Held, draft_token_ids: list[int]) -> None:
         """Find what may come at each of the positions that verify these.  The row must be ready."""
@@ -221,8 +221,8 @@ class RowAutomata:
         return self._followers
 
 
-def _advance(standing: Standing, ends: Ends, tokens: StepTokens, first: int, last: int) -> Standing:
-    new, automaton = tokens.of(first, last), standing.automaton
+def _advance(standing: Standing, ends: Ends, tokens: StepTokens, sample: int) -> Standing:
+    new, automaton = tokens.of(sample), standing.automaton
     length = standing.length + len(new)
     if new[-1] in ends.eos:
         return Standing(automaton, length, standing.allowed)  # it is over; nobody will use it

@@ -192,7 +192,7 @@ class RowTable:
         if self._host_tokens is not None:
             self._host_tokens[rows, places] = token_ids
         else:
-            where = torch.from_numpy(np.stack((rows, places, token_ids))).to(self.tokens.device)
+            where = to_device(np.stack((rows, places, token_ids)), self.tokens.device)
             self.tokens[where[0], where[1]] = where[2]
 
     def keep_drafts(
@@ -204,3 +204,13 @@ class RowTable:
         """The keys and values of the others are computed again, over these."""
         self.num_tokens[rows] += accepted
         self.num_computed[rows] -= counts - accepted
+
+    def keep_verified(
+        self,
+        rows: Ints,  # [n], distinct
+        counts: Ints,  # [n]
+        accepted: Ints,  # [n]
+    ) -> None:
+        """The same where the device has written the tokens, with the one behind them."""
+        self.keep_drafts(rows, counts, accepted)
+        self.num_tokens[rows] += 1

@@ -8,8 +8,9 @@ result n may be written by plan n + 2 without a fence.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
 
-import msgspec
 import numpy as np
 import torch
 from torch import Tensor
@@ -18,49 +19,36 @@ from kernels.ops.transfer import to_device
 from shared.automata.limits import GrammarError
 from shared.automata.vocabulary import Vocabulary
 from shared.errors import FatalError
-from shared.execution.answers import Answer, Clock, start_clock
+from shared.execution.answers import Answer, start_clock
 from shared.execution.block_fence import BlockFence
-from shared.execution.held_step import HeldStep, Lack, cut_drafts
+from shared.execution.held_step import HeldStep, cut_drafts
 from shared.execution.partial import completed, without
 from shared.execution.pooling import RowPools
 from shared.execution.row_automata import RowAutomata
 from shared.execution.rows import RowsOutOfStep, RowTable
 from shared.execution.schedule import Schedule, read_schedule
+from shared.execution.scoring import SampledScores, Scored, score_rows
+from shared.execution.settlement import Settlement
+from shared.execution.taken import Lack, Taken
 from shared.messages.control import WorkerCapacity
-from shared.messages.steps import RefusedRow, StepPlan, StepResult, TokenLogprobs
+from shared.messages.steps import RefusedRow, StepPlan, StepResult
 from shared.modeling.batch import Ints
-from shared.modeling.drafts import Drafts
 from shared.modeling.kv_pool import KVPool
-from shared.modeling.logprobs import gather_logprobs
 from shared.modeling.model import Model
 from shared.modeling.sampler import Sampler
 from shared.modeling.sampling_columns import NO_LOGPROBS
+from shared.modeling.verification import Verification
 
-PROMPT_LOGPROB_ROWS = 64  # prompt positions whose logits are held at a time
 
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What comes of a step, most of it on its way to the host."""
 
-class Sampled(msgspec.Struct, frozen=True):
-    """What a step's rows took: one token each, and before it the drafts that were accepted."""
-
-    token_ids: Tensor  # [num_yielded] int64
-    last: Tensor  # [num_samples] int64, on the device: the last of each row
-    counts: Ints  # [num_entries] tokens of each
-    places: Ints  # [num_yielded] their positions, among those that were sampled
-    accepted: Ints | None  # [num_samples]; None where the step has no drafts
-
-    def without(self, samples: Ints, lacking: Ints) -> Sampled:
-        """`samples` [num_samples] are entries; those at the indices `lacking` yield nothing after all."""
-        counts, stays = self.counts.copy(), np.ones(len(samples), np.bool_)
-        stays[lacking] = False
-        kept = np.repeat(stays, counts[samples])
-        counts[samples[lacking]] = 0
-        return Sampled(
-            self.token_ids[torch.from_numpy(kept).to(self.token_ids.device)],
-            self.last[torch.from_numpy(stays).to(self.last.device)],
-            counts,
-            self.places[kept],
-            None if self.accepted is None else self.accepted[stays],
-        )
+    taken: Taken
+    scores: SampledScores | None
+    prompt_scores: dict[int, Scored]  # by entry
+    embeddings: dict[int, Tensor]  # by entry: [hidden_size] float32
+    refused: dict[int, str]  # by entry
 
 
 class ModelRunner:
@@ -74,6 +62,7 @@ class ModelRunner:
         pool: KVPool,
         table: RowTable,
         sampler: Sampler,
+        verification: Verification,
         capacity: WorkerCapacity,
         automata: RowAutomata | None = None,
     ) -> None:
@@ -82,8 +71,10 @@ class ModelRunner:
         self._pool = pool
         self._table = table
         self._sampler = sampler
+        self._verification = verification
         self._automata = RowAutomata(without_vocabulary) if automata is None else automata
         self._pools = RowPools()
+        self._settlement = Settlement(table)
         self._fence = BlockFence(table.num_rows, pool.num_blocks, pool.block_size)
 
     def reset(self) -> None:
@@ -91,6 +82,7 @@ class ModelRunner:
         self._table.reset()
         self._automata.reset()
         self._pools.reset()
+        self._settlement.clear()
         self._fence.reset()
 
     def holdings(self) -> tuple[list[int], list[int]]:
@@ -103,70 +95,33 @@ class ModelRunner:
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> Answer:
-        """The same, but on a GPU its end is not waited for, unless there are drafts or log-probabilities."""
+        """The same, but on a GPU its end is not waited for."""
         clock = start_clock(self._model.device)
         whole, fenced = self._read(plan, self._apply(plan))
         if whole is None:
-            return self._answer(plan, fenced, clock, torch.empty(0, dtype=torch.int64), [], [], {}, {}, {})
+            return Answer(partial(_empty_result, plan, fenced), clock)
         held = HeldStep(self._automata, whole)
         hidden = self._model.forward(held.schedule.batch)
         schedule, lack = held.hold()
-        prompt_logprobs = self._prompt_logprobs(schedule, hidden) if len(schedule.scored) else {}
+        prompt_scores = self._prompt_scores(schedule, hidden) if len(schedule.scored) else {}
         embeddings = self._pools.take(schedule, hidden) if len(schedule.pooled) else {}
-        sampled, logprobs = self._sample(schedule, hidden, lack)
-        self._commit(schedule, sampled, lack)
-        held.advance(sampled.token_ids, sampled.counts[schedule.samples], lack)
-        refused = {} if lack is None else lack.refused
-        return self._answer(
-            plan,
-            fenced,
-            clock,
-            sampled.token_ids,
-            sampled.counts.tolist(),
-            logprobs,
-            prompt_logprobs,
-            refused,
-            embeddings,
-        )
+        taken, scores = self._sample(schedule, hidden, lack)
+        self._commit(schedule, taken, lack)
+        held.advance(taken, lack)
+        found = Found(taken, scores, prompt_scores, embeddings, {} if lack is None else lack.refused)
+        return Answer(partial(_result, plan, fenced, found), clock)
 
     def _read(self, plan: StepPlan, fenced: list[RefusedRow]) -> tuple[Schedule | None, list[RefusedRow]]:
         """What is to be computed, if anything is, and all entries that are not."""
         part = without(plan, {one.entry for one in fenced}) if fenced else plan
         if not part.rows:
             return None, fenced
+        self._settlement.settle(part.rows)
         try:
             return read_schedule(cut_drafts(part, self._automata), self._table), fenced
         except RowsOutOfStep as error:
             more = [self._fence.refuse(plan, plan.rows.index(row)) for row in error.rows]
             return self._read(plan, [*fenced, *more])
-
-    def _answer(
-        self,
-        plan: StepPlan,
-        fenced: list[RefusedRow],
-        clock: Clock,
-        token_ids: Tensor,  # [num_yielded] int64
-        num_sampled: list[int],
-        logprobs: list[TokenLogprobs | None],
-        prompt_logprobs: dict[int, list[TokenLogprobs]],
-        refused: dict[int, str],
-        embeddings: dict[int, bytes],
-    ) -> Answer:
-        def make_result(token_ids: list[int], seconds: float) -> StepResult:
-            result = StepResult(
-                epoch=plan.epoch,
-                step_id=plan.step_id,
-                num_sampled=num_sampled,
-                sampled_token_ids=token_ids,
-                logprobs=logprobs,
-                prompt_logprobs=prompt_logprobs,
-                device_time=seconds if plan.rows else 0.0,
-                refused=refused,
-                embeddings=embeddings,
-            )
-            return completed(result, fenced, len(plan.rows)) if fenced else result
-
-        return Answer(token_ids, make_result, clock)
 
     def _apply(self, plan: StepPlan) -> list[RefusedRow]:
         """The plan's changes of state, but for the entries that are returned: they would touch what is not theirs."""
@@ -179,6 +134,7 @@ class ModelRunner:
             self._table.admit(sequence, first_computed.get(sequence.row, 0))
             self._automata.admit(sequence)
             self._pools.admit(sequence)
+        self._settlement.drop([*plan.released_rows, *(sequence.row for sequence in plan.admitted)])
         self._table.append_blocks(plan.rows, plan.num_new_blocks, plan.new_block_ids)
         self._table.flush()
         fenced = self._fence.read(plan)
@@ -194,117 +150,136 @@ class ModelRunner:
         schedule: Schedule,
         hidden: Tensor,  # [sum of wanted, hidden_size]
         lack: Lack | None,
-    ) -> tuple[Sampled, list[TokenLogprobs | None]]:
+    ) -> tuple[Taken, SampledScores | None]:
         batch, columns = schedule.positions, self._table.columns
         if len(batch.rows) == 0:
-            return _take_all(schedule, torch.empty(0, dtype=torch.int64)), []
+            return Taken(schedule, lack, torch.empty(0, dtype=torch.int64), None), None
         if len(schedule.scored) or len(schedule.pooled):
             hidden = hidden[to_device(schedule.sampled_places(), hidden.device)]
         if np.count_nonzero(columns.plain[batch.rows]) == len(batch.rows):
-            return self._take_likeliest(schedule, hidden), []
+            return self._take_likeliest(schedule, hidden, lack), None
         logits = self._model.logits(hidden)
         asked = np.flatnonzero(columns.logprobs[batch.rows] != NO_LOGPROBS)
         raw = logits[to_device(asked, logits.device)] if len(asked) else None
         if schedule.drafts is None:
-            sampled = _take_all(schedule, self._sampler.sample(logits, batch))
+            taken = Taken(schedule, lack, self._sampler.sample(logits, batch), None)
         else:
-            tokens, accepted = self._sampler.verify(logits, batch, schedule.drafts)
-            sampled = _take_verified(schedule, schedule.drafts, tokens, accepted)
-        if lack is not None:
-            sampled = sampled.without(schedule.samples, lack.samples)
-        return sampled, [] if raw is None else self._score_sampled(raw, asked, batch.rows, sampled)
+            verdict = self._verification.verify(logits, batch, schedule.drafts)
+            taken = Taken(schedule, lack, verdict.tokens, verdict)
+        return taken, None if raw is None else self._score_sampled(raw, asked, batch.rows, taken)
 
     def _take_likeliest(
         self,
         schedule: Schedule,
         hidden: Tensor,  # [num_positions, hidden_size]
-    ) -> Sampled:
-        chosen, drafts = self._model.greedy(hidden), schedule.drafts
-        if drafts is None:
-            return _take_all(schedule, chosen)
-        tokens = chosen.cpu().numpy()
-        return _take_verified(schedule, drafts, tokens, drafts.num_accepted(drafts.equal(tokens)))
+        lack: Lack | None,
+    ) -> Taken:
+        chosen = self._model.greedy(hidden)
+        if schedule.drafts is None:
+            return Taken(schedule, lack, chosen, None)
+        verdict = self._verification.settle(chosen, schedule.positions, schedule.drafts)
+        return Taken(schedule, lack, verdict.tokens, verdict)
 
     def _score_sampled(
         self,
         raw: Tensor,  # [num_asked, vocab_size]
         asked: Ints,  # [num_asked] positions
         rows: Ints,  # [num_positions]
-        sampled: Sampled,
-    ) -> list[TokenLogprobs | None]:  # num_yielded
-        taken = np.isin(asked, sampled.places)
-        if not taken.all():
-            raw, asked = raw[to_device(taken, raw.device)], asked[taken]
-        places = sampled.places.searchsorted(asked)
-        chosen = sampled.token_ids[torch.from_numpy(places)].to(raw.device)
-        scored: list[TokenLogprobs | None] = [None] * len(sampled.places)
+        taken: Taken,
+    ) -> SampledScores:
+        """Where it is not known yet which positions come out, of all that may."""
+        if taken.is_known and not (comes_out := np.isin(asked, taken.outcome.places)).all():
+            raw, asked = raw[to_device(np.flatnonzero(comes_out), raw.device)], asked[comes_out]
+        tokens = taken.tokens[to_device(asked, taken.tokens.device)].to(raw.device)
         counts = self._table.columns.logprobs[rows[asked]]
-        for place, found in zip(places, gather_logprobs(raw, chosen, counts), strict=True):
-            scored[place] = TokenLogprobs(*found)
-        return scored
+        return SampledScores(asked, score_rows(raw.__getitem__, tokens, counts, raw.shape[1]))
 
-    def _commit(self, schedule: Schedule, sampled: Sampled, lack: Lack | None) -> None:
+    def _commit(self, schedule: Schedule, taken: Taken, lack: Lack | None) -> None:
         """What the step computed and took belongs to the rows."""
         table, batch, drafts = self._table, schedule.batch, schedule.drafts
-        rows = batch.rows[schedule.samples]
-        counts = drafts.counts if drafts is not None else None
+        rows, samples = batch.rows[schedule.samples], np.arange(len(schedule.samples))
         table.num_computed[batch.rows] = batch.computed + batch.scheduled
         if lack is not None:
             table.hold_back(rows[lack.samples])
-            rows = np.delete(rows, lack.samples)
-            counts = np.delete(counts, lack.samples) if counts is not None else None
-        if counts is not None and sampled.accepted is not None:
-            table.keep_drafts(rows, counts, sampled.accepted)
-        table.append_tokens(rows, sampled.last)
+            rows, samples = (np.delete(column, lack.samples) for column in (rows, samples))
+        if drafts is None:
+            table.append_tokens(rows, taken.tokens if lack is None else _pick(taken.tokens, samples))
+        elif taken.is_known and (accepted := taken.outcome.accepted) is not None:
+            table.keep_drafts(rows, drafts.counts[samples], accepted[samples])
+            table.append_tokens(rows, _pick(taken.tokens, (drafts.starts + accepted)[samples]))
+        else:
+            self._put_off(rows, samples, drafts.counts[samples], taken)
 
-    def _prompt_logprobs(
+    def _put_off(self, rows: Ints, samples: Ints, counts: Ints, taken: Taken) -> None:
+        """The device has written the histories; of rows without drafts it is known how long they are."""
+        later = counts > 0
+        self._table.num_tokens[rows[~later]] += 1
+        self._settlement.put_off(rows[later], samples[later], counts[later], taken)
+
+    def _prompt_scores(
         self,
         schedule: Schedule,
         hidden: Tensor,  # [sum of wanted, hidden_size]
-    ) -> dict[int, list[TokenLogprobs]]:
+    ) -> dict[int, Scored]:
         """For each scored entry: of the prompt's tokens that follow one computed in this step."""
         columns, batch = self._table.columns, schedule.batch
         starts = np.cumsum(batch.wanted) - batch.wanted
-        found: dict[int, list[TokenLogprobs]] = {}
+        found: dict[int, Scored] = {}
         for entry in schedule.scored.tolist():
             row, first = int(batch.rows[entry]), int(batch.computed[entry]) + 1
             count = min(int(batch.scheduled[entry]), int(columns.num_prompt[row]) - first)
-            start = int(starts[entry])
+            states = hidden[int(starts[entry]) :][:count]
             targets = self._table.tokens[row, first : first + count]
-            found[entry] = self._score(hidden[start : start + count], targets, int(columns.prompt_logprobs[row]))
+            asked = np.full(count, int(columns.prompt_logprobs[row]))
+            found[entry] = score_rows(partial(self._logits_of, states), targets, asked, self._table.vocab_size)
         return found
 
-    def _score(
+    def _logits_of(
         self,
-        hidden: Tensor,  # [n, hidden_size]
-        targets: Tensor,  # [n] int64
-        count: int,
-    ) -> list[TokenLogprobs]:
-        scored: list[TokenLogprobs] = []
-        for start in range(0, len(targets), PROMPT_LOGPROB_ROWS):
-            states = hidden[start : start + PROMPT_LOGPROB_ROWS]
-            tokens = targets[start : start + PROMPT_LOGPROB_ROWS]
-            positions = gather_logprobs(self._model.logits(states), tokens, np.full(len(tokens), count))
-            scored += [TokenLogprobs(*position) for position in positions]
-        return scored
+        states: Tensor,  # [n, hidden_size]
+        rows: slice,
+    ) -> Tensor:  # [number of rows, vocab_size] float32
+        return self._model.logits(states[rows])
+
+
+def _result(plan: StepPlan, fenced: list[RefusedRow], found: Found, seconds: float) -> StepResult:
+    """Once the step is over."""
+    outcome = found.taken.outcome
+    result = StepResult(
+        epoch=plan.epoch,
+        step_id=plan.step_id,
+        num_sampled=outcome.counts.tolist(),
+        sampled_token_ids=found.taken.token_ids,
+        logprobs=[] if found.scores is None else found.scores.read(outcome),
+        prompt_logprobs={entry: scored.read() for entry, scored in found.prompt_scores.items()},
+        device_time=seconds,
+        refused=found.refused,
+        embeddings={entry: vector.numpy().astype("<f4").tobytes() for entry, vector in found.embeddings.items()},
+    )
+    return completed(result, fenced, len(plan.rows)) if fenced else result
+
+
+def _empty_result(plan: StepPlan, fenced: list[RefusedRow], seconds: float) -> StepResult:
+    """Of a step that computed nothing."""
+    result = StepResult(
+        epoch=plan.epoch,
+        step_id=plan.step_id,
+        num_sampled=[],
+        sampled_token_ids=[],
+        logprobs=[],
+        prompt_logprobs={},
+        device_time=seconds if plan.rows else 0.0,
+    )
+    return completed(result, fenced, len(plan.rows)) if fenced else result
+
+
+def _pick(
+    tokens: Tensor,  # [num_positions] int64
+    positions: Ints,  # [n]
+) -> Tensor:  # [n] int64
+    return tokens[to_device(positions, tokens.device)]
 
 
 def without_vocabulary(eos_token_ids: Sequence[int]) -> Vocabulary:
     """For a runner that was not told of one."""
     raise GrammarError("is not possible: this worker has no tokenizer")
-
-
-def _take_all(
-    schedule: Schedule,
-    chosen: Tensor,  # [num_samples] int64
-) -> Sampled:
-    return Sampled(chosen, chosen, schedule.num_positions, np.arange(len(chosen)), None)
-
-
-def _take_verified(schedule: Schedule, drafts: Drafts, tokens: Ints, accepted: Ints) -> Sampled:
-    """Of the positions' tokens [num_positions] those up to the one behind the accepted drafts [num_samples]."""
-    counts = schedule.num_positions.copy()
-    counts[schedule.samples] = accepted + 1
-    places = drafts.yielded(accepted)
-    last = torch.from_numpy(tokens[drafts.starts + accepted]).to(schedule.batch.tokens.device)
-    return Sampled(torch.from_numpy(tokens[places]), last, counts, places, accepted)

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from kernels.ops.transfer import to_host
 from shared.modeling.sampling_columns import Ints
 
 
@@ -18,22 +19,56 @@ class PositionLogprobs(NamedTuple):
     rank: int  # tokens at least as likely as the token itself, which counts
 
 
+class Scores(NamedTuple):
+    """Of n positions, where their logits are."""
+
+    token_ids: Tensor  # [n] int64
+    own: Tensor  # [n] float64
+    ranks: Tensor  # [n] int64
+    ids: Tensor  # [n, most] int64: the most likely tokens, in order
+    values: Tensor  # [n, most] float64
+
+    def to_host(self) -> Scores:
+        """On its way there."""
+        return Scores(*map(to_host, self))
+
+
+def score(
+    logits: Tensor,  # [n, vocab_size] float32
+    token_ids: Tensor,  # [n] int64
+    counts: Ints,  # [n] most likely tokens asked for; -1: all
+) -> Scores:
+    """Nothing here waits for the device."""
+    logprobs = logits.double()
+    logprobs = logprobs - logprobs.logsumexp(dim=1, keepdim=True)
+    own = logprobs.gather(1, token_ids[:, None])
+    values, ids = _most_likely(logprobs, max(_wanted(counts, logits.shape[1]), default=0))
+    return Scores(token_ids, own[:, 0], (logprobs >= own).sum(1), ids, values)
+
+
+def read_scores(
+    scores: Scores,  # of n positions, on the host
+    counts: Ints,  # [n], as they were scored with
+    vocab_size: int,
+) -> list[PositionLogprobs]:
+    wanted = _wanted(counts, vocab_size)
+    columns = zip(*(column.tolist() for column in scores), wanted, strict=True)
+    return [
+        PositionLogprobs([token, *likely[:count]], [logprob, *likely_logprobs[:count]], rank)
+        for token, logprob, rank, likely, likely_logprobs, count in columns
+    ]
+
+
 def gather_logprobs(
     logits: Tensor,  # [n, vocab_size] float32
     token_ids: Tensor,  # [n] int64
     counts: Ints,  # [n] most likely tokens asked for; -1: all
 ) -> list[PositionLogprobs]:
-    vocab_size = logits.shape[1]
-    wanted = [vocab_size if count < 0 else min(int(count), vocab_size) for count in counts]
-    logprobs = logits.double() - logits.double().logsumexp(dim=1, keepdim=True)
-    own = logprobs.gather(1, token_ids[:, None])
-    ranks = (logprobs >= own).sum(1).tolist()
-    values, ids = _most_likely(logprobs, max(wanted, default=0))
-    columns = zip(token_ids.tolist(), own[:, 0].tolist(), ids.tolist(), values.tolist(), ranks, wanted, strict=True)
-    return [
-        PositionLogprobs([token, *likely[:count]], [logprob, *likely_logprobs[:count]], rank)
-        for token, logprob, likely, likely_logprobs, rank, count in columns
-    ]
+    return read_scores(score(logits, token_ids, counts), counts, logits.shape[1])
+
+
+def _wanted(counts: Ints, vocab_size: int) -> list[int]:
+    return [vocab_size if count < 0 else min(int(count), vocab_size) for count in counts]
 
 
 def _most_likely(

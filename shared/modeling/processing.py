@@ -13,8 +13,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from kernels.ops.bad_words import PAIR_FIELDS
 from kernels.ops.transfer import to_device
-from kernels.provider import Penalise
+from kernels.provider import ForbidWords, Penalise
 from shared.modeling.sampling_columns import Constraints, Floats, Ints, SamplingColumns
 
 MASKED = float("-inf")
@@ -44,17 +45,14 @@ def process_logits(
     logits: Tensor,  # [num_sampled, vocab_size] float32, changed in place
     batch: SampleBatch,
     penalise: Penalise | None = None,  # a kernel for all penalties, where there is one
+    forbid_words: ForbidWords | None = None,  # and one for bad words
 ) -> None:
     columns, rows = batch.columns, batch.rows
     if batch.allowance is not None:
         _hold_to(logits, batch.allowance)
-    for place in np.flatnonzero(columns.constrained[rows]):
-        constraints = columns.constraints[rows[place]]
-        if constraints is not None:
-            held = logits[place].clone() if columns.has_grammar[rows[place]] else None
-            _constrain(logits[place], constraints, batch.tokens[rows[place], : batch.lengths[place]])
-            if held is not None:  # what the grammar demands goes before all other wishes
-                logits[place] = torch.where((logits[place] == MASKED).all(), held, logits[place])
+    constrained = np.flatnonzero(columns.constrained[rows])
+    if len(constrained):
+        _constrain_rows(logits, batch, constrained.tolist(), forbid_words)
     if penalise is not None:
         _penalise_by(penalise, logits, batch)
     else:
@@ -100,22 +98,39 @@ def _penalise_by(
     penalise(logits, batch.tokens, where, lengths, prompts, (repetition, frequency, presence))
 
 
+def _constrain_rows(
+    logits: Tensor,  # [num_sampled, vocab_size], changed in place
+    batch: SampleBatch,
+    places: list[int],  # of rows with constraints
+    forbid_words: ForbidWords | None,
+) -> None:
+    columns, rows = batch.columns, batch.rows
+    held = {place: logits[place].clone() for place in places if columns.has_grammar[rows[place]]}
+    constrained = [(place, columns.of(int(rows[place]))) for place in places]
+    if forbid_words is not None:
+        _forbid_words_by(forbid_words, logits, batch, constrained)
+    for place, constraints in constrained:
+        length = int(batch.lengths[place])
+        if constraints.bad_words and forbid_words is None:
+            logits[place, _bad_tokens(constraints.bad_words, batch.tokens[rows[place], :length])] = MASKED
+        _constrain(logits[place], constraints, length)
+    for place, before in held.items():  # what the grammar demands goes before all other wishes
+        logits[place] = torch.where((logits[place] == MASKED).all(), before, logits[place])
+
+
 def _constrain(
     logits: Tensor,  # [vocab_size], changed in place
     constraints: Constraints,
-    history: Tensor,  # [length] int64
+    length: int,  # of the history
 ) -> None:
     device = logits.device
     if constraints.allowed is not None:
         forbidden = torch.ones_like(logits, dtype=torch.bool)
-        forbidden[constraints.allowed.to(device)] = False
-        logits[forbidden] = MASKED
-    if constraints.bad_words:
-        logits[_bad_tokens(constraints.bad_words, history)] = MASKED
-    if history.shape[0] < constraints.min_length:
-        logits[constraints.ends.to(device)] = MASKED
-    if constraints.biased.shape[0]:
-        logits.index_add_(0, constraints.biased.to(device), constraints.biases.to(device))
+        logits.masked_fill_(forbidden.index_fill_(0, to_device(constraints.allowed, device), False), MASKED)
+    if length < constraints.min_length:
+        logits.index_fill_(0, to_device(constraints.ends, device), MASKED)
+    if len(constraints.biased):
+        logits.index_add_(0, to_device(constraints.biased, device), to_device(constraints.biases, device))
 
 
 def _bad_tokens(
@@ -126,6 +141,25 @@ def _bad_tokens(
     longest = max(len(word) for word in bad_words) - 1
     tail = tuple(history[-longest:].tolist()) if longest else ()
     return [word[-1] for word in bad_words if len(word) == 1 or tail[-(len(word) - 1) :] == word[:-1]]
+
+
+def _forbid_words_by(
+    forbid_words: ForbidWords,
+    logits: Tensor,  # [num_sampled, vocab_size], changed in place
+    batch: SampleBatch,
+    constrained: list[tuple[int, Constraints]],  # place among the sampled, and what its row has
+) -> None:
+    """The words of all rows in one copy, and one launch."""
+    concerned = [(place, constraints) for place, constraints in constrained if constraints.bad_words]
+    if not concerned:
+        return
+    places = np.repeat([place for place, _ in concerned], [len(one.word_lens) for _, one in concerned])
+    counts = np.concatenate([one.word_lens for _, one in concerned])
+    words = np.concatenate([one.word_tokens for _, one in concerned])
+    pairs = np.stack((places, batch.rows[places], batch.lengths[places], np.cumsum(counts) - counts, counts), axis=1)
+    packed = to_device(np.concatenate((pairs.ravel().astype(np.int32), words)), logits.device)
+    table, flat = torch.split(packed, [pairs.size, len(words)])
+    forbid_words(logits, batch.tokens, flat, table.view(-1, PAIR_FIELDS))
 
 
 def _penalise_repetition(

@@ -22,21 +22,28 @@ class Sampler:
     """A pure function of logits, parameters, seed, position."""
 
     def __init__(self, kernels: SamplingKernels) -> None:
-        self._kernels = kernels
+        self.kernels = kernels
+
+    def process(
+        self,
+        logits: Tensor,  # [num_sampled, vocab_size] float32, changed in place
+        batch: SampleBatch,
+    ) -> None:
+        process_logits(logits, batch, self.kernels.penalise, self.kernels.forbid_words)
 
     def sample(
         self,
         logits: Tensor,  # [num_sampled, vocab_size] float32, changed in place
         batch: SampleBatch,
     ) -> Tensor:  # [num_sampled] int64
-        process_logits(logits, batch, self._kernels.penalise)
-        chosen = self._kernels.argmax(logits)
+        self.process(logits, batch)
+        chosen = self.kernels.argmax(logits)
         places = batch.columns.drawn(batch.rows)
         if len(places) == len(chosen):
-            return read_target(logits, chosen, batch, self._kernels).draw(self._kernels)
+            return read_target(logits, chosen, batch, self.kernels).draw(self.kernels)
         if len(places):
-            where, target = select_target(logits, chosen, batch, places, self._kernels)
-            chosen[where] = target.draw(self._kernels)
+            where, target = select_target(logits, chosen, batch, places, self.kernels)
+            chosen[where] = target.draw(self.kernels)
         return chosen
 
     def verify(
@@ -49,9 +56,9 @@ class Sampler:
         if drafts.proposals is None:
             tokens = self.sample(logits, batch).cpu().numpy()
             return tokens, drafts.num_accepted(drafts.equal(tokens))
-        process_logits(logits, batch, self._kernels.penalise)
-        chosen = self._kernels.argmax(logits)
-        return Rejection(self._kernels, batch, drafts, drafts.proposals).verify(logits, chosen)
+        self.process(logits, batch)
+        chosen = self.kernels.argmax(logits)
+        return Rejection(self.kernels, batch, drafts, drafts.proposals).verify(logits, chosen)
 
     def propose(
         self,
@@ -63,14 +70,14 @@ class Sampler:
         The distribution is cut to MAX_PROPOSED tokens, of which the draft is then drawn: what is exact for every
         proposal is so for this one.
         """
-        process_logits(logits, batch, self._kernels.penalise)
-        chosen = self._kernels.argmax(logits)
+        self.process(logits, batch)
+        chosen = self.kernels.argmax(logits)
         places = batch.columns.drawn(batch.rows)
         if not len(places):
             return chosen, [certain(token) for token in chosen.tolist()]
-        where, target = select_target(logits, chosen, batch, places, self._kernels)
+        where, target = select_target(logits, chosen, batch, places, self.kernels)
         keep_most_likely(target.kept, target.values, MAX_PROPOSED)
-        drawn = target.draw(self._kernels, DRAFT_STREAM)
+        drawn = target.draw(self.kernels, DRAFT_STREAM)
         chosen[where] = drawn
         found = [certain(token) for token in chosen.tolist()]
         for place, distribution in zip(places, pack_distributions(target, drawn), strict=True):

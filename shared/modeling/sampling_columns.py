@@ -6,9 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from shared.pooling import PoolingKind
 from shared.sampling import GREEDY_EPSILON, SamplingParams
@@ -24,12 +22,14 @@ MAX_BIAS = 100.0
 class Constraints:
     """What few rows have: tokens that they may not take, and biases."""
 
-    allowed: Tensor | None  # [n] int64
+    allowed: Ints | None  # [n]
     bad_words: tuple[tuple[int, ...], ...]
-    ends: Tensor  # [n] int64: end-of-sequence and stop tokens
+    word_tokens: NDArray[np.int32]  # [num_tokens] of the bad words, one after the other
+    word_lens: Ints  # [num_words]
+    ends: Ints  # [n] end-of-sequence and stop tokens
     min_length: int  # ends are masked while the sequence is shorter
-    biased: Tensor  # [n] int64
-    biases: Tensor  # [n] float32
+    biased: Ints  # [n]
+    biases: NDArray[np.float32]  # [n]
 
 
 class SamplingColumns:
@@ -84,6 +84,12 @@ class SamplingColumns:
         constrained = self.constrained[row] or self.has_grammar[row]
         return not (penalised or truncates or self.logprobs[row] != NO_LOGPROBS or constrained)
 
+    def of(self, row: int) -> Constraints:
+        """Of a row that is `constrained`."""
+        constraints = self.constraints[row]
+        assert constraints is not None
+        return constraints
+
     def drawn(self, rows: Ints) -> Ints:
         """Places in `rows` of those that sample; the others take the most likely token."""
         return np.flatnonzero(self.temperature[rows] >= GREEDY_EPSILON)
@@ -97,10 +103,12 @@ def read_constraints(num_prompt: int, params: SamplingParams, eos_token_ids: Seq
     ends = set(params.stop_token_ids) | (set() if params.ignore_eos else set(eos_token_ids))
     biases = [min(max(bias, -MAX_BIAS), MAX_BIAS) for bias in params.logit_bias.values()]
     return Constraints(
-        allowed=torch.tensor(params.allowed_token_ids) if params.allowed_token_ids else None,
+        allowed=np.array(params.allowed_token_ids, np.int64) if params.allowed_token_ids else None,
         bad_words=tuple(tuple(ids) for ids in params.bad_words_token_ids),
-        ends=torch.tensor(sorted(ends), dtype=torch.int64),
+        word_tokens=np.array([token for ids in params.bad_words_token_ids for token in ids], np.int32),
+        word_lens=np.array([len(ids) for ids in params.bad_words_token_ids], np.int64),
+        ends=np.array(sorted(ends), np.int64),
         min_length=num_prompt + min_tokens,
-        biased=torch.tensor(list(params.logit_bias), dtype=torch.int64),
-        biases=torch.tensor(biases, dtype=torch.float32),
+        biased=np.array(list(params.logit_bias), np.int64),
+        biases=np.array(biases, np.float32),
     )

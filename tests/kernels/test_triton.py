@@ -11,6 +11,7 @@ from torch import Tensor
 
 from kernels.ops import (
     attention,
+    bad_words,
     draft_verification,
     penalties,
     rejection,
@@ -30,6 +31,7 @@ if not has_triton():
 import triton
 import triton.language as tl
 
+from kernels.triton import bad_words as triton_bad_words
 from kernels.triton import draft_verification as triton_verification
 from kernels.triton import launch, noise
 from kernels.triton import penalties as triton_penalties
@@ -445,6 +447,24 @@ def test_penalties(vocab_size: int) -> None:
     assert_near(found, logits, 10.0)
 
 
+def test_bad_words() -> None:
+    """Of one token, of more than are compared at once, longer than a history; wrong in the first or the last place."""
+    words = [[4], [7, 8, 5], [8, 5], [9, 6], [*range(20), 3], [*range(50), 2], [7, 7, 1], [0, 19, 1]]
+    flat = integers(*(token for word in words for token in word), dtype=torch.int32)
+    histories = torch.full((4, 60), 30, device=DEVICE)
+    histories[2, :3], histories[0, :22] = integers(6, 7, 8), torch.tensor([1, 2, *range(20)], device=DEVICE)
+    starts = [sum(map(len, words[:index])) for index in range(len(words))]
+    ends = [(0, 2, 3), (1, 0, 22), (2, 2, 2), (3, 0, 0)]  # rows of logits and histories, tokens
+    pairs = [(*one, start, len(word)) for one in ends for start, word in zip(starts, words, strict=True)]
+    table = torch.tensor(pairs, dtype=torch.int32, device=DEVICE)
+    found, wanted = (torch.zeros(4, 40, device=DEVICE) for _ in range(2))
+    triton_bad_words.forbid_words(found, histories, flat, table)
+    bad_words.forbid_words(wanted, histories, flat, table)
+    assert torch.equal(found, wanted)
+    forbidden = [(one == NOTHING).nonzero()[:, 0].tolist() for one in found]
+    assert forbidden == [[4, 5], [3, 4], [4], [4]]
+
+
 # ---- speculation
 
 
@@ -479,6 +499,9 @@ def test_log_residual(vocab_size: int) -> None:
     found, wanted = triton_rejection.log_residual(*kept, *entries)[:8], rejection.log_residual(*kept, *entries)[:8]
     assert torch.equal(found == NOTHING, wanted == NOTHING)
     torch.testing.assert_close(found.exp(), wanted.exp(), atol=1e-6, rtol=1e-4)
+    left_out = (integers(0, 0, 1, 3, 6, -1, -1), integers(3, 0, 11, 5, 2, 3, 0), torch.cat((probs, probs[:2])))
+    assert torch.equal(triton_rejection.log_residual(*kept, *left_out)[:8], found)
+    assert torch.equal(rejection.log_residual(*kept, *left_out)[:8], wanted)
     none = (integers(), integers(), torch.tensor([], device=DEVICE).double())
     torch.testing.assert_close(
         triton_rejection.log_residual(*kept, *none)[:8], rejection.log_residual(*kept, *none)[:8], atol=1e-4, rtol=1e-5
@@ -491,7 +514,7 @@ def test_draft_verification() -> None:
     taken = [[9], [5, 6, 7, 8], [1, 6, 7, 8], [5, 1, 7, 8], [5, 6, 1, 8], [4, 3]]
     starts = torch.tensor([0, *(len(one) for one in taken[:-1])]).cumsum(0).to(DEVICE, torch.int32)
     chosen = integers(*(token for one in taken for token in one))
-    padded = integers(*(token for one in drafts for token in [*one, -1]))
+    padded = integers(*(token for one in drafts for token in [*one, -1]), dtype=torch.int32)
     rows, lengths = integers(3, 0, 5, 1, 2, 4, dtype=torch.int32), integers(2, 0, 4, 1, 3, 5, dtype=torch.int32)
     found, wanted = (torch.full((6, 10), 77, device=DEVICE) for _ in range(2))
     accepted = triton_verification.verify_drafts(chosen, padded, starts, found, rows, lengths)

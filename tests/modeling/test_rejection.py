@@ -167,9 +167,9 @@ def recover_from_p(
 def test_a_wrong_rule_is_seen(
     monkeypatch: pytest.MonkeyPatch, name: str, rule: Callable[..., Tensor], model: bool, params: SamplingParams
 ) -> None:
-    kernels = SAMPLER._kernels
+    kernels = SAMPLER.kernels
     wrong = replace(kernels, accepts=rule) if name == "accepts" else replace(kernels, log_residual=rule)
-    monkeypatch.setattr(SAMPLER, "_kernels", wrong)
+    monkeypatch.setattr(SAMPLER, "kernels", wrong)
     assert fit(params, model=model) < 1e-6
 
 

@@ -6,16 +6,19 @@ import itertools
 import random
 import struct
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from torch import Tensor
 
+from kernels.ops.bad_words import forbid_words
 from shared.errors import FatalError
 from shared.execution.runner import ModelRunner
 from shared.messages.steps import DraftDistribution, Refusal
 from shared.modeling.proposals import certain
+from shared.modeling.verification import DeviceVerification
 from shared.packing import pack_tokens
 from shared.sampling import SamplingParams
 from tests.modeling.checkpoints import KERNELS, VOCAB, make_runner, random_prompt, save_checkpoint
@@ -23,6 +26,7 @@ from tests.modeling.driver import Driver, Live
 
 NUM_TOKENS = 30
 MOST_DRAFTS = 8
+BEHIND = "behind"  # as on a GPU: what was accepted is settled there, and the host's table only before the next plan
 FORMATS: dict[str, dict[str, str]] = {
     "llama-tied": {},
     "mistral-window": {"kv_cache_dtype": "int8"},
@@ -53,12 +57,22 @@ def params_of(feature: str) -> SamplingParams:
     return SamplingParams(**FEATURES[feature])
 
 
-@pytest.fixture(scope="module", params=itertools.product(KERNELS, FORMATS), ids="-".join)
+WAYS = [*itertools.product(KERNELS, FORMATS), (BEHIND, "llama-tied")]
+
+
+@pytest.fixture(scope="module", params=WAYS, ids="-".join)
 def runner(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ModelRunner:
     kernels, variant = request.param
     directory: Path = tmp_path_factory.mktemp(variant)
-    save_checkpoint(directory, variant, kernels)
-    return make_runner(directory, kernels, block_size=16, num_blocks=320, num_threads=1, **FORMATS[variant])
+    settings = {"block_size": 16, "num_blocks": 320, "num_threads": 1, **FORMATS[variant]}
+    save_checkpoint(directory, variant, "torch" if kernels == BEHIND else kernels)
+    if kernels != BEHIND:
+        return make_runner(directory, kernels, **settings)
+    made = make_runner(directory, "torch", **settings)
+    sampler = made._sampler
+    sampler.kernels = replace(sampler.kernels, forbid_words=forbid_words)
+    made._verification = DeviceVerification(sampler)
+    return made
 
 
 @pytest.fixture(scope="module")
@@ -108,6 +122,7 @@ def assert_same(found: Live, wanted: Live) -> None:
 def assert_state(driver: Driver) -> None:
     """The worker's rows hold what the driver, who does a scheduler's arithmetic, believes."""
     table = driver.runner._table
+    driver.runner._settlement.settle(list(driver.live))
     for row, sequence in driver.live.items():
         if sequence.admitted:
             assert table.tokens[row, : table.num_tokens[row]].tolist() == sequence.token_ids

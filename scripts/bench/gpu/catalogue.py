@@ -10,6 +10,7 @@ from torch import Tensor
 from kernels.ops.kv_cache import FP8, KVCache
 from kernels.ops.rotary_store import HeadNorm
 from kernels.provider import AttentionShape, Kernels, triton_kernels
+from kernels.triton.bad_words import forbid_words
 from kernels.triton.draft_verification import verify_drafts
 from kernels.triton.penalties import penalise
 from kernels.triton.rejection import accepts, log_residual
@@ -91,6 +92,8 @@ class Catalogue:
         yield "gumbel_argmax", lambda: sampling.gumbel_argmax(logits, floats, ints, (ints, ints))
         yield "truncation", lambda: truncation(logits, doubles, ints, doubles)
         yield "penalise", lambda: penalise(logits, histories, ints, ints, ints, (floats, floats, floats))
+        words, pairs = torch.zeros(8, dtype=torch.int32), torch.ones(ROWS, 5, dtype=torch.int32)
+        yield "forbid_words", lambda: forbid_words(logits, histories, words, pairs)
         yield "accepts", lambda: accepts(logits, floats, ints, ints, doubles, (ints, ints))
         yield "log_residual", lambda: log_residual(logits, floats, ints, ints, ints, doubles)
 
@@ -99,6 +102,7 @@ class Catalogue:
         bounds, blocks = torch.arange(ROWS + 1, dtype=torch.int32), torch.zeros(ROWS, 64, dtype=torch.int32)
         starts = torch.arange(ROWS, dtype=torch.int32) * 2
         histories = torch.zeros(ROWS, 64, dtype=torch.int64)
-        yield "verify_drafts", lambda: verify_drafts(ints, ints - 1, starts, histories, small, small)
+        drafts = torch.full((2 * ROWS,), -1, dtype=torch.int32)
+        yield "verify_drafts", lambda: verify_drafts(ints, drafts, starts, histories, small, small)
         yield "write_rows", lambda: write_rows(blocks, torch.arange(ROWS, dtype=torch.int32), small, bounds, small)
         yield "step_inputs", lambda: self._kernels.step_inputs(histories, blocks, small, small, bounds, BLOCK, ROWS)
