@@ -21,7 +21,7 @@ from services.gateway.http.chat_objects import (
     ChunkChoice,
     MessageDelta,
 )
-from services.gateway.http.chat_prompt import ToolUse, chat_options, read_messages
+from services.gateway.http.chat_prompt import ToolUse, chat_options, echoed, read_messages
 from services.gateway.http.events import DONE, EventResponse, Events, WholeResponse, event
 from services.gateway.http.explaining import explanations
 from services.gateway.http.gate import Gate
@@ -66,6 +66,7 @@ class ChatCall:
         self.n = 1 if body.n is None else body.n
         self.usage = UsageOptions(body)
         self.messages = read_messages(body.messages)
+        self.shown = echoed(body, self.messages)
         self.prompt_token_ids: list[int] = []  # where the answer tells of them
         self._format = make_tool_parser(gate.settings.tool_call_parser)
         self.tools = ToolUse(body, self._format)
@@ -84,18 +85,28 @@ class ChatCall:
             body,
             max_tokens=max_tokens,
             logprobs=(body.top_logprobs or 0) if body.logprobs else None,
-            beam=read_beam(body),
+            beam=read_beam(body, body.best_of),
             **more,
         )
         header = self.gate.header(request, label=body.request_id, priority=body.priority)
         params = self.gate.seeded(params, request, header)
         options = chat_options(body, self.tools)
-        if not (body.return_token_ids or body.prompt_logprobs is not None):
+        if not self._needs_ids:
             return TokenizeRequest(header, params, chat=self.messages, chat_options=options)
-        self.prompt_token_ids = ids = await self.gate.encode(chat=self.messages, options=options)
+        ids = self.gate.truncate(
+            await self.gate.encode(chat=self.messages, options=options), body.truncate_prompt_tokens
+        )
+        self.prompt_token_ids = ids
         if max_tokens is None and self.gate.max_model_len:
             params = msgspec.structs.replace(params, max_tokens=max(1, self.gate.max_model_len - len(ids)))
         return TokenizeRequest(header, params, token_ids=self.gate.pack(ids))
+
+    @property
+    def _needs_ids(self) -> bool:
+        """Whether the prompt has to be tokens before it is sent on."""
+        body = self.body
+        asked = (body.return_token_ids, body.prompt_logprobs is not None, body.truncate_prompt_tokens is not None)
+        return any(asked)
 
     @property
     def _keeps_special_tokens(self) -> bool:
@@ -115,13 +126,13 @@ class ChatCall:
         )
         if tools.opening:
             parser.feed(tools.opening)
-        return AnswerReader(parser, parallel=tools.parallel)
+        return AnswerReader(parser, parallel=tools.parallel, reasoning=self.body.include_reasoning is not False)
 
     async def answer(self, asked: TokenizeRequest) -> bytes:
         """The whole answer as JSON."""
         collected = [Collected() for _ in range(self.n)]
         readers = [self.reader() for _ in range(self.n)]
-        builders = [MessageBuilder() for _ in range(self.n)]
+        builders = [MessageBuilder(self.shown) for _ in range(self.n)]
 
         async def consume(_: int, stream: Stream, deltas: list[Delta]) -> None:
             for delta in deltas:
@@ -263,7 +274,7 @@ class SequenceEvents:
         deltas = self._builder.deltas(parts)
         if not self._begun:
             self._begun = True
-            deltas.insert(0, MessageDelta(role="assistant", content=""))
+            deltas.insert(0, MessageDelta(role="assistant", content=call.shown))
         if not deltas and (call.body.return_token_ids or delta.end is not None):
             deltas.append(MessageDelta())
         self._token_ids += delta.token_ids
@@ -288,5 +299,7 @@ class SequenceEvents:
 def _check(body: ChatBody) -> None:
     if body.top_logprobs is not None and not body.logprobs:
         raise RequestError("top_logprobs can only be given with logprobs", field="top_logprobs")
-    if body.echo:
-        raise RequestError("echo is not supported for chats", field="echo")
+    if body.add_special_tokens:
+        raise RequestError("a chat has the special tokens of its template only", field="add_special_tokens")
+    if not body.use_beam_search and body.best_of not in (None, body.n or 1):
+        raise RequestError(f"best_of is for completions; in a chat it can only be n={body.n or 1}", field="best_of")

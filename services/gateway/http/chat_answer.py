@@ -17,9 +17,11 @@ class AnswerReader:
     A message is what its deltas add up to, because both are made of the same parts.
     """
 
-    def __init__(self, parser: OutputParser, *, parallel: bool) -> None:
+    def __init__(self, parser: OutputParser, *, parallel: bool, reasoning: bool) -> None:
+        """`parallel`: whether several calls may be told, `reasoning`: whether that is told at all."""
         self._parser = parser
         self._parallel = parallel
+        self._reasoning = reasoning
         self.num_calls = 0
 
     def feed(self, text: str) -> list[Part]:
@@ -29,10 +31,12 @@ class AnswerReader:
         return self._allowed(self._parser.finish())
 
     def _allowed(self, parts: Iterable[Part]) -> list[Part]:
-        """Without the calls after the first, where only one is wanted."""
+        """Without what is not wanted: the calls after the first, or what the model thought."""
         found = []
         for part in parts:
             self.num_calls += isinstance(part, CallBegun)
+            if isinstance(part, Reasoning) and not self._reasoning:
+                continue
             if self._parallel or self.num_calls < 2 or not isinstance(part, CallBegun | CallArguments):
                 found.append(part)
         return found
@@ -41,8 +45,9 @@ class AnswerReader:
 class MessageBuilder:
     """Adds parts up to a whole message."""
 
-    def __init__(self) -> None:
-        self._content: list[str] = []
+    def __init__(self, shown: str = "") -> None:
+        """`shown`: what the message begins with, before anything was made of it."""
+        self._content = [shown] if shown else []
         self._reasoning: list[str] = []
         self._calls: list[tuple[str, list[str]]] = []
 

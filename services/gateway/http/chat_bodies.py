@@ -69,11 +69,14 @@ class ChatBody(GenerationBody, kw_only=True):
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | NamedChoice | None = None
     parallel_tool_calls: bool | None = None
+    best_of: Int | None = None
     reasoning_effort: str | None = None
+    verbosity: str | None = None  # without effect
     include_reasoning: bool | None = None
     echo: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
+    add_special_tokens: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     # not possible here
     chat_template: str | None = None

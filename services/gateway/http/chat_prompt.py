@@ -118,12 +118,21 @@ def chat_options(body: ChatBody, use: ToolUse) -> ChatOptions:
     variables = dict(body.chat_template_kwargs or {})
     if body.reasoning_effort is not None:
         variables.setdefault("reasoning_effort", body.reasoning_effort)
-    continues = bool(body.continue_final_message)
-    adds = not continues if body.add_generation_prompt is None else body.add_generation_prompt
     return ChatOptions(
         tools=msgspec.json.encode(use.tools).decode() if use.offered else "",
         template_args=msgspec.json.encode(variables).decode() if variables else "",
-        add_generation_prompt=adds,
-        continue_final_message=continues,
+        add_generation_prompt=begins_a_message(body),
+        continue_final_message=bool(body.continue_final_message),
         opening=use.opening,
     )
+
+
+def begins_a_message(body: ChatBody) -> bool:
+    """Whether the answer is a message of its own, and does not go on with the last one."""
+    return not body.continue_final_message if body.add_generation_prompt is None else body.add_generation_prompt
+
+
+def echoed(body: ChatBody, messages: Sequence[ChatMessage]) -> str:
+    """What an answer shows before its own words where that is wanted: the last message, if it is of the same role."""
+    is_of_same_role = messages[-1].role == "assistant" or not begins_a_message(body)
+    return messages[-1].content if body.echo and is_of_same_role else ""

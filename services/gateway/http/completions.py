@@ -97,11 +97,18 @@ class CompletionCall:
         """The prompt's ids where the answer tells of them, and its text where it echoes."""
         body = self.body
         tells = body.return_token_ids or body.prompt_logprobs is not None or (self.echo and body.logprobs is not None)
-        plain = body.add_special_tokens is False
-        if prompt.text and (tells or plain):
+        plain, limit = body.add_special_tokens is False, body.truncate_prompt_tokens
+        if prompt.text and (tells or plain or limit is not None):
             prompt.token_ids = await self.gate.encode(text=prompt.text, add_special_tokens=not plain)
+        if prompt.token_ids is not None:
+            self._truncate(prompt, limit)
         if self.echo:
             prompt.shown = prompt.text or await self.gate.decode(prompt.token_ids or [], skip_special_tokens=False)
+
+    def _truncate(self, prompt: Prompt, limit: int | None) -> None:
+        kept = self.gate.truncate(prompt.token_ids or [], limit)
+        if len(kept) < len(prompt.token_ids or ()):
+            prompt.token_ids, prompt.text = kept, None
 
     async def answer(self, requests: Sequence[TokenizeRequest]) -> bytes:
         """The whole answer as JSON."""

@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from services.gateway.embedding import Embedded, check_inputs, embed, embedding_params, total
-from services.gateway.http.completion_prompts import read_prompts
+from services.gateway.http.completion_prompts import Prompt, read_prompts
 from services.gateway.http.events import WholeResponse
 from services.gateway.http.fields import Int, TokenId
 from services.gateway.http.gate import Gate
@@ -66,10 +66,8 @@ class Embeddings:
         pooling = _pooling(body)
         prompts = read_prompts(body.input, field="input", at_most=None)
         check_inputs(len(prompts))
-        if body.add_special_tokens is False:
-            for prompt in prompts:
-                if prompt.text:
-                    prompt.token_ids = await self._gate.encode(text=prompt.text, add_special_tokens=False)
+        for prompt in prompts:
+            await self._look_up(body, prompt)
 
         def make_request(place: int) -> TokenizeRequest:
             prompt = prompts[place]
@@ -82,6 +80,14 @@ class Embeddings:
             return self._encode(body, await embed(self._gate.actor, len(prompts), make_request))
 
         return WholeResponse(answer, {})
+
+    async def _look_up(self, body: EmbeddingBody, prompt: Prompt) -> None:
+        """The ids of a prompt that is not tokenized as others are, or not the whole of it."""
+        plain, limit = body.add_special_tokens is False, body.truncate_prompt_tokens
+        if prompt.text and (plain or limit is not None):
+            prompt.token_ids = await self._gate.encode(text=prompt.text, add_special_tokens=not plain)
+        if prompt.token_ids is not None:
+            prompt.token_ids = self._gate.truncate(prompt.token_ids, limit)
 
     def _encode(self, body: EmbeddingBody, embedded: list[Embedded]) -> bytes:
         as_text = body.encoding_format == "base64"
@@ -100,9 +106,8 @@ class Embeddings:
 def _check(body: EmbeddingBody) -> None:
     if body.encoding_format not in (None, "float", "base64"):
         raise RequestError("encoding_format must be float or base64", field="encoding_format")
-    for name, what in (("dimensions", "shorter vectors"), ("truncate_prompt_tokens", "truncating prompts")):
-        if getattr(body, name) is not None:
-            raise RequestError(f"{name}: {what} are not supported by this server", field=name)
+    if body.dimensions is not None:
+        raise RequestError("dimensions: shorter vectors are not supported by this server", field="dimensions")
 
 
 def _pooling(body: EmbeddingBody) -> Pooling:

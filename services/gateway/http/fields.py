@@ -19,7 +19,20 @@ class StreamOptions(msgspec.Struct, kw_only=True):
     continuous_usage_stats: bool | None = None
 
 
-class GenerationBody(msgspec.Struct, kw_only=True):
+class WithoutEffect(msgspec.Struct, kw_only=True):
+    """Fields about OpenAI's own house, which clients send all the same: nothing here hangs on them."""
+
+    user: str | None = None
+    metadata: Any = None
+    store: bool | None = None
+    service_tier: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_options: Any = None
+    prompt_cache_retention: str | None = None
+
+
+class GenerationBody(WithoutEffect, kw_only=True):
     """The fields of every generation, and those that mean more than can be done: `refused` says which are given."""
 
     model: str | None = None
@@ -34,7 +47,6 @@ class GenerationBody(msgspec.Struct, kw_only=True):
     logit_bias: dict[str, float] | None = None
     seed: Int | None = None
     stop: str | list[str] | None = None
-    user: str | None = None
     # of vLLM and others
     top_k: Int | None = None
     min_p: float | None = None
@@ -44,10 +56,11 @@ class GenerationBody(msgspec.Struct, kw_only=True):
     stop_token_ids: list[TokenId] | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
-    spaces_between_special_tokens: bool | None = None
+    spaces_between_special_tokens: bool | None = None  # without effect
     allowed_token_ids: list[TokenId] | None = None
     bad_words: list[str] | None = None
     prompt_logprobs: Int | None = None
+    truncate_prompt_tokens: Int | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     speculate: bool | None = None
@@ -65,9 +78,14 @@ class GenerationBody(msgspec.Struct, kw_only=True):
     guided_regex: Any = None
     guided_choice: Any = None
     guided_grammar: Any = None
+    guided_decoding_backend: Any = None  # without effect
     # not possible here: refused by name, never ignored
-    truncate_prompt_tokens: Int | None = None
+    guided_whitespace_pattern: Any = None
+    structural_tag: Any = None
     logits_processors: Any = None
     prompt_embeds: Any = None
     cache_salt: str | None = None
     kv_transfer_params: Any = None
+    mm_processor_kwargs: Any = None
+    vllm_xargs: Any = None
+    moderation: Any = None

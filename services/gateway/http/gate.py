@@ -87,6 +87,16 @@ class Gate:
         """A prompt's ids for the wire."""
         return packed_prompt(token_ids, self.actor.roster.max_input_length or MAX_TOKENS_PER_MESSAGE)
 
+    def truncate(self, token_ids: list[int], limit: int | None) -> list[int]:
+        """The end of a prompt: `limit` tokens, -1 for as many as a prompt may have; None for all of it."""
+        if limit is None:
+            return token_ids
+        if limit < -1 or limit == 0:
+            raise RequestError(
+                f"truncate_prompt_tokens must be positive or -1, got {limit}", field="truncate_prompt_tokens"
+            )
+        return token_ids[-(self.actor.roster.max_input_length or MAX_TOKENS_PER_MESSAGE if limit < 0 else limit) :]
+
     # -- generations
 
     async def run(

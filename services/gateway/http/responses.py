@@ -43,6 +43,12 @@ NOT_POSSIBLE = {
     "include": "including more output",
     "max_tool_calls": "calling tools here (/v1/chat/completions can)",
     "top_logprobs": "log-probabilities here (/v1/chat/completions has them)",
+    "moderation": "moderation",
+    "context_management": "compaction",
+    "access_programs": "access programs",
+    "image": "images",
+    "mm_processor_kwargs": "input that is not text",
+    "cache_salt": "a cache of one's own (the server derives one from the tenant)",
 }
 
 
@@ -77,7 +83,7 @@ class Responses:
         )
         effort = body.reasoning.effort if body.reasoning else None
         options = ChatOptions(template_args=encode({"reasoning_effort": effort}).decode()) if effort else None
-        header = self._gate.header(request, priority=body.priority)
+        header = self._gate.header(request, label=body.request_id, priority=body.priority)
         return TokenizeRequest(header, self._gate.seeded(params, request, header), chat=messages, chat_options=options)
 
 
@@ -229,6 +235,8 @@ def _check(body: ResponsesBody) -> None:
     for name, what in NOT_POSSIBLE.items():
         if getattr(body, name):
             raise RequestError(f"{name}: {what} is not supported by this server", field=name)
+    if body.tool_choice not in (None, "auto", "none"):
+        raise RequestError("tool_choice can only be auto or none: there are no tools here", field="tool_choice")
     if body.truncation not in (None, "disabled"):
         raise RequestError("truncation can only be disabled", field="truncation")
 

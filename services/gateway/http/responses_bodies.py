@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from services.gateway.http.chat_bodies import ContentPart
-from services.gateway.http.fields import Int
+from services.gateway.http.fields import Int, WithoutEffect
 
 
 class InputItem(msgspec.Struct, kw_only=True):
@@ -28,7 +28,7 @@ class ReasoningOptions(msgspec.Struct, kw_only=True):
     summary: str | None = None
 
 
-class ResponsesBody(msgspec.Struct, kw_only=True):
+class ResponsesBody(WithoutEffect, kw_only=True):
     input: str | list[InputItem]
     model: str | None = None
     instructions: str | None = None
@@ -38,12 +38,12 @@ class ResponsesBody(msgspec.Struct, kw_only=True):
     top_k: Int | None = None
     seed: Int | None = None
     stream: bool | None = None
-    store: bool | None = None
+    stream_options: Any = None  # without effect: nothing is obfuscated
     metadata: dict[str, str] | None = None
     text: TextOptions | None = None
     reasoning: ReasoningOptions | None = None
-    user: str | None = None
     priority: Int | None = None
+    request_id: str | None = None
     explain: bool | None = None
     parallel_tool_calls: bool | None = None
     # not possible here
@@ -57,3 +57,9 @@ class ResponsesBody(msgspec.Struct, kw_only=True):
     truncation: str | None = None
     max_tool_calls: Int | None = None
     top_logprobs: Int | None = None
+    moderation: Any = None
+    context_management: Any = None
+    access_programs: Any = None
+    image: Any = None
+    mm_processor_kwargs: Any = None
+    cache_salt: str | None = None

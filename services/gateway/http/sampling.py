@@ -17,10 +17,14 @@ SAME = (
     "bad_words", "stop_token_ids", "speculate",
 )  # fmt: skip
 NOT_POSSIBLE = {
-    "truncate_prompt_tokens": "truncating prompts",
+    "guided_whitespace_pattern": "a pattern for white space",
+    "structural_tag": "structural tags",
     "logits_processors": "client code",
     "prompt_embeds": "prompts of embeddings",
     "kv_transfer_params": "KV transfer",
+    "mm_processor_kwargs": "input that is not text",
+    "vllm_xargs": "arguments of extensions",
+    "moderation": "moderation",
     "suffix": "inserting before a suffix",
     "chat_template": "a chat template from a client",
     "documents": "documents beside the messages",

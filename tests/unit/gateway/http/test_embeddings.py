@@ -67,6 +67,16 @@ async def test_base64_is_the_same_numbers() -> None:
         assert array("f", base64.b64decode(one["embedding"])) == array("f", [0.1, -3.5])
 
 
+async def test_only_the_end_of_an_input() -> None:
+    async with http() as h:
+        asked = h.post("/v1/embeddings", {"input": ["Once upon"], "truncate_prompt_tokens": 1})
+        await h.answer_encode([7, 8])
+        request = await h.troupe.request()
+        assert unpack_tokens(request.token_ids or b"") == [8]
+        tell(h.troupe, request, [0.5])
+        assert (await asked).status_code == 200
+
+
 async def test_texts_without_special_tokens() -> None:
     async with http() as h:
         asked = h.post("/v1/embeddings", {"input": "Once", "add_special_tokens": False})

@@ -90,6 +90,8 @@ BAD: list[tuple[str, Any, int, str | None]] = [
     ("/v1/chat/completions", CHAT | {"n": 65}, 400, "n"),
     ("/v1/responses", {}, 400, "input"),
     ("/v1/responses", {"input": "x", "tools": [CALL]}, 400, "tools"),
+    ("/v1/responses", {"input": "x", "tool_choice": "required"}, 400, "tool_choice"),
+    ("/v1/responses", {"input": "x", "truncation": "auto"}, 400, "truncation"),
     ("/v1/responses", {"input": "x", "previous_response_id": "resp_1"}, 400, "previous_response_id"),
     ("/v1/responses", {"input": [{"type": "function_call_output"}]}, 400, "input"),
     ("/v1/responses", {"input": "x", "text": {"format": {"type": "json_schema"}}}, 400, "text.format"),
