@@ -123,6 +123,7 @@ async def test_waiting_for_a_compiler_is_bounded() -> None:
         with pytest.raises(RequestError) as caught:
             await pool.compile(Grammar(K.REGEX, "a", "f"))
         assert caught.value.code is RejectCode.RESOURCE_EXHAUSTED and caught.value.retry_after_ms > 0
+        assert pool.patience is not None
         stream = asyncio.create_task(pool.compile(Grammar(K.REGEX, "a", "f"), allowance=100.0))
         await asyncio.wait({stream}, timeout=1.2 * pool.patience)
         assert not stream.done(), "one under way waits longer"
