@@ -219,6 +219,88 @@ def test_responses(client: openai.OpenAI) -> None:
     assert event.type == "response.incomplete" and event.response.output_text == text != ""
 
 
+def explained(answer: Any) -> list[dict[str, Any]]:
+    """What it says of its time; each entry is whole."""
+    found: list[dict[str, Any]] = (answer.model_extra or {}).get("explanations") or []
+    for one in found:
+        assert one["cause"] and one["num_chunks"] >= 1 and sum(one["misses"].values()) >= 1
+        assert {"prefill", "decode"} <= set(one["phases"]) and all(ms > 0 for ms in one["phases"].values())
+    return found
+
+
+def test_where_the_time_went(running: Troupe, client: openai.OpenAI) -> None:
+    """For every endpoint, whole and streamed, with several prompts and beams; the sum is what the log says, and no more
+    than what the client has waited."""
+    given: Any = {"model": MODEL, "extra_body": {"explain": True}}
+    sampled = {"max_tokens": 20, "seed": 1}
+    usage = {"stream": True, "stream_options": {"include_usage": True}}
+    beams = {"extra_body": {"explain": True, "use_beam_search": True, "beam_width": 3}, "n": 2, "max_tokens": 12}
+    asked: list[Any] = [
+        lambda: [client.completions.create(prompt="One day", **sampled, **given)],
+        lambda: list(client.completions.create(prompt="One day", **sampled, **given, stream=True)),
+        lambda: list(client.completions.create(prompt="One day", **sampled, **given, **usage)),
+        lambda: [client.completions.create(prompt="One day", **(given | beams))],
+        lambda: [client.chat.completions.create(messages=HI, **sampled, **given)],
+        lambda: list(client.chat.completions.create(messages=HI, **sampled, **given, **usage)),
+        lambda: [client.responses.create(input="A story", max_output_tokens=20, **given)],
+        lambda: list(client.responses.create(input="A story", max_output_tokens=20, **given, stream=True)),
+    ]
+    sums = []
+    for ask_it in asked:
+        began = time.perf_counter()
+        *early, last = ask_it()
+        waited = 1000 * (time.perf_counter() - began)
+        assert not any(explained(getattr(one, "response", one)) for one in early)
+        (told,) = explained(getattr(last, "response", last))
+        sums.append(sum(told["phases"].values()))
+        assert sums[-1] <= waited + 2
+    lines = [line["e2e_ms"] for line in running.logs() if line["event"] == "request_finished"][-len(asked) :]
+    for sum_of_phases, e2e in zip(sums, lines, strict=True):
+        assert sum_of_phases == pytest.approx(e2e, rel=0.01, abs=2)
+    two: Any = client.completions.create(prompt=["One day", "Tom and"], **sampled, **given)
+    assert len(explained(two)) == 2
+    assert not explained(complete(client)) and not explained(chat(client))
+
+
+def test_a_streamed_chat_tells_of_its_prompt_first(client: openai.OpenAI) -> None:
+    more: Any = {"extra_body": {"prompt_logprobs": 1, "return_token_ids": True}, "max_tokens": 4, "temperature": 0}
+    whole: Any = client.chat.completions.create(model=MODEL, messages=HI, **more)
+    first, *others = client.chat.completions.create(model=MODEL, messages=HI, **more, stream=True)
+    assert first.model_extra["prompt_logprobs"] == whole.model_extra["prompt_logprobs"]
+    assert len(whole.prompt_logprobs) == len(whole.prompt_token_ids) == whole.usage.prompt_tokens
+    assert not any("prompt_logprobs" in (one.model_extra or {}) for one in others)
+
+
+def test_prompts_are_cut_and_chats_go_on(client: openai.OpenAI) -> None:
+    cut: Any = complete(client, temperature=0, extra_body={"truncate_prompt_tokens": 2, "return_token_ids": True})
+    assert cut.choices[0].prompt_token_ids == [262, 388]
+    messages: list[Any] = [*HI, {"role": "assistant", "content": "Once upon a"}]
+    more: Any = {"extra_body": {"continue_final_message": True}, "reasoning_effort": "low", "verbosity": "low"}
+    answer = client.chat.completions.create(model=MODEL, messages=messages, max_tokens=3, temperature=0, **more)
+    assert (answer.choices[0].message.content or "").startswith(" time")
+
+
+def test_an_answer_of_a_format(client: openai.OpenAI) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"a": {"type": "boolean"}},
+        "required": ["a"],
+        "additionalProperties": False,
+    }
+    asked: Any = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    answer = chat(client, response_format=asked, max_tokens=40)
+    assert answer.choices[0].finish_reason == "stop"
+    assert isinstance(json.loads(answer.choices[0].message.content or "")["a"], bool)
+    text: Any = {"format": {"type": "json_schema", "name": "x", "schema": schema}}
+    told = client.responses.create(model=MODEL, input="Say", text=text, max_output_tokens=40)
+    valid(Response, told)
+    assert isinstance(json.loads(told.output_text)["a"], bool)
+    chosen = complete(client, extra_body={"guided_choice": ["yes", "no"]})
+    assert chosen.choices[0].text in ("yes", "no")
+    matched = complete(client, extra_body={"structured_outputs": {"regex": "[0-9]{3}"}})
+    assert matched.choices[0].text.isdecimal() and len(matched.choices[0].text) == 3
+
+
 def test_models(client: openai.OpenAI) -> None:
     (model,) = client.models.list().data
     valid(Model, model)
