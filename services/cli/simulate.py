@@ -24,7 +24,7 @@ from shared.errors import ConfigError
 from shared.metrics import Slo, parse_slo
 from shared.workload import LoadRequest
 
-MANY_OBJECTS = 200_000  # allocations between looks for garbage: requests and their sequences refer to each other
+MANY_OBJECTS = 200_000  # allocations between looks for garbage, of which there is next to none
 
 
 class SimulateOptions(msgspec.Struct, frozen=True, kw_only=True):

@@ -51,7 +51,7 @@ class Homes:
             phases.queued(sequence, replica.waits, len(replica.waiting), self._moment.now)
             replica.waiting.add(sequence)
             if placement.scores:
-                self._journal.sequence("sequence_placed", sequence, worker=sequence.worker, scores=str(placement))
+                self._journal.placed(sequence, placement)
 
     def place_behind(self, beam: Sequence, source: Sequence) -> None:
         """A beam begins where another stands, and runs beside it."""

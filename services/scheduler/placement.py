@@ -87,7 +87,8 @@ def _prefix_cost(sequence: Sequence, replica: Replica, hits: int) -> float:
 
 def prefix_cost(to_prefill: float, prompt: float, overlap: float, held: float, *, scale: float = 1.0) -> float:
     """Dynamo's cost, in blocks: those queued for prefill, the prompt's, of these the cached ones, those held."""
-    return scale * max(to_prefill + prompt - overlap, 0.0) + held
+    missing = to_prefill + prompt - overlap
+    return (scale * missing if missing > 0.0 else 0.0) + held
 
 
 def blocks_to_prefill(replica: Replica) -> float:
@@ -97,7 +98,7 @@ def blocks_to_prefill(replica: Replica) -> float:
     """
     num_tokens = replica.waiting.num_tokens
     for sequence in reversed(replica.running):
-        if not sequence.is_prefilling:
+        if sequence.num_computed_tokens >= sequence.request.num_prompt_tokens:
             break
         num_tokens += sequence.num_behind
     return num_tokens / replica.block_size

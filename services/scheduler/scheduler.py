@@ -79,7 +79,7 @@ class Scheduler:
     waiting queue or the running list of one replica, or `homeless` while no worker lives.
     """
 
-    def __init__(self, policy: Policy) -> None:
+    def __init__(self, policy: Policy, journal: Journal | None = None) -> None:
         self.policy = policy
         self.replicas: dict[str, Replica] = {}
         self.requests: dict[str, Request] = {}
@@ -89,7 +89,7 @@ class Scheduler:
         self.outbound = Outbound(self.moment)
         self.counters = Counters()
         self.shares = Shares(parse_weights(policy.tenant_weights))
-        self.journal = Journal(self.moment)
+        self.journal = journal or Journal(self.moment)
         self.misses = Misses(self.replicas, self.moment)
         self.capacity: WorkerCapacity | None = None  # of the smallest worker; None without workers
         self.max_model_len = 0  # tokens; 0 while no worker is known

@@ -8,6 +8,7 @@ import msgspec
 
 from services.scheduler.journal import Journal
 from services.scheduler.outputs import Outbound
+from services.scheduler.placement import Placement
 from services.scheduler.sequence import Request, Sequence
 from shared.errors import RequestError
 from shared.metrics import Tally
@@ -99,4 +100,7 @@ class SilentJournal(Journal):
         pass
 
     def sequence(self, event: str, sequence: Sequence, **fields: Any) -> None:
+        pass
+
+    def placed(self, sequence: Sequence, placement: Placement) -> None:
         pass

@@ -15,6 +15,7 @@ import msgspec
 from services.scheduler.policy import Policy
 from services.scheduler.replica import Replica
 from services.scheduler.scheduler import MAX_STEPS_IN_FLIGHT, Scheduler
+from services.scheduler.sequence import Request
 from services.simulator.cruise import ANY_TOKEN, Cruise, cruise_of
 from services.simulator.observer import Observer, SilentJournal
 from services.simulator.step_time import StepTime, work_of
@@ -78,9 +79,8 @@ class Simulation:
         delays: Delays,
         model: ModelWork | None = None,
     ) -> None:
-        self.core = Scheduler(policy)
-        self.observer = Observer()
-        self.core.outbound, self.core.journal = self.observer, SilentJournal()
+        self.core = Scheduler(policy, SilentJournal())
+        self.core.outbound = self.observer = Observer()
         self.core.set_detokenizers([DETOKENIZER])
         self.workers: dict[str, Worker] = {}
         for index in range(num_workers):
@@ -91,7 +91,7 @@ class Simulation:
         self.samples: list[Sample] = []
         self.end = 0.0
         self._step_time, self._delays = step_time, delays
-        self._events: list[tuple[float, int, str]] = []  # time, order, worker; no worker: an arrival
+        self._events: list[tuple[float, int, Worker | None]] = []  # time, order, whose result; nobody's: an arrival
         self._num_events = 0
         self._scheduler_free_at = 0.0
         self._arriving: LoadRequest | None = None
@@ -101,29 +101,28 @@ class Simulation:
     def run(self, requests: Iterator[LoadRequest], sample_every: float = 0.0) -> None:
         """Until every request has ended.  Raises RuntimeError where some never would."""
         self._await_arrival(requests)
-        next_sample = 0.0
-        while self._events:
-            time, _, instance = heappop(self._events)
-            now = max(time, self._scheduler_free_at)
+        next_sample, events = 0.0, self._events
+        while events:
+            now, _, worker = heappop(events)
+            if now < self._scheduler_free_at:
+                now = self._scheduler_free_at
             if sample_every and now >= next_sample:
                 self.samples.append(self._sample(now))
                 next_sample = now + sample_every
-            if instance:
-                worker = self.workers[instance]
-                if worker.cruise is None or not self._go_on(worker, worker.cruise, now):
-                    self._take_result(worker, now)
-            else:
+            if worker is None:
                 self._arrive(now)
                 self._await_arrival(requests)
+            elif worker.cruise is None or not self._go_on(worker, worker.cruise, now):
+                self._take_result(worker, now)
             self.end = now
         if self.core.requests:
             raise RuntimeError(f"{len(self.core.requests)} requests wait for ever: the scheduler has nothing to plan")
 
     # -- events
 
-    def _at(self, time: float, instance: str = "") -> None:
+    def _at(self, time: float, worker: Worker | None = None) -> None:
         self._num_events += 1
-        heappush(self._events, (time, self._num_events, instance))
+        heappush(self._events, (time, self._num_events, worker))
 
     def _await_arrival(self, requests: Iterator[LoadRequest]) -> None:
         self._arriving = next(requests, None)
@@ -163,10 +162,10 @@ class Simulation:
         delays = self._delays
         now += delays.per_step + delays.per_sequence * work.num_sequences
         seconds = self._step_time.seconds(work)
-        begin = now + delays.link
-        worker.free_at = (worker.free_at if worker.free_at > begin else begin) + seconds
+        begin, free_at = now + delays.link, worker.free_at
+        worker.free_at = free_at = (free_at if free_at > begin else begin) + seconds
         worker.busy += seconds
-        self._at(worker.free_at + delays.link, worker.replica.instance)
+        self._at(free_at + delays.link, worker)
         return now
 
     def _go_on(self, worker: Worker, cruise: Cruise, now: float) -> bool:
@@ -187,9 +186,15 @@ class Simulation:
         self.observer.now = now + self._delays.outbound
         self.core.apply(replica.instance, StepResult(replica.epoch, step.step_id, step.num_samples, tokens), now)
         for request_id in self.observer.take_finished():
-            self.core.abort(request_id)  # its client has everything
+            self._forget(self.core.finished[request_id])
         self._plan(worker, now)
         worker.cruise = cruise_of(self.core, replica, self.observer)
+
+    def _forget(self, request: Request) -> None:
+        """Its client has everything.  Request and sequences refer to each other, and prompts are long: no search for
+        garbage should be needed to be rid of them."""
+        self.core.abort(request.request_id)
+        request.sequences.clear()
 
     def _sample(self, now: float) -> Sample:
         replicas = self.core.replicas.values()
