@@ -232,9 +232,9 @@ def test_where_the_time_went(running: Troupe, client: openai.OpenAI) -> None:
     """For every endpoint, whole and streamed, with several prompts and beams; the sum is what the log says, and no more
     than what the client has waited."""
     given: Any = {"model": MODEL, "extra_body": {"explain": True}}
-    sampled = {"max_tokens": 20, "seed": 1}
-    usage = {"stream": True, "stream_options": {"include_usage": True}}
-    beams = {"extra_body": {"explain": True, "use_beam_search": True, "beam_width": 3}, "n": 2, "max_tokens": 12}
+    sampled: Any = {"max_tokens": 20, "seed": 1}
+    usage: Any = {"stream": True, "stream_options": {"include_usage": True}}
+    beams: Any = {"extra_body": {"explain": True, "use_beam_search": True, "beam_width": 3}, "n": 2, "max_tokens": 12}
     asked: list[Any] = [
         lambda: [client.completions.create(prompt="One day", **sampled, **given)],
         lambda: list(client.completions.create(prompt="One day", **sampled, **given, stream=True)),
