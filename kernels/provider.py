@@ -59,7 +59,7 @@ class SamplingKernels:
     gumbel_argmax: Callable[[Tensor, Tensor, Tensor, tuple[Tensor, Tensor]], Tensor]
     accepts: Accepts = rejection.accepts
     log_residual: LogResidual = rejection.log_residual
-    # None: the caller has faster ways on a CPU, which on a GPU would wait for it
+    # None: the caller has its own way in torch, which on a GPU would wait for it
     truncation: Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]] | None = None
     penalise: Penalise | None = None
     forbid_words: ForbidWords | None = None
@@ -86,6 +86,7 @@ class Kernels:
     sampling: SamplingKernels
     split: int = 0  # keys: a context that is no longer is attended to in one piece
     static_attention: PlanStatic | None = None  # None: steps cannot be captured as graphs
+    linear_int8: Callable[[Tensor, LinearWeight, Tensor | None], Tensor] = linear_int8.linear
     write_rows: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None] = row_writes.write_rows
 
 
@@ -117,7 +118,7 @@ def select_kernels(
         kernels = triton_kernels(shape or AttentionShape()) if has_triton() else reference_kernels()
     if not quantised:
         return kernels
-    return replace(kernels, pack_linear=linear_int8.pack_linear, linear=linear_int8.linear)
+    return replace(kernels, pack_linear=linear_int8.pack_linear, linear=kernels.linear_int8)
 
 
 def _cpu_kernels(dtype: torch.dtype, batch_invariant: bool) -> Kernels:
@@ -172,7 +173,7 @@ def with_flash(kernels: Kernels, backend: str, shape: HeadShape, device: torch.d
 
 
 def native_sampling(native: Native) -> SamplingKernels:
-    return SamplingKernels(native.argmax, native.gumbel_argmax)
+    return SamplingKernels(native.argmax, native.gumbel_argmax, truncation=native.truncation)
 
 
 def reference_kernels() -> Kernels:

@@ -6,7 +6,7 @@ import ctypes
 from ctypes import POINTER, Structure, c_char_p, c_float, c_int32, c_int64, c_void_p
 from typing import Any
 
-VERSION = 2  # PG_ABI
+VERSION = 3  # PG_ABI
 
 
 class PgLinear(Structure):
@@ -89,6 +89,7 @@ _PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
     "pg_attention": (None, [_MODEL, POINTER(PgLayer), _STEP, _ADDRESS, _ADDRESS]),
     "pg_argmax": (None, [_ADDRESS, c_int64, c_int64, _ADDRESS]),
     "pg_gumbel_argmax": (None, [_ADDRESS, c_int64, c_int64, *[_ADDRESS] * 5]),
+    "pg_truncation": (None, [_ADDRESS, c_int64, c_int64, *[_ADDRESS] * 5]),
 }
 
 

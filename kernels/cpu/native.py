@@ -315,6 +315,22 @@ class Native:
         self._call(self._functions.pg_gumbel_argmax, values.data_ptr(), *values.shape, *addresses)
         return token_ids
 
+    def truncation(
+        self,
+        values: Tensor,  # [num_rows, vocab_size] float32: processed logits / temperature
+        depth: Tensor,  # [num_rows] float64: log(min_p); -inf: off
+        top_k: Tensor,  # [num_rows] int64; 0: off
+        top_p: Tensor,  # [num_rows] float64; 1: off
+    ) -> tuple[Tensor, Tensor]:  # cut [num_rows] float32, last_tied [num_rows] int64
+        num_rows = len(values)
+        _check(values, torch.float32, tuple(values.shape))
+        for column, dtype in ((depth, torch.float64), (top_k, torch.int64), (top_p, torch.float64)):
+            _check(column, dtype, (num_rows,))
+        cut, last_tied = torch.empty(num_rows), torch.empty(num_rows, dtype=torch.int64)
+        addresses = [column.data_ptr() for column in (depth, top_k, top_p, cut, last_tied)]
+        self._call(self._functions.pg_truncation, values.data_ptr(), *values.shape, *addresses)
+        return cut, last_tied
+
 
 def load(target: str = NATIVE, *, defines: Sequence[str] = (), announce: Announce = lambda compiler: None) -> Native:
     """The library for this machine, checked against the references.  Raises NativeUnavailable."""

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from kernels.cpu import abi
 from kernels.cpu.native import FORMATS, KVShape, Native, StepColumns
-from kernels.ops import attention, kv_store, linear, linear_int8, rms_norm
+from kernels.ops import attention, kv_store, linear, linear_int8, rms_norm, truncation
 from kernels.ops.kv_cache import KVCache
 
 TOLERANCE = 1e-4
@@ -23,6 +23,7 @@ def first_difference(native: Native) -> str:
     checks: dict[str, Callable[[], bool]] = {"rms_norm": lambda: check_rms_norm(native)}
     checks |= {f"linear in {dtype}": lambda dtype=dtype: check_linear(native, dtype) for dtype in FORMATS}  # type: ignore[misc]
     checks |= {f"attention over {dtype}": lambda dtype=dtype: check_attention(native, dtype) for dtype in FORMATS}  # type: ignore[misc]
+    checks["truncation"] = lambda: check_truncation(native)
     return next((name for name, check in checks.items() if not check()), "")
 
 
@@ -50,6 +51,13 @@ def check_attention(native: Native, dtype: torch.dtype) -> bool:
     slots = _slots(tables)
     wanted = _reference_attention(dtype, query, key, value, slots, tables)
     return _near(_native_attention(native, dtype, query, key, value, slots, tables), wanted)
+
+
+def check_truncation(native: Native) -> bool:
+    values = 4 * _random(4, 100)
+    limits = torch.full((4,), -2.0).double(), torch.tensor([0, 5, 0, 30]), torch.tensor([1.0, 1.0, 0.8, 0.5]).double()
+    found, wanted = native.truncation(values, *limits), truncation.truncation(values, *limits)
+    return all(torch.equal(one, other) for one, other in zip(found, wanted, strict=True))
 
 
 def _slots(tables: np.ndarray) -> Tensor:  # [total] int64

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from kernels.cpu import abi
 from kernels.cpu.native import FORMATS, KVShape, Native, PackedLinear, StepColumns
-from kernels.ops import attention, linear, linear_int8
+from kernels.ops import attention, linear, linear_int8, truncation
 from kernels.ops.kv_cache import KVCache
 from kernels.ops.kv_store import store_kv
 from kernels.ops.noise import row_keys
@@ -277,6 +277,53 @@ def test_gumbel_argmax_with_nothing_left(native: Native) -> None:
     values[1, 4] = 0.0
     bounds = torch.full((2,), float("-inf")), torch.full((2,), 9)
     assert native.gumbel_argmax(values, *bounds, row_keys(torch.arange(2), torch.arange(2))).tolist() == [0, 4]
+
+
+# (min_p, top_k, top_p)
+LIMITS = [
+    (0.0, 0, 1.0), (0.1, 0, 1.0), (1.0, 0, 1.0), (0.0, 1, 1.0), (0.0, 7, 1.0), (0.0, 10**6, 1.0), (0.0, 0, 0.9),
+    (0.0, 0, 1e-9), (0.0, 0, 0.9999999), (0.02, 8, 0.9), (0.0, 40, 0.5), (0.3, 0, 0.7),
+]  # fmt: skip
+
+
+def limit_columns(count: int) -> tuple[Tensor, Tensor, Tensor]:
+    min_p, top_k, top_p = zip(*(LIMITS[place % len(LIMITS)] for place in range(count)), strict=True)
+    return torch.tensor(min_p).double().log(), torch.tensor(top_k), torch.tensor(top_p).double()
+
+
+@pytest.mark.parametrize("scale", [0.01, 0.2, 3.0, 12.0, 80.0])
+@pytest.mark.parametrize("vocab_size", [1, 12, 361, 4096, 30_000])
+def test_truncation(native: Native, vocab_size: int, scale: float) -> None:
+    values = normal(60, vocab_size) * scale
+    values[7:9, ::2] = float("-inf")  # what a mask forbids
+    found, wanted = (op(values, *limit_columns(60)) for op in (native.truncation, truncation.truncation))
+    for one, other in zip(found, wanted, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_truncation_in_the_middle_of_ties(native: Native) -> None:
+    values = (normal(60, 5000) / 2).round()
+    found, wanted = (op(values, *limit_columns(60)) for op in (native.truncation, truncation.truncation))
+    assert torch.equal(found[0], wanted[0])
+    # Sums of thousands of equals differ in their last bits, so that one more or less may be needed.
+    places = (values == wanted[0][:, None]).cumsum(1)
+    ranks = [places.gather(1, last.clamp(max=4999)[:, None]) for last in (found[1], wanted[1])]
+    assert int((ranks[0] - ranks[1]).abs().max()) <= 1
+    assert torch.equal(found[1] == 5000, wanted[1] == 5000)
+
+
+def test_truncation_of_a_row_is_its_own(native: Native) -> None:
+    values, limits = normal(60, 700) * 3, limit_columns(60)
+    together = native.truncation(values, *limits)
+    for row in range(60):
+        alone = native.truncation(values[row : row + 1], *(column[row : row + 1] for column in limits))
+        assert [one[0].item() for one in alone] == [one[row].item() for one in together]
+
+
+def test_truncation_of_nothing(native: Native) -> None:
+    values = torch.full((len(LIMITS), 30), float("-inf"))
+    cut, _ = native.truncation(values, *limit_columns(len(LIMITS)))
+    assert bool((cut == float("-inf")).all())
 
 
 def test_wrong_tensors_are_refused_before_anything_is_read(native: Native) -> None:

@@ -11,7 +11,7 @@
 extern "C" {
 #endif
 
-#define PG_ABI 2
+#define PG_ABI 3
 
 enum PgFormat { PG_F32 = 0, PG_BF16 = 1, PG_I8 = 2 };
 
@@ -93,6 +93,9 @@ void pg_attention(const PgModel *model, const PgLayer *layer, const PgStep *step
 void pg_argmax(const float *logits, int64_t m, int64_t vocab, int64_t *ids);
 void pg_gumbel_argmax(const float *values, int64_t m, int64_t vocab, const float *cut, const int64_t *last_tied,
                       const int64_t *first_keys, const int64_t *second_keys, int64_t *ids);
+// That boundary, from log(min_p) or -inf, top_k or 0 and top_p or 1 of each row (kernels/ops/truncation.py).
+void pg_truncation(const float *values, int64_t m, int64_t vocab, const double *depth, const int64_t *top_k,
+                   const double *top_p, float *cut, int64_t *last_tied);
 
 #ifdef __cplusplus
 }
