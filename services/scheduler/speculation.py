@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from services.scheduler.acceptance import Acceptance
+from services.scheduler.acceptance import KEPT_OF_ALL, Acceptance
 from services.scheduler.arms import PLAIN, Arm, arms_of, yields
 from services.scheduler.pace import Pace
 
@@ -30,7 +30,7 @@ class Speculation:
     def __init__(self, *, fixed: int, longest: int) -> None:
         self.arm = PLAIN  # of the step that is planned next
         self.has_asked = False  # for the drafts of that step
-        self.acceptance = Acceptance()  # of all sequences
+        self.acceptance = Acceptance(kept=KEPT_OF_ALL)  # of all sequences
         self.draft_seconds = 0.0  # of computing, per step of a draft
         self._arms = arms_of(fixed, longest)
         self._longest = longest
