@@ -25,13 +25,11 @@ class Work:
     num_requests: int
     num_tokens: int  # of each request
     num_rounds: int
+    num_learning: int  # requests before the first round, in which an arm that adapts meets this number of streams
 
     def num_warm(self, number: int) -> int:
-        """Requests of each slot before a run of round `number`, which do not count.
-
-        In the first round as many as in the run: an arm that adapts meets a number of streams that it has not seen.
-        """
-        return self.num_requests if number == 0 else max(1, self.num_requests // 4)
+        """Requests of each slot before a run of round `number`, which do not count."""
+        return self.num_learning if number == 0 else 1
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import geometric_mean, median
 
 from scripts.bench.report import Line, figure
 from scripts.bench.speculation.arms import ADAPTIVE, ASKED, NONE
@@ -57,22 +58,35 @@ def foretell(records: Records, num_drafts: int, target: Costs, draft: Costs) -> 
     )
 
 
-def others(records: Records, num_streams: int) -> dict[str, Record]:
-    """The arms that the adaptive one is held against."""
-    not_rivals = (ADAPTIVE.name, ASKED.name)
-    return {name: r for (streams, name), r in records.items() if streams == num_streams and name not in not_rivals}
+def relative_speeds(records: Records, num_streams: int) -> dict[str, float]:
+    """Of each arm, relative to the mean of all in the same round: the median of the rounds.
+
+    The machine's speed drifts from round to round by more than arms differ; within a round it drifts less.
+    """
+    arms = {name: r.runs for (streams, name), r in records.items() if streams == num_streams and name != ASKED.name}
+    means = [geometric_mean([run.speed for run in runs]) for runs in zip(*arms.values(), strict=True)]
+    return {
+        name: median(run.speed / mean for run, mean in zip(runs, means, strict=True)) for name, runs in arms.items()
+    }
+
+
+def adaptive_worth(records: Records, num_streams: int) -> tuple[float, str]:
+    """The adaptive arm's speed of that of the best other, and which that is."""
+    speeds = relative_speeds(records, num_streams)
+    own = speeds.pop(ADAPTIVE.name)
+    best = max(speeds, key=lambda name: speeds[name])
+    return own / speeds[best], best
 
 
 def never_worse_lines(records: Records, pair: str) -> list[Line]:
     """One line for each number of streams."""
     lines = []
     for streams in sorted({streams for streams, _ in records}):
-        rivals = others(records, streams)
-        best = max(rivals, key=lambda name: rivals[name].speed)
-        own = records[streams, ADAPTIVE.name]
-        note = f"{figure(own.speed)} against {figure(rivals[best].speed)} tokens/s of {best}"
+        worth, best = adaptive_worth(records, streams)
+        speeds = (figure(records[streams, name].speed) for name in (ADAPTIVE.name, best))
         what = f"{pair}, {streams} streams: adaptive / max(none, best fixed)"
-        lines.append(Line(what, own.speed / rivals[best].speed, "x", at_least=NEVER_WORSE, note=note))
+        note = "{} against {} tokens/s of {}".format(*speeds, best)
+        lines.append(Line(what, worth, "x", at_least=NEVER_WORSE, note=note))
     return lines
 
 

@@ -47,14 +47,14 @@ def main() -> int:
     say(f"{today()}, {processor()}, load {load_average():.2f}")
     lines, documents = [], []
     if args.pair in (BUNDLED, BOTH):
-        work = Work(args.requests, args.tokens, args.rounds)
+        work = Work(args.requests, args.tokens, args.rounds, args.learning)
         found, document = measure(bundled(), args, work, args.streams, args.fixed)
         lines += found
         documents.append(document)
     if args.pair in (MADE, BOTH):
         say(f"  making, or finding, the pair in {args.cache}")
         pair = made(ensure_pair(args.cache, rate=args.rate))
-        work = Work(args.made_requests, args.made_tokens, args.rounds)
+        work = Work(args.made_requests, args.made_tokens, args.made_rounds, args.made_requests)
         found, document = measure(pair, args, work, args.made_streams, args.made_fixed, at_least=MADE_WORTH)
         lines += found
         documents.append(document)
@@ -111,9 +111,11 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--made-fixed", type=numbers, default=[2, 4])
     parser.add_argument("--made-requests", type=int, default=4)
     parser.add_argument("--made-tokens", type=int, default=128)
-    parser.add_argument("--requests", type=int, default=16, help="of each stream, one after the other, in one run")
+    parser.add_argument("--made-rounds", type=int, default=3)
+    parser.add_argument("--requests", type=int, default=3, help="of each stream, one after the other, in one run")
+    parser.add_argument("--learning", type=int, default=8, help="the same before the first run, which do not count")
     parser.add_argument("--tokens", type=int, default=200, help="of each request")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--rate", type=float, default=0.8, help="at which the made draft is right")
     default = Path(tempfile.gettempdir()) / "pageant-made-pair"
     parser.add_argument("--cache", type=Path, default=default, help="where the made pair is kept")

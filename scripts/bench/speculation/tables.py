@@ -7,11 +7,11 @@ from pathlib import Path
 from scripts.bench.report import figure
 from scripts.bench.speculation.arms import ADAPTIVE, ASKED, NONE
 from scripts.bench.speculation.contest import Record, Records
-from scripts.bench.speculation.figures import others
+from scripts.bench.speculation.figures import adaptive_worth
 
 LEGEND = (
-    "tokens/s, medians (spread of the rounds); ~: others took more than 0.15 cores in some round; acceptance, and the "
-    "length of a sequence's draft, of the adaptive arm"
+    "tokens/s, medians (spread of the rounds); ~: others took more than 0.15 cores in some round; adaptive / best "
+    "other: by medians of speeds relative to their round's mean; acceptance, draft length: the adaptive arm's"
 )
 
 
@@ -60,12 +60,12 @@ def plot(records: Records, title: str, path: Path) -> None:
 
 
 def _row(records: Records, streams: int, names: list[str]) -> list[str]:
-    own, best = records[streams, ADAPTIVE.name], max(r.speed for r in others(records, streams).values())
+    own, worth = records[streams, ADAPTIVE.name], adaptive_worth(records, streams)[0]
     acceptance = own.acceptance
     return [
         str(streams),
         *(_cell(records[streams, name]) for name in names),
-        f"{own.speed / best:.2f}",
+        f"{worth:.2f}",
         f"{own.speed / records[streams, NONE.name].speed:.2f}",
         "-" if acceptance is None else f"{acceptance:.2f}",
         f"{own.draft_length:.1f}",

@@ -104,6 +104,16 @@ def test_adaptive_is_held_against_the_best_of_the_others() -> None:
     assert eight.measured == pytest.approx(0.98) and not eight.missed and "none" in eight.note
 
 
+def test_the_machine_s_drift_from_round_to_round_is_nobody_s() -> None:
+    found = records(100, 150, 147)
+    for pace in (0.3, 0.5, 2.0):
+        for name, record in found.items():
+            slow = pace * (0.9 if name[1] == "adaptive" and pace == 0.3 else 1.0)  # one round of chance
+            record.runs.append(run(slow * record.runs[0].speed))
+    (line,) = never_worse_lines(found, "p")
+    assert line.measured == pytest.approx(147 / 150)
+
+
 def test_other_tokens_are_counted() -> None:
     found = records(100, 150, 140)
     assert same_tokens_line(found, "p").measured == 0 and not same_tokens_line(found, "p").missed
