@@ -2,7 +2,8 @@
 
     python -m scripts.bench.structured.attacker --address HOST:PORT [--salts 60]
 
-Reads a number of seconds from each line of its input, attacks for so long and prints what came of it as JSON.
+Reads a number of seconds and a pace from each line of its input, attacks for so long and prints what came of it as
+JSON.  With a pace in seconds it sends harmless formats instead, one each time.
 """
 
 from __future__ import annotations
@@ -27,8 +28,9 @@ SERVED = "served"
 Grammars = Iterator[tuple[str, dict[str, Any]]]
 
 
-async def attack(client: Client, grammars: Grammars, seconds: float) -> dict[str, Any]:
-    """How many requests ended how, and how long the longest of each kind took."""
+async def attack(client: Client, grammars: Grammars, seconds: float, pace: float) -> dict[str, Any]:
+    """How many requests ended how, and how long the longest of each kind took; `pace`: seconds from one to the next, at
+    least."""
     slowest: dict[str, float] = {}
     endings: Counter[str] = Counter()
     until = time.monotonic() + seconds
@@ -36,7 +38,9 @@ async def attack(client: Client, grammars: Grammars, seconds: float) -> dict[str
         name, grammar = next(grammars)
         begin = time.perf_counter()
         endings[await _ending(client, grammar)] += 1
-        slowest[name] = max(slowest.get(name, 0.0), time.perf_counter() - begin)
+        took = time.perf_counter() - begin
+        slowest[name] = max(slowest.get(name, 0.0), took)
+        await asyncio.sleep(max(0.0, pace - took))
     return {"slowest": slowest, "endings": endings}
 
 
@@ -54,11 +58,13 @@ async def main() -> None:
     parser.add_argument("--salts", type=int, default=60, help="sets of grammars made before the first attack")
     args = parser.parse_args()
     made = [pair for salt in range(args.salts) for pair in hostile(salt).items()]
+    harmless = (("harmless", {"regex": f"[a-z ,.]+{number}"}) for number in itertools.count())
     async with Client(args.address) as client:
-        grammars = itertools.cycle(made)
+        hostiles = itertools.cycle(made)
         print(json.dumps(len(made)), flush=True)
         while line := await asyncio.to_thread(sys.stdin.readline):
-            print(json.dumps(await attack(client, grammars, float(line))), flush=True)
+            seconds, pace = map(float, line.split())
+            print(json.dumps(await attack(client, harmless if pace else hostiles, seconds, pace)), flush=True)
 
 
 if __name__ == "__main__":
