@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+from time import process_time
 
 import msgspec
 
@@ -42,8 +43,15 @@ def compile_one(compiler: Compiler, job: CompileJob) -> Compilation:
     """Whatever a grammar makes the engine do, it has an answer, as long as this process lives."""
     if job.grammar is None:
         return Compilation()
+    begin = process_time()
     try:
-        return Compilation(compiler.compile(job.grammar))
+        text = compiler.compile(job.grammar)
+        spent = process_time() - begin
+        if spent > job.max_seconds:
+            return Compilation(
+                error=f"takes {spent:.2f} s of a processor to compile, the limit is {job.max_seconds}"
+            )
+        return Compilation(text)
     except GrammarError as error:
         return Compilation(error=str(error))
     except MemoryError:

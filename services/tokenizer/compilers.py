@@ -17,6 +17,7 @@ from shared.idle_time import LEAST_URGENT
 NUM_COMPILERS = 2
 PATIENCE = 0.5  # seconds to wait for a child
 COMPILE_TIMEOUT = 1.0  # seconds: with everything around it, an answer comes within two
+MAX_SECONDS = 0.3  # of a processor; real schemas take some milliseconds
 MAX_MEMORY = 512 << 20
 MAX_KNOWN = 256  # grammars whose outcome is remembered: at most 64 MB
 
@@ -61,7 +62,7 @@ class CompilerPool(ChildPool[Compilation]):
     async def _compile(self, grammar: Grammar, allowance: float) -> Compilation:
         await self._started()
         try:
-            return await self.ask(CompileJob(grammar), allowance)
+            return await self.ask(CompileJob(grammar, allowance * MAX_SECONDS), allowance)
         except NoChildFreeError:
             raise RequestError(
                 f"{grammar.field} waited for {PATIENCE} s to be compiled",

@@ -52,6 +52,7 @@ class CompileJob(msgspec.Struct, frozen=True):
     """One grammar; None only asks whether the child is up."""
 
     grammar: Grammar | None
+    max_seconds: float = 1.0  # of a processor: what takes longer to compile is longer to follow, too
 
 
 class Compilation(msgspec.Struct, frozen=True):

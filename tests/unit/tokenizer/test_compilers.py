@@ -13,8 +13,10 @@ import pytest
 import pytest_asyncio
 
 from scripts.bench.structured.hostile import hostile
+from services.tokenizer.compiler import compile_one
 from services.tokenizer.compilers import CompilerPool
 from services.tokenizer.frames import CompileJob
+from shared.automata.compiling import Compiler
 from shared.errors import RejectCode, RequestError
 from shared.grammar import MAX_CHOICES, MAX_GRAMMAR_BYTES, Grammar, GrammarKind
 from shared.idle_time import LEAST_URGENT
@@ -165,3 +167,10 @@ async def test_it_takes_idle_time_only(pool: CompilerPool) -> None:
     for child in pool._children:
         assert os.sched_getscheduler(child.pid) == os.SCHED_IDLE
         assert os.getpriority(os.PRIO_PROCESS, child.pid) == LEAST_URGENT
+
+
+async def test_what_takes_too_much_of_a_processor_is_refused_by_its_limit() -> None:
+    compiler = Compiler()
+    job = CompileJob(Grammar(K.REGEX, "[a-z]+"), max_seconds=0.0)
+    assert "the limit is 0.0" in compile_one(compiler, job).error
+    assert compile_one(compiler, CompileJob(Grammar(K.REGEX, "[a-z]+"))).text
