@@ -7,9 +7,10 @@ sent by the load generator and given to the simulator: the same requests at the 
 simulated figure.
 
 Before and after each of them two runs calibrate: one request at a time tells what the way to the worker and back takes,
-and a mixed load at about three quarters of the capacity what steps take.  A machine that others use too changes its
-speed from one minute to the next: by how much the steps of the load itself took longer than those around it, in the
-median, is said and counted in.  Which steps there were, the simulator is not told.
+which is its TTFT without the step that the worker noted, and a mixed load at about three quarters of the capacity tells
+what steps take and how they scatter.  A machine that others use too changes its speed from one minute to the next: by
+how much the steps of the load itself took longer in all than those around it is said and counted in.  Which steps there
+were, the simulator is not told.
 """
 
 from __future__ import annotations
@@ -33,12 +34,13 @@ from services.scheduler.policy import Policy
 from services.simulator.fitting import Fitted, fit, read_recording
 from services.simulator.outcome import Outcome as Foretold
 from services.simulator.outcome import outcome_of
+from services.simulator.scatter import Scattered
 from services.simulator.simulation import Delays, Simulation
 from services.simulator.step_time import StepTime
 from shared.config import Settings, load_settings
 from shared.messages import WorkerCapacity
 from shared.metrics import Slo, Summary, percentile, rate, summarise
-from shared.metrics.steps import RecordedStep, StepWork
+from shared.metrics.steps import RecordedStep
 from shared.workload import LoadRequest, RandomLengths, arrival_times, at_times, random_requests
 
 LENGTHS = RandomLengths(input_len=160, output_len=64, range_ratio=0.75)
@@ -63,19 +65,8 @@ class Measured(msgspec.Struct):
 class Calibration(msgspec.Struct):
     """What was seen around one load."""
 
-    alone: list[tuple[LoadRequest, float]] = []  # with their TTFT
+    ways: list[float] = []  # there and back, seconds
     steps: list[RecordedStep] = []
-
-
-class Scaled:
-    """Steps that take so many times what a model says."""
-
-    def __init__(self, model: Fitted, factor: float) -> None:
-        self._model = model
-        self._factor = factor
-
-    def seconds(self, work: StepWork) -> float:
-        return self._factor * self._model.seconds(work)
 
 
 class Machine:
@@ -111,18 +102,21 @@ class Machine:
 
     async def calibrate(self, found: Calibration, capacity: float) -> None:
         """Add what is to be seen now."""
-        found.alone += await self.alone(NUM_ALONE)
+        found.ways += await self.ways(NUM_ALONE)
         self.new_steps()
         await self.run(self.requests(NUM_CALIBRATION, CALIBRATION_LOAD * capacity))
         found.steps += self.new_steps()
 
-    async def alone(self, count: int) -> list[tuple[LoadRequest, float]]:
-        """Requests one after the other, with their TTFT."""
-        pairs = []
+    async def ways(self, count: int) -> list[float]:
+        """Of requests one after the other, what of their TTFT was not their step."""
+        found = []
         for request in self.requests(count, float("inf")):
+            self.new_steps()
             (outcome,) = await Generator(self._backend).send([request], lambda _: None)
-            pairs.append((request, outcome.timeline.ttft or 0.0))
-        return pairs
+            first = self.new_steps()[0]
+            if first.num_tokens == request.num_prompt_tokens and outcome.timeline.ttft is not None:
+                found.append(outcome.timeline.ttft - first.seconds)
+        return found
 
 
 def _ttfts(outcomes: Sequence[Outcome]) -> Summary:
@@ -152,11 +146,11 @@ async def compare(settings: Settings, count: int, seconds: float) -> list[Line]:
             steps = machine.new_steps()
             await machine.calibrate(around, capacity)
             step_time = fit(around.steps)
-            drift = percentile([step.seconds / step_time.seconds(step.work) for step in steps], 50)
+            drift = slowness(step_time, steps) / slowness(step_time, around.steps)
             lines.append(Line(f"{name}: steps took, of those around it", drift, "x", note=f"{len(steps)} steps"))
             foretold = simulated(
-                settings, num_blocks, model.max_model_len, Scaled(step_time, drift),
-                delays_of(step_time, around.alone), measured.requests,
+                settings, num_blocks, model.max_model_len, Scattered(step_time, around.steps, drift),
+                delays_of(around.ways), measured.requests,
             )  # fmt: skip
             lines += lines_of(name, measured, foretold)
         return lines
@@ -164,9 +158,13 @@ async def compare(settings: Settings, count: int, seconds: float) -> list[Line]:
         await backend.close()
 
 
-def delays_of(step_time: Fitted, alone: Sequence[tuple[LoadRequest, float]]) -> Delays:
-    """The way there and back, from requests that met nobody; two thirds of it is the way there."""
-    ways = [ttft - step_time.prompt_seconds(request.num_prompt_tokens) for request, ttft in alone]
+def slowness(step_time: Fitted, steps: Sequence[RecordedStep]) -> float:
+    """How many times as long steps took in all as a model says."""
+    return sum(step.seconds for step in steps) / sum(step_time.seconds(step.work) for step in steps)
+
+
+def delays_of(ways: Sequence[float]) -> Delays:
+    """The way there and back, of requests that met nobody; two thirds of it is the way there."""
     way = max(0.0, percentile(ways, 50))
     return Delays(inbound=way * 2 / 3, inbound_per_token=0.0, outbound=way / 3)
 

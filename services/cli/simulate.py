@@ -18,6 +18,7 @@ from services.scheduler.placement import SCORES
 from services.scheduler.policy import Policy
 from services.simulator.fitting import errors, fit, read_recording
 from services.simulator.hardware import DEVICES, Device, num_blocks, shape_of
+from services.simulator.scatter import Scattered
 from services.simulator.step_time import Roofline, StepTime
 from services.simulator.sweep import VOCAB_SIZE, Configuration, Result, Scenario, cheapest, configurations, simulate
 from shared.errors import ConfigError
@@ -110,7 +111,7 @@ def device_of(name: str) -> Device:
 
 
 def fitted(recording: Path) -> StepTime:
-    """Fit every other recorded step, and say how far off the others are."""
+    """Fit every other recorded step and say how far off the others are; what is simulated scatters as the steps did."""
     steps = read_recording(recording)
     error = errors(fit(steps[::2]), steps[1::2])
     half, most = (100 * error.percentiles[q] for q in (50.0, 90.0))
@@ -119,7 +120,7 @@ def fitted(recording: Path) -> StepTime:
         f"foretold within {half:.1f} %, nine in ten within {most:.1f} %",
         err=True,
     )
-    return fit(steps)
+    return Scattered(fit(steps), steps)
 
 
 def combinations(options: SimulateOptions) -> list[Configuration]:

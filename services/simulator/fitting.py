@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from shared.metrics import Summary, percentile, summarise
-from shared.metrics.steps import RecordedStep, StepWork, work_of_columns
+from shared.metrics.steps import RecordedStep, StepWork
 
 MIN_STEPS = 20
 MAX_ROUNDS = 5000  # of coordinate descent
@@ -51,10 +51,6 @@ class Fitted:
         context, pair, sequence = self.slopes
         extra = context * work.num_context + pair * work.num_pairs + sequence * work.num_sequences
         return sum(w * h for w, h in zip(hats(self.knots, work.num_tokens), self.heights, strict=True)) + extra
-
-    def prompt_seconds(self, num_tokens: int) -> float:
-        """A prompt alone, in one step."""
-        return self.seconds(work_of_columns([0], [num_tokens], 1))
 
 
 def fit(steps: Sequence[RecordedStep]) -> Fitted:
