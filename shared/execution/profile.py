@@ -6,10 +6,13 @@ import numpy as np
 import torch
 
 from shared.config import Settings
+from shared.execution.scoring import MOST_ROWS
 from shared.modeling.batch import StepBatch
+from shared.modeling.logprobs import score
 from shared.modeling.model import Model
 
 COPIES = 3  # of the logits that sampling makes at most: raw ones for log-probabilities, counts of tokens, drawn rows
+ALL = -1  # log-probabilities: of the whole vocabulary
 
 
 def most_positions(settings: Settings) -> int:
@@ -28,6 +31,8 @@ def peak_activation(model: Model, settings: Settings) -> int:
         hidden = model.forward(_largest_batch(model, settings))
         logits = model.logits(hidden[: most_positions(settings)])
         copies = [torch.empty_like(logits) for _ in range(COPIES)]
+        tokens = torch.zeros(len(logits), dtype=torch.int64, device=device)[:MOST_ROWS]
+        score(logits[:MOST_ROWS], tokens, np.full(len(tokens), ALL))
         del copies
     return torch.cuda.max_memory_allocated(device) - before
 
