@@ -11,6 +11,7 @@ from kernels.provider import Kernels
 from shared.modeling.config import ModelConfig
 from shared.modeling.formats import Formats
 from shared.modeling.kv_pool import KVLayout
+from shared.modeling.kv_scales import KVScales
 from shared.modeling.llama import Decoder, DecoderLayer, Projection
 from shared.modeling.rope import build_rope_table
 from shared.modeling.tensors import EMBEDDING, GATE_UP, HEAD, NORM, QUERY_KEY_VALUE, layer_prefix
@@ -44,12 +45,15 @@ def build_decoder(
         norm=norm,
         head=head,
         rope=build_rope_table(config.rope, config.head_dim, max_positions, dtype=dtype, device=device),
-        layout=torch_layout(config, formats, device),
+        layout=torch_layout(config, formats, device, source.kv_scales()),
     )
 
 
-def torch_layout(config: ModelConfig, formats: Formats, device: torch.device) -> KVLayout:
-    return KVLayout(config.num_layers, config.num_kv_heads, config.head_dim, formats.kv, device)
+def torch_layout(
+    config: ModelConfig, formats: Formats, device: torch.device, scales: tuple[KVScales, ...] = ()
+) -> KVLayout:
+    on_device = tuple(KVScales(*(column.to(device) for column in layer)) for layer in scales)
+    return KVLayout(config.num_layers, config.num_kv_heads, config.head_dim, formats.kv, device, on_device)
 
 
 class _Reader:

@@ -116,10 +116,22 @@ def _architecture(raw: Mapping[str, Any]) -> str:
 def _refuse_unsupported(raw: Mapping[str, Any]) -> None:
     if raw.get("hidden_act", "silu") not in ("silu", "swish"):
         raise ModelError(f"hidden_act {raw['hidden_act']!r} is not supported; supported: silu")
-    if raw.get("quantization_config") is not None:
-        raise ModelError("quantization_config: quantized checkpoints are not supported")
+    if (scheme := raw.get("quantization_config")) is not None and not _only_kv_cache(scheme):
+        raise ModelError("quantization_config: quantized checkpoints are not supported, but for an fp8 KV cache alone")
     if raw.get("partial_rotary_factor", 1.0) not in (1, None):
         raise ModelError(f"partial_rotary_factor {raw['partial_rotary_factor']!r} is not supported; supported: 1.0")
+
+
+def _only_kv_cache(scheme: Any) -> bool:
+    """Whether an exporter's scheme leaves the weights as they are, and has static scales of an E4M3 cache."""
+    if not isinstance(scheme, dict) or scheme.get("config_groups"):
+        return False
+    if scheme.get("quant_method") == "modelopt":
+        return scheme.get("quant_algo") is None and scheme.get("kv_cache_quant_algo") == "FP8"
+    cache = scheme.get("kv_cache_scheme")
+    if scheme.get("quant_method") != "compressed-tensors" or not isinstance(cache, dict):
+        return False
+    return (cache.get("type"), cache.get("num_bits"), bool(cache.get("dynamic"))) == ("float", 8, False)
 
 
 def _head_dim(raw: Mapping[str, Any], architecture: str, hidden_size: int, num_heads: int) -> int:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from kernels.ops.kv_cache import FP8, KVCache
 from kernels.ops.transfer import to_device
+from shared.modeling.kv_scales import KVScales
 from shared.modeling.pages import Arena, padded
 
 TakeBytes = Callable[[int], Tensor]  # size -> [size] uint8 zeros
@@ -45,8 +46,9 @@ class KVLayout:
     num_layers: int
     num_kv_heads: int
     head_dim: int
-    dtype: torch.dtype  # int8 has float32 scales beside it; fp8 has one of each head, and those are one
+    dtype: torch.dtype  # int8 has float32 scales beside it; fp8 has one of each head
     device: torch.device
+    scales: tuple[KVScales, ...] = ()  # of each layer's heads in fp8; empty: all are one
 
     def bytes_per_block(self, block_size: int) -> int:
         scale = torch.float32.itemsize if self.dtype == torch.int8 else 0
@@ -56,19 +58,22 @@ class KVLayout:
     def make_caches(self, num_blocks: int, block_size: int) -> list[KVCache]:
         take = self._memory(self.bytes_per_block(block_size) * num_blocks)
         shape = (num_blocks, block_size, self.num_kv_heads)
-        return [self._make_cache(shape, take) for _ in range(self.num_layers)]
+        return [self._make_cache(layer, shape, take) for layer in range(self.num_layers)]
 
-    def _make_cache(self, shape: tuple[int, ...], take: TakeBytes) -> KVCache:
+    def _make_cache(self, layer: int, shape: tuple[int, ...], take: TakeBytes) -> KVCache:
         def tensor(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
             return take(math.prod(shape) * dtype.itemsize).view(dtype).view(shape)
 
         keys, values = (tensor((*shape, self.head_dim), self.dtype) for _ in range(2))
         if self.dtype == FP8:
-            ones = torch.ones(self.num_kv_heads, device=self.device)
-            return KVCache(keys, values, key_head_scales=ones, value_head_scales=ones)
+            scales = self.scales[layer] if self.scales else self._ones()
+            return KVCache(keys, values, key_head_scales=scales.keys, value_head_scales=scales.values)
         if self.dtype != torch.int8:
             return KVCache(keys, values)
         return KVCache(keys, values, tensor(shape, torch.float32), tensor(shape, torch.float32))
+
+    def _ones(self) -> KVScales:
+        return KVScales(*(torch.ones(self.num_kv_heads, device=self.device) for _ in range(2)))
 
     def _memory(self, size: int) -> TakeBytes:
         """On a CPU zeros cost nothing until they are written: filling a GiB would take a second."""

@@ -11,13 +11,12 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
-from tqdm import tqdm
 
 from shared.errors import ModelError
 from shared.modeling.config import ModelConfig
 from shared.modeling.formats import DTYPES
+from shared.modeling.kv_scales import KVScales, is_kv_scale, read_kv_scales
 from shared.modeling.pages import drop_pages
 from shared.modeling.tensors import EMBEDDING, HEAD, IGNORED_SUFFIXES, Shape, expected_tensors
 
@@ -35,6 +34,10 @@ class WeightSource(Protocol):
 
     def take(self, name: str) -> Tensor: ...
 
+    def kv_scales(self) -> tuple[KVScales, ...]:
+        """Of every layer's fp8 KV cache; empty where the checkpoint has none."""
+        ...
+
     def release(self) -> None: ...
 
 
@@ -49,6 +52,8 @@ Progress = Callable[[int], Bar]  # the number of tensors -> what is told of each
 
 def terminal_progress(total: int) -> Bar:
     """A bar on standard error where that is a terminal, nothing otherwise."""
+    from tqdm import tqdm
+
     bar: Bar = tqdm(total=total, desc="loading weights", unit="tensor", disable=None)
     return bar
 
@@ -61,7 +66,8 @@ class Checkpoint:
 
     def __init__(self, directory: Path, config: ModelConfig, *, progress: Progress | None = None) -> None:
         files = _tensor_files(directory)
-        expected = _check_names(directory, config, {name for names in files.values() for name in names})
+        found = {name for names in files.values() for name in names}
+        expected = _check_names(directory, config, found)
         opened = {file: _open(directory / file) for file in files}
         self._files = {name: opened[file] for file, names in files.items() for name in names}
         self._paths = {name: directory / file for file, names in files.items() for name in names}
@@ -73,6 +79,10 @@ class Checkpoint:
         self._progress = progress or terminal_progress
         self._bar: Bar | None = None
         self._taken: list[Tensor] = []
+        self._kv_scales = read_kv_scales(config, found, lambda name: self._files[name].get_tensor(name))
+
+    def kv_scales(self) -> tuple[KVScales, ...]:
+        return self._kv_scales
 
     def take(self, name: str) -> Tensor:
         """One tensor; of a tied pair, whichever is there stands for the embedding."""
@@ -122,6 +132,9 @@ class DummyWeights:
             part.copy_(torch.randn(part.shape, generator=generator).mul_(self._spread))
         return tensor
 
+    def kv_scales(self) -> tuple[KVScales, ...]:
+        return ()
+
     def release(self) -> None:
         """Nothing is kept."""
 
@@ -134,6 +147,9 @@ def open_weights(
 
 
 def _open(path: Path) -> Any:
+    """Imported here: made-up weights need no files, and so no library to read them."""
+    from safetensors import SafetensorError, safe_open
+
     try:
         return safe_open(path, framework="pt")
     except (OSError, SafetensorError) as error:
@@ -187,7 +203,8 @@ def _check_names(directory: Path, config: ModelConfig, found: set[str]) -> dict[
         raise ModelError(
             f"{directory} lacks {_listing(missing)} of the {len(expected)} tensors of {config.architecture}"
         )
-    extra = sorted(name for name in found - expected.keys() if not name.endswith(IGNORED_SUFFIXES))
+    others = (name for name in found - expected.keys() if not name.endswith(IGNORED_SUFFIXES))
+    extra = sorted(name for name in others if not is_kv_scale(name))
     if extra:
         raise ModelError(
             f"{directory} has {_listing(extra)}, which {config.architecture} with this config.json has not"
