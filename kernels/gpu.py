@@ -13,6 +13,7 @@ from kernels.triton import (
     draft_verification,
     gumbel_argmax,
     kv_store,
+    linear_int8,
     penalties,
     rejection,
     rms_norm,
@@ -27,7 +28,7 @@ from kernels.triton.attention_tiles import split_size
 
 
 def triton_kernels(shape: AttentionShape) -> Kernels:
-    """Linear layers stay the vendor's: its library has more shapes of tile than one can tune by hand."""
+    """Floating-point linear layers stay the vendor's: its library has more shapes of tile than one can tune by hand."""
     split = split_size(shape.max_model_len)
     return replace(
         reference_kernels(),
@@ -43,6 +44,7 @@ def triton_kernels(shape: AttentionShape) -> Kernels:
         rotary_store=rotary_store.rotary_store,
         silu_mul=silu_mul.silu_mul,
         step_inputs=step_inputs.step_inputs,
+        linear_int8=linear_int8.linear,
         write_rows=row_writes.write_rows,
         sampling=SamplingKernels(
             argmax.argmax,

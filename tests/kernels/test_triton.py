@@ -13,6 +13,7 @@ from kernels.ops import (
     attention,
     bad_words,
     draft_verification,
+    linear_int8,
     penalties,
     rejection,
     rotary_store,
@@ -126,6 +127,34 @@ def test_rotary(num_heads: int, head_dim: int, dtype: torch.dtype) -> None:
     turns = angles(5, head_dim, dtype)
     for part in (x, x[:, 1:-1]):
         assert_near(TRITON.rotary(part, *turns), REFERENCE.rotary(part, *turns))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("num_rows", "in_features", "out_features"), [(1, 4200, 33), (16, 48, 30), (17, 300, 70), (130, 200, 140)]
+)
+def test_linear_int8(num_rows: int, in_features: int, out_features: int, dtype: torch.dtype) -> None:
+    """Sums of integers are exact: in float32 the reference's bits, whatever the tiles are."""
+    x = normal(num_rows, in_features, dtype=dtype) * torch.arange(1, num_rows + 1, device=DEVICE, dtype=dtype)[:, None]
+    x[num_rows // 2] = 0.0
+    bias = normal(out_features, dtype=dtype, seed=1)
+    weight = linear_int8.pack_linear(normal(out_features, in_features, dtype=dtype, seed=2))
+    for added in (None, bias):
+        found, wanted = TRITON.linear_int8(x, weight, added), linear_int8.linear(x, weight, added)
+        if dtype == torch.float32:
+            assert torch.equal(found, wanted)
+        else:
+            assert_near(found, wanted)
+
+
+def test_linear_int8_of_a_slice_and_of_a_row_alone() -> None:
+    wide, weight = normal(40, 200), linear_int8.pack_linear(normal(50, 96, seed=1))
+    x = wide[:, 8:104]
+    whole = TRITON.linear_int8(x, weight, None)
+    assert torch.equal(whole, linear_int8.linear(x, weight))
+    assert torch.equal(TRITON.linear_int8(x[7:8], weight, None)[0], whole[7])
+    turned = normal(96, 20).t()
+    assert torch.equal(TRITON.linear_int8(turned, weight, None), linear_int8.linear(turned, weight))
 
 
 # ---- the KV cache

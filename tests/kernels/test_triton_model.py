@@ -10,16 +10,18 @@ from unittest.mock import patch
 import pytest
 import torch
 
+from kernels.ops import linear_int8
 from kernels.provider import AttentionShape, has_triton, triton_kernels
 from shared.config import Settings
 from shared.execution import engine
 from shared.execution.backend import Backend, choose_backend
-from shared.execution.graphs import DirectRecorder, GraphedDecoder, StepGraph, step_sizes
+from shared.execution.graphs import CudaRecorder, DirectRecorder, GraphedDecoder, Recorder, StepGraph, step_sizes
 from shared.execution.runner import ModelRunner
 from shared.model_source import resolve_model_dir
 from shared.modeling.batch import StepBatch
 from shared.modeling.config import read_config
 from shared.modeling.llama import Decoder
+from shared.modeling.verification import DeviceVerification
 from shared.modeling.weights import open_weights
 from shared.sampling import SamplingParams
 from tests.modeling.checkpoints import random_prompt, save_checkpoint
@@ -33,6 +35,7 @@ from kernels.triton.launch import INTERPRETED
 if not (INTERPRETED or torch.cuda.is_available()):
     pytest.skip("no GPU, and triton was imported without TRITON_INTERPRET=1", allow_module_level=True)
 
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.*")
 ROOT = Path(__file__).resolve().parents[2]
 BUNDLED, DRAFT = ROOT / "models" / "pageant-stories", ROOT / "models" / "pageant-stories-draft"
@@ -50,13 +53,21 @@ def make_runner(model: Path, *, triton: bool, graphs: bool = False, **changes: A
     backend: Backend = choose_backend(settings, config, source.dtype)
     if triton:
         shape = AttentionShape(config.num_heads // config.num_kv_heads, config.head_dim)
-        backend = replace(backend, kernels=triton_kernels(shape))
+        kernels = triton_kernels(shape)
+        if backend.formats.quantised:
+            kernels = replace(kernels, pack_linear=linear_int8.pack_linear, linear=kernels.linear_int8)
+        backend = replace(backend, kernels=kernels, device=DEVICE)
     built = engine.build(backend, config, source, config.max_position_embeddings)
     if graphs:
         assert isinstance(built, Decoder)
-        built = GraphedDecoder(built, DirectRecorder(), max_tokens=12, longest=4)
+        built = GraphedDecoder(built, recorder(), max_tokens=12, longest=4)
     plan = engine.plan_pool(settings, built, config.max_position_embeddings)
     return engine.make_runner(settings, engine.assemble(settings, built, backend, plan))
+
+
+def recorder() -> Recorder:
+    """On a card the graphs themselves."""
+    return CudaRecorder() if DEVICE.type == "cuda" else DirectRecorder()
 
 
 def generate(runner: ModelRunner, num_tokens: int) -> list[list[int]]:
@@ -104,6 +115,33 @@ def test_graphs_pad_and_change_nothing(tmp_path: Path) -> None:
         found = generate(runner, 3)
     assert replays == 3  # the prompts' chunks are longer than what graphs are made for
     assert found == generate(make_runner(tmp_path, triton=False), 3)
+
+
+def test_verification_through_graphs(tmp_path: Path) -> None:
+    """What was accepted is settled where the tokens are; the plan after it is made from the answer alone."""
+    save_checkpoint(tmp_path, "llama-tied")
+    wanted = generate(make_runner(tmp_path, triton=False), 11)
+    runner = make_runner(tmp_path, triton=True, graphs=True)
+    runner._verification = DeviceVerification(runner._sampler)
+    driver = Driver(runner)
+    first = driver.add(0, random_prompt(21, seed=1))
+    second = driver.add(3, random_prompt(9, seed=2), SAMPLED, seed=7)
+    driver.step({0: 21, 3: 9})
+    accepted = []
+    for right in (3, 2, 0, 3):
+        place = len(first.output)
+        proposed = [*wanted[0][place : place + right], 7, 7, 7][:3]
+        result = driver.step({0: 1 + len(proposed), 3: 1}, {0: proposed})
+        accepted.append(result.num_sampled[0] - 1)
+    assert accepted == [3, 2, 0, 3]
+    assert first.output == wanted[0][: len(first.output)] and second.output == wanted[1][: len(second.output)]
+
+
+def test_int8_weights(tmp_path: Path) -> None:
+    """Rounding carries a last bit's difference on: the same tokens for as long as no step moves."""
+    save_checkpoint(tmp_path, "llama-tied")
+    wanted = generate(make_runner(tmp_path, triton=False, quantization="int8"), 2)
+    assert generate(make_runner(tmp_path, triton=True, quantization="int8"), 2) == wanted
 
 
 def test_sizes_of_graphs() -> None:

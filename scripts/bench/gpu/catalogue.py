@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
+from kernels.ops import linear_int8
 from kernels.ops.kv_cache import FP8, KVCache
 from kernels.ops.rotary_store import HeadNorm
 from kernels.provider import AttentionShape, Kernels, triton_kernels
@@ -68,6 +69,10 @@ class Catalogue:
         yield "add_rms_norm", lambda: kernels.add_rms_norm(x, x, weight, 1e-5)
         gates = torch.zeros(ROWS, 2 * shape.inner, dtype=dtype)
         yield "silu_mul", lambda: kernels.silu_mul(gates)
+        packed = linear_int8.pack_linear(torch.zeros(shape.inner, shape.hidden, dtype=dtype))
+        for num_rows in (1, 48, 200):
+            some = x[:1].expand(num_rows, -1)
+            yield f"linear_int8, {num_rows} rows", lambda s=some: kernels.linear_int8(s, packed, None)  # type: ignore[misc]
         heads = shape.num_heads + 2 * shape.num_kv_heads
         qkv = torch.zeros(ROWS, heads, shape.head_dim, dtype=dtype)
         turns = torch.zeros(ROWS, 1, shape.head_dim, dtype=dtype)
