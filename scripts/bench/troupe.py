@@ -69,12 +69,17 @@ def troupe(
     step_ms: float, *, modules: Mapping[str, Sequence[str]] | None = None, **settings: object
 ) -> AbstractContextManager[Troupe]:
     """Serves the bundled model's tokenizer over gRPC until the block ends; the worker is a stand-in."""
-    return troupe_with(["-m", "scripts.bench.standin", "--step-ms", str(step_ms)], modules=modules, **settings)
+    worker = ["-m", "scripts.bench.standin", "--step-ms", str(step_ms)]
+    return troupe_with(worker, modules=modules, ready_seconds=READY_SECONDS, **settings)
 
 
 @contextmanager
 def troupe_with(
-    worker: Sequence[str], *, modules: Mapping[str, Sequence[str]] | None = None, **settings: object
+    worker: Sequence[str],
+    *,
+    modules: Mapping[str, Sequence[str]] | None = None,
+    ready_seconds: float = READY_SECONDS,
+    **settings: object,
 ) -> Iterator[Troupe]:
     """Serves until the block ends, with a worker that Python starts with these arguments; leaves no process behind.
 
@@ -92,19 +97,19 @@ def troupe_with(
         try:
             for name, command in commands.items():
                 running.processes[name] = start(command, environment, running.log_of(name))
-            wait_until_serving(running)
+            wait_until_serving(running, ready_seconds)
             yield running
         finally:
             stop(running.processes.values())
 
 
-def wait_until_serving(running: Troupe) -> None:
-    client, deadline = Client(running.address), time.monotonic() + READY_SECONDS
+def wait_until_serving(running: Troupe, seconds: float = READY_SECONDS) -> None:
+    client, deadline = Client(running.address), time.monotonic() + seconds
     try:
         while not client.serving:
             running.check()
             if time.monotonic() > deadline:
-                raise RuntimeError(f"the troupe does not serve within {READY_SECONDS} s")
+                raise RuntimeError(f"the troupe does not serve within {seconds:.0f} s")
             time.sleep(0.05)
     finally:
         client.close()

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
-from llguidance import LLMatcher
 from numpy.typing import NDArray
 
 from shared.automata.limits import GrammarError, first_line, parser_limits
 from shared.automata.vocabulary import Vocabulary
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
 
 Flags = NDArray[np.bool_]
 
@@ -67,6 +70,8 @@ class Automaton:
 
 def make_automaton(vocabulary: Vocabulary, text: str) -> Automaton:
     """At the start of a compiled grammar.  Raises GrammarError."""
+    from llguidance import LLMatcher
+
     matcher = LLMatcher(vocabulary.engine, text, log_level=0, limits=parser_limits())
     if matcher.is_error():
         raise GrammarError(f"cannot be followed: {first_line(matcher.get_error())}")

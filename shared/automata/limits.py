@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from llguidance import LLParserLimits
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # a worker that no request asks for a format does not load the engine
+    from llguidance import LLParserLimits
 
 
 class GrammarError(Exception):
@@ -11,6 +14,8 @@ class GrammarError(Exception):
 
 def parser_limits() -> LLParserLimits:
     """Counts of the engine's own: about 15 ms for one mask, 20 ms for the lexer's start, 30 MB for its states."""
+    from llguidance import LLParserLimits
+
     return LLParserLimits(
         max_items_in_row=2000,
         initial_lexer_fuel=1_000_000,

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-
-from llguidance import LLTokenizer
+from typing import TYPE_CHECKING
 
 from shared.automata.limits import GrammarError
+
+if TYPE_CHECKING:
+    from llguidance import LLTokenizer
 
 MAX_TOKENS = 1 << 22
 
@@ -28,6 +30,8 @@ def load_vocabulary(model_dir: Path, size: int, eos_token_ids: Sequence[int]) ->
     """Takes about 10 us and 2 KB per token.  Raises GrammarError where the tokenizer is not one that can be walked."""
     if not eos_token_ids:
         raise GrammarError("is not possible: the model has no end-of-sequence token")
+    from llguidance import LLTokenizer
+
     try:
         text = (model_dir / "tokenizer.json").read_text(encoding="utf-8")
         engine = LLTokenizer(text, n_vocab=size, eos_token=list(eos_token_ids))

@@ -13,7 +13,6 @@ from functools import partial
 import msgspec
 import structlog
 import torch
-from tqdm import tqdm
 
 from shared.automata.vocabulary import Vocabulary, load_vocabulary
 from shared.config import Settings
@@ -128,7 +127,11 @@ def _with_graphs(settings: Settings, backend: Backend, model: Model) -> Model:
 
 def show_progress(sizes: Sequence[Size]) -> Iterable[Size]:
     """A bar where somebody looks on."""
-    return tqdm(sizes, desc="capturing graphs", unit="graph", disable=not sys.stderr.isatty())
+    if not sys.stderr.isatty():
+        return sizes
+    from tqdm import tqdm
+
+    return tqdm(sizes, desc="capturing graphs", unit="graph")
 
 
 def _wanted_model_len(settings: Settings, config: ModelConfig) -> int:

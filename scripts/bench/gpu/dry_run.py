@@ -1,8 +1,11 @@
 """A rehearsal without a GPU: floors, every kernel compiled for sm_90 and run on tiny tensors, every import made.
 
+Parts of the table are gone through with a tiny model on the CPU: steps, a load offline, a soak.
+
+It needs torch, triton and the few wheels of the messages; what goes through gRPC is rehearsed where its wheel is, too.
 Compiling and interpreting exclude one another in one process, so each has its own:
 
-    python -m scripts.bench.gpu.dry_run compile | interpret
+    python -m scripts.bench.gpu.dry_run compile | interpret | parts
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 import structlog
@@ -21,7 +25,8 @@ import torch
 from scripts.bench.gpu.shapes import LLAMA_3_8B, TINY
 from scripts.bench.report import Line, table
 
-PARTS = ("ceilings", "attention", "steps", "others")
+PARTS = ("ceilings", "attention", "steps", "offline", "soak", "others", "timeline")
+SOAK_SECONDS = 5
 
 
 def rehearse(lines: Sequence[Line]) -> int:
@@ -29,7 +34,7 @@ def rehearse(lines: Sequence[Line]) -> int:
     for part in PARTS:
         importlib.import_module(f"scripts.bench.gpu.{part}")
     status = 0
-    for mode, interpret in (("compile", "0"), ("interpret", "1")):
+    for mode, interpret in (("compile", "0"), ("interpret", "1"), ("parts", "1")):
         command = [sys.executable, "-m", "scripts.bench.gpu.dry_run", mode]
         status |= subprocess.run(command, env=os.environ | {"TRITON_INTERPRET": interpret}, check=False).returncode
     print(f"\n{table(lines, title='what would be measured')}", flush=True)
@@ -55,19 +60,44 @@ def compile_all() -> None:
 
 def interpret_all() -> None:
     from scripts.bench.gpu.catalogue import Catalogue
-    from scripts.bench.gpu.steps import Runs
 
     launches = list(Catalogue(TINY, torch.bfloat16).launches())
     for _, launch in launches:
         launch()
     print(f"\ninterpreted on tiny tensors: {len(launches)} launches")
+
+
+def rehearse_parts() -> None:
+    """The programs of the table, on the CPU."""
+    from scripts.bench.gpu.offline import offline_throughput
+    from scripts.bench.gpu.soak import run_soak, soak_settings
+    from scripts.bench.gpu.steps import Runs
+
     with tempfile.TemporaryDirectory() as folder:
-        runs = Runs(TINY.write(Path(folder)), TINY, device="cpu", num_rows=2, max_len=128)
+        directory = TINY.write(Path(folder))
+        runs = Runs(directory, TINY, device="cpu", num_rows=2, max_len=128)
         runs.decode(2, 40)
         runs.prefill(64)
-    print("steps of a tiny model on the CPU: decode and prefill")
+        offline_throughput(runs.runner, num_prompts=5, num_input=20, num_output=8, max_num_batched_tokens=64)
+        sizes = {"num_blocks": 200, "max_num_seqs": 8, "max_num_batched_tokens": 128, "max_num_draft_tokens": 3}
+        soak = run_soak(soak_settings(directory, "cpu", **sizes), SOAK_SECONDS)
+        print(
+            f"a tiny model on the CPU: decode, prefill, a load offline, a soak of {soak.step_id} steps: {soak.counts}"
+        )
+        if find_spec("grpc") is not None:
+            rehearse_timeline(directory, Path(folder))
+
+
+def rehearse_timeline(directory: Path, folder: Path) -> None:
+    """A CPU's trace has no events of a device: what is rehearsed is how it comes about."""
+    from scripts.bench.gpu.timeline import read_events, record_timeline
+
+    trace = record_timeline(directory, folder / "t.json", device="cpu", num_seqs=2, context=16, num_output=104)
+    print(
+        f"a troupe on the CPU has recorded {trace.stat().st_size} bytes, {len(read_events(trace))} events of a device"
+    )
 
 
 if __name__ == "__main__":
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(30))
-    (compile_all if sys.argv[1] == "compile" else interpret_all)()
+    {"compile": compile_all, "interpret": interpret_all, "parts": rehearse_parts}[sys.argv[1]]()

@@ -1,6 +1,6 @@
 """Every figure that the GPU path has a target for, beside the ceilings of the card, measured in the same run.
 
-    scripts/bench_gpu [--check] [--only WORD] [--tune]
+    scripts/bench_gpu [--check] [--only PART,...] [--tune] [--soak-seconds N] [--sanitize]
     scripts/bench_gpu --dry-run      without a GPU: the plan, every kernel compiled for sm_90, a tiny model's steps
 
 Ceilings: the bandwidth of a large copy (bytes read plus written), and the rate of a large product in bfloat16.  A floor
@@ -10,91 +10,187 @@ is the least time that the bytes or operations of a step can take at its ceiling
 from __future__ import annotations
 
 import argparse
+import gc
 import sys
 import tempfile
+import traceback
 from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import structlog
 import torch
 
 from scripts.bench.gpu.shapes import LLAMA_3_8B, Shape
-from scripts.bench.report import Line, add_check, finish
+from scripts.bench.report import Line, add_check, finish, table
+
+if TYPE_CHECKING:
+    from scripts.bench.gpu.steps import Runs
 
 DECODES = ((1, 1024, 0.85), (64, 1024, 0.75), (256, 1024, 0.70))  # sequences, context, share of the floor
 PROMPT, PROMPT_SHARE = 8192, 0.60
 KERNEL_SEQS, KERNEL_CONTEXT, KERNEL_SHARE = 64, 4096, 0.80
-GAP, STREAM_SHARE = 0.03, 0.95
+GAP, STREAM_SHARE, MEMORY = 0.03, 0.95, 0.02
+MISSING = "not installed"
+PARTS = "tests, attention, steps, streams, timeline, vllm, transformers, soak, sanitizer"
 BANDWIDTH, RATE = 4.3e12, 790e12  # of one H200, for the plan of a dry run only
+
+
+@dataclass(frozen=True, slots=True)
+class Ceilings:
+    """As measured in this run."""
+
+    bandwidth: float  # bytes/s, read and written
+    rate: float  # operations/s in bfloat16
+
+
+@dataclass(slots=True)
+class Options:
+    """What was asked for, and figures that later parts are held against."""
+
+    trace: Path
+    soak_seconds: float
+    sanitize: bool
+    offline: float | None = None  # tokens/s
 
 
 class Bench:
     """Lines of the table, each measured when it is asked for."""
 
-    def __init__(self, shape: Shape, directory: Path, bandwidth: float, rate: float) -> None:
+    def __init__(self, shape: Shape, directory: Path, ceilings: Ceilings, options: Options) -> None:
         self._shape, self._directory = shape, directory
-        self._bandwidth, self._rate = bandwidth, rate
+        self._ceilings, self._options = ceilings, options
 
     def parts(self) -> dict[str, Callable[[], list[Line]]]:
         return {
+            "tests": self.tests,
             "attention": self.attention,
             "steps": self.steps,
             "streams": self.streams,
+            "timeline": self.timeline,
+            "vllm": self.vllm,
             "transformers": self.transformers,
+            "soak": self.soak,
+            "sanitizer": self.sanitizer,
         }
+
+    def tests(self) -> list[Line]:
+        from scripts.bench.gpu.others import test_kernels
+
+        passed, words = test_kernels()
+        return [Line("kernels' tests on this card", _yes(passed), at_least=1, note=words)]
 
     def attention(self) -> list[Line]:
         from scripts.bench.gpu.attention import Problem
         from scripts.bench.gpu.ceilings import seconds
 
         problem = Problem(self._shape, KERNEL_SEQS, KERNEL_CONTEXT, "cuda")
-        floor = self._shape.attention_bytes(KERNEL_SEQS, KERNEL_CONTEXT) / self._bandwidth
+        floor = self._shape.attention_bytes(KERNEL_SEQS, KERNEL_CONTEXT) / self._ceilings.bandwidth
         what = f"paged decode attention, batch {KERNEL_SEQS}, context {KERNEL_CONTEXT}: of copy bandwidth"
         lines = [Line(what, floor / seconds(problem.triton()), at_least=KERNEL_SHARE)]
         other = problem.flashinfer()
-        note = "" if other else "not installed"
+        note = "" if other else MISSING
         lines.append(Line("the same in FlashInfer", floor / seconds(other) if other else None, note=note))
         return lines
 
     def steps(self) -> list[Line]:
-        from scripts.bench.gpu.steps import NUM_STEPS, Runs
+        """Decodes and a prompt by plans made by hand, and a whole load by the scheduler's, in this process."""
+        from scripts.bench.gpu.offline import offline_throughput
+        from scripts.bench.gpu.others import INPUT, OUTPUT, PROMPTS
+        from scripts.bench.gpu.steps import CHUNK, NUM_STEPS, Runs
 
         largest = max(num_seqs for num_seqs, _, _ in DECODES)
         longest = PROMPT + 2 * NUM_STEPS
         runs = Runs(self._directory, self._shape, device="cuda", num_rows=largest, max_len=longest)
-        lines = []
-        for num_seqs, context, share in DECODES:
-            device, host = runs.decode(num_seqs, context)
-            floor = self._shape.decode_bytes(num_seqs, context) / self._bandwidth
-            what = f"decode, batch {num_seqs}, context {context}"
-            lines += [
-                Line(f"{what}: of the floor", floor / device, at_least=share),
-                Line(f"{what}: a step", device * 1000, "ms"),
-                Line(f"{what}: gap between steps", max(0.0, host / device - 1), at_most=GAP),
-            ]
+        lines = [line for decode in DECODES for line in self._decode(runs, *decode)]
         taken = runs.prefill(PROMPT)
-        rate = self._shape.prefill_operations(PROMPT) / taken
-        lines.append(Line(f"prefill of {PROMPT} tokens: of the matrix rate", rate / self._rate, at_least=PROMPT_SHARE))
+        rate = self._shape.prefill_operations(PROMPT) / taken / self._ceilings.rate
+        lines.append(Line(f"prefill of {PROMPT} tokens: of the matrix rate", rate, at_least=PROMPT_SHARE))
+        self._options.offline = offline_throughput(
+            runs.runner, num_prompts=PROMPTS, num_input=INPUT, num_output=OUTPUT, max_num_batched_tokens=CHUNK
+        )
+        lines.append(Line("offline: scheduler and runner in one process", self._options.offline, "tokens/s"))
         return lines
+
+    def _decode(self, runs: Runs, num_seqs: int, context: int, share: float) -> list[Line]:
+        device, host = runs.decode(num_seqs, context)
+        floor = self._shape.decode_bytes(num_seqs, context) / self._ceilings.bandwidth
+        what = f"decode, batch {num_seqs}, context {context}"
+        return [
+            Line(f"{what}: of the floor", floor / device, at_least=share),
+            Line(f"{what}: a step", device * 1000, "ms"),
+            Line(f"{what}: host's time beyond it", max(0.0, host / device - 1)),
+        ]
 
     def streams(self) -> list[Line]:
         from scripts.bench.gpu.others import STREAMS, troupe_throughput
 
-        offline, streamed = (troupe_throughput(self._directory, offline=offline) for offline in (True, False))
-        what = f"gRPC, {STREAMS} streams: of the offline rate"
+        streamed, offline = troupe_throughput(self._directory), self._options.offline
+        note = "" if streamed else MISSING
+        share = streamed / offline if streamed and offline else None
         return [
-            Line("offline", offline, "tokens/s"),
-            Line(what, streamed / offline, at_least=STREAM_SHARE),
+            Line(f"gRPC, {STREAMS} streams", streamed, "tokens/s", note=note),
+            Line(f"gRPC, {STREAMS} streams: of the offline rate", share, at_least=STREAM_SHARE, note=note),
         ]
+
+    def timeline(self) -> list[Line]:
+        """Of the device, while a troupe's scheduler plans and its sockets carry."""
+        from scripts.bench.gpu.timeline import measure, read_events, record_timeline
+
+        num_seqs, context, _ = DECODES[1]
+        what = f"decode, batch {num_seqs}, context {context}, through scheduler and sockets"
+        if find_spec("grpc") is None:
+            return [Line(f"{what}: gap between steps", None, at_most=GAP, note=MISSING)]
+        kept = self._options.trace
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        record_timeline(self._directory, kept, device="cuda", num_seqs=num_seqs, context=context, num_output=256)
+        found = measure(read_events(kept))
+        return [
+            Line(f"{what}: gap between steps", found.gap / found.step, at_most=GAP, note=f"timeline in {kept}"),
+            Line(f"{what}: a step", found.step * 1000, "ms"),
+            Line(f"{what}: nothing runs on the device", found.idle),
+        ]
+
+    def vllm(self) -> list[Line]:
+        from scripts.bench.gpu.others import vllm_throughput
+
+        other, own = vllm_throughput(self._directory), self._options.offline
+        note = "" if other else MISSING
+        lines = [Line("vLLM, the same load at once", other, "tokens/s", note=note)]
+        if other and own:
+            lines.append(Line("offline, of vLLM's rate", own / other, at_least=1))
+        return lines
 
     def transformers(self) -> list[Line]:
         from scripts.bench.gpu.others import transformers_decode
 
         num_seqs, context, _ = DECODES[1]
         taken = transformers_decode(self._shape, self._directory, num_seqs, context)
-        note = "" if taken else "not installed"
+        note = "" if taken else MISSING
         what = f"transformers: decode, batch {num_seqs}, context {context}: a step"
         return [Line(what, None if taken is None else taken * 1000, "ms", note=note)]
+
+    def soak(self) -> list[Line]:
+        from scripts.bench.gpu.soak import soaked
+
+        asked, taken, num_steps = soaked(self._directory, self._options.soak_seconds)
+        note = f"{num_steps} steps in {self._options.soak_seconds:.0f} s; asked for {asked:.2f}"
+        off = abs(taken - asked)
+        return [Line("soak: memory taken, off what was asked for", off, "of the card", at_most=MEMORY, note=note)]
+
+    def sanitizer(self) -> list[Line]:
+        from scripts.bench.gpu.others import sanitize
+
+        if not self._options.sanitize:
+            return []
+        clean, words = sanitize()
+        return [Line("compute-sanitizer finds nothing in the kernels' tests", _yes(clean), at_least=1, note=words)]
+
+
+def _yes(answer: bool | None) -> float | None:
+    return None if answer is None else float(answer)
 
 
 def plan_lines(shape: Shape) -> list[Line]:
@@ -116,12 +212,15 @@ def plan_lines(shape: Shape) -> list[Line]:
     return lines
 
 
-def measure(only: str, tune: bool) -> list[Line]:
+def measure(only: str, tune: bool, options: Options) -> list[Line]:
     from scripts.bench.gpu.ceilings import copy_bandwidth, matrix_rate
 
-    bandwidth, rate = copy_bandwidth(), matrix_rate()
+    ceilings = Ceilings(copy_bandwidth(), matrix_rate())
     torch.cuda.empty_cache()
-    lines = [Line("copy bandwidth", bandwidth / 1e12, "TB/s"), Line("matrix rate", rate / 1e12, "TFLOP/s")]
+    lines = [
+        Line("copy bandwidth", ceilings.bandwidth / 1e12, "TB/s"),
+        Line("matrix rate", ceilings.rate / 1e12, "TFLOP/s"),
+    ]
     if tune:
         from scripts.bench.gpu.attention import Problem
         from scripts.bench.gpu.attention import tune as tune_attention
@@ -129,19 +228,35 @@ def measure(only: str, tune: bool) -> list[Line]:
         for taken, setting in tune_attention(Problem(LLAMA_3_8B, KERNEL_SEQS, KERNEL_CONTEXT, "cuda"))[:5]:
             lines.append(Line(f"attention with keys, warps, stages {setting}", taken * 1e6, "us"))
     with tempfile.TemporaryDirectory() as folder:
-        for name, part in Bench(LLAMA_3_8B, LLAMA_3_8B.write(Path(folder)), bandwidth, rate).parts().items():
-            if only in name:
-                lines += part()
-                torch.cuda.empty_cache()
+        bench = Bench(LLAMA_3_8B, LLAMA_3_8B.write(Path(folder)), ceilings, options)
+        for name, part in bench.parts().items():
+            if not only or name in only.split(","):
+                lines += _run(name, part)
     return lines
+
+
+def _run(name: str, part: Callable[[], list[Line]]) -> list[Line]:
+    """What one part cannot do costs its lines, and no other's."""
+    try:
+        found = part()
+    except Exception as error:
+        traceback.print_exc()
+        found = [Line(name, None, at_least=1, note=f"failed: {type(error).__name__}: {error}"[:200])]
+    gc.collect()
+    torch.cuda.empty_cache()
+    print(f"\n{table(found, title=name)}", flush=True)
+    return found
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_check(parser)
     parser.add_argument("--dry-run", action="store_true", help="what would be measured, and that all of it would run")
-    parser.add_argument("--only", default="", help="a part of the table: attention, steps, streams, transformers")
+    parser.add_argument("--only", default="", help=f"parts of the table, by commas: {PARTS}")
     parser.add_argument("--tune", action="store_true", help="try other launch settings of the attention kernel too")
+    parser.add_argument("--trace", type=Path, default=Path("timeline.json"), help="where the device's timeline is kept")
+    parser.add_argument("--soak-seconds", type=float, default=60, help="how long the soak is")
+    parser.add_argument("--sanitize", action="store_true", help="the kernels' tests under compute-sanitizer, an hour")
     args = parser.parse_args()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(30))
     if args.dry_run:
@@ -151,7 +266,8 @@ def main() -> int:
     if not torch.cuda.is_available():
         print("torch sees no GPU here; --dry-run shows what would be measured on one", file=sys.stderr)
         return 1
-    return finish(measure(args.only, args.tune), check=args.check, title=torch.cuda.get_device_name())
+    options = Options(args.trace, args.soak_seconds, args.sanitize)
+    return finish(measure(args.only, args.tune, options), check=args.check, title=torch.cuda.get_device_name())
 
 
 if __name__ == "__main__":

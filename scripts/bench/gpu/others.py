@@ -1,40 +1,115 @@
-"""The same shape and load outside our runner: through our own gRPC, offline, and in transformers."""
+"""The same shape and load outside our runner: through our own gRPC, in vLLM and in transformers; and the sanitizer.
+
+vLLM runs in a process of its own, which gives the card back when it ends:
+
+    python -m scripts.bench.gpu.others MODEL RESULTS
+"""
 
 from __future__ import annotations
 
+import importlib
 import json
+import os
+import random
+import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from scripts.bench.gpu.ceilings import seconds
-from scripts.bench.gpu.shapes import Shape
+from scripts.bench.gpu.shapes import ROOT, Shape
+from scripts.bench.gpu.steps import CHUNK
 
-STREAMS, INPUT, OUTPUT = 256, 128, 128  # and tokens of each
+STREAMS, PROMPTS, INPUT, OUTPUT = 256, 1024, 128, 128  # at once, in all, and tokens of each
+SANITIZED = "tests/kernels/test_triton.py"
+TESTS = (SANITIZED, "tests/kernels/test_triton_model.py", "tests/kernels/test_no_wait.py")
+TEST_SECONDS = 900
+SANITIZER_SECONDS = 3600
 
 
-def troupe_command(directory: Path, results: Path, *, offline: bool) -> list[str]:
-    """`pageant bench offline` gives a private troupe everything at once; with a limit it is as many streams."""
-    command = [
-        sys.executable, "-m", "services.cli", "bench", "offline", "--model", str(directory), "--load-format", "dummy",
-        "--device", "cuda", "--max-num-seqs", str(STREAMS), "--dataset-name", "random",
-        "--random-input-len", str(INPUT), "--random-output-len", str(OUTPUT), "--ignore-eos",
-        "--num-prompts", str(4 * STREAMS), "--save-result", "--result-dir", str(results.parent),
-        "--result-filename", results.name,
+def load_options(num_prompts: int, num_input: int, num_output: int) -> list[str]:
+    """Of `pageant bench`: random prompts, and outputs of one length."""
+    return [
+        "--dataset-name", "random", "--random-input-len", str(num_input), "--random-output-len", str(num_output),
+        "--ignore-eos", "--num-prompts", str(num_prompts), "--num-warmups", "0",
     ]  # fmt: skip
-    return command if offline else [*command, "--max-concurrency", str(STREAMS)]
 
 
-def troupe_throughput(directory: Path, *, offline: bool) -> float:
-    """Output tokens per second through scheduler, sockets and gRPC."""
+def troupe_command(directory: Path, results: Path) -> list[str]:
+    """A private troupe behind gRPC, with as many streams as it has rows."""
+    return [
+        sys.executable, "-m", "services.cli", "bench", "offline", "--model", str(directory), "--load-format", "dummy",
+        "--device", "cuda", "--max-num-seqs", str(STREAMS), "--max-num-batched-tokens", str(CHUNK),
+        *load_options(PROMPTS, INPUT, OUTPUT), "--max-concurrency", str(STREAMS),
+        "--save-result", "--result-dir", str(results.parent), "--result-filename", results.name,
+    ]  # fmt: skip
+
+
+def troupe_throughput(directory: Path) -> float | None:
+    """Output tokens per second through scheduler, sockets and gRPC; None where gRPC is not installed."""
+    if find_spec("grpc") is None:
+        return None
     with tempfile.TemporaryDirectory() as folder:
         results = Path(folder) / "results.json"
-        subprocess.run(troupe_command(directory, results, offline=offline), check=True, timeout=400)
+        subprocess.run(troupe_command(directory, results), check=True, timeout=500)
         return float(json.loads(results.read_text(encoding="utf-8"))["output_throughput"])
+
+
+def vllm_throughput(directory: Path) -> float | None:
+    """Output tokens per second of the same load, given to vLLM at once; None where it is not installed."""
+    if find_spec("vllm") is None:
+        return None
+    with tempfile.TemporaryDirectory() as folder:
+        results = Path(folder) / "results.json"
+        command = [sys.executable, "-m", "scripts.bench.gpu.others", str(directory), str(results)]
+        subprocess.run(command, check=True, timeout=900)
+        return float(json.loads(results.read_text(encoding="utf-8"))["output_throughput"])
+
+
+def run_vllm(directory: Path, vocab_size: int) -> float:
+    vllm: Any = importlib.import_module("vllm")
+    engine = vllm.LLM(
+        str(directory), load_format="dummy", dtype="bfloat16", max_model_len=2 * (INPUT + OUTPUT),
+        max_num_seqs=STREAMS, max_num_batched_tokens=CHUNK, skip_tokenizer_init=True, enable_prefix_caching=False,
+    )  # fmt: skip
+    rng = random.Random(1)
+    prompts = [{"prompt_token_ids": rng.choices(range(vocab_size), k=INPUT)} for _ in range(PROMPTS)]
+    params = vllm.SamplingParams(temperature=0, max_tokens=OUTPUT, ignore_eos=True, detokenize=False)
+    engine.generate(prompts[:8], params, use_tqdm=False)
+    begin = time.perf_counter()
+    outputs = engine.generate(prompts, params, use_tqdm=False)
+    return sum(len(one.outputs[0].token_ids) for one in outputs) / (time.perf_counter() - begin)
+
+
+def test_kernels() -> tuple[bool | None, str]:
+    """Whether the kernels' tests pass on this card, and their last line; None where pytest is not there."""
+    if find_spec("pytest") is None:
+        return None, "pytest is not installed"
+    return _passes([sys.executable, "-m", "pytest", "-q", *TESTS], TEST_SECONDS)
+
+
+def sanitize() -> tuple[bool | None, str]:
+    """Whether compute-sanitizer finds nothing in the kernels' tests, and its last line; None where it is not there."""
+    tool = shutil.which("compute-sanitizer")
+    if tool is None or find_spec("pytest") is None:
+        return None, "compute-sanitizer or pytest is not installed"
+    command = [tool, "--error-exitcode", "1", sys.executable, "-m", "pytest", "-q", "-x", SANITIZED]
+    without_cache = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}  # so that it sees where each tensor ends
+    return _passes(command, SANITIZER_SECONDS, **without_cache)
+
+
+def _passes(command: list[str], seconds: float, **environment: str) -> tuple[bool, str]:
+    done = subprocess.run(
+        command, cwd=ROOT, env=os.environ | environment, capture_output=True, text=True, timeout=seconds, check=False
+    )
+    words = (done.stdout.strip() or done.stderr.strip()).splitlines()
+    return done.returncode == 0, words[-1] if words else ""
 
 
 def transformers_decode(shape: Shape, directory: Path, num_seqs: int, context: int) -> float | None:
@@ -51,3 +126,14 @@ def transformers_decode(shape: Shape, directory: Path, num_seqs: int, context: i
         cache = model(prompt, use_cache=True, logits_to_keep=1).past_key_values
         token = prompt[:, :1]
         return seconds(lambda: model(token, past_key_values=cache, use_cache=True).logits.argmax(-1), rounds=10)
+
+
+def main() -> None:
+    directory, results = map(Path, sys.argv[1:])
+    vocab_size = json.loads((directory / "config.json").read_text(encoding="utf-8"))["vocab_size"]
+    figures = {"output_throughput": run_vllm(directory, vocab_size)}
+    results.write_text(json.dumps(figures), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,54 @@
+"""The GPU's bench on a machine that has nothing but torch, triton and the few wheels of the messages."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[3]
+BARE = """
+import sys
+from importlib.machinery import PathFinder
+
+WHEELS = {"torch", "torchgen", "functorch", "triton", "numpy", "zmq", "msgspec", "structlog"}
+NEEDED_BY_TORCH = {"typing_extensions", "sympy", "mpmath", "networkx", "jinja2", "markupsafe", "fsspec", "filelock"}
+OURS = {"kernels", "protos", "scripts", "services", "shared"}
+KNOWN = WHEELS | NEEDED_BY_TORCH | OURS | set(sys.stdlib_module_names)
+
+
+class Bare:
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        return PathFinder.find_spec(name, path, target) if name.partition(".")[0] in KNOWN else None
+
+
+sys.meta_path = [Bare if finder is PathFinder else finder for finder in sys.meta_path]
+"""
+
+
+def run_bare(folder: Path, *arguments: str) -> str:
+    """What Python prints, where most packages are not to be found."""
+    (folder / "sitecustomize.py").write_text(BARE, encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, *arguments], cwd=ROOT, env=os.environ | {"PYTHONPATH": str(folder)}, capture_output=True,
+        text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+def test_the_environment_is_bare(tmp_path: Path) -> None:
+    names = "grpc safetensors tqdm tokenizers pytest click"
+    program = f"from importlib.util import find_spec; print([name for name in {names.split()} if find_spec(name)])"
+    assert run_bare(tmp_path, "-c", program).strip() == "[]"
+
+
+def test_every_part_of_the_table_runs_or_says_what_it_lacks(tmp_path: Path) -> None:
+    told = run_bare(tmp_path, "-m", "scripts.bench.gpu.dry_run", "parts")
+    assert "a load offline, a soak of" in told
+
+
+def test_main_is_imported(tmp_path: Path) -> None:
+    assert "--soak-seconds" in run_bare(tmp_path, "-m", "scripts.bench.gpu.main", "--help")
