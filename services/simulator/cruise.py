@@ -45,7 +45,7 @@ class Cruise:
         self._tenants = _charges(core, self._running)
         self._turns = [replica.block_size - length % replica.block_size for length in self._lengths]
         self._next_turn = min(self._turns)
-        self._plans = [(step.sequences, step.new_blocks) for step in replica.in_flight]
+        self._plans = {place: (step.sequences, step.new_blocks) for place, step in enumerate(replica.in_flight, -1)}
         self._plain = (self._running, [NONE] * len(self._running))
         count, context = len(self._running), sum(self._lengths)
         self.work = StepWork(count, count, count, context + count, context + count)  # of the step that was planned last
@@ -56,14 +56,12 @@ class Cruise:
         number = self.num_steps + 1
         if number > self._end or self._waiting.num_tokens:
             return False
-        plan = self._plain
         if number == self._next_turn:
             if not self._has_blocks(number):
                 return False
             self._core.moment.now = now
-            plan = self._turn(number)
+            self._plans[number] = self._turn(number)
         self.num_steps = number
-        self._plans[0], self._plans[1] = self._plans[1], plan
         for tenant, count in self._tenants:
             self._core.shares.charge_output(tenant, count)
         work, count = self.work, self.work.num_sequences
@@ -93,21 +91,20 @@ class Cruise:
             record.num_tokens += self.num_steps
             record.last = self._told
         replica = self._replica
-        steps = [self._step(index) for index in range(MAX_STEPS_IN_FLIGHT)]
+        steps = [self._step(self.num_steps - 1), self._step(self.num_steps)]
         replica.in_flight.clear()
         replica.in_flight.extend(steps)
         replica.num_steps += self.num_steps
         self._core.counters.num_output_tokens += self.num_steps * len(self._running)
 
-    def _step(self, index: int) -> Step:
-        """The plan at this place among those in flight."""
-        sequences, new_blocks = self._plans[index]
-        first, ones = self._replica.in_flight[0].step_id, [1] * len(sequences)
-        ahead = self.num_steps - 1 + index  # steps that were planned since it began
+    def _step(self, number: int) -> Step:
+        """What was planned at this time, or before it began."""
+        sequences, new_blocks = self._plans.get(number, self._plain)
+        ones, drafts = [1] * len(sequences), [NO_DRAFTS] * len(sequences)
         lengths = dict(zip(self._running, self._lengths, strict=True))
-        computed = [lengths[sequence] + ahead for sequence in sequences]
-        drafts = [NO_DRAFTS] * len(sequences)
-        return Step(first + self.num_steps + index, sequences, computed, ones, ones, new_blocks, drafts)
+        computed = [lengths[sequence] + number for sequence in sequences]
+        step_id = self._replica.in_flight[0].step_id + 1 + number
+        return Step(step_id, sequences, computed, ones, ones, new_blocks, drafts)
 
     # -- ends of blocks
 
