@@ -94,7 +94,7 @@ def test_a_frozen_worker_is_given_up_and_what_it_says_later_is_not_heard(running
             os.kill(victim, signal.SIGSTOP)
             seconds = await asyncio.to_thread(seconds_until, running, "lost", frozen_at, "worker")
             os.kill(victim, signal.SIGCONT)
-            assert seconds < NOTICED_SECONDS + 0.5, "the last heartbeat may have come just before"
+            assert seconds < 2 * NOTICED_SECONDS, "the last heartbeat may have come just before"
             return await asyncio.gather(*tasks, return_exceptions=True)
 
     same(asyncio.run(freeze()), wanted)

@@ -1,6 +1,7 @@
 """Drafts through real processes: they change no token, whatever happens to them, and are seen to have worked.
 
 A short form of scripts/prove_speculation: some of Spec-Bench's prompts, on the bundled pair.
+PAGEANT_TEST_PROMPTS says how many of them, of 480.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from scripts.bench.speculation.prompts import KINDS, Prompts, spec_bench
 from tests.system.harness import MODEL, ROOT, Answer, Troupe, ask, troupe
 
 DRAFT = ROOT / "models" / "pageant-stories-draft"
-EVERY = 20  # one prompt of so many
+NUM_PROMPTS = int(os.environ.get("PAGEANT_TEST_PROMPTS", "12"))
 NUM_TOKENS = 40
 JOIN_SECONDS = 30
 THREADS = ("--num-threads", "1")
@@ -36,7 +37,7 @@ Tokens = list[list[int]]
 def prompts(data_dir: Path) -> Prompts:
     found = spec_bench(data_dir, MODEL, num_tokens=NUM_TOKENS)
     assert len(found.token_ids) == 480
-    return Prompts(found.token_ids[::EVERY], NUM_TOKENS)
+    return Prompts(found.token_ids[:: len(found.token_ids) // NUM_PROMPTS], NUM_TOKENS)
 
 
 @pytest.fixture(scope="module")

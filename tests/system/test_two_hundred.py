@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -37,12 +36,11 @@ def requests() -> list[Any]:
 
 
 @pytest.mark.timeout(900)
-def test_two_hundred_requests_equal_their_solo_runs(tmp_path: Path) -> None:
+def test_two_hundred_requests_equal_their_solo_runs(tmp_path_factory: pytest.TempPathFactory) -> None:
     asked = requests()
-    (tmp_path / "solo").mkdir()
-    with troupe(tmp_path / "solo", "--max-num-seqs", "1", "--no-enable-prefix-caching", "--num-threads", "1") as alone:
+    solo = ["--max-num-seqs", "1", "--no-enable-prefix-caching", "--num-threads", "1"]
+    with troupe(tmp_path_factory.mktemp("solo"), *solo) as alone:
         wanted = alone.generate(asked, timeout=500)
-    (tmp_path / "crowd").mkdir()
     options = [
         "--num-blocks",
         "20",
@@ -55,7 +53,7 @@ def test_two_hundred_requests_equal_their_solo_runs(tmp_path: Path) -> None:
         "--num-threads",
         "1",
     ]
-    with troupe(tmp_path / "crowd", *options) as crowd:
+    with troupe(tmp_path_factory.mktemp("crowd"), *options) as crowd:
         answers = crowd.generate(asked, timeout=500)
         load = crowd.settled_load()
     differing = [index for index, pair in enumerate(zip(answers, wanted, strict=True)) if not same(*pair)]
