@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
-import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from time import monotonic
+from time import monotonic, thread_time
 from typing import Any, Protocol
 
 import structlog
@@ -23,6 +21,7 @@ from shared.automata.automaton import Automaton, make_automaton
 from shared.automata.limits import GrammarError
 from shared.automata.vocabulary import Vocabulary
 from shared.grammar import GrammarKind
+from shared.idle_time import take_idle_time_only
 from shared.messages.steps import AdmittedSequence
 from shared.modeling.processing import Flags
 from shared.packing import unpack_tokens
@@ -32,7 +31,7 @@ log = structlog.get_logger()
 MAX_GRAMMARS = 16  # kept ready; each may come to 30 MB
 PATIENCE = 0.002  # seconds that a step with other rows waits for those that are not ready
 LONG_PATIENCE = 0.05  # where nobody else waits
-BUILDING_NICENESS = 10
+COSTLY = 0.001  # seconds: what took so long gets idle time only, the next time
 
 
 class StepTokens(Protocol):
@@ -75,6 +74,11 @@ class Standing:
     automaton: Automaton
     length: int  # of prompt and output
     allowed: Flags  # [vocab_size] next
+    seconds: float  # of a core, that it took
+
+    @property
+    def is_costly(self) -> bool:
+        return self.seconds > COSTLY
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,12 +181,13 @@ class RowAutomata:
     def advance(self, held: Held, tokens: StepTokens, sample: int) -> None:
         """The row has taken the tokens of a step's sample: find what may come behind them."""
         standing, held.trial, held.behind = held.standing.result(), None, tokens
-        held.standing = self._following().submit(_advance, standing, held.ends, tokens, sample)
+        held.standing = self._thread_for(standing).submit(_advance, standing, held.ends, tokens, sample)
 
     def try_drafts(self, held: Held, draft_token_ids: list[int]) -> None:
         """Find what may come at each of the positions that verify these.  The row must be ready."""
         standing = held.standing.result()
-        held.trial = Trial(draft_token_ids, self._following().submit(_try, standing, held.ends, draft_token_ids))
+        found = self._thread_for(standing).submit(_try, standing, held.ends, draft_token_ids)
+        held.trial = Trial(draft_token_ids, found)
 
     # -- in the building thread
 
@@ -192,13 +197,12 @@ class RowAutomata:
             raise GrammarError("was not compiled")
         automaton = self._pristine(grammar.text, ends.eos).copy()
         history = unpack_tokens(sequence.token_ids)
-        automaton.advance(history[sequence.num_prompt_tokens :])
-        return Standing(automaton, len(history), ends.permit(automaton.allowed(), len(history)))
+        return _stand(automaton, history[sequence.num_prompt_tokens :], ends, len(history))
 
     def _pristine(self, text: str, eos_token_ids: tuple[int, ...]) -> Automaton:
         """An automaton at its start, for the model's vocabulary with these ends of sequence."""
         if eos_token_ids not in self._vocabularies:
-            self._vocabularies = {eos_token_ids: self._load(eos_token_ids)}
+            self._vocabularies = {eos_token_ids: self._loaded(eos_token_ids)}
             self._ready.clear()
         if text not in self._ready:
             self._ready[text] = make_automaton(self._vocabularies[eos_token_ids], text)
@@ -207,11 +211,20 @@ class RowAutomata:
         self._ready.move_to_end(text)
         return self._ready[text]
 
+    def _loaded(self, eos_token_ids: tuple[int, ...]) -> Vocabulary:
+        """In a thread of its own: it is work of the server's, once, and should not wait for idle time."""
+        with ThreadPoolExecutor(1, "vocabulary") as loader:
+            return loader.submit(self._load, eos_token_ids).result()
+
     # -- the threads: none where no request has asked
+
+    def _thread_for(self, standing: Standing) -> ThreadPoolExecutor:
+        """Whose last step was costly is followed where it costs the others nothing."""
+        return self._building() if standing.is_costly else self._following()
 
     def _building(self) -> ThreadPoolExecutor:
         if self._builders is None:
-            self._builders = ThreadPoolExecutor(1, "grammars", initializer=_be_nice)
+            self._builders = ThreadPoolExecutor(1, "grammars", initializer=take_idle_time_only)
         return self._builders
 
     def _following(self) -> ThreadPoolExecutor:
@@ -225,9 +238,16 @@ def _advance(standing: Standing, ends: Ends, tokens: StepTokens, sample: int) ->
     new, automaton = tokens.of(sample), standing.automaton
     length = standing.length + len(new)
     if new[-1] in ends.eos:
-        return Standing(automaton, length, standing.allowed)  # it is over; nobody will use it
+        return Standing(automaton, length, standing.allowed, 0.0)  # it is over; nobody will use it
+    return _stand(automaton, new, ends, length)
+
+
+def _stand(automaton: Automaton, new: list[int], ends: Ends, length: int) -> Standing:
+    """Behind `new` tokens more, `length` with all before."""
+    begin = thread_time()
     automaton.advance(new)
-    return Standing(automaton, length, ends.permit(automaton.allowed(), length))
+    allowed = ends.permit(automaton.allowed(), length)
+    return Standing(automaton, length, allowed, thread_time() - begin)
 
 
 def _try(standing: Standing, ends: Ends, draft_token_ids: list[int]) -> Flags:
@@ -262,9 +282,3 @@ def _failure(future: Future[Any]) -> str:
 def _wait(future: Future[Any], deadline: float) -> None:
     with contextlib.suppress(Exception):  # which is the business of who looks at the future
         future.exception(max(0.0, deadline - monotonic()))
-
-
-def _be_nice() -> None:
-    """On Linux each thread has a niceness of its own: whoever builds does not take time from those who compute."""
-    if sys.platform == "linux":
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), BUILDING_NICENESS)

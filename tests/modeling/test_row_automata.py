@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import threading
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -188,3 +191,17 @@ def test_few_grammars_are_kept(automata: RowAutomata) -> None:
     assert len(automata._ready) == MAX_GRAMMARS
     automata.release(range(MAX_GRAMMARS + 3))
     assert not automata
+
+
+def test_what_was_costly_is_followed_in_idle_time() -> None:
+    automata = RowAutomata(load, patience=20.0)
+    held = held_of(automata, sequence(0, choice("ab", "cd")))
+    standing = held.standing.result()
+    cheap, costly = (replace(standing, seconds=seconds) for seconds in (0.0, 1.0))
+    names = {one.seconds: automata._thread_for(one).submit(_urgency).result() for one in (cheap, costly)}
+    assert names[0.0] == os.SCHED_OTHER
+    assert names[1.0] == (os.SCHED_IDLE if sys.platform == "linux" else os.SCHED_OTHER)
+
+
+def _urgency() -> int:
+    return os.sched_getscheduler(threading.get_native_id())
