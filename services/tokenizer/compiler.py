@@ -48,9 +48,7 @@ def compile_one(compiler: Compiler, job: CompileJob) -> Compilation:
         text = compiler.compile(job.grammar)
         spent = process_time() - begin
         if spent > job.max_seconds:
-            return Compilation(
-                error=f"takes {spent:.2f} s of a processor to compile, the limit is {job.max_seconds}"
-            )
+            return Compilation(error=f"takes {spent:.2f} s of a processor to compile, the limit is {job.max_seconds}")
         return Compilation(text)
     except GrammarError as error:
         return Compilation(error=str(error))

@@ -8,9 +8,9 @@ result n may be written by plan n + 2 without a fence.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 
+import msgspec
 import numpy as np
 import torch
 from torch import Tensor
@@ -33,6 +33,7 @@ from shared.execution.taken import Lack, Taken
 from shared.messages.control import WorkerCapacity
 from shared.messages.steps import RefusedRow, StepPlan, StepResult
 from shared.modeling.batch import Ints
+from shared.modeling.drafts import Drafts
 from shared.modeling.kv_pool import KVPool
 from shared.modeling.model import Model
 from shared.modeling.sampler import Sampler
@@ -40,8 +41,7 @@ from shared.modeling.sampling_columns import NO_LOGPROBS
 from shared.modeling.verification import Verification
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
+class Found(msgspec.Struct, frozen=True):
     """What comes of a step, most of it on its way to the host."""
 
     taken: Taken
@@ -196,25 +196,31 @@ class ModelRunner:
 
     def _commit(self, schedule: Schedule, taken: Taken, lack: Lack | None) -> None:
         """What the step computed and took belongs to the rows."""
-        table, batch, drafts = self._table, schedule.batch, schedule.drafts
-        rows, samples = batch.rows[schedule.samples], np.arange(len(schedule.samples))
+        table, batch = self._table, schedule.batch
+        rows, samples = batch.rows[schedule.samples], None
         table.num_computed[batch.rows] = batch.computed + batch.scheduled
         if lack is not None:
             table.hold_back(rows[lack.samples])
-            rows, samples = (np.delete(column, lack.samples) for column in (rows, samples))
-        if drafts is None:
-            table.append_tokens(rows, taken.tokens if lack is None else _pick(taken.tokens, samples))
-        elif taken.is_known and (accepted := taken.outcome.accepted) is not None:
-            table.keep_drafts(rows, drafts.counts[samples], accepted[samples])
-            table.append_tokens(rows, _pick(taken.tokens, (drafts.starts + accepted)[samples]))
+            samples = np.delete(np.arange(len(rows)), lack.samples)
+            rows = rows[samples]
+        if schedule.drafts is not None:
+            self._commit_drafts(schedule.drafts, taken, rows, samples)
         else:
-            self._put_off(rows, samples, drafts.counts[samples], taken)
+            table.append_tokens(rows, taken.tokens if samples is None else _pick(taken.tokens, samples))
 
-    def _put_off(self, rows: Ints, samples: Ints, counts: Ints, taken: Taken) -> None:
-        """The device has written the histories; of rows without drafts it is known how long they are."""
+    def _commit_drafts(self, drafts: Drafts, taken: Taken, rows: Ints, samples: Ints | None) -> None:
+        """`samples` are those of the rows, where some are left out.  What a device has verified is written there
+        already; of rows without drafts it is known how long they are."""
+        chosen = slice(None) if samples is None else samples
+        counts = drafts.counts[chosen]
+        if taken.is_known and (accepted := taken.outcome.accepted) is not None:
+            self._table.keep_drafts(rows, counts, accepted[chosen])
+            self._table.append_tokens(rows, _pick(taken.tokens, (drafts.starts + accepted)[chosen]))
+            return
         later = counts > 0
+        places = np.arange(len(drafts.counts))[chosen]
         self._table.num_tokens[rows[~later]] += 1
-        self._settlement.put_off(rows[later], samples[later], counts[later], taken)
+        self._settlement.put_off(rows[later], places[later], counts[later], taken)
 
     def _prompt_scores(
         self,
@@ -244,13 +250,13 @@ class ModelRunner:
 
 def _result(plan: StepPlan, fenced: list[RefusedRow], found: Found, seconds: float) -> StepResult:
     """Once the step is over."""
-    outcome = found.taken.outcome
+    taken = found.taken
     result = StepResult(
         epoch=plan.epoch,
         step_id=plan.step_id,
-        num_sampled=outcome.counts.tolist(),
-        sampled_token_ids=found.taken.token_ids,
-        logprobs=[] if found.scores is None else found.scores.read(outcome),
+        num_sampled=taken.counts,
+        sampled_token_ids=taken.token_ids,
+        logprobs=[] if found.scores is None else found.scores.read(taken.outcome),
         prompt_logprobs={entry: scored.read() for entry, scored in found.prompt_scores.items()},
         device_time=seconds,
         refused=found.refused,
@@ -277,6 +283,8 @@ def _pick(
     tokens: Tensor,  # [num_positions] int64
     positions: Ints,  # [n]
 ) -> Tensor:  # [n] int64
+    if tokens.device.type == "cpu":
+        return torch.from_numpy(tokens.numpy()[positions])
     return tokens[to_device(positions, tokens.device)]
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
+import msgspec
 import numpy as np
 from torch import Tensor
 
@@ -26,8 +27,7 @@ class Lack:
     refused: dict[int, str]  # entry of the plan -> why it will have none ever
 
 
-@dataclass(frozen=True)
-class Outcome:
+class Outcome(msgspec.Struct, frozen=True):
     """Which of the positions' tokens come out."""
 
     counts: Ints  # [num_entries] tokens of each
@@ -44,26 +44,43 @@ class Taken:
         self._schedule = schedule
         self._lack = lack
         self._host_tokens = to_host(tokens)
-        self._accepted = None if verdict is None else to_host(verdict.accepted)
+        self._settled = None if verdict is None else verdict.settled
+        self._accepted = None if verdict is None or verdict.accepted is None else to_host(verdict.accepted)
         self._mark = mark(tokens.device)
-        self.is_known = verdict is None or verdict.settled is not None
+        self.is_known = self._accepted is None
+        self._outcome: Outcome | None = None
+        self._is_plain = verdict is None and lack is None
 
     def wait(self) -> None:
         """Until the step has ended, as far as these are concerned."""
         self._mark.wait()
 
-    @cached_property
+    @property
     def outcome(self) -> Outcome:
-        if not self.is_known:
+        if self._outcome is None:
+            self._outcome = self._settle()
+        return self._outcome
+
+    def _settle(self) -> Outcome:
+        accepted = self._settled
+        if self._accepted is not None:
             self.wait()
-        accepted = None if self._accepted is None else self._accepted.numpy().astype(np.int64, copy=False)
+            accepted = self._accepted.numpy().astype(np.int64, copy=False)
         return _read(self._schedule, self._lack, accepted)
 
     @property
     def token_ids(self) -> list[int]:
         """All that come out, entry by entry."""
         self.wait()
-        found: list[int] = self._host_tokens.numpy()[self.outcome.places].tolist()
+        tokens = self._host_tokens
+        found: list[int] = tokens.tolist() if self._is_plain else tokens.numpy()[self.outcome.places].tolist()
+        return found
+
+    @property
+    def counts(self) -> list[int]:
+        """Of each entry."""
+        counts = self._schedule.num_positions if self._is_plain else self.outcome.counts
+        found: list[int] = counts.tolist()
         return found
 
     def of(self, sample: int) -> list[int]:
@@ -80,8 +97,9 @@ class Taken:
 
 def _read(schedule: Schedule, lack: Lack | None, accepted: Ints | None) -> Outcome:
     counts, drafts = schedule.num_positions, schedule.drafts
-    places = np.arange(len(schedule.positions.rows))
-    if drafts is not None and accepted is not None:
+    if drafts is None or accepted is None:
+        places = np.arange(len(schedule.positions.rows))
+    else:
         counts, places = counts.copy(), drafts.yielded(accepted)
         counts[schedule.samples] = accepted + 1
     if lack is None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
 import numpy as np
 import torch
 from torch import Tensor
@@ -26,13 +27,12 @@ from shared.modeling.target import Target, select_target
 NOTHING = float("-inf")
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(msgspec.Struct, frozen=True):
     """What a step's positions took.  Behind the token that follows a sequence's accepted drafts all are void."""
 
     tokens: Tensor  # [num_positions] int64
-    accepted: Tensor  # [num_seqs] drafts of each
-    settled: Ints | None  # the same where the host knows it, and the histories are still to be written
+    accepted: Tensor | None  # [num_seqs] drafts of each, on a device that has written the histories
+    settled: Ints | None = None  # [num_seqs] of each where the host knows it, and the histories are still to be written
 
 
 class Verification(Protocol):
@@ -72,7 +72,7 @@ class HostVerification:
 
 
 def _known(tokens: Tensor, accepted: Ints) -> Verdict:
-    return Verdict(tokens, torch.from_numpy(accepted), accepted)
+    return Verdict(tokens, None, accepted)
 
 
 class DeviceVerification:
@@ -83,7 +83,7 @@ class DeviceVerification:
 
     def settle(self, chosen: Tensor, batch: SampleBatch, drafts: Drafts) -> Verdict:
         histories = Histories.of(batch, drafts, chosen.device)
-        return Verdict(chosen, self._count(chosen, histories.draft_ids, histories), None)
+        return Verdict(chosen, self._count(chosen, histories.draft_ids, histories))
 
     def verify(self, logits: Tensor, batch: SampleBatch, drafts: Drafts) -> Verdict:
         sampler = self._sampler
@@ -101,7 +101,7 @@ class DeviceVerification:
         chosen[where], wanted[where] = test.accept(target)
         accepted = self._count(chosen, wanted, histories)
         self._finish(chosen, histories, accepted, test.draw(target, accepted), test.sequences)
-        return Verdict(chosen, accepted, None)
+        return Verdict(chosen, accepted)
 
     def _count(
         self,

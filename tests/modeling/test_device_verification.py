@@ -47,7 +47,9 @@ class Step:
         batch = SampleBatch(self.batch.rows, self.batch.lengths, histories, self.batch.columns)
         verdict = verification.verify(self.logits.clone(), batch, self.drafts)
         assert (verdict.settled is None) == on_device
-        ends = zip(self.drafts.starts.tolist(), verdict.accepted.tolist(), strict=True)
+        accepted = verdict.settled if verdict.accepted is None else verdict.accepted
+        assert accepted is not None
+        ends = zip(self.drafts.starts.tolist(), accepted.tolist(), strict=True)
         return [verdict.tokens[start : start + count + 1].tolist() for start, count in ends], histories
 
 

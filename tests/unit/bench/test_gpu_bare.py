@@ -21,7 +21,8 @@ KNOWN = WHEELS | NEEDED_BY_TORCH | OURS | set(sys.stdlib_module_names)
 class Bare:
     @staticmethod
     def find_spec(name, path=None, target=None):
-        return PathFinder.find_spec(name, path, target) if name.partition(".")[0] in KNOWN else None
+        known = name.partition(".")[0] in KNOWN or name.startswith("_sysconfigdata")
+        return PathFinder.find_spec(name, path, target) if known else None
 
 
 sys.meta_path = [Bare if finder is PathFinder else finder for finder in sys.meta_path]
