@@ -19,6 +19,8 @@ KNOWN = WHEELS | NEEDED_BY_TORCH | OURS | set(sys.stdlib_module_names)
 
 
 class Bare:
+    find_distributions = PathFinder.find_distributions
+
     @staticmethod
     def find_spec(name, path=None, target=None):
         known = name.partition(".")[0] in KNOWN or name.startswith("_sysconfigdata")
