@@ -11,7 +11,7 @@ from torch import Tensor
 from kernels.flash.attention import FlashAttention3, FlashInferAttention, HeadShape
 from kernels.ops import attention
 from kernels.ops.kv_cache import KVCache
-from kernels.provider import reference_kernels, with_flash
+from kernels.provider import FLASH_LIBRARIES, reference_kernels, with_flash
 from shared.config import Settings
 from shared.errors import ConfigError
 from shared.execution.backend import choose_backend
@@ -91,6 +91,31 @@ def test_the_reference_s_result(library: str, window: int) -> None:
         wanted = attention.paged_attention(query, cache, plan, HEAD_DIM**-0.5, window)
         torch.testing.assert_close(found, wanted)
         assert not found[-2:].any()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.parametrize("window", [0, 100])
+@pytest.mark.parametrize("backend", sorted(FLASH_LIBRARIES))
+def test_the_library_itself_on_a_card(backend: str, window: int) -> None:
+    """Where it is installed, beside the reference."""
+    pytest.importorskip(FLASH_LIBRARIES[backend])
+    device, heads = torch.device("cuda"), HeadShape(8, 2, 64, torch.bfloat16)
+    generator = torch.Generator(device).manual_seed(0)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, device=device).bfloat16()
+
+    cache = KVCache(normal(64, BLOCK, 2, 64), normal(64, BLOCK, 2, 64))
+    tables = torch.randperm(64, generator=torch.Generator().manual_seed(1)).view(4, 16).to(device)
+    query_lens, seq_lens = [1, 5, 200, 1], [250, 5, 240, 16]
+    query = normal(sum(query_lens), 8, 64)
+    served = with_flash(reference_kernels(), backend, heads, device)
+    found = served.paged_attention(
+        query, cache, served.plan_attention(query_lens, seq_lens, tables, BLOCK, [window]), 64**-0.5, window
+    )
+    plan = attention.plan_attention(query_lens, seq_lens, tables, BLOCK, [window])
+    wanted = attention.paged_attention(query, cache, plan, 64**-0.5, window)
+    torch.testing.assert_close(found, wanted, atol=5e-2, rtol=5e-2)
 
 
 def test_a_cpu_has_neither() -> None:

@@ -28,7 +28,7 @@ from scripts.bench.gpu.steps import CHUNK
 
 STREAMS, PROMPTS, INPUT, OUTPUT = 256, 1024, 128, 128  # at once, in all, and tokens of each
 SANITIZED = "tests/kernels/test_triton.py"
-TESTS = (SANITIZED, "tests/kernels/test_triton_model.py", "tests/kernels/test_no_wait.py")
+TESTS = tuple(f"tests/kernels/test_{name}.py" for name in ("triton", "triton_model", "no_wait", "flash"))
 TEST_SECONDS = 900
 SANITIZER_SECONDS = 3600
 
