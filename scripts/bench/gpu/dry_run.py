@@ -25,20 +25,24 @@ import torch
 from scripts.bench.gpu.shapes import LLAMA_3_8B, TINY
 from scripts.bench.report import Line, table
 
-PARTS = ("ceilings", "attention", "steps", "offline", "soak", "others", "timeline")
-SOAK_SECONDS = 5
+PARTS = ("main", "ceilings", "attention", "steps", "offline", "soak", "others", "timeline")
+SOAK_SECONDS = 3
 
 
 def rehearse(lines: Sequence[Line]) -> int:
     """Returns the exit status: 1 where something would not run."""
-    for part in PARTS:
-        importlib.import_module(f"scripts.bench.gpu.{part}")
+    import_parts()
     status = 0
     for mode, interpret in (("compile", "0"), ("interpret", "1"), ("parts", "1")):
         command = [sys.executable, "-m", "scripts.bench.gpu.dry_run", mode]
         status |= subprocess.run(command, env=os.environ | {"TRITON_INTERPRET": interpret}, check=False).returncode
     print(f"\n{table(lines, title='what would be measured')}", flush=True)
     return int(status != 0)
+
+
+def import_parts() -> None:
+    for part in PARTS:
+        importlib.import_module(f"scripts.bench.gpu.{part}")
 
 
 def compile_all() -> None:
@@ -69,6 +73,7 @@ def interpret_all() -> None:
 
 def rehearse_parts() -> None:
     """The programs of the table, on the CPU."""
+    import_parts()
     from scripts.bench.gpu.offline import offline_throughput
     from scripts.bench.gpu.soak import run_soak, soak_settings
     from scripts.bench.gpu.steps import Runs

@@ -51,7 +51,3 @@ def test_the_environment_is_bare(tmp_path: Path) -> None:
 def test_every_part_of_the_table_runs_or_says_what_it_lacks(tmp_path: Path) -> None:
     told = run_bare(tmp_path, "-m", "scripts.bench.gpu.dry_run", "parts")
     assert "a load offline, a soak of" in told
-
-
-def test_main_is_imported(tmp_path: Path) -> None:
-    assert "--soak-seconds" in run_bare(tmp_path, "-m", "scripts.bench.gpu.main", "--help")
