@@ -120,7 +120,7 @@ def test_graphs_pad_and_change_nothing(tmp_path: Path) -> None:
 def test_verification_through_graphs(tmp_path: Path) -> None:
     """What was accepted is settled where the tokens are; the plan after it is made from the answer alone."""
     save_checkpoint(tmp_path, "llama-tied")
-    wanted = generate(make_runner(tmp_path, triton=False), 11)
+    wanted = generate(make_runner(tmp_path, triton=False), 12)
     runner = make_runner(tmp_path, triton=True, graphs=True)
     runner._verification = DeviceVerification(runner._sampler)
     driver = Driver(runner)
