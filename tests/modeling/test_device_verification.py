@@ -117,5 +117,5 @@ def test_where_nothing_is_left_to_draw(value: float) -> None:
 def test_the_test_would_see_a_wrong_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     step = make_step(1, rejection="spread")
     taken, _ = step.verified(on_device=False)
-    monkeypatch.setattr("shared.modeling.verification.RECOVER_STREAM", 7)
+    monkeypatch.setattr("shared.modeling.device_rejection.RECOVER_STREAM", 7)
     assert step.verified(on_device=True)[0] != taken
