@@ -52,6 +52,7 @@ class Troupe:
 
     def __init__(self, process: subprocess.Popen[bytes], port: int, http_port: int, log_dir: Path) -> None:
         self.process = process
+        self.harmed_at = 0.0  # Unix seconds, of the last `kill`
         self.address = f"127.0.0.1:{port}"
         self.url = f"http://127.0.0.1:{http_port}"
         self.log_dir = log_dir
@@ -75,6 +76,7 @@ class Troupe:
         return [int(line.split()[0]) for line in lines if line.endswith(f"services.{service}")]
 
     def kill(self, service: str, number: signal.Signals = signal.SIGKILL) -> None:
+        self.harmed_at = time.time()
         for pid in self.pids(service):
             os.kill(pid, number)
 

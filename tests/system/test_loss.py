@@ -70,10 +70,9 @@ def stamp(line: dict[str, Any]) -> float:
 def test_a_killed_worker_is_noticed_at_once_and_its_streams_go_on(running: Troupe) -> None:
     asked = requests()
     wanted = running.generate(asked)
-    begun = time.time()
     answers = asyncio.run(running.disturb(asked, "worker"))
     same(answers, wanted)
-    assert seconds_until(running, "lost", begun, "worker") < NOTICED_SECONDS
+    assert seconds_until(running, "lost", running.harmed_at, "worker") < NOTICED_SECONDS
 
 
 def test_a_frozen_worker_is_given_up_and_what_it_says_later_is_not_heard(running: Troupe) -> None:

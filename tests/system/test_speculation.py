@@ -118,9 +118,10 @@ def test_rejection_sampling_is_the_same_where_nothing_is_drawn(
     with troupe(tmp_path, *DRAFTING, "--acceptance", "rejection") as started:
         until_drafting(started)
         assert tokens(started.generate(prompts.requests("T=0"))) == plain["T=0"]
-        before = started.settled_load().num_accepted_tokens
-        drawn = tokens(started.generate(prompts.requests("T=1.0")))
-        assert all(drawn) and started.settled_load().num_accepted_tokens > before
+        before, deadline = started.settled_load().num_accepted_tokens, time.monotonic() + JOIN_SECONDS
+        while started.settled_load().num_accepted_tokens == before:  # on a busy machine drafts may all be late
+            assert time.monotonic() < deadline, "no draft was accepted"
+            assert all(tokens(started.generate(prompts.requests("T=1.0"))))
 
 
 def test_a_request_can_do_without(drafting: Troupe) -> None:

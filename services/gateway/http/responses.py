@@ -39,6 +39,7 @@ NOT_POSSIBLE = {
     "previous_response_id": "going on from a stored response",
     "conversation": "stored conversations",
     "background": "answering in the background",
+    "background_options": "answering in the background",
     "prompt": "stored prompts",
     "include": "including more output",
     "max_tool_calls": "calling tools here (/v1/chat/completions can)",

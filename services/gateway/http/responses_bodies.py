@@ -52,6 +52,7 @@ class ResponsesBody(WithoutEffect, kw_only=True):
     previous_response_id: str | None = None
     conversation: Any = None
     background: bool | None = None
+    background_options: Any = None
     prompt: Any = None
     include: list[str] | None = None
     truncation: str | None = None
