@@ -31,6 +31,7 @@ from shared.errors import FatalError, ProtocolError, RejectCode, RequestError
 from shared.exposition import RequestMeter
 from shared.logging import request_logger
 from shared.messages import (
+    HAS_EVERYTHING,
     AbortRequest,
     DecodeResult,
     EncodeResult,
@@ -237,7 +238,7 @@ class GatewayActor(MemberActor):
         if self.journal.get(stream.header.request_id) is stream:
             self._forget(stream)
             if not (stream.error and stream.error.code in DONE):
-                reason = "finished" if stream.finished else "cancelled"
+                reason = HAS_EVERYTHING if stream.finished else "cancelled"
                 abort = AbortRequest(stream.header.request_id, reason, self.inbox.address)
                 self.send_soon(stream.tokenizer or self.scheduler, abort)
         if self.phase is Phase.DRAINING:

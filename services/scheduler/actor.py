@@ -22,6 +22,7 @@ from shared.config import Settings
 from shared.errors import ProtocolError
 from shared.logging import request_logger
 from shared.messages import (
+    HAS_EVERYTHING,
     AbortRequest,
     AddRequest,
     AttachRequest,
@@ -106,7 +107,7 @@ class SchedulerActor(Actor):
         self.core.attach(message, time.time())
 
     def handle_abort(self, message: AbortRequest) -> None:
-        self.core.abort(message.request_id, message.gateway)
+        self.core.abort(message.request_id, message.gateway, has_everything=message.reason == HAS_EVERYTHING)
 
     def handle_get_load(self, message: GetLoad) -> None:
         self.send(message.gateway, load_of(self.core, message.request_id, self.steps.tokens))

@@ -231,12 +231,15 @@ class Scheduler:
     def _known(self, request_id: str) -> Request | None:
         return self.requests.get(request_id) or self.finished.get(request_id) or self.parking.get(request_id)
 
-    def abort(self, request_id: str, gateway: str = "") -> bool:
+    def abort(self, request_id: str, gateway: str = "", *, has_everything: bool = False) -> bool:
         """End a request without a word to its client, who left or has everything.  False where it is unknown, or
         another gateway's than the one that says so.  One that is kept is put aside as it is."""
         request = self.requests.get(request_id) or self.finished.get(request_id)
         if request is None or gateway not in ("", request.header.gateway):
             return False
+        if has_everything and request.search is None:  # a detokenizer ended what runs: its word of that is on its way
+            for sequence in request.unfinished:
+                self._finish(sequence)
         if request_id in self.finished:
             if not request.header.is_kept:
                 del self.finished[request_id]

@@ -32,6 +32,7 @@ from shared.messages.inboxes import (
 )
 from shared.messages.ledger import Ledger
 from shared.messages.requests import (
+    HAS_EVERYTHING,
     AbortRequest,
     AddRequest,
     AttachRequest,
@@ -71,6 +72,7 @@ from shared.messages.streams import (
 )
 
 __all__ = [
+    "HAS_EVERYTHING",
     "AbortRequest",
     "AddRequest",
     "AdmittedSequence",

@@ -127,10 +127,13 @@ class AddRequest(Message, frozen=True):
     ledger: Ledger | None = None
 
 
+HAS_EVERYTHING = "finished"
+
+
 class AbortRequest(Message, frozen=True):
     """Forget a request, known or not; along the same FIFO path as its request, so it cannot overtake it.
 
-    A gateway says so of every request that was accepted: with the reason "finished", its client has everything.
+    A gateway says so of every request that was accepted: with the reason HAS_EVERYTHING where its client has.
     """
 
     request_id: str

@@ -58,9 +58,7 @@ def test_two_hundred_requests_equal_their_solo_runs(tmp_path_factory: pytest.Tem
         load = crowd.settled_load()
     differing = [index for index, pair in enumerate(zip(answers, wanted, strict=True)) if not same(*pair)]
     assert not differing
-    # Where a stop string ended one, the client's thanks may come before the detokenizer's word: it counts as aborted.
-    assert load.num_finished + load.num_aborted == NUM_REQUESTS
-    assert load.num_aborted <= sum(bool(request.sampling.stop) for request in asked)
+    assert load.num_finished == NUM_REQUESTS
     assert load.num_preemptions > 0
     assert load.num_prefix_cache_hits > 0
     assert load.num_chunked_prefills > 0

@@ -1,6 +1,6 @@
 """Whether a request's time is booked where it went, whether it adds up, and what it costs to know.
 
-    scripts/bench_tracing [--check] [--rounds 3] [--requests 5000] [--seconds 8] [--only delays sums price]
+    scripts/bench_tracing [--check] [--rounds 3] [--requests 5000] [--seconds 5] [--only delays sums price]
 
 All services are real processes; the worker is a stand-in that takes a fixed time per step.
 
@@ -58,8 +58,8 @@ def main() -> int:
     add_check(parser)
     parser.add_argument("--rounds", type=int, default=3, help="pairs of requests for each place")
     parser.add_argument("--requests", type=int, default=5000)
-    parser.add_argument("--seconds", type=float, default=8.0, help="of each round of the price")
-    parser.add_argument("--price-rounds", type=int, default=6)
+    parser.add_argument("--seconds", type=float, default=5.0, help="of each round of the price")
+    parser.add_argument("--price-rounds", type=int, default=16)
     parser.add_argument("--step-ms", type=float, default=5.0, help="of the price's stand-in")
     parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--places", nargs="+", choices=PLACES, default=list(PLACES))

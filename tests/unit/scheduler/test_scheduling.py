@@ -339,6 +339,20 @@ def test_the_end_of_a_stream_survives_the_detokenizer_that_had_it() -> None:
     world.assert_idle()
 
 
+def test_thanks_may_come_before_the_detokenizer_s_word_of_an_end() -> None:
+    world = World()
+    world.add("a", prompt(5), max_tokens=30, stop=["x"], n=2)
+    for _ in range(4):
+        world.step()
+    assert len(world.scheduler.requests["a"].unfinished) == 2
+    assert world.scheduler.abort("a", has_everything=True)
+    world.scheduler.stop_matched(StopMatched("a", 0, 4))
+    assert (world.scheduler.counters.num_finished, world.scheduler.counters.num_aborted) == (1, 0)
+    world.after()
+    world.run()
+    world.assert_idle()
+
+
 def test_what_no_gateway_acknowledges_is_forgotten_in_time() -> None:
     world = World()
     world.acknowledges = False
