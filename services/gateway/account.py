@@ -25,7 +25,7 @@ class StreamAccount:
         self._clock = clock
         self._account = Account(Phase.GATEWAY, arrival)
         self._misses: tuple[list[int], int] = [], -1  # of the first sequence, as in a ledger
-        self._heard_at = 0.0
+        self.heard_at = 0.0  # when the last output came
         self._is_away = False
         self._is_over = False
         self._is_writing = False
@@ -42,17 +42,14 @@ class StreamAccount:
 
     def _book_loss(self, now: float) -> None:
         account = self._account
-        if self._heard_at > account.since:
-            account.enter(Phase.LOST, self._heard_at)
+        if self.heard_at > account.since:
+            account.enter(Phase.LOST, self.heard_at)
         account.phase = Phase.LOST
         account.enter(Phase.GATEWAY, now)
 
     def heard(self, news: SequenceText, now: float, busy_since: float) -> None:
-        """Output came."""
-        self._heard_at = now
+        """Output came that has a ledger, or is a sequence's last."""
         has_ended = news.finish_reason is not None
-        if news.ledger is None and not has_ended:
-            return
         if news.ledger is not None:
             phase = Phase.GATEWAY if has_ended else Phase.DECODE
             ledger, since = arrived(news.ledger, Phase.TO_GATEWAY, now=now, busy_since=busy_since)

@@ -332,8 +332,10 @@ class GatewayActor(MemberActor):
                 continue
             try:
                 stream.accept(news)
-                if stream.account is not None:
-                    stream.account.heard(news, unix_now, self.busy_since)
+                if (account := stream.account) is not None:
+                    account.heard_at = unix_now
+                    if news.ledger is not None or news.finish_reason is not None:  # most output tells nothing of time
+                        account.heard(news, unix_now, self.busy_since)
                 self.forecasts.of(stream.header.tenant).heard(news.request_id, now)
                 if stream.num_unread > self.settings.max_unread_bytes:
                     stream.overrun(unread(stream.num_unread))

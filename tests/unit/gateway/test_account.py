@@ -40,7 +40,9 @@ class Call:
     def hear(self, ledger: Ledger | None, *, end: bool = False, index: int = 0) -> None:
         reason = FinishReason.LENGTH if end else None
         news = SequenceText("r", index, 0, 0, "x", [1], finish_reason=reason, ledger=ledger)
-        self.account.heard(news, self.clock.now, busy_since=self.clock.now)
+        self.account.heard_at = self.clock.now
+        if end or ledger is not None:
+            self.account.heard(news, self.clock.now, busy_since=self.clock.now)
 
     def seconds(self) -> dict[Phase, float]:
         return {Phase(n): micros / 1e6 for n, micros in enumerate(self.account.ledger().spent) if micros}
