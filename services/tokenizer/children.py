@@ -22,6 +22,7 @@ log = structlog.get_logger()
 
 T = TypeVar("T")
 
+LEAST_REST = 0.1  # seconds: less is no rest
 START_TIMEOUT = 30.0  # seconds for a child to come up, on a busy machine
 RESTART_PAUSE = 1.0  # seconds before another try
 NUM_SLICES = 4  # that a limit is waited in: who was frozen meanwhile, child or parent, has lost one of them and not all
@@ -71,6 +72,7 @@ class ChildPool(Generic[T]):
         self.num_killed = 0
         self._module = module
         self._niceness = niceness
+        self._resting: dict[Process, asyncio.TimerHandle] = {}
         self._setup = to_frame(setup)
         self._probe = probe
         self._answers = answers
@@ -92,6 +94,9 @@ class ChildPool(Generic[T]):
         for child in self._children:
             _end(child)
         await asyncio.gather(*self._replacing)
+        for child, timer in list(self._resting.items()):
+            timer.cancel()
+            self._rested(child)
         while not self._idle.empty():
             await self._reap(self._idle.get_nowait())
         if self._children:
@@ -110,10 +115,24 @@ class ChildPool(Generic[T]):
             answer = await self._ask(child, job, allowance * self.timeout)
         finally:
             if answer is not None:
-                self._idle.put_nowait(child)
+                self._release(child, self.rest_after(answer))
             else:
                 self._replace(child)
         return answer
+
+    def rest_after(self, answer: T) -> float:
+        """Seconds for which a child is left alone after this, so that who asks for much leaves time to others."""
+        return 0.0
+
+    def _release(self, child: Process, rest: float) -> None:
+        if rest < LEAST_REST or self._closed:
+            self._idle.put_nowait(child)
+        else:
+            self._resting[child] = asyncio.get_running_loop().call_later(rest, self._rested, child)
+
+    def _rested(self, child: Process) -> None:
+        del self._resting[child]
+        self._idle.put_nowait(child)
 
     async def _ask(self, child: Process, job: msgspec.Struct, seconds: float) -> T:
         try:

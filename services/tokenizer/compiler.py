@@ -44,20 +44,25 @@ def compile_one(compiler: Compiler, job: CompileJob) -> Compilation:
     if job.grammar is None:
         return Compilation()
     begin = process_time()
+    text, error = _compile(compiler, job.grammar)
+    spent = process_time() - begin
+    if not error and spent > job.max_seconds:
+        error = f"takes {spent:.2f} s of a processor to compile, the limit is {job.max_seconds}"
+    return Compilation("" if error else text, error, spent)
+
+
+def _compile(compiler: Compiler, grammar: Grammar) -> tuple[str, str]:
+    """The engine's text, or an error."""
     try:
-        text = compiler.compile(job.grammar)
-        spent = process_time() - begin
-        if spent > job.max_seconds:
-            return Compilation(error=f"takes {spent:.2f} s of a processor to compile, the limit is {job.max_seconds}")
-        return Compilation(text)
+        return compiler.compile(grammar), ""
     except GrammarError as error:
-        return Compilation(error=str(error))
+        return "", str(error)
     except MemoryError:
-        return Compilation(error="takes too much memory")
+        return "", "takes too much memory"
     except RecursionError:
-        return Compilation(error="is nested too deeply")
+        return "", "is nested too deeply"
     except Exception as error:
-        return Compilation(error=f"cannot be compiled: {type(error).__name__}")
+        return "", f"cannot be compiled: {type(error).__name__}"
 
 
 if __name__ == "__main__":

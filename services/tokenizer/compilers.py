@@ -18,6 +18,7 @@ NUM_COMPILERS = 2
 PATIENCE = 0.5  # seconds to wait for a child
 COMPILE_TIMEOUT = 1.0  # seconds: with everything around it, an answer comes within two
 MAX_SECONDS = 0.3  # of a processor; real schemas take some milliseconds
+REST = 4.0  # times what one took: costly ones have a fifth of each child's time
 MAX_MEMORY = 512 << 20
 MAX_KNOWN = 256  # grammars whose outcome is remembered: at most 64 MB
 
@@ -74,6 +75,9 @@ class CompilerPool(ChildPool[Compilation]):
             return Compilation(error=f"takes more than {self.timeout} s to compile")
         except BrokenChildError:
             return Compilation(error=f"takes more than 1 s of processor time, or {MAX_MEMORY >> 20} MB, to compile")
+
+    def rest_after(self, answer: Compilation) -> float:
+        return REST * answer.seconds
 
     async def _started(self) -> None:
         if self._starting is None:

@@ -60,6 +60,7 @@ class Compilation(msgspec.Struct, frozen=True):
 
     text: str = ""
     error: str = ""
+    seconds: float = 0.0  # of a processor that it took
 
 
 def to_frame(content: msgspec.Struct) -> bytes:

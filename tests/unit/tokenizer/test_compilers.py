@@ -15,7 +15,7 @@ import pytest_asyncio
 from scripts.bench.structured.hostile import hostile
 from services.tokenizer.compiler import compile_one
 from services.tokenizer.compilers import CompilerPool
-from services.tokenizer.frames import CompileJob
+from services.tokenizer.frames import Compilation, CompileJob
 from shared.automata.compiling import Compiler
 from shared.errors import RejectCode, RequestError
 from shared.grammar import MAX_CHOICES, MAX_GRAMMAR_BYTES, Grammar, GrammarKind
@@ -174,3 +174,21 @@ async def test_what_takes_too_much_of_a_processor_is_refused_by_its_limit() -> N
     job = CompileJob(Grammar(K.REGEX, "[a-z]+"), max_seconds=0.0)
     assert "the limit is 0.0" in compile_one(compiler, job).error
     assert compile_one(compiler, CompileJob(Grammar(K.REGEX, "[a-z]+"))).text
+
+
+async def test_who_has_worked_for_long_rests_and_is_reaped_all_the_same() -> None:
+    pool = CompilerPool(num_compilers=1)
+    assert (
+        pool.rest_after(Compilation("text", seconds=0.2))
+        > 0.5
+        > 0.05
+        > pool.rest_after(Compilation("text", seconds=0.005))
+    )
+    await pool.compile(Grammar(K.JSON_OBJECT))
+    child = pool._idle.get_nowait()
+    pool._release(child, 60.0)
+    with pytest.raises(RequestError) as caught:
+        await pool.compile(Grammar(K.REGEX, "a", "f"))
+    assert caught.value.code is RejectCode.RESOURCE_EXHAUSTED
+    await pool.close()
+    assert child.returncode is not None
