@@ -19,5 +19,5 @@ def take_idle_time_only() -> None:
     thread = threading.get_native_id()
     try:
         os.sched_setscheduler(thread, os.SCHED_IDLE, os.sched_param(0))
-    except PermissionError:  # by a sandbox that knows no such call
+    except OSError:  # a sandbox that knows no such call, or does not allow it
         os.setpriority(os.PRIO_PROCESS, thread, LEAST_URGENT)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import threading
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -17,6 +19,7 @@ from shared.automata.limits import GrammarError
 from shared.automata.vocabulary import Vocabulary, load_vocabulary
 from shared.execution.row_automata import MAX_GRAMMARS, Held, RowAutomata
 from shared.grammar import Grammar, GrammarKind
+from shared.idle_time import LEAST_URGENT, take_idle_time_only
 from shared.messages import AdmittedSequence
 from shared.packing import pack_tokens
 from shared.sampling import SamplingParams
@@ -205,3 +208,13 @@ def test_what_was_costly_is_followed_in_idle_time() -> None:
 
 def _urgency() -> int:
     return os.sched_getscheduler(threading.get_native_id())
+
+
+def test_a_sandbox_without_idle_time_leaves_the_least_priority(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSYS, "no such call")
+
+    monkeypatch.setattr(os, "sched_setscheduler", refuse, raising=False)
+    with ThreadPoolExecutor(1, initializer=take_idle_time_only) as pool:
+        found = pool.submit(lambda: os.getpriority(os.PRIO_PROCESS, threading.get_native_id())).result()
+    assert found == (LEAST_URGENT if sys.platform == "linux" else 0)
