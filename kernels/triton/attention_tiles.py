@@ -117,6 +117,18 @@ def _merges(token: Ints, num_queries: Ints, partial: Ints, parts: Ints) -> Ints:
     return np.stack((token[repeated] + query, partial[repeated] + query * parts[repeated], parts[repeated]), axis=1)
 
 
+def _padding(
+    first: int,  # token
+    end: int,  # token
+    queries: int,  # of a tile
+) -> Ints:  # [n, TILE_FIELDS]: tiles that see no key, and so give zeros and not what the memory held before
+    token = np.arange(first, end, queries)
+    tiles = np.zeros((len(token), TILE_FIELDS), np.int64)
+    tiles[:, 1], tiles[:, 2] = token, np.minimum(queries, end - token)
+    tiles[:, 6], tiles[:, 7] = -1, 1
+    return tiles
+
+
 def _within(counts: Ints) -> Ints:  # [n] -> [sum of counts]: 0 ... count - 1 of each
     return np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
 
@@ -167,6 +179,7 @@ class StaticTiles:
         self._packed = torch.zeros(length, dtype=torch.int32, device=block_tables.device)
         self._windows = tuple(windows)
         self._split = split
+        self._num_tokens = num_tokens
         self.metadata = TiledAttention(
             query_start_loc=torch.tensor([0, num_tokens]),
             seq_lens=torch.empty(0, dtype=torch.int64),
@@ -184,6 +197,7 @@ class StaticTiles:
         queries = self.metadata.shape.queries
         for window in self._windows:
             tiles, merges, _ = plan_tiles(rows, query_lens, seq_lens, queries=queries, window=window, split=self._split)
+            tiles = np.concatenate((tiles, _padding(int(query_lens.sum()), self._num_tokens, queries)))
             room = self.metadata.windows[window]
             self._copy(room.tiles, tiles)
             self._copy(room.merges, merges)

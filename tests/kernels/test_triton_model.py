@@ -117,6 +117,32 @@ def test_graphs_pad_and_change_nothing(tmp_path: Path) -> None:
     assert found == generate(make_runner(tmp_path, triton=False), 3)
 
 
+@pytest.mark.skipif(DEVICE.type == "cuda", reason="memory that nobody wrote is marked for launches on the CPU alone")
+@pytest.mark.parametrize("variant", ["mistral-window", "llama-tied"])
+def test_what_pads_a_graph_holds_zeros(variant: str, tmp_path: Path) -> None:
+    """Not what its memory held before: a number that grows from layer to layer, or none at all."""
+    save_checkpoint(tmp_path, variant)
+    runner = make_runner(tmp_path, triton=True, graphs=True)
+    driver = Driver(runner)
+    driver.add(0, random_prompt(21, seed=1))
+    driver.step({0: 21})
+    seen = []
+    run = StepGraph.fill
+
+    def note(self: StepGraph, batch: StepBatch) -> None:
+        run(self, batch)
+        seen.append((self._size.num_tokens, self.run()))
+
+    torch.use_deterministic_algorithms(True)  # and whatever is made empty is full of NaN
+    try:
+        with patch.object(StepGraph, "fill", note):
+            driver.step({0: 3}, {0: [5, 6]})
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert [size for size, _ in seen] == [4]
+    assert all(bool(hidden.isfinite().all()) for _, hidden in seen)
+
+
 def test_verification_through_graphs(tmp_path: Path) -> None:
     """What was accepted is settled where the tokens are; the plan after it is made from the answer alone."""
     save_checkpoint(tmp_path, "llama-tied")
