@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import geometric_mean, median
 
@@ -58,24 +58,31 @@ def foretell(records: Records, num_drafts: int, target: Costs, draft: Costs) -> 
     )
 
 
-def relative_speeds(records: Records, num_streams: int) -> dict[str, float]:
-    """Of each arm, relative to the mean of all in the same round: the median of the rounds.
+def adaptive_worth(records: Records, num_streams: int) -> tuple[float, str]:
+    """The adaptive arm's speed of that of the best other, and which that is.
 
-    The machine's speed drifts from round to round by more than arms differ; within a round it drifts less.
+    In each round, whose turns are near enough in time to be alike, the arm is held against the one that was the best of
+    all *other* rounds; the median of the rounds.  The best of the same rounds would be the luckiest of several arms
+    that differ by less than chance does, and nobody, not even that arm itself, would reach its figure again.
     """
     arms = {name: r.runs for (streams, name), r in records.items() if streams == num_streams and name != ASKED.name}
-    means = [geometric_mean([run.speed for run in runs]) for runs in zip(*arms.values(), strict=True)]
-    return {
-        name: median(run.speed / mean for run, mean in zip(runs, means, strict=True)) for name, runs in arms.items()
+    own = [run.speed for run in arms.pop(ADAPTIVE.name)]
+    rounds = [{name: runs[index].speed for name, runs in arms.items()} for index in range(len(own))]
+    ratios = [
+        speed / others[_best(rounds[:index] + rounds[index + 1 :] or rounds)]
+        for index, (speed, others) in enumerate(zip(own, rounds, strict=True))
+    ]
+    return median(ratios), _best(rounds)
+
+
+def _best(rounds: Sequence[Mapping[str, float]]) -> str:
+    """The arm whose speed, relative to the mean of its round, has the largest median: the machine's speed drifts from
+    round to round by more than arms differ, and within a round by less."""
+    means = [geometric_mean(speeds.values()) for speeds in rounds]
+    relative = {
+        name: median(speeds[name] / mean for speeds, mean in zip(rounds, means, strict=True)) for name in rounds[0]
     }
-
-
-def adaptive_worth(records: Records, num_streams: int) -> tuple[float, str]:
-    """The adaptive arm's speed of that of the best other, and which that is."""
-    speeds = relative_speeds(records, num_streams)
-    own = speeds.pop(ADAPTIVE.name)
-    best = max(speeds, key=lambda name: speeds[name])
-    return own / speeds[best], best
+    return max(relative, key=lambda name: relative[name])
 
 
 def never_worse_lines(records: Records, pair: str) -> list[Line]:

@@ -77,9 +77,9 @@ def measure(
     with Contest(pair, [NONE, *map(fixed, lengths), ADAPTIVE, ASKED], work) as contest:
         for num_streams in streams:
             contest.play(num_streams)
+            if args.json:
+                save(args.json, pair, num_streams, contest.records)
     records = contest.records
-    if args.json:
-        save(args.json, pair, records)
     title = f"{pair.name} pair, {work.num_rounds} rounds of {work.num_requests} x {work.num_tokens} tokens a stream"
     title += f"; {today()}, {processor()}"
     if args.plot:
@@ -91,11 +91,11 @@ def measure(
     return lines, (markdown if args.markdown else table)(records, title)
 
 
-def save(path: Path, pair: Pair, records: Records) -> None:
-    """Append one JSON object for each run, without the tokens."""
+def save(path: Path, pair: Pair, num_streams: int, records: Records) -> None:
+    """Append one JSON object for each run at this number of streams, without the tokens."""
     with path.open("a", encoding="utf-8") as file:
         for (streams, arm), record in records.items():
-            for run in record.runs:
+            for run in record.runs if streams == num_streams else ():
                 entry = asdict(run) | {"date": today(), "pair": pair.name, "streams": streams, "arm": arm}
                 del entry["fingerprints"]
                 file.write(json.dumps(entry) + "\n")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from random import Random
+from statistics import mean
 from typing import Any
 
 import pytest
@@ -112,6 +114,19 @@ def test_the_machine_s_drift_from_round_to_round_is_nobody_s() -> None:
             record.runs.append(run(slow * record.runs[0].speed))
     (line,) = never_worse_lines(found, "p")
     assert line.measured == pytest.approx(147 / 150)
+
+
+def test_the_best_of_several_equal_arms_is_not_the_luckiest() -> None:
+    """Arms that are all the same, in rounds of much chance: none is worse than another."""
+    chance = Random(1)
+    worths = []
+    for _ in range(200):
+        found = {
+            (8, name): Record([run(100 * chance.gauss(1, 0.1)) for _ in range(9)])
+            for name in (NONE.name, "k=2", "k=4", "k=8", ADAPTIVE.name)
+        }
+        worths.append(never_worse_lines(found, "p")[0].measured)
+    assert mean(worths) == pytest.approx(1.0, abs=0.01)
 
 
 def test_other_tokens_are_counted() -> None:
