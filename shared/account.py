@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from shared.messages.ledger import Ledger
-from shared.phases import HOPS, NUM_MISSES, NUM_PHASES, Phase
+from shared.phases import HOPS, NUM_MISSES, NUM_PHASES, PHASE_LABELS, Phase
 
 MICROSECONDS = 1e6
 LONGEST = 1 << 50  # microseconds, about 35 years: more was never spent
@@ -78,6 +78,8 @@ def checked(ledger: Ledger) -> Ledger:
 def settled(spent: Sequence[int]) -> list[int]:
     """Microseconds by phase of the same sum without negative ones: what one hop has too little, others have too much,
     the longest first."""
+    if min(spent) >= 0:
+        return list(spent)
     shown = [max(0, micros) for micros in spent]
     debt = sum(shown) - sum(spent)
     for phase in (*sorted(HOPS, key=lambda hop: -shown[hop]), *sorted(Phase, key=lambda each: -shown[each])):
@@ -89,4 +91,4 @@ def settled(spent: Sequence[int]) -> list[int]:
 
 def milliseconds(spent: Sequence[int]) -> dict[str, float]:
     """Of each phase that took time, settled, by its name."""
-    return {Phase(number).label: micros / 1000 for number, micros in enumerate(settled(spent)) if micros}
+    return {label: micros / 1000 for label, micros in zip(PHASE_LABELS, settled(spent), strict=True) if micros}

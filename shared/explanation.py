@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from shared.account import milliseconds
+from shared.account import milliseconds, settled
 from shared.messages.ledger import Ledger
-from shared.phases import QUEUE, Miss, Phase
+from shared.phases import MISS_LABELS, QUEUE, Miss, Phase
 
 QUEUED_FOR = {
     Phase.QUEUE_STEP: "steps were in flight",
@@ -35,6 +35,7 @@ GROUPS: Mapping[str, tuple[Phase, ...]] = {
     "until the client had read": (Phase.CLIENT_BLOCKED,),
     "not answered": (Phase.UNTOLD,),
 }
+GROUP_OF_PHASE = tuple(next(words for words, phases in GROUPS.items() if phase in phases) for phase in Phase)
 MISSED_FOR = {
     Miss.BELOW_BLOCK: "below a block",
     Miss.NEVER_SEEN: "never seen",
@@ -75,16 +76,22 @@ def explain(ledger: Ledger) -> Explanation:
 
 def cause(ledger: Ledger) -> str:
     """The longest part of a request's time and what made it long, as one line."""
-    spent = milliseconds(ledger.spent)
-    sums = {words: sum(spent.get(phase.label, 0.0) for phase in phases) for words, phases in GROUPS.items()}
-    words = max(sums, key=lambda each: sums[each])
+    spent = settled(ledger.spent)
+    sums = dict.fromkeys(GROUPS, 0)
+    for words, micros in zip(GROUP_OF_PHASE, spent, strict=True):
+        sums[words] += micros
+    words = max(sums, key=sums.__getitem__)
     detail = _detail(words, ledger, spent)
-    return f"{_ms(sums[words])} ms of {_ms(sum(spent.values()))} {words}{': ' if detail else ''}{detail}"
+    return f"{_ms(sums[words] / 1000)} ms of {_ms(sum(spent) / 1000)} {words}{': ' if detail else ''}{detail}"
 
 
-def _detail(words: str, ledger: Ledger, spent: Mapping[str, float]) -> str:
+def _detail(
+    words: str,
+    ledger: Ledger,
+    spent: Sequence[int],  # microseconds by phase, settled
+) -> str:
     if words == "queued":
-        longest = max(QUEUE, key=lambda phase: spent.get(phase.label, 0.0))
+        longest = max(QUEUE, key=spent.__getitem__)
         return f"{QUEUED_FOR[longest]}, {ledger.num_ahead} requests ahead"
     if words == "computing the prompt" and ledger.misses:
         return missed(ledger)
@@ -106,7 +113,7 @@ def _ago(miss: Miss, ledger: Ledger) -> str:
 
 def misses_by_name(ledger: Ledger) -> dict[str, int]:
     """Prompt tokens by reason, those that are none left out."""
-    return {Miss(number).label: count for number, count in enumerate(ledger.misses) if count}
+    return {label: count for label, count in zip(MISS_LABELS, ledger.misses, strict=False) if count}
 
 
 def for_clients(ledger: Ledger) -> Ledger:

@@ -39,6 +39,7 @@ class Phase(IntEnum):
 
 
 NUM_PHASES = len(Phase)
+PHASE_LABELS = tuple(phase.label for phase in Phase)
 QUEUE = (
     Phase.QUEUE_STEP, Phase.QUEUE_BUDGET, Phase.QUEUE_BLOCKS, Phase.QUEUE_ROWS, Phase.QUEUE_FAIRNESS,
     Phase.QUEUE_SIBLING,
@@ -64,3 +65,4 @@ class Miss(IntEnum):
 
 
 NUM_MISSES = len(Miss)
+MISS_LABELS = tuple(miss.label for miss in Miss)

@@ -69,14 +69,16 @@ async def test_phases_add_up_to_what_the_client_waited_for(path: str, stream: bo
         with structlog.testing.capture_logs() as lines:
             began = time.perf_counter()
             asked = h.post(path, ENDPOINTS[path] | {"explain": True, "stream": stream})
-            await answer(h, await h.troupe.request())
+            await answer(h, await h.troupe.request(), seconds=0.3)
             response = await asked
             waited = (time.perf_counter() - began) * 1000
         (told,) = explanations(response)
         (line,) = [line for line in lines if line["event"] == "request_finished"]
         whole = sum(told["phases"].values())
-        assert whole == pytest.approx(line["e2e_ms"], rel=0.01, abs=2)
-        assert 40 <= whole <= waited, "from the request's arrival to its last output, and no more"
+        assert whole == pytest.approx(line["e2e_ms"], rel=0.01, abs=50), (
+            "the line is written a moment later, on a busy machine a long one"
+        )
+        assert 310 <= whole <= waited, "from the request's arrival to its last output, and no more"
         assert (told["phases"]["queue_blocks"], told["phases"]["prefill"]) == pytest.approx((4, 3), abs=0.01)
         assert (told["num_ahead"], told["num_chunks"], told["num_preemptions"]) == (14, 2, 0)
         assert told["evicted_ago_ms"] == 5120
