@@ -189,7 +189,7 @@ class TokenizerActor(MemberActor):
         if params.grammar is not None:
             if not self.tokenizer.defaults.eos_token_ids:
                 raise refusal(params.grammar, "is not possible: the model has no end-of-sequence token")
-            compiled = await self.compilers.compile(params.grammar, _allowance(request))
+            compiled = await self.compilers.compile(params.grammar, _allowance(request), request.header.tenant)
             params = msgspec.structs.replace(params, grammar=compiled)
         prompt = request.token_ids
         if prompt is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import time
 from collections import OrderedDict
 
 import msgspec
@@ -18,7 +19,10 @@ NUM_COMPILERS = 2
 PATIENCE = 0.5  # seconds to wait for a child
 COMPILE_TIMEOUT = 1.0  # seconds: with everything around it, an answer comes within two
 MAX_SECONDS = 0.3  # of a processor; real schemas take some milliseconds
-REST = 4.0  # times what one took: costly ones have a fifth of each child's time
+REST = 4.0  # times what one took, until its child takes another: a fifth of a child's time is the most there is
+COSTLY = 0.03  # seconds of a processor, more than real schemas take
+DEBT = 24.0  # times what a costly one took, until its tenant's next is taken ...
+CREDIT = 2.0  # ... but for so many seconds: one that is just costly is nobody's attack
 MAX_MEMORY = 512 << 20
 MAX_KNOWN = 256  # grammars whose outcome is remembered: at most 64 MB
 
@@ -41,12 +45,14 @@ class CompilerPool(ChildPool[Compilation]):
             niceness=LEAST_URGENT,
         )
         self._known: OrderedDict[bytes, Compilation] = OrderedDict()
+        self._debts: dict[str, float] = {}  # by tenant: the monotonic time at which it has paid
         self._starting: asyncio.Task[None] | None = None
 
-    async def compile(self, grammar: Grammar, allowance: float = 1.0) -> Grammar:
+    async def compile(self, grammar: Grammar, allowance: float = 1.0, tenant: str = "") -> Grammar:
         """As a worker reads it.  Raises RequestError that names the field where it is none, or too much.
 
         `allowance`: times the usual that it may wait and take; what failed with the usual one is then tried again.
+        Who had costly ones compiled waits before the next, and nobody else does.
         """
         check_grammar(grammar)
         if grammar.kind is GrammarKind.COMPILED:
@@ -54,7 +60,9 @@ class CompilerPool(ChildPool[Compilation]):
         name = hashlib.blake2b(f"{grammar.kind}:{grammar.text}".encode("utf-8", "surrogatepass")).digest()
         compilation = self._known.get(name)
         if compilation is None or (compilation.error and allowance > 1.0):
+            await self._out_of_debt(tenant, grammar, allowance)
             compilation = await self._compile(grammar, allowance)
+            self._charge(tenant, compilation.seconds)
         self._remember(name, compilation)
         if compilation.error:
             raise refusal(grammar, compilation.error)
@@ -62,19 +70,31 @@ class CompilerPool(ChildPool[Compilation]):
 
     async def _compile(self, grammar: Grammar, allowance: float) -> Compilation:
         await self._started()
+        began = time.monotonic()
         try:
             return await self.ask(CompileJob(grammar, allowance * MAX_SECONDS), allowance)
         except NoChildFreeError:
-            raise RequestError(
-                f"{grammar.field} waited for {PATIENCE} s to be compiled",
-                field=grammar.field,
-                code=RejectCode.RESOURCE_EXHAUSTED,
-                retry_after_ms=int(1000 * self.timeout),
-            ) from None
+            raise _not_now(grammar, f"waited for {PATIENCE} s to be compiled", self.timeout) from None
         except LateChildError:
-            return Compilation(error=f"takes more than {self.timeout} s to compile")
+            return Compilation(error=f"takes more than {self.timeout} s to compile", seconds=self.timeout)
         except BrokenChildError:
-            return Compilation(error=f"takes more than 1 s of processor time, or {MAX_MEMORY >> 20} MB, to compile")
+            error = f"takes more than 1 s of processor time, or {MAX_MEMORY >> 20} MB, to compile"
+            return Compilation(error=error, seconds=min(time.monotonic() - began, self.timeout))
+
+    async def _out_of_debt(self, tenant: str, grammar: Grammar, allowance: float) -> None:
+        """Wait until a tenant may have another one compiled.  Who is refused has waited too, so that asking again and
+        again is no attack either."""
+        wait = self._debts.get(tenant, 0.0) - CREDIT - time.monotonic()
+        if wait > 0:
+            await asyncio.sleep(min(wait, allowance * PATIENCE))
+        if wait > allowance * PATIENCE:
+            raise _not_now(grammar, "has to wait: formats before it took long to compile", wait)
+
+    def _charge(self, tenant: str, seconds: float) -> None:
+        if seconds > COSTLY:
+            now = time.monotonic()
+            self._debts = {name: end for name, end in self._debts.items() if end > now}
+            self._debts[tenant] = self._debts.get(tenant, now) + DEBT * seconds
 
     def rest_after(self, answer: Compilation) -> float:
         return REST * answer.seconds
@@ -99,3 +119,12 @@ class CompilerPool(ChildPool[Compilation]):
         if self._starting is not None:
             await asyncio.gather(self._starting, return_exceptions=True)
         await super().close()
+
+
+def _not_now(grammar: Grammar, reason: str, seconds: float) -> RequestError:
+    return RequestError(
+        f"{grammar.field} {reason}",
+        field=grammar.field,
+        code=RejectCode.RESOURCE_EXHAUSTED,
+        retry_after_ms=int(1000 * seconds),
+    )

@@ -91,7 +91,7 @@ async def test_what_is_hostile_has_an_answer(pool: CompilerPool, name: str) -> N
     grammar = Grammar(KINDS[kind], value if isinstance(value, str) else json.dumps(value), "f")
     pool.patience = 20.0
     try:
-        compiled = await pool.compile(grammar)
+        compiled = await pool.compile(grammar, tenant=name)
     except RequestError as error:
         assert error.field == "f" and error.code is RejectCode.INVALID_ARGUMENT and len(str(error)) < 600
     else:
@@ -192,3 +192,36 @@ async def test_who_has_worked_for_long_rests_and_is_reaped_all_the_same() -> Non
     assert caught.value.code is RejectCode.RESOURCE_EXHAUSTED
     await pool.close()
     assert child.returncode is not None
+
+
+async def test_who_had_costly_formats_compiled_waits_and_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = CompilerPool(num_compilers=1)
+    took = {"costly": 0.2, "real": 0.005}
+
+    async def ask(job: CompileJob, allowance: float = 1.0) -> Compilation:
+        assert job.grammar is not None
+        return Compilation("text", seconds=took[job.grammar.text.split()[0]])
+
+    async def compile(text: str, tenant: str, allowance: float = 1.0) -> float:
+        began = time.monotonic()
+        assert (await pool.compile(Grammar(K.REGEX, text, "f"), allowance, tenant)).text
+        return time.monotonic() - began
+
+    monkeypatch.setattr(pool, "ask", ask)
+    monkeypatch.setattr(pool, "_started", lambda: asyncio.sleep(0))
+    try:
+        for number in range(100):
+            assert await compile(f"real {number}", "busy") < 0.4, "real ones are nobody's debt, however many"
+        await compile("costly 1", "hostile")
+        began = time.monotonic()
+        with pytest.raises(RequestError, match="has to wait") as caught:
+            await compile("real 1000", "hostile")
+        assert time.monotonic() - began > 0.4, "to be refused takes its time, too"
+        assert caught.value.code is RejectCode.RESOURCE_EXHAUSTED and caught.value.field == "f"
+        assert 1500 < caught.value.retry_after_ms < 4000
+        assert await compile("costly 1", "hostile") < 0.4, "what is known costs nothing"
+        assert await compile("real 1001", "busy") < 0.4
+        assert 1.0 < await compile("real 1002", "hostile", 30.0) < 10.0, "a stream under way waits as long as it takes"
+        assert await compile("real 1003", "hostile") < 0.4, "and then it is over"
+    finally:
+        await pool.close()
