@@ -19,15 +19,15 @@ from collections.abc import Iterable
 import msgspec
 
 from services.scheduler import phases
-from services.scheduler.admission import check_queue, check_request
 from services.scheduler.batching import Batcher
 from services.scheduler.beam_search import BeamSearch
-from services.scheduler.beams import conclude, is_usable, next_moves, regroup, rest
+from services.scheduler.beams import conclude, is_usable, next_moves, regroup
 from services.scheduler.counters import Counters
 from services.scheduler.drafting import Drafting
 from services.scheduler.drafts import DraftLinks
 from services.scheduler.fairness import Shares, parse_weights
 from services.scheduler.homes import Homes
+from services.scheduler.intake import Intake
 from services.scheduler.journal import Journal
 from services.scheduler.misses import Misses
 from services.scheduler.moment import Moment
@@ -37,7 +37,6 @@ from services.scheduler.policy import Policy
 from services.scheduler.reconciliation import Reconciliation
 from services.scheduler.replica import Replica, Step
 from services.scheduler.results import check_order, check_result, give_logprobs
-from services.scheduler.resumption import resume, sent_tokens
 from services.scheduler.sequence import Request, Sequence, Status
 from services.scheduler.stopping import finish_of
 from shared.account import arrived
@@ -59,9 +58,7 @@ from shared.messages import (
     StreamLost,
     WorkerCapacity,
 )
-from shared.packing import unpack_tokens
 from shared.phases import Phase
-from shared.sampling import Limits
 from shared.transport.sharding import pick
 
 MAX_STEPS_IN_FLIGHT = 2
@@ -91,8 +88,6 @@ class Scheduler:
         self.shares = Shares(parse_weights(policy.tenant_weights))
         self.journal = journal or Journal(self.moment)
         self.misses = Misses(self.replicas, self.moment)
-        self.capacity: WorkerCapacity | None = None  # of the smallest worker; None without workers
-        self.max_model_len = 0  # tokens; 0 while no worker is known
         self.drafts = DraftLinks(
             self.counters,
             rejection=policy.acceptance == "rejection",
@@ -101,24 +96,25 @@ class Scheduler:
         self._drafting = Drafting(policy, self.counters, self.drafts, self.replicas)
         self._homes = Homes(policy, self.replicas, self.misses, self.counters, self.journal, self.moment)
         self._reconciliation = Reconciliation(self.counters, self.journal, self.moment)
+        self._intake = Intake(policy, self.replicas)
         self._detokenizers: list[str] = []
-        self._num_arrivals = 0
 
     # -- limits
 
-    def _limit(self) -> None:
-        """Follow the workers: every accepted request must fit the smallest of them."""
-        self.capacity = min((r.capacity for r in self.replicas.values()), key=lambda c: c.num_blocks, default=None)
-        longest = self.capacity.max_model_len if self.capacity is not None else 0
-        self.max_model_len = min(self.policy.max_model_len or longest, longest)
+    @property
+    def capacity(self) -> WorkerCapacity | None:
+        """Of the smallest worker; None without workers."""
+        return self._intake.capacity
+
+    @property
+    def max_model_len(self) -> int:
+        """Tokens; 0 while no worker is known."""
+        return self._intake.max_model_len
 
     @property
     def max_input_length(self) -> int:
         """The longest prompt, in tokens; 0 while no worker is known."""
-        longest = max(0, self.max_model_len - 1)
-        if not self.policy.enable_chunked_prefill:
-            longest = min(longest, self.policy.max_num_batched_tokens)
-        return min(self.policy.max_input_length or longest, longest)
+        return self._intake.max_input_length
 
     @property
     def homeless(self) -> list[Sequence]:
@@ -144,64 +140,19 @@ class Scheduler:
                 self.attach(AttachRequest(request_id, header.gateway, header.deadline, message.ledger), now)
             return
         try:
-            request = self._accept(message, now)
+            request = self._intake.accept(
+                message, has_detokenizers=bool(self._detokenizers), num_waiting=self.num_waiting, now=now
+            )
         except RequestError as error:
             self.counters.num_rejected += 1
             self.outbound.reject(message.header.gateway, request_id, error)
             return
+        request.detokenizer = pick(request_id, self._detokenizers) or ""
         self._account(request, message.ledger)
         self.requests[request_id] = request
         self.counters.num_prompt_tokens += request.num_prompt_tokens
         self.journal.request("request_queued", request, num_prompt_tokens=request.num_prompt_tokens)
         self._homes.place(request.unfinished)
-
-    def _accept(self, message: AddRequest, now: float) -> Request:
-        capacity = self.capacity
-        if capacity is None:
-            raise RequestError("no worker is ready", code=RejectCode.UNAVAILABLE, retry_after_ms=1000)
-        if not self._detokenizers:
-            raise RequestError("no detokenizer is ready", code=RejectCode.UNAVAILABLE, retry_after_ms=1000)
-        prompt = unpack_tokens(message.prompt_token_ids)
-        limits = Limits(
-            vocab_size=capacity.vocab_size,
-            max_model_len=self.max_model_len,
-            max_input_length=self.max_input_length,
-            max_logprobs=self.policy.max_logprobs,
-            max_n=self.policy.max_n,
-            max_num_blocks=capacity.num_blocks,
-            block_size=capacity.block_size,
-        )
-        check_request(message, prompt, limits, now)
-        if not message.is_resumed:  # then it had passed here before
-            check_queue(
-                self.num_waiting,
-                sum(replica.waiting.num_tokens for replica in self.replicas.values()),
-                self.policy.max_num_queued_reqs,
-                self.policy.max_num_queued_tokens,
-            )
-        return self._make(message, prompt, sent_tokens(message, capacity.vocab_size), now)
-
-    def _make(self, message: AddRequest, prompt: list[int], sent: list[list[int]], now: float) -> Request:
-        self._num_arrivals += 1
-        header, params = message.header, message.params
-        if sent[0]:  # the prompt's went out with the first token
-            params = msgspec.structs.replace(params, prompt_logprobs=None)
-        request = Request(
-            header, params, prompt, list(message.eos_token_ids), self._num_arrivals,
-            packed_prompt=message.prompt_token_ids,
-        )  # fmt: skip
-        request.detokenizer = pick(header.request_id, self._detokenizers) or ""
-        aged = (
-            header.priority + now / self.policy.priority_ageing if self.policy.scheduling_policy == "priority" else 0.0
-        )
-        for index in range(request.num_sequences):
-            sequence = Sequence(request, index, (aged, request.arrival, index), list(prompt))
-            request.sequences.append(sequence)
-        if request.search is None:
-            resume(request, sent, message.sent_finished, self.max_model_len)
-        else:
-            rest(request.sequences[1:])
-        return request
 
     def _account(self, request: Request, ledger: Ledger | None) -> None:
         """From here on the request's time is accounted for, where somebody wants to know."""
@@ -312,13 +263,13 @@ class Scheduler:
             self.lose_worker(instance)
         self.replicas[instance] = Replica(instance, epoch, capacity, self.shares, self.moment)
         self._drafting.renew()
-        self._limit()
+        self._intake.limit()
         self._homes.deal_anew()
 
     def retire_worker(self, instance: str) -> None:
         """A worker leaves of its own will: its requests go on elsewhere, by the preemption path."""
         if replica := self.replicas.pop(instance, None):
-            self._limit()
+            self._intake.limit()
             self._homes.rehouse(self._homes.vacate(replica, self.moment.now))
 
     def lose_worker(self, instance: str) -> None:
@@ -330,7 +281,7 @@ class Scheduler:
         replica = self.replicas.pop(instance, None)
         if replica is None:
             return
-        self._limit()
+        self._intake.limit()
         self.counters.num_worker_losses += 1
         in_flight = {sequence.request for step in replica.in_flight for sequence in step.sequences}
         self._homes.homeless += self._homes.vacate(replica, replica.heard_at)
