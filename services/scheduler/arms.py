@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import mean, median
 from typing import NamedTuple
 
-MEMORY = 64  # steps that a moving average looks back
-OUTLIER = 2.0  # times the average: what is longer was something else
-FEW = 4  # steps, the first of which may have been such
+MEMORY = 64  # steps that a moving average looks back, and that weigh beside the line
+TRIALS_MEMORY = 256  # steps of an arm's trials that count
+COLD = 2  # steps that the first trial counts for once there is a second: much was done then for the first time
+OUTLIER = 1.5  # times the median: what is longer was something else
 LENGTHS = (1, 2, 4, 8, 16, 32, 64)
 COMMON_SENSE = 8  # steps that what the line says of an arm weighs beside what was measured of it
 STIFFNESS = 16.0  # steps, times draft tokens squared, that the draft's own time weighs beside the line's slope
@@ -47,23 +49,49 @@ def yields(shares: Iterable[float], longest: int) -> list[float]:
     return [total / max(1, count) for total in totals]
 
 
+class Sample:
+    """What one trial of an arm found."""
+
+    def __init__(self) -> None:
+        self._seconds: list[float] = []
+        self._depths: list[float] = []
+
+    def __len__(self) -> int:
+        return len(self._seconds)
+
+    def record(self, seconds: float, depth: float) -> None:
+        self._seconds.append(seconds)
+        self._depths.append(depth)
+
+    @property
+    def seconds(self) -> float:
+        """Of a step.  The mean, since results may come in pairs, a long time and then a short one; without what
+        something else on the machine took."""
+        most = OUTLIER * median(self._seconds)
+        return mean(min(seconds, most) for seconds in self._seconds)
+
+    @property
+    def depth(self) -> float:
+        return mean(self._depths) if self._depths else 0.0
+
+
 @dataclass(slots=True)
 class Cost:
-    """What an arm has cost."""
+    """What an arm has cost in all its trials."""
 
     seconds: float = 0.0  # from one result to the next
     depth: float = 0.0  # draft tokens that a sequence really had
-    num_steps: int = 0
+    num_steps: int = 0  # of those that were measured, the ones that count: what was long ago does not
+    num_trials: int = 0
 
-    def record(self, seconds: float, depth: float) -> None:
-        if self.num_steps:
-            seconds = min(seconds, OUTLIER * self.seconds)
-        if self.num_steps < FEW:
-            self.seconds = min(self.seconds, OUTLIER * seconds)
-        self.num_steps += 1
-        weight = 1 / min(self.num_steps, MEMORY)
-        self.seconds += weight * (seconds - self.seconds)
-        self.depth += weight * (depth - self.depth)
+    def add(self, sample: Sample) -> None:
+        self.num_trials += 1
+        if self.num_trials == 2:
+            self.num_steps = min(self.num_steps, COLD)
+        self.num_steps = min(self.num_steps + len(sample), TRIALS_MEMORY)
+        weight = len(sample) / self.num_steps
+        self.seconds += weight * (sample.seconds - self.seconds)
+        self.depth += weight * (sample.depth - self.depth)
 
 
 class Line(NamedTuple):

