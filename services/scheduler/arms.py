@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from statistics import mean, median
 from typing import NamedTuple
 
-MEMORY = 64  # steps that a moving average looks back, and that weigh beside the line
-TRIALS_MEMORY = 256  # steps of an arm's trials that count
-COLD = 2  # steps that the first trial counts for once there is a second: much was done then for the first time
+MEMORY = 64  # steps that a moving average looks back
+TRIALS = 15  # of an arm, the last ones, that count
 OUTLIER = 1.5  # times the median: what is longer was something else
 LENGTHS = (1, 2, 4, 8, 16, 32, 64)
-COMMON_SENSE = 8  # steps that what the line says of an arm weighs beside what was measured of it
-STIFFNESS = 16.0  # steps, times draft tokens squared, that the draft's own time weighs beside the line's slope
+COMMON_SENSE = 1.0  # trials that what the line says of an arm weighs beside what was measured of it
+STIFFNESS = 2.0  # trials, times draft tokens squared, that the draft's own time weighs beside the line's slope
 DRAFT_SHARE = 0.1  # of a plain step: what a draft token is believed to cost before one was measured
 HIDDEN = 0.5  # of the draft's time where it runs ahead, before that was measured
 
@@ -75,23 +74,24 @@ class Sample:
         return mean(self._depths) if self._depths else 0.0
 
 
-@dataclass(slots=True)
 class Cost:
-    """What an arm has cost in all its trials."""
+    """What an arm has cost: the median of its trials.  A machine may be much faster for a tenth of a second now and
+    then: a trial that begins or ends with such a time tells nothing."""
 
-    seconds: float = 0.0  # from one result to the next
-    depth: float = 0.0  # draft tokens that a sequence really had
-    num_steps: int = 0  # of those that were measured, the ones that count: what was long ago does not
-    num_trials: int = 0
+    def __init__(self) -> None:
+        self.seconds = 0.0  # from one result to the next
+        self.depth = 0.0  # draft tokens that a sequence really had
+        self._trials: deque[tuple[float, float]] = deque(maxlen=TRIALS)  # the same of each
+
+    @property
+    def num_trials(self) -> int:
+        """Of those that count: what was long ago does not."""
+        return len(self._trials)
 
     def add(self, sample: Sample) -> None:
-        self.num_trials += 1
-        if self.num_trials == 2:
-            self.num_steps = min(self.num_steps, COLD)
-        self.num_steps = min(self.num_steps + len(sample), TRIALS_MEMORY)
-        weight = len(sample) / self.num_steps
-        self.seconds += weight * (sample.seconds - self.seconds)
-        self.depth += weight * (sample.depth - self.depth)
+        self._trials.append((sample.seconds, sample.depth))
+        seconds, depths = zip(*self._trials, strict=True)
+        self.seconds, self.depth = median(seconds), mean(depths)
 
 
 class Line(NamedTuple):
@@ -105,8 +105,8 @@ class Line(NamedTuple):
 
 
 def fitted(costs: Sequence[Cost], slope: float) -> Line:
-    """Least squares over what was measured, each arm by its steps; `slope` is what is believed before that."""
-    weights = [min(cost.num_steps, MEMORY) for cost in costs]
+    """Least squares over what was measured, each arm by its trials; `slope` is what is believed before that."""
+    weights = [cost.num_trials for cost in costs]
     total = sum(weights)
     depth = sum(w * cost.depth for w, cost in zip(weights, costs, strict=True)) / total
     seconds = sum(w * cost.seconds for w, cost in zip(weights, costs, strict=True)) / total
@@ -119,7 +119,7 @@ def fitted(costs: Sequence[Cost], slope: float) -> Line:
 def believed(costs: Mapping[Arm, Cost], draft_seconds: float) -> dict[Arm, float]:
     """Seconds that a step of each arm takes: arms with drafts lie near a line, one for each way to wait for them, so
     that what was measured of one tells of all.  Some arm was measured."""
-    tried = {arm: cost for arm, cost in costs.items() if cost.num_steps}
+    tried = {arm: cost for arm, cost in costs.items() if cost.num_trials}
     anchor = tried.get(PLAIN) or next(iter(tried.values()))
     per_token = draft_seconds or DRAFT_SHARE * anchor.seconds
     waiting = _line(tried, False, Line(anchor.seconds, per_token))
@@ -133,9 +133,8 @@ def _line(tried: Mapping[Arm, Cost], runs_ahead: bool, guess: Line) -> Line:
 
 
 def _believed(arm: Arm, cost: Cost, line: Line) -> float:
-    if not cost.num_steps:
+    if not cost.num_trials:
         return line.at(arm.num_draft_tokens)
     if arm == PLAIN:
         return cost.seconds
-    weight = min(cost.num_steps, MEMORY)
-    return (weight * cost.seconds + COMMON_SENSE * line.at(cost.depth)) / (weight + COMMON_SENSE)
+    return (cost.num_trials * cost.seconds + COMMON_SENSE * line.at(cost.depth)) / (cost.num_trials + COMMON_SENSE)

@@ -27,15 +27,15 @@ SETTLE = 2  # first steps of an arm, which still hold something of the one befor
 START = 16  # the same at the very start, where much is done for the first time ...
 START_SECONDS = 0.2  # ... but no longer than so
 ENOUGH = 4  # steps of a trial after which it may end early
-NOISE = 0.12  # how far one trial is off
+NOISE = 0.15  # how far one trial is off
 DOUBT = 0.3  # how much better than believed an arm may be that was never tried
 CREDIT = 10.0  # steps that trials may lose ...
 BUDGET = 0.01  # ... and of each step after that
 SWITCH = 1.0  # steps that a trial loses whatever it finds
 DRIFT_MEMORY = 6  # steps that the average of the drift looks back
 NO_DRAFTS = 0.25  # draft tokens per sequence: with fewer, a trial says nothing of an arm that wants some
-LOYALTY = 1.02  # how much better another arm must be
 FIRST_LENGTH = 4  # draft tokens, at most, of the first arm that is tried; then up to twice as many as were
+CAUTION = 0.4  # of the doubt about an arm, by which it must be better still
 HOPELESS = 1.5  # times what an arm may cost to be the best: its trial ends early
 PROBE = 128  # steps after which the cheapest other arm is tried, whatever it cost before; doubles where it still does
 LAST_PROBE = 8192
@@ -107,8 +107,7 @@ class Pace:
         if num_tried:
             self._lost += SWITCH + num_tried * max(0.0, 1 - rates[self.arm] / rates[self._best])
             self._num_compared += 1
-        best = self._best_of(rates)
-        if best != self._best:
+        if (best := self._best_of(rates)) != self._best:
             self._best, self._num_compared = best, 0
         trial = None if self._is_on_trial else self._due_probe(seconds) or self._promising(rates)
         self._num_left, self._limit = TRIAL, float("inf")
@@ -123,17 +122,20 @@ class Pace:
             self.arm, self._num_settling, self._seconds_settling = arm, SETTLE, float("inf")
 
     def _depth(self, arm: Arm) -> float:
-        return self.costs[arm].depth if self.costs[arm].num_steps else arm.num_draft_tokens
+        return self.costs[arm].depth if self.costs[arm].num_trials else arm.num_draft_tokens
 
     def _best_of(self, rates: Mapping[Arm, float]) -> Arm:
-        found = max((arm for arm in rates if self.costs[arm].num_steps), key=lambda arm: rates[arm])
-        return found if rates[found] > LOYALTY * rates[self._best] else self._best
+        sure = {
+            arm: rate / (1 + CAUTION * self._doubt(arm)) for arm, rate in rates.items() if self.costs[arm].num_trials
+        }
+        found = max(sure, key=lambda arm: sure[arm])
+        return found if sure[found] > rates[self._best] else self._best
 
     def _promising(self, rates: Mapping[Arm, float]) -> Arm | None:
         """The arm that may be better than the best known one, if any, while trials may be lost."""
         if self._lost > CREDIT + BUDGET * self._num_steps:
             return None
-        furthest = max(FIRST_LENGTH, 2 * max(arm.num_draft_tokens for arm in rates if self.costs[arm].num_steps))
+        furthest = max(FIRST_LENGTH, 2 * max(arm.num_draft_tokens for arm in rates if self.costs[arm].num_trials))
         hoped = {
             arm: (1 + self._doubt(arm)) * rate
             for arm, rate in rates.items()
@@ -145,7 +147,7 @@ class Pace:
 
     def _doubt(self, arm: Arm) -> float:
         """How much better than believed an arm may be."""
-        num_trials = self.costs[arm].num_steps / TRIAL
+        num_trials = self.costs[arm].num_trials
         return NOISE / num_trials**0.5 if num_trials else DOUBT
 
     def _end_trial(self) -> int:
