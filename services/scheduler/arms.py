@@ -11,7 +11,7 @@ MEMORY = 64  # steps that a moving average looks back
 TRIALS = 15  # of an arm, the last ones, that count
 OUTLIER = 1.5  # times the median: what is longer was something else
 LENGTHS = (1, 2, 4, 8, 16, 32, 64)
-COMMON_SENSE = 1.0  # trials that what the line says of an arm weighs beside what was measured of it
+COMMON_SENSE = 3.0  # trials that what the line says of an arm weighs beside what was measured of it
 STIFFNESS = 2.0  # trials, times draft tokens squared, that the draft's own time weighs beside the line's slope
 DRAFT_SHARE = 0.1  # of a plain step: what a draft token is believed to cost before one was measured
 HIDDEN = 0.5  # of the draft's time where it runs ahead, before that was measured
@@ -22,6 +22,10 @@ class Arm(NamedTuple):
 
     num_draft_tokens: int  # per sequence, at most
     runs_ahead: bool = False
+
+    def is_like(self, other: Arm) -> bool:
+        """Whether a step of this arm takes after one of the other what it takes after one of its own."""
+        return self == other or (self.runs_ahead == other.runs_ahead and PLAIN not in (self, other))
 
 
 PLAIN = Arm(0)
@@ -88,10 +92,11 @@ class Cost:
         """Of those that count: what was long ago does not."""
         return len(self._trials)
 
-    def add(self, sample: Sample) -> None:
-        self._trials.append((sample.seconds, sample.depth))
-        seconds, depths = zip(*self._trials, strict=True)
-        self.seconds, self.depth = median(seconds), mean(depths)
+    def add(self, seconds: float, depth: float, weight: int = 1) -> None:
+        """What one more trial found, which counts for so many."""
+        self._trials.extend([(seconds, depth)] * weight)
+        self.seconds = median(seconds for seconds, _ in self._trials)
+        self.depth = mean(depth for _, depth in self._trials)
 
 
 class Line(NamedTuple):

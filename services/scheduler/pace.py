@@ -6,7 +6,8 @@ used; one that may be better is tried for a few steps.
 
 Steps become slower and faster for reasons that all arms share: longer contexts, other work on the machine.  That moves
 more, and more slowly, than steps differ from their neighbours.  So an arm on trial is measured against the one that was
-in use just before, and while one is in use all that its steps take more or less is the drift of all.
+in use just before, and while one is in use all that its steps take more or less is the drift of all.  Where a step of
+either may follow one of the other at no cost, the two take turns during the trial, and meet the same machine.
 
 One trial is off by a tenth or two however long it is, and arms differ by less.  So trials are short and many, all that
 they found is kept, and an arm is tried as long as what is known of it leaves room for its being the best (upper
@@ -23,6 +24,7 @@ from collections.abc import Mapping, Sequence
 from services.scheduler.arms import MEMORY, OUTLIER, PLAIN, Arm, Cost, Sample, believed
 
 TRIAL = 8  # steps for which an arm is used before the next choice
+TURNS_WEIGHT = 3  # trials that one counts for in which both arms take turns
 SETTLE = 2  # first steps of an arm, which still hold something of the one before
 START = 16  # the same at the very start, where much is done for the first time ...
 START_SECONDS = 0.2  # ... but no longer than so
@@ -49,12 +51,13 @@ class Pace:
     def __init__(self, arms: Sequence[Arm]) -> None:
         self.arm = self._best = arms[0]
         self.costs = {arm: Cost() for arm in arms}
-        self._sample = Sample()  # of the arm on trial
+        self._trial: Arm | None = self.arm  # the arm on trial
+        self._sample = Sample()  # of it
+        self._reference: Sample | None = None  # of the best arm, where the two take turns
         self._num_steps = 0
         self._num_left = TRIAL
         self._num_settling = START
         self._seconds_settling = START_SECONDS
-        self._is_on_trial = True
         self._lost = 0.0  # steps, to trials
         self._num_compared = 0  # trials against the best arm, since it is
         self._drift = 1.0  # seconds of a step now for each second in `costs`
@@ -76,16 +79,26 @@ class Pace:
             self._seconds_settling -= seconds
             return
         self._num_left -= 1
-        if not self._is_on_trial:
+        if self._trial is None:
             cost = self.costs[self.arm]
             cost.depth += (depth - cost.depth) / MEMORY
             self._follow(seconds)
-            return
-        self._sample.record(seconds / self._drift, depth)
+        elif self._reference is not None:
+            self._take_turns(self._reference, seconds, depth)
+        else:
+            self._try(seconds / self._drift, depth)
+
+    def _take_turns(self, reference: Sample, seconds: float, depth: float) -> None:
+        is_trial = self.arm == self._trial
+        (self._sample if is_trial else reference).record(seconds, depth)
+        self.arm = self._best if is_trial or self._trial is None else self._trial
+
+    def _try(self, seconds: float, depth: float) -> None:
+        self._sample.record(seconds, depth)
         if len(self._sample) >= ENOUGH and self._sample.seconds > self._limit:
             self._num_left = 0
         if self._num_left <= 0 and len(self.costs) == 1:  # nobody else will ask
-            self._end_trial()
+            self._end_trial(self.arm)
             self._num_left = TRIAL
 
     def _follow(self, seconds: float) -> None:
@@ -101,25 +114,32 @@ class Pace:
 
     def choose(self, expected: Sequence[float], draft_seconds: float) -> None:
         """Take the best arm, or one to be tried.  `expected[k]` are the tokens that k draft tokens yield."""
-        num_tried = self._end_trial() if self._is_on_trial else 0
+        tried = self._trial
+        num_tried = self._end_trial(tried) if tried is not None else 0
         seconds = believed(self.costs, draft_seconds / self._drift)
         rates = {arm: between(expected, self._depth(arm)) / max(seconds[arm], 1e-9) for arm in seconds}
-        if num_tried:
-            self._lost += SWITCH + num_tried * max(0.0, 1 - rates[self.arm] / rates[self._best])
+        if tried is not None:
+            self._lost += SWITCH + num_tried * max(0.0, 1 - rates[tried] / rates[self._best])
             self._num_compared += 1
         if (best := self._best_of(rates)) != self._best:
             self._best, self._num_compared = best, 0
-        trial = None if self._is_on_trial else self._due_probe(seconds) or self._promising(rates)
-        self._num_left, self._limit = TRIAL, float("inf")
-        self._is_on_trial = trial is not None
+        trial = None if tried is not None else self._due_probe(seconds) or self._promising(rates)
+        self._num_left, self._trial = TRIAL, trial
         if trial is not None:
             self._limit = HOPELESS * expected[trial.num_draft_tokens] / rates[self._best]
-            self._sample = Sample()
+            self._begin_trial(trial)
         self._use(trial or self._best)
 
+    def _begin_trial(self, arm: Arm) -> None:
+        """Where steps of both may follow each other they take turns: so their times are nearest to each other."""
+        self._sample, self._reference = Sample(), None
+        if arm.is_like(self._best):
+            self._reference, self._num_left = Sample(), 2 * TRIAL
+
     def _use(self, arm: Arm) -> None:
-        if arm != self.arm:
-            self.arm, self._num_settling, self._seconds_settling = arm, SETTLE, float("inf")
+        if not arm.is_like(self.arm):
+            self._num_settling, self._seconds_settling = SETTLE, float("inf")
+        self.arm = arm
 
     def _depth(self, arm: Arm) -> float:
         return self.costs[arm].depth if self.costs[arm].num_trials else arm.num_draft_tokens
@@ -150,15 +170,21 @@ class Pace:
         num_trials = self.costs[arm].num_trials
         return NOISE / num_trials**0.5 if num_trials else DOUBT
 
-    def _end_trial(self) -> int:
+    def _end_trial(self, arm: Arm) -> int:
         """Add what it found to what was known; returns its steps.  Drafts that had just begun, or were elsewhere, are
         no reason against an arm."""
-        sample, before = self._sample, self._probed
-        self._sample, self._probed = Sample(), 0.0
-        if sample and (self.arm == PLAIN or sample.depth >= NO_DRAFTS):
-            if before:
-                self._end_probe(self.arm, sample.seconds < CHANGE * before)
-            self.costs[self.arm].add(sample)
+        sample, reference, before = self._sample, self._reference, self._probed
+        self._sample, self._reference, self._probed = Sample(), None, 0.0
+        if not sample or (arm != PLAIN and sample.depth < NO_DRAFTS):
+            return len(sample)
+        seconds, weight = sample.seconds, 1
+        if reference:
+            known = self.costs[self._best].seconds
+            self._drift, weight = reference.seconds / known, TURNS_WEIGHT
+            seconds /= self._drift
+        if before:
+            self._end_probe(arm, seconds < CHANGE * before)
+        self.costs[arm].add(seconds, sample.depth, weight)
         return len(sample)
 
     def _due_probe(self, seconds: Mapping[Arm, float]) -> Arm | None:

@@ -118,12 +118,14 @@ class Speculation:
 
     def record(self, step: Step, now: float) -> None:
         """A step has come back.  Rounds in which every sequence decodes are compared, each counted from the one before,
-        whatever that was of the same arm."""
+        whatever that was, of an arm like its own."""
         size = size_of(len(step.sequences))
         pace = self._pace(len(step.sequences))
         is_plain_round = not step.num_admitted and sum(step.num_scheduled) == len(step.sequences) + step.num_drafts
-        if is_plain_round and self._last is not None and self._last[1:] == (size, step.arm) and step.arm == pace.arm:
-            pace.record(now - self._last[0], step.num_drafts / len(step.sequences))
+        if is_plain_round and step.arm == pace.arm and self._last is not None:
+            before, last_size, last_arm = self._last
+            if last_size == size and step.arm.is_like(last_arm):
+                pace.record(now - before, step.num_drafts / len(step.sequences))
         self._last = (now, size, step.arm)
 
     def judge(self, sequence: Sequence, num_draft_tokens: int, num_accepted: int) -> None:

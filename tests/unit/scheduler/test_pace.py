@@ -8,7 +8,7 @@ from statistics import mean
 
 import pytest
 
-from services.scheduler.arms import LENGTHS, PLAIN, Arm, Cost, Sample, arms_of, believed, yields
+from services.scheduler.arms import LENGTHS, PLAIN, Arm, Cost, arms_of, believed, yields
 from services.scheduler.pace import Pace
 from services.scheduler.speculation import size_of
 
@@ -79,8 +79,9 @@ NOISE = 0.1  # of a step's time, from one to the next
 DRIFTS = ((0.12, 0.15), (0.15, 5.0))  # the same of all arms together, each over so many seconds
 FAST, FAST_SECONDS, USUAL_SECONDS = -0.5, 0.1, 0.6  # for so long all is so much faster, and as before for so long
 STRAY, STRAY_TIMES = 0.01, 3.0  # of all steps take so many times as long
+SLICE = 0.02  # seconds in which speed does not change
 COLD = 0.15  # seconds in which the first steps, which take twice as long, come near to what others take
-SWITCH = 1.2  # times what a step takes after one of another arm
+SWITCH = 1.2  # times what a step takes after one of an arm of another kind
 
 
 class Machine:
@@ -105,8 +106,15 @@ class Machine:
         return math.exp(self._fast + sum(self._drifts)) * (1 + math.exp(-self.now / COLD))
 
     def step(self, seconds: float) -> float:
-        found = seconds * math.exp(self.rng.gauss(0, NOISE) - NOISE**2 / 2)
-        return found * (1 if self.rng.random() > STRAY else STRAY_TIMES)
+        """What a step takes that is of so many seconds on a quiet machine; then it is over."""
+        left = seconds * math.exp(self.rng.gauss(0, NOISE) - NOISE**2 / 2)
+        left *= 1 if self.rng.random() > STRAY else STRAY_TIMES
+        begin = self.now
+        while left > 0:
+            took = min(left * self.slowness, SLICE)
+            left -= took / self.slowness
+            self.pass_by(took)
+        return self.now - begin
 
 
 def noisy(costs: dict[Arm, float], share: float, draft: float, seconds: float, seed: int, each: int) -> float:
@@ -114,18 +122,16 @@ def noisy(costs: dict[Arm, float], share: float, draft: float, seconds: float, s
     `each`-th step is not measured.  Costs are milliseconds."""
     machine, expected = Machine(seed), yields([share], 8)
     best_rate = max(expected[arm.num_draft_tokens] / cost for arm, cost in costs.items())
-    best_rate /= 1e-3 * (1 + STRAY * (STRAY_TIMES - 1))
+    best_rate *= 1e3
     pace, before = Pace(list(costs)), PLAIN
     tokens = ideal = 0.0
     while machine.now < seconds:
-        slowness = machine.slowness
         if pace.is_due:
-            pace.choose(expected, 1e-3 * draft * slowness)
-        took = machine.step(1e-3 * costs[pace.arm]) * slowness * (1 if pace.arm == before else SWITCH)
-        before = pace.arm
-        machine.pass_by(took)
+            pace.choose(expected, 1e-3 * draft * machine.slowness)
+        work = 1e-3 * costs[pace.arm] * (1 if pace.arm.is_like(before) else SWITCH)
+        took, before = machine.step(work), pace.arm
         if machine.now > seconds / 2:
-            tokens, ideal = tokens + expected[pace.arm.num_draft_tokens], ideal + took / slowness * best_rate
+            tokens, ideal = tokens + expected[pace.arm.num_draft_tokens], ideal + work * best_rate
         if machine.rng.random() > 1 / each:
             pace.record(took, pace.arm.num_draft_tokens)
     return tokens / ideal
@@ -159,8 +165,8 @@ def test_noise_does_not_mislead(name: str) -> None:
     draft = 0.6 * (costs[Arm(2)] - costs[Arm(1)])  # the rest is the target's
     seconds = 400.0 if name == "made" else 20.0
     ratios = [noisy(costs, share, draft, seconds, seed, each) for seed in range(16)]
-    assert mean(ratios) >= 0.92, ratios
-    assert min(ratios) >= 0.8, ratios
+    assert mean(ratios) >= 0.95, ratios
+    assert min(ratios) >= 0.85, ratios
 
 
 def test_drafts_that_were_not_there_yet_are_tried_again() -> None:
@@ -177,10 +183,7 @@ def test_drafts_that_were_not_there_yet_are_tried_again() -> None:
 def test_a_measured_arm_tells_of_its_neighbours() -> None:
     costs = {arm: Cost() for arm in arms_of(0, 8)}
     for arm, seconds in {PLAIN: 1.0, Arm(2): 2.2, Arm(8): 2.8}.items():
-        sample = Sample()
-        for _ in range(100):
-            sample.record(seconds, arm.num_draft_tokens)
-        costs[arm].add(sample)
+        costs[arm].add(seconds, arm.num_draft_tokens, weight=15)
     found = believed(costs, 0.01)
     assert found[Arm(4)] == pytest.approx(2.4, rel=0.01)
     assert found[PLAIN] == 1.0
