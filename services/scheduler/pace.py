@@ -207,7 +207,7 @@ class Pace:
         for arm in self.costs:
             if arm == known or arm != PLAIN:
                 self.costs[arm] = Cost()
-        self._best, self._lost, self._num_surprises = known, 0.0, 0
+        self._best, self._lost, self._num_compared, self._num_surprises = known, 0.0, 0, 0
 
 
 def between(values: Sequence[float], place: float) -> float:

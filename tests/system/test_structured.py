@@ -19,7 +19,10 @@ MODEL = "pageant-stories"
 HI: list[Any] = [{"role": "user", "content": "A story about a fox"}]
 SCHEMA = {
     "type": "object",
-    "properties": {"name": {"type": "string", "maxLength": 10}, "age": {"type": "integer", "maximum": 99}},
+    "properties": {
+        "name": {"type": "string", "maxLength": 10},
+        "age": {"type": "integer", "minimum": 0, "maximum": 99},
+    },
     "required": ["name", "age"],
     "additionalProperties": False,
 }
