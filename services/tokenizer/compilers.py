@@ -60,7 +60,8 @@ class CompilerPool(ChildPool[Compilation]):
         name = hashlib.blake2b(f"{grammar.kind}:{grammar.text}".encode("utf-8", "surrogatepass")).digest()
         compilation = self._known.get(name)
         if compilation is None or (compilation.error and allowance > 1.0):
-            await self._out_of_debt(tenant, grammar, allowance)
+            if allowance == 1.0:  # a stream under way has paid already, and must not be lost to a debt
+                await self._out_of_debt(tenant, grammar)
             compilation = await self._compile(grammar, allowance)
             self._charge(tenant, compilation.seconds)
         self._remember(name, compilation)
@@ -81,13 +82,13 @@ class CompilerPool(ChildPool[Compilation]):
             error = f"takes more than 1 s of processor time, or {MAX_MEMORY >> 20} MB, to compile"
             return Compilation(error=error, seconds=min(time.monotonic() - began, self.timeout))
 
-    async def _out_of_debt(self, tenant: str, grammar: Grammar, allowance: float) -> None:
+    async def _out_of_debt(self, tenant: str, grammar: Grammar) -> None:
         """Wait until a tenant may have another one compiled.  Who is refused has waited too, so that asking again and
         again is no attack either."""
         wait = self._debts.get(tenant, 0.0) - CREDIT - time.monotonic()
         if wait > 0:
-            await asyncio.sleep(min(wait, allowance * PATIENCE))
-        if wait > allowance * PATIENCE:
+            await asyncio.sleep(min(wait, PATIENCE))
+        if wait > PATIENCE:
             raise _not_now(grammar, "has to wait: formats before it took long to compile", wait)
 
     def _charge(self, tenant: str, seconds: float) -> None:
