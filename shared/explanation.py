@@ -34,6 +34,7 @@ GROUPS: Mapping[str, tuple[Phase, ...]] = {
     "on the way to the gateway": (Phase.TO_GATEWAY,),
     "until the client had read": (Phase.CLIENT_BLOCKED,),
     "not answered": (Phase.UNTOLD,),
+    "on the way from the client": (Phase.FROM_CLIENT,),
 }
 GROUP_OF_PHASE = tuple(next(words for words, phases in GROUPS.items() if phase in phases) for phase in Phase)
 MISSED_FOR = {

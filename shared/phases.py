@@ -32,6 +32,7 @@ class Phase(IntEnum):
     TO_GATEWAY = 18
     CLIENT_BLOCKED = 19
     UNTOLD = 20  # in the troupe, which did not say more before the call ended
+    FROM_CLIENT = 21  # on its way to the gateway, by the client's own clock
 
     @property
     def label(self) -> str:
@@ -40,6 +41,7 @@ class Phase(IntEnum):
 
 NUM_PHASES = len(Phase)
 PHASE_LABELS = tuple(phase.label for phase in Phase)
+IN_ORDER = (Phase.FROM_CLIENT, *(phase for phase in Phase if phase is not Phase.FROM_CLIENT))  # of a request's way
 QUEUE = (
     Phase.QUEUE_STEP, Phase.QUEUE_BUDGET, Phase.QUEUE_BLOCKS, Phase.QUEUE_ROWS, Phase.QUEUE_FAIRNESS,
     Phase.QUEUE_SIBLING,

@@ -6,7 +6,8 @@
 All services are real processes with the bundled model.  The capacity is that of a run in which everything is due at
 once.  Of each rate the load generator's figures stand beside the services' own: TTFT of every request from the
 gateway's log, gaps between outputs from the histogram in /metrics.  The services cannot know when a request was meant
-to be sent, so here the generator's TTFT too counts from when it left; the table before counts from when it was due.
+to be sent, only when it left (`x-request-start`), so here the generator's TTFT too counts from when it left; the table
+before counts from when it was due.
 Percentiles of gaps come from buckets, so the generator's gaps are put into the same buckets first; means need none.
 
 With `--other`, a command that takes the arguments of vLLM's `bench serve`: that load generator sends a load of the same
@@ -30,6 +31,7 @@ import msgspec
 import uvloop
 
 from scripts.bench.accounts import Account, Accounts, Scrape, bucketed
+from scripts.bench.host import awake
 from scripts.bench.report import Line, add_check, finish
 from scripts.bench.troupe import Troupe, troupe_with
 from services.cli.bench.backend import Backend
@@ -44,7 +46,7 @@ from shared.workload import LoadRequest, RandomLengths, arrival_times, at_times,
 
 SHARES = (0.05, 0.25, 0.5, 0.8, 1.2, 2.0)  # of the capacity
 OTHER_SHARE = 0.5  # at which another's generator is compared
-LENGTHS = RandomLengths(input_len=512, output_len=64, range_ratio=0.25)
+LENGTHS = RandomLengths(input_len=736, output_len=64, range_ratio=0.25)  # the bundled model takes 1,024
 MIN_REQUESTS = 20  # of a rate
 NUM_AT_ONCE = 60  # for the capacity
 MAX_ERROR = 2.0  # percent
@@ -181,7 +183,7 @@ def main() -> int:
     parser.add_argument("--plot", type=Path, help="latency over rate, throughput and latency, and every run: a PNG")
     parser.add_argument("--other", default="", help="a command that takes the arguments of vLLM's bench serve")
     args = parser.parse_args()
-    with troupe_with(["-m", "services.worker"], model=args.model, http_port=0) as running:
+    with awake(), troupe_with(["-m", "services.worker"], model=args.model, http_port=0) as running:
         bench = Bench(running, args.seconds)
         reports, lines = uvloop.run(bench.rates())
         if args.other:

@@ -19,11 +19,11 @@ from services.cli.client import Client
 from services.cli.processes import last_words, start
 from services.cli.serve import with_port
 from shared.config import Settings, settings_environment
+from shared.proc import PROC, own_seconds, stat
 
 SERVICES = ("gateway", "tokenizer", "scheduler", "detokenizer")
 READY_SECONDS = 30
 STOP_SECONDS = 10
-TICKS = os.sysconf("SC_CLK_TCK")
 PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -37,9 +37,11 @@ class Usage:
 
 def usage(pid: int) -> Usage:
     """Raises OSError where the process is gone."""
-    fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
-    pages = int(Path(f"/proc/{pid}/statm").read_text(encoding="utf-8").split()[1])
-    return Usage((int(fields[11]) + int(fields[12])) / TICKS, pages * PAGE)
+    pages = int((PROC / str(pid) / "statm").read_text(encoding="utf-8").split()[1])
+    fields = stat(pid)
+    if fields is None:
+        raise ProcessLookupError(f"process {pid} is gone")
+    return Usage(own_seconds(fields), pages * PAGE)
 
 
 class Troupe:

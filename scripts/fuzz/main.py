@@ -92,10 +92,10 @@ async def _play(
     stage: Stage, running: asyncio.Task[None], frames: Iterable[bytes], outcome: Outcome, *, insider: bool
 ) -> None:
     before = stage.digest()
-    dismissal = encode(Refused(stage.actor.instance, ""))[:-1]
+    dismissal = Refused.__name__.encode(), stage.actor.instance.encode()
     for batch in iter(lambda: list(itertools.islice(frames, BATCH)), []):
         if insider:  # who knows a member's name may tell it to leave, as its scheduler would
-            batch = [frame for frame in batch if not frame.startswith(dismissal)]
+            batch = [frame for frame in batch if not all(word in frame for word in dismissal)]
         outcome.num_frames += len(batch)
         stage.actor.inbox.deliver(batch)
         await _rest()

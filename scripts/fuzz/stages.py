@@ -179,7 +179,7 @@ class GatewayStage(Stage):
     def begin(self) -> list[Message]:
         actor: Any = self.actor
         for name in REQUESTS:
-            actor.open(TokenizeRequest(header(name), PARAMS, token_ids=PROMPT))
+            actor.reception.open(TokenizeRequest(header(name), PARAMS, token_ids=PROMPT))
         return [TextBatch([SequenceText(name, 0, 0, 0, "Once", [7]) for name in REQUESTS])]
 
     def digest(self) -> object:
@@ -189,7 +189,7 @@ class GatewayStage(Stage):
             (s.error, s.tokenizer, [(q.token_ids.tolist(), q.num_chars, q.finished) for q in s.sequences])
             for s in streams
         ]
-        return told, self.standing(), len(actor.journal), len(actor.calls), actor.unwell
+        return told, self.standing(), len(actor.journal), len(actor.calls), actor.readiness.unwell
 
 
 class TokenizerStage(Stage):

@@ -20,6 +20,7 @@ def main() -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL))
         if os.getppid() != parent:  # it died before the wish was made
             raise SystemExit(1)
+    signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # a terminal that is set so (tostop) would stop who logs to it
     os.execv(program[0], program)
 
 

@@ -81,10 +81,14 @@ def settings_of(role: Role, settings: Settings, status_file: Path) -> Settings:
 
 
 def start(command: list[str], environment: dict[str, str], log_file: Path | None = None) -> subprocess.Popen[bytes]:
-    """Start a program that cannot outlive this one.  It has its own session, so that Ctrl-C reaches only us."""
+    """Start a program that cannot outlive this one.
+
+    It has its own process group, so that Ctrl-C reaches only us, but no session of its own: Linux shares out cores
+    among sessions first (sched_autogroup), and a tokenizer's idle work would count for as much as a step.
+    """
     command = [sys.executable, "-S", "-E", str(LAUNCH), str(os.getpid()), *command]
     if log_file is None:
-        return subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, start_new_session=True)
+        return subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, process_group=0)
     with log_file.open("ab") as output:
         return subprocess.Popen(
             command,
@@ -92,7 +96,7 @@ def start(command: list[str], environment: dict[str, str], log_file: Path | None
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            start_new_session=True,
+            process_group=0,
         )
 
 

@@ -13,17 +13,18 @@ from shared.phases import Phase
 
 
 class StreamAccount:
-    """Times are Unix seconds.
+    """Times are Unix seconds; it begins when the client sent the request, where that is known, or when it came.
 
     What comes with output replaces what was known before: it began with what was sent.  Where a request has to be sent
     again, the time since the last word of it is lost.
     """
 
-    def __init__(self, arrival: float, clock: Callable[[], float] = time.time) -> None:
-        self.arrival = arrival
+    def __init__(self, arrival: float, clock: Callable[[], float] = time.time, *, sent: float = 0.0) -> None:
+        self.begin = sent or arrival
         self.first: dict[str, float] = {}  # milliseconds by phase until the first output came
         self._clock = clock
-        self._account = Account(Phase.GATEWAY, arrival)
+        self._account = Account(Phase.FROM_CLIENT, self.begin)
+        self._account.enter(Phase.GATEWAY, arrival)
         self._misses: tuple[list[int], int] = [], -1  # of the first sequence, as in a ledger
         self.heard_at = 0.0  # when the last output came
         self._is_away = False
@@ -97,7 +98,7 @@ class StreamAccount:
         return self._fields(self.ledger())
 
     def _fields(self, ledger: Ledger) -> dict[str, Any]:
-        return {"arrival": self.arrival, "phases": milliseconds(ledger.spent), "cause": cause(ledger)}
+        return {"arrival": self.begin, "phases": milliseconds(ledger.spent), "cause": cause(ledger)}
 
     def finished_fields(self) -> dict[str, Any]:
         """The same where all output came."""

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from services.gateway.account import StreamAccount
 from services.gateway.auth import make_access
 from services.gateway.calls import Calls, Question
 from services.gateway.custody import Custody
@@ -21,9 +19,11 @@ from services.gateway.http.server import HttpServer
 from services.gateway.limits import make_admission
 from services.gateway.load_report import LoadReports
 from services.gateway.pace import Pace, stretch
+from services.gateway.readiness import Readiness
+from services.gateway.reception import Reception
 from services.gateway.server import GRACE, FrontServer
 from services.gateway.status import rejected, unavailable
-from services.gateway.streams import Journal, OutputLostError, Position, Stream
+from services.gateway.streams import Journal, OutputLostError
 from shared.actor import MemberActor, Phase
 from shared.actor.actor import Handlers
 from shared.config import Settings
@@ -31,7 +31,6 @@ from shared.errors import FatalError, ProtocolError, RejectCode, RequestError
 from shared.exposition import RequestMeter
 from shared.logging import request_logger
 from shared.messages import (
-    HAS_EVERYTHING,
     AbortRequest,
     DecodeResult,
     EncodeResult,
@@ -48,7 +47,6 @@ from shared.messages import (
     StreamLost,
     TextBatch,
     Tick,
-    TokenizeRequest,
 )
 from shared.transport import Transport, pick
 
@@ -57,8 +55,6 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger()
 
-WAIT_FOR_SERVICES = 0.2  # seconds, where they were not there before
-NEEDED = (ServiceName.TOKENIZER, ServiceName.WORKER, ServiceName.DETOKENIZER)
 BYTES_PER_TOKEN = 8  # of a prompt, generously
 MAX_CALLS = 1024  # questions without an answer, each of which may hold a prompt
 
@@ -80,16 +76,14 @@ class GatewayActor(MemberActor):
         self.access = make_access(settings)
         self.calls = Calls()
         self.meter = RequestMeter(settings.model_name)
+        self.readiness = Readiness(self, settings.resume_timeout, shares_ports=settings.share_port)
         self.load_reports = LoadReports(self)
         self.pace = Pace(stretch=stretch())
         self.server = FrontServer(self, settings)
         self.http = HttpServer(self, settings) if settings.http_port >= 0 else None
         self.custody = Custody(self, self.journal, self.calls, settings.resume_timeout)
-        self._scheduler_seen = 0.0
-        self._complete_at = -math.inf  # when nobody was missing last
-        self._stalled_elsewhere = ""
+        self.reception = Reception(self)
         self._flush_due = False
-        self._changed = asyncio.Event()  # the roster or the phase
 
     def handlers(self) -> Handlers:
         return {
@@ -114,7 +108,7 @@ class GatewayActor(MemberActor):
         self.spawn(self.server.follow_health())
 
     def on_drain(self, deadline: float) -> None:
-        self._notice()
+        self.readiness.notice()
         self.spawn(self._leave(deadline))
 
     async def _leave(self, deadline: float) -> None:
@@ -128,7 +122,7 @@ class GatewayActor(MemberActor):
 
     async def _until_idle(self) -> None:
         while len(self.journal):
-            await self.changed()
+            await self.readiness.changed()
 
     async def _hand_over(self, seconds: float) -> None:
         """Leave the ports to others at once; return when every call that had come has ended."""
@@ -146,26 +140,13 @@ class GatewayActor(MemberActor):
     # -- what the servicers ask for
 
     @property
-    def missing(self) -> str:
-        """Why no request can be served now, or an empty string."""
-        if self.phase >= Phase.DRAINING:
-            return "the server is draining"
-        return self.absent or ("" if self.phase is Phase.READY else "the gateway is starting")
-
-    @property
-    def unwell(self) -> str:
-        """Why health checks should fail: nobody to serve a request, or work that waits and does not go on.  In a stall
-        requests are taken all the same: it may pass, and they would find no other gateway better."""
-        return self.missing or self._stalled_elsewhere
-
-    @property
     def status(self) -> str:
-        return "NOT_SERVING" if self.phase is Phase.READY and self.unwell else self.phase.name
+        return "NOT_SERVING" if self.phase is Phase.READY and self.readiness.unwell else self.phase.name
 
     def ledgers(self) -> Mapping[str, Any]:
         return {
             **super().ledgers(),
-            "unwell": self.unwell,
+            "unwell": self.readiness.unwell,
             "num_streams": len(self.journal),
             "num_paused": len(self.custody.paused.all()),
             "num_calls": len(self.calls),
@@ -181,109 +162,7 @@ class GatewayActor(MemberActor):
     @property
     def absent(self) -> str:
         """Which other services are not there, or an empty string."""
-        if not self.scheduler_is_live:
-            return "no scheduler is live"
-        absent = [service for service in NEEDED if not self.members(service)]
-        return f"no {' and no '.join(absent)} is live" if absent else ""
-
-    @property
-    def _will_serve(self) -> bool:
-        """Whether all are there, or were so lately that who is missing is probably being replaced.
-
-        A gateway that leaves its ports to others still takes what had reached it.
-        """
-        if self.phase is not Phase.READY and not (self.phase is Phase.DRAINING and self.settings.share_port):
-            return False
-        return not self.absent or time.monotonic() - self._complete_at < self.settings.resume_timeout
-
-    async def until_available(self) -> None:
-        """Return once requests can be served, or will soon be; raises RequestError, soon, where they cannot."""
-        if self._will_serve:
-            return
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(WAIT_FOR_SERVICES):
-                while self.missing and self.phase < Phase.DRAINING:
-                    await self.changed()
-        if self.missing:
-            raise unavailable(self.missing)
-
-    async def changed(self) -> None:
-        """Wait for the next change of the roster or the phase."""
-        await self._changed.wait()
-
-    def open(self, request: TokenizeRequest, has: Sequence[Position] | None = None) -> Stream:
-        """Journal a request and send it on; raises RequestError where there is no room, or not enough time.
-
-        `has` says what of it a client has that comes back for the rest.
-        """
-        self._check_time(request)
-        if earlier := self.journal.get(request.header.request_id):
-            self._supersede(earlier)
-        self.admission.admit(request, self.roster.max_model_len)
-        stream = Stream(request, "", has)
-        if self.settings.tracing:
-            stream.account = StreamAccount(request.header.arrival_time)
-        try:
-            self.journal.add(stream)
-        except RequestError:
-            self.admission.release(request)
-            raise
-        self.forecasts.of(request.header.tenant).opened(request.header.request_id, time.monotonic())
-        self.custody.entrust(stream)
-        self.outbox.flush()  # at once: its first token waits for nothing else
-        return stream
-
-    def close(self, stream: Stream) -> None:
-        """Forget a stream, and let the troupe forget it: aborted, or acknowledged where it had come to its end."""
-        if self.journal.get(stream.header.request_id) is stream:
-            self._forget(stream)
-            if not (stream.error and stream.error.code in DONE):
-                reason = HAS_EVERYTHING if stream.finished else "cancelled"
-                abort = AbortRequest(stream.header.request_id, reason, self.inbox.address)
-                self.send_soon(stream.tokenizer or self.scheduler, abort)
-        if self.phase is Phase.DRAINING:
-            self._notice()
-
-    def _forget(self, stream: Stream) -> None:
-        self.journal.remove(stream)
-        self.admission.release(stream.request)
-        num_tokens = max((len(sequence.token_ids) for sequence in stream.sequences), default=0)
-        self.forecasts.of(stream.header.tenant).closed(
-            stream.header.request_id, time.monotonic(), num_tokens if stream.finished else 0
-        )
-        self.custody.forget(stream)
-
-    def _supersede(self, stream: Stream) -> None:
-        """Its client is back over another connection: the old one gets nothing any more."""
-        self._forget(stream)
-        stream.fail(RequestError("the same idempotency key came in another call", code=RejectCode.CANCELLED))
-
-    def _check_time(self, request: TokenizeRequest) -> None:
-        """Raise RequestError where a request's deadline has passed, or would before it is served, as things go."""
-        deadline = request.header.deadline
-        if deadline is None:
-            return
-        needed, left = (
-            self.forecasts.of(request.header.tenant).needed(request.params.max_tokens),
-            deadline - time.time(),
-        )
-        if left <= 0:
-            raise RequestError("the call's deadline has passed", code=RejectCode.DEADLINE_EXCEEDED)
-        if needed > left:
-            raise RequestError(
-                f"it would take about {needed:.1f} s, and the deadline is in {left:.1f} s",
-                code=RejectCode.RESOURCE_EXHAUSTED,
-                retry_after_ms=max(1, int(1000 * (needed - left))),
-            )
-
-    def abort(self, *, request_id: str = "", label: str = "", tenant: str = "") -> int:
-        """End the streams so named; returns how many there were.  With keys, a tenant reaches its own only."""
-        streams = self.journal.find(request_id=request_id, label=label, tenant=tenant)
-        if not self.access.is_open:
-            streams = [stream for stream in streams if stream.header.tenant == tenant]
-        for stream in streams:
-            stream.fail(RequestError("aborted by a client's Abort", code=RejectCode.CANCELLED))
-        return len(streams)
+        return self.readiness.absent
 
     async def ask_tokenizer(self, question: Question, seconds: float) -> Message:
         return await self._ask(question, self.tokenizer(question.request_id), seconds)
@@ -367,13 +246,9 @@ class GatewayActor(MemberActor):
 
     def handle_roster(self, roster: Roster) -> None:
         super().handle_roster(roster)
-        if roster.scheduler_epoch == self.roster.scheduler_epoch:
-            self._stalled_elsewhere = roster.stalled
-        self._scheduler_seen = time.monotonic()
-        if not self.absent:
-            self._complete_at = self._scheduler_seen
+        self.readiness.heard(roster, is_current=roster.scheduler_epoch == self.roster.scheduler_epoch)
         self.custody.resume()
-        self._notice()
+        self.readiness.notice()
 
     def on_roster(self, joined: list[Member], left: list[Member]) -> None:
         gone = {member.address for member in left if member.service is ServiceName.TOKENIZER}
@@ -395,20 +270,11 @@ class GatewayActor(MemberActor):
             self.send(self.scheduler, self.heartbeat())
         now = time.monotonic()
         self.custody.look_after(now)
-        if now - self._scheduler_seen > self.settings.resume_timeout:
+        if self.readiness.has_lost_scheduler(now):
             self.custody.fail_all("the scheduler was lost")
             if self.inbox.is_cut_off:  # nothing is left to lose here, and another life may find a network
                 raise FatalError("no network leads to the scheduler")
-        self._notice()
-
-    def _notice(self) -> None:
-        """Wake whoever waits in `changed`."""
-        self._changed.set()
-        self._changed = asyncio.Event()
-
-
-# A request that ended thus was ended by the troupe itself, which needs no word of it.
-DONE = frozenset({RejectCode.INVALID_ARGUMENT, RejectCode.NOT_FOUND, RejectCode.RESOURCE_EXHAUSTED})
+        self.readiness.notice()
 
 
 def unread(num_bytes: int) -> RequestError:

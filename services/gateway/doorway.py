@@ -5,6 +5,8 @@ Both are done here, for all methods, so that none can be forgotten.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -38,6 +40,26 @@ class KeyCheck(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic
             except RequestError as error:
                 return refusing(error)
         return await continuation(details)
+
+
+class Arrivals(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
+    """Knows whether calls come."""
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    async def intercept_service(self, continuation: Continuation, details: grpc.HandlerCallDetails) -> Any:
+        self._count += 1
+        return await continuation(details)
+
+    async def until_none(self, pause: float, at_most: float) -> None:
+        """Return once none has come for `pause` seconds, and after `at_most` seconds in any case."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(at_most):
+                before = -1
+                while before != self._count:
+                    before = self._count
+                    await asyncio.sleep(pause)
 
 
 class MessageCheck(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]

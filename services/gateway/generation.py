@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 from services.gateway.report import StreamReport
 from services.gateway.streams import Position, Stream
 from shared.errors import RejectCode, RequestError
+from shared.grammar import check_grammar
 from shared.messages import TokenizeRequest
 from shared.messages.codec import MAX_MESSAGE_BYTES
 from shared.packing import pack_tokens
@@ -73,15 +74,17 @@ async def _generate(
 ) -> None:
     try:
         check_n(request.params.n, actor.settings.max_n)
-        await actor.until_available()
-        stream = actor.open(request, has)
+        if request.params.grammar is not None:
+            check_grammar(request.params.grammar)  # before a megabyte of it is sent on
+        await actor.readiness.until_available()
+        stream = actor.reception.open(request, has)
     finally:
         report.received(request)
     report.opened(stream)
     try:
         await stream.deliver(deliver(stream))
     finally:
-        actor.close(stream)
+        actor.reception.close(stream)
     if stream.error is not None:
         raise stream.error
     report.finished(stream)

@@ -15,6 +15,9 @@ from shared.messages import RequestHeader
 from shared.sampling import SamplingParams
 
 TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-[0-9a-f]{2}")
+START = re.compile(r"(?:t=)?([0-9]{9,17}(?:\.[0-9]{1,9})?)")
+BEYOND_SECONDS = 1e9  # the present is more than so many seconds, and less than a thousand times that
+MAX_WAY = 60.0  # seconds: who was under way for longer has another clock
 SPAN_DIGITS = 16
 MAX_KEY_CHARS = 256
 
@@ -25,6 +28,7 @@ class CallMetadata(msgspec.Struct, frozen=True):
     tenant: str = ""
     trace_id: str = ""
     parent_span_id: str = ""  # the caller's; empty where it sent no trace
+    sent_time: float = 0.0  # Unix seconds by the caller's clock; 0 where it did not say
 
 
 def read_metadata(metadata: Iterable[tuple[str, str | bytes]]) -> CallMetadata:
@@ -32,7 +36,17 @@ def read_metadata(metadata: Iterable[tuple[str, str | bytes]]) -> CallMetadata:
     found = {key: value for key, value in metadata if isinstance(value, str)}
     match = TRACEPARENT.fullmatch(found.get("traceparent", ""))
     trace_id, span_id = match.groups() if match else (uuid.uuid4().hex, "")
-    return CallMetadata(found.get("x-tenant", ""), trace_id, span_id)
+    return CallMetadata(found.get("x-tenant", ""), trace_id, span_id, _read_start(found.get("x-request-start", "")))
+
+
+def _read_start(text: str) -> float:
+    """Unix seconds of an `X-Request-Start`, as proxies and load balancers write it: `t=` or nothing, then seconds,
+    milliseconds or microseconds.  0 where it is something else."""
+    match = START.fullmatch(text)
+    if match is None:
+        return 0.0
+    value = float(match[1])
+    return next((value / per_second for per_second in (1e6, 1e3) if value > BEYOND_SECONDS * per_second), value)
 
 
 def traceparent(header: RequestHeader) -> str:
@@ -64,6 +78,7 @@ def make_header(
         cache_salt=cache_salt(call.tenant),
         is_kept=bool(key),
         parent_span_id=call.parent_span_id,
+        sent_time=call.sent_time if 0.0 <= now - call.sent_time <= MAX_WAY else 0.0,
     )
 
 

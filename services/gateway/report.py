@@ -33,7 +33,8 @@ class StreamReport:
 
     def received(self, request: TokenizeRequest) -> None:
         params, header = request.params, request.header
-        self._start = time.perf_counter() - (time.time() - header.arrival_time)  # when it was begun to be read
+        begin = header.sent_time or header.arrival_time  # when it was begun to be read
+        self._start = time.perf_counter() - (time.time() - begin)
         self._log = request_logger(log, header)
         self._log.info(
             "request_received",

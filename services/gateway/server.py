@@ -10,7 +10,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from protos.pageant.v1 import control_pb2, control_pb2_grpc, inference_pb2, inference_pb2_grpc
-from services.gateway.doorway import KeyCheck, MessageCheck
+from services.gateway.doorway import Arrivals, KeyCheck, MessageCheck
 from services.gateway.servicer import ControlServicer, InferenceServicer
 from services.gateway.tls import server_credentials
 from shared.config import Settings
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 log = structlog.get_logger()
 
 MAX_METADATA_BYTES = 16 << 10
+MAX_PENDING = 1 << 15  # calls that came at once: beyond some of them gRPC cancels by chance, without a word; we refuse
+LULL, AT_MOST = 0.02, 1.0  # seconds without a new call before the server stops; but it does not wait for ever
 GRACE = 0.5  # seconds between the last word and the closing of connections
 
 INFERENCE = inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
@@ -36,13 +38,14 @@ class FrontServer:
         self._actor = actor
         self._settings = settings
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]  # its stubs lack aio
+        self._arrivals = Arrivals()
         self._server: grpc.aio.Server
         self.port = 0
 
     async def start(self) -> None:
         """Listen; raises ConfigError where the port is taken."""
         self._server = grpc.aio.server(
-            interceptors=[KeyCheck(self._actor.access), MessageCheck()],
+            interceptors=[self._arrivals, KeyCheck(self._actor.access), MessageCheck()],
             options=server_options(self._settings.max_request_bytes, share_port=self._settings.share_port),
         )
         inference_pb2_grpc.add_InferenceServicer_to_server(InferenceServicer(self._actor), self._server)
@@ -70,23 +73,29 @@ class FrontServer:
 
     async def hand_over(self, seconds: float) -> None:
         """Leave the port to whoever shares it: new calls go there, those that are open have `seconds` to end."""
-        await self._server.stop(seconds)
+        await self._stop(seconds)
 
     async def stop(self) -> None:
         """Refuse new calls, let the last words out, close."""
         await self._health.enter_graceful_shutdown()
-        await self._server.stop(GRACE)
+        await self._stop(GRACE)
+
+    async def _stop(self, seconds: float) -> None:
+        """A call that has come to gRPC's core, which hands them over one by one, and not to us, is cancelled when its
+        server stops, and its client does not learn that it might ask again: so it stops in a moment without any."""
+        await self._arrivals.until_none(LULL, AT_MOST)
+        await self._server.stop(seconds)
 
     async def follow_health(self) -> None:
         """Keep the health service's word the same as the actor's, as long as the actor lives."""
         unwell: str | None = None
         while True:
-            if (now := self._actor.unwell) != unwell:
+            if (now := self._actor.readiness.unwell) != unwell:
                 unwell = now
                 log.info("serving" if not unwell else "not_serving", reason=unwell)
                 await self._report(serving=not unwell)
             else:
-                await self._actor.changed()
+                await self._actor.readiness.changed()
 
     async def _report(self, *, serving: bool) -> None:
         word = health_pb2.HealthCheckResponse
@@ -102,6 +111,8 @@ def server_options(max_request_bytes: int, *, share_port: bool = False) -> list[
         ("grpc.max_send_message_length", -1),
         ("grpc.max_metadata_size", MAX_METADATA_BYTES),
         ("grpc.absolute_max_metadata_size", 2 * MAX_METADATA_BYTES),
+        ("grpc.server.max_pending_requests", MAX_PENDING),
+        ("grpc.server.max_pending_requests_hard_limit", 2 * MAX_PENDING),
         ("grpc.keepalive_time_ms", 20_000),
         ("grpc.keepalive_timeout_ms", 10_000),
         ("grpc.http2.min_ping_interval_without_data_ms", 5_000),

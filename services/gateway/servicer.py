@@ -159,7 +159,7 @@ class InferenceServicer:
         return inference_pb2.ListModelsResponse(models=[model])
 
     async def _ask(self, question: EncodeRequest | DecodeRequest, context: Any) -> Any:
-        await self._actor.until_available()
+        await self._actor.readiness.until_available()
         left = remaining(context)
         return await self._actor.ask_tokenizer(question, QUESTION_TIMEOUT if left is None else left)
 
@@ -187,7 +187,7 @@ class ControlServicer:
             tenant = self._actor.access.caller(metadata(context)).tenant
         except RequestError as error:
             await abort(context, error)
-        num_aborted = self._actor.abort(request_id=proto.request_id, label=proto.label, tenant=tenant)
+        num_aborted = self._actor.reception.abort(request_id=proto.request_id, label=proto.label, tenant=tenant)
         return control_pb2.AbortResponse(num_aborted=num_aborted)
 
     async def Drain(self, proto: Any, context: Any) -> Any:

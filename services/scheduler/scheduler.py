@@ -19,12 +19,12 @@ from collections.abc import Iterable
 import msgspec
 
 from services.scheduler import phases
+from services.scheduler.answers import Answers
 from services.scheduler.batching import Batcher
-from services.scheduler.beam_search import BeamSearch
-from services.scheduler.beams import conclude, is_usable, next_moves, regroup
 from services.scheduler.counters import Counters
 from services.scheduler.drafting import Drafting
 from services.scheduler.drafts import DraftLinks
+from services.scheduler.endings import Endings
 from services.scheduler.fairness import Shares, parse_weights
 from services.scheduler.homes import Homes
 from services.scheduler.intake import Intake
@@ -35,20 +35,16 @@ from services.scheduler.outputs import Outbound
 from services.scheduler.parking import Parking
 from services.scheduler.policy import Policy
 from services.scheduler.reconciliation import Reconciliation
-from services.scheduler.replica import Replica, Step
-from services.scheduler.results import check_order, check_result, give_logprobs
+from services.scheduler.replica import Replica
 from services.scheduler.sequence import Request, Sequence, Status
-from services.scheduler.stopping import finish_of
 from shared.account import arrived
 from shared.errors import RejectCode, RequestError
-from shared.grammar import refusal
 from shared.messages import (
     AddRequest,
     AttachRequest,
     DraftCapacity,
     DraftProposals,
     DraftUpdate,
-    FinishReason,
     Holdings,
     Ledger,
     ReportHoldings,
@@ -63,7 +59,6 @@ from shared.transport.sharding import pick
 
 MAX_STEPS_IN_FLIGHT = 2
 ACKNOWLEDGE_SECONDS = 60.0
-MAX_REASON = 500  # characters of a worker's words
 
 
 class Scheduler:
@@ -76,14 +71,12 @@ class Scheduler:
     waiting queue or the running list of one replica, or `homeless` while no worker lives.
     """
 
-    def __init__(self, policy: Policy, journal: Journal | None = None) -> None:
+    def __init__(self, policy: Policy, journal: Journal | None = None, outbound: Outbound | None = None) -> None:
         self.policy = policy
         self.replicas: dict[str, Replica] = {}
-        self.requests: dict[str, Request] = {}
-        self.finished: dict[str, Request] = {}  # until their gateways say that their clients have everything
         self.parking = Parking()  # whose clients are gone, and may come back
         self.moment = Moment()
-        self.outbound = Outbound(self.moment)
+        self.outbound = outbound or Outbound(self.moment)
         self.counters = Counters()
         self.shares = Shares(parse_weights(policy.tenant_weights))
         self.journal = journal or Journal(self.moment)
@@ -93,11 +86,29 @@ class Scheduler:
             rejection=policy.acceptance == "rejection",
             max_draft_tokens=2 * policy.max_num_draft_tokens + 1,
         )
-        self._drafting = Drafting(policy, self.counters, self.drafts, self.replicas)
-        self._homes = Homes(policy, self.replicas, self.misses, self.counters, self.journal, self.moment)
-        self._reconciliation = Reconciliation(self.counters, self.journal, self.moment)
+        books = self.counters, self.journal, self.moment
         self._intake = Intake(policy, self.replicas)
+        self._homes = Homes(policy, self.replicas, self.misses, *books)
+        self._drafting = Drafting(policy, self.counters, self.drafts, self.replicas)
+        self._endings = Endings(self._homes, self.drafts, self.outbound, *books)
+        self._reconciliation = Reconciliation(*books)
+        self._answers = Answers(
+            self._endings, self._homes, self._intake, self._drafting, self._reconciliation, self.outbound, self.shares,
+            self.counters, self.moment,
+        )  # fmt: skip
         self._detokenizers: list[str] = []
+
+    # -- who is here
+
+    @property
+    def requests(self) -> dict[str, Request]:
+        """Those that are open, by id."""
+        return self._endings.open
+
+    @property
+    def finished(self) -> dict[str, Request]:
+        """By id, until their gateways say that their clients have everything."""
+        return self._endings.finished
 
     # -- limits
 
@@ -190,7 +201,7 @@ class Scheduler:
             return False
         if has_everything and request.search is None:  # a detokenizer ended what runs: its word of that is on its way
             for sequence in request.unfinished:
-                self._finish(sequence)
+                self._endings.finish(sequence)
         if request_id in self.finished:
             if not request.header.is_kept:
                 del self.finished[request_id]
@@ -199,7 +210,7 @@ class Scheduler:
             self.parking.put(request)
         self.counters.num_aborted += 1
         self.journal.request("request_aborted", request, **phases.so_far(request, self.moment.now))
-        self._drop(request)
+        self._endings.drop(request)
         return True
 
     def abort_gateway(self, address: str) -> list[str]:
@@ -228,10 +239,7 @@ class Scheduler:
 
     def fail(self, request: Request, error: RequestError) -> None:
         """End a request with a status."""
-        told = phases.so_far(request, self.moment.now)
-        self.journal.request("request_failed", request, code=error.code, reason=str(error), **told)
-        self._drop(request)
-        self.outbound.fail(request, error)
+        self._endings.fail(request, error)
 
     def stop_matched(self, message: StopMatched) -> None:
         """A detokenizer has found a stop string, and has told the client so."""
@@ -240,7 +248,7 @@ class Scheduler:
             return
         sequence = request.sequences[message.index]
         if sequence.status is not Status.FINISHED:
-            self._finish(sequence)
+            self._endings.finish(sequence)
 
     def stream_lost(self, message: StreamLost) -> None:
         """A detokenizer does not know a stream: tell it again from the start; the gateway drops what it has."""
@@ -323,116 +331,7 @@ class Scheduler:
         replica = self.replicas.get(instance)
         if replica is None or result.epoch != replica.epoch:
             return False
-        if not check_order(replica, result.step_id):
-            return False
-        self.moment.now = replica.heard_at = now
-        step = replica.in_flight[0]
-        asked = check_result(step, result, replica.capacity.vocab_size)
-        replica.in_flight.popleft()
-        if replica.speculation is not None:
-            replica.speculation.record(step, now)
-        if result.logprobs or result.prompt_logprobs:
-            give_logprobs(step, result)
-        if result.refused_rows:
-            self._take_refused(replica, step, result)
-        for entry, embedding in result.embeddings.items():
-            step.sequences[entry].embedding = embedding
-        offset = num_wasted = 0
-        for sequence, count, num_samples in zip(step.sequences, result.num_sampled, asked, strict=True):
-            if sequence.status is Status.FINISHED:
-                num_wasted += count
-            elif count < num_samples:
-                self._lack(sequence)
-            else:
-                self._take(sequence, result.sampled_token_ids[offset : offset + count])
-            offset += count
-        self.counters.num_output_tokens += offset - num_wasted
-        if result.refused:
-            self._refuse(step, result.refused)
-        return True
-
-    def _take_refused(self, replica: Replica, step: Step, result: StepResult) -> None:
-        for request in self._reconciliation.take_refused(replica, step, result):
-            text = "a worker refused to compute this request again and again: its blocks were others'"
-            self.fail(request, RequestError(text, code=RejectCode.INTERNAL))
-
-    def _take(self, sequence: Sequence, tokens: list[int]) -> None:
-        """Give a sequence what a step has sampled for it; nothing where its prompt was computed in part."""
-        sequence.num_in_flight -= 1
-        if not tokens:
-            return
-        sequence.num_pending -= 1
-        self.shares.charge_output(sequence.request.header.tenant, len(tokens))
-        if sequence.request.search is not None:
-            self._follow(sequence, sequence.request.search)
-            return
-        if sequence.num_drafts:
-            self._drafting.judge(sequence, len(tokens) - 1)
-        finish = self._append(sequence, tokens)
-        if finish:
-            sequence.finish_reason, sequence.stop_token_id = finish
-            if sequence.clock is not None:
-                sequence.clock.is_due = True
-        self.outbound.emit(sequence)
-        if finish:
-            self._finish(sequence)
-
-    def _follow(self, beam: Sequence, search: BeamSearch) -> None:
-        """Take what a step says behind one beam; with that of the last one, the search goes on."""
-        request, said = beam.request, beam.said
-        beam.said = None
-        if said is None or not is_usable(said, search, self.capacity.vocab_size if self.capacity else 0):
-            self.fail(request, RequestError("a worker does not say which tokens are likely", code=RejectCode.INTERNAL))
-            return
-        search.hear(beam.index, said)
-        if not search.is_ready:
-            return
-        phases.searched(request.sequences, self.moment.now)
-        moves = next_moves(request, search, self.max_model_len)
-        for sequence, source in regroup(request, moves, self._leave):
-            self._homes.place_behind(sequence, source)
-        if not moves:
-            self._conclude(request, search)
-
-    def _conclude(self, request: Request, search: BeamSearch) -> None:
-        """A search is over: tell of the best, which nobody has heard of before."""
-        conclude(request, search)
-        if len(request.sequences) < request.params.n:
-            self.fail(request, RequestError(f"n must be at most {len(search.hypotheses)}", field="n"))
-            return
-        for sequence in request.sequences:
-            if sequence.clock is not None:
-                sequence.clock.is_due = True
-            self.outbound.emit(sequence)
-            self._note_end(sequence)
-        self._put_aside(request)
-
-    def _lack(self, sequence: Sequence) -> None:
-        """What its grammar allows was not known when the step sampled: its last token is computed again, for its
-        logits, in the next step or the one in flight."""
-        sequence.num_in_flight -= 1
-        sequence.num_pending -= 1
-        sequence.num_drafts = 0
-        self.counters.num_late_masks += 1
-        if sequence.status is Status.RUNNING:
-            sequence.num_computed_tokens -= 1
-
-    def _refuse(self, step: Step, refused: dict[int, str]) -> None:
-        """End requests whose grammar a worker cannot follow."""
-        for entry, reason in refused.items():
-            request = step.sequences[entry].request
-            grammar = request.params.grammar
-            if grammar is not None and request.request_id in self.requests:
-                self.fail(request, refusal(grammar, reason[:MAX_REASON]))
-
-    def _append(self, sequence: Sequence, tokens: list[int]) -> tuple[FinishReason, int | None] | None:
-        """Give a sequence its tokens up to the one that ends it; returns why that does."""
-        for token in tokens:
-            sequence.token_ids.append(token)
-            if finish := finish_of(sequence, self.max_model_len):
-                del sequence.logprobs[sequence.num_output_tokens :]
-                return finish
-        return None
+        return self._answers.take(replica, result, now)
 
     # -- who holds what
 
@@ -487,39 +386,3 @@ class Scheduler:
     def wake_time(self) -> float | None:
         """When `schedule` has to be called again although no message comes; None where that is not so."""
         return self._drafting.wake_time
-
-    # -- ends
-
-    def _finish(self, sequence: Sequence) -> None:
-        self._leave(sequence)
-        self._note_end(sequence)
-        if sequence.request.is_finished:
-            self._put_aside(sequence.request)
-
-    def _put_aside(self, request: Request) -> None:
-        self.counters.num_finished += 1
-        self.finished[request.request_id] = self.requests.pop(request.request_id)
-
-    def _note_end(self, sequence: Sequence) -> None:
-        phases.ended(sequence, self.moment.now)
-        self.journal.sequence(
-            "sequence_finished",
-            sequence,
-            num_output_tokens=sequence.num_output_tokens,
-            num_cached_tokens=max(0, sequence.num_cached_tokens),
-            num_preemptions=sequence.num_preemptions,
-            num_draft_tokens=sequence.num_draft_tokens,
-            num_accepted_tokens=sequence.num_accepted_tokens,
-        )
-
-    def _drop(self, request: Request) -> None:
-        for sequence in request.sequences:
-            if sequence.status is not Status.FINISHED:
-                self._leave(sequence)
-                self.outbound.close(sequence)
-        del self.requests[request.request_id]
-
-    def _leave(self, sequence: Sequence) -> None:
-        self._homes.leave(sequence)
-        sequence.status = Status.FINISHED
-        self.drafts.forget(sequence)

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import msgspec
 
-from shared.metrics import Summary, percentile, summarise
+from shared.metrics import Summary, summarise
 from shared.metrics.steps import RecordedStep, StepWork
 
 MIN_STEPS = 20
+NUM_REWEIGHTINGS = 3  # after which single figures move by less than they are worth
 MAX_ROUNDS = 5000  # of coordinate descent
 STILL = 1e-9  # relative change under which it has arrived
 SHARE_PER_KNOT = 8  # recorded steps that a knot needs near it
@@ -47,21 +48,29 @@ class Fitted:
         self.heights = list(heights)  # seconds at each
         self.slopes = list(slopes)  # seconds per context token, pair, sequence
 
-    def seconds(self, work: StepWork) -> float:
+    def seconds(self, work: StepWork, start: float = 0.0, worker: int = 0) -> float:
         context, pair, sequence = self.slopes
         extra = context * work.num_context + pair * work.num_pairs + sequence * work.num_sequences
         return sum(w * h for w, h in zip(hats(self.knots, work.num_tokens), self.heights, strict=True)) + extra
 
 
 def fit(steps: Sequence[RecordedStep]) -> Fitted:
-    """The least squares of relative errors.  Raises ValueError where too few steps were recorded."""
+    """The least squares of errors, each relative to what is foretold, so that the mean of steps that are alike comes
+    out right: relative to what was measured, slow ones would count for little.  Found by reweighting (McCullagh and
+    Nelder, "Generalized Linear Models", 1989: variance in proportion to the square of the mean).
+
+    Raises ValueError where too few steps were recorded.
+    """
     if len(steps) < MIN_STEPS:
         raise ValueError(f"{len(steps)} recorded steps are too few to fit: at least {MIN_STEPS}")
     knots = choose_knots([step.num_tokens for step in steps])
     rows = [features(knots, step.work) for step in steps]
-    weights = [1 / step.seconds for step in steps]
-    scaled = [[value * weight for value in row] for row, weight in zip(rows, weights, strict=True)]
-    found = non_negative_least_squares(scaled, [1.0] * len(scaled))
+    foretold = [step.seconds for step in steps]
+    for _ in range(1 + NUM_REWEIGHTINGS):
+        scaled = [[value / then for value in row] for row, then in zip(rows, foretold, strict=True)]
+        targets = [step.seconds / then for step, then in zip(steps, foretold, strict=True)]
+        found = non_negative_least_squares(scaled, targets)
+        foretold = [sum(map(mul, row, found)) for row in rows]
     return Fitted(knots, found[: len(knots)], found[len(knots) :])
 
 
@@ -71,11 +80,11 @@ def errors(model: Fitted, steps: Iterable[RecordedStep]) -> Summary:
 
 
 def turnaround(steps: Sequence[RecordedStep], *, at_most: float = 0.002) -> float:
-    """Seconds between one step and the next that was waiting for it: the median pause, without those in which the
+    """Seconds between one step and the next that was waiting for it: the mean pause, without those in which the
     worker had nothing to do (longer than `at_most`)."""
     pauses = (after.start - before.start - before.seconds for before, after in pairwise(steps))
     short = [pause for pause in pauses if 0 <= pause <= at_most]
-    return percentile(short, 50) if short else 0.0
+    return sum(short) / len(short) if short else 0.0
 
 
 def features(knots: Sequence[float], work: StepWork) -> list[float]:

@@ -38,13 +38,15 @@ class Delays(msgspec.Struct, frozen=True):
     link: float = 1e-4  # scheduler to worker, and back
     per_step: float = 3e-5  # of the scheduler's time: planning a step and taking its result in
     per_sequence: float = 2.5e-6  # the same, for each sequence in it
+    scatter: tuple[float, ...] = ()  # by how much the way of one request or another to the scheduler was longer
 
 
 class Worker:
     """One simulated worker: a device that is free at a known time."""
 
-    def __init__(self, replica: Replica) -> None:
+    def __init__(self, replica: Replica, number: int) -> None:
         self.replica = replica
+        self.number = number
         self.free_at = 0.0
         self.busy = 0.0  # seconds so far
         self.num_steps = 0
@@ -79,13 +81,13 @@ class Simulation:
         delays: Delays,
         model: ModelWork | None = None,
     ) -> None:
-        self.core = Scheduler(policy, SilentJournal())
-        self.core.outbound = self.observer = Observer()
+        self.observer = Observer()
+        self.core = Scheduler(policy, SilentJournal(), self.observer)
         self.core.set_detokenizers([DETOKENIZER])
         self.workers: dict[str, Worker] = {}
         for index in range(num_workers):
             self.core.add_worker(f"w{index}", index + 1, capacity)
-            self.workers[f"w{index}"] = Worker(self.core.replicas[f"w{index}"])
+            self.workers[f"w{index}"] = Worker(self.core.replicas[f"w{index}"], index)
         self.usage = Usage()
         self.model = model
         self.samples: list[Sample] = []
@@ -128,7 +130,12 @@ class Simulation:
         self._arriving = next(requests, None)
         if self._arriving is not None:
             delay = self._delays.inbound + self._delays.inbound_per_token * self._arriving.num_prompt_tokens
-            self._at(self._arriving.time + delay)
+            self._at(self._arriving.time + max(0.0, delay + self._scattered(self._arriving)))
+
+    def _scattered(self, request: LoadRequest) -> float:
+        """One of the given differences, always the same for the same place and prompt."""
+        scatter = self._delays.scatter
+        return scatter[hash((self._num_arrived, request.num_prompt_tokens)) % len(scatter)] if scatter else 0.0
 
     def _arrive(self, now: float) -> None:
         request, request_id = self._arriving, str(self._num_arrived)
@@ -161,9 +168,10 @@ class Simulation:
         """A plan takes the scheduler's time, until the moment that is returned, and then the worker's."""
         delays = self._delays
         now += delays.per_step + delays.per_sequence * work.num_sequences
-        seconds = self._step_time.seconds(work)
-        begin, free_at = now + delays.link, worker.free_at
-        worker.free_at = free_at = (free_at if free_at > begin else begin) + seconds
+        arrival, free_at = now + delays.link, worker.free_at
+        begin = free_at if free_at > arrival else arrival
+        seconds = self._step_time.seconds(work, begin, worker.number)
+        worker.free_at = free_at = begin + seconds
         worker.busy += seconds
         self._at(free_at + delays.link, worker)
         return now

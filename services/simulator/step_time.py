@@ -16,7 +16,9 @@ def work_of(step: Step) -> StepWork:
 
 
 class StepTime(Protocol):
-    def seconds(self, work: StepWork) -> float: ...
+    def seconds(self, work: StepWork, start: float, worker: int) -> float:
+        """Of a step that a worker begins at this time of the run, in seconds."""
+        ...
 
 
 class Roofline:
@@ -36,7 +38,7 @@ class Roofline:
         self._per_pair = 4 * model.num_query_features / rate
         self._per_context = model.kv_bytes_per_token / bandwidth
 
-    def seconds(self, work: StepWork) -> float:
+    def seconds(self, work: StepWork, start: float = 0.0, worker: int = 0) -> float:
         linear = work.num_tokens * self._per_token + work.num_samples * self._per_sample
         attention = max(work.num_pairs * self._per_pair, work.num_context * self._per_context)
         return self._fixed + self._per_row * work.num_sequences + max(linear, self._weights) + attention

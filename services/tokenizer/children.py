@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 import sys
 from asyncio.subprocess import DEVNULL, PIPE, Process
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -17,6 +18,7 @@ import structlog
 
 from services.tokenizer.frames import PREFIX, to_frame
 from shared.errors import FatalError
+from shared.proc import own_seconds, stat, wants_to_run
 
 log = structlog.get_logger()
 
@@ -26,6 +28,7 @@ LEAST_REST = 0.1  # seconds: less is no rest
 START_TIMEOUT = 30.0  # seconds for a child to come up, on a busy machine
 RESTART_PAUSE = 1.0  # seconds before another try
 NUM_SLICES = 4  # that a limit is waited in: who was frozen meanwhile, child or parent, has lost one of them and not all
+LONGEST = 10  # times its limit, for a child that wants to run and does not get to
 ROOT = Path(__file__).parents[2]
 
 
@@ -40,6 +43,11 @@ class NoChildFreeError(ChildError):
 class LateChildError(ChildError):
     """The child took too long, and is no more."""
 
+    def __init__(self, seconds: float) -> None:
+        """`seconds`: for which it had a processor; infinite where nobody knows."""
+        super().__init__(seconds)
+        self.seconds = seconds
+
 
 class BrokenChildError(ChildError):
     """The child broke its limits, and is no more."""
@@ -50,6 +58,7 @@ class ChildPool(Generic[T]):
 
     Invariant: a child in `_idle` has no work under way.  A child whose answer did not come in time, or made no sense,
     is killed and another takes its place; so one job costs at most `timeout` of one child, as long as both are awake.
+    A child that had next to no processor in that time is not slow, but kept waiting: it goes on for a while.
     """
 
     def __init__(
@@ -64,14 +73,17 @@ class ChildPool(Generic[T]):
         num_children: int,
         patience: float | None = None,
         niceness: int = 0,
+        least_seconds: float = 0.0,
     ) -> None:
         """`patience`: seconds that a job waits for a child; as long as it may take itself, where that is not said.
-        `niceness`: of the children, from their start."""
+        `niceness`: of the children, from their start.  `least_seconds`: of a processor, which a job has had before it
+        can be late."""
         self.timeout = timeout
         self.patience = patience
         self.num_killed = 0
         self._module = module
         self._niceness = niceness
+        self._least_seconds = least_seconds
         self._resting: dict[Process, asyncio.TimerHandle] = {}
         self._setup = to_frame(setup)
         self._probe = probe
@@ -135,13 +147,18 @@ class ChildPool(Generic[T]):
         self._idle.put_nowait(child)
 
     async def _ask(self, child: Process, job: msgspec.Struct, seconds: float) -> T:
+        begun = stat(child.pid)
         try:
-            async with _awake(seconds):
+            async with _awake(seconds, lambda: self._is_kept_waiting(child, begun)):
                 return await self._exchange(child, job)
         except TimeoutError:
-            raise LateChildError from None
+            raise LateChildError(_spent(begun, stat(child.pid))) from None
         except (OSError, asyncio.IncompleteReadError, msgspec.DecodeError):
             raise BrokenChildError from None
+
+    def _is_kept_waiting(self, child: Process, begun: list[str] | None) -> bool:
+        now = stat(child.pid)
+        return now is not None and wants_to_run(now) and _spent(begun, now) < self._least_seconds
 
     async def _exchange(self, child: Process, job: msgspec.Struct) -> T:
         assert child.stdin is not None and child.stdout is not None  # both are pipes
@@ -209,21 +226,27 @@ class ChildPool(Generic[T]):
             self._all_reaped.set()
 
 
+def _spent(begun: list[str] | None, now: list[str] | None) -> float:
+    """Seconds of a processor in between; infinite where nobody knows."""
+    return own_seconds(now) - own_seconds(begun) if begun and now else math.inf
+
+
 @asynccontextmanager
-async def _awake(seconds: float) -> AsyncIterator[None]:
-    """As asyncio.timeout, but time in which the event loop stood still counts as one slice at most."""
+async def _awake(seconds: float, may_go_on: Callable[[], bool] = lambda: False) -> AsyncIterator[None]:
+    """As asyncio.timeout, but time in which the event loop stood still counts as one slice at most; and while
+    `may_go_on`, there are more slices, up to `LONGEST` times as many."""
     loop = asyncio.get_running_loop()
     timer: asyncio.Handle
     async with asyncio.timeout(None) as limit:
 
-        def go_on(num_left: int) -> None:
+        def go_on(num_slices: int) -> None:
             nonlocal timer
-            if num_left:
-                timer = loop.call_later(seconds / NUM_SLICES, go_on, num_left - 1)
+            if num_slices < NUM_SLICES or (num_slices < LONGEST * NUM_SLICES and may_go_on()):
+                timer = loop.call_later(seconds / NUM_SLICES, go_on, num_slices + 1)
             else:
                 limit.reschedule(loop.time())
 
-        timer = loop.call_soon(go_on, NUM_SLICES)
+        timer = loop.call_soon(go_on, 0)
         try:
             yield
         finally:

@@ -43,6 +43,7 @@ class CompilerPool(ChildPool[Compilation]):
             max_answer_bytes=2 * MAX_COMPILED_BYTES,
             num_children=num_compilers,
             niceness=LEAST_URGENT,
+            least_seconds=COSTLY,
         )
         self._known: OrderedDict[bytes, Compilation] = OrderedDict()
         self._debts: dict[str, float] = {}  # by tenant: the monotonic time at which it has paid
@@ -62,22 +63,28 @@ class CompilerPool(ChildPool[Compilation]):
         if compilation is None or (compilation.error and allowance > 1.0):
             if allowance == 1.0:  # a stream under way has paid already, and must not be lost to a debt
                 await self._out_of_debt(tenant, grammar)
-            compilation = await self._compile(grammar, allowance)
+            compilation = await self._compile(grammar, allowance, tenant)
             self._charge(tenant, compilation.seconds)
         self._remember(name, compilation)
         if compilation.error:
             raise refusal(grammar, compilation.error)
         return Grammar(GrammarKind.COMPILED, compilation.text, grammar.field)
 
-    async def _compile(self, grammar: Grammar, allowance: float) -> Compilation:
+    async def _compile(self, grammar: Grammar, allowance: float, tenant: str) -> Compilation:
         await self._started()
         began = time.monotonic()
         try:
             return await self.ask(CompileJob(grammar, allowance * MAX_SECONDS), allowance)
         except NoChildFreeError:
             raise _not_now(grammar, f"waited for {PATIENCE} s to be compiled", self.timeout) from None
-        except LateChildError:
-            return Compilation(error=f"takes more than {self.timeout} s to compile", seconds=self.timeout)
+        except LateChildError as late:
+            if late.seconds >= MAX_SECONDS:
+                return Compilation(error=f"takes more than {self.timeout} s to compile", seconds=self.timeout)
+            # Perhaps it is the machine, and not the grammar: so nothing is remembered.
+            if late.seconds >= COSTLY:
+                self._charge(tenant, self.timeout)
+            reason = f"was not compiled in time: it had a processor for {late.seconds:.2f} s"
+            raise _not_now(grammar, reason, max(self.timeout, self._debt(tenant))) from None
         except BrokenChildError:
             error = f"takes more than 1 s of processor time, or {MAX_MEMORY >> 20} MB, to compile"
             return Compilation(error=error, seconds=min(time.monotonic() - began, self.timeout))
@@ -85,11 +92,15 @@ class CompilerPool(ChildPool[Compilation]):
     async def _out_of_debt(self, tenant: str, grammar: Grammar) -> None:
         """Wait until a tenant may have another one compiled.  Who is refused has waited too, so that asking again and
         again is no attack either."""
-        wait = self._debts.get(tenant, 0.0) - CREDIT - time.monotonic()
+        wait = self._debt(tenant)
         if wait > 0:
             await asyncio.sleep(min(wait, PATIENCE))
         if wait > PATIENCE:
             raise _not_now(grammar, "has to wait: formats before it took long to compile", wait)
+
+    def _debt(self, tenant: str) -> float:
+        """Seconds until a tenant has paid; none or less where it may have another one compiled."""
+        return self._debts.get(tenant, 0.0) - CREDIT - time.monotonic()
 
     def _charge(self, tenant: str, seconds: float) -> None:
         if seconds > COSTLY:

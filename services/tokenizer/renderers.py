@@ -15,6 +15,7 @@ from shared.errors import RejectCode, RequestError
 from shared.messages import ChatMessage, ChatOptions
 
 NUM_RENDERERS = 2
+LEAST_SECONDS = 0.05  # of a processor: many times what a template takes, so who had less was kept waiting
 MAX_MEMORY = 512 << 20
 
 _rendering = msgspec.msgpack.Decoder(Rendering)
@@ -48,6 +49,7 @@ class RendererPool(ChildPool[Rendering]):
             timeout=timeout,
             max_answer_bytes=max_output_bytes + 4096,
             num_children=num_renderers,
+            least_seconds=LEAST_SECONDS,
         )
 
     async def render(
@@ -65,18 +67,19 @@ class RendererPool(ChildPool[Rendering]):
         try:
             rendering = await self.ask(job, allowance)
         except NoChildFreeError:
-            raise RequestError(
-                f"no chat template renderer became free within {self.timeout} s",
-                code=RejectCode.UNAVAILABLE,
-                retry_after_ms=int(1000 * self.timeout),
-            ) from None
-        except LateChildError:
+            raise self._not_now(f"no chat template renderer became free within {self.timeout} s") from None
+        except LateChildError as late:
+            if late.seconds < LEAST_SECONDS:
+                raise self._not_now(f"the chat template had a processor for {late.seconds:.2f} s only") from None
             raise _refusal(f"the chat template did not finish within {self.timeout} s") from None
         except BrokenChildError:
             raise _refusal("the chat template broke its renderer's limits") from None
         if rendering.error:
             raise _refusal(rendering.error)
         return rendering.text + (options.opening if options else "")
+
+    def _not_now(self, reason: str) -> RequestError:
+        return RequestError(reason, code=RejectCode.UNAVAILABLE, retry_after_ms=int(1000 * self.timeout))
 
 
 def _refusal(message: str) -> RequestError:

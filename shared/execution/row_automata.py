@@ -29,7 +29,7 @@ from shared.packing import unpack_tokens
 log = structlog.get_logger()
 
 MAX_GRAMMARS = 16  # kept ready; each may come to 30 MB
-PATIENCE = 0.002  # seconds that a step with other rows waits for those that are not ready
+PATIENCE = 0.002  # seconds that a step with other rows waits for those that are not ready, and take no idle time
 LONG_PATIENCE = 0.05  # where nobody else waits
 COSTLY = 0.001  # seconds: what took so long gets idle time only, the next time
 
@@ -97,7 +97,7 @@ class Held:
     standing: Future[Standing]
     behind: StepTokens | None = None  # the step whose tokens it stands behind
     trial: Trial | None = None  # the last one
-    is_slow: bool = False  # was waited for in vain, and has not been ready by itself since
+    is_slow: bool = True  # takes idle time, or was waited for in vain; and has not been ready by itself since
 
     @property
     def is_ready(self) -> bool:
@@ -181,11 +181,13 @@ class RowAutomata:
     def advance(self, held: Held, tokens: StepTokens, sample: int) -> None:
         """The row has taken the tokens of a step's sample: find what may come behind them."""
         standing, held.trial, held.behind = held.standing.result(), None, tokens
+        held.is_slow = standing.is_costly
         held.standing = self._thread_for(standing).submit(_advance, standing, held.ends, tokens, sample)
 
     def try_drafts(self, held: Held, draft_token_ids: list[int]) -> None:
         """Find what may come at each of the positions that verify these.  The row must be ready."""
         standing = held.standing.result()
+        held.is_slow = standing.is_costly
         found = self._thread_for(standing).submit(_try, standing, held.ends, draft_token_ids)
         held.trial = Trial(draft_token_ids, found)
 

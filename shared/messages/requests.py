@@ -49,6 +49,7 @@ class RequestHeader(Message, frozen=True):
     cache_salt: str = ""  # derived from the tenant by the server, never by the client
     is_kept: bool = False  # its id is made from an idempotency key: its client may come back for it
     parent_span_id: str = ""  # 16 hex digits: the caller's span, by W3C trace context
+    sent_time: float = 0.0  # Unix seconds at the client, where it said so and that can be; nothing is decided by it
 
 
 class TokenizeRequest(Message, frozen=True):

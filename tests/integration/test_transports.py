@@ -40,6 +40,8 @@ from shared.sampling import SamplingParams
 from shared.transport import MemoryTransport, Transport, make_transport
 from tests.integration.engine import SETTINGS
 
+SILENCE = 5.0  # seconds
+
 
 class Front(MemberActor):
     """A gateway without gRPC: asks, and keeps what comes back."""
@@ -49,6 +51,7 @@ class Front(MemberActor):
 
     def __init__(self, transport: Transport, settings: Settings) -> None:
         super().__init__(transport, settings)
+        self.asked: dict[str, dict[str, Any]] = {}
         self.texts: dict[str, str] = {}
         self.ends: dict[str, FinishReason | RequestRejected] = {}
         self.changed = asyncio.Event()
@@ -81,12 +84,20 @@ class Front(MemberActor):
         self.changed.set()
 
     async def until(self, condition: Any) -> None:
+        """As a gateway does it asks again for what was silent for seconds: a connection over TCP may break."""
+        clock = asyncio.get_running_loop().time
+        asked_at = clock()
         async with asyncio.timeout(60):
             while not condition():
                 self.changed.clear()
-                await self.changed.wait()
+                await self.changed.wait()  # a roster comes twice a second
+                if clock() - asked_at > SILENCE:
+                    asked_at = clock()
+                    for name in self.asked.keys() - self.texts.keys() - self.ends.keys():
+                        self.ask(name, **self.asked[name])
 
     def ask(self, name: str, **request: Any) -> None:
+        self.asked[name] = request
         (tokenizer,) = self.members(ServiceName.TOKENIZER)
         header = RequestHeader(name, self.inbox.address, trace_id="t" * 32)
         self.send(tokenizer.address, TokenizeRequest(header, **request))

@@ -7,7 +7,7 @@ import os
 import sys
 import threading
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -17,7 +17,7 @@ from shared.automata.automaton import Automaton, make_automaton
 from shared.automata.compiling import Compiler
 from shared.automata.limits import GrammarError
 from shared.automata.vocabulary import Vocabulary, load_vocabulary
-from shared.execution.row_automata import MAX_GRAMMARS, Held, RowAutomata
+from shared.execution.row_automata import MAX_GRAMMARS, Held, RowAutomata, Standing
 from shared.grammar import Grammar, GrammarKind
 from shared.idle_time import LEAST_URGENT, take_idle_time_only
 from shared.messages import AdmittedSequence
@@ -81,7 +81,7 @@ def held_of(automata: RowAutomata, admitted: AdmittedSequence) -> Held:
     automata.admit(admitted)
     held = automata.of(admitted.row)
     assert held is not None
-    automata.wait([held], others=True)
+    automata.wait([held], others=False)
     return held
 
 
@@ -161,6 +161,43 @@ def test_who_is_late_is_not_waited_for_twice() -> None:
     assert allowed(held) == [{"<end>"}]
     automata.wait([held], others=True)
     assert not held.is_slow
+
+
+def test_what_takes_idle_time_keeps_nobody_waiting() -> None:
+    begun, free = threading.Event(), threading.Event()
+
+    def slow(eos_token_ids: Sequence[int]) -> Vocabulary:
+        begun.set()
+        assert free.wait(20)
+        return load(eos_token_ids)
+
+    automata = RowAutomata(slow, patience=20.0)
+    automata.admit(sequence(0, compiled(GrammarKind.REGEX, "(yes)*")))
+    held = automata.of(0)
+    assert held is not None and begun.wait(20)
+    automata.wait([held], others=True)
+    before = held.is_slow, held.is_ready
+    free.set()
+    automata.wait([held], others=False)
+    automata.wait([held], others=True)
+    assert before == (True, False), "it was being built, and the step went on"
+    assert (held.is_slow, held.is_ready) == (False, True)
+    yes = Said(TOKENIZER.encode_plain("yes"))
+    for seconds in (1.0, 0.0):
+        held.standing = finished(replace(held.standing.result(), seconds=seconds))
+        automata.advance(held, yes, 0)
+        assert held.is_slow == (seconds == 1.0), "the costly one is followed in idle time"
+        yes.ended.set()
+        automata.wait([held], others=False)
+        automata.try_drafts(held, yes.token_ids)
+        automata.wait([held], others=False)
+        assert held.allowed(yes.token_ids) is not None
+
+
+def finished(standing: Standing) -> Future[Standing]:
+    made: Future[Standing] = Future()
+    made.set_result(standing)
+    return made
 
 
 def test_what_cannot_be_followed_says_so(automata: RowAutomata) -> None:

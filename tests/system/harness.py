@@ -75,9 +75,10 @@ class Troupe:
         lines = subprocess.run(command, capture_output=True, check=True).stdout.decode().splitlines()
         return [int(line.split()[0]) for line in lines if line.endswith(f"services.{service}")]
 
-    def kill(self, service: str, number: signal.Signals = signal.SIGKILL) -> None:
+    def kill(self, service: str, number: signal.Signals = signal.SIGKILL, *, at_most: int | None = None) -> None:
+        """A signal to so many instances of a service, or to all."""
         self.harmed_at = time.time()
-        for pid in self.pids(service):
+        for pid in self.pids(service)[:at_most]:
             os.kill(pid, number)
 
     def load(self) -> Any:
@@ -112,7 +113,14 @@ class Troupe:
         """All requests at once."""
         return asyncio.run(self._generate(requests, **options))
 
-    async def disturb(self, requests: list[Any], service: str, number: signal.Signals = signal.SIGKILL) -> list[Any]:
+    async def disturb(
+        self,
+        requests: list[Any],
+        service: str,
+        number: signal.Signals = signal.SIGKILL,
+        *,
+        at_most: int | None = None,
+    ) -> list[Any]:
         """All requests at once, and while they stream a signal to a service; answers, or what a stream failed with."""
         async with self.channel() as channel:
             begun = [asyncio.Event() for _ in requests]
@@ -122,7 +130,7 @@ class Troupe:
             ]
             for event in begun:
                 await event.wait()
-            self.kill(service, number)
+            self.kill(service, number, at_most=at_most)
             return await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _generate(self, requests: list[Any], timeout: float = 240) -> list[list[Answer]]:

@@ -70,7 +70,8 @@ def stamp(line: dict[str, Any]) -> float:
 def test_a_killed_worker_is_noticed_at_once_and_its_streams_go_on(running: Troupe) -> None:
     asked = requests()
     wanted = running.generate(asked)
-    answers = asyncio.run(running.disturb(asked, "worker"))
+    # Of two that die in the same moment a request may be taken for the cause that was moved from one to the other.
+    answers = asyncio.run(running.disturb(asked, "worker", at_most=1))
     same(answers, wanted)
     assert seconds_until(running, "lost", running.harmed_at, "worker") < NOTICED_SECONDS
 

@@ -30,6 +30,8 @@ DRAFTING = ("--draft", str(DRAFT), "--num-draft-tokens", "4", *FEW, *THREADS)
 LOOKUP = ("--draft", "ngram", "--num-draft-tokens", "4", *FEW, *THREADS)
 SMALL_POOL = ("--num-blocks", "80", "--max-num-batched-tokens", "256")
 
+CROWD = "crowd"
+
 Tokens = list[list[int]]
 
 
@@ -42,9 +44,10 @@ def prompts(data_dir: Path) -> Prompts:
 
 @pytest.fixture(scope="module")
 def plain(prompts: Prompts, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tokens]:
-    """What each kind of sampling gives without drafts."""
+    """What each kind of sampling gives without drafts, and what a crowd gets."""
     with troupe(tmp_path_factory.mktemp("plain"), *THREADS) as started:
-        return {kind: tokens(started.generate(prompts.requests(kind))) for kind in KINDS}
+        given = {kind: tokens(started.generate(prompts.requests(kind))) for kind in KINDS}
+        return given | {CROWD: tokens(started.generate(crowd()))}
 
 
 @pytest.fixture(scope="module")
@@ -52,6 +55,12 @@ def drafting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Troupe]:
     with troupe(tmp_path_factory.mktemp("drafting"), *DRAFTING) as started:
         until_drafting(started)
         yield started
+
+
+def crowd() -> list[Any]:
+    """Two turns of eight that are let in with two blocks each and grow to fourteen: no small pool holds them."""
+    sampled: Any = {"max_tokens": 200, "temperature": 1.0, "ignore_eos": True}
+    return [ask(token_ids=[5, 90, 7, 300] * 6, seed=seed, **sampled) for seed in range(16)]
 
 
 def tokens(answers: list[list[Answer]]) -> Tokens:
@@ -100,7 +109,9 @@ def test_prompt_lookup_changes_no_token(tmp_path: Path, prompts: Prompts, plain:
 def test_preempted_sequences_keep_their_tokens(tmp_path: Path, prompts: Prompts, plain: dict[str, Tokens]) -> None:
     with troupe(tmp_path, *DRAFTING, *SMALL_POOL) as started:
         until_drafting(started)
-        load = check(started, prompts, plain)
+        check(started, prompts, plain)
+        assert tokens(started.generate(crowd())) == plain[CROWD]
+        load = started.settled_load()
     assert load.num_preemptions > 0
     (worker,) = load.workers
     assert worker.num_free_blocks + worker.num_cached_blocks == worker.num_blocks == 80

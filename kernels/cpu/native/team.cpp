@@ -1,8 +1,13 @@
 #include "team.h"
 
 #include <immintrin.h>
+#include <linux/futex.h>
 #include <pthread.h>
 #include <sched.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <climits>
 
 #include <condition_variable>
 #include <mutex>
@@ -12,13 +17,38 @@
 namespace {
 
 // A step's phases are some ten microseconds apart, its successor some hundred: so long is worth spinning for.
-// Beyond that a member yields inside a step, and sleeps between steps.
+// Beyond that a member sleeps.  It never yields: who yields to somebody of lesser priority, such as a compiler of grammars
+// that takes idle time only, comes back with the next tick of the clock, milliseconds later; who sleeps comes at once.
 constexpr int SPINS_IN_STEP = 400, SPINS_BETWEEN = 1000;  // of about 50 ns each
 
 struct alignas(64) Counter {
     std::atomic<int64_t> value{0};
 };
-Counter tickets[Member::MOST], arrived, phase, job;
+Counter tickets[Member::MOST], arrived, job;
+
+// What the members of a step wait for; a futex.
+struct alignas(64) Phase {
+    std::atomic<uint32_t> number{0};
+    std::atomic<int> sleepers{0};
+} phase;
+static_assert(sizeof phase.number == sizeof(uint32_t));
+
+void await_after(uint32_t now) {
+    for (int i = 0; i < SPINS_IN_STEP; i++) {
+        if (phase.number.load(std::memory_order_acquire) != now) return;
+        _mm_pause();
+    }
+    phase.sleepers.fetch_add(1, std::memory_order_seq_cst);
+    while (phase.number.load(std::memory_order_seq_cst) == now)
+        syscall(SYS_futex, &phase.number, FUTEX_WAIT_PRIVATE, now, nullptr, nullptr, 0);
+    phase.sleepers.fetch_sub(1, std::memory_order_relaxed);
+}
+
+void begin_after(uint32_t now) {
+    phase.number.store(now + 1, std::memory_order_seq_cst);
+    if (phase.sleepers.load(std::memory_order_seq_cst))
+        syscall(SYS_futex, &phase.number, FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
+}
 
 // Never destroyed: the threads sleep here until the process is gone.
 std::mutex &mutex = *new std::mutex;
@@ -79,17 +109,12 @@ int64_t Member::take(int range) {
 
 void Member::barrier() {
     if (count == 1) return;
-    const int64_t now = phase.value.load(std::memory_order_relaxed);
+    const uint32_t now = phase.number.load(std::memory_order_relaxed);
     if (arrived.value.fetch_add(1, std::memory_order_acq_rel) == count - 1) {
         arrived.value.store(0, std::memory_order_relaxed);
-        phase.value.store(now + 1, std::memory_order_release);
-        return;
-    }
-    for (int i = 0; phase.value.load(std::memory_order_acquire) == now; i++) {
-        if (i < SPINS_IN_STEP)
-            _mm_pause();
-        else
-            sched_yield();
+        begin_after(now);
+    } else {
+        await_after(now);
     }
 }
 

@@ -4,18 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-from pathlib import Path
 
-TICK = os.sysconf("SC_CLK_TCK")  # per second
-PROC = Path("/proc")
-
-
-def stat(pid: int) -> list[str] | None:
-    """The fields after the command's name, from `state` on; None where the process is gone."""
-    try:
-        return (PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return None
+from shared.proc import PROC, TICK, stat
 
 
 def tree(root: int) -> list[int]:

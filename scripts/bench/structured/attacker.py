@@ -2,8 +2,8 @@
 
     python -m scripts.bench.structured.attacker --address HOST:PORT [--salts 60]
 
-Reads a number of seconds and a pace from each line of its input, attacks for so long and prints what came of it as
-JSON.  With a pace in seconds it sends harmless formats instead, one each time.
+Reads from each line of its input what to send (hostile or harmless formats, or plain requests), for how many seconds,
+and how many seconds lie between two of them at least; does so and prints what came of it as JSON.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ async def attack(client: Client, grammars: Grammars, seconds: float, pace: float
 
 async def _ending(client: Client, grammar: dict[str, Any]) -> str:
     try:
-        await client.generate("Once", grammar=grammar, max_tokens=FEW_TOKENS, timeout=TIMEOUT)
+        await client.generate("Once", grammar=grammar or None, max_tokens=FEW_TOKENS, timeout=TIMEOUT)
     except CallError as error:
         return error.code if isinstance(error.code, str) else error.code.name
     return SERVED
@@ -59,12 +59,13 @@ async def main() -> None:
     args = parser.parse_args()
     made = [pair for salt in range(args.salts) for pair in hostile(salt).items()]
     harmless = (("harmless", {"regex": f"[a-z ,.]+{number}"}) for number in itertools.count())
-    async with Client(args.address) as client:
-        hostiles = itertools.cycle(made)
+    plain: Grammars = itertools.repeat(("plain", {}))
+    async with Client(args.address) as client, Client(args.address, tenant="harmless") as other:  # who has no debt
+        kinds = {"hostile": (client, itertools.cycle(made)), "harmless": (other, harmless), "plain": (other, plain)}
         print(json.dumps(len(made)), flush=True)
         while line := await asyncio.to_thread(sys.stdin.readline):
-            seconds, pace = map(float, line.split())
-            print(json.dumps(await attack(client, harmless if pace else hostiles, seconds, pace)), flush=True)
+            kind, seconds, pace = line.split()
+            print(json.dumps(await attack(*kinds[kind], float(seconds), float(pace))), flush=True)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Protocol
 
@@ -10,6 +11,11 @@ import msgspec
 from services.cli.bench.outcome import Outcome
 from shared.metrics import Acceptance
 from shared.workload import LoadRequest
+
+
+def start_header() -> tuple[str, str]:
+    """Tells the server when a request left, so that both count from there."""
+    return "x-request-start", f"t={time.time():.6f}"
 
 
 class Served(msgspec.Struct, frozen=True):

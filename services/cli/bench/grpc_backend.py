@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 
 from protos.pageant.v1 import control_pb2, control_pb2_grpc, inference_pb2, inference_pb2_grpc
-from services.cli.bench.backend import Served
+from services.cli.bench.backend import Served, start_header
 from services.cli.bench.outcome import Outcome
 from shared.metrics import Acceptance
 from shared.packing import unpack_tokens
@@ -24,12 +24,14 @@ NUM_CHANNELS = 8
 
 
 class GrpcBackend:
-    """Streams over several connections; made and closed in a running event loop."""
+    """Streams over several connections; made and closed in a running event loop.  With `explain` the server is asked
+    where the time of each request went."""
 
     name = "pageant-grpc"
 
-    def __init__(self, address: str, sampling: dict[str, Any], vocab_size: int = 0) -> None:
-        self.vocab_size = vocab_size
+    def __init__(self, address: str, sampling: dict[str, Any], *, explain: bool = False) -> None:
+        self.vocab_size = 0  # until `model` was asked
+        self._explain = explain
         self._sampling = sampling
         self._channels: list[Any] = [grpc.aio.insecure_channel(address, options=OPTIONS) for _ in range(NUM_CHANNELS)]
         stubs: list[Any] = [inference_pb2_grpc.InferenceStub(channel) for channel in self._channels]
@@ -48,7 +50,8 @@ class GrpcBackend:
         return Served(served.name, served.vocab_size, served.max_model_len)
 
     async def stream(self, request: LoadRequest, outcome: Outcome, clock: Callable[[], float]) -> None:
-        call = next(self._stubs).Generate(self._message(request))
+        start = start_header()
+        call = next(self._stubs).Generate(self._message(request), metadata=(start,))
         parts = []
         try:
             async for response in call:
@@ -58,6 +61,8 @@ class GrpcBackend:
                 if response.HasField("usage"):
                     outcome.num_prompt_tokens = response.usage.prompt_tokens
                     outcome.num_cached_tokens = response.usage.cached_tokens
+                if response.HasField("explanation"):
+                    outcome.phases = {part.phase: part.ms / 1000 for part in response.explanation.phases}
         except grpc.RpcError as error:
             outcome.error = f"{error.code().name}: {error.details()}"
         outcome.text = "".join(parts)
@@ -74,7 +79,8 @@ class GrpcBackend:
         return [worker.num_blocks for worker in load.workers]
 
     def _message(self, request: LoadRequest) -> Any:
-        message = inference_pb2.GenerateRequest(stream=inference_pb2.StreamOptions(return_token_ids=True))
+        options = inference_pb2.StreamOptions(return_token_ids=True)
+        message = inference_pb2.GenerateRequest(stream=options, explain=self._explain)
         prompt = request.prompt
         if isinstance(prompt, TextPrompt):
             message.text = prompt.text

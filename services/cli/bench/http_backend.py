@@ -9,7 +9,7 @@ import click
 import httpx2
 import msgspec
 
-from services.cli.bench.backend import Served
+from services.cli.bench.backend import Served, start_header
 from services.cli.bench.outcome import Outcome
 from shared.metrics import Acceptance
 from shared.packing import unpack_tokens
@@ -53,9 +53,10 @@ class HttpBackend:
         return Acceptance()
 
     async def stream(self, request: LoadRequest, outcome: Outcome, clock: Callable[[], float]) -> None:
+        headers = dict([start_header()])
         path, body = self._message(request)
         try:
-            async with self._client.stream("POST", path, json=body) as response:
+            async with self._client.stream("POST", path, json=body, headers=headers) as response:
                 if response.status_code != 200:
                     text = (await response.aread()).decode(errors="replace")
                     outcome.error = f"{response.status_code}: {text[:200]}"

@@ -22,6 +22,7 @@ class Outcome(msgspec.Struct):
     num_cached_tokens: int = 0
     text: str = ""
     error: str = ""
+    phases: dict[str, float] = {}  # seconds by phase, where the server was asked and said
 
     @property
     def succeeded(self) -> bool:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from shared.phases import HOPS, QUEUE, Phase
+from shared.phases import HOPS, IN_ORDER, QUEUE, Phase
 
-ORDER = tuple(phase.label for phase in Phase)
+ORDER = tuple(phase.label for phase in IN_ORDER)
 GATEWAY, TOKENIZER, SCHEDULER, WORKER, DETOKENIZER = "gateway", "tokenizer", "scheduler", "worker", "detokenizer"
 SERVICES = (GATEWAY, TOKENIZER, SCHEDULER, WORKER, "draft", DETOKENIZER)  # in the order of a request's way
 
@@ -25,10 +25,11 @@ PLACES = {  # where a phase is spent; a hop, on the way to the one named
     Phase.TO_GATEWAY: GATEWAY,
     Phase.CLIENT_BLOCKED: GATEWAY,
     Phase.UNTOLD: GATEWAY,
+    Phase.FROM_CLIENT: GATEWAY,
 }
 GROUPS = {  # what a picture has one colour for
     **{phase.label: phase.label for phase in Phase},
-    **dict.fromkeys((hop.label for hop in HOPS), "hops"),
+    **dict.fromkeys((hop.label for hop in (Phase.FROM_CLIENT, *HOPS)), "hops"),
     **dict.fromkeys((phase.label for phase in QUEUE), "queue"),
     Phase.PREEMPTED.label: "interrupted",
     Phase.RECOMPUTE.label: "interrupted",

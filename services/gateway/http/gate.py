@@ -170,5 +170,5 @@ class Gate:
         return pieces
 
     async def _ask(self, ask: Callable[[str, str], Any]) -> Any:
-        await self.actor.until_available()
+        await self.actor.readiness.until_available()
         return await self.actor.ask_tokenizer(ask(uuid.uuid4().hex, self.actor.inbox.address), QUESTION_TIMEOUT)

@@ -37,7 +37,7 @@ class Operations:
 
     async def health(self, request: Request) -> Response:
         """200 where requests are served now; 503 with what is missing."""
-        unwell = self._gate.actor.unwell
+        unwell = self._gate.actor.readiness.unwell
         return _json({"status": "unavailable" if unwell else "ok", "reason": unwell}, 503 if unwell else 200)
 
     async def version(self, request: Request) -> Response:

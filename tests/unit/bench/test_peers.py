@@ -15,10 +15,11 @@ from scripts.bench.peers import models
 from scripts.bench.peers.catalog import CHAIN, FULL, INT8, RUNNER, Engine, engines
 from scripts.bench.peers.child import Child, EngineFailed
 from scripts.bench.peers.figures import best_peer, floor_line, memory_line, ratio_lines, target
-from scripts.bench.peers.proc import stat, tree
+from scripts.bench.peers.proc import tree
 from scripts.bench.peers.rounds import Contest, Record, Run, rotated
 from scripts.bench.peers.tables import engine_table, readme_table
 from scripts.bench.peers.workloads import WORKLOADS
+from shared.proc import stat
 
 VOCAB = 32_000
 FAKE = """

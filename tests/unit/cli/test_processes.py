@@ -84,6 +84,14 @@ def test_children_do_not_outlive_their_parent(tmp_path: Path) -> None:
     until(lambda: not alive(pid))
 
 
+def test_children_share_our_session_and_not_our_process_group(tmp_path: Path) -> None:
+    """A session of their own would be a share of the cores of their own, whatever their priority."""
+    log = tmp_path / "log"
+    code = "import os, signal; print(os.getsid(0), os.getpgid(0) == os.getpid(), signal.getsignal(signal.SIGTTOU))"
+    assert start([sys.executable, "-S", "-c", code], dict(os.environ), log).wait(10) == 0
+    assert text(log).split() == [str(os.getsid(0)), "True", str(signal.SIG_IGN)]
+
+
 def test_last_words_are_the_fatal_error_or_the_tail(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_text('{"event": "starting"}\n{"event": "fatal", "error": "no such model"}\n{"event": "stopped"}\n')

@@ -70,6 +70,15 @@ def test_a_call_from_end_to_end() -> None:
     assert sum(call.seconds().values()) == call.clock.now - 100.0
 
 
+def test_what_the_client_says_of_its_sending_comes_first() -> None:
+    clock = Call().clock
+    account = StreamAccount(clock.now, clock, sent=clock.now - 0.25)
+    clock.now += 0.5
+    assert account.sent().spent == spent(from_client=0.25, gateway=0.5)
+    assert list(account.fields()["phases"]) == ["from_client", "gateway"]
+    assert account.fields()["arrival"] + 0.75 == clock.now
+
+
 def test_a_write_that_is_under_way_when_the_end_comes_blocks_from_then_on() -> None:
     call = Call()
     call.account.sent()

@@ -76,6 +76,14 @@ async def test_models() -> None:
         assert (model.vocab_size, model.dtype, model.device) == (1000, "float32", "cpu")
 
 
+async def test_thousands_of_calls_at_once_are_all_answered() -> None:
+    """By themselves gRPC's servers cancel some of more than a thousand that were not taken up yet."""
+    async with front() as f:
+        calls = [f.inference.ListModels(inference_pb2.ListModelsRequest()) for _ in range(4000)]
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+        assert [answer for answer in answers if isinstance(answer, BaseException)] == []
+
+
 async def test_tokenize_and_detokenize() -> None:
     async with front() as f:
         call = f.inference.Tokenize(inference_pb2.TokenizeRequest(text="a b", add_special_tokens=False))

@@ -183,3 +183,22 @@ def test_the_journal_keeps_within_its_bounds() -> None:
     journal.remove(first)
     journal.remove(first)
     assert (len(journal), journal.num_bytes) == (0, 0)
+
+
+NOW = 1_795_261_499.25
+
+
+@pytest.mark.parametrize("text", ["t=1795261498.75", "1795261498.75", "t=1795261498750", "1795261498750000"])
+def test_a_request_start_is_read_as_proxies_write_it(text: str) -> None:
+    call = read_metadata([("x-request-start", text)])
+    header = make_header(call, gateway="g", label="", priority=0, now=NOW, remaining=2.0)
+    assert header.sent_time == pytest.approx(NOW - 0.5, abs=1e-4)
+    assert (header.arrival_time, header.deadline) == (NOW, NOW + 2.0)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "soon", "t=", "-1795261498", "1e9", "nan", "t=1795261500", "1795261000", "9" * 99]
+)
+def test_a_request_start_that_cannot_be_is_none(text: str) -> None:
+    call = read_metadata([("x-request-start", text)])
+    assert make_header(call, gateway="g", label="", priority=0, now=NOW, remaining=None).sent_time == 0.0

@@ -10,6 +10,7 @@ import pytest
 
 from protos.pageant.v1.inference_pb2 import GenerateRequest, GenerateResponse
 from shared.errors import RejectCode
+from shared.grammar import MAX_GRAMMAR_BYTES
 from shared.messages import AbortRequest, RequestRejected, StreamLost, TokenizeRequest, TokenLogprobs
 from tests.unit.gateway.troupe import LAST, Front, failure, front, until, without_ledger
 
@@ -23,6 +24,18 @@ async def drain(call: Any) -> list[GenerateResponse]:
     while isinstance(response := await call.read(), GenerateResponse):
         responses.append(response)
     return responses
+
+
+async def test_a_format_that_is_too_long_is_refused_here_and_goes_no_further() -> None:
+    async with front() as f:
+        error = await failure(f.inference.Generate(ask(grammar={"regex": "a" * (MAX_GRAMMAR_BYTES + 1)})))
+        assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert f"MAX_GRAMMAR_BYTES={MAX_GRAMMAR_BYTES}" in error.details()
+        assert not len(f.troupe.gateway.journal)
+        call = f.inference.Generate(ask(grammar={"regex": "a" * MAX_GRAMMAR_BYTES}))
+        request = await f.troupe.request()
+        assert request.params.grammar is not None and len(request.params.grammar.text) == MAX_GRAMMAR_BYTES
+        call.cancel()
 
 
 async def test_a_stream_from_first_token_to_usage() -> None:

@@ -67,7 +67,7 @@ async def test_a_roster_of_another_time_changes_nothing() -> None:
         f.troupe.tell(Roster(0, 10**9, [], None, 0, 0, "nobody gets on"))
         await until(lambda: gateway.num_dropped == dropped + 4)
         await asyncio.sleep(0.05)
-        assert gateway.roster == known and not gateway.unwell
+        assert gateway.roster == known and not gateway.readiness.unwell
 
 
 async def test_a_gateway_that_is_cut_off_for_good_ends_so_that_another_life_may_find_a_network(

@@ -218,7 +218,7 @@ async def test_an_expired_deadline_is_never_sent_on() -> None:
     async with front() as f:
         late = TokenizeRequest(RequestHeader("late", "g", deadline=time.time() - 0.001), SamplingParams(), text="late")
         with pytest.raises(RequestError) as refused:
-            f.troupe.gateway.open(late)
+            f.troupe.gateway.reception.open(late)
         assert refused.value.code is RejectCode.DEADLINE_EXCEEDED
         assert not len(f.troupe.gateway.admission) and not len(f.troupe.gateway.journal)
         call = f.inference.Generate(GenerateRequest(text="next"))

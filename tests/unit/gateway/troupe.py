@@ -128,7 +128,7 @@ async def front(**overrides: Any) -> AsyncIterator[Front]:
     troupe = FakeTroupe(settings)
     running = asyncio.create_task(troupe.gateway.run())
     troupe.announce()
-    await until(lambda: troupe.gateway.server.port != 0 and not troupe.gateway.missing)
+    await until(lambda: troupe.gateway.server.port != 0 and not troupe.gateway.readiness.missing)
     async with grpc.aio.insecure_channel(f"127.0.0.1:{troupe.gateway.server.port}") as channel:
         yield Front(troupe, channel)
     if not running.done():

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from services.scheduler import reconciliation, scheduler
+from services.scheduler import answers, reconciliation
 from services.scheduler.block_pool import BlockPool
 from services.scheduler.plan_builder import PlanBuilder
 from services.scheduler.replica import Replica
@@ -87,7 +87,7 @@ def stale_epoch_accepted_by_the_worker(patch: pytest.MonkeyPatch) -> None:
 
 
 def duplicate_result_applied_twice(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(scheduler, "check_order", lambda replica, step_id: bool(replica.in_flight))
+    patch.setattr(answers, "check_order", lambda replica, step_id: bool(replica.in_flight))
 
 
 def duplicate_plan_run_twice(patch: pytest.MonkeyPatch) -> None:

@@ -27,7 +27,7 @@ LENGTHS = RandomLengths(150, 80, prefix_len=48, range_ratio=0.9)
 class Seconds:
     """A step takes so long for itself, per token, and per token of context."""
 
-    def seconds(self, work: StepWork) -> float:
+    def seconds(self, work: StepWork, start: float, worker: int) -> float:
         return 0.01 + 0.0001 * work.num_tokens + 1e-6 * work.num_context
 
 

@@ -28,7 +28,7 @@ class Seconds:
     def __init__(self, fixed: float, per_token: float) -> None:
         self.fixed, self.per_token = fixed, per_token
 
-    def seconds(self, work: StepWork) -> float:
+    def seconds(self, work: StepWork, start: float, worker: int) -> float:
         return self.fixed + self.per_token * work.num_tokens
 
 
@@ -53,6 +53,22 @@ def test_one_request_takes_the_time_of_its_steps() -> None:
     assert run.observer.gaps.summary().mean == pytest.approx(0.101)
     check(run.core)
     assert not run.core.finished, "what clients have is forgotten"
+
+
+def test_ways_scatter_as_given_and_always_alike() -> None:
+    """Requests that meet nobody: each TTFT is its step and the median way, and one of the differences."""
+    differences = (-0.5, 0.25, 2.0)
+    made = random_requests(40, RandomLengths(100, 1), VOCAB, Random(1))
+    alone = at_times(made, [10.0 * index for index in range(40)])
+
+    def ttfts() -> list[float]:
+        run = simulation(delays=Delays(1.0, 0, 0, 0, 0, 0, differences))
+        run.run(iter(alone))
+        return [run.observer.records[str(index)].ttft or 0.0 for index in range(40)]
+
+    found = ttfts()
+    assert found == ttfts()
+    assert {round(ttft - 0.2 - 1.0, 6) for ttft in found} == set(differences)
 
 
 def test_delays_are_where_they_belong() -> None:

@@ -32,7 +32,7 @@ class Steps:
     def __init__(self, fixed: float = 0.025, per_token: float = 0.0) -> None:
         self.fixed, self.per_token = fixed, per_token
 
-    def seconds(self, work: StepWork) -> float:
+    def seconds(self, work: StepWork, start: float, worker: int) -> float:
         return self.fixed + self.per_token * work.num_tokens
 
 

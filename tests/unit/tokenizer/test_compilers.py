@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import sys
 import time
 from collections.abc import AsyncIterator
@@ -13,6 +14,8 @@ import pytest
 import pytest_asyncio
 
 from scripts.bench.structured.hostile import hostile
+from services.tokenizer import children
+from services.tokenizer.children import LONGEST
 from services.tokenizer.compiler import compile_one
 from services.tokenizer.compilers import CompilerPool
 from services.tokenizer.frames import Compilation, CompileJob
@@ -20,6 +23,7 @@ from shared.automata.compiling import Compiler
 from shared.errors import RejectCode, RequestError
 from shared.grammar import MAX_CHOICES, MAX_GRAMMAR_BYTES, Grammar, GrammarKind
 from shared.idle_time import LEAST_URGENT
+from shared.proc import TICK
 
 K = GrammarKind
 
@@ -89,7 +93,7 @@ async def test_what_is_hostile_has_an_answer(pool: CompilerPool, name: str) -> N
     """Within two seconds on a machine that has time, which scripts/bench_structured measures."""
     ((kind, value),) = hostile(0)[name].items()
     grammar = Grammar(KINDS[kind], value if isinstance(value, str) else json.dumps(value), "f")
-    pool.patience = 20.0
+    pool.patience = pool.timeout = 20.0
     try:
         compiled = await pool.compile(grammar, tenant=name)
     except RequestError as error:
@@ -147,6 +151,56 @@ async def test_who_was_frozen_is_not_late() -> None:
         await asyncio.sleep(0.01)
         pool._idle.put_nowait(child)
         assert (await request).text
+    finally:
+        await pool.close()
+
+
+class Slow:
+    """A child's processor time as the test says; the child itself is stopped, so that it has no answer."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, state: str, per_look: float) -> None:
+        self.num_looks = 0
+        self.state, self.per_look = state, per_look
+        monkeypatch.setattr(children, "stat", self.stat)
+
+    def stat(self, pid: int) -> list[str]:
+        self.num_looks += 1
+        ticks = str(round(self.num_looks * self.per_look * TICK))
+        return [self.state, *["0"] * 10, ticks, "0"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="what a process has had of a processor is only told by Linux")
+@pytest.mark.parametrize(
+    ("state", "per_look", "times", "code"),
+    [
+        ("R", 0.0, LONGEST, RejectCode.RESOURCE_EXHAUSTED),  # kept waiting to the end
+        ("R", 0.02, 1.25, RejectCode.RESOURCE_EXHAUSTED),  # until it had what real ones take
+        ("R", 0.1, 1, RejectCode.RESOURCE_EXHAUSTED),  # costly, but not proven to be too much
+        ("R", 0.4, 1, RejectCode.INVALID_ARGUMENT),
+        ("T", 0.0, 1, RejectCode.RESOURCE_EXHAUSTED),  # it does not even want to run
+    ],
+)
+async def test_who_is_kept_from_a_processor_is_not_late(
+    monkeypatch: pytest.MonkeyPatch, state: str, per_look: float, times: float, code: RejectCode
+) -> None:
+    pool = CompilerPool(num_compilers=1)
+    try:
+        await pool.compile(Grammar(K.JSON_OBJECT))
+        (child,) = pool._children
+        child.send_signal(signal.SIGSTOP)
+        pool.timeout = 0.2
+        told = Slow(monkeypatch, state, per_look)
+        began = time.monotonic()
+        with pytest.raises(RequestError) as caught:
+            await pool.compile(Grammar(K.REGEX, "a", "f"), tenant="x")
+        assert caught.value.code is code and caught.value.field == "f"
+        assert time.monotonic() - began > 0.95 * times * pool.timeout
+        assert told.num_looks < 4 * (times + 1)
+        monkeypatch.undo()
+        pool.patience = pool.timeout = 20.0
+        if code is RejectCode.RESOURCE_EXHAUSTED:
+            assert caught.value.retry_after_ms >= 200
+            assert (await pool.compile(Grammar(K.REGEX, "a", "f"), tenant="y")).text, "nothing is remembered"
     finally:
         await pool.close()
 

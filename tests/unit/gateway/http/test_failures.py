@@ -140,7 +140,7 @@ async def test_a_failure_in_the_middle_of_a_stream_is_its_last_event() -> None:
         request = await h.troupe.request()
         h.troupe.say(request, "some")
         await h.troupe.sent(request)
-        assert h.troupe.gateway.abort(request_id=request.header.request_id) == 1
+        assert h.troupe.gateway.reception.abort(request_id=request.header.request_id) == 1
         response = await asked
         first, last = events(response.text)
         assert first["choices"][0]["text"] == "some"

@@ -32,7 +32,7 @@ async def test_health_says_what_is_missing() -> None:
     async with http() as h:
         assert (await h.client.get("/health")).status_code == 200
         h.troupe.announce(ServiceName.WORKER)
-        await until(lambda: bool(h.troupe.gateway.missing))
+        await until(lambda: bool(h.troupe.gateway.readiness.missing))
         response = await h.client.get("/health")
         assert response.status_code == 503 and "worker" in response.json()["reason"]
 

@@ -1,0 +1,71 @@
+"""What the host took, from the kernel's counters; and measuring while it takes little."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from scripts.bench import host
+from scripts.bench.host import Host, awake, in_quiet
+
+
+def write(stat: Path, *ticks: int) -> None:
+    stat.write_text(f"cpu  {' '.join(map(str, ticks))}\ncpu0 1 2 3\n")
+
+
+def test_the_share_is_of_what_was_wanted(tmp_path: Path) -> None:
+    stat = tmp_path / "stat"
+    write(stat, 100, 0, 50, 1000, 10, 0, 5, 20, 0, 0)
+    looked = Host(stat)
+    write(stat, 160, 0, 80, 9000, 90, 0, 5, 30, 0, 0)  # 90 busy and 10 taken, whatever was idle
+    assert looked.taken() == pytest.approx(0.1)
+    assert looked.taken() == 0.0  # nothing since
+
+
+def test_a_kernel_that_does_not_say_has_taken_nothing(tmp_path: Path) -> None:
+    assert Host(tmp_path / "none").taken() == 0.0
+
+
+@pytest.mark.parametrize(
+    ("shares", "tries", "number"),
+    [([0.5, 0.01, 0.0], 3, 2), ([0.5, 0.2, 0.3], 3, 2), ([0.0], 1, 1), ([0.3, 0.1], 1, 1)],
+)
+async def test_the_first_quiet_try_or_the_quietest(
+    shares: list[float], tries: int, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = iter([share for pair in zip([0.9] * len(shares), shares, strict=True) for share in pair])
+    monkeypatch.setattr(host.Host, "taken", lambda self: next(told))  # the first of each pair is from before the try
+    made = 0
+
+    async def measure() -> int:
+        nonlocal made
+        made += 1
+        return made
+
+    found = await in_quiet(measure, tries)
+    assert (found.number, found.result, found.taken) == (number, number, shares[number - 1])
+    assert f"try {number}" in found.note
+
+
+async def test_no_try_is_an_error() -> None:
+    with pytest.raises(ValueError, match="tries"):
+        await in_quiet(lambda: pytest.fail("not asked for"), 0)
+
+
+def test_awake_keeps_every_processor_busy_and_ends() -> None:
+    looked = Host()
+    with awake():
+        time.sleep(1.0)  # for the processes to come up
+        before = Path("/proc/stat").read_text(encoding="ascii")
+        time.sleep(1.0)
+        after = Path("/proc/stat").read_text(encoding="ascii")
+    halted = ticks(after)[host.IDLE[0]] - ticks(before)[host.IDLE[0]]
+    assert halted < 0.3 * os.sysconf("SC_CLK_TCK")
+    assert 0.0 <= looked.taken() < 1.0
+
+
+def ticks(stat: str) -> list[int]:
+    return [int(field) for field in stat.splitlines()[0].split()[1:]]
