@@ -110,7 +110,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     heartbeat_interval: float = 0.5
     heartbeat_timeout: float = 2.5  # who was silent for so long is given up, an interval later at the latest
     resume_timeout: float = 30.0  # that a stream waits for the return of a service before it ends
-    drain_timeout: float = 5.0
+    drain_timeout: float = 5.0  # that one has for what it is at when all stop (SIGTERM)
+    handover_timeout: float = 60.0  # and when it leaves alone, and others take its place (SIGUSR1)
     status_file: str = ""  # renewed while the service is well; for container health checks
     stall_timeout: float = 5.0  # until health says so where work waits and nothing goes on
     reconcile_interval: float = 5.0  # between looks at whether scheduler and workers agree on who holds what

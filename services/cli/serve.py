@@ -58,7 +58,7 @@ def serve(settings: Settings, cast: list[Role], log_dir: Path | None) -> int:
     settings = with_port(settings)
     stopped = Interruption()
     starter = Starter(settings, log_dir)
-    supervisor = Supervisor(cast, starter, report=report, patience=settings.drain_timeout + KILL_AFTER)
+    supervisor = Supervisor(cast, starter, report=report, patience=settings.handover_timeout + KILL_AFTER)
     supervisor.start()
     desk = OrderDesk(desk_path(settings.runtime_path))
     fulfilment = Fulfilment(desk, supervisor, starter.is_ready, report=report)

@@ -5,6 +5,7 @@ It knows neither processes nor the clock: both are given, so that tests need nei
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Callable, Iterable
 from typing import Protocol
@@ -15,7 +16,8 @@ EXIT_CONFIG = 78  # EX_CONFIG: starting again would not help
 FIRST_DELAY = 0.1  # seconds before the first restart; doubles with every early death
 MAX_DELAY = 30.0
 LONG_LIFE = 30.0  # after a life as long as this the delay begins anew
-KILL_AFTER = 2.0  # beyond the drain timeout
+KILL_AFTER = 2.0  # beyond the time that a process has to leave
+LEAVE, STOP = signal.SIGUSR1, signal.SIGTERM  # one, while the others stay; all
 POLL = 0.02
 
 
@@ -23,7 +25,7 @@ class Process(Protocol):
     def poll(self) -> int | None:
         """The exit status, or None while it lives."""
 
-    def terminate(self) -> None: ...
+    def send_signal(self, number: int, /) -> None: ...
 
     def kill(self) -> None: ...
 
@@ -74,10 +76,10 @@ class Supervisor:
         report: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
-        patience: float = 5.0 + KILL_AFTER,
+        patience: float = 60.0 + KILL_AFTER,
         max_delay: float = MAX_DELAY,
     ) -> None:
-        """`patience`: seconds that a process has to leave when it is asked to."""
+        """`patience`: seconds that one process has to leave when the others stay."""
         self.children = [Child(role) for role in roles]
         self.failure: tuple[Role, int] | None = None  # who cannot work, and its exit status
         self._start = start
@@ -135,7 +137,7 @@ class Supervisor:
             return
         child.is_replaced = replace
         child.kill_at = self._clock() + self._patience
-        child.process.terminate()
+        child.process.send_signal(LEAVE)
 
     def stop(self, drain_timeout: float) -> None:
         """Ask the gateways to drain, then the others, so that open streams can end; kill who stays."""
@@ -171,7 +173,7 @@ class Supervisor:
     def _stop_group(self, group: list[Child], patience: float) -> None:
         for child in group:
             if child.process is not None and child.alive:
-                child.process.terminate()
+                child.process.send_signal(STOP)
         deadline = self._clock() + patience
         while any(child.alive for child in group) and self._clock() < deadline:
             self._sleep(POLL)

@@ -84,6 +84,7 @@ class GatewayActor(MemberActor):
         self.custody = Custody(self, self.journal, self.calls, settings.resume_timeout)
         self.reception = Reception(self)
         self._flush_due = False
+        self._departure: asyncio.Timeout | None = None  # while it leaves
 
     def handlers(self) -> Handlers:
         return {
@@ -109,13 +110,19 @@ class GatewayActor(MemberActor):
 
     def on_drain(self, deadline: float) -> None:
         self.readiness.notice()
-        self.spawn(self._leave(deadline))
+        self.spawn(self._leave())
 
-    async def _leave(self, deadline: float) -> None:
-        """Let the open streams go on until `deadline`, then end them and stop."""
+    def on_hurry(self) -> None:
+        if self._departure is not None and not self._departure.expired():
+            self._departure.reschedule(asyncio.get_running_loop().time() + self.leaves_by - time.time())
+
+    async def _leave(self) -> None:
+        """Let the open streams go on for as long as there is, then end them and stop."""
+        seconds = self.leaves_by - time.time()
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(deadline - time.time()):
-                await (self._hand_over(deadline - time.time()) if self.settings.share_port else self._until_idle())
+            async with asyncio.timeout(seconds) as self._departure:
+                await (self._hand_over(seconds) if self.settings.share_port else self._until_idle())
+        self._departure = None
         self.custody.fail_all("the server is shutting down")
         self.stop()
         self.post(Tick())  # wakes the run loop, which sees that it is over

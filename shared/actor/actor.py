@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import math
 import time
 import uuid
 from abc import ABC, abstractmethod
@@ -56,6 +57,7 @@ class Actor(ABC):
         self.instance = instance or f"{self.service}-{uuid.uuid4().hex[:8]}"
         self.epoch = time.time_ns() // 1000  # grows from life to life
         self.phase = Phase.STARTING
+        self.leaves_by = math.inf  # Unix seconds; once it has been asked to leave
         self.progress = 0
         self.num_dropped = 0  # messages that made no sense
         self.stalled = ""  # why work waits although nothing goes on
@@ -87,6 +89,9 @@ class Actor(ABC):
     def on_drain(self, deadline: float) -> None:
         """Asked to leave by `deadline` (Unix seconds): hand work over, then call `stop`."""
         self.stop()
+
+    def on_hurry(self) -> None:
+        """Asked again, and `leaves_by` is earlier now."""
 
     async def on_stop(self) -> None:
         """After the last message, before the sockets close; may await."""
@@ -237,6 +242,10 @@ class Actor(ABC):
         """What SIGTERM means; callable from a signal handler on the loop."""
         self.post(Drain(deadline=deadline or time.time() + self.settings.drain_timeout))
 
+    def request_handover(self) -> None:
+        """What SIGUSR1 means: leave while the others stay, so that there is time."""
+        self.request_drain(time.time() + self.settings.handover_timeout)
+
     def _handle(self, message: Message) -> None:
         try:
             if isinstance(message, Drain):
@@ -256,10 +265,15 @@ class Actor(ABC):
             raise FatalError(f"{type(message).__name__} could not be handled: {error!r}") from error
 
     def _drain(self, message: Drain) -> None:
+        deadline = message.deadline or time.time() + self.settings.drain_timeout
         if self.phase < Phase.DRAINING:
             self.phase = Phase.DRAINING
+            self.leaves_by = deadline
             log.info("draining")
-            self.on_drain(message.deadline or time.time() + self.settings.drain_timeout)
+            self.on_drain(deadline)
+        elif deadline < self.leaves_by:
+            self.leaves_by = deadline
+            self.on_hurry()
 
     def _checked(self, handlers: Handlers) -> dict[type[Message], Callable[[Any], None]]:
         expected = set(get_args(self.inbox_union)) - {Drain}

@@ -54,6 +54,7 @@ async def _main(make: Callable[[Transport, Settings], Actor], settings: Settings
         loop = asyncio.get_running_loop()
         for name in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(name, actor.request_drain)
+        loop.add_signal_handler(signal.SIGUSR1, actor.request_handover)
         log.info("starting", epoch=actor.epoch)
         with watched(actor, incidents):
             await actor.run()

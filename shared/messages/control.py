@@ -87,7 +87,7 @@ class Refused(Message, frozen=True):
 
 
 class Drain(Message, frozen=True):
-    """Finish or hand over what you have, then stop; to oneself on SIGTERM, to all by the Drain RPC."""
+    """Finish or hand over what you have, then stop; to oneself on SIGTERM and SIGUSR1, to all by the Drain RPC."""
 
     deadline: float = 0.0  # Unix seconds; 0 uses the configured drain timeout
 

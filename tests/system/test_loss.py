@@ -23,6 +23,7 @@ FIELDS = ("text", "token_ids", "finish_reason", "stop_reason", "prompt_tokens", 
 NOTICED_SECONDS = 3.0
 OPTIONS = (
     "--num-threads", "1", "--num-blocks", "512", "--workers", "2", "--tokenizers", "2", "--detokenizers", "2",
+    "--drain-timeout", "1",
 )  # fmt: skip
 
 
@@ -143,7 +144,8 @@ def test_a_lost_gateway_s_requests_are_ended(running: Troupe) -> None:
 
 
 def test_a_rolling_restart_fails_no_request(running: Troupe) -> None:
-    asked = requests(60)
+    long = ask("One day", temperature=0.0, max_tokens=900, ignore_eos=True)  # longer than the drain timeout
+    asked = [*requests(60), long]
     wanted = running.generate(asked)
 
     async def load(over: asyncio.Event) -> int:

@@ -55,7 +55,7 @@ def test_an_order_is_carried_out_and_its_giver_is_told(tmp_path: Path) -> None:
     with Deployment(tmp_path) as deployment:
         well, said = give(deployment.path, Order(restart=["scheduler", "worker"]))
         assert well and [line.split()[0] for line in said] == ["worker-0", "scheduler-0", "done"]
-        assert deployment.events == ["terminate worker-0", "terminate scheduler-0"]
+        assert deployment.events == ["ask worker-0", "ask scheduler-0"]
         assert give(deployment.path, Order(scale={"worker": 3})) == (True, ["done"])
         assert len(deployment.supervisor.cast("worker")) == 3
         assert give(deployment.path, Order(scale={"worker": 1})) == (True, ["done"])

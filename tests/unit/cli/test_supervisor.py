@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from services.cli.rolling import RestartFailedError, rolling_restart
-from services.cli.supervisor import EXIT_CONFIG, FIRST_DELAY, LONG_LIFE, MAX_DELAY, Child, Role, Supervisor
+from services.cli.supervisor import EXIT_CONFIG, FIRST_DELAY, LEAVE, LONG_LIFE, MAX_DELAY, STOP, Child, Role, Supervisor
 
 GATEWAY, WORKER = Role("gateway"), Role("worker")
+WORDS: dict[int, str] = {LEAVE: "ask", STOP: "terminate"}
 
 
 class FakeProcess:
@@ -20,8 +21,8 @@ class FakeProcess:
     def poll(self) -> int | None:
         return self.status
 
-    def terminate(self) -> None:
-        self.events.append(f"terminate {self.name}")
+    def send_signal(self, number: int, /) -> None:
+        self.events.append(f"{WORDS[number]} {self.name}")
         if not self.stubborn:
             self.status = 0
 
@@ -123,7 +124,7 @@ def test_scaling_starts_who_lacks_and_dismisses_the_last() -> None:
     stage.supervisor.scale("worker", 3)
     assert names(stage) == ["worker-0", "gateway-0", "worker-1", "worker-2"]
     stage.supervisor.scale("worker", 1)
-    assert stage.events == ["terminate worker-1", "terminate worker-2"]
+    assert stage.events == ["ask worker-1", "ask worker-2"]
     stage.after(0)
     assert names(stage) == ["worker-0", "gateway-0"] and not stage.reports
     stage.supervisor.scale("worker", 2)
@@ -134,7 +135,7 @@ def test_who_is_dismissed_and_does_not_leave_is_killed() -> None:
     stage = Stage(WORKER)
     stage.started[0].stubborn = True
     stage.supervisor.dismiss(stage.supervisor.children[0])
-    stage.after(6.9)
+    stage.after(61.9)
     assert "kill worker-0" not in stage.events
     stage.after(0.2)
     stage.after(0)
@@ -173,7 +174,7 @@ def test_a_rolling_restart_replaces_each_and_lets_the_small_ones_overlap() -> No
     stage = Stage(WORKER, Role("scheduler"), Role("tokenizer"), Role("tokenizer", 1), GATEWAY)
     before = list(stage.started)
     Restart(stage, "gateway", "worker", "scheduler", "tokenizer").run()
-    assert stage.events == [f"terminate {name}" for name in
+    assert stage.events == [f"ask {name}" for name in
                             ("tokenizer-0", "tokenizer-1", "worker-0", "scheduler-0", "gateway-0")]  # fmt: skip
     assert [process.name for process in stage.started[5:]] == [
         "tokenizer-0", "tokenizer-1", "worker-0", "scheduler-0", "gateway-0"
@@ -189,13 +190,13 @@ def test_a_successor_is_ready_before_its_predecessor_leaves() -> None:
         next(restart.work)
         assert len(stage.started) == 2 and not stage.events
     restart.run()
-    assert stage.events == ["terminate tokenizer-0"]
+    assert stage.events == ["ask tokenizer-0"]
 
 
 def test_a_successor_that_is_never_ready_ends_the_restart_and_nobody_leaves() -> None:
     stage = Stage(Role("tokenizer"), GATEWAY)
     with pytest.raises(RestartFailedError, match="tokenizer-0"):
         Restart(stage, "tokenizer", "gateway", turns=10**6).run(seconds=10)
-    assert stage.events == ["terminate tokenizer-0"], "the successor"
+    assert stage.events == ["ask tokenizer-0"], "the successor"
     stage.after(0)
     assert stage.started[0].status is None and names(stage) == ["tokenizer-0", "gateway-0"]
