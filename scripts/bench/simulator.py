@@ -13,8 +13,11 @@ request's TTFT was neither waiting nor prefill, by its account.  A machine that 
 one minute to the next: by how much the steps of the load itself took longer in all than those around it is said and
 counted in.  Which steps there were, the simulator is not told.
 
-Processors are kept from halting (`scripts/bench/host.py`).  A load during which the host took more than 2 % of them is
-sent again, so many times; of all of them the one counts in which it took least.
+On a machine where all services share the processors, and the generator too, a request that comes takes time from the
+step that is under way: how much, the fit finds from when the requests of the calibration were sent.
+
+Processors are kept from halting (`scripts/bench/host.py`).  A load during which the host took more than 2 % of them, or
+a fifth of one for half a second, is sent again, so many times; of all of them the quietest counts.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
+from bisect import bisect_left
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -37,7 +41,7 @@ from services.cli.bench.grpc_backend import GrpcBackend
 from services.cli.bench.outcome import Outcome
 from services.cli.private import with_private_troupe
 from services.scheduler.policy import Policy
-from services.simulator.fitting import Fitted, fit, read_recording
+from services.simulator.fitting import Fitted, fit, read_recording, undisturbed
 from services.simulator.outcome import Outcome as Foretold
 from services.simulator.outcome import outcome_of
 from services.simulator.scatter import Scattered
@@ -68,6 +72,7 @@ class Measured(msgspec.Struct):
     output_throughput: float
     num_late: int
     ways: list[float]
+    sent: list[float]  # seconds of the machine's steady clock
 
 
 class Calibration(msgspec.Struct):
@@ -75,6 +80,7 @@ class Calibration(msgspec.Struct):
 
     ways: list[float] = []  # there and back, seconds
     steps: list[RecordedStep] = []
+    arrivals: list[int] = []  # during each step
 
 
 class Machine:
@@ -101,21 +107,32 @@ class Machine:
         return at_times(made, arrival_times(count, per_second, 1.0, rng))
 
     async def run(self, requests: Sequence[LoadRequest]) -> Measured:
-        outcomes = await Generator(self._backend).send(requests, lambda _: None)
+        generator = Generator(self._backend)
+        outcomes = await generator.send(requests, lambda _: None)
         failed = [outcome.error for outcome in outcomes if not outcome.succeeded]
         if failed:
             raise RuntimeError(f"{len(failed)} requests failed: {failed[0]}")
         num_late, _ = lateness(outcomes)
-        return Measured(requests, _ttfts(outcomes), _throughput(outcomes), num_late, [way(each) for each in outcomes])
+        sent = [generator.begin + outcome.sent for outcome in outcomes]
+        ways = [way(outcome) for outcome in outcomes]
+        return Measured(requests, _ttfts(outcomes), _throughput(outcomes), num_late, ways, sent)
 
     async def calibrate(self, found: Calibration, capacity: float, per_second: float) -> None:
         """Add what is to be seen now."""
         self.new_steps()
-        await self.run(self.requests(NUM_CALIBRATION, CALIBRATION_LOAD * capacity))
+        usual = await self.run(self.requests(NUM_CALIBRATION, CALIBRATION_LOAD * capacity))
         count = NUM_AT_ONCE if per_second > capacity else NUM_CALIBRATION
         measured = await self.run(self.requests(count, per_second))
         found.ways += measured.ways
-        found.steps += self.new_steps()
+        steps = self.new_steps()
+        found.steps += steps
+        found.arrivals += arrivals_during(steps, usual.sent + measured.sent)
+
+
+def arrivals_during(steps: Sequence[RecordedStep], sent: Sequence[float]) -> list[int]:
+    """How many were sent during each step: services of one machine and who sends have one clock."""
+    times = sorted(sent)
+    return [bisect_left(times, step.start + step.seconds) - bisect_left(times, step.start) for step in steps]
 
 
 def way(outcome: Outcome) -> float:
@@ -168,14 +185,17 @@ async def compare(settings: Settings, args: argparse.Namespace) -> list[Line]:
             tried = await in_quiet(partial(observe, machine, share, args), args.tries)
             seen = tried.result
             lines.append(Line(f"{name}: {share:g} of the capacity of", seen.capacity, "requests/s"))
-            step_time = fit(seen.around.steps)
-            drift = slowness(step_time, seen.steps) / slowness(step_time, seen.around.steps)
+            step_time = fit(seen.around.steps, seen.around.arrivals)
+            calm = undisturbed(seen.around.steps, seen.around.arrivals, step_time.per_arrival)
+            own = undisturbed(seen.steps, arrivals_during(seen.steps, seen.measured.sent), step_time.per_arrival)
+            drift = slowness(step_time, own) / slowness(step_time, calm)
             note = f"{len(seen.steps)} steps; {tried.note}"
             lines.append(Line(f"{name}: steps took, of those around it", drift, "x", note=note))
+            lines.append(Line(f"{name}: a request takes from the step it meets", 1000 * step_time.per_arrival, "ms"))
             lines.append(Line(f"{name}: the way there and back", 1000 * percentile(seen.around.ways, 50), "ms"))
             foretold = simulated(
-                settings, num_blocks, model.max_model_len, Scattered(step_time, seen.around.steps, drift),
-                delays_of(seen.around.ways), seen.measured.requests,
+                settings, num_blocks, model.max_model_len, Scattered(step_time, calm, drift),
+                delays_of(seen.around.ways, step_time.per_arrival), seen.measured.requests,
             )  # fmt: skip
             lines += lines_of(name, seen.measured, foretold)
         return lines
@@ -188,11 +208,13 @@ def slowness(step_time: Fitted, steps: Sequence[RecordedStep]) -> float:
     return sum(step.seconds for step in steps) / sum(step_time.seconds(step.work) for step in steps)
 
 
-def delays_of(ways: Sequence[float]) -> Delays:
+def delays_of(ways: Sequence[float], per_arrival: float) -> Delays:
     """Ways there and back as they were; two thirds of their median is the way there, and so is what they scatter."""
     median = max(0.0, percentile(ways, 50))
     scatter = tuple(way - median for way in ways)
-    return Delays(inbound=median * 2 / 3, inbound_per_token=0.0, outbound=median / 3, scatter=scatter)
+    return Delays(
+        inbound=median * 2 / 3, inbound_per_token=0.0, outbound=median / 3, per_arrival=per_arrival, scatter=scatter
+    )
 
 
 def simulated(

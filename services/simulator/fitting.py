@@ -17,6 +17,7 @@ MIN_STEPS = 20
 NUM_REWEIGHTINGS = 3  # after which single figures move by less than they are worth
 MAX_ROUNDS = 5000  # of coordinate descent
 STILL = 1e-9  # relative change under which it has arrived
+NUM_SLOPES = 3  # context tokens, pairs, sequences
 SHARE_PER_KNOT = 8  # recorded steps that a knot needs near it
 
 
@@ -43,10 +44,13 @@ class Fitted:
     as between the last two: small steps read weights, large ones multiply, and a line through both would miss either.
     """
 
-    def __init__(self, knots: Sequence[float], heights: Sequence[float], slopes: Sequence[float]) -> None:
+    def __init__(
+        self, knots: Sequence[float], heights: Sequence[float], slopes: Sequence[float], per_arrival: float = 0.0
+    ) -> None:
         self.knots = list(knots)  # tokens
         self.heights = list(heights)  # seconds at each
         self.slopes = list(slopes)  # seconds per context token, pair, sequence
+        self.per_arrival = per_arrival  # seconds that a request takes from the step during which it comes
 
     def seconds(self, work: StepWork, start: float = 0.0, worker: int = 0) -> float:
         context, pair, sequence = self.slopes
@@ -54,10 +58,13 @@ class Fitted:
         return sum(w * h for w, h in zip(hats(self.knots, work.num_tokens), self.heights, strict=True)) + extra
 
 
-def fit(steps: Sequence[RecordedStep]) -> Fitted:
+def fit(steps: Sequence[RecordedStep], arrivals: Sequence[int] = ()) -> Fitted:
     """The least squares of errors, each relative to what is foretold, so that the mean of steps that are alike comes
     out right: relative to what was measured, slow ones would count for little.  Found by reweighting (McCullagh and
     Nelder, "Generalized Linear Models", 1989: variance in proportion to the square of the mean).
+
+    `arrivals`: how many requests came during each step, where that is known.  On a machine that workers and front
+    services share, letting a request in takes time from the step that is under way.
 
     Raises ValueError where too few steps were recorded.
     """
@@ -65,13 +72,24 @@ def fit(steps: Sequence[RecordedStep]) -> Fitted:
         raise ValueError(f"{len(steps)} recorded steps are too few to fit: at least {MIN_STEPS}")
     knots = choose_knots([step.num_tokens for step in steps])
     rows = [features(knots, step.work) for step in steps]
+    if arrivals:
+        rows = [[*row, count] for row, count in zip(rows, arrivals, strict=True)]
     foretold = [step.seconds for step in steps]
     for _ in range(1 + NUM_REWEIGHTINGS):
         scaled = [[value / then for value in row] for row, then in zip(rows, foretold, strict=True)]
         targets = [step.seconds / then for step, then in zip(steps, foretold, strict=True)]
         found = non_negative_least_squares(scaled, targets)
         foretold = [sum(map(mul, row, found)) for row in rows]
-    return Fitted(knots, found[: len(knots)], found[len(knots) :])
+    slopes = found[len(knots) : len(knots) + NUM_SLOPES]
+    return Fitted(knots, found[: len(knots)], slopes, found[-1] if arrivals else 0.0)
+
+
+def undisturbed(steps: Sequence[RecordedStep], arrivals: Sequence[int], per_arrival: float) -> list[RecordedStep]:
+    """The steps without what those who came took from them; of each at least half is left."""
+    return [
+        msgspec.structs.replace(step, seconds=max(0.5 * step.seconds, step.seconds - count * per_arrival))
+        for step, count in zip(steps, arrivals, strict=True)
+    ]
 
 
 def errors(model: Fitted, steps: Iterable[RecordedStep]) -> Summary:

@@ -38,6 +38,7 @@ class Delays(msgspec.Struct, frozen=True):
     link: float = 1e-4  # scheduler to worker, and back
     per_step: float = 3e-5  # of the scheduler's time: planning a step and taking its result in
     per_sequence: float = 2.5e-6  # the same, for each sequence in it
+    per_arrival: float = 0.0  # of a worker's time, where it shares its processors with who lets its requests in
     scatter: tuple[float, ...] = ()  # by how much the way of one request or another to the scheduler was longer
 
 
@@ -48,6 +49,7 @@ class Worker:
         self.replica = replica
         self.number = number
         self.free_at = 0.0
+        self.taken = 0.0  # seconds that requests which came took from it, and its next step takes longer for
         self.busy = 0.0  # seconds so far
         self.num_steps = 0
         self.cruise: Cruise | None = None  # while it goes on without the core
@@ -146,7 +148,10 @@ class Simulation:
         header = RequestHeader(request_id, "gateway", tenant=request.tenant)
         self.core.add(AddRequest(header, self._sampling(request.max_tokens), prompt), now)
         if added := self.core.requests.get(request_id):
-            self._plan(self.workers[added.sequences[0].worker], now)
+            worker = self.workers[added.sequences[0].worker]
+            if worker.free_at > now:
+                worker.taken += self._delays.per_arrival
+            self._plan(worker, now)
 
     def _sampling(self, max_tokens: int) -> SamplingParams:
         if max_tokens not in self._params:
@@ -170,7 +175,8 @@ class Simulation:
         now += delays.per_step + delays.per_sequence * work.num_sequences
         arrival, free_at = now + delays.link, worker.free_at
         begin = free_at if free_at > arrival else arrival
-        seconds = self._step_time.seconds(work, begin, worker.number)
+        seconds = self._step_time.seconds(work, begin, worker.number) + worker.taken
+        worker.taken = 0.0
         worker.free_at = free_at = begin + seconds
         worker.busy += seconds
         self._at(free_at + delays.link, worker)

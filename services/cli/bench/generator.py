@@ -29,6 +29,11 @@ class Generator:
         self._places = asyncio.Semaphore(max_concurrency) if max_concurrency else None
         self._begin = 0.0
 
+    @property
+    def begin(self) -> float:
+        """Time 0 of the run, by the machine's steady clock (time.perf_counter)."""
+        return self._begin
+
     def clock(self) -> float:
         """Seconds since time 0 of the run."""
         return time.perf_counter() - self._begin

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
 from pathlib import Path
@@ -23,6 +24,8 @@ def test_the_share_is_of_what_was_wanted(tmp_path: Path) -> None:
     write(stat, 160, 0, 80, 9000, 90, 0, 5, 30, 0, 0)  # 90 busy and 10 taken, whatever was idle
     assert looked.taken() == pytest.approx(0.1)
     assert looked.taken() == 0.0  # nothing since
+    write(stat, 160, 0, 80, 9000, 90, 0, 5, 55, 0, 0)
+    assert looked.seconds() == pytest.approx(25 / os.sysconf("SC_CLK_TCK"))
 
 
 def test_a_kernel_that_does_not_say_has_taken_nothing(tmp_path: Path) -> None:
@@ -48,6 +51,16 @@ async def test_the_first_quiet_try_or_the_quietest(
     found = await in_quiet(measure, tries)
     assert (found.number, found.result, found.taken) == (number, number, shares[number - 1])
     assert f"try {number}" in found.note
+
+
+async def test_a_burst_is_no_quiet_however_little_it_is_in_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    bursts = iter([0.0, 0.3, 0.0, 0.05, 0.0])  # half seconds: two tries of two, and more than enough
+    monkeypatch.setattr(host.Host, "taken", lambda self: 0.001)
+    monkeypatch.setattr(host.Host, "seconds", lambda self: next(bursts))
+    monkeypatch.setattr(host, "LOOK", 0.02)
+    found = await in_quiet(lambda: asyncio.sleep(0.05), 3)
+    assert (found.number, found.burst) == (2, 0.05)
+    assert "50 ms at once" in found.note
 
 
 async def test_no_try_is_an_error() -> None:

@@ -62,7 +62,7 @@ def test_ways_scatter_as_given_and_always_alike() -> None:
     alone = at_times(made, [10.0 * index for index in range(40)])
 
     def ttfts() -> list[float]:
-        run = simulation(delays=Delays(1.0, 0, 0, 0, 0, 0, differences))
+        run = simulation(delays=Delays(1.0, 0, 0, 0, 0, 0, scatter=differences))
         run.run(iter(alone))
         return [run.observer.records[str(index)].ttft or 0.0 for index in range(40)]
 
@@ -78,6 +78,16 @@ def test_delays_are_where_they_belong() -> None:
     run.run(iter([request]))
     expected = 1.0 + 100 * 0.01 + 0.05 + 0.025 + 0.2 + 0.2 + 0.2 + 0.5
     assert run.observer.records["0"].first == pytest.approx(expected)
+
+
+def test_a_request_takes_time_from_a_worker_that_computes_and_none_from_one_that_waits() -> None:
+    def ends(*times: float) -> list[float]:
+        run = simulation(delays=Delays(0, 0, 0, 0, 0, 0, per_arrival=0.01))
+        run.run(iter(at_times(random_requests(len(times), RandomLengths(10, 1), VOCAB, Random(1)), times)))
+        return [record.first or 0.0 for record in run.observer.records.values()]
+
+    assert ends(1.0, 3.0) == pytest.approx([1.11, 3.11]), "each alone"
+    assert ends(1.0, 1.05) == pytest.approx([1.11, 1.11 + 0.12]), "the second meets the first one's step"
 
 
 def test_two_steps_in_flight_hide_the_link() -> None:

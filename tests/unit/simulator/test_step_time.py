@@ -19,6 +19,7 @@ from services.simulator.fitting import (
     non_negative_least_squares,
     read_recording,
     turnaround,
+    undisturbed,
 )
 from services.simulator.hardware import DEVICES, SHAPES, Device, num_blocks, shape_of
 from services.simulator.step_time import Roofline, work_of
@@ -121,6 +122,25 @@ def test_a_fit_foretells_steps_that_it_has_not_seen(noise: float, bound: float) 
     found = fit(steps[::2])
     assert min(found.heights) >= 0 and min(found.slopes) >= 0
     assert errors(found, steps[1::2]).percentiles[90.0] < bound
+
+
+def test_what_requests_take_from_the_steps_they_meet_is_told_apart() -> None:
+    """They come more often during long steps, whose length is not their doing."""
+    truth = Fitted([1, 16, 512], [0.005, 0.006, 0.1], [2e-7, 1e-9, 1e-5])
+    rng = Random(4)
+    alone = recorded(truth, 600, 0.1, rng)
+    arrivals = [sum(rng.random() < step.seconds for _ in range(40)) for step in alone]
+    met = [
+        msgspec.structs.replace(step, seconds=step.seconds + 0.002 * count)
+        for step, count in zip(alone, arrivals, strict=True)
+    ]
+    found = fit(met, arrivals)
+    assert found.per_arrival == pytest.approx(0.002, rel=0.15)
+    assert errors(found, alone).percentiles[90.0] < 0.13
+    assert fit(alone, arrivals).per_arrival < 0.0003 and fit(met).per_arrival == 0.0
+    calm = undisturbed(met, arrivals, 0.002)
+    assert [step.seconds for step in calm] == pytest.approx([step.seconds for step in alone])
+    assert undisturbed(alone[:1], [1000], 0.002)[0].seconds == alone[0].seconds / 2
 
 
 def test_too_few_steps_are_not_fitted() -> None:
