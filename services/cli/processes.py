@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 
 from services.cli.supervisor import Child, Role
+from shared.actor.status import read_status
 from shared.config import Settings, settings_environment
 
 LAUNCH = Path(__file__).with_name("launch.py")
@@ -52,10 +53,7 @@ class Starter:
         process = child.process
         if not (isinstance(process, subprocess.Popen) and child.alive):
             return False
-        try:
-            return self._status_files[process.pid].read_text(encoding="ascii") == "READY"
-        except OSError:
-            return False
+        return read_status(self._status_files[process.pid]) == "READY"
 
     def log_file(self, role: Role) -> Path | None:
         return self._log_dir / f"{role.name}.log" if self._log_dir is not None else None

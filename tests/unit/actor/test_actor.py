@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 from services.scheduler.main import make as make_scheduler
 from shared.actor import MemberActor
 from shared.actor.actor import Handlers
-from shared.actor.status import write_status
+from shared.actor.status import read_status, write_status
 from shared.config import Settings
 from shared.errors import FatalError, ProtocolError
 from shared.messages import (
@@ -215,9 +216,31 @@ async def test_the_status_file_is_renewed_while_the_loop_turns(tmp_path: Path) -
     scheduler = make_scheduler(network, settings)
     running = asyncio.create_task(scheduler.run())
     await until(status.exists)
-    assert status.read_text(encoding="ascii") == "READY"
+    assert read_status(status) == "READY"
     before = status.stat().st_mtime_ns
     await until(lambda: status.stat().st_mtime_ns > before)
     scheduler.request_drain()
     await running
     write_status(QUICK, "READY")  # nothing is configured: nothing is written
+
+
+def test_a_status_is_written_over_the_one_before_and_the_file_never_empty(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Blocks that become free may cost the message loop its time: see `write_status`."""
+    status = tmp_path / "status"
+    settings = msgspec.structs.replace(QUICK, status_file=str(status))
+    assert read_status(status) == ""
+    write_status(settings, "NOT_SERVING")
+    opened, really = [], os.open
+
+    def watched(path: Any, flags: int, mode: int = 0o777) -> int:
+        opened.append(flags)
+        return really(path, flags, mode)
+
+    monkeypatch.setattr(os, "open", watched)
+    size = status.stat().st_size
+    for word in ("READY", "STALLED", "DRAINING"):
+        write_status(settings, word)
+        assert read_status(status) == word and status.stat().st_size == size
+    assert len(opened) == 3 and not any(flags & os.O_TRUNC for flags in opened)

@@ -21,6 +21,7 @@ from shared.actor import MemberActor
 from shared.actor.actor import Handlers
 from shared.actor.incident import Incidents
 from shared.actor.process import EXIT_CONFIG, EXIT_FATAL, obituary
+from shared.actor.status import read_status
 from shared.actor.watchdog import Watchdog
 from shared.config import Settings
 from shared.errors import ConfigError, FatalError
@@ -127,12 +128,12 @@ async def test_a_stall_is_in_the_status_file_the_roster_and_an_incident(tmp_path
     member.incidents = Incidents(settings, member.service, member.instance, member.ledgers)
     tasks = [asyncio.create_task(actor.run()) for actor in (scheduler, member, other)]
     status, told = tmp_path / "status", other.told
-    await until(lambda: status.exists() and status.read_text() == "READY")
+    await until(lambda: read_status(status) == "READY")
     member.reason = "nothing comes"
-    await until(lambda: status.read_text() == "STALLED")
+    await until(lambda: read_status(status) == "STALLED")
     await until(lambda: told and told[-1] == f"{member.instance}: nothing comes")
     member.reason = ""
-    await until(lambda: status.read_text() == "READY" and told[-1] == "")
+    await until(lambda: read_status(status) == "READY" and told[-1] == "")
     (kept,) = (tmp_path / "kept").iterdir()
     bundle = json.loads(kept.read_bytes())
     assert bundle["cause"] == "nothing comes"
@@ -237,7 +238,7 @@ def test_a_process_that_fails_or_sticks_says_so_and_leaves_an_incident(how: str,
             if line.startswith("{"):
                 said.append(json.loads(line))
                 if said[-1]["event"] == "incident" and how == "stick":
-                    assert (tmp_path / "status").read_text() == "STALLED"
+                    assert read_status(tmp_path / "status") == "STALLED"
                     process.kill()
         status = process.wait(30)
     assert status != 0 and (how == "stick" or status == EXIT_FATAL)

@@ -12,6 +12,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from protos.pageant.v1.inference_pb2 import GenerateRequest
 from services.gateway.actor import GatewayActor
+from shared.actor.status import read_status
 from shared.config import Settings
 from shared.errors import FatalError
 from shared.messages import Roster, ServiceName
@@ -38,10 +39,10 @@ async def test_work_that_does_not_go_on_is_not_serving_but_requests_are_taken(tm
     status = tmp_path / "status"
     async with front(status_file=str(status)) as f:
         await until_health_is(f, SERVING)
-        await until(lambda: status.exists() and status.read_text() == "READY")
+        await until(lambda: read_status(status) == "READY")
         f.troupe.tell(stalled(f, "worker-a: a step has not ended within 5 s"))
         await until_health_is(f, NOT_SERVING)
-        await until(lambda: status.read_text() == "NOT_SERVING")
+        await until(lambda: read_status(status) == "NOT_SERVING")
         call = f.inference.Generate(GenerateRequest(text="patient"))
         request = await f.troupe.request()
         f.troupe.tell(stalled(f, ""))
