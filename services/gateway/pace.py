@@ -9,9 +9,13 @@ import asyncio
 import os
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 MAX_REST = 0.1  # seconds that output waits at most
+SHORT = 0.5  # of the time between outputs: a round that costs no more is no reason to wait, however large
+SMOOTHING = 0.1  # weight of the newest time between outputs
 FEW = 8  # senders in a round after which there is no rest: there would be little to gather
 
 
@@ -22,16 +26,32 @@ def stretch() -> float:
 
 
 class Sender(Protocol):
-    def wake(self) -> None:
-        """Let it send what it has."""
+    def wake(self, sent: Callable[[], None]) -> bool:
+        """Let it send what it has; it calls `sent` when that is done.  False where there is nothing that it begins to
+        send now: it has nothing, or its reader is slow and it is still sending what came before."""
+
+
+@dataclass(slots=True)
+class Round:
+    """Senders that were woken together."""
+
+    began: float
+    spent_before: float  # seconds of a processor by this process until it began
+    num_woken: int = 0
+    num_sending: int = 0
+    cost: float | None = None  # seconds of a processor; None while somebody is sending
 
 
 class Pace:
     """Wakes senders in rounds.
 
-    While rounds are short beside the time between outputs, nothing waits.  When a gateway is behind, it rests after
-    each round: what arrives meanwhile leaves in one message per stream, where otherwise ever more messages would take
-    the processor from those who make the tokens.
+    While rounds are short beside the time between outputs, nothing waits: a rest that ends just after the next output
+    came would cost its tokens a delay and save nothing.  When a gateway is behind, it rests after each round: what
+    arrives meanwhile leaves in one message per stream, where otherwise ever more messages would take the processor from
+    those who make the tokens.
+
+    A round costs what was spent until its last sender had sent.  What the gateway does after that, such as to read a
+    request of a megabyte, is nothing that streams should wait for.
     """
 
     def __init__(
@@ -46,22 +66,30 @@ class Pace:
         self._spent = spent
         self._senders: dict[Sender, None] = {}
         self._timer: asyncio.TimerHandle | None = None
-        self._began = self._spent_then = 0.0
-        self._num_woken = 0
+        self._has_news = False
+        self._last_news = clock()
+        self._interval = 0.0  # seconds between outputs
+        self._round = Round(0.0, 0.0, cost=0.0)
 
     def add(self, sender: Sender) -> None:
         """It has output; it is woken with the next round."""
         self._senders[sender] = None
+        self._has_news = True
 
     def rest(self) -> float:
         """Seconds until the next round may begin; none or less: now."""
-        if self._num_woken <= FEW:
+        last = self._round
+        if last.num_woken <= FEW:
             return 0.0
-        due = self._began + self._stretch * (self._spent() - self._spent_then)
-        return min(MAX_REST, due - self._clock())
+        cost = self._spent() - last.spent_before if last.cost is None else last.cost
+        if cost <= SHORT * self._interval:
+            return 0.0
+        return min(MAX_REST, last.began + self._stretch * cost - self._clock())
 
     def release(self) -> None:
         """Begin a round, or see to it that one begins when it may."""
+        if self._has_news:
+            self._note_news()
         if not self._senders or self._timer is not None:
             return
         if (seconds := self.rest()) > 0:
@@ -69,10 +97,21 @@ class Pace:
         else:
             self._begin()
 
+    def _note_news(self) -> None:
+        now = self._clock()
+        self._interval += SMOOTHING * (min(MAX_REST, now - self._last_news) - self._interval)
+        self._last_news, self._has_news = now, False
+
     def _begin(self) -> None:
         self._timer = None
-        self._began, self._spent_then = self._clock(), self._spent()
         senders, self._senders = self._senders, {}
-        self._num_woken = len(senders)
-        for sender in senders:
-            sender.wake()
+        self._round = Round(self._clock(), self._spent(), num_woken=len(senders))
+        sent = partial(self._sent, self._round)
+        self._round.num_sending = sum(sender.wake(sent) for sender in senders)
+        if not self._round.num_sending:
+            self._round.cost = 0.0
+
+    def _sent(self, round: Round) -> None:
+        round.num_sending -= 1
+        if round.num_sending == 0:
+            round.cost = self._spent() - round.spent_before

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from array import array
-from collections.abc import Awaitable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 
 import msgspec
 
@@ -159,6 +159,9 @@ class Stream:
         self.account: StreamAccount | None = None  # where its time goes; None where nobody wants to know
         self._pending: list[Delta] = []
         self._changed = asyncio.Event()
+        self._is_writing = False  # what was taken
+        self._woken: Callable[[], None] | None = None  # to be called once what is taken next has been written
+        self._taken: Callable[[], None] | None = None  # to be called once what was taken has been written
         self._delivery: asyncio.Timeout | None = None
 
     @property
@@ -217,10 +220,15 @@ class Stream:
             self.num_draft_tokens += news.num_draft_tokens
             self.num_accepted_tokens += news.num_accepted_tokens
 
-    def wake(self) -> None:
-        """Let the sender take what is queued."""
-        if self._pending:
-            self._changed.set()
+    def wake(self, sent: Callable[[], None]) -> bool:
+        """Let the sender take what is queued, as `services.gateway.pace` has it."""
+        if not self._pending:
+            return False
+        self._changed.set()
+        if self._is_writing:
+            return False
+        self._woken = sent
+        return True
 
     def fail(self, error: RequestError) -> None:
         """End the stream with a status; what was queued before is still sent, the first error wins."""
@@ -262,12 +270,17 @@ class Stream:
     async def take(self) -> list[Delta]:
         """Wait until there is output and the stream is woken, then take all of it, in few deltas.  Empty where the
         stream has ended."""
+        self._is_writing = False
+        if self._taken is not None:
+            self._taken()
+            self._taken = None
         if self.account is not None:
             self.account.write_ended()
         while not (self._pending and self._changed.is_set()) and (self._pending or not self.ended):
             self._changed.clear()
             await self._changed.wait()
         deltas, self._pending = self._pending, []
+        self._is_writing, self._taken, self._woken = bool(deltas), self._woken, None
         for sequence in self.sequences:
             sequence.taken()
         if self.account is not None and deltas:

@@ -23,6 +23,8 @@ REST = 4.0  # times what one took, until its child takes another: a fifth of a c
 COSTLY = 0.03  # seconds of a processor, more than real schemas take
 DEBT = 24.0  # times what a costly one took, until its tenant's next is taken ...
 CREDIT = 2.0  # ... but for so many seconds: one that is just costly is nobody's attack
+REFUSAL = 1.5  # seconds until who is in debt is told so: asking again at once would cost others a request each time
+LEAST_RETRY = 0.1  # seconds
 MAX_MEMORY = 512 << 20
 MAX_KNOWN = 256  # grammars whose outcome is remembered: at most 64 MB
 
@@ -90,13 +92,15 @@ class CompilerPool(ChildPool[Compilation]):
             return Compilation(error=error, seconds=min(time.monotonic() - began, self.timeout))
 
     async def _out_of_debt(self, tenant: str, grammar: Grammar) -> None:
-        """Wait until a tenant may have another one compiled.  Who is refused has waited too, so that asking again and
-        again is no attack either."""
+        """Wait until a tenant may have another one compiled.  Who is refused has waited too, and longer than who is
+        served, so that asking again and again is no attack either."""
         wait = self._debt(tenant)
-        if wait > 0:
-            await asyncio.sleep(min(wait, PATIENCE))
         if wait > PATIENCE:
-            raise _not_now(grammar, "has to wait: formats before it took long to compile", wait)
+            await asyncio.sleep(REFUSAL)
+            left = max(self._debt(tenant), LEAST_RETRY)
+            raise _not_now(grammar, "has to wait: formats before it took long to compile", left)
+        if wait > 0:
+            await asyncio.sleep(wait)
 
     def _debt(self, tenant: str) -> float:
         """Seconds until a tenant has paid; none or less where it may have another one compiled."""

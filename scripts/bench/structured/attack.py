@@ -1,12 +1,15 @@
-"""What hostile grammars cost those who did not send them: `scripts/bench_structured [--check] [--seconds 8]`
+"""What hostile grammars cost those who did not send them: `scripts/bench_structured [--check] [--seconds 6]`
 
 A whole troupe of real processes with the bundled model.  `--streams` streams generate all the time.  Compared are the
-times between their tokens in phases of five kinds, in turns: undisturbed; while hostile grammars arrive, one after
-another and each unlike all before; while as many harmless formats arrive; while as many requests without a format do;
-and beside a process that only counts, with the priority that compilers have.  The last three say what any work costs on
-the machine at hand.  Each hostile request has to end within two seconds.  Processors are kept from halting
-(`scripts/bench/host.py`), and a round in which the host took more than 2 % of them does not count, as long as there is
-another.
+times between their tokens: undisturbed; while hostile grammars arrive, one after another and each unlike all before;
+while as many harmless formats arrive; while as many requests without a format do; and beside a process that only
+counts, with the priority that compilers have.  The last three say what any work costs on the machine at hand.
+
+A machine is now faster, now slower, by more than what is measured: each phase in which something is done lies between
+two undisturbed ones, and is compared with those two.  How much those differ from each other says what the comparison
+can tell.  Each hostile request has to end within two seconds.  Processors are kept from halting
+(`scripts/bench/host.py`), and a phase in which, or beside which, the host took more than 2 % of them does not count, as
+long as there is another.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ import sys
 import time
 from asyncio.subprocess import PIPE, Process
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from random import Random
@@ -36,8 +39,11 @@ from shared.metrics import percentile
 MAX_CHANGE = 5.0  # percent of the p99 between tokens
 MAX_SECONDS = 2.0  # of a hostile request
 WARM_SECONDS = 8.0
+SETTLING_SECONDS = 0.5  # between phases, for what the last one left behind
 LENGTHS = (200, 600)  # tokens of a stream
 ATTACKER = "scripts.bench.structured.attacker"
+HOSTILE, HARMLESS, PLAIN = "under attack", "with harmless formats", "with as many plain requests"
+BESIDE = "beside a counting process"
 COUNTING = "from shared.idle_time import take_idle_time_only; take_idle_time_only()\nwhile True: pass"
 
 T = TypeVar("T")
@@ -58,6 +64,9 @@ class Came(msgspec.Struct, frozen=True):
 
     slowest: dict[str, float]  # seconds of the longest request of each kind
     endings: dict[str, int]
+
+
+NOTHING = Came({}, {})
 
 
 class Attacker:
@@ -99,33 +108,50 @@ async def attacker(address: str) -> AsyncIterator[Attacker]:
         await process.wait()
 
 
-async def count(seconds: float) -> None:
+async def count(seconds: float) -> Came:
     """A process counts, and takes idle time only."""
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", COUNTING)
     await asyncio.sleep(seconds)
     process.kill()
     await process.wait()
+    return NOTHING
 
 
-NOTHING = Came({}, {})
+async def rest(seconds: float) -> Came:
+    await asyncio.sleep(seconds)
+    return NOTHING
 
 
 @dataclass
-class Round:
-    """A phase of each kind, and the largest share that the host took of one of them."""
+class Turn:
+    """Something was done, between two undisturbed phases."""
 
-    quiet: Phase = field(default_factory=Phase)
-    attacked: Phase = field(default_factory=Phase)
-    harmless: Phase = field(default_factory=Phase)
-    plain: Phase = field(default_factory=Phase)
-    counting: Phase = field(default_factory=Phase)
-    hostile: Came = NOTHING
-    served: Came = NOTHING
-    taken: float = 0.0
+    before: Phase
+    during: Phase
+    after: Phase
+    came: Came
+    taken: float  # the largest share that the host took of one of the three
+
+    @property
+    def change(self) -> float:
+        return change([self])
 
 
 def together(phases: Iterable[Phase]) -> Phase:
     return Phase([gap for phase in phases for gap in phase.gaps])
+
+
+def undisturbed(turns: Sequence[Turn]) -> Phase:
+    return together(phase for turn in turns for phase in (turn.before, turn.after))
+
+
+def disturbed(turns: Sequence[Turn]) -> Phase:
+    return together(turn.during for turn in turns)
+
+
+def change(turns: Sequence[Turn]) -> float:
+    """Of the p99, in percent."""
+    return 100 * (disturbed(turns).p(0.99) / undisturbed(turns).p(0.99) - 1)
 
 
 class Bench:
@@ -133,7 +159,7 @@ class Bench:
 
     def __init__(self, address: str) -> None:
         self.client = Client(address)
-        self.rounds: list[Round] = []
+        self.turns: dict[str, list[Turn]] = {}
         self._phase: Phase | None = None
         self._is_over = False
 
@@ -158,66 +184,72 @@ class Bench:
                 return
 
     async def run(self, hostile: Attacker, args: argparse.Namespace) -> None:
-        """Rounds until enough were quiet, or `--tries` times as many; the quietest are kept."""
+        """Rounds of turns until enough of each kind were quiet, or `--tries` times as many; the quietest are kept."""
         streams = [asyncio.create_task(self.stream(seed)) for seed in range(args.streams)]
         await asyncio.sleep(WARM_SECONDS)
         await hostile.attack(args.seconds)  # once, so that what starts late has started
-        while len(self.rounds) < args.tries * args.rounds and self._num_quiet < args.rounds:
-            self.rounds.append(await self._round(hostile, args.seconds))
-            print(f"round {len(self.rounds)}: the host took {100 * self.rounds[-1].taken:.1f} %", flush=True)
-        self.rounds = sorted(self.rounds, key=lambda each: each.taken)[: args.rounds]
-        self._phase, self._is_over = None, True
+        for number in range(1, args.tries * args.rounds + 1):
+            await self._round(hostile, args.seconds)
+            said = (f"{kind} {turns[-1].change:+.1f} %" for kind, turns in self.turns.items())
+            taken = max(turns[-1].taken for turns in self.turns.values())
+            print(f"round {number}: {', '.join(said)}; the host took {100 * taken:.1f} %", flush=True)
+            if all(sum(turn.taken <= QUIET for turn in turns) >= args.rounds for turns in self.turns.values()):
+                break
+        for kind, turns in self.turns.items():
+            self.turns[kind] = sorted(turns, key=lambda turn: turn.taken)[: args.rounds]
+        self._is_over = True
         await asyncio.gather(*streams)
 
-    @property
-    def _num_quiet(self) -> int:
-        return sum(each.taken <= QUIET for each in self.rounds)
+    async def _round(self, hostile: Attacker, seconds: float) -> None:
+        doings: dict[str, Callable[[], Awaitable[Came]]] = {
+            HOSTILE: lambda: hostile.attack(seconds),
+            HARMLESS: lambda: hostile.send("harmless", seconds),
+            PLAIN: lambda: hostile.send("plain", seconds),
+            BESIDE: lambda: count(seconds),
+        }
+        before, taken_before, _ = await self._measured(rest(seconds))
+        for kind, do in doings.items():
+            during, taken, came = await self._measured(do())
+            after, taken_after, _ = await self._measured(rest(seconds))
+            turn = Turn(before, during, after, came, max(taken_before, taken, taken_after))
+            self.turns.setdefault(kind, []).append(turn)
+            before, taken_before = after, taken_after
 
-    async def _round(self, hostile: Attacker, seconds: float) -> Round:
-        made, host = Round(), Host()
-
-        async def phase(phase: Phase, doing: Awaitable[T]) -> T:
-            self._phase = phase
-            done = await doing
-            made.taken = max(made.taken, host.taken())
-            return done
-
-        await phase(made.quiet, asyncio.sleep(seconds))
-        made.hostile = await phase(made.attacked, hostile.attack(seconds))
-        made.served = await phase(made.harmless, hostile.send("harmless", seconds))
-        await phase(made.plain, hostile.send("plain", seconds))
-        await phase(made.counting, count(seconds))
-        return made
+    async def _measured(self, doing: Awaitable[T]) -> tuple[Phase, float, T]:
+        """The phase, the share that the host took of it, and what came of what was done."""
+        await asyncio.sleep(SETTLING_SECONDS)
+        phase, host = Phase(), Host()
+        self._phase = phase
+        done = await doing
+        self._phase = None
+        return phase, host.taken(), done
 
 
-def lines(rounds: Sequence[Round]) -> list[Line]:
-    undisturbed = together(each.quiet for each in rounds)
-    attacked = together(each.attacked for each in rounds)
-    quiet = undisturbed.p(0.99)
-    changes = {
-        name: 100 * (phase.p(0.99) / quiet - 1)
-        for name, phase in (
-            ("under attack", attacked),
-            ("with harmless formats", together(each.harmless for each in rounds)),
-            ("with as many plain requests", together(each.plain for each in rounds)),
-            ("beside a counting process", together(each.counting for each in rounds)),
-        )
-    }
-    taken = 100 * max(each.taken for each in rounds)
-    slowest, kind = max((slow, kind) for each in rounds for kind, slow in each.hostile.slowest.items())
-    endings = sum((Counter(each.hostile.endings) for each in rounds), Counter[str]())
+def lines(turns: dict[str, list[Turn]]) -> list[Line]:
+    attacks = turns[HOSTILE]
+    taken = 100 * max(turn.taken for each in turns.values() for turn in each)
+    slowest, kind = max((slow, kind) for turn in attacks for kind, slow in turn.came.slowest.items())
+    endings = sum((Counter(turn.came.endings) for turn in attacks), Counter[str]())
     said = ", ".join(f"{count} {ending}" for ending, count in endings.most_common())
-    served = [slow for each in rounds for slow in each.served.slowest.values()]
-    answered = sum((Counter(each.served.endings) for each in rounds), Counter[str]())
+    served = [slow for turn in turns[HARMLESS] for slow in turn.came.slowest.values()]
+    answered = sum((Counter(turn.came.endings) for turn in turns[HARMLESS]), Counter[str]())
+    quiet, attacked = undisturbed(attacks), disturbed(attacks)
+    first, second = (together(phases).p(0.99) for phases in zip(*((t.before, t.after) for t in attacks), strict=True))
     return [
-        Line("rounds", len(rounds), note=f"the host took at most {taken:.1f} % of a phase"),
-        Line("between tokens, p50, undisturbed", undisturbed.p(0.5), "ms", note=f"{len(undisturbed.gaps)} tokens"),
-        Line("between tokens, p50, under attack", attacked.p(0.5), "ms"),
-        Line("between tokens, p99, undisturbed", quiet, "ms"),
+        Line("rounds", len(attacks), note=f"the host took at most {taken:.1f} % of a phase"),
+        Line("between tokens, p50, undisturbed", quiet.p(0.5), "ms", note=f"{len(quiet.gaps)} tokens"),
+        Line("between tokens, p50, under attack", attacked.p(0.5), "ms", note=f"{len(attacked.gaps)} tokens"),
+        Line("between tokens, p99, undisturbed", quiet.p(0.99), "ms", note=f"{first:.1f} before, {second:.1f} after"),
         Line("between tokens, p99, under attack", attacked.p(0.99), "ms"),
         *(
-            Line(f"change of the p99 {name}", change, "%", at_most=MAX_CHANGE if name == "under attack" else None)
-            for name, change in changes.items()
+            Line(
+                f"change of the p99 {kind}",
+                change(each),
+                "%",
+                at_most=MAX_CHANGE if kind == HOSTILE else None,
+                note="rounds: " + " ".join(f"{turn.change:+.1f}" for turn in each),
+            )
+            for kind, each in turns.items()
         ),
         Line("slowest hostile request", slowest, "s", at_most=MAX_SECONDS, note=kind),
         Line("slowest harmless request", max(served), "s", note=f"median of phases {percentile(served, 50):.2f} s"),
@@ -229,7 +261,7 @@ def lines(rounds: Sequence[Round]) -> list[Line]:
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_check(parser)
-    parser.add_argument("--seconds", type=float, default=8.0, help="of each phase")
+    parser.add_argument("--seconds", type=float, default=6.0, help="of each phase")
     parser.add_argument("--rounds", type=int, default=8, help="of one phase of each kind")
     parser.add_argument("--tries", type=int, default=4, help="times as many rounds, while the host takes much")
     parser.add_argument("--streams", type=int, default=32)
@@ -244,7 +276,7 @@ async def measure(settings: Settings, args: argparse.Namespace) -> int:
     bench = Bench(address)
     async with bench.client, attacker(address) as hostile:
         await bench.run(hostile, args)
-        return finish(lines(bench.rounds), check=args.check, title="Hostile grammars")
+        return finish(lines(bench.turns), check=args.check, title="Hostile grammars")
 
 
 if __name__ == "__main__":

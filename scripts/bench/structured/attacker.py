@@ -4,6 +4,10 @@
 
 Reads from each line of its input what to send (hostile or harmless formats, or plain requests), for how many seconds,
 and how many seconds lie between two of them at least; does so and prints what came of it as JSON.
+
+Where there are two processors it is its victims' time all the same, and who attacks is elsewhere: so messages are
+encoded before anything is measured (a megabyte takes this process longer than it takes the gateway), and sent as they
+are.
 """
 
 from __future__ import annotations
@@ -18,38 +22,55 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
+import grpc
+
+from protos.pageant.v1 import inference_pb2
 from scripts.bench.structured.hostile import hostile
-from shared.client import CallError, Client
+from shared.client.client import sampling_proto
 
 FEW_TOKENS = 8  # of a hostile request that is served after all
 TIMEOUT = 20.0  # seconds
 SERVED = "served"
+GENERATE = f"/{inference_pb2.DESCRIPTOR.services_by_name['Inference'].full_name}/Generate"
+OTHER_TENANT = (("x-tenant", "harmless"),)  # who has no debt
 
-Grammars = Iterator[tuple[str, dict[str, Any]]]
-
-
-async def attack(client: Client, grammars: Grammars, seconds: float, pace: float) -> dict[str, Any]:
-    """How many requests ended how, and how long the longest of each kind took; `pace`: seconds from one to the next, at
-    least."""
-    slowest: dict[str, float] = {}
-    endings: Counter[str] = Counter()
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
-        name, grammar = next(grammars)
-        begin = time.perf_counter()
-        endings[await _ending(client, grammar)] += 1
-        took = time.perf_counter() - begin
-        slowest[name] = max(slowest.get(name, 0.0), took)
-        await asyncio.sleep(max(0.0, pace - took))
-    return {"slowest": slowest, "endings": endings}
+Message = tuple[str, bytes]  # what it is, and a GenerateRequest
 
 
-async def _ending(client: Client, grammar: dict[str, Any]) -> str:
-    try:
-        await client.generate("Once", grammar=grammar or None, max_tokens=FEW_TOKENS, timeout=TIMEOUT)
-    except CallError as error:
-        return error.code if isinstance(error.code, str) else error.code.name
-    return SERVED
+def message(grammar: dict[str, Any] | None) -> bytes:
+    sampling = sampling_proto({"grammar": grammar, "max_tokens": FEW_TOKENS})
+    return bytes(inference_pb2.GenerateRequest(text="Once", sampling=sampling).SerializeToString())
+
+
+class Sender:
+    """Calls with messages that are encoded already."""
+
+    def __init__(self, channel: grpc.aio.Channel, metadata: tuple[tuple[str, str], ...] = ()) -> None:
+        self._call: Any = channel.unary_stream(GENERATE, None, None)
+        self._metadata = metadata
+
+    async def send(self, messages: Iterator[Message], seconds: float, pace: float) -> dict[str, Any]:
+        """How many requests ended how, and how long the longest of each kind took; `pace`: seconds from one to the
+        next, at least."""
+        slowest: dict[str, float] = {}
+        endings: Counter[str] = Counter()
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            name, encoded = next(messages)
+            begin = time.perf_counter()
+            endings[await self._ending(encoded)] += 1
+            took = time.perf_counter() - begin
+            slowest[name] = max(slowest.get(name, 0.0), took)
+            await asyncio.sleep(max(0.0, pace - took))
+        return {"slowest": slowest, "endings": endings}
+
+    async def _ending(self, encoded: bytes) -> str:
+        try:
+            async for _ in self._call(encoded, timeout=TIMEOUT, metadata=self._metadata):
+                pass
+        except grpc.aio.AioRpcError as error:
+            return error.code().name
+        return SERVED
 
 
 async def main() -> None:
@@ -57,15 +78,21 @@ async def main() -> None:
     parser.add_argument("--address", required=True)
     parser.add_argument("--salts", type=int, default=60, help="sets of grammars made before the first attack")
     args = parser.parse_args()
-    made = [pair for salt in range(args.salts) for pair in hostile(salt).items()]
-    harmless = (("harmless", {"regex": f"[a-z ,.]+{number}"}) for number in itertools.count())
-    plain: Grammars = itertools.repeat(("plain", {}))
-    async with Client(args.address) as client, Client(args.address, tenant="harmless") as other:  # who has no debt
-        kinds = {"hostile": (client, itertools.cycle(made)), "harmless": (other, harmless), "plain": (other, plain)}
+    made = [(name, message(grammar)) for salt in range(args.salts) for name, grammar in hostile(salt).items()]
+    harmless = (("harmless", message({"regex": f"[a-z ,.]+{number}"})) for number in itertools.count())
+    plain = itertools.repeat(("plain", message(None)))
+    async with grpc.aio.insecure_channel(args.address) as channel:
+        attacker, other = Sender(channel), Sender(channel, OTHER_TENANT)
+        kinds: dict[str, tuple[Sender, Iterator[Message]]] = {
+            "hostile": (attacker, itertools.cycle(made)),
+            "harmless": (other, harmless),
+            "plain": (other, plain),
+        }
         print(json.dumps(len(made)), flush=True)
         while line := await asyncio.to_thread(sys.stdin.readline):
             kind, seconds, pace = line.split()
-            print(json.dumps(await attack(*kinds[kind], float(seconds), float(pace))), flush=True)
+            sender, messages = kinds[kind]
+            print(json.dumps(await sender.send(messages, float(seconds), float(pace))), flush=True)
 
 
 if __name__ == "__main__":

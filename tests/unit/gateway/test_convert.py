@@ -130,7 +130,7 @@ async def test_overlapping_news_is_cut_to_what_is_new() -> None:
     stream = make_stream()
     stream.accept(news("ab", [1, 2], (0, 0)))
     stream.accept(news("bc", [2, 3], (1, 1)))
-    stream.wake()
+    stream.wake(lambda: None)
     (delta,) = await stream.take()
     assert "".join(delta.text) == "abc" and delta.token_ids == [1, 2, 3]
     with pytest.raises(ProtocolError):
@@ -162,16 +162,46 @@ async def test_what_came_before_an_error_is_still_sent() -> None:
 
 async def test_output_leaves_when_its_stream_is_woken_and_all_at_once() -> None:
     stream = make_stream()
-    stream.wake()  # nothing is there yet: no end of the stream
+    stream.wake(lambda: None)  # nothing is there yet: no end of the stream
     taking = asyncio.create_task(stream.take())
     await asyncio.sleep(0)
     stream.accept(news("ab", [1], (0, 0)))
     await asyncio.sleep(0.01)
     assert not taking.done()
     stream.accept(news("c", [2], (1, 2)))
-    stream.wake()
+    stream.wake(lambda: None)
     (delta,) = await taking
     assert "".join(delta.text) == "abc" and delta.token_ids == [1, 2]
+
+
+async def test_a_stream_tells_when_it_has_sent_and_is_not_woken_while_it_sends() -> None:
+    stream, sent = make_stream(), 0
+
+    def count() -> None:
+        nonlocal sent
+        sent += 1
+
+    assert not stream.wake(count), "nothing to send"
+    stream.accept(news("ab", [1], (0, 0)))
+    assert stream.wake(count)
+    await stream.take()
+    stream.accept(news("c", [2], (1, 2)))
+    assert not stream.wake(count) and sent == 0, "its reader is slow: it is sending what came before"
+    await stream.take()
+    assert sent == 1
+    stream.accept(news("d", [3], (2, 3)))
+    assert not stream.wake(count), "nor has it sent what came meanwhile, which it took unasked"
+    await stream.take()
+    waiting = asyncio.create_task(stream.take())
+    await asyncio.sleep(0)
+    stream.accept(news("e", [4], (3, 4)))
+    assert stream.wake(count)
+    await waiting
+    assert sent == 1
+    waiting = asyncio.create_task(stream.take())
+    await asyncio.sleep(0)
+    assert sent == 2
+    waiting.cancel()
 
 
 def test_the_journal_keeps_within_its_bounds() -> None:
