@@ -14,10 +14,16 @@ def take_idle_time_only() -> None:
 
     The least niceness is not enough: who is only nice still ends its turn, of some milliseconds, while others wait.
     """
+    if sys.platform == "linux":
+        leave_idle_time_to(threading.get_native_id())
+
+
+def leave_idle_time_to(pid: int) -> None:
+    """The same for another process of ours that has one thread, such as a child that was just started.  Only on Linux.
+    Raises OSError where it is gone."""
     if sys.platform != "linux":
         return
-    thread = threading.get_native_id()
     try:
-        os.sched_setscheduler(thread, os.SCHED_IDLE, os.sched_param(0))
+        os.sched_setscheduler(pid, os.SCHED_IDLE, os.sched_param(0))
     except OSError:  # a sandbox that knows no such call, or does not allow it
-        os.setpriority(os.PRIO_PROCESS, thread, LEAST_URGENT)
+        os.setpriority(os.PRIO_PROCESS, pid, LEAST_URGENT)

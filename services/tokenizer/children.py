@@ -18,6 +18,7 @@ import structlog
 
 from services.tokenizer.frames import PREFIX, to_frame
 from shared.errors import FatalError
+from shared.idle_time import LEAST_URGENT, leave_idle_time_to
 from shared.proc import own_seconds, stat, wants_to_run
 
 log = structlog.get_logger()
@@ -76,8 +77,8 @@ class ChildPool(Generic[T]):
         least_seconds: float = 0.0,
     ) -> None:
         """`patience`: seconds that a job waits for a child; as long as it may take itself, where that is not said.
-        `niceness`: of the children, from their start.  `least_seconds`: of a processor, which a job has had before it
-        can be late."""
+        `niceness`: of the children, from their start; with the least one replacements come up in idle time.
+        `least_seconds`: of a processor, which a job has had before it can be late."""
         self.timeout = timeout
         self.patience = patience
         self.num_killed = 0
@@ -181,13 +182,13 @@ class ChildPool(Generic[T]):
         await self._reap(child)
         while not self._closed:
             try:
-                await self._add_child()
+                await self._add_child(is_replacement=True)
                 return
             except FatalError as error:
                 log.error("child_not_started", module=self._module, reason=str(error))
                 await asyncio.sleep(RESTART_PAUSE)
 
-    async def _add_child(self) -> None:
+    async def _add_child(self, *, is_replacement: bool = False) -> None:
         try:
             child = await asyncio.create_subprocess_exec(
                 sys.executable,
@@ -204,6 +205,8 @@ class ChildPool(Generic[T]):
         self._all_reaped.clear()
         with contextlib.suppress(OSError):  # gone already, or not allowed: then it is as urgent as all
             os.setpriority(os.PRIO_PROCESS, child.pid, self._niceness)
+            if self._niceness == LEAST_URGENT and is_replacement:  # nobody waits for this one alone
+                leave_idle_time_to(child.pid)
         assert child.stdin is not None  # a pipe
         child.stdin.write(self._setup)
         try:

@@ -223,6 +223,24 @@ async def test_it_takes_idle_time_only(pool: CompilerPool) -> None:
         assert os.getpriority(os.PRIO_PROCESS, child.pid) == LEAST_URGENT
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="idle time only is Linux's")
+async def test_who_takes_a_killed_ones_place_comes_up_in_idle_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[int] = []
+    monkeypatch.setattr(children, "leave_idle_time_to", given.append)
+    pool = CompilerPool(num_compilers=1)
+    try:
+        await pool.compile(Grammar(K.JSON_OBJECT))
+        assert not given, "who asks first is waiting for these"
+        (child,) = pool._children
+        pool._idle.get_nowait()
+        pool._replace(child)
+        pool.patience = 20.0
+        assert (await pool.compile(Grammar(K.REGEX, "b", "f"))).text
+        assert given == [next(iter(pool._children)).pid] != [child.pid]
+    finally:
+        await pool.close()
+
+
 async def test_what_takes_too_much_of_a_processor_is_refused_by_its_limit() -> None:
     compiler = Compiler()
     job = CompileJob(Grammar(K.REGEX, "[a-z]+"), max_seconds=0.0)
