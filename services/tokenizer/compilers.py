@@ -18,7 +18,7 @@ from shared.idle_time import LEAST_URGENT
 NUM_COMPILERS = 2
 PATIENCE = 0.5  # seconds to wait for a child
 COMPILE_TIMEOUT = 1.0  # seconds: with everything around it, an answer comes within two
-MAX_SECONDS = 0.3  # of a processor; real schemas take some milliseconds
+MAX_SECONDS = 0.2  # of a processor; real schemas take some milliseconds, 63 at most (docs/structured.md)
 REST = 4.0  # times what one took, until its child takes another: a fifth of a child's time is the most there is
 COSTLY = 0.03  # seconds of a processor, more than real schemas take
 DEBT = 24.0  # times what a costly one took, until its tenant's next is taken ...

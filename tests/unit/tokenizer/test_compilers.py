@@ -175,7 +175,7 @@ class Slow:
     [
         ("R", 0.0, LONGEST, RejectCode.RESOURCE_EXHAUSTED),  # kept waiting to the end
         ("R", 0.02, 1.25, RejectCode.RESOURCE_EXHAUSTED),  # until it had what real ones take
-        ("R", 0.1, 1, RejectCode.RESOURCE_EXHAUSTED),  # costly, but not proven to be too much
+        ("R", 0.05, 1, RejectCode.RESOURCE_EXHAUSTED),  # costly, but not proven to be too much
         ("R", 0.4, 1, RejectCode.INVALID_ARGUMENT),
         ("T", 0.0, 1, RejectCode.RESOURCE_EXHAUSTED),  # it does not even want to run
     ],
