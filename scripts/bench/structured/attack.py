@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import math
 import sys
 import time
 from asyncio.subprocess import PIPE, Process
@@ -44,6 +45,7 @@ LENGTHS = (200, 600)  # tokens of a stream
 ATTACKER = "scripts.bench.structured.attacker"
 HOSTILE, HARMLESS, PLAIN = "under attack", "with harmless formats", "with as many plain requests"
 BESIDE = "beside a counting process"
+ROUND = (HOSTILE, HARMLESS, HOSTILE, PLAIN, HOSTILE, BESIDE)  # what is to be known best comes most often
 COUNTING = "from shared.idle_time import take_idle_time_only; take_idle_time_only()\nwhile True: pass"
 
 T = TypeVar("T")
@@ -193,12 +195,16 @@ class Bench:
             said = (f"{kind} {turns[-1].change:+.1f} %" for kind, turns in self.turns.items())
             taken = max(turns[-1].taken for turns in self.turns.values())
             print(f"round {number}: {', '.join(said)}; the host took {100 * taken:.1f} %", flush=True)
-            if all(sum(turn.taken <= QUIET for turn in turns) >= args.rounds for turns in self.turns.values()):
+            if all(len(self._quietest(kind, args.rounds, QUIET)) == args.rounds * ROUND.count(kind) for kind in ROUND):
                 break
-        for kind, turns in self.turns.items():
-            self.turns[kind] = sorted(turns, key=lambda turn: turn.taken)[: args.rounds]
+        self.turns = {kind: self._quietest(kind, args.rounds) for kind in self.turns}
         self._is_over = True
         await asyncio.gather(*streams)
+
+    def _quietest(self, kind: str, num_rounds: int, most: float = math.inf) -> list[Turn]:
+        """As many turns as so many rounds have, of those in which the host took at most so much."""
+        turns = sorted((turn for turn in self.turns[kind] if turn.taken <= most), key=lambda turn: turn.taken)
+        return turns[: num_rounds * ROUND.count(kind)]
 
     async def _round(self, hostile: Attacker, seconds: float) -> None:
         doings: dict[str, Callable[[], Awaitable[Came]]] = {
@@ -208,8 +214,8 @@ class Bench:
             BESIDE: lambda: count(seconds),
         }
         before, taken_before, _ = await self._measured(rest(seconds))
-        for kind, do in doings.items():
-            during, taken, came = await self._measured(do())
+        for kind in ROUND:
+            during, taken, came = await self._measured(doings[kind]())
             after, taken_after, _ = await self._measured(rest(seconds))
             turn = Turn(before, during, after, came, max(taken_before, taken, taken_after))
             self.turns.setdefault(kind, []).append(turn)
@@ -236,7 +242,7 @@ def lines(turns: dict[str, list[Turn]]) -> list[Line]:
     quiet, attacked = undisturbed(attacks), disturbed(attacks)
     first, second = (together(phases).p(0.99) for phases in zip(*((t.before, t.after) for t in attacks), strict=True))
     return [
-        Line("rounds", len(attacks), note=f"the host took at most {taken:.1f} % of a phase"),
+        Line("attacks", len(attacks), note=f"the host took at most {taken:.1f} % of a phase"),
         Line("between tokens, p50, undisturbed", quiet.p(0.5), "ms", note=f"{len(quiet.gaps)} tokens"),
         Line("between tokens, p50, under attack", attacked.p(0.5), "ms", note=f"{len(attacked.gaps)} tokens"),
         Line("between tokens, p99, undisturbed", quiet.p(0.99), "ms", note=f"{first:.1f} before, {second:.1f} after"),
@@ -247,7 +253,7 @@ def lines(turns: dict[str, list[Turn]]) -> list[Line]:
                 change(each),
                 "%",
                 at_most=MAX_CHANGE if kind == HOSTILE else None,
-                note="rounds: " + " ".join(f"{turn.change:+.1f}" for turn in each),
+                note="turns: " + " ".join(f"{turn.change:+.1f}" for turn in each),
             )
             for kind, each in turns.items()
         ),
@@ -262,7 +268,7 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_check(parser)
     parser.add_argument("--seconds", type=float, default=6.0, help="of each phase")
-    parser.add_argument("--rounds", type=int, default=8, help="of one phase of each kind")
+    parser.add_argument("--rounds", type=int, default=5, help="of three attacks and one phase of each other kind")
     parser.add_argument("--tries", type=int, default=4, help="times as many rounds, while the host takes much")
     parser.add_argument("--streams", type=int, default=32)
     args = parser.parse_args(arguments)
