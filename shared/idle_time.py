@@ -15,10 +15,10 @@ def take_idle_time_only() -> None:
     The least niceness is not enough: who is only nice still ends its turn, of some milliseconds, while others wait.
     """
     if sys.platform == "linux":
-        leave_idle_time_to(threading.get_native_id())
+        confine_to_idle_time(threading.get_native_id())
 
 
-def leave_idle_time_to(pid: int) -> None:
+def confine_to_idle_time(pid: int) -> None:
     """The same for another process of ours that has one thread, such as a child that was just started.  Only on Linux.
     Raises OSError where it is gone."""
     if sys.platform != "linux":

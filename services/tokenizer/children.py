@@ -18,7 +18,7 @@ import structlog
 
 from services.tokenizer.frames import PREFIX, to_frame
 from shared.errors import FatalError
-from shared.idle_time import LEAST_URGENT, leave_idle_time_to
+from shared.idle_time import LEAST_URGENT, confine_to_idle_time
 from shared.proc import own_seconds, stat, wants_to_run
 
 log = structlog.get_logger()
@@ -206,7 +206,7 @@ class ChildPool(Generic[T]):
         with contextlib.suppress(OSError):  # gone already, or not allowed: then it is as urgent as all
             os.setpriority(os.PRIO_PROCESS, child.pid, self._niceness)
             if self._niceness == LEAST_URGENT and is_replacement:  # nobody waits for this one alone
-                leave_idle_time_to(child.pid)
+                confine_to_idle_time(child.pid)
         assert child.stdin is not None  # a pipe
         child.stdin.write(self._setup)
         try:

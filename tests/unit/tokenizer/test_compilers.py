@@ -226,7 +226,7 @@ async def test_it_takes_idle_time_only(pool: CompilerPool) -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="idle time only is Linux's")
 async def test_who_takes_a_killed_ones_place_comes_up_in_idle_time(monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[int] = []
-    monkeypatch.setattr(children, "leave_idle_time_to", given.append)
+    monkeypatch.setattr(children, "confine_to_idle_time", given.append)
     pool = CompilerPool(num_compilers=1)
     try:
         await pool.compile(Grammar(K.JSON_OBJECT))
