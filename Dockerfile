@@ -3,6 +3,7 @@
 # pip's own settings (PIP_INDEX_URL, PIP_EXTRA_INDEX_URL) may be given as build arguments; none is needed.
 ARG BASE=python:3.11-slim
 
+# torch is installed by TORCH_SPEC; a torch for GPUs requires its own triton, and one for CPUs needs none (1 GB).
 # The requirements alone, so that the layers below are built again when these change and not with all of pyproject.toml.
 FROM ${BASE} AS requirements
 COPY pyproject.toml .
@@ -10,7 +11,7 @@ RUN python -c "import tomllib; p = tomllib.load(open('pyproject.toml', 'rb'))['p
 extras = p['optional-dependencies']; \
 write = lambda name, lines: open(name, 'w').write('\n'.join(sorted(lines)) + '\n'); \
 write('/front.txt', p['dependencies'] + extras['tokenizer']); \
-write('/worker.txt', p['dependencies'] + [r for r in extras['worker'] if not r.startswith('torch')])"
+write('/worker.txt', p['dependencies'] + [r for r in extras['worker'] if not r.startswith(('torch', 'triton'))])"
 
 FROM ${BASE} AS pip
 ARG PIP_INDEX_URL

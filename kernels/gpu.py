@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
-from kernels.provider import AttentionShape, Kernels, SamplingKernels, reference_kernels
+from kernels.interface import AttentionShape, Kernels, SamplingKernels, reference_kernels
 from kernels.triton import (
     argmax,
     attention,

@@ -33,6 +33,9 @@ class RejectCode(StrEnum):
     PERMISSION_DENIED = "permission_denied"
 
 
+CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"  # the reason of a prompt of more tokens than fit: OpenAI's word
+
+
 class RequestError(PageantError):
     """One request cannot be served; `field` is the offending request field, or empty."""
 
@@ -43,11 +46,14 @@ class RequestError(PageantError):
         field: str = "",
         code: RejectCode = RejectCode.INVALID_ARGUMENT,
         retry_after_ms: int = 0,
+        reason: str = "",
     ) -> None:
+        """`reason`: a word for programs, where `code` and `field` do not say enough."""
         super().__init__(message)
         self.field = field
         self.code = code
         self.retry_after_ms = retry_after_ms
+        self.reason = reason
 
 
 class ProtocolError(PageantError):

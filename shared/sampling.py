@@ -13,12 +13,13 @@ from typing import TypeVar
 import msgspec
 
 from shared.beam import Beam, check_beam, refuse_beside_beam
-from shared.errors import RequestError
+from shared.errors import CONTEXT_LENGTH_EXCEEDED, RequestError
 from shared.grammar import Grammar, check_grammar
 from shared.pooling import Pooling
 
 GREEDY_EPSILON = 1e-5
 MAX_BIASED_TOKENS = 1024
+MAX_BIAS = 1e4  # of logits; divided by the smallest temperature it is still a number in float32
 MAX_BAD_WORDS = 256
 MAX_BAD_WORD_LENGTH = 256  # characters or tokens
 MAX_STOP_STRINGS = 64
@@ -151,9 +152,11 @@ def _check_lengths(p: SamplingParams, limits: Limits, num_prompt_tokens: int) ->
     if num_prompt_tokens < 1:
         raise _bad("prompt", "must contain at least one token, got 0")
     if num_prompt_tokens > limits.max_input_length:
-        raise _bad("prompt", f"has {num_prompt_tokens} tokens, more than max_input_length={limits.max_input_length}")
+        raise too_long(
+            "prompt", f"has {num_prompt_tokens} tokens, more than max_input_length={limits.max_input_length}"
+        )
     if num_prompt_tokens >= limits.max_model_len:
-        raise _bad(
+        raise too_long(
             "prompt",
             f"has {num_prompt_tokens} tokens, which leaves no room to generate: max_model_len={limits.max_model_len}",
         )
@@ -208,8 +211,8 @@ def _check_tokens(p: SamplingParams, vocab_size: int) -> None:
     if len(p.logit_bias) > MAX_BIASED_TOKENS:
         raise _bad("logit_bias", f"has {len(p.logit_bias)} entries, more than {MAX_BIASED_TOKENS}")
     for token, bias in p.logit_bias.items():
-        if math.isnan(bias):
-            raise _bad("logit_bias", f"of token {token} is not a number")
+        if not abs(bias) <= MAX_BIAS:  # and so no NaN either
+            raise _bad("logit_bias", f"of token {token} must be in [-{MAX_BIAS:g}, {MAX_BIAS:g}], got {bias}")
     if len(p.stop_token_ids) > MAX_STOP_TOKEN_IDS:
         raise _bad("stop_token_ids", f"has {len(p.stop_token_ids)} entries, more than {MAX_STOP_TOKEN_IDS}")
     if p.allowed_token_ids is not None and not p.allowed_token_ids:
@@ -267,6 +270,11 @@ def _in_range(field: str, value: float | None, low: float, high: float, *, low_o
     # A NaN fails both comparisons, so it is refused as any number outside the range.
     if not (low < value <= high if low_open else low <= value <= high):
         raise _bad(field, f"must be in {'(' if low_open else '['}{low}, {high}], got {value}")
+
+
+def too_long(field: str, message: str) -> RequestError:
+    """A prompt of more tokens than may be."""
+    return RequestError(f"{field} {message}", field=field, reason=CONTEXT_LENGTH_EXCEEDED)
 
 
 def _bad(field: str, message: str) -> RequestError:

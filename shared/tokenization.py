@@ -79,7 +79,10 @@ class ModelTokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Ids of a prompt, with the special tokens that the model expects around it."""
-        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=True).ids
+        return self.with_bos(self.tokenizer.encode(text, add_special_tokens=True).ids)
+
+    def with_bos(self, ids: list[int]) -> list[int]:
+        """The ids of a prompt that was encoded with special tokens, and the one for its begin where it lacks it."""
         bos = self._bos_token_id
         # Checkpoints disagree on who adds bos: the tokenizer's own post-processor, or its configuration.
         if self._add_bos_token and bos is not None and ids[:1] != [bos]:

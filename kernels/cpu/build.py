@@ -21,6 +21,7 @@ import stat
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -33,6 +34,7 @@ COMPILERS = ("c++", "g++", "clang++")
 # Contraction is off because the sources say themselves where a product and a sum are fused.
 FLAGS = ("-std=c++17", "-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fPIC", "-pthread")
 TIMEOUT = 300.0  # seconds for one compilation, which takes twenty where nothing else runs
+PAUSES = (1.0, 4.0)  # seconds before a compilation that failed is tried again: memory, processes, disk come back
 NATIVE = "native"
 
 Announce = Callable[[str], None]  # called with the compiler before it starts, which takes half a minute
@@ -40,6 +42,10 @@ Announce = Callable[[str], None]  # called with the compiler before it starts, w
 
 class BuildError(Exception):
     """There is no library for this machine, in words for a log line."""
+
+
+class CompilerFailedError(BuildError):
+    """The compiler is there and did not do it this time: it may have been killed, or have had no room."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +129,7 @@ def compile_library(output: Path, compiler: Sequence[str], flags: Sequence[str])
     try:
         status, errors = _run(command)
         if status:
-            raise BuildError(f"{compiler[0]} failed: {_first_error(errors)}")
+            raise CompilerFailedError(f"{compiler[0]} failed: {_first_error(errors)}")
         Path(partial).chmod(0o755)
         Path(partial).replace(output)
     finally:
@@ -142,8 +148,10 @@ def _run(command: Sequence[str]) -> tuple[int, str]:
             errors="replace",
             start_new_session=True,
         )
-    except OSError as error:
+    except (FileNotFoundError, PermissionError) as error:
         raise BuildError(f"cannot run {command[0]}: {error.strerror}") from error
+    except OSError as error:  # no process, no memory, for now
+        raise CompilerFailedError(f"cannot run {command[0]}: {error.strerror}") from error
     try:
         errors = process.communicate(timeout=TIMEOUT)[1]
         return process.returncode, errors
@@ -158,9 +166,21 @@ def _compiled_once(output: Path, compiler: Sequence[str], flags: Sequence[str], 
     with (output.parent / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not output.is_file():
-            announce(compiler[0])
-            compile_library(output, compiler, flags)
+            _compile_patiently(output, compiler, flags, announce)
     return output
+
+
+def _compile_patiently(output: Path, compiler: Sequence[str], flags: Sequence[str], announce: Announce) -> None:
+    """A failure that passes must not change what a deployment computes with: the compiler is asked again."""
+    for pause in (*PAUSES, None):
+        announce(compiler[0])
+        try:
+            compile_library(output, compiler, flags)
+            return
+        except CompilerFailedError as error:
+            if pause is None:
+                raise BuildError(f"{error} ({1 + len(PAUSES)} attempts)") from error
+            time.sleep(pause)
 
 
 def _first_error(stderr: str) -> str:
@@ -184,25 +204,48 @@ def _digest(*parts: object) -> str:
     return digest.hexdigest()
 
 
+def source_digest() -> str:
+    """A digest of the sources: libraries of other sources may compute other bits."""
+    return _digest()[:8]
+
+
 def _prebuilt_name(target: str) -> str:
     return f"{target}-{_digest(TARGETS[target].flags)}.so"
 
 
 @contextmanager
 def _cache() -> Iterator[Path]:
-    """Our directory in the user's cache; where that cannot be had, one of this process alone."""
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111 - raises nothing
-    folder = Path(base) / "pageant" / "native"
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        usable = is_private(folder) and os.access(folder, os.W_OK)
-    except OSError:
-        usable = False
-    if usable:
-        yield folder
-        return
+    """The first directory that we may keep libraries in; where there is none, one of this process alone."""
+    for base in _bases():
+        folder = base / "pageant" / "native"
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            usable = is_private(folder) and os.access(folder, os.W_OK | os.X_OK)
+        except OSError:
+            usable = False
+        if usable:
+            yield folder
+            return
     with tempfile.TemporaryDirectory(prefix="pageant-native-") as private:
         yield Path(private)
+
+
+def _bases() -> Iterator[Path]:
+    """The user's cache, systemd's (CacheDirectory=), the deployment's own directory, and one of this user's for
+    temporary files: a service's user may have no home, or none that it can write to."""
+    for name in ("XDG_CACHE_HOME", "CACHE_DIRECTORY"):
+        if (value := os.environ.get(name, "").partition(":")[0]).startswith("/"):
+            yield Path(value)
+    home = os.path.expanduser("~")  # noqa: PTH111 - raises nothing
+    if home.startswith("/"):
+        yield Path(home) / ".cache"
+    if (runtime := os.environ.get("PAGEANT_RUNTIME_DIR", "")).startswith("/"):
+        yield Path(runtime)
+    yield _temporary()
+
+
+def _temporary() -> Path:
+    return Path(tempfile.gettempdir()) / f"pageant-{os.getuid()}"
 
 
 def is_private(folder: Path) -> bool:

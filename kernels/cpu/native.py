@@ -1,18 +1,15 @@
 """The native kernels behind tensors: what ctypes cannot check, dtypes, shapes, contiguity, is checked here.
 
-`load()` compiles or finds the library, and compares it with the references in `kernels.ops` before anyone relies on it.
-Calls release the interpreter's lock.  All models of a process share one team of threads, and take turns at it.
+`kernels.cpu.loading` compiles or finds the library.  Calls release the interpreter's lock.  All models of a process
+share one team of threads, and take turns at it.
 """
 
 from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Sequence
 from ctypes import byref
 from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kernels.cpu import abi
-from kernels.cpu.build import NATIVE, Announce, BuildError, library
+from kernels.ops import digest
 
 FORMATS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}  # PgFormat
 UNSUPPORTED = {
@@ -181,6 +178,17 @@ class Native:
         self.pack_gate_up(bias[0, :, None], bias[1, :, None], torch.float32, packed)
         return packed.view(torch.float32)[: 2 * inner]
 
+    def chunk_sums(
+        self,
+        data: NDArray[np.uint8],  # [num_bytes]
+    ) -> NDArray[np.uint64]:  # [num_chunks, 2]
+        """As `kernels.ops.digest` has them."""
+        if data.dtype != np.uint8 or not data.flags.c_contiguous:
+            raise ValueError("bytes to be digested must be contiguous")
+        sums = np.empty((-(-len(data) // digest.CHUNK), 2), np.uint64)
+        self._call(self._functions.pg_digest, data.ctypes.data, len(data), sums.ctypes.data)
+        return sums
+
     def key_bytes(self, shape: KVShape) -> int:
         """Of one block of one layer."""
         return int(self._functions.pg_key_bytes(*shape.arguments))
@@ -330,32 +338,6 @@ class Native:
         addresses = [column.data_ptr() for column in (depth, top_k, top_p, cut, last_tied)]
         self._call(self._functions.pg_truncation, values.data_ptr(), *values.shape, *addresses)
         return cut, last_tied
-
-
-def load(target: str = NATIVE, *, defines: Sequence[str] = (), announce: Announce = lambda compiler: None) -> Native:
-    """The library for this machine, checked against the references.  Raises NativeUnavailable."""
-    try:
-        with library(target, defines=defines, announce=announce) as path:
-            return _load_once(path)
-    except BuildError as error:
-        raise NativeUnavailable(str(error)) from error
-
-
-@cache
-def _load_once(path: Path) -> Native:
-    """A library that is loaded twice is the same one, with the same team."""
-    from kernels.cpu.self_check import first_difference
-
-    try:
-        functions = abi.bind(ctypes.CDLL(str(path)))
-    except (OSError, AttributeError) as error:
-        raise NativeUnavailable(f"the library cannot be loaded: {error}") from error
-    if functions.pg_abi() != abi.VERSION:
-        raise NativeUnavailable(f"the library has interface {functions.pg_abi()}, wanted {abi.VERSION}")
-    native = Native(functions)
-    if wrong := first_difference(native):
-        raise NativeUnavailable(f"{wrong} differs from its reference on this processor")
-    return native
 
 
 def _readable(weight: Tensor) -> Tensor:

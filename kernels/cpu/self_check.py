@@ -10,7 +10,7 @@ from torch import Tensor
 
 from kernels.cpu import abi
 from kernels.cpu.native import FORMATS, KVShape, Native, StepColumns
-from kernels.ops import attention, kv_store, linear, linear_int8, rms_norm, truncation
+from kernels.ops import attention, digest, kv_store, linear, linear_int8, rms_norm, truncation
 from kernels.ops.kv_cache import KVCache
 
 TOLERANCE = 1e-4
@@ -23,6 +23,7 @@ def first_difference(native: Native) -> str:
     checks: dict[str, Callable[[], bool]] = {"rms_norm": lambda: check_rms_norm(native)}
     checks |= {f"linear in {dtype}": lambda dtype=dtype: check_linear(native, dtype) for dtype in FORMATS}  # type: ignore[misc]
     checks |= {f"attention over {dtype}": lambda dtype=dtype: check_attention(native, dtype) for dtype in FORMATS}  # type: ignore[misc]
+    checks["digest"] = lambda: check_digest(native)
     checks["truncation"] = lambda: check_truncation(native)
     return next((name for name, check in checks.items() if not check()), "")
 
@@ -51,6 +52,11 @@ def check_attention(native: Native, dtype: torch.dtype) -> bool:
     slots = _slots(tables)
     wanted = _reference_attention(dtype, query, key, value, slots, tables)
     return _near(_native_attention(native, dtype, query, key, value, slots, tables), wanted)
+
+
+def check_digest(native: Native) -> bool:
+    data = np.arange(2 * digest.CHUNK + 7, dtype=np.uint32).astype(np.uint8)
+    return np.array_equal(native.chunk_sums(data), digest.chunk_sums(data))
 
 
 def check_truncation(native: Native) -> bool:

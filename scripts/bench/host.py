@@ -33,6 +33,7 @@ STEAL = 7
 
 MAX_LATENCY = Path("/dev/cpu_dma_latency")  # Linux, "PM Quality Of Service Interface": as long as it is open
 
+COUNTING = "while True: pass"
 WAKEFUL = """
 import os, sys
 from shared.idle_time import take_idle_time_only
@@ -106,6 +107,18 @@ def _kept_busy() -> Iterator[None]:
         for keeper in keepers:
             keeper.kill()
             keeper.wait()
+
+
+@contextmanager
+def cores_taken(count: int) -> Iterator[None]:
+    """So many processes that only count, as urgent as any, run until the block ends."""
+    counting = [start([sys.executable, "-c", COUNTING], dict(os.environ)) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for process in counting:
+            process.kill()
+            process.wait()
 
 
 @dataclass(frozen=True)

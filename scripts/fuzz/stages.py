@@ -236,6 +236,8 @@ class Rows:
     """A model runner that keeps what it was told to do."""
 
     capacity = CAPACITY
+    fingerprint = None
+    lack = ""
 
     def __init__(self) -> None:
         self.done: list[tuple[int, int]] = []

@@ -1,5 +1,6 @@
-from __future__ import annotations
+"""`python -m services.cli` is `pageant`."""
 
-from services.cli.main import main
+from services.cli.entry import run
 
-main()
+if __name__ == "__main__":
+    run()

@@ -21,6 +21,11 @@ CHANNEL_OPTIONS = [
     ("grpc.use_local_subchannel_pool", 1),  # of its own, not shared with other clients in this process
 ]
 PROBE_TIMEOUT = 0.5
+FINISHES = {
+    inference_pb2.FINISH_REASON_STOP: "stop",
+    inference_pb2.FINISH_REASON_LENGTH: "length",
+    inference_pb2.FINISH_REASON_ABORT: "abort",
+}
 
 
 class Figures:
@@ -34,6 +39,7 @@ class Figures:
         self.cached_tokens = 0
         self.num_draft_tokens = 0
         self.num_accepted_tokens = 0
+        self.finish_reason = ""
         self.explanation: Any = None  # where the server says that the time went
 
     def add(self, response: Any) -> None:
@@ -45,6 +51,8 @@ class Figures:
             self.completion_tokens += response.usage.completion_tokens
             self.num_draft_tokens += response.usage.num_draft_tokens
             self.num_accepted_tokens += response.usage.num_accepted_tokens
+        if response.finish_reason:
+            self.finish_reason = FINISHES.get(response.finish_reason, "")
         if response.HasField("explanation"):
             self.explanation = response.explanation
 
@@ -61,6 +69,7 @@ class Figures:
     def __str__(self) -> str:
         verified = f"draft tokens accepted: {self.num_accepted_tokens} of {self.num_draft_tokens}  "
         return (
+            f"finish reason: {self.finish_reason or 'none'}  "
             f"prompt tokens: {self.prompt_tokens}  completion tokens: {self.completion_tokens}  "
             f"cached tokens: {self.cached_tokens}  {verified if self.num_draft_tokens else ''}"
             f"time to first token: {self.ttft_ms:.1f} ms  "

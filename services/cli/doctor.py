@@ -6,35 +6,22 @@ import importlib.util
 import json
 import os
 import platform
-import shutil
-import socket
-import stat
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import click
-import msgspec
 
+from services.cli.checks import Cast, Finding
+from services.cli.checks import examine as examine_settings
 from shared.config import Settings, settings_environment
 
 PACKAGES = {"torch": "worker", "safetensors": "worker", "tokenizers": "tokenizer", "jinja2": "tokenizer"}
 OLDEST_PYTHON = (3, 11)
-MAX_SOCKET_NAME = 107  # of a Unix socket's path, with its scheme
-LONGEST_INSTANCE = len("detokenizer-00000000.sock")
 COLORS = {"ok": "green", "note": "yellow", "wrong": "red"}
 PLAN_TIMEOUT = 300.0  # the native kernels may have to be compiled
 GIB = 1 << 30
-
-
-class Finding(msgspec.Struct, frozen=True):
-    """`wrong` keeps this machine from serving; a `note` does not."""
-
-    verdict: Literal["ok", "note", "wrong"]
-    subject: str
-    text: str
 
 
 def doctor(settings: Settings) -> int:
@@ -49,15 +36,16 @@ def doctor(settings: Settings) -> int:
 
 
 def examine(settings: Settings) -> Iterator[Finding]:
+    """What `pageant serve` checks, and besides what only a process with torch can tell."""
     yield check_python()
     missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
     yield from (missing_package(name) for name in missing)
-    yield from check_model(settings.model)
-    yield from check_draft(settings.draft)
-    if "torch" not in missing:
+    model_is_wrong = False
+    for finding in examine_settings(settings, Cast()):
+        model_is_wrong |= finding.verdict == "wrong" and finding.subject in ("model", "memory")
+        yield finding
+    if "torch" not in missing and not model_is_wrong:
         yield from check_plan(ask_plan(settings))
-    yield check_port(settings.host, settings.port)
-    yield check_runtime(settings)
 
 
 def check_python() -> Finding:
@@ -69,40 +57,6 @@ def check_python() -> Finding:
 
 def missing_package(name: str) -> Finding:
     return Finding("wrong", name, f"not installed; pip install 'pageant[{PACKAGES[name]}]'")
-
-
-def check_draft(draft: str) -> Iterator[Finding]:
-    if draft == "ngram":
-        yield Finding("ok", "draft", "prompt lookup")
-    elif draft != "off":
-        yield from (msgspec.structs.replace(finding, subject="draft") for finding in check_model(draft))
-
-
-def check_model(model: str) -> Iterator[Finding]:
-    directory = Path(model).expanduser()
-    if not directory.is_dir():
-        if directory.is_absolute() or model.count("/") != 1 or model.startswith((".", "models/")):
-            yield Finding("wrong", "model", f"{model} is no directory; name one with -m, or a repository of the hub")
-        else:
-            yield Finding("note", "model", f"{model} is no directory here; it would be downloaded from the hub")
-        return
-    absent = [name for name in ("config.json", "tokenizer.json") if not (directory / name).is_file()]
-    weights = list(directory.glob("*.safetensors"))
-    if not weights:
-        absent.append("*.safetensors")
-    if absent:
-        yield Finding("wrong", "model", f"{directory} lacks {', '.join(absent)}")
-    else:
-        size = sum(path.stat().st_size for path in weights)
-        yield Finding("ok", "model", f"{directory}: {_architecture(directory)}, {size / 1e6:.1f} MB of weights")
-
-
-def _architecture(directory: Path) -> str:
-    try:
-        config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return "config.json cannot be read"
-    return ", ".join(config.get("architectures") or ["no architecture named"])
 
 
 def ask_plan(settings: Settings) -> dict[str, Any]:
@@ -128,6 +82,7 @@ def check_plan(plan: dict[str, Any]) -> Iterator[Finding]:
         yield Finding("wrong", "memory", " ".join(str(plan["error"]).split()))
         return
     yield check_kernels(plan)
+    yield check_fingerprint(plan)
     longest = plan["max_model_len"]
     yield Finding(
         "ok",
@@ -144,30 +99,10 @@ def check_kernels(plan: dict[str, Any]) -> Finding:
     return Finding("ok", "kernels", f"{plan['kernels']}, {plan['num_threads']} threads; {plan['formats']}")
 
 
-def check_port(host: str, port: int) -> Finding:
-    if not port:
-        return Finding("ok", "port", "any free one")
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host.strip("[]"), port))
-        except OSError as error:
-            return Finding("wrong", "port", f"{host}:{port} cannot be used: {error.strerror}; choose another --port")
-    return Finding("ok", "port", f"{host}:{port} is free")
-
-
-def check_runtime(settings: Settings) -> Finding:
-    path = settings.runtime_path
-    if len(f"ipc://{path}/") + LONGEST_INSTANCE > MAX_SOCKET_NAME:
-        return Finding("wrong", "runtime dir", f"{path} is too long for a socket's name; set a shorter --runtime-dir")
-    existing = next(parent for parent in (path, *path.parents) if parent.exists())
-    status = existing.stat()
-    if not os.access(existing, os.W_OK):
-        return Finding("wrong", "runtime dir", f"{existing} cannot be written; set --runtime-dir")
-    if existing == path and status.st_uid != os.getuid():
-        return Finding("wrong", "runtime dir", f"{path} belongs to another user; set --runtime-dir")
-    if existing == path and stat.S_IMODE(status.st_mode) & 0o077:
-        return Finding("note", "runtime dir", f"{path} is open to others; it will be closed to them at start")
-    free = shutil.disk_usage(existing).free / GIB
-    return Finding("ok", "runtime dir", f"{path}, {free:.1f} GiB free")
+def check_fingerprint(plan: dict[str, Any]) -> Finding:
+    """What answers call `system_fingerprint`: every worker of a deployment must have the same."""
+    parts = plan["fingerprint"]
+    named = f"{parts['executor']}, {parts['numeric_class']}; weights {parts['weights'][:12] or 'not digested yet'}"
+    if not plan["system_fingerprint"]:
+        return Finding("ok", "fingerprint", f"known once the weights were loaded; {named}")
+    return Finding("ok", "fingerprint", f"{plan['system_fingerprint']}: {named}")

@@ -9,24 +9,31 @@ from typing import Any
 import click
 
 from services.cli.bench.commands import bench, simulate
-from services.cli.options import sampling_options, settings_options, take_sampling, take_settings
+from services.cli.help import Group
+from services.cli.options import deployment_options, sampling_options, settings_options, take_sampling, take_settings
 from services.cli.replay import replay_command
 from services.cli.top import top
 from services.cli.trace.commands import trace
 
-address_option = click.option("--address", default="127.0.0.1:50051", envvar="PAGEANT_ADDRESS", show_default=True)
-key_option = click.option("--api-key", default="", envvar="PAGEANT_API_KEY", help="Where the server asks for one.")
+address_option = click.option(
+    "--address",
+    default="127.0.0.1:50051",
+    envvar="PAGEANT_ADDRESS",
+    show_default=True,
+    help="Where the gateway listens for gRPC.",
+)
+key_option = click.option("--api-key", default="", envvar="PAGEANT_API_KEY", help="A key, if the server asks for one.")
 authority_option = click.option(
     "--tls-ca",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     envvar="PAGEANT_TLS_CA",
-    help="Speak TLS, and trust who this PEM file names.",
+    help="Speak TLS, and trust the authorities in this PEM file.",
 )
 replicas = click.IntRange(min=1)
 SERVICES = ("gateway", "tokenizer", "scheduler", "worker", "draft", "detokenizer")
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
+@click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
 @click.version_option(package_name="pageant")
 def main() -> None:
     """LLM inference as a troupe of services."""
@@ -40,6 +47,7 @@ main.add_command(top)
 
 
 @main.command()
+@click.argument("directory", required=False)
 @settings_options
 @click.option("--workers", type=replicas, default=1, show_default=True, help="Worker replicas.")
 @click.option("--drafts", type=replicas, default=1, show_default=True, help="Draft replicas, unless --draft is off.")
@@ -48,6 +56,7 @@ main.add_command(top)
 @click.option("--gateways", type=replicas, default=1, show_default=True, help="Gateway replicas, at ports in a row.")
 @click.option("--log-dir", type=click.Path(file_okay=False, path_type=Path), help="A log file per process here.")
 def serve(
+    directory: str | None,
     workers: int,
     drafts: int,
     tokenizers: int,
@@ -56,9 +65,13 @@ def serve(
     log_dir: Path | None,
     **arguments: Any,
 ) -> None:
-    """Serve a model: every service as a process of this machine, restarted when it dies."""
+    """Serve a model: every service as a process of this machine, restarted when it dies.
+
+    DIRECTORY is the model, as with --model.
+    """
     from services.cli import serve as command
 
+    arguments["model"] = one_model(directory, arguments["model"])
     settings = take_settings(arguments)
     cast = command.roles(
         settings, workers=workers, drafts=drafts, tokenizers=tokenizers, detokenizers=detokenizers, gateways=gateways
@@ -66,9 +79,16 @@ def serve(
     sys.exit(command.serve(settings, cast, log_dir))
 
 
+def one_model(directory: str | None, model: str | None) -> str | None:
+    """A model may be named in two ways, but not two models."""
+    if directory is not None and model is not None and directory != model:
+        raise click.UsageError(f"the model is {directory!r} or --model {model!r}, not both")
+    return directory if directory is not None else model
+
+
 @main.command()
 @click.argument("services", nargs=-1, type=click.Choice(SERVICES))
-@settings_options
+@deployment_options
 def restart(services: tuple[str, ...], **arguments: Any) -> None:
     """Replace every process of a running `pageant serve` in turn, or those of SERVICES; streams go on."""
     from services.cli import orders
@@ -78,7 +98,7 @@ def restart(services: tuple[str, ...], **arguments: Any) -> None:
 
 @main.command()
 @click.argument("replicas", nargs=-1, required=True, metavar="SERVICE=COUNT ...")
-@settings_options
+@deployment_options
 def scale(replicas: tuple[str, ...], **arguments: Any) -> None:
     """Give services of a running `pageant serve` so many replicas: `pageant scale worker=2 tokenizer=3`."""
     from services.cli import orders

@@ -2,72 +2,125 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import IO, Any, Literal, TypeVar, get_args, get_origin
 
 import click
 import msgspec
 
-from shared.config import PREFIX, Settings, load_settings
+from services.cli.entry import EXIT_CONFIG
+from services.cli.help import SectionedOption
+from shared.config import Settings, load_settings
+from shared.config.catalogue import Setting, catalogue, shown
 from shared.errors import ConfigError
 
 F = TypeVar("F", bound=Callable[..., Any])
 NAMES = tuple(field.name for field in msgspec.structs.fields(Settings))
 SHORT = {"model": ("-m",)}
+SAY_WHERE = ("runtime_dir",)  # the settings that find a running deployment
+config_option = click.option(
+    "--config",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="A pageant.toml with settings (or PAGEANT_CONFIG). Each may also be in the environment: --max-num-seqs is "
+    "PAGEANT_MAX_NUM_SEQS.",
+)
 
 
 def settings_options(command: F) -> F:
     """Add `--max-num-seqs` and its like, and `--config`; what is not given is left to the environment."""
-    hints = get_type_hints(Settings)
-    for field in reversed(msgspec.structs.fields(Settings)):
-        command = _option(field.name, hints[field.name], field.default)(command)
-    return click.option(
-        "--config", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="A pageant.toml."
-    )(command)
+    for setting in reversed(catalogue()):
+        command = _option(setting)(command)
+    return config_option(command)
+
+
+def deployment_options(command: F) -> F:
+    """Add the options that find a running deployment, alone; `take_settings` takes them too."""
+    for setting in reversed(catalogue()):
+        if setting.name in SAY_WHERE:
+            command = _option(setting, section="Options")(command)
+    return config_option(command)
 
 
 def take_settings(arguments: dict[str, Any]) -> Settings:
     """Remove the settings from a command's arguments and load them; a bad one ends the command, saying which."""
-    overrides = {name: arguments.pop(name) for name in NAMES}
+    overrides = {name: arguments.pop(name) for name in NAMES if name in arguments}
     try:
         return load_settings(overrides, file=arguments.pop("config"))
     except ConfigError as error:
-        raise click.ClickException(str(error)) from error
+        raise SettingsError(str(error)) from error
 
 
-def _option(name: str, hint: Any, default: Any) -> Callable[[F], F]:
-    flag = f"--{name.replace('_', '-')}"
-    shown = f"Default {default!r}; " if default != "" else ""
-    describe: dict[str, Any] = {"default": None, "help": f"{shown}environment {PREFIX}{name.upper()}."}
-    if hint is bool:
-        return click.option(f"{flag}/--no-{flag[2:]}", name, **describe)
-    if get_origin(hint) is Literal:
-        kind: Any = click.Choice([str(choice) for choice in get_args(hint)])
+class SettingsError(click.ClickException):
+    """A setting that cannot work."""
+
+    exit_code = EXIT_CONFIG
+
+    def show(self, file: IO[Any] | None = None) -> None:
+        click.echo(f"pageant: {self.format_message()}", file=file, err=file is None)
+
+
+def _option(setting: Setting, *, section: str = "") -> Callable[[F], F]:
+    flag = f"--{setting.name.replace('_', '-')}"
+    default = f"  [default: {shown(setting.default)}]" if setting.default != "" else ""
+    describe: dict[str, Any] = {
+        "cls": SectionedOption,
+        "default": None,
+        "help": f"{setting.sentence}{default}",
+        "is_common": setting.is_common,
+        "section": section or ("Common settings" if setting.is_common else f"Advanced settings: {setting.topic}"),
+    }
+    if setting.kind is bool:
+        return click.option(f"{flag}/--no-{flag[2:]}", setting.name, **describe)
+    if get_origin(setting.kind) is Literal:
+        kind: Any = click.Choice([str(choice) for choice in get_args(setting.kind)])
     else:
-        kind = hint
-    return click.option(*SHORT.get(name, ()), flag, name, type=kind, **describe)
+        kind = setting.kind
+    return click.option(*SHORT.get(setting.name, ()), flag, setting.name, type=kind, **describe)
 
 
-SAMPLING: Mapping[str, Any] = {
-    "max_tokens": int,
-    "min_tokens": int,
-    "temperature": float,
-    "top_k": int,
-    "top_p": float,
-    "min_p": float,
-    "repetition_penalty": float,
-    "frequency_penalty": float,
-    "presence_penalty": float,
-    "seed": int,
+class Sampled(msgspec.Struct, frozen=True):
+    """A sampling parameter as the command line takes it."""
+
+    kind: type
+    sentence: str
+    is_common: bool = False
+
+
+SAMPLING: dict[str, Sampled] = {
+    "max_tokens": Sampled(int, "Most tokens to generate.", is_common=True),
+    "min_tokens": Sampled(int, "Fewest tokens before the end of the sequence or a stop string may come."),
+    "temperature": Sampled(float, "0: the most likely token; higher: more random, up to 2.", is_common=True),
+    "top_k": Sampled(int, "Sample from so many most likely tokens only.", is_common=True),
+    "top_p": Sampled(float, "Sample from the most likely tokens that have this share together.", is_common=True),
+    "min_p": Sampled(float, "Sample from tokens at least so likely, relative to the most likely one."),
+    "repetition_penalty": Sampled(float, "Above 1: tokens of the prompt and the output become less likely."),
+    "frequency_penalty": Sampled(float, "Tokens become less likely with each time they were generated, -2 to 2."),
+    "presence_penalty": Sampled(float, "Tokens that were generated become less likely, -2 to 2."),
+    "seed": Sampled(int, "The same seed gives the same tokens.", is_common=True),
 }
+
+
+def sampling_option(name: str) -> Callable[[F], F]:
+    """The option of one sampling parameter."""
+    one = SAMPLING[name]
+    section = "Sampling (without an option: the model's own defaults)"
+    return click.option(
+        f"--{name.replace('_', '-')}",
+        name,
+        type=one.kind,
+        help=one.sentence,
+        cls=SectionedOption,
+        section=section,
+        is_common=one.is_common,
+    )
 
 
 def sampling_options(command: F) -> F:
     """Add the sampling parameters; what is not given is left to the model and the server."""
     command = click.option("--stop", multiple=True, help="End before this text; may be given again.")(command)
-    for name, kind in reversed(list(SAMPLING.items())):
-        command = click.option(f"--{name.replace('_', '-')}", name, type=kind)(command)
+    for name in reversed(SAMPLING):
+        command = sampling_option(name)(command)
     return command
 
 

@@ -17,8 +17,12 @@ import msgspec
 from services.cli.rolling import RestartFailedError, rolling_restart
 from services.cli.supervisor import Child, Supervisor
 from shared.config import Settings
+from shared.errors import ConfigError
+from shared.transport.directory import identity, listening, make_private
 
 MAX_LINE = 4096
+ORDER_SECONDS = 5.0  # that a client has to say what it wants; others wait meanwhile
+KEEP_SECONDS = 0.5  # between looks whether the desk is where it was
 DONE = "done"
 FEWEST = {"gateway": 1, "tokenizer": 1, "scheduler": 1, "worker": 1, "draft": 0, "detokenizer": 1}
 MOST = {"scheduler": 1}
@@ -46,23 +50,46 @@ def objection(order: Order) -> str:
 class OrderDesk:
     """Takes one order at a time, whenever `poll` is called; who comes meanwhile waits."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self._path = path
+        self._clock = clock
+        self._until = 0.0
         path.unlink(missing_ok=True)
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._listener.bind(str(path))
-        self._listener.listen()
-        self._listener.setblocking(False)
+        self._listener = listening(path)
+        self._place = identity(path)
+        self._trouble = ""
         self._client: socket.socket | None = None
         self._received = b""
+
+    def keep(self) -> str:
+        """Listen anew where the runtime directory was deleted or replaced; returns a line to say, or nothing."""
+        if self._place is not None and identity(self._path) == self._place:
+            return ""
+        try:
+            if answers(self._path):
+                return self._complain(f"another pageant serve takes the orders in {self._path.parent}")
+            make_private(self._path.parent)
+            self._path.unlink(missing_ok=True)
+            fresh = listening(self._path)
+        except (OSError, ConfigError) as error:
+            return self._complain(f"no orders can be taken in {self._path.parent}: {error}")
+        self._listener.close()
+        self._listener, self._place, self._trouble = fresh, identity(self._path), ""
+        return f"{self._path.parent} was gone or another one: the socket for orders is made anew"
+
+    def _complain(self, text: str) -> str:
+        """Once."""
+        is_new, self._trouble = text != self._trouble, text
+        return text if is_new else ""
 
     def poll(self) -> Order | None:
         """An order, if one has come; `report` and `finish` answer it."""
         if self._client is None:
-            with contextlib.suppress(BlockingIOError):
+            with contextlib.suppress(OSError):  # no client waits, or there is no descriptor at present
                 self._client, _ = self._listener.accept()
                 self._client.setblocking(False)
                 self._received = b""
+                self._until = self._clock() + ORDER_SECONDS
         return self._read() if self._client is not None else None
 
     def _read(self) -> Order | None:
@@ -70,6 +97,8 @@ class OrderDesk:
         try:
             received = self._client.recv(MAX_LINE)
         except BlockingIOError:
+            if self._clock() > self._until:
+                self._hang_up()
             return None
         except OSError:
             received = b""
@@ -109,7 +138,21 @@ class OrderDesk:
     def close(self) -> None:
         self._hang_up()
         self._listener.close()
-        self._path.unlink(missing_ok=True)
+        if identity(self._path) == self._place:  # else it is somebody else's
+            self._path.unlink(missing_ok=True)
+
+
+def answers(path: Path) -> bool:
+    """Whether somebody listens there."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect(str(path))
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        return True
 
 
 def desk_path(runtime_path: Path) -> Path:
@@ -157,8 +200,13 @@ class Fulfilment:
         self._report = report
         self._clock = clock
         self._work: Iterator[None] | None = None
+        self._looked = clock()
 
     def poll(self) -> None:
+        if self._clock() - self._looked >= KEEP_SECONDS:
+            self._looked = self._clock()
+            if said := self._desk.keep():
+                self._report(said)
         if self._work is None and (order := self._desk.poll()) is not None:
             self._work = self._carry_out(order)
         if self._work is None:

@@ -11,23 +11,33 @@ from types import FrameType
 
 import msgspec
 
+from services.cli.addresses import with_port
+from services.cli.checks import Cast, examine
+from services.cli.failures import one_line
 from services.cli.processes import Starter
-from services.cli.serve import TURN, connect, report, roles, wait_until_serving, with_port
+from services.cli.serve import TURN, connect, report, roles, wait_until_serving
 from services.cli.supervisor import Supervisor
+from shared.actor.process import EXIT_CONFIG
 from shared.config import Settings
 
 MAX_DEATHS = 2  # of one service, before it is given up
 Work = Callable[[Settings], int]  # gets the settings with the port that is served; returns an exit status
 
 
-def with_private_troupe(settings: Settings, work: Work) -> int:
-    """Start, work, shut down; returns what the work returned, 1 where the troupe cannot start, 130 on Ctrl-C."""
+def with_private_troupe(settings: Settings, work: Work, *, http_port: int = -1) -> int:
+    """Start, work, shut down; returns what the work returned, 1 where the troupe cannot start, 130 on Ctrl-C.
+
+    `http_port`: 0: any free one, -1: none.
+    """
     signal.signal(signal.SIGTERM, _interrupt)
     with tempfile.TemporaryDirectory(prefix="pageant-") as directory:
         private = msgspec.structs.replace(
-            settings, runtime_dir=f"{directory}/run", transport="ipc", host="127.0.0.1", port=0, http_port=-1
+            settings, runtime_dir=f"{directory}/run", transport="ipc", host="127.0.0.1", port=0, http_port=http_port
         )
         try:
+            if wrong := next((found for found in examine(private, Cast()) if found.verdict == "wrong"), None):
+                report(wrong.text)
+                return EXIT_CONFIG
             return _run(with_port(private), work, Path(directory) / "logs")
         except KeyboardInterrupt:
             return 130
@@ -43,8 +53,8 @@ def _run(settings: Settings, work: Work, log_dir: Path) -> int:
             return _work(settings, work, supervisor)
         for child in supervisor.children:
             if child.num_deaths:
-                report(f"{child.role.name} cannot start: {starter.last_words(child.role)}")
-        return 1
+                report(f"{child.role.name} cannot start: {one_line(starter.last_words(child.role))}")
+        return EXIT_CONFIG if supervisor.failure else 1
     finally:
         client.close()
         supervisor.stop(settings.drain_timeout)
@@ -55,17 +65,25 @@ def _hopeless(supervisor: Supervisor) -> bool:
 
 
 def _work(settings: Settings, work: Work, supervisor: Supervisor) -> int:
-    """Work on a thread of its own, while this one, the children's parent, looks after them."""
-    status = [1]
+    """Work on a thread of its own, while this one, the children's parent, looks after them.
+
+    What the work raises is raised here.
+    """
+    status, raised = [1], list[BaseException]()
 
     def run() -> None:
-        status[0] = work(settings)
+        try:
+            status[0] = work(settings)
+        except BaseException as error:
+            raised.append(error)
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
     while thread.is_alive():
         supervisor.poll()
         thread.join(TURN)
+    if raised:
+        raise raised[0]
     return status[0]
 
 

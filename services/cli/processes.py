@@ -10,11 +10,12 @@ import sys
 import tempfile
 import weakref
 from pathlib import Path
+from typing import BinaryIO
 
 import msgspec
 
 from services.cli.supervisor import Child, Role
-from shared.actor.status import read_status
+from shared.actor.status import read_status, words_path
 from shared.config import Settings, settings_environment
 
 LAUNCH = Path(__file__).with_name("launch.py")
@@ -37,6 +38,7 @@ class Starter:
         weakref.finalize(self, shutil.rmtree, self._status_dir, ignore_errors=True)
         self._num_started = 0
         self._status_files: dict[int, Path] = {}  # by process id
+        self._newest: dict[Role, Path] = {}
         if log_dir is not None:
             log_dir.mkdir(parents=True, exist_ok=True)
 
@@ -45,7 +47,7 @@ class Starter:
         status_file = self._status_dir / f"{role.name}.{self._num_started}"
         environment = os.environ | settings_environment(settings_of(role, self._settings, status_file))
         process = start([sys.executable, "-m", f"services.{role.service}"], environment, self.log_file(role))
-        self._status_files[process.pid] = status_file
+        self._status_files[process.pid] = self._newest[role] = status_file
         return process
 
     def is_ready(self, child: Child) -> bool:
@@ -59,7 +61,9 @@ class Starter:
         return self._log_dir / f"{role.name}.log" if self._log_dir is not None else None
 
     def last_words(self, role: Role) -> str:
-        """Why a service died, as far as its log file tells."""
+        """Why a service died, as far as it has said."""
+        if role in self._newest and (words := words_path(self._newest[role])).is_file():
+            return words.read_text(encoding="utf-8", errors="replace")
         path = self.log_file(role)
         return last_words(path) if path is not None else "its last lines above say why"
 
@@ -87,7 +91,7 @@ def start(command: list[str], environment: dict[str, str], log_file: Path | None
     command = [sys.executable, "-S", "-E", str(LAUNCH), str(os.getpid()), *command]
     if log_file is None:
         return subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, process_group=0)
-    with log_file.open("ab") as output:
+    with opened(log_file) as output:
         return subprocess.Popen(
             command,
             env=environment,
@@ -96,6 +100,16 @@ def start(command: list[str], environment: dict[str, str], log_file: Path | None
             stderr=subprocess.STDOUT,
             process_group=0,
         )
+
+
+def opened(log_file: Path) -> BinaryIO:
+    """A log to append to.  Where there can be none (a full or read-only disk, a directory that went away), a service
+    starts without: it is worth more than its lines."""
+    try:
+        log_file.parent.mkdir(parents=True, exist_ok=True)
+        return log_file.open("ab")
+    except OSError:
+        return Path(os.devnull).open("ab")
 
 
 def last_words(path: Path) -> str:

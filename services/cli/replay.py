@@ -8,12 +8,13 @@ from pathlib import Path
 
 import click
 
+from services.cli.help import command
 from shared.errors import ProtocolError
 
 KEPT = Path("tests/unit/scheduler/recordings")  # every recording there is replayed by a test
 
 
-@click.command("replay")
+@command("replay")
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("--invariants", is_flag=True, help="Check the core after every event; slow.")
 @click.option("--digest", "show_digest", is_flag=True, help="Print nothing but the digest over all plans.")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import signal
-import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,21 +11,31 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 import click
-import msgspec
 
+from services.cli.addresses import free_port, grpc_address, with_port
+from services.cli.checks import Cast, Finding, examine
+from services.cli.failures import one_line, words
 from services.cli.orders import Fulfilment, OrderDesk, desk_path
 from services.cli.processes import Starter
+from services.cli.ready import ready_block
 from services.cli.supervisor import KILL_AFTER, Role, Supervisor
 from shared.actor.process import EXIT_CONFIG
 from shared.config import Settings
+from shared.descriptors import raise_limit
 from shared.errors import ConfigError
-from shared.transport.unix import claim, make_private
+from shared.standard_streams import guard_standard_streams
+from shared.transport.directory import claim, make_private
 
 if TYPE_CHECKING:
     from services.cli.client import Client
 
+__all__ = ["connect", "free_port", "roles", "serve", "with_port"]
+
 TURN = 0.05  # seconds between looks at the children
-WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "[::1]", "[::]": "[::1]"}
+FIRST_WORD, NEXT_WORD = (
+    10.0,
+    30.0,
+)  # seconds of starting until it is said what is waited for, and until it is said again
 
 
 def roles(
@@ -52,18 +61,20 @@ def roles(
 
 def serve(settings: Settings, cast: list[Role], log_dir: Path | None) -> int:
     """Run until SIGTERM or Ctrl-C, or until a service says that it cannot work; returns the exit status."""
-    if (wrong := taken(settings)) is not None:
+    if (wrong := why_not(settings, cast, log_dir)) is not None:
         report(wrong)
         return EXIT_CONFIG
+    guard_standard_streams()
     settings = with_port(settings)
+    raise_limit()
     stopped = Interruption()
     starter = Starter(settings, log_dir)
     supervisor = Supervisor(cast, starter, report=report, patience=settings.handover_timeout + KILL_AFTER)
-    supervisor.start()
     desk = OrderDesk(desk_path(settings.runtime_path))
     fulfilment = Fulfilment(desk, supervisor, starter.is_ready, report=report)
     try:
-        watch_until_ready(supervisor, settings, stopped)
+        supervisor.start()
+        watch_until_ready(supervisor, starter, settings, stopped)
         while not (stopped.requested or supervisor.failure):
             supervisor.poll()
             fulfilment.poll()
@@ -73,49 +84,73 @@ def serve(settings: Settings, cast: list[Role], log_dir: Path | None) -> int:
         supervisor.stop(settings.drain_timeout)
     if supervisor.failure:
         role, status = supervisor.failure
-        report(f"{role.name} cannot work with this configuration: {starter.last_words(role)}")
+        report(f"{role.name} cannot work with this configuration: {one_line(starter.last_words(role))}")
         return status
     return 0
 
 
-def taken(settings: Settings) -> str | None:
-    """Why this deployment cannot have its runtime directory, before any process of it meets those of another."""
-    if settings.transport == "ipc":
-        try:
-            make_private(settings.runtime_path)
-            claim(settings.runtime_path).close()
-        except ConfigError as error:
-            return str(error)
-    return next((wrong for port in (settings.port, settings.http_port) if (wrong := port_taken(settings, port))), None)
-
-
-def port_taken(settings: Settings, port: int) -> str | None:
-    """Why a gateway cannot have a port; gateways share theirs, and would do so with another deployment's."""
-    if port <= 0:
-        return None
-    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    with socket.socket(family) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((settings.host.strip("[]"), port))
-        except OSError as error:
-            return f"cannot listen on {settings.host}:{port}: {error.strerror}"
+def why_not(settings: Settings, cast: list[Role], log_dir: Path | None) -> str | None:
+    """What keeps this deployment from being started, before any process of it is."""
+    counts = Cast(workers=_count(cast, "worker"), gateways=_count(cast, "gateway"))
+    wrong = next((found for found in examine(settings, counts, log_dir) if found.verdict == "wrong"), None)
+    if wrong is not None:
+        return in_words(wrong)
+    try:
+        if log_dir is not None:
+            log_dir.mkdir(parents=True, exist_ok=True)
+        make_private(settings.runtime_path)
+        if settings.transport == "ipc":
+            claim(settings.runtime_path).close()  # before they meet the processes of another deployment
+    except (ConfigError, OSError) as error:
+        return words(error)
     return None
 
 
-def watch_until_ready(supervisor: Supervisor, settings: Settings, stopped: Interruption) -> None:
+def _count(cast: list[Role], service: str) -> int:
+    return sum(role.service == service for role in cast)
+
+
+def in_words(finding: Finding) -> str:
+    return f"{finding.text} (`pageant doctor` checks everything)"
+
+
+def watch_until_ready(supervisor: Supervisor, starter: Starter, settings: Settings, stopped: Interruption) -> None:
+    """Look after the children until all have joined, and say so."""
     client = connect(settings)
+    waiting = Waiting(supervisor, starter)
     try:
-        if wait_until_serving(client, supervisor, lambda: stopped.requested):
-            click.echo(f"ready: {settings.model_name} at {client.address}{http_address(settings)}", err=True)
+        if wait_until_serving(client, supervisor, lambda: stopped.requested, waiting.is_over):
+            report(ready_block(settings), prefix="")
     finally:
         client.close()
 
 
-def wait_until_serving(client: Client, supervisor: Supervisor, given_up: Callable[[], bool]) -> bool:
+class Waiting:
+    """Whether every child has joined the others; says now and then which has not."""
+
+    def __init__(self, supervisor: Supervisor, starter: Starter, clock: Callable[[], float] = time.monotonic) -> None:
+        self._supervisor = supervisor
+        self._starter = starter
+        self._clock = clock
+        self._next_word = clock() + FIRST_WORD
+
+    def is_over(self) -> bool:
+        missing = [child.role.name for child in self._supervisor.children if not self._starter.is_ready(child)]
+        if missing and self._clock() >= self._next_word:
+            self._next_word = self._clock() + NEXT_WORD
+            report(f"still starting: {', '.join(missing)}")
+        return not missing
+
+
+def wait_until_serving(
+    client: Client,
+    supervisor: Supervisor,
+    given_up: Callable[[], bool],
+    all_there: Callable[[], bool] = lambda: True,
+) -> bool:
     """Look after the children until the gateway serves; False where they cannot work or the caller gives up."""
     while not (given_up() or supervisor.failure):
-        if client.serving:
+        if all_there() and client.serving:
             return True
         supervisor.poll()
         time.sleep(TURN / 2)
@@ -126,31 +161,11 @@ def connect(settings: Settings) -> Client:
     """A client for a gateway with these settings.  gRPC is imported here, while the children already start."""
     from services.cli.client import Client
 
-    address = f"{WILDCARDS.get(settings.host, settings.host)}:{settings.port}"
     authority = None
     if settings.tls_cert_file:
         with contextlib.suppress(OSError):  # the gateway itself says what is wrong with it
             authority = Path(settings.tls_cert_file).read_bytes()
-    return Client(address, authority=authority)
-
-
-def http_address(settings: Settings) -> str:
-    """Where browsers and HTTP clients find the gateway, if they do."""
-    if settings.http_port < 0:
-        return ""
-    return f", http://{WILDCARDS.get(settings.host, settings.host)}:{settings.http_port}"
-
-
-def with_port(settings: Settings) -> Settings:
-    """A port of 0 becomes a free one, known before the gateway is."""
-    free = {name: free_port() for name in ("port", "http_port") if getattr(settings, name) == 0}
-    return msgspec.structs.replace(settings, **free)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return int(probe.getsockname()[1])
+    return Client(grpc_address(settings), authority=authority)
 
 
 class Interruption:
@@ -165,5 +180,6 @@ class Interruption:
         self.requested = True
 
 
-def report(text: str) -> None:
-    click.echo(f"pageant: {text}", err=True)
+def report(text: str, *, prefix: str = "pageant: ") -> None:
+    with contextlib.suppress(OSError):  # the reader may have gone; what is served goes on
+        click.echo(f"{prefix}{text}", err=True)

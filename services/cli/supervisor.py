@@ -147,12 +147,18 @@ class Supervisor:
             self._stop_group(group, drain_timeout + KILL_AFTER)
 
     def _begin(self, child: Child) -> None:
-        child.process = self._start(child.role)
         child.started = self._clock()
-        child.num_lives += 1
+        try:
+            child.process = self._start(child.role)
+        except OSError as error:  # no process, memory, descriptor or disk to be had now
+            self._start_later(child)
+            self._report(f"{child.role.name} cannot be started: {error}; trying again in {child.delay:g} s")
+        else:
+            child.num_lives += 1
 
     def _part(self, child: Child) -> None:
         child.kill_at = None
+        child.process = None
         if child.is_replaced:
             child.is_replaced = False
             self._begin(child)
@@ -163,12 +169,24 @@ class Supervisor:
         child.process = None
         child.num_deaths += 1
         if status == EXIT_CONFIG:
-            self.failure = (child.role, status)
+            self._give_up(child, status)
             return
+        self._start_later(child)
+        self._report(f"{child.role.name} ended with status {status}; starting again in {child.delay:g} s")
+
+    def _start_later(self, child: Child) -> None:
         had_long_life = self._clock() - child.started >= LONG_LIFE
         child.delay = FIRST_DELAY if had_long_life or not child.delay else min(2 * child.delay, self._max_delay)
         child.restart_at = self._clock() + child.delay
-        self._report(f"{child.role.name} ended with status {status}; starting again in {child.delay:g} s")
+
+    def _give_up(self, child: Child, status: int) -> None:
+        """What would end so again and again is not started again.  Where its service has others, they go on: it may
+        have been refused for not computing as they do."""
+        if any(other is not child for other in self.cast(child.role.service)):
+            self.children.remove(child)
+            self._report(f"{child.role.name} cannot work beside the others of its service, and is given up")
+        else:
+            self.failure = (child.role, status)
 
     def _stop_group(self, group: list[Child], patience: float) -> None:
         for child in group:

@@ -10,8 +10,11 @@ import grpc
 
 from services.cli.client import Client, printable
 from services.cli.client import explain as in_words
+from services.cli.history import history_path, line_editing
 
 BAR = 40  # characters
+MAX_TOKENS = 256  # of a completion, unless it is told; the end of the sequence may come before
+HOW_TO_LEAVE = "Ctrl-D or /quit ends; Ctrl-C stops an answer"
 
 
 def write(text: str) -> None:
@@ -21,9 +24,10 @@ def write(text: str) -> None:
 
 
 def generate(client: Client, prompt: str, sampling: dict[str, Any], *, explain: bool = False) -> int:
-    """Stream one completion, then its figures; returns the exit status."""
+    """Stream one completion to its end, then its figures; returns the exit status."""
+    length = {"max_tokens": max(MAX_TOKENS, sampling.get("min_tokens", 0))}
     try:
-        _, figures = client.generate(sampling, write, text=prompt, explain=explain)
+        _, figures = client.generate(length | sampling, write, text=prompt, explain=explain)
     except grpc.RpcError as error:
         click.echo(f"pageant: {in_words(error, client.address)}", err=True)
         return 1
@@ -48,6 +52,14 @@ def explained(explanation: Any) -> str:
 
 def chat(client: Client, system: str, sampling: dict[str, Any]) -> int:
     """Talk until /quit or the end of the input.  Ctrl-C stops one answer."""
+    if not sys.stdin.isatty():
+        return _talk(client, system, sampling)
+    click.echo(HOW_TO_LEAVE, err=True)
+    with line_editing(history_path()):
+        return _talk(client, system, sampling)
+
+
+def _talk(client: Client, system: str, sampling: dict[str, Any]) -> int:
     messages = [{"role": "system", "content": system}] if system else []
     while (line := _read_line()) is not None:
         if not line:
@@ -62,10 +74,17 @@ def chat(client: Client, system: str, sampling: dict[str, Any]) -> int:
 
 
 def _read_line() -> str | None:
+    """What was typed; empty where it was taken back by Ctrl-C, None at the end."""
     try:
         line = input("> " if sys.stdin.isatty() else "").strip()
-    except (EOFError, KeyboardInterrupt):
+    except EOFError:
+        write("\n" if sys.stdin.isatty() else "")
         return None
+    except KeyboardInterrupt:
+        if not sys.stdin.isatty():
+            raise
+        click.echo(f"\n{HOW_TO_LEAVE}", err=True)
+        return ""
     return None if line == "/quit" else line
 
 

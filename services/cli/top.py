@@ -7,9 +7,11 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
+from http import HTTPStatus
 
 import click
 
+from services.cli.help import command
 from services.cli.tables import aligned
 from shared.metrics.histogram import quantile
 
@@ -20,6 +22,10 @@ QUANTILES = (("TTFT", "vllm:time_to_first_token_seconds"), ("ITL", "vllm:inter_t
              ("queue", "vllm:request_queue_time_seconds"), ("whole", "vllm:e2e_request_latency_seconds"))  # fmt: skip
 SERVICES = ("gateway", "tokenizer", "scheduler", "worker", "draft", "detokenizer")
 
+KEY_HINT: dict[int, str] = dict.fromkeys(
+    (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN),
+    ": give a key with --api-key, or PAGEANT_API_KEY in the environment",
+)
 Labels = tuple[tuple[str, str], ...]
 
 
@@ -140,7 +146,9 @@ def percent(share: float | None) -> str:
 def seconds(value: float | None) -> str:
     if value is None:
         return "-"
-    return f"{value:.2f} s" if value >= 10 else f"{1000 * value:.1f} ms"
+    if value >= 10:
+        return f"{value:.2f} s"
+    return f"{1000 * value:.1f} ms" if value >= 0.001 else f"{1000 * value:.2f} ms"
 
 
 def bar(share: float) -> str:
@@ -151,8 +159,35 @@ def bar(share: float) -> str:
 def scrape(url: str, key: str) -> Scrape:
     """Raises OSError where nobody answers."""
     request = urllib.request.Request(url, headers={"authorization": f"Bearer {key}"} if key else {})
-    with urllib.request.urlopen(request, timeout=TIMEOUT) as answer:
-        return Scrape(answer.read().decode(), time.monotonic())
+    try:
+        with urllib.request.urlopen(request, timeout=TIMEOUT) as answer:
+            return Scrape(answer.read().decode(), time.monotonic())
+    except urllib.error.HTTPError as error:
+        error.close()  # it holds the connection
+        raise
+
+
+class Reader:
+    """Reads again and again; a key that is asked for at the terminal is kept."""
+
+    def __init__(self, url: str, key: str, *, ask: Callable[[], str] | None) -> None:
+        self._url = url
+        self._key = key
+        self._ask = ask
+
+    def read(self) -> Scrape:
+        """Raises OSError where no server answers, or where the key is refused and no terminal can ask for another."""
+        try:
+            return scrape(self._url, self._key)
+        except urllib.error.HTTPError as error:
+            if error.code != HTTPStatus.UNAUTHORIZED or self._ask is None:
+                raise
+            self._key, self._ask = self._ask(), None  # a second refusal is final
+        return scrape(self._url, self._key)
+
+
+def ask_key() -> str:
+    return str(click.prompt("the gateway asks for an API key", hide_input=True, err=True))
 
 
 def watch(read: Callable[[], Scrape], interval: float, count: int | None, *, clear: bool) -> None:
@@ -168,20 +203,29 @@ def watch(read: Callable[[], Scrape], interval: float, count: int | None, *, cle
             time.sleep(interval)
 
 
-@click.command()
-@click.option("--url", default="http://127.0.0.1:8000/metrics", envvar="PAGEANT_METRICS_URL", show_default=True)
-@click.option("--api-key", default="", envvar="PAGEANT_API_KEY", help="Where the gateway asks for one.")
-@click.option("--interval", type=click.FloatRange(min=0.1), default=1.0, show_default=True, help="Seconds.")
+@command("top")
+@click.option(
+    "--url",
+    default="http://127.0.0.1:8000/metrics",
+    envvar="PAGEANT_METRICS_URL",
+    show_default=True,
+    help="Where the gateway shows its metrics.",
+)
+@click.option("--api-key", default="", envvar="PAGEANT_API_KEY", help="A key, if the gateway asks for one.")
+@click.option(
+    "--interval", type=click.FloatRange(min=0.1), default=1.0, show_default=True, help="Seconds between two looks."
+)
 @click.option("--once", is_flag=True, help="Show the state once, without clearing the screen.")
 def top(url: str, api_key: str, interval: float, once: bool) -> None:
     """Watch a deployment: services, queue, KV use, hit rate, tokens per second, latencies, acceptance."""
     if not url.startswith(("http://", "https://")):
         raise click.ClickException(f"{url} is no http address")
+    reader = Reader(url, api_key, ask=ask_key if sys.stdin.isatty() and sys.stderr.isatty() else None)
     try:
-        watch(lambda: scrape(url, api_key), interval, 1 if once else None, clear=sys.stdout.isatty() and not once)
+        watch(reader.read, interval, 1 if once else None, clear=sys.stdout.isatty() and not once)
     except urllib.error.HTTPError as error:
-        raise click.ClickException(f"{url} answers {error.code} {error.reason}") from error
+        raise click.ClickException(
+            f"{url} answers {error.code} {error.reason}{KEY_HINT.get(error.code, '')}"
+        ) from error
     except OSError as error:
         raise click.ClickException(f"nothing answers at {url}: {error}") from error
-    except KeyboardInterrupt:
-        sys.exit(130)

@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeVar
 import click
 import msgspec
 
+from services.cli.help import advanced
 from shared.workload import (
     LoadRequest,
     Ramp,
@@ -118,20 +119,21 @@ OPTIONS = [
     click.option("--dataset-path", type=PATH, help="The file of custom prompts, or the trace."),
     click.option("--num-prompts", type=click.IntRange(min=0), default=0,
                  help="Default: 1000 random ones, else the whole file.  A trace begins anew at its end."),
-    click.option("--random-input-len", type=int, default=1024, show_default=True),
-    click.option("--random-output-len", type=int, default=128, show_default=True),
+    click.option("--random-input-len", type=int, default=1024, show_default=True, help="Tokens of a random prompt."),
+    click.option("--random-output-len", type=int, default=128, show_default=True, help="max_tokens of it."),
     click.option("--random-prefix-len", type=int, default=0, show_default=True, help="Tokens that all prompts share."),
-    click.option("--random-range-ratio", type=float, default=0.0, show_default=True,
+    advanced("--random-range-ratio", type=float, default=0.0, show_default=True,
                  help="Lengths are uniform in [1 - r, 1 + r] of those named."),
     click.option("--custom-output-len", type=int, default=128, show_default=True, help="max_tokens of custom prompts."),
     click.option("--chat", is_flag=True, help="Send custom prompts as a user's turn of a chat."),
-    click.option("--trace-speed", type=float, default=1.0, show_default=True, help="Times the traced rate."),
-    click.option("--trace-length-scale", type=float, default=1.0, show_default=True, help="Times the traced ones."),
+    advanced("--trace-speed", type=float, default=1.0, show_default=True, help="Times the traced rate."),
+    advanced("--trace-length-scale", type=float, default=1.0, show_default=True, help="Times the traced ones."),
     click.option("--request-rate", type=float, help="Per second; inf: all at once.  Default: a trace's own, or inf."),
-    click.option("--burstiness", type=float, default=1.0, show_default=True,
+    advanced("--burstiness", type=float, default=1.0, show_default=True,
                  help="Shape of the gamma distribution of gaps: 1 Poisson, less burstier, inf constant."),
-    click.option("--ramp-up-strategy", type=click.Choice(["linear", "exponential"])),
-    click.option("--ramp-up-start-rps", type=float, default=1.0, show_default=True),
-    click.option("--ramp-up-end-rps", type=float, default=10.0, show_default=True),
-    click.option("--seed", type=int, default=0, show_default=True),
+    advanced("--ramp-up-strategy", type=click.Choice(["linear", "exponential"]),
+             help="How the rate grows from the first request to the last.  Default: it stays."),
+    advanced("--ramp-up-start-rps", type=float, default=1.0, show_default=True, help="Rate of the first requests."),
+    advanced("--ramp-up-end-rps", type=float, default=10.0, show_default=True, help="Rate of the last requests."),
+    click.option("--seed", type=int, default=0, show_default=True, help="The same seed gives the same load."),
 ]  # fmt: skip

@@ -9,7 +9,17 @@ from services.detokenizer.table import StreamTable
 from shared.actor import MemberActor
 from shared.actor.actor import Handlers
 from shared.config import Settings
-from shared.messages import DetokenizerInbox, Member, Refused, Roster, ServiceName, TextBatch, Tick, TokenBatch
+from shared.messages import (
+    DetokenizerInbox,
+    Fingerprint,
+    Member,
+    Refused,
+    Roster,
+    ServiceName,
+    TextBatch,
+    Tick,
+    TokenBatch,
+)
 from shared.transport import Transport
 
 
@@ -20,10 +30,19 @@ class DetokenizerActor(MemberActor):
     inbox_union = DetokenizerInbox
 
     def __init__(
-        self, transport: Transport, settings: Settings, decoders: DecoderFactory, instance: str | None = None
+        self,
+        transport: Transport,
+        settings: Settings,
+        decoders: DecoderFactory,
+        instance: str | None = None,
+        text: Fingerprint | None = None,
     ) -> None:
         super().__init__(transport, settings, instance)
         self.table = StreamTable(decoders)
+        self._text = text
+
+    def fingerprint(self) -> Fingerprint | None:
+        return self._text
 
     def handlers(self) -> Handlers:
         return {

@@ -6,11 +6,13 @@ from services.detokenizer.actor import DetokenizerActor
 from services.detokenizer.decoder import DecoderFactory
 from shared.config import Settings
 from shared.model_source import resolve_model_dir
+from shared.text_digest import text_fingerprint
 from shared.tokenization import load_tokenizer
 from shared.transport import Transport
 
 
 def make(transport: Transport, settings: Settings) -> DetokenizerActor:
     """One detokenizer of the configured model.  Raises ModelError where it has no usable tokenizer."""
-    tokenizer = load_tokenizer(resolve_model_dir(settings.model))
-    return DetokenizerActor(transport, settings, DecoderFactory(tokenizer))
+    directory = resolve_model_dir(settings.model)
+    decoders = DecoderFactory(load_tokenizer(directory))
+    return DetokenizerActor(transport, settings, decoders, text=text_fingerprint(directory))

@@ -133,6 +133,7 @@ class Stream:
             tokens.num_accepted_tokens,
             ledger,
             embedding=self.opened.embedding if self._first else None,
+            fingerprint=self.opened.fingerprint if self._first else "",
         )
         self.num_characters += len(text)
         self._first = False

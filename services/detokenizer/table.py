@@ -25,7 +25,7 @@ from shared.phases import Phase
 
 log = structlog.get_logger()
 
-MAX_CLOSED = 16384  # streams remembered after their end
+MAX_CLOSED = 4096  # streams remembered after their end, for as long as tokens may be under way: some steps
 
 Key = tuple[str, int]
 

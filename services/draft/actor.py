@@ -12,10 +12,10 @@ from services.draft.proposer import Proposer
 from services.draft.turns import Turns
 from shared.actor import MemberActor
 from shared.actor.actor import Handlers
-from shared.actor.member import check_epoch
 from shared.config import Settings
 from shared.errors import FatalError
 from shared.messages import DraftCapacity, DraftInbox, DraftUpdate, Refused, Roster, ServiceName, Tick
+from shared.standard_streams import drain_standard_streams
 from shared.transport import Transport
 
 log = structlog.get_logger()
@@ -63,12 +63,13 @@ class DraftActor(MemberActor):
     def request_drain(self, deadline: float | None = None) -> None:
         """A draft that is still loading holds nothing and leaves at once."""
         if self._load is not None and self._turns is None:
+            drain_standard_streams()
             os._exit(0)
         super().request_drain(deadline)
 
     def handle_update(self, update: DraftUpdate) -> None:
         """Raises ProtocolError on an update of no scheduler."""
-        check_epoch(update.epoch)
+        self.check_link(update.epoch)
         if self._turns is not None:
             self._turns.submit(update)
 

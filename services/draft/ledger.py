@@ -14,6 +14,7 @@ import structlog
 from services.draft.order import Order
 from services.draft.proposer import Proposer
 from shared.config import MAX_DRAFT_TOKENS
+from shared.epochs import is_late
 from shared.errors import ProtocolError
 from shared.messages import AdmittedSequence, DraftProposals, DraftUpdate
 
@@ -52,10 +53,10 @@ class Ledger:
         Raises ProtocolError where its columns do not fit together; the gap that this leaves shows with the next one.
         """
         check_columns(update)
-        if update.epoch < self._epoch:
+        if is_late(update.epoch, self._epoch):
             return
         order = Order(update.update_id, update.num_ahead)
-        if update.epoch > self._epoch:
+        if update.epoch != self._epoch:  # a newer one, or another scheduler's life
             self._begin(update.epoch)
         elif update.update_id != self._update_id + 1 or update.rejection != self._rejection:
             order.lost |= self._num_told.keys()

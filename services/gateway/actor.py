@@ -16,7 +16,8 @@ from services.gateway.calls import Calls, Question
 from services.gateway.custody import Custody
 from services.gateway.forecast import Forecasts
 from services.gateway.http.server import HttpServer
-from services.gateway.limits import make_admission
+from services.gateway.intake import make_intake
+from services.gateway.limits import make_admission, question_tokens
 from services.gateway.load_report import LoadReports
 from services.gateway.pace import Pace, stretch
 from services.gateway.readiness import Readiness
@@ -26,19 +27,24 @@ from services.gateway.status import rejected, unavailable
 from services.gateway.streams import Journal, OutputLostError
 from shared.actor import MemberActor, Phase
 from shared.actor.actor import Handlers
+from shared.clock import steady_time
 from shared.config import Settings
 from shared.errors import FatalError, ProtocolError, RejectCode, RequestError
 from shared.exposition import RequestMeter
 from shared.logging import request_logger
 from shared.messages import (
     AbortRequest,
+    DecodeRequest,
     DecodeResult,
+    EncodeRequest,
     EncodeResult,
+    Fingerprint,
     GatewayInbox,
     GetLoad,
     Load,
     Member,
     Message,
+    PiecesRequest,
     PiecesResult,
     Refused,
     RequestRejected,
@@ -74,6 +80,7 @@ class GatewayActor(MemberActor):
         self.admission = make_admission(settings)
         self.forecasts = Forecasts()
         self.access = make_access(settings)
+        self.intake = make_intake(settings)
         self.calls = Calls()
         self.meter = RequestMeter(settings.model_name)
         self.readiness = Readiness(self, settings.resume_timeout, shares_ports=settings.share_port)
@@ -83,6 +90,7 @@ class GatewayActor(MemberActor):
         self.http = HttpServer(self, settings) if settings.http_port >= 0 else None
         self.custody = Custody(self, self.journal, self.calls, settings.resume_timeout)
         self.reception = Reception(self)
+        self._kinds: dict[str, Fingerprint] = {}  # by name: of the workers, and of those that began open streams
         self._flush_due = False
         self._departure: asyncio.Timeout | None = None  # while it leaves
 
@@ -107,6 +115,7 @@ class GatewayActor(MemberActor):
             await self.http.start()
         await super().on_start()
         self.spawn(self.server.follow_health())
+        self.spawn(self.server.watch_peers())
 
     def on_drain(self, deadline: float) -> None:
         self.readiness.notice()
@@ -114,11 +123,11 @@ class GatewayActor(MemberActor):
 
     def on_hurry(self) -> None:
         if self._departure is not None and not self._departure.expired():
-            self._departure.reschedule(asyncio.get_running_loop().time() + self.leaves_by - time.time())
+            self._departure.reschedule(asyncio.get_running_loop().time() + self.leaves_by - steady_time())
 
     async def _leave(self) -> None:
         """Let the open streams go on for as long as there is, then end them and stop."""
-        seconds = self.leaves_by - time.time()
+        seconds = self.leaves_by - steady_time()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds) as self._departure:
                 await (self._hand_over(seconds) if self.settings.share_port else self._until_idle())
@@ -171,7 +180,37 @@ class GatewayActor(MemberActor):
         """Which other services are not there, or an empty string."""
         return self.readiness.absent
 
-    async def ask_tokenizer(self, question: Question, seconds: float) -> Message:
+    def absent_for(self, fingerprint: str) -> str:
+        """As `absent`, for a stream that was begun with this fingerprint: others would change its text."""
+        kinds = [one.name for one in self.roster.fingerprints]
+        if self.absent or not fingerprint or not kinds or fingerprint in kinds:
+            return self.absent
+        return f"no worker computes as the one that began this ({fingerprint}; there is {', '.join(kinds)})"
+
+    @property
+    def system_fingerprint(self) -> str:
+        """The name of what is computed with, in a row where workers are mixed; empty where no worker has come yet."""
+        return ",".join(sorted(one.name for one in self.roster.fingerprints))
+
+    def alive(self) -> list[Fingerprint]:
+        begun = sorted({stream.fingerprint for stream in self.journal if not stream.ended})
+        return [self._kinds[name] for name in begun if name in self._kinds]
+
+    async def ask_tokenizer(self, question: EncodeRequest | DecodeRequest, seconds: float) -> Message:
+        """Ask on a client's behalf: it counts as a request of its tenant while there is no answer."""
+        name = question.request_id
+        self.admission.enter(name, question.tenant, question_tokens(question))
+        try:
+            return await self._ask(question, self.tokenizer(name), seconds)
+        except (RequestError, asyncio.CancelledError):  # what is in a queue there need not be begun with
+            if address := self.tokenizer(name):
+                self.send_soon(address, AbortRequest(name, gateway=self.inbox.address))
+            raise
+        finally:
+            self.admission.leave(name, question.tenant)
+
+    async def ask_pieces(self, question: PiecesRequest, seconds: float) -> Message:
+        """Ask for ourselves, on behalf of requests that are let in."""
         return await self._ask(question, self.tokenizer(question.request_id), seconds)
 
     async def ask_load(self, seconds: float) -> Message:
@@ -252,7 +291,9 @@ class GatewayActor(MemberActor):
     # -- the roster's consequences
 
     def handle_roster(self, roster: Roster) -> None:
+        begun = {one.name: one for one in self.alive()}
         super().handle_roster(roster)
+        self._kinds = {one.name: one for one in self.roster.fingerprints} | begun
         self.readiness.heard(roster, is_current=roster.scheduler_epoch == self.roster.scheduler_epoch)
         self.custody.resume()
         self.readiness.notice()

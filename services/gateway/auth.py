@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 
+from services.gateway.connections import source_of
 from services.gateway.header import CallMetadata, read_metadata
 from shared.config import Settings
 from shared.errors import ConfigError, RejectCode, RequestError
@@ -61,6 +62,16 @@ class Access:
         if len(call.tenant) > MAX_TENANT_CHARS:
             raise RequestError(f"x-tenant has more than {MAX_TENANT_CHARS} characters", field="x-tenant")
         return call
+
+    def sender(self, headers: Headers, host: str) -> str:
+        """To whom it is put down what a request costs: the tenant where a key says it, else the address, and what the
+        call says of its tenant where there are no keys.  Never raises."""
+        headers = list(headers)
+        if self._keys is None:
+            return f"{source_of(host)} {read_metadata(headers).tenant[:MAX_TENANT_CHARS]}"
+        key = shown_key(headers)
+        tenant = self._keys.tenant_of(key) if key is not None else None
+        return f"address {source_of(host)}" if tenant is None else f"tenant {tenant}"
 
     def check_operator(self, call: CallMetadata) -> None:
         """Raise RequestError unless the caller may look after the gateway."""

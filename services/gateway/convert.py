@@ -125,9 +125,11 @@ def no_input() -> RequestError:
     return RequestError("input must be given: one of text, chat and token_ids", field="input")
 
 
-def generate_response(request_id: str, delta: Delta, *, with_token_ids: bool) -> Any:
+def generate_response(request_id: str, delta: Delta, *, with_token_ids: bool, fingerprint: str = "") -> Any:
     """One message of the stream."""
-    response = inference_pb2.GenerateResponse(request_id=request_id, index=delta.index, text="".join(delta.text))
+    response = inference_pb2.GenerateResponse(
+        request_id=request_id, index=delta.index, text="".join(delta.text), system_fingerprint=fingerprint
+    )
     if with_token_ids:
         response.token_ids.extend(delta.token_ids)
     if delta.logprobs or delta.prompt_logprobs:
@@ -229,4 +231,5 @@ def model_proto(name: str, roster: Roster) -> Any:
         model.vocab_size = roster.model.vocab_size
         model.dtype = roster.model.dtype
         model.device = roster.model.device
+    model.system_fingerprint = ",".join(sorted(one.name for one in roster.fingerprints))
     return model

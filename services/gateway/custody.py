@@ -22,6 +22,9 @@ class Troupe(Protocol):
     def absent(self) -> str:
         """Which of them are not there, or an empty string."""
 
+    def absent_for(self, fingerprint: str) -> str:
+        """The same for a stream that a worker with this fingerprint has begun; an empty one is of none."""
+
     @property
     def scheduler(self) -> str:
         """Its address."""
@@ -54,7 +57,7 @@ class Custody:
     def entrust(self, stream: Stream) -> None:
         """Send a stream's request on, where somebody is there for all that it needs; else it is paused."""
         stream.tokenizer = self._troupe.tokenizer(stream.header.request_id)
-        if self._troupe.absent:
+        if self._troupe.absent_for(stream.fingerprint):
             self.pause(stream)
             return
         self.paused.discard(stream)
@@ -113,7 +116,8 @@ class Custody:
     def look_after(self, now: float) -> None:
         """End what has waited too long for somebody's return; ask after what has been silent for long."""
         for stream in self.paused.overdue(now, self._resume_timeout):
-            stream.fail(unavailable(self._troupe.absent or "nobody took the request in time"))
+            absent = self._troupe.absent_for(stream.fingerprint)
+            stream.fail(unavailable(absent or "nobody took the request in time"))
         for stream in self.silence.overdue(self._journal, now):
             if stream not in self.paused:
                 self._troupe.send(self._troupe.scheduler, StreamLost(stream.header.request_id, 0))

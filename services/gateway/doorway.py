@@ -1,6 +1,6 @@
-"""What every gRPC call passes before its method: it must show a key that opens, and be a message that can be read.
+"""What every gRPC call passes before its message is read (`receiving.py`): it must show a key that opens.
 
-Both are done here, for all methods, so that none can be forgotten.
+It is done here, for all methods, so that none can be forgotten.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import grpc
-from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection
 
@@ -62,57 +61,13 @@ class Arrivals(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
                     await asyncio.sleep(pause)
 
 
-class MessageCheck(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
-    """Ends calls whose message cannot be read with INVALID_ARGUMENT, where gRPC itself would call it our own fault."""
-
-    async def intercept_service(self, continuation: Continuation, details: grpc.HandlerCallDetails) -> Any:
-        handler: Any = await continuation(details)
-        if details.method.startswith(OPEN) or handler is None or handler.request_streaming:
-            return handler
-        if handler.response_streaming:
-            return handler._replace(
-                request_deserializer=readable(handler.request_deserializer), unary_stream=checked(handler.unary_stream)
-            )
-        return handler._replace(
-            request_deserializer=readable(handler.request_deserializer), unary_unary=checked(handler.unary_unary)
-        )
-
-
-class Unreadable:
-    """Stands for a message that could not be parsed."""
-
-    def __init__(self, reason: str) -> None:
-        self.error = RequestError(f"the message cannot be read: {reason}", field="message")
-
-
-def readable(parse: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
-    def parsed(data: bytes) -> Any:
-        try:
-            return parse(data)
-        except (DecodeError, UnicodeDecodeError, RecursionError) as error:
-            return Unreadable(str(error)[:200])
-
-    return parsed
-
-
-def checked(method: Callable[[Any, Any], Awaitable[Any]]) -> Callable[[Any, Any], Awaitable[Any]]:
-    """The method, which is never called with what could not be read."""
-
-    async def call(request: Any, context: Any) -> Any:
-        if isinstance(request, Unreadable):
-            await end(context, request.error)
-        return await method(request, context)
-
-    return call
-
-
 def refusing(error: RequestError) -> Any:
-    """A handler that ends whatever call it gets with this error, unread."""
+    """A handler that ends whatever call it gets with this error.  Of a stream of requests nothing is read unasked."""
 
-    async def refuse(_: bytes, context: Any) -> None:
+    async def refuse(_: Any, context: Any) -> None:
         await end(context, error)
 
-    return grpc.unary_unary_rpc_method_handler(refuse)
+    return grpc.stream_unary_rpc_method_handler(refuse)
 
 
 async def end(context: Any, error: RequestError) -> None:

@@ -14,6 +14,7 @@ from shared.grammar import check_grammar
 from shared.messages import TokenizeRequest
 from shared.messages.codec import MAX_MESSAGE_BYTES
 from shared.packing import pack_tokens
+from shared.sampling import too_long
 
 if TYPE_CHECKING:
     from services.gateway.actor import GatewayActor
@@ -45,7 +46,7 @@ def check_n(n: int, max_n: int, *, field: str = "n") -> None:
 def packed_prompt(ids: Sequence[int], max_tokens: int) -> bytes:
     """Packed ids; bounded here already, because four bytes an id may outgrow a message that was within bounds."""
     if len(ids) > max_tokens:
-        raise RequestError(f"prompt has {len(ids)} tokens, more than max_input_length={max_tokens}", field="prompt")
+        raise too_long("prompt", f"has {len(ids)} tokens, more than max_input_length={max_tokens}")
     return pack_tokens(ids)
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from services.gateway.streams import prompt_bytes
 from shared.config import Settings
 from shared.errors import RejectCode, RequestError
-from shared.messages import TokenizeRequest
+from shared.messages import DecodeRequest, EncodeRequest, TokenizeRequest
 
 CHARS_PER_TOKEN = 4  # of a text that is not tokenized yet
 DEFAULT_OUTPUT = 16  # tokens, of a text that does not say
@@ -75,18 +75,25 @@ class Admission:
 
     def admit(self, request: TokenizeRequest, max_model_len: int) -> None:
         """Let a request in, or raise RequestError where too much is open; `max_model_len` 0: not known yet."""
-        size, tenant = tokens_of(request, max_model_len, self._max_n), request.header.tenant
+        size = tokens_of(request, max_model_len, self._max_n)
+        self.enter(request.header.request_id, request.header.tenant, size)
+
+    def enter(self, request_id: str, tenant: str, size: int) -> None:
+        """Let in what may come to hold so many tokens."""
         if excess := self._open.excess(size, self._bounds):
             raise self._refusal(f"at this gateway {excess}")
         if tenant in self._tenants and (excess := self._tenants[tenant].excess(size, self._tenant_bounds)):
             raise self._refusal(f"of this tenant {excess}")
-        self._sizes[request.header.request_id] = size
+        self._sizes[request_id] = size
         self._open.add(size)
         self._tenants[tenant].add(size)
 
     def release(self, request: TokenizeRequest) -> None:
         """A request has ended; nothing where it was not let in."""
-        size, tenant = self._sizes.pop(request.header.request_id, None), request.header.tenant
+        self.leave(request.header.request_id, request.header.tenant)
+
+    def leave(self, request_id: str, tenant: str) -> None:
+        size = self._sizes.pop(request_id, None)
         if size is None:
             return
         self._open.add(size, -1)
@@ -124,6 +131,13 @@ def tokens_of(request: TokenizeRequest, max_model_len: int, max_n: int) -> int:
     beam = request.params.beam
     num_sequences = min(max(1, request.params.n if beam is None else beam.width), max_n)
     return prompt + num_sequences * min(max(0, wanted), longest - prompt)
+
+
+def question_tokens(question: EncodeRequest | DecodeRequest) -> int:
+    """What is to be tokenized, or made text of, and nothing more."""
+    if isinstance(question, DecodeRequest):
+        return len(question.token_ids) // 4
+    return prompt_bytes(question) // CHARS_PER_TOKEN + 1
 
 
 def prompt_tokens(request: TokenizeRequest) -> int:

@@ -10,11 +10,16 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from protos.pageant.v1 import control_pb2, control_pb2_grpc, inference_pb2, inference_pb2_grpc
-from services.gateway.doorway import Arrivals, KeyCheck, MessageCheck
+from services.gateway.connections import make_connections
+from services.gateway.doorway import Arrivals, KeyCheck
+from services.gateway.load_service import LoadService
+from services.gateway.peers import PeerWatch
+from services.gateway.receiving import Receiving
 from services.gateway.servicer import ControlServicer, InferenceServicer
 from services.gateway.tls import server_credentials
 from shared.config import Settings
 from shared.errors import ConfigError
+from shared.exposure import KEYS_ADVICE
 
 if TYPE_CHECKING:
     from services.gateway.actor import GatewayActor
@@ -39,18 +44,27 @@ class FrontServer:
         self._settings = settings
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]  # its stubs lack aio
         self._arrivals = Arrivals()
+        self._connections = make_connections(settings)
         self._server: grpc.aio.Server
         self.port = 0
 
     async def start(self) -> None:
         """Listen; raises ConfigError where the port is taken."""
         self._server = grpc.aio.server(
-            interceptors=[self._arrivals, KeyCheck(self._actor.access), MessageCheck()],
-            options=server_options(self._settings.max_request_bytes, share_port=self._settings.share_port),
+            interceptors=[
+                self._arrivals,
+                KeyCheck(self._actor.access),
+                Receiving(self._actor.intake, self._actor.access, self._settings.max_request_bytes),
+            ],
+            options=[
+                *server_options(self._settings.max_request_bytes, share_port=self._settings.share_port),
+                *connection_options(self._settings, self._connections.most),
+            ],
         )
         inference_pb2_grpc.add_InferenceServicer_to_server(InferenceServicer(self._actor), self._server)
         control_pb2_grpc.add_ControlServicer_to_server(ControlServicer(self._actor), self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        self._server.add_generic_rpc_handlers((LoadService(self._actor).handler,))
         reflection.enable_server_reflection((INFERENCE, CONTROL, HEALTH, reflection.SERVICE_NAME), self._server)
         address = f"{self._settings.host}:{self._settings.port}"
         credentials = server_credentials(self._settings)
@@ -70,6 +84,8 @@ class FrontServer:
             tls=credentials is not None,
             keys="none: whoever reaches the port may ask" if self._actor.access.is_open else "needed",
         )
+        if self._settings.is_open_to_others:
+            log.warning("no_api_keys", host=self._settings.host, advice=KEYS_ADVICE)
 
     async def hand_over(self, seconds: float) -> None:
         """Leave the port to whoever shares it: new calls go there, those that are open have `seconds` to end."""
@@ -85,6 +101,10 @@ class FrontServer:
         server stops, and its client does not learn that it might ask again: so it stops in a moment without any."""
         await self._arrivals.until_none(LULL, AT_MOST)
         await self._server.stop(seconds)
+
+    async def watch_peers(self) -> None:
+        """See to it that no address has more than its share of the connections, as long as the actor lives."""
+        await PeerWatch(self.port, self._connections.per_address).run()
 
     async def follow_health(self) -> None:
         """Keep the health service's word the same as the actor's, as long as the actor lives."""
@@ -116,4 +136,13 @@ def server_options(max_request_bytes: int, *, share_port: bool = False) -> list[
         ("grpc.keepalive_time_ms", 20_000),
         ("grpc.keepalive_timeout_ms", 10_000),
         ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+    ]
+
+
+def connection_options(settings: Settings, most: int) -> list[tuple[str, Any]]:
+    """How many connections there may be, and how long one may be there without a handshake or without a call."""
+    return [
+        ("grpc.max_allowed_incoming_connections", most),
+        ("grpc.server_handshake_timeout_ms", int(1000 * settings.header_timeout)),
+        ("grpc.max_connection_idle_ms", int(1000 * settings.idle_timeout)),
     ]

@@ -24,6 +24,7 @@ from services.gateway.header import check_key, make_header, seeded, traceparent
 from services.gateway.load_report import BINARY, is_asked
 from services.gateway.report import StreamReport
 from services.gateway.streams import Stream
+from shared.clock import steady_time
 from shared.errors import RequestError
 from shared.messages import DecodeRequest, EncodeRequest, TokenizeRequest
 from shared.packing import unpack_tokens
@@ -33,6 +34,9 @@ if TYPE_CHECKING:
 
 LOAD_TIMEOUT = 1.0
 FOREVER = 1e8  # seconds; how gRPC spells "no deadline" on some paths
+
+
+MAX_DRAIN_TIMEOUT = 1e7  # seconds
 
 
 class InferenceServicer:
@@ -90,7 +94,9 @@ class InferenceServicer:
             for delta in deltas:
                 report.progressed()
                 if with_token_ids or not delta.empty:
-                    response = convert.generate_response(stream.header.request_id, delta, with_token_ids=with_token_ids)
+                    response = convert.generate_response(
+                        header.request_id, delta, with_token_ids=with_token_ids, fingerprint=stream.fingerprint
+                    )
                     if proto.explain and delta is last and stream.account is not None:
                         response.explanation.CopyFrom(convert.explanation_to_proto(stream.account.explanation()))
                     await context.write(response)
@@ -134,6 +140,7 @@ class InferenceServicer:
                 text=proto.text if kind == "text" else None,
                 chat=convert.chat_messages(proto.chat) if kind == "chat" else None,
                 add_special_tokens=proto.add_special_tokens if proto.HasField("add_special_tokens") else True,
+                tenant=self._actor.access.caller(metadata(context)).tenant,
             )
             answer: Any = await self._ask(question, context)
             return inference_pb2.TokenizeResponse(token_ids=unpack_tokens(answer.token_ids))
@@ -148,6 +155,7 @@ class InferenceServicer:
                 self._actor.inbox.address,
                 token_ids=packed_prompt(proto.token_ids, MAX_TOKENS_PER_MESSAGE),
                 skip_special_tokens=proto.skip_special_tokens if proto.HasField("skip_special_tokens") else True,
+                tenant=self._actor.access.caller(metadata(context)).tenant,
             )
             answer: Any = await self._ask(question, context)
             return inference_pb2.DetokenizeResponse(text=answer.text)
@@ -193,9 +201,12 @@ class ControlServicer:
     async def Drain(self, proto: Any, context: Any) -> Any:
         try:
             self._actor.access.check_operator(self._actor.access.caller(metadata(context)))
+            if not 0 <= proto.timeout <= MAX_DRAIN_TIMEOUT:  # nor NaN
+                limit = f"must be in [0, {MAX_DRAIN_TIMEOUT:g}] seconds, got {proto.timeout}"
+                raise RequestError(f"timeout {limit}", field="timeout")
         except RequestError as error:
             await abort(context, error)
-        self._actor.request_drain(time.time() + proto.timeout if proto.HasField("timeout") else None)
+        self._actor.request_drain(steady_time() + proto.timeout if proto.HasField("timeout") else None)
         return control_pb2.DrainResponse(num_open_streams=len(self._actor.journal))
 
 

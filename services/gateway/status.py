@@ -27,7 +27,13 @@ MAX_DETAIL_CHARS = 2048  # details travel as a header, and clients bound the siz
 
 def rejected(message: RequestRejected) -> RequestError:
     """The error that another service's refusal stands for."""
-    return RequestError(message.message, field=message.field, code=message.code, retry_after_ms=message.retry_after_ms)
+    return RequestError(
+        message.message,
+        field=message.field,
+        code=message.code,
+        retry_after_ms=message.retry_after_ms,
+        reason=message.reason,
+    )
 
 
 def unavailable(reason: str) -> RequestError:
@@ -43,10 +49,12 @@ def details(error: RequestError) -> str:
 
 
 def trailing_metadata(error: RequestError) -> tuple[tuple[str, str], ...]:
-    """`error-field` and `retry-after-ms`, where they say something."""
+    """`error-field`, `error-reason` and `retry-after-ms`, where they say something."""
     metadata: list[tuple[str, str]] = []
     if error.field:
         metadata.append(("error-field", error.field))
+    if error.reason:
+        metadata.append(("error-reason", error.reason))
     if wait := error.retry_after_ms or DEFAULT_RETRY_AFTER_MS.get(error.code, 0):
         metadata.append(("retry-after-ms", str(wait)))
     return tuple(metadata)

@@ -6,6 +6,7 @@ Pure but for one asyncio.Event a stream, on which that stream's own sender waits
 from __future__ import annotations
 
 import asyncio
+import time
 from array import array
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 
@@ -13,7 +14,7 @@ import msgspec
 
 from services.gateway.account import StreamAccount
 from shared.errors import ProtocolError, RejectCode, RequestError
-from shared.messages import AttachRequest, RequestHeader, SequenceText, TokenizeRequest, TokenLogprobs
+from shared.messages import AttachRequest, EncodeRequest, RequestHeader, SequenceText, TokenizeRequest, TokenLogprobs
 from shared.packing import pack_tokens
 
 MAX_DELTA_BYTES = 256 << 10  # well within the 4 MiB that gRPC clients accept by default
@@ -156,6 +157,7 @@ class Stream:
         self.num_draft_tokens = 0  # of the sequences that have finished, as the next
         self.num_accepted_tokens = 0
         self.finish_reason = ""  # of the sequence that ended last
+        self.fingerprint = ""  # of the worker that began it, as the first news said
         self.account: StreamAccount | None = None  # where its time goes; None where nobody wants to know
         self._pending: list[Delta] = []
         self._changed = asyncio.Event()
@@ -163,10 +165,17 @@ class Stream:
         self._woken: Callable[[], None] | None = None  # to be called once what is taken next has been written
         self._taken: Callable[[], None] | None = None  # to be called once what was taken has been written
         self._delivery: asyncio.Timeout | None = None
+        deadline = request.header.deadline
+        self._ends_by = None if deadline is None else time.monotonic() + deadline - time.time()
 
     @property
     def header(self) -> RequestHeader:
         return self.request.header
+
+    @property
+    def time_left(self) -> float | None:
+        """Seconds until the call's deadline."""
+        return None if self._ends_by is None else self._ends_by - time.monotonic()
 
     def readdress(self, gateway: str) -> None:
         """The gateway is reached elsewhere now: what is sent from here on says so."""
@@ -177,15 +186,20 @@ class Stream:
     def next_request(self) -> TokenizeRequest | AttachRequest:
         """What to send: the request, and where it is resumed what has come of it so far."""
         if self.is_return and not self.is_resumed:
-            return AttachRequest(self.header.request_id, self.header.gateway, self.header.deadline)
+            return AttachRequest(
+                self.header.request_id, self.header.gateway, self.header.deadline, time_left=self.time_left
+            )
+        header = msgspec.structs.replace(self.header, time_left=self.time_left)
+        request = msgspec.structs.replace(self.request, header=header)
         if not self.is_resumed:
-            return self.request
+            return request
         return msgspec.structs.replace(
-            self.request,
+            request,
             is_resumed=True,
             sent_token_ids=[b"" if s.finished else pack_tokens(s.token_ids) for s in self.sequences],
             sent_text_lengths=[sequence.num_chars for sequence in self.sequences],
             sent_finished=[sequence.finished for sequence in self.sequences],
+            fingerprint=self.fingerprint,
         )
 
     @property
@@ -214,6 +228,7 @@ class Stream:
         if self.error is not None or not self.sequences[news.index].accept(news, self._pending):
             return
         self.num_prompt_tokens = news.num_prompt_tokens or self.num_prompt_tokens
+        self.fingerprint = self.fingerprint or news.fingerprint
         self.num_cached_tokens = max(self.num_cached_tokens, news.num_cached_tokens)
         if news.finish_reason is not None:
             self.finish_reason = str(news.finish_reason)
@@ -337,13 +352,14 @@ def packed(token_ids: list[int]) -> array[int]:
         raise ProtocolError(f"a token id is none: {error}") from error
 
 
-def prompt_bytes(request: TokenizeRequest) -> int:
+def prompt_bytes(request: TokenizeRequest | EncodeRequest) -> int:
     """About what a request's prompt takes in memory."""
+    token_ids = request.token_ids if isinstance(request, TokenizeRequest) else None
     chat = sum(len(message.content) + len(message.reasoning) for message in request.chat or ())
     calls = sum(len(call.arguments) for message in request.chat or () for call in message.tool_calls)
     options = request.chat_options
     beside = len(options.tools) + len(options.template_args) if options is not None else 0
-    return len(request.text or "") + chat + calls + beside + len(request.token_ids or b"")
+    return len(request.text or "") + chat + calls + beside + len(token_ids or b"")
 
 
 def _full(reason: str) -> RequestError:

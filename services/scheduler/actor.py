@@ -6,9 +6,11 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import structlog
 
 from services.scheduler.journal import Note
+from services.scheduler.lives import Lives
 from services.scheduler.load import ledgers_of, load_of
 from services.scheduler.results import StepLost
 from services.scheduler.roster import Troupe
@@ -19,6 +21,7 @@ from shared.actor import Actor, Phase
 from shared.actor.actor import Handlers
 from shared.clock import steady_time
 from shared.config import Settings
+from shared.deadlines import attach_received, received
 from shared.errors import ProtocolError
 from shared.logging import request_logger
 from shared.messages import (
@@ -59,13 +62,14 @@ class SchedulerActor(Actor):
     service = ServiceName.SCHEDULER
     inbox_union = SchedulerInbox
 
-    def __init__(self, transport: Transport, settings: Settings, core: Scheduler) -> None:
+    def __init__(self, transport: Transport, settings: Settings, core: Scheduler, lives: Lives | None = None) -> None:
         super().__init__(transport, settings)
+        self.lives = lives or Lives()
+        self.epoch = self.lives.epoch
         self.core = core
-        self.troupe = Troupe()
+        self.troupe = Troupe(mixed_workers=settings.mixed_workers)
         self.steps = StepLog() if settings.log_steps else StepMeter()
         self._stalls = StallWatch(settings.stall_timeout)
-        self._last_epoch = 0
         self._last_tick = time.monotonic()
         self._wake_time: float | None = None
         self._last_reconciled = time.monotonic()
@@ -101,10 +105,10 @@ class SchedulerActor(Actor):
     # -- requests
 
     def handle_add(self, message: AddRequest) -> None:
-        self.core.add(message, time.time())
+        self.core.add(msgspec.structs.replace(message, header=received(message.header)), steady_time())
 
     def handle_attach(self, message: AttachRequest) -> None:
-        self.core.attach(message, time.time())
+        self.core.attach(attach_received(message), steady_time())
 
     def handle_abort(self, message: AbortRequest) -> None:
         self.core.abort(message.request_id, message.gateway, has_everything=message.reason == HAS_EVERYTHING)
@@ -137,13 +141,13 @@ class SchedulerActor(Actor):
     def _renew_link(self, instance: str, error: StepLost) -> None:
         """Start over after a message has gone missing, as when a connection broke and was made anew."""
         log.error("step_lost", worker=instance, reason=str(error))
-        self.core.renew_worker(instance, self._new_epoch())
+        self.core.renew_worker(instance, self.lives.next_link())
 
     def _restart_link(self, instance: str) -> None:
         """Start over with a worker whose answers make no sense: a new epoch, an empty pool."""
         capacity = self.core.replicas[instance].capacity
         self.core.lose_worker(instance)
-        self.core.add_worker(instance, self._new_epoch(), capacity)
+        self.core.add_worker(instance, self.lives.next_link(), capacity)
 
     # -- who holds what
 
@@ -171,11 +175,6 @@ class SchedulerActor(Actor):
             if self.incidents is not None:
                 self.incidents.write(alarm.event)
 
-    def _new_epoch(self) -> int:
-        """Greater than any epoch before, on this scheduler or an earlier one."""
-        self._last_epoch = max(self._last_epoch + 1, time.time_ns() // 1000)
-        return self._last_epoch
-
     def before_flush(self) -> None:
         now = steady_time()
         for instance, replica in self.core.replicas.items():
@@ -202,7 +201,7 @@ class SchedulerActor(Actor):
             link = self.core.drafts.by_epoch(message.epoch)
             if link is not None:
                 log.error("draft_out_of_step", draft=link.instance, reason=str(error))
-                self.core.add_draft(link.instance, self._new_epoch(), link.capacity)
+                self.core.add_draft(link.instance, self.lives.next_link(), link.capacity)
 
     def handle_wake(self, _: Wake) -> None:
         self._wake_time = None
@@ -217,16 +216,31 @@ class SchedulerActor(Actor):
 
     # -- the troupe
 
-    def handle_hello(self, message: Hello) -> None:
-        if reason := self.troupe.refusal(message, schema_hash()):
-            log.warning("refused", instance_refused=message.instance, reason=reason)
-            self.send(message.address, Refused(message.instance, reason))
+    def _agree(self, message: Hello | Heartbeat) -> None:
+        """A member may know of lives that we do not, after the file that counts them was lost: then we take a number
+        that is greater than theirs, or they would take us for an earlier life.  All links begin anew with it."""
+        if not self.lives.pass_by(message.newest_epoch):
             return
+        log.warning("epoch_raised", epoch=self.lives.epoch, epoch_before=self.epoch, member=message.instance)
+        self.epoch = self.lives.epoch
+        self._broadcast()
+        for instance in list(self.core.replicas):
+            self.core.renew_worker(instance, self.lives.next_link())
+        for link in list(self.core.drafts.links.values()):
+            self.core.add_draft(link.instance, self.lives.next_link(), link.capacity)
+
+    def handle_hello(self, message: Hello) -> None:
+        if reason := self.troupe.refusal(message, schema_hash(), is_alive=self.is_alive):
+            self._refuse(message.instance, message.address, reason)
+            return
+        self._agree(message)
+        message = with_fingerprint(message)
+        self._dismiss_usurpers(message)
         is_new = self.troupe.join(message, time.monotonic())
         if message.worker is not None and (is_new or message.instance not in self.core.replicas):
-            self.core.add_worker(message.instance, self._new_epoch(), message.worker)
+            self.core.add_worker(message.instance, self.lives.next_link(), message.worker)
         if message.draft is not None and (is_new or message.instance not in self.core.drafts.links):
-            self.core.add_draft(message.instance, self._new_epoch(), message.draft)
+            self.core.add_draft(message.instance, self.lives.next_link(), message.draft)
         if is_new:
             log.info("joined", member=message.instance, address=message.address)
             self._membership_changed()
@@ -235,7 +249,29 @@ class SchedulerActor(Actor):
             if message.instance in self.core.replicas:  # it has lost us for a while: what was under way may be lost too
                 self.send(message.address, self.core.ask_holdings(message.instance))
 
+    @property
+    def is_alive(self) -> bool:
+        """Whether requests are alive, here or, since an earlier scheduler's time, at the gateways."""
+        return self.core.is_alive or self.troupe.has_streams
+
+    def _refuse(self, instance: str, address: str, reason: str) -> None:
+        log.warning("refused", instance_refused=instance, reason=reason)
+        self.send(address, Refused(instance, reason))
+
+    def _dismiss_usurpers(self, hello: Hello) -> None:
+        """Workers were quicker here than the gateway whose streams they would go on with in other bits.  One that has
+        begun with streams of its own meanwhile stays: those of before wait for their kind."""
+        begun = {request.bound_to for request in self.core.requests.values()}
+        for instance, reason in self.troupe.recall(hello).items():
+            if (replica := self.core.replicas.get(instance)) is not None and replica.capacity.fingerprint in begun:
+                continue
+            member = next(member for member in self.troupe.members if member.instance == instance)
+            self._refuse(instance, member.address, reason)
+            self.outbox.flush()  # before it is forgotten
+            self._lose(member, "it computes something else than what is alive")
+
     def handle_heartbeat(self, message: Heartbeat) -> None:
+        self._agree(message)
         if self.troupe.heard(message.instance, message.epoch, time.monotonic()):
             self.troupe.note(message)
         elif message.address:
@@ -259,7 +295,7 @@ class SchedulerActor(Actor):
         self._last_tick = now
         for member in self.troupe.silent(now, self.settings.heartbeat_timeout):
             self._lose(member, "it is silent")
-        self.core.expire(time.time())
+        self.core.expire(steady_time())
         if now - self._last_reconciled >= self.settings.reconcile_interval:
             self._last_reconciled = now
             self._reconcile()
@@ -293,6 +329,8 @@ class SchedulerActor(Actor):
             max_model_len=self.core.max_model_len,
             max_input_length=self.core.max_input_length,
             stalled="; ".join(filter(None, (self.stalled, *self.troupe.stalled))),
+            fingerprints=self.troupe.fingerprints(is_alive=self.is_alive),
+            former_epochs=self.lives.former,
         )
 
     def _broadcast(self) -> None:
@@ -324,6 +362,14 @@ class SchedulerActor(Actor):
     def on_drain(self, deadline: float) -> None:
         """Leave at once: the gateways know what their streams have, and ask the next life to go on from there."""
         self.stop()
+
+
+def with_fingerprint(hello: Hello) -> Hello:
+    """The core knows a worker's fingerprint by its name."""
+    if hello.worker is None:
+        return hello
+    name = hello.fingerprint.name if hello.fingerprint is not None else ""
+    return msgspec.structs.replace(hello, worker=msgspec.structs.replace(hello.worker, fingerprint=name))
 
 
 def write_notes(notes: list[Note]) -> None:

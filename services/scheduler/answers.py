@@ -109,7 +109,7 @@ class Answers:
         """Give a sequence its tokens up to the one that ends it; returns why that does."""
         for token in tokens:
             sequence.token_ids.append(token)
-            if finish := finish_of(sequence, self._intake.max_model_len):
+            if finish := finish_of(sequence):
                 del sequence.logprobs[sequence.num_output_tokens :]
                 return finish
         return None
@@ -129,7 +129,7 @@ class Answers:
         if not search.is_ready:
             return
         phases.searched(request.sequences, self._moment.now)
-        moves = next_moves(request, search, self._intake.max_model_len)
+        moves = next_moves(request, search)
         for sequence, source in regroup(request, moves, self._endings.leave):
             self._homes.place_behind(sequence, source)
         if moves:

@@ -39,7 +39,6 @@ class Batcher:
         policy: Policy,
         counters: Counters,
         journal: Journal,
-        max_model_len: int,
         drafts: DraftLinks,
         shares: Shares,
         misses: Misses,
@@ -49,7 +48,6 @@ class Batcher:
         self.policy = policy
         self.counters = counters
         self.journal = journal
-        self.max_model_len = max_model_len
         self.drafts = drafts
         self.shares = shares
         self.misses = misses
@@ -57,7 +55,7 @@ class Batcher:
         self.builder = PlanBuilder(replica, policy.max_num_batched_tokens, rejection=policy.acceptance == "rejection")
         self._verified: set[Sequence] = set()
         self._prefixes = Prefixes(replica, self.builder, policy)
-        self._needs = Needs(replica, self._prefixes, max_model_len)
+        self._needs = Needs(replica, self._prefixes)
         self._preemption = Preemption(replica, self.builder, counters, journal, moment)
         self._ahead = Forerunners(replica, self._needs, self._preemption)
         self._slow = slow_tenants(replica, shares) if policy.enable_chunked_prefill else frozenset()
@@ -116,9 +114,9 @@ class Batcher:
     def _num_drafts(self, sequence: Sequence, speculation: Speculation) -> int:
         """No more than wanted, than can still come (verifying k yields up to k + 1 tokens), and than leaves every
         running sequence its token of the step."""
-        longest = min(sequence.request.max_length, self.max_model_len)
         room = self.builder.budget - len(self.replica.running)
-        return max(0, min(speculation.num_wanted(sequence), longest - sequence.num_tokens - 1, room))
+        num_coming = sequence.request.max_length - sequence.num_tokens - 1
+        return max(0, min(speculation.num_wanted(sequence), num_coming, room))
 
     def _room_for(self, sequence: Sequence, num_tokens: int) -> list[int] | None:
         """New blocks for so many tokens more, None where only preemption would bring them."""
@@ -135,12 +133,12 @@ class Batcher:
         that lack one and need a block, and those that lack more; a sequence whose last token is coming lacks none."""
         growing: list[Sequence] = []
         prefills: list[Sequence] = []
-        builder, block_size, max_model_len = self.builder, self.replica.block_size, self.max_model_len
+        builder, block_size = self.builder, self.replica.block_size
         verified = self._verified
         for sequence in self.replica.running:
             num_coming = len(sequence.token_ids) + sequence.num_pending
             num_behind = num_coming - sequence.num_computed_tokens
-            if num_behind == 0 or num_coming >= sequence.request.max_length or num_coming >= max_model_len:
+            if num_behind == 0 or num_coming >= sequence.request.max_length:
                 continue
             if sequence.num_drafts or sequence in verified:
                 continue

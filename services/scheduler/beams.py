@@ -28,12 +28,12 @@ def is_usable(said: TokenLogprobs, search: BeamSearch, vocab_size: int) -> bool:
     return min(said.token_ids) >= 0 and max(said.token_ids) < vocab_size
 
 
-def next_moves(request: Request, search: BeamSearch, max_model_len: int) -> list[Move]:
+def next_moves(request: Request, search: BeamSearch) -> list[Move]:
     """The beams of the next step; none where the search is over."""
     prompt = request.num_prompt_tokens
     followed = {slot: request.sequences[slot] for slot in search.scores}
     outputs = {slot: Output(one.token_ids[prompt:], one.logprobs) for slot, one in followed.items()}
-    return search.advance(outputs, Bounds(request.params.min_tokens, min(request.max_length, max_model_len) - prompt))
+    return search.advance(outputs, Bounds(request.params.min_tokens, request.max_length - prompt))
 
 
 def regroup(request: Request, moves: list[Move], leave: Callable[[Sequence], None]) -> list[tuple[Sequence, Sequence]]:
@@ -61,7 +61,7 @@ def regroup(request: Request, moves: list[Move], leave: Callable[[Sequence], Non
 def _begin(sequence: Sequence, source: Sequence, move: Move) -> None:
     sequence.token_ids = list(source.token_ids)
     sequence.logprobs = list(source.logprobs)
-    sequence.block_hashes = list(source.block_hashes)
+    sequence.hashes_by_size = {size: list(hashes) for size, hashes in source.hashes_by_size.items()}
     sequence.num_cached_tokens = source.num_cached_tokens
     sequence.num_computed_tokens = 0
     sequence.status = Status.WAITING

@@ -36,7 +36,7 @@ def _branch(replica: Replica, builder: PlanBuilder, sequence: Sequence, source: 
     for block in replica.grow(sequence, int(num_over > 0)):
         builder.copy(sequence, source.block_ids[num_shared], source.block_generations[num_shared], block)
     replica.start(sequence)
-    sequence.num_registered_blocks = min(num_shared, len(sequence.block_hashes))
+    sequence.num_registered_blocks = source.num_registered_blocks
     sequence.num_computed_tokens = source.num_computed_tokens
     sequence.status = Status.RUNNING
     sequence.is_untold = True

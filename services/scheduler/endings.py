@@ -68,6 +68,12 @@ class Endings:
                 self.leave(sequence)
                 self._outbound.close(sequence)
         del self.open[request.request_id]
+        request.let_go()
+
+    def forget(self, request: Request) -> None:
+        """A finished request is not asked for again."""
+        del self.finished[request.request_id]
+        request.let_go()
 
     def leave(self, sequence: Sequence) -> None:
         """A sequence lets go of its row, its blocks and its draft."""

@@ -7,10 +7,11 @@ that comes back is lifted to the least of those that waited meanwhile: having be
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from shared.errors import ConfigError
 
+MAX_TENANTS = 4096  # whose counters are kept, beside those that have requests
 OUTPUT_COST = 2.0  # of a generated token, in prompt tokens: what the paper charges
 
 
@@ -27,6 +28,21 @@ class Shares:
     def served(self, tenant: str) -> float:
         """In prompt tokens of weight one."""
         return self._served.get(tenant, 0.0)
+
+    @property
+    def num_tenants(self) -> int:
+        """Whose counters are kept."""
+        return len(self._served)
+
+    def forget_absent(self, present: Collection[str]) -> None:
+        """Keep the counters of those that are present, and of half of MAX_TENANTS others: those that were served most.
+
+        A forgotten tenant comes back like a new one, and is lifted like any that has been away.  Only its having been
+        served more than those that wait would count then; of those that are forgotten it counts least.
+        """
+        absent = sorted((tenant for tenant in self._served if tenant not in present), key=self._served.__getitem__)
+        for tenant in absent[: max(0, len(absent) - MAX_TENANTS // 2)]:
+            del self._served[tenant]
 
     def charge_prompt(self, tenant: str, num_tokens: int) -> None:
         self._charge(tenant, float(num_tokens))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from services.scheduler import phases
+from services.scheduler.admission import RETRY_AFTER_MS
 from services.scheduler.counters import Counters
 from services.scheduler.journal import Journal
 from services.scheduler.misses import Misses
@@ -12,14 +13,17 @@ from services.scheduler.moment import Moment
 from services.scheduler.placement import Router
 from services.scheduler.policy import Policy
 from services.scheduler.replica import Replica
-from services.scheduler.sequence import Sequence, Status
+from services.scheduler.sequence import Request, Sequence, Status
+from shared.errors import RejectCode, RequestError
 from shared.phases import Phase
 
 
 class Homes:
     """The queues of the workers that live, and who waits for one to come.
 
-    Invariant: every unfinished sequence is waiting or running at one replica, or `homeless` while no worker lives.
+    Invariant: every unfinished sequence is waiting or running at one replica, or `homeless` while no worker lives that
+    has room for it and computes the same bits as the one that began it.  A worker's successor may be smaller than the
+    one that a request was let in for, and with mixed workers of another kind.
     """
 
     def __init__(
@@ -32,6 +36,7 @@ class Homes:
         moment: Moment,
     ) -> None:
         self.homeless: list[Sequence] = []
+        self._roomless: dict[Request, float] = {}  # for which no worker that lives has room, and since when
         self._router = Router(policy.routing_policy, use_cache=policy.enable_prefix_caching)
         self._replicas = replicas
         self._misses = misses
@@ -75,6 +80,14 @@ class Homes:
         homeless, self.homeless = self.homeless + sequences, []
         self.place(sorted(homeless, key=lambda s: s.rank))
 
+    def overdue(self, now: float, patience: float) -> list[Request]:
+        """Requests for which the workers that live have had no room for longer than `patience` seconds.  To be asked
+        again and again; where no worker takes requests, the next one may be large enough."""
+        is_anyone_here = any(not replica.is_draining for replica in self._replicas.values())
+        lacking = dict.fromkeys(sequence.request for sequence in self.homeless) if is_anyone_here else {}
+        self._roomless = {request: self._roomless.get(request, now) for request in lacking}
+        return [request for request, since in self._roomless.items() if now - since > patience]
+
     def vacate(self, replica: Replica, heard_at: float) -> list[Sequence]:
         """Take all sequences from a worker that is gone, and of which nothing was heard since."""
         self._misses.lose(replica)
@@ -98,3 +111,12 @@ class Homes:
             self.homeless.remove(sequence)
         else:
             self._replicas[sequence.worker].waiting.remove(sequence)
+
+
+def unplaceable(request: Request, seconds: float) -> RequestError:
+    """Why a request ends that no worker could be given for so long."""
+    text = (
+        f"for {seconds:g} s no worker that is here could serve this request: none has room for the "
+        f"{request.max_length} tokens that it may come to, or none computes as the one that began it"
+    )
+    return RequestError(text, code=RejectCode.UNAVAILABLE, retry_after_ms=RETRY_AFTER_MS)

@@ -30,8 +30,9 @@ class Intake:
 
     def limit(self) -> None:
         """Follow the workers: every accepted request must fit the smallest of them."""
-        self.capacity = min((r.capacity for r in self._replicas.values()), key=lambda c: c.num_blocks, default=None)
-        longest = self.capacity.max_model_len if self.capacity is not None else 0
+        capacities = [replica.capacity for replica in self._replicas.values()]
+        self.capacity = min(capacities, key=lambda c: c.num_blocks * c.block_size, default=None)
+        longest = min((c.max_model_len for c in capacities), default=0)
         self.max_model_len = min(self._policy.max_model_len or longest, longest)
 
     @property
@@ -74,14 +75,14 @@ class Intake:
             params = msgspec.structs.replace(params, prompt_logprobs=None)
         request = Request(
             header, params, prompt, list(message.eos_token_ids), self._num_arrivals,
-            packed_prompt=message.prompt_token_ids,
+            packed_prompt=message.prompt_token_ids, max_model_len=self.max_model_len, fingerprint=message.fingerprint,
         )  # fmt: skip
         by_priority = self._policy.scheduling_policy == "priority"
         aged = header.priority + now / self._policy.priority_ageing if by_priority else 0.0
         for index in range(request.num_sequences):
             request.sequences.append(Sequence(request, index, (aged, request.arrival, index), list(prompt)))
         if request.search is None:
-            resume(request, sent, message.sent_finished, self.max_model_len)
+            resume(request, sent, message.sent_finished)
         else:
             rest(request.sequences[1:])
         return request

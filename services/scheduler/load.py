@@ -59,6 +59,7 @@ def worker_load(replica: Replica) -> WorkerLoad:
         num_free_blocks=replica.pool.num_available - num_cached,
         num_cached_blocks=num_cached,
         num_steps=replica.num_steps,
+        fingerprint=replica.capacity.fingerprint,
     )
 
 

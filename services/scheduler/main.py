@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import atexit
+import time
 from pathlib import Path
 
 import msgspec
 import structlog
 
 from services.scheduler.actor import SchedulerActor
+from services.scheduler.lives import FILE, Lives
 from services.scheduler.policy import Policy
+from services.scheduler.queued_recording import QueuedRecording
 from services.scheduler.recorder import RecordedScheduler
 from services.scheduler.scheduler import Scheduler
-from services.scheduler.segments import Segments
 from shared.config import Settings
+from shared.standard_streams import LAST_WORDS_SECONDS
 from shared.transport import Transport
 
 log = structlog.get_logger()
@@ -20,7 +24,17 @@ log = structlog.get_logger()
 
 def make(transport: Transport, settings: Settings) -> SchedulerActor:
     """One scheduler with these settings."""
-    return SchedulerActor(transport, settings, make_core(settings))
+    return SchedulerActor(transport, settings, make_core(settings), make_lives(settings))
+
+
+def make_lives(settings: Settings) -> Lives:
+    """Counted in the runtime directory, where there is one."""
+    file = settings.runtime_path / FILE
+
+    def lost(reason: str) -> None:
+        log.warning("epoch_not_kept", file=str(file), reason=reason)
+
+    return Lives(file if file.parent.is_dir() else None, lost)
 
 
 def make_core(settings: Settings) -> Scheduler:
@@ -32,8 +46,15 @@ def make_core(settings: Settings) -> Scheduler:
     def lost(reason: str) -> None:
         log.error("recording_lost", file=settings.record, reason=reason)
 
+    def resumed() -> None:
+        log.info("recording_resumed", file=settings.record)
+
     log.info("recording", file=settings.record, max_bytes=settings.record_bytes)
-    return RecordedScheduler(policy, Segments(Path(settings.record), settings.record_bytes, lost))
+    recording = QueuedRecording(
+        Path(settings.record), settings.record_bytes, on_lost=lost, on_resumed=resumed, clock=time.monotonic
+    )
+    atexit.register(recording.close, LAST_WORDS_SECONDS)  # with what it was asked last, whatever it ends of
+    return RecordedScheduler(policy, recording)
 
 
 def policy_of(settings: Settings) -> Policy:

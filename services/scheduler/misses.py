@@ -15,7 +15,8 @@ from services.scheduler.replica import Replica
 from services.scheduler.sequence import Sequence
 from shared.phases import NUM_MISSES, Miss
 
-MAX_FINGERPRINTS = 1 << 15  # of prefixes that were seen
+MAX_FINGERPRINTS = 1 << 15  # of prefixes that were seen ...
+PER_BLOCK = 2  # ... and for each block that there is: what no cache could hold any more needs no reason
 MAX_LOST = 1 << 15  # names of blocks of workers that are gone
 
 
@@ -61,11 +62,12 @@ class Misses:
         """Of the blocks `first` to `end`, with their names.  What follows on one that was never seen was not either;
         what is cached here, but behind one that is not, cannot be reached for that one's reason."""
         prints = fingerprints(sequence.request.prompt_token_ids, replica.block_size)
-        names, reason = sequence.block_hashes, Miss.NEVER_SEEN
+        most = min(MAX_FINGERPRINTS, PER_BLOCK * sum(other.pool.size for other in self._replicas.values()))
+        names, reason = sequence.hash_blocks(replica.block_size) if first < end else [], Miss.NEVER_SEEN
         for index, fingerprint in enumerate(prints):
             if first <= index < end and (index == first or reason is not Miss.NEVER_SEEN):
                 reason = self._reason(names[index], fingerprint, sequence.root, replica) or reason
-            self._see(fingerprint, sequence.root)
+            self._see(fingerprint, sequence.root, most)
             if first <= index < end:
                 yield reason, names[index]
 
@@ -81,10 +83,10 @@ class Misses:
             return Miss.WORKER_LOST
         return Miss.NEVER_SEEN if self._seen.get(fingerprint, root) == root else Miss.SALT
 
-    def _see(self, fingerprint: int, root: bytes) -> None:
+    def _see(self, fingerprint: int, root: bytes, most: int) -> None:
         seen = self._seen
         seen[fingerprint] = root
-        if len(seen) > MAX_FINGERPRINTS:
+        while len(seen) > most:
             seen.popitem(last=False)
 
 

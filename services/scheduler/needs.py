@@ -11,10 +11,9 @@ from services.scheduler.sequence import Sequence
 class Needs:
     """Counts blocks; takes none."""
 
-    def __init__(self, replica: Replica, prefixes: Prefixes, max_model_len: int) -> None:
+    def __init__(self, replica: Replica, prefixes: Prefixes) -> None:
         self._replica = replica
         self._prefixes = prefixes
-        self._max_model_len = max_model_len
 
     @property
     def reserve(self) -> int:
@@ -24,8 +23,7 @@ class Needs:
     def num_blocks(self, sequence: Sequence) -> int:
         """Blocks without which a sequence is not admitted: those of its tokens, or, so that it will never lack one and
         nobody need be preempted for it, all that it can come to need."""
-        longest = min(sequence.request.max_length, self._max_model_len)
-        return self._replica.blocks_for(longest if sequence.is_protected else sequence.num_tokens)
+        return self._replica.blocks_for(sequence.request.max_length if sequence.is_protected else sequence.num_tokens)
 
     def num_lacking(self, sequence: Sequence, others: list[Sequence]) -> int:
         """Blocks that would have to become free before it can start, after these others that have not yet; none where

@@ -39,6 +39,7 @@ class Outbound:
             num_cached_tokens=max(0, sequence.num_cached_tokens),
             prompt_logprobs=[None, *sequence.prompt_logprobs] if sequence.wants_prompt_logprobs else None,
             embedding=sequence.embedding,
+            fingerprint=request.fingerprint,
         )
         self._opened.setdefault(request.detokenizer, []).append(stream)
 
@@ -88,7 +89,7 @@ class Outbound:
             self._closed.setdefault(sequence.request.detokenizer, []).append(key)
 
     def reject(self, gateway: str, request_id: str, error: RequestError) -> None:
-        rejection = RequestRejected(request_id, error.code, str(error), error.field, error.retry_after_ms)
+        rejection = RequestRejected(request_id, error.code, str(error), error.field, error.retry_after_ms, error.reason)
         self._rejections.append((gateway, rejection))
 
     def fail(self, request: Request, error: RequestError) -> None:

@@ -35,18 +35,21 @@ class Placement:
 
 
 class Router:
-    """Applies one policy.  Of equal scores the first after the last choice wins, so that equals take turns."""
+    """Applies one policy.  Of equal scores the first after the last choice wins, so that equals take turns.
+
+    What has output already goes on only where the same bits are computed.
+    """
 
     def __init__(self, policy: str, *, use_cache: bool = True) -> None:
         self._score = SCORES[policy] if use_cache else SCORES_WITHOUT_CACHE[policy]
         self._next = 0
 
     def place(self, sequence: Sequence, replicas: Mapping[str, Replica]) -> Placement | None:
-        """The worker of the first sibling if it has one, else the best; None where no worker takes requests."""
+        """The worker of the first sibling if it has one, else the best; None where no worker takes this request."""
         sibling = replicas.get(sequence.parent.worker)
         if sequence.index and sibling is not None:
             return Placement(sibling)
-        candidates = [replica for replica in replicas.values() if not replica.is_draining]
+        candidates = [r for r in replicas.values() if not r.is_draining and r.can_serve(sequence)]
         if len(candidates) < 2:
             return Placement(candidates[0]) if candidates else None
         scores = [self._score(sequence, replica) for replica in candidates]

@@ -24,6 +24,7 @@ class Policy:
     max_num_queued_tokens: int = 16 << 20
     max_logprobs: int = 20
     max_n: int = 64
+    resume_timeout: float = 30.0
     num_draft_tokens: int = 0
     max_num_draft_tokens: int = 8
     acceptance: str = "coupled"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections import Counter, deque
+from collections import Counter, OrderedDict, deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -67,7 +67,7 @@ class Replica:
         self.waits = Waits()
         self.running: list[Sequence] = []
         self.num_rows: Counter[str] = Counter()  # held, by tenant
-        self.visitors: dict[str, int] = {}  # tenants that were here lately, and the last step before they left
+        self.visitors: OrderedDict[str, int] = OrderedDict()  # tenants that left lately, and the last step before that
         self.in_flight: deque[Step] = deque()
         self.num_steps = 0
         self.heard_at = moment.now  # when it came, or answered last
@@ -98,9 +98,23 @@ class Replica:
     def blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
 
+    def has_room(self, sequence: Sequence) -> bool:
+        """Whether a sequence can come to its end here, alone if need be."""
+        longest = sequence.request.max_length
+        return longest <= self.capacity.max_model_len and self.blocks_for(longest) <= self.capacity.num_blocks
+
+    def is_kind_of(self, sequence: Sequence) -> bool:
+        """Whether a sequence that has output goes on here with the same bits."""
+        return sequence.request.bound_to in ("", self.capacity.fingerprint)
+
+    def can_serve(self, sequence: Sequence) -> bool:
+        return self.is_kind_of(sequence) and self.has_room(sequence)
+
     def start(self, sequence: Sequence) -> None:
         """Move a sequence from waiting to running and give it a row."""
         self.waiting.remove(sequence)
+        if not sequence.request.bound_to:
+            sequence.request.fingerprint = self.capacity.fingerprint
         sequence.row = self._free_rows.pop()
         self.num_rows[sequence.tenant] += 1
         insort(self.running, sequence, key=by_rank)
@@ -139,13 +153,20 @@ class Replica:
         self.num_rows[tenant] -= 1
         if not self.num_rows[tenant]:
             del self.num_rows[tenant]
-        self.visitors[tenant] = self.num_steps
+        self._note_visitor(tenant)
         self._free_rows.append(sequence.row)
         self.released_rows.append(sequence.row)
         sequence.row = -1
         self.pool.release(sequence.block_ids)
         sequence.block_ids, sequence.block_generations = [], []
         sequence.num_registered_blocks = 0
+
+    def _note_visitor(self, tenant: str) -> None:
+        """At most one for each row: with more tenants than rows, the one that left first is forgotten."""
+        self.visitors[tenant] = self.num_steps
+        self.visitors.move_to_end(tenant)
+        if len(self.visitors) > self.capacity.max_num_seqs:
+            self.visitors.popitem(last=False)
 
     def preempt(self, sequence: Sequence) -> None:
         """Take everything from a running sequence but its tokens; it is computed again when its turn comes."""

@@ -26,19 +26,19 @@ def sent_tokens(message: AddRequest, vocab_size: int) -> list[list[int]]:
     return sent + [[]] * (num_sequences - len(sent))
 
 
-def resume(request: Request, sent: list[list[int]], finished: list[bool], max_model_len: int) -> None:
+def resume(request: Request, sent: list[list[int]], finished: list[bool]) -> None:
     """Give each sequence of a new request its output so far; those that are through have nothing left to do."""
     for sequence, tokens in zip(request.sequences, sent, strict=True):
         if sequence.index < len(finished) and finished[sequence.index]:
             sequence.status = Status.FINISHED
         elif tokens:
-            _go_on_behind(sequence, tokens, max_model_len)
+            _go_on_behind(sequence, tokens)
 
 
-def _go_on_behind(sequence: Sequence, tokens: list[int], max_model_len: int) -> None:
+def _go_on_behind(sequence: Sequence, tokens: list[int]) -> None:
     """What would end the sequence is left out: it is generated again, and then ends it."""
     request = sequence.request
-    longest = min(request.max_length, max_model_len) - request.num_prompt_tokens - 1
+    longest = request.max_length - request.num_prompt_tokens - 1
     tokens = tokens[: max(0, longest)]
     if tokens and _ends(request, tokens):
         tokens = tokens[:-1]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shared.messages import DraftCapacity, Heartbeat, Hello, Member, ServiceName, WorkerCapacity
+from services.scheduler.deployment import Deployment, Known
+from shared.messages import DraftCapacity, Fingerprint, Heartbeat, Hello, Member, ServiceName, WorkerCapacity
 
 # The most of each that anyone has, several times over: beyond it somebody is wrong, and its ledger would fill memory.
 PLAUSIBLE = {
@@ -24,6 +25,8 @@ class Presence:
     member: Member
     capacity: WorkerCapacity | None
     last_seen: float
+    fingerprint: Fingerprint | None = None
+    alive: frozenset[str] = frozenset()  # of a gateway: what began its open streams
     stalled: str = ""
     is_computing: bool = False
 
@@ -31,8 +34,9 @@ class Presence:
 class Troupe:
     """The membership and its version, which grows with every change."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, mixed_workers: bool = False) -> None:
         self.version = 1
+        self.deployment = Deployment(mixed_workers=mixed_workers)
         self._present: dict[str, Presence] = {}
 
     @property
@@ -45,22 +49,35 @@ class Troupe:
     def addresses(self, service: ServiceName) -> list[str]:
         return [member.address for member in self.members if member.service == service]
 
-    def refusal(self, hello: Hello, schema: str) -> str | None:
-        """Why an instance cannot join, in words for its log; None where it can."""
+    @property
+    def has_streams(self) -> bool:
+        """Whether a gateway has streams that a worker has begun."""
+        return any(presence.alive for presence in self._present.values())
+
+    def fingerprints(self, *, is_alive: bool) -> list[Fingerprint]:
+        return self.deployment.fingerprints(self._known(workers_only=True), is_alive=is_alive)
+
+    def recall(self, hello: Hello) -> dict[str, str]:
+        """Learn from a gateway what began its streams; returns the workers that compute something else, and why."""
+        return self.deployment.recall(hello.alive, self._known(workers_only=True))
+
+    def _known(self, *, but: str = "", workers_only: bool = False) -> list[Known]:
+        return [
+            Known(name, presence.fingerprint, presence.capacity)
+            for name, presence in self._present.items()
+            if name != but and (presence.capacity is not None or not workers_only)
+        ]
+
+    def refusal(self, hello: Hello, schema: str, *, is_alive: bool = False) -> str | None:
+        """Why an instance cannot join, in words for its log; None where it can.
+
+        `is_alive`: whether there are requests whose output must not change in the middle.
+        """
         if hello.schema_hash != schema:
             return f"its messages have schema {hello.schema_hash}, this deployment's have {schema}: mixed versions"
-        if hello.worker is None:
-            return implausible(hello.draft) or self._draft_refusal(hello.draft)
-        if reason := implausible(hello.worker):
+        if reason := implausible(hello.worker or hello.draft) or self._draft_refusal(hello.draft):
             return reason
-        for presence in self._present.values():
-            other = presence.capacity
-            if other is not None and presence.member.instance != hello.instance:
-                for name in ("model", "vocab_size", "block_size", "dtype", "max_model_len"):
-                    mine, theirs = getattr(hello.worker, name), getattr(other, name)
-                    if mine != theirs:
-                        return f"its {name} is {mine!r}, that of {presence.member.instance} is {theirs!r}"
-        return None
+        return self.deployment.refusal(hello, self._known(but=hello.instance), is_alive=is_alive) or None
 
     def _draft_refusal(self, draft: DraftCapacity | None) -> str | None:
         """A draft speaks in the workers' token ids, or in none of its own."""
@@ -78,7 +95,9 @@ class Troupe:
         """Note a hello; True where the instance is new, or in a new life."""
         member = Member(hello.service, hello.instance, hello.address, hello.epoch)
         known = self._present.get(hello.instance)
-        self._present[hello.instance] = Presence(member, hello.worker, now)
+        alive = frozenset(one.name for one in hello.alive)
+        self._present[hello.instance] = Presence(member, hello.worker, now, hello.fingerprint, alive)
+        self.deployment.joined(hello)
         if known is not None and known.member == member:
             return False
         self.version += 1
@@ -96,6 +115,7 @@ class Troupe:
         """What a member that is on the roster says of itself."""
         presence = self._present[heartbeat.instance]
         presence.stalled, presence.is_computing = heartbeat.stalled, heartbeat.is_computing
+        presence.alive = frozenset(heartbeat.alive)
 
     @property
     def stalled(self) -> list[str]:

@@ -25,14 +25,14 @@ from services.scheduler.counters import Counters
 from services.scheduler.drafting import Drafting
 from services.scheduler.drafts import DraftLinks
 from services.scheduler.endings import Endings
-from services.scheduler.fairness import Shares, parse_weights
-from services.scheduler.homes import Homes
+from services.scheduler.fairness import MAX_TENANTS, Shares, parse_weights
+from services.scheduler.homes import Homes, unplaceable
 from services.scheduler.intake import Intake
 from services.scheduler.journal import Journal
 from services.scheduler.misses import Misses
 from services.scheduler.moment import Moment
 from services.scheduler.outputs import Outbound
-from services.scheduler.parking import Parking
+from services.scheduler.parking import Parking, is_later_call
 from services.scheduler.policy import Policy
 from services.scheduler.reconciliation import Reconciliation
 from services.scheduler.replica import Replica
@@ -68,7 +68,7 @@ class Scheduler:
     because a detokenizer may die with the end of a stream in hand.
 
     Invariant (checked by services.scheduler.invariants): every unfinished sequence is in exactly one place: the
-    waiting queue or the running list of one replica, or `homeless` while no worker lives.
+    waiting queue or the running list of one replica, or `homeless` while no worker lives that has room for it.
     """
 
     def __init__(self, policy: Policy, journal: Journal | None = None, outbound: Outbound | None = None) -> None:
@@ -110,6 +110,11 @@ class Scheduler:
         """By id, until their gateways say that their clients have everything."""
         return self._endings.finished
 
+    @property
+    def is_alive(self) -> bool:
+        """Whether there are requests that may still be given output."""
+        return bool(self.requests or len(self.parking))
+
     # -- limits
 
     @property
@@ -129,7 +134,7 @@ class Scheduler:
 
     @property
     def homeless(self) -> list[Sequence]:
-        """Those whom no worker has, because none lives."""
+        """Those whom no worker has: none lives that has room for them, or none of the kind that began them."""
         return self._homes.homeless
 
     @property
@@ -146,8 +151,8 @@ class Scheduler:
         self.moment.now = now
         request_id = message.header.request_id
         if known := self._known(request_id):
-            if message.header.arrival_time > known.header.arrival_time:
-                header = message.header
+            header = message.header
+            if self.parking.get(request_id) is known or is_later_call(header, known.header):
                 self.attach(AttachRequest(request_id, header.gateway, header.deadline, message.ledger), now)
             return
         try:
@@ -204,7 +209,7 @@ class Scheduler:
                 self._endings.finish(sequence)
         if request_id in self.finished:
             if not request.header.is_kept:
-                del self.finished[request_id]
+                self._endings.forget(request)
             return True
         if request.header.is_kept:
             self.parking.put(request)
@@ -222,20 +227,26 @@ class Scheduler:
         return orphans
 
     def expire(self, now: float) -> list[str]:
-        """End the requests whose deadline has passed; returns their ids.  Forget those long finished or put aside."""
+        """End the requests whose deadline has passed, or for which no worker has had room for long; returns their ids.
+        Forget those long finished or put aside."""
         self.moment.now = now
         self.parking.expire(now)
         for request in list(self.finished.values()):
             request.finished_time = request.finished_time or now
             if now - request.finished_time > ACKNOWLEDGE_SECONDS:
-                del self.finished[request.request_id]
+                self._endings.forget(request)
+        if self.shares.num_tenants > MAX_TENANTS:
+            self.shares.forget_absent({request.header.tenant for request in self.requests.values()})
         late = [r for r in self.requests.values() if r.header.deadline is not None and r.header.deadline <= now]
         for request in late:
             self.counters.num_expired += 1
             if request.header.is_kept:
                 self.parking.put(request)
             self.fail(request, RequestError("the deadline has passed", code=RejectCode.DEADLINE_EXCEEDED))
-        return [request.request_id for request in late]
+        roomless = self._homes.overdue(now, self.policy.resume_timeout)
+        for request in roomless:
+            self.fail(request, unplaceable(request, self.policy.resume_timeout))
+        return [request.request_id for request in (*late, *roomless)]
 
     def fail(self, request: Request, error: RequestError) -> None:
         """End a request with a status."""
@@ -317,7 +328,7 @@ class Scheduler:
             return None
         replica.waits.idle.end(now)
         batcher = Batcher(
-            replica, self.policy, self.counters, self.journal, self.max_model_len, self.drafts, self.shares,
+            replica, self.policy, self.counters, self.journal, self.drafts, self.shares,
             self.misses, self.moment,
         )  # fmt: skip
         plan = batcher.next_plan()

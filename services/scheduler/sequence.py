@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import TYPE_CHECKING
@@ -46,6 +47,8 @@ class Request:
     num_tokens_at_death: int = -1
     finished_time: float | None = None  # when it was first seen finished and not acknowledged
     packed_prompt: bytes = b""  # prompt_token_ids as they came; made where they did not
+    max_model_len: int = sys.maxsize  # of the deployment when this was let in; later workers may have another
+    fingerprint: str = ""  # name of that of the worker that makes its output; "" before one has begun
 
     def __post_init__(self) -> None:
         eos_ids = () if self.params.ignore_eos else self.eos_token_ids
@@ -53,7 +56,7 @@ class Request:
         self.num_prompt_tokens = len(self.prompt_token_ids)
         self.packed_prompt = self.packed_prompt or pack_tokens(self.prompt_token_ids)
         self.min_length = self.num_prompt_tokens + self.params.min_tokens
-        self.max_length = self.num_prompt_tokens + (self.params.max_tokens or 1)
+        self.max_length = min(self.num_prompt_tokens + (self.params.max_tokens or 1), self.max_model_len)
         self.step_params = self.params
         if self.params.beam is not None:
             self.search = BeamSearch(self.params.beam, self.end_ids, self.params.logprobs)
@@ -64,7 +67,7 @@ class Request:
     end_ids: frozenset[int] = field(init=False)  # tokens that end a sequence
     num_prompt_tokens: int = field(init=False)
     min_length: int = field(init=False)  # of prompt and output; before it no token ends a sequence
-    max_length: int = field(init=False)
+    max_length: int = field(init=False)  # of prompt and output; a sequence of this length has ended
     step_params: SamplingParams = field(init=False)  # what workers are asked
     search: BeamSearch | None = field(init=False, default=None)
 
@@ -81,12 +84,22 @@ class Request:
     def num_output_tokens(self) -> int:
         return sum(sequence.num_output_tokens for sequence in self.sequences)
 
+    def let_go(self) -> None:
+        """It is over and forgotten.  A request and its sequences name each other; without this their memory, tokens and
+        hashes included, would wait for a collection of cycles, which an actor makes rarely."""
+        self.sequences.clear()
+
     def count_death(self) -> None:
         """A worker died while it computed this.  Only deaths at the same point count together: what kills workers does
         so again where it did before, and who got on in between was only there when it happened."""
         num_tokens = self.num_output_tokens
         self.num_worker_deaths = 1 if num_tokens > self.num_tokens_at_death else self.num_worker_deaths + 1
         self.num_tokens_at_death = num_tokens
+
+    @property
+    def bound_to(self) -> str:
+        """The fingerprint of the only workers that may go on with it: others would change its text in the middle."""
+        return self.fingerprint if self.num_output_tokens else ""
 
     @property
     def is_quarantined(self) -> bool:
@@ -122,7 +135,7 @@ class Sequence:
     worker: str = ""
     block_ids: list[int] = field(default_factory=list)
     block_generations: list[int] = field(default_factory=list)  # parallel: in which of its lives each block is ours
-    block_hashes: list[bytes] = field(default_factory=list)
+    hashes_by_size: dict[int, list[bytes]] = field(default_factory=dict)  # of full blocks, by the size of a block
     num_registered_blocks: int = 0
     num_cached_tokens: int = -1  # at the first admission; -1 before
     num_preemptions: int = 0  # for want of blocks
@@ -211,8 +224,12 @@ class Sequence:
         )
 
     def hash_blocks(self, block_size: int) -> list[bytes]:
-        """Hashes of all blocks that are full of known tokens."""
-        hashes = self.block_hashes
+        """Hashes of all blocks of this size that are full of known tokens.
+
+        A sequence outlives its worker, and workers may differ in block size: a hash of 16 tokens must never stand for a
+        block of 32, whose second half it says nothing of.
+        """
+        hashes = self.hashes_by_size.setdefault(block_size, [])
         if not hashes:
             hashes.extend(chained(self.root, self.request.packed_prompt, block_size))
         if len(self.token_ids) >= (len(hashes) + 1) * block_size:

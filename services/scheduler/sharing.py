@@ -87,8 +87,8 @@ def slow_tenants(replica: Replica, shares: Shares) -> frozenset[str]:
     """Those who ask for more than their share of the rows, while another who does not is here, or was lately: their
     prompts make the steps long that the other will have to wait for."""
     visitors = replica.visitors
-    for tenant in [name for name, step in visitors.items() if replica.num_steps - step > MEMORY]:
-        del visitors[tenant]
+    while visitors and replica.num_steps - next(iter(visitors.values())) > MEMORY:
+        visitors.popitem(last=False)
     here = {*visitors, *replica.num_rows, *replica.waiting.tenants}
     if len(here) < 2:
         return frozenset()

@@ -157,7 +157,7 @@ def cruise_of(core: Scheduler, replica: Replica, observer: Observer) -> Cruise |
         return None
     if not all(_is_decoding(core, replica, sequence) for sequence in replica.running):
         return None
-    num_steps = min(_num_plain(core, sequence) for sequence in replica.running)
+    num_steps = min(_num_plain(sequence) for sequence in replica.running)
     return Cruise(core, replica, observer, num_steps) if num_steps >= MIN_STEPS else None
 
 
@@ -182,9 +182,9 @@ def _is_decoding(core: Scheduler, replica: Replica, sequence: Sequence) -> bool:
     )
 
 
-def _num_plain(core: Scheduler, sequence: Sequence) -> int:
+def _num_plain(sequence: Sequence) -> int:
     """Steps until the one in which a sequence has no part, since its last token is coming."""
-    return min(sequence.request.max_length, core.max_model_len) - len(sequence.token_ids) - 2
+    return sequence.request.max_length - len(sequence.token_ids) - 2
 
 
 def _charges(core: Scheduler, running: list[Sequence]) -> list[tuple[str, int]]:

@@ -4,23 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TypeVar
 
 import msgspec
 import structlog
 
 from services.tokenizer.compilers import CompilerPool
+from services.tokenizer.encoders import HUGE_TEXT, EncoderPool
+from services.tokenizer.frames import EncodeJob
+from services.tokenizer.lanes import CHARS_PER_ID, LONG_TEXT, Lane
 from services.tokenizer.prompts import PromptRules, check_deadline, pack_prompt
 from services.tokenizer.renderers import RendererPool
 from shared.account import Account, arrived
 from shared.actor import MemberActor
 from shared.actor.actor import Handlers
+from shared.clock import steady_time
 from shared.config import Settings
+from shared.deadlines import received, sent
 from shared.errors import RejectCode, RequestError
-from shared.grammar import refusal
+from shared.grammar import Grammar, refusal
 from shared.logging import request_logger
 from shared.messages import (
     AbortRequest,
@@ -28,6 +34,7 @@ from shared.messages import (
     DecodeResult,
     EncodeRequest,
     EncodeResult,
+    Fingerprint,
     Goodbye,
     PiecesRequest,
     PiecesResult,
@@ -39,7 +46,7 @@ from shared.messages import (
     TokenizeRequest,
     TokenizerInbox,
 )
-from shared.packing import pack_tokens
+from shared.packing import pack_tokens, unpack_tokens
 from shared.phases import Phase
 from shared.pieces import TokenPieces
 from shared.tokenization import ModelTokenizer
@@ -51,7 +58,7 @@ T = TypeVar("T")
 
 LONG = 0.001  # seconds
 RESUMED_ALLOWANCE = 30.0  # times the usual that a stream under way may wait for a child: it was not too much before
-LONG_TEXT = 16 << 10  # characters; about 10 ms of tokenizing, the most that others should wait for
+PIECES_AT_ONCE = 4096  # tokens that are looked up until others have their turn
 
 
 class TokenizerActor(MemberActor):
@@ -72,11 +79,12 @@ class TokenizerActor(MemberActor):
         renderers: RendererPool | None,
         instance: str | None = None,
         compilers: CompilerPool | None = None,
+        text: Fingerprint | None = None,
     ) -> None:
         super().__init__(transport, settings, instance)
         self.tokenizer = tokenizer
         self.renderers = renderers
-        self.compilers = compilers or CompilerPool()
+        self.compilers = compilers or CompilerPool(patience=settings.resume_timeout)
         self.rules = PromptRules(
             tokenizer,
             max_prompt_bytes=settings.max_prompt_bytes,
@@ -84,7 +92,10 @@ class TokenizerActor(MemberActor):
             max_n=settings.max_n,
         )
         self.pieces = TokenPieces(tokenizer)
-        self.threads = ThreadPoolExecutor(settings.num_tokenizer_threads, thread_name_prefix="tokenize")
+        self._text = text
+        self.lane = Lane(settings.num_tokenizer_threads, "long-texts")
+        self.decodings = Lane(1, "long-decodings")
+        self.encoders = EncoderPool(tokenizer.tokenizer.to_str())
         self.pending: dict[str, object] = {}  # requests in the background that nobody has aborted
         self._idle = asyncio.Event()
 
@@ -100,15 +111,18 @@ class TokenizerActor(MemberActor):
             Tick: self.handle_tick,
         }
 
+    def fingerprint(self) -> Fingerprint | None:
+        return self._text
+
     # -- handlers
 
     def handle_tokenize(self, request: TokenizeRequest) -> None:
+        request = self._taken_up(msgspec.structs.replace(request, header=received(request.header)))
         header, started = request.header, time.monotonic()
-        request = self._taken_up(request)
         with self._contained(header.request_id, header.gateway, header.trace_id):
             if not self.scheduler_is_live:
                 raise RequestError("no scheduler is live", code=RejectCode.UNAVAILABLE)
-            self.rules.check(request, max_input_length=self.max_input_length, now=time.time())
+            self.rules.check(request, max_input_length=self.max_input_length, now=steady_time())
             if request.params.grammar is not None:
                 self._later(
                     header.request_id,
@@ -124,31 +138,39 @@ class TokenizerActor(MemberActor):
                 self._later(
                     header.request_id,
                     header.gateway,
-                    lambda: self._prompt(request, self.tokenizer.encode),
+                    lambda: self._prompt(request, adds_special_tokens=True),
                     lambda token_ids: self._admit(request, pack_prompt(token_ids), started),
                 )
 
     def handle_encode(self, request: EncodeRequest) -> None:
         with self._contained(request.request_id, request.gateway):
             self.rules.check_encode(request)
-            encode = self.tokenizer.encode if request.add_special_tokens else self.tokenizer.encode_plain
             self._later(
                 request.request_id,
                 request.gateway,
-                lambda: self._prompt(request, encode),
+                lambda: self._prompt(request, adds_special_tokens=request.add_special_tokens),
                 lambda ids: self.send(request.gateway, EncodeResult(request.request_id, pack_tokens(ids))),
             )
 
     def handle_decode(self, request: DecodeRequest) -> None:
         with self._contained(request.request_id, request.gateway):
-            token_ids = self.rules.unpack(request.token_ids)
-            text = self.tokenizer.decode(token_ids, skip_special_tokens=request.skip_special_tokens)
-            self.send(request.gateway, DecodeResult(request.request_id, text))
+            self.rules.check_packed_size(request.token_ids)
+            self._later(
+                request.request_id,
+                request.gateway,
+                lambda: self._decoded(request),
+                lambda text: self.send(request.gateway, DecodeResult(request.request_id, text)),
+            )
 
     def handle_pieces(self, request: PiecesRequest) -> None:
         with self._contained(request.request_id, request.gateway):
-            pieces = [self.pieces.of(token_id) for token_id in self.rules.unpack(request.token_ids)]
-            self.send(request.gateway, PiecesResult(request.request_id, pieces))
+            self.rules.check_packed_size(request.token_ids)
+            self._later(
+                request.request_id,
+                request.gateway,
+                lambda: self._pieces(request),
+                lambda pieces: self.send(request.gateway, PiecesResult(request.request_id, pieces)),
+            )
 
     def handle_abort(self, message: AbortRequest) -> None:
         # A rendering under way is let finish, within its time limit, as a child costs more than its answer.
@@ -168,8 +190,8 @@ class TokenizerActor(MemberActor):
 
     # -- the work
 
-    async def _prompt(self, request: TokenizeRequest | EncodeRequest, encode: Callable[[str], list[int]]) -> list[int]:
-        """Token ids of a text, or of a chat once it is rendered; of long ones in a thread, where others can go on."""
+    async def _prompt(self, request: TokenizeRequest | EncodeRequest, *, adds_special_tokens: bool) -> list[int]:
+        """Token ids of a text, or of a chat once it is rendered; of long ones elsewhere, while others go on."""
         text = request.text
         if request.chat is not None:
             assert self.renderers is not None  # the rules let no chat through where there is no template
@@ -177,11 +199,36 @@ class TokenizerActor(MemberActor):
             now = request.header.arrival_time if isinstance(request, TokenizeRequest) else None
             text = await self.renderers.render(request.chat, request.chat_options, now, _allowance(request))
             self.rules.check_length(text, self.max_input_length, "chat")
-            encode = self.tokenizer.encode_plain  # the template has written the special tokens
+            adds_special_tokens = False  # the template has written them
         text = text or ""
-        if len(text) <= LONG_TEXT:
-            return encode(text)
-        return await asyncio.get_running_loop().run_in_executor(self.threads, encode, text)
+        if isinstance(request, TokenizeRequest):
+            request_id, tenant = request.header.request_id, request.header.tenant
+        else:
+            request_id, tenant = request.request_id, request.tenant
+        if len(text) > HUGE_TEXT:
+            ids = unpack_tokens(await self.encoders.encode(tenant, EncodeJob(text, adds_special_tokens)))
+            return self.tokenizer.with_bos(ids) if adds_special_tokens else ids
+        encode = self.tokenizer.encode if adds_special_tokens else self.tokenizer.encode_plain
+        return await self.lane.run(tenant, len(text), partial(self._encoded, request_id, encode, text))
+
+    def _encoded(self, request_id: str, encode: Callable[[str], list[int]], text: str) -> list[int]:
+        """The text's ids, in any thread; none where the request has been aborted meanwhile."""
+        return encode(text) if request_id in self.pending or len(text) <= LONG_TEXT else []
+
+    async def _decoded(self, request: DecodeRequest) -> str:
+        def decode() -> str:
+            token_ids = self.rules.unpack(request.token_ids)
+            return self.tokenizer.decode(token_ids, skip_special_tokens=request.skip_special_tokens)
+
+        return await self.decodings.run(request.tenant, CHARS_PER_ID * len(request.token_ids) // 4, decode)
+
+    async def _pieces(self, request: PiecesRequest) -> list[bytes]:
+        token_ids = self.rules.unpack(request.token_ids)
+        pieces: list[bytes] = []
+        for start in range(0, len(token_ids), PIECES_AT_ONCE):
+            pieces += [self.pieces.of(token_id) for token_id in token_ids[start : start + PIECES_AT_ONCE]]
+            await asyncio.sleep(0)
+        return pieces
 
     async def _compiled(self, request: TokenizeRequest) -> tuple[TokenizeRequest, bytes]:
         """The request with its grammar as workers read it, and its prompt."""
@@ -189,12 +236,21 @@ class TokenizerActor(MemberActor):
         if params.grammar is not None:
             if not self.tokenizer.defaults.eos_token_ids:
                 raise refusal(params.grammar, "is not possible: the model has no end-of-sequence token")
-            compiled = await self.compilers.compile(params.grammar, _allowance(request), request.header.tenant)
-            params = msgspec.structs.replace(params, grammar=compiled)
+            params = msgspec.structs.replace(params, grammar=await self._compile(params.grammar, request))
         prompt = request.token_ids
         if prompt is None:
-            prompt = pack_prompt(await self._prompt(request, self.tokenizer.encode))
+            prompt = pack_prompt(await self._prompt(request, adds_special_tokens=True))
         return msgspec.structs.replace(request, params=params), prompt
+
+    async def _compile(self, grammar: Grammar, request: TokenizeRequest) -> Grammar:
+        """As workers read it; waited for until the request's deadline, where that comes first."""
+        deadline = request.header.deadline
+        seconds = math.inf if deadline is None else max(0.0, deadline - steady_time())
+        try:
+            return await self.compilers.compile(grammar, _allowance(request), request.header.tenant, seconds)
+        except RequestError:
+            check_deadline(deadline, steady_time())
+            raise
 
     def _later(self, request_id: str, gateway: str, work: Callable[[], Awaitable[T]], use: Callable[[T], None]) -> None:
         """Do `work` in the background, then `use` its outcome unless the request was aborted or sent anew meanwhile."""
@@ -224,13 +280,13 @@ class TokenizerActor(MemberActor):
         return msgspec.structs.replace(request, ledger=ledger)
 
     def _admit(self, request: TokenizeRequest, prompt_token_ids: bytes, started: float) -> None:
-        now = time.time()
+        now = steady_time()
         check_deadline(request.header.deadline, now)
         added = self.rules.complete(request, prompt_token_ids, max_model_len=self.max_model_len, now=now)
         if (begun := request.ledger) is not None:
             account = Account(Phase.TOKENISE, begun.stamp, begun)
             added = msgspec.structs.replace(added, ledger=account.ledger(time.time()))
-        self.send(self.scheduler, added)
+        self.send(self.scheduler, msgspec.structs.replace(added, header=sent(added.header)))
         if time.monotonic() - started > LONG:
             self.outbox.flush()  # it does not wait for what came with it
         duration = round(time.monotonic() - started, 6)
@@ -247,7 +303,9 @@ class TokenizerActor(MemberActor):
         try:
             yield
         except RequestError as error:
-            rejection = RequestRejected(request_id, error.code, str(error), error.field, error.retry_after_ms)
+            rejection = RequestRejected(
+                request_id, error.code, str(error), error.field, error.retry_after_ms, error.reason
+            )
             self.send(gateway, rejection)
         except Exception:
             log.exception("request_failed", request_id=request_id, trace_id=trace_id)
@@ -267,20 +325,22 @@ class TokenizerActor(MemberActor):
 
     async def _stop_when_done(self, deadline: float) -> None:
         # Requests sent before the others knew may still arrive for a while.
-        await asyncio.sleep(min(self.settings.heartbeat_interval, max(0.0, deadline - time.time())))
+        await asyncio.sleep(min(self.settings.heartbeat_interval, max(0.0, deadline - steady_time())))
         if self.pending:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(max(0.0, deadline - time.time())):
+                async with asyncio.timeout(max(0.0, deadline - steady_time())):
                     await self._idle.wait()
         self.stop()
         self.post(Tick())  # wakes the run loop, which then sees that it is over
 
     async def on_stop(self) -> None:
         await super().on_stop()
-        self.threads.shutdown(wait=False, cancel_futures=True)
+        self.lane.close()
+        self.decodings.close()
         if self.renderers is not None:
             await self.renderers.close()
         await self.compilers.close()
+        await self.encoders.close()
 
 
 def _allowance(request: TokenizeRequest | EncodeRequest) -> float:

@@ -17,7 +17,7 @@ import msgspec
 import structlog
 
 from services.tokenizer.frames import PREFIX, to_frame
-from shared.errors import FatalError
+from shared.errors import FatalError, RejectCode, RequestError
 from shared.idle_time import LEAST_URGENT, confine_to_idle_time
 from shared.proc import own_seconds, stat, wants_to_run
 
@@ -26,7 +26,8 @@ log = structlog.get_logger()
 T = TypeVar("T")
 
 LEAST_REST = 0.1  # seconds: less is no rest
-START_TIMEOUT = 30.0  # seconds for a child to come up, on a busy machine
+START_TIMEOUT = 30.0  # seconds for a child to come up ...
+START_SECONDS = 10.0  # ... and of a processor: what had less by then is kept waiting by a busy machine
 RESTART_PAUSE = 1.0  # seconds before another try
 NUM_SLICES = 4  # that a limit is waited in: who was frozen meanwhile, child or parent, has lost one of them and not all
 LONGEST = 10  # times its limit, for a child that wants to run and does not get to
@@ -77,7 +78,8 @@ class ChildPool(Generic[T]):
         least_seconds: float = 0.0,
     ) -> None:
         """`patience`: seconds that a job waits for a child; as long as it may take itself, where that is not said.
-        `niceness`: of the children, from their start; with the least one replacements come up in idle time.
+        `niceness`: of the children once they are up, since requests wait for the first ones; of replacements, from
+        their start, which with the least one take idle time only.
         `least_seconds`: of a processor, which a job has had before it can be late."""
         self.timeout = timeout
         self.patience = patience
@@ -119,13 +121,24 @@ class ChildPool(Generic[T]):
         """A child's answer to a job, which may wait and take `allowance` times the usual.  Raises ChildError."""
         patience = self.timeout if self.patience is None else self.patience
         try:
-            async with _awake(allowance * patience):
-                child = await self._idle.get()
+            async with awake(allowance * patience):
+                child = await self.free_child()
         except TimeoutError:
             raise NoChildFreeError from None
+        return await self.work(child, job, allowance * self.timeout)
+
+    async def free_child(self) -> Process:
+        """The next child without work, which is to be given some, or to be given back."""
+        return await self._idle.get()
+
+    def give_back(self, child: Process) -> None:
+        self._release(child, 0.0)
+
+    async def work(self, child: Process, job: msgspec.Struct, seconds: float, longest: float = LONGEST) -> T:
+        """Its answer to a job, within so many seconds, `longest` times as many where it is kept waiting."""
         answer = None
         try:
-            answer = await self._ask(child, job, allowance * self.timeout)
+            answer = await self._ask(child, job, seconds, longest)
         finally:
             if answer is not None:
                 self._release(child, self.rest_after(answer))
@@ -147,19 +160,15 @@ class ChildPool(Generic[T]):
         del self._resting[child]
         self._idle.put_nowait(child)
 
-    async def _ask(self, child: Process, job: msgspec.Struct, seconds: float) -> T:
+    async def _ask(self, child: Process, job: msgspec.Struct, seconds: float, longest: float = LONGEST) -> T:
         begun = stat(child.pid)
         try:
-            async with _awake(seconds, lambda: self._is_kept_waiting(child, begun)):
+            async with awake(seconds, lambda: _is_kept_waiting(child, begun, self._least_seconds), longest):
                 return await self._exchange(child, job)
         except TimeoutError:
             raise LateChildError(_spent(begun, stat(child.pid))) from None
         except (OSError, asyncio.IncompleteReadError, msgspec.DecodeError):
             raise BrokenChildError from None
-
-    def _is_kept_waiting(self, child: Process, begun: list[str] | None) -> bool:
-        now = stat(child.pid)
-        return now is not None and wants_to_run(now) and _spent(begun, now) < self._least_seconds
 
     async def _exchange(self, child: Process, job: msgspec.Struct) -> T:
         assert child.stdin is not None and child.stdout is not None  # both are pipes
@@ -203,19 +212,30 @@ class ChildPool(Generic[T]):
             raise FatalError(f"no process for {self._module}: {error}") from error
         self._children.add(child)
         self._all_reaped.clear()
-        with contextlib.suppress(OSError):  # gone already, or not allowed: then it is as urgent as all
-            os.setpriority(os.PRIO_PROCESS, child.pid, self._niceness)
-            if self._niceness == LEAST_URGENT and is_replacement:  # nobody waits for this one alone
-                confine_to_idle_time(child.pid)
-        assert child.stdin is not None  # a pipe
-        child.stdin.write(self._setup)
+        if is_replacement:  # no request waits for this one alone
+            self._give_way(child)
+            if self._niceness == LEAST_URGENT:
+                with contextlib.suppress(OSError):
+                    confine_to_idle_time(child.pid)
         try:
-            # A job of nothing asks whether the child is up, so that the first real one does not pay for its imports.
-            await self._ask(child, self._probe, START_TIMEOUT)
-        except ChildError as error:
+            await self._come_up(child)
+        except (ChildError, TimeoutError, OSError, asyncio.IncompleteReadError, msgspec.DecodeError) as error:
             await self._reap(child)
             raise FatalError(f"a process of {self._module} does not answer") from error
+        self._give_way(child)
         self._idle.put_nowait(child)
+
+    def _give_way(self, child: Process) -> None:
+        with contextlib.suppress(OSError):  # gone already, or not allowed: then it is as urgent as all
+            os.setpriority(os.PRIO_PROCESS, child.pid, self._niceness)
+
+    async def _come_up(self, child: Process) -> None:
+        """A job of nothing asks whether the child is up, so that the first real one does not pay for its imports."""
+        assert child.stdin is not None  # a pipe
+        child.stdin.write(self._setup)
+        begun = stat(child.pid)
+        async with awake(START_TIMEOUT, lambda: _is_kept_waiting(child, begun, START_SECONDS)):
+            await self._exchange(child, self._probe)
 
     async def _reap(self, child: Process) -> None:
         """Kill a child whose output nobody reads any more."""
@@ -229,31 +249,75 @@ class ChildPool(Generic[T]):
             self._all_reaped.set()
 
 
+class LazyChildPool(ChildPool[T]):
+    """Starts its children for the first job: most deployments never have one."""
+
+    _starting: asyncio.Task[None] | None = None
+
+    async def started(self) -> None:
+        """Return once the children are up.  Raises RequestError where they do not come up."""
+        if self._starting is None:
+            self._starting = asyncio.get_running_loop().create_task(self.start())
+        try:
+            await asyncio.shield(self._starting)
+        except FatalError as error:
+            self._starting = None
+            raise RequestError(str(error), code=RejectCode.UNAVAILABLE) from error
+
+    async def close(self) -> None:
+        """Kill all children, those that are just coming up too."""
+        if self._starting is not None:
+            await asyncio.gather(self._starting, return_exceptions=True)
+        await super().close()
+
+
+def _is_kept_waiting(child: Process, begun: list[str] | None, least_seconds: float) -> bool:
+    """Whether it would run if it had a processor, and had one for less than so many seconds so far."""
+    now = stat(child.pid)
+    return now is not None and wants_to_run(now) and _spent(begun, now) < least_seconds
+
+
 def _spent(begun: list[str] | None, now: list[str] | None) -> float:
     """Seconds of a processor in between; infinite where nobody knows."""
     return own_seconds(now) - own_seconds(begun) if begun and now else math.inf
 
 
 @asynccontextmanager
-async def _awake(seconds: float, may_go_on: Callable[[], bool] = lambda: False) -> AsyncIterator[None]:
+async def awake(
+    seconds: float, may_go_on: Callable[[], bool] = lambda: False, longest: float = LONGEST
+) -> AsyncIterator[None]:
     """As asyncio.timeout, but time in which the event loop stood still counts as one slice at most; and while
-    `may_go_on`, there are more slices, up to `LONGEST` times as many."""
-    loop = asyncio.get_running_loop()
-    timer: asyncio.Handle
+    `may_go_on`, there are more slices, up to `longest` times as many."""
     async with asyncio.timeout(None) as limit:
-
-        def go_on(num_slices: int) -> None:
-            nonlocal timer
-            if num_slices < NUM_SLICES or (num_slices < LONGEST * NUM_SLICES and may_go_on()):
-                timer = loop.call_later(seconds / NUM_SLICES, go_on, num_slices + 1)
-            else:
-                limit.reschedule(loop.time())
-
-        timer = loop.call_soon(go_on, 0)
+        slices = _Slices(limit, seconds / NUM_SLICES, may_go_on, longest)
         try:
             yield
         finally:
-            timer.cancel()
+            slices.cancel()
+
+
+class _Slices:
+    """The slices of one wait, one after the other; behind the last the limit is over."""
+
+    def __init__(self, limit: asyncio.Timeout, seconds: float, may_go_on: Callable[[], bool], longest: float) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._limit = limit
+        self._seconds = seconds  # of each
+        self._may_go_on = may_go_on
+        self._most = longest * NUM_SLICES
+        self._timer: asyncio.Handle | None = self._loop.call_soon(self._next, 0)
+
+    def cancel(self) -> None:
+        """This and its timer name each other no more."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _next(self, num_slices: int) -> None:
+        if num_slices < NUM_SLICES or (num_slices < self._most and self._may_go_on()):
+            self._timer = self._loop.call_later(self._seconds, self._next, num_slices + 1)
+        else:
+            self._limit.reschedule(self._loop.time())
 
 
 def _end(child: Process) -> None:

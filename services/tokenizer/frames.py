@@ -63,6 +63,28 @@ class Compilation(msgspec.Struct, frozen=True):
     seconds: float = 0.0  # of a processor that it took
 
 
+class EncodeSetup(msgspec.Struct, frozen=True):
+    """The first frame to a child that tokenizes."""
+
+    tokenizer: str  # as its file has it
+    max_memory: int
+    max_cpu_seconds: int  # per text
+
+
+class EncodeJob(msgspec.Struct, frozen=True):
+    """One text."""
+
+    text: str
+    add_special_tokens: bool = True
+
+
+class Encoded(msgspec.Struct, frozen=True):
+    """A child's answer: packed token ids, or what is wrong with the text."""
+
+    token_ids: bytes = b""
+    error: str = ""
+
+
 def to_frame(content: msgspec.Struct) -> bytes:
     """Bytes with their length in front."""
     data = msgspec.msgpack.encode(content)

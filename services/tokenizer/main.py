@@ -6,13 +6,15 @@ from services.tokenizer.actor import TokenizerActor
 from services.tokenizer.renderers import RendererPool
 from shared.config import Settings
 from shared.model_source import resolve_model_dir
+from shared.text_digest import text_fingerprint
 from shared.tokenization import load_tokenizer
 from shared.transport import Transport
 
 
 def make(transport: Transport, settings: Settings) -> TokenizerActor:
     """One tokenizer of the configured model.  Raises ModelError where it has none that can be used."""
-    tokenizer = load_tokenizer(resolve_model_dir(settings.model))
+    directory = resolve_model_dir(settings.model)
+    tokenizer = load_tokenizer(directory)
     renderers = None
     if tokenizer.chat_template is not None:
         renderers = RendererPool(
@@ -22,4 +24,4 @@ def make(transport: Transport, settings: Settings) -> TokenizerActor:
             timeout=settings.template_timeout,
             max_output_bytes=settings.max_prompt_bytes,
         )
-    return TokenizerActor(transport, settings, tokenizer, renderers)
+    return TokenizerActor(transport, settings, tokenizer, renderers, text=text_fingerprint(directory))

@@ -10,7 +10,7 @@ from services.tokenizer.chats import num_bytes
 from shared.errors import ProtocolError, RejectCode, RequestError
 from shared.messages import AddRequest, ChatMessage, ChatOptions, EncodeRequest, TokenizeRequest
 from shared.packing import pack_tokens, unpack_tokens
-from shared.sampling import Limits, SamplingParams, check_sampling, check_token_ids
+from shared.sampling import Limits, SamplingParams, check_sampling, check_token_ids, too_long
 from shared.tokenization import ModelTokenizer
 
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
@@ -71,9 +71,8 @@ class PromptRules:
         if not max_input_length or longest is None:
             return
         if len(text) > max_input_length * longest:
-            raise RequestError(
-                f"{field} has {len(text)} characters, which cannot fit max_input_length={max_input_length} tokens",
-                field=field,
+            raise too_long(
+                field, f"has {len(text)} characters, which cannot fit max_input_length={max_input_length} tokens"
             )
 
     def check_chat(self, chat: Sequence[ChatMessage], options: ChatOptions | None = None) -> None:
@@ -81,15 +80,18 @@ class PromptRules:
             raise RequestError("chat must contain at least one message", field="chat")
         if self._tokenizer.chat_template is None:
             raise RequestError("chat is not possible: the model has no chat template", field="chat")
-        for message in chat:
+        for place, message in enumerate(chat):
             if message.role not in ROLES:
-                roles = ", ".join(sorted(ROLES))
-                raise RequestError(f"chat has the unknown role {message.role[:32]!r}; roles are {roles}", field="chat")
+                field, roles = f"chat.messages[{place}].role", ", ".join(sorted(ROLES))
+                raise RequestError(f"{field} is the unknown role {message.role[:32]!r}; roles are {roles}", field=field)
         self._check_size(num_bytes(chat, options), "chat")
 
-    def unpack(self, packed: bytes) -> list[int]:
-        """Token ids of a Decode request.  Raises RequestError where they are none of this model's."""
+    def check_packed_size(self, packed: bytes) -> None:
+        """Raise RequestError on more token ids than are taken apart for a question."""
         self._check_size(len(packed), "token_ids")
+
+    def unpack(self, packed: bytes) -> list[int]:
+        """Token ids of a question.  Raises RequestError where they are none of this model's."""
         try:
             token_ids = unpack_tokens(packed)
         except ProtocolError as error:
@@ -122,6 +124,7 @@ class PromptRules:
             tokenized_time=now,
             is_resumed=request.is_resumed,
             sent_finished=request.sent_finished,
+            fingerprint=request.fingerprint,
         )
 
     def _with_bad_words(self, params: SamplingParams) -> SamplingParams:

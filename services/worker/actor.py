@@ -13,10 +13,10 @@ from services.worker.checks import check_plan
 from services.worker.steps import Steps
 from shared.actor import MemberActor
 from shared.actor.actor import Handlers
-from shared.actor.member import check_epoch
 from shared.config import Settings
 from shared.errors import FatalError
 from shared.messages import (
+    Fingerprint,
     Refused,
     ReportHoldings,
     Roster,
@@ -26,6 +26,7 @@ from shared.messages import (
     WorkerCapacity,
     WorkerInbox,
 )
+from shared.standard_streams import drain_standard_streams
 from shared.transport import Transport
 
 if TYPE_CHECKING:  # a stand-in for the model needs no torch
@@ -54,6 +55,8 @@ class WorkerActor(MemberActor):
         self._load = load
         self._make_steps = make_steps
         self._capacity: WorkerCapacity | None = None
+        self._fingerprint: Fingerprint | None = None
+        self._lack = ""  # of native kernels
         self._steps: Steps | None = None
 
     def handlers(self) -> Handlers:
@@ -68,21 +71,28 @@ class WorkerActor(MemberActor):
     def capacity(self) -> WorkerCapacity | None:
         return self._capacity
 
+    def fingerprint(self) -> Fingerprint | None:
+        return self._fingerprint
+
+    def why_otherwise(self) -> str:
+        return f"this worker computes with torch: {self._lack}" if self._lack else ""
+
     async def on_start(self) -> None:
         runner = await asyncio.to_thread(self._load)
-        self._capacity = runner.capacity
+        self._capacity, self._fingerprint, self._lack = runner.capacity, runner.fingerprint, runner.lack
         self._steps = self._make_steps(runner, self.transport)
         await super().on_start()
 
     def request_drain(self, deadline: float | None = None) -> None:
         """A worker that is still loading holds nothing and leaves at once."""
         if self._steps is None:
+            drain_standard_streams()
             os._exit(0)
         super().request_drain(deadline)
 
     def handle_plan(self, plan: StepPlan) -> None:
         """Raises ProtocolError on a plan of no scheduler."""
-        check_epoch(plan.epoch)
+        self.check_link(plan.epoch)
         if self._steps is None or self._capacity is None:
             return
         check_plan(plan, self._capacity)
@@ -101,7 +111,7 @@ class WorkerActor(MemberActor):
 
     def handle_report_holdings(self, message: ReportHoldings) -> None:
         """Answered by the step thread, when the plans before it have run.  Raises ProtocolError."""
-        check_epoch(message.epoch)
+        self.check_link(message.epoch)
         if self._steps is not None:
             self._steps.submit(message)
 

@@ -11,16 +11,19 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 
 from shared.config import Settings, load_settings
 from shared.errors import PageantError
 from shared.execution.backend import choose_backend, usable_cores
+from shared.execution.fingerprint import make_fingerprint, remembered_digest
 from shared.execution.memory import cpu_budget, gpu_budget, plan_memory
 from shared.logging import setup_logging
 from shared.model_source import resolve_model_dir
 from shared.modeling.config import read_config
 from shared.modeling.formats import resolve_device
+from shared.modeling.weight_digest import user_memory
 from shared.modeling.weights import open_weights
 
 
@@ -28,7 +31,10 @@ def describe(settings: Settings) -> dict[str, Any]:
     """Kernels, formats, memory.  Raises ModelError or ConfigError as the worker would."""
     directory = resolve_model_dir(settings.model)
     config = read_config(directory)
-    backend = choose_backend(settings, config, open_weights(settings.load_format, directory, config).dtype)
+    source = open_weights(settings.load_format, directory, config)
+    backend = choose_backend(settings, config, source.dtype)
+    weights = remembered_digest(source, user_memory())
+    fingerprint = make_fingerprint(settings, directory, config, backend, weights)
     plan = plan_memory(
         settings,
         bytes_per_block=backend.layout(config).bytes_per_block(settings.block_size),
@@ -44,6 +50,8 @@ def describe(settings: Settings) -> dict[str, Any]:
         "block_size": plan.block_size,
         "num_tokens": plan.num_tokens,
         "max_model_len": plan.max_model_len,
+        "system_fingerprint": fingerprint.name if weights else "",
+        "fingerprint": msgspec.structs.asdict(fingerprint),
         "bytes": plan.num_blocks * plan.bytes_per_block,
     }
 

@@ -6,6 +6,7 @@ from typing import Protocol
 
 import structlog
 
+from shared.epochs import is_late
 from shared.messages import Holdings, ReportHoldings, StepPlan, StepResult
 
 log = structlog.get_logger()
@@ -35,13 +36,13 @@ class PlanLine:
 
     def take(self, work: Work) -> StepPlan | Holdings | None:
         """The plan, if it is to be run now; or what to answer in its place; or neither."""
-        if work.epoch < self._epoch:
+        if is_late(work.epoch, self._epoch):
             log.info("late_work", type=type(work).__name__, epoch=work.epoch)
             return None
         return self._report(work) if isinstance(work, ReportHoldings) else self._take_plan(work)
 
     def _take_plan(self, plan: StepPlan) -> StepPlan | Holdings | None:
-        if plan.epoch > self._epoch:
+        if plan.epoch != self._epoch:  # a newer one, or another scheduler's life
             self._rows.reset()
             self._epoch, self._due_step_id = plan.epoch, 0
         if plan.step_id < self._due_step_id:
@@ -54,8 +55,8 @@ class PlanLine:
         return plan
 
     def _report(self, asked: ReportHoldings) -> Holdings:
-        """Of a newer epoch than any plan's nothing is held."""
-        if asked.epoch > self._epoch:
+        """Of another epoch than the last plan's nothing is held."""
+        if asked.epoch != self._epoch:
             return Holdings(asked.epoch, asked.report_id, asked.next_step_id, 0)
         return Holdings(asked.epoch, asked.report_id, asked.next_step_id, self._due_step_id, *self._rows.holdings())
 

@@ -6,22 +6,44 @@ from pathlib import Path
 from time import perf_counter
 
 import msgspec
+import structlog
 
 from services.worker.steps import Runner
+from shared.losses import STEPS
 from shared.messages import StepPlan, StepResult
 from shared.metrics.steps import RecordedStep, work_of_columns
+from shared.sink import Sink
+from shared.transport.link import worth_a_line
+
+log = structlog.get_logger()
+
+CLOSE_SECONDS = 5.0
 
 
 class RecordedRunner:
-    """A runner whose steps leave a line each, in a file of this process's own."""
+    """A runner whose steps leave a line each, in a file of this process's own.
+
+    A step that a disk does not take is missing there; it costs no step its time, and no worker its life.
+    """
 
     def __init__(self, runner: Runner, path: Path) -> None:
         self._runner = runner
-        self._file = path.open("ab", buffering=0)  # a line of 150 bytes per step, whole even when the process is killed
+        self._path = path
+        self._file = path.open("ab", buffering=0)
+        self._sink = Sink(self._file.fileno(), STEPS, self._tell)
+        self._num_gaps = 0
 
     def close(self) -> None:
         """Nothing runs after this; a process that ends need not say it."""
+        self._sink.drain(CLOSE_SECONDS)
         self._file.close()
+
+    def _tell(self, count: int) -> bytes:
+        """In the log: a line here is a step."""
+        self._num_gaps += 1
+        if worth_a_line(self._num_gaps):
+            log.warning("steps_lost", file=str(self._path), num_lost=count)
+        return b""
 
     def reset(self) -> None:
         self._runner.reset()
@@ -35,7 +57,7 @@ class RecordedRunner:
         seconds = perf_counter() - start
         work = work_of_columns(plan.num_computed_tokens, plan.num_scheduled_tokens, sum(result.num_sampled))
         line = RecordedStep(**msgspec.structs.asdict(work), start=start, seconds=seconds)
-        self._file.write(msgspec.json.encode(line) + b"\n")
+        self._sink.write(msgspec.json.encode(line) + b"\n")
         return result
 
 

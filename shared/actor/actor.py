@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import math
+import secrets
 import time
 import uuid
 from abc import ABC, abstractmethod
@@ -16,9 +17,11 @@ import structlog
 
 from shared.actor.incident import Incidents
 from shared.actor.metrics import MetricsPort
-from shared.actor.status import STALLED, write_status
+from shared.actor.status import STALLED, StatusFile
+from shared.clock import steady_time
 from shared.config import Settings
 from shared.errors import FatalError, PageantError, ProtocolError
+from shared.losses import losses
 from shared.messages import Drain, Member, Message, PeerGone, ServiceName
 from shared.transport.link import Transport, worth_a_line
 
@@ -27,8 +30,10 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger()
 
-# Messages hold no cycles and what lives long is frozen: young collections find nothing, so they are made rare.
-GC_THRESHOLDS = (20_000, 20, 50)
+# Messages hold no cycles and what lives long is frozen, so collections are made rare.  What libraries leave in cycles,
+# the contexts of calls and the traces of their errors, comes to some 25,000 objects until the second generation is
+# collected, a few megabytes.  What was in use then waits for the third, which follows after six times as many.
+GC_THRESHOLDS = (5_000, 4, 6)
 PAUSE = 0.001  # seconds without mail after which what comes has not waited here
 
 Handlers = Mapping[type[Message], Callable[[Any], None]]
@@ -55,14 +60,17 @@ class Actor(ABC):
         self.settings = settings
         self.transport = transport
         self.instance = instance or f"{self.service}-{uuid.uuid4().hex[:8]}"
-        self.epoch = time.time_ns() // 1000  # grows from life to life
+        self.epoch = 1 + secrets.randbits(40)  # tells lives of one instance apart; which is newer is never asked of it
+        self.started = steady_time()  # Unix seconds
         self.phase = Phase.STARTING
-        self.leaves_by = math.inf  # Unix seconds; once it has been asked to leave
+        self.leaves_by = math.inf  # by the steady clock; once it has been asked to leave
         self.progress = 0
         self.num_dropped = 0  # messages that made no sense
+        self._place_lost = ""  # why nothing can be made in the runtime directory
         self.stalled = ""  # why work waits although nothing goes on
         self.busy_since = time.time()  # Unix seconds; there was no pause between batches since then
         self.incidents: Incidents | None = None  # where there is a process to write them
+        self.status_file = StatusFile(settings)
         self.metrics = MetricsPort(settings, self.collectors)
         self.inbox = transport.bind(self.inbox_name, self.inbox_union)
         self.outbox = transport.outbox()
@@ -87,7 +95,7 @@ class Actor(ABC):
         """Before the first message; may await."""
 
     def on_drain(self, deadline: float) -> None:
-        """Asked to leave by `deadline` (Unix seconds): hand work over, then call `stop`."""
+        """Asked to leave by `deadline` (of the steady clock): hand work over, then call `stop`."""
         self.stop()
 
     def on_hurry(self) -> None:
@@ -120,13 +128,14 @@ class Actor(ABC):
         state = ProcessState(
             service=str(self.service),
             instance=self.instance,
-            epoch=self.epoch,
+            started=self.started,
             progress=self.progress,
             num_dropped=self.num_dropped,
             num_undecodable=self.inbox.num_undecodable,
             phase=self.phase.name,
             is_stalled=bool(self.stalled),
             members=self.known_members,
+            losses=losses(),
         )
         return [process_collector(lambda: state)]
 
@@ -179,6 +188,7 @@ class Actor(ABC):
     def say_status(self) -> None:
         """At every tick: renew the status file, and note when work begins to wait and when it goes on."""
         self.metrics.open()
+        self._keep_place()
         reason = self.stall()
         if reason and not self.stalled:
             log.error("stalled", reason=reason)
@@ -187,7 +197,20 @@ class Actor(ABC):
         elif self.stalled and not reason:
             log.info("stall_over")
         self.stalled = reason
-        write_status(self.settings, STALLED if reason else self.status)
+        self.status_file.say(STALLED if reason else self.status)
+
+    def _keep_place(self) -> None:
+        """The runtime directory may be deleted or replaced meanwhile.  Raises ConfigError where it is another's now."""
+        try:
+            renewed = self.transport.keep()
+        except OSError as error:
+            if self._place_lost != str(error):
+                log.error("runtime_dir_lost", directory=str(self.settings.runtime_path), reason=str(error))
+            self._place_lost = str(error)
+            return
+        if renewed:
+            log.warning("runtime_dir_renewed", directory=str(self.settings.runtime_path), renewed=renewed)
+        self._place_lost = ""
 
     def stop(self) -> None:
         """End the run loop after this batch."""
@@ -240,11 +263,11 @@ class Actor(ABC):
 
     def request_drain(self, deadline: float | None = None) -> None:
         """What SIGTERM means; callable from a signal handler on the loop."""
-        self.post(Drain(deadline=deadline or time.time() + self.settings.drain_timeout))
+        self.post(Drain(deadline=deadline or steady_time() + self.settings.drain_timeout))
 
     def request_handover(self) -> None:
         """What SIGUSR1 means: leave while the others stay, so that there is time."""
-        self.request_drain(time.time() + self.settings.handover_timeout)
+        self.request_drain(steady_time() + self.settings.handover_timeout)
 
     def _handle(self, message: Message) -> None:
         try:
@@ -265,7 +288,7 @@ class Actor(ABC):
             raise FatalError(f"{type(message).__name__} could not be handled: {error!r}") from error
 
     def _drain(self, message: Drain) -> None:
-        deadline = message.deadline or time.time() + self.settings.drain_timeout
+        deadline = message.deadline or steady_time() + self.settings.drain_timeout
         if self.phase < Phase.DRAINING:
             self.phase = Phase.DRAINING
             self.leaves_by = deadline

@@ -6,6 +6,7 @@ and lines of source without their variables, ledgers are counts and ids, and eve
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import resource
@@ -14,6 +15,8 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping
+from contextvars import copy_context
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +26,7 @@ import structlog
 from shared.config import Settings
 from shared.errors import PageantError
 from shared.logging import recent_events
+from shared.losses import INCIDENT, count_loss
 
 log = structlog.get_logger()
 
@@ -35,7 +39,10 @@ Ledgers = Callable[[], Mapping[str, Any]]
 
 
 class Incidents:
-    """Writes the incidents of one process.  Failing to costs a log line: it must never make things worse."""
+    """Writes the incidents of one process.  Failing to costs a log line: it must never make things worse.
+
+    What is kept is put together at once, and written by a thread: the loop that stalls is not held up by a disk too.
+    """
 
     def __init__(self, settings: Settings, service: str, instance: str, ledgers: Ledgers) -> None:
         self._settings = settings
@@ -45,20 +52,45 @@ class Incidents:
         self._ledgers = ledgers
         self._last = float("-inf")
         self._lock = threading.Lock()  # the watchdog writes from a thread of its own
+        self._writer: threading.Thread | None = None
 
     def write(self, cause: str, error: BaseException | None = None) -> Path | None:
-        """One file, unless there was one just now; returns where it is."""
+        """One file, unless there was one just now; returns where it will be."""
         with self._lock:
             if time.monotonic() - self._last < QUIET_SECONDS:
                 return None
             self._last = time.monotonic()
+            path = self._directory / f"{self._service}-{time.time_ns() // 1000}-{self._instance}.json"
             try:
-                path = self._save(self._bundle(cause, error))
+                if self._writer is not None and self._writer.is_alive():
+                    raise BlockingIOError("the one before it is not written yet")
+                data = msgspec.json.encode(self._bundle(cause, error), enc_hook=repr)
+                write = partial(copy_context().run, self._write, cause, path, data)  # for its log lines
+                self._writer = threading.Thread(target=write, name="incident", daemon=True)
+                self._writer.start()
             except Exception as failure:
-                log.error("incident_lost", cause=cause, reason=repr(failure))
+                self._lose(cause, failure)
                 return None
-        log.error("incident", cause=cause, file=str(path))
         return path
+
+    def drain(self, seconds: float) -> None:
+        """Give what is being written so long to be there."""
+        if self._writer is not None:
+            self._writer.join(seconds)
+
+    def _write(self, cause: str, path: Path, data: bytes) -> None:
+        try:
+            self._save(path, data)
+        except Exception as failure:
+            with contextlib.suppress(OSError):
+                path.unlink(missing_ok=True)  # half of it would drive out a whole one
+            self._lose(cause, failure)
+        else:
+            log.error("incident", cause=cause, file=str(path))
+
+    def _lose(self, cause: str, failure: Exception) -> None:
+        count_loss(INCIDENT)
+        log.error("incident_lost", cause=cause, reason=repr(failure))
 
     def _bundle(self, cause: str, error: BaseException | None) -> dict[str, Any]:
         return {
@@ -74,14 +106,12 @@ class Incidents:
             "settings": {k: v for k, v in msgspec.structs.asdict(self._settings).items() if k not in SECRET},
         }
 
-    def _save(self, bundle: Mapping[str, Any]) -> Path:
+    def _save(self, path: Path, data: bytes) -> None:
         self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        path = self._directory / f"{self._service}-{time.time_ns() // 1000}-{self._instance}.json"
         path.touch(mode=0o600)
-        path.write_bytes(msgspec.json.format(msgspec.json.encode(bundle, enc_hook=repr)))
+        path.write_bytes(msgspec.json.format(data))
         for old in sorted(self._directory.glob(f"{self._service}-[0-9]*.json"))[: -self._settings.max_incidents]:
             old.unlink(missing_ok=True)
-        return path
 
 
 def stacks() -> dict[str, list[str]]:

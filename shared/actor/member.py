@@ -8,9 +8,11 @@ import structlog
 
 from shared.actor.actor import Actor, Phase
 from shared.config import Settings
-from shared.errors import FatalError, ProtocolError
+from shared.epochs import Following, is_possible, life_of
+from shared.errors import ConfigError, ProtocolError
 from shared.messages import (
     DraftCapacity,
+    Fingerprint,
     Goodbye,
     Heartbeat,
     Hello,
@@ -22,11 +24,9 @@ from shared.messages import (
     WorkerCapacity,
     schema_hash,
 )
-from shared.transport.link import Transport
+from shared.transport.link import Transport, worth_a_line
 
 log = structlog.get_logger()
-
-CLOCK_SKEW = 3600.0  # seconds between the clocks of two hosts, at most
 
 
 class MemberActor(Actor):
@@ -39,7 +39,9 @@ class MemberActor(Actor):
     def __init__(self, transport: Transport, settings: Settings, instance: str | None = None) -> None:
         super().__init__(transport, settings, instance)
         self.roster = Roster(scheduler_epoch=0, version=0, members=[])
-        self._roster_seen = 0.0
+        self._following = Following(settings.heartbeat_timeout, time.monotonic)
+        self._newest_link = 0  # the greatest number of a link to the scheduler that we follow
+        self._num_unbelieved = 0  # rosters
 
     # -- for subclasses
 
@@ -50,6 +52,18 @@ class MemberActor(Actor):
     def draft_capacity(self) -> DraftCapacity | None:
         """What a draft offers; None for the others, and for one that is off."""
         return None
+
+    def fingerprint(self) -> Fingerprint | None:
+        """What a worker computes with, and what those that have the tokenizer make of text; None for the others."""
+        return None
+
+    def alive(self) -> list[Fingerprint]:
+        """Of a gateway: what began the streams that are open there."""
+        return []
+
+    def why_otherwise(self) -> str:
+        """Why this instance computes otherwise than its settings would have it, where that is so."""
+        return ""
 
     def on_roster(self, joined: list[Member], left: list[Member]) -> None:
         """The membership has changed; `self.roster` is already the new one."""
@@ -87,8 +101,8 @@ class MemberActor(Actor):
 
     @property
     def scheduler_is_live(self) -> bool:
-        """Whether a roster came within the heartbeat timeout."""
-        return time.monotonic() - self._roster_seen < self.settings.heartbeat_timeout
+        """Whether a roster of the scheduler that we follow came within the heartbeat timeout."""
+        return self._following.is_heard
 
     # -- the protocol
 
@@ -97,10 +111,18 @@ class MemberActor(Actor):
         self.every(self.settings.heartbeat_interval, Tick())
 
     def say_hello(self) -> None:
-        offers = (self.capacity(), self.draft_capacity())
+        offers = (self.capacity(), self.draft_capacity(), self.fingerprint(), self.alive())
         self.send(
             self.scheduler,
-            Hello(self.service, self.instance, self.inbox.address, self.epoch, schema_hash(), *offers),
+            Hello(
+                self.service,
+                self.instance,
+                self.inbox.address,
+                self.epoch,
+                schema_hash(),
+                *offers,
+                newest_epoch=self.newest_epoch,
+            ),
         )
 
     def heartbeat(self) -> Heartbeat:
@@ -112,7 +134,20 @@ class MemberActor(Actor):
             self.inbox.address,
             self.stalled,
             self.is_computing,
+            [fingerprint.name for fingerprint in self.alive()],
+            self.newest_epoch,
         )
+
+    @property
+    def newest_epoch(self) -> int:
+        """What a scheduler's number must not be below, or it is taken for an earlier life's."""
+        return max(self.roster.scheduler_epoch, self._newest_link)
+
+    def check_link(self, epoch: int) -> None:
+        """Raise ProtocolError unless a link's number is of the life of the scheduler that we follow."""
+        if not is_possible(epoch) or life_of(epoch) != life_of(self.roster.scheduler_epoch):
+            raise ProtocolError(f"epoch {epoch} is not of the scheduler of epoch {self.roster.scheduler_epoch}")
+        self._newest_link = max(self._newest_link, epoch)
 
     def handle_tick(self, _: Tick) -> None:
         self.say_status()
@@ -129,27 +164,30 @@ class MemberActor(Actor):
         """Leave as who we were, and come as another life: what was sent to the old address is lost."""
         log.info("moved", address=self.inbox.address)
         self.send(self.scheduler, Goodbye(self.service, self.instance, self.epoch))
-        self.epoch = time.time_ns() // 1000
+        self.epoch += 1
         self.on_moved()
         if self.phase is Phase.READY:
             self.say_hello()
             self.on_forgotten()
 
     def handle_roster(self, roster: Roster) -> None:
-        check_epoch(roster.scheduler_epoch)
-        self._roster_seen = time.monotonic()
-        old = self.roster
-        if (roster.scheduler_epoch, roster.version) < (old.scheduler_epoch, old.version):
+        old, epoch = self.roster, roster.scheduler_epoch
+        if not self._following.hear(epoch):
+            self._disbelieve(roster)
             return
-        if (roster.scheduler_epoch, roster.version) == (old.scheduler_epoch, old.version) and old.version:
+        is_same_life = epoch == old.scheduler_epoch or old.scheduler_epoch in roster.former_epochs
+        if epoch == old.scheduler_epoch and roster.version <= old.version and old.version:
             return
         self.roster = roster
-        if old.scheduler_epoch and old.scheduler_epoch != roster.scheduler_epoch:
+        if epoch != old.scheduler_epoch:
+            self._newest_link = 0
+        if old.scheduler_epoch and not is_same_life:
+            log.info("new_scheduler", epoch=epoch, epoch_before=old.scheduler_epoch)
             self.on_new_scheduler()
         known = any(member.instance == self.instance for member in roster.members)
         if not known and self.phase < Phase.DRAINING:
             self.say_hello()
-            if self.phase is Phase.READY and old.scheduler_epoch == roster.scheduler_epoch:
+            if self.phase is Phase.READY and is_same_life:
                 self.on_forgotten()
         elif known and self.phase is Phase.STARTING:
             self.phase = Phase.READY
@@ -161,19 +199,21 @@ class MemberActor(Actor):
         if joined or left:
             self.on_roster(joined, left)
 
+    def _disbelieve(self, roster: Roster) -> None:
+        """It is of an earlier life, or of none.  Raises ProtocolError where it is none of a scheduler at all."""
+        epoch, known = roster.scheduler_epoch, self.roster.scheduler_epoch
+        if epoch > known or epoch < 0:
+            raise ProtocolError(f"epoch {epoch} does not follow on {known}")
+        self._num_unbelieved += 1
+        if worth_a_line(self._num_unbelieved):
+            log.warning("old_roster", epoch=epoch, epoch_known=known, num_old=self._num_unbelieved)
+
     def handle_refused(self, message: Refused) -> None:
+        """Starting again would not help: another life would be refused as well."""
         if message.instance == self.instance:
-            raise FatalError(f"refused by the scheduler: {message.reason}")
+            why = f" ({why})" if (why := self.why_otherwise()) else ""
+            raise ConfigError(f"refused by the scheduler: {message.reason}{why}")
 
     async def on_stop(self) -> None:
         self.send(self.scheduler, Goodbye(self.service, self.instance, self.epoch))
         self.outbox.flush()
-
-
-def check_epoch(epoch: int) -> None:
-    """Epochs are times in microseconds, so one of the future is nobody's.  It would lock out every real one after it.
-
-    Raises ProtocolError.
-    """
-    if not 0 <= epoch <= (time.time() + CLOCK_SKEW) * 1e6:
-        raise ProtocolError(f"epoch {epoch} is not a time that has been")

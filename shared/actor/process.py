@@ -14,11 +14,13 @@ import uvloop
 
 from shared.actor.actor import Actor
 from shared.actor.incident import Incidents
-from shared.actor.status import STALLED, write_status
+from shared.actor.status import STALLED, write_last_words
 from shared.actor.watchdog import Watchdog
 from shared.config import Settings, load_settings
+from shared.descriptors import raise_limit
 from shared.errors import ConfigError, ModelError, PageantError
 from shared.logging import setup_logging
+from shared.standard_streams import LAST_WORDS_SECONDS, guard_standard_streams
 from shared.transport import Transport, make_transport
 
 log = structlog.get_logger()
@@ -31,11 +33,13 @@ STUCK = "the event loop does not go round"
 
 def run_actor(make: Callable[[Transport, Settings], Actor], settings: Settings | None = None) -> int:
     """Run one service until it is told to stop; returns the process's exit status."""
+    guard_standard_streams()
     try:
         settings = settings or load_settings()
     except PageantError as error:
         print(f"pageant: {error}", file=sys.stderr)
         return EXIT_CONFIG
+    raise_limit()
     faulthandler.enable()  # a fault in native code says at least where
     status: int = uvloop.run(_main(make, settings))
     return status
@@ -59,7 +63,9 @@ async def _main(make: Callable[[Transport, Settings], Actor], settings: Settings
         with watched(actor, incidents):
             await actor.run()
     except* Exception as group:
-        status = obituary(_leaves(group), incidents)
+        errors = _leaves(group)
+        status = obituary(errors, incidents)
+        write_last_words(settings, "; ".join(map(str, errors)))
     finally:
         if transport is not None:
             transport.close()
@@ -72,7 +78,8 @@ def watched(actor: Actor, incidents: Incidents) -> Iterator[None]:
     """While the actor lives, somebody else looks whether its loop goes round."""
 
     def stall() -> None:
-        write_status(actor.settings, STALLED)
+        actor.status_file.say(STALLED)
+        actor.status_file.drain(LAST_WORDS_SECONDS)
         log.error("stalled", reason=STUCK)
         incidents.write(STUCK)
 
@@ -92,6 +99,7 @@ def obituary(errors: Sequence[Exception], incidents: Incidents | None) -> int:
         log.error("fatal", error=str(error), type=type(error).__name__, exc_info=trace)
         if incidents is not None and not isinstance(error, HOPELESS):
             incidents.write("fatal", error)
+            incidents.drain(LAST_WORDS_SECONDS)
     return EXIT_CONFIG if all(isinstance(error, HOPELESS) for error in errors) else EXIT_FATAL
 
 

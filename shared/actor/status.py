@@ -7,17 +7,61 @@ A stuck loop stops renewing the file, so it turns unhealthy although the process
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 
+import structlog
+
+from shared.background import BackgroundQueue
 from shared.config import Settings
+from shared.losses import STATUS, count_loss
+
+log = structlog.get_logger()
 
 STALLED = "STALLED"
 WIDTH = 16  # bytes, of every status
+MAX_WAITING = 8  # that a disk has not taken yet; the newest of them is written
+
+
+class StatusFile:
+    """The status of one process, renewed in the background: no disk holds up a loop or ends a service.
+
+    While it cannot be written it grows old, which its readers take for unhealthy, as they should.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._is_lost = False
+        self._queue: BackgroundQueue[str] = BackgroundQueue(
+            "status", self._deliver, max_items=MAX_WAITING, max_bytes=MAX_WAITING * WIDTH, on_gap=lambda _: []
+        )
+
+    def say(self, status: str) -> None:
+        """Renew it; never waits and never raises."""
+        if self._settings.status_file and not self._queue.put(status, WIDTH):
+            count_loss(STATUS)
+
+    def drain(self, seconds: float) -> bool:
+        """Wait until the last status is written, for so long at most; returns whether it is."""
+        return self._queue.drain(seconds)
+
+    def _deliver(self, statuses: list[str]) -> None:
+        try:
+            write_status(self._settings, statuses[-1])
+        except OSError as error:
+            count_loss(STATUS)
+            if not self._is_lost:
+                log.warning("status_lost", file=self._settings.status_file, reason=str(error))
+            self._is_lost = True
+            return
+        if self._is_lost:
+            log.info("status_resumed", file=self._settings.status_file)
+        self._is_lost = False
 
 
 def write_status(settings: Settings, status: str) -> None:
-    """Renew the file; nothing happens where none is configured.
+    """Renew the file; nothing happens where none is configured.  Raises OSError.
 
     It is written over and never made empty first: a file system that is mounted with `discard` (ext4) tells the disk of
     every block that becomes free, and whoever freed it, here a message loop, waits: up to half a second was seen.
@@ -29,6 +73,17 @@ def write_status(settings: Settings, status: str) -> None:
         os.write(file, status.ljust(WIDTH - 1).encode("ascii") + b"\n")
     finally:
         os.close(file)
+
+
+def write_last_words(settings: Settings, words: str) -> None:
+    """Beside the file: what the process dies of, for its supervisor.  A disk that takes nothing costs the words."""
+    if settings.status_file:
+        with contextlib.suppress(OSError):
+            words_path(Path(settings.status_file)).write_text(words, encoding="utf-8", errors="replace")
+
+
+def words_path(status_file: Path) -> Path:
+    return status_file.with_name(f"{status_file.name}.words")
 
 
 def read_status(path: Path) -> str:

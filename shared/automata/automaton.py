@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from shared.automata.limits import GrammarError, first_line, parser_limits
+from shared.automata.limits import GrammarError, parser_limits
+from shared.automata.reasons import in_words, is_refused_token
 from shared.automata.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
@@ -34,14 +35,18 @@ class Automaton:
     def advance(self, token_ids: Sequence[int]) -> None:
         """Past tokens without an end among them.  Raises GrammarError where the grammar does not allow them; the
         automaton is of no use then."""
-        if not self._matcher.consume_tokens(list(token_ids)):
-            raise GrammarError("was left: the request's other constraints allow no token that it does")
+        if self._matcher.consume_tokens(list(token_ids)):
+            return
+        error = self._matcher.get_error()
+        if error and not is_refused_token(error):
+            raise GrammarError(f"cannot be followed any further: {in_words(error)}")
+        raise GrammarError("was left: the request's other constraints allow no token that it does")
 
     def allowed(self) -> Flags:  # [vocabulary size]
         """The tokens that may come next; ends of sequence among them exactly where the grammar is complete."""
         self._matcher.unsafe_compute_mask_ptr(self._bits.ctypes.data, self._bits.nbytes)
         if self._matcher.is_error():
-            raise GrammarError(f"cannot be followed any further: {first_line(self._matcher.get_error())}")
+            raise GrammarError(f"cannot be followed any further: {in_words(self._matcher.get_error())}")
         return np.unpackbits(self._bits.view(np.uint8), bitorder="little", count=self.vocabulary.size).view(np.bool_)
 
     def num_valid(self, token_ids: Sequence[int]) -> int:
@@ -64,7 +69,7 @@ class Automaton:
             num_consumed += 1
             found[num_consumed] = self.allowed()
         if num_consumed and not self._matcher.rollback(num_consumed):
-            raise GrammarError(f"cannot be followed any further: {first_line(self._matcher.get_error())}")
+            raise GrammarError(f"cannot be followed any further: {in_words(self._matcher.get_error())}")
         return found
 
 
@@ -74,5 +79,5 @@ def make_automaton(vocabulary: Vocabulary, text: str) -> Automaton:
 
     matcher = LLMatcher(vocabulary.engine, text, log_level=0, limits=parser_limits())
     if matcher.is_error():
-        raise GrammarError(f"cannot be followed: {first_line(matcher.get_error())}")
+        raise GrammarError(f"cannot be followed: {in_words(matcher.get_error())}")
     return Automaton(vocabulary, matcher)

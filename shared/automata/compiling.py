@@ -10,7 +10,8 @@ import msgspec
 from llguidance import LLMatcher, LLTokenizer
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
-from shared.automata.limits import GrammarError, first_line, parser_limits
+from shared.automata.limits import GrammarError, parser_limits
+from shared.automata.reasons import in_words
 from shared.grammar import JSON_OPTIONS, MAX_CHOICES, MAX_COMPILED_BYTES, Grammar, GrammarKind
 
 ANY_OBJECT = {"type": "object"}
@@ -32,7 +33,7 @@ class Compiler:
         if not matcher.is_error():
             matcher.compute_bitmask()
         if matcher.is_error():
-            raise GrammarError(f"cannot be followed: {first_line(matcher.get_error())}")
+            raise GrammarError(f"cannot be followed: {in_words(matcher.get_error())}")
         return text
 
 
@@ -60,7 +61,7 @@ def _write_schema(schema: Any) -> str:
     try:
         return LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=JSON_OPTIONS)  # type: ignore[arg-type]
     except ValueError as error:
-        raise GrammarError(f"is no JSON schema: {first_line(str(error))}") from None
+        raise GrammarError(f"is no JSON schema: {in_words(str(error))}") from None
 
 
 def _choices(choices: Any) -> str:
@@ -79,7 +80,7 @@ def _lark(text: str) -> str:
     try:
         return gbnf_to_lark(text)
     except Exception as error:  # a parser of its own kind of errors
-        raise GrammarError(f"is no GBNF: {first_line(str(error))}") from None
+        raise GrammarError(f"is no GBNF: {in_words(str(error))}") from None
 
 
 def _decoded(text: str) -> Any:

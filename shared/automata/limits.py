@@ -25,9 +25,3 @@ def parser_limits() -> LLParserLimits:
         max_grammar_size=100_000,
         verbose_errors=False,  # they would quote grammar and output
     )
-
-
-def first_line(error: str) -> str:
-    """Of the engine's message; what follows are its internals."""
-    lines = error.strip().splitlines()
-    return lines[0][:300] if lines else "the engine gives no reason"

@@ -11,18 +11,11 @@ from typing import Protocol
 import structlog
 import torch
 
+from kernels.cpu.loading import load as load_native
 from kernels.cpu.native import Native, NativeUnavailable
-from kernels.cpu.native import load as load_native
 from kernels.flash.attention import HeadShape
-from kernels.provider import (
-    FLASH_LIBRARIES,
-    AttentionShape,
-    Kernels,
-    SamplingKernels,
-    native_sampling,
-    select_kernels,
-    with_flash,
-)
+from kernels.interface import AttentionShape, Kernels, SamplingKernels
+from kernels.provider import FLASH_LIBRARIES, has_triton, native_sampling, select_kernels, with_flash
 from shared.config import Settings
 from shared.errors import ConfigError
 from shared.modeling.assembly import torch_layout
@@ -96,6 +89,8 @@ def choose_backend(settings: Settings, config: ModelConfig, stored: torch.dtype)
         batch_invariant=settings.batch_invariant,
         shape=AttentionShape(config.num_heads // config.num_kv_heads, config.head_dim, max_model_len),
     )
+    if device.type == "cuda" and not has_triton():
+        log.warning("triton_unavailable", reason="triton is not installed", instead="torch, many times slower")
     if settings.attention_backend in FLASH_LIBRARIES:
         kernels = _with_flash(settings, config, formats, device, kernels)
     return Backend(device, formats, kernels, native, _set_threads(settings, native), lack)

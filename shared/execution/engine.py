@@ -19,6 +19,7 @@ from shared.config import Settings
 from shared.errors import ConfigError
 from shared.execution.backend import Backend, choose_backend
 from shared.execution.device_tables import DeviceTables
+from shared.execution.fingerprint import Watched, make_fingerprint
 from shared.execution.graphs import CudaRecorder, GraphedDecoder, Size
 from shared.execution.memory import MemoryPlan, cpu_budget, gpu_budget, plan_memory
 from shared.execution.profile import peak_activation
@@ -26,6 +27,7 @@ from shared.execution.row_automata import RowAutomata
 from shared.execution.rows import RowTable
 from shared.execution.runner import ModelRunner
 from shared.messages.control import WorkerCapacity
+from shared.messages.fingerprint import Fingerprint
 from shared.model_source import resolve_model_dir
 from shared.modeling.assembly import build_decoder
 from shared.modeling.config import ModelConfig, read_config
@@ -36,6 +38,7 @@ from shared.modeling.model import Model
 from shared.modeling.native import build_native
 from shared.modeling.sampler import Sampler
 from shared.modeling.verification import DeviceVerification, HostVerification, Verification
+from shared.modeling.weight_digest import DigestMemory, user_memory
 from shared.modeling.weights import Progress, WeightSource, open_weights
 
 MAX_GRAPH_TOKENS = 512  # beyond, a step takes so long that its launches do not show
@@ -52,11 +55,12 @@ class LoadedModel(msgspec.Struct, frozen=True):
     sampler: Sampler
     backend: Backend
     plan: MemoryPlan
+    fingerprint: Fingerprint | None = None  # where it was asked for
 
 
 def load_runner(settings: Settings, *, progress: Progress | None = None) -> ModelRunner:
     """A runner ready for plans.  Raises ModelError for the checkpoint's faults, ConfigError for the settings'."""
-    return make_runner(settings, load_model(settings, progress=progress))
+    return make_runner(settings, load_model(settings, progress=progress, digests=user_memory()))
 
 
 def make_runner(settings: Settings, loaded: LoadedModel) -> ModelRunner:
@@ -77,6 +81,8 @@ def make_runner(settings: Settings, loaded: LoadedModel) -> ModelRunner:
         sampler=loaded.sampler,
         verification=choose_verification(loaded),
         capacity=capacity,
+        fingerprint=loaded.fingerprint,
+        lack=loaded.backend.lack,
         automata=RowAutomata(partial(_load_vocabulary, settings.model, capacity.vocab_size)),
     )
 
@@ -91,8 +97,11 @@ def _load_vocabulary(model: str, size: int, eos_token_ids: Sequence[int]) -> Voc
     return load_vocabulary(resolve_model_dir(model), size, eos_token_ids)
 
 
-def load_model(settings: Settings, *, longest: int = 0, progress: Progress | None = None) -> LoadedModel:
-    """The settings' model, for sequences of up to `longest` tokens where that is less than it could serve.
+def load_model(
+    settings: Settings, *, longest: int = 0, progress: Progress | None = None, digests: DigestMemory | None = None
+) -> LoadedModel:
+    """The settings' model, for sequences of up to `longest` tokens where that is less than it could serve; with its
+    fingerprint where there is a memory for digests.
 
     Raises ModelError for the checkpoint's faults, ConfigError for the settings'.
     """
@@ -102,11 +111,15 @@ def load_model(settings: Settings, *, longest: int = 0, progress: Progress | Non
     max_model_len = min(max_model_len, longest or max_model_len)
     source = open_weights(settings.load_format, directory, config, progress=progress)
     backend = choose_backend(settings, config, source.dtype)
-    model = _with_graphs(settings, backend, build(backend, config, source, max_model_len))
+    watched = Watched(source, backend.native, digests) if digests is not None else None
+    model = with_graphs(settings, backend, build(backend, config, source, max_model_len))
+    fingerprint = None
+    if watched is not None:
+        fingerprint = make_fingerprint(settings, directory, config, backend, watched.value())
     log.info("model_loaded", model=settings.model_name, **backend.description)
     plan = plan_pool(settings, model, max_model_len)
     log.info("memory_planned", num_blocks=plan.num_blocks, num_tokens=plan.num_tokens, summary=str(plan))
-    return assemble(settings, model, backend, plan)
+    return assemble(settings, model, backend, plan, fingerprint)
 
 
 def build(backend: Backend, config: ModelConfig, source: WeightSource, max_model_len: int) -> Model:
@@ -115,8 +128,11 @@ def build(backend: Backend, config: ModelConfig, source: WeightSource, max_model
     return build_decoder(config, source, backend.formats, backend.kernels, backend.device, max_positions=max_model_len)
 
 
-def _with_graphs(settings: Settings, backend: Backend, model: Model) -> Model:
-    """Decodes and verifications are replayed where the device and its kernels can do that, and nobody objects."""
+def with_graphs(settings: Settings, backend: Backend, model: Model) -> Model:
+    """The model, with decodes and verifications replayed as graphs on a GPU whose kernels allow it.
+
+    `enforce_eager` leaves the graphs out.
+    """
     able = backend.device.type == "cuda" and backend.kernels.static_attention is not None
     if settings.enforce_eager or not able or not isinstance(model, Decoder):
         return model
@@ -131,7 +147,7 @@ def show_progress(sizes: Sequence[Size]) -> Iterable[Size]:
         return sizes
     from tqdm import tqdm
 
-    return tqdm(sizes, desc="capturing graphs", unit="graph")
+    return tqdm(sizes, desc="capturing graphs", unit="graph", leave=False)
 
 
 def _wanted_model_len(settings: Settings, config: ModelConfig) -> int:
@@ -166,7 +182,19 @@ def _gpu_budget(settings: Settings, model: Model) -> int:
     return gpu_budget(settings, total=total, weights=weights + elsewhere, peak_activation=peak)
 
 
-def assemble(settings: Settings, model: Model, backend: Backend, plan: MemoryPlan) -> LoadedModel:
+def _allocate(settings: Settings, model: Model, plan: MemoryPlan) -> KVPool:
+    """Where the size was asked for and cannot be had, another attempt would not help: a ConfigError says so."""
+    try:
+        return model.allocate(plan.num_blocks, plan.block_size)
+    except (MemoryError, OSError, OverflowError, RuntimeError) as error:  # torch's lack of memory is a RuntimeError
+        if not (settings.kv_cache_memory or settings.num_blocks):
+            raise
+        raise ConfigError(f"{plan} cannot be had ({error}); lower kv_cache_memory or num_blocks") from error
+
+
+def assemble(
+    settings: Settings, model: Model, backend: Backend, plan: MemoryPlan, fingerprint: Fingerprint | None = None
+) -> LoadedModel:
     width = -(-plan.max_model_len // plan.block_size)
     tables = None
     if isinstance(model, GraphedDecoder):
@@ -180,8 +208,8 @@ def assemble(settings: Settings, model: Model, backend: Backend, plan: MemoryPla
         device=model.device,
         device_tables=tables,
     )
-    pool = model.allocate(plan.num_blocks, plan.block_size)
+    pool = _allocate(settings, model, plan)
     if isinstance(model, GraphedDecoder) and tables is not None:
         model.capture(table.tokens, tables.table, plan.block_size, progress=show_progress)
         log.info("graphs_captured", num_graphs=model.num_graphs)
-    return LoadedModel(model, pool, table, Sampler(backend.sampling), backend, plan)
+    return LoadedModel(model, pool, table, Sampler(backend.sampling), backend, plan, fingerprint)

@@ -31,6 +31,7 @@ from shared.execution.scoring import SampledScores, Scored, score_rows
 from shared.execution.settlement import Settlement
 from shared.execution.taken import Lack, Taken
 from shared.messages.control import WorkerCapacity
+from shared.messages.fingerprint import Fingerprint
 from shared.messages.steps import RefusedRow, StepPlan, StepResult
 from shared.modeling.batch import Ints
 from shared.modeling.drafts import Drafts
@@ -65,8 +66,13 @@ class ModelRunner:
         verification: Verification,
         capacity: WorkerCapacity,
         automata: RowAutomata | None = None,
+        fingerprint: Fingerprint | None = None,
+        lack: str = "",
     ) -> None:
+        """`fingerprint`: what it computes with; `lack`: why that is torch where native kernels would be faster."""
         self.capacity = capacity
+        self.fingerprint = fingerprint
+        self.lack = lack
         self._model = model
         self._pool = pool
         self._table = table

@@ -43,6 +43,7 @@ WORKER_GAUGES = {
     "num_free_blocks": ("pageant_worker_kv_blocks_free", "KV blocks without contents."),
     "num_cached_blocks": ("pageant_worker_kv_blocks_cached", "KV blocks that are free, with contents worth keeping."),
 }
+FINGERPRINT = "pageant_worker_fingerprint_info"
 PER_POSITION = "vllm:spec_decode_num_accepted_tokens_per_pos"
 
 
@@ -70,6 +71,10 @@ class EngineCollector(Collector):
         for field, (name, text) in WORKER_GAUGES.items():
             samples = (({"worker": worker.instance}, getattr(worker, field)) for worker in load.workers)
             yield make.gauges(name, text, samples, "worker")
+        kinds = (({"worker": worker.instance, "fingerprint": worker.fingerprint}, 1) for worker in load.workers)
+        yield make.gauges(
+            FINGERPRINT, "What a worker computes with, by its name; always 1.", kinds, "worker", "fingerprint"
+        )
         steps = (({"worker": worker.instance}, worker.num_steps) for worker in load.workers)
         yield make.counters("pageant_worker_steps", "Steps computed.", steps, "worker")
         yield make.histogram("vllm:iteration_tokens_total", "Tokens per step.", step_tokens(load))

@@ -19,13 +19,14 @@ class ProcessState(msgspec.Struct, frozen=True):
 
     service: str
     instance: str
-    epoch: int  # microseconds since 1970 at its start
+    started: float  # Unix seconds
     progress: int
     num_dropped: int
     num_undecodable: int
     phase: str
     is_stalled: bool
     members: list[Member]  # of the deployment, as this process knows them
+    losses: dict[str, int] = {}  # log lines and the like that could not be written, by kind
 
 
 class _ProcessCollector(Collector):
@@ -37,11 +38,13 @@ class _ProcessCollector(Collector):
         make = Families(service=state.service, instance_id=state.instance)
         info = ({"version": VERSION, "phase": state.phase}, 1.0)
         yield make.gauges("pageant_process_info", "This process.", [info], "version", "phase")
-        yield make.gauge("pageant_process_start_time_seconds", "When it began.", state.epoch / 1e6)
+        yield make.gauge("pageant_process_start_time_seconds", "When it began.", state.started)
         yield make.gauge("pageant_stalled", "Whether work waits although nothing goes on.", state.is_stalled)
         yield make.counter("pageant_messages_handled", "Messages handled.", state.progress)
         yield make.counter("pageant_messages_dropped", "Messages that made no sense.", state.num_dropped)
         yield make.counter("pageant_messages_undecodable", "Frames that were no message.", state.num_undecodable)
+        lost = [({"output": kind}, float(count)) for kind, count in state.losses.items()]
+        yield make.counters("pageant_output_lost", "Lines and files that could not be written.", lost, "output")
         yield make.gauges("pageant_members", "Live processes of the deployment.", counted(state.members), "member")
 
 

@@ -19,7 +19,7 @@ HISTOGRAMS = {  # attribute: name, text, buckets
     "itl": ("vllm:inter_token_latency_seconds", "Between two outputs of one request.", buckets.ITL),
     "tpot": ("vllm:request_time_per_output_token_seconds", "Of a request, after its first token.", buckets.ITL),
     "e2e": ("vllm:e2e_request_latency_seconds", "From a request's arrival to its end.", buckets.E2E),
-    "queue": ("vllm:request_queue_time_seconds", "Waiting to be admitted.", buckets.E2E),
+    "queue": ("vllm:request_queue_time_seconds", "Waiting to be admitted.", buckets.QUEUE),
     "prefill": ("vllm:request_prefill_time_seconds", "From admission to the first token.", buckets.E2E),
     "decode": ("vllm:request_decode_time_seconds", "From the first token to the last.", buckets.E2E),
     "inference": ("vllm:request_inference_time_seconds", "From admission to the last token.", buckets.E2E),

@@ -8,7 +8,9 @@ told in the plain text format to everybody: in OpenMetrics, which Prometheus wou
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
+import time
 from collections.abc import Callable, Iterable, Iterator
 from threading import Thread
 from typing import TYPE_CHECKING, Any
@@ -19,12 +21,16 @@ from prometheus_client.core import Metric
 from prometheus_client.exposition import ThreadingWSGIServer
 from prometheus_client.registry import Collector
 
+from shared.descriptors import is_exhausted
 from shared.exposition.text import exposition
 
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse
 
 PATIENCE = 2.0  # seconds that a scrape waits for the event loop
+MAX_CONNECTIONS = 16  # each has a thread
+MAX_SECONDS = 10.0  # that one may take while others wait
+REST_SECONDS = 0.5  # where there is no descriptor for a connection
 PATHS = ("/metrics", "/")
 
 Collectors = Callable[[], list[Collector]]
@@ -44,15 +50,51 @@ class _FromLoop(Collector):
         return [metric for collector in self._collectors() for metric in collector.collect()]
 
 
-class _Server4(ThreadingWSGIServer):
+class _Bounded(ThreadingWSGIServer):
+    """At most `MAX_CONNECTIONS` at a time.  Of more, one that is there for too long gives way to the newest, or the
+    newest is not taken."""
+
+    def __init__(self, *args: Any, **named: Any) -> None:
+        self._since: dict[Any, float] = {}  # connection -> monotonic seconds, oldest first
+        super().__init__(*args, **named)
+
+    def get_request(self) -> tuple[Any, Any]:
+        try:
+            return super().get_request()
+        except OSError as error:
+            if is_exhausted(error):  # the listening socket stays readable: without a rest this thread would spin
+                time.sleep(REST_SECONDS)
+            raise
+
+    def verify_request(self, request: Any, client_address: Any) -> bool:
+        now = time.monotonic()
+        connections = list(self._since.items())
+        if len(connections) >= MAX_CONNECTIONS:
+            oldest, since = connections[0]
+            if now - since < MAX_SECONDS:
+                return False
+            self._since.pop(oldest, None)
+            with contextlib.suppress(OSError):
+                oldest.shutdown(socket.SHUT_RDWR)
+        self._since[request] = now
+        return True
+
+    def shutdown_request(self, request: Any) -> None:
+        self._since.pop(request, None)
+        super().shutdown_request(request)
+
+
+class _Server4(_Bounded):
     address_family = socket.AF_INET
 
 
-class _Server6(ThreadingWSGIServer):
+class _Server6(_Bounded):
     address_family = socket.AF_INET6
 
 
 class _Silent(WSGIRequestHandler):
+    timeout = MAX_SECONDS  # without a byte
+
     def log_message(self, format: str, *args: Any) -> None:
         """A scrape is no event."""
 
@@ -68,7 +110,7 @@ class MetricsServer:
             PlatformCollector(registry=None),
         ]
         server = _Server6 if ":" in host else _Server4
-        self._server = make_server(host, port, self._answer, server_class=server, handler_class=_Silent)
+        self._server: _Bounded = make_server(host, port, self._answer, server_class=server, handler_class=_Silent)
         self.port = int(self._server.server_port)
         self._thread = Thread(target=self._server.serve_forever, name="metrics", daemon=True)
         self._thread.start()

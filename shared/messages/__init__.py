@@ -22,6 +22,7 @@ from shared.messages.control import (
     WorkerLoad,
 )
 from shared.messages.drafts import DraftCapacity, DraftProposals, DraftUpdate
+from shared.messages.fingerprint import Fingerprint
 from shared.messages.inboxes import (
     DetokenizerInbox,
     DraftInbox,
@@ -91,6 +92,7 @@ __all__ = [
     "Drain",
     "EncodeRequest",
     "EncodeResult",
+    "Fingerprint",
     "FinishReason",
     "GatewayInbox",
     "GetLoad",

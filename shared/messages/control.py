@@ -6,6 +6,7 @@ from enum import StrEnum
 
 from shared.messages.base import Message
 from shared.messages.drafts import DraftCapacity
+from shared.messages.fingerprint import Fingerprint
 
 
 class ServiceName(StrEnum):
@@ -18,7 +19,7 @@ class ServiceName(StrEnum):
 
 
 class WorkerCapacity(Message, frozen=True):
-    """What a worker offers; all workers of a deployment must agree on all but num_blocks."""
+    """What a worker offers.  Where workers may not be mixed, all of a deployment agree on all but num_blocks."""
 
     num_blocks: int
     block_size: int
@@ -28,6 +29,7 @@ class WorkerCapacity(Message, frozen=True):
     model: str
     dtype: str
     device: str
+    fingerprint: str = ""  # its name: workers of the same one give the same bits; the scheduler sets it
 
 
 class Hello(Message, frozen=True):
@@ -40,6 +42,9 @@ class Hello(Message, frozen=True):
     schema_hash: str
     worker: WorkerCapacity | None = None
     draft: DraftCapacity | None = None
+    fingerprint: Fingerprint | None = None  # of a worker, and the text parts of those that have the tokenizer
+    alive: list[Fingerprint] = []  # of a gateway: those of the workers that began the streams that are open there
+    newest_epoch: int = 0  # the greatest number of a scheduler's life, or of a link, that it has been told
 
 
 class Heartbeat(Message, frozen=True):
@@ -50,6 +55,8 @@ class Heartbeat(Message, frozen=True):
     address: str = ""  # where a scheduler that does not know the sender can say so
     stalled: str = ""  # why work waits there although nothing goes on
     is_computing: bool = False  # a step is under way, and has not taken longer than such a step may
+    alive: list[str] = []  # of a gateway, as in Hello: the names
+    newest_epoch: int = 0  # as in Hello
 
 
 class Goodbye(Message, frozen=True):
@@ -77,10 +84,12 @@ class Roster(Message, frozen=True):
     max_model_len: int = 0  # tokens, prompt and output
     max_input_length: int = 0
     stalled: str = ""  # who does not get on although work waits, and why
+    fingerprints: list[Fingerprint] = []  # of the workers, each once; of the last one while its requests are alive
+    former_epochs: list[int] = []  # numbers that this very life had before it took scheduler_epoch
 
 
 class Refused(Message, frozen=True):
-    """The scheduler will not have this instance (schema or model mismatch); it exits saying why."""
+    """The scheduler will not have this instance (another schema, another fingerprint); it exits saying why."""
 
     instance: str
     reason: str
@@ -89,7 +98,7 @@ class Refused(Message, frozen=True):
 class Drain(Message, frozen=True):
     """Finish or hand over what you have, then stop; to oneself on SIGTERM and SIGUSR1, to all by the Drain RPC."""
 
-    deadline: float = 0.0  # Unix seconds; 0 uses the configured drain timeout
+    deadline: float = 0.0  # by the steady clock; 0 uses the configured drain timeout
 
 
 class Tick(Message, frozen=True):
@@ -120,6 +129,7 @@ class WorkerLoad(Message, frozen=True):
     num_free_blocks: int  # never used or released without a hash
     num_cached_blocks: int  # free to take, with contents worth keeping
     num_steps: int
+    fingerprint: str = ""  # its name
 
 
 class Load(Message, frozen=True):

@@ -45,11 +45,12 @@ class RequestHeader(Message, frozen=True):
     tenant: str = ""
     priority: int = 0  # smaller runs earlier
     arrival_time: float = 0.0  # Unix seconds at the gateway
-    deadline: float | None = None  # Unix seconds
+    deadline: float | None = None  # seconds of the steady clock of the process that has it (shared/deadlines.py)
     cache_salt: str = ""  # derived from the tenant by the server, never by the client
     is_kept: bool = False  # its id is made from an idempotency key: its client may come back for it
     parent_span_id: str = ""  # 16 hex digits: the caller's span, by W3C trace context
     sent_time: float = 0.0  # Unix seconds at the client, where it said so and that can be; nothing is decided by it
+    time_left: float | None = None  # seconds until the deadline, when this was sent
 
 
 class TokenizeRequest(Message, frozen=True):
@@ -68,6 +69,7 @@ class TokenizeRequest(Message, frozen=True):
         bool
     ] = []  # on resume: per sequence, whether it has come to its end: nothing more is made of it
     ledger: Ledger | None = None  # None: nobody wants to know where its time goes
+    fingerprint: str = ""  # on resume: name of that of the worker that began it
 
 
 class EncodeRequest(Message, frozen=True):
@@ -79,6 +81,7 @@ class EncodeRequest(Message, frozen=True):
     chat: list[ChatMessage] | None = None
     add_special_tokens: bool = True
     chat_options: ChatOptions | None = None
+    tenant: str = ""
 
 
 class DecodeRequest(Message, frozen=True):
@@ -88,6 +91,7 @@ class DecodeRequest(Message, frozen=True):
     gateway: str
     token_ids: bytes
     skip_special_tokens: bool = True
+    tenant: str = ""
 
 
 class PiecesRequest(Message, frozen=True):
@@ -126,6 +130,7 @@ class AddRequest(Message, frozen=True):
     is_resumed: bool = False
     sent_finished: list[bool] = []
     ledger: Ledger | None = None
+    fingerprint: str = ""  # on resume: name of that of the worker that began it
 
 
 HAS_EVERYTHING = "finished"
@@ -152,6 +157,7 @@ class AttachRequest(Message, frozen=True):
     gateway: str
     deadline: float | None = None  # of the new call
     ledger: Ledger | None = None
+    time_left: float | None = None  # seconds until that, when this was sent
 
 
 class RequestRejected(Message, frozen=True):
@@ -162,3 +168,4 @@ class RequestRejected(Message, frozen=True):
     message: str
     field: str = ""
     retry_after_ms: int = 0
+    reason: str = ""

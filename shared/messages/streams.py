@@ -33,6 +33,7 @@ class OpenStream(Message, frozen=True):
     num_cached_tokens: int = 0
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     embedding: bytes | None = None  # of the prompt, packed float32, where that is what was asked for
+    fingerprint: str = ""  # name of that of the worker that computes it
 
 
 class SequenceTokens(Message, frozen=True):
@@ -79,6 +80,7 @@ class SequenceText(Message, frozen=True):
     num_accepted_tokens: int = 0
     ledger: Ledger | None = None  # as in SequenceTokens
     embedding: bytes | None = None  # with the first text
+    fingerprint: str = ""  # with the first text: name of that of the worker that computes it
 
 
 class TextBatch(Message, frozen=True):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from kernels.interface import Kernels
 from kernels.ops.linear import LinearWeight
 from kernels.ops.rotary_store import HeadNorm
-from kernels.provider import Kernels
 from shared.modeling.config import ModelConfig
 from shared.modeling.formats import Formats
 from shared.modeling.kv_pool import KVLayout

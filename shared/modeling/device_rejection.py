@@ -6,9 +6,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kernels.interface import SamplingKernels
 from kernels.ops.noise import ACCEPT_STREAM, RECOVER_STREAM
 from kernels.ops.transfer import to_device
-from kernels.provider import SamplingKernels
 from shared.modeling.drafts import Drafts, Flags
 from shared.modeling.proposals import Proposals
 from shared.modeling.sampling_columns import Ints

@@ -10,7 +10,9 @@ from shared.errors import ConfigError
 
 DTYPES = {
     "float32": torch.float32,
+    "float": torch.float32,
     "float16": torch.float16,
+    "half": torch.float16,
     "bfloat16": torch.bfloat16,
     "int8": torch.int8,
     "fp8": torch.float8_e4m3fn,

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
+from kernels.interface import Kernels
 from kernels.ops.attention import AttentionMetadata
 from kernels.ops.transfer import to_device
-from kernels.provider import Kernels
 from shared.modeling.batch import StepBatch
 
 

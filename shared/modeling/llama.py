@@ -12,11 +12,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kernels.interface import Kernels
 from kernels.ops.kv_cache import KVCache
 from kernels.ops.linear import LinearWeight
 from kernels.ops.linear_int8 import read_rows
 from kernels.ops.rotary_store import HeadNorm
-from kernels.provider import Kernels
 from shared.modeling.batch import StepBatch
 from shared.modeling.config import ModelConfig
 from shared.modeling.inputs import StepInputs, build_inputs

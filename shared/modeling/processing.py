@@ -13,9 +13,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from kernels.interface import ForbidWords, Penalise
 from kernels.ops.bad_words import PAIR_FIELDS
 from kernels.ops.transfer import to_device
-from kernels.provider import ForbidWords, Penalise
 from shared.modeling.sampling_columns import Constraints, Floats, Ints, SamplingColumns
 
 MASKED = float("-inf")

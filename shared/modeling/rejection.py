@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kernels.interface import SamplingKernels
 from kernels.ops.noise import ACCEPT_STREAM, RECOVER_STREAM
-from kernels.provider import SamplingKernels
 from shared.modeling.drafts import Drafts, Flags
 from shared.modeling.processing import SampleBatch
 from shared.modeling.proposals import Proposals

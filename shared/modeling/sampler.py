@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from kernels.interface import SamplingKernels
 from kernels.ops.noise import DRAFT_STREAM
-from kernels.provider import SamplingKernels
 from shared.messages.steps import DraftDistribution
 from shared.modeling.drafts import Drafts
 from shared.modeling.processing import SampleBatch, process_logits

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from kernels.interface import SamplingKernels
 from kernels.ops.noise import row_keys
 from kernels.ops.transfer import to_device
-from kernels.provider import SamplingKernels
 from shared.modeling.processing import SampleBatch
 from shared.modeling.sampling_columns import Ints
 from shared.modeling.truncation import Truncation, truncate, truncate_by

@@ -19,6 +19,7 @@ from shared.modeling.formats import DTYPES
 from shared.modeling.kv_scales import KVScales, is_kv_scale, read_kv_scales
 from shared.modeling.pages import drop_pages
 from shared.modeling.tensors import EMBEDDING, HEAD, IGNORED_SUFFIXES, Shape, expected_tensors
+from shared.modeling.weight_digest import WeightDigest
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -38,6 +39,15 @@ class WeightSource(Protocol):
         """Of every layer's fp8 KV cache; empty where the checkpoint has none."""
         ...
 
+    @property
+    def files(self) -> list[Path]:
+        """That hold the tensors; none where they are made from the configuration."""
+        ...
+
+    def watch(self, digest: WeightDigest) -> None:
+        """Have a digest made of all tensors that are taken from here on, and of the scales."""
+        ...
+
     def release(self) -> None: ...
 
 
@@ -54,7 +64,7 @@ def terminal_progress(total: int) -> Bar:
     """A bar on standard error where that is a terminal, nothing otherwise."""
     from tqdm import tqdm
 
-    bar: Bar = tqdm(total=total, desc="loading weights", unit="tensor", disable=None)
+    bar: Bar = tqdm(total=total, desc="loading weights", unit="tensor", disable=None, leave=False)
     return bar
 
 
@@ -79,16 +89,34 @@ class Checkpoint:
         self._progress = progress or terminal_progress
         self._bar: Bar | None = None
         self._taken: list[Tensor] = []
-        self._kv_scales = read_kv_scales(config, found, lambda name: self._files[name].get_tensor(name))
+        self._digest: WeightDigest | None = None
+        self._scales: dict[str, Tensor] = {}
+        self._kv_scales = read_kv_scales(config, found, self._take_scale)
 
     def kv_scales(self) -> tuple[KVScales, ...]:
         return self._kv_scales
+
+    def _take_scale(self, name: str) -> Tensor:
+        scale: Tensor = self._files[name].get_tensor(name)
+        self._scales[name] = scale
+        return scale
+
+    @property
+    def files(self) -> list[Path]:
+        return list(dict.fromkeys(self._paths.values()))
+
+    def watch(self, digest: WeightDigest) -> None:
+        self._digest = digest
+        for name, scale in self._scales.items():
+            digest.add(name, scale)
 
     def take(self, name: str) -> Tensor:
         """One tensor; of a tied pair, whichever is there stands for the embedding."""
         name = self._embedding if name == EMBEDDING else name
         tensor: Tensor = self._files[name].get_tensor(name)
         self._taken.append(tensor)
+        if self._digest is not None:
+            self._digest.add(name, tensor)
         if self._bar is None:
             self._bar = self._progress(self._left)
         self._bar.update()
@@ -134,6 +162,13 @@ class DummyWeights:
 
     def kv_scales(self) -> tuple[KVScales, ...]:
         return ()
+
+    @property
+    def files(self) -> list[Path]:
+        return []
+
+    def watch(self, digest: WeightDigest) -> None:
+        """The configuration says all that there is to say of them."""
 
     def release(self) -> None:
         """Nothing is kept."""

@@ -102,6 +102,13 @@ class Transport(Protocol):
     @property
     def scheduler_address(self) -> str: ...
 
+    def keep(self) -> str:
+        """Look whether what this process has in the runtime directory is there still; at every tick.
+
+        What is not is made anew, and named; an empty string where nothing was missing.  Raises ConfigError where the
+        directory is another deployment's by now, OSError where nothing can be made in it at present.
+        """
+
     def close(self) -> None: ...
 
 

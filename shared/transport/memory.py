@@ -29,6 +29,9 @@ class MemoryTransport:
     def outbox(self) -> MemoryOutbox:
         return MemoryOutbox(self)
 
+    def keep(self) -> str:
+        return ""
+
     def close(self) -> None:
         self.inboxes.clear()
 

@@ -8,13 +8,8 @@ block an event loop: what a socket does not take waits in memory, which admissio
 from __future__ import annotations
 
 import asyncio
-import fcntl
-import os
-import select
 import socket
-import stat
 import struct
-from collections import deque
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -23,21 +18,22 @@ from typing import IO, Any
 import structlog
 
 from shared.config import Settings
+from shared.descriptors import Spares
 from shared.errors import ConfigError, ProtocolError
 from shared.messages import Message
 from shared.messages.codec import MAX_MESSAGE_BYTES
+from shared.transport.acceptor import Acceptor
+from shared.transport.directory import BACKLOG, LOCK, MAX_PATH, claim, fits, identity, is_at, listening, make_private
+from shared.transport.line import Line
 from shared.transport.link import Inbox, PendingFrames, worth_a_line
 
 LINGER_SECONDS = 0.5
-RETRY_SECONDS = 0.05  # between attempts to reach a destination that is not there
 READ_BYTES = 256 << 10
-BACKLOG = 1024
 SCHEDULER = "scheduler"
-MAX_PATH = 107  # sockaddr_un holds 108 bytes with the final zero
 SCHEME = "ipc://"
 ENDING = ".sock"
 OWN_PARENT = "pageant-"  # of the default runtime directory, among everybody's in /tmp
-PATIENCE_SECONDS = 30.0  # with a destination that nobody listens at; then what waits for it is thrown away
+NUM_SPARES = 16  # descriptors that the bus of a process gives up for itself when others have taken the rest
 
 _length = struct.Struct("<I")
 log = structlog.get_logger()
@@ -50,6 +46,10 @@ class UnixTransport:
         self._directory = settings.runtime_path
         self._claim: IO[str] | None = None
         self._inboxes: list[UnixInbox] = []
+        self._spares = Spares(NUM_SPARES)
+        self._enter()
+
+    def _enter(self) -> None:
         if self._directory.parent.name.startswith(OWN_PARENT):
             make_private(self._directory.parent)  # whoever owned it could put another directory in place of ours
         make_private(self._directory)
@@ -66,17 +66,33 @@ class UnixTransport:
         if name == SCHEDULER:
             self._claim = claim(self._directory)
             path.unlink(missing_ok=True)  # an earlier life's; this claim says that it is over
-        self._inboxes.append(UnixInbox(path, union))
+        self._inboxes.append(UnixInbox(path, union, self._spares))
         return self._inboxes[-1]
 
     def outbox(self) -> UnixOutbox:
-        return UnixOutbox(self._directory)
+        return UnixOutbox(self._directory, self._spares)
+
+    def keep(self) -> str:
+        """The lock first: the process that holds it may have the scheduler's socket."""
+        has_claim = self._claim is None or is_at(self._directory / LOCK, self._claim.fileno())
+        missing = [inbox for inbox in self._inboxes if not inbox.is_in_place]
+        if has_claim and not missing:
+            return ""
+        self._enter()
+        if not has_claim:
+            lost, self._claim = self._claim, claim(self._directory)
+            assert lost is not None  # it had one
+            lost.close()
+        for inbox in missing:
+            inbox.renew()
+        return "its socket" if has_claim else "its lock and its socket"
 
     def close(self) -> None:
         for inbox in self._inboxes:
             inbox.close()
         if self._claim is not None:
             self._claim.close()
+        self._spares.close()
 
     def _path(self, name: str) -> Path:
         return self._directory / f"{name}{ENDING}"
@@ -85,24 +101,39 @@ class UnixTransport:
 class UnixInbox(Inbox[Any]):
     """Listens, and reads every connection through the event loop's watch; one reading takes all that has arrived."""
 
-    def __init__(self, path: Path, union: Any) -> None:
+    def __init__(self, path: Path, union: Any, spares: Spares | None = None) -> None:
+        """`spares`: descriptors given up for connections, where the table is full."""
+        spares = Spares(0) if spares is None else spares
         super().__init__(f"{SCHEME}{path}", union)
         self._path = path
         self._loop = asyncio.get_running_loop()
         self._connections: set[socket.socket] = set()
         self._buffer = memoryview(bytearray(READ_BYTES))
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._listener.setblocking(False)
-        self._listener.bind(str(path))
-        self._listener.listen(BACKLOG)
-        self._loop.add_reader(self._listener.fileno(), self._accept)
+        self._spares = spares
+        self._acceptor: Acceptor | None = self._acceptor_of(listening(path))
+        self._place = identity(path)
 
-    def _accept(self) -> None:
-        try:
-            connection, _ = self._listener.accept()
-        except OSError:  # who wanted to connect is gone already
-            return
-        connection.setblocking(False)
+    def _acceptor_of(self, listener: socket.socket) -> Acceptor:
+        return Acceptor(listener, self._take, name=self._path.name, spares=self._spares)
+
+    @property
+    def is_in_place(self) -> bool:
+        """Whether a process that connects to our address still comes to us."""
+        return self._place is not None and identity(self._path) == self._place
+
+    def renew(self) -> None:
+        """Listen at our address again.  Connections stay, those included that wait to be accepted.
+
+        Raises OSError where no socket can listen there at present.
+        """
+        self._path.unlink(missing_ok=True)
+        fresh = listening(self._path)
+        if self._acceptor is not None:
+            self._acceptor.accept_all(BACKLOG)
+            self._acceptor.close()
+        self._acceptor, self._place = self._acceptor_of(fresh), identity(self._path)
+
+    def _take(self, connection: socket.socket, _: Any) -> None:
         self._connections.add(connection)
         self._loop.add_reader(connection.fileno(), self._read, connection, Frames())
 
@@ -127,13 +158,14 @@ class UnixInbox(Inbox[Any]):
         connection.close()
 
     def close(self) -> None:
-        if self._listener.fileno() < 0:
+        if self._acceptor is None:
             return
-        self._loop.remove_reader(self._listener.fileno())
-        self._listener.close()
+        self._acceptor.close()
+        self._acceptor = None
         for connection in list(self._connections):
             self._drop(connection)
-        self._path.unlink(missing_ok=True)
+        if self.is_in_place:  # else it is somebody else's
+            self._path.unlink(missing_ok=True)
 
 
 class Frames:
@@ -180,7 +212,8 @@ class UnixOutbox:
     Destinations come in messages, so they are believed only so far as they lie in the deployment's own directory.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, spares: Spares | None = None) -> None:
+        self._spares = Spares(0) if spares is None else spares
         self._prefix = f"{SCHEME}{directory}/"
         self._num_refused = 0
         try:
@@ -215,7 +248,7 @@ class UnixOutbox:
 
     def _line(self, address: str) -> Line:
         on_gone = partial(self.on_gone, address) if self.on_gone is not None else None
-        return Line(address.removeprefix(SCHEME), self._loop, on_gone)
+        return Line(address.removeprefix(SCHEME), self._loop, self._spares, on_gone)
 
     def forget(self, address: str) -> None:
         self._pending.drop(address)
@@ -227,172 +260,3 @@ class UnixOutbox:
         for line in self._lines.values():
             line.close(linger=LINGER_SECONDS)
         self._lines.clear()
-
-
-class Line:
-    """What waits for one destination, and the socket to it while it is there.
-
-    Whole batches wait, the first of them perhaps sent in part; that one is lost with the connection, as all is that a
-    dead destination had not read.  The others wait for whoever listens there next.
-
-    Nothing ever comes back on a line, so when its socket can be read, the other end is closed.
-    """
-
-    def __init__(
-        self, path: str, loop: asyncio.AbstractEventLoop | None, on_gone: Callable[[], None] | None = None
-    ) -> None:
-        self._path = path
-        self._loop = loop
-        self._on_gone = on_gone
-        self._socket: socket.socket | None = None
-        self._waiting: deque[bytes] = deque()
-        self._num_sent = 0  # bytes of the first batch
-        self._retry: asyncio.TimerHandle | None = None
-        self._is_full = False
-        self._alone_since = 0.0  # when nobody was found to listen, by the loop's clock
-
-    def write(self, batch: bytes) -> None:
-        self._waiting.append(batch)
-        if not self._is_full and self._retry is None:
-            self._push()
-
-    def _push(self) -> None:
-        """Send until nothing waits, the socket is full, or nobody listens."""
-        self._retry = None
-        while self._waiting:
-            try:
-                connection = self._connected()
-                self._num_sent += connection.send(memoryview(self._waiting[0])[self._num_sent :])
-            except BlockingIOError:
-                if self._socket is None or self._loop is not None:
-                    self._resume_later()
-                    return
-                select.select([], [self._socket], [])
-            except OSError:
-                was_connected = self._socket is not None
-                self._disconnect()
-                if was_connected:
-                    self._look()
-                self._resume_later()
-                return
-            if self._num_sent == len(self._waiting[0]):
-                self._waiting.popleft()
-                self._num_sent = 0
-
-    def _connected(self) -> socket.socket:
-        """Raises OSError where nobody listens, BlockingIOError where too many wait to be let in."""
-        if self._socket is None:
-            connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            connection.setblocking(False)
-            try:
-                connection.connect(self._path)
-            except OSError:
-                connection.close()
-                raise
-            self._socket = connection
-            self._alone_since = 0.0
-            if self._loop is not None:
-                self._loop.add_reader(connection.fileno(), self._hung_up)
-        return self._socket
-
-    def _hung_up(self) -> None:
-        self._disconnect()
-        self._look()
-        if self._waiting and self._retry is None:
-            self._resume_later()
-
-    def _look(self) -> None:
-        """After a hang-up: its process has ended, unless somebody listens there still."""
-        if self._on_gone is None:
-            return
-        try:
-            self._connected()
-        except BlockingIOError:  # so many want to be let in: somebody does listen
-            pass
-        except OSError:
-            self._on_gone()
-
-    def _resume_later(self) -> None:
-        """When the socket has room, or for another try after a while; in a thread, with the next batch."""
-        if self._loop is None:
-            return
-        if self._socket is None:
-            now = self._loop.time()
-            self._alone_since = self._alone_since or now
-            if now - self._alone_since > PATIENCE_SECONDS:
-                self._waiting.clear()
-                self._alone_since = 0.0
-            else:
-                self._retry = self._loop.call_later(RETRY_SECONDS, self._push)
-        elif not self._is_full:
-            self._is_full = True
-            self._loop.add_writer(self._socket.fileno(), self._has_room)
-
-    def _has_room(self) -> None:
-        self._unwatch()
-        self._push()
-
-    def _unwatch(self) -> None:
-        if self._is_full and self._loop is not None and self._socket is not None:
-            self._loop.remove_writer(self._socket.fileno())
-        self._is_full = False
-
-    def _disconnect(self) -> None:
-        self._unwatch()
-        if self._socket is not None:
-            if self._loop is not None:
-                self._loop.remove_reader(self._socket.fileno())
-            self._socket.close()
-            self._socket = None
-        if self._num_sent:
-            self._waiting.popleft()
-            self._num_sent = 0
-
-    def close(self, linger: float) -> None:
-        """Give what waits `linger` seconds to get out."""
-        if self._retry is not None:
-            self._retry.cancel()
-        self._unwatch()
-        if self._waiting and linger:
-            try:
-                connection = self._connected()
-                connection.settimeout(linger)
-                connection.sendall(b"".join(self._waiting)[self._num_sent :])
-            except OSError:
-                pass  # nobody is there to read it
-        self._num_sent = 0
-        self._disconnect()
-
-
-def claim(directory: Path) -> IO[str]:
-    """Hold a deployment's directory for its one scheduler, until this file is closed or the process ends.
-
-    Another would take the socket away from the scheduler that is there.  Raises ConfigError where one is.
-    """
-    file = (directory / "scheduler.lock").open("w")
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        file.close()
-        raise ConfigError(
-            f"a scheduler runs in {directory} already; give this deployment a runtime_dir of its own"
-        ) from error
-    return file
-
-
-def fits(path: str) -> bool:
-    """Whether a socket can have this name."""
-    try:
-        return len(os.fsencode(path)) <= MAX_PATH and "\0" not in path
-    except UnicodeEncodeError:
-        return False
-
-
-def make_private(directory: Path) -> None:
-    """Create a directory that only this user can enter.  Raises ConfigError where another user owns it."""
-    directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-    status = directory.stat()
-    if status.st_uid != os.getuid():
-        raise ConfigError(f"runtime_dir {directory} belongs to another user")
-    if stat.S_IMODE(status.st_mode) & 0o077:
-        directory.chmod(0o700)

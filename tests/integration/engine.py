@@ -70,11 +70,12 @@ class Engine:
     def counters(self) -> Any:
         return self.core.counters
 
-    def join(self, name: str) -> None:
+    def join(self, name: str, **settings: Any) -> None:
+        """Settings: what this worker has otherwise than the others."""
         if self.settings.kernels == "native":
             load_build("native")
         self._epoch += 1
-        self.runners[name] = load_runner(self.settings)
+        self.runners[name] = load_runner(msgspec.structs.replace(self.settings, **settings))
         self.core.add_worker(name, self._epoch, self.runners[name].capacity)
 
     def lose(self, name: str) -> None:

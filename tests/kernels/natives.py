@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from kernels.cpu.build import NATIVE
-from kernels.cpu.native import Native, NativeUnavailable, load
+from kernels.cpu.loading import load
+from kernels.cpu.native import Native, NativeUnavailable
 
 # What the build is for -> target and macros.
 BUILDS: dict[str, tuple[str, tuple[str, ...]]] = {

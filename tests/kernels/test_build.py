@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import structlog
 
-from kernels.cpu import build, native, self_check
+from kernels.cpu import build, loading, native, self_check
 from kernels.cpu.build import NATIVE, TARGETS, BuildError, library
 from shared.config import Settings
 from shared.errors import ConfigError
@@ -34,9 +34,19 @@ TINY = 'extern "C" int answer() { return ANSWER; }\n'
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty cache of one's own."""
+    without_fallback(tmp_path, monkeypatch)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    native._load_once.cache_clear()
+    monkeypatch.setattr(build, "PAUSES", (0.0, 0.0))
+    loading._load_once.cache_clear()
     return tmp_path / "cache" / "pageant" / "native"
+
+
+def without_fallback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No other place for a cache: all of them would be in a file."""
+    (tmp_path / "file").touch()
+    for name in ("XDG_CACHE_HOME", "CACHE_DIRECTORY", "HOME", "PAGEANT_RUNTIME_DIR"):
+        monkeypatch.setenv(name, str(tmp_path / "file" / "in"))
+    monkeypatch.setattr(build, "_temporary", lambda: tmp_path / "file" / "in")
 
 
 @pytest.fixture
@@ -118,9 +128,26 @@ def test_nor_one_in_a_place_that_others_can_swap(cache: Path, tiny: Path) -> Non
 
 
 def test_a_cache_that_cannot_be_made(tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    without_fallback(tmp_path, monkeypatch)
     assert not built_and_gone().exists()
+
+
+@pytest.mark.parametrize("name", ["CACHE_DIRECTORY", "HOME", "PAGEANT_RUNTIME_DIR", ""])
+def test_without_a_cache_in_the_home_another_directory_keeps_it(
+    name: str, tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A container's or a systemd service's user has no home that it can write to."""
+    without_fallback(tmp_path, monkeypatch)
+    if name:
+        monkeypatch.setenv(name, str(tmp_path / "place"))
+    else:
+        monkeypatch.setattr(build, "_temporary", lambda: tmp_path / "place")
+    path = built_and_gone()
+    assert path.exists() and tmp_path / "place" in path.parents, "it is there for the next worker"
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    announced: list[str] = []
+    with library(announce=announced.append) as again:
+        assert again == path and not announced
 
 
 def built_and_gone() -> Path:
@@ -160,6 +187,37 @@ def test_a_compile_error_is_told_in_one_line(cache: Path, tiny: Path) -> None:
         built()
     assert "\n" not in str(caught.value)
     assert [path.name for path in cache.iterdir()] == ["lock"], "nothing half-made is left"
+
+
+def compiler_that_works_at_last(folder: Path, attempts: int) -> Path:
+    """It is killed, as for want of memory, until it is asked for the last time."""
+    fake = folder / "c++"
+    real = next(path for name in build.COMPILERS if (path := shutil.which(name)))
+    fake.write_text(
+        f'#!/bin/sh\n[ "$1" = --version ] && exit\necho x >>{folder}/asked\n'
+        f'[ $(wc -l <{folder}/asked) -lt {attempts} ] && kill -9 $$\nexec {real} "$@"\n'
+    )
+    fake.chmod(0o755)
+    return fake
+
+
+def test_a_compiler_that_fails_for_now_is_asked_again(
+    cache: Path, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or a worker would compute with torch what its siblings compute with native kernels."""
+    monkeypatch.setenv("CXX", str(compiler_that_works_at_last(tmp_path, 3)))
+    announced: list[str] = []
+    assert built(announce=announced.append).is_file()
+    assert len(announced) == 3
+
+
+def test_a_compiler_that_never_works_is_given_up(
+    cache: Path, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CXX", str(compiler_that_works_at_last(tmp_path, 4)))
+    with pytest.raises(BuildError, match="3 attempts"):
+        built()
+    assert built().is_file(), "the next worker asks anew"
 
 
 def test_a_compiler_that_hangs_is_ended_with_all_it_started(
@@ -249,12 +307,12 @@ def test_without_native_kernels_the_same_tokens_and_one_line(
     assert "slower" in warnings[0]["instead"]
     with pytest.raises(ConfigError, match="kernels is 'native', but "):
         greedy(kernels="native")
-    native._load_once.cache_clear()
+    loading._load_once.cache_clear()
 
 
 def test_a_model_that_is_not_served(events: list[dict[str, Any]]) -> None:
     try:
-        native.load(NATIVE)
+        loading.load(NATIVE)
     except native.NativeUnavailable as error:
         pytest.skip(f"no native kernels: {error}")
     assert len(greedy(dtype="float16")) == 12

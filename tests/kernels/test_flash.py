@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from kernels.flash.attention import FlashAttention3, FlashInferAttention, HeadShape
+from kernels.interface import reference_kernels
 from kernels.ops import attention
 from kernels.ops.kv_cache import KVCache
-from kernels.provider import FLASH_LIBRARIES, reference_kernels, with_flash
+from kernels.provider import FLASH_LIBRARIES, with_flash
 from shared.config import Settings
 from shared.errors import ConfigError
 from shared.execution.backend import choose_backend

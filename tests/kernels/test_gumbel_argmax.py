@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from kernels.cpu.gumbel_argmax import ERROR, approximate_noise
+from kernels.interface import reference_kernels
 from kernels.ops.noise import UNIT, row_keys
-from kernels.provider import reference_kernels, select_kernels
+from kernels.provider import select_kernels
 
 CPU_KERNELS = select_kernels(torch.device("cpu"), torch.float32).sampling
 REFERENCE = reference_kernels().sampling

@@ -12,13 +12,13 @@ from torch import Tensor
 
 from kernels.cpu import abi
 from kernels.cpu.native import FORMATS, KVShape, Native, PackedLinear, StepColumns
+from kernels.interface import reference_kernels
 from kernels.ops import attention, linear, linear_int8, truncation
 from kernels.ops.kv_cache import KVCache
 from kernels.ops.kv_store import store_kv
 from kernels.ops.noise import row_keys
 from kernels.ops.quantise import quantise
 from kernels.ops.rms_norm import rms_norm
-from kernels.provider import reference_kernels
 from tests.kernels.natives import BUILDS, load_build
 
 DTYPES = list(FORMATS)

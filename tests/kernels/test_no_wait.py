@@ -15,12 +15,15 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
+import structlog
 import torch
 from torch import Tensor
 
+from kernels.interface import AttentionShape
 from kernels.ops import transfer
-from kernels.provider import AttentionShape, has_triton, triton_kernels
+from kernels.provider import has_triton, triton_kernels
 from shared.config import Settings
+from shared.execution import backend as backend_module
 from shared.execution import engine
 from shared.execution.backend import Backend, choose_backend
 from shared.execution.graphs import DirectRecorder, GraphedDecoder
@@ -117,6 +120,36 @@ def in_the_dark(launch_plan: Callable[..., Any]) -> Callable[..., Any]:
             return launch_plan(self, plan)
 
     return launch_unreadable
+
+
+@pytest.mark.parametrize("eager", [False, True])
+def test_enforce_eager_does_without_graphs(tmp_path: Path, eager: bool) -> None:
+    save_checkpoint(tmp_path, "llama-tied")
+    settings = Settings(model=str(tmp_path), kernels="torch", device="cpu", dtype="float32", enforce_eager=eager)
+    config = read_config(tmp_path)
+    source = open_weights(settings.load_format, tmp_path, config)
+    on_cpu = choose_backend(settings, config, source.dtype)
+    model = engine.build(on_cpu, config, source, config.max_position_embeddings)
+    backend = replace(on_cpu, kernels=triton_kernels(AttentionShape()), device=torch.device("cuda"))
+    with patch.object(engine, "CudaRecorder", DirectRecorder):
+        made = engine.with_graphs(settings, backend, model)
+        assert isinstance(made, Decoder if eager else GraphedDecoder)
+        assert engine.with_graphs(settings, on_cpu, model) is model, "a CPU has no graphs"
+
+
+def test_a_gpu_without_triton_is_told_of(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, "llama-tied")
+    settings = Settings(model=str(tmp_path), dtype="float32")
+    config = read_config(tmp_path)
+    with (
+        patch.object(backend_module, "has_triton", lambda: False),
+        patch("kernels.provider.has_triton", lambda: False),
+        patch.object(backend_module, "resolve_device", lambda name: torch.device("cuda")),
+        structlog.testing.capture_logs() as logs,
+    ):
+        chosen = choose_backend(settings, config, torch.float32)
+    assert chosen.kernels.name == "reference"
+    assert [line["event"] for line in logs if line["log_level"] == "warning"] == ["triton_unavailable"]
 
 
 def add_all(runner: ModelRunner) -> Driver:

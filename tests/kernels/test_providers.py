@@ -6,10 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from kernels.interface import Kernels, reference_kernels
 from kernels.ops.attention import AttentionMetadata
 from kernels.ops.kv_cache import KVCache
 from kernels.ops.quantise import dequantise, quantise
-from kernels.provider import Kernels, reference_kernels, select_kernels
+from kernels.provider import select_kernels
 
 CPU = torch.device("cpu")
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]

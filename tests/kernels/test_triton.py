@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from kernels.interface import AttentionShape, reference_kernels
 from kernels.ops import (
     attention,
     bad_words,
@@ -24,7 +25,7 @@ from kernels.ops import (
 from kernels.ops.kv_cache import FP8, KVCache
 from kernels.ops.noise import gumbel_noise, row_keys, token_bits
 from kernels.ops.rotary_store import HeadNorm
-from kernels.provider import AttentionShape, has_triton, reference_kernels, triton_kernels
+from kernels.provider import has_triton, triton_kernels
 
 if not has_triton():
     pytest.skip("triton is not installed", allow_module_level=True)

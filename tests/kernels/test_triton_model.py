@@ -10,8 +10,9 @@ from unittest.mock import patch
 import pytest
 import torch
 
+from kernels.interface import AttentionShape
 from kernels.ops import linear_int8
-from kernels.provider import AttentionShape, has_triton, triton_kernels
+from kernels.provider import has_triton, triton_kernels
 from shared.config import Settings
 from shared.execution import engine
 from shared.execution.backend import Backend, choose_backend

@@ -23,7 +23,12 @@ PARAMS = SamplingParams(
     beam=Beam(4, 0.5, EarlyStopping.FIRST),
     pooling=Pooling(PoolingKind.MEAN, normalize=False),
 )
-CAPACITY = m.WorkerCapacity(100, 16, 8, 512, 4096, "stories", "float32", "cpu")
+CAPACITY = m.WorkerCapacity(100, 16, 8, 512, 4096, "stories", "float32", "cpu", "fp_0123456789ab")
+FINGERPRINT = m.Fingerprint(
+    tokenizer="aa", chat_template="bb", generation_config="cc", load_format="safetensors", weights="dd", config="ee",
+    executor="native 12", numeric_class="avx512", dtype="float32", quantization="none", kv_cache_dtype="bfloat16",
+    batch_invariant="true", block_size="16",
+)  # fmt: skip
 LOGPROBS = m.TokenLogprobs([5, 6], [-0.5, -1.5], 1)
 TOKENS = pack_tokens([1, 2, 3])
 REFUSED = m.RefusedRow(0, m.Refusal.STALE_BLOCK, 17, 5, 6, [(18, 2)])
@@ -36,7 +41,7 @@ SAMPLES: list[m.Message] = [
     m.TokenizeRequest(
         HEADER, PARAMS, chat=[m.ChatMessage("user", "Hi"), CALLING], sent_token_ids=[TOKENS],
         chat_options=m.ChatOptions('[{"type":"function"}]', '{"enable_thinking":false}', False, True, "<tool_call>"),
-        is_resumed=True, sent_finished=[False, True], ledger=LEDGER,
+        is_resumed=True, sent_finished=[False, True], ledger=LEDGER, fingerprint="fp_0123456789ab",
     ),
     m.EncodeRequest("r1", "ipc://g", text="Hi"),
     m.PiecesRequest("r1", "ipc://g", TOKENS),
@@ -45,11 +50,12 @@ SAMPLES: list[m.Message] = [
     m.EncodeResult("r1", TOKENS),
     m.DecodeResult("r1", "Hi"),
     m.AddRequest(
-        HEADER, PARAMS, TOKENS, [2], tokenized_time=1.0, is_resumed=True, sent_finished=[False, True], ledger=LEDGER
+        HEADER, PARAMS, TOKENS, [2], tokenized_time=1.0, is_resumed=True, sent_finished=[False, True], ledger=LEDGER,
+        fingerprint="fp_0123456789ab",
     ),
     m.AbortRequest("r1", "finished", "ipc://g"),
     m.AttachRequest("r1", "ipc://g", 9.5, LEDGER),
-    m.RequestRejected("r1", RejectCode.RESOURCE_EXHAUSTED, "full", "n", 1000),
+    m.RequestRejected("r1", RejectCode.RESOURCE_EXHAUSTED, "full", "n", 1000, "context_length_exceeded"),
     m.StepPlan(
         epoch=3, step_id=4, admitted=[m.AdmittedSequence(0, TOKENS, 3, PARAMS, -7, [2], "r1", "t1", 1)], rows=[0, 1],
         num_computed_tokens=[0, 9], num_scheduled_tokens=[3, 1], num_new_blocks=[1, 0], new_block_ids=[17],
@@ -67,7 +73,7 @@ SAMPLES: list[m.Message] = [
         3, 4, [0, 1], [11], [LOGPROBS], {0: [LOGPROBS]}, 0.25, {0: "too complex"}, {1: VECTOR}, [REFUSED]
     ),
     m.TokenBatch(
-        [m.OpenStream(HEADER, 0, 3, [1, 2, 3], ["\n"], False, True, True, 0, 2, [None, LOGPROBS], VECTOR)],
+        [m.OpenStream(HEADER, 0, 3, [1, 2, 3], ["\n"], False, True, True, 0, 2, [None, LOGPROBS], VECTOR, "fp_1")],
         [m.SequenceTokens("r1", 0, 4, [11], [LOGPROBS], m.FinishReason.STOP, 11, 8, 5, LEDGER)],
         [("r2", 0)],
         1.5,
@@ -75,16 +81,20 @@ SAMPLES: list[m.Message] = [
     m.TextBatch(
         [
             m.SequenceText(
-                "r1", 0, 4, 20, " a", [11], [LOGPROBS], m.FinishReason.LENGTH, "", 3, 2, 5, None, 8, 5, LEDGER, VECTOR
+                "r1", 0, 4, 20, " a", [11], [LOGPROBS], m.FinishReason.LENGTH, "", 3, 2, 5, None, 8, 5, LEDGER, VECTOR,
+                "fp_1",
             )
         ]
     ),
     m.StopMatched("r1", 0, 5),
     m.StreamLost("r1", 0),
-    m.Hello(m.ServiceName.WORKER, "worker-1", "ipc://w", 5, "abc", CAPACITY, m.DraftCapacity(8, 512, 4096, "tiny")),
-    m.Heartbeat(m.ServiceName.WORKER, "worker-1", 5, 77, "ipc://w"),
+    m.Hello(
+        m.ServiceName.WORKER, "worker-1", "ipc://w", 5, "abc", CAPACITY, m.DraftCapacity(8, 512, 4096, "tiny"),
+        FINGERPRINT, [FINGERPRINT],
+    ),
+    m.Heartbeat(m.ServiceName.WORKER, "worker-1", 5, 77, "ipc://w", alive=["fp_1"]),
     m.Goodbye(m.ServiceName.WORKER, "worker-1", 5),
-    m.Roster(9, 2, [m.Member(m.ServiceName.WORKER, "worker-1", "ipc://w", 5)], CAPACITY, 512, 511),
+    m.Roster(9, 2, [m.Member(m.ServiceName.WORKER, "worker-1", "ipc://w", 5)], CAPACITY, 512, 511, "", [FINGERPRINT]),
     m.Refused("worker-1", "mixed versions"),
     m.Drain(12.5),
     m.Tick(),
@@ -92,7 +102,7 @@ SAMPLES: list[m.Message] = [
     m.PeerGone("ipc://w"),
     m.GetLoad("r1", "ipc://g"),
     m.Load(
-        "r1", 1, 2, [m.WorkerLoad("worker-1", 1, 100, 50, 20, 9)], 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 0.5,
+        "r1", 1, 2, [m.WorkerLoad("worker-1", 1, 100, 50, 20, 9, "fp_1")], 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 0.5,
         1, 4, 3, 2, 1, [2, 1],
     ),
 ]  # fmt: skip

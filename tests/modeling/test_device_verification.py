@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.provider import reference_kernels
+from kernels.interface import reference_kernels
 from shared.modeling.drafts import Drafts, lay_out
 from shared.modeling.processing import SampleBatch
 from shared.modeling.proposals import Proposals, certain_proposals

@@ -33,6 +33,8 @@ def resolve(stored: torch.dtype, device: torch.device = CPU, *, fast: bool = Fal
         (resolve(BF16, fast=True, dtype="float32"), Formats(F32, BF16, BF16)),
         (resolve(F32, dtype="bfloat16"), Formats(BF16, BF16, BF16)),
         (resolve(BF16, dtype="float16"), Formats(F16, F16, F16)),
+        (resolve(BF16, dtype="half"), Formats(F16, F16, F16)),
+        (resolve(BF16, fast=True, dtype="float"), Formats(F32, BF16, BF16)),
         (resolve(BF16, kv_cache_dtype="float32"), Formats(F32, BF16, F32)),
         (resolve(F32, kv_cache_dtype="bfloat16"), Formats(F32, F32, BF16)),
         (resolve(F32, kv_cache_dtype="int8"), Formats(F32, F32, I8)),

@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from kernels.interface import reference_kernels
 from kernels.ops.kv_cache import FP8
-from kernels.provider import reference_kernels
 from shared.errors import ModelError
 from shared.modeling.assembly import build_decoder
 from shared.modeling.batch import StepBatch

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from shared.config import Settings
 from shared.errors import ConfigError
+from shared.execution.engine import load_model
 from shared.execution.memory import GIB, available_memory, cpu_budget, gpu_budget, plan_memory
 from shared.execution.profile import most_positions
 
@@ -51,3 +54,11 @@ def test_shrinks_only_where_the_length_is_open() -> None:
     assert plan_memory(settings, bytes_per_block=BLOCK, budget=0, max_model_len=1000).max_model_len == 64
     with pytest.raises(ConfigError, match="4 blocks, but one sequence of 1000 tokens needs 63"):
         plan_memory(Settings(num_blocks=4, max_model_len=1000), bytes_per_block=BLOCK, budget=0, max_model_len=1000)
+
+
+@pytest.mark.parametrize("kernels", ["native", "torch"])
+def test_a_cache_that_was_asked_for_and_cannot_be_had_is_the_settings_fault(kernels: str) -> None:
+    """Another life of the worker would not get it either: exit status 78, not 70."""
+    settings: Any = {"model": "models/pageant-stories-draft", "kernels": kernels, "kv_cache_memory": 1 << 50}
+    with pytest.raises(ConfigError, match=r"cannot be had.*lower kv_cache_memory"):
+        load_model(Settings(**settings))

@@ -107,6 +107,23 @@ def test_an_automaton_goes_on_and_stays_where_it_is_when_asked_about_more() -> N
         copy.advance([7])
 
 
+@pytest.mark.parametrize("pattern", ["(a{1000}){1000}", "((a{0,100}){0,100}){0,100}"])
+def test_one_that_is_too_large_is_said_to_be_and_no_other_constraint_is_blamed(pattern: str) -> None:
+    one = automaton(GrammarKind.REGEX, pattern)
+    with pytest.raises(GrammarError, match="it is too large") as caught:
+        for _ in range(50):
+            allowed = one.allowed()
+            one.advance([int(allowed.nonzero()[0][-1])])
+    assert "constraints" not in str(caught.value)
+
+
+def test_only_a_token_that_is_not_allowed_is_blamed_on_other_constraints() -> None:
+    one = automaton(GrammarKind.REGEX, "abc")
+    refused = int((~one.allowed()).nonzero()[0][0])
+    with pytest.raises(GrammarError, match="other constraints"):
+        one.advance([refused])
+
+
 def test_a_draft_that_breaks_the_grammar_has_nothing_behind_it_that_counts() -> None:
     one = automaton(GrammarKind.REGEX, "[a-c]{6}")
     (letter,) = TOKENIZER.encode_plain("a")

@@ -23,6 +23,7 @@ from protos.pageant.v1 import control_pb2, control_pb2_grpc, inference_pb2, infe
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = ROOT / "models" / "pageant-stories"
 READY_SECONDS = 90
+QUIET_SECONDS = 5  # for a service's lines to be in its file; one that serves may never be quiet
 
 
 def free_port() -> int:
@@ -61,13 +62,23 @@ class Troupe:
         return grpc.aio.insecure_channel(self.address, options=[("grpc.max_receive_message_length", -1)])
 
     def logs(self) -> list[dict[str, Any]]:
-        """All structured lines of all services."""
+        """All structured lines of all services, once no more come: threads write them a moment after what they tell."""
+        self._until_quiet()
         found = []
         for path in sorted(self.log_dir.iterdir()):
             for line in path.read_text(encoding="utf-8").splitlines():
                 if line.startswith("{"):
                     found.append(json.loads(line))
         return found
+
+    def _until_quiet(self) -> None:
+        deadline, before = time.monotonic() + QUIET_SECONDS, None
+        while time.monotonic() < deadline:
+            sizes = [path.stat().st_size for path in sorted(self.log_dir.iterdir())]
+            if sizes == before:
+                return
+            before = sizes
+            time.sleep(0.1)
 
     def pids(self, service: str) -> list[int]:
         """Process ids of a service's instances, read from the process table below this one."""
@@ -95,9 +106,9 @@ class Troupe:
             time.sleep(0.05)
         raise AssertionError(f"requests are left over: {load}")
 
-    def until_serving(self) -> None:
+    def until_serving(self, patience: float = 20) -> None:
         """Return once a request succeeds; until then each must be refused as UNAVAILABLE, and for no other reason."""
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + patience
         while True:
             try:
                 ((answer,),) = self.generate([ask("One day", max_tokens=5, ignore_eos=True)])
@@ -179,8 +190,11 @@ def ask(text: str | None = None, *, token_ids: list[int] | None = None, **sampli
 
 
 @contextmanager
-def troupe(directory: Path, *options: str) -> Iterator[Troupe]:
-    """`pageant serve` with options; checks that it ends well, quickly, and leaves no process behind."""
+def troupe(directory: Path, *options: str, descriptors: int = 0) -> Iterator[Troupe]:
+    """`pageant serve` with options; checks that it ends well, quickly, and leaves no process behind.
+
+    `descriptors`: that each of its processes may have at most; 0: as many as this one.
+    """
     port, http_port = free_port(), free_port()
     log_dir = directory / "logs"
     own = {
@@ -194,6 +208,8 @@ def troupe(directory: Path, *options: str) -> Iterator[Troupe]:
     command = [sys.executable, "-m", "services.cli", "serve", *flags, *options]
     if "-m" not in options:
         command += ["-m", str(MODEL)]
+    if descriptors:
+        command = ["prlimit", f"--nofile={descriptors}:{descriptors}", *command]
     process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE)
     running = Troupe(process, port, http_port, log_dir)
     try:

@@ -17,6 +17,7 @@ from protos.pageant.v1 import control_pb2, inference_pb2
 NAN, INF = float("nan"), float("inf")
 VOCAB_SIZE, MAX_MODEL_LEN = 4096, 1024  # of the bundled model
 INVALID = grpc.StatusCode.INVALID_ARGUMENT
+ROLE = "chat.messages[0].role"
 INFERENCE, CONTROL = "/pageant.v1.Inference/", "/pageant.v1.Control/"
 
 
@@ -78,12 +79,12 @@ def of_token_ids(name: str, ids: list[int], blamed: str = "prompt") -> Poison:
     return Poison(f"token_ids {name}", request.SerializeToString(), INVALID, blamed)
 
 
-def of_chat(name: str, *messages: tuple[str, str], code: grpc.StatusCode = INVALID) -> Poison:
+def of_chat(name: str, *messages: tuple[str, str], code: grpc.StatusCode = INVALID, blamed: str = "chat") -> Poison:
     request = ask(None)
     request.chat.SetInParent()
     for role, content in messages:
         request.chat.messages.add(role=role, content=content)
-    return Poison(f"chat {name}", request.SerializeToString(), code, "chat")
+    return Poison(f"chat {name}", request.SerializeToString(), code, blamed)
 
 
 def of_raw(name: str, data: bytes) -> Poison:
@@ -161,9 +162,9 @@ def prompts() -> list[Poison]:
         Poison("model unknown", model.SerializeToString(), grpc.StatusCode.NOT_FOUND, "model"),
         Poison("model as a path", path.SerializeToString(), grpc.StatusCode.NOT_FOUND, "model"),
         of_chat("empty"),
-        of_chat("of an unknown role", ("wizard", "hi")),
-        of_chat("of a role without end", ("x" * 1_000_000, "hi")),
-        of_chat("of a role that is a template", ("{{ self }}", "hi")),
+        of_chat("of an unknown role", ("wizard", "hi"), blamed=ROLE),
+        of_chat("of a role without end", ("x" * 1_000_000, "hi"), blamed=ROLE),
+        of_chat("of a role that is a template", ("{{ self }}", "hi"), blamed=ROLE),
         of_chat("of 5 megabytes", ("user", "x" * 5_000_000)),
         of_chat("of many messages", *[("user", "hello there")] * 20_000),
         Poison("deadline passed", ask().SerializeToString(), grpc.StatusCode.DEADLINE_EXCEEDED, timeout=0.0),
@@ -188,7 +189,7 @@ def other_calls() -> list[Poison]:
     return [
         other("Tokenize of nothing", inference_pb2.TokenizeRequest(), INFERENCE + "Tokenize", blamed="input"),
         other("Tokenize of 5 megabytes", long, INFERENCE + "Tokenize", blamed="prompt"),
-        other("Tokenize of a wizard", wild, INFERENCE + "Tokenize", blamed="chat"),
+        other("Tokenize of a wizard", wild, INFERENCE + "Tokenize", blamed=ROLE),
         *(
             other(f"Detokenize of {i}", inference_pb2.DetokenizeRequest(token_ids=[i]), INFERENCE + "Detokenize",
                   blamed="token_ids")

@@ -120,7 +120,7 @@ def test_a_mean_is_another_vector_and_says_what_it_took(client: openai.OpenAI) -
 def test_what_is_too_long_is_refused(client: openai.OpenAI, running: Troupe) -> None:
     with pytest.raises(openai.BadRequestError) as refused:
         client.embeddings.create(model=MODEL, input=[[5], [5] * 5000])
-    assert refused.value.param == "prompt"
+    assert refused.value.param == "input" and refused.value.code == "context_length_exceeded"
 
     async def ask() -> None:
         async with Client(running.address) as ours:

@@ -116,4 +116,4 @@ def test_nothing_is_kept_under_a_key_that_nobody_used(running: Troupe) -> None:
     headers = {"idempotency-key": "never", "last-event-id": "3.9"}
     body = BODIES["/v1/completions"] | SAMPLING
     response = httpx2.post(f"{running.url}/v1/completions", json=body, headers=headers, timeout=30, trust_env=False)
-    assert response.status_code == 404 and response.json()["error"]["param"] == "idempotency_key"
+    assert response.status_code == 404 and response.json()["error"]["param"] == "idempotency-key"

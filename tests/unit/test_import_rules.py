@@ -41,12 +41,15 @@ ALLOWED: dict[str, set[str]] = {
                      "tqdm", "matplotlib"},
     "services.cli.simulate": {"STDLIB", "msgspec", "click", "tqdm", "shared", "services.cli", "services.simulator",
                               "services.scheduler"},
-    "services.cli.trace": {"STDLIB", "msgspec", "click", "shared", "services.cli.tables"},
+    "services.cli.trace": {"STDLIB", "msgspec", "click", "shared", "services.cli.help", "services.cli.tables"},
     "services.cli.trace.otlp": {"STDLIB", "opentelemetry", "shared", "services.cli.trace"},
     "services.cli.top": {"STDLIB", "msgspec", "click", "prometheus_client", "shared", "services.cli"},
-    "services.cli.replay": {"STDLIB", "click", "shared", "services.scheduler"},
+    "services.cli.replay": {"STDLIB", "click", "shared", "services.cli.help", "services.scheduler"},
     "services.cli.plots": {"STDLIB", "click", "matplotlib", "services.cli", "services.simulator"},
+    "services.cli.checks": {"STDLIB", "msgspec", "shared", "services.gateway.auth"},
     "services.cli.bench": {"STDLIB", "msgspec", "click", "tqdm", "grpc", "uvloop", "shared", "protos", "services.cli"},
+    "services.cli.bench.serve": {"STDLIB", "msgspec", "click", "tqdm", "grpc", "uvloop", "shared", "services.cli",
+                                 "services.simulator"},
     "services.cli.bench.http_backend": {"STDLIB", "msgspec", "click", "httpx2", "shared", "services.cli"},
     "services.cli.bench.messages": {"STDLIB", "shared", "services.cli", "services.detokenizer"},
     "services.cli.bench.decoding": {"STDLIB", "shared", "services.scheduler"},
@@ -116,7 +119,13 @@ def test_every_module_imports_only_what_its_layer_may() -> None:
 
 def test_only_those_who_compute_reach_modeling() -> None:
     rooms = ("shared.modeling", "shared.execution")
-    users = {name for name, tree in modules() for i in imports(tree) if any(within(i, room) for room in rooms)}
+    plain = {"shared.modeling.config", "shared.execution.memory"}  # figures without torch, for checks before a start
+    users = {
+        name
+        for name, tree in modules()
+        for i in imports(tree)
+        if any(within(i, room) for room in rooms) and not (i in plain and within(name, "services.cli.checks"))
+    }
     assert users
     assert all(any(within(name, user) for user in (*rooms, "services.worker", "services.draft")) for name in users)
 
@@ -154,6 +163,11 @@ def test_nothing_unsafe_is_imported_or_called() -> None:
                 called = ast.unparse(node.func)
                 assert called not in ("eval", "exec", "torch.load", "yaml.load", "__import__"), f"{name} calls {called}"
                 assert not called.endswith((".recv_pyobj", ".send_pyobj")), f"{name} calls {called}"
+
+
+def test_checks_before_a_start_never_load_torch() -> None:
+    program = "import services.cli.serve, sys; sys.exit(bool({'torch', 'numpy', 'grpc'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=False).returncode == 0
 
 
 @pytest.mark.parametrize("service", NO_TORCH)

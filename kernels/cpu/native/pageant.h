@@ -11,7 +11,8 @@
 extern "C" {
 #endif
 
-#define PG_ABI 3
+#define PG_ABI 4
+#define PG_DIGEST_CHUNK 65536  // bytes; kernels/ops/digest.py
 
 enum PgFormat { PG_F32 = 0, PG_BF16 = 1, PG_I8 = 2 };
 
@@ -87,6 +88,9 @@ void pg_store_kv(int32_t format, int32_t block_size, int32_t num_kv_heads, int32
                  const float *value, const int64_t *slots, int64_t m, uint8_t *keys, uint8_t *values);
 // query [tokens, num_heads, head_dim], the step's tokens in order; keys of its positions are stored already.
 void pg_attention(const PgModel *model, const PgLayer *layer, const PgStep *step, const float *query, float *out);
+
+// What tells one content of memory from another: sums [chunks of PG_DIGEST_CHUNK bytes, 2].
+void pg_digest(const void *data, int64_t bytes, uint64_t *sums);
 
 // Sampling over logits [m, vocab]: the best of value + Gumbel noise among the tokens above `cut`, and of those equal
 // to it the ones with ids up to `last_tied` (kernels/ops/gumbel_argmax.py).

@@ -22,9 +22,10 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#protos/pageant/v1/load_report.proto\x12\npageant.v1\"\xa3\x01\n\nLoadReport\x12?\n\rnamed_metrics\x18\x08 \x03(\x0b\x32(.pageant.v1.LoadReport.NamedMetricsEntry\x12\x1f\n\x17\x61pplication_utilization\x18\t \x01(\x01\x1a\x33\n\x11NamedMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#protos/pageant/v1/load_report.proto\x12\npageant.v1\x1a\x1egoogle/protobuf/duration.proto\"\xa3\x01\n\nLoadReport\x12?\n\rnamed_metrics\x18\x08 \x03(\x0b\x32(.pageant.v1.LoadReport.NamedMetricsEntry\x12\x1f\n\x17\x61pplication_utilization\x18\t \x01(\x01\x1a\x33\n\x11NamedMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"c\n\x11LoadReportRequest\x12\x32\n\x0freport_interval\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x1a\n\x12request_cost_names\x18\x02 \x03(\tb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,8 +34,10 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_LOADREPORT_NAMEDMETRICSENTRY']._loaded_options = None
   _globals['_LOADREPORT_NAMEDMETRICSENTRY']._serialized_options = b'8\001'
-  _globals['_LOADREPORT']._serialized_start=52
-  _globals['_LOADREPORT']._serialized_end=215
-  _globals['_LOADREPORT_NAMEDMETRICSENTRY']._serialized_start=164
-  _globals['_LOADREPORT_NAMEDMETRICSENTRY']._serialized_end=215
+  _globals['_LOADREPORT']._serialized_start=84
+  _globals['_LOADREPORT']._serialized_end=247
+  _globals['_LOADREPORT_NAMEDMETRICSENTRY']._serialized_start=196
+  _globals['_LOADREPORT_NAMEDMETRICSENTRY']._serialized_end=247
+  _globals['_LOADREPORTREQUEST']._serialized_start=249
+  _globals['_LOADREPORTREQUEST']._serialized_end=348
 # @@protoc_insertion_point(module_scope)

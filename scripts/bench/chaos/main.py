@@ -1,6 +1,7 @@
 """Streams of every kind under faults: every one of them must end as it does undisturbed.
 
 scripts/chaos [--faults 60] [--seed 1] [--draft ngram] [--check]
+scripts/chaos --busy 1                 beside a process that takes a core
 scripts/chaos --compose --draft on     the same on containers, with networks that are cut; builds the images first
 """
 
@@ -26,6 +27,7 @@ from scripts.bench.chaos.deployment import consecutive_ports, deployed
 from scripts.bench.chaos.faults import Inflicted, Stage, inflict, schedule
 from scripts.bench.chaos.recovery import pauses, percentile, until_flowing
 from scripts.bench.chaos.streams import Ear, Output, Repetition, disturbed_orphans, generate
+from scripts.bench.host import cores_taken
 from scripts.bench.stack import Stack
 from scripts.bench.tokens import MODEL
 from services.cli.serve import free_port
@@ -201,10 +203,11 @@ def main() -> int:
     parser.add_argument("--max-tokens", type=int, default=240)
     parser.add_argument("--draft", default="off", help="off, ngram or a directory (on containers: on)")
     parser.add_argument("--compose", action="store_true", help="on containers")
+    parser.add_argument("--busy", type=int, default=0, help="beside so many processes that take a core each")
     parser.add_argument("--check", action="store_true", help="exit 1 unless every stream is as undisturbed")
     options = parser.parse_args()
     order = Order(options.faults, options.seed, options.clients_per_kind, options.max_tokens)
-    with tempfile.TemporaryDirectory(prefix="pageant-chaos-") as directory:
+    with cores_taken(options.busy), tempfile.TemporaryDirectory(prefix="pageant-chaos-") as directory:
         if options.compose:
             with containers(Path(directory), options.draft) as stage:
                 result = asyncio.run(act(stage, order))

@@ -11,8 +11,9 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
+from kernels.interface import AttentionShape
 from kernels.ops.kv_cache import KVCache
-from kernels.provider import AttentionShape, triton_kernels
+from kernels.provider import triton_kernels
 from scripts.bench.gpu.ceilings import seconds
 from scripts.bench.gpu.shapes import Shape
 

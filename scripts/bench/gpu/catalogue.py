@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
+from kernels.interface import AttentionShape, Kernels
 from kernels.ops import linear_int8
 from kernels.ops.kv_cache import FP8, KVCache
 from kernels.ops.rotary_store import HeadNorm
-from kernels.provider import AttentionShape, Kernels, triton_kernels
+from kernels.provider import triton_kernels
 from kernels.triton.bad_words import forbid_words
 from kernels.triton.draft_verification import verify_drafts
 from kernels.triton.penalties import penalise

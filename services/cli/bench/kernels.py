@@ -13,10 +13,11 @@ import click
 import torch
 from torch import Tensor
 
+from kernels.cpu.loading import load as load_native
 from kernels.cpu.native import Native, NativeUnavailable
-from kernels.cpu.native import load as load_native
+from kernels.interface import Kernels
 from kernels.ops.kv_cache import KVCache
-from kernels.provider import Kernels, select_kernels
+from kernels.provider import select_kernels
 from services.cli.tables import aligned
 from services.simulator.hardware import Shape, shape_of
 from shared.errors import ConfigError

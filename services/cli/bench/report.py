@@ -11,7 +11,19 @@ import msgspec
 
 from services.cli.bench.generator import lateness
 from services.cli.bench.outcome import Outcome
-from shared.metrics import Acceptance, Slo, Summary, peak_concurrency, peak_rate, rate, summarise
+from shared.metrics import (
+    Acceptance,
+    ModelWork,
+    Slo,
+    Summary,
+    peak_concurrency,
+    peak_rate,
+    per_minute,
+    rate,
+    serial_rate,
+    summarise,
+    utilisation,
+)
 
 WIDTH = 50
 TITLES = {
@@ -20,7 +32,7 @@ TITLES = {
     "itl": "Inter-token Latency",
     "e2el": "End-to-end Latency",
 }
-EXTRA_METRICS = {"tpot_with_first": "Time per Output Token (E2EL / tokens)"}
+EXTRA_METRICS = {"tbt": "Time between Tokens", "tpot_with_first": "Time per Output Token (E2EL / tokens)"}
 
 
 class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,6 +47,8 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     slo: Slo = Slo()
     percentiles: Sequence[float] = (99.0,)
     metrics: Sequence[str] = ("ttft", "tpot", "itl")
+    work: ModelWork | None = None  # of the served model; None: no MFU
+    peak_flops: float = 0.0  # floating point operations per second of all the workers' devices together
 
 
 class Report(msgspec.Struct, frozen=True):
@@ -66,6 +80,7 @@ def report_of(options: RunOptions, outcomes: Sequence[Outcome], acceptance: Acce
         "ttft": summarise(_given(line.ttft for line in lines), qs),
         "tpot": summarise(_given(line.tpot for line in lines), qs),
         "itl": summarise((gap for line in lines for gap in line.itl), qs),
+        "tbt": summarise((gap for line in lines for gap in line.tbt), qs),
         "e2el": summarise(_given(line.e2el for line in lines), qs),
         "tpot_with_first": summarise(_given(line.tpot_with_first for line in lines), qs),
     }
@@ -88,13 +103,35 @@ def figures(report: Report) -> dict[str, float]:
         "total_cached_tokens": sum(outcome.num_cached_tokens for outcome in done),
         "request_throughput": rate(len(done), seconds),
         "request_goodput": rate(report.num_good, seconds) if report.options.slo else math.nan,
+        "queries_per_minute": per_minute(len(done), seconds),
+        "serial_queries_per_second": serial_rate(_given(outcome.timeline.e2el for outcome in done)),
         "output_throughput": rate(num_output, seconds),
         "total_token_throughput": rate(num_input + num_output, seconds),
         "max_output_tokens_per_s": peak_rate(outputs),
         "max_concurrent_requests": peak_concurrency((o.sent, o.end) for o in done),
+        "mfu": mfu(report),
         "num_late_requests": num_late,
         "max_late_ms": 1000 * worst,
     }
+
+
+def mfu(report: Report) -> float:
+    """The share of the devices' arithmetic that finished requests used; NaN where model or peak is not known.
+
+    Counted once per token and request, as the field does: tokens of a cached prefix cost nothing, and neither padding,
+    nor what a preemption computes again, nor drafts that were rejected count as work.
+    """
+    work, peak = report.options.work, report.options.peak_flops
+    if work is None or not peak:
+        return math.nan
+    return utilisation(sum(_flops(work, outcome) for outcome in report.completed), report.duration, peak)
+
+
+def _flops(work: ModelWork, outcome: Outcome) -> float:
+    """The last output token is sampled and not computed; the token at position i attends to i + 1 keys."""
+    first, end = outcome.num_cached_tokens, outcome.num_prompt_tokens + outcome.num_output_tokens - 1
+    num_pairs = (end * (end + 1) - first * (first + 1)) // 2
+    return work.flops(end - first, outcome.num_output_tokens, num_pairs)
 
 
 def block(report: Report) -> str:
@@ -111,10 +148,13 @@ def block(report: Report) -> str:
         _line("Total generated tokens:", values["total_output_tokens"]),
         _line("Request throughput (req/s):", values["request_throughput"]),
         *([_line("Request goodput (req/s):", values["request_goodput"])] if options.slo else []),
+        _line("Queries per minute (QPM):", values["queries_per_minute"]),
+        _line("Queries per second, serial (QPS):", values["serial_queries_per_second"]),
         _line("Output token throughput (tok/s):", values["output_throughput"]),
         _line("Peak output token throughput (tok/s):", values["max_output_tokens_per_s"]),
         _line("Peak concurrent requests:", values["max_concurrent_requests"]),
         _line("Total token throughput (tok/s):", values["total_token_throughput"]),
+        *([_line("Model FLOPs utilization (%):", 100 * values["mfu"])] if options.work is not None else []),
     ]
     for name in options.metrics:
         lines += _section(name, report.summaries[name], options.percentiles)

@@ -22,8 +22,12 @@ from services.cli.bench.outcome import Outcome
 from services.cli.bench.report import Report, RunOptions, as_json, block, report_of
 from services.cli.tables import aligned
 from services.cli.workloads import WorkloadOptions, requests_of
-from shared.metrics import parse_slo
+from services.simulator.hardware import shape_of
+from shared.errors import ConfigError
+from shared.metrics import ModelWork, parse_slo
 from shared.workload import LoadRequest
+
+TERA = 10**12
 
 
 class ServeOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,6 +43,8 @@ class ServeOptions(msgspec.Struct, frozen=True, kw_only=True):
     goodput: tuple[str, ...]
     percentile_metrics: list[str]
     metric_percentiles: list[float]
+    mfu_model: str  # empty: no MFU
+    peak_tflops: float
     label: str
     save_result: bool
     save_detailed: bool
@@ -53,7 +59,8 @@ def serve(options: ServeOptions, workload: WorkloadOptions, sampling: dict[str, 
     """Run, print, save; returns the exit status: 1 where no request succeeded."""
     try:
         parse_slo(options.goodput)
-    except ValueError as error:
+        work_of(options)
+    except (ValueError, ConfigError) as error:
         raise click.ClickException(str(error)) from error
     try:
         reports = uvloop.run(measure(options, workload, sampling))
@@ -67,6 +74,13 @@ def serve(options: ServeOptions, workload: WorkloadOptions, sampling: dict[str, 
 
         plot_measured(reports, options.plot)
     return 0 if all(report.completed for report in reports) else 1
+
+
+def work_of(options: ServeOptions) -> ModelWork | None:
+    """What the tokens of `mfu_model` cost; None where no MFU was asked for.  Raises ConfigError, ValueError."""
+    if bool(options.mfu_model) != bool(options.peak_tflops):
+        raise ValueError("--mfu-model and --peak-tflops must be given together")
+    return shape_of(options.mfu_model).work() if options.mfu_model else None
 
 
 def explained(error: grpc.RpcError) -> str:
@@ -135,6 +149,8 @@ async def run_once(
         slo=parse_slo(options.goodput),
         percentiles=options.metric_percentiles,
         metrics=options.percentile_metrics,
+        work=work_of(options),
+        peak_flops=TERA * options.peak_tflops,
     )
     report = report_of(run, outcomes, (await backend.acceptance()).since(before))
     click.echo(block(report))

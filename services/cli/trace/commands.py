@@ -8,17 +8,18 @@ from pathlib import Path
 import click
 import msgspec
 
+from services.cli.help import command
 from services.cli.trace.clocks import align
 from services.cli.trace.reading import STANDARD_INPUT, read
 from services.cli.trace.requests import Logs, Trace, gather
-from services.cli.trace.where import WhereError, parse_where
+from services.cli.trace.where import WhereError, check_name, parse_where
 
 MAX_LISTED = 50
 CLOCKS_APART = 0.001  # seconds that are worth a word
 writable = click.Path(dir_okay=False, writable=True, path_type=Path)
 
 
-@click.command()
+@command("trace")
 @click.argument("request", required=False)
 @click.option(
     "--logs", "-l", multiple=True, metavar="PATH", help="A log file or a folder of them, '-' for standard input; again."
@@ -51,6 +52,7 @@ def trace(
     """
     found = select(load(logs), request, where)
     if slowest is not None:
+        check_by(by, found)
         found.traces = sorted(found.traces, key=lambda trace: -number(trace, by))[:slowest]
     if perfetto is not None:
         write_perfetto(found, perfetto)
@@ -87,11 +89,18 @@ def select(logs: Logs, request: str | None, where: str | None) -> Logs:
             raise click.ClickException(f"no line tells of a request {request!r}")
     if where is not None:
         try:
-            condition = parse_where(where)
+            condition = parse_where(where, logs.fields)
         except WhereError as error:
             raise click.ClickException(f"--where: {error}") from error
         logs.traces = [trace for trace in logs.traces if condition(trace.values)]
     return logs
+
+
+def check_by(name: str, logs: Logs) -> None:
+    try:
+        check_name(name, logs.fields)
+    except WhereError as error:
+        raise click.ClickException(f"--by: {error}") from error
 
 
 def number(trace: Trace, name: str) -> float:

@@ -9,6 +9,7 @@ import msgspec
 
 from services.cli.trace.phases import place_of, rank
 from services.cli.trace.reading import Entry
+from shared.phases import MISS_LABELS, PHASE_LABELS
 
 RECEIVED = "request_received"
 ENDS = ("request_finished", "request_cancelled", "request_failed")
@@ -146,11 +147,25 @@ def laid_out(parts: Iterable[Mapping[str, float]]) -> list[Span]:
     return spans
 
 
+# What the gateway's lines about a request may have, but for times: those are in the docs as `..._ms`.
+FIELDS = frozenset(
+    ("queue", "status", "cause", "reason", "field", "finish_reason", "request_id", "trace_id", "label", "tenant",
+     "arrival", "prompt_tokens", "completion_tokens", "cached_tokens", "num_draft_tokens", "num_accepted_tokens",
+     "num_ahead", "num_chunks", "num_preemptions", "ttft", "tpot", "itl_max", "e2e", "evicted_ago", *PHASE_LABELS,
+     *MISS_LABELS)
+)  # fmt: skip
+
+
 class Logs(msgspec.Struct):
     """What matters of the logs."""
 
     traces: list[Trace]  # by arrival
     steps: list[Entry]  # by time; none unless `log_steps` was on
+
+    @property
+    def fields(self) -> frozenset[str]:
+        """The names that can be asked after: those of every log, and what these requests have besides."""
+        return FIELDS.union(*(trace.values for trace in self.traces))
 
     def find(self, name: str) -> list[Trace]:
         """The requests of an id (or its beginning), a trace id or a label."""

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from difflib import get_close_matches
 from typing import Any
 
 Condition = Callable[[Mapping[str, Any]], bool]
@@ -38,13 +39,23 @@ class WhereError(ValueError):
     """A condition that cannot be read; its words say where."""
 
 
-def parse_where(text: str) -> Condition:
+def parse_where(text: str, known: Collection[str]) -> Condition:
+    """Raises WhereError, also where a name is not among the `known` ones."""
+    return _Parser(text, known).whole()
+
+
+def check_name(name: str, known: Collection[str]) -> None:
     """Raises WhereError."""
-    return _Parser(text).whole()
+    if name in known:
+        return
+    close = get_close_matches(name, known, n=1)
+    hint = f"did you mean {close[0]!r}? " if close else ""
+    raise WhereError(f"no request has a field {name!r}; {hint}There are {', '.join(sorted(known))}")
 
 
 class _Parser:
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, known: Collection[str]) -> None:
+        self._known = known
         self._tokens = list(_tokens(text))
         self._place = 0
         self._depth = 0
@@ -102,6 +113,7 @@ class _Parser:
 
     def _comparison(self) -> Condition:
         _, name = self._next("word")
+        check_name(name, self._known)
         _, sign = self._next("operator")
         _, wanted = self._next("number", "word", "text")
         if sign == "~":

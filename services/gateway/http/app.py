@@ -9,13 +9,16 @@ from starlette.routing import Route
 
 from services.gateway.http.chat import Chats
 from services.gateway.http.completions import Completions
+from services.gateway.http.cross_origin import cross_origin
 from services.gateway.http.embeddings import Embeddings
 from services.gateway.http.failures import defect, failure, no_such_route
 from services.gateway.http.gate import Gate
+from services.gateway.http.hostcheck import HostCheck, allowed_hosts
 from services.gateway.http.keycheck import KeyCheck
 from services.gateway.http.operations import Operations
 from services.gateway.http.orca import LoadHeader
 from services.gateway.http.page import page
+from services.gateway.http.receiving import Receiving
 from services.gateway.http.responses import Responses
 from services.gateway.http.tokens import Tokens
 from services.gateway.http.tracing import TraceHeader
@@ -41,6 +44,9 @@ def make_app(gate: Gate) -> Starlette:
     ]
     handlers = {RequestError: failure, HTTPException: no_such_route, Exception: defect}
     around = [
+        Middleware(HostCheck, allowed=allowed_hosts(gate.settings)),
+        *cross_origin(gate.settings),  # before keys are asked for: a preflight carries none
+        Middleware(Receiving, intake=gate.actor.intake, access=gate.actor.access),
         Middleware(KeyCheck, access=gate.actor.access),
         Middleware(LoadHeader, reports=gate.actor.load_reports),
         Middleware(TraceHeader),

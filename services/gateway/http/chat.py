@@ -26,7 +26,7 @@ from services.gateway.http.events import DONE, EventResponse, Events, WholeRespo
 from services.gateway.http.explaining import explanations
 from services.gateway.http.gate import Gate
 from services.gateway.http.logprobs import Entry, TokenTexts, chat_logprobs, ids_of, prompt_logprobs
-from services.gateway.http.objects import PromptLogprobs, encode, given, stop_reason, usage_of
+from services.gateway.http.objects import PromptLogprobs, encode, fingerprint_of, given, stop_reason, usage_of
 from services.gateway.http.parsing import OutputParser, make_reasoning_parser, make_tool_parser
 from services.gateway.http.returning import Bookmark, Rest, positions_of
 from services.gateway.http.sampling import refuse_impossible, sampling_params
@@ -65,11 +65,11 @@ class ChatCall:
         self.texts = TokenTexts(gate.vocabulary, as_ids=bool(body.return_tokens_as_token_ids))
         self.n = 1 if body.n is None else body.n
         self.usage = UsageOptions(body)
-        self.messages = read_messages(body.messages)
+        self.messages = read_messages(body.messages, body.message_name)
         self.shown = echoed(body, self.messages)
         self.prompt_token_ids: list[int] = []  # where the answer tells of them
         self._format = make_tool_parser(gate.settings.tool_call_parser)
-        self.tools = ToolUse(body, self._format)
+        self.tools = ToolUse(body, self._format, closes=gate.settings.closed_objects != "none")
         check_n(self.n, gate.settings.max_n)
 
     async def request(self, request: Request) -> TokenizeRequest:
@@ -83,6 +83,7 @@ class ChatCall:
             more["grammar"] = self.tools.grammar
         params = sampling_params(
             body,
+            closes=self.gate.closes_formats,
             max_tokens=max_tokens,
             logprobs=(body.top_logprobs or 0) if body.logprobs else None,
             beam=read_beam(body, body.best_of),
@@ -94,7 +95,7 @@ class ChatCall:
         if not self._needs_ids:
             return TokenizeRequest(header, params, chat=self.messages, chat_options=options)
         ids = self.gate.truncate(
-            await self.gate.encode(chat=self.messages, options=options), body.truncate_prompt_tokens
+            await self.gate.encode(request, chat=self.messages, options=options), body.truncate_prompt_tokens
         )
         self.prompt_token_ids = ids
         if max_tokens is None and self.gate.max_model_len:
@@ -156,6 +157,7 @@ class ChatCall:
                 model=identity.model,
                 choices=choices,
                 usage=usage_of([stream]),
+                system_fingerprint=fingerprint_of([stream]),
                 prompt_logprobs=given(prompt_logprobs(entries, self.texts), body.prompt_logprobs is not None),
                 prompt_token_ids=given(self.prompt_token_ids, body.return_token_ids),
                 explanations=explanations([stream], body.explain),
@@ -209,7 +211,7 @@ class ChatStream:
 
         (stream,) = await call.gate.run([self._asked], consume, self._everything)
         if last := call.usage.last([stream]):
-            await events.write(event(encode(self._object([], **last))))
+            await events.write(event(encode(self._object([], stream, **last))))
         await events.write(DONE)
 
     def _events(self, stream: Stream, delta: Delta) -> bytes:
@@ -229,15 +231,16 @@ class ChatStream:
 
     def _chunk(self, choices: list[ChunkChoice], stream: Stream, prompt: PromptLogprobs) -> bytes:
         usage = self._call.usage.now([stream])
-        return event(encode(self._object(choices, usage=usage, prompt_logprobs=given(prompt, prompt))))
+        return event(encode(self._object(choices, stream, usage=usage, prompt_logprobs=given(prompt, prompt))))
 
-    def _object(self, choices: list[ChunkChoice], **more: object) -> ChatChunk:
+    def _object(self, choices: list[ChunkChoice], stream: Stream, **more: object) -> ChatChunk:
         identity = self._call.identity
         return ChatChunk(
             id=identity.id,
             created=identity.created,
             model=identity.model,
             choices=choices,
+            system_fingerprint=fingerprint_of([stream]),
             prompt_token_ids=given(self._call.prompt_token_ids, self._call.body.return_token_ids and choices),
             **more,  # type: ignore[arg-type]
         )

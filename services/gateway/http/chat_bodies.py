@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 
-from services.gateway.http.fields import GenerationBody, Int
+from services.gateway.http.fields import ClientNames, GenerationBody, Int
 
 
 class ContentPart(msgspec.Struct, kw_only=True):
@@ -61,6 +61,16 @@ class NamedChoice(msgspec.Struct, kw_only=True):
 
 
 class ChatBody(GenerationBody, kw_only=True):
+    client_names: ClassVar[ClientNames] = {
+        "prompt": ("messages",),
+        "chat": ("messages",),
+        "token_ids": ("messages",),
+        "label": ("request_id",),
+        "max_tokens": ("max_completion_tokens", "max_tokens"),
+        "logprobs": ("top_logprobs", "logprobs"),
+        "beam_width": ("beam_width", "best_of", "n"),
+    }
+
     messages: list[MessageBody]
     max_tokens: Int | None = None
     max_completion_tokens: Int | None = None
@@ -87,3 +97,6 @@ class ChatBody(GenerationBody, kw_only=True):
     audio: Any = None
     prediction: Any = None
     web_search_options: Any = None
+
+    def message_name(self, place: int) -> str:
+        return f"messages[{place}]"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Sized
+from collections.abc import Callable, Sequence, Sized
 from typing import Any
 
 import msgspec
@@ -17,6 +17,7 @@ from services.gateway.http.chat_bodies import (
     ToolBody,
 )
 from services.gateway.http.parsing.parts import ToolParser
+from services.gateway.http.reading import not_valid
 from shared.errors import RequestError
 from shared.grammar import Grammar
 from shared.messages import ChatMessage, ChatOptions, ToolCall
@@ -26,11 +27,12 @@ ROLES = {"developer": "system"}  # OpenAI's newer name, which templates do not k
 MAX_TOOLS = 256
 
 
-def read_messages(messages: Sequence[MessageBody], field: str = "messages") -> list[ChatMessage]:
-    """Raises RequestError on content that is not text."""
+def read_messages(messages: Sequence[MessageBody], name_of: Callable[[int], str]) -> list[ChatMessage]:
+    """Raises RequestError on content that is not text; `name_of` says what the client calls the message at a place."""
     if not messages:
+        field = name_of(0).partition("[")[0]
         raise RequestError(f"{field} must contain at least one message", field=field)
-    return [_message(message, f"{field}[{place}]") for place, message in enumerate(messages)]
+    return [_message(message, name_of(place)) for place, message in enumerate(messages)]
 
 
 def _message(message: MessageBody, field: str) -> ChatMessage:
@@ -50,9 +52,10 @@ def _message(message: MessageBody, field: str) -> ChatMessage:
 def _content(content: str | list[ContentPart] | None, field: str) -> str:
     if isinstance(content, str):
         return content
-    for part in content or ():
+    for place, part in enumerate(content or ()):
         if part.type not in TEXT_PARTS or part.text is None:
-            raise RequestError(f"{field} has a part of type {part.type[:32]!r}; only text can be read", field=field)
+            field = f"{field}[{place}]"
+            raise RequestError(f"{field} is a part of type {part.type[:32]!r}; only text can be read", field=field)
     return "\n".join(part.text or "" for part in content or ())
 
 
@@ -62,7 +65,8 @@ class ToolUse:
     Where a call is demanded, the answer is begun for the model (`opening`), and held to what may follow (`grammar`).
     """
 
-    def __init__(self, body: ChatBody, parser: ToolParser | None) -> None:
+    def __init__(self, body: ChatBody, parser: ToolParser | None, *, closes: bool = True) -> None:
+        """`closes`: a demanded call's arguments have no properties that its schema does not name."""
         choice = "auto" if body.tool_choice is None else body.tool_choice
         self.tools = body.tools or []
         self.named = choice.function.name if isinstance(choice, NamedChoice) else ""
@@ -83,10 +87,10 @@ class ToolUse:
         self.grammar: Grammar | None = None
         if parser is not None and self.named:
             self.opening = parser.opening(self.named)
-            self.grammar = named_call(parser.form, functions[self.named])
+            self.grammar = named_call(parser.form, functions[self.named], closes=closes)
         elif parser is not None and choice == "required":
             self.opening = parser.form.begin
-            self.grammar = any_calls(parser.form, list(functions.values()), parallel=self.parallel)
+            self.grammar = any_calls(parser.form, list(functions.values()), parallel=self.parallel, closes=closes)
 
 
 def _functions(tools: Sequence[dict[str, Any]]) -> dict[str, FunctionBody]:
@@ -97,9 +101,10 @@ def _functions(tools: Sequence[dict[str, Any]]) -> dict[str, FunctionBody]:
         try:
             read = msgspec.convert(tool, ToolBody)
         except msgspec.ValidationError as error:
-            raise RequestError(f"tools[{place}]: {error}", field="tools") from None
+            raise not_valid(error, f"tools[{place}]") from None
         if read.type != "function":
-            raise RequestError(f"tools[{place}] is of type {read.type[:32]!r}; only functions can be", field="tools")
+            field = f"tools[{place}].type"
+            raise RequestError(f"{field} is {read.type[:32]!r}; only functions can be called", field=field)
         functions[read.function.name] = read.function
     return functions
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -21,6 +21,7 @@ from services.gateway.http.objects import (
     CompletionChoice,
     LegacyLogprobs,
     encode,
+    fingerprint_of,
     given,
     stop_reason,
     usage_of,
@@ -76,6 +77,7 @@ class CompletionCall:
         asked = [count for count in (body.prompt_logprobs, body.logprobs if self.echo else None) if count is not None]
         params = sampling_params(
             body,
+            closes=self.gate.closes_formats,
             n=self.best_of,
             max_tokens=1 if self.only_prompt else body.max_tokens,
             logprobs=0 if wants_scores else body.logprobs,
@@ -84,7 +86,7 @@ class CompletionCall:
         )
         found = []
         for place, prompt in enumerate(self.prompts):
-            await self._look_up(prompt)
+            await self._look_up(request, prompt)
             header = self.gate.header(request, label=body.request_id, priority=body.priority, place=place)
             ids = None if prompt.token_ids is None else self.gate.pack(prompt.token_ids)
             text = None if prompt.token_ids is not None else prompt.text
@@ -93,17 +95,18 @@ class CompletionCall:
             )
         return found
 
-    async def _look_up(self, prompt: Prompt) -> None:
+    async def _look_up(self, request: Request, prompt: Prompt) -> None:
         """The prompt's ids where the answer tells of them, and its text where it echoes."""
         body = self.body
         tells = body.return_token_ids or body.prompt_logprobs is not None or (self.echo and body.logprobs is not None)
         plain, limit = body.add_special_tokens is False, body.truncate_prompt_tokens
         if prompt.text and (tells or plain or limit is not None):
-            prompt.token_ids = await self.gate.encode(text=prompt.text, add_special_tokens=not plain)
+            prompt.token_ids = await self.gate.encode(request, text=prompt.text, add_special_tokens=not plain)
         if prompt.token_ids is not None:
             self._truncate(prompt, limit)
         if self.echo:
-            prompt.shown = prompt.text or await self.gate.decode(prompt.token_ids or [], skip_special_tokens=False)
+            ids = prompt.token_ids or []
+            prompt.shown = prompt.text or await self.gate.decode(request, ids, skip_special_tokens=False)
 
     def _truncate(self, prompt: Prompt, limit: int | None) -> None:
         kept = self.gate.truncate(prompt.token_ids or [], limit)
@@ -126,11 +129,17 @@ class CompletionCall:
                 prompt_entries = next((one.prompt_logprobs for one in sequences if one.prompt_logprobs), [])
                 choices.append(self._choice(len(choices), place, streams[place], sequence, prompt_entries))
         told = explanations(streams, self.body.explain)
-        return encode(self.completion(choices, usage=usage_of(streams), explanations=told))
+        return encode(self.completion(choices, streams, usage=usage_of(streams), explanations=told))
 
-    def completion(self, choices: list[CompletionChoice], **more: object) -> Completion:
-        identity = self.identity
-        return Completion(id=identity.id, created=identity.created, model=identity.model, choices=choices, **more)  # type: ignore[arg-type]
+    def completion(self, choices: list[CompletionChoice], streams: Iterable[Stream], **more: object) -> Completion:
+        return Completion(
+            id=self.identity.id,
+            created=self.identity.created,
+            model=self.identity.model,
+            choices=choices,
+            system_fingerprint=fingerprint_of(streams),
+            **more,  # type: ignore[arg-type]
+        )
 
     async def _learn(self, sequences: Sequence[Collected]) -> None:
         wanted: set[int] = set()
@@ -210,7 +219,7 @@ class CompletionStream:
         call = self._call
         streams = await call.gate.run(self._requests, consume, self._has)
         if last := call.usage.last(streams):
-            await events.write(event(encode(call.completion([], **last))))
+            await events.write(event(encode(call.completion([], streams, **last))))
         await events.write(DONE)
 
     async def _learn(self, place: int, deltas: list[Delta]) -> None:
@@ -247,7 +256,7 @@ class CompletionStream:
             token_ids=given(ids, body.return_token_ids),
         )
         self._shown[index] = self._shown.get(index, 0) + len(choice.text)
-        completion = call.completion([choice], usage=call.usage.now(list(self._streams.values())))
+        completion = call.completion([choice], [stream], usage=call.usage.now(list(self._streams.values())))
         return self._bookmark.line + event(encode(completion))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from typing import ClassVar
 
 import msgspec
 from starlette.requests import Request
@@ -11,7 +12,7 @@ from starlette.responses import Response
 from services.gateway.embedding import Embedded, check_inputs, embed, embedding_params, total
 from services.gateway.http.completion_prompts import Prompt, read_prompts
 from services.gateway.http.events import WholeResponse
-from services.gateway.http.fields import Int, TokenId
+from services.gateway.http.fields import ClientNames, Int, TokenId
 from services.gateway.http.gate import Gate
 from services.gateway.http.objects import encode
 from shared.errors import RequestError
@@ -21,6 +22,8 @@ from shared.pooling import Pooling, PoolingKind
 
 class EmbeddingBody(msgspec.Struct, kw_only=True):
     """OpenAI's fields, vLLM's `normalize` and `add_special_tokens`, and our `pooling`."""
+
+    client_names: ClassVar[ClientNames] = {"prompt": ("input",), "token_ids": ("input",), "label": ("request_id",)}
 
     input: str | list[str | Int | list[TokenId]]
     model: str | None = None
@@ -67,7 +70,7 @@ class Embeddings:
         prompts = read_prompts(body.input, field="input", at_most=None)
         check_inputs(len(prompts))
         for prompt in prompts:
-            await self._look_up(body, prompt)
+            await self._look_up(request, body, prompt)
 
         def make_request(place: int) -> TokenizeRequest:
             prompt = prompts[place]
@@ -81,11 +84,11 @@ class Embeddings:
 
         return WholeResponse(answer, {})
 
-    async def _look_up(self, body: EmbeddingBody, prompt: Prompt) -> None:
+    async def _look_up(self, request: Request, body: EmbeddingBody, prompt: Prompt) -> None:
         """The ids of a prompt that is not tokenized as others are, or not the whole of it."""
         plain, limit = body.add_special_tokens is False, body.truncate_prompt_tokens
         if prompt.text and (plain or limit is not None):
-            prompt.token_ids = await self._gate.encode(text=prompt.text, add_special_tokens=not plain)
+            prompt.token_ids = await self._gate.encode(request, text=prompt.text, add_special_tokens=not plain)
         if prompt.token_ids is not None:
             prompt.token_ids = self._gate.truncate(prompt.token_ids, limit)
 

@@ -62,18 +62,18 @@ class EventResponse(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         events = Events(send, self._event_headers)
         try:
-            await unless_gone(receive, self._run(events))
+            await unless_gone(receive, self._run(events, scope))
         except ClientGoneError:
             return
         await events.close()
 
-    async def _run(self, events: Events) -> None:
+    async def _run(self, events: Events, scope: Scope) -> None:
         try:
             await self._work(events)
         except RequestError as error:
             if not events.begun:
                 raise
-            await events.write(event(error_body(error)) + DONE)
+            await events.write(event(error_body(error, scope)) + DONE)
 
 
 class WholeResponse(Response):

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
+from http import HTTPStatus
 
 import msgspec
 import structlog
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import Scope
 
+from services.gateway.http.naming import as_sent
+from services.gateway.intake import BodyTimeoutError
 from services.gateway.status import DEFAULT_RETRY_AFTER_MS
 from shared.errors import RejectCode, RequestError
 
@@ -27,8 +31,6 @@ STATUS = {
     RejectCode.INTERNAL: 500,
     RejectCode.UNAVAILABLE: 503,
     RejectCode.DEADLINE_EXCEEDED: 504,
-    RejectCode.UNAUTHENTICATED: 401,
-    RejectCode.PERMISSION_DENIED: 403,
 }
 
 TYPES = {
@@ -37,7 +39,9 @@ TYPES = {
     403: "permission_error",
     404: "invalid_request_error",
     405: "invalid_request_error",
+    408: "timeout_error",
     413: "invalid_request_error",
+    415: "invalid_request_error",
     429: "rate_limit_error",
     CLIENT_CLOSED_REQUEST: "cancelled",
     503: "service_unavailable_error",
@@ -47,6 +51,17 @@ TYPES = {
 
 class PayloadTooLargeError(RequestError):
     """A body of more bytes than the server reads."""
+
+
+class UnsupportedMediaTypeError(RequestError):
+    """A body that does not say that it is JSON."""
+
+
+OWN_STATUS: dict[type[RequestError], int] = {
+    BodyTimeoutError: 408,
+    PayloadTooLargeError: 413,
+    UnsupportedMediaTypeError: 415,
+}
 
 
 class ErrorDetail(msgspec.Struct):
@@ -60,29 +75,37 @@ class ErrorBody(msgspec.Struct):
     error: ErrorDetail
 
 
+def status_line(status: int) -> str:
+    return f"HTTP/1.1 {status} {HTTPStatus(status).phrase}"
+
+
 def status_of(error: RequestError) -> int:
-    return 413 if isinstance(error, PayloadTooLargeError) else STATUS[error.code]
+    return OWN_STATUS.get(type(error)) or STATUS[error.code]
 
 
-def error_body(error: RequestError) -> bytes:
-    """JSON as OpenAI's clients read it; `param` is the request's own name of the field."""
-    status = status_of(error)
-    code = "model_not_found" if (status, error.field) == (404, "model") else error.code.value
-    return _encode(status, str(error) or error.code.value, error.field or None, code)
+def error_body(error: RequestError, scope: Scope, status: int = 0) -> bytes:
+    """JSON as OpenAI's clients read it; `param` is the request's own name of the field.
+
+    `scope`: of the request, empty where none has been read.  `status`: where it is not the error's own.
+    """
+    status = status or status_of(error)
+    field, message = as_sent(error, scope)
+    code = "model_not_found" if (status, error.field) == (404, "model") else error.reason or error.code.value
+    return _encode(status, message or error.code.value, field or None, code)
 
 
 async def failure(request: Request, error: Exception) -> Response:
     """A request that was refused or has failed."""
     assert isinstance(error, RequestError)
-    return refusal(error)
+    return refusal(error, request.scope)
 
 
-def refusal(error: RequestError) -> Response:
+def refusal(error: RequestError, scope: Scope) -> Response:
     """The response that says so, and when to come again."""
     headers = {"www-authenticate": "Bearer"} if error.code is RejectCode.UNAUTHENTICATED else {}
     if wait := error.retry_after_ms or DEFAULT_RETRY_AFTER_MS.get(error.code, 0):
         headers |= {"retry-after": str(math.ceil(wait / 1000)), "retry-after-ms": str(wait)}
-    return Response(error_body(error), status_of(error), headers, "application/json")
+    return Response(error_body(error, scope), status_of(error), headers, "application/json")
 
 
 async def no_such_route(request: Request, error: Exception) -> Response:

@@ -6,12 +6,16 @@ and the width of numbers, which the wire bounds.
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 
 Int = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 TokenId = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+
+
+ClientNames = Mapping[str, tuple[str, ...]]  # of the troupe's field: those it may come from, the first given counts
 
 
 class StreamOptions(msgspec.Struct, kw_only=True):
@@ -34,6 +38,8 @@ class WithoutEffect(msgspec.Struct, kw_only=True):
 
 class GenerationBody(WithoutEffect, kw_only=True):
     """The fields of every generation, and those that mean more than can be done: `refused` says which are given."""
+
+    client_names: ClassVar[ClientNames] = {}
 
     model: str | None = None
     stream: bool | None = None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
@@ -53,6 +52,11 @@ class Gate:
         self.settings = settings
         self.bodies = Bodies(settings.max_request_bytes)
         self.vocabulary = Vocabulary(self._pieces)
+
+    @property
+    def closes_formats(self) -> bool:
+        """Whether objects of a JSON schema that an answer is held to have only the properties that it names."""
+        return self.settings.closed_objects == "all"
 
     @property
     def max_model_len(self) -> int:
@@ -149,6 +153,7 @@ class Gate:
 
     async def encode(
         self,
+        request: Request,
         *,
         text: str | None = None,
         chat: list[ChatMessage] | None = None,
@@ -156,19 +161,40 @@ class Gate:
         add_special_tokens: bool = True,
     ) -> list[int]:
         """Token ids of a text or a chat."""
-        ask = partial(EncodeRequest, text=text, chat=chat, add_special_tokens=add_special_tokens, chat_options=options)
-        return unpack_tokens((await self._ask(ask)).token_ids)
+        question = EncodeRequest(
+            *self._name(),
+            text=text,
+            chat=chat,
+            add_special_tokens=add_special_tokens,
+            chat_options=options,
+            tenant=self._tenant(request),
+        )
+        return unpack_tokens((await self._ask(question)).token_ids)
 
-    async def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+    async def decode(self, request: Request, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         packed = packed_prompt(token_ids, MAX_TOKENS_PER_MESSAGE)
-        answer = await self._ask(partial(DecodeRequest, token_ids=packed, skip_special_tokens=skip_special_tokens))
+        tenant = self._tenant(request)
+        answer = await self._ask(
+            DecodeRequest(*self._name(), packed, skip_special_tokens=skip_special_tokens, tenant=tenant)
+        )
         text: str = answer.text
         return text
 
     async def _pieces(self, token_ids: list[int]) -> list[bytes]:
-        pieces: list[bytes] = (await self._ask(partial(PiecesRequest, token_ids=pack_tokens(token_ids)))).pieces
+        await self.actor.readiness.until_available()
+        answer: Any = await self.actor.ask_pieces(
+            PiecesRequest(*self._name(), pack_tokens(token_ids)), QUESTION_TIMEOUT
+        )
+        pieces: list[bytes] = answer.pieces
         return pieces
 
-    async def _ask(self, ask: Callable[[str, str], Any]) -> Any:
+    async def _ask(self, question: EncodeRequest | DecodeRequest) -> Any:
         await self.actor.readiness.until_available()
-        return await self.actor.ask_tokenizer(ask(uuid.uuid4().hex, self.actor.inbox.address), QUESTION_TIMEOUT)
+        return await self.actor.ask_tokenizer(question, QUESTION_TIMEOUT)
+
+    def _name(self) -> tuple[str, str]:
+        """A question's id, and the tenant that asks."""
+        return uuid.uuid4().hex, self.actor.inbox.address
+
+    def _tenant(self, request: Request) -> str:
+        return self.actor.access.caller(request.headers.items()).tenant

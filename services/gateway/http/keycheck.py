@@ -26,6 +26,6 @@ class KeyCheck:
             try:
                 self._access.caller(request.headers.items())
             except RequestError as error:
-                await refusal(error)(scope, receive, send)
+                await refusal(error, scope)(scope, receive, send)
                 return
         await self._app(scope, receive, send)

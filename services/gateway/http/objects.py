@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -74,6 +75,7 @@ class Model(msgspec.Struct, kw_only=True):
     root: str
     parent: str | None = None
     max_model_len: int | None
+    system_fingerprint: str | None = None
 
 
 class Models(msgspec.Struct, kw_only=True):
@@ -98,6 +100,11 @@ def usage_of(streams: list[Stream]) -> Usage:
     num_output = sum(stream.num_output_tokens for stream in streams)
     cached = PromptTokensDetails(sum(stream.num_cached_tokens for stream in streams))
     return Usage(num_prompt, num_output, num_prompt + num_output, cached)
+
+
+def fingerprint_of(streams: Iterable[Stream]) -> str | None:
+    """Of the worker that began them; of several prompts, which mixed workers may have, each once."""
+    return ",".join(sorted({stream.fingerprint for stream in streams if stream.fingerprint})) or None
 
 
 def stop_reason(stream: Stream, reason: str) -> str | int | None:

@@ -55,7 +55,13 @@ class Operations:
     def _model(self) -> Model:
         settings = self._gate.settings
         limit = self._gate.max_model_len or None
-        return Model(id=settings.model_name, created=self._started, root=settings.model_name, max_model_len=limit)
+        return Model(
+            id=settings.model_name,
+            created=self._started,
+            root=settings.model_name,
+            max_model_len=limit,
+            system_fingerprint=self._gate.actor.system_fingerprint or None,
+        )
 
 
 def _json(body: msgspec.Struct | dict[str, str], status: int = 200) -> Response:

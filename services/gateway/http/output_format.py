@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from services.gateway.http.closed_objects import closed
 from services.gateway.http.fields import GenerationBody
 from shared.errors import RequestError
 from shared.grammar import Grammar, GrammarKind
@@ -23,16 +24,19 @@ STRUCTURED = {
     "grammar": GrammarKind.GRAMMAR,
     "json_object": GrammarKind.JSON_OBJECT,
 }
-ALWAYS_SO = frozenset({"disable_any_whitespace"})  # of structured_outputs
+CLOSES = "disable_additional_properties"  # of structured_outputs
+NOT_KINDS = frozenset({CLOSES, "disable_any_whitespace"})  # the second is always so
 
 
-def output_grammar(body: GenerationBody) -> Grammar | None:
-    """None where any text will do.  Raises RequestError where more than one format is asked for, or none we know."""
+def output_grammar(body: GenerationBody, *, closes: bool = False) -> Grammar | None:
+    """`closes`: objects have no properties that a schema does not name (`closed_objects`).
+
+    None where any text will do.  Raises RequestError where more than one format is asked for, or none we know."""
     asked = [(GUIDED[name], getattr(body, name), name) for name in GUIDED if getattr(body, name) not in (None, "")]
-    found = [make_grammar(*one) for one in asked]
+    found = [make_grammar(*one, closes=closes) for one in asked]
     if body.structured_outputs is not None:
-        found.append(_structured(body.structured_outputs))
-    if grammar := response_format(body.response_format):
+        found.append(_structured(body.structured_outputs, closes=closes))
+    if grammar := response_format(body.response_format, closes=closes):
         found.append(grammar)
     if len(found) > 1:
         fields = " and ".join(grammar.field for grammar in found)
@@ -40,7 +44,9 @@ def output_grammar(body: GenerationBody) -> Grammar | None:
     return found[0] if found else None
 
 
-def response_format(asked: dict[str, Any] | None, field: str = "response_format") -> Grammar | None:
+def response_format(
+    asked: dict[str, Any] | None, field: str = "response_format", *, closes: bool = False
+) -> Grammar | None:
     """OpenAI's; the schema is in an object of its own in chats, and beside the type in responses."""
     if asked is None or asked.get("type") == "text":
         return None
@@ -52,25 +58,28 @@ def response_format(asked: dict[str, Any] | None, field: str = "response_format"
     schema = holder.get("schema", holder.get("json_schema")) if isinstance(holder, dict) else None
     if schema is None:
         raise RequestError(f"{field} has no schema", field=field)
-    return make_grammar(GrammarKind.JSON_SCHEMA, schema, field)
+    return make_grammar(GrammarKind.JSON_SCHEMA, schema, field, closes=closes)
 
 
-def _structured(asked: Any) -> Grammar:
+def _structured(asked: Any, *, closes: bool) -> Grammar:
     """vLLM's: an object with one of the kinds."""
     field = "structured_outputs"
     if not isinstance(asked, dict):
         raise RequestError(f"{field} must be an object", field=field)
+    closes = bool(asked.get(CLOSES, closes))
     given = {name: value for name, value in asked.items() if value not in (None, False)}
     kinds = [name for name in given if name in STRUCTURED]
-    if others := [name for name in given if name not in STRUCTURED and name not in ALWAYS_SO]:
+    if others := [name for name in given if name not in STRUCTURED and name not in NOT_KINDS]:
         raise RequestError(f"{field}.{others[0][:64]} is not supported by this server", field=field)
     if len(kinds) != 1:
         raise RequestError(f"{field} must have exactly one of {', '.join(STRUCTURED)}", field=field)
-    return make_grammar(STRUCTURED[kinds[0]], given[kinds[0]], field)
+    return make_grammar(STRUCTURED[kinds[0]], given[kinds[0]], field, closes=closes)
 
 
-def make_grammar(kind: GrammarKind, value: Any, field: str) -> Grammar:
+def make_grammar(kind: GrammarKind, value: Any, field: str, *, closes: bool = False) -> Grammar:
     """Raises RequestError where `value` is not of the type that this kind has."""
+    if closes and kind is GrammarKind.JSON_SCHEMA:
+        value = _closed(value, field)
     match kind:
         case GrammarKind.JSON_OBJECT:
             return Grammar(kind, "", field)
@@ -83,3 +92,13 @@ def make_grammar(kind: GrammarKind, value: Any, field: str) -> Grammar:
         case GrammarKind.REGEX | GrammarKind.GRAMMAR if isinstance(value, str):
             return Grammar(kind, value, field)
     raise RequestError(f"{field}: a {kind} cannot be a {type(value).__name__}", field=field)
+
+
+def _closed(schema: Any, field: str) -> Any:
+    """What is no JSON is left for the compiler to refuse."""
+    try:
+        return closed(msgspec.json.decode(schema) if isinstance(schema, str) else schema)
+    except msgspec.DecodeError:
+        return schema
+    except RecursionError:
+        raise RequestError(f"{field} is nested too deeply", field=field) from None

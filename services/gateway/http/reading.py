@@ -13,6 +13,7 @@ import msgspec
 import structlog
 from starlette.requests import ClientDisconnect, Request
 
+from services.gateway.http.content_type import check_content_type
 from services.gateway.http.failures import PayloadTooLargeError
 from shared.errors import RejectCode, RequestError
 
@@ -22,8 +23,8 @@ T = TypeVar("T")
 
 TIMEOUT_HEADER = "x-request-timeout"  # seconds from now until the client gives up
 MAX_TIMEOUT = 1e7
-PLACE = re.compile(r" - at `(?:key` in `)?\$\.?([^`]*)`$")
-INDEX = re.compile(r"\[\.\.\.\]")
+PLACE = re.compile(r" - at `(?:key` in `)?\$([^`]*)`$")
+OF_A_MAPPING = re.compile(r"\[\.\.\.\].*")  # msgspec does not say of which key
 MAX_UNKNOWN = 64  # names of unknown fields that are logged, each once
 
 
@@ -36,38 +37,39 @@ class Bodies:
 
     async def read(self, request: Request, kind: type[T]) -> T:
         """The body as a `kind`.  Raises RequestError naming the field that is not what it should be."""
+        check_content_type(request)
         data = await self._bytes(request)
         request.state.arrival = time.time()
         try:
             body: T = _decoder(cast(Hashable, kind)).decode(data)
         except msgspec.ValidationError as error:
-            raise _not_valid(str(error)) from None
+            raise not_valid(error) from None
         except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
             raise RequestError(f"the body is not valid JSON: {error}") from None
         self._notice_unknown(data, kind)
+        request.state.body = body
         return body
 
-    async def _bytes(self, request: Request) -> bytes:
+    async def _bytes(self, request: Request) -> bytearray:
         declared = request.headers.get("content-length", "0")
         if declared.isdecimal() and int(declared) > self._max_bytes:
             raise self._too_large(int(declared))
-        chunks, size = [], 0
+        data = bytearray()  # one piece from the start: a list of pieces would be there twice at the end
         try:
             async for chunk in request.stream():
-                size += len(chunk)
-                if size > self._max_bytes:
-                    raise self._too_large(size)
-                chunks.append(chunk)
+                data += chunk
+                if len(data) > self._max_bytes:
+                    raise self._too_large(len(data))
         except ClientDisconnect:
             raise RequestError("the client went away", code=RejectCode.CANCELLED) from None
-        return b"".join(chunks)
+        return data
 
     def _too_large(self, size: int) -> RequestError:
         return PayloadTooLargeError(
             f"the body has {size} bytes or more, of at most max_request_bytes={self._max_bytes}"
         )
 
-    def _notice_unknown(self, data: bytes, kind: type[Any]) -> None:
+    def _notice_unknown(self, data: bytearray, kind: type[Any]) -> None:
         """New fields appear in clients every month, so they are not refused; but nor are they ignored in silence."""
         if len(self._unknown) >= MAX_UNKNOWN:
             return
@@ -90,19 +92,20 @@ def _names(kind: Hashable) -> frozenset[str]:
 _members = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
-def _keys(data: bytes) -> frozenset[str]:
+def _keys(data: bytearray) -> frozenset[str]:
     return frozenset(_members.decode(data))
 
 
-def _not_valid(message: str) -> RequestError:
-    """msgspec says where; OpenAI's `param` names that place."""
+def not_valid(error: msgspec.ValidationError, root: str = "") -> RequestError:
+    """msgspec says where; OpenAI's `param` names that place, within `root` of the body."""
+    message = str(error)
+    found = PLACE.search(message)
+    field = root + (found[1] if found else "")
     if missing := re.search(r"missing required field `([^`]+)`", message):
-        field = missing[1]
-    elif found := PLACE.search(message):
-        field = INDEX.sub("", found[1]).split("[")[0]
-    else:
-        field = ""
-    return RequestError(message.replace("`$.", "`").replace("Object missing", "missing"), field=field)
+        field += f".{missing[1]}"
+    field = OF_A_MAPPING.sub("", field).removeprefix(".")
+    message = PLACE.sub("", message).replace("Object missing", "missing")
+    return RequestError(f"{field}: {message}" if field else message, field=field)
 
 
 def arrival(request: Request) -> float:

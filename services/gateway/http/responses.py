@@ -73,14 +73,16 @@ class Responses:
         return WholeResponse(answer.whole, headers)
 
     def _request(self, request: Request, body: ResponsesBody) -> TokenizeRequest:
-        messages = read_messages(_messages(body), "input")
+        messages = read_messages(_messages(body), body.message_name)
         params = SamplingParams(
             temperature=body.temperature,
             top_p=body.top_p,
             top_k=body.top_k,
             seed=body.seed,
             max_tokens=body.max_output_tokens,
-            grammar=response_format(body.text.format if body.text else None, "text.format"),
+            grammar=response_format(
+                body.text.format if body.text else None, "text.format", closes=self._gate.closes_formats
+            ),
         )
         effort = body.reasoning.effort if body.reasoning else None
         options = ChatOptions(template_args=encode({"reasoning_effort": effort}).decode()) if effort else None
@@ -251,5 +253,6 @@ def _messages(body: ResponsesBody) -> Sequence[MessageBody]:
 
 def _message(item: InputItem, place: int) -> MessageBody:
     if item.type != "message" or item.role is None:
-        raise RequestError(f"input[{place}] is of type {item.type[:32]!r}; only messages can be read", field="input")
+        field = f"input[{place}]"
+        raise RequestError(f"{field} is of type {item.type[:32]!r}; only messages can be read", field=field)
     return MessageBody(role=item.role, content=item.content)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 
 from services.gateway.http.chat_bodies import ContentPart
-from services.gateway.http.fields import Int, WithoutEffect
+from services.gateway.http.fields import ClientNames, Int, WithoutEffect
 
 
 class InputItem(msgspec.Struct, kw_only=True):
@@ -29,6 +29,15 @@ class ReasoningOptions(msgspec.Struct, kw_only=True):
 
 
 class ResponsesBody(WithoutEffect, kw_only=True):
+    client_names: ClassVar[ClientNames] = {
+        "prompt": ("prompt", "input"),
+        "chat": ("input",),
+        "token_ids": ("input",),
+        "label": ("request_id",),
+        "max_tokens": ("max_output_tokens",),
+        "chat_template_kwargs": ("reasoning",),
+    }
+
     input: str | list[InputItem]
     model: str | None = None
     instructions: str | None = None
@@ -64,3 +73,9 @@ class ResponsesBody(WithoutEffect, kw_only=True):
     image: Any = None
     mm_processor_kwargs: Any = None
     cache_salt: str | None = None
+
+    def message_name(self, place: int) -> str:
+        """The instructions are the chat's first message."""
+        if self.instructions and not place:
+            return "instructions"
+        return "input" if isinstance(self.input, str) else f"input[{place - bool(self.instructions)}]"

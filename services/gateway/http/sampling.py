@@ -49,10 +49,10 @@ def refuse_impossible(body: msgspec.Struct) -> None:
         raise RequestError("modalities can only be text", field="modalities")
 
 
-def sampling_params(body: GenerationBody, **given: Any) -> SamplingParams:
+def sampling_params(body: GenerationBody, *, closes: bool = False, **given: Any) -> SamplingParams:
     """`given` wins over the body's own fields, for those whose name or meaning differs between endpoints."""
     values: dict[str, Any] = {name: getattr(body, name) for name in (*SAME, "n", "prompt_logprobs")}
-    values |= {"grammar": output_grammar(body)} | given
+    values |= {"grammar": output_grammar(body, closes=closes)} | given
     values["stop"] = [body.stop] if isinstance(body.stop, str) else body.stop
     values["logit_bias"] = _biases(body.logit_bias or {})
     return SamplingParams(**{name: value for name, value in values.items() if value is not None})

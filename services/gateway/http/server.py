@@ -5,17 +5,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import socket
 import ssl
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import structlog
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from services.gateway.connections import Connections, make_connections
 from services.gateway.http.app import make_app
 from services.gateway.http.gate import Gate
+from services.gateway.http.listener import Listener, listen
+from services.gateway.http.protocol import BoundedProtocol
 from shared.config import Settings
 from shared.errors import ConfigError
 
@@ -24,9 +27,7 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger()
 
-MAX_HEADER_BYTES = 64 << 10  # beyond what one read brings, which may be as much again
 GRACE = 1  # seconds that open connections have at the end
-KEEP_ALIVE = 75  # seconds; longer than the pools of most clients keep an idle connection
 
 
 class HttpServer:
@@ -35,6 +36,7 @@ class HttpServer:
     def __init__(self, actor: GatewayActor, settings: Settings) -> None:
         self._settings = settings
         self._app = make_app(Gate(actor, settings))
+        self.connections = make_connections(settings)
         self._server: _Server | None = None
         self._serving: asyncio.Task[None] | None = None
         self.port = 0
@@ -56,7 +58,7 @@ class HttpServer:
             access_log=False,
             proxy_headers=False,
             server_header=False,
-            timeout_keep_alive=KEEP_ALIVE,
+            timeout_keep_alive=math.ceil(settings.idle_timeout),
             timeout_graceful_shutdown=GRACE,
             ssl_certfile=settings.tls_cert_file or None,
             ssl_keyfile=settings.tls_key_file or None,
@@ -64,7 +66,7 @@ class HttpServer:
             ssl_cert_reqs=ssl.CERT_REQUIRED if settings.tls_client_ca_file else ssl.CERT_NONE,
         )
         load(config)
-        self._server = _Server(config)
+        self._server = _Server(config, self.connections, header_timeout=settings.header_timeout)
         self._serving = asyncio.create_task(self._server.serve([listener]))
         log.info("listening", address=f"{self._settings.host}:{self.port}", protocol="http")
 
@@ -89,50 +91,35 @@ def load(config: uvicorn.Config) -> None:
         raise ConfigError(f"tls_cert_file, tls_key_file or tls_client_ca_file cannot be used: {error}") from error
 
 
-class BoundedProtocol(HttpToolsProtocol):
-    """Ends a connection whose request line and headers have no end; the parser itself would gather them all."""
-
-    _in_headers = False
-    _num_header_bytes = 0
-
-    def data_received(self, data: bytes) -> None:
-        if self._in_headers:
-            self._num_header_bytes += len(data)
-            if self._num_header_bytes > MAX_HEADER_BYTES:
-                self.send_400_response("The request's headers are too long.")
-                return
-        super().data_received(data)
-
-    def on_message_begin(self) -> None:
-        self._in_headers, self._num_header_bytes = True, 0
-        super().on_message_begin()
-
-    def on_headers_complete(self) -> None:
-        self._in_headers = False
-        super().on_headers_complete()
-
-
 class _Server(uvicorn.Server):
-    """Signals are the actor's."""
+    """Signals are the actor's, and connections are taken by our own listener."""
+
+    def __init__(self, config: uvicorn.Config, connections: Connections, *, header_timeout: float) -> None:
+        super().__init__(config)
+        self._connections = connections
+        self._header_timeout = header_timeout
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await self.lifespan.startup()
+        assert sockets is not None  # `serve` is always given ours
+        server: Any = Listener(
+            sockets[0],
+            self._protocol,
+            self._connections,
+            tls=self.config.ssl,
+            handshake_timeout=self._header_timeout,
+        )
+        self.servers = [server]
+        self.started = True
+
+    def _protocol(self) -> BoundedProtocol:
+        return BoundedProtocol(
+            config=self.config,
+            server_state=self.server_state,
+            app_state=self.lifespan.state,
+            header_timeout=self._header_timeout,
+        )
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
-
-
-def listen(host: str, port: int, *, share: bool = False) -> socket.socket:
-    """A bound socket, which others may `share`; raises ConfigError where there is none to be had."""
-    bare = host.strip("[]")
-    family = socket.AF_INET6 if ":" in bare else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if share:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        listener.bind((bare, port))
-    except OSError as error:
-        listener.close()
-        raise ConfigError(
-            f"cannot listen on {host}:{port} for HTTP: {error.strerror}; choose another http_port, or -1 for none"
-        ) from error
-    return listener

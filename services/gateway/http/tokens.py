@@ -11,6 +11,7 @@ from services.gateway.http.chat_bodies import MessageBody
 from services.gateway.http.chat_prompt import read_messages
 from services.gateway.http.gate import Gate
 from services.gateway.http.objects import Detokenized, Tokenized, encode
+from services.gateway.http.reading import not_valid
 from shared.errors import RequestError
 from shared.messages import ChatOptions
 
@@ -28,9 +29,10 @@ class Tokens:
         if (body.prompt is None) == (body.messages is None):
             raise RequestError("exactly one of prompt and messages must be given", field="prompt")
         if body.messages is None:
-            ids = await gate.encode(text=body.prompt, add_special_tokens=body.add_special_tokens is not False)
+            ids = await gate.encode(request, text=body.prompt, add_special_tokens=body.add_special_tokens is not False)
         else:
-            ids = await gate.encode(chat=read_messages(_messages(body.messages)), options=_options(body))
+            chat = read_messages(_messages(body.messages), body.message_name)
+            ids = await gate.encode(request, chat=chat, options=_options(body))
         texts = None
         if body.return_token_strs:
             await gate.vocabulary.learn(ids)
@@ -41,7 +43,7 @@ class Tokens:
     async def detokenize(self, request: Request) -> Response:
         body = await self._gate.bodies.read(request, DetokenizeBody)
         self._gate.check_model(body.model)
-        text = await self._gate.decode(body.tokens, skip_special_tokens=bool(body.skip_special_tokens))
+        text = await self._gate.decode(request, body.tokens, skip_special_tokens=bool(body.skip_special_tokens))
         return _json(encode(Detokenized(text)))
 
 
@@ -49,7 +51,7 @@ def _messages(messages: list[object]) -> list[MessageBody]:
     try:
         return msgspec.convert(messages, list[MessageBody])
     except msgspec.ValidationError as error:
-        raise RequestError(f"messages: {error}", field="messages") from None
+        raise not_valid(error, "messages") from None
 
 
 def _options(body: TokenizeBody) -> ChatOptions:

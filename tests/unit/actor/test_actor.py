@@ -15,7 +15,7 @@ from shared.actor import MemberActor
 from shared.actor.actor import Handlers
 from shared.actor.status import read_status, write_status
 from shared.config import Settings
-from shared.errors import FatalError, ProtocolError
+from shared.errors import ConfigError, FatalError, ProtocolError
 from shared.messages import (
     AbortRequest,
     DetokenizerInbox,
@@ -187,7 +187,7 @@ async def test_mixed_versions_refuse_each_other() -> None:
     (refusal,) = [message for message in await member.inbox.recv_batch() if isinstance(message, Refused)]
     assert "mixed versions" in refusal.reason
     assert not scheduler.troupe.members
-    with pytest.raises(FatalError, match="mixed versions"):
+    with pytest.raises(ConfigError, match="mixed versions"):
         member.handle_refused(Refused(member.instance, refusal.reason))
     scheduler.request_drain()
     await running

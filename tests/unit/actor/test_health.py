@@ -8,6 +8,7 @@ import os
 import stat
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -25,6 +26,7 @@ from shared.actor.status import read_status
 from shared.actor.watchdog import Watchdog
 from shared.config import Settings
 from shared.errors import ConfigError, FatalError
+from shared.losses import INCIDENT, STATUS, losses
 from shared.messages import DetokenizerInbox, Refused, Roster, ServiceName, Tick, TokenBatch
 from shared.transport import MemoryTransport
 
@@ -134,6 +136,7 @@ async def test_a_stall_is_in_the_status_file_the_roster_and_an_incident(tmp_path
     await until(lambda: told and told[-1] == f"{member.instance}: nothing comes")
     member.reason = ""
     await until(lambda: read_status(status) == "READY" and told[-1] == "")
+    member.incidents.drain(30)
     (kept,) = (tmp_path / "kept").iterdir()
     bundle = json.loads(kept.read_bytes())
     assert bundle["cause"] == "nothing comes"
@@ -157,8 +160,9 @@ def test_incidents_are_private_few_and_tell_no_secret(tmp_path: Path, monkeypatc
     except ValueError as cause:
         error = FatalError("a step failed")
         error.__cause__ = cause
-    paths = [kept.write(f"cause {index}", error) for index in range(7)]
-    assert all(paths)
+    for index in range(7):
+        assert kept.write(f"cause {index}", error)
+        kept.drain(30)
     left = sorted((tmp_path / "kept").iterdir())
     assert [json.loads(path.read_bytes())["cause"] for path in left] == ["cause 4", "cause 5", "cause 6"]
     assert stat.S_IMODE((tmp_path / "kept").stat().st_mode) == 0o700
@@ -179,18 +183,46 @@ def test_one_incident_after_the_other_is_one(tmp_path: Path) -> None:
     kept = incidents(tmp_path)
     assert kept.write("first") is not None
     assert kept.write("second") is None
+    kept.drain(30)
 
 
 def test_an_incident_that_cannot_be_written_makes_nothing_worse(tmp_path: Path) -> None:
     (tmp_path / "kept").write_text("a file where the directory should be")
-    assert incidents(tmp_path).write("cause") is None
+    before, spoilt = losses(), incidents(tmp_path)
+    spoilt.write("cause")
+    spoilt.drain(30)
+    assert losses()[INCIDENT] == before[INCIDENT] + 1
 
     def lost() -> dict[str, Any]:
         raise RuntimeError("dictionary changed size")
 
     kept = Incidents(Settings(incident_dir=str(tmp_path / "other")), "worker", "w", lost)
     path = kept.write("cause")
+    kept.drain(30)
     assert path is not None and json.loads(path.read_bytes())["ledgers"] == {"lost": "RuntimeError"}
+
+
+def test_a_disk_that_hangs_costs_incidents_and_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shared.actor.incident.QUIET_SECONDS", 0.0)
+    freed, before, kept = threading.Event(), losses(), incidents(tmp_path)
+    monkeypatch.setattr(kept, "_save", lambda *_: freed.wait(30))
+    assert kept.write("first") is not None
+    assert kept.write("second") is None
+    assert losses()[INCIDENT] == before[INCIDENT] + 1
+    freed.set()
+    kept.drain(30)
+
+
+async def test_a_status_file_that_cannot_be_written_ends_nobody(tmp_path: Path) -> None:
+    """A directory that is not there, as after a cleaner of temporary files; then it is there again."""
+    network, status = MemoryTransport(), tmp_path / "gone" / "status"
+    scheduler = make_scheduler(network, msgspec.structs.replace(QUICK, status_file=str(status)))
+    before, running = losses(), asyncio.create_task(scheduler.run())
+    await until(lambda: losses()[STATUS] > before[STATUS] + 2)
+    status.parent.mkdir()
+    await until(lambda: read_status(status) == "READY")
+    scheduler.request_drain()
+    await running
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,10 @@ import pytest
 
 from services.cli.bench.outcome import Outcome
 from services.cli.bench.report import RunOptions, as_json, block, figures, report_of
-from services.cli.bench.serve import ServeOptions, loads, rates_table, save
+from services.cli.bench.serve import ServeOptions, loads, rates_table, save, work_of
 from services.cli.workloads import WorkloadOptions, requests_of
-from shared.metrics import Acceptance, Slo, Timeline
+from shared.errors import ConfigError
+from shared.metrics import Acceptance, ModelWork, Slo, Timeline
 
 KEYS = {
     "date", "endpoint_type", "backend", "label", "model_id", "tokenizer_id", "num_prompts", "request_rate",
@@ -51,6 +52,43 @@ def test_counts_and_rates() -> None:
     assert values["output_throughput"] == pytest.approx(5 / 1.1)
     assert values["total_token_throughput"] == pytest.approx(25 / 1.1)
     assert values["max_output_tokens_per_s"] == 3 and values["max_concurrent_requests"] == 2
+
+
+def test_queries_per_minute_and_of_serial_use() -> None:
+    values = figures(report_of(OPTIONS, OUTCOMES, Acceptance()))
+    assert values["queries_per_minute"] == pytest.approx(60 * 2 / 1.1)
+    assert values["serial_queries_per_second"] == pytest.approx(2 / (0.6 + 0.6))
+    lines = block(report_of(OPTIONS, OUTCOMES, Acceptance())).splitlines()
+    assert "Queries per minute (QPM):                109.09" in lines
+    assert "Queries per second, serial (QPS):        1.67" in lines
+
+
+def test_time_between_tokens_has_a_gap_for_each_token() -> None:
+    line = Timeline(0.0, [0.2, 0.5], [1, 3])
+    report = report_of(msgspec.structs.replace(OPTIONS, metrics=("tbt",)), [Outcome(line, end=0.5)], Acceptance())
+    assert report.summaries["itl"].mean == pytest.approx(0.3)
+    assert report.summaries["tbt"].mean == pytest.approx(0.1), "one gap of 0.3 s and two of 0"
+    assert "Mean TBT (ms):                           100.00" in block(report).splitlines()
+
+
+def test_mfu_counts_each_token_that_was_computed_once() -> None:
+    """10 prompt tokens of which 4 are cached, and 3 sampled: 8 tokens are computed, which meet 5 + ... + 12 keys."""
+    work = ModelWork(num_matrix_params=100, num_head_params=10, num_query_features=2, kv_bytes_per_token=4)
+    options = msgspec.structs.replace(OPTIONS, work=work, peak_flops=1e5)
+    report = report_of(options, [outcome(0.0, 0.2, 0.4, 0.5)], Acceptance())
+    done = 2 * (100 * 8 + 10 * 3) + 4 * 2 * sum(range(5, 13))
+    assert figures(report)["mfu"] == pytest.approx(done / (0.5 * 1e5))
+    assert f"Model FLOPs utilization (%):             {100 * done / 5e4:.2f}" in block(report).splitlines()
+    without = report_of(OPTIONS, [outcome(0.0, 0.2)], Acceptance())
+    assert math.isnan(figures(without)["mfu"]) and "FLOPs" not in block(without)
+
+
+def test_mfu_needs_a_model_and_a_peak() -> None:
+    assert work_of(SERVE) is None
+    with pytest.raises(ValueError, match="--mfu-model and --peak-tflops"):
+        work_of(msgspec.structs.replace(SERVE, peak_tflops=1.0))
+    with pytest.raises(ConfigError, match="neither one of"):
+        work_of(msgspec.structs.replace(SERVE, mfu_model="no-such", peak_tflops=1.0))
 
 
 def test_latencies_count_from_the_intended_time() -> None:
@@ -98,7 +136,8 @@ WORKLOAD = WorkloadOptions(
 SERVE = ServeOptions(
     backend="pageant-grpc", address="", base_url="", request_rates=None,
     max_concurrency=0, num_warmups=0, ignore_eos=False, goodput=(),
-    percentile_metrics=["ttft"], metric_percentiles=[99.0], label="", save_result=True, save_detailed=False,
+    percentile_metrics=["ttft"], metric_percentiles=[99.0], mfu_model="", peak_tflops=0.0,
+    label="", save_result=True, save_detailed=False,
     append_result=False, result_dir=Path(), result_filename="r.json", plot=None, ready_check_timeout_sec=1.0,
 )  # fmt: skip
 

@@ -15,10 +15,14 @@ import pytest
 from click.testing import CliRunner
 
 from services.cli import doctor
+from services.cli.addresses import with_port
+from services.cli.checks.directories import check_runtime
+from services.cli.checks.models import check_draft, check_model
+from services.cli.checks.ports import why_taken
 from services.cli.client import Figures, printable
 from services.cli.main import main
 from services.cli.options import sampling_options, settings_options, take_sampling, take_settings
-from services.cli.serve import roles, with_port
+from services.cli.serve import roles
 from shared.config import Settings
 
 seen: list[Any] = []
@@ -94,13 +98,13 @@ def test_figures() -> None:
     usage = SimpleNamespace(
         prompt_tokens=3, cached_tokens=2, completion_tokens=5, num_draft_tokens=0, num_accepted_tokens=0
     )
-    figures.add(SimpleNamespace(usage=usage, HasField=lambda name: False))
-    figures.add(SimpleNamespace(usage=usage, HasField=lambda name: name == "usage"))
+    figures.add(SimpleNamespace(usage=usage, finish_reason=0, HasField=lambda name: False))
+    figures.add(SimpleNamespace(usage=usage, finish_reason=0, HasField=lambda name: name == "usage"))
     assert (figures.prompt_tokens, figures.cached_tokens, figures.completion_tokens) == (3, 2, 5)
     assert figures.ttft_ms > 0 and figures.tpot_ms >= 0 and "completion tokens: 5" in str(figures)
     assert "draft" not in str(figures), "nothing was proposed"
     usage.num_draft_tokens, usage.num_accepted_tokens = 8, 6
-    figures.add(SimpleNamespace(usage=usage, HasField=lambda name: name == "usage"))
+    figures.add(SimpleNamespace(usage=usage, finish_reason=0, HasField=lambda name: name == "usage"))
     assert "draft tokens accepted: 6 of 8" in str(figures)
 
 
@@ -113,17 +117,22 @@ def verdicts(findings: Any) -> list[str]:
 
 
 def test_doctor_on_models(tmp_path: Path) -> None:
-    assert verdicts(doctor.check_model(str(tmp_path / "none"))) == ["wrong"]
-    assert verdicts(doctor.check_model("someone/some-model")) == ["note"]
-    (finding,) = doctor.check_model(str(tmp_path))
+    assert verdicts(check_model(Settings(model=str(tmp_path / "none")))[0]) == ["wrong"]
+    (finding,) = check_model(Settings(model=str(tmp_path)))[0]
     assert finding.text.endswith("lacks config.json, tokenizer.json, *.safetensors")
-    for name in ("config.json", "tokenizer.json", "model.safetensors"):
-        (tmp_path / name).write_text('{"architectures": ["LlamaForCausalLM"]}')
-    (finding,) = doctor.check_model(str(tmp_path))
-    assert finding.verdict == "ok" and "LlamaForCausalLM" in finding.text
-    assert verdicts(doctor.check_draft("off")) == [] and verdicts(doctor.check_draft("ngram")) == ["ok"]
-    (finding,) = doctor.check_draft(str(tmp_path / "none"))
+    (finding,), checkpoint = check_model(Settings())
+    assert finding.verdict == "ok" and "LlamaForCausalLM, 9.5 MB of weights" in finding.text
+    assert checkpoint is not None and checkpoint.tensors is not None and checkpoint.tensors.num_elements > 1_000_000
+    assert verdicts(check_draft(Settings())[0]) == [] and verdicts(check_draft(Settings(draft="ngram"))[0]) == ["ok"]
+    (finding,) = check_draft(Settings(draft=str(tmp_path / "none")))[0]
     assert (finding.verdict, finding.subject) == ("wrong", "draft")
+
+
+@pytest.mark.parametrize(("standing", "verdict"), [("there", "note"), ("absent", "wrong"), ("unreachable", "wrong")])
+def test_doctor_asks_the_hub(monkeypatch: pytest.MonkeyPatch, standing: str, verdict: str) -> None:
+    monkeypatch.setattr("services.cli.checks.models.find_snapshot", lambda name: None)
+    monkeypatch.setattr("services.cli.checks.models.ask_hub", lambda name: standing)
+    assert verdicts(check_model(Settings(model="someone/some-model"))[0]) == [verdict]
 
 
 def test_doctor_on_ports_and_directories(tmp_path: Path) -> None:
@@ -131,29 +140,36 @@ def test_doctor_on_ports_and_directories(tmp_path: Path) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        assert doctor.check_port("127.0.0.1", port).verdict == "wrong"
-    assert doctor.check_port("127.0.0.1", port).verdict == "ok"
+        assert why_taken("127.0.0.1", port) is not None
+    assert why_taken("127.0.0.1", port) is None
     tmp_path.chmod(0o755)
-    assert doctor.check_runtime(Settings(runtime_dir=str(tmp_path))).verdict == "note"
-    assert doctor.check_runtime(Settings(runtime_dir="/" + "x" * 120)).verdict == "wrong"
+    assert check_runtime(Settings(runtime_dir=str(tmp_path))).verdict == "note"
+    assert check_runtime(Settings(runtime_dir="/" + "x" * 120)).verdict == "wrong"
     assert doctor.check_python().verdict == "ok"
 
 
 def test_doctor_on_the_memory_plan() -> None:
+    parts = {"executor": "native 12", "numeric_class": "avx2", "weights": "ab" * 16}
     plan = {
+        "system_fingerprint": "fp_1", "fingerprint": parts,
         "torch": "2", "device": "cpu", "device_name": "2 cores", "formats": "float32", "bytes": 1 << 30,
         "kernels": "native avx2", "num_threads": 2, "lack": "",
         "num_blocks": 8, "block_size": 16, "num_tokens": 128, "max_model_len": 64,
     }  # fmt: skip
-    device, kernels, memory = doctor.check_plan(plan)
-    assert device.verdict == kernels.verdict == memory.verdict == "ok"
+    device, kernels, fingerprint, memory = doctor.check_plan(plan)
+    assert device.verdict == kernels.verdict == fingerprint.verdict == memory.verdict == "ok"
+    assert fingerprint.text == "fp_1: native 12, avx2; weights abababababab"
+    _, _, unknown, _ = doctor.check_plan(plan | {"system_fingerprint": "", "fingerprint": parts | {"weights": ""}})
+    assert "known once the weights were loaded" in unknown.text
     assert kernels.text == "native avx2, 2 threads; float32"
     assert "8 blocks of 16 tokens hold 128 tokens, 2.0 requests of max_model_len=64" in memory.text
-    assert verdicts(doctor.check_plan(plan | {"lack": "no compiler"})) == ["ok", "note", "ok"]
+    assert verdicts(doctor.check_plan(plan | {"lack": "no compiler"})) == ["ok", "note", "ok", "ok"]
     assert verdicts(doctor.check_plan({"error": "no such model"})) == ["wrong"]
 
 
 def test_doctor_ends_with_1_where_something_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "ask_plan", lambda settings: {"error": "broken\nmodel"})
-    result = CliRunner().invoke(main, ["doctor", "-m", "/nowhere"])
+    result = CliRunner().invoke(main, ["doctor"])
     assert result.exit_code == 1 and "broken model" in result.output
+    result = CliRunner().invoke(main, ["doctor", "-m", "/nowhere"])
+    assert result.exit_code == 1 and "broken" not in result.output, "the model's files say enough"

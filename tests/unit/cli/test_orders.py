@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import socket
 import threading
 import time
@@ -10,15 +11,17 @@ from typing import Any
 
 import pytest
 
-from services.cli.orders import Fulfilment, Order, OrderDesk, desk_path, send_order
+from services.cli.orders import ORDER_SECONDS, Fulfilment, Order, OrderDesk, desk_path, send_order
 from services.cli.supervisor import Role, Supervisor
 from tests.unit.cli.test_supervisor import FakeProcess
+from tests.unit.test_descriptors import full_table
 
 
 class Deployment:
     """A supervisor of fake processes, and a thread that polls it and its desk."""
 
     def __init__(self, directory: Path) -> None:
+        directory.mkdir(exist_ok=True)
         self.path = desk_path(directory)
         self.events: list[str] = []
         cast = [Role("worker"), Role("scheduler"), Role("gateway")]
@@ -85,3 +88,59 @@ def test_who_talks_nonsense_or_leaves_is_forgotten(tmp_path: Path) -> None:
         assert give(deployment.path, Order(scale={"draft": 1})) == (True, ["done"])
     with pytest.raises(OSError):
         give(deployment.path, Order())
+
+
+def test_a_client_that_orders_nothing_makes_way_for_the_next(tmp_path: Path) -> None:
+    now = 100.0
+    desk = OrderDesk(desk_path(tmp_path), clock=lambda: now)
+    silent, second = socket.socket(socket.AF_UNIX), socket.socket(socket.AF_UNIX)
+    silent.connect(str(desk_path(tmp_path)))
+    second.connect(str(desk_path(tmp_path)))
+    second.sendall(b'{"restart": ["worker"]}\n')
+    assert desk.poll() is None
+    now += ORDER_SECONDS + 1
+    assert desk.poll() is None
+    assert silent.recv(1) == b""
+    assert desk.poll() == Order(restart=["worker"])
+    desk.close()
+    silent.close()
+    second.close()
+
+
+def test_without_a_descriptor_a_desk_goes_on(tmp_path: Path) -> None:
+    desk = OrderDesk(desk_path(tmp_path))
+    client = socket.socket(socket.AF_UNIX)
+    client.connect(str(desk_path(tmp_path)))
+    client.sendall(b'{"restart": ["worker"]}\n')
+    with full_table():
+        assert desk.poll() is None
+    assert desk.poll() == Order(restart=["worker"])
+    desk.close()
+    client.close()
+
+
+def test_a_desk_whose_directory_was_deleted_takes_orders_again(tmp_path: Path) -> None:
+    with Deployment(tmp_path / "run") as deployment:
+        shutil.rmtree(tmp_path / "run")
+        deadline = time.monotonic() + 20
+        while not deployment.path.exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        assert give(deployment.path, Order(scale={"worker": 2})) == (True, ["done"])
+
+
+def test_a_desk_leaves_another_s_alone(tmp_path: Path) -> None:
+    first = OrderDesk(desk_path(tmp_path))
+    desk_path(tmp_path).unlink()
+    second = OrderDesk(desk_path(tmp_path))
+    assert "another pageant serve" in first.keep()
+    assert first.keep() == "", "it is said once"
+    first.close()
+    assert second.keep() == "" and desk_path(tmp_path).exists()
+    second.close()
+    (tmp_path / "file").write_text("")
+    third = OrderDesk(desk_path(tmp_path))
+    third._path = tmp_path / "file" / "serve.sock"
+    assert "no orders can be taken" in third.keep()
+    assert third.keep() == ""
+    third.close()

@@ -99,3 +99,12 @@ def test_last_words_are_the_fatal_error_or_the_tail(tmp_path: Path) -> None:
     log.write_text("Traceback\nboom\n[1]\n")
     assert last_words(log) == "Traceback\nboom\n[1]"
     assert "No such file" in last_words(tmp_path / "none")
+
+
+def test_a_service_whose_log_cannot_be_written_starts_without(tmp_path: Path) -> None:
+    (tmp_path / "logs").write_text("a file where the directory should be")
+    process = start([sys.executable, "-S", "-c", "print('up')"], dict(os.environ), tmp_path / "logs" / "worker.log")
+    assert process.wait(30) == 0
+    process = start([sys.executable, "-S", "-c", "print('up')"], dict(os.environ), tmp_path / "new" / "worker.log")
+    assert process.wait(30) == 0
+    assert (tmp_path / "new" / "worker.log").read_text() == "up\n"

@@ -93,6 +93,20 @@ def test_a_bad_configuration_is_not_tried_again() -> None:
     assert stage.supervisor.failure == (WORKER, EXIT_CONFIG)
 
 
+def test_one_of_several_that_cannot_work_is_given_up_and_the_others_stay() -> None:
+    """As a worker that was refused, since it does not compute what the others do."""
+    stage = Stage(WORKER, GATEWAY)
+    stage.supervisor.scale("worker", 2)
+    stage.started[-1].status = EXIT_CONFIG
+    stage.after(100.0)
+    assert names(stage) == ["worker-0", "gateway-0"] and stage.supervisor.failure is None
+    assert any("worker-1 cannot work beside the others" in line for line in stage.reports)
+    assert len(stage.started) == 3, "it is not started again"
+    stage.started[0].status = EXIT_CONFIG
+    stage.after(0.0)
+    assert stage.supervisor.failure == (WORKER, EXIT_CONFIG), "the last one"
+
+
 def test_the_gateway_leaves_before_the_others() -> None:
     stage = Stage(WORKER, GATEWAY)
     stage.supervisor.stop(5)
@@ -200,3 +214,20 @@ def test_a_successor_that_is_never_ready_ends_the_restart_and_nobody_leaves() ->
     assert stage.events == ["ask tokenizer-0"], "the successor"
     stage.after(0)
     assert stage.started[0].status is None and names(stage) == ["tokenizer-0", "gateway-0"]
+
+
+def test_a_process_that_cannot_be_started_now_is_started_later() -> None:
+    """No memory, no descriptor, a full disk: that passes, and the others live."""
+    stage = Stage(WORKER)
+    stage.die()
+    really, stage.supervisor._start = stage.start, no_memory
+    assert stage.after(FIRST_DELAY) == 1
+    assert "cannot be started" in stage.reports[-1] and "allocate" in stage.reports[-1]
+    stage.supervisor._start = really
+    assert stage.after(FIRST_DELAY) == 1, "it waits a while"
+    assert stage.after(MAX_DELAY) == 2
+    assert stage.supervisor.children[0].alive
+
+
+def no_memory(role: Role) -> FakeProcess:
+    raise OSError(12, "Cannot allocate memory")

@@ -139,6 +139,9 @@ class LoopTransport:
         self._outbox = network.outbox()
         self._loop = loop
 
+    def keep(self) -> str:
+        return ""
+
     def outbox(self) -> Any:
         return self
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import socket
 import urllib.request
 from itertools import pairwise
 from pathlib import Path
@@ -70,7 +71,7 @@ def meter() -> RequestMeter:
 
 def state() -> ProcessState:
     members = [Member(ServiceName.WORKER, f"w{index}", "", 1) for index in range(2)]
-    return ProcessState("scheduler", "scheduler-1", 1_700_000_000_000_000, 7, 1, 2, "READY", False, members)
+    return ProcessState("scheduler", "scheduler-1", 1_700_000_000.0, 7, 1, 2, "READY", False, members, {"log": 5})
 
 
 def text() -> str:
@@ -128,6 +129,8 @@ def test_values(families: dict[str, Metric]) -> None:
     assert sum(values(families["vllm:request_success"]).values()) == 2
     phases = values(families["pageant_request_phase_seconds"])
     assert phases["pageant_request_phase_seconds_total", "0", "tiny", "queue_blocks"] == 0.25
+    (lost,) = families["pageant_output_lost"].samples
+    assert (lost.labels["output"], lost.value) == ("log", 5)
     queue = {sample.name: sample.value for sample in families["vllm:request_queue_time_seconds"].samples}
     assert queue["vllm:request_queue_time_seconds_sum"] == pytest.approx(0.3)
     inference = {sample.name: sample.value for sample in families["vllm:request_inference_time_seconds"].samples}
@@ -185,3 +188,24 @@ def read(url: str) -> str:
     wanted = {"Accept": "application/openmetrics-text;version=1.0.0;q=0.5,text/plain;version=0.0.4;q=0.3"}
     with urllib.request.urlopen(urllib.request.Request(url, headers=wanted), timeout=5) as answer:
         return str(answer.read().decode())
+
+
+async def test_connections_without_a_request_do_not_keep_a_scrape_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shared.exposition.server.MAX_CONNECTIONS", 4)
+    monkeypatch.setattr("shared.exposition.server.MAX_SECONDS", 0.2)
+    server = MetricsServer("127.0.0.1", 0, lambda: [process_collector(state)])
+    idle: list[socket.socket] = []
+    try:
+        for _ in range(12):
+            idle.append(await asyncio.to_thread(socket.create_connection, ("127.0.0.1", server.port), 5))
+        async with asyncio.timeout(10):
+            while len(server._server._since) < 4:
+                await asyncio.sleep(0.01)
+        assert len(server._server._since) == 4, "no more threads than that"
+        await asyncio.sleep(0.3)
+        told = await asyncio.to_thread(read, f"http://127.0.0.1:{server.port}/metrics")
+        assert "pageant_process_info" in told
+    finally:
+        for connection in idle:
+            connection.close()
+        await asyncio.to_thread(server.close)

@@ -171,6 +171,14 @@ async def test_draining_refuses_the_new_and_finishes_the_open() -> None:
         await f.troupe.get(f.troupe.scheduler, Goodbye)
 
 
+@pytest.mark.parametrize("timeout", [float("nan"), float("inf"), -1.0])
+async def test_a_time_to_drain_that_is_none_is_refused(timeout: float) -> None:
+    async with front() as f:
+        error = await failure(f.control.Drain(control_pb2.DrainRequest(timeout=timeout)))
+        assert dict(error.trailing_metadata())["error-field"] == "timeout"
+        assert not f.troupe.gateway.readiness.unwell
+
+
 async def test_the_drain_deadline_ends_what_is_left() -> None:
     async with front() as f:
         call = f.inference.Generate(inference_pb2.GenerateRequest(text="x"))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from protos.pageant.v1.inference_pb2 import GenerateRequest
 from services.gateway.actor import GatewayActor
 from shared.actor.status import read_status
 from shared.config import Settings
+from shared.epochs import MAX_LEAP
 from shared.errors import FatalError
 from shared.messages import Roster, ServiceName
 from shared.transport import Inbox, MemoryTransport
@@ -63,7 +63,7 @@ async def test_a_roster_of_another_time_changes_nothing() -> None:
     async with front() as f:
         gateway, known = f.troupe.gateway, f.troupe.gateway.roster
         dropped = gateway.num_dropped
-        for epoch in (int((time.time() + 7200) * 1e6), 2**63, 2**64 - 1, -1):
+        for epoch in (2 * MAX_LEAP, 2**63, 2**64 - 1, -1):
             f.troupe.tell(Roster(epoch, 1, [], None, 0, 0, "nobody gets on"))
         f.troupe.tell(Roster(0, 10**9, [], None, 0, 0, "nobody gets on"))
         await until(lambda: gateway.num_dropped == dropped + 4)

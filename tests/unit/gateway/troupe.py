@@ -14,6 +14,7 @@ from protos.pageant.v1 import control_pb2_grpc, inference_pb2_grpc
 from services.gateway.actor import GatewayActor
 from shared.config import Settings, load_settings
 from shared.messages import (
+    Fingerprint,
     FinishReason,
     Member,
     Message,
@@ -48,6 +49,7 @@ class FakeTroupe:
         self.epoch = 1
         self.version = 0
         self.seen: dict[str, list[Any]] = {}
+        self.fingerprints: list[Fingerprint] = []
 
     def members(self) -> list[Member]:
         tokenizers = [Member(ServiceName.TOKENIZER, name, f"memory://{name}", 1) for name in self.tokenizers]
@@ -62,7 +64,7 @@ class FakeTroupe:
         """Send the gateway a roster, but for the instances or services named."""
         self.version += 1
         members = [m for m in self.members() if m.instance not in without and m.service not in without]
-        self.tell(Roster(self.epoch, self.version, members, CAPACITY, 512, 500))
+        self.tell(Roster(self.epoch, self.version, members, CAPACITY, 512, 500, "", self.fingerprints))
 
     def tell(self, message: Any) -> None:
         self.gateway.inbox.post(message)

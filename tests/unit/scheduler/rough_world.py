@@ -54,8 +54,9 @@ class RoughWorld(World):
 
     def restart(self, name: str) -> None:
         """A worker dies and is back under the same name: what is under way to the old life comes to the new one."""
+        size = self.workers[name].capacity
         self.lose(name)
-        self.join(name)
+        self.join(name, size)
 
     def renew(self, name: str) -> None:
         self.epoch += 1

@@ -7,8 +7,9 @@ from collections import Counter
 from typing import Any
 
 from services.scheduler.policy import Policy
-from shared.messages import StopMatched, StreamLost
+from shared.messages import StopMatched, StreamLost, WorkerCapacity
 from tests.unit.scheduler.fake_draft import FakeDraft
+from tests.unit.scheduler.fake_worker import capacity
 from tests.unit.scheduler.rough_world import RoughWorld
 
 MOTIFS = [[(7 * i + j) % 50 for j in range(8)] for i in range(3)]  # prompts are made of these, in any order
@@ -18,7 +19,11 @@ TAMPERED = ("num_refused_rows", "num_leaked_rows", "num_leaked_blocks")
 
 
 class Storm:
-    """Requests that come and go, workers and drafts that die and come back, links that lose and repeat."""
+    """Requests that come and go, workers and drafts that die and come back, links that lose and repeat.
+
+    In half of the storms workers that come differ from those before them in the size and number of their blocks, and
+    in their rows.
+    """
 
     def __init__(self, seed: int) -> None:
         self.random = r = random.Random(seed)
@@ -40,7 +45,8 @@ class Storm:
         self.num_added = 0
         self.cut: set[str] = set()  # requests that did not run to their end
         self.roughness = r.choice([0.0, 0.01, 0.04])  # faults of links among all events
-        self.has_drafts = r.random() < 0.4
+        self.has_drafts = r.random() < 0.5
+        self.has_mixed_workers = r.random() < 0.5
 
     def run(self, num_events: int) -> None:
         while self.world.num_events < num_events:
@@ -91,7 +97,20 @@ class Storm:
         elif kind < 0.9 and name:
             self.random.choice([self.world.lose, self.world.restart])(name)
         elif len(self.world.workers) < 3:
-            self.world.join(f"w{self.world.epoch}")
+            self.world.join(f"w{self.world.epoch}", self.newcomer())
+
+    def newcomer(self) -> WorkerCapacity | None:
+        """What a worker that comes now offers: room for the longest sequence at least; None where all are alike."""
+        if not self.has_mixed_workers:
+            return None
+        r, limits = self.random, self.world.limits
+        block_size = r.choice([4, 8, 16, 32])
+        return capacity(
+            num_blocks=r.choice([128, 160, 320]) // block_size,
+            block_size=block_size,
+            max_num_seqs=r.choice([3, limits["max_num_seqs"]]),
+            max_model_len=limits["max_model_len"],
+        )
 
     def add(self) -> None:
         if len(self.world.scheduler.requests) > 20:

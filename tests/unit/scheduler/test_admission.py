@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_type_hints
 
+import msgspec
 import pytest
 
 from services.scheduler.policy import Policy
+from shared.beam import Beam
 from shared.errors import RejectCode, RequestError
 from shared.messages import AddRequest, RequestHeader
 from shared.packing import pack_tokens
-from shared.sampling import GenerationDefaults, Limits, SamplingParams, check_sampling
+from shared.sampling import MAX_BIAS, GenerationDefaults, Limits, SamplingParams, check_sampling
 from tests.unit.scheduler.world import World
 
 LIMITS = Limits(vocab_size=100, max_model_len=64, max_input_length=40, max_num_blocks=4, block_size=16)
@@ -48,7 +50,10 @@ BAD: list[tuple[str, Any, str]] = [
     ("stop_token_ids", [100], "vocabulary size is 100"),
     ("stop_token_ids", [-1], "vocabulary size is 100"),
     ("logit_bias", {100: 1.0}, "vocabulary size is 100"),
-    ("logit_bias", {3: NAN}, "not a number"),
+    ("logit_bias", {3: NAN}, "[-10000, 10000]"),
+    ("logit_bias", {3: INF}, "[-10000, 10000]"),
+    ("logit_bias", {3: -INF}, "[-10000, 10000]"),
+    ("logit_bias", {3: 1e38}, "[-10000, 10000]"),
     ("allowed_token_ids", [], "empty"),
     ("allowed_token_ids", [5, 100], "vocabulary size is 100"),
     ("bad_words", [""], "empty"),
@@ -67,10 +72,33 @@ def test_a_bad_value_is_refused_by_name(field: str, value: Any, limit: str) -> N
     assert caught.value.code is RejectCode.INVALID_ARGUMENT
 
 
+def floats_of(kind: type[msgspec.Struct]) -> list[str]:
+    return [name for name, hint in get_type_hints(kind).items() if "float" in str(hint)]
+
+
+@pytest.mark.parametrize("value", [NAN, INF, -INF])
+@pytest.mark.parametrize("field", floats_of(SamplingParams))
+def test_no_field_takes_what_is_no_finite_number(field: str, value: float) -> None:
+    """A field that is added tomorrow is found by its type."""
+    given: Any = {3: value} if field == "logit_bias" else value
+    params = SamplingParams(**{field: given}).resolved(GenerationDefaults(), max_tokens=16)
+    with pytest.raises(RequestError, match=field):
+        check_sampling(params, LIMITS, 10)
+
+
+@pytest.mark.parametrize("value", [NAN, INF, -INF])
+def test_nor_does_a_beam_search(value: float) -> None:
+    assert floats_of(Beam) == ["length_penalty"]
+    params = SamplingParams(beam=Beam(2, value)).resolved(GenerationDefaults(), max_tokens=16)
+    with pytest.raises(RequestError, match="length_penalty"):
+        check_sampling(params, LIMITS, 10)
+
+
 def test_edges_are_accepted() -> None:
     edges = SamplingParams(
         temperature=2, top_p=1, min_p=1, top_k=-1, frequency_penalty=-2, presence_penalty=2, repetition_penalty=0.01,
-        min_tokens=16, logprobs=20, prompt_logprobs=0, stop=["x"] * 64, stop_token_ids=[0, 99], logit_bias={99: INF},
+        min_tokens=16, logprobs=20, prompt_logprobs=0, stop=["x"] * 64, stop_token_ids=[0, 99],
+        logit_bias={99: MAX_BIAS},
         allowed_token_ids=[0], seed=-(2**63), n=64,
     )  # fmt: skip
     check_sampling(edges.resolved(GenerationDefaults(), max_tokens=16), LIMITS, 40)

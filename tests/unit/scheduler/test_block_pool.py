@@ -107,3 +107,13 @@ def test_a_sequence_names_its_blocks_as_its_tokens_do() -> None:
         assert sequence.hash_blocks(4) == names, "the prompt's from its packed ids, the others as they come"
         assert sequence.admitted(0).token_ids == pack_tokens(range(length))
         sequence.token_ids.append(length)
+
+
+def test_each_block_size_has_names_of_its_own() -> None:
+    request = Request(RequestHeader("r", "g"), SamplingParams(), list(range(70)), [], 0)
+    sequence = Sequence(request, 0, (0.0, 0, 0), list(range(70)))
+    for size in (16, 32, 16, 64, 32):
+        names: list[bytes] = []
+        extend_hashes(names, root_hash(""), list(range(70)), size)
+        assert sequence.hash_blocks(size) == names, size
+    assert not set(sequence.hash_blocks(16)) & set(sequence.hash_blocks(32))

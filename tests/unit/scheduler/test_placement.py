@@ -122,7 +122,7 @@ def test_blocks_to_prefill_are_those_that_wait_and_the_rest_of_those_that_run() 
 def test_without_a_prefix_cache_nothing_is_looked_up() -> None:
     w = World(Policy(enable_prefix_caching=False, max_num_batched_tokens=32), workers=2)
     w.add("a", prompt(24, 1))
-    assert only(w, "a").block_hashes == []
+    assert only(w, "a").hashes_by_size == {}
     w.run()
     w.assert_outputs()
 

@@ -10,6 +10,7 @@ import ast
 import os
 import subprocess
 import sys
+import threading
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -19,10 +20,12 @@ import pytest
 from services.scheduler import recorder, replay
 from services.scheduler.invariants import check
 from services.scheduler.policy import Policy
-from services.scheduler.recorder import EVENTS, RecordedScheduler
+from services.scheduler.queued_recording import PAUSE_SECONDS, TOO_SLOW, QueuedRecording
+from services.scheduler.recorder import EVENTS, RecordedScheduler, Recording
 from services.scheduler.scheduler import Scheduler
 from services.scheduler.segments import NUM_SEGMENTS, Segments, segment
 from shared.errors import FatalError, ProtocolError
+from shared.losses import RECORDING, losses
 from shared.messages import encode
 from tests.unit.scheduler.fake_draft import FakeDraft
 from tests.unit.scheduler.fake_worker import capacity
@@ -41,7 +44,7 @@ def never(reason: str) -> None:
 
 
 class RecordedWorld(World):
-    def __init__(self, segments: Segments, policy: Policy = POLICY, **options: Any) -> None:
+    def __init__(self, segments: Recording, policy: Policy = POLICY, **options: Any) -> None:
         self.segments = segments
         super().__init__(policy, **options)
 
@@ -223,6 +226,97 @@ def test_a_full_disk_ends_the_recording_and_nothing_else(tmp_path: Path) -> None
     world.run()
     world.assert_outputs("r")
     assert len(reasons) == 1 and "No such file" in reasons[0]
+
+
+class Recorder:
+    """A queued recording with a clock of the test's, and what it said."""
+
+    def __init__(self, file: Path, **options: Any) -> None:
+        self.now = 100.0
+        self.said: list[str] = []
+        self.recording = QueuedRecording(
+            file, 1 << 22, on_lost=self.said.append, on_resumed=lambda: self.said.append("resumed"),
+            clock=lambda: self.now, **options,
+        )  # fmt: skip
+        self.world = RecordedWorld(self.recording)
+        self.num_added = 0
+
+    def work(self) -> None:
+        """A few requests, to their ends."""
+        for _ in range(5):
+            self.num_added += 1
+            self.world.add(f"r{self.num_added}", [1 + self.num_added % 3] * 9, max_tokens=20, seed=self.num_added)
+            self.world.step()
+        self.world.run()
+        self.recording.close(30)
+
+
+def test_a_queued_recording_replays_as_any_other(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path / "mailbox.rec")
+    recorder.work()
+    result = replayed(tmp_path / "mailbox.rec", check=check)
+    assert (result.difference, result.num_requests, result.digest) == (None, 5, digest_of(recorder.world))
+    assert recorder.said == []
+
+
+def test_a_disk_that_is_full_for_a_while_costs_a_part_and_no_part_has_a_gap(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, before, really = tmp_path / "mailbox.rec", losses(), os.write
+    recorder = Recorder(file)
+    recorder.work()
+
+    def full(number: int, data: Any) -> int:
+        if threading.current_thread().name != "recording":
+            return really(number, data)
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", full)
+        recorder.work()
+        assert recorder.said == ["[Errno 28] No space left on device"]
+        recorder.now += PAUSE_SECONDS
+        recorder.work()  # a new part is begun, in vain
+        assert len(recorder.said) == 3 and "No space" in recorder.said[-1]
+    recorder.work()
+    assert losses()[RECORDING] > before[RECORDING] + 50
+    recorder.now += PAUSE_SECONDS
+    recorder.work()
+    assert recorder.said[-1] == "resumed"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["mailbox.rec", "mailbox.rec.1"], "none was driven out"
+    newest, oldest = (replayed(segment(file, age), check=check) for age in (0, 1))
+    assert oldest.difference is None and oldest.num_requests >= 5
+    assert newest.difference is None and newest.num_requests == 5
+    assert b"state" in file.read_bytes()[:20]
+
+
+def test_a_disk_that_is_too_slow_holds_nobody_up_and_leaves_no_gap(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, freed, really = tmp_path / "mailbox.rec", threading.Event(), os.write
+
+    def slow(number: int, data: Any) -> int:
+        if threading.current_thread().name == "recording":
+            freed.wait(30)
+        return really(number, data)
+
+    monkeypatch.setattr(os, "write", slow)
+    recorder = Recorder(file, max_waiting=200_000)
+    for index in range(100):
+        recorder.world.add(f"slow{index}", [1, 2, 3], max_tokens=60)
+        recorder.world.run()
+        recorder.world.assert_outputs(f"slow{index}")
+        if recorder.said:
+            break
+    assert recorder.said == [TOO_SLOW]
+    freed.set()
+    recorder.recording.close(30)
+    assert replayed(file).difference is None
+    recorder.now += PAUSE_SECONDS
+    recorder.work()
+    assert recorder.said == [TOO_SLOW, "resumed"]
+    result = replayed(file, check=check)
+    assert result.difference is None and result.num_requests == 5
 
 
 def test_everything_that_the_shell_asks_of_the_core_is_recorded() -> None:

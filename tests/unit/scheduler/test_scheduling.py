@@ -412,6 +412,21 @@ def test_without_a_worker_no_length_is_known() -> None:
     assert (world.scheduler.max_model_len, world.scheduler.max_input_length) == (0, 0)
 
 
+def test_a_prompt_over_the_set_input_length_is_rejected() -> None:
+    world = World(Policy(max_num_batched_tokens=32, max_input_length=20))
+    assert world.scheduler.max_input_length == 20
+    world.add("longest", prompt(20), max_tokens=3)
+    world.add("too-long", prompt(21), max_tokens=3)
+    world.run()
+    world.assert_outputs()
+    assert world.rejected == {"too-long": RejectCode.INVALID_ARGUMENT}
+
+
+def test_an_input_length_over_the_models_is_the_models() -> None:
+    world = World(Policy(max_num_batched_tokens=32, max_input_length=500))
+    assert (world.scheduler.max_model_len, world.scheduler.max_input_length) == (128, 127)
+
+
 def test_the_model_length_ends_a_sequence() -> None:
     world = World(max_model_len=20)
     world.add("a", prompt(15), max_tokens=50)

@@ -14,6 +14,7 @@ from services.scheduler.plan_builder import PlanBuilder
 from services.scheduler.replica import Replica
 from services.scheduler.scheduler import Scheduler
 from services.scheduler.self_check import Mended
+from services.scheduler.sequence import Sequence as SequenceState
 from services.worker.plan_line import PlanLine, Work
 from shared.errors import FatalError
 from shared.execution.block_fence import BlockFence
@@ -64,6 +65,16 @@ def hash_kept_at_reuse(patch: pytest.MonkeyPatch) -> None:
 
 def fork_without_copy(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(PlanBuilder, "copy", lambda self, sequence, source, generation, destination: None)
+
+
+def hashes_of_another_block_size(patch: pytest.MonkeyPatch) -> None:
+    hash_blocks = SequenceState.hash_blocks
+
+    def first_size(self: SequenceState, block_size: int) -> list[bytes]:
+        hashes = hash_blocks(self, next(iter(self.hashes_by_size), block_size))
+        return hashes[: len(self.token_ids) // block_size]
+
+    patch.setattr(SequenceState, "hash_blocks", first_size)
 
 
 def stale_epoch_accepted_by_the_scheduler(patch: pytest.MonkeyPatch) -> None:
@@ -158,6 +169,7 @@ IN_ANY_STORM: Iterable[Fault] = (
     generation_not_bumped,
     hash_kept_at_reuse,
     fork_without_copy,
+    hashes_of_another_block_size,
     stale_epoch_accepted_by_the_scheduler,
     stale_epoch_accepted_by_the_worker,
     duplicate_result_applied_twice,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from services.scheduler.policy import Policy
@@ -47,7 +49,8 @@ def hello(worker: WorkerCapacity | None = None, draft: DraftCapacity | None = No
 @pytest.mark.parametrize("field", ["num_blocks", "block_size", "max_num_seqs", "max_model_len", "vocab_size"])
 @pytest.mark.parametrize("value", [0, -1, 2**40, 2**64 - 1])
 def test_nobody_offers_what_nobody_has(field: str, value: int) -> None:
-    sizes = {"num_blocks": 64, "block_size": 16, "max_num_seqs": 8, "max_model_len": 512, "vocab_size": 1000}
+    sizes: dict[str, Any] = {"num_blocks": 64, "block_size": 16, "max_num_seqs": 8}
+    sizes |= {"max_model_len": 512, "vocab_size": 1000}
     troupe = Troupe()
     assert troupe.refusal(hello(WorkerCapacity(**sizes, model="m", dtype="d", device="c")), "s") is None
     offer = WorkerCapacity(**(sizes | {field: value}), model="m", dtype="d", device="c")

@@ -9,6 +9,7 @@ import pytest
 
 from services.simulator.fitting import read_recording
 from services.worker.recording import RecordedRunner, recorded
+from shared.losses import STEPS, losses
 from shared.messages import StepPlan, StepResult
 from shared.metrics.steps import StepWork
 
@@ -55,3 +56,15 @@ def test_without_a_file_nothing_is_wrapped() -> None:
 def test_a_file_that_cannot_be_written_is_an_error_at_the_start(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         recorded(Runner(), str(tmp_path / "nowhere" / "steps.jsonl"))
+
+
+def test_a_disk_that_takes_no_line_costs_lines_and_no_step() -> None:
+    full = Path("/dev/full")
+    if not full.exists():
+        pytest.skip("no /dev/full here")
+    before, wrapped = losses()[STEPS], recorded(Runner(), str(full))
+    for _ in range(3):
+        assert wrapped.run(plan()).sampled_token_ids == [7]
+    assert isinstance(wrapped, RecordedRunner)
+    wrapped.close()
+    assert losses()[STEPS] == before + 3

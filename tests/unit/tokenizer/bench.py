@@ -70,7 +70,7 @@ class Bench:
     async def next(self, inbox: Any, count: int = 1) -> list[Any]:
         """The next messages in an inbox, however long they take."""
         found: list[Any] = []
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while len(found) < count:
                 found += [m for m in await inbox.recv_batch() if not isinstance(m, Hello | Heartbeat | Goodbye)]
         return found

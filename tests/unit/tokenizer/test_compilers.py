@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import signal
 import sys
@@ -65,8 +66,17 @@ async def test_every_kind_is_compiled(pool: CompilerPool, kind: GrammarKind, tex
         (K.JSON_SCHEMA, '{"type": "strang"}', "cannot be followed"),
         (K.JSON_SCHEMA, '{"type": "object", "dependencies": {"a": ["b"]}}', "dependencies"),
         (K.JSON_SCHEMA, '{"$ref": "https://elsewhere.example/x"}', "cannot be followed"),
-        (K.REGEX, "(", "regex"),
-        (K.REGEX, r"(a)\1", "cannot be followed"),
+        (K.JSON_SCHEMA, '{"$ref": "#"}', "refers to itself before it says anything"),
+        (K.JSON_SCHEMA, '{"allOf": [{"$ref": "#"}]}', "refers to itself before it says anything"),
+        (
+            K.JSON_SCHEMA,
+            '{"$defs": {"a": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}',
+            "leads back to itself",
+        ),
+        (K.GRAMMAR, "start: start", "refers to itself before it says anything"),
+        (K.REGEX, "(", "unclosed group"),
+        (K.REGEX, r"(a)\1", "backreferences are not supported"),
+        (K.REGEX, "(?=a)b", "look-ahead"),
         (K.CHOICE, "[]", "from 1 to"),
         (K.CHOICE, "[1]", "list of strings"),
         (K.CHOICE, json.dumps(["x"] * (MAX_CHOICES + 1)), "from 1 to"),
@@ -121,22 +131,80 @@ async def test_an_endless_one_is_killed_and_others_are_served() -> None:
         await pool.close()
 
 
-async def test_waiting_for_a_compiler_is_bounded() -> None:
+async def test_a_request_waits_for_a_compiler_until_there_is_one() -> None:
     pool = CompilerPool(num_compilers=1)
     try:
         await pool.compile(Grammar(K.JSON_OBJECT))
         child = pool._idle.get_nowait()
-        with pytest.raises(RequestError) as caught:
-            await pool.compile(Grammar(K.REGEX, "a", "f"))
-        assert caught.value.code is RejectCode.RESOURCE_EXHAUSTED and caught.value.retry_after_ms > 0
-        assert pool.patience is not None
-        stream = asyncio.create_task(pool.compile(Grammar(K.REGEX, "a", "f"), allowance=100.0))
-        await asyncio.wait({stream}, timeout=1.2 * pool.patience)
-        assert not stream.done(), "one under way waits longer"
+        new = asyncio.create_task(pool.compile(Grammar(K.REGEX, "a", "f")))
+        under_way = asyncio.create_task(pool.compile(Grammar(K.REGEX, "b", "f"), allowance=30.0))
+        await asyncio.wait({new, under_way}, timeout=1.5 * pool.timeout)
+        assert not new.done() and not under_way.done()
         pool._idle.put_nowait(child)
-        assert (await stream).text
+        assert (await new).text and (await under_way).text
+        assert not len(pool._turns)
     finally:
         await pool.close()
+
+
+@pytest.mark.parametrize(("patience", "seconds"), [(0.3, math.inf), (30.0, 0.3)])
+async def test_waiting_for_a_compiler_is_bounded(patience: float, seconds: float) -> None:
+    pool = CompilerPool(num_compilers=1, patience=patience)
+    try:
+        pool.patience = 20.0
+        await pool.compile(Grammar(K.JSON_OBJECT))
+        pool.patience = patience
+        child = pool._idle.get_nowait()
+        for allowance in (1.0, 30.0):
+            with pytest.raises(RequestError, match="waited for") as caught:
+                await pool.compile(Grammar(K.REGEX, "a", "f"), allowance, seconds=seconds)
+            assert caught.value.code is RejectCode.RESOURCE_EXHAUSTED and caught.value.retry_after_ms > 0
+        pool._idle.put_nowait(child)
+        assert (await pool.compile(Grammar(K.REGEX, "a", "f"))).text, "who gave up has left its place"
+    finally:
+        await pool.close()
+
+
+async def test_many_that_wait_for_one_format_have_it_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool, asked = quick(monkeypatch, {})
+    together = [pool.compile(Grammar(K.REGEX, "same", "f"), tenant=f"t{number}") for number in range(20)]
+    assert {grammar.text for grammar in await asyncio.gather(*together)} == {"text"}
+    assert asked == ["same"]
+
+
+async def test_many_costly_formats_of_one_tenant_are_before_nobody_elses(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool, asked = quick(monkeypatch, {"costly": 0.2})
+    hostile = [
+        asyncio.create_task(pool.compile(Grammar(K.REGEX, f"costly {n}", "f"), 1.0, "hostile")) for n in range(9)
+    ]
+    await asyncio.sleep(0)
+    others = [asyncio.create_task(pool.compile(Grammar(K.REGEX, f"real {n}", "f"), 1.0, f"t{n}")) for n in range(3)]
+    under_way = asyncio.create_task(pool.compile(Grammar(K.REGEX, "real 9", "f"), 30.0, "hostile"))
+    assert all(await asyncio.gather(*others, under_way))
+    refused = [
+        error for error in await asyncio.gather(*hostile, return_exceptions=True) if isinstance(error, RequestError)
+    ]
+    assert asked[0] == "costly 0" and asked[1] == "real 9", "a stream under way is next"
+    assert asked[2:] == ["real 0", "real 1", "real 2"], "whoever is in debt is behind those that are not"
+    assert len(refused) == 8 and all("has to wait" in str(error) for error in refused)
+
+
+def quick(monkeypatch: pytest.MonkeyPatch, took: dict[str, float]) -> tuple[CompilerPool, list[str]]:
+    """A pool with one child that answers in the next turn of the loop, having had a processor for as long as `took`
+    says of a text's first word; and what it was asked."""
+    pool, asked = CompilerPool(num_compilers=1), list[str]()
+
+    async def work(child: object, job: CompileJob, seconds: float, longest: float) -> Compilation:
+        assert job.grammar is not None
+        asked.append(job.grammar.text)
+        await asyncio.sleep(0)
+        pool._idle.put_nowait(child)  # type: ignore[arg-type]
+        return Compilation("text", seconds=took.get(job.grammar.text.split()[0], 0.005))
+
+    monkeypatch.setattr(pool, "work", work)
+    monkeypatch.setattr(pool, "started", lambda: asyncio.sleep(0))
+    pool._idle.put_nowait(object())  # type: ignore[arg-type]
+    return pool, asked
 
 
 async def test_who_was_frozen_is_not_late() -> None:
@@ -174,8 +242,8 @@ class Slow:
     ("state", "per_look", "times", "code"),
     [
         ("R", 0.0, LONGEST, RejectCode.RESOURCE_EXHAUSTED),  # kept waiting to the end
-        ("R", 0.02, 1.25, RejectCode.RESOURCE_EXHAUSTED),  # until it had what real ones take
-        ("R", 0.05, 1, RejectCode.RESOURCE_EXHAUSTED),  # costly, but not proven to be too much
+        ("R", 0.02, 2, RejectCode.RESOURCE_EXHAUSTED),  # until it had more than real ones take
+        ("R", 0.1, 1, RejectCode.RESOURCE_EXHAUSTED),  # costly, but not proven to be too much
         ("R", 0.4, 1, RejectCode.INVALID_ARGUMENT),
         ("T", 0.0, 1, RejectCode.RESOURCE_EXHAUSTED),  # it does not even want to run
     ],
@@ -188,12 +256,12 @@ async def test_who_is_kept_from_a_processor_is_not_late(
         await pool.compile(Grammar(K.JSON_OBJECT))
         (child,) = pool._children
         child.send_signal(signal.SIGSTOP)
-        pool.timeout = 0.2
+        pool.timeout, pool.patience = 0.2, LONGEST * 0.2
         told = Slow(monkeypatch, state, per_look)
         began = time.monotonic()
         with pytest.raises(RequestError) as caught:
             await pool.compile(Grammar(K.REGEX, "a", "f"), tenant="x")
-        assert caught.value.code is code and caught.value.field == "f"
+        assert caught.value.code is code and caught.value.field == "f" and "compile" in str(caught.value)
         assert time.monotonic() - began > 0.95 * times * pool.timeout
         assert told.num_looks < 4 * (times + 1)
         monkeypatch.undo()
@@ -259,6 +327,7 @@ async def test_who_has_worked_for_long_rests_and_is_reaped_all_the_same() -> Non
     await pool.compile(Grammar(K.JSON_OBJECT))
     child = pool._idle.get_nowait()
     pool._release(child, 60.0)
+    pool.patience = 0.2
     with pytest.raises(RequestError) as caught:
         await pool.compile(Grammar(K.REGEX, "a", "f"))
     assert caught.value.code is RejectCode.RESOURCE_EXHAUSTED
@@ -267,34 +336,24 @@ async def test_who_has_worked_for_long_rests_and_is_reaped_all_the_same() -> Non
 
 
 async def test_who_had_costly_formats_compiled_waits_and_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    pool = CompilerPool(num_compilers=1)
-    took = {"costly": 0.2, "real": 0.005}
-
-    async def ask(job: CompileJob, allowance: float = 1.0) -> Compilation:
-        assert job.grammar is not None
-        return Compilation("text", seconds=took[job.grammar.text.split()[0]])
+    pool, _ = quick(monkeypatch, {"costly": 0.2})
 
     async def compile(text: str, tenant: str, allowance: float = 1.0) -> float:
         began = time.monotonic()
         assert (await pool.compile(Grammar(K.REGEX, text, "f"), allowance, tenant)).text
         return time.monotonic() - began
 
-    monkeypatch.setattr(pool, "ask", ask)
-    monkeypatch.setattr(pool, "_started", lambda: asyncio.sleep(0))
-    try:
-        for number in range(100):
-            assert await compile(f"real {number}", "busy") < 0.4, "real ones are nobody's debt, however many"
-        await compile("costly 1", "hostile")
-        began = time.monotonic()
-        with pytest.raises(RequestError, match="has to wait") as caught:
-            await compile("real 1000", "hostile")
-        assert time.monotonic() - began > 1.4, "to be refused takes its time, too"
-        assert caught.value.code is RejectCode.RESOURCE_EXHAUSTED and caught.value.field == "f"
-        assert 100 <= caught.value.retry_after_ms < 1500, "what is left of 24 times 0.2 s beyond two seconds"
-        assert await compile("costly 1", "hostile") < 0.4, "what is known costs nothing"
-        assert await compile("real 1001", "busy") < 0.4
-        assert await compile("real 1002", "hostile", 30.0) < 0.4, "a stream under way has paid already"
-        await asyncio.sleep(caught.value.retry_after_ms / 1000)
-        assert await compile("real 1003", "hostile") < 0.4, "and then it is over"
-    finally:
-        await pool.close()
+    for number in range(100):
+        assert await compile(f"real {number}", "busy") < 0.4, "real ones are nobody's debt, however many"
+    await compile("costly 1", "hostile")
+    began = time.monotonic()
+    with pytest.raises(RequestError, match="has to wait") as caught:
+        await compile("real 1000", "hostile")
+    assert time.monotonic() - began > 1.4, "to be refused takes its time, too"
+    assert caught.value.code is RejectCode.RESOURCE_EXHAUSTED and caught.value.field == "f"
+    assert 100 <= caught.value.retry_after_ms < 1500, "what is left of 24 times 0.2 s beyond two seconds"
+    assert await compile("costly 1", "hostile") < 0.4, "what is known costs nothing"
+    assert await compile("real 1001", "busy") < 0.4
+    assert await compile("real 1002", "hostile", 30.0) < 0.4, "a stream under way has paid already"
+    await asyncio.sleep(caught.value.retry_after_ms / 1000)
+    assert await compile("real 1003", "hostile") < 0.4, "and then it is over"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import stat
 import sys
 import time
@@ -13,10 +14,10 @@ import pytest
 import zmq
 
 from shared.config import Settings
-from shared.errors import ConfigError
+from shared.errors import ConfigError, FatalError
 from shared.messages import AbortRequest, SchedulerInbox, encode
 from shared.transport import MemoryTransport, Transport, UnixTransport, make_transport, pick, rank
-from shared.transport.keys import load_keys
+from shared.transport.keys import KeyFile, load_keys
 from shared.transport.watch import RETURN_SECONDS
 from shared.transport.zeromq import MAX_WATCHED, Way, ZmqTransport
 
@@ -249,7 +250,7 @@ async def test_a_million_destinations_are_not_a_million_sockets(tmp_path: Path) 
 
 
 async def test_mail_for_nobody_is_thrown_away_in_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shared.transport.unix.PATIENCE_SECONDS", 0.2)
+    monkeypatch.setattr("shared.transport.line.PATIENCE_SECONDS", 0.2)
     outbox = UnixTransport(Settings(runtime_dir=str(tmp_path))).outbox()
     address = f"ipc://{tmp_path}/never.sock"
     outbox.send(address, AbortRequest("lost"))
@@ -350,3 +351,27 @@ async def test_an_address_that_cannot_be_connected_to_leaves_nothing(tmp_path: P
     outbox.close()
     transport.close()
     assert gone.empty(), "who was never reached has not left"
+
+
+async def test_the_keys_of_a_running_deployment_are_put_back(tmp_path: Path) -> None:
+    now, directory = [100.0], tmp_path / "run"
+    keys = load_keys(directory)
+    scheduler, member = (KeyFile(directory, keys, clock=lambda: now[0]) for _ in range(2))
+    scheduler.is_schedulers = True
+    assert (scheduler.keep(), member.keep()) == ("", "")
+    shutil.rmtree(directory)
+    assert member.keep() == "its keys" and load_keys(directory) == keys
+    shutil.rmtree(directory)
+    others = load_keys(directory)  # of a process that started just then
+    newcomer = KeyFile(directory, others, clock=lambda: now[0])
+    assert member.keep() == "", "the scheduler sees to it"
+    assert scheduler.keep() == "its keys" and load_keys(directory) == keys
+    assert newcomer.keep() == ""
+    now[0] += 6
+    with pytest.raises(FatalError, match="other keys"):
+        newcomer.keep()
+    assert (scheduler.keep(), member.keep()) == ("", "")
+    shutil.rmtree(directory)
+    load_keys(directory)
+    with pytest.raises(ConfigError, match="another deployment"):
+        scheduler.keep()

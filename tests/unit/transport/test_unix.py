@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import socket
+import stat
 import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.config import Settings
-from shared.errors import ProtocolError
+from shared.errors import ConfigError, ProtocolError
 from shared.messages import AbortRequest, DecodeRequest, SchedulerInbox, TokenizerInbox
 from shared.messages.codec import MAX_MESSAGE_BYTES
+from shared.transport.link import Inbox
 from shared.transport.unix import Frames, UnixInbox, UnixOutbox, UnixTransport
 
 MEGABYTE = b"x" * (1 << 20)
@@ -136,3 +141,94 @@ async def test_a_destination_that_is_forgotten_is_left_alone(tmp_path: Path) -> 
     assert await asyncio.wait_for(inbox.recv_batch(), 5) == [AbortRequest("found")]
     outbox.close()
     inbox.close()
+
+
+async def arrives(inbox: Inbox[Any], outbox: UnixOutbox, word: str) -> None:
+    outbox.send(inbox.address, AbortRequest(word))
+    outbox.flush()
+    assert await asyncio.wait_for(inbox.recv_batch(), 5) == [AbortRequest(word)]
+
+
+def delete(directory: Path) -> None:
+    shutil.rmtree(directory)
+
+
+def replace(directory: Path) -> None:
+    directory.rename(directory.with_name("old"))
+    directory.mkdir(mode=0o755)
+
+
+def copy(directory: Path) -> None:
+    """As a restored backup: files of the same names that are not those that are held."""
+    directory.rename(directory.with_name("old"))
+    directory.mkdir()
+    (directory / "scheduler.lock").touch()
+    socket.socket(socket.AF_UNIX).bind(str(directory / "scheduler.sock"))
+
+
+def take_socket(directory: Path) -> None:
+    (directory / "scheduler.sock").unlink()
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+@pytest.mark.parametrize("harm", [delete, replace, copy, take_socket])
+async def test_a_directory_that_was_deleted_or_replaced_is_made_anew(
+    harm: Callable[[Path], None], tmp_path: Path
+) -> None:
+    """Who was connected stays so, newcomers find it, and a second scheduler is refused."""
+    settings = Settings(runtime_dir=str(tmp_path / "run"))
+    transport = UnixTransport(settings)
+    inbox, old = transport.bind("scheduler", SchedulerInbox), transport.outbox()
+    await arrives(inbox, old, "before")
+    assert transport.keep() == ""
+    harm(tmp_path / "run")
+    await arrives(inbox, old, "meanwhile")
+    assert transport.keep()
+    assert transport.keep() == ""
+    assert stat.S_IMODE((tmp_path / "run").stat().st_mode) == 0o700
+    await arrives(inbox, old, "after")
+    new = UnixTransport(settings)
+    newcomer = new.outbox()
+    await arrives(inbox, newcomer, "new")
+    with pytest.raises(ConfigError, match="a scheduler runs in"):
+        new.bind("scheduler", SchedulerInbox)
+    for outbox in (old, newcomer):
+        outbox.close()
+    new.close()
+    transport.close()
+    assert not (tmp_path / "run" / "scheduler.sock").exists()
+
+
+async def test_of_two_schedulers_the_one_without_the_lock_ends_and_leaves_the_other_alone(tmp_path: Path) -> None:
+    settings = Settings(runtime_dir=str(tmp_path / "run"))
+    first = UnixTransport(settings)
+    first.bind("scheduler", SchedulerInbox)
+    delete(tmp_path / "run")
+    second = UnixTransport(settings)
+    inbox, outbox = second.bind("scheduler", SchedulerInbox), second.outbox()
+    with pytest.raises(ConfigError, match="a scheduler runs in"):
+        first.keep()
+    assert second.keep() == ""
+    first.close()
+    await arrives(inbox, outbox, "to the second")
+    outbox.close()
+    second.close()
+
+
+async def test_a_directory_in_which_nothing_can_be_made_is_tried_again(tmp_path: Path) -> None:
+    transport = UnixTransport(Settings(runtime_dir=str(tmp_path / "run")))
+    inbox, outbox = transport.bind("worker-1", SchedulerInbox), transport.outbox()
+    await arrives(inbox, outbox, "before")
+    delete(tmp_path / "run")
+    (tmp_path / "run").write_text("a file where the directory should be")
+    for _ in range(2):
+        with pytest.raises(OSError):
+            transport.keep()
+    await arrives(inbox, outbox, "connected")
+    (tmp_path / "run").unlink()
+    assert transport.keep() == "its socket"
+    newcomer = transport.outbox()
+    await arrives(inbox, newcomer, "new")
+    for each in (outbox, newcomer):
+        each.close()
+    transport.close()

@@ -16,7 +16,7 @@ from click.testing import CliRunner
 from services.cli.main import main
 from services.cli.trace.clocks import align, offsets
 from services.cli.trace.reading import parse, read
-from services.cli.trace.requests import Logs, gather
+from services.cli.trace.requests import FIELDS, Logs, gather
 from services.cli.trace.where import WhereError, parse_where
 from tests.unit.cli.trace.lines import PHASES, START, many, request, step
 
@@ -126,13 +126,13 @@ CONDITIONS = {
 @pytest.mark.parametrize(("condition", "holds"), CONDITIONS.items())
 def test_conditions(condition: str, holds: bool) -> None:
     (trace,) = logs_of(*request(ID, label="mine")).traces
-    assert parse_where(condition)(trace.values) is holds
+    assert parse_where(condition, FIELDS | {"nothing"})(trace.values) is holds
 
 
 @pytest.mark.parametrize("text", BAD)
 def test_what_is_no_condition_is_refused(text: str) -> None:
     with pytest.raises(WhereError):
-        parse_where(text)
+        parse_where(text, FIELDS)
     done = run("--where", text, lines=many(1))
     assert done.exit_code == 1 and "--where" in done.output
 
@@ -142,7 +142,15 @@ def test_any_text_is_a_condition_or_refused() -> None:
     words = ["ttft", ">", "5ms", "and", "or", "not", "(", ")", "=", "'a'", "~", "x", "!", "-3", "{", "\\"]
     for _ in range(2000):
         with contextlib.suppress(WhereError):
-            parse_where(" ".join(rng.choices(words, k=rng.randint(1, 9))))({"ttft": 4.0})
+            parse_where(" ".join(rng.choices(words, k=rng.randint(1, 9))), {"ttft", "x"})({"ttft": 4.0})
+
+
+@pytest.mark.parametrize("option", ["--where", "--by"])
+def test_a_field_that_no_request_can_have_is_an_error_that_names_those_that_there_are(option: str) -> None:
+    value = "ttfft > 5ms" if option == "--where" else "ttfft"
+    done = run(option, value, "--slowest", "1", lines=many(1))
+    assert done.exit_code == 1 and option in done.output and "did you mean 'ttft'?" in done.output
+    assert "queue_blocks" in done.output and "prompt_tokens" in done.output
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,8 @@ from shared.messages import DecodeRequest, DecodeResult, EncodeRequest, EncodeRe
 from shared.packing import pack_tokens, unpack_tokens
 from tests.unit.gateway.troupe import FakeTroupe, front
 
+JSON = {"content-type": "application/json"}
+
 
 class Http:
     """A client, and the troupe that it speaks to through the gateway."""
@@ -25,7 +27,7 @@ class Http:
     def post(self, path: str, body: Any, **headers: str) -> asyncio.Task[httpx2.Response]:
         """Ask; the answer comes when the test has played the troupe's part."""
         content = body if isinstance(body, bytes) else json.dumps(body).encode()
-        return asyncio.create_task(self.client.post(path, content=content, headers=headers))
+        return asyncio.create_task(self.client.post(path, content=content, headers=JSON | headers))
 
     async def refusal(self, path: str, body: Any, **headers: str) -> tuple[int, dict[str, Any]]:
         """The status and the error of a request that does not reach the troupe."""

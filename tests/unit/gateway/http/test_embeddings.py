@@ -112,7 +112,7 @@ async def _refuse_one(h: Http) -> None:
     rejection = RequestRejected(request.header.request_id, RejectCode.INVALID_ARGUMENT, "prompt is long", "prompt")
     h.troupe.tell(rejection)
     response = await asked
-    assert (response.status_code, response.json()["error"]["param"]) == (400, "prompt")
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "input")
 
 
 async def test_grpc_embeds_too() -> None:

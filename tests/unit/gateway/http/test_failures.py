@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from services.gateway.http.failures import STATUS
-from services.gateway.http.server import MAX_HEADER_BYTES
+from services.gateway.http.protocol import MAX_HEADER_BYTES
 from services.gateway.status import unavailable
 from shared.errors import RejectCode
 from shared.messages import RequestRejected, TokenLogprobs
-from tests.unit.gateway.http.client import Http, events, http, streaming
+from tests.unit.gateway.http.client import JSON, Http, events, http, streaming
 from tests.unit.gateway.troupe import LAST, until
 
 ASK: dict[str, Any] = {"prompt": "Once", "max_tokens": 4}
@@ -33,7 +33,7 @@ BAD: list[tuple[str, Any, int, str | None]] = [
     ("/v1/completions", ASK | {"prompt": ["a", 5]}, 400, "prompt"),
     ("/v1/completions", ASK | {"prompt": [-1]}, 400, "prompt"),
     ("/v1/completions", ASK | {"prompt": [2**40]}, 400, "prompt"),
-    ("/v1/completions", ASK | {"prompt": [[2**31]]}, 400, "prompt"),
+    ("/v1/completions", ASK | {"prompt": [[2**31]]}, 400, "prompt[0][0]"),
     ("/v1/completions", ASK | {"prompt": ["a"] * 257}, 400, "prompt"),
     ("/v1/completions", ASK | {"prompt": [5] * 501}, 400, "prompt"),
     ("/v1/completions", ASK | {"temperature": "hot"}, 400, "temperature"),
@@ -70,19 +70,19 @@ BAD: list[tuple[str, Any, int, str | None]] = [
     ("/v1/embeddings", {"input": "a", "pooling": "max"}, 400, "pooling"),
     ("/v1/embeddings", {"input": "a", "model": "gpt-7"}, 404, "model"),
     ("/v1/completions", ASK | {"cache_salt": "mine"}, 400, "cache_salt"),
-    ("/v1/completions", ASK | {"request_id": "x" * 257}, 400, "label"),
+    ("/v1/completions", ASK | {"request_id": "x" * 257}, 400, "request_id"),
     ("/v1/completions", ASK | {"model": "gpt-7"}, 404, "model"),
     ("/v1/chat/completions", {}, 400, "messages"),
     ("/v1/chat/completions", {"messages": []}, 400, "messages"),
-    ("/v1/chat/completions", {"messages": [{"role": "user", "content": 5}]}, 400, "messages"),
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": 5}]}, 400, "messages[0].content"),
     ("/v1/chat/completions", {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400,
-     "messages[0].content"),
+     "messages[0].content[0]"),
     ("/v1/chat/completions", CHAT | {"top_logprobs": 2}, 400, "top_logprobs"),
     ("/v1/chat/completions", CHAT | {"chat_template": "{{ x }}"}, 400, "chat_template"),
     ("/v1/chat/completions", CHAT | {"functions": [{"name": "f"}]}, 400, "functions"),
     ("/v1/chat/completions", CHAT | {"modalities": ["audio"]}, 400, "modalities"),
     ("/v1/chat/completions", CHAT | {"tools": [CALL]}, 400, "tools"),
-    ("/v1/chat/completions", CHAT | {"tools": [{"type": "web_search"}]}, 400, "tools"),
+    ("/v1/chat/completions", CHAT | {"tools": [{"type": "web_search"}]}, 400, "tools[0].function"),
     ("/v1/chat/completions", CHAT | {"tool_choice": "required"}, 400, "tool_choice"),
     ("/v1/chat/completions", CHAT | {"tool_choice": "sometimes"}, 400, "tool_choice"),
     ("/v1/chat/completions", CHAT | {"tool_choice": {"type": "function", "function": {"name": "g"}}}, 400,
@@ -93,11 +93,11 @@ BAD: list[tuple[str, Any, int, str | None]] = [
     ("/v1/responses", {"input": "x", "tool_choice": "required"}, 400, "tool_choice"),
     ("/v1/responses", {"input": "x", "truncation": "auto"}, 400, "truncation"),
     ("/v1/responses", {"input": "x", "previous_response_id": "resp_1"}, 400, "previous_response_id"),
-    ("/v1/responses", {"input": [{"type": "function_call_output"}]}, 400, "input"),
+    ("/v1/responses", {"input": [{"type": "function_call_output"}]}, 400, "input[0]"),
     ("/v1/responses", {"input": "x", "text": {"format": {"type": "json_schema"}}}, 400, "text.format"),
     ("/tokenize", {}, 400, "prompt"),
-    ("/tokenize", {"prompt": "a", "messages": []}, 400, "prompt"),
-    ("/detokenize", {"tokens": [-5]}, 400, "tokens"),
+    ("/tokenize", {"prompt": "a", "messages": []}, 400, "messages"),
+    ("/detokenize", {"tokens": [-5]}, 400, "tokens[0]"),
     ("/v1/nothing", {}, 404, None),
 ]  # fmt: skip
 
@@ -179,7 +179,7 @@ async def test_a_body_that_is_too_large_is_not_read() -> None:
             for _ in range(20):
                 yield b" " * 100
 
-        response = await h.client.post("/v1/completions", content=pieces())
+        response = await h.client.post("/v1/completions", content=pieces(), headers=JSON)
         assert response.status_code == 413
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from shared.messages import GetLoad, Load, ServiceName, WorkerLoad
+from shared.messages import Fingerprint, GetLoad, Load, ServiceName, WorkerLoad
 from shared.version import VERSION
 from tests.unit.gateway.http.client import http
 from tests.unit.gateway.troupe import until
@@ -21,6 +21,16 @@ async def test_models() -> None:
         assert (model["id"], model["object"], model["max_model_len"]) == ("tiny", "model", 512)
         assert (await h.client.get("/v1/models/tiny")).json() == model
         assert (await h.client.get("/v1/models/other")).status_code == 404
+
+
+async def test_models_say_what_is_computed_with() -> None:
+    async with http() as h:
+        assert (await h.client.get("/v1/models/tiny")).json()["system_fingerprint"] is None
+        h.troupe.fingerprints = [Fingerprint(dtype="float32")]
+        h.troupe.announce()
+        await until(lambda: bool(h.troupe.gateway.roster.fingerprints))
+        model = (await h.client.get("/v1/models/tiny")).json()
+        assert model["system_fingerprint"] == Fingerprint(dtype="float32").name
 
 
 async def test_version_is_the_project_s() -> None:
@@ -41,7 +51,7 @@ async def test_metrics_are_what_the_scheduler_counts() -> None:
     async with http() as h:
         asked = asyncio.create_task(h.client.get("/metrics"))
         question = await h.troupe.get(h.troupe.scheduler, GetLoad)
-        worker = WorkerLoad("w1", 1, 100, 50, 20, 9)
+        worker = WorkerLoad("w1", 1, 100, 50, 20, 9, "fp_1")
         numbers: dict[str, Any] = dict.fromkeys(
             ("num_preemptions", "num_prefix_cache_queries", "num_prefix_cache_hits", "num_chunked_prefills",
              "num_prompt_tokens", "num_finished", "num_aborted", "num_rejected"), 0,
@@ -57,6 +67,7 @@ async def test_metrics_are_what_the_scheduler_counts() -> None:
         assert found["vllm:generation_tokens_total", None] == 77
         assert found["pageant_worker_kv_blocks_free", "w1"] == 50
         assert found["pageant_scheduler_up", None] == 1
+        assert 'pageant_worker_fingerprint_info{engine="0",fingerprint="fp_1",' in response.text
 
 
 async def test_tokens() -> None:

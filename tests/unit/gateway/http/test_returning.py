@@ -171,13 +171,13 @@ async def test_who_comes_back_too_late_is_told_so(path: str, body: dict[str, Any
         )
         response = await asked
         assert response.status_code == 404
-        assert response.json()["error"]["param"] == "idempotency_key" and "kept" in response.json()["error"]["message"]
+        assert response.json()["error"]["param"] == "idempotency-key" and "kept" in response.json()["error"]["message"]
 
 
 @pytest.mark.parametrize(
     ("headers", "field"),
     [
-        ({"idempotency-key": "k" * 257}, "idempotency_key"),
+        ({"idempotency-key": "k" * 257}, "idempotency-key"),
         ({"last-event-id": "1.2"}, "idempotency-key"),
         (KEY | {"last-event-id": "1.2,3.4"}, "last-event-id"),
         (KEY | {"last-event-id": "-1.2"}, "last-event-id"),

@@ -1,0 +1,37 @@
+"""Loads the native library for this machine, and compares it with the references in `kernels.ops` before it is used."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+from kernels.cpu import abi
+from kernels.cpu.build import NATIVE, Announce, BuildError, library
+from kernels.cpu.native import Native, NativeUnavailable
+from kernels.cpu.self_check import first_difference
+
+
+def load(target: str = NATIVE, *, defines: Sequence[str] = (), announce: Announce = lambda compiler: None) -> Native:
+    """The library for this machine, checked against the references.  Raises NativeUnavailable."""
+    try:
+        with library(target, defines=defines, announce=announce) as path:
+            return _load_once(path)
+    except BuildError as error:
+        raise NativeUnavailable(str(error)) from error
+
+
+@cache
+def _load_once(path: Path) -> Native:
+    """A library that is loaded twice is the same one, with the same team."""
+    try:
+        functions = abi.bind(ctypes.CDLL(str(path)))
+    except (OSError, AttributeError) as error:
+        raise NativeUnavailable(f"the library cannot be loaded: {error}") from error
+    if functions.pg_abi() != abi.VERSION:
+        raise NativeUnavailable(f"the library has interface {functions.pg_abi()}, wanted {abi.VERSION}")
+    native = Native(functions)
+    if wrong := first_difference(native):
+        raise NativeUnavailable(f"{wrong} differs from its reference on this processor")
+    return native

@@ -1,0 +1,1 @@
+"""What clients that misuse the gateway's doors cost those who do not."""

@@ -1,0 +1,124 @@
+"""Misuses a gateway's doors: a process of its own, so that what it does is not its victims' time.
+
+    python -m scripts.bench.doors.attacker --grpc HOST:PORT --http HOST:PORT
+
+Reads from each line of its input what to do and for how many seconds; does so and prints what came of it as JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import sys
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import grpc
+
+from protos.pageant.v1 import inference_pb2
+
+MEGABYTE = 1 << 20
+TENANT = "attacker"  # the others say nothing of theirs
+NUM_SENDERS = 4
+NUM_HALVES = 30
+HALF = 31 * MEGABYTE
+GENERATE = f"/{inference_pb2.DESCRIPTOR.services_by_name['Inference'].full_name}/Generate"
+
+Endings = Counter[str]
+Attack = Callable[[float], Awaitable[Endings]]
+
+
+class Http:
+    """Requests over connections of their own, as bytes that were made before."""
+
+    def __init__(self, address: str) -> None:
+        self._host, _, self._port = address.rpartition(":")
+
+    async def send(self, request: bytes, seconds: float) -> str:
+        """Returns the status, or how the connection ended."""
+        writer = None
+        try:
+            async with asyncio.timeout(seconds):
+                reader, writer = await asyncio.open_connection(self._host, int(self._port))
+                writer.write(request)
+                return (await reader.readline()).split()[1].decode()
+        except TimeoutError:
+            return "still open"
+        except (OSError, IndexError):
+            return "cut off"
+        finally:
+            if writer is not None:
+                writer.transport.abort()
+
+    async def again_and_again(self, request: bytes, num_senders: int, seconds: float) -> Endings:
+        endings: Endings = Counter()
+        until = time.monotonic() + seconds
+
+        async def sender() -> None:
+            while (left := until - time.monotonic()) > 0:
+                endings[await self.send(request, left)] += 1
+
+        await asyncio.gather(*(sender() for _ in range(num_senders)))
+        return endings
+
+
+def post(path: str, body: bytes, length: int | None = None) -> bytes:
+    head = (
+        f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\nx-tenant: {TENANT}\r\n"
+        f"content-length: {length or len(body)}\r\n\r\n"
+    )
+    return head.encode() + body
+
+
+def http_attacks(address: str) -> dict[str, Attack]:
+    http = Http(address)
+    refused = post("/v1/completions", json.dumps({"model": "none", "prompt": "x" * (4 * MEGABYTE)}).encode())
+    tokenize = post("/tokenize", json.dumps({"prompt": "once upon a time " * (4 * MEGABYTE // 17)}).encode())
+    half = post("/v1/completions", b" " * (HALF - 1), HALF)
+    return {
+        "refused over HTTP": lambda seconds: http.again_and_again(refused, NUM_SENDERS, seconds),
+        "4 MB tokenized": lambda seconds: http.again_and_again(tokenize, NUM_SENDERS, seconds),
+        "bodies half-way": lambda seconds: http.again_and_again(half, NUM_HALVES, seconds),
+    }
+
+
+async def refused_over_grpc(address: str, seconds: float) -> Endings:
+    message = inference_pb2.GenerateRequest(model="none", text="x" * (4 * MEGABYTE)).SerializeToString()
+    endings: Endings = Counter()
+    until = time.monotonic() + seconds
+
+    async def sender(number: int) -> None:
+        options = [("grpc.use_local_subchannel_pool", 1)]  # a connection of its own
+        async with grpc.aio.insecure_channel(address, options=options) as channel:
+            method: Any = channel.unary_stream(GENERATE, None, None)
+            while (left := until - time.monotonic()) > 0:
+                call = method(message, metadata=(("x-tenant", TENANT),), timeout=left)
+                try:
+                    async for _ in call:
+                        pass
+                except grpc.aio.AioRpcError as error:
+                    endings[error.code().name] += 1
+
+    await asyncio.gather(*(sender(number) for number in range(NUM_SENDERS)))
+    return endings
+
+
+async def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--grpc", required=True)
+    parser.add_argument("--http", required=True)
+    args = parser.parse_args()
+    attacks = http_attacks(args.http) | {"refused over gRPC": lambda seconds: refused_over_grpc(args.grpc, seconds)}
+    print(json.dumps(sorted(attacks)), flush=True)
+    while line := await asyncio.to_thread(sys.stdin.readline):
+        kind, seconds = json.loads(line)
+        print(json.dumps({"slowest": {}, "endings": await attacks[kind](seconds)}), flush=True)
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(KeyboardInterrupt):
+        asyncio.run(main())

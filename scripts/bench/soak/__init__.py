@@ -1,0 +1,1 @@
+"""Hours of many tenants, and what each service's memory does meanwhile."""

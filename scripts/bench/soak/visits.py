@@ -1,0 +1,232 @@
+"""What the clients of a soak do: one visit is one request of one tenant, of one of many kinds, well-behaved or not.
+
+Every visit ends by itself, and may end in a refusal: what is measured is what stays behind in the services.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+import grpc
+import httpx2
+
+from protos.pageant.v1 import inference_pb2, inference_pb2_grpc
+from scripts.bench.chaos.cases import OPENINGS, PERSON
+
+NUM_CHANNELS = 4
+TIMEOUT = 60.0  # seconds, of one request
+NAMES = ("Lily", "Tom", "Max", "Mia", "Ben", "Sue", "Tim", "Amy")
+GRPC_OPTIONS = [("grpc.use_local_subchannel_pool", 1)]
+UNEXPECTED = {grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN}
+HTTP_ERRORS = (httpx2.HTTPError, httpx2.StreamError)
+
+
+class Doors:
+    """The ways into one deployment: a few gRPC connections and a pool of HTTP ones."""
+
+    def __init__(self, address: str, http_port: int) -> None:
+        self.address = address
+        self._channels: list[Any] = [
+            grpc.aio.insecure_channel(address, options=GRPC_OPTIONS) for _ in range(NUM_CHANNELS)
+        ]
+        self._stubs: list[Any] = [inference_pb2_grpc.InferenceStub(channel) for channel in self._channels]
+        self.http = httpx2.AsyncClient(base_url=f"http://127.0.0.1:{http_port}", timeout=TIMEOUT)
+
+    def stub(self, rng: Random) -> Any:
+        return rng.choice(self._stubs)
+
+    async def close(self) -> None:
+        await self.http.aclose()
+        for channel in self._channels:
+            await channel.close()
+
+
+@dataclass(frozen=True)
+class Visit:
+    """Of one tenant; all that is chosen is chosen by `rng`, so a seed names the whole soak."""
+
+    number: int
+    tenant: str
+    rng: Random
+
+    @property
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        return (("x-tenant", self.tenant),)
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"x-tenant": self.tenant}
+
+    @property
+    def text(self) -> str:
+        """Half of them begin as others do, so that the prefix cache has something of theirs."""
+        opening = self.rng.choice(OPENINGS)
+        if self.rng.random() < 0.5:
+            return opening
+        return f"{opening} {' and '.join(self.rng.choices(NAMES, k=self.rng.randint(1, 24)))} number {self.number}"
+
+    def sampling(self, **more: Any) -> dict[str, Any]:
+        return {"temperature": 0.8, "seed": self.number, "max_tokens": self.rng.randint(4, 24), **more}
+
+    def request(self, **sampling: Any) -> Any:
+        return inference_pb2.GenerateRequest(text=self.text, sampling=self.sampling(**sampling))
+
+
+# -- gRPC
+
+
+async def stream(doors: Doors, visit: Visit) -> None:
+    await _read(doors.stub(visit.rng).Generate(visit.request(), timeout=TIMEOUT, metadata=visit.metadata))
+
+
+async def siblings(doors: Doors, visit: Visit) -> None:
+    request = visit.request(n=visit.rng.randint(2, 4), logprobs=2, prompt_logprobs=1)
+    await _read(doors.stub(visit.rng).Generate(request, timeout=TIMEOUT, metadata=visit.metadata))
+
+
+async def beams(doors: Doors, visit: Visit) -> None:
+    request = inference_pb2.GenerateRequest(text=visit.text, sampling={"max_tokens": 6, "n": 2})
+    request.sampling.beam_search.width = 2
+    await _read(doors.stub(visit.rng).Generate(request, timeout=TIMEOUT, metadata=visit.metadata))
+
+
+async def cancelled(doors: Doors, visit: Visit) -> None:
+    """Its client goes away in the middle."""
+    call = doors.stub(visit.rng).Generate(visit.request(max_tokens=200), timeout=TIMEOUT, metadata=visit.metadata)
+    await _read(call, most=visit.rng.randint(0, 4))
+    call.cancel()
+
+
+async def late(doors: Doors, visit: Visit) -> None:
+    """Its deadline comes before its end."""
+    timeout = visit.rng.uniform(0.001, 0.2)
+    request = visit.request(max_tokens=300, ignore_eos=True)
+    await _read(doors.stub(visit.rng).Generate(request, timeout=timeout, metadata=visit.metadata))
+
+
+async def kept(doors: Doors, visit: Visit) -> None:
+    """Its client may come back and does, or does not."""
+    request = visit.request(max_tokens=40)
+    request.idempotency_key = f"key {visit.number}"
+    call = doors.stub(visit.rng).Generate(request, timeout=TIMEOUT, metadata=visit.metadata)
+    await _read(call, most=visit.rng.randint(1, 6))
+    call.cancel()
+    if visit.rng.random() < 0.5:
+        await _read(doors.stub(visit.rng).Generate(request, timeout=TIMEOUT, metadata=visit.metadata))
+
+
+async def refused(doors: Doors, visit: Visit) -> None:
+    request = visit.request(temperature=visit.rng.choice((-1.0, 3.0)))
+    await _read(doors.stub(visit.rng).Generate(request, timeout=TIMEOUT, metadata=visit.metadata))
+
+
+async def held_to_format(doors: Doors, visit: Visit) -> None:
+    """Half of the formats have been seen before, half are new."""
+    number = visit.number if visit.rng.random() < 0.5 else visit.rng.randrange(16)
+    request = visit.request(max_tokens=48)
+    if visit.rng.random() < 0.5:
+        properties = {**PERSON["properties"], f"field{number}": {"type": "boolean"}}
+        request.sampling.grammar.json_schema = json.dumps({**PERSON, "properties": properties})
+    else:
+        request.sampling.grammar.regex = rf"([a-z]{{2,8}} ){{3}}{number}\."
+    await _read(doors.stub(visit.rng).Generate(request, timeout=TIMEOUT, metadata=visit.metadata))
+
+
+async def hung_up(doors: Doors, visit: Visit) -> None:
+    """A connection of its own, closed in the middle of a stream."""
+    async with grpc.aio.insecure_channel(doors.address, options=GRPC_OPTIONS) as channel:
+        stub: Any = inference_pb2_grpc.InferenceStub(channel)
+        await _read(stub.Generate(visit.request(max_tokens=200), timeout=TIMEOUT, metadata=visit.metadata), most=2)
+
+
+async def tokenized(doors: Doors, visit: Visit) -> None:
+    stub = doors.stub(visit.rng)
+    told = await stub.Tokenize(inference_pb2.TokenizeRequest(text=visit.text), timeout=TIMEOUT, metadata=visit.metadata)
+    await stub.Detokenize(
+        inference_pb2.DetokenizeRequest(token_ids=told.token_ids), timeout=TIMEOUT, metadata=visit.metadata
+    )
+
+
+async def embedded(doors: Doors, visit: Visit) -> str:
+    return await _post(doors, visit, "/v1/embeddings", input=[visit.text, visit.text])
+
+
+async def _read(call: Any, most: int = 1 << 30) -> None:
+    count = 0
+    if most > 0:
+        async for _ in call:
+            count += 1
+            if count >= most:
+                return
+
+
+# -- HTTP
+
+
+async def completion(doors: Doors, visit: Visit) -> str:
+    return await _post(doors, visit, "/v1/completions", prompt=visit.text, **visit.sampling(logprobs=1))
+
+
+async def chat(doors: Doors, visit: Visit) -> str:
+    messages = [{"role": "user", "content": visit.text}]
+    return await _post(doors, visit, "/v1/chat/completions", messages=messages, **visit.sampling())
+
+
+async def events(doors: Doors, visit: Visit) -> None:
+    await _listen(doors, visit, most=1 << 30)
+
+
+async def left(doors: Doors, visit: Visit) -> None:
+    """Its client closes the connection in the middle of the events."""
+    await _listen(doors, visit, most=visit.rng.randint(0, 4), max_tokens=200)
+
+
+async def malformed(doors: Doors, visit: Visit) -> str:
+    """Requests of a client that makes mistakes: no JSON, unknown fields, an unknown path."""
+    content = visit.rng.choice(
+        (b"{", b'{"prompt": 3}', json.dumps({f"field{visit.number}": 1, "prompt": "x"}).encode())
+    )
+    path = visit.rng.choice(("/v1/completions", f"/v1/nothing/{visit.number}"))
+    headers = {**visit.headers, "content-type": "application/json"}
+    return _status(await doors.http.post(path, content=content, headers=headers))
+
+
+async def _post(doors: Doors, visit: Visit, path: str, **body: Any) -> str:
+    return _status(await doors.http.post(path, json=body, headers=visit.headers))
+
+
+def _status(response: httpx2.Response) -> str:
+    return "" if response.is_success else f"status {response.status_code}"
+
+
+async def _listen(doors: Doors, visit: Visit, most: int, **more: Any) -> None:
+    body = {"prompt": visit.text, "stream": True, **visit.sampling(**more)}
+    async with doors.http.stream("POST", "/v1/completions", json=body, headers=visit.headers) as response:
+        count = 0
+        async for _ in response.aiter_lines():
+            count += 1
+            if count > most:
+                return
+
+
+KINDS: Mapping[Callable[[Doors, Visit], Awaitable[str | None]], int] = {  # and how many of a hundred
+    stream: 18, siblings: 5, beams: 2, cancelled: 9, late: 6, kept: 6, refused: 6, held_to_format: 8, hung_up: 3,
+    tokenized: 4, embedded: 3, completion: 10, chat: 7, events: 6, left: 4, malformed: 3,
+}  # fmt: skip
+
+
+async def make(doors: Doors, visit: Visit) -> str:
+    """Make one visit; returns its kind and how it ended."""
+    (kind,) = visit.rng.choices(list(KINDS), weights=list(KINDS.values()))
+    name = kind.__name__.replace("_", " ")
+    try:
+        return f"{name}: {await kind(doors, visit) or 'came to its end'}"
+    except grpc.aio.AioRpcError as error:
+        code = error.code()
+        return f"{name}: {code.name}{f' ({error.details()})' if code in UNEXPECTED else ''}"
+    except HTTP_ERRORS as error:
+        return f"{name}: {type(error).__name__}"

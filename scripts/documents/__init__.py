@@ -1,0 +1,1 @@
+"""Parts of the documents that are written from code and from real runs."""

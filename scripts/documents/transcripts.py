@@ -1,0 +1,93 @@
+"""The transcripts of the documents, made by real runs: scripts/transcripts [--check]
+
+A transcript is a fenced block whose first line is `$ scripts/quickstart ...` with a seed; what follows is what that
+printed.  Each is run again, with the bundled model on a private troupe, and written into its document.  With `--check`
+nothing is written, and the status is 1 where a text differs.  Times are of their day and are not compared.
+
+The text is a function of the request, and of the arithmetic: native kernels have one order for every sum, and README's
+came out the same with AVX2 and with AVX-512.  Where they cannot be (torch computes then) a token may differ.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import re
+import shlex
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+WIDTH = 120
+TIMEOUT = 300.0  # seconds, of one run
+TRANSCRIPT = re.compile(r"^```\n\$ scripts/quickstart (?P<words>[^\n]*)\n(?P<text>.*?)^```$", re.M | re.S)
+TIME = re.compile(r"[\d.]+\s+ms")
+
+
+@dataclass(frozen=True)
+class Transcript:
+    """One of them, as its document has it."""
+
+    path: Path
+    words: list[str]
+    text: str
+
+    def made_anew(self) -> str:
+        """What the command prints now, in lines of a document's width."""
+        command = [sys.executable, "-m", "services.cli", "quickstart", *self.words]
+        model = ["-m", str(ROOT / "models/pageant-stories")] if "-m" not in self.words else []
+        done = subprocess.run([*command, *model], cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT, check=True)
+        figures = next(line for line in done.stderr.splitlines() if "prompt tokens" in line)
+        return "".join(f"{line}\n" for line in [*_wrapped(done.stdout), figures])
+
+    def says(self, text: str) -> bool:
+        return _comparable(self.text) == _comparable(text)
+
+
+def _wrapped(text: str) -> Iterator[str]:
+    for line in text.rstrip("\n").splitlines():
+        yield from textwrap.wrap(line, WIDTH, break_long_words=False) or [""]
+
+
+def _comparable(text: str) -> list[str]:
+    """Words; spaces and lines are the document's, times their day's."""
+    return TIME.sub("_ ms", text).split()
+
+
+def transcripts() -> list[Transcript]:
+    found = []
+    for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
+        for match in TRANSCRIPT.finditer(path.read_text(encoding="utf-8")):
+            words = shlex.split(match["words"])
+            if "--seed" not in words:
+                raise ValueError(f"{path.name}: a transcript without a seed can never be made again: {match['words']}")
+            found.append(Transcript(path, words, match["text"]))
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="write nothing, exit 1 where one differs")
+    check, status = parser.parse_args().check, 0
+    for transcript in transcripts():
+        text, name = transcript.made_anew(), transcript.path.name
+        if transcript.says(text):
+            print(f"{name}: as it was")
+            continue
+        print(
+            "\n".join(difflib.unified_diff(transcript.text.splitlines(), text.splitlines(), name, "now", lineterm=""))
+        )
+        if check:
+            status = 1
+        else:
+            document = transcript.path.read_text(encoding="utf-8")
+            transcript.path.write_text(document.replace(transcript.text, text, 1), encoding="utf-8")
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,47 @@
+"""What a client calls that which was refused: the troupe has one name for a field, each endpoint's body has its own.
+
+A body says in `client_names` which of its fields became a field of the troupe's, where the name is not the same, and in
+`message_name` what became a message of the chat.  What no body has is a header.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from starlette.types import Scope
+
+from shared.errors import RequestError
+
+HEADERS = {
+    "label": "x-request-id",
+    "idempotency_key": "idempotency-key",
+    "resume": "last-event-id",
+    "sent_token_ids": "last-event-id",
+    "sent_finished": "last-event-id",
+}
+MESSAGE = re.compile(r"chat\.messages\[(\d+)\]")
+
+
+def as_sent(error: RequestError, scope: Scope) -> tuple[str, str]:
+    """The field of an error and its message, in the names of the request's own body."""
+    body = scope.get("state", {}).get("body")
+    name = sent_name(body, error.field)
+    text = str(error)
+    if name == error.field or not name:
+        return name, text
+    own = re.escape(error.field)
+    return name, re.sub(rf"^{own}(?![\w.\[-])", lambda _: name, text)
+
+
+def sent_name(body: Any, field: str) -> str:
+    """The client's name of a `field`; the same where it has no other."""
+    if body is not None and (found := MESSAGE.match(field)) and hasattr(body, "message_name"):
+        name: str = body.message_name(int(found[1]))
+        return name + field[found.end() :]
+    names: Mapping[str, tuple[str, ...]] = getattr(body, "client_names", {})
+    if names_of := names.get(field):
+        given = (name for name in names_of if getattr(body, name) is not None)
+        return next(given, HEADERS.get(field, names_of[-1]))
+    return HEADERS.get(field, field)

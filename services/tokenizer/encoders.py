@@ -1,0 +1,65 @@
+"""Huge texts tokenized out of process, by a child that starts with the first of them."""
+
+from __future__ import annotations
+
+import msgspec
+
+from services.tokenizer.children import BrokenChildError, LateChildError, LazyChildPool, NoChildFreeError
+from services.tokenizer.frames import Encoded, EncodeJob, EncodeSetup
+from shared.errors import RejectCode, RequestError
+from shared.messages.codec import MAX_MESSAGE_BYTES
+from shared.turns import Turns
+
+HUGE_TEXT = 256 << 10  # characters; tenths of a second, which those with a long text should not wait for
+NICENESS = 10  # a huge text takes seconds of a processor that others have something to do with
+TIMEOUT = 20.0  # seconds of a processor; 4 MB take some five
+PATIENCE = 30.0  # seconds for a child, of one whose turn it is: another may have to come up first
+MAX_MEMORY = 4 << 30  # of address space
+
+_encoded = msgspec.msgpack.Decoder(Encoded)
+
+
+class EncoderPool(LazyChildPool[Encoded]):
+    """Tokenizes one text at a time, by turns of tenants."""
+
+    def __init__(self, tokenizer: str) -> None:
+        """`tokenizer`: as its file has it."""
+        super().__init__(
+            "services.tokenizer.encoder",
+            setup=EncodeSetup(tokenizer, max_memory=MAX_MEMORY, max_cpu_seconds=int(2 * TIMEOUT)),
+            probe=EncodeJob(""),
+            answers=_encoded,
+            timeout=TIMEOUT,
+            patience=PATIENCE,
+            max_answer_bytes=MAX_MESSAGE_BYTES,
+            num_children=1,
+            niceness=NICENESS,
+            least_seconds=TIMEOUT,
+        )
+        self.turns = Turns(1)
+
+    async def encode(self, tenant: str, job: EncodeJob) -> bytes:
+        """Packed ids, once it has had its turn.  Raises RequestError where there are none in time."""
+        try:
+            async with self.turns.turn(tenant):
+                await self.started()
+                encoded = await self.ask(job)
+        except NoChildFreeError:
+            raise _not_now("no process became free to tokenize the prompt") from None
+        except LateChildError as late:
+            if late.seconds < TIMEOUT:
+                raise _not_now(f"the prompt was not tokenized in time: {late.seconds:.1f} s of a processor") from None
+            raise _refusal(f"takes more than {TIMEOUT:g} s to tokenize") from None
+        except BrokenChildError:
+            raise _refusal("takes too much memory or time to tokenize") from None
+        if encoded.error:
+            raise _refusal(encoded.error)
+        return encoded.token_ids
+
+
+def _not_now(reason: str) -> RequestError:
+    return RequestError(reason, code=RejectCode.UNAVAILABLE, retry_after_ms=int(1000 * TIMEOUT))
+
+
+def _refusal(reason: str) -> RequestError:
+    return RequestError(f"prompt {reason}", field="prompt")

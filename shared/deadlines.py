@@ -1,0 +1,32 @@
+"""Deadlines on the way: clocks of two processes may differ, and be set meanwhile, so what travels is what is left.
+
+`deadline` of a header is a time of the steady clock of the process that has it; `time_left` is as of sending it.
+What a message waits on its way does not count: the gateway, which had it first, ends the call in time by itself.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from shared.clock import steady_time
+from shared.messages import AttachRequest, RequestHeader
+
+
+def received(header: RequestHeader) -> RequestHeader:
+    """With a deadline by our clock."""
+    if header.time_left is None:
+        return header
+    return msgspec.structs.replace(header, deadline=steady_time() + header.time_left)
+
+
+def attach_received(message: AttachRequest) -> AttachRequest:
+    if message.time_left is None:
+        return message
+    return msgspec.structs.replace(message, deadline=steady_time() + message.time_left)
+
+
+def sent(header: RequestHeader) -> RequestHeader:
+    """With what is left until a deadline by our clock."""
+    if header.deadline is None:
+        return header
+    return msgspec.structs.replace(header, time_left=header.deadline - steady_time())

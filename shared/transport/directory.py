@@ -1,0 +1,81 @@
+"""The directory of a deployment on one host: private, held by one scheduler, its files known by their inodes."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import stat
+from pathlib import Path
+from typing import IO
+
+from shared.errors import ConfigError
+
+BACKLOG = 1024
+MAX_PATH = 107  # sockaddr_un holds 108 bytes with the final zero
+LOCK = "scheduler.lock"
+
+
+def claim(directory: Path) -> IO[str]:
+    """Hold a deployment's directory for its one scheduler, until this file is closed or the process ends.
+
+    Another would take the socket away from the scheduler that is there.  Raises ConfigError where one is.
+    """
+    while True:
+        file = (directory / LOCK).open("w")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            file.close()
+            raise ConfigError(
+                f"a scheduler runs in {directory} already; give this deployment a runtime_dir of its own"
+            ) from error
+        if is_at(directory / LOCK, file.fileno()):
+            return file
+        file.close()  # the directory was replaced in between
+
+
+def identity(path: Path) -> tuple[int, int] | None:
+    """Which file is there: a number that no other has while a process holds this one; None where there is none."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
+
+
+def is_at(path: Path, file: int) -> bool:
+    """Whether an open file is the one that is there."""
+    status = os.fstat(file)
+    return identity(path) == (status.st_dev, status.st_ino)
+
+
+def listening(path: Path) -> socket.socket:
+    """A socket that listens at a path where there is none.  Raises OSError."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        listener.setblocking(False)
+        listener.bind(str(path))
+        listener.listen(BACKLOG)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def fits(path: str) -> bool:
+    """Whether a socket can have this name."""
+    try:
+        return len(os.fsencode(path)) <= MAX_PATH and "\0" not in path
+    except UnicodeEncodeError:
+        return False
+
+
+def make_private(directory: Path) -> None:
+    """Create a directory that only this user can enter.  Raises ConfigError where another user owns it."""
+    directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+    status = directory.stat()
+    if status.st_uid != os.getuid():
+        raise ConfigError(f"runtime_dir {directory} belongs to another user")
+    if stat.S_IMODE(status.st_mode) & 0o077:
+        directory.chmod(0o700)

@@ -1,0 +1,1 @@
+"""What the documents say, held against what there is."""

@@ -1,0 +1,93 @@
+"""What runs each command of the documents: the first entry whose words a command begins with.
+
+A command that is new in a document and that no entry knows fails the test, which says so: run it in
+tests/system/test_docs.py, name what runs it, or say what it needs that a test machine has not.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Run:
+    """tests/system/test_docs.py runs it as it stands, against a deployment of its own."""
+
+
+@dataclass(frozen=True)
+class RunBy:
+    """A test or script runs it, perhaps with other arguments: `word` stands in that file."""
+
+    path: str
+    word: str
+
+
+@dataclass(frozen=True)
+class Needs:
+    """It cannot run where tests do; that its program, files and options exist is tested all the same."""
+
+    what: str
+
+
+How = Run | RunBy | Needs
+
+DOCKER = Needs("a Docker engine")
+TABLE: dict[str, How] = {
+    "source .venv/bin/activate": RunBy("scripts/setup", ".venv"),
+    "pip install": Needs("a package index"),
+    "lm_eval run": RunBy("tests/system/test_lm_eval.py", "lm_eval"),
+    # -- a running deployment
+    "curl": Run(),
+    "pageant doctor": Run(),
+    "pageant serve": Run(),
+    "pageant generate --address ipv4": Needs("two hosts"),
+    "pageant generate": Run(),
+    "pageant chat": Run(),
+    "pageant top": Run(),
+    "pageant scale": Run(),
+    "pageant restart": Run(),
+    "pageant trace --otlp": RunBy("tests/unit/cli/trace/test_exports.py", "otlp"),
+    "pageant trace -l logs/ --otlp": RunBy("tests/unit/cli/trace/test_exports.py", "otlp"),
+    "pageant trace": Run(),
+    "pageant replay mailbox.rec": RunBy("tests/unit/scheduler/test_replay.py", "invariants"),
+    "pageant replay": RunBy("tests/unit/scheduler/test_replay.py", "replay"),
+    # -- benches
+    "pageant bench serve": RunBy("tests/system/test_bench.py", "serve"),
+    "pageant bench kernels": Run(),
+    "pageant bench messages": Run(),
+    "pageant bench offline": RunBy("tests/system/test_bench.py", "offline"),
+    "pageant bench": RunBy("tests/system/test_bench.py", "bench"),
+    "pageant simulate": RunBy("tests/system/test_bench.py", "simulate"),
+    # -- containers
+    "docker": DOCKER,
+    "scripts/roll": Needs("a Docker engine; tests/compose runs it"),
+    "scripts/chaos --compose": Needs("a Docker engine; tests/compose runs it"),
+    # -- scripts
+    "scripts/quickstart": RunBy("tests/system/test_commands.py", "quickstart"),
+    "scripts/transcripts": RunBy("tests/system/test_docs.py", "transcripts"),
+    "scripts/settings": RunBy("tests/unit/docs/test_settings_tables.py", "scripts.documents.settings"),
+    "scripts/prove_clients": RunBy("tests/system/test_clients.py", "prove_clients"),
+    "scripts/test": RunBy("scripts/test", "pytest"),
+    "scripts/setup": RunBy("scripts/test", "scripts/setup"),
+    "scripts/protos": Needs("a change in protos/"),
+    "scripts/sizes": RunBy("tests/system/test_docs.py", "scripts/sizes"),
+    "scripts/chaos": RunBy("tests/system/test_loss.py", "test_the_short_chaos_changes_nothing"),
+    "scripts/soak": RunBy("tests/system/test_soak.py", "soak"),
+    "scripts/fuzz_bus": RunBy("scripts/fuzz_bus", "exec"),
+    "scripts/fuzz": RunBy("scripts/fuzz", "exec"),
+    "scripts/bench_gpu": Needs("a GPU"),
+    "scripts/bench_peers": Needs("other engines"),
+    "scripts/bench_": Needs("a machine with nothing else to do"),
+    "scripts/prove_lm_eval": RunBy("tests/system/test_lm_eval.py", "lm_eval"),
+    "scripts/prove_node": RunBy("tests/system/test_node.py", "node"),
+    "scripts/prove_speculation": Needs("an hour; tests/system/test_speculation.py has a short one"),
+    # -- tests and modules
+    "pytest": RunBy("scripts/test", "pytest"),
+    "python -m services.": RunBy("services/cli/processes.py", "services."),
+    "python -m scripts.demo_model": Needs("a corpus and hours"),
+}
+
+
+def how(command: str) -> How | None:
+    """What runs it; None where nothing is known to."""
+    return next((entry for begin, entry in TABLE.items() if command.startswith(begin)), None)

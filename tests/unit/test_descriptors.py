@@ -1,0 +1,145 @@
+"""A full table of descriptors: the bus has a reserve, listeners rest, and no peer is taken for one that left."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import os
+import resource
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from shared import descriptors
+from shared.config import Settings
+from shared.descriptors import Spares, raise_limit
+from shared.messages import AbortRequest, SchedulerInbox
+from shared.transport import line
+from shared.transport.unix import NUM_SPARES, UnixInbox, UnixOutbox, UnixTransport
+
+
+@contextlib.contextmanager
+def full_table() -> Iterator[list[int]]:
+    """No descriptor is left; those that fill the table may be closed one by one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    filling: list[int] = []
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(list(Path("/proc/self/fd").iterdir())) + 200, hard))
+    try:
+        with contextlib.suppress(OSError):
+            while True:
+                filling.append(os.open(os.devnull, os.O_RDONLY))
+        yield filling
+    finally:
+        for descriptor in filling:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def free(filling: list[int], count: int) -> None:
+    for _ in range(count):
+        os.close(filling.pop())
+
+
+def test_the_soft_limit_becomes_the_hard_one_within_reason() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(512, soft), hard))
+        assert raise_limit(most=700) == min(700, hard)
+        assert raise_limit(most=600) == min(700, hard), "it is never lowered"
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_spare_is_given_up_for_what_needs_one_and_had_again_later() -> None:
+    spares = Spares(2)
+    with full_table() as filling:
+        first = spares.attempt(lambda: os.open(os.devnull, os.O_RDONLY))
+        second = spares.attempt(lambda: os.open(os.devnull, os.O_RDONLY))
+        with pytest.raises(OSError) as none_left:
+            spares.attempt(lambda: os.open(os.devnull, os.O_RDONLY))
+        assert none_left.value.errno == errno.EMFILE and len(spares) == 0
+        free(filling, 4)
+        spares.refill()
+        assert len(spares) == 2
+        os.close(first)
+        os.close(second)
+    spares.close()
+
+
+def test_what_fails_for_another_reason_costs_no_spare() -> None:
+    spares = Spares(2)
+    with pytest.raises(FileNotFoundError):
+        spares.attempt(lambda: os.open("/nowhere/at/all", os.O_RDONLY))
+    assert len(spares) == 2
+    spares.close()
+
+
+async def test_the_bus_connects_and_accepts_while_others_have_every_descriptor(tmp_path: Path) -> None:
+    transport = UnixTransport(Settings(runtime_dir=str(tmp_path)))
+    inbox, outbox = transport.bind("a", SchedulerInbox), transport.outbox()
+    with full_table():
+        outbox.send(inbox.address, AbortRequest("through"))
+        outbox.flush()
+        assert await asyncio.wait_for(inbox.recv_batch(), 5) == [AbortRequest("through")]
+    outbox.close()
+    transport.close()
+    assert NUM_SPARES >= 8
+
+
+async def test_a_listener_without_a_descriptor_rests_and_takes_the_connection_later(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    inbox, client = UnixInbox(tmp_path / "a.sock", SchedulerInbox), socket.socket(socket.AF_UNIX)
+    acceptor = inbox._acceptor
+    assert acceptor is not None
+    with full_table() as filling:
+        client.connect(str(tmp_path / "a.sock"))
+        before = time.process_time()
+        await asyncio.sleep(1.2)
+        assert 1 <= acceptor.num_rests <= 4, "it tries twice a second"
+        assert time.process_time() - before < 0.8, "the loop does not spin"
+        free(filling, 2)
+        async with asyncio.timeout(10):
+            while not inbox._connections:
+                await asyncio.sleep(0.05)
+    assert "accept_paused" in capsys.readouterr().out
+    client.close()
+    inbox.close()
+
+
+async def test_without_a_descriptor_nobody_is_taken_for_gone_and_no_mail_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(line, "REST_SECONDS", 0.05)
+    monkeypatch.setattr(line, "PATIENCE_SECONDS", 0.2)
+    outbox, gone = UnixOutbox(tmp_path), asyncio.Queue[str]()
+    outbox.on_gone = gone.put_nowait
+    inbox = UnixInbox(tmp_path / "a.sock", SchedulerInbox)
+    outbox.send(inbox.address, AbortRequest("one"))
+    outbox.flush()
+    assert await asyncio.wait_for(inbox.recv_batch(), 5) == [AbortRequest("one")]
+    with full_table() as filling:
+        for connection in list(inbox._connections):
+            inbox._drop(connection)
+        await asyncio.sleep(0.02)  # the line is closed, and its descriptors are taken by others
+        with contextlib.suppress(OSError):
+            while True:
+                filling.append(os.open(os.devnull, os.O_RDONLY))
+        outbox.send(inbox.address, AbortRequest("two"))
+        outbox.flush()
+        await asyncio.sleep(0.5)
+        assert gone.empty(), "the other end is there"
+    assert await asyncio.wait_for(inbox.recv_batch(), 5) == [AbortRequest("two")]
+    assert gone.empty()
+    inbox.close()
+    assert await asyncio.wait_for(gone.get(), 5) == inbox.address, "now it has left"
+    outbox.close()
+
+
+def test_a_limit_is_always_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    assert descriptors.limit() == descriptors.MOST
