@@ -33,7 +33,7 @@ log = structlog.get_logger()
 # Messages hold no cycles and what lives long is frozen, so collections are made rare.  What libraries leave in cycles,
 # the contexts of calls and the traces of their errors, comes to some 25,000 objects until the second generation is
 # collected, a few megabytes.  What was in use then waits for the third, which follows after six times as many.
-GC_THRESHOLDS = (5_000, 4, 6)
+GC_THRESHOLDS = (10_000, 5, 6)
 PAUSE = 0.001  # seconds without mail after which what comes has not waited here
 
 Handlers = Mapping[type[Message], Callable[[Any], None]]
