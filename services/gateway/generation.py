@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from services.gateway.report import StreamReport
 from services.gateway.streams import Position, Stream
+from shared.clock import steady_time
 from shared.errors import RejectCode, RequestError
 from shared.grammar import check_grammar
 from shared.messages import TokenizeRequest
@@ -105,11 +105,11 @@ async def all_or_none(works: Sequence[Awaitable[None]]) -> None:
 
 
 async def within(deadline: float | None, work: Awaitable[T]) -> T:
-    """Await `work` until `deadline` (Unix seconds); raises RequestError past it."""
+    """Await `work` until `deadline` (of the steady clock); raises RequestError past it."""
     if deadline is None:
         return await work
     try:
-        async with asyncio.timeout(deadline - time.time()):
+        async with asyncio.timeout(deadline - steady_time()):
             return await work
     except TimeoutError:
         raise RequestError("the call's deadline passed", code=RejectCode.DEADLINE_EXCEEDED) from None

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 
 import msgspec
 
+from shared.clock import steady_time
 from shared.errors import RequestError
 from shared.messages import RequestHeader
 from shared.sampling import SamplingParams
@@ -74,7 +75,7 @@ def make_header(
         tenant=call.tenant,
         priority=priority,
         arrival_time=now,
-        deadline=None if remaining is None else now + remaining,
+        deadline=None if remaining is None else steady_time() + remaining,
         cache_salt=cache_salt(call.tenant),
         is_kept=bool(key),
         parent_span_id=call.parent_span_id,

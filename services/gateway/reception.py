@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from services.gateway.account import StreamAccount
 from services.gateway.streams import Position, Stream
 from shared.actor import Phase
+from shared.clock import steady_time
 from shared.errors import RejectCode, RequestError
 from shared.messages import HAS_EVERYTHING, AbortRequest, TokenizeRequest
 
@@ -88,7 +89,7 @@ class Reception:
         deadline = request.header.deadline
         if deadline is None:
             return
-        left = deadline - time.time()
+        left = deadline - steady_time()
         if left <= 0:
             raise RequestError("the call's deadline has passed", code=RejectCode.DEADLINE_EXCEEDED)
         needed = self._actor.forecasts.of(request.header.tenant).needed(request.params.max_tokens)

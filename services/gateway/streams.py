@@ -6,13 +6,13 @@ Pure but for one asyncio.Event a stream, on which that stream's own sender waits
 from __future__ import annotations
 
 import asyncio
-import time
 from array import array
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 
 import msgspec
 
 from services.gateway.account import StreamAccount
+from shared.clock import steady_time
 from shared.errors import ProtocolError, RejectCode, RequestError
 from shared.messages import AttachRequest, EncodeRequest, RequestHeader, SequenceText, TokenizeRequest, TokenLogprobs
 from shared.packing import pack_tokens
@@ -165,8 +165,6 @@ class Stream:
         self._woken: Callable[[], None] | None = None  # to be called once what is taken next has been written
         self._taken: Callable[[], None] | None = None  # to be called once what was taken has been written
         self._delivery: asyncio.Timeout | None = None
-        deadline = request.header.deadline
-        self._ends_by = None if deadline is None else time.monotonic() + deadline - time.time()
 
     @property
     def header(self) -> RequestHeader:
@@ -175,7 +173,7 @@ class Stream:
     @property
     def time_left(self) -> float | None:
         """Seconds until the call's deadline."""
-        return None if self._ends_by is None else self._ends_by - time.monotonic()
+        return None if self.header.deadline is None else self.header.deadline - steady_time()
 
     def readdress(self, gateway: str) -> None:
         """The gateway is reached elsewhere now: what is sent from here on says so."""

@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -131,8 +131,9 @@ class Troupe:
         number: signal.Signals = signal.SIGKILL,
         *,
         at_most: int | None = None,
+        first: Callable[[], None] = lambda: None,
     ) -> list[Any]:
-        """All requests at once, and while they stream a signal to a service; answers, or what a stream failed with."""
+        """All requests at once, and while they stream `first` and a signal to a service; answers, or what failed."""
         async with self.channel() as channel:
             begun = [asyncio.Event() for _ in requests]
             tasks = [
@@ -141,6 +142,7 @@ class Troupe:
             ]
             for event in begun:
                 await event.wait()
+            first()
             self.kill(service, number, at_most=at_most)
             return await asyncio.gather(*tasks, return_exceptions=True)
 
@@ -190,10 +192,12 @@ def ask(text: str | None = None, *, token_ids: list[int] | None = None, **sampli
 
 
 @contextmanager
-def troupe(directory: Path, *options: str, descriptors: int = 0) -> Iterator[Troupe]:
+def troupe(
+    directory: Path, *options: str, descriptors: int = 0, environment: Mapping[str, str] | None = None
+) -> Iterator[Troupe]:
     """`pageant serve` with options; checks that it ends well, quickly, and leaves no process behind.
 
-    `descriptors`: that each of its processes may have at most; 0: as many as this one.
+    `descriptors`: that each of its processes may have at most; 0: as many as this one.  `environment`: added to ours.
     """
     port, http_port = free_port(), free_port()
     log_dir = directory / "logs"
@@ -210,7 +214,7 @@ def troupe(directory: Path, *options: str, descriptors: int = 0) -> Iterator[Tro
         command += ["-m", str(MODEL)]
     if descriptors:
         command = ["prlimit", f"--nofile={descriptors}:{descriptors}", *command]
-    process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE)
+    process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, env={**os.environ, **(environment or {})})
     running = Troupe(process, port, http_port, log_dir)
     try:
         wait_until_ready(process)

@@ -53,7 +53,7 @@ def test_a_deadline_is_what_is_left_of_it_wherever_it_comes(monkeypatch: pytest.
 def test_what_a_gateway_sends_on_after_a_step_has_as_much_time_left(
     monkeypatch: pytest.MonkeyPatch, step: float, is_resumed: bool
 ) -> None:
-    request = TokenizeRequest(RequestHeader("r", "g", deadline=time.time() + 30.0), SamplingParams(), text="x")
+    request = TokenizeRequest(RequestHeader("r", "g", deadline=steady_time() + 30.0), SamplingParams(), text="x")
     stream = Stream(request, "t")
     set_clock(monkeypatch, step)
     stream.is_resumed = is_resumed

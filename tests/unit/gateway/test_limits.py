@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import time
 from typing import Any
 
 import grpc
@@ -13,6 +12,7 @@ import pytest
 from protos.pageant.v1.inference_pb2 import GenerateRequest, GenerateResponse
 from services.gateway.forecast import MAX_TENANTS, MIN_SAMPLES, Forecast, Forecasts
 from services.gateway.limits import Admission, Bounds, tokens_of
+from shared.clock import steady_time
 from shared.errors import RejectCode, RequestError
 from shared.messages import AbortRequest, ChatMessage, RequestHeader, TokenizeRequest
 from shared.packing import pack_tokens
@@ -216,7 +216,8 @@ async def test_a_deadline_before_the_first_token_is_due_is_refused_at_once() -> 
 
 async def test_an_expired_deadline_is_never_sent_on() -> None:
     async with front() as f:
-        late = TokenizeRequest(RequestHeader("late", "g", deadline=time.time() - 0.001), SamplingParams(), text="late")
+        header = RequestHeader("late", "g", deadline=steady_time() - 0.001)
+        late = TokenizeRequest(header, SamplingParams(), text="late")
         with pytest.raises(RequestError) as refused:
             f.troupe.gateway.reception.open(late)
         assert refused.value.code is RejectCode.DEADLINE_EXCEEDED

@@ -11,6 +11,7 @@ import pytest
 
 from services.tokenizer.lanes import LONG_TEXT
 from services.tokenizer.renderers import NUM_RENDERERS
+from shared.clock import steady_time
 from shared.errors import RejectCode
 from shared.messages import (
     AbortRequest,
@@ -132,7 +133,7 @@ async def test_a_stream_under_way_waits_for_a_child_where_a_new_request_is_refus
 
 async def test_a_passed_deadline(data_dir: Path) -> None:
     async with bench(data_dir) as b:
-        late = TokenizeRequest(header(deadline=time.time() - 1), SamplingParams(), text="Hello")
+        late = TokenizeRequest(header(deadline=steady_time() - 1), SamplingParams(), text="Hello")
         assert (await b.rejected(late)).code is RejectCode.DEADLINE_EXCEEDED
 
 

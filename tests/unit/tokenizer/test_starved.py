@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from pathlib import Path
 
 import msgspec
@@ -11,6 +10,7 @@ import pytest
 
 from services.tokenizer.compilers import CompilerPool
 from services.tokenizer.frames import Compilation, CompileJob
+from shared.clock import steady_time
 from shared.errors import RejectCode
 from shared.grammar import Grammar, GrammarKind
 from shared.messages import AddRequest, RequestHeader, RequestRejected, TokenizeRequest
@@ -63,7 +63,7 @@ async def test_a_request_waits_no_longer_than_its_deadline_or_the_resume_timeout
 ) -> None:
     async with bench(data_dir, resume_timeout=0.6) as b:
         starve(b, monkeypatch)
-        b.send(held("a+", "late", deadline=time.time() + 0.2), held("b+", "resumed", is_resumed=True))
+        b.send(held("a+", "late", deadline=steady_time() + 0.2), held("b+", "resumed", is_resumed=True))
         rejections: dict[str, RequestRejected] = {one.request_id: one for one in await b.next(b.gateway, 2)}
         assert rejections["late"].code is RejectCode.DEADLINE_EXCEEDED
         assert rejections["resumed"].code is RejectCode.RESOURCE_EXHAUSTED
