@@ -225,7 +225,7 @@ def test_a_request_start_is_read_as_proxies_write_it(text: str) -> None:
     call = read_metadata([("x-request-start", text)])
     header = make_header(call, gateway="g", label="", priority=0, now=NOW, remaining=2.0)
     assert header.sent_time == pytest.approx(NOW - 0.5, abs=1e-4)
-    assert (header.arrival_time, header.deadline) == (NOW, NOW + 2.0)
+    assert header.arrival_time == NOW and header.deadline is not None and header.deadline <= steady_time() + 2.0
 
 
 @pytest.mark.parametrize(
