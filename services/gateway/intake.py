@@ -5,6 +5,7 @@ A request counts here from its first byte to its last; what becomes of it then i
 
 from __future__ import annotations
 
+import random
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -16,9 +17,11 @@ from shared.errors import RejectCode, RequestError
 
 SMALL = 64 << 10  # bytes of a request that are always read: they cost no more than its headers do
 PATIENCE = 0.5  # seconds of debt up to which a sender is only kept waiting
-REFUSAL = 1.5  # seconds until a sender with more debt is refused: asking again at once would cost others each time
+REFUSAL = 1.5  # seconds, and up to twice as many, until a sender with more debt is refused (`refusal_wait`)
 REFUSED_BYTES_PER_SECOND = 1 << 20  # that one may send for nothing, for ever ...
 CREDIT = 16.0  # ... and so many seconds' worth of it in one burst
+FASTEST = 16 << 20  # bytes a second of one sender, on the average: what is received takes everybody's processors ...
+BURST = 0.25  # ... beyond so many seconds' worth of it
 SLOWEST = 16 << 10  # bytes a second, on the average of a body, once it has had its time
 
 
@@ -44,6 +47,7 @@ class Intake:
     def __init__(self, limits: Limits, clock: Callable[[], float] = time.monotonic) -> None:
         self.limits = limits
         self.debts = Debts(CREDIT, clock)
+        self._pace = Debts(BURST, clock)
         self.num_bytes = 0
         self.clock = clock
         self._of_sender: Counter[str] = Counter()
@@ -59,6 +63,11 @@ class Intake:
     def wait(self, sender: str) -> float:
         """Seconds that a sender's next large request has to wait before it is read; `REFUSAL` and more: in vain."""
         return max(0.0, self.debts.of(sender))
+
+    def rest(self, sender: str, num_bytes: int) -> float:
+        """Seconds until the next of a sender's bytes are asked for, now that so many have come."""
+        self._pace.charge(sender, num_bytes / FASTEST)
+        return max(0.0, self._pace.of(sender))
 
     def in_debt(self, sender: str) -> RequestError:
         seconds = max(self.debts.of(sender), 0.1)
@@ -94,8 +103,8 @@ class Body:
         self._held = 0
         self._began = intake.clock()
 
-    def grow(self, num_bytes: int) -> None:
-        """Raises RequestError where there is no room for it, or it comes too slowly."""
+    def grow(self, num_bytes: int) -> float:
+        """Returns the seconds to rest; raises RequestError where there is no room for it, or it comes too slowly."""
         self.num_bytes += num_bytes
         if (more := self.num_bytes - SMALL - self._held) > 0:
             self._intake.take(self._sender, more)
@@ -103,6 +112,10 @@ class Body:
         seconds = self._intake.clock() - self._began - self._intake.limits.seconds
         if seconds * SLOWEST > self.num_bytes:
             raise self.late()
+        return self.rest(num_bytes)
+
+    def rest(self, num_bytes: int) -> float:
+        return self._intake.rest(self._sender, num_bytes)
 
     def late(self) -> BodyTimeoutError:
         return BodyTimeoutError(
@@ -120,6 +133,11 @@ def make_intake(settings: Settings) -> Intake:
     """By the settings; every sender can send one request of the largest size, and another one beside it."""
     total = max(settings.max_receiving_bytes, 2 * settings.max_request_bytes)
     return Intake(Limits(total, max(total // 2, settings.max_request_bytes), settings.body_timeout))
+
+
+def refusal_wait() -> float:
+    """Seconds: asking again at once would cost others each time, and so would all refused ones by asking together."""
+    return random.uniform(REFUSAL, 2 * REFUSAL)
 
 
 def too_much(held: str, code: RejectCode) -> RequestError:

@@ -15,7 +15,7 @@ from google.protobuf.message import DecodeError
 
 from services.gateway.auth import Access
 from services.gateway.doorway import OPEN, Continuation, end
-from services.gateway.intake import PATIENCE, REFUSAL, SMALL, BodyTimeoutError, Intake
+from services.gateway.intake import PATIENCE, SMALL, BodyTimeoutError, Intake, refusal_wait
 from shared.errors import RejectCode, RequestError
 from shared.turns import Turns
 
@@ -91,10 +91,10 @@ class Receiving(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generi
             await asyncio.sleep(wait)
             return await self._message(context, sender)
         if self._slow.num_waiting_of(sender) >= MOST_SLOW:
-            await asyncio.sleep(REFUSAL)
+            await asyncio.sleep(refusal_wait())
             raise self._intake.in_debt(sender)
         async with self._slow.turn(sender):
-            await asyncio.sleep(REFUSAL)
+            await asyncio.sleep(refusal_wait())
             data = await self._message(context, sender)
         if len(data) > SMALL and self._intake.wait(sender) > PATIENCE:
             self._intake.refused(sender, len(data))

@@ -21,6 +21,7 @@ from shared.transport.acceptor import Acceptor
 from shared.transport.link import worth_a_line
 
 BACKLOG = 2048
+RECEIVE_BUFFER = 256 << 10  # bytes that the kernel holds of a connection whose body is not read; else megabytes
 MAX_FAREWELLS = 64  # refused connections that stay open for a moment: closed at once, an answer may not be read
 FAREWELL_SECONDS = 1.0
 
@@ -117,6 +118,7 @@ def listen(host: str, port: int, *, share: bool = False) -> socket.socket:
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER)  # those that are taken inherit it
         if share:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         listener.bind((bare, port))

@@ -11,7 +11,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services.gateway.auth import Access
 from services.gateway.http.failures import CLIENT_CLOSED_REQUEST, refusal
-from services.gateway.intake import PATIENCE, REFUSAL, SMALL, Body, Intake
+from services.gateway.intake import PATIENCE, SMALL, Body, BodyTimeoutError, Intake, refusal_wait
+from shared.errors import RequestError
 
 FAREWELL_SECONDS = 0.5  # between the answer and the end of a connection whose body is not read
 BUSY = frozenset({408, 429, 503})  # answers that say that there is too much already ...
@@ -37,7 +38,7 @@ class Receiving:
         exchange = Exchange(body, receive, send, self._intake)
         try:
             if is_large(request) and (wait := self._intake.wait(sender)):
-                await asyncio.sleep(wait if wait <= PATIENCE else REFUSAL)
+                await asyncio.sleep(wait if wait <= PATIENCE else refusal_wait())
                 if wait > PATIENCE:
                     exchange.is_drained = False
                     await refusal(self._intake.in_debt(sender), scope)(scope, exchange.receive, exchange.send)
@@ -78,11 +79,22 @@ class Exchange:
         if message["type"] == "http.request":
             self._is_whole = not message.get("more_body", False)
             if not self._is_whole:
-                self._body.grow(len(message.get("body", b"")))
+                await self._count(len(message.get("body", b"")))
             else:  # it is decoded at once, and counts as a request from there on
                 self._body.num_bytes += len(message.get("body", b""))
                 self._body.close()
         return message
+
+    async def _count(self, num_bytes: int) -> None:
+        try:
+            rest = self._body.grow(num_bytes)
+        except BodyTimeoutError:
+            raise
+        except RequestError:  # there is too much already, of which each answer at once would be followed by more
+            await asyncio.sleep(refusal_wait())
+            raise
+        if rest:
+            await asyncio.sleep(rest)
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -105,6 +117,7 @@ class Exchange:
                 async with asyncio.timeout(FAREWELL_SECONDS):
                     message = await self._receive()
                 self._body.num_bytes += len(message.get("body", b""))
+                await asyncio.sleep(self._body.rest(len(message.get("body", b""))))
                 if not message.get("more_body", False):
                     return
 

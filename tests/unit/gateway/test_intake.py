@@ -12,8 +12,11 @@ import pytest
 
 from protos.pageant.v1.inference_pb2 import GenerateRequest, ListModelsRequest, TokenizeRequest
 from services.gateway.intake import (
+    BURST,
     CREDIT,
+    FASTEST,
     PATIENCE,
+    REFUSAL,
     REFUSED_BYTES_PER_SECOND,
     SMALL,
     Body,
@@ -21,6 +24,7 @@ from services.gateway.intake import (
     Intake,
     Limits,
     make_intake,
+    refusal_wait,
 )
 from services.gateway.receiving import host_of
 from shared.config import Settings
@@ -100,6 +104,23 @@ def test_a_body_that_comes_too_slowly_is_given_up() -> None:
     for _ in range(60):
         clock.now += 1
         steady.grow(32 << 10)
+
+
+def test_a_sender_is_read_at_a_rate_beyond_a_burst_and_others_are_not_held_up() -> None:
+    clock = Clock()
+    one = intake(64 * MEGABYTE, 64 * MEGABYTE, clock)
+    first, second = one.body("fast"), one.body("fast")
+    assert first.grow(int(FASTEST * BURST)) == 0.0
+    assert first.grow(FASTEST // 16) == pytest.approx(1 / 16)
+    assert second.grow(FASTEST // 16) == pytest.approx(2 / 16), "all its bodies count"
+    assert one.body("another").grow(SMALL) == 0.0
+    clock.now += 1.0
+    assert first.grow(SMALL) == 0.0
+
+
+def test_those_who_are_refused_do_not_come_again_together() -> None:
+    waits = [refusal_wait() for _ in range(100)]
+    assert min(waits) >= REFUSAL and max(waits) <= 2 * REFUSAL and max(waits) - min(waits) > REFUSAL / 2
 
 
 def test_debts_are_paid_by_time_and_forgotten() -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from typing import Any
 
 import pytest
 
-from services.gateway.intake import CREDIT, REFUSED_BYTES_PER_SECOND, SMALL
+from services.gateway.intake import CREDIT, REFUSAL, REFUSED_BYTES_PER_SECOND, SMALL
 from shared.messages import EncodeRequest
 from tests.unit.gateway.http.client import Http, http
 from tests.unit.gateway.http.test_connections import Raw, raw
@@ -46,8 +47,10 @@ async def test_halves_of_bodies_take_no_more_than_they_may_and_others_are_read()
         async with raw(h, 12) as many:
             for one in many:
                 one.writer.write(post(2 * MEGABYTE) + b" " * (MEGABYTE + MEGABYTE // 2))
+            begun = time.monotonic()
             refused = [asyncio.create_task(answer(one)) for one in many]
             await until(lambda: sum(task.done() for task in refused) >= 11)
+            assert time.monotonic() - begun >= REFUSAL, "each answer at once would be followed by another body"
             assert intake.num_bytes <= intake.limits.sender == limit // 2
             for task in refused:
                 if task.done():
