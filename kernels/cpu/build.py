@@ -69,7 +69,11 @@ TARGETS: dict[str, Target] = {  # the best first
 
 @contextmanager
 def library(
-    target: str = NATIVE, *, defines: Sequence[str] = (), announce: Announce = lambda compiler: None
+    target: str = NATIVE,
+    *,
+    defines: Sequence[str] = (),
+    announce: Announce = lambda compiler: None,
+    may_compile: bool = True,
 ) -> Iterator[Path]:
     """A compiled library for `target` (one of TARGETS, or NATIVE) to load within the context.  Raises BuildError.
 
@@ -85,6 +89,8 @@ def library(
     flags = (*(TARGETS[target].flags if target != NATIVE else ("-march=native",)), *(f"-D{name}" for name in defines))
     name = f"{target}-{_digest(flags, _version(compiler), *sorted(features))}.so"
     with _cache() as folder:
+        if not may_compile and not (folder / name).is_file():
+            raise BuildError("the library has not been compiled yet")
         yield _compiled_once(folder / name, compiler, flags, announce)
 
 

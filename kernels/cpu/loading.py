@@ -22,6 +22,15 @@ def load(target: str = NATIVE, *, defines: Sequence[str] = (), announce: Announc
         raise NativeUnavailable(str(error)) from error
 
 
+def load_compiled() -> Native | None:
+    """The library where it is there already; None where it would have to be compiled, or does not serve."""
+    try:
+        with library(may_compile=False) as path:
+            return _load_once(path)
+    except (BuildError, NativeUnavailable):
+        return None
+
+
 @cache
 def _load_once(path: Path) -> Native:
     """A library that is loaded twice is the same one, with the same team."""

@@ -15,6 +15,7 @@ import msgspec
 import torch
 
 from kernels.cpu import build
+from kernels.cpu.loading import load_compiled
 from kernels.cpu.native import Native
 from kernels.ops import digest
 from shared.config import Settings
@@ -28,7 +29,7 @@ from shared.text_digest import digest_of, text_fingerprint
 from shared.version import VERSION
 
 MADE_UP = "dummy"  # weights that the configuration says all of
-MOST_THREADS = 4  # of a digest in torch's way
+MOST_THREADS = 4  # of a digest in numpy's way
 
 
 class Watched:
@@ -41,8 +42,7 @@ class Watched:
         self._known = memory.recall(self._identity) if self._files else MADE_UP
         self._digest: WeightDigest | None = None
         if not self._known:
-            threads = min(MOST_THREADS, usable_cores()) if native is None else 0
-            self._digest = WeightDigest(digest.chunk_sums if native is None else native.chunk_sums, threads=threads)
+            self._digest = make_digest(native or load_compiled())
             source.watch(self._digest)
 
     def value(self) -> str:
@@ -53,6 +53,13 @@ class Watched:
         if identity_of(self._files) == self._identity:  # else they were changed under our hands
             self._memory.remember(self._identity, found)
         return found
+
+
+def make_digest(native: Native | None) -> WeightDigest:
+    """By the native library, whoever computes; without one by numpy, in threads."""
+    if native is not None:
+        return WeightDigest(native.chunk_sums)
+    return WeightDigest(digest.chunk_sums, threads=min(MOST_THREADS, usable_cores()))
 
 
 def remembered_digest(source: WeightSource, memory: DigestMemory) -> str:
