@@ -15,9 +15,10 @@ from services.scheduler.intake import Intake
 from services.scheduler.moment import Moment
 from services.scheduler.outputs import Outbound
 from services.scheduler.reconciliation import Reconciliation
-from services.scheduler.replica import Replica, Step
+from services.scheduler.replica import Replica
 from services.scheduler.results import check_order, check_result, give_logprobs
 from services.scheduler.sequence import Sequence, Status
+from services.scheduler.step import Step
 from services.scheduler.stopping import finish_of
 from shared.errors import RejectCode, RequestError
 from shared.grammar import refusal

@@ -17,10 +17,11 @@ from services.scheduler.plan_builder import NONE, PlanBuilder
 from services.scheduler.policy import Policy
 from services.scheduler.preemption import Preemption
 from services.scheduler.prefixes import Prefixes
-from services.scheduler.replica import Replica, Step
+from services.scheduler.replica import Replica
 from services.scheduler.sequence import Sequence, Status
 from services.scheduler.sharing import Claims, slow_tenants
 from services.scheduler.speculation import Speculation
+from services.scheduler.step import Step
 from shared.messages import StepPlan
 from shared.phases import Phase
 
@@ -103,13 +104,13 @@ class Batcher:
             return
         self.builder.step.arm = speculation.arm
         for sequence in self.replica.running:
-            if sequence.can_verify and sequence.following is not None:
+            if sequence.can_verify:
                 drafts = self.drafts.usable(sequence).first(self._num_drafts(sequence, speculation))
                 num_tokens = 1 + len(drafts.token_ids)
                 if num_tokens > 1 and (new_blocks := self._room_for(sequence, num_tokens)) is not None:
                     self.builder.schedule(sequence, num_tokens, 1, new_blocks, drafts)
                     self._verified.add(sequence)
-                    sequence.following.num_verified = sequence.num_tokens + len(drafts.token_ids)
+                    self.drafts.verifies(sequence, drafts)
 
     def _num_drafts(self, sequence: Sequence, speculation: Speculation) -> int:
         """No more than wanted, than can still come (verifying k yields up to k + 1 tokens), and than leaves every

@@ -47,12 +47,12 @@ class DraftLink:
     def can_follow(self, sequence: Sequence) -> bool:
         return bool(self._free_rows) and sequence.num_tokens < self.capacity.max_model_len
 
-    def follow(self, sequence: Sequence) -> None:
+    def follow(self, sequence: Sequence) -> Following:
         """Open a sequence with the next update."""
         row = self._free_rows.pop()
         self.sequences[row] = sequence
-        sequence.following = Following(self, row, self.num_updates + 1, sequence.num_tokens)
         self._opened.append(_for_draft(sequence.admitted(row)))
+        return Following(self, row, self.num_updates + 1, sequence.num_tokens)
 
     def forget(self, following: Following) -> None:
         """Close a sequence with the next update, and its row may be given to another by the same."""
@@ -119,6 +119,7 @@ class DraftLinks:
 
     def __init__(self, counters: Counters, *, rejection: bool, max_draft_tokens: int) -> None:
         self.links: dict[str, DraftLink] = {}
+        self._followings: dict[Sequence, Following] = {}
         self._counters = counters
         self._rejection = rejection
         self._max_draft_tokens = max_draft_tokens  # per proposal, what is run ahead included
@@ -134,7 +135,7 @@ class DraftLinks:
         """A draft is gone, and what it proposed with it."""
         if link := self.links.pop(instance, None):
             for sequence in link.sequences.values():
-                sequence.following = None
+                del self._followings[sequence]
 
     def by_epoch(self, epoch: int) -> DraftLink | None:
         return next((link for link in self.links.values() if link.epoch == epoch), None)
@@ -142,19 +143,18 @@ class DraftLinks:
     def tell(self, sequence: Sequence, num_wanted: int, *, ahead: bool) -> tuple[DraftLink, int] | None:
         """Tell a sequence's draft what was committed; returns it and the update that will say so, None where no draft
         follows the sequence or has room for it."""
-        if sequence.following is None:
+        following = self._followings.get(sequence)
+        if following is None:
             able = [link for link in self.links.values() if link.can_follow(sequence)]
             if not able:
                 return None
-            min(able, key=lambda link: (len(link.sequences), link.instance)).follow(sequence)
-        following = sequence.following
-        assert following is not None
+            link = min(able, key=lambda link: (len(link.sequences), link.instance))
+            following = self._followings[sequence] = link.follow(sequence)
         return following.link, following.link.tell(sequence, following, num_wanted, ahead=ahead)
 
     def forget(self, sequence: Sequence) -> None:
-        if following := sequence.following:
+        if following := self._followings.pop(sequence, None):
             following.link.forget(following)
-            sequence.following = None
 
     def take_updates(self) -> list[tuple[str, DraftUpdate]]:
         """By instance, what each is to be told now."""
@@ -182,9 +182,8 @@ class DraftLinks:
 
     def _followed(self, link: DraftLink, row: int, update_id: int) -> Following | None:
         sequence = link.sequences.get(row)
-        if sequence is None or sequence.following is None or sequence.following.opened_by > update_id:
-            return None
-        return sequence.following
+        following = None if sequence is None else self._followings.get(sequence)
+        return None if following is None or following.opened_by > update_id else following
 
     def _check(self, link: DraftLink, message: DraftProposals, vocab_size: int) -> None:
         num_tokens = len(message.draft_token_ids)
@@ -204,7 +203,7 @@ class DraftLinks:
 
     def usable(self, sequence: Sequence) -> Drafts:
         """What of a sequence's proposal still follows its tokens; one that does not agree with them is dropped."""
-        following = sequence.following
+        following = self._followings.get(sequence)
         if following is None or following.proposal is None:
             return NO_DRAFTS
         proposal = following.proposal
@@ -215,3 +214,7 @@ class DraftLinks:
             following.proposal = None
             return NO_DRAFTS
         return Drafts(proposal.token_ids[num_known:], proposal.distributions[num_known:])
+
+    def verifies(self, sequence: Sequence, drafts: Drafts) -> None:
+        """These, which were usable, are in a step."""
+        self._followings[sequence].num_verified = sequence.num_tokens + len(drafts.token_ids)

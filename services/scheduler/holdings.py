@@ -23,6 +23,17 @@ class Expected:
     given_up: frozenset[int]  # rows that the next plan releases
 
 
+@dataclass(slots=True)
+class Audit:
+    """How far one life of a worker has been checked."""
+
+    epoch: int
+    num_reports: int = 0  # of its holdings that the worker was asked for
+    expected: Expected | None = None  # in the last of them
+    next_block: int = 0  # where the next check of the scheduler's own pool goes on
+    next_sequence: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class Difference:
     leaked_rows: list[int]  # that the worker keeps, and nobody has

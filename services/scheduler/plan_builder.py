@@ -5,8 +5,9 @@ from __future__ import annotations
 from itertools import chain
 
 from services.scheduler.proposal import NO_DRAFTS, Drafts
-from services.scheduler.replica import Replica, Step
+from services.scheduler.replica import Replica
 from services.scheduler.sequence import Sequence
+from services.scheduler.step import Step
 from shared.messages import StepPlan
 
 NONE: list[int] = []  # no new blocks; never written to

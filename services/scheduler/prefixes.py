@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from services.scheduler.plan_builder import PlanBuilder
 from services.scheduler.policy import Policy
-from services.scheduler.replica import Replica, Step
+from services.scheduler.replica import Replica
 from services.scheduler.sequence import Sequence
+from services.scheduler.step import Step
 from shared.phases import Miss
 
 

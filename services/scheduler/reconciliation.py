@@ -10,12 +10,13 @@ from dataclasses import asdict
 
 from services.scheduler import phases
 from services.scheduler.counters import Counters
-from services.scheduler.holdings import check_report, check_steps, compare, expected
+from services.scheduler.holdings import Audit, check_report, check_steps, compare, expected
 from services.scheduler.journal import Journal
 from services.scheduler.moment import Moment
-from services.scheduler.replica import Replica, Step
+from services.scheduler.replica import Replica
 from services.scheduler.self_check import Mended, check, stale_holders
 from services.scheduler.sequence import Request, Sequence, Status
+from services.scheduler.step import Step
 from shared.messages import Holdings, Refusal, RefusedRow, ReportHoldings, StepResult
 
 MAX_REFUSALS = 3  # of one sequence, before its request ends alone
@@ -28,6 +29,17 @@ class Reconciliation:
         self._moment = moment
         self._counters = counters
         self._journal = journal
+        self._audits: dict[str, Audit] = {}  # by worker
+
+    def _audit(self, replica: Replica) -> Audit:
+        audit = self._audits.get(replica.instance)
+        if audit is None or audit.epoch != replica.epoch:
+            audit = self._audits[replica.instance] = Audit(replica.epoch)
+        return audit
+
+    def forget(self, replica: Replica) -> None:
+        """A worker has left."""
+        self._audits.pop(replica.instance, None)
 
     # -- the scheduler's own
 
@@ -36,7 +48,7 @@ class Reconciliation:
         stale = stale_holders(replica)
         for sequence in stale:
             self._recompute(replica, sequence)
-        mended = check(replica, len(stale))
+        mended = check(replica, self._audit(replica), len(stale))
         if not mended.is_nothing:
             self._counters.num_leaked_blocks += mended.num_leaked_blocks
             self._counters.num_leaked_rows += mended.num_leaked_rows
@@ -47,18 +59,20 @@ class Reconciliation:
 
     def ask(self, replica: Replica) -> ReportHoldings:
         """To be sent behind the plans so far."""
-        replica.num_reports += 1
-        replica.expected = expected(replica, replica.num_reports)
-        return ReportHoldings(replica.epoch, replica.num_reports, replica.num_steps)
+        audit = self._audit(replica)
+        audit.num_reports += 1
+        audit.expected = expected(replica, audit.num_reports)
+        return ReportHoldings(replica.epoch, audit.num_reports, replica.num_steps)
 
     def compare(self, replica: Replica, holdings: Holdings) -> None:
         """Raises StepLost where a message has not come, ProtocolError where the report makes no sense."""
         check_report(replica, holdings)
         check_steps(replica, holdings)
-        before = replica.expected
+        audit = self._audit(replica)
+        before = audit.expected
         if before is None or before.report_id != holdings.report_id:
             return
-        replica.expected = None
+        audit.expected = None
         difference = compare(replica, before, holdings)
         for sequence in difference.wanting:
             self._recompute(replica, sequence)

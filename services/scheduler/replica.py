@@ -4,48 +4,16 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import Counter, OrderedDict, deque
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
-from services.scheduler.arms import PLAIN, Arm
 from services.scheduler.block_pool import BlockPool
 from services.scheduler.fairness import Shares
 from services.scheduler.moment import Moment
 from services.scheduler.phases import Waits
-from services.scheduler.proposal import Drafts
 from services.scheduler.queues import WaitingQueue, by_rank
 from services.scheduler.sequence import Sequence, Status
 from services.scheduler.speculation import Speculation
+from services.scheduler.step import Step
 from shared.messages import WorkerCapacity
-
-if TYPE_CHECKING:
-    from services.scheduler.holdings import Expected
-
-
-@dataclass(slots=True)
-class Step:
-    """A plan that is being made, or that was sent and is not answered.  Its columns are parallel."""
-
-    step_id: int
-    sequences: list[Sequence] = field(default_factory=list)
-    num_computed: list[int] = field(default_factory=list)  # before the step
-    num_scheduled: list[int] = field(default_factory=list)
-    num_samples: list[int] = field(default_factory=list)  # 1 where the last scheduled token is the last there is
-    new_blocks: list[list[int]] = field(default_factory=list)
-    drafts: list[Drafts] = field(default_factory=list)  # counted in num_scheduled
-    num_drafts: int = 0  # draft tokens of all
-    num_admitted: int = 0
-    arm: Arm = PLAIN
-
-    def drop(self, sequence: Sequence) -> int:
-        """Take a sequence's part out; returns how many tokens it was."""
-        if sequence not in self.sequences:
-            return 0
-        index = self.sequences.index(sequence)
-        self.num_drafts -= len(self.drafts[index].token_ids)
-        for column in (self.sequences, self.num_computed, self.num_samples, self.new_blocks, self.drafts):
-            del column[index]
-        return self.num_scheduled.pop(index)
 
 
 class Replica:
@@ -76,10 +44,6 @@ class Replica:
         self._free_rows = list(range(capacity.max_num_seqs - 1, -1, -1))
         self.is_draining = False
         self.speculation: Speculation | None = None  # None while there is no draft
-        self.expected: Expected | None = None  # in the report of its holdings that the worker was asked for
-        self.num_reports = 0
-        self.next_checked_block = 0  # where the next self-check goes on
-        self.next_checked_sequence = 0
 
     @property
     def num_free_rows(self) -> int:

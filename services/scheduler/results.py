@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from services.scheduler.replica import Replica, Step
+from services.scheduler.replica import Replica
 from services.scheduler.sequence import Sequence, Status
+from services.scheduler.step import Step
 from shared.errors import ProtocolError
 from shared.messages import StepResult
 

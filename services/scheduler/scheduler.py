@@ -288,6 +288,7 @@ class Scheduler:
     def retire_worker(self, instance: str) -> None:
         """A worker leaves of its own will: its requests go on elsewhere, by the preemption path."""
         if replica := self.replicas.pop(instance, None):
+            self._reconciliation.forget(replica)
             self._intake.limit()
             self._homes.rehouse(self._homes.vacate(replica, self.moment.now))
 
@@ -300,6 +301,7 @@ class Scheduler:
         replica = self.replicas.pop(instance, None)
         if replica is None:
             return
+        self._reconciliation.forget(replica)
         self._intake.limit()
         self.counters.num_worker_losses += 1
         in_flight = {sequence.request for step in replica.in_flight for sequence in step.sequences}

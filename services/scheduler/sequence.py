@@ -5,21 +5,17 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from services.scheduler.acceptance import Acceptance
 from services.scheduler.beam_search import BeamSearch
+from services.scheduler.clocks import SequenceClock
 from services.scheduler.prefix_cache import chained, extend_hashes, root_hash
 from shared.messages import AdmittedSequence, FinishReason, RequestHeader, TokenLogprobs
 from shared.packing import pack_tokens
 from shared.pooling import PoolingKind
 from shared.sampling import SamplingParams
-
-if TYPE_CHECKING:
-    from services.scheduler.drafts import Following
-    from services.scheduler.phases import SequenceClock
 
 MAX_PREEMPTIONS = 3
 MAX_WORKER_DEATHS = 2
@@ -146,7 +142,6 @@ class Sequence:
     logprobs: list[TokenLogprobs | None] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
     root: bytes = b""
-    following: Following | None = None  # where it stands with a draft
     clock: SequenceClock | None = None  # where its time goes; None where nobody wants to know
     num_drafts: int = 0  # draft tokens in flight
     num_draft_tokens: int = 0  # verified

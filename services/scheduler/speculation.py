@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from services.scheduler.acceptance import KEPT_OF_ALL, Acceptance
 from services.scheduler.arms import PLAIN, Arm, arms_of, yields
+from services.scheduler.drafts import DraftLink
 from services.scheduler.pace import Pace
-
-if TYPE_CHECKING:
-    from services.scheduler.drafts import DraftLink
-    from services.scheduler.replica import Step
-    from services.scheduler.sequence import Sequence
+from services.scheduler.sequence import Sequence
+from services.scheduler.step import Step
 
 PRIOR = 0.6  # acceptance that is believed before anything was measured
 LEAST_CHANCE = 0.05  # of being accepted, with which a draft token is still worth its place in a step

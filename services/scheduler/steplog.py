@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from services.scheduler.replica import Replica, Step
+from services.scheduler.replica import Replica
+from services.scheduler.step import Step
 from shared.messages import StepPlan, StepResult
 from shared.metrics.histogram import STEP_TOKENS, Histogram
 

@@ -159,7 +159,7 @@ def refused_row_goes_on(patch: pytest.MonkeyPatch) -> None:
 
 
 def leak_not_reclaimed(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(reconciliation, "check", lambda replica, num_stale_holders=0: Mended())
+    patch.setattr(reconciliation, "check", lambda replica, audit, num_stale_holders=0: Mended())
 
 
 IN_ANY_STORM: Iterable[Fault] = (
