@@ -10,10 +10,6 @@ import signal
 import sys
 from types import FrameType
 
-EXIT_DEFECT = 70  # EX_SOFTWARE
-EXIT_CONFIG = 78  # EX_CONFIG
-EXIT_INTERRUPTED = 128 + signal.SIGINT
-
 
 def run() -> None:
     """The program `pageant`."""
@@ -49,4 +45,4 @@ def _flushed(status: int) -> int:
 
 
 def _leave(number: int, frame: FrameType | None) -> None:
-    os._exit(EXIT_INTERRUPTED)
+    os._exit(128 + number)

@@ -14,9 +14,10 @@ from collections import Counter
 
 from services.scheduler.plan_builder import NONE
 from services.scheduler.proposal import NO_DRAFTS
-from services.scheduler.replica import Replica, Step
+from services.scheduler.replica import Replica
 from services.scheduler.scheduler import MAX_STEPS_IN_FLIGHT, Scheduler
 from services.scheduler.sequence import Sequence, Status
+from services.scheduler.step import Step
 from services.simulator.observer import Observer
 from shared.metrics.steps import StepWork
 
