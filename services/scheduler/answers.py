@@ -6,14 +6,10 @@ from __future__ import annotations
 from services.scheduler import phases
 from services.scheduler.beam_search import BeamSearch
 from services.scheduler.beams import conclude, is_usable, next_moves, regroup
-from services.scheduler.counters import Counters
+from services.scheduler.books import Books
 from services.scheduler.drafting import Drafting
 from services.scheduler.endings import Endings
-from services.scheduler.fairness import Shares
 from services.scheduler.homes import Homes
-from services.scheduler.intake import Intake
-from services.scheduler.moment import Moment
-from services.scheduler.outputs import Outbound
 from services.scheduler.reconciliation import Reconciliation
 from services.scheduler.replica import Replica
 from services.scheduler.results import check_order, check_result, give_logprobs
@@ -36,23 +32,18 @@ class Answers:
         self,
         endings: Endings,
         homes: Homes,
-        intake: Intake,
         drafting: Drafting,
         reconciliation: Reconciliation,
-        outbound: Outbound,
-        shares: Shares,
-        counters: Counters,
-        moment: Moment,
+        books: Books,
     ) -> None:
         self._endings = endings
+        self._outbound = endings.outbound
         self._homes = homes
-        self._intake = intake
         self._drafting = drafting
         self._reconciliation = reconciliation
-        self._outbound = outbound
-        self._shares = shares
-        self._counters = counters
-        self._moment = moment
+        self._shares = books.shares
+        self._counters = books.counters
+        self._moment = books.moment
 
     def take(self, replica: Replica, result: StepResult, now: float) -> bool:
         """False where it is a repetition.  Raises StepLost where an earlier answer is missing, ProtocolError where it
@@ -63,8 +54,8 @@ class Answers:
         step = replica.in_flight[0]
         asked = check_result(step, result, replica.capacity.vocab_size)
         replica.in_flight.popleft()
-        if replica.speculation is not None:
-            replica.speculation.record(step, now)
+        if (speculation := self._drafting.of(replica)) is not None:
+            speculation.record(step, now)
         if result.logprobs or result.prompt_logprobs:
             give_logprobs(step, result)
         if result.refused_rows:
@@ -78,14 +69,15 @@ class Answers:
             elif count < num_samples:
                 self._lack(sequence)
             else:
-                self._give(sequence, result.sampled_token_ids[offset : offset + count])
+                tokens = result.sampled_token_ids[offset : offset + count]
+                self._give(sequence, tokens, replica.capacity.vocab_size)
             offset += count
         self._counters.num_output_tokens += offset - num_wasted
         if result.refused:
             self._refuse(step, result.refused)
         return True
 
-    def _give(self, sequence: Sequence, tokens: list[int]) -> None:
+    def _give(self, sequence: Sequence, tokens: list[int], vocab_size: int) -> None:
         """Give a sequence what was sampled for it; nothing where its prompt was computed in part."""
         sequence.num_in_flight -= 1
         if not tokens:
@@ -93,7 +85,7 @@ class Answers:
         sequence.num_pending -= 1
         self._shares.charge_output(sequence.request.header.tenant, len(tokens))
         if sequence.request.search is not None:
-            self._follow(sequence, sequence.request.search)
+            self._follow(sequence, sequence.request.search, vocab_size)
             return
         if sequence.num_drafts:
             self._drafting.judge(sequence, len(tokens) - 1)
@@ -117,12 +109,11 @@ class Answers:
 
     # -- beams
 
-    def _follow(self, beam: Sequence, search: BeamSearch) -> None:
+    def _follow(self, beam: Sequence, search: BeamSearch, vocab_size: int) -> None:
         """Take what a step says behind one beam; with that of the last one, the search goes on."""
         request, said = beam.request, beam.said
         beam.said = None
-        capacity = self._intake.capacity
-        if said is None or not is_usable(said, search, capacity.vocab_size if capacity else 0):
+        if said is None or not is_usable(said, search, vocab_size):
             error = RequestError("a worker does not say which tokens are likely", code=RejectCode.INTERNAL)
             self._endings.fail(request, error)
             return

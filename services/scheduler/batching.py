@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from services.scheduler import phases
+from services.scheduler.books import Books
 from services.scheduler.branching import branch_off, idle_beams, is_idle
-from services.scheduler.counters import Counters
-from services.scheduler.drafts import DraftLinks
-from services.scheduler.fairness import Shares
+from services.scheduler.drafting import Drafting
 from services.scheduler.forerunners import Forerunners
 from services.scheduler.forking import awaits_sibling, can_fork, fork
-from services.scheduler.journal import Journal
-from services.scheduler.misses import Misses
-from services.scheduler.moment import Moment
 from services.scheduler.needs import Needs
 from services.scheduler.plan_builder import NONE, PlanBuilder
 from services.scheduler.policy import Policy
@@ -38,28 +34,24 @@ class Batcher:
         self,
         replica: Replica,
         policy: Policy,
-        counters: Counters,
-        journal: Journal,
-        drafts: DraftLinks,
-        shares: Shares,
-        misses: Misses,
-        moment: Moment,
+        drafting: Drafting,
+        books: Books,
     ) -> None:
         self.replica = replica
         self.policy = policy
-        self.counters = counters
-        self.journal = journal
-        self.drafts = drafts
-        self.shares = shares
-        self.misses = misses
-        self.moment = moment
+        self.drafting = drafting
+        self.counters = books.counters
+        self.journal = books.journal
+        self.shares = books.shares
+        self.misses = books.misses
+        self.moment = books.moment
         self.builder = PlanBuilder(replica, policy.max_num_batched_tokens, rejection=policy.acceptance == "rejection")
         self._verified: set[Sequence] = set()
         self._prefixes = Prefixes(replica, self.builder, policy)
         self._needs = Needs(replica, self._prefixes)
-        self._preemption = Preemption(replica, self.builder, counters, journal, moment)
+        self._preemption = Preemption(replica, self.builder, books)
         self._ahead = Forerunners(replica, self._needs, self._preemption)
-        self._slow = slow_tenants(replica, shares) if policy.enable_chunked_prefill else frozenset()
+        self._slow = slow_tenants(replica, books.shares) if policy.enable_chunked_prefill else frozenset()
         self._slow_budget = policy.fair_prefill_tokens or policy.max_num_batched_tokens
         self._obstacle: tuple[Phase, Sequence | None] = (Phase.QUEUE_STEP, None)  # where the queue stopped, and why
 
@@ -99,18 +91,18 @@ class Batcher:
 
     def _verify(self) -> None:
         """Give draft tokens to the sequences that were asked for: as many as fit, without preempting for them."""
-        speculation = self.replica.speculation
+        speculation = self.drafting.of(self.replica)
         if speculation is None or not speculation.has_asked:
             return
         self.builder.step.arm = speculation.arm
         for sequence in self.replica.running:
             if sequence.can_verify:
-                drafts = self.drafts.usable(sequence).first(self._num_drafts(sequence, speculation))
+                drafts = self.drafting.links.usable(sequence).first(self._num_drafts(sequence, speculation))
                 num_tokens = 1 + len(drafts.token_ids)
                 if num_tokens > 1 and (new_blocks := self._room_for(sequence, num_tokens)) is not None:
                     self.builder.schedule(sequence, num_tokens, 1, new_blocks, drafts)
                     self._verified.add(sequence)
-                    self.drafts.verifies(sequence, drafts)
+                    self.drafting.links.verifies(sequence, drafts)
 
     def _num_drafts(self, sequence: Sequence, speculation: Speculation) -> int:
         """No more than wanted, than can still come (verifying k yields up to k + 1 tokens), and than leaves every

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from services.scheduler import phases
-from services.scheduler.counters import Counters
+from services.scheduler.books import Books
 from services.scheduler.drafts import DraftLinks
 from services.scheduler.homes import Homes
-from services.scheduler.journal import Journal
-from services.scheduler.moment import Moment
 from services.scheduler.outputs import Outbound
 from services.scheduler.sequence import Request, Sequence, Status
 from shared.errors import RequestError
@@ -25,18 +23,16 @@ class Endings:
         homes: Homes,
         drafts: DraftLinks,
         outbound: Outbound,
-        counters: Counters,
-        journal: Journal,
-        moment: Moment,
+        books: Books,
     ) -> None:
         self.open: dict[str, Request] = {}
         self.finished: dict[str, Request] = {}
         self._homes = homes
         self._drafts = drafts
-        self._outbound = outbound
-        self._counters = counters
-        self._journal = journal
-        self._moment = moment
+        self.outbound = outbound
+        self._counters = books.counters
+        self._journal = books.journal
+        self._moment = books.moment
 
     def finish(self, sequence: Sequence) -> None:
         """A sequence has all its tokens; with the last one its request is finished."""
@@ -50,7 +46,7 @@ class Endings:
         for sequence in request.sequences:
             if sequence.clock is not None:
                 sequence.clock.is_due = True
-            self._outbound.emit(sequence)
+            self.outbound.emit(sequence)
             self._note(sequence)
         self._put_aside(request)
 
@@ -59,14 +55,14 @@ class Endings:
         told = phases.so_far(request, self._moment.now)
         self._journal.request("request_failed", request, code=error.code, reason=str(error), **told)
         self.drop(request)
-        self._outbound.fail(request, error)
+        self.outbound.fail(request, error)
 
     def drop(self, request: Request) -> None:
         """End a request without a word to its client."""
         for sequence in request.sequences:
             if sequence.status is not Status.FINISHED:
                 self.leave(sequence)
-                self._outbound.close(sequence)
+                self.outbound.close(sequence)
         del self.open[request.request_id]
         request.let_go()
 

@@ -6,10 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from services.scheduler import phases
 from services.scheduler.admission import RETRY_AFTER_MS
-from services.scheduler.counters import Counters
-from services.scheduler.journal import Journal
-from services.scheduler.misses import Misses
-from services.scheduler.moment import Moment
+from services.scheduler.books import Books
 from services.scheduler.placement import Router
 from services.scheduler.policy import Policy
 from services.scheduler.replica import Replica
@@ -30,19 +27,16 @@ class Homes:
         self,
         policy: Policy,
         replicas: Mapping[str, Replica],
-        misses: Misses,
-        counters: Counters,
-        journal: Journal,
-        moment: Moment,
+        books: Books,
     ) -> None:
         self.homeless: list[Sequence] = []
         self._roomless: dict[Request, float] = {}  # for which no worker that lives has room, and since when
         self._router = Router(policy.routing_policy, use_cache=policy.enable_prefix_caching)
         self._replicas = replicas
-        self._misses = misses
-        self._counters = counters
-        self._journal = journal
-        self._moment = moment
+        self._misses = books.misses
+        self._counters = books.counters
+        self._journal = books.journal
+        self._moment = books.moment
 
     def place(self, sequences: Iterable[Sequence]) -> None:
         """Put sequences into waiting queues; siblings go where the first of them is."""
@@ -56,7 +50,7 @@ class Homes:
             phases.queued(sequence, replica.waits, len(replica.waiting), self._moment.now)
             replica.waiting.add(sequence)
             if placement.scores:
-                self._journal.placed(sequence, placement)
+                self._journal.sequence("sequence_placed", sequence, worker=sequence.worker, scores=str(placement))
 
     def place_behind(self, beam: Sequence, source: Sequence) -> None:
         """A beam begins where another stands, and runs beside it."""

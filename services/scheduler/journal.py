@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from services.scheduler.moment import Moment
-from services.scheduler.placement import Placement
 from services.scheduler.sequence import Request, Sequence
 from shared.messages import RequestHeader
 
@@ -47,10 +46,6 @@ class Journal:
 
     def sequence(self, event: str, sequence: Sequence, **fields: Any) -> None:
         self._notes.append(Note(event, sequence.request.header, {"index": sequence.index, **fields}, self._moment.now))
-
-    def placed(self, sequence: Sequence, placement: Placement) -> None:
-        """Where it is from now on, and by which scores."""
-        self.sequence("sequence_placed", sequence, worker=sequence.worker, scores=str(placement))
 
     def take(self) -> list[Note]:
         notes, self._notes = self._notes, []

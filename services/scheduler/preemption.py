@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from services.scheduler import phases
-from services.scheduler.counters import Counters
-from services.scheduler.journal import Journal
-from services.scheduler.moment import Moment
+from services.scheduler.books import Books
 from services.scheduler.plan_builder import PlanBuilder
 from services.scheduler.replica import Replica
 from services.scheduler.sequence import Sequence
@@ -16,14 +14,12 @@ from services.scheduler.sequence import Sequence
 class Preemption:
     """Sends running sequences back to the queue; what they had of the step is taken back."""
 
-    def __init__(
-        self, replica: Replica, builder: PlanBuilder, counters: Counters, journal: Journal, moment: Moment
-    ) -> None:
+    def __init__(self, replica: Replica, builder: PlanBuilder, books: Books) -> None:
         self._replica = replica
         self._builder = builder
-        self._counters = counters
-        self._journal = journal
-        self._moment = moment
+        self._counters = books.counters
+        self._journal = books.journal
+        self._moment = books.moment
 
     def cheapest(self, candidates: Iterable[Sequence]) -> Sequence | None:
         """Who is the cheapest to recompute, and of those the least urgent; nobody who has given way too often."""

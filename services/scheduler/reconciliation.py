@@ -9,10 +9,8 @@ from __future__ import annotations
 from dataclasses import asdict
 
 from services.scheduler import phases
-from services.scheduler.counters import Counters
+from services.scheduler.books import Books
 from services.scheduler.holdings import Audit, check_report, check_steps, compare, expected
-from services.scheduler.journal import Journal
-from services.scheduler.moment import Moment
 from services.scheduler.replica import Replica
 from services.scheduler.self_check import Mended, check, stale_holders
 from services.scheduler.sequence import Request, Sequence, Status
@@ -25,10 +23,10 @@ MAX_REFUSALS = 3  # of one sequence, before its request ends alone
 class Reconciliation:
     """Acts on replicas; what it does is in the counters and among the journal's alarms."""
 
-    def __init__(self, counters: Counters, journal: Journal, moment: Moment) -> None:
-        self._moment = moment
-        self._counters = counters
-        self._journal = journal
+    def __init__(self, books: Books) -> None:
+        self._moment = books.moment
+        self._counters = books.counters
+        self._journal = books.journal
         self._audits: dict[str, Audit] = {}  # by worker
 
     def _audit(self, replica: Replica) -> Audit:

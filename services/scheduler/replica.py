@@ -11,7 +11,6 @@ from services.scheduler.moment import Moment
 from services.scheduler.phases import Waits
 from services.scheduler.queues import WaitingQueue, by_rank
 from services.scheduler.sequence import Sequence, Status
-from services.scheduler.speculation import Speculation
 from services.scheduler.step import Step
 from shared.messages import WorkerCapacity
 
@@ -43,7 +42,6 @@ class Replica:
         self.branches: list[tuple[Sequence, Sequence]] = []  # waiting ones, and behind which running ones they begin
         self._free_rows = list(range(capacity.max_num_seqs - 1, -1, -1))
         self.is_draining = False
-        self.speculation: Speculation | None = None  # None while there is no draft
 
     @property
     def num_free_rows(self) -> int:

@@ -21,6 +21,7 @@ import msgspec
 from services.scheduler import phases
 from services.scheduler.answers import Answers
 from services.scheduler.batching import Batcher
+from services.scheduler.books import Books
 from services.scheduler.counters import Counters
 from services.scheduler.drafting import Drafting
 from services.scheduler.drafts import DraftLinks
@@ -86,16 +87,13 @@ class Scheduler:
             rejection=policy.acceptance == "rejection",
             max_draft_tokens=2 * policy.max_num_draft_tokens + 1,
         )
-        books = self.counters, self.journal, self.moment
+        self._books = books = Books(self.counters, self.journal, self.misses, self.shares, self.moment)
         self._intake = Intake(policy, self.replicas)
-        self._homes = Homes(policy, self.replicas, self.misses, *books)
+        self._homes = Homes(policy, self.replicas, books)
         self._drafting = Drafting(policy, self.counters, self.drafts, self.replicas)
-        self._endings = Endings(self._homes, self.drafts, self.outbound, *books)
-        self._reconciliation = Reconciliation(*books)
-        self._answers = Answers(
-            self._endings, self._homes, self._intake, self._drafting, self._reconciliation, self.outbound, self.shares,
-            self.counters, self.moment,
-        )  # fmt: skip
+        self._endings = Endings(self._homes, self.drafts, self.outbound, books)
+        self._reconciliation = Reconciliation(books)
+        self._answers = Answers(self._endings, self._homes, self._drafting, self._reconciliation, books)
         self._detokenizers: list[str] = []
 
     # -- who is here
@@ -288,7 +286,7 @@ class Scheduler:
     def retire_worker(self, instance: str) -> None:
         """A worker leaves of its own will: its requests go on elsewhere, by the preemption path."""
         if replica := self.replicas.pop(instance, None):
-            self._reconciliation.forget(replica)
+            self._forget(replica)
             self._intake.limit()
             self._homes.rehouse(self._homes.vacate(replica, self.moment.now))
 
@@ -301,7 +299,7 @@ class Scheduler:
         replica = self.replicas.pop(instance, None)
         if replica is None:
             return
-        self._reconciliation.forget(replica)
+        self._forget(replica)
         self._intake.limit()
         self.counters.num_worker_losses += 1
         in_flight = {sequence.request for step in replica.in_flight for sequence in step.sequences}
@@ -314,6 +312,10 @@ class Scheduler:
             text = f"workers died {request.num_worker_deaths} times in a row while they computed this request"
             self.fail(request, RequestError(text, code=RejectCode.INTERNAL))
         self._homes.rehouse([])
+
+    def _forget(self, replica: Replica) -> None:
+        self._reconciliation.forget(replica)
+        self._drafting.forget(replica)
 
     # -- steps
 
@@ -329,13 +331,9 @@ class Scheduler:
                 replica.waits.idle.begin(now)
             return None
         replica.waits.idle.end(now)
-        batcher = Batcher(
-            replica, self.policy, self.counters, self.journal, self.drafts, self.shares,
-            self.misses, self.moment,
-        )  # fmt: skip
-        plan = batcher.next_plan()
-        if plan is not None and replica.speculation is not None:
-            replica.speculation.planned()
+        plan = Batcher(replica, self.policy, self._drafting, self._books).next_plan()
+        if plan is not None:
+            self._drafting.planned(replica)
         return plan
 
     def apply(self, instance: str, result: StepResult, now: float = 0.0) -> bool:
