@@ -16,8 +16,8 @@ from scripts.bench.report import Line
 from scripts.bench.tokens import Speech
 from services.detokenizer.decoder import DecoderFactory
 from services.detokenizer.table import StreamTable
-from services.scheduler.policy import Policy
 from services.scheduler.scheduler import Scheduler
+from services.scheduler.state.policy import Policy
 from shared.messages import AddRequest, RequestHeader, StepResult, WorkerCapacity
 from shared.packing import pack_tokens
 from shared.sampling import GenerationDefaults, SamplingParams

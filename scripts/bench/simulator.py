@@ -40,7 +40,7 @@ from services.cli.bench.generator import Generator, lateness
 from services.cli.bench.grpc_backend import GrpcBackend
 from services.cli.bench.outcome import Outcome
 from services.cli.private import with_private_troupe
-from services.scheduler.policy import Policy
+from services.scheduler.state.policy import Policy
 from services.simulator.fitting import Fitted, fit, read_recording, undisturbed
 from services.simulator.outcome import Outcome as Foretold
 from services.simulator.outcome import outcome_of

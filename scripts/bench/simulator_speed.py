@@ -23,7 +23,7 @@ import msgspec
 
 from scripts.bench.report import Line, add_check, finish
 from services.cli.simulate import MANY_OBJECTS
-from services.scheduler.policy import Policy
+from services.scheduler.state.policy import Policy
 from services.simulator.hardware import DEVICES, num_blocks, shape_of
 from services.simulator.simulation import VOCAB_SIZE, Delays, Simulation
 from services.simulator.step_time import Roofline

@@ -11,7 +11,7 @@ import click
 from services.cli.help import command
 from shared.errors import ProtocolError
 
-KEPT = Path("tests/unit/scheduler/recordings")  # every recording there is replayed by a test
+KEPT = Path("tests/unit/scheduler/recording/recordings")  # every recording there is replayed by a test
 
 
 @command("replay")
@@ -27,7 +27,7 @@ def replay_command(file: Path, invariants: bool, show_digest: bool, keep: str | 
     """Replay FILE, which a scheduler with --record has written; the exit status is 1 where a plan differs."""
     sys.modules["torch"] = None  # type: ignore[assignment]  # a recording from anywhere is replayed anywhere
     from services.scheduler.invariants import check
-    from services.scheduler.replay import replay
+    from services.scheduler.recording.replay import replay
 
     try:
         with file.open("rb") as opened:

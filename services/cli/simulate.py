@@ -14,8 +14,8 @@ from tqdm import tqdm
 
 from services.cli.tables import aligned
 from services.cli.workloads import WorkloadOptions, requests_of
-from services.scheduler.placement import SCORES
-from services.scheduler.policy import Policy
+from services.scheduler.lifecycle.routing import SCORES
+from services.scheduler.state.policy import Policy
 from services.simulator.fitting import errors, fit, read_recording
 from services.simulator.hardware import DEVICES, Device, num_blocks, shape_of
 from services.simulator.scatter import Scattered

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import structlog
 
-from services.scheduler.journal import Note
-from services.scheduler.lives import Lives
+from services.scheduler.consistency.results import StepLost
 from services.scheduler.load import ledgers_of, load_of
-from services.scheduler.results import StepLost
-from services.scheduler.roster import Troupe
+from services.scheduler.membership.lives import Lives
+from services.scheduler.membership.roster import Troupe
 from services.scheduler.scheduler import Scheduler
-from services.scheduler.stalls import StallWatch
-from services.scheduler.steplog import StepLog, StepMeter
+from services.scheduler.telemetry.journal import Note
+from services.scheduler.telemetry.stalls import StallWatch
+from services.scheduler.telemetry.steplog import StepLog, StepMeter
 from shared.actor import Actor, Phase
 from shared.actor.actor import Handlers
 from shared.clock import steady_time

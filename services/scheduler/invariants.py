@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 
-from services.scheduler.replica import Replica
 from services.scheduler.scheduler import MAX_STEPS_IN_FLIGHT, Scheduler
-from services.scheduler.sequence import Sequence, Status
+from services.scheduler.state.replica import Replica
+from services.scheduler.state.sequence import Sequence, Status
 from shared.errors import FatalError
 
 

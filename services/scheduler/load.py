@@ -6,8 +6,8 @@ from typing import Any
 
 import msgspec
 
-from services.scheduler.replica import Replica
 from services.scheduler.scheduler import Scheduler
+from services.scheduler.state.replica import Replica
 from shared.messages import Load, WorkerLoad
 from shared.metrics.histogram import STEP_TOKENS, Histogram
 

@@ -10,11 +10,11 @@ import msgspec
 import structlog
 
 from services.scheduler.actor import SchedulerActor
-from services.scheduler.lives import FILE, Lives
-from services.scheduler.policy import Policy
-from services.scheduler.queued_recording import QueuedRecording
-from services.scheduler.recorder import RecordedScheduler
+from services.scheduler.membership.lives import FILE, Lives
+from services.scheduler.recording.queued_recording import QueuedRecording
+from services.scheduler.recording.recorder import RecordedScheduler
 from services.scheduler.scheduler import Scheduler
+from services.scheduler.state.policy import Policy
 from shared.config import Settings
 from shared.standard_streams import LAST_WORDS_SECONDS
 from shared.transport import Transport

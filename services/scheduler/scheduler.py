@@ -18,26 +18,26 @@ from collections.abc import Iterable
 
 import msgspec
 
-from services.scheduler import phases
-from services.scheduler.answers import Answers
-from services.scheduler.batching import Batcher
-from services.scheduler.books import Books
-from services.scheduler.counters import Counters
-from services.scheduler.drafting import Drafting
-from services.scheduler.drafts import DraftLinks
-from services.scheduler.endings import Endings
-from services.scheduler.fairness import MAX_TENANTS, Shares, parse_weights
-from services.scheduler.homes import Homes, unplaceable
-from services.scheduler.intake import Intake
-from services.scheduler.journal import Journal
-from services.scheduler.misses import Misses
-from services.scheduler.moment import Moment
-from services.scheduler.outputs import Outbound
-from services.scheduler.parking import Parking, is_later_call
-from services.scheduler.policy import Policy
-from services.scheduler.reconciliation import Reconciliation
-from services.scheduler.replica import Replica
-from services.scheduler.sequence import Request, Sequence, Status
+from services.scheduler.blocks.clock import Moment
+from services.scheduler.consistency.reconciliation import Reconciliation
+from services.scheduler.lifecycle.assignment import Homes, unplaceable
+from services.scheduler.lifecycle.finalizer import Endings
+from services.scheduler.lifecycle.intake import Intake
+from services.scheduler.lifecycle.outputs import Outbound
+from services.scheduler.lifecycle.parking import Parking, is_later_call
+from services.scheduler.lifecycle.step_results import Answers
+from services.scheduler.planning.batching import Batcher
+from services.scheduler.speculation.drafting import Drafting
+from services.scheduler.speculation.drafts import DraftLinks
+from services.scheduler.state import phases
+from services.scheduler.state.counters import Counters
+from services.scheduler.state.fairness import MAX_TENANTS, Shares, parse_weights
+from services.scheduler.state.policy import Policy
+from services.scheduler.state.replica import Replica
+from services.scheduler.state.sequence import Request, Sequence, Status
+from services.scheduler.telemetry.books import Books
+from services.scheduler.telemetry.journal import Journal
+from services.scheduler.telemetry.prefix_misses import Misses
 from shared.account import arrived
 from shared.errors import RejectCode, RequestError
 from shared.messages import (

@@ -12,12 +12,12 @@ from __future__ import annotations
 
 from collections import Counter
 
-from services.scheduler.plan_builder import NONE
-from services.scheduler.proposal import NO_DRAFTS
-from services.scheduler.replica import Replica
+from services.scheduler.draft_length.proposal import NO_DRAFTS
+from services.scheduler.planning.plan_builder import NONE
 from services.scheduler.scheduler import MAX_STEPS_IN_FLIGHT, Scheduler
-from services.scheduler.sequence import Sequence, Status
-from services.scheduler.step import Step
+from services.scheduler.state.replica import Replica
+from services.scheduler.state.sequence import Sequence, Status
+from services.scheduler.state.step import Step
 from services.simulator.observer import Observer
 from shared.metrics.steps import StepWork
 

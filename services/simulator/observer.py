@@ -6,10 +6,10 @@ from typing import Any
 
 import msgspec
 
-from services.scheduler.journal import Journal
-from services.scheduler.outputs import Outbound
-from services.scheduler.placement import Placement
-from services.scheduler.sequence import Request, Sequence
+from services.scheduler.lifecycle.outputs import Outbound
+from services.scheduler.lifecycle.routing import Placement
+from services.scheduler.state.sequence import Request, Sequence
+from services.scheduler.telemetry.journal import Journal
 from shared.errors import RequestError
 from shared.metrics import Tally
 from shared.metrics.latency import tpot

@@ -12,10 +12,10 @@ from heapq import heappop, heappush
 
 import msgspec
 
-from services.scheduler.policy import Policy
-from services.scheduler.replica import Replica
 from services.scheduler.scheduler import MAX_STEPS_IN_FLIGHT, Scheduler
-from services.scheduler.sequence import Request
+from services.scheduler.state.policy import Policy
+from services.scheduler.state.replica import Replica
+from services.scheduler.state.sequence import Request
 from services.simulator.cruise import ANY_TOKEN, Cruise, cruise_of
 from services.simulator.observer import Observer, SilentJournal
 from services.simulator.step_time import StepTime, work_of

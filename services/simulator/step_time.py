@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from services.scheduler.step import Step
+from services.scheduler.state.step import Step
 from services.simulator.hardware import Device
 from shared.metrics import ModelWork
 from shared.metrics.steps import StepWork, work_of_columns

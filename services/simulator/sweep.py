@@ -8,7 +8,7 @@ from itertools import product
 
 import msgspec
 
-from services.scheduler.policy import Policy
+from services.scheduler.state.policy import Policy
 from services.simulator.outcome import Outcome, outcome_of
 from services.simulator.simulation import Delays, Sample, Simulation
 from services.simulator.step_time import StepTime

@@ -10,8 +10,8 @@ import msgspec
 
 from services.draft.proposer import Proposer
 from services.scheduler.invariants import check
-from services.scheduler.policy import Policy
 from services.scheduler.scheduler import Scheduler
+from services.scheduler.state.policy import Policy
 from shared.config import Settings
 from shared.execution.engine import load_runner
 from shared.execution.runner import ModelRunner

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from services.scheduler.policy import Policy
+from services.scheduler.state.policy import Policy
 from shared.beam import Beam, EarlyStopping
 from tests.integration.engine import MODEL, Ask, Engine, ask, token_ids
 

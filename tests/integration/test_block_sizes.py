@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 
-from services.scheduler.policy import Policy
+from services.scheduler.state.policy import Policy
 from tests.integration.engine import Ask, Engine, Output, ask
 
 Make = partial[Engine]

@@ -19,7 +19,7 @@ from functools import cache
 
 import pytest
 
-from services.scheduler.policy import Policy
+from services.scheduler.state.policy import Policy
 from shared.messages import TokenLogprobs
 from tests.integration.engine import MODEL, Ask, Engine, Output, ask
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from services.scheduler.policy import Policy
+from services.scheduler.state.policy import Policy
 from shared.messages import AddRequest, RequestHeader
 from shared.packing import pack_tokens
 from shared.pooling import Pooling, PoolingKind

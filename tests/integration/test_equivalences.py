@@ -9,7 +9,7 @@ from functools import cache, partial
 
 import pytest
 
-from services.scheduler.policy import Policy
+from services.scheduler.state.policy import Policy
 from tests.integration.engine import Ask, Engine, ask, token_ids
 
 Tokens = list[list[list[int]]]

@@ -11,7 +11,7 @@ from functools import cache, partial
 import msgspec
 import pytest
 
-from services.scheduler.policy import Policy
+from services.scheduler.state.policy import Policy
 from shared.automata.compiling import Compiler
 from shared.execution.row_automata import Held
 from shared.grammar import Grammar, GrammarKind

@@ -8,7 +8,7 @@ from functools import cache, partial
 
 import pytest
 
-from services.scheduler.policy import Policy
+from services.scheduler.state.policy import Policy
 from shared.messages import AddRequest, RequestHeader
 from shared.packing import pack_tokens
 from tests.integration.engine import Ask, Engine, Output, ask

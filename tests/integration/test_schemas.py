@@ -12,7 +12,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from services.scheduler.policy import Policy
+from services.scheduler.state.policy import Policy
 from shared.automata.compiling import Compiler
 from shared.automata.limits import GrammarError
 from shared.grammar import Grammar, GrammarKind

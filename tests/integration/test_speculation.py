@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from services.draft.proposer import Proposal
-from services.scheduler.policy import Policy
+from services.scheduler.state.policy import Policy
 from shared.messages import AdmittedSequence, DraftCapacity
 from shared.modeling.verification import DeviceVerification
 from tests.integration.engine import ROOT, Ask, Engine, ask, token_ids

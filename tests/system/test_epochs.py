@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from services.scheduler.lives import FILE
+from services.scheduler.membership.lives import FILE
 from shared.epochs import SPAN, life_of
 from tests.system.harness import ask, troupe
 

@@ -75,7 +75,7 @@ INTERRUPTED: dict[str, tuple[str, ...]] = {
     "trace": ("trace", "--logs", "-"),
     "bench": ("bench", "serve", "--address", "127.0.0.1:1", "--num-prompts", "3"),
     "simulate": ("simulate", "--num-prompts", "2000"),
-    "replay": ("replay", str(ROOT / "tests/unit/scheduler/recordings/decisions.rec"), "--invariants"),
+    "replay": ("replay", str(ROOT / "tests/unit/scheduler/recording/recordings/decisions.rec"), "--invariants"),
 }
 
 

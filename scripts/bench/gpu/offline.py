@@ -9,8 +9,8 @@ import random
 import time
 from collections import deque
 
-from services.scheduler.policy import Policy
 from services.scheduler.scheduler import Scheduler
+from services.scheduler.state.policy import Policy
 from shared.execution.answers import Answer
 from shared.execution.runner import ModelRunner
 from shared.messages import AddRequest, RequestHeader

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from services.scheduler.policy import Policy
 from services.scheduler.scheduler import Scheduler
+from services.scheduler.state.policy import Policy
 from shared.messages import AddRequest, Ledger, RequestHeader, StepPlan, StepResult, WorkerCapacity
 from shared.packing import pack_tokens
 from shared.phases import NUM_PHASES

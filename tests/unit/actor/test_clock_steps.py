@@ -7,8 +7,8 @@ import time
 import pytest
 
 from services.gateway.streams import Stream
-from services.scheduler.policy import Policy
 from services.scheduler.scheduler import Scheduler
+from services.scheduler.state.policy import Policy
 from shared import deadlines
 from shared.clock import steady_time
 from shared.deadlines import received, sent

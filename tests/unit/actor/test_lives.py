@@ -14,9 +14,9 @@ import pytest
 import structlog
 
 from services.scheduler.actor import SchedulerActor
-from services.scheduler.lives import Lives
-from services.scheduler.policy import Policy
+from services.scheduler.membership.lives import Lives
 from services.scheduler.scheduler import Scheduler
+from services.scheduler.state.policy import Policy
 from shared.actor import MemberActor, Phase
 from shared.actor.actor import Handlers
 from shared.config import Settings

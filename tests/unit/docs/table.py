@@ -49,8 +49,8 @@ TABLE: dict[str, How] = {
     "pageant trace --otlp": RunBy("tests/unit/cli/trace/test_exports.py", "otlp"),
     "pageant trace -l logs/ --otlp": RunBy("tests/unit/cli/trace/test_exports.py", "otlp"),
     "pageant trace": Run(),
-    "pageant replay mailbox.rec": RunBy("tests/unit/scheduler/test_replay.py", "invariants"),
-    "pageant replay": RunBy("tests/unit/scheduler/test_replay.py", "replay"),
+    "pageant replay mailbox.rec": RunBy("tests/unit/scheduler/recording/test_replay.py", "invariants"),
+    "pageant replay": RunBy("tests/unit/scheduler/recording/test_replay.py", "replay"),
     # -- benches
     "pageant bench serve": RunBy("tests/system/test_bench.py", "serve"),
     "pageant bench kernels": Run(),

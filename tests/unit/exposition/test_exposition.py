@@ -15,9 +15,9 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from services.scheduler.load import load_of
-from services.scheduler.policy import Policy
 from services.scheduler.scheduler import Scheduler
-from services.scheduler.steplog import StepMeter
+from services.scheduler.state.policy import Policy
+from services.scheduler.telemetry.steplog import StepMeter
 from shared.exposition import EngineCollector, ProcessState, RequestMeter, exposition, process_collector
 from shared.exposition.server import MetricsServer
 from shared.messages import Load, Member, ServiceName

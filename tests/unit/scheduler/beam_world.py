@@ -6,8 +6,8 @@ import math
 import random
 from typing import Any
 
-from services.scheduler.beam_search import BeamSearch, Bounds, Hypothesis, Output
-from services.scheduler.policy import Policy
+from services.scheduler.state.beam_search import BeamSearch, Bounds, Hypothesis, Output
+from services.scheduler.state.policy import Policy
 from shared.beam import Beam
 from shared.messages import StepPlan, StepResult, TokenLogprobs, WorkerCapacity
 from shared.packing import unpack_tokens

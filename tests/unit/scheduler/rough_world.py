@@ -10,10 +10,10 @@ import random
 from collections import deque
 from typing import Any
 
+from services.scheduler.consistency.results import StepLost
 from services.scheduler.invariants import check
-from services.scheduler.replica import Replica
-from services.scheduler.results import StepLost
-from services.scheduler.sequence import MAX_PREEMPTIONS
+from services.scheduler.state.replica import Replica
+from services.scheduler.state.sequence import MAX_PREEMPTIONS
 from services.worker.plan_line import Work
 from shared.block_digest import digest_blocks
 from shared.errors import ProtocolError

@@ -6,7 +6,7 @@ import random
 from collections import Counter
 from typing import Any
 
-from services.scheduler.policy import Policy
+from services.scheduler.state.policy import Policy
 from shared.messages import StopMatched, StreamLost, WorkerCapacity
 from tests.unit.scheduler.fake_draft import FakeDraft
 from tests.unit.scheduler.fake_worker import capacity

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from services.cli.bench.decoding import DETOKENIZER, WORKER
-from services.scheduler.fairness import MAX_TENANTS, Shares
-from services.scheduler.misses import PER_BLOCK
-from services.scheduler.parking import MAX_PARKED, PARKED_SECONDS
-from services.scheduler.policy import Policy
+from services.scheduler.lifecycle.parking import MAX_PARKED, PARKED_SECONDS
+from services.scheduler.recording.snapshot import MAPPINGS, SEQUENCES, freeze
 from services.scheduler.scheduler import ACKNOWLEDGE_SECONDS, Scheduler
-from services.scheduler.sequence import Request, Sequence
-from services.scheduler.snapshot import MAPPINGS, SEQUENCES, freeze
+from services.scheduler.state.fairness import MAX_TENANTS, Shares
+from services.scheduler.state.policy import Policy
+from services.scheduler.state.sequence import Request, Sequence
+from services.scheduler.telemetry.prefix_misses import PER_BLOCK
 from shared.messages import HAS_EVERYTHING, AddRequest, Ledger, RequestHeader, StepPlan, StepResult, WorkerCapacity
 from shared.packing import pack_tokens
 from shared.phases import NUM_PHASES

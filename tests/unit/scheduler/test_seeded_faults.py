@@ -8,13 +8,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from services.scheduler import answers, reconciliation
-from services.scheduler.block_pool import BlockPool
-from services.scheduler.plan_builder import PlanBuilder
-from services.scheduler.replica import Replica
+from services.scheduler.blocks.block_pool import BlockPool
+from services.scheduler.consistency import reconciliation
+from services.scheduler.consistency.self_check import Mended
+from services.scheduler.lifecycle import step_results as answers
+from services.scheduler.planning.plan_builder import PlanBuilder
 from services.scheduler.scheduler import Scheduler
-from services.scheduler.self_check import Mended
-from services.scheduler.sequence import Sequence as SequenceState
+from services.scheduler.state.replica import Replica
+from services.scheduler.state.sequence import Sequence as SequenceState
 from services.worker.plan_line import PlanLine, Work
 from shared.errors import FatalError
 from shared.execution.block_fence import BlockFence

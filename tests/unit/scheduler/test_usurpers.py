@@ -10,7 +10,7 @@ from services.scheduler.main import make
 from shared.config import Settings
 from shared.messages import Hello, Refused, ServiceName, WorkerInbox, schema_hash
 from shared.transport import MemoryTransport
-from tests.unit.scheduler.test_deployment import MINE, gateway, other, worker
+from tests.unit.scheduler.membership.test_deployment import MINE, gateway, other, worker
 
 
 async def test_a_worker_that_was_quicker_is_refused_after_all() -> None:

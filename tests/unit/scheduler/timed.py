@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from services.scheduler.policy import Policy
+from services.scheduler.state.policy import Policy
 from shared.messages import AddRequest, Ledger, RequestHeader, TokenBatch
 from shared.packing import pack_tokens
 from shared.phases import NUM_PHASES, Miss, Phase

@@ -6,8 +6,8 @@ from collections import deque
 from typing import Any
 
 from services.scheduler.invariants import check
-from services.scheduler.policy import Policy
 from services.scheduler.scheduler import Scheduler
+from services.scheduler.state.policy import Policy
 from shared.errors import RejectCode
 from shared.messages import AddRequest, DraftUpdate, FinishReason, RequestHeader, StepPlan, WorkerCapacity
 from shared.packing import pack_tokens

@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 from services.scheduler.invariants import check
-from services.scheduler.policy import Policy
 from services.scheduler.scheduler import Scheduler
+from services.scheduler.state.policy import Policy
 from services.simulator import simulation
 from services.simulator.cruise import Cruise
 from services.simulator.outcome import outcome_of

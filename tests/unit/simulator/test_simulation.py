@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from services.scheduler.invariants import check
-from services.scheduler.policy import Policy
+from services.scheduler.state.policy import Policy
 from services.simulator.outcome import Outcome, outcome_of
 from services.simulator.simulation import Delays, Simulation
 from services.simulator.sweep import Configuration, Scenario, cheapest, configurations, simulate

@@ -9,7 +9,7 @@ from random import Random
 import msgspec
 import pytest
 
-from services.scheduler.step import Step
+from services.scheduler.state.step import Step
 from services.simulator.fitting import (
     Fitted,
     choose_knots,

@@ -8,9 +8,9 @@ from random import Random
 import msgspec
 import pytest
 
-from services.scheduler.policy import Policy
-from services.scheduler.replica import Replica
-from services.scheduler.sequence import MAX_PREEMPTIONS
+from services.scheduler.state.policy import Policy
+from services.scheduler.state.replica import Replica
+from services.scheduler.state.sequence import MAX_PREEMPTIONS
 from services.simulator.observer import Record
 from services.simulator.simulation import Delays, Simulation
 from shared.messages import WorkerCapacity

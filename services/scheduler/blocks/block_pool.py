@@ -1,0 +1,174 @@
+"""The blocks of one worker: who holds them, what they contain, which to give out next.
+
+    held       reference count > 0
+    cached     reference count 0, contents worth keeping under a hash; on the free list
+    free       reference count 0, no hash; on the free list
+
+held + cached + free = size, always.  Unhashed blocks are given out before cached ones, and of the cached ones the
+least recently used first.
+
+A block's generation grows whenever it is given to a new owner.  Whoever holds a block keeps the generation in which it
+was given, and names both to the worker, which knows the newest: so what is not one's own any more is found out there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
+
+from services.scheduler.blocks.clock import Moment
+from services.scheduler.blocks.eviction_history import Ghosts
+from services.scheduler.blocks.free_list import FreeList
+
+
+class BlockPool:
+    """Descriptors of `size` blocks, allocated once."""
+
+    def __init__(self, size: int, moment: Moment | None = None) -> None:
+        self.size = size
+        self.ref_counts = [0] * size
+        self.generations = [0] * size
+        self.hashes: list[bytes | None] = [None] * size
+        self.hash_generations = [0] * size  # in which a block got its hash
+        self.num_evictions = 0
+        self._by_hash: dict[bytes, int] = {}
+        self._free = FreeList(size)
+        self.ghosts = Ghosts(size, moment or Moment())  # names of what was evicted
+
+    @property
+    def num_available(self) -> int:
+        """Blocks that can be allocated now, cached ones included."""
+        return self._free.size
+
+    @property
+    def num_held(self) -> int:
+        return self.size - self._free.size
+
+    @property
+    def num_cached(self) -> int:
+        """Blocks that nobody holds but that a prefix hit can bring back."""
+        return sum(1 for block in self._free if self.hashes[block] is not None)
+
+    @property
+    def available(self) -> Iterable[int]:
+        """Available blocks in the order in which they will be given out."""
+        return iter(self._free)
+
+    def allocate(self, count: int) -> list[int]:
+        """Take `count` blocks, evicting cached contents where it must; at least that many must be available."""
+        blocks, hashes = self._free.take(count), self.hashes
+        for block in blocks:
+            if hashes[block] is not None:
+                self._forget(block)
+            self.ref_counts[block] = 1
+            self.generations[block] += 1
+        return blocks
+
+    def share(self, blocks: Iterable[int]) -> None:
+        """Hold blocks once more: a prefix hit, or a sibling's prompt."""
+        for block in blocks:
+            if self.ref_counts[block] == 0:
+                self._free.remove(block)
+            self.ref_counts[block] += 1
+
+    def release(self, blocks: Sequence[int]) -> None:
+        """Let go of a table.  Its tail is reused before its head, since a prefix serves more requests."""
+        ref_counts, hashes = self.ref_counts, self.hashes
+        named: list[int] = []
+        nameless: list[int] = []
+        for block in reversed(blocks):
+            ref_counts[block] -= 1
+            if ref_counts[block] == 0:
+                (nameless if hashes[block] is None else named).append(block)
+        self._free.extend(named)
+        self._free.extend_left(nameless)
+
+    def register(self, block: int, block_hash: bytes, generation: int) -> None:
+        """Make a full block findable, by who has filled it in this generation.  Where another block has these contents
+        already, that one stays."""
+        if self.hashes[block] is None and block_hash not in self._by_hash and self.generations[block] == generation:
+            self.hashes[block] = block_hash
+            self.hash_generations[block] = generation
+            self._by_hash[block_hash] = block
+
+    def lookup(self, hashes: Iterable[bytes]) -> list[int]:
+        """The blocks of the longest cached prefix; not held until `share`."""
+        found = []
+        for block_hash in hashes:
+            block = self._by_hash.get(block_hash)
+            if block is None:
+                break
+            found.append(block)
+        return found
+
+    def num_cached_of(self, hashes: Iterable[bytes]) -> int:
+        """How many blocks `lookup` would find."""
+        known, count = self._by_hash, 0
+        for block_hash in hashes:
+            if block_hash not in known:
+                break
+            count += 1
+        return count
+
+    @property
+    def names(self) -> Iterable[bytes]:
+        """Of all blocks that can be found."""
+        return self._by_hash.keys()
+
+    def knows(self, block_hash: bytes) -> bool:
+        """Whether a block of this name can be found."""
+        return block_hash in self._by_hash
+
+    def num_held_of(self, blocks: Iterable[int]) -> int:
+        """How many of these somebody holds, so that sharing them takes nothing from the available ones."""
+        return sum(1 for block in blocks if self.ref_counts[block] > 0)
+
+    def distrust(self, block: int, generation: int) -> None:
+        """Let nobody find a block by its hash, and its next owner be newer than `generation`."""
+        self.generations[block] = max(self.generations[block], generation)
+        self._forget(block)
+
+    def end_life(self, block: int, generation: int) -> None:
+        """What was to be written in this generation never was: whoever holds it in that has nothing."""
+        if self.generations[block] == generation:
+            self.distrust(block, generation + 1)
+
+    def agrees(self, held: Mapping[int, int], window: range) -> bool:
+        """Whether the ledger is what `held` says, which is how often each block stands in a table.
+
+        Counts are compared for all blocks; the free list and the hashes, which take longer, for those of the window.
+        """
+        expected = [0] * self.size
+        for block, count in held.items():
+            expected[block] = count
+        return (
+            expected == self.ref_counts
+            and len(held) + len(self._free) == self.size
+            and len(self._by_hash) + self.hashes.count(None) == self.size
+            and all((block in self._free) is (expected[block] == 0) for block in window)
+            and all(self._by_hash.get(name) == block for block in window if (name := self.hashes[block]) is not None)
+        )
+
+    def recount(self, held: Mapping[int, int]) -> tuple[int, int]:
+        """Set the ledger right by the tables.  Returns how many blocks nobody held although they were counted, and how
+        many somebody holds although they were free, or counted too few times."""
+        counted = self.ref_counts
+        self.ref_counts = [held.get(block, 0) for block in range(self.size)]
+        free = dict.fromkeys(block for block in islice(self._free, self.size) if block not in held)
+        leaked = [block for block in range(self.size) if block not in held and block not in free]
+        self._free.rebuild([*free, *leaked])
+        for block, name in enumerate(self.hashes):
+            if name is not None and self._by_hash.get(name) != block:
+                self.hashes[block] = None
+        self._by_hash = {name: block for block, name in enumerate(self.hashes) if name is not None}
+        num_lost = sum(1 for before, count in zip(counted, self.ref_counts, strict=True) if before < count)
+        num_leaked = sum(1 for before, count in zip(counted, self.ref_counts, strict=True) if before > count)
+        return max(num_leaked, len(leaked)), num_lost
+
+    def _forget(self, block: int) -> None:
+        block_hash = self.hashes[block]
+        if block_hash is not None:
+            self.hashes[block] = None
+            del self._by_hash[block_hash]
+            self.num_evictions += 1
+            self.ghosts.add(block_hash)

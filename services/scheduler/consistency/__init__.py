@@ -1,0 +1,1 @@
+"""Whether scheduler and workers agree, and setting right what differs."""

@@ -1,0 +1,87 @@
+"""What a worker should hold once it has run the plans so far, against what it says that it holds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from services.scheduler.consistency.results import StepLost
+from services.scheduler.state.replica import Replica
+from services.scheduler.state.sequence import Sequence
+from shared.block_digest import digest_blocks
+from shared.errors import ProtocolError
+from shared.messages import Holdings
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """As of one report that was asked for, behind the plans before `next_step_id`."""
+
+    report_id: int
+    next_step_id: int
+    digests: dict[int, int]  # of each running sequence's table, by row
+    holders: dict[int, Sequence]
+    given_up: frozenset[int]  # rows that the next plan releases
+
+
+@dataclass(slots=True)
+class Audit:
+    """How far one life of a worker has been checked."""
+
+    epoch: int
+    num_reports: int = 0  # of its holdings that the worker was asked for
+    expected: Expected | None = None  # in the last of them
+    next_block: int = 0  # where the next check of the scheduler's own pool goes on
+    next_sequence: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    leaked_rows: list[int]  # that the worker keeps, and nobody has
+    wanting: list[Sequence]  # that have a row which the worker has not, or has other blocks for
+
+
+def expected(replica: Replica, report_id: int) -> Expected:
+    return Expected(
+        report_id,
+        replica.num_steps,
+        {s.row: digest_blocks(s.block_ids, s.block_generations) for s in replica.running},
+        {s.row: s for s in replica.running},
+        frozenset(replica.released_rows),
+    )
+
+
+def check_steps(replica: Replica, holdings: Holdings) -> None:
+    """Raise StepLost where a plan has not come to the worker, or an answer not from there; both links keep order."""
+    if holdings.due_step_id < holdings.next_step_id:
+        raise StepLost(f"plan {holdings.due_step_id} has not come to worker {replica.instance}")
+    if holdings.report_id and replica.in_flight and replica.in_flight[0].step_id < holdings.next_step_id:
+        raise StepLost(f"the answer to plan {replica.in_flight[0].step_id} has not come from {replica.instance}")
+
+
+def check_report(replica: Replica, holdings: Holdings) -> None:
+    """Raise ProtocolError where it makes no sense."""
+    rows = holdings.rows
+    if len(rows) != len(holdings.digests) or len(set(rows)) != len(rows):
+        raise ProtocolError(f"worker {replica.instance} reports {len(rows)} rows and {len(holdings.digests)} digests")
+    if rows and not 0 <= min(rows) <= max(rows) < replica.capacity.max_num_seqs:
+        raise ProtocolError(f"worker {replica.instance} reports rows that it has not")
+    if not 0 <= holdings.due_step_id <= replica.num_steps or holdings.next_step_id > replica.num_steps:
+        raise ProtocolError(f"worker {replica.instance} reports of plans that were not made")
+
+
+def compare(replica: Replica, before: Expected, holdings: Holdings) -> Difference:
+    """What differs, and still matters: rows may have been released and given to others since.
+
+    A report that was overtaken by a plan is of another moment, and says nothing.
+    """
+    if holdings.due_step_id != before.next_step_id:
+        return Difference([], [])
+    said = dict(zip(holdings.rows, holdings.digests, strict=True))
+    now = {sequence.row for sequence in replica.running}
+    leaked = [row for row in said if row not in before.digests and row not in before.given_up and row not in now]
+    wanting = [
+        holder
+        for row, holder in before.holders.items()
+        if said.get(row) != before.digests[row] and holder.row == row and holder.worker == replica.instance
+    ]
+    return Difference(leaked, wanting)

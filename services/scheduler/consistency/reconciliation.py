@@ -1,0 +1,131 @@
+"""Keeps scheduler and worker of one mind about who holds what: what differs is set right, counted and told.
+
+A row that a worker refuses, a block that nobody holds, a message that a broken connection has swallowed: each costs the
+sequences concerned a recomputation, and nobody anything else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+from services.scheduler.consistency.holdings import Audit, check_report, check_steps, compare, expected
+from services.scheduler.consistency.self_check import Mended, check, stale_holders
+from services.scheduler.state import phases
+from services.scheduler.state.replica import Replica
+from services.scheduler.state.sequence import Request, Sequence, Status
+from services.scheduler.state.step import Step
+from services.scheduler.telemetry.books import Books
+from shared.messages import Holdings, Refusal, RefusedRow, ReportHoldings, StepResult
+
+MAX_REFUSALS = 3  # of one sequence, before its request ends alone
+
+
+class Reconciliation:
+    """Acts on replicas; what it does is in the counters and among the journal's alarms."""
+
+    def __init__(self, books: Books) -> None:
+        self._moment = books.moment
+        self._counters = books.counters
+        self._journal = books.journal
+        self._audits: dict[str, Audit] = {}  # by worker
+
+    def _audit(self, replica: Replica) -> Audit:
+        audit = self._audits.get(replica.instance)
+        if audit is None or audit.epoch != replica.epoch:
+            audit = self._audits[replica.instance] = Audit(replica.epoch)
+        return audit
+
+    def forget(self, replica: Replica) -> None:
+        """A worker has left."""
+        self._audits.pop(replica.instance, None)
+
+    # -- the scheduler's own
+
+    def check(self, replica: Replica) -> Mended:
+        """Set pool and rows right by the tables, once who holds what has become another's holds it no more."""
+        stale = stale_holders(replica)
+        for sequence in stale:
+            self._recompute(replica, sequence)
+        mended = check(replica, self._audit(replica), len(stale))
+        if not mended.is_nothing:
+            self._counters.num_leaked_blocks += mended.num_leaked_blocks
+            self._counters.num_leaked_rows += mended.num_leaked_rows
+            self._journal.alarm("leak_reclaimed", worker=replica.instance, where="scheduler", **asdict(mended))
+        return mended
+
+    # -- the worker's
+
+    def ask(self, replica: Replica) -> ReportHoldings:
+        """To be sent behind the plans so far."""
+        audit = self._audit(replica)
+        audit.num_reports += 1
+        audit.expected = expected(replica, audit.num_reports)
+        return ReportHoldings(replica.epoch, audit.num_reports, replica.num_steps)
+
+    def compare(self, replica: Replica, holdings: Holdings) -> None:
+        """Raises StepLost where a message has not come, ProtocolError where the report makes no sense."""
+        check_report(replica, holdings)
+        check_steps(replica, holdings)
+        audit = self._audit(replica)
+        before = audit.expected
+        if before is None or before.report_id != holdings.report_id:
+            return
+        audit.expected = None
+        difference = compare(replica, before, holdings)
+        for sequence in difference.wanting:
+            self._recompute(replica, sequence)
+        replica.released_rows += [row for row in difference.leaked_rows if row not in replica.released_rows]
+        if difference.leaked_rows or difference.wanting:
+            self._counters.num_leaked_rows += len(difference.leaked_rows)
+            self._journal.alarm(
+                "leak_reclaimed",
+                worker=replica.instance,
+                where="worker",
+                num_leaked_rows=len(difference.leaked_rows),
+                num_wanting_rows=len(difference.wanting),
+            )
+
+    # -- refusals
+
+    def take_refused(self, replica: Replica, step: Step, result: StepResult) -> list[Request]:
+        """Have the rows that were refused computed anew.  Returns the requests of those refused too often."""
+        hopeless: list[Request] = []
+        for refused in result.refused_rows:
+            sequence = step.sequences[refused.entry]
+            self._note(replica, sequence, refused)
+            for block, generation in refused.unwritten:
+                if 0 <= block < replica.pool.size:
+                    replica.pool.end_life(block, generation)
+            sequence.num_pending -= step.num_samples[refused.entry]
+            sequence.num_drafts = 0
+            if sequence.status is Status.RUNNING:
+                sequence.num_refusals += 1
+                self._recompute(replica, sequence)
+            if sequence.num_refusals > MAX_REFUSALS and sequence.request not in hopeless:
+                hopeless.append(sequence.request)
+        self.check(replica)
+        return [request for request in hopeless if not request.is_finished]
+
+    def _note(self, replica: Replica, sequence: Sequence, refused: RefusedRow) -> None:
+        self._counters.num_refused_rows += 1
+        if refused.reason is Refusal.STALE_BLOCK and 0 <= refused.block_id < replica.pool.size:
+            replica.pool.distrust(refused.block_id, refused.known)
+        self._journal.alarm(
+            "row_refused",
+            worker=replica.instance,
+            request_id=sequence.request.request_id,
+            index=sequence.index,
+            reason=str(refused.reason),
+            block_id=refused.block_id,
+            generation=refused.generation,
+            known=refused.known,
+        )
+
+    def _recompute(self, replica: Replica, sequence: Sequence) -> None:
+        """By the preemption path, though it counts for none: no block was lacking."""
+        if sequence.status is Status.RUNNING:
+            self._counters.num_preemptions += 1
+            self._journal.sequence("sequence_preempted", sequence, cause="ledgers_differ", worker=replica.instance)
+            replica.preempt(sequence)
+            replica.waiting.add(sequence)
+            phases.preempted(sequence, self._moment.now)

@@ -1,0 +1,96 @@
+"""Whether a replica's pool and rows agree with the tables of those that run, which are the truth; making them agree."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from itertools import chain
+
+from services.scheduler.consistency.holdings import Audit
+from services.scheduler.state.replica import Replica
+from services.scheduler.state.sequence import Sequence
+
+WINDOW = 4096  # blocks whose place on the free list and whose hash one check looks at
+
+
+@dataclass(frozen=True, slots=True)
+class Mended:
+    """What a check found, and has set right."""
+
+    num_leaked_blocks: int = 0  # counted, and nobody held them
+    num_lost_blocks: int = 0  # held, and free or counted too few times
+    num_misnamed_blocks: int = 0  # findable under the hash of other contents
+    num_leaked_rows: int = 0  # neither free nor anybody's
+    num_stale_holders: int = 0  # sequences with a block that has become another's
+
+    @property
+    def is_nothing(self) -> bool:
+        return self == Mended()
+
+
+def stale_holders(replica: Replica) -> list[Sequence]:
+    """Those whose blocks are in another generation by now, or whose row is another's too."""
+    generations = replica.pool.generations
+    holders = {sequence.row: sequence for sequence in reversed(replica.running)}
+    return [
+        sequence
+        for sequence in replica.running
+        if [generations[block] for block in sequence.block_ids] != sequence.block_generations
+        or holders[sequence.row] is not sequence
+    ]
+
+
+def check(replica: Replica, audit: Audit, num_stale_holders: int = 0) -> Mended:
+    """Compare, and set right what differs, when the stale holders have given up what they had.
+
+    Takes about 40 ns per entry of a table and 20 ns per block, and a tenth of a microsecond per block of a window that
+    moves on with each check.
+    """
+    num_misnamed = _unname(replica, audit)
+    num_leaked, num_lost = _recount(replica, audit)
+    return Mended(num_leaked, num_lost, num_misnamed, _recover_rows(replica), num_stale_holders)
+
+
+def _recount(replica: Replica, audit: Audit) -> tuple[int, int]:
+    pool = replica.pool
+    held = Counter(chain.from_iterable(sequence.block_ids for sequence in replica.running))
+    first = audit.next_block
+    window = range(first, min(first + WINDOW, pool.size))
+    audit.next_block = window.stop % pool.size
+    return (0, 0) if pool.agrees(held, window) else pool.recount(held)
+
+
+def _unname(replica: Replica, audit: Audit) -> int:
+    """Forget the hashes that are not those of their holders' tokens, of some of the sequences at each check."""
+    pool, num_misnamed, num_seen = replica.pool, 0, 0
+    for _ in range(len(replica.running)):
+        sequence = replica.running[audit.next_sequence % len(replica.running)]
+        audit.next_sequence += 1
+        for block in _misnamed(sequence, replica):
+            pool.distrust(block, pool.generations[block])
+            num_misnamed += 1
+        num_seen += len(sequence.block_ids)
+        if num_seen > WINDOW:
+            break
+    return num_misnamed
+
+
+def _misnamed(sequence: Sequence, replica: Replica) -> list[int]:
+    hashes = replica.pool.hashes
+    names = sequence.hash_blocks(replica.block_size)
+    table = sequence.block_ids
+    wrong = [block for block, name in zip(table, names, strict=False) if hashes[block] not in (None, name)]
+    return wrong + [block for block in table[len(names) :] if hashes[block] is not None]
+
+
+def _recover_rows(replica: Replica) -> int:
+    """Rows that nobody has are free; a row that somebody has is not."""
+    held = {sequence.row for sequence in replica.running}
+    free = set(replica.free_rows)
+    if len(held) + replica.num_free_rows == replica.capacity.max_num_seqs and not held & free:
+        return 0
+    every = range(replica.capacity.max_num_seqs)
+    lost = [row for row in every if row not in held and row not in free]
+    replica.free_rows = [row for row in reversed(every) if row not in held]
+    replica.released_rows += [row for row in lost if row not in replica.released_rows]
+    return max(1, len(lost))

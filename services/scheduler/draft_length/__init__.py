@@ -1,0 +1,1 @@
+"""How many tokens to draft: what steps cost, what is accepted, and the choice."""

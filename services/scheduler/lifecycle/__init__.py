@@ -1,0 +1,1 @@
+"""A request from its admission to its end: assignment, results, outputs, parking."""

@@ -1,0 +1,94 @@
+"""How sequences and their requests end: what they let go of, who is told, and where the ended are kept."""
+
+from __future__ import annotations
+
+from services.scheduler.lifecycle.assignment import Homes
+from services.scheduler.lifecycle.outputs import Outbound
+from services.scheduler.speculation.drafts import DraftLinks
+from services.scheduler.state import phases
+from services.scheduler.state.sequence import Request, Sequence, Status
+from services.scheduler.telemetry.books import Books
+from shared.errors import RequestError
+
+
+class Endings:
+    """Moves requests from those that are open to those that are finished, or out of both.
+
+    A finished request is kept until its gateway says that it is done with it; one that was dropped is forgotten, and
+    whoever drops it has told its client, or has nobody to tell.
+    """
+
+    def __init__(
+        self,
+        homes: Homes,
+        drafts: DraftLinks,
+        outbound: Outbound,
+        books: Books,
+    ) -> None:
+        self.open: dict[str, Request] = {}
+        self.finished: dict[str, Request] = {}
+        self._homes = homes
+        self._drafts = drafts
+        self.outbound = outbound
+        self._counters = books.counters
+        self._journal = books.journal
+        self._moment = books.moment
+
+    def finish(self, sequence: Sequence) -> None:
+        """A sequence has all its tokens; with the last one its request is finished."""
+        self.leave(sequence)
+        self._note(sequence)
+        if sequence.request.is_finished:
+            self._put_aside(sequence.request)
+
+    def conclude(self, request: Request) -> None:
+        """A search is over, whose sequences hold nothing any more: tell of them, which nobody has heard of before."""
+        for sequence in request.sequences:
+            if sequence.clock is not None:
+                sequence.clock.is_due = True
+            self.outbound.emit(sequence)
+            self._note(sequence)
+        self._put_aside(request)
+
+    def fail(self, request: Request, error: RequestError) -> None:
+        """End a request with a status."""
+        told = phases.so_far(request, self._moment.now)
+        self._journal.request("request_failed", request, code=error.code, reason=str(error), **told)
+        self.drop(request)
+        self.outbound.fail(request, error)
+
+    def drop(self, request: Request) -> None:
+        """End a request without a word to its client."""
+        for sequence in request.sequences:
+            if sequence.status is not Status.FINISHED:
+                self.leave(sequence)
+                self.outbound.close(sequence)
+        del self.open[request.request_id]
+        request.let_go()
+
+    def forget(self, request: Request) -> None:
+        """A finished request is not asked for again."""
+        del self.finished[request.request_id]
+        request.let_go()
+
+    def leave(self, sequence: Sequence) -> None:
+        """A sequence lets go of its row, its blocks and its draft."""
+        self._homes.leave(sequence)
+        sequence.status = Status.FINISHED
+        self._drafts.forget(sequence)
+
+    def _put_aside(self, request: Request) -> None:
+        self._counters.num_finished += 1
+        self.finished[request.request_id] = self.open.pop(request.request_id)
+
+    def _note(self, sequence: Sequence) -> None:
+        phases.ended(sequence, self._moment.now)
+        self._journal.sequence(
+            "sequence_finished",
+            sequence,
+            num_output_tokens=sequence.num_output_tokens,
+            num_cached_tokens=max(0, sequence.num_cached_tokens),
+            num_preemptions=sequence.num_preemptions,
+            num_draft_tokens=sequence.num_draft_tokens,
+            num_accepted_tokens=sequence.num_accepted_tokens,
+        )

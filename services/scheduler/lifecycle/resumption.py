@@ -1,0 +1,53 @@
+"""Requests that an earlier scheduler had begun: each sequence goes on behind the tokens that its client has.
+
+A token is a function of those before it, so what follows is what would have followed.  The detokenizer is told the
+whole output from the start, as when a stream is opened again; the gateway drops what it has sent.
+"""
+
+from __future__ import annotations
+
+from services.scheduler.state.sequence import Request, Sequence, Status
+from shared.errors import RequestError
+from shared.messages import AddRequest
+from shared.packing import unpack_tokens
+from shared.sampling import check_token_ids
+
+
+def sent_tokens(message: AddRequest, vocab_size: int) -> list[list[int]]:
+    """Per sequence, the output that its client has.  Raises RequestError where it is none of this request's."""
+    num_sequences = message.params.n
+    if max(len(message.sent_token_ids), len(message.sent_finished)) > num_sequences:
+        raise RequestError(f"sent_token_ids has more than n={num_sequences} sequences", field="sent_token_ids")
+    if sum(message.sent_finished) == num_sequences:
+        raise RequestError("sent_finished leaves nothing to generate", field="sent_finished")
+    sent = [unpack_tokens(packed) for packed in message.sent_token_ids]
+    for tokens in sent:
+        check_token_ids("sent_token_ids", tokens, vocab_size)
+    return sent + [[]] * (num_sequences - len(sent))
+
+
+def resume(request: Request, sent: list[list[int]], finished: list[bool]) -> None:
+    """Give each sequence of a new request its output so far; those that are through have nothing left to do."""
+    for sequence, tokens in zip(request.sequences, sent, strict=True):
+        if sequence.index < len(finished) and finished[sequence.index]:
+            sequence.status = Status.FINISHED
+        elif tokens:
+            _go_on_behind(sequence, tokens)
+
+
+def _go_on_behind(sequence: Sequence, tokens: list[int]) -> None:
+    """What would end the sequence is left out: it is generated again, and then ends it."""
+    request = sequence.request
+    longest = request.max_length - request.num_prompt_tokens - 1
+    tokens = tokens[: max(0, longest)]
+    if tokens and _ends(request, tokens):
+        tokens = tokens[:-1]
+    sequence.token_ids += tokens
+    if request.params.logprobs is not None:
+        sequence.logprobs += [None] * len(tokens)
+
+
+def _ends(request: Request, tokens: list[int]) -> bool:
+    if request.params.grammar is not None and tokens[-1] in request.eos_token_ids:
+        return True
+    return tokens[-1] in request.end_ids and request.num_prompt_tokens + len(tokens) >= request.min_length

@@ -1,0 +1,1 @@
+"""Which processes belong to the deployment, and the scheduler's own lives."""

@@ -1,0 +1,155 @@
+"""Who is alive: instances by name, when each was last heard of.  Time is passed in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from services.scheduler.membership.deployment import Deployment, Known
+from shared.messages import DraftCapacity, Fingerprint, Heartbeat, Hello, Member, ServiceName, WorkerCapacity
+
+# The most of each that anyone has, several times over: beyond it somebody is wrong, and its ledger would fill memory.
+PLAUSIBLE = {
+    "num_blocks": 1 << 22,
+    "block_size": 1 << 10,
+    "max_num_seqs": 1 << 14,
+    "max_model_len": 1 << 24,
+    "vocab_size": 1 << 22,
+    "num_rows": 1 << 14,
+}
+MAX_REASON = 200  # characters
+CAN_BE_NONE = {"vocab_size"}
+
+
+@dataclass(slots=True)
+class Presence:
+    member: Member
+    capacity: WorkerCapacity | None
+    last_seen: float
+    fingerprint: Fingerprint | None = None
+    alive: frozenset[str] = frozenset()  # of a gateway: what began its open streams
+    stalled: str = ""
+    is_computing: bool = False
+
+
+class Troupe:
+    """The membership and its version, which grows with every change."""
+
+    def __init__(self, *, mixed_workers: bool = False) -> None:
+        self.version = 1
+        self.deployment = Deployment(mixed_workers=mixed_workers)
+        self._present: dict[str, Presence] = {}
+
+    @property
+    def members(self) -> list[Member]:
+        return [presence.member for presence in self._present.values()]
+
+    def address_of(self, instance: str) -> str:
+        return self._present[instance].member.address
+
+    def addresses(self, service: ServiceName) -> list[str]:
+        return [member.address for member in self.members if member.service == service]
+
+    @property
+    def has_streams(self) -> bool:
+        """Whether a gateway has streams that a worker has begun."""
+        return any(presence.alive for presence in self._present.values())
+
+    def fingerprints(self, *, is_alive: bool) -> list[Fingerprint]:
+        return self.deployment.fingerprints(self._known(workers_only=True), is_alive=is_alive)
+
+    def recall(self, hello: Hello) -> dict[str, str]:
+        """Learn from a gateway what began its streams; returns the workers that compute something else, and why."""
+        return self.deployment.recall(hello.alive, self._known(workers_only=True))
+
+    def _known(self, *, but: str = "", workers_only: bool = False) -> list[Known]:
+        return [
+            Known(name, presence.fingerprint, presence.capacity)
+            for name, presence in self._present.items()
+            if name != but and (presence.capacity is not None or not workers_only)
+        ]
+
+    def refusal(self, hello: Hello, schema: str, *, is_alive: bool = False) -> str | None:
+        """Why an instance cannot join, in words for its log; None where it can.
+
+        `is_alive`: whether there are requests whose output must not change in the middle.
+        """
+        if hello.schema_hash != schema:
+            return f"its messages have schema {hello.schema_hash}, this deployment's have {schema}: mixed versions"
+        if reason := implausible(hello.worker or hello.draft) or self._draft_refusal(hello.draft):
+            return reason
+        return self.deployment.refusal(hello, self._known(but=hello.instance), is_alive=is_alive) or None
+
+    def _draft_refusal(self, draft: DraftCapacity | None) -> str | None:
+        """A draft speaks in the workers' token ids, or in none of its own."""
+        if draft is None:
+            return None
+        for presence in self._present.values():
+            if presence.capacity is not None and draft.vocab_size not in (0, presence.capacity.vocab_size):
+                return (
+                    f"its vocab_size is {draft.vocab_size}, that of {presence.member.instance} is "
+                    f"{presence.capacity.vocab_size}"
+                )
+        return None
+
+    def join(self, hello: Hello, now: float) -> bool:
+        """Note a hello; True where the instance is new, or in a new life."""
+        member = Member(hello.service, hello.instance, hello.address, hello.epoch)
+        known = self._present.get(hello.instance)
+        alive = frozenset(one.name for one in hello.alive)
+        self._present[hello.instance] = Presence(member, hello.worker, now, hello.fingerprint, alive)
+        self.deployment.joined(hello)
+        if known is not None and known.member == member:
+            return False
+        self.version += 1
+        return True
+
+    def heard(self, instance: str, epoch: int, now: float) -> bool:
+        """Note a heartbeat; False where the instance is not on the roster and should say hello again."""
+        presence = self._present.get(instance)
+        if presence is None or presence.member.epoch != epoch:
+            return False
+        presence.last_seen = now
+        return True
+
+    def note(self, heartbeat: Heartbeat) -> None:
+        """What a member that is on the roster says of itself."""
+        presence = self._present[heartbeat.instance]
+        presence.stalled, presence.is_computing = heartbeat.stalled, heartbeat.is_computing
+        presence.alive = frozenset(heartbeat.alive)
+
+    @property
+    def stalled(self) -> list[str]:
+        """Who says that work waits there although nothing goes on, and why."""
+        return [f"{name}: {p.stalled[:MAX_REASON]}" for name, p in self._present.items() if p.stalled]
+
+    @property
+    def computing(self) -> frozenset[str]:
+        """The instances where a step is under way."""
+        return frozenset(name for name, presence in self._present.items() if presence.is_computing)
+
+    def leave(self, instance: str, epoch: int) -> Member | None:
+        """Strike an instance off; None where that life of it was not there."""
+        presence = self._present.get(instance)
+        if presence is None or presence.member.epoch != epoch:
+            return None
+        self.version += 1
+        return self._present.pop(instance).member
+
+    def excuse(self, now: float) -> None:
+        """Take everybody's silence so far for our own."""
+        for presence in self._present.values():
+            presence.last_seen = now
+
+    def silent(self, now: float, timeout: float) -> list[Member]:
+        """Members not heard of for longer than `timeout` seconds."""
+        return [p.member for p in self._present.values() if now - p.last_seen > timeout]
+
+
+def implausible(capacity: WorkerCapacity | DraftCapacity | None) -> str | None:
+    """Why nobody can offer this; None where somebody can."""
+    for name, most in PLAUSIBLE.items():
+        value = getattr(capacity, name, None)
+        least = 0 if name in CAN_BE_NONE else 1
+        if value is not None and not least <= value <= most:
+            return f"its {name} is {value}, which must be in {least}..{most}"
+    return None

@@ -1,0 +1,1 @@
+"""One step: which sequences compute how many tokens, in which blocks."""

@@ -1,0 +1,297 @@
+"""Makes one step: who computes how many tokens, in which blocks."""
+
+from __future__ import annotations
+
+from services.scheduler.planning.block_budget import Needs
+from services.scheduler.planning.branching import branch_off, idle_beams, is_idle
+from services.scheduler.planning.fair_share import Forerunners
+from services.scheduler.planning.forking import awaits_sibling, can_fork, fork
+from services.scheduler.planning.plan_builder import NONE, PlanBuilder
+from services.scheduler.planning.preemption import Preemption
+from services.scheduler.planning.prefixes import Prefixes
+from services.scheduler.planning.sharing import Claims, slow_tenants
+from services.scheduler.speculation.drafting import Drafting
+from services.scheduler.speculation.speculation import Speculation
+from services.scheduler.state import phases
+from services.scheduler.state.policy import Policy
+from services.scheduler.state.replica import Replica
+from services.scheduler.state.sequence import Sequence, Status
+from services.scheduler.state.step import Step
+from services.scheduler.telemetry.books import Books
+from shared.messages import StepPlan
+from shared.phases import Phase
+
+
+class Batcher:
+    """Fills one step's token budget: decodes first, then whoever goes ahead of others for fairness, then prefills that
+    run, then those that wait.
+
+    Order within each is by rank.  Where blocks run out, the victim is the cheapest to recompute among those less
+    urgent than the one in need, or else itself; so the most urgent always goes on, and every step makes progress.
+    """
+
+    def __init__(
+        self,
+        replica: Replica,
+        policy: Policy,
+        drafting: Drafting,
+        books: Books,
+    ) -> None:
+        self.replica = replica
+        self.policy = policy
+        self.drafting = drafting
+        self.counters = books.counters
+        self.journal = books.journal
+        self.shares = books.shares
+        self.misses = books.misses
+        self.moment = books.moment
+        self.builder = PlanBuilder(replica, policy.max_num_batched_tokens, rejection=policy.acceptance == "rejection")
+        self._verified: set[Sequence] = set()
+        self._prefixes = Prefixes(replica, self.builder, policy)
+        self._needs = Needs(replica, self._prefixes)
+        self._preemption = Preemption(replica, self.builder, books)
+        self._ahead = Forerunners(replica, self._needs, self._preemption)
+        self._slow = slow_tenants(replica, books.shares) if policy.enable_chunked_prefill else frozenset()
+        self._slow_budget = policy.fair_prefill_tokens or policy.max_num_batched_tokens
+        self._obstacle: tuple[Phase, Sequence | None] = (Phase.QUEUE_STEP, None)  # where the queue stopped, and why
+
+    def next_plan(self) -> StepPlan | None:
+        """The plan, counted as sent; None where no sequence can go on."""
+        if self.replica.branches:
+            self.counters.num_block_copies += branch_off(self.replica, self.builder, self._needs.reserve)
+        if self.replica.is_shared:
+            claims = Claims(self.replica, self.shares, slack=self.policy.max_num_batched_tokens)
+            self._ahead.choose(claims, self.builder.budget - len(self.replica.running), self._may_start)
+        self._verify()
+        growing, prefills = self._decode()
+        for sequence in growing:
+            if self.builder.budget > 0 and sequence.status is Status.RUNNING:
+                self._go_on(sequence, 1, 1)
+        self._admit_ahead()
+        for sequence in prefills:
+            num_behind = sequence.num_behind
+            if sequence.status is Status.RUNNING and (num_tokens := self._chunk(sequence, num_behind)):
+                self._go_on(sequence, num_tokens, int(num_tokens == num_behind))
+        if self.builder.has_preempted:
+            self._obstacle = (Phase.QUEUE_BLOCKS, None)
+        else:
+            self._admit_waiting()
+        if not (self.builder.step.sequences or self.replica.in_flight):
+            self._make_idle_give_way()
+        if self.replica.waiting or self.replica.waits:
+            self.replica.waits.look(self.replica.waiting.firsts, *self._obstacle, self.moment.now)
+        if not self.builder.step.sequences:
+            return None
+        plan = self.builder.commit()
+        self._count_chunks(self.builder.step)
+        self._prefixes.register(self.builder.step)
+        return plan
+
+    # -- running sequences
+
+    def _verify(self) -> None:
+        """Give draft tokens to the sequences that were asked for: as many as fit, without preempting for them."""
+        speculation = self.drafting.of(self.replica)
+        if speculation is None or not speculation.has_asked:
+            return
+        self.builder.step.arm = speculation.arm
+        for sequence in self.replica.running:
+            if sequence.can_verify:
+                drafts = self.drafting.links.usable(sequence).first(self._num_drafts(sequence, speculation))
+                num_tokens = 1 + len(drafts.token_ids)
+                if num_tokens > 1 and (new_blocks := self._room_for(sequence, num_tokens)) is not None:
+                    self.builder.schedule(sequence, num_tokens, 1, new_blocks, drafts)
+                    self._verified.add(sequence)
+                    self.drafting.links.verifies(sequence, drafts)
+
+    def _num_drafts(self, sequence: Sequence, speculation: Speculation) -> int:
+        """No more than wanted, than can still come (verifying k yields up to k + 1 tokens), and than leaves every
+        running sequence its token of the step."""
+        room = self.builder.budget - len(self.replica.running)
+        num_coming = sequence.request.max_length - sequence.num_tokens - 1
+        return max(0, min(speculation.num_wanted(sequence), num_coming, room))
+
+    def _room_for(self, sequence: Sequence, num_tokens: int) -> list[int] | None:
+        """New blocks for so many tokens more, None where only preemption would bring them."""
+        num_missing = sequence.num_computed_tokens + num_tokens - len(sequence.block_ids) * self.replica.block_size
+        if num_missing <= 0:
+            return NONE
+        num_new = self.replica.blocks_for(num_missing)
+        if num_new > self.replica.pool.num_available - self._needs.reserve:
+            return None
+        return self.replica.grow(sequence, num_new)
+
+    def _decode(self) -> tuple[list[Sequence], list[Sequence]]:
+        """Give its token to each sequence that lacks one and has room for it in its blocks, as most do.  Returns those
+        that lack one and need a block, and those that lack more; a sequence whose last token is coming lacks none."""
+        growing: list[Sequence] = []
+        prefills: list[Sequence] = []
+        builder, block_size = self.builder, self.replica.block_size
+        verified = self._verified
+        for sequence in self.replica.running:
+            num_coming = len(sequence.token_ids) + sequence.num_pending
+            num_behind = num_coming - sequence.num_computed_tokens
+            if num_behind == 0 or num_coming >= sequence.request.max_length:
+                continue
+            if sequence.num_drafts or sequence in verified:
+                continue
+            if sequence.num_pending and sequence.request.search is not None:
+                continue  # which token follows is not the worker's to say
+            if num_behind > 1:
+                prefills.append(sequence)
+            elif num_coming <= len(sequence.block_ids) * block_size and builder.budget > 0:
+                builder.schedule(sequence, 1, 1, NONE)
+            else:
+                growing.append(sequence)
+        return growing, prefills
+
+    def _go_on(self, sequence: Sequence, num_tokens: int, num_samples: int) -> None:
+        """Give a running sequence its next tokens, preempting others or itself where blocks run out."""
+        num_missing = sequence.num_computed_tokens + num_tokens - len(sequence.block_ids) * self.replica.block_size
+        if num_missing <= 0:
+            self.builder.schedule(sequence, num_tokens, num_samples, NONE)
+            return
+        num_new = self.replica.blocks_for(num_missing)
+        while num_new > self.replica.pool.num_available:
+            victim = self._preemption.victim(sequence)
+            self._preemption.preempt(victim, "no_free_blocks")
+            self.builder.has_preempted = True
+            if victim is sequence:
+                return
+        self.builder.schedule(sequence, num_tokens, num_samples, self.replica.grow(sequence, num_new))
+
+    def _chunk(self, sequence: Sequence, num_behind: int) -> int:
+        """How many of its tokens a sequence may compute in this step."""
+        threshold = self.policy.long_prefill_token_threshold
+        num_tokens = min(num_behind, self.builder.budget)
+        if sequence.tenant in self._slow and num_behind > 1:
+            num_tokens = min(num_tokens, self._slow_budget)
+            self._slow_budget -= num_tokens
+        if threshold and num_behind > 1:
+            num_tokens = min(num_tokens, threshold)
+        if num_tokens < num_behind and not self.policy.enable_chunked_prefill:
+            return 0
+        return num_tokens
+
+    def _count_chunks(self, step: Step) -> None:
+        """Parts that compute no sequence's last token."""
+        if all(step.num_samples):
+            return
+        for sequence, num_samples in zip(step.sequences, step.num_samples, strict=True):
+            if not num_samples:
+                self.counters.num_chunked_prefills += sequence.is_prefilling
+                if sequence.clock is not None:
+                    sequence.clock.num_chunks += 1
+
+    # -- waiting sequences
+
+    def _make_idle_give_way(self) -> None:
+        """Nobody can go on: beams that wait for others of their search make room for these."""
+        for beam in idle_beams(self.replica):
+            if self.builder.step.sequences or not self.replica.waiting:
+                return
+            self._preemption.set_aside(beam)
+            self._admit_waiting()
+
+    def _admit_ahead(self) -> None:
+        """Start those that go ahead, unless blocks ran out meanwhile: then in the next step."""
+        if not self._ahead or self.builder.has_preempted:
+            return
+        self._prefixes.look()
+        for sequence in self._ahead:
+            if self.builder.budget == 0 or self.replica.num_free_rows == 0 or not self._start(sequence):
+                return
+
+    def _admit_waiting(self) -> None:
+        if not self.replica.num_free_rows:
+            self._obstacle = (Phase.QUEUE_ROWS, None)
+        if not self.replica.waiting or not self.replica.num_free_rows:
+            return
+        self._prefixes.look()
+        for sequence in self.replica.waiting:
+            if not self._has_place(sequence):
+                return
+            if self._may_start(sequence) and not self._start(sequence):
+                return
+
+    def _has_place(self, sequence: Sequence) -> bool:
+        """Whether there is a row and a token of the budget for it; one that was preempted must be out of all steps."""
+        if self.builder.budget == 0:
+            return self._stop(sequence, Phase.QUEUE_BUDGET)
+        if self.replica.num_free_rows == 0:
+            return self._stop(sequence, Phase.QUEUE_ROWS)
+        return not sequence.num_in_flight or self._stop(sequence, Phase.QUEUE_STEP)
+
+    def _stop(self, sequence: Sequence, cause: Phase) -> bool:
+        """The queue goes no further in this step: False."""
+        self._obstacle = (cause, sequence)
+        phases.held_up(sequence, self.replica.waits, self.moment.now)
+        return False
+
+    def _may_start(self, sequence: Sequence) -> bool:
+        """Whether nothing of its own stands in its way."""
+        if awaits_sibling(self.replica, sequence):
+            phases.passed_over(sequence, Phase.QUEUE_SIBLING, self.moment.now)
+            return False
+        if self._must_be_alone(sequence):
+            phases.passed_over(sequence, Phase.LOST, self.moment.now)
+            return False
+        return not (sequence.num_in_flight or is_idle(sequence))
+
+    def _start(self, sequence: Sequence) -> bool:
+        """False where blocks or budget do not allow."""
+        return self._fork(sequence) if can_fork(self.replica, sequence) else self._admit(sequence)
+
+    def _must_be_alone(self, sequence: Sequence) -> bool:
+        """Whether it may be what kills workers, and so may another request that runs."""
+        request = sequence.request
+        return request.is_quarantined and any(
+            other.request is not request and other.request.is_quarantined for other in self.replica.running
+        )
+
+    def _admit(self, sequence: Sequence) -> bool:
+        """Start a sequence with what the prefix cache has of it; False where blocks or budget do not allow."""
+        replica, hits = self.replica, self._prefixes.hits(sequence)
+        if self._prefixes.is_being_filled(sequence, len(hits)):
+            phases.passed_over(sequence, Phase.QUEUE_SIBLING, self.moment.now)
+            return True  # one step later it is a hit, and the next sequence may start now
+        num_cached = len(hits) * replica.block_size
+        num_tokens = self._chunk(sequence, sequence.num_tokens - num_cached)
+        if num_tokens == 0:
+            is_held_back = self.builder.budget > 0 and sequence.tenant in self._slow
+            return self._stop(sequence, Phase.QUEUE_FAIRNESS if is_held_back else Phase.QUEUE_BUDGET)
+        if self._needs.num_lacking_beside(sequence, hits) > 0:
+            return self._stop(sequence, Phase.QUEUE_BLOCKS)
+        num_all = self._needs.num_blocks(sequence) if sequence.is_protected else 0
+        replica.share(sequence, hits, [replica.pool.hash_generations[block] for block in hits])
+        sequence.num_registered_blocks = len(hits)
+        replica.grow(sequence, (num_all or replica.blocks_for(num_cached + num_tokens)) - len(hits))
+        self._begin(sequence, num_cached, num_tokens)
+        self._prefixes.fill(sequence, num_tokens)
+        self.counters.num_prefix_cache_queries += sequence.num_tokens
+        self.counters.num_prefix_cache_hits += num_cached
+        return True
+
+    def _fork(self, sequence: Sequence) -> bool:
+        """Start a sequence on its sibling's prompt; False where no block is left for it."""
+        if self._needs.num_lacking_to_fork() > 0:
+            return self._stop(sequence, Phase.QUEUE_BLOCKS)
+        num_computed = fork(self.replica, self.builder, sequence)
+        self.counters.num_block_copies += 1
+        self._begin(sequence, num_computed, 1)
+        return True
+
+    def _begin(self, sequence: Sequence, num_computed: int, num_tokens: int) -> None:
+        self.replica.start(sequence)
+        sequence.status = Status.RUNNING
+        sequence.num_computed_tokens = num_computed
+        phases.admitted(sequence, self.replica.waits, self.moment.now)
+        if sequence.num_cached_tokens < 0:
+            self.shares.charge_prompt(sequence.request.header.tenant, sequence.num_tokens - num_computed)
+            sequence.num_cached_tokens = min(num_computed, sequence.request.num_prompt_tokens)
+            num_usable = self._prefixes.num_usable(sequence)
+            self.misses.explain(sequence, self.replica, num_usable, self._prefixes.refusal(sequence))
+        self.builder.admit(sequence, num_tokens)
+        self.journal.sequence(
+            "sequence_scheduled", sequence, worker=self.replica.instance, num_cached_tokens=num_computed
+        )

@@ -1,0 +1,48 @@
+"""Beams in the making of a step: they fork in running order, and those that have nothing to do give way."""
+
+from __future__ import annotations
+
+from services.scheduler.planning.plan_builder import PlanBuilder
+from services.scheduler.state.replica import Replica
+from services.scheduler.state.sequence import Sequence, Status
+
+
+def is_idle(sequence: Sequence) -> bool:
+    """Whether it is a beam whose candidates are known, and that waits for those of the others."""
+    search = sequence.request.search
+    return search is not None and search.has_answer(sequence.index)
+
+
+def branch_off(replica: Replica, builder: PlanBuilder, reserve: int) -> int:
+    """Start sequences where others stand; returns how many blocks are copied.  Who finds no row or block waits as
+    others do, and computes again what the prefix cache does not have.
+
+    Before anything else of a step: then those others stand where they stood when the search went on.
+    """
+    num_copies = len(builder.copies)
+    for sequence, source in replica.take_branches():
+        if sequence.status is Status.WAITING and source.status is Status.RUNNING and not sequence.num_in_flight:
+            _branch(replica, builder, sequence, source, reserve)
+    return len(builder.copies) - num_copies
+
+
+def _branch(replica: Replica, builder: PlanBuilder, sequence: Sequence, source: Sequence, reserve: int) -> None:
+    """Full blocks are shared, the one to be written in is copied."""
+    pool = replica.pool
+    num_shared, num_over = divmod(source.num_computed_tokens, replica.block_size)
+    if not replica.num_free_rows or pool.num_available - reserve < (num_over > 0):
+        return
+    replica.share(sequence, source.block_ids[:num_shared], source.block_generations[:num_shared])
+    for block in replica.grow(sequence, int(num_over > 0)):
+        builder.copy(sequence, source.block_ids[num_shared], source.block_generations[num_shared], block)
+    replica.start(sequence)
+    sequence.num_registered_blocks = source.num_registered_blocks
+    sequence.num_computed_tokens = source.num_computed_tokens
+    sequence.status = Status.RUNNING
+    sequence.is_untold = True
+
+
+def idle_beams(replica: Replica) -> list[Sequence]:
+    """Who can give up row and blocks without anything being computed again before its search goes on; the least urgent
+    first."""
+    return [sequence for sequence in reversed(replica.running) if is_idle(sequence)]

@@ -1,0 +1,67 @@
+"""Who goes ahead of other tenants' sequences in a step, and who gives way for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+from services.scheduler.planning.block_budget import Needs
+from services.scheduler.planning.preemption import Preemption
+from services.scheduler.planning.sharing import Claims
+from services.scheduler.state.replica import Replica
+from services.scheduler.state.sequence import Sequence
+
+
+class Forerunners:
+    """Waiting sequences that a step starts before it goes on with the prompts that run, in that order.
+
+    Rows and blocks are taken for them before anything of the step is planned: who gives its row has no part in it.
+    """
+
+    def __init__(self, replica: Replica, needs: Needs, preemption: Preemption) -> None:
+        self._replica = replica
+        self._needs = needs
+        self._preemption = preemption
+        self._chosen: list[Sequence] = []
+
+    def __iter__(self) -> Iterator[Sequence]:
+        return iter(self._chosen)
+
+    def __len__(self) -> int:
+        return len(self._chosen)
+
+    def choose(self, claims: Claims, num_tokens: int, may_start: Callable[[Sequence], bool]) -> None:
+        """Choose who goes ahead of tenants that have more, within so many tokens, and make way for them."""
+        for tenant in claims.tenants():
+            for sequence in self._replica.waiting.of(tenant):
+                if num_tokens <= 0 or not may_start(sequence) or not self._make_way(sequence, claims):
+                    break
+                claims.grant(tenant)
+                self._chosen.append(sequence)
+                num_tokens -= sequence.num_tokens
+
+    def _make_way(self, sequence: Sequence, claims: Claims) -> bool:
+        """Take the row and the blocks that it lacks from those who have more; False, and nothing, where they cannot."""
+        if not (claims.precedes(sequence.tenant) or any(claims.givers(sequence.tenant))):
+            return False
+        num_rows = len(self._chosen) + 1 - self._replica.num_free_rows
+        num_blocks = self._needs.num_lacking(sequence, self._chosen)
+        victims: list[Sequence] = []
+        while len(victims) < num_rows or sum(map(self._preemption.num_freed, victims)) < num_blocks:
+            victim = self._giving(claims.givers(sequence.tenant), victims)
+            if victim is None:
+                for other in victims:
+                    claims.grant(other.tenant)
+                return False
+            claims.take(victim.tenant)
+            victims.append(victim)
+        for victim in victims:
+            self._preemption.preempt(victim, "fairness")
+        return True
+
+    def _giving(self, givers: Iterable[str], chosen: list[Sequence]) -> Sequence | None:
+        """Who is cheapest to recompute of the first of these tenants that has somebody to give."""
+        for giver in givers:
+            candidates = (one for one in self._replica.running if one.tenant == giver and one not in chosen)
+            if victim := self._preemption.cheapest(candidates):
+                return victim
+        return None

@@ -1,0 +1,117 @@
+"""Turns the decisions of one step into the plan that goes to the worker."""
+
+from __future__ import annotations
+
+from itertools import chain
+
+from services.scheduler.draft_length.proposal import NO_DRAFTS, Drafts
+from services.scheduler.state.replica import Replica
+from services.scheduler.state.sequence import Sequence
+from services.scheduler.state.step import Step
+from shared.messages import StepPlan
+
+NONE: list[int] = []  # no new blocks; never written to
+
+
+class PlanBuilder:
+    """Collects one step; a sequence that is preempted again before the plan is complete leaves no trace."""
+
+    def __init__(self, replica: Replica, budget: int, *, rejection: bool = False) -> None:
+        self.replica = replica
+        self.rejection = rejection
+        self.budget = budget  # tokens that the step can still take
+        self.has_preempted = False
+        self.step = Step(replica.num_steps)
+        self.copies: dict[Sequence, tuple[int, int, int]] = {}  # source, its generation, destination
+        self._admitted: list[Sequence] = []
+
+    def schedule(
+        self,
+        sequence: Sequence,
+        num_tokens: int,
+        num_samples: int,
+        new_blocks: list[int],
+        drafts: Drafts = NO_DRAFTS,
+    ) -> None:
+        """Give a sequence its part; its table is complete, `new_blocks` being the end of it that the worker lacks.
+        What the worker has to be told anew, it is told with all of its table.
+
+        `num_tokens` counts the draft tokens too.
+        """
+        if sequence.is_untold:
+            sequence.is_untold = False
+            self._admitted.append(sequence)
+            new_blocks = sequence.block_ids
+        step = self.step
+        step.sequences.append(sequence)
+        step.num_computed.append(sequence.num_computed_tokens)
+        step.num_scheduled.append(num_tokens)
+        step.num_samples.append(num_samples)
+        step.new_blocks.append(new_blocks)
+        step.drafts.append(drafts)
+        step.num_drafts += len(drafts.token_ids)
+        self.budget -= num_tokens
+
+    def admit(self, sequence: Sequence, num_tokens: int) -> None:
+        """Schedule a sequence that starts now: the worker has nothing of it."""
+        sequence.is_untold = True
+        self.schedule(sequence, num_tokens, int(num_tokens == sequence.num_behind), sequence.block_ids)
+
+    def copy(self, sequence: Sequence, source: int, generation: int, destination: int) -> None:
+        """Have a sequence begin with the copy of a block; `generation` is that in which the source is held."""
+        self.copies[sequence] = source, generation, destination
+
+    def drop(self, sequence: Sequence) -> None:
+        """Take a sequence's part back, if it had one."""
+        self.budget += self.step.drop(sequence)
+        self.copies.pop(sequence, None)
+        if sequence in self._admitted:
+            self._admitted.remove(sequence)
+
+    def commit(self) -> StepPlan:
+        """Count the step's parts as computed, and their samples as pending: the plan will be sent."""
+        step, replica = self.step, self.replica
+        plan = self._build()
+        for sequence, num_tokens, num_samples in zip(step.sequences, step.num_scheduled, step.num_samples, strict=True):
+            sequence.num_computed_tokens += num_tokens
+            sequence.num_pending += num_samples
+            sequence.num_in_flight += 1
+        if step.num_drafts:
+            self._count_drafts()
+        step.num_admitted = len(self._admitted)
+        replica.num_steps += 1
+        replica.in_flight.append(step)
+        return plan
+
+    def _count_drafts(self) -> None:
+        """Draft tokens count as computed only once they are accepted."""
+        for sequence, drafts in zip(self.step.sequences, self.step.drafts, strict=True):
+            sequence.num_drafts = len(drafts.token_ids)
+            sequence.num_computed_tokens -= sequence.num_drafts
+
+    def _build(self) -> StepPlan:
+        step = self.step
+        drafts = step.drafts if step.num_drafts else []
+        return StepPlan(
+            epoch=self.replica.epoch,
+            step_id=step.step_id,
+            admitted=[sequence.admitted(sequence.row) for sequence in self._admitted],
+            rows=[sequence.row for sequence in step.sequences],
+            num_computed_tokens=step.num_computed,
+            num_scheduled_tokens=step.num_scheduled,
+            num_new_blocks=[len(blocks) for blocks in step.new_blocks],
+            new_block_ids=list(chain.from_iterable(step.new_blocks)),
+            block_copies=[(source, destination) for source, _, destination in self.copies.values()],
+            released_rows=self.replica.take_released_rows(),
+            num_draft_tokens=[len(part.token_ids) for part in drafts],
+            draft_token_ids=list(chain.from_iterable(part.token_ids for part in drafts)),
+            draft_distributions=list(chain.from_iterable(part.distributions for part in drafts)),
+            rejection=self.rejection,
+            new_block_generations=[
+                generation
+                for sequence, blocks in zip(step.sequences, step.new_blocks, strict=True)
+                if blocks
+                for generation in sequence.block_generations[-len(blocks) :]
+            ],
+            copy_generations=[generation for _, generation, _ in self.copies.values()],
+        )

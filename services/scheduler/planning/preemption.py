@@ -1,0 +1,61 @@
+"""Who gives up row and blocks while a step is being made, and what that costs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from services.scheduler.planning.plan_builder import PlanBuilder
+from services.scheduler.state import phases
+from services.scheduler.state.replica import Replica
+from services.scheduler.state.sequence import Sequence
+from services.scheduler.telemetry.books import Books
+
+
+class Preemption:
+    """Sends running sequences back to the queue; what they had of the step is taken back."""
+
+    def __init__(self, replica: Replica, builder: PlanBuilder, books: Books) -> None:
+        self._replica = replica
+        self._builder = builder
+        self._counters = books.counters
+        self._journal = books.journal
+        self._moment = books.moment
+
+    def cheapest(self, candidates: Iterable[Sequence]) -> Sequence | None:
+        """Who is the cheapest to recompute, and of those the least urgent; nobody who has given way too often."""
+        return min((sequence for sequence in candidates if not sequence.is_protected), key=self._order, default=None)
+
+    def victim(self, needy: Sequence) -> Sequence:
+        """Who gives way to a running sequence: somebody less urgent, or else itself."""
+        return self.cheapest(other for other in self._replica.running if other.rank > needy.rank) or needy
+
+    def num_freed(self, victim: Sequence) -> int:
+        """Blocks that nobody else holds, and the one kept for it to grow into."""
+        ref_counts = self._replica.pool.ref_counts
+        return 1 + sum(1 for block in victim.block_ids if ref_counts[block] == 1)
+
+    def preempt(self, victim: Sequence, cause: str) -> None:
+        victim.num_preemptions += 1
+        self._send_back(victim, cause)
+
+    def set_aside(self, idle: Sequence) -> None:
+        """Preempt one that has nothing to do before others have: that does not bring it nearer to being protected."""
+        self._send_back(idle, "idle")
+
+    def _send_back(self, victim: Sequence, cause: str) -> None:
+        self._counters.num_preemptions += 1
+        num_computed = victim.num_computed_tokens
+        self._journal.sequence("sequence_preempted", victim, cause=cause, num_computed_tokens=num_computed)
+        self._builder.drop(victim)
+        self._replica.preempt(victim)
+        self._replica.waiting.add(victim)
+        phases.preempted(victim, self._moment.now)
+
+    def _order(self, sequence: Sequence) -> tuple[int, list[float]]:
+        return self._recompute_cost(sequence), [-part for part in sequence.rank]
+
+    def _recompute_cost(self, sequence: Sequence) -> int:
+        """Tokens to compute again: blocks that others hold too survive."""
+        pool = self._replica.pool
+        shared = sum(1 for block in sequence.block_ids if pool.ref_counts[block] > 1)
+        return sequence.num_computed_tokens - shared * self._replica.block_size

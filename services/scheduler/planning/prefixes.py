@@ -1,0 +1,78 @@
+"""What the prefix cache has of the sequences of a step, and what the step adds to it."""
+
+from __future__ import annotations
+
+from services.scheduler.planning.plan_builder import PlanBuilder
+from services.scheduler.state.policy import Policy
+from services.scheduler.state.replica import Replica
+from services.scheduler.state.sequence import Sequence
+from services.scheduler.state.step import Step
+from shared.phases import Miss
+
+
+class Prefixes:
+    """The cache of one worker, as one step sees it.
+
+    Of many that arrive at once with one prefix, the first computes it alone and the others follow a step behind: so
+    the blocks that the step computes are known by name before they can be found.
+    """
+
+    def __init__(self, replica: Replica, builder: PlanBuilder, policy: Policy) -> None:
+        self._replica = replica
+        self._builder = builder
+        self._is_enabled = policy.enable_prefix_caching
+        self._filling: set[bytes] = set()  # names of blocks
+
+    # -- what it has
+
+    def hits(self, sequence: Sequence) -> list[int]:
+        """Cached blocks of the longest prefix; at least one token is left to compute, for its logits."""
+        return self._replica.pool.lookup(self._usable_hashes(sequence))
+
+    def num_usable(self, sequence: Sequence) -> int:
+        """Blocks that could be hits: not that of the last token."""
+        return (sequence.num_tokens - 1) // self._replica.block_size
+
+    def refusal(self, sequence: Sequence) -> Miss | None:
+        """Why the cache is not asked for a sequence."""
+        if not self._is_enabled:
+            return Miss.OFF
+        return Miss.NOT_ASKED if sequence.needs_all_states else None
+
+    def _usable_hashes(self, sequence: Sequence) -> list[bytes]:
+        if self.refusal(sequence) is not None:
+            return []
+        return sequence.hash_blocks(self._replica.block_size)[: self.num_usable(sequence)]
+
+    # -- what the step adds
+
+    def look(self) -> None:
+        """Note the prompt blocks that the step computes so far."""
+        step = self._builder.step
+        self._filling.clear()
+        for sequence, num_tokens in zip(step.sequences, step.num_scheduled, strict=True):
+            if num_tokens > 1:
+                self.fill(sequence, num_tokens)
+
+    def fill(self, sequence: Sequence, num_tokens: int) -> None:
+        """Note the blocks that the step will have filled with so many tokens of this sequence."""
+        if self._is_enabled:
+            size, num_computed = self._replica.block_size, sequence.num_computed_tokens
+            names = sequence.hash_blocks(size)
+            self._filling.update(names[num_computed // size : (num_computed + num_tokens) // size])
+
+    def is_being_filled(self, sequence: Sequence, num_hits: int) -> bool:
+        """Whether the step computes for another the block that this sequence, with so many hits, would have to compute
+        first."""
+        hashes = self._usable_hashes(sequence)
+        return num_hits < len(hashes) and hashes[num_hits] in self._filling
+
+    def register(self, step: Step) -> None:
+        """Make the blocks findable that a committed step fills with known tokens: plans are executed in order, so
+        whoever finds one reads it after it was written."""
+        if not self._is_enabled:
+            return
+        size = self._replica.block_size
+        for sequence in step.sequences:
+            if sequence.num_computed_tokens // size > sequence.num_registered_blocks:
+                self._replica.register_full(sequence)

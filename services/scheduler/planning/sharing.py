@@ -1,0 +1,102 @@
+"""Whose turn it is at a worker that several tenants want, and who gives way: the rows as they are now, beside the
+counters of what has been served.
+
+Counters alone decide who takes a place that is free; where one tenant holds all rows with long outputs, none becomes
+free for long.  So a tenant that has fewer rows by weight than another goes ahead of it, into a row that is taken from
+it where there is no other.  Rows are given by max-min: what moves never makes who gives poorer than who gets, so
+nothing moves back.  Whoever asks for no more than its share of the rows gets it at once, if it was not served far more
+than the others; whoever asks for more, once it has less than half of the other's, since freed rows even out the rest.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from services.scheduler.state.fairness import Shares
+from services.scheduler.state.replica import Replica
+
+MEMORY = 1024  # steps for which a tenant that left is expected back
+PATIENCE = 2.0  # times the rows of one whose demand exceeds its share, that another has before it gives one away
+
+
+class Claims:
+    """Who goes ahead in one step.  Made anew for each; `granted` counts with the rows that are held."""
+
+    def __init__(self, replica: Replica, shares: Shares, slack: float) -> None:
+        """`slack`: how much more than others, in prompt tokens of weight one, a tenant may have been served that asks
+        for no more than its share."""
+        self._replica = replica
+        self._shares = shares
+        self._slack = slack
+        self._num_rows = Counter(replica.num_rows)
+        self._num_waiting = Counter(replica.waiting.counts())
+        active = self._num_rows.keys() | self._num_waiting.keys()
+        self._prefilling = {sequence.tenant for sequence in replica.running if sequence.num_behind > 1}
+        self._row_value = replica.capacity.max_num_seqs / sum(map(shares.weight, active)) if active else 0.0
+
+    def tenants(self) -> list[str]:
+        """Those that wait and may go ahead of somebody, the least served first."""
+        richest = max(map(self._wealth, self._num_rows), default=0.0)
+        ahead = [
+            tenant
+            for tenant in self._num_waiting
+            if self.precedes(tenant) or (self._wealth(tenant, 1) < richest and any(self.givers(tenant)))
+        ]
+        return sorted(ahead, key=self._shares.served)
+
+    def precedes(self, tenant: str) -> bool:
+        """Whether prompts of others are being computed, and none of a tenant that was served less."""
+        served, others = self._entitlement(tenant), self._prefilling - {tenant}
+        return bool(others) and all(self._shares.served(other) >= served for other in others)
+
+    def givers(self, tenant: str) -> Iterator[str]:
+        """Who has more rows by weight than `tenant` would with one more, and was not served less; the richest first."""
+        wealth = self._wealth(tenant, 1) * (1.0 if self._fits(tenant) else PATIENCE)
+        served = self._entitlement(tenant)
+        for other in sorted(self._num_rows, key=self._wealth, reverse=True):
+            if self._wealth(other) <= wealth:
+                return
+            if other != tenant and self._shares.served(other) >= served:
+                yield other
+
+    def grant(self, tenant: str) -> None:
+        """One of the tenant's gets a row."""
+        self._num_rows[tenant] += 1
+        self._num_waiting[tenant] -= 1
+
+    def take(self, tenant: str) -> None:
+        """One of the tenant's gives its row."""
+        self._num_rows[tenant] -= 1
+        self._num_waiting[tenant] += 1
+
+    def _fits(self, tenant: str) -> bool:
+        """Whether all that it asks for is no more than its share of the rows."""
+        wanted = self._num_rows[tenant] + self._num_waiting[tenant]
+        return wanted <= self._row_value * self._shares.weight(tenant)
+
+    def _entitlement(self, tenant: str) -> float:
+        """What another must have been served for `tenant` to go before it."""
+        return self._shares.served(tenant) - (self._slack if self._fits(tenant) else 0.0)
+
+    def _wealth(self, tenant: str, more: int = 0) -> float:
+        return (self._num_rows[tenant] + more) / self._shares.weight(tenant)
+
+
+def slow_tenants(replica: Replica, shares: Shares) -> frozenset[str]:
+    """Those who ask for more than their share of the rows, while another who does not is here, or was lately: their
+    prompts make the steps long that the other will have to wait for."""
+    visitors = replica.visitors
+    while visitors and replica.num_steps - next(iter(visitors.values())) > MEMORY:
+        visitors.popitem(last=False)
+    here = {*visitors, *replica.num_rows, *replica.waiting.tenants}
+    if len(here) < 2:
+        return frozenset()
+    waiting = replica.waiting.counts()
+    value = replica.capacity.max_num_seqs / sum(map(shares.weight, here))
+    slow = frozenset(
+        tenant
+        for tenant in here
+        if replica.num_rows[tenant] + waiting.get(tenant, 0) > max(1.0, value * shares.weight(tenant))
+    )
+    return slow if len(slow) < len(here) else frozenset()

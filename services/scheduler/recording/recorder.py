@@ -1,0 +1,108 @@
+"""A core that writes down what it is asked, so that `pageant replay` can ask another the same.
+
+A recording is a row of frames.  The first says how the core began: its settings, or its whole state where older parts
+of the recording are gone.  Then comes a frame for each call, written before it is made, so that the last thing that a
+dying scheduler was asked is there; and after a call a frame with the plan that it made, or with the error that it
+raised.
+
+Recordings hold the token ids of prompts and outputs.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any, Protocol
+
+import msgspec
+
+from services.scheduler.recording.snapshot import SCALARS, freeze
+from services.scheduler.scheduler import Scheduler
+from services.scheduler.state.policy import Policy
+from shared.messages import Message, StepPlan, encode, schema_hash
+from shared.version import VERSION
+
+FORMAT = 1
+LENGTH_BYTES = 4  # before each frame, little-endian
+MESSAGE = 1  # the extension type of a message within a frame
+START, STATE, CALL, PLAN, ERROR = "start", "state", "call", "plan", "error"
+EVENTS = (
+    "add", "abort", "attach", "abort_gateway", "expire", "stop_matched", "stream_lost", "set_detokenizers",
+    "add_worker", "retire_worker", "lose_worker", "add_draft", "lose_draft", "schedule", "apply", "propose",
+    "take_updates", "ask_holdings", "reconcile", "check_ledgers", "renew_worker",
+)  # fmt: skip  # everything that a shell can ask of a core that changes it
+OWN = frozenset({*EVENTS, "recording", "_is_asked"})  # what a recorded core has that another has not
+
+_encoder = msgspec.msgpack.Encoder()
+
+
+class Recording(Protocol):
+    """Where frames go: segments, each of which begins with how the core stood."""
+
+    def write(self, frame: bytes) -> None:
+        """Append a frame; what goes wrong is the recording's own affair."""
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the next call should begin a new segment."""
+
+    def begin(self, frame: bytes) -> None:
+        """Begin a new segment with its first frame."""
+
+
+class RecordedScheduler(Scheduler):
+    """Does what a scheduler does.  Calls that it makes of itself are not written: they follow from those that are."""
+
+    def __init__(self, policy: Policy, recording: Recording) -> None:
+        super().__init__(policy)
+        self.recording = recording
+        self._is_asked = False
+        recording.begin(framed(START, FORMAT, VERSION, schema_hash(), asdict(policy)))
+        for name in EVENTS:
+            setattr(self, name, self._recorded(name, getattr(self, name)))
+
+    def _recorded(self, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(method)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if self._is_asked:
+                return method(*args, **kwargs)
+            args = tuple(map(_settled, args))
+            self._is_asked = True
+            try:
+                return self._ask(name, method, args, kwargs)
+            finally:
+                self._is_asked = False
+
+        return call
+
+    def _ask(self, name: str, method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        recording = self.recording
+        if recording.is_full:
+            recording.begin(framed(STATE, FORMAT, VERSION, schema_hash(), freeze(self._state())))
+        recording.write(framed(CALL, name, list(map(_packed, args)), {k: _packed(v) for k, v in kwargs.items()}))
+        try:
+            result = method(*args, **kwargs)
+        except Exception as error:
+            recording.write(framed(ERROR, type(error).__name__, str(error)))
+            raise
+        if isinstance(result, StepPlan):
+            recording.write(framed(PLAN, encode(result)))
+        return result
+
+    def _state(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name not in OWN}
+
+
+def framed(*parts: Any) -> bytes:
+    data = _encoder.encode(parts)
+    return len(data).to_bytes(LENGTH_BYTES, "little") + data
+
+
+def _settled(value: Any) -> Any:
+    """What can be read once only is read now."""
+    return value if type(value) in SCALARS or isinstance(value, Message) else list(value)
+
+
+def _packed(value: Any) -> Any:
+    return msgspec.msgpack.Ext(MESSAGE, encode(value)) if isinstance(value, Message) else value

@@ -1,0 +1,237 @@
+"""Asks a fresh core what a recording says that another was asked, and compares the plans.
+
+The same code makes the same plans, byte for byte.  Where one differs, it is named; where the core raises what it did
+not raise then, or no more what it did, that is named too.  A recording that ends within a call ends as its scheduler
+did.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from functools import reduce
+from hashlib import sha256
+from operator import or_
+from typing import Any, BinaryIO
+
+import msgspec
+
+from services.scheduler.recording.recorder import CALL, ERROR, EVENTS, FORMAT, LENGTH_BYTES, MESSAGE, PLAN, START, STATE
+from services.scheduler.recording.snapshot import thaw
+from services.scheduler.scheduler import Scheduler
+from services.scheduler.state.policy import Policy
+from shared.errors import ProtocolError
+from shared.messages import (
+    AddRequest,
+    AttachRequest,
+    Decoder,
+    DraftCapacity,
+    DraftProposals,
+    Holdings,
+    StepPlan,
+    StepResult,
+    StopMatched,
+    StreamLost,
+    WorkerCapacity,
+    encode,
+    schema_hash,
+)
+
+ARGUMENTS: Any = reduce(
+    or_,
+    (
+        AddRequest,
+        AttachRequest,
+        DraftCapacity,
+        DraftProposals,
+        Holdings,
+        StepResult,
+        StopMatched,
+        StreamLost,
+        WorkerCapacity,
+    ),
+)
+MAX_FRAME_BYTES = 1 << 30
+Check = Callable[[Scheduler], None]
+
+
+class Call(msgspec.Struct, frozen=True):
+    """One thing that the core was asked, and what came of it then: a plan's bytes, or the error that was raised."""
+
+    name: str
+    args: list[Any]
+    kwargs: dict[str, Any]
+    plan: bytes = b""
+    error: str = ""
+    is_last: bool = False  # of the recording: what came of it may not have been written any more
+
+
+class Difference(msgspec.Struct, frozen=True):
+    """The first point at which a replay does not do what was recorded."""
+
+    event: int  # which call, from 1
+    call: str
+    what: str
+
+    def __str__(self) -> str:
+        return f"event {self.event}, {self.call}: {self.what}"
+
+
+class Replayed(msgspec.Struct):
+    """What came of a replay.  `digest` is over all plans' bytes, in order."""
+
+    num_events: int = 0
+    num_plans: int = 0
+    num_requests: int = 0
+    seconds: float = 0.0  # between the first and the last call that says when it was
+    digest: str = ""
+    difference: Difference | None = None
+    foreign: str = ""  # why another version of the code may have made the recording
+
+
+def replay(file: BinaryIO, check: Check | None = None) -> Replayed:
+    """Play a recording to its end, or to the first difference; `check` looks at the core after each event.
+
+    Raises ProtocolError where the file is no recording, or one whose beginning this version cannot read.
+    """
+    frames = read_frames(file)
+    core, foreign = begin(next(frames, []))
+    replayed, digest = Replayed(foreign=foreign), sha256()
+    first = last = None
+    for call in calls(frames):
+        replayed.num_events += 1
+        replayed.num_requests += call.name == "add"
+        if call.name == "schedule":
+            last = call.args[-1] if len(call.args) > 1 else call.kwargs.get("now")
+            first = last if first is None else first
+        plan, what = answer(core, call, check)
+        if plan:
+            replayed.num_plans += 1
+            digest.update(plan)
+        if what:
+            replayed.difference = Difference(replayed.num_events, described(call), what)
+            break
+    replayed.seconds = (last or 0.0) - (first or 0.0)
+    replayed.digest = digest.hexdigest()
+    return replayed
+
+
+def answer(core: Scheduler, call: Call, check: Check | None) -> tuple[bytes, str]:
+    """The bytes of the plan that this core makes, if it makes one, and how that is not what it was, if it is not."""
+    plan, error = b"", ""
+    try:
+        result = getattr(core, call.name)(*call.args, **call.kwargs)
+        plan = encode(result) if isinstance(result, StepPlan) else b""
+    except Exception as raised:
+        error = f"{type(raised).__name__}: {raised}"
+    drain(core)
+    if error != call.error:
+        before, now = call.error or "nothing", error or "nothing"
+        return plan, f"raises {error}" if call.is_last and error else f"raised {before}, now {now}"
+    if plan != call.plan and not (call.is_last and not call.plan):
+        return plan, compared(call.plan, plan)
+    return plan, checked(core, check) if check is not None else ""
+
+
+def checked(core: Scheduler, check: Check) -> str:
+    try:
+        check(core)
+    except Exception as broken:
+        return str(broken)
+    return ""
+
+
+def drain(core: Scheduler) -> None:
+    """Take what a shell would send: it changes nothing of what comes next."""
+    core.outbound.take_batches()
+    core.outbound.take_rejections()
+    core.journal.take()
+
+
+def compared(before: bytes, now: bytes) -> str:
+    """How two plans differ; empty where only the number of their fields does."""
+    decoder = Decoder[StepPlan](StepPlan)
+    if not before or not now:
+        return "a plan is made where there was none" if now else "no plan is made where there was one"
+    old, new = msgspec.structs.asdict(decoder.decode(before)), msgspec.structs.asdict(decoder.decode(now))
+    named = [f"{name} was {_short(old[name])}, is {_short(new[name])}" for name in old if old[name] != new[name]]
+    return f"step {old['step_id']} differs: {'; '.join(named)}" if named else ""
+
+
+def _short(value: Any, limit: int = 120) -> str:
+    text = repr(value)
+    return text if len(text) <= limit else f"{text[:limit]}..."
+
+
+def described(call: Call) -> str:
+    """A call in one line, without a word of what is in its prompt."""
+    return f"{call.name}({', '.join(_name(arg) for arg in call.args)})"
+
+
+def _name(argument: Any) -> str:
+    if isinstance(argument, AddRequest):
+        return f"request {argument.header.request_id}"
+    if isinstance(argument, StepResult):
+        return f"result of step {argument.step_id}"
+    return type(argument).__name__ if isinstance(argument, msgspec.Struct) else _short(argument, 60)
+
+
+# -- reading
+
+
+def begin(frame: list[Any]) -> tuple[Scheduler, str]:
+    """The core as it stood, and why it may be that of other code."""
+    if len(frame) != 5 or frame[0] not in (START, STATE):
+        raise ProtocolError("this is no recording of a scheduler")
+    kind, version, made_by, schema, state = frame
+    if version != FORMAT:
+        raise ProtocolError(f"the recording has format {version}, and this version reads {FORMAT}")
+    foreign = "" if schema == schema_hash() else f"it was made by version {made_by} with other messages"
+    if kind == START:
+        known = {name: value for name, value in state.items() if name in Policy.__dataclass_fields__}
+        return Scheduler(Policy(**known)), foreign
+    core = Scheduler.__new__(Scheduler)
+    vars(core).update(thaw(state))
+    return core, foreign
+
+
+def read_frames(file: BinaryIO) -> Iterator[list[Any]]:
+    """One frame after the other; the last one may have been cut off.  Raises ProtocolError on what is none."""
+    arguments = Decoder[Any](ARGUMENTS)
+
+    def extended(code: int, data: memoryview) -> Any:
+        if code != MESSAGE:
+            raise ProtocolError(f"a recording has no extension of type {code}")
+        return arguments.decode(data)
+
+    decoder = msgspec.msgpack.Decoder(list[Any], ext_hook=extended)
+    while len(length := file.read(LENGTH_BYTES)) == LENGTH_BYTES:
+        size = int.from_bytes(length, "little")
+        if size > MAX_FRAME_BYTES:
+            raise ProtocolError(f"a frame of {size} bytes is none")
+        if len(data := file.read(size)) < size:
+            return
+        try:
+            yield decoder.decode(data)
+        except msgspec.DecodeError as error:
+            raise ProtocolError(f"a frame cannot be read: {error}") from error
+
+
+def calls(frames: Iterable[list[Any]]) -> Iterator[Call]:
+    """Calls with what came of them."""
+    pending: Call | None = None
+    for kind, *rest in frames:
+        if kind == CALL:
+            if pending is not None:
+                yield pending
+            name, args, kwargs = rest
+            if name not in EVENTS:
+                raise ProtocolError(f"a scheduler cannot be asked to {name!r}")
+            pending = Call(name, args, kwargs)
+        elif kind == PLAN and pending is not None:
+            pending = msgspec.structs.replace(pending, plan=rest[0])
+        elif kind == ERROR and pending is not None:
+            pending = msgspec.structs.replace(pending, error=f"{rest[0]}: {rest[1]}")
+        else:
+            raise ProtocolError(f"a frame of kind {kind!r} stands in a place where there is none")
+    if pending is not None:
+        yield msgspec.structs.replace(pending, is_last=True)

@@ -1,0 +1,1 @@
+"""Drafts: their links, what they propose, and what a worker's steps do with it."""

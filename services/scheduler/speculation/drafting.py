@@ -1,0 +1,114 @@
+"""The drafts' part in the steps: what they are asked, whether a step waits for them, what their proposals tell."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from services.scheduler.speculation.drafts import DraftLink, DraftLinks
+from services.scheduler.speculation.speculation import Speculation
+from services.scheduler.state.counters import Counters
+from services.scheduler.state.policy import Policy
+from services.scheduler.state.replica import Replica
+from services.scheduler.state.sequence import Sequence, Status
+from shared.messages import DraftProposals, WorkerCapacity
+
+
+class Drafting:
+    """Between the links to drafts and the speculation of each worker.
+
+    Invariant: each replica has a speculation exactly while there is a draft.
+    """
+
+    def __init__(self, policy: Policy, counters: Counters, links: DraftLinks, replicas: Mapping[str, Replica]) -> None:
+        self.links = links
+        self._policy = policy
+        self._counters = counters
+        self._replicas = replicas
+        self._speculations: dict[Replica, Speculation] = {}
+
+    def of(self, replica: Replica) -> Speculation | None:
+        """A worker's; None while there is no draft."""
+        return self._speculations.get(replica)
+
+    def renew(self) -> None:
+        """There are drafts, and perhaps workers that had none: what drafts are worth there is to be measured."""
+        if self.links:
+            self._speculations = {
+                replica: self._speculations.get(replica)
+                or Speculation(fixed=self._policy.num_draft_tokens, longest=self._policy.max_num_draft_tokens)
+                for replica in self._replicas.values()
+            }
+
+    def forget(self, replica: Replica) -> None:
+        """A worker has left."""
+        self._speculations.pop(replica, None)
+
+    def end(self) -> None:
+        """The last draft is gone."""
+        self._speculations.clear()
+
+    def propose(self, message: DraftProposals, capacity: WorkerCapacity | None) -> bool:
+        """As `Scheduler.propose`; `capacity` is that of the smallest worker."""
+        link = self.links.by_epoch(message.epoch)
+        if link is None:
+            return False
+        if capacity is None:
+            return True  # nobody could verify them
+        self.links.take(link, message, capacity.vocab_size)
+        if num_steps := max(message.num_draft_tokens, default=0):
+            for speculation in self._speculations.values():
+                speculation.drafted(message.draft_time / num_steps)
+        return True
+
+    def judge(self, sequence: Sequence, num_accepted: int) -> None:
+        """Count the draft tokens that were accepted as computed, unless the sequence has lost what it had computed."""
+        num_drafts, sequence.num_drafts = sequence.num_drafts, 0
+        if sequence.status is Status.RUNNING:
+            sequence.num_computed_tokens += num_accepted
+        sequence.num_draft_tokens += num_drafts
+        sequence.num_accepted_tokens += num_accepted
+        self._counters.verified(num_drafts, num_accepted)
+        replica = self._replicas.get(sequence.worker)
+        speculation = None if replica is None else self.of(replica)
+        if speculation is not None:
+            speculation.judge(sequence, num_drafts, num_accepted)
+
+    def awaits(self, replica: Replica, now: float) -> bool:
+        """Whether the next plan has to wait for a step in flight or for drafts, which are asked for here."""
+        speculation = self.of(replica)
+        if speculation is None or not replica.running:
+            return False
+        if not speculation.has_asked:
+            if not speculation.choose(replica.running).num_draft_tokens:
+                return False
+            if replica.in_flight:
+                return True
+            self._ask(replica, speculation, now)
+        if speculation.waits(now):
+            return True
+        self._counters.num_late_drafts += speculation.give_up()
+        return False
+
+    def planned(self, replica: Replica) -> None:
+        """A worker's next step is sent."""
+        if (speculation := self.of(replica)) is not None:
+            speculation.planned()
+
+    def _ask(self, replica: Replica, speculation: Speculation, now: float) -> None:
+        """Tell the drafts what was committed and ask for more; nothing is waited for while prompts are computed."""
+        awaited: dict[DraftLink, int] = {}
+        for sequence in replica.running:
+            if sequence.can_verify and sequence.request.step_params.speculate:
+                num_wanted = speculation.num_wanted(sequence)
+                told = self.links.tell(sequence, num_wanted, ahead=speculation.arm.runs_ahead)
+                if told is not None and len(self.links.usable(sequence).token_ids) < num_wanted:
+                    awaited[told[0]] = told[1]
+        if any(not sequence.can_verify for sequence in replica.running):
+            awaited.clear()
+        speculation.ask(awaited, replica.running, now)
+
+    @property
+    def wake_time(self) -> float | None:
+        """When the first replica that waits for drafts will have waited long enough."""
+        times = (speculation.wake_time for speculation in self._speculations.values())
+        return min((time for time in times if time is not None), default=None)

@@ -1,0 +1,1 @@
+"""What every sequence, request and worker has."""

@@ -1,0 +1,232 @@
+"""The scheduler's state of one request and its sequences."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+import msgspec
+
+from services.scheduler.blocks.prefix_cache import chained, extend_hashes, root_hash
+from services.scheduler.draft_length.acceptance import Acceptance
+from services.scheduler.state.beam_search import BeamSearch
+from services.scheduler.state.clocks import SequenceClock
+from shared.messages import AdmittedSequence, FinishReason, RequestHeader, TokenLogprobs
+from shared.packing import pack_tokens
+from shared.pooling import PoolingKind
+from shared.sampling import SamplingParams
+
+MAX_PREEMPTIONS = 3
+MAX_WORKER_DEATHS = 2
+Rank = tuple[float, int, int]  # priority and age, order of arrival, place among its siblings
+
+
+class Status(IntEnum):
+    WAITING = 0  # never ran, or was preempted
+    RUNNING = 1  # holds a row and blocks
+    FINISHED = 2
+
+
+@dataclass(eq=False, slots=True)
+class Request:
+    """What was asked for, once; its n sequences share it."""
+
+    header: RequestHeader
+    params: SamplingParams
+    prompt_token_ids: list[int]
+    eos_token_ids: list[int]
+    arrival: int  # order of arrival at the scheduler
+    detokenizer: str = ""  # "" while no detokenizer lives
+    sequences: list[Sequence] = field(default_factory=list)
+    num_worker_deaths: int = 0  # in a row, in flight at each and without a new token in between
+    num_tokens_at_death: int = -1
+    finished_time: float | None = None  # when it was first seen finished and not acknowledged
+    packed_prompt: bytes = b""  # prompt_token_ids as they came; made where they did not
+    max_model_len: int = sys.maxsize  # of the deployment when this was let in; later workers may have another
+    fingerprint: str = ""  # name of that of the worker that makes its output; "" before one has begun
+
+    def __post_init__(self) -> None:
+        eos_ids = () if self.params.ignore_eos else self.eos_token_ids
+        self.end_ids = frozenset((*self.params.stop_token_ids, *eos_ids))
+        self.num_prompt_tokens = len(self.prompt_token_ids)
+        self.packed_prompt = self.packed_prompt or pack_tokens(self.prompt_token_ids)
+        self.min_length = self.num_prompt_tokens + self.params.min_tokens
+        self.max_length = min(self.num_prompt_tokens + (self.params.max_tokens or 1), self.max_model_len)
+        self.step_params = self.params
+        if self.params.beam is not None:
+            self.search = BeamSearch(self.params.beam, self.end_ids, self.params.logprobs)
+            self.step_params = msgspec.structs.replace(
+                self.params, logprobs=self.search.num_candidates, min_tokens=0, speculate=False
+            )
+
+    end_ids: frozenset[int] = field(init=False)  # tokens that end a sequence
+    num_prompt_tokens: int = field(init=False)
+    min_length: int = field(init=False)  # of prompt and output; before it no token ends a sequence
+    max_length: int = field(init=False)  # of prompt and output; a sequence of this length has ended
+    step_params: SamplingParams = field(init=False)  # what workers are asked
+    search: BeamSearch | None = field(init=False, default=None)
+
+    @property
+    def num_sequences(self) -> int:
+        """How many there are while it runs."""
+        return self.params.n if self.search is None else self.search.beam.width
+
+    @property
+    def request_id(self) -> str:
+        return self.header.request_id
+
+    @property
+    def num_output_tokens(self) -> int:
+        return sum(sequence.num_output_tokens for sequence in self.sequences)
+
+    def let_go(self) -> None:
+        """It is over and forgotten.  A request and its sequences name each other; without this their memory, tokens and
+        hashes included, would wait for a collection of cycles, which an actor makes rarely."""
+        self.sequences.clear()
+
+    def count_death(self) -> None:
+        """A worker died while it computed this.  Only deaths at the same point count together: what kills workers does
+        so again where it did before, and who got on in between was only there when it happened."""
+        num_tokens = self.num_output_tokens
+        self.num_worker_deaths = 1 if num_tokens > self.num_tokens_at_death else self.num_worker_deaths + 1
+        self.num_tokens_at_death = num_tokens
+
+    @property
+    def bound_to(self) -> str:
+        """The fingerprint of the only workers that may go on with it: others would change its text in the middle."""
+        return self.fingerprint if self.num_output_tokens else ""
+
+    @property
+    def is_quarantined(self) -> bool:
+        """Whether workers died again and again at the point where it is now."""
+        return self.num_worker_deaths >= MAX_WORKER_DEATHS and self.num_output_tokens == self.num_tokens_at_death
+
+    @property
+    def is_finished(self) -> bool:
+        return not self.unfinished
+
+    @property
+    def unfinished(self) -> list[Sequence]:
+        return [sequence for sequence in self.sequences if sequence.status is not Status.FINISHED]
+
+
+@dataclass(eq=False, slots=True)
+class Sequence:
+    """One generation.
+
+    num_computed_tokens chases num_tokens + num_pending: there is no prefill and no decode, only how far behind a
+    sequence is.  It counts tokens of plans that are sent, not only of results that have come back.
+    """
+
+    request: Request
+    index: int
+    rank: Rank  # smaller runs earlier
+    token_ids: list[int]  # prompt and known output
+    status: Status = Status.WAITING
+    num_computed_tokens: int = 0
+    num_pending: int = 0  # samples asked for in steps in flight
+    num_in_flight: int = 0  # steps in flight with a part of this
+    row: int = -1
+    worker: str = ""
+    block_ids: list[int] = field(default_factory=list)
+    block_generations: list[int] = field(default_factory=list)  # parallel: in which of its lives each block is ours
+    hashes_by_size: dict[int, list[bytes]] = field(default_factory=dict)  # of full blocks, by the size of a block
+    num_registered_blocks: int = 0
+    num_cached_tokens: int = -1  # at the first admission; -1 before
+    num_preemptions: int = 0  # for want of blocks
+    num_refusals: int = 0  # by a worker, of its row
+    num_emitted: int = 0  # output tokens sent to the detokenizer
+    finish_reason: FinishReason | None = None  # where its tokens ended it; a stop string is its detokenizer's finding
+    stop_token_id: int | None = None
+    logprobs: list[TokenLogprobs | None] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
+    root: bytes = b""
+    clock: SequenceClock | None = None  # where its time goes; None where nobody wants to know
+    num_drafts: int = 0  # draft tokens in flight
+    num_draft_tokens: int = 0  # verified
+    num_accepted_tokens: int = 0  # of those
+    acceptance: Acceptance = field(default_factory=Acceptance)
+    embedding: bytes | None = None
+    said: TokenLogprobs | None = None  # with its last sample, where it is a beam
+    is_untold: bool = False  # whether its worker has another token at its end, or has its row not at all
+
+    def __post_init__(self) -> None:
+        self.root = root_hash(self.request.header.cache_salt)
+
+    @property
+    def tenant(self) -> str:
+        return self.request.header.tenant
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.token_ids) - self.request.num_prompt_tokens
+
+    @property
+    def num_behind(self) -> int:
+        """Tokens that could be computed now, counting those that steps in flight will yield."""
+        return len(self.token_ids) + self.num_pending - self.num_computed_tokens
+
+    @property
+    def is_prefilling(self) -> bool:
+        return self.num_computed_tokens < self.request.num_prompt_tokens
+
+    @property
+    def is_protected(self) -> bool:
+        """Whether it has been preempted so often that it is admitted only with all the blocks that it can need."""
+        return self.num_preemptions >= MAX_PREEMPTIONS
+
+    @property
+    def can_verify(self) -> bool:
+        """Whether it is at the point where draft tokens may follow: all its tokens known, the last not computed."""
+        return self.num_computed_tokens == len(self.token_ids) - 1 and not self.num_pending
+
+    @property
+    def parent(self) -> Sequence:
+        """The sibling whose prompt blocks this one can share; the first has none but itself."""
+        return self.request.sequences[0]
+
+    @property
+    def wants_prompt_logprobs(self) -> bool:
+        """Whether prompt log-probabilities are still owed; they go out with the first token."""
+        return self.index == 0 and self.num_emitted == 0 and self.request.params.prompt_logprobs is not None
+
+    @property
+    def needs_all_states(self) -> bool:
+        """Whether each of its prompt's tokens has to be computed, whatever the prefix cache has of them."""
+        pooling = self.request.params.pooling
+        return self.wants_prompt_logprobs or (pooling is not None and pooling.kind is PoolingKind.MEAN)
+
+    def admitted(self, row: int) -> AdmittedSequence:
+        """All that a worker or a draft needs to know of it, to begin or to begin again."""
+        request, params = self.request, self.request.step_params
+        if params.prompt_logprobs is not None and not self.wants_prompt_logprobs:
+            params = msgspec.structs.replace(params, prompt_logprobs=None)
+        return AdmittedSequence(
+            row=row,
+            token_ids=request.packed_prompt + pack_tokens(self.token_ids[request.num_prompt_tokens :]),
+            num_prompt_tokens=request.num_prompt_tokens,
+            params=params,
+            seed=((params.seed or 0) + self.index + 2**63) % 2**64 - 2**63,
+            eos_token_ids=request.eos_token_ids,
+            request_id=request.request_id,
+            trace_id=request.header.trace_id,
+            index=self.index,
+        )
+
+    def hash_blocks(self, block_size: int) -> list[bytes]:
+        """Hashes of all blocks of this size that are full of known tokens.
+
+        A sequence outlives its worker, and workers may differ in block size: a hash of 16 tokens must never stand for a
+        block of 32, whose second half it says nothing of.
+        """
+        hashes = self.hashes_by_size.setdefault(block_size, [])
+        if not hashes:
+            hashes.extend(chained(self.root, self.request.packed_prompt, block_size))
+        if len(self.token_ids) >= (len(hashes) + 1) * block_size:
+            extend_hashes(hashes, self.root, self.token_ids, block_size)
+        return hashes

@@ -1,0 +1,35 @@
+"""One step of a worker: what its plan asks for, until the answer has come."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from services.scheduler.draft_length.modes import PLAIN, Arm
+from services.scheduler.draft_length.proposal import Drafts
+from services.scheduler.state.sequence import Sequence
+
+
+@dataclass(slots=True)
+class Step:
+    """A plan that is being made, or that was sent and is not answered.  Its columns are parallel."""
+
+    step_id: int
+    sequences: list[Sequence] = field(default_factory=list)
+    num_computed: list[int] = field(default_factory=list)  # before the step
+    num_scheduled: list[int] = field(default_factory=list)
+    num_samples: list[int] = field(default_factory=list)  # 1 where the last scheduled token is the last there is
+    new_blocks: list[list[int]] = field(default_factory=list)
+    drafts: list[Drafts] = field(default_factory=list)  # counted in num_scheduled
+    num_drafts: int = 0  # draft tokens of all
+    num_admitted: int = 0
+    arm: Arm = PLAIN
+
+    def drop(self, sequence: Sequence) -> int:
+        """Take a sequence's part out; returns how many tokens it was."""
+        if sequence not in self.sequences:
+            return 0
+        index = self.sequences.index(sequence)
+        self.num_drafts -= len(self.drafts[index].token_ids)
+        for column in (self.sequences, self.num_computed, self.num_samples, self.new_blocks, self.drafts):
+            del column[index]
+        return self.num_scheduled.pop(index)

@@ -1,0 +1,22 @@
+"""What is noted while decisions are made: figures, events, missed prefixes, what tenants were served, and the time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from services.scheduler.blocks.clock import Moment
+from services.scheduler.state.counters import Counters
+from services.scheduler.state.fairness import Shares
+from services.scheduler.telemetry.journal import Journal
+from services.scheduler.telemetry.prefix_misses import Misses
+
+
+@dataclass(frozen=True, slots=True)
+class Books:
+    """One of a scheduler, which all its parts share."""
+
+    counters: Counters
+    journal: Journal
+    misses: Misses
+    shares: Shares
+    moment: Moment

@@ -1,0 +1,52 @@
+"""What the core did to requests, for the shell to log; the core itself has no clock and writes nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from services.scheduler.blocks.clock import Moment
+from services.scheduler.state.sequence import Request, Sequence
+from shared.messages import RequestHeader
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    event: str
+    header: RequestHeader
+    fields: dict[str, Any] = field(default_factory=dict)
+    at: float = 0.0  # when it was done, on the core's clock
+
+
+@dataclass(frozen=True, slots=True)
+class Alarm:
+    """What should never happen and has: told at once, and kept for whoever looks into it."""
+
+    event: str
+    fields: dict[str, int | str]
+
+
+class Journal:
+    """Notes and alarms since they were last taken."""
+
+    def __init__(self, moment: Moment | None = None) -> None:
+        self._moment = moment or Moment()
+        self._notes: list[Note] = []
+        self._alarms: list[Alarm] = []
+
+    def alarm(self, event: str, **fields: int | str) -> None:
+        self._alarms.append(Alarm(event, fields))
+
+    def take_alarms(self) -> list[Alarm]:
+        alarms, self._alarms = self._alarms, []
+        return alarms
+
+    def request(self, event: str, request: Request, **fields: Any) -> None:
+        self._notes.append(Note(event, request.header, fields, self._moment.now))
+
+    def sequence(self, event: str, sequence: Sequence, **fields: Any) -> None:
+        self._notes.append(Note(event, sequence.request.header, {"index": sequence.index, **fields}, self._moment.now))
+
+    def take(self) -> list[Note]:
+        notes, self._notes = self._notes, []
+        return notes

@@ -1,0 +1,119 @@
+"""Blocks: conservation, order of reuse, sharing."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.scheduler.blocks.block_pool import BlockPool
+from services.scheduler.blocks.free_list import FreeList
+from services.scheduler.blocks.prefix_cache import extend_hashes, root_hash
+from services.scheduler.state.sequence import Request, Sequence
+from shared.messages import RequestHeader
+from shared.packing import pack_tokens
+from shared.sampling import SamplingParams
+
+
+def test_cached_blocks_outlive_unhashed_ones() -> None:
+    """The worked example of the field: two requests over ten blocks of four, sharing their first two."""
+    pool = BlockPool(10)
+    first = pool.allocate(5)  # 0 1 2 3 full, 4 partial
+    for block, name in zip(first[:4], "abcd", strict=True):
+        pool.register(block, name.encode(), pool.generations[block])
+    pool.share([0, 1])
+    second = [0, 1, *pool.allocate(2)]  # 5 full, 6 partial
+    pool.register(5, b"e", pool.generations[5])
+    pool.release(first)
+    pool.release(second)
+    assert list(pool.available) == [6, 4, 7, 8, 9, 3, 2, 5, 1, 0]
+    hits = pool.lookup([b"a", b"b", b"c", b"x", b"d"])
+    assert hits == [0, 1, 2]
+    pool.share(hits)
+    assert pool.allocate(5) == [6, 4, 7, 8, 9]
+    assert pool.lookup([b"d"]) == [3], "the cached block survives"
+
+
+def test_eviction_takes_the_least_recently_used() -> None:
+    pool = BlockPool(3)
+    for name in (b"a", b"b", b"c"):
+        (block,) = pool.allocate(1)
+        pool.register(block, name, pool.generations[block])
+        pool.release([block])
+    hit = pool.lookup([b"a"])
+    pool.share(hit)
+    pool.release(hit)  # a is now the most recently used
+    pool.allocate(1)
+    assert pool.num_evictions == 1
+    assert not pool.lookup([b"b"])
+    assert pool.lookup([b"a"])
+    assert pool.lookup([b"c"])
+
+
+def test_a_second_block_with_the_same_contents_stays_unnamed() -> None:
+    pool = BlockPool(2)
+    one, two = pool.allocate(2)
+    pool.register(one, b"same", pool.generations[one])
+    pool.register(two, b"same", pool.generations[two])
+    assert pool.lookup([b"same"]) == [one]
+    pool.release([one])
+    pool.release([two])
+    assert list(pool.available) == [two, one]
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.permutations(range(8)), st.integers(0, 4)), max_size=100))
+def test_free_list_is_a_list(operations: list[tuple[int, list[int], int]]) -> None:
+    free, model = FreeList(8), list(range(8))
+    for kind, items, count in operations:
+        absent = [item for item in items if item not in model][:count]
+        if kind == 0 and count <= len(model):
+            assert free.take(count) == model[:count]
+            del model[:count]
+        elif kind == 1 and items[0] in model:
+            free.remove(items[0])
+            model.remove(items[0])
+        elif kind == 2:
+            free.extend(absent)
+            model += absent
+        elif kind == 3:
+            free.extend_left(absent)
+            model[:0] = reversed(absent)
+        assert list(free) == model
+        assert len(free) == len(model)
+        assert [item in free for item in range(8)] == [item in model for item in range(8)]
+
+
+def test_hashes_name_the_whole_prefix_and_the_salt() -> None:
+    def hashes(tokens: list[int], salt: str = "") -> list[bytes]:
+        names: list[bytes] = []
+        extend_hashes(names, root_hash(salt), tokens, 4)
+        return names
+
+    plain = hashes(list(range(10)))
+    assert len(plain) == 2, "only full blocks have names"
+    assert hashes(list(range(8))) == plain
+    assert hashes([9, 1, 2, 3, 4, 5, 6, 7])[1] != plain[1], "a block's name depends on what came before it"
+    assert not set(hashes(list(range(8)), "tenant")) & set(plain), "a salt in the root changes every name"
+    grown = plain[:1]
+    extend_hashes(grown, root_hash(""), list(range(8)), 4)
+    assert grown == plain, "names can be extended as tokens come"
+
+
+def test_a_sequence_names_its_blocks_as_its_tokens_do() -> None:
+    request = Request(RequestHeader("r", "g", cache_salt="s"), SamplingParams(), list(range(10)), [], 0)
+    sequence = Sequence(request, 0, (0.0, 0, 0), list(range(10)))
+    for length in range(10, 30):
+        names: list[bytes] = []
+        extend_hashes(names, root_hash("s"), list(range(length)), 4)
+        assert sequence.hash_blocks(4) == names, "the prompt's from its packed ids, the others as they come"
+        assert sequence.admitted(0).token_ids == pack_tokens(range(length))
+        sequence.token_ids.append(length)
+
+
+def test_each_block_size_has_names_of_its_own() -> None:
+    request = Request(RequestHeader("r", "g"), SamplingParams(), list(range(70)), [], 0)
+    sequence = Sequence(request, 0, (0.0, 0, 0), list(range(70)))
+    for size in (16, 32, 16, 64, 32):
+        names: list[bytes] = []
+        extend_hashes(names, root_hash(""), list(range(70)), size)
+        assert sequence.hash_blocks(size) == names, size
+    assert not set(sequence.hash_blocks(16)) & set(sequence.hash_blocks(32))

@@ -1,0 +1,230 @@
+"""Beam searches through the scheduler: what is forked, dropped, preempted and lost on the way changes no outcome."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from services.scheduler.recording.snapshot import freeze, thaw
+from services.scheduler.state.policy import Policy
+from shared.beam import Beam, EarlyStopping
+from shared.errors import RejectCode
+from shared.messages import AddRequest, FinishReason, RequestHeader, StreamLost
+from shared.packing import pack_tokens
+from shared.sampling import GenerationDefaults, SamplingParams
+from tests.unit.scheduler.beam_world import BeamWorker, BeamWorld, search
+
+PROMPT = list(range(1, 20))
+
+
+def test_a_search_has_the_outcome_that_it_has_alone() -> None:
+    world = BeamWorld()
+    world.add_beam("r", PROMPT, Beam(4), n=3)
+    world.run()
+    world.assert_outputs("r")
+    assert world.finished == {("r", index): FinishReason.LENGTH for index in range(3)}
+    world.assert_idle()
+
+
+def test_forks_share_full_blocks_and_copy_the_last() -> None:
+    world = BeamWorld(block_size=8)
+    world.add_beam("r", PROMPT, Beam(4), max_tokens=12)
+    most = 0
+    while world.plan("w0"):
+        replica = world.scheduler.replicas["w0"]
+        tables = [sequence.block_ids for sequence in replica.running]
+        if len(tables) == 4:
+            assert len({table[0] for table in tables}) == len({table[1] for table in tables}) == 1
+            most = max(most, sum(len(table) for table in tables) - replica.pool.size + replica.pool.num_available)
+        world.answer("w0")
+    assert most >= 6, "two full blocks of the prompt, held four times each"
+    assert world.scheduler.counters.num_block_copies > 3
+    assert world.scheduler.counters.num_preemptions == 0
+    world.assert_outputs("r")
+
+
+def test_only_what_differs_is_told_anew() -> None:
+    world = BeamWorld()
+    world.add_beam("r", PROMPT, Beam(1), max_tokens=20)
+    world.run()
+    worker = world.workers["w0"]
+    assert isinstance(worker, BeamWorker)
+    assert worker.num_told == 1, "a search of one takes what the worker takes"
+    world.assert_outputs("r")
+
+
+def test_ends_are_kept_and_named() -> None:
+    world = BeamWorld()
+    world.add_beam("r", PROMPT, Beam(3), n=3, ignore_eos=False, stop_token_ids=[5, 6, 7, 8, 9], max_tokens=30)
+    world.run()
+    world.assert_outputs("r")
+    assert FinishReason.STOP in world.finished.values()
+
+
+def test_searches_wider_than_a_worker_has_rows_take_turns() -> None:
+    world = BeamWorld(max_num_seqs=3)
+    world.add_beam("a", PROMPT, Beam(8), n=8)
+    world.add_beam("b", PROMPT[3:], Beam(7), n=2)
+    world.run()
+    world.assert_outputs()
+    assert len(world.finished) == 10
+    world.assert_idle()
+
+
+def test_searches_that_hold_all_blocks_make_room_for_each_other() -> None:
+    world = BeamWorld(num_blocks=9, block_size=8, max_num_seqs=16)
+    for name in "abc":
+        world.add_beam(name, [ord(name) % 50, *PROMPT], Beam(6), n=1, max_tokens=24)
+    world.run()
+    world.assert_outputs()
+    assert len(world.finished) == 3
+    assert world.scheduler.counters.num_preemptions
+    world.assert_idle()
+
+
+def test_a_lost_worker_costs_a_search_nothing_but_time() -> None:
+    world = BeamWorld(workers=2)
+    world.add_beam("r", PROMPT, Beam(4), n=4, max_tokens=20)
+    for _ in range(9):
+        world.step()
+    world.lose("w0")
+    for _ in range(9):
+        world.step()
+    world.lose("w1")
+    world.join("w2")
+    world.run()
+    world.assert_outputs("r")
+    world.assert_idle()
+
+
+def test_nothing_is_told_before_the_end_and_all_of_it_again_after() -> None:
+    world = BeamWorld()
+    world.acknowledges = False
+    world.add_beam("r", PROMPT, Beam(3), n=2)
+    for _ in range(5):
+        world.step()
+        world.scheduler.stream_lost(StreamLost("r", 0))
+        world.scheduler.set_detokenizers([f"d{world.num_events}"])
+        assert not world.outputs
+    world.run()
+    world.assert_outputs("r")
+    world.outputs.clear()
+    world.scheduler.stream_lost(StreamLost("r", 0))
+    world.gather()
+    world.assert_outputs("r")
+
+
+def test_a_search_whose_client_comes_back_begins_again() -> None:
+    world = BeamWorld()
+    params = SamplingParams(beam=Beam(3), n=2, max_tokens=8, ignore_eos=True).resolved(
+        GenerationDefaults(), max_tokens=16
+    )
+    header = RequestHeader("r", "g0", is_kept=True, arrival_time=1.0)
+    world.scheduler.add(AddRequest(header, params, pack_tokens(PROMPT)), now=0.0)
+    for _ in range(4):
+        world.step()
+    world.abort("r")
+    assert not world.scheduler.requests
+    again = RequestHeader("r", "g1", is_kept=True, arrival_time=2.0)
+    world.scheduler.add(AddRequest(again, params, pack_tokens(PROMPT)), now=0.0)
+    world.run()
+    found = search(PROMPT, params, 50, 128)
+    assert [world.outputs["r", index] for index in range(2)] == [one.token_ids for one in found[:2]]
+
+
+def test_a_resumed_search_tells_everything_from_the_start() -> None:
+    """What a gateway has of it came at its end: the new scheduler comes to the same end."""
+    world = BeamWorld()
+    params = SamplingParams(beam=Beam(3), n=2, max_tokens=8, ignore_eos=True).resolved(
+        GenerationDefaults(), max_tokens=16
+    )
+    found = search(PROMPT, params, 50, 128)
+    sent = [pack_tokens(found[0].token_ids), b""]
+    header = RequestHeader("r", "g0")
+    message = AddRequest(header, params, pack_tokens(PROMPT), [], sent, is_resumed=True, sent_finished=[True, False])
+    world.scheduler.add(message, now=0.0)
+    world.run()
+    assert [world.outputs["r", index] for index in range(2)] == [one.token_ids for one in found[:2]]
+
+
+def test_a_search_under_way_is_part_of_the_state_that_is_recorded() -> None:
+    world = BeamWorld()
+    world.add_beam("r", PROMPT, Beam(4), n=2, logprobs=1, max_tokens=12)
+    for _ in range(6):
+        world.step()
+    vars(world.scheduler).update(thaw(freeze(vars(world.scheduler))))
+    world.run()
+    world.assert_outputs("r")
+
+
+@pytest.mark.parametrize(
+    ("field", "params"),
+    [
+        ("beam_width", {"beam": Beam(0)}),
+        ("beam_width", {"beam": Beam(65)}),
+        ("n", {"beam": Beam(2), "n": 3}),
+        ("length_penalty", {"beam": Beam(2, float("nan"))}),
+        ("length_penalty", {"beam": Beam(2, 11.0)}),
+        ("temperature", {"beam": Beam(2), "temperature": 0.7}),
+        ("top_k", {"beam": Beam(2), "top_k": 5}),
+        ("top_p", {"beam": Beam(2), "top_p": 0.5}),
+        ("min_p", {"beam": Beam(2), "min_p": 0.1}),
+        ("presence_penalty", {"beam": Beam(2), "presence_penalty": 1.0}),
+        ("frequency_penalty", {"beam": Beam(2), "frequency_penalty": 1.0}),
+        ("repetition_penalty", {"beam": Beam(2), "repetition_penalty": 1.1}),
+        ("logit_bias", {"beam": Beam(2), "logit_bias": {3: 1.0}}),
+        ("allowed_token_ids", {"beam": Beam(2), "allowed_token_ids": [3]}),
+        ("bad_words", {"beam": Beam(2), "bad_words_token_ids": [[3]]}),
+        ("stop", {"beam": Beam(2), "stop": ["x"]}),
+        ("prompt_logprobs", {"beam": Beam(2), "prompt_logprobs": 1}),
+    ],
+)
+def test_what_cannot_be_searched_for_is_refused_by_name(field: str, params: dict[str, object]) -> None:
+    world = BeamWorld()
+    resolved = SamplingParams(**params).resolved(GenerationDefaults(), max_tokens=16)  # type: ignore[arg-type]
+    world.scheduler.add(AddRequest(RequestHeader("r", "g0"), resolved, pack_tokens(PROMPT)), now=0.0)
+    ((_, rejection),) = world.scheduler.outbound.take_rejections()
+    assert (rejection.code, rejection.field) == (RejectCode.INVALID_ARGUMENT, field)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_searches_among_other_requests_in_a_storm(seed: int) -> None:
+    """Random order of plans, answers, aborts and deaths, with hardly any blocks: every outcome is the one had alone."""
+    chance = random.Random(seed)
+    policy = Policy(
+        max_num_batched_tokens=chance.choice([8, 16, 64]),
+        long_prefill_token_threshold=chance.choice([0, 10]),
+        enable_prefix_caching=chance.random() < 0.7,
+    )
+    limits = {"num_blocks": chance.choice([14, 20, 40]), "max_num_seqs": chance.choice([3, 6, 12])}
+    world = BeamWorld(policy, workers=chance.choice([1, 2]), block_size=8, max_model_len=96, **limits)
+    num_added = 0
+    aborted: set[str] = set()
+    for _ in range(4000):
+        kind, name = chance.random(), chance.choice(list(world.workers))
+        if kind < 0.45:
+            world.plan(name)
+        elif kind < 0.9:
+            world.answer(name)
+        elif kind < 0.97 and len(world.scheduler.requests) < 8:
+            num_added += 1
+            prompt = [chance.randrange(1, 4) for _ in range(chance.randrange(1, 40))]
+            if chance.random() < 0.5:
+                beam = Beam(chance.randrange(1, 8), chance.choice([0.0, 1.0, 2.0]), chance.choice(list(EarlyStopping)))
+                ends = [] if chance.random() < 0.5 else [4, 5, 6]
+                n = chance.randrange(1, beam.width + 1)
+                length = chance.randrange(1, 30)
+                world.add_beam(f"r{num_added}", prompt, beam, n, max_tokens=length, stop_token_ids=ends)
+            else:
+                world.add(f"r{num_added}", prompt, max_tokens=chance.randrange(1, 30), n=chance.randrange(1, 3))
+        elif kind < 0.985 and world.scheduler.requests:
+            aborted.add(chance.choice(list(world.scheduler.requests)))
+            world.abort(next(iter(aborted - {key[0] for key in world.finished}), "none"))
+        elif kind < 0.99:
+            world.lose(name)
+            world.join(f"{name}x" if len(name) < 9 else f"w{num_added}")
+    world.run()
+    world.assert_outputs(*{key[0] for key in world.finished} - aborted)
+    assert len(world.finished) > 30
+    world.assert_idle()
