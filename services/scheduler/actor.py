@@ -303,7 +303,7 @@ class SchedulerActor(Actor):
         self.say_status()
 
     def _lose(self, member: Member, reason: str) -> None:
-        self.core.moment.now = steady_time()
+        self.core.clock.now = steady_time()
         log.warning("lost", member=member.instance, reason=reason)
         self.troupe.leave(member.instance, member.epoch)
         self.core.lose_worker(member.instance)

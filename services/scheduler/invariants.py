@@ -73,7 +73,7 @@ def _check_sequences(replica: Replica) -> None:
 
 
 def _check_places(scheduler: Scheduler) -> None:
-    places: Counter[Sequence] = Counter(scheduler.homeless)
+    places: Counter[Sequence] = Counter(scheduler.unassigned)
     for replica in scheduler.replicas.values():
         places.update(replica.waiting)
         places.update(replica.running)

@@ -69,7 +69,7 @@ def ledgers_of(core: Scheduler) -> dict[str, Any]:
         "load": msgspec.structs.asdict(load_of(core, "", Histogram(STEP_TOKENS))),
         "num_requests": len(core.requests),
         "num_finished_kept": len(core.finished),
-        "num_homeless": len(core.homeless),
+        "num_homeless": len(core.unassigned),
         "workers": {name: replica_ledger(replica) for name, replica in core.replicas.items()},
     }
 

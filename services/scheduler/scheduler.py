@@ -18,14 +18,14 @@ from collections.abc import Iterable
 
 import msgspec
 
-from services.scheduler.blocks.clock import Moment
+from services.scheduler.blocks.clock import Clock
 from services.scheduler.consistency.reconciliation import Reconciliation
-from services.scheduler.lifecycle.assignment import Homes, unplaceable
-from services.scheduler.lifecycle.finalizer import Endings
+from services.scheduler.lifecycle.assignment import ReplicaAssignment, unplaceable
+from services.scheduler.lifecycle.finalizer import RequestFinalizer
 from services.scheduler.lifecycle.intake import Intake
 from services.scheduler.lifecycle.outputs import Outbound
 from services.scheduler.lifecycle.parking import Parking, is_later_call
-from services.scheduler.lifecycle.step_results import Answers
+from services.scheduler.lifecycle.step_results import StepResultProcessor
 from services.scheduler.planning.batching import Batcher
 from services.scheduler.speculation.drafting import Drafting
 from services.scheduler.speculation.drafts import DraftLinks
@@ -37,7 +37,7 @@ from services.scheduler.state.replica import Replica
 from services.scheduler.state.sequence import Request, Sequence, Status
 from services.scheduler.telemetry.books import Books
 from services.scheduler.telemetry.journal import Journal
-from services.scheduler.telemetry.prefix_misses import Misses
+from services.scheduler.telemetry.prefix_misses import PrefixMissDiagnostics
 from shared.account import arrived
 from shared.errors import RejectCode, RequestError
 from shared.messages import (
@@ -69,31 +69,33 @@ class Scheduler:
     because a detokenizer may die with the end of a stream in hand.
 
     Invariant (checked by services.scheduler.invariants): every unfinished sequence is in exactly one place: the
-    waiting queue or the running list of one replica, or `homeless` while no worker lives that has room for it.
+    waiting queue or the running list of one replica, or `unassigned` while no worker lives that has room for it.
     """
 
     def __init__(self, policy: Policy, journal: Journal | None = None, outbound: Outbound | None = None) -> None:
         self.policy = policy
         self.replicas: dict[str, Replica] = {}
         self.parking = Parking()  # whose clients are gone, and may come back
-        self.moment = Moment()
-        self.outbound = outbound or Outbound(self.moment)
+        self.clock = Clock()
+        self.outbound = outbound or Outbound(self.clock)
         self.counters = Counters()
         self.shares = Shares(parse_weights(policy.tenant_weights))
-        self.journal = journal or Journal(self.moment)
-        self.misses = Misses(self.replicas, self.moment)
+        self.journal = journal or Journal(self.clock)
+        self.misses = PrefixMissDiagnostics(self.replicas, self.clock)
         self.drafts = DraftLinks(
             self.counters,
             rejection=policy.acceptance == "rejection",
             max_draft_tokens=2 * policy.max_num_draft_tokens + 1,
         )
-        self._books = books = Books(self.counters, self.journal, self.misses, self.shares, self.moment)
+        self._books = books = Books(self.counters, self.journal, self.misses, self.shares, self.clock)
         self._intake = Intake(policy, self.replicas)
-        self._homes = Homes(policy, self.replicas, books)
+        self._assignment = ReplicaAssignment(policy, self.replicas, books)
         self._drafting = Drafting(policy, self.counters, self.drafts, self.replicas)
-        self._endings = Endings(self._homes, self.drafts, self.outbound, books)
+        self._finalizer = RequestFinalizer(self._assignment, self.drafts, self.outbound, books)
         self._reconciliation = Reconciliation(books)
-        self._answers = Answers(self._endings, self._homes, self._drafting, self._reconciliation, books)
+        self._step_results = StepResultProcessor(
+            self._finalizer, self._assignment, self._drafting, self._reconciliation, books
+        )
         self._detokenizers: list[str] = []
 
     # -- who is here
@@ -101,12 +103,12 @@ class Scheduler:
     @property
     def requests(self) -> dict[str, Request]:
         """Those that are open, by id."""
-        return self._endings.open
+        return self._finalizer.open
 
     @property
     def finished(self) -> dict[str, Request]:
         """By id, until their gateways say that their clients have everything."""
-        return self._endings.finished
+        return self._finalizer.finished
 
     @property
     def is_alive(self) -> bool:
@@ -131,13 +133,13 @@ class Scheduler:
         return self._intake.max_input_length
 
     @property
-    def homeless(self) -> list[Sequence]:
+    def unassigned(self) -> list[Sequence]:
         """Those whom no worker has: none lives that has room for them, or none of the kind that began them."""
-        return self._homes.homeless
+        return self._assignment.unassigned
 
     @property
     def num_waiting(self) -> int:
-        return sum(len(replica.waiting) for replica in self.replicas.values()) + len(self.homeless)
+        return sum(len(replica.waiting) for replica in self.replicas.values()) + len(self.unassigned)
 
     # -- requests
 
@@ -146,7 +148,7 @@ class Scheduler:
 
         A request_id that is already here is a replay: ignored, unless its client asks for it again, in a later call.
         """
-        self.moment.now = now
+        self.clock.now = now
         request_id = message.header.request_id
         if known := self._known(request_id):
             header = message.header
@@ -166,17 +168,17 @@ class Scheduler:
         self.requests[request_id] = request
         self.counters.num_prompt_tokens += request.num_prompt_tokens
         self.journal.request("request_queued", request, num_prompt_tokens=request.num_prompt_tokens)
-        self._homes.place(request.unfinished)
+        self._assignment.place(request.unfinished)
 
     def _account(self, request: Request, ledger: Ledger | None) -> None:
         """From here on the request's time is accounted for, where somebody wants to know."""
         if ledger is not None:
-            now = self.moment.now
+            now = self.clock.now
             phases.accept(request.sequences, *arrived(ledger, Phase.TO_SCHEDULER, now=now, busy_since=now))
 
     def attach(self, message: AttachRequest, now: float | None = None) -> None:
         """The client of a kept request has come back, through this gateway: tell it everything there, and go on."""
-        self.moment.now = self.moment.now if now is None else now
+        self.clock.now = self.clock.now if now is None else now
         request = self.requests.get(message.request_id) or self.finished.get(message.request_id)
         parked = self.parking.take(message.request_id) if request is None else None
         if (request := request or parked) is None:
@@ -186,7 +188,7 @@ class Scheduler:
         self._account(request, message.ledger)
         if parked is not None:
             self.requests[message.request_id] = parked
-            self._homes.place(parked.unfinished)
+            self._assignment.place(parked.unfinished)
         request.header = msgspec.structs.replace(request.header, gateway=message.gateway, deadline=message.deadline)
         request.detokenizer = request.detokenizer if request.detokenizer in self._detokenizers else ""
         request.detokenizer = request.detokenizer or pick(request.request_id, self._detokenizers) or ""
@@ -204,16 +206,16 @@ class Scheduler:
             return False
         if has_everything and request.search is None:  # a detokenizer ended what runs: its word of that is on its way
             for sequence in request.unfinished:
-                self._endings.finish(sequence)
+                self._finalizer.finish(sequence)
         if request_id in self.finished:
             if not request.header.is_kept:
-                self._endings.forget(request)
+                self._finalizer.forget(request)
             return True
         if request.header.is_kept:
             self.parking.put(request)
         self.counters.num_aborted += 1
-        self.journal.request("request_aborted", request, **phases.so_far(request, self.moment.now))
-        self._endings.drop(request)
+        self.journal.request("request_aborted", request, **phases.so_far(request, self.clock.now))
+        self._finalizer.drop(request)
         return True
 
     def abort_gateway(self, address: str) -> list[str]:
@@ -227,12 +229,12 @@ class Scheduler:
     def expire(self, now: float) -> list[str]:
         """End the requests whose deadline has passed, or for which no worker has had room for long; returns their ids.
         Forget those long finished or put aside."""
-        self.moment.now = now
+        self.clock.now = now
         self.parking.expire(now)
         for request in list(self.finished.values()):
             request.finished_time = request.finished_time or now
             if now - request.finished_time > ACKNOWLEDGE_SECONDS:
-                self._endings.forget(request)
+                self._finalizer.forget(request)
         if self.shares.num_tenants > MAX_TENANTS:
             self.shares.forget_absent({request.header.tenant for request in self.requests.values()})
         late = [r for r in self.requests.values() if r.header.deadline is not None and r.header.deadline <= now]
@@ -241,14 +243,14 @@ class Scheduler:
             if request.header.is_kept:
                 self.parking.put(request)
             self.fail(request, RequestError("the deadline has passed", code=RejectCode.DEADLINE_EXCEEDED))
-        roomless = self._homes.overdue(now, self.policy.resume_timeout)
+        roomless = self._assignment.overdue(now, self.policy.resume_timeout)
         for request in roomless:
             self.fail(request, unplaceable(request, self.policy.resume_timeout))
         return [request.request_id for request in (*late, *roomless)]
 
     def fail(self, request: Request, error: RequestError) -> None:
         """End a request with a status."""
-        self._endings.fail(request, error)
+        self._finalizer.fail(request, error)
 
     def stop_matched(self, message: StopMatched) -> None:
         """A detokenizer has found a stop string, and has told the client so."""
@@ -257,7 +259,7 @@ class Scheduler:
             return
         sequence = request.sequences[message.index]
         if sequence.status is not Status.FINISHED:
-            self._endings.finish(sequence)
+            self._finalizer.finish(sequence)
 
     def stream_lost(self, message: StreamLost) -> None:
         """A detokenizer does not know a stream: tell it again from the start; the gateway drops what it has."""
@@ -278,17 +280,17 @@ class Scheduler:
         """A worker has come, or come back: its pool is empty."""
         if instance in self.replicas:
             self.lose_worker(instance)
-        self.replicas[instance] = Replica(instance, epoch, capacity, self.shares, self.moment)
+        self.replicas[instance] = Replica(instance, epoch, capacity, self.shares, self.clock)
         self._drafting.renew()
         self._intake.limit()
-        self._homes.deal_anew()
+        self._assignment.rebalance()
 
     def retire_worker(self, instance: str) -> None:
         """A worker leaves of its own will: its requests go on elsewhere, by the preemption path."""
         if replica := self.replicas.pop(instance, None):
             self._forget(replica)
             self._intake.limit()
-            self._homes.rehouse(self._homes.vacate(replica, self.moment.now))
+            self._assignment.reassign(self._assignment.vacate(replica, self.clock.now))
 
     def lose_worker(self, instance: str) -> None:
         """A worker has died: its requests go on elsewhere.
@@ -303,7 +305,7 @@ class Scheduler:
         self._intake.limit()
         self.counters.num_worker_losses += 1
         in_flight = {sequence.request for step in replica.in_flight for sequence in step.sequences}
-        self._homes.homeless += self._homes.vacate(replica, replica.heard_at)
+        self._assignment.unassigned += self._assignment.vacate(replica, replica.heard_at)
         for request in in_flight:
             request.count_death()
         suspects = [request for request in in_flight if request.is_quarantined and not request.is_finished]
@@ -311,7 +313,7 @@ class Scheduler:
             (request,) = suspects
             text = f"workers died {request.num_worker_deaths} times in a row while they computed this request"
             self.fail(request, RequestError(text, code=RejectCode.INTERNAL))
-        self._homes.rehouse([])
+        self._assignment.reassign([])
 
     def _forget(self, replica: Replica) -> None:
         self._reconciliation.forget(replica)
@@ -323,7 +325,7 @@ class Scheduler:
         """The next plan for a worker; None where two steps are in flight, where drafts are worth waiting for, or where
         there is nothing to do."""
         replica = self.replicas[instance]
-        self.moment.now = now
+        self.clock.now = now
         if len(replica.in_flight) >= MAX_STEPS_IN_FLIGHT:
             return None
         if self._drafting.awaits(replica, now):
@@ -342,7 +344,7 @@ class Scheduler:
         replica = self.replicas.get(instance)
         if replica is None or result.epoch != replica.epoch:
             return False
-        return self._answers.take(replica, result, now)
+        return self._step_results.take(replica, result, now)
 
     # -- who holds what
 

@@ -60,7 +60,7 @@ class Cruise:
         if number == self._next_turn:
             if not self._has_blocks(number):
                 return False
-            self._core.moment.now = now
+            self._core.clock.now = now
             self._plans[number] = self._turn(number)
         self.num_steps = number
         for tenant, count in self._tenants:

@@ -14,6 +14,20 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("shared", "services", "kernels", "protos")
 STDLIB = sys.stdlib_module_names
 
+# A wing of the scheduler -> the wings that it stands on.
+WINGS: dict[str, set[str]] = {
+    "blocks": set(),
+    "draft_length": set(),
+    "state": {"blocks", "draft_length"},
+    "telemetry": {"blocks", "state"},
+    "speculation": {"draft_length", "state"},
+    "consistency": {"state", "telemetry"},
+    "planning": {"draft_length", "speculation", "state", "telemetry"},
+    "lifecycle": {"blocks", "consistency", "speculation", "state", "telemetry"},
+    "recording": {"scheduler", "state"},
+    "membership": set(),
+}
+
 # Package or module -> what it may import beside itself: top-level names, or dotted prefixes of our own.
 ALLOWED: dict[str, set[str]] = {
     "shared.messages": {"STDLIB", "msgspec", "shared.errors", "shared.sampling", "shared.packing"},
@@ -28,6 +42,12 @@ ALLOWED: dict[str, set[str]] = {
     "shared.execution": {"STDLIB", "torch", "numpy", "tqdm", "msgspec", "structlog", "shared", "kernels"},
     "shared": {"STDLIB", "msgspec", "structlog", "tokenizers", "huggingface_hub", "shared"},
     "services.scheduler": {"STDLIB", "msgspec", "shared", "structlog", "prometheus_client"},
+    **{
+        f"services.scheduler.{wing}": {
+            "STDLIB", "msgspec", "shared", *(f"services.scheduler.{below}" for below in WINGS[wing])
+        }
+        for wing in WINGS
+    },
     "services.simulator": {"STDLIB", "msgspec", "shared", "services.scheduler"},
     "services.draft": {"STDLIB", "msgspec", "structlog", "torch", "numpy", "shared", "kernels"},
     "services.worker": {"STDLIB", "msgspec", "structlog", "torch", "numpy", "tqdm", "shared", "kernels"},

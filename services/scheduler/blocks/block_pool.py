@@ -16,15 +16,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 
-from services.scheduler.blocks.clock import Moment
-from services.scheduler.blocks.eviction_history import Ghosts
+from services.scheduler.blocks.clock import Clock
+from services.scheduler.blocks.eviction_history import EvictionHistory
 from services.scheduler.blocks.free_list import FreeList
 
 
 class BlockPool:
     """Descriptors of `size` blocks, allocated once."""
 
-    def __init__(self, size: int, moment: Moment | None = None) -> None:
+    def __init__(self, size: int, clock: Clock | None = None) -> None:
         self.size = size
         self.ref_counts = [0] * size
         self.generations = [0] * size
@@ -33,7 +33,7 @@ class BlockPool:
         self.num_evictions = 0
         self._by_hash: dict[bytes, int] = {}
         self._free = FreeList(size)
-        self.ghosts = Ghosts(size, moment or Moment())  # names of what was evicted
+        self.evicted = EvictionHistory(size, clock or Clock())  # names of what was evicted
 
     @property
     def num_available(self) -> int:
@@ -171,4 +171,4 @@ class BlockPool:
             self.hashes[block] = None
             del self._by_hash[block_hash]
             self.num_evictions += 1
-            self.ghosts.add(block_hash)
+            self.evicted.add(block_hash)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-class Moment:
+class Clock:
     """The time of the event that is being handled, in Unix seconds where a request's time is accounted for."""
 
     __slots__ = ("now",)

@@ -5,26 +5,26 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable
 
-from services.scheduler.blocks.clock import Moment
+from services.scheduler.blocks.clock import Clock
 
 MAX_GHOSTS = 1 << 16
 
 
-class Ghosts:
+class EvictionHistory:
     """The latest `size` names, at most MAX_GHOSTS."""
 
-    __slots__ = ("_moment", "_size", "_times")
+    __slots__ = ("_clock", "_size", "_times")
 
-    def __init__(self, size: int, moment: Moment) -> None:
+    def __init__(self, size: int, clock: Clock) -> None:
         self._size = min(size, MAX_GHOSTS)
-        self._moment = moment
+        self._clock = clock
         self._times: OrderedDict[bytes, float] = OrderedDict()  # oldest first
 
     def add(self, name: bytes) -> None:
         """It goes now."""
         times = self._times
         times.pop(name, None)
-        times[name] = self._moment.now
+        times[name] = self._clock.now
         if len(times) > self._size:
             times.popitem(last=False)
 

@@ -24,7 +24,7 @@ class Reconciliation:
     """Acts on replicas; what it does is in the counters and among the journal's alarms."""
 
     def __init__(self, books: Books) -> None:
-        self._moment = books.moment
+        self._clock = books.clock
         self._counters = books.counters
         self._journal = books.journal
         self._audits: dict[str, Audit] = {}  # by worker
@@ -128,4 +128,4 @@ class Reconciliation:
             self._journal.sequence("sequence_preempted", sequence, cause="ledgers_differ", worker=replica.instance)
             replica.preempt(sequence)
             replica.waiting.add(sequence)
-            phases.preempted(sequence, self._moment.now)
+            phases.preempted(sequence, self._clock.now)

@@ -8,35 +8,39 @@ from statistics import mean, median
 from typing import NamedTuple
 
 MEMORY = 64  # steps that a moving average looks back
-TRIALS = 15  # of an arm, the last ones, that count
+TRIALS = 15  # of a mode, the last ones, that count
 OUTLIER = 1.5  # times the median: what is longer was something else
 LENGTHS = (1, 2, 4, 8, 16, 32, 64)
-COMMON_SENSE = 3.0  # trials that what the line says of an arm weighs beside what was measured of it
+COMMON_SENSE = 3.0  # trials that what the line says of a mode weighs beside what was measured of it
 STIFFNESS = 2.0  # trials, times draft tokens squared, that the draft's own time weighs beside the line's slope
 DRAFT_SHARE = 0.1  # of a plain step: what a draft token is believed to cost before one was measured
 HIDDEN = 0.5  # of the draft's time where it runs ahead, before that was measured
 
 
-class Arm(NamedTuple):
+class SpeculationMode(NamedTuple):
     """One way to run a step."""
 
     num_draft_tokens: int  # per sequence, at most
     runs_ahead: bool = False
 
-    def is_like(self, other: Arm) -> bool:
-        """Whether a step of this arm takes after one of the other what it takes after one of its own."""
+    def is_like(self, other: SpeculationMode) -> bool:
+        """Whether a step of this mode takes after one of the other what it takes after one of its own."""
         return self == other or (self.runs_ahead == other.runs_ahead and PLAIN not in (self, other))
 
 
-PLAIN = Arm(0)
+PLAIN = SpeculationMode(0)
 
 
-def arms_of(fixed: int, longest: int) -> list[Arm]:
+def modes_of(fixed: int, longest: int) -> list[SpeculationMode]:
     """The one that was asked for, or all there are."""
     if fixed:
-        return [Arm(fixed)]
+        return [SpeculationMode(fixed)]
     counts = [*(count for count in LENGTHS if count < longest), longest]
-    return [PLAIN, *(Arm(count) for count in counts), *(Arm(count, runs_ahead=True) for count in counts)]
+    return [
+        PLAIN,
+        *(SpeculationMode(count) for count in counts),
+        *(SpeculationMode(count, runs_ahead=True) for count in counts),
+    ]
 
 
 def yields(shares: Iterable[float], longest: int) -> list[float]:
@@ -53,7 +57,7 @@ def yields(shares: Iterable[float], longest: int) -> list[float]:
 
 
 class Sample:
-    """What one trial of an arm found."""
+    """What one trial of a mode found."""
 
     def __init__(self) -> None:
         self._seconds: list[float] = []
@@ -79,7 +83,7 @@ class Sample:
 
 
 class Cost:
-    """What an arm has cost: the median of its trials.  A machine may be much faster for a tenth of a second now and
+    """What a mode has cost: the median of its trials.  A machine may be much faster for a tenth of a second now and
     then: a trial that begins or ends with such a time tells nothing."""
 
     def __init__(self) -> None:
@@ -110,7 +114,7 @@ class Line(NamedTuple):
 
 
 def fitted(costs: Sequence[Cost], slope: float) -> Line:
-    """Least squares over what was measured, each arm by its trials; `slope` is what is believed before that."""
+    """Least squares over what was measured, each mode by its trials; `slope` is what is believed before that."""
     weights = [cost.num_trials for cost in costs]
     total = sum(weights)
     depth = sum(w * cost.depth for w, cost in zip(weights, costs, strict=True)) / total
@@ -121,25 +125,25 @@ def fitted(costs: Sequence[Cost], slope: float) -> Line:
     return Line(seconds - slope * depth, slope)
 
 
-def believed(costs: Mapping[Arm, Cost], draft_seconds: float) -> dict[Arm, float]:
-    """Seconds that a step of each arm takes: arms with drafts lie near a line, one for each way to wait for them, so
-    that what was measured of one tells of all.  Some arm was measured."""
-    tried = {arm: cost for arm, cost in costs.items() if cost.num_trials}
+def believed(costs: Mapping[SpeculationMode, Cost], draft_seconds: float) -> dict[SpeculationMode, float]:
+    """Seconds that a step of each mode takes: modes with drafts lie near a line, one for each way to wait for them, so
+    that what was measured of one tells of all.  Some mode was measured."""
+    tried = {mode: cost for mode, cost in costs.items() if cost.num_trials}
     anchor = tried.get(PLAIN) or next(iter(tried.values()))
     per_token = draft_seconds or DRAFT_SHARE * anchor.seconds
     waiting = _line(tried, False, Line(anchor.seconds, per_token))
     ahead = _line(tried, True, Line(waiting.start, waiting.slope - per_token * HIDDEN))
-    return {arm: _believed(arm, costs[arm], ahead if arm.runs_ahead else waiting) for arm in costs}
+    return {mode: _believed(mode, costs[mode], ahead if mode.runs_ahead else waiting) for mode in costs}
 
 
-def _line(tried: Mapping[Arm, Cost], runs_ahead: bool, guess: Line) -> Line:
-    alike = [cost for arm, cost in tried.items() if arm != PLAIN and arm.runs_ahead == runs_ahead]
+def _line(tried: Mapping[SpeculationMode, Cost], runs_ahead: bool, guess: Line) -> Line:
+    alike = [cost for mode, cost in tried.items() if mode != PLAIN and mode.runs_ahead == runs_ahead]
     return fitted(alike, guess.slope) if alike else guess
 
 
-def _believed(arm: Arm, cost: Cost, line: Line) -> float:
+def _believed(mode: SpeculationMode, cost: Cost, line: Line) -> float:
     if not cost.num_trials:
-        return line.at(arm.num_draft_tokens)
-    if arm == PLAIN:
+        return line.at(mode.num_draft_tokens)
+    if mode == PLAIN:
         return cost.seconds
     return (cost.num_trials * cost.seconds + COMMON_SENSE * line.at(cost.depth)) / (cost.num_trials + COMMON_SENSE)

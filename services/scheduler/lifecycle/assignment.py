@@ -15,12 +15,12 @@ from shared.errors import RejectCode, RequestError
 from shared.phases import Phase
 
 
-class Homes:
+class ReplicaAssignment:
     """The queues of the workers that live, and who waits for one to come.
 
-    Invariant: every unfinished sequence is waiting or running at one replica, or `homeless` while no worker lives that
-    has room for it and computes the same bits as the one that began it.  A worker's successor may be smaller than the
-    one that a request was let in for, and with mixed workers of another kind.
+    Invariant: every unfinished sequence is waiting or running at one replica, or `unassigned` while no worker lives
+    that has room for it and computes the same bits as the one that began it.  A worker's successor may be smaller than
+    the one that a request was let in for, and with mixed workers of another kind.
     """
 
     def __init__(
@@ -29,25 +29,25 @@ class Homes:
         replicas: Mapping[str, Replica],
         books: Books,
     ) -> None:
-        self.homeless: list[Sequence] = []
+        self.unassigned: list[Sequence] = []
         self._roomless: dict[Request, float] = {}  # for which no worker that lives has room, and since when
         self._router = Router(policy.routing_policy, use_cache=policy.enable_prefix_caching)
         self._replicas = replicas
         self._misses = books.misses
         self._counters = books.counters
         self._journal = books.journal
-        self._moment = books.moment
+        self._clock = books.clock
 
     def place(self, sequences: Iterable[Sequence]) -> None:
         """Put sequences into waiting queues; siblings go where the first of them is."""
         for sequence in sequences:
             placement = self._router.place(sequence, self._replicas)
             if placement is None:
-                self.homeless.append(sequence)
+                self.unassigned.append(sequence)
                 continue
             replica = placement.replica
             sequence.worker = replica.instance
-            phases.queued(sequence, replica.waits, len(replica.waiting), self._moment.now)
+            phases.queued(sequence, replica.waits, len(replica.waiting), self._clock.now)
             replica.waiting.add(sequence)
             if placement.scores:
                 self._journal.sequence("sequence_placed", sequence, worker=sequence.worker, scores=str(placement))
@@ -57,28 +57,28 @@ class Homes:
         replica = self._replicas.get(source.worker)
         beam.worker = source.worker
         if replica is None:
-            self.homeless.append(beam)
+            self.unassigned.append(beam)
             return
         replica.waiting.add(beam)
         replica.branches.append((beam, source))
 
-    def deal_anew(self) -> None:
+    def rebalance(self) -> None:
         """There is another worker: what has not run yet may go there."""
         never_run = [s for r in self._replicas.values() for s in r.waiting if s.num_cached_tokens < 0]
         for sequence in never_run:
             self._replicas[sequence.worker].waiting.remove(sequence)
-        self.rehouse(never_run)
+        self.reassign(never_run)
 
-    def rehouse(self, sequences: list[Sequence]) -> None:
+    def reassign(self, sequences: list[Sequence]) -> None:
         """Place sequences without a worker, the most urgent first."""
-        homeless, self.homeless = self.homeless + sequences, []
-        self.place(sorted(homeless, key=lambda s: s.rank))
+        unassigned, self.unassigned = self.unassigned + sequences, []
+        self.place(sorted(unassigned, key=lambda s: s.rank))
 
     def overdue(self, now: float, patience: float) -> list[Request]:
         """Requests for which the workers that live have had no room for longer than `patience` seconds.  To be asked
         again and again; where no worker takes requests, the next one may be large enough."""
         is_anyone_here = any(not replica.is_draining for replica in self._replicas.values())
-        lacking = dict.fromkeys(sequence.request for sequence in self.homeless) if is_anyone_here else {}
+        lacking = dict.fromkeys(sequence.request for sequence in self.unassigned) if is_anyone_here else {}
         self._roomless = {request: self._roomless.get(request, now) for request in lacking}
         return [request for request, since in self._roomless.items() if now - since > patience]
 
@@ -94,15 +94,15 @@ class Homes:
             orphans.append(sequence)
         for sequence in orphans:
             sequence.worker, sequence.num_pending, sequence.num_in_flight, sequence.num_drafts = "", 0, 0, 0
-            phases.bereft(sequence, heard_at, self._moment.now)
+            phases.on_worker_lost(sequence, heard_at, self._clock.now)
         return orphans
 
     def leave(self, sequence: Sequence) -> None:
         """Take a sequence out of wherever it is."""
         if sequence.status is Status.RUNNING:
             self._replicas[sequence.worker].stop(sequence)
-        elif sequence in self.homeless:
-            self.homeless.remove(sequence)
+        elif sequence in self.unassigned:
+            self.unassigned.remove(sequence)
         else:
             self._replicas[sequence.worker].waiting.remove(sequence)
 

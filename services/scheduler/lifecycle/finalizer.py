@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from services.scheduler.lifecycle.assignment import Homes
+from services.scheduler.lifecycle.assignment import ReplicaAssignment
 from services.scheduler.lifecycle.outputs import Outbound
 from services.scheduler.speculation.drafts import DraftLinks
 from services.scheduler.state import phases
@@ -11,7 +11,7 @@ from services.scheduler.telemetry.books import Books
 from shared.errors import RequestError
 
 
-class Endings:
+class RequestFinalizer:
     """Moves requests from those that are open to those that are finished, or out of both.
 
     A finished request is kept until its gateway says that it is done with it; one that was dropped is forgotten, and
@@ -20,19 +20,19 @@ class Endings:
 
     def __init__(
         self,
-        homes: Homes,
+        assignment: ReplicaAssignment,
         drafts: DraftLinks,
         outbound: Outbound,
         books: Books,
     ) -> None:
         self.open: dict[str, Request] = {}
         self.finished: dict[str, Request] = {}
-        self._homes = homes
+        self._assignment = assignment
         self._drafts = drafts
         self.outbound = outbound
         self._counters = books.counters
         self._journal = books.journal
-        self._moment = books.moment
+        self._clock = books.clock
 
     def finish(self, sequence: Sequence) -> None:
         """A sequence has all its tokens; with the last one its request is finished."""
@@ -52,7 +52,7 @@ class Endings:
 
     def fail(self, request: Request, error: RequestError) -> None:
         """End a request with a status."""
-        told = phases.so_far(request, self._moment.now)
+        told = phases.so_far(request, self._clock.now)
         self._journal.request("request_failed", request, code=error.code, reason=str(error), **told)
         self.drop(request)
         self.outbound.fail(request, error)
@@ -73,7 +73,7 @@ class Endings:
 
     def leave(self, sequence: Sequence) -> None:
         """A sequence lets go of its row, its blocks and its draft."""
-        self._homes.leave(sequence)
+        self._assignment.leave(sequence)
         sequence.status = Status.FINISHED
         self._drafts.forget(sequence)
 
@@ -82,7 +82,7 @@ class Endings:
         self.finished[request.request_id] = self.open.pop(request.request_id)
 
     def _note(self, sequence: Sequence) -> None:
-        phases.ended(sequence, self._moment.now)
+        phases.ended(sequence, self._clock.now)
         self._journal.sequence(
             "sequence_finished",
             sequence,

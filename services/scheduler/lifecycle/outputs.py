@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from services.scheduler.blocks.clock import Moment
+from services.scheduler.blocks.clock import Clock
 from services.scheduler.state.sequence import Request, Sequence
 from shared.errors import RequestError
 from shared.messages import OpenStream, RequestRejected, SequenceTokens, TokenBatch, TokenLogprobs
@@ -14,8 +14,8 @@ NONE: list[TokenLogprobs | None] = []  # no log-probabilities; never written to
 class Outbound:
     """Token batches by detokenizer, rejections by gateway."""
 
-    def __init__(self, moment: Moment | None = None) -> None:
-        self._moment = moment or Moment()
+    def __init__(self, clock: Clock | None = None) -> None:
+        self._clock = clock or Clock()
         self._opened: dict[str, list[OpenStream]] = {}
         self._tokens: dict[str, list[SequenceTokens]] = {}
         self._closed: dict[str, list[tuple[str, int]]] = {}
@@ -62,7 +62,7 @@ class Outbound:
             sequence.stop_token_id,
             sequence.num_draft_tokens,
             sequence.num_accepted_tokens,
-            clock.told(self._moment.now) if clock is not None and clock.is_due else None,
+            clock.told(self._clock.now) if clock is not None and clock.is_due else None,
         )
         sequence.num_emitted = len(sequence.token_ids) - request.num_prompt_tokens
         if request.detokenizer in self._tokens:
@@ -104,7 +104,7 @@ class Outbound:
                 self._opened.get(address, []),
                 self._tokens.get(address, []),
                 self._closed.get(address, []),
-                self._moment.now,
+                self._clock.now,
             )
             for address in sorted(destinations)
         }

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from services.scheduler.consistency.reconciliation import Reconciliation
 from services.scheduler.consistency.results import check_order, check_result, give_logprobs
-from services.scheduler.lifecycle.assignment import Homes
+from services.scheduler.lifecycle.assignment import ReplicaAssignment
 from services.scheduler.lifecycle.beams import conclude, is_usable, next_moves, regroup
-from services.scheduler.lifecycle.finalizer import Endings
+from services.scheduler.lifecycle.finalizer import RequestFinalizer
 from services.scheduler.lifecycle.stopping import finish_of
 from services.scheduler.speculation.drafting import Drafting
 from services.scheduler.state import phases
@@ -25,32 +25,32 @@ MAX_REASON = 500  # characters of a worker's words
 Finish = tuple[FinishReason, int | None]  # why, and the token that did it
 
 
-class Answers:
+class StepResultProcessor:
     """Takes workers' answers in, one by one, in the order of their plans."""
 
     def __init__(
         self,
-        endings: Endings,
-        homes: Homes,
+        finalizer: RequestFinalizer,
+        assignment: ReplicaAssignment,
         drafting: Drafting,
         reconciliation: Reconciliation,
         books: Books,
     ) -> None:
-        self._endings = endings
-        self._outbound = endings.outbound
-        self._homes = homes
+        self._finalizer = finalizer
+        self._outbound = finalizer.outbound
+        self._assignment = assignment
         self._drafting = drafting
         self._reconciliation = reconciliation
         self._shares = books.shares
         self._counters = books.counters
-        self._moment = books.moment
+        self._clock = books.clock
 
     def take(self, replica: Replica, result: StepResult, now: float) -> bool:
         """False where it is a repetition.  Raises StepLost where an earlier answer is missing, ProtocolError where it
         is none to its plan; then nothing of it is taken."""
         if not check_order(replica, result.step_id):
             return False
-        self._moment.now = replica.heard_at = now
+        self._clock.now = replica.heard_at = now
         step = replica.in_flight[0]
         asked = check_result(step, result, replica.capacity.vocab_size)
         replica.in_flight.popleft()
@@ -96,7 +96,7 @@ class Answers:
                 sequence.clock.is_due = True
         self._outbound.emit(sequence)
         if finish:
-            self._endings.finish(sequence)
+            self._finalizer.finish(sequence)
 
     def _append(self, sequence: Sequence, tokens: list[int]) -> Finish | None:
         """Give a sequence its tokens up to the one that ends it; returns why that does."""
@@ -115,29 +115,29 @@ class Answers:
         beam.said = None
         if said is None or not is_usable(said, search, vocab_size):
             error = RequestError("a worker does not say which tokens are likely", code=RejectCode.INTERNAL)
-            self._endings.fail(request, error)
+            self._finalizer.fail(request, error)
             return
         search.hear(beam.index, said)
         if not search.is_ready:
             return
-        phases.searched(request.sequences, self._moment.now)
+        phases.searched(request.sequences, self._clock.now)
         moves = next_moves(request, search)
-        for sequence, source in regroup(request, moves, self._endings.leave):
-            self._homes.place_behind(sequence, source)
+        for sequence, source in regroup(request, moves, self._finalizer.leave):
+            self._assignment.place_behind(sequence, source)
         if moves:
             return
         conclude(request, search)
         if len(request.sequences) < request.params.n:
-            self._endings.fail(request, RequestError(f"n must be at most {len(search.hypotheses)}", field="n"))
+            self._finalizer.fail(request, RequestError(f"n must be at most {len(search.hypotheses)}", field="n"))
         else:
-            self._endings.conclude(request)
+            self._finalizer.conclude(request)
 
     # -- what was not done
 
     def _take_refused(self, replica: Replica, step: Step, result: StepResult) -> None:
         for request in self._reconciliation.take_refused(replica, step, result):
             text = "a worker refused to compute this request again and again: its blocks were others'"
-            self._endings.fail(request, RequestError(text, code=RejectCode.INTERNAL))
+            self._finalizer.fail(request, RequestError(text, code=RejectCode.INTERNAL))
 
     def _lack(self, sequence: Sequence) -> None:
         """What its grammar allows was not known when the step sampled: its last token is computed again, for its
@@ -155,4 +155,4 @@ class Answers:
             request = step.sequences[entry].request
             grammar = request.params.grammar
             if grammar is not None and not request.is_finished:
-                self._endings.fail(request, refusal(grammar, reason[:MAX_REASON]))
+                self._finalizer.fail(request, refusal(grammar, reason[:MAX_REASON]))

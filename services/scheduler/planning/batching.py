@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from services.scheduler.planning.block_budget import Needs
+from services.scheduler.planning.block_budget import BlockBudget
 from services.scheduler.planning.branching import branch_off, idle_beams, is_idle
-from services.scheduler.planning.fair_share import Forerunners
+from services.scheduler.planning.fair_share import FairShareAdmission
 from services.scheduler.planning.forking import awaits_sibling, can_fork, fork
 from services.scheduler.planning.plan_builder import NONE, PlanBuilder
 from services.scheduler.planning.preemption import Preemption
@@ -44,13 +44,13 @@ class Batcher:
         self.journal = books.journal
         self.shares = books.shares
         self.misses = books.misses
-        self.moment = books.moment
+        self.clock = books.clock
         self.builder = PlanBuilder(replica, policy.max_num_batched_tokens, rejection=policy.acceptance == "rejection")
         self._verified: set[Sequence] = set()
         self._prefixes = Prefixes(replica, self.builder, policy)
-        self._needs = Needs(replica, self._prefixes)
+        self._block_budget = BlockBudget(replica, self._prefixes)
         self._preemption = Preemption(replica, self.builder, books)
-        self._ahead = Forerunners(replica, self._needs, self._preemption)
+        self._ahead = FairShareAdmission(replica, self._block_budget, self._preemption)
         self._slow = slow_tenants(replica, books.shares) if policy.enable_chunked_prefill else frozenset()
         self._slow_budget = policy.fair_prefill_tokens or policy.max_num_batched_tokens
         self._obstacle: tuple[Phase, Sequence | None] = (Phase.QUEUE_STEP, None)  # where the queue stopped, and why
@@ -58,7 +58,7 @@ class Batcher:
     def next_plan(self) -> StepPlan | None:
         """The plan, counted as sent; None where no sequence can go on."""
         if self.replica.branches:
-            self.counters.num_block_copies += branch_off(self.replica, self.builder, self._needs.reserve)
+            self.counters.num_block_copies += branch_off(self.replica, self.builder, self._block_budget.reserve)
         if self.replica.is_shared:
             claims = Claims(self.replica, self.shares, slack=self.policy.max_num_batched_tokens)
             self._ahead.choose(claims, self.builder.budget - len(self.replica.running), self._may_start)
@@ -79,7 +79,7 @@ class Batcher:
         if not (self.builder.step.sequences or self.replica.in_flight):
             self._make_idle_give_way()
         if self.replica.waiting or self.replica.waits:
-            self.replica.waits.look(self.replica.waiting.firsts, *self._obstacle, self.moment.now)
+            self.replica.waits.look(self.replica.waiting.firsts, *self._obstacle, self.clock.now)
         if not self.builder.step.sequences:
             return None
         plan = self.builder.commit()
@@ -94,7 +94,7 @@ class Batcher:
         speculation = self.drafting.of(self.replica)
         if speculation is None or not speculation.has_asked:
             return
-        self.builder.step.arm = speculation.arm
+        self.builder.step.mode = speculation.mode
         for sequence in self.replica.running:
             if sequence.can_verify:
                 drafts = self.drafting.links.usable(sequence).first(self._num_drafts(sequence, speculation))
@@ -117,7 +117,7 @@ class Batcher:
         if num_missing <= 0:
             return NONE
         num_new = self.replica.blocks_for(num_missing)
-        if num_new > self.replica.pool.num_available - self._needs.reserve:
+        if num_new > self.replica.pool.num_available - self._block_budget.reserve:
             return None
         return self.replica.grow(sequence, num_new)
 
@@ -225,16 +225,16 @@ class Batcher:
     def _stop(self, sequence: Sequence, cause: Phase) -> bool:
         """The queue goes no further in this step: False."""
         self._obstacle = (cause, sequence)
-        phases.held_up(sequence, self.replica.waits, self.moment.now)
+        phases.held_up(sequence, self.replica.waits, self.clock.now)
         return False
 
     def _may_start(self, sequence: Sequence) -> bool:
         """Whether nothing of its own stands in its way."""
         if awaits_sibling(self.replica, sequence):
-            phases.passed_over(sequence, Phase.QUEUE_SIBLING, self.moment.now)
+            phases.passed_over(sequence, Phase.QUEUE_SIBLING, self.clock.now)
             return False
         if self._must_be_alone(sequence):
-            phases.passed_over(sequence, Phase.LOST, self.moment.now)
+            phases.passed_over(sequence, Phase.LOST, self.clock.now)
             return False
         return not (sequence.num_in_flight or is_idle(sequence))
 
@@ -253,16 +253,16 @@ class Batcher:
         """Start a sequence with what the prefix cache has of it; False where blocks or budget do not allow."""
         replica, hits = self.replica, self._prefixes.hits(sequence)
         if self._prefixes.is_being_filled(sequence, len(hits)):
-            phases.passed_over(sequence, Phase.QUEUE_SIBLING, self.moment.now)
+            phases.passed_over(sequence, Phase.QUEUE_SIBLING, self.clock.now)
             return True  # one step later it is a hit, and the next sequence may start now
         num_cached = len(hits) * replica.block_size
         num_tokens = self._chunk(sequence, sequence.num_tokens - num_cached)
         if num_tokens == 0:
             is_held_back = self.builder.budget > 0 and sequence.tenant in self._slow
             return self._stop(sequence, Phase.QUEUE_FAIRNESS if is_held_back else Phase.QUEUE_BUDGET)
-        if self._needs.num_lacking_beside(sequence, hits) > 0:
+        if self._block_budget.num_lacking_beside(sequence, hits) > 0:
             return self._stop(sequence, Phase.QUEUE_BLOCKS)
-        num_all = self._needs.num_blocks(sequence) if sequence.is_protected else 0
+        num_all = self._block_budget.num_blocks(sequence) if sequence.is_protected else 0
         replica.share(sequence, hits, [replica.pool.hash_generations[block] for block in hits])
         sequence.num_registered_blocks = len(hits)
         replica.grow(sequence, (num_all or replica.blocks_for(num_cached + num_tokens)) - len(hits))
@@ -274,7 +274,7 @@ class Batcher:
 
     def _fork(self, sequence: Sequence) -> bool:
         """Start a sequence on its sibling's prompt; False where no block is left for it."""
-        if self._needs.num_lacking_to_fork() > 0:
+        if self._block_budget.num_lacking_to_fork() > 0:
             return self._stop(sequence, Phase.QUEUE_BLOCKS)
         num_computed = fork(self.replica, self.builder, sequence)
         self.counters.num_block_copies += 1
@@ -285,7 +285,7 @@ class Batcher:
         self.replica.start(sequence)
         sequence.status = Status.RUNNING
         sequence.num_computed_tokens = num_computed
-        phases.admitted(sequence, self.replica.waits, self.moment.now)
+        phases.admitted(sequence, self.replica.waits, self.clock.now)
         if sequence.num_cached_tokens < 0:
             self.shares.charge_prompt(sequence.request.header.tenant, sequence.num_tokens - num_computed)
             sequence.num_cached_tokens = min(num_computed, sequence.request.num_prompt_tokens)

@@ -8,7 +8,7 @@ from services.scheduler.state.replica import Replica
 from services.scheduler.state.sequence import Sequence
 
 
-class Needs:
+class BlockBudget:
     """Counts blocks; takes none."""
 
     def __init__(self, replica: Replica, prefixes: Prefixes) -> None:

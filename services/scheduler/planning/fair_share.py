@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
-from services.scheduler.planning.block_budget import Needs
+from services.scheduler.planning.block_budget import BlockBudget
 from services.scheduler.planning.preemption import Preemption
 from services.scheduler.planning.sharing import Claims
 from services.scheduler.state.replica import Replica
 from services.scheduler.state.sequence import Sequence
 
 
-class Forerunners:
+class FairShareAdmission:
     """Waiting sequences that a step starts before it goes on with the prompts that run, in that order.
 
     Rows and blocks are taken for them before anything of the step is planned: who gives its row has no part in it.
     """
 
-    def __init__(self, replica: Replica, needs: Needs, preemption: Preemption) -> None:
+    def __init__(self, replica: Replica, needs: BlockBudget, preemption: Preemption) -> None:
         self._replica = replica
-        self._needs = needs
+        self._block_budget = needs
         self._preemption = preemption
         self._chosen: list[Sequence] = []
 
@@ -44,7 +44,7 @@ class Forerunners:
         if not (claims.precedes(sequence.tenant) or any(claims.givers(sequence.tenant))):
             return False
         num_rows = len(self._chosen) + 1 - self._replica.num_free_rows
-        num_blocks = self._needs.num_lacking(sequence, self._chosen)
+        num_blocks = self._block_budget.num_lacking(sequence, self._chosen)
         victims: list[Sequence] = []
         while len(victims) < num_rows or sum(map(self._preemption.num_freed, victims)) < num_blocks:
             victim = self._giving(claims.givers(sequence.tenant), victims)

@@ -19,7 +19,7 @@ class Preemption:
         self._builder = builder
         self._counters = books.counters
         self._journal = books.journal
-        self._moment = books.moment
+        self._clock = books.clock
 
     def cheapest(self, candidates: Iterable[Sequence]) -> Sequence | None:
         """Who is the cheapest to recompute, and of those the least urgent; nobody who has given way too often."""
@@ -49,7 +49,7 @@ class Preemption:
         self._builder.drop(victim)
         self._replica.preempt(victim)
         self._replica.waiting.add(victim)
-        phases.preempted(victim, self._moment.now)
+        phases.preempted(victim, self._clock.now)
 
     def _order(self, sequence: Sequence) -> tuple[int, list[float]]:
         return self._recompute_cost(sequence), [-part for part in sequence.rank]

@@ -100,7 +100,7 @@ class Drafting:
         for sequence in replica.running:
             if sequence.can_verify and sequence.request.step_params.speculate:
                 num_wanted = speculation.num_wanted(sequence)
-                told = self.links.tell(sequence, num_wanted, ahead=speculation.arm.runs_ahead)
+                told = self.links.tell(sequence, num_wanted, ahead=speculation.mode.runs_ahead)
                 if told is not None and len(self.links.usable(sequence).token_ids) < num_wanted:
                     awaited[told[0]] = told[1]
         if any(not sequence.can_verify for sequence in replica.running):

@@ -1,10 +1,10 @@
-"""What a worker's steps are made of where there are drafts: which arm, whether to wait, what each sequence is given."""
+"""What a worker's steps are made of where there are drafts: the mode, whether to wait, what each sequence is given."""
 
 from __future__ import annotations
 
 from services.scheduler.draft_length.acceptance import KEPT_OF_ALL, Acceptance
-from services.scheduler.draft_length.controller import Pace
-from services.scheduler.draft_length.modes import PLAIN, Arm, arms_of, yields
+from services.scheduler.draft_length.controller import DraftLengthController
+from services.scheduler.draft_length.modes import PLAIN, SpeculationMode, modes_of, yields
 from services.scheduler.speculation.drafts import DraftLink
 from services.scheduler.state.sequence import Sequence
 from services.scheduler.state.step import Step
@@ -24,43 +24,43 @@ class Speculation:
     """
 
     def __init__(self, *, fixed: int, longest: int) -> None:
-        self.arm = PLAIN  # of the step that is planned next
+        self.mode = PLAIN  # of the step that is planned next
         self.has_asked = False  # for the drafts of that step
         self.acceptance = Acceptance(kept=KEPT_OF_ALL)  # of all sequences
         self.draft_seconds = 0.0  # of computing, per step of a draft
-        self._arms = arms_of(fixed, longest)
+        self._modes = modes_of(fixed, longest)
         self._longest = longest
-        self._paces: dict[int, Pace] = {}
+        self._controllers: dict[int, DraftLengthController] = {}
         self._awaited: dict[DraftLink, int] = {}  # the update that each is to answer
         self._deadline = 0.0
-        self._last: tuple[float, int, Arm] | None = None  # when the last step came back, its size and arm
+        self._last: tuple[float, int, SpeculationMode] | None = None  # when the last step came back, its size and mode
 
     # -- the choice
 
-    def choose(self, running: list[Sequence]) -> Arm:
-        """The next step's arm.  Only asked where none is in flight or the last one was plain."""
-        pace = self._pace(len(running))
-        if pace.is_due:
-            pace.choose(self._yields(running), self.draft_seconds)
-        self.arm = pace.arm
-        return self.arm
+    def choose(self, running: list[Sequence]) -> SpeculationMode:
+        """The next step's mode.  Only asked where none is in flight or the last one was plain."""
+        controller = self._controller(len(running))
+        if controller.is_due:
+            controller.choose(self._yields(running), self.draft_seconds)
+        self.mode = controller.mode
+        return self.mode
 
-    def _pace(self, num_sequences: int) -> Pace:
+    def _controller(self, num_sequences: int) -> DraftLengthController:
         size = size_of(num_sequences)
-        if size not in self._paces:
-            self._paces[size] = Pace(self._arms)
-        return self._paces[size]
+        if size not in self._controllers:
+            self._controllers[size] = DraftLengthController(self._modes)
+        return self._controllers[size]
 
     def _yields(self, running: list[Sequence]) -> list[float]:
         prior = self.acceptance.share(PRIOR)
         return yields((sequence.acceptance.share(prior) for sequence in running), self._longest)
 
     def num_wanted(self, sequence: Sequence) -> int:
-        """Draft tokens for one sequence: up to the arm's, while what one more is likely to bring is worth its part of
+        """Draft tokens for one sequence: up to the mode's, while what one more is likely to bring is worth its part of
         the step."""
         share = sequence.acceptance.share(self.acceptance.share(PRIOR))
         count, chance = 0, share
-        while count < self.arm.num_draft_tokens and (self._is_fixed or chance >= LEAST_CHANCE):
+        while count < self.mode.num_draft_tokens and (self._is_fixed or chance >= LEAST_CHANCE):
             count += 1
             chance *= share
         if count == 0 and sequence.num_output_tokens % PROBE == 0:
@@ -69,7 +69,7 @@ class Speculation:
 
     @property
     def _is_fixed(self) -> bool:
-        return len(self._arms) == 1
+        return len(self._modes) == 1
 
     # -- waiting for drafts
 
@@ -82,9 +82,9 @@ class Speculation:
 
     def _patience(self, running: list[Sequence]) -> float:
         """The time that plain steps would take for the tokens that drafts are likely to add."""
-        pace = self._pace(len(running))
-        seconds = pace.seconds(PLAIN if PLAIN in pace.costs else self.arm) or UNKNOWN_STEP
-        more = self._yields(running)[self.arm.num_draft_tokens] - 1.0
+        controller = self._controller(len(running))
+        seconds = controller.seconds(PLAIN if PLAIN in controller.costs else self.mode) or UNKNOWN_STEP
+        more = self._yields(running)[self.mode.num_draft_tokens] - 1.0
         return min(max(more * seconds, LEAST_PATIENCE), MOST_PATIENCE)
 
     def waits(self, now: float) -> bool:
@@ -114,15 +114,15 @@ class Speculation:
 
     def record(self, step: Step, now: float) -> None:
         """A step has come back.  Rounds in which every sequence decodes are compared, each counted from the one before,
-        whatever that was, of an arm like its own."""
+        whatever that was, of a mode like its own."""
         size = size_of(len(step.sequences))
-        pace = self._pace(len(step.sequences))
+        controller = self._controller(len(step.sequences))
         is_plain_round = not step.num_admitted and sum(step.num_scheduled) == len(step.sequences) + step.num_drafts
-        if is_plain_round and step.arm == pace.arm and self._last is not None:
+        if is_plain_round and step.mode == controller.mode and self._last is not None:
             before, last_size, last_arm = self._last
-            if last_size == size and step.arm.is_like(last_arm):
-                pace.record(now - before, step.num_drafts / len(step.sequences))
-        self._last = (now, size, step.arm)
+            if last_size == size and step.mode.is_like(last_arm):
+                controller.record(now - before, step.num_drafts / len(step.sequences))
+        self._last = (now, size, step.mode)
 
     def judge(self, sequence: Sequence, num_draft_tokens: int, num_accepted: int) -> None:
         """Note how a sequence's drafts fared."""

@@ -99,7 +99,7 @@ def preempted(sequence: Sequence, now: float) -> None:
         clock.enter(Phase.PREEMPTED, now)
 
 
-def bereft(sequence: Sequence, since: float, now: float) -> None:
+def on_worker_lost(sequence: Sequence, since: float, now: float) -> None:
     """Its worker is gone, of which nothing was heard since `since`."""
     if (clock := sequence.clock) is not None:
         clock.enter(Phase.LOST, now if clock.is_queued else min(now, max(since, clock.since)))

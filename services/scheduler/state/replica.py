@@ -6,7 +6,7 @@ from bisect import bisect_left, insort
 from collections import Counter, OrderedDict, deque
 
 from services.scheduler.blocks.block_pool import BlockPool
-from services.scheduler.blocks.clock import Moment
+from services.scheduler.blocks.clock import Clock
 from services.scheduler.state.fairness import Shares
 from services.scheduler.state.phases import Waits
 from services.scheduler.state.queues import WaitingQueue, by_rank
@@ -22,14 +22,14 @@ class Replica:
     """
 
     def __init__(
-        self, instance: str, epoch: int, capacity: WorkerCapacity, shares: Shares, moment: Moment | None = None
+        self, instance: str, epoch: int, capacity: WorkerCapacity, shares: Shares, clock: Clock | None = None
     ) -> None:
-        moment = moment or Moment()
+        clock = clock or Clock()
         self.instance = instance
         self.epoch = epoch
         self.capacity = capacity
         self.block_size = capacity.block_size
-        self.pool = BlockPool(capacity.num_blocks, moment)
+        self.pool = BlockPool(capacity.num_blocks, clock)
         self.waiting = WaitingQueue(shares)
         self.waits = Waits()
         self.running: list[Sequence] = []
@@ -37,7 +37,7 @@ class Replica:
         self.visitors: OrderedDict[str, int] = OrderedDict()  # tenants that left lately, and the last step before that
         self.in_flight: deque[Step] = deque()
         self.num_steps = 0
-        self.heard_at = moment.now  # when it came, or answered last
+        self.heard_at = clock.now  # when it came, or answered last
         self.released_rows: list[int] = []
         self.branches: list[tuple[Sequence, Sequence]] = []  # waiting ones, and behind which running ones they begin
         self._free_rows = list(range(capacity.max_num_seqs - 1, -1, -1))

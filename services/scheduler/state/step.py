@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from services.scheduler.draft_length.modes import PLAIN, Arm
+from services.scheduler.draft_length.modes import PLAIN, SpeculationMode
 from services.scheduler.draft_length.proposal import Drafts
 from services.scheduler.state.sequence import Sequence
 
@@ -22,7 +22,7 @@ class Step:
     drafts: list[Drafts] = field(default_factory=list)  # counted in num_scheduled
     num_drafts: int = 0  # draft tokens of all
     num_admitted: int = 0
-    arm: Arm = PLAIN
+    mode: SpeculationMode = PLAIN
 
     def drop(self, sequence: Sequence) -> int:
         """Take a sequence's part out; returns how many tokens it was."""

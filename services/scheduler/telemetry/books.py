@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from services.scheduler.blocks.clock import Moment
+from services.scheduler.blocks.clock import Clock
 from services.scheduler.state.counters import Counters
 from services.scheduler.state.fairness import Shares
 from services.scheduler.telemetry.journal import Journal
-from services.scheduler.telemetry.prefix_misses import Misses
+from services.scheduler.telemetry.prefix_misses import PrefixMissDiagnostics
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +17,6 @@ class Books:
 
     counters: Counters
     journal: Journal
-    misses: Misses
+    misses: PrefixMissDiagnostics
     shares: Shares
-    moment: Moment
+    clock: Clock

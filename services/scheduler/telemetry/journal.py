@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from services.scheduler.blocks.clock import Moment
+from services.scheduler.blocks.clock import Clock
 from services.scheduler.state.sequence import Request, Sequence
 from shared.messages import RequestHeader
 
@@ -29,8 +29,8 @@ class Alarm:
 class Journal:
     """Notes and alarms since they were last taken."""
 
-    def __init__(self, moment: Moment | None = None) -> None:
-        self._moment = moment or Moment()
+    def __init__(self, clock: Clock | None = None) -> None:
+        self._clock = clock or Clock()
         self._notes: list[Note] = []
         self._alarms: list[Alarm] = []
 
@@ -42,10 +42,10 @@ class Journal:
         return alarms
 
     def request(self, event: str, request: Request, **fields: Any) -> None:
-        self._notes.append(Note(event, request.header, fields, self._moment.now))
+        self._notes.append(Note(event, request.header, fields, self._clock.now))
 
     def sequence(self, event: str, sequence: Sequence, **fields: Any) -> None:
-        self._notes.append(Note(event, sequence.request.header, {"index": sequence.index, **fields}, self._moment.now))
+        self._notes.append(Note(event, sequence.request.header, {"index": sequence.index, **fields}, self._clock.now))
 
     def take(self) -> list[Note]:
         notes, self._notes = self._notes, []

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 
-from services.scheduler.blocks.clock import Moment
-from services.scheduler.blocks.eviction_history import Ghosts
+from services.scheduler.blocks.clock import Clock
+from services.scheduler.blocks.eviction_history import EvictionHistory
 from services.scheduler.state.replica import Replica
 from services.scheduler.state.sequence import Sequence
 from shared.phases import NUM_MISSES, Miss
@@ -20,13 +20,13 @@ PER_BLOCK = 2  # ... and for each block that there is: what no cache could hold 
 MAX_LOST = 1 << 15  # names of blocks of workers that are gone
 
 
-class Misses:
+class PrefixMissDiagnostics:
     """Knows what was seen lately, everywhere in the deployment."""
 
-    def __init__(self, replicas: Mapping[str, Replica], moment: Moment) -> None:
+    def __init__(self, replicas: Mapping[str, Replica], clock: Clock) -> None:
         self._replicas = replicas
-        self._moment = moment
-        self._lost = Ghosts(MAX_LOST, moment)
+        self._clock = clock
+        self._lost = EvictionHistory(MAX_LOST, clock)
         self._seen: OrderedDict[int, bytes] = OrderedDict()  # fingerprint -> root of whoever had it last; oldest first
 
     def lose(self, replica: Replica) -> None:
@@ -56,7 +56,7 @@ class Misses:
 
     def _age(self, replica: Replica, name: bytes) -> int:
         """Milliseconds since a block was evicted."""
-        return max(0, round(1000 * (self._moment.now - (replica.pool.ghosts.get(name) or 0.0))))
+        return max(0, round(1000 * (self._clock.now - (replica.pool.evicted.get(name) or 0.0))))
 
     def _reasons(self, sequence: Sequence, replica: Replica, first: int, end: int) -> Iterator[tuple[Miss, bytes]]:
         """Of the blocks `first` to `end`, with their names.  What follows on one that was never seen was not either;
@@ -75,7 +75,7 @@ class Misses:
         """None where the block is cached here."""
         if replica.pool.knows(name):
             return None
-        if replica.pool.ghosts.get(name) is not None:
+        if replica.pool.evicted.get(name) is not None:
             return Miss.EVICTED
         if any(other.pool.knows(name) for other in self._replicas.values() if other is not replica):
             return Miss.OTHER_WORKER

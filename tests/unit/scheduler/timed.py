@@ -22,7 +22,7 @@ class Timed(World):
         self.arrivals: dict[str, float] = {}
         self.cached: dict[str, int] = {}  # prompt tokens of each request's first sequence
         super().__init__(policy, 0, **limits)
-        self.now = self.scheduler.moment.now = 1000.0
+        self.now = self.scheduler.clock.now = 1000.0
         take = self.scheduler.outbound.take_batches
 
         def taken() -> dict[str, TokenBatch]:

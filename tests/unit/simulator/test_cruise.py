@@ -79,7 +79,7 @@ def state(run: Simulation) -> list[Any]:
         run.usage,
         [(worker.free_at, worker.busy, worker.num_steps) for worker in run.workers.values()],
         [(pool.hashes, pool.generations, pool.hash_generations, list(pool.available)) for pool in pools],
-        [(pool.num_evictions, list(pool.ghosts._times.items())) for pool in pools],
+        [(pool.num_evictions, list(pool.evicted._times.items())) for pool in pools],
         [(replica.num_steps, replica.visitors, replica.free_rows) for replica in core.replicas.values()],
         core.counters,
         [core.shares.served(record.tenant) for record in run.observer.records.values()],
@@ -128,7 +128,7 @@ def test_what_is_in_flight_is_what_the_core_would_have_planned(monkeypatch: pyte
                      for step in replica.in_flight]  # fmt: skip
             tables = [(s.token_ids, s.num_computed_tokens, s.block_ids, s.block_generations, s.num_registered_blocks)
                       for s in replica.running]  # fmt: skip
-            seen.append((core.moment.now, steps, msgspec.msgpack.encode(tables)))
+            seen.append((core.clock.now, steps, msgspec.msgpack.encode(tables)))
 
     def ids(step: Any) -> list[str]:
         return [sequence.request.request_id for sequence in step.sequences]
@@ -138,7 +138,7 @@ def test_what_is_in_flight_is_what_the_core_would_have_planned(monkeypatch: pyte
         original = Scheduler.apply
 
         def apply(core: Scheduler, instance: str, result: Any, now: float) -> bool:
-            core.moment.now = now
+            core.clock.now = now
             look(core, seen)
             return original(core, instance, result, now)
 

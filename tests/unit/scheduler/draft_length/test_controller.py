@@ -1,4 +1,4 @@
-"""How many draft tokens: never much worse than the best arm, whatever steps cost, and however noisy that is."""
+"""How many draft tokens: never much worse than the best mode, whatever steps cost, and however noisy that is."""
 
 from __future__ import annotations
 
@@ -8,34 +8,34 @@ from statistics import mean
 
 import pytest
 
-from services.scheduler.draft_length.controller import Pace
-from services.scheduler.draft_length.modes import LENGTHS, PLAIN, Arm, Cost, arms_of, believed, yields
+from services.scheduler.draft_length.controller import DraftLengthController
+from services.scheduler.draft_length.modes import LENGTHS, PLAIN, Cost, SpeculationMode, believed, modes_of, yields
 from services.scheduler.speculation.speculation import size_of
 
 
 def settled(
-    costs: dict[Arm, float], share: float, draft: float, num_steps: int = 4000, *, fixed: int = 0
-) -> tuple[Pace, float]:
-    """A pace after many steps that cost what they cost, and its tokens per second beside the best arm's."""
-    pace, expected = Pace(arms_of(fixed, 8)), yields([share], 8)
+    costs: dict[SpeculationMode, float], share: float, draft: float, num_steps: int = 4000, *, fixed: int = 0
+) -> tuple[DraftLengthController, float]:
+    """A controller after many steps that cost what they cost, and its tokens per second beside the best mode's."""
+    controller, expected = DraftLengthController(modes_of(fixed, 8)), yields([share], 8)
     tokens = seconds = 0.0
     for _ in range(num_steps):
-        cost = costs[pace.arm]
-        tokens += expected[pace.arm.num_draft_tokens]
+        cost = costs[controller.mode]
+        tokens += expected[controller.mode.num_draft_tokens]
         seconds += cost
-        pace.record(cost, pace.arm.num_draft_tokens)
-        if pace.is_due:
-            pace.choose(expected, draft)
-    best = max(expected[arm.num_draft_tokens] / cost for arm, cost in costs.items())
-    return pace, tokens / seconds / best
+        controller.record(cost, controller.mode.num_draft_tokens)
+        if controller.is_due:
+            controller.choose(expected, draft)
+    best = max(expected[mode.num_draft_tokens] / cost for mode, cost in costs.items())
+    return controller, tokens / seconds / best
 
 
-def costs_of(draft: float, verify: float, base: float = 1.0, sync: float = 0.1) -> dict[Arm, float]:
+def costs_of(draft: float, verify: float, base: float = 1.0, sync: float = 0.1) -> dict[SpeculationMode, float]:
     found = {PLAIN: base}
-    for arm in arms_of(0, 8)[1:]:
-        k = arm.num_draft_tokens
-        hidden = 0.5 if arm.runs_ahead else 1.0
-        found[arm] = base + sync + k * (draft * hidden + verify)
+    for mode in modes_of(0, 8)[1:]:
+        k = mode.num_draft_tokens
+        hidden = 0.5 if mode.runs_ahead else 1.0
+        found[mode] = base + sync + k * (draft * hidden + verify)
     return found
 
 
@@ -47,23 +47,23 @@ def test_the_choice_is_never_much_worse_than_the_best_arm(draft: float, verify: 
 
 
 def test_worthless_drafts_end_in_plain_steps() -> None:
-    pace, _ = settled(costs_of(0.5, 0.5), 0.1, 0.5)
-    assert pace.arm == PLAIN
+    controller, _ = settled(costs_of(0.5, 0.5), 0.1, 0.5)
+    assert controller.mode == PLAIN
 
 
 def test_the_choice_follows_a_change() -> None:
-    pace, expected = Pace(arms_of(0, 8)), yields([0.8], 8)
+    controller, expected = DraftLengthController(modes_of(0, 8)), yields([0.8], 8)
     for phase, costs in enumerate((costs_of(3.0, 1.0), costs_of(0.01, 0.01))):
         for _ in range(3000):
-            pace.record(costs[pace.arm], pace.arm.num_draft_tokens)
-            if pace.is_due:
-                pace.choose(expected, 0.0)
-        assert (pace.arm == PLAIN) == (phase == 0)
+            controller.record(costs[controller.mode], controller.mode.num_draft_tokens)
+            if controller.is_due:
+                controller.choose(expected, 0.0)
+        assert (controller.mode == PLAIN) == (phase == 0)
 
 
 def test_a_fixed_number_stays() -> None:
-    pace, _ = settled(costs_of(3.0, 1.0), 0.1, 3.0, fixed=4)
-    assert pace.arm == Arm(4)
+    controller, _ = settled(costs_of(3.0, 1.0), 0.1, 3.0, fixed=4)
+    assert controller.mode == SpeculationMode(4)
 
 
 def test_expected_tokens() -> None:
@@ -76,12 +76,12 @@ def test_expected_tokens() -> None:
 
 
 NOISE = 0.1  # of a step's time, from one to the next
-DRIFTS = ((0.12, 0.15), (0.15, 5.0))  # the same of all arms together, each over so many seconds
+DRIFTS = ((0.12, 0.15), (0.15, 5.0))  # the same of all modes together, each over so many seconds
 FAST, FAST_SECONDS, USUAL_SECONDS = -0.5, 0.1, 0.6  # for so long all is so much faster, and as before for so long
 STRAY, STRAY_TIMES = 0.01, 3.0  # of all steps take so many times as long
 SLICE = 0.02  # seconds in which speed does not change
 COLD = 0.15  # seconds in which the first steps, which take twice as long, come near to what others take
-SWITCH = 1.2  # times what a step takes after one of an arm of another kind
+SWITCH = 1.2  # times what a step takes after one of a mode of another kind
 
 
 class Machine:
@@ -117,31 +117,33 @@ class Machine:
         return self.now - begin
 
 
-def noisy(costs: dict[Arm, float], share: float, draft: float, seconds: float, seed: int, each: int) -> float:
-    """Tokens in the second half of so many seconds, beside what the best arm would have made in that time; every
+def noisy(
+    costs: dict[SpeculationMode, float], share: float, draft: float, seconds: float, seed: int, each: int
+) -> float:
+    """Tokens in the second half of so many seconds, beside what the best mode would have made in that time; every
     `each`-th step is not measured.  Costs are milliseconds."""
     machine, expected = Machine(seed), yields([share], 8)
-    best_rate = max(expected[arm.num_draft_tokens] / cost for arm, cost in costs.items())
+    best_rate = max(expected[mode.num_draft_tokens] / cost for mode, cost in costs.items())
     best_rate *= 1e3
-    pace, before = Pace(list(costs)), PLAIN
+    controller, before = DraftLengthController(list(costs)), PLAIN
     tokens = ideal = 0.0
     while machine.now < seconds:
-        if pace.is_due:
-            pace.choose(expected, 1e-3 * draft * machine.slowness)
-        work = 1e-3 * costs[pace.arm] * (1 if pace.arm.is_like(before) else SWITCH)
-        took, before = machine.step(work), pace.arm
+        if controller.is_due:
+            controller.choose(expected, 1e-3 * draft * machine.slowness)
+        work = 1e-3 * costs[controller.mode] * (1 if controller.mode.is_like(before) else SWITCH)
+        took, before = machine.step(work), controller.mode
         if machine.now > seconds / 2:
-            tokens, ideal = tokens + expected[pace.arm.num_draft_tokens], ideal + work * best_rate
+            tokens, ideal = tokens + expected[controller.mode.num_draft_tokens], ideal + work * best_rate
         if machine.rng.random() > 1 / each:
-            pace.record(took, pace.arm.num_draft_tokens)
+            controller.record(took, controller.mode.num_draft_tokens)
     return tokens / ideal
 
 
-def straight(plain: float, waiting: tuple[float, float], ahead: tuple[float, float]) -> dict[Arm, float]:
+def straight(plain: float, waiting: tuple[float, float], ahead: tuple[float, float]) -> dict[SpeculationMode, float]:
     """Costs that rise by so much with each draft token, from so much."""
     lines = {False: waiting, True: ahead}
     drafting = {
-        arm: lines[arm.runs_ahead][0] + lines[arm.runs_ahead][1] * arm.num_draft_tokens for arm in arms_of(0, 8)
+        mode: lines[mode.runs_ahead][0] + lines[mode.runs_ahead][1] * mode.num_draft_tokens for mode in modes_of(0, 8)
     }
     return drafting | {PLAIN: plain}
 
@@ -162,7 +164,7 @@ MEASURED = {
 @pytest.mark.parametrize("name", MEASURED)
 def test_noise_does_not_mislead(name: str) -> None:
     costs, share, each = MEASURED[name]
-    draft = 0.6 * (costs[Arm(2)] - costs[Arm(1)])  # the rest is the target's
+    draft = 0.6 * (costs[SpeculationMode(2)] - costs[SpeculationMode(1)])  # the rest is the target's
     seconds = 400.0 if name == "made" else 20.0
     ratios = [noisy(costs, share, draft, seconds, seed, each) for seed in range(16)]
     assert mean(ratios) >= 0.95, ratios
@@ -171,21 +173,21 @@ def test_noise_does_not_mislead(name: str) -> None:
 
 def test_drafts_that_were_not_there_yet_are_tried_again() -> None:
     costs, expected = costs_of(0.01, 0.01), yields([0.8], 8)
-    pace, draft_begins = Pace(arms_of(0, 8)), 60
+    controller, draft_begins = DraftLengthController(modes_of(0, 8)), 60
     for step in range(2000):
-        pace.record(costs[pace.arm], pace.arm.num_draft_tokens if step >= draft_begins else 0.0)
-        if pace.is_due:
-            pace.choose(expected, 0.0)
-    assert pace.arm.num_draft_tokens == 8
-    assert all(cost.depth > 0 for arm, cost in pace.costs.items() if cost.num_trials and arm != PLAIN)
+        controller.record(costs[controller.mode], controller.mode.num_draft_tokens if step >= draft_begins else 0.0)
+        if controller.is_due:
+            controller.choose(expected, 0.0)
+    assert controller.mode.num_draft_tokens == 8
+    assert all(cost.depth > 0 for mode, cost in controller.costs.items() if cost.num_trials and mode != PLAIN)
 
 
 def test_a_measured_arm_tells_of_its_neighbours() -> None:
-    costs = {arm: Cost() for arm in arms_of(0, 8)}
-    for arm, seconds in {PLAIN: 1.0, Arm(2): 2.2, Arm(8): 2.8}.items():
-        costs[arm].add(seconds, arm.num_draft_tokens, weight=15)
+    costs = {mode: Cost() for mode in modes_of(0, 8)}
+    for mode, seconds in {PLAIN: 1.0, SpeculationMode(2): 2.2, SpeculationMode(8): 2.8}.items():
+        costs[mode].add(seconds, mode.num_draft_tokens, weight=15)
     found = believed(costs, 0.01)
-    assert found[Arm(4)] == pytest.approx(2.4, rel=0.01)
+    assert found[SpeculationMode(4)] == pytest.approx(2.4, rel=0.01)
     assert found[PLAIN] == 1.0
 
 
@@ -196,5 +198,5 @@ def test_a_batch_that_lacks_a_few_is_of_the_same_size() -> None:
 
 
 def test_the_most_that_is_allowed_is_an_arm_too() -> None:
-    assert [arm.num_draft_tokens for arm in arms_of(0, 6)] == [0, 1, 2, 4, 6, 1, 2, 4, 6]
-    assert [arm.num_draft_tokens for arm in arms_of(0, 1)] == [0, 1, 1]
+    assert [mode.num_draft_tokens for mode in modes_of(0, 6)] == [0, 1, 2, 4, 6, 1, 2, 4, 6]
+    assert [mode.num_draft_tokens for mode in modes_of(0, 1)] == [0, 1, 1]

@@ -42,13 +42,13 @@ def test_a_begun_stream_goes_on_with_its_own_kind_alone(num_sequences: int) -> N
     assert request.fingerprint == {"w0": "fp_a", "w1": "fp_b"}[where]
     world.lose(where)
     world.run()
-    assert len(world.scheduler.homeless) == num_sequences, "a worker is free, and computes something else"
+    assert len(world.scheduler.unassigned) == num_sequences, "a worker is free, and computes something else"
     world.join("w2", kind("fp_c"))
     world.run()
-    assert len(world.scheduler.homeless) == num_sequences
+    assert len(world.scheduler.unassigned) == num_sequences
     world.join("w3", kind(request.fingerprint))
     world.run()
-    assert not world.scheduler.homeless and not world.scheduler.requests
+    assert not world.scheduler.unassigned and not world.scheduler.requests
     world.assert_outputs()
 
 
@@ -71,9 +71,9 @@ def test_a_resumed_stream_waits_for_the_kind_that_its_gateway_names() -> None:
         is_resumed=True, fingerprint="fp_a",
     )  # fmt: skip
     world.scheduler.add(message, now=0.0)
-    assert len(world.scheduler.homeless) == 1
+    assert len(world.scheduler.unassigned) == 1
     world.join("w1", kind("fp_a"))
-    assert not world.scheduler.homeless and world.scheduler.requests["r"].sequences[0].worker == "w1"
+    assert not world.scheduler.unassigned and world.scheduler.requests["r"].sequences[0].worker == "w1"
 
 
 def test_the_stream_says_what_computed_it() -> None:

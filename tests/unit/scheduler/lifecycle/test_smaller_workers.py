@@ -26,7 +26,9 @@ def test_who_finds_no_room_does_not_hold_up_the_others() -> None:
     world.add("later", [4, 5, 6], max_tokens=4)
     world.run()
     world.assert_outputs("small", "later")
-    assert ("large", 0) not in world.finished and [s.request.request_id for s in world.scheduler.homeless] == ["large"]
+    assert ("large", 0) not in world.finished and [s.request.request_id for s in world.scheduler.unassigned] == [
+        "large"
+    ]
 
 
 def test_it_goes_on_where_there_is_room_again() -> None:

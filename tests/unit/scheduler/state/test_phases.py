@@ -163,10 +163,10 @@ def test_a_lost_worker_costs_what_passed_since_its_last_word() -> None:
     world.run_steps(3)
     world.plan("w0")
     world.wait(2.5)
-    world.scheduler.moment.now = world.now
+    world.scheduler.clock.now = world.now
     world.lose("w0")
     world.wait(1.0)
-    world.scheduler.moment.now = world.now
+    world.scheduler.clock.now = world.now
     world.join("w1")
     world.run()
     seconds = world.seconds("a")
@@ -183,7 +183,7 @@ def test_who_waited_at_a_lost_worker_waited_for_nothing() -> None:
     world.run_steps(3)
     world.plan("w0")
     world.wait(2.0)
-    world.scheduler.moment.now = world.now
+    world.scheduler.clock.now = world.now
     world.lose("w0")
     world.join("w1")
     world.run()
@@ -214,7 +214,7 @@ def test_what_is_told_again_was_lost() -> None:
     world.run()
     told = world.seconds("a")
     world.wait(4.0)
-    world.scheduler.moment.now = world.now
+    world.scheduler.clock.now = world.now
     world.scheduler.set_detokenizers(["d1"])
     world.after()
     assert world.seconds("a") == {**told, Phase.LOST: pytest.approx(4.0)}
@@ -225,7 +225,7 @@ def test_output_told_again_does_not_end_what_is_being_computed_again() -> None:
     world = Timed()
     world.ask("a", prompt(12), max_tokens=6)
     world.run_steps(3)
-    world.scheduler.moment.now = world.now
+    world.scheduler.clock.now = world.now
     world.lose("w0")
     world.join("w1")
     world.plan("w1")
@@ -263,10 +263,10 @@ def test_all_time_is_accounted_for_whatever_happens(seed: int) -> None:
             )  # fmt: skip
         elif roll < 0.4:
             name = rng.choice(sorted(world.workers))
-            world.scheduler.moment.now = world.now
+            world.scheduler.clock.now = world.now
             world.lose(name)
             world.wait(rng.random())
-            world.scheduler.moment.now = world.now
+            world.scheduler.clock.now = world.now
             world.join(name)
         else:
             world.step()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from services.scheduler.blocks.clock import Moment
-from services.scheduler.blocks.eviction_history import Ghosts
+from services.scheduler.blocks.clock import Clock
+from services.scheduler.blocks.eviction_history import EvictionHistory
 from services.scheduler.state.policy import Policy
 from services.scheduler.telemetry.prefix_misses import fingerprints
 from shared.phases import Miss
@@ -125,14 +125,14 @@ def test_a_whole_hit_misses_its_last_token() -> None:
 
 
 def test_ghosts_are_bounded_and_the_latest_stay() -> None:
-    moment = Moment(1.0)
-    ghosts = Ghosts(2, moment)
+    clock = Clock(1.0)
+    evicted = EvictionHistory(2, clock)
     for name in (b"a", b"b", b"a", b"c"):
-        ghosts.add(name)
-        moment.now += 1
-    assert ghosts.get(b"b") is None
-    assert ghosts.get(b"a") == 3.0
-    assert ghosts.get(b"c") == 4.0
+        evicted.add(name)
+        clock.now += 1
+    assert evicted.get(b"b") is None
+    assert evicted.get(b"a") == 3.0
+    assert evicted.get(b"c") == 4.0
 
 
 @pytest.mark.parametrize("length", [0, 7, 8, 20])
