@@ -12,6 +12,8 @@ from services.detokenizer.decoder import DecoderFactory
 from shared.messages import OpenStream, RequestHeader
 from shared.tokenization import ModelTokenizer, load_tokenizer
 
+BUNDLED = Path(__file__).resolve().parents[3] / "models" / "pageant-stories"
+
 NAMES = [
     "tokenizers/qwen3",
     "tokenizers/gpt2",

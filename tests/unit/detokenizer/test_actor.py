@@ -34,7 +34,7 @@ from shared.messages import (
     TokenBatch,
 )
 from shared.transport import MemoryTransport
-from tests.unit.detokenizer.models import factory, opened, tokenizer
+from tests.unit.detokenizer.models import BUNDLED, factory, opened, tokenizer
 
 GATEWAYS = ("memory://gateway", "memory://other")
 CHATTER = (Hello, Heartbeat, Goodbye)
@@ -71,8 +71,8 @@ class Bench:
 
 
 @pytest.fixture
-def decoders(data_dir: Path) -> DecoderFactory:
-    return factory(data_dir / "tokenizers/gpt2")
+def decoders() -> DecoderFactory:
+    return factory(BUNDLED)
 
 
 @asynccontextmanager
@@ -86,8 +86,8 @@ async def bench(decoders: DecoderFactory) -> AsyncIterator[Bench]:
         await task
 
 
-def words(data_dir: Path, text: str) -> list[int]:
-    return tokenizer(data_dir / "tokenizers/gpt2").encode_plain(text)
+def words(text: str) -> list[int]:
+    return tokenizer(BUNDLED).encode_plain(text)
 
 
 def tokens(
@@ -96,9 +96,9 @@ def tokens(
     return SequenceTokens(request_id, 0, offset, ids, finish_reason=finish)
 
 
-async def test_one_batch_per_gateway(data_dir: Path, decoders: DecoderFactory) -> None:
+async def test_one_batch_per_gateway(decoders: DecoderFactory) -> None:
     async with bench(decoders) as b:
-        ids = words(data_dir, "one two")
+        ids = words("one two")
         b.send(
             TokenBatch([opened("r"), opened("s"), opened("t", gateway=GATEWAYS[1])], [tokens(ids, request_id="r")]),
             TokenBatch([], [tokens(ids[:1], request_id="s"), tokens(ids, request_id="t")]),
@@ -111,9 +111,9 @@ async def test_one_batch_per_gateway(data_dir: Path, decoders: DecoderFactory) -
         assert await b.heard(b.scheduler) == []
 
 
-async def test_a_stop_string_ends_the_stream_once(data_dir: Path, decoders: DecoderFactory) -> None:
+async def test_a_stop_string_ends_the_stream_once(decoders: DecoderFactory) -> None:
     async with bench(decoders) as b:
-        ids = words(data_dir, "one two three four")
+        ids = words("one two three four")
         b.send(TokenBatch([opened(stop=["three"])], [tokens(ids[:3])]))
         assert await b.heard(b.scheduler) == [StopMatched("r", 0, 3)]
         b.send(TokenBatch([], [tokens(ids[3:], 3)]))
@@ -128,15 +128,15 @@ async def test_a_stop_string_in_the_finish_is_no_news_to_the_scheduler(
     data_dir: Path, decoders: DecoderFactory
 ) -> None:
     async with bench(decoders) as b:
-        ids = words(data_dir, "one two")
+        ids = words("one two")
         b.send(TokenBatch([opened(stop=["two"])], [tokens(ids, finish=FinishReason.LENGTH)]))
         assert await b.heard(b.scheduler) == []
         assert not b.actor.table.streams
 
 
-async def test_lost_streams_are_asked_for_and_opened_again(data_dir: Path, decoders: DecoderFactory) -> None:
+async def test_lost_streams_are_asked_for_and_opened_again(decoders: DecoderFactory) -> None:
     async with bench(decoders) as b:
-        ids = words(data_dir, "one two three")
+        ids = words("one two three")
         b.send(TokenBatch([], [tokens(ids[:1]), tokens(ids[1:2], 1)]))
         assert await b.heard(b.scheduler) == [StreamLost("r", 0)]
         b.send(TokenBatch([opened()], [tokens(ids[:1])]), TokenBatch([], [tokens(ids[2:], 2)]))
@@ -149,9 +149,9 @@ async def test_lost_streams_are_asked_for_and_opened_again(data_dir: Path, decod
         assert (last.sequences[0].text, last.sequences[0].text_offset) == ("one two three", 0)
 
 
-async def test_closed_streams_and_gateways_that_left_are_forgotten(data_dir: Path, decoders: DecoderFactory) -> None:
+async def test_closed_streams_and_gateways_that_left_are_forgotten(decoders: DecoderFactory) -> None:
     async with bench(decoders) as b:
-        ids = words(data_dir, "one two")
+        ids = words("one two")
         b.send(TokenBatch([opened("r"), opened("s", gateway=GATEWAYS[1])], [tokens(ids[:1])], [("r", 0)]))
         await b.heard(b.scheduler)
         assert list(b.actor.table.streams) == [("s", 0)]
@@ -169,7 +169,7 @@ async def test_a_new_scheduler_starts_afresh(decoders: DecoderFactory) -> None:
         assert not b.actor.table.streams
 
 
-async def test_a_defect_in_one_stream_ends_that_request_only(data_dir: Path, decoders: DecoderFactory) -> None:
+async def test_a_defect_in_one_stream_ends_that_request_only(decoders: DecoderFactory) -> None:
     class Broken(DecoderFactory):
         defects = 1
 
@@ -181,7 +181,7 @@ async def test_a_defect_in_one_stream_ends_that_request_only(data_dir: Path, dec
             pass
 
     async with bench(Broken()) as b:
-        ids = words(data_dir, "one two")
+        ids = words("one two")
         b.send(TokenBatch([opened("r"), opened("s")], [tokens(ids), tokens(ids, request_id="s")]))
         texts, rejected = await b.heard(b.gateways[GATEWAYS[0]])
         assert isinstance(texts, TextBatch) and [said.request_id for said in texts.sequences] == ["s"]

@@ -15,14 +15,9 @@ from tokenizers.models import WordLevel
 from services.detokenizer.decoder import REPLACEMENT, DecoderFactory, PieceDecoder, TextDecoder, WindowDecoder
 from shared.pieces import make_pieces
 from shared.tokenization import ModelTokenizer
-from tests.unit.detokenizer.models import NAMES, factory, texts, token_ids, tokenizer
+from tests.unit.detokenizer.models import factory, texts, token_ids, tokenizer
 
-relaxed = settings(max_examples=50, deadline=None, suppress_health_check=list(HealthCheck))
-
-
-@pytest.fixture(params=NAMES)
-def path(request: pytest.FixtureRequest, data_dir: Path) -> Path:
-    return data_dir / str(request.param)
+relaxed = settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 def offline(model: ModelTokenizer, prompt: list[int], ids: list[int], skip: bool) -> str:
@@ -54,7 +49,8 @@ def is_well_defined(model: ModelTokenizer, ids: list[int], skip: bool) -> bool:
 
 @relaxed
 @given(data=st.data())
-def test_any_tokens_give_the_offline_text(path: Path, data: st.DataObject) -> None:
+def test_any_tokens_give_the_offline_text(paths: list[Path], data: st.DataObject) -> None:
+    path = data.draw(st.sampled_from(paths))
     model = tokenizer(path)
     prompt = model.encode(data.draw(texts))
     ids = data.draw(token_ids(model))
@@ -68,7 +64,8 @@ def test_any_tokens_give_the_offline_text(path: Path, data: st.DataObject) -> No
 
 @relaxed
 @given(data=st.data())
-def test_text_goes_through_unharmed_and_never_in_halves(path: Path, data: st.DataObject) -> None:
+def test_text_goes_through_unharmed_and_never_in_halves(paths: list[Path], data: st.DataObject) -> None:
+    path = data.draw(st.sampled_from(paths))
     model = tokenizer(path)
     text = data.draw(texts).replace(REPLACEMENT, "")
     ids = model.encode_plain(text)
@@ -87,7 +84,8 @@ def test_text_goes_through_unharmed_and_never_in_halves(path: Path, data: st.Dat
 
 @relaxed
 @given(data=st.data())
-def test_a_long_prompts_tail_is_context_enough(path: Path, data: st.DataObject) -> None:
+def test_a_long_prompts_tail_is_context_enough(paths: list[Path], data: st.DataObject) -> None:
+    path = data.draw(st.sampled_from(paths))
     model = tokenizer(path)
     prompt = model.encode("word " * 40 + data.draw(texts).replace(REPLACEMENT, ""))
     ids = model.encode_plain(data.draw(texts))

@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 
 from services.detokenizer.stream import Stream, StreamGapError
 from shared.messages import FinishReason, OpenStream, SequenceText, SequenceTokens, TokenLogprobs
-from tests.unit.detokenizer.models import NAMES, factory, opened, splits, texts, token_ids, tokenizer
+from tests.unit.detokenizer.models import BUNDLED, factory, opened, splits, texts, token_ids, tokenizer
 
-relaxed = settings(max_examples=50, deadline=None, suppress_health_check=list(HealthCheck))
-GPT2 = "tokenizers/gpt2"
+relaxed = settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 def tokens(
@@ -51,13 +50,13 @@ def say(path: Path, stream: OpenStream, ids: list[int], **finish: object) -> Seq
 
 @relaxed
 @given(data=st.data())
-@pytest.mark.parametrize("name", NAMES)
-def test_any_split_gives_the_same_text_as_the_whole(data_dir: Path, name: str, data: st.DataObject) -> None:
-    model = tokenizer(data_dir / name)
+def test_any_split_gives_the_same_text_as_the_whole(paths: list[Path], data: st.DataObject) -> None:
+    path = data.draw(st.sampled_from(paths))
+    model = tokenizer(path)
     stream = opened(prompt=model.encode(data.draw(texts)), skip_special_tokens=data.draw(st.booleans()))
     ids = data.draw(token_ids(model))
-    whole = say(data_dir / name, stream, ids, finish=FinishReason.LENGTH)
-    said = feed(Stream(stream, factory(data_dir / name)), ids, data.draw(splits(len(ids))))
+    whole = say(path, stream, ids, finish=FinishReason.LENGTH)
+    said = feed(Stream(stream, factory(path)), ids, data.draw(splits(len(ids))))
     assert "".join(part.text for part in said) == whole.text
     assert [token_id for part in said for token_id in part.token_ids] == ids
     assert said[-1].finish_reason is FinishReason.LENGTH
@@ -66,17 +65,17 @@ def test_any_split_gives_the_same_text_as_the_whole(data_dir: Path, name: str, d
 
 @relaxed
 @given(data=st.data())
-@pytest.mark.parametrize("name", ["tokenizers/qwen3", "tokenizers/llama2"])
-def test_any_split_stops_at_the_same_place(data_dir: Path, name: str, data: st.DataObject) -> None:
-    model = tokenizer(data_dir / name)
+def test_any_split_stops_at_the_same_place(paths: list[Path], data: st.DataObject) -> None:
+    path = data.draw(st.sampled_from(paths))
+    model = tokenizer(path)
     ids = model.encode_plain(data.draw(texts))
     stops = data.draw(
         st.lists(st.sampled_from(["o wor", "l", " ", "é", "👩‍👩", "文", "🦙a", "!!"]), min_size=1, max_size=3)
     )
-    plain = say(data_dir / name, opened(), ids, finish=FinishReason.LENGTH).text
+    plain = say(path, opened(), ids, finish=FinishReason.LENGTH).text
     stream = opened(stop=stops, include=data.draw(st.booleans()), min_tokens=data.draw(st.integers(0, 3)))
-    whole = say(data_dir / name, stream, ids, finish=FinishReason.LENGTH)
-    said = feed(Stream(stream, factory(data_dir / name)), ids, data.draw(splits(len(ids))))
+    whole = say(path, stream, ids, finish=FinishReason.LENGTH)
+    said = feed(Stream(stream, factory(path)), ids, data.draw(splits(len(ids))))
     shown = "".join(part.text for part in said)
     assert plain.startswith(shown)
     assert shown == whole.text
@@ -86,34 +85,34 @@ def test_any_split_stops_at_the_same_place(data_dir: Path, name: str, data: st.D
         assert not any(stop in shown for stop in stops)
 
 
-def test_tokens_past_the_stop_string_are_dropped(data_dir: Path) -> None:
-    model = tokenizer(data_dir / GPT2)
+def test_tokens_past_the_stop_string_are_dropped() -> None:
+    model = tokenizer(BUNDLED)
     ids = model.encode_plain("one two three four five")
     logprobs: list[TokenLogprobs | None] = [TokenLogprobs([token_id], [-1.0], 1) for token_id in ids]
-    said = say(data_dir / GPT2, opened(stop=[" three"]), ids, logprobs=logprobs)
+    said = say(BUNDLED, opened(stop=[" three"]), ids, logprobs=logprobs)
     assert (said.text, said.finish_reason, said.stop_reason) == ("one two", FinishReason.STOP, " three")
     assert said.token_ids == ids[:3]
     assert len(said.logprobs) == 3
     assert said.num_output_tokens == 3
 
 
-def test_a_stop_string_within_min_tokens_is_let_pass(data_dir: Path) -> None:
-    model = tokenizer(data_dir / GPT2)
+def test_a_stop_string_within_min_tokens_is_let_pass() -> None:
+    model = tokenizer(BUNDLED)
     ids = model.encode_plain("one two three two four")
-    said = say(data_dir / GPT2, opened(stop=[" two"], min_tokens=2), ids)
+    said = say(BUNDLED, opened(stop=[" two"], min_tokens=2), ids)
     assert said.text == "one two three"
     assert said.num_output_tokens == 4
 
 
-def test_a_stop_string_in_the_last_token_wins_over_length(data_dir: Path) -> None:
-    ids = tokenizer(data_dir / GPT2).encode_plain("one two")
-    said = say(data_dir / GPT2, opened(stop=["two"]), ids, finish=FinishReason.LENGTH)
+def test_a_stop_string_in_the_last_token_wins_over_length() -> None:
+    ids = tokenizer(BUNDLED).encode_plain("one two")
+    said = say(BUNDLED, opened(stop=["two"]), ids, finish=FinishReason.LENGTH)
     assert (said.text, said.finish_reason) == ("one ", FinishReason.STOP)
 
 
-def test_what_is_held_back_comes_with_the_finish(data_dir: Path) -> None:
-    model = tokenizer(data_dir / GPT2)
-    stream = Stream(opened(stop=["two three"]), factory(data_dir / GPT2))
+def test_what_is_held_back_comes_with_the_finish() -> None:
+    model = tokenizer(BUNDLED)
+    stream = Stream(opened(stop=["two three"]), factory(BUNDLED))
     ids = model.encode_plain("one two")
     first = stream.advance(tokens(ids))
     assert first is not None and first.text == "one "
@@ -135,22 +134,22 @@ def test_special_tokens_are_skipped_even_where_the_tokenizer_normalizes_them(dat
     assert say(path, opened(prompt=[1, 80]), [2]).text == ""
 
 
-def test_without_detokenizing_only_ids_come(data_dir: Path) -> None:
-    said = say(data_dir / GPT2, opened(detokenize=False), [1, 2, 3], finish=FinishReason.LENGTH)
+def test_without_detokenizing_only_ids_come() -> None:
+    said = say(BUNDLED, opened(detokenize=False), [1, 2, 3], finish=FinishReason.LENGTH)
     assert (said.text, said.token_ids) == ("", [1, 2, 3])
 
 
-def test_ids_go_on_while_text_is_held_back(data_dir: Path) -> None:
-    ids = tokenizer(data_dir / GPT2).encode_plain("🦙")
-    stream = Stream(opened(), factory(data_dir / GPT2))
+def test_ids_go_on_while_text_is_held_back() -> None:
+    ids = tokenizer(BUNDLED).encode_plain("🦙")
+    stream = Stream(opened(), factory(BUNDLED))
     said = [stream.advance(tokens([token_id], n)) for n, token_id in enumerate(ids)]
     assert [part and part.text for part in said] == [""] * (len(ids) - 1) + ["🦙"]
 
 
-def test_a_replay_brings_nothing_twice(data_dir: Path) -> None:
-    model = tokenizer(data_dir / GPT2)
+def test_a_replay_brings_nothing_twice() -> None:
+    model = tokenizer(BUNDLED)
     ids = model.encode_plain("one two three")
-    stream = Stream(opened(), factory(data_dir / GPT2))
+    stream = Stream(opened(), factory(BUNDLED))
     assert stream.advance(tokens(ids[:2])) is not None
     assert stream.advance(tokens(ids[:2])) is None
     assert stream.advance(tokens(ids[:1])) is None
@@ -160,15 +159,15 @@ def test_a_replay_brings_nothing_twice(data_dir: Path) -> None:
     assert finish is not None and (finish.text, finish.token_ids, finish.num_output_tokens) == ("", [], 3)
 
 
-def test_a_gap_is_an_error(data_dir: Path) -> None:
+def test_a_gap_is_an_error() -> None:
     with pytest.raises(StreamGapError):
-        Stream(opened(), factory(data_dir / GPT2)).advance(tokens([1], 1))
+        Stream(opened(), factory(BUNDLED)).advance(tokens([1], 1))
 
 
-def test_usage_and_prompt_logprobs(data_dir: Path) -> None:
+def test_usage_and_prompt_logprobs() -> None:
     prompt_logprobs: list[TokenLogprobs | None] = [None, TokenLogprobs([5], [-0.5], 1)]
     stream = OpenStream(opened().header, 0, 7, [1], [], False, True, True, 0, 4, prompt_logprobs)
-    decoding = Stream(stream, factory(data_dir / GPT2))
+    decoding = Stream(stream, factory(BUNDLED))
     last = msgspec.structs.replace(tokens([6], 1, FinishReason.LENGTH), num_draft_tokens=4, num_accepted_tokens=3)
     first, second = decoding.advance(tokens([5])), decoding.advance(last)
     assert first is not None and second is not None

@@ -31,6 +31,7 @@ from shared.sampling import SamplingParams
 from shared.transport import MemoryTransport
 from tests.unit.detokenizer.models import tokenizer
 
+MODEL = Path(__file__).resolve().parents[3] / "models" / "pageant-stories"
 GATEWAY = "memory://gateway"
 ME = "memory://tokenizer-1"
 LOOP = "{% for a in range(99999) %}{% for b in range(99999) %}{% if a and 0 %}x{% endif %}{% endfor %}{% endfor %}"
@@ -42,7 +43,7 @@ TEMPLATE = (
 
 
 class Bench:
-    """A tokenizer of the Llama vocabulary among bare inboxes."""
+    """A tokenizer of the bundled vocabulary among bare inboxes."""
 
     def __init__(self, path: Path, template: str | None, **settings: Any) -> None:
         self.network = MemoryTransport()
@@ -88,10 +89,8 @@ class Bench:
 
 
 @asynccontextmanager
-async def bench(
-    data_dir: Path, template: str | None = None, *, live: bool = True, **settings: Any
-) -> AsyncIterator[Bench]:
-    made = Bench(data_dir / "tokenizers/llama2", template, **settings)
+async def bench(template: str | None = None, *, live: bool = True, **settings: Any) -> AsyncIterator[Bench]:
+    made = Bench(MODEL, template, **settings)
     if template is not None:
         made.model.chat_template = template
     task = asyncio.create_task(made.actor.run())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -29,37 +28,37 @@ from shared.sampling import SamplingParams
 from tests.unit.tokenizer.bench import GATEWAY, TEMPLATE, bench, chat, header, text
 
 
-async def test_text(data_dir: Path) -> None:
-    async with bench(data_dir) as b:
+async def test_text() -> None:
+    async with bench() as b:
         b.send(text("Hello", stop=["x"], seed=7))
         added = await b.added()
-        assert unpack_tokens(added.prompt_token_ids) == [1, 15043]
+        assert unpack_tokens(added.prompt_token_ids) == [0, 1578]
         assert added.header == header()
-        assert (added.params.max_tokens, added.params.temperature, added.params.seed) == (16, 1.0, 7)
-        assert added.eos_token_ids == [2]
+        assert (added.params.max_tokens, added.params.temperature, added.params.seed) == (16, 0.7, 7)
+        assert added.eos_token_ids == [0, 3]
         assert added.tokenized_time == pytest.approx(time.time(), abs=5)
 
 
-async def test_token_ids_and_what_was_sent_before_go_through_untouched(data_dir: Path) -> None:
-    async with bench(data_dir) as b:
+async def test_token_ids_and_what_was_sent_before_go_through_untouched() -> None:
+    async with bench() as b:
         ids, sent = pack_tokens([5, 6, 31999]), [pack_tokens([9])]
         b.send(TokenizeRequest(header(), SamplingParams(), token_ids=ids, sent_token_ids=sent, sent_text_lengths=[3]))
         added = await b.added()
         assert (added.prompt_token_ids, added.sent_token_ids, added.sent_text_lengths) == (ids, sent, [3])
 
 
-async def test_chat_takes_the_rest_of_the_context_and_one_bos(data_dir: Path) -> None:
-    async with bench(data_dir, TEMPLATE) as b:
+async def test_chat_takes_the_rest_of_the_context_and_one_bos() -> None:
+    async with bench(TEMPLATE) as b:
         b.send(chat("Hello"))
         added = await b.added()
-        assert unpack_tokens(added.prompt_token_ids) == [1, 15043]
+        assert unpack_tokens(added.prompt_token_ids) == [0, 1578]
         assert added.params.max_tokens == 254
         b.send(chat("Hello", max_tokens=5))
         assert (await b.added()).params.max_tokens == 5
 
 
-async def test_a_long_text_goes_through_a_thread(data_dir: Path) -> None:
-    async with bench(data_dir) as b:
+async def test_a_long_text_goes_through_a_thread() -> None:
+    async with bench() as b:
         prompt = "word " * (LONG_TEXT // 4)
         b.roster()
         object.__setattr__(b.actor, "roster", Roster(1, 1, []))
@@ -69,8 +68,8 @@ async def test_a_long_text_goes_through_a_thread(data_dir: Path) -> None:
         assert unpack_tokens(second.prompt_token_ids) == b.model.encode(prompt)
 
 
-async def test_bad_words_with_and_without_their_space(data_dir: Path) -> None:
-    async with bench(data_dir) as b:
+async def test_bad_words_with_and_without_their_space() -> None:
+    async with bench() as b:
         b.send(text("Hello", bad_words=["cat", " cat"], bad_words_token_ids=[[7]]))
         words = (await b.added()).params.bad_words_token_ids
         assert words == [[7], b.model.encode_plain("cat"), b.model.encode_plain(" cat")]
@@ -96,8 +95,8 @@ REFUSED = [
 ]
 
 
-async def test_refusals_name_the_field(data_dir: Path) -> None:
-    async with bench(data_dir, TEMPLATE, max_prompt_bytes=1000) as b:
+async def test_refusals_name_the_field() -> None:
+    async with bench(TEMPLATE, max_prompt_bytes=1000) as b:
         for request, field, words in REFUSED:
             rejection = await b.rejected(request)
             assert (rejection.request_id, rejection.code, rejection.field) == ("r", RejectCode.INVALID_ARGUMENT, field)
@@ -106,19 +105,19 @@ async def test_refusals_name_the_field(data_dir: Path) -> None:
         await b.added()
 
 
-async def test_a_hopelessly_long_prompt_is_refused_unread(data_dir: Path) -> None:
-    async with bench(data_dir) as b:
+async def test_a_hopelessly_long_prompt_is_refused_unread() -> None:
+    async with bench() as b:
         rejection = await b.rejected(text("x" * 100_000))
         assert rejection.field == "prompt" and "max_input_length=200" in rejection.message
 
 
-async def test_a_model_without_chat_template(data_dir: Path) -> None:
-    async with bench(data_dir) as b:
+async def test_a_model_without_chat_template() -> None:
+    async with bench() as b:
         assert "no chat template" in (await b.rejected(chat("Hello"))).message
 
 
-async def test_a_stream_under_way_waits_for_a_child_where_a_new_request_is_refused(data_dir: Path) -> None:
-    async with bench(data_dir, TEMPLATE, template_timeout=0.2) as b:
+async def test_a_stream_under_way_waits_for_a_child_where_a_new_request_is_refused() -> None:
+    async with bench(TEMPLATE, template_timeout=0.2) as b:
         assert b.pool is not None
         b.send(chat("Hello"))
         await b.added()
@@ -131,21 +130,21 @@ async def test_a_stream_under_way_waits_for_a_child_where_a_new_request_is_refus
         assert (await b.added()).header.request_id == "under way"
 
 
-async def test_a_passed_deadline(data_dir: Path) -> None:
-    async with bench(data_dir) as b:
+async def test_a_passed_deadline() -> None:
+    async with bench() as b:
         late = TokenizeRequest(header(deadline=steady_time() - 1), SamplingParams(), text="Hello")
         assert (await b.rejected(late)).code is RejectCode.DEADLINE_EXCEEDED
 
 
-async def test_without_a_scheduler(data_dir: Path) -> None:
-    async with bench(data_dir, live=False) as b:
+async def test_without_a_scheduler() -> None:
+    async with bench(live=False) as b:
         assert (await b.rejected(text("Hello"))).code is RejectCode.UNAVAILABLE
         b.send(EncodeRequest("e", GATEWAY, text="Hello"))  # needs none
-        assert await b.next(b.gateway) == [EncodeResult("e", pack_tokens([1, 15043]))]
+        assert await b.next(b.gateway) == [EncodeResult("e", pack_tokens([0, 1578]))]
 
 
-async def test_a_defect_ends_one_request_only(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with bench(data_dir) as b:
+async def test_a_defect_ends_one_request_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with bench() as b:
         with monkeypatch.context() as patch:
             patch.setattr(b.actor.tokenizer, "encode", lambda _: 1 // 0)
             assert (await b.rejected(text("Hello"))).code is RejectCode.INTERNAL
@@ -153,8 +152,8 @@ async def test_a_defect_ends_one_request_only(data_dir: Path, monkeypatch: pytes
         await b.added()
 
 
-async def test_an_endless_template_ends_its_request_while_others_go_on(data_dir: Path) -> None:
-    async with bench(data_dir, TEMPLATE) as b:
+async def test_an_endless_template_ends_its_request_while_others_go_on() -> None:
+    async with bench(TEMPLATE) as b:
         started = time.monotonic()
         b.send(chat("loop"), text("Hello", "s"), chat("Hello", request_id="t"))
         served = await b.next(b.scheduler, 2)
@@ -164,8 +163,8 @@ async def test_an_endless_template_ends_its_request_while_others_go_on(data_dir:
         assert time.monotonic() - started < 30
 
 
-async def test_abort_follows_its_request_and_cancels_a_rendering(data_dir: Path) -> None:
-    async with bench(data_dir, TEMPLATE) as b:
+async def test_abort_follows_its_request_and_cancels_a_rendering() -> None:
+    async with bench(TEMPLATE) as b:
         b.send(text("Hello"), AbortRequest("r"), chat("Hello", request_id="s"), AbortRequest("s", "deadline"))
         messages = await b.next(b.scheduler, 3)
         await asyncio.sleep(0.1)
@@ -176,39 +175,39 @@ async def test_abort_follows_its_request_and_cancels_a_rendering(data_dir: Path)
         assert (await b.added()).header.request_id == "s"
 
 
-async def test_a_request_sent_anew_is_served_once(data_dir: Path) -> None:
-    async with bench(data_dir, TEMPLATE) as b:
+async def test_a_request_sent_anew_is_served_once() -> None:
+    async with bench(TEMPLATE) as b:
         b.send(chat("Hello"), chat("Hello there"))
         assert len(unpack_tokens((await b.added()).prompt_token_ids)) == 3
 
 
-async def test_encode_and_decode(data_dir: Path) -> None:
-    async with bench(data_dir, TEMPLATE) as b:
+async def test_encode_and_decode() -> None:
+    async with bench(TEMPLATE) as b:
         b.send(EncodeRequest("a", GATEWAY, text="Hello", add_special_tokens=False))
-        assert await b.next(b.gateway) == [EncodeResult("a", pack_tokens([15043]))]
+        assert await b.next(b.gateway) == [EncodeResult("a", pack_tokens([1578]))]
         b.send(EncodeRequest("b", GATEWAY, chat=[ChatMessage("user", "Hello")]))
-        assert await b.next(b.gateway) == [EncodeResult("b", pack_tokens([1, 15043]))]
-        b.send(DecodeRequest("c", GATEWAY, pack_tokens([1, 15043])))
-        b.send(DecodeRequest("d", GATEWAY, pack_tokens([1, 15043]), skip_special_tokens=False))
-        assert await b.next(b.gateway, 2) == [DecodeResult("c", "Hello"), DecodeResult("d", "<s> Hello")]
+        assert await b.next(b.gateway) == [EncodeResult("b", pack_tokens([0, 1578]))]
+        b.send(DecodeRequest("c", GATEWAY, pack_tokens([0, 1578])))
+        b.send(DecodeRequest("d", GATEWAY, pack_tokens([0, 1578]), skip_special_tokens=False))
+        assert await b.next(b.gateway, 2) == [DecodeResult("c", "Hello"), DecodeResult("d", "<|endoftext|>Hello")]
 
 
 @pytest.mark.parametrize("packed", [pack_tokens([32000]), pack_tokens([-1]), b"abc"])
-async def test_decoding_what_is_no_token(data_dir: Path, packed: bytes) -> None:
-    async with bench(data_dir) as b:
+async def test_decoding_what_is_no_token(packed: bytes) -> None:
+    async with bench() as b:
         rejection = await b.rejected(DecodeRequest("d", GATEWAY, packed))
         assert (rejection.code, rejection.field) == (RejectCode.INVALID_ARGUMENT, "token_ids")
 
 
-async def test_encoding_nothing_or_two_things(data_dir: Path) -> None:
-    async with bench(data_dir, TEMPLATE) as b:
+async def test_encoding_nothing_or_two_things() -> None:
+    async with bench(TEMPLATE) as b:
         assert (await b.rejected(EncodeRequest("e", GATEWAY))).field == "prompt"
         both = EncodeRequest("e", GATEWAY, text="a", chat=[ChatMessage("user", "a")])
         assert (await b.rejected(both)).field == "prompt"
 
 
-async def test_draining_finishes_what_is_under_way(data_dir: Path) -> None:
-    async with bench(data_dir, TEMPLATE, template_timeout=1.0) as b:
+async def test_draining_finishes_what_is_under_way() -> None:
+    async with bench(TEMPLATE, template_timeout=1.0) as b:
         b.send(chat("loop"), chat("Hello", request_id="s"))
         b.actor.request_drain()
         assert (await b.added()).header.request_id == "s"
@@ -216,8 +215,8 @@ async def test_draining_finishes_what_is_under_way(data_dir: Path) -> None:
         assert rejection.request_id == "r"
 
 
-async def test_draining_does_not_outlast_its_deadline(data_dir: Path) -> None:
-    async with bench(data_dir, TEMPLATE, template_timeout=30.0) as b:
+async def test_draining_does_not_outlast_its_deadline() -> None:
+    async with bench(TEMPLATE, template_timeout=30.0) as b:
         b.send(chat("loop"))
         await asyncio.sleep(0.1)
         started = time.monotonic()

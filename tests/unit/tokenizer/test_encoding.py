@@ -10,12 +10,12 @@ import pytest
 
 from shared.errors import ModelError
 from shared.tokenization import load_tokenizer
-from tests.unit.detokenizer.models import tokenizer
+from tests.unit.detokenizer.models import BUNDLED, tokenizer
 
 
-def copy(data_dir: Path, tmp_path: Path, name: str, **config: Any) -> Path:
-    """A checkpoint with this tokenizer and a configuration of its own."""
-    (tmp_path / "tokenizer.json").write_bytes((data_dir / name / "tokenizer.json").read_bytes())
+def copy(model: Path, tmp_path: Path, **config: Any) -> Path:
+    """A checkpoint with this one's tokenizer and a configuration of its own."""
+    (tmp_path / "tokenizer.json").write_bytes((model / "tokenizer.json").read_bytes())
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
     return tmp_path
 
@@ -43,30 +43,30 @@ def test_bos_is_added_exactly_once(data_dir: Path, tmp_path: Path) -> None:
     assert llama.encode("Hello") == [1, 15043]
     assert llama.encode_plain("Hello") == [15043]
     gpt2 = load_tokenizer(
-        copy(data_dir, tmp_path, "tokenizers/gpt2", add_bos_token=True, bos_token={"content": "<|endoftext|>"})
+        copy(data_dir / "tokenizers/gpt2", tmp_path, add_bos_token=True, bos_token={"content": "<|endoftext|>"})
     )
     assert gpt2.encode("Hello") == [50256, 15496]
     assert tokenizer(data_dir / "tokenizers/gpt2").encode("Hello") == [15496]
 
 
-def test_end_tokens_and_defaults(data_dir: Path, tmp_path: Path) -> None:
-    path = copy(data_dir, tmp_path, "tokenizers/gpt2", eos_token="<|endoftext|>")
+def test_end_tokens_and_defaults(tmp_path: Path) -> None:
+    path = copy(BUNDLED, tmp_path, eos_token="<|endoftext|>")
     (path / "config.json").write_text(
         json.dumps({"eos_token_id": 7, "vocab_size": 50304, "max_position_embeddings": 64})
     )
     model = load_tokenizer(path)
-    assert model.defaults.eos_token_ids == [7, 50256]
+    assert model.defaults.eos_token_ids == [7, 0]
     assert (model.vocab_size, model.context_length) == (50304, 64)
     generation = {"eos_token_id": [5, 6], "temperature": 0.6, "top_k": 20, "top_p": 0.95}
     (path / "generation_config.json").write_text(json.dumps(generation))
     defaults = load_tokenizer(path).defaults
-    assert defaults.eos_token_ids == [5, 6, 50256]
+    assert defaults.eos_token_ids == [5, 6, 0]
     assert (defaults.temperature, defaults.top_k, defaults.top_p, defaults.min_p) == (0.6, 20, 0.95, None)
 
 
 @pytest.mark.parametrize("content", ["[]", "{", '{"temperature": "hot"}', '{"eos_token_id": "2"}', '{"top_k": true}'])
-def test_bad_configuration_is_named(data_dir: Path, tmp_path: Path, content: str) -> None:
-    path = copy(data_dir, tmp_path, "tokenizers/gpt2")
+def test_bad_configuration_is_named(tmp_path: Path, content: str) -> None:
+    path = copy(BUNDLED, tmp_path)
     (path / "generation_config.json").write_text(content)
     with pytest.raises(ModelError, match=r"generation_config\.json"):
         load_tokenizer(path)
@@ -80,10 +80,10 @@ def test_without_a_usable_tokenizer(tmp_path: Path) -> None:
         load_tokenizer(tmp_path)
 
 
-def test_where_chat_templates_are_found(data_dir: Path, tmp_path: Path) -> None:
-    assert tokenizer(data_dir / "tokenizers/gpt2").chat_template is None
+def test_where_chat_templates_are_found(tmp_path: Path) -> None:
+    assert load_tokenizer(copy(BUNDLED, tmp_path)).chat_template is None
     named = [{"name": "rag", "template": "R"}, {"name": "default", "template": "D"}]
-    path = copy(data_dir, tmp_path, "tokenizers/gpt2", chat_template=named)
+    path = copy(BUNDLED, tmp_path, chat_template=named)
     assert load_tokenizer(path).chat_template == "D"
     (path / "chat_template.jinja").write_text("F")
     assert load_tokenizer(path).chat_template == "F"

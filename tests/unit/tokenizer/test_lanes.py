@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from pathlib import Path
 
 import pytest
 
@@ -54,8 +53,8 @@ async def test_one_that_gives_up_its_turn_passes_it_on() -> None:
     lane.close()
 
 
-async def test_others_are_served_while_a_huge_text_is_tokenized_and_its_ids_are_the_same(data_dir: Path) -> None:
-    async with bench(data_dir) as b:
+async def test_others_are_served_while_a_huge_text_is_tokenized_and_its_ids_are_the_same() -> None:
+    async with bench() as b:
         huge = "word " * (HUGE_TEXT // 5 + 10)
         b.send(EncodeRequest("huge", GATEWAY, text=huge, tenant="greedy"))
         b.send(EncodeRequest("long", GATEWAY, text="word " * 4_000, tenant="modest"))
@@ -70,8 +69,8 @@ async def test_others_are_served_while_a_huge_text_is_tokenized_and_its_ids_are_
         assert unpack_tokens(answers[0].token_ids) == b.model.encode(huge)
 
 
-async def test_megabytes_of_ids_do_not_hold_the_mailbox(data_dir: Path) -> None:
-    async with bench(data_dir) as b:
+async def test_megabytes_of_ids_do_not_hold_the_mailbox() -> None:
+    async with bench() as b:
         began, gate = threading.Event(), threading.Event()
         decode = b.model.decode
 
@@ -84,9 +83,9 @@ async def test_megabytes_of_ids_do_not_hold_the_mailbox(data_dir: Path) -> None:
 
         b.model.decode = slow  # type: ignore[method-assign]
         try:
-            b.send(DecodeRequest("huge", GATEWAY, pack_tokens([15043] * 80_000)))
+            b.send(DecodeRequest("huge", GATEWAY, pack_tokens([1578] * 80_000)))
             await asyncio.to_thread(began.wait, 10)
-            b.send(DecodeRequest("short", GATEWAY, pack_tokens([15043])))
+            b.send(DecodeRequest("short", GATEWAY, pack_tokens([1578])))
             (answer,) = await b.next(b.gateway)
             assert isinstance(answer, DecodeResult) and (answer.request_id, answer.text) == ("short", "Hello")
             gate.set()
@@ -97,9 +96,9 @@ async def test_megabytes_of_ids_do_not_hold_the_mailbox(data_dir: Path) -> None:
             del b.model.decode
 
 
-async def test_pieces_of_many_tokens_leave_time_to_others(data_dir: Path) -> None:
-    async with bench(data_dir) as b:
-        b.send(PiecesRequest("many", GATEWAY, pack_tokens([15043] * 100_000)), DecodeRequest("one", GATEWAY, b""))
+async def test_pieces_of_many_tokens_leave_time_to_others() -> None:
+    async with bench() as b:
+        b.send(PiecesRequest("many", GATEWAY, pack_tokens([1578] * 100_000)), DecodeRequest("one", GATEWAY, b""))
         first, second = await b.next(b.gateway, 2)
         assert isinstance(first, DecodeResult) and isinstance(second, PiecesResult)
         assert len(second.pieces) == 100_000 and second.pieces[0].strip() == b"Hello"

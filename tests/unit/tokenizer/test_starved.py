@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -41,9 +40,9 @@ def starve(b: Bench, monkeypatch: pytest.MonkeyPatch) -> CompilerPool:
 
 
 async def test_new_ones_and_those_under_way_wait_until_there_is_a_compiler(
-    data_dir: Path, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async with bench(data_dir) as b:
+    async with bench() as b:
         pool = starve(b, monkeypatch)
         b.send(held("a+", "new"), held("b+", "resumed", is_resumed=True))
         waiting = asyncio.create_task(b.next(b.scheduler, 2))
@@ -59,9 +58,9 @@ async def test_new_ones_and_those_under_way_wait_until_there_is_a_compiler(
 
 
 async def test_a_request_waits_no_longer_than_its_deadline_or_the_resume_timeout(
-    data_dir: Path, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async with bench(data_dir, resume_timeout=0.6) as b:
+    async with bench(resume_timeout=0.6) as b:
         starve(b, monkeypatch)
         b.send(held("a+", "late", deadline=steady_time() + 0.2), held("b+", "resumed", is_resumed=True))
         rejections: dict[str, RequestRejected] = {one.request_id: one for one in await b.next(b.gateway, 2)}
