@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 
 from protos.pageant.v1 import control_pb2, inference_pb2
-from services.gateway.embedding import Embedded
-from services.gateway.generation import packed_prompt
+from services.gateway.generation.checks import packed_prompt
+from services.gateway.generation.embedding import Embedded
 from services.gateway.streams import Delta, Position
 from shared.beam import Beam, EarlyStopping
 from shared.errors import RequestError

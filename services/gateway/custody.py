@@ -3,37 +3,17 @@
 from __future__ import annotations
 
 import time
-from typing import Protocol
 
 import msgspec
 
-from services.gateway.calls import Call, Calls
+from services.gateway.bus.bus import Bus
+from services.gateway.bus.calls import Call, Calls
+from services.gateway.bus.deployment import Deployment
+from services.gateway.bus.refusals import unavailable
 from services.gateway.paused import PausedStreams
 from services.gateway.silence import Silence
-from services.gateway.status import unavailable
 from services.gateway.streams import Journal, Stream
-from shared.messages import AttachRequest, Message, StreamLost
-
-
-class Troupe(Protocol):
-    """The other services, as their gateway sees them."""
-
-    @property
-    def absent(self) -> str:
-        """Which of them are not there, or an empty string."""
-
-    def absent_for(self, fingerprint: str) -> str:
-        """The same for a stream that a worker with this fingerprint has begun; an empty one is of none."""
-
-    @property
-    def scheduler(self) -> str:
-        """Its address."""
-
-    def tokenizer(self, key: str) -> str:
-        """The address of the live replica that serves `key`, or an empty string."""
-
-    def send(self, address: str, message: Message) -> None:
-        """Queue for the next flush."""
+from shared.messages import AttachRequest, StreamLost
 
 
 class Custody:
@@ -44,28 +24,27 @@ class Custody:
     already is dropped here.
     """
 
-    def __init__(
-        self, troupe: Troupe, journal: Journal, calls: Calls, resume_timeout: float, silence: Silence | None = None
-    ) -> None:
+    def __init__(self, bus: Bus, deployment: Deployment, journal: Journal, calls: Calls, resume_timeout: float) -> None:
         self.paused = PausedStreams()
-        self.silence = silence or Silence()
-        self._troupe = troupe
+        self.silence = Silence()
+        self._bus = bus
+        self._deployment = deployment
         self._journal = journal
         self._calls = calls
         self._resume_timeout = resume_timeout
 
     def entrust(self, stream: Stream) -> None:
         """Send a stream's request on, where somebody is there for all that it needs; else it is paused."""
-        stream.tokenizer = self._troupe.tokenizer(stream.header.request_id)
-        if self._troupe.absent_for(stream.fingerprint):
+        stream.tokenizer = self._deployment.tokenizer(stream.header.request_id)
+        if self._deployment.absent_for(stream.fingerprint):
             self.pause(stream)
             return
         self.paused.discard(stream)
         request = stream.next_request
         if stream.account is not None:
             request = msgspec.structs.replace(request, ledger=stream.account.sent())
-        receiver = self._troupe.scheduler if isinstance(request, AttachRequest) else stream.tokenizer
-        self._troupe.send(receiver, request)
+        receiver = self._bus.scheduler if isinstance(request, AttachRequest) else stream.tokenizer
+        self._bus.send(receiver, request)
 
     def forget(self, stream: Stream) -> None:
         """It has ended, or its client has gone."""
@@ -93,20 +72,20 @@ class Custody:
 
     def _move(self, stream: Stream) -> None:
         if stream.answered or stream in self.paused:
-            stream.tokenizer = self._troupe.tokenizer(stream.header.request_id)
+            stream.tokenizer = self._deployment.tokenizer(stream.header.request_id)
         else:
             self.entrust(stream)
 
     def _ask_again(self, call: Call) -> None:
-        call.address = self._troupe.tokenizer(call.question.request_id)
+        call.address = self._deployment.tokenizer(call.question.request_id)
         if call.address:
-            self._troupe.send(call.address, call.question)
+            self._bus.send(call.address, call.question)
 
     # -- somebody has come, or time has passed
 
     def resume(self) -> None:
         """Ask again for what waited for somebody, as far as everybody is there now."""
-        if not self._troupe.absent:
+        if not self._deployment.absent:
             for stream in self.paused.all():
                 self.entrust(stream)
         for call in self._calls:
@@ -116,11 +95,11 @@ class Custody:
     def look_after(self, now: float) -> None:
         """End what has waited too long for somebody's return; ask after what has been silent for long."""
         for stream in self.paused.overdue(now, self._resume_timeout):
-            absent = self._troupe.absent_for(stream.fingerprint)
+            absent = self._deployment.absent_for(stream.fingerprint)
             stream.fail(unavailable(absent or "nobody took the request in time"))
         for stream in self.silence.overdue(self._journal, now):
             if stream not in self.paused:
-                self._troupe.send(self._troupe.scheduler, StreamLost(stream.header.request_id, 0))
+                self._bus.send(self._bus.scheduler, StreamLost(stream.header.request_id, 0))
                 stream.is_resumed = True
                 self.entrust(stream)
 

@@ -14,8 +14,8 @@ import grpc
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection
 
-from services.gateway import status
 from services.gateway.auth import Access
+from services.gateway.status import abort_args
 from shared.errors import RequestError
 
 # Whether it serves, and what its messages are, a gateway tells everybody.
@@ -71,4 +71,4 @@ def refusing(error: RequestError) -> Any:
 
 
 async def end(context: Any, error: RequestError) -> None:
-    await context.abort(status.STATUS[error.code], status.details(error), status.trailing_metadata(error))
+    await context.abort(*abort_args(error))

@@ -9,15 +9,12 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any
 
 from protos.pageant.v1 import load_report_pb2
 from shared.errors import RequestError
-from shared.messages import Load
-
-if TYPE_CHECKING:
-    from services.gateway.actor import GatewayActor
+from shared.messages import Load, Message
 
 ASKED = "endpoint-load-metrics-format"
 ANSWER = "endpoint-load-metrics"
@@ -28,10 +25,10 @@ TIMEOUT = 0.5  # seconds that a call waits for its first report
 
 
 class LoadReports:
-    """The last load that the scheduler told of."""
+    """The last load that the scheduler told of.  `ask_load` asks it, and waits for so many seconds."""
 
-    def __init__(self, actor: GatewayActor) -> None:
-        self._actor = actor
+    def __init__(self, ask_load: Callable[[float], Awaitable[Message]]) -> None:
+        self._ask_load = ask_load
         self._load: Load | None = None
         self._at = float("-inf")
 
@@ -42,7 +39,7 @@ class LoadReports:
             return
         self._at = now  # who comes meanwhile takes what there is
         with contextlib.suppress(RequestError):
-            answer: Any = await self._actor.ask_load(TIMEOUT)
+            answer: Any = await self._ask_load(TIMEOUT)
             self._load = answer
 
     @property

@@ -7,16 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import grpc
 
 from protos.pageant.v1 import load_report_pb2
-from services.gateway.load_report import FRESH
-from shared.actor import Phase
-
-if TYPE_CHECKING:
-    from services.gateway.actor import GatewayActor
+from services.gateway.load_report import FRESH, LoadReports
+from services.gateway.readiness import Readiness
 
 SERVICE = "xds.service.orca.v3.OpenRcaService"
 DEFAULT_INTERVAL = 30.0  # seconds between two reports where the caller does not say
@@ -26,8 +23,9 @@ SHORTEST_INTERVAL = FRESH
 class LoadService:
     """Reports at the caller's interval until the caller, or the gateway, leaves."""
 
-    def __init__(self, actor: GatewayActor) -> None:
-        self._actor = actor
+    def __init__(self, reports: LoadReports, readiness: Readiness) -> None:
+        self._reports = reports
+        self._readiness = readiness
 
     @property
     def handler(self) -> grpc.GenericRpcHandler[Any, Any]:
@@ -40,17 +38,17 @@ class LoadService:
 
     async def stream_core_metrics(self, request: Any, context: Any) -> None:
         interval = interval_of(request)
-        while self._actor.phase < Phase.DRAINING:
-            await self._actor.load_reports.refresh()
-            await context.write(self._actor.load_reports.binary())
+        while not self._readiness.is_leaving:
+            await self._reports.refresh()
+            await context.write(self._reports.binary())
             await self._rest(interval)
 
     async def _rest(self, seconds: float) -> None:
         """Wait; a gateway that leaves ends the wait, since it would be kept by the stream."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                while self._actor.phase < Phase.DRAINING:
-                    await self._actor.readiness.changed()
+                while not self._readiness.is_leaving:
+                    await self._readiness.changed()
 
 
 def interval_of(request: Any) -> float:

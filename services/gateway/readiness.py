@@ -6,38 +6,23 @@ import asyncio
 import contextlib
 import math
 import time
-from collections.abc import Sequence
-from typing import Protocol
 
-from services.gateway.status import unavailable
+from services.gateway.bus.bus import Bus
+from services.gateway.bus.deployment import Deployment
+from services.gateway.bus.refusals import unavailable
 from shared.actor import Phase
-from shared.messages import Member, Roster, ServiceName
+from shared.messages import Roster
 
 WAIT_FOR_SERVICES = 0.2  # seconds, where they were not there before
-NEEDED = (ServiceName.TOKENIZER, ServiceName.WORKER, ServiceName.DETOKENIZER)
-
-
-class House(Protocol):
-    """The gateway's own life, and whom it knows of."""
-
-    @property
-    def phase(self) -> Phase:
-        """Of its life."""
-
-    @property
-    def scheduler_is_live(self) -> bool:
-        """Whether a roster came of late."""
-
-    def members(self, service: ServiceName) -> Sequence[Member]:
-        """The live instances of a service."""
 
 
 class Readiness:
     """`patience`: seconds for which somebody who is missing is taken to be on the way back.  `shares_ports`: others
     serve the same ports, so that one that drains still takes what had reached it."""
 
-    def __init__(self, house: House, patience: float, *, shares_ports: bool) -> None:
-        self._house = house
+    def __init__(self, bus: Bus, deployment: Deployment, patience: float, *, shares_ports: bool) -> None:
+        self._bus = bus
+        self._deployment = deployment
         self._patience = patience
         self._shares_ports = shares_ports
         self._scheduler_seen = 0.0
@@ -46,19 +31,16 @@ class Readiness:
         self._changed = asyncio.Event()
 
     @property
-    def absent(self) -> str:
-        """Which other services are not there, or an empty string."""
-        if not self._house.scheduler_is_live:
-            return "no scheduler is live"
-        absent = [service for service in NEEDED if not self._house.members(service)]
-        return f"no {' and no '.join(absent)} is live" if absent else ""
+    def is_leaving(self) -> bool:
+        """Whether the gateway has been asked to end."""
+        return self._bus.phase >= Phase.DRAINING
 
     @property
     def missing(self) -> str:
         """Why no request can be served now, or an empty string."""
-        if self._house.phase >= Phase.DRAINING:
+        if self.is_leaving:
             return "the server is draining"
-        return self.absent or ("" if self._house.phase is Phase.READY else "the gateway is starting")
+        return self._deployment.absent or ("" if self._bus.phase is Phase.READY else "the gateway is starting")
 
     @property
     def unwell(self) -> str:
@@ -69,10 +51,10 @@ class Readiness:
     @property
     def _will_serve(self) -> bool:
         """Whether all are there, or were so lately that who is missing is probably being replaced."""
-        phase = self._house.phase
+        phase = self._bus.phase
         if phase is not Phase.READY and not (phase is Phase.DRAINING and self._shares_ports):
             return False
-        return not self.absent or time.monotonic() - self._complete_at < self._patience
+        return not self._deployment.absent or time.monotonic() - self._complete_at < self._patience
 
     async def until_available(self) -> None:
         """Return once requests can be served, or will soon be; raises RequestError, soon, where they cannot."""
@@ -80,7 +62,7 @@ class Readiness:
             return
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(WAIT_FOR_SERVICES):
-                while self.missing and self._house.phase < Phase.DRAINING:
+                while self.missing and not self.is_leaving:
                     await self.changed()
         if self.missing:
             raise unavailable(self.missing)
@@ -92,7 +74,7 @@ class Readiness:
         if is_current:
             self._stalled_elsewhere = roster.stalled
         self._scheduler_seen = time.monotonic()
-        if not self.absent:
+        if not self._deployment.absent:
             self._complete_at = self._scheduler_seen
 
     def has_lost_scheduler(self, now: float) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 
 import structlog
 
-from services.gateway.status import details
+from services.gateway.bus.refusals import details
 from services.gateway.streams import Stream
 from shared.errors import RejectCode, RequestError
 from shared.exposition import RequestMeter

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
 import grpc
 import structlog
@@ -10,19 +11,19 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from protos.pageant.v1 import control_pb2, control_pb2_grpc, inference_pb2, inference_pb2_grpc
+from services.gateway.auth import Access
 from services.gateway.connections import make_connections
 from services.gateway.doorway import Arrivals, KeyCheck
+from services.gateway.intake import Intake
 from services.gateway.load_service import LoadService
 from services.gateway.peers import PeerWatch
+from services.gateway.readiness import Readiness
 from services.gateway.receiving import Receiving
 from services.gateway.servicer import ControlServicer, InferenceServicer
 from services.gateway.tls import server_credentials
 from shared.config import Settings
 from shared.errors import ConfigError
 from shared.exposure import KEYS_ADVICE
-
-if TYPE_CHECKING:
-    from services.gateway.actor import GatewayActor
 
 log = structlog.get_logger()
 
@@ -36,11 +37,25 @@ CONTROL = control_pb2.DESCRIPTOR.services_by_name["Control"].full_name
 HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
 
 
-class FrontServer:
-    """One grpc.aio server; everything it does for a client goes through the actor."""
+@dataclass(frozen=True, slots=True)
+class Servicers:
+    """The services that a server has of its own, beside health and reflection."""
 
-    def __init__(self, actor: GatewayActor, settings: Settings) -> None:
-        self._actor = actor
+    inference: InferenceServicer
+    control: ControlServicer
+    load: LoadService
+
+
+class FrontServer:
+    """One grpc.aio server; every call passes `access` and `intake` before a servicer has it."""
+
+    def __init__(
+        self, servicers: Servicers, access: Access, intake: Intake, readiness: Readiness, settings: Settings
+    ) -> None:
+        self._servicers = servicers
+        self._access = access
+        self._intake = intake
+        self._readiness = readiness
         self._settings = settings
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]  # its stubs lack aio
         self._arrivals = Arrivals()
@@ -53,18 +68,18 @@ class FrontServer:
         self._server = grpc.aio.server(
             interceptors=[
                 self._arrivals,
-                KeyCheck(self._actor.access),
-                Receiving(self._actor.intake, self._actor.access, self._settings.max_request_bytes),
+                KeyCheck(self._access),
+                Receiving(self._intake, self._access, self._settings.max_request_bytes),
             ],
             options=[
                 *server_options(self._settings.max_request_bytes, share_port=self._settings.share_port),
                 *connection_options(self._settings, self._connections.most),
             ],
         )
-        inference_pb2_grpc.add_InferenceServicer_to_server(InferenceServicer(self._actor), self._server)
-        control_pb2_grpc.add_ControlServicer_to_server(ControlServicer(self._actor), self._server)
+        inference_pb2_grpc.add_InferenceServicer_to_server(self._servicers.inference, self._server)
+        control_pb2_grpc.add_ControlServicer_to_server(self._servicers.control, self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        self._server.add_generic_rpc_handlers((LoadService(self._actor).handler,))
+        self._server.add_generic_rpc_handlers((self._servicers.load.handler,))
         reflection.enable_server_reflection((INFERENCE, CONTROL, HEALTH, reflection.SERVICE_NAME), self._server)
         address = f"{self._settings.host}:{self._settings.port}"
         credentials = server_credentials(self._settings)
@@ -82,7 +97,7 @@ class FrontServer:
             "listening",
             address=f"{self._settings.host}:{self.port}",
             tls=credentials is not None,
-            keys="none: whoever reaches the port may ask" if self._actor.access.is_open else "needed",
+            keys="none: whoever reaches the port may ask" if self._access.is_open else "needed",
         )
         if self._settings.is_open_to_others:
             log.warning("no_api_keys", host=self._settings.host, advice=KEYS_ADVICE)
@@ -103,19 +118,19 @@ class FrontServer:
         await self._server.stop(seconds)
 
     async def watch_peers(self) -> None:
-        """See to it that no address has more than its share of the connections, as long as the actor lives."""
+        """See to it that no address has more than its share of the connections, as long as the process lives."""
         await PeerWatch(self.port, self._connections.per_address).run()
 
     async def follow_health(self) -> None:
-        """Keep the health service's word the same as the actor's, as long as the actor lives."""
+        """Keep the health service's word the same as `readiness`, as long as the process lives."""
         unwell: str | None = None
         while True:
-            if (now := self._actor.readiness.unwell) != unwell:
+            if (now := self._readiness.unwell) != unwell:
                 unwell = now
                 log.info("serving" if not unwell else "not_serving", reason=unwell)
                 await self._report(serving=not unwell)
             else:
-                await self._actor.readiness.changed()
+                await self._readiness.changed()
 
     async def _report(self, *, serving: bool) -> None:
         word = health_pb2.HealthCheckResponse

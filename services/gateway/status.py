@@ -1,11 +1,11 @@
-"""From the troupe's reasons for refusing to gRPC's statuses, and what tells a client when to try again."""
+"""From the reasons for refusing a request to gRPC's statuses, and what tells a client when to try again."""
 
 from __future__ import annotations
 
 import grpc
 
+from services.gateway.bus.refusals import DEFAULT_RETRY_AFTER_MS, details
 from shared.errors import RejectCode, RequestError
-from shared.messages import RequestRejected
 
 STATUS = {
     RejectCode.INVALID_ARGUMENT: grpc.StatusCode.INVALID_ARGUMENT,
@@ -19,33 +19,10 @@ STATUS = {
     RejectCode.PERMISSION_DENIED: grpc.StatusCode.PERMISSION_DENIED,
 }
 
-# A client that is told to come back without a time would come back at once.
-DEFAULT_RETRY_AFTER_MS = {RejectCode.RESOURCE_EXHAUSTED: 1000, RejectCode.UNAVAILABLE: 500}
 
-MAX_DETAIL_CHARS = 2048  # details travel as a header, and clients bound the size of those
-
-
-def rejected(message: RequestRejected) -> RequestError:
-    """The error that another service's refusal stands for."""
-    return RequestError(
-        message.message,
-        field=message.field,
-        code=message.code,
-        retry_after_ms=message.retry_after_ms,
-        reason=message.reason,
-    )
-
-
-def unavailable(reason: str) -> RequestError:
-    return RequestError(reason, code=RejectCode.UNAVAILABLE)
-
-
-def details(error: RequestError) -> str:
-    """The status's text: it begins with the field's name where there is one."""
-    text = str(error) or error.code.value
-    if error.field and not text.startswith(error.field):
-        text = f"{error.field}: {text}"
-    return text if len(text) <= MAX_DETAIL_CHARS else text[: MAX_DETAIL_CHARS - 1] + "…"
+def abort_args(error: RequestError) -> tuple[grpc.StatusCode, str, tuple[tuple[str, str], ...]]:
+    """What `context.abort` takes to end a call with this error."""
+    return STATUS[error.code], details(error), trailing_metadata(error)
 
 
 def trailing_metadata(error: RequestError) -> tuple[tuple[str, str], ...]:

@@ -12,7 +12,7 @@ LEDGER = "ledgers of time compare what processes of several hosts say"
 SHOWN = "people read it"
 REASONS = {
     "services/gateway/account.py": LEDGER,
-    "services/gateway/actor.py": LEDGER,
+    "services/gateway/generation/service.py": LEDGER,
     "services/gateway/http/answer.py": "OpenAI's `created`",
     "services/gateway/http/operations.py": "OpenAI's `created`",
     "services/gateway/http/reading.py": "the arrival of a request, as the ledger has it",

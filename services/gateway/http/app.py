@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -22,12 +25,19 @@ from services.gateway.http.receiving import Receiving
 from services.gateway.http.responses import Responses
 from services.gateway.http.tokens import Tokens
 from services.gateway.http.tracing import TraceHeader
+from services.gateway.intake import Intake
+from services.gateway.load_report import LoadReports
 from shared.errors import RequestError
 
+if TYPE_CHECKING:
+    from prometheus_client.registry import Collector
 
-def make_app(gate: Gate) -> Starlette:
-    """The ASGI application of one gateway."""
-    operations, tokens = Operations(gate), Tokens(gate)
+
+def make_app(
+    gate: Gate, intake: Intake, load_reports: LoadReports, collectors: Callable[[], list[Collector]]
+) -> Starlette:
+    """The ASGI application of one gateway.  `collectors`: what /metrics tells of this process."""
+    operations, tokens = Operations(gate, collectors), Tokens(gate)
     routes = [
         Route("/v1/completions", Completions(gate).post, methods=["POST"]),
         Route("/v1/chat/completions", Chats(gate).post, methods=["POST"]),
@@ -46,9 +56,9 @@ def make_app(gate: Gate) -> Starlette:
     around = [
         Middleware(HostCheck, allowed=allowed_hosts(gate.settings)),
         *cross_origin(gate.settings),  # before keys are asked for: a preflight carries none
-        Middleware(Receiving, intake=gate.actor.intake, access=gate.actor.access),
-        Middleware(KeyCheck, access=gate.actor.access),
-        Middleware(LoadHeader, reports=gate.actor.load_reports),
+        Middleware(Receiving, intake=intake, access=gate.access),
+        Middleware(KeyCheck, access=gate.access),
+        Middleware(LoadHeader, reports=load_reports),
         Middleware(TraceHeader),
     ]
     return Starlette(routes=routes, middleware=around, exception_handlers=handlers)

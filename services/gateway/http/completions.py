@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from starlette.requests import Request
 from starlette.responses import Response
 
-from services.gateway.generation import check_n
+from services.gateway.generation.checks import check_n
 from services.gateway.http.answer import Collected, Identity, UsageOptions, finish_reason
 from services.gateway.http.beams import read_beam
 from services.gateway.http.bodies import CompletionBody

@@ -5,19 +5,15 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from starlette.requests import Request
 
-from services.gateway.generation import (
-    MAX_TOKENS_PER_MESSAGE,
-    QUESTION_TIMEOUT,
-    all_or_none,
-    check_label,
-    check_model,
-    generate,
-    packed_prompt,
-)
+from services.gateway.auth import Access
+from services.gateway.generation.checks import MAX_TOKENS_PER_MESSAGE, check_label, check_model, packed_prompt
+from services.gateway.generation.questions import QUESTION_TIMEOUT
+from services.gateway.generation.service import GenerationService
+from services.gateway.generation.tasks import all_or_none
 from services.gateway.header import make_header, seeded
 from services.gateway.http.reading import Bodies, arrival, seconds_left
 from services.gateway.http.returning import key_of
@@ -38,17 +34,15 @@ from shared.messages import (
 from shared.packing import pack_tokens, unpack_tokens
 from shared.sampling import SamplingParams
 
-if TYPE_CHECKING:
-    from services.gateway.actor import GatewayActor
-
 Consumer = Callable[[int, Stream, list[Delta]], Awaitable[None]]
 
 
 class Gate:
-    """Every request of every endpoint passes here, and none has another way to the actor."""
+    """Every request of every endpoint passes here, and none has another way to the service."""
 
-    def __init__(self, actor: GatewayActor, settings: Settings) -> None:
-        self.actor = actor
+    def __init__(self, service: GenerationService, access: Access, settings: Settings) -> None:
+        self.service = service
+        self.access = access
         self.settings = settings
         self.bodies = Bodies(settings.max_request_bytes)
         self.vocabulary = Vocabulary(self._pieces)
@@ -61,7 +55,11 @@ class Gate:
     @property
     def max_model_len(self) -> int:
         """Tokens; 0 while no worker has said it."""
-        return self.actor.roster.max_model_len
+        return self.service.deployment.roster.max_model_len
+
+    @property
+    def _max_input_length(self) -> int:
+        return self.service.deployment.roster.max_input_length or MAX_TOKENS_PER_MESSAGE
 
     def check_model(self, name: str | None) -> None:
         check_model(name or "", self.settings.model_name)
@@ -74,8 +72,8 @@ class Gate:
         label = label or request.headers.get("x-request-id", "")
         check_label(label)
         return make_header(
-            self.actor.access.caller(request.headers.items()),
-            gateway=self.actor.inbox.address,
+            self.access.caller(request.headers.items()),
+            gateway=self.service.address,
             label=label,
             priority=priority or 0,
             now=arrival(request),
@@ -89,7 +87,7 @@ class Gate:
 
     def pack(self, token_ids: Sequence[int]) -> bytes:
         """A prompt's ids for the wire."""
-        return packed_prompt(token_ids, self.actor.roster.max_input_length or MAX_TOKENS_PER_MESSAGE)
+        return packed_prompt(token_ids, self._max_input_length)
 
     def truncate(self, token_ids: list[int], limit: int | None) -> list[int]:
         """The end of a prompt: `limit` tokens, -1 for as many as a prompt may have; None for all of it."""
@@ -99,7 +97,7 @@ class Gate:
             raise RequestError(
                 f"truncate_prompt_tokens must be positive or -1, got {limit}", field="truncate_prompt_tokens"
             )
-        return token_ids[-(self.actor.roster.max_input_length or MAX_TOKENS_PER_MESSAGE if limit < 0 else limit) :]
+        return token_ids[-(self._max_input_length if limit < 0 else limit) :]
 
     # -- generations
 
@@ -130,7 +128,7 @@ class Gate:
         streams: dict[int, Stream],
         has: Sequence[Position] | None,
     ) -> None:
-        report = StreamReport(self.actor.meter)
+        report = StreamReport(self.service.meter)
 
         async def deliver(stream: Stream) -> None:
             streams[place] = stream
@@ -141,7 +139,7 @@ class Gate:
                 stream.account.close()
 
         try:
-            await generate(self.actor, request, report, deliver, has=has)
+            await self.service.generate(request, report, deliver, has=has)
         except RequestError as error:
             report.failed(error)
             raise
@@ -181,20 +179,20 @@ class Gate:
         return text
 
     async def _pieces(self, token_ids: list[int]) -> list[bytes]:
-        await self.actor.readiness.until_available()
-        answer: Any = await self.actor.ask_pieces(
+        await self.service.readiness.until_available()
+        answer: Any = await self.service.questions.ask_pieces(
             PiecesRequest(*self._name(), pack_tokens(token_ids)), QUESTION_TIMEOUT
         )
         pieces: list[bytes] = answer.pieces
         return pieces
 
     async def _ask(self, question: EncodeRequest | DecodeRequest) -> Any:
-        await self.actor.readiness.until_available()
-        return await self.actor.ask_tokenizer(question, QUESTION_TIMEOUT)
+        await self.service.readiness.until_available()
+        return await self.service.questions.ask_tokenizer(question, QUESTION_TIMEOUT)
 
     def _name(self) -> tuple[str, str]:
         """A question's id, and the tenant that asks."""
-        return uuid.uuid4().hex, self.actor.inbox.address
+        return uuid.uuid4().hex, self.service.address
 
     def _tenant(self, request: Request) -> str:
-        return self.actor.access.caller(request.headers.items()).tenant
+        return self.access.caller(request.headers.items()).tenant

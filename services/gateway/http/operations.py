@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import time
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -18,14 +19,18 @@ from shared.exposition import EngineCollector, exposition
 from shared.messages import Load
 from shared.version import VERSION
 
+if TYPE_CHECKING:
+    from prometheus_client.registry import Collector
+
 LOAD_TIMEOUT = 1.0  # seconds
 
 
 class Operations:
     """The endpoints."""
 
-    def __init__(self, gate: Gate) -> None:
+    def __init__(self, gate: Gate, collectors: Callable[[], list[Collector]]) -> None:
         self._gate = gate
+        self._collectors = collectors
         self._started = int(time.time())
 
     async def models(self, request: Request) -> Response:
@@ -37,7 +42,7 @@ class Operations:
 
     async def health(self, request: Request) -> Response:
         """200 where requests are served now; 503 with what is missing."""
-        unwell = self._gate.actor.readiness.unwell
+        unwell = self._gate.service.readiness.unwell
         return _json({"status": "unavailable" if unwell else "ok", "reason": unwell}, 503 if unwell else 200)
 
     async def version(self, request: Request) -> Response:
@@ -45,11 +50,10 @@ class Operations:
 
     async def metrics(self, request: Request) -> Response:
         load: Load | None = None
-        actor = self._gate.actor
         with contextlib.suppress(RequestError):  # then the gateway tells of itself alone
-            answer: Any = await actor.ask_load(LOAD_TIMEOUT)
+            answer: Any = await self._gate.service.questions.ask_load(LOAD_TIMEOUT)
             load = answer
-        text = exposition(EngineCollector(self._gate.settings.model_name, load), *actor.collectors())
+        text = exposition(EngineCollector(self._gate.settings.model_name, load), *self._collectors())
         return Response(text, media_type=CONTENT_TYPE_LATEST)
 
     def _model(self) -> Model:
@@ -60,7 +64,7 @@ class Operations:
             created=self._started,
             root=settings.model_name,
             max_model_len=limit,
-            system_fingerprint=self._gate.actor.system_fingerprint or None,
+            system_fingerprint=self._gate.service.deployment.system_fingerprint or None,
         )
 
 

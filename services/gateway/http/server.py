@@ -9,21 +9,17 @@ import math
 import socket
 import ssl
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import structlog
 import uvicorn
+from starlette.types import ASGIApp
 
 from services.gateway.connections import Connections, make_connections
-from services.gateway.http.app import make_app
-from services.gateway.http.gate import Gate
 from services.gateway.http.listener import Listener, listen
 from services.gateway.http.protocol import BoundedProtocol
 from shared.config import Settings
 from shared.errors import ConfigError
-
-if TYPE_CHECKING:
-    from services.gateway.actor import GatewayActor
 
 log = structlog.get_logger()
 
@@ -31,11 +27,11 @@ GRACE = 1  # seconds that open connections have at the end
 
 
 class HttpServer:
-    """Listens on `http_port`; everything that it does for a client goes through the gate."""
+    """Listens on `http_port`; what it receives the application answers."""
 
-    def __init__(self, actor: GatewayActor, settings: Settings) -> None:
+    def __init__(self, app: ASGIApp, settings: Settings) -> None:
         self._settings = settings
-        self._app = make_app(Gate(actor, settings))
+        self._app = app
         self.connections = make_connections(settings)
         self._server: _Server | None = None
         self._serving: asyncio.Task[None] | None = None
@@ -92,7 +88,7 @@ def load(config: uvicorn.Config) -> None:
 
 
 class _Server(uvicorn.Server):
-    """Signals are the actor's, and connections are taken by our own listener."""
+    """Signals are the process's, and connections are taken by our own listener."""
 
     def __init__(self, config: uvicorn.Config, connections: Connections, *, header_timeout: float) -> None:
         super().__init__(config)

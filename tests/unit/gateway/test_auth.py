@@ -126,7 +126,7 @@ async def test_every_method_of_grpc_needs_a_key_but_health() -> None:
             assert "API key" in error.details()
         answer = await health_pb2_grpc.HealthStub(f.channel).Check(health_pb2.HealthCheckRequest())
         assert answer.status == answer.SERVING
-        assert not len(f.troupe.gateway.journal)
+        assert not len(f.troupe.gateway.generation.journal)
 
 
 async def test_salt_and_tenant_of_a_request_come_from_its_key() -> None:

@@ -12,6 +12,7 @@ import pytest
 from protos.pageant.v1.inference_pb2 import GenerateRequest
 from protos.pageant.v1.inference_pb2 import SamplingParams as ProtoSampling
 from services.gateway import convert, status
+from services.gateway.bus.refusals import MAX_DETAIL_CHARS, details, unavailable
 from services.gateway.header import cache_salt, make_header, read_metadata, seeded
 from services.gateway.streams import Journal, Stream
 from shared.clock import steady_time
@@ -118,10 +119,10 @@ def test_every_reason_has_a_status(code: RejectCode) -> None:
 
 
 def test_details_begin_with_the_field_and_stay_short() -> None:
-    assert status.details(RequestError("n must be 1", field="n")) == "n must be 1"
-    assert status.details(RequestError("must be 1", field="n")) == "n: must be 1"
-    assert len(status.details(RequestError("x" * 9999))) == status.MAX_DETAIL_CHARS
-    assert status.trailing_metadata(status.unavailable("away")) == (("retry-after-ms", "500"),)
+    assert details(RequestError("n must be 1", field="n")) == "n must be 1"
+    assert details(RequestError("must be 1", field="n")) == "n: must be 1"
+    assert len(details(RequestError("x" * 9999))) == MAX_DETAIL_CHARS
+    assert status.trailing_metadata(unavailable("away")) == (("retry-after-ms", "500"),)
 
 
 def make_stream(**params: Any) -> Stream:
@@ -156,8 +157,8 @@ def test_verified_drafts_are_counted_once_for_each_finished_sequence() -> None:
 async def test_what_came_before_an_error_is_still_sent() -> None:
     stream = make_stream()
     stream.accept(news("ab", [1], (0, 0)))
-    stream.fail(status.unavailable("first"))
-    stream.fail(status.unavailable("second"))
+    stream.fail(unavailable("first"))
+    stream.fail(unavailable("second"))
     assert len(await stream.take()) == 1
     assert await stream.take() == [] and str(stream.error) == "first"
 

@@ -31,7 +31,7 @@ async def test_a_format_that_is_too_long_is_refused_here_and_goes_no_further() -
         error = await failure(f.inference.Generate(ask(grammar={"regex": "a" * (MAX_GRAMMAR_BYTES + 1)})))
         assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
         assert f"MAX_GRAMMAR_BYTES={MAX_GRAMMAR_BYTES}" in error.details()
-        assert not len(f.troupe.gateway.journal)
+        assert not len(f.troupe.gateway.generation.journal)
         call = f.inference.Generate(ask(grammar={"regex": "a" * MAX_GRAMMAR_BYTES}))
         request = await f.troupe.request()
         assert request.params.grammar is not None and len(request.params.grammar.text) == MAX_GRAMMAR_BYTES
@@ -60,7 +60,7 @@ async def test_a_stream_from_first_token_to_usage() -> None:
         assert (usage.num_draft_tokens, usage.num_accepted_tokens) == (6, 2)
         assert await call.code() is grpc.StatusCode.OK
         assert dict(await call.initial_metadata())["x-request-id"] == request.header.request_id
-        assert not len(f.troupe.gateway.journal)
+        assert not len(f.troupe.gateway.generation.journal)
 
 
 async def test_sequences_of_one_request_share_its_stream() -> None:
@@ -135,7 +135,7 @@ async def test_the_clients_cancel_becomes_an_abort_at_the_same_tokenizer() -> No
         call.cancel()
         where, abort = await f.troupe.asked(AbortRequest)
         assert (where, abort.request_id) == (name, request.header.request_id)
-        await until(lambda: not len(f.troupe.gateway.journal))
+        await until(lambda: not len(f.troupe.gateway.generation.journal))
 
 
 async def test_a_clients_death_becomes_an_abort() -> None:

@@ -294,7 +294,7 @@ async def test_questions_to_the_tokenizer_go_through_the_admission() -> None:
         first = asyncio.ensure_future(f.inference.Tokenize(TokenizeRequest(text="x" * 4000), metadata=a))
         _, question = await f.troupe.asked(EncodeRequest)
         assert question.tenant == "a"
-        assert f.troupe.gateway.admission.num_tokens == 1001
+        assert f.troupe.gateway.generation.admission.num_tokens == 1001
         for refused in (f.inference.Tokenize(TokenizeRequest(text="y"), metadata=a),
                         f.inference.Generate(GenerateRequest(text="y"), metadata=a)):  # fmt: skip
             error = await failure(refused)
@@ -304,4 +304,4 @@ async def test_questions_to_the_tokenizer_go_through_the_admission() -> None:
         await f.troupe.request()
         other.cancel()
         first.cancel()
-        await until(lambda: not f.troupe.gateway.admission.num_tokens)
+        await until(lambda: not f.troupe.gateway.generation.admission.num_tokens)

@@ -179,8 +179,8 @@ async def test_beyond_the_limit_a_client_learns_without_a_word_to_the_troupe() -
         assert not f.troupe.seen.get("tokenizers"), "nothing of it reached the troupe"
         for call in calls:
             call.cancel()
-        await until(lambda: not len(f.troupe.gateway.admission))
-        f.troupe.gateway.journal.max_streams = 10
+        await until(lambda: not len(f.troupe.gateway.generation.admission))
+        f.troupe.gateway.generation.journal.max_streams = 10
         call = f.inference.Generate(GenerateRequest(text="again"))
         await f.troupe.request()
         call.cancel()
@@ -201,7 +201,7 @@ async def test_tenants_have_limits_of_their_own() -> None:
 async def test_a_deadline_before_the_first_token_is_due_is_refused_at_once() -> None:
     async with front() as f:
         gateway = f.troupe.gateway
-        forecast = gateway.forecasts.of("")
+        forecast = gateway.generation.forecasts.of("")
         for index in range(MIN_SAMPLES):
             forecast.opened(str(index), 0.0)
             forecast.heard(str(index), 20.0)
@@ -219,9 +219,9 @@ async def test_an_expired_deadline_is_never_sent_on() -> None:
         header = RequestHeader("late", "g", deadline=steady_time() - 0.001)
         late = TokenizeRequest(header, SamplingParams(), text="late")
         with pytest.raises(RequestError) as refused:
-            f.troupe.gateway.reception.open(late)
+            f.troupe.gateway.generation.open(late)
         assert refused.value.code is RejectCode.DEADLINE_EXCEEDED
-        assert not len(f.troupe.gateway.admission) and not len(f.troupe.gateway.journal)
+        assert not len(f.troupe.gateway.generation.admission) and not len(f.troupe.gateway.generation.journal)
         call = f.inference.Generate(GenerateRequest(text="next"))
         assert (await f.troupe.request()).text == "next", "the first was never asked"
         call.cancel()
@@ -238,13 +238,13 @@ async def test_a_client_that_does_not_read_costs_a_bounded_amount_and_nobody_els
             f.troupe.say(request, piece, at=(count, count * len(piece)))
             sent += len(piece)
             await asyncio.sleep(0)
-            stream = gateway.journal.get(request.header.request_id)
+            stream = gateway.generation.journal.get(request.header.request_id)
             if stream is None:
                 break
             most = max(most, stream.num_unread)
         assert most <= limit + 2 * len(piece)
         assert (await f.troupe.get(f.troupe.scheduler, AbortRequest)).request_id == request.header.request_id
-        await until(lambda: not len(gateway.journal))
+        await until(lambda: not len(gateway.generation.journal))
         quick = f.inference.Generate(GenerateRequest(text="quick"))
         f.troupe.say(await f.troupe.request(), "done", **LAST)
         async with asyncio.timeout(30):

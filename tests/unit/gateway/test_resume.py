@@ -182,7 +182,9 @@ async def test_a_scheduler_that_stays_away_ends_open_streams() -> None:
 
 async def test_a_question_waits_for_a_tokenizer_too() -> None:
     async with front() as f:
-        question = asyncio.create_task(f.troupe.gateway.ask_tokenizer(EncodeRequest("q", "g", text="x"), 5))
+        question = asyncio.create_task(
+            f.troupe.gateway.generation.questions.ask_tokenizer(EncodeRequest("q", "g", text="x"), 5)
+        )
         await f.troupe.asked(EncodeRequest)
         f.troupe.announce(ServiceName.TOKENIZER)
         f.troupe.announce()
@@ -193,7 +195,7 @@ async def test_a_question_waits_for_a_tokenizer_too() -> None:
 
 async def test_a_silent_stream_is_asked_after() -> None:
     async with front() as f:
-        f.troupe.gateway.custody.silence = Silence(patience=0.1)
+        f.troupe.gateway.generation.custody.silence = Silence(patience=0.1)
         call = f.inference.Generate(ask())
         first = await f.troupe.request()
         lost = await f.troupe.get(f.troupe.scheduler, StreamLost)

@@ -119,7 +119,7 @@ async def test_of_several_prompts_the_first_failure_ends_all() -> None:
         h.troupe.tell(RequestRejected(first.header.request_id, RejectCode.INVALID_ARGUMENT, "n is bad", "n"))
         assert (await asked).status_code == 400
         assert (await h.troupe.asked(AbortRequest))[1].request_id == second.header.request_id
-        await until(lambda: not len(h.troupe.gateway.journal))
+        await until(lambda: not len(h.troupe.gateway.generation.journal))
 
 
 async def test_best_of_gives_the_likeliest_first() -> None:
@@ -205,7 +205,7 @@ async def test_a_client_that_goes_away_aborts_its_request() -> None:
             asked.cancel()
             where, abort = await h.troupe.asked(AbortRequest)
             assert (where, abort.request_id, abort.reason) == (name, request.header.request_id, "cancelled")
-            await until(lambda: not len(h.troupe.gateway.journal))
+            await until(lambda: not len(h.troupe.gateway.generation.journal))
 
 
 async def test_prompt_logprobs_come_with_the_first_event() -> None:

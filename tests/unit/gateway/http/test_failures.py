@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from services.gateway.bus.refusals import unavailable
 from services.gateway.http.failures import STATUS
 from services.gateway.http.protocol import MAX_HEADER_BYTES
-from services.gateway.status import unavailable
 from shared.errors import RejectCode
 from shared.messages import RequestRejected, TokenLogprobs
 from tests.unit.gateway.http.client import JSON, Http, events, http, streaming
@@ -112,7 +112,7 @@ async def test_bad_input_is_refused_by_field_and_harms_nobody() -> None:
             assert error["message"] and error["type"] == "invalid_request_error"
         h.troupe.say(request, "fine", **LAST)
         assert (await healthy).json()["choices"][0]["text"] == "fine"
-        assert not len(h.troupe.gateway.journal)
+        assert not len(h.troupe.gateway.generation.journal)
 
 
 @pytest.mark.parametrize("code", list(RejectCode))
@@ -121,7 +121,7 @@ async def test_each_refusal_is_a_status_with_the_field_and_when_to_come_back(cod
     async with http() as h:
         asked = h.post("/v1/completions", body)
         request = await h.troupe.request()
-        stream = h.troupe.gateway.journal.get(request.header.request_id)
+        stream = h.troupe.gateway.generation.journal.get(request.header.request_id)
         assert stream is not None
         if code is RejectCode.UNAVAILABLE:
             stream.fail(unavailable("gone"))
@@ -140,7 +140,7 @@ async def test_a_failure_in_the_middle_of_a_stream_is_its_last_event() -> None:
         request = await h.troupe.request()
         h.troupe.say(request, "some")
         await h.troupe.sent(request)
-        assert h.troupe.gateway.reception.abort(request_id=request.header.request_id) == 1
+        assert h.troupe.gateway.generation.abort(request_id=request.header.request_id) == 1
         response = await asked
         first, last = events(response.text)
         assert first["choices"][0]["text"] == "some"
@@ -164,7 +164,7 @@ async def test_a_client_s_deadline() -> None:
     async with http() as h:
         status, error = await h.refusal("/v1/completions", ASK, **{"x-request-timeout": "0.1"})
         assert (status, error["type"]) == (504, "timeout_error")
-        await until(lambda: not len(h.troupe.gateway.journal))
+        await until(lambda: not len(h.troupe.gateway.generation.journal))
         for bad in ("soon", "-1", "nan", "1e99"):
             status, error = await h.refusal("/v1/completions", ASK, **{"x-request-timeout": bad})
             assert (status, error["param"]) == (400, "x-request-timeout")

@@ -50,7 +50,7 @@ async def test_no_endpoint_reads_a_body_that_is_not_said_to_be_json() -> None:
             error = response.json()["error"]
             assert (response.status_code, error["param"]) == (415, "content-type"), (path, kind)
             assert "content-type: application/json" in error["message"]
-        assert not len(h.troupe.gateway.journal)
+        assert not len(h.troupe.gateway.generation.journal)
 
 
 @pytest.mark.parametrize("kind", ["application/json", "Application/JSON; charset=utf-8", "application/json ;x=y"])
@@ -78,7 +78,7 @@ async def test_a_server_on_loopback_alone_answers_to_loopback_names_alone() -> N
             assert (response.status_code, error["param"], error["type"]) == (403, "host", "permission_error"), name
             assert "allowed_hosts" in error["message"]
         response = await h.post("/v1/completions", ASK, host="evil.example")
-        assert response.status_code == 403 and not len(h.troupe.gateway.journal)
+        assert response.status_code == 403 and not len(h.troupe.gateway.generation.journal)
 
 
 async def test_two_hosts_or_none_are_refused() -> None:
@@ -202,4 +202,4 @@ async def test_the_grpc_port_does_nothing_for_what_a_page_can_send() -> None:
                 return answer
 
         assert b"HTTP/1.1 200" not in await asyncio.to_thread(send)
-        assert not len(f.troupe.gateway.journal)
+        assert not len(f.troupe.gateway.generation.journal)

@@ -5,20 +5,17 @@ from __future__ import annotations
 import asyncio
 from array import array
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 import msgspec
 
-from services.gateway.generation import all_or_none, generate
+from services.gateway.generation.service import GenerationService
+from services.gateway.generation.tasks import all_or_none
 from services.gateway.report import StreamReport
 from services.gateway.streams import Stream
 from shared.errors import RejectCode, RequestError
 from shared.messages import TokenizeRequest
 from shared.pooling import Pooling
 from shared.sampling import SamplingParams
-
-if TYPE_CHECKING:
-    from services.gateway.actor import GatewayActor
 
 MAX_INPUTS = 2048  # of one call, OpenAI's number
 MAX_OPEN = 32  # of one call at a time, so that a long list does not fill the queue by itself
@@ -46,7 +43,9 @@ def check_inputs(count: int) -> None:
         raise RequestError(f"input must have between 1 and {MAX_INPUTS} entries, got {count}", field="input")
 
 
-async def embed(actor: GatewayActor, count: int, make_request: Callable[[int], TokenizeRequest]) -> list[Embedded]:
+async def embed(
+    service: GenerationService, count: int, make_request: Callable[[int], TokenizeRequest]
+) -> list[Embedded]:
     """The vectors of all inputs, in order; `make_request` is asked for each one's request when its turn comes.
 
     The first that is refused or fails ends all, with its RequestError.  Being cancelled aborts them.
@@ -56,14 +55,14 @@ async def embed(actor: GatewayActor, count: int, make_request: Callable[[int], T
 
     async def one(place: int) -> None:
         async with turns:
-            found[place] = await _embed(actor, make_request(place))
+            found[place] = await _embed(service, make_request(place))
 
     await all_or_none([one(place) for place in range(count)])
     return [found[place] for place in range(count)]
 
 
-async def _embed(actor: GatewayActor, request: TokenizeRequest) -> Embedded:
-    report = StreamReport(actor.meter)
+async def _embed(service: GenerationService, request: TokenizeRequest) -> Embedded:
+    report = StreamReport(service.meter)
     found: list[Embedded] = []
 
     async def deliver(stream: Stream) -> None:
@@ -75,7 +74,7 @@ async def _embed(actor: GatewayActor, request: TokenizeRequest) -> Embedded:
             )
 
     try:
-        await generate(actor, request, report, deliver)
+        await service.generate(request, report, deliver)
         if not found:
             raise RequestError("a worker has computed no embedding", code=RejectCode.INTERNAL)
     except RequestError as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 
-from services.gateway.status import unavailable
+from services.gateway.bus.refusals import unavailable
 from shared.errors import RequestError
 from shared.messages import DecodeRequest, EncodeRequest, GetLoad, Message, PiecesRequest
 
