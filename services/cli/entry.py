@@ -1,6 +1,6 @@
 """Where every command begins and ends: whatever goes wrong is one line on standard error, never a trace.
 
-Nothing is imported before `run` has taken care of Ctrl-C, so that it may come at any time.
+Nothing but the exit statuses is imported before `run` has taken care of Ctrl-C, so that it may come at any time.
 """
 
 from __future__ import annotations
@@ -10,9 +10,7 @@ import signal
 import sys
 from types import FrameType
 
-EXIT_DEFECT = 70  # EX_SOFTWARE
-EXIT_CONFIG = 78  # EX_CONFIG
-EXIT_INTERRUPTED = 128 + signal.SIGINT
+from services.cli.exit_status import EXIT_INTERRUPTED
 
 
 def run() -> None:

@@ -8,7 +8,7 @@ import sys
 
 import click
 
-from services.cli.entry import EXIT_CONFIG, EXIT_DEFECT, EXIT_INTERRUPTED
+from services.cli.exit_status import EXIT_CONFIG, EXIT_DEFECT, EXIT_INTERRUPTED
 from shared.errors import ConfigError, ModelError, PageantError
 
 MAX_CHARS = 500

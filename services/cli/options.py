@@ -9,7 +9,7 @@ from typing import IO, Any, Literal, TypeVar, get_args, get_origin
 import click
 import msgspec
 
-from services.cli.entry import EXIT_CONFIG
+from services.cli.exit_status import EXIT_CONFIG
 from services.cli.help import SectionedOption
 from shared.config import Settings, load_settings
 from shared.config.catalogue import Setting, catalogue, shown
