@@ -8,16 +8,16 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from services.gateway.auth import make_access
+from services.gateway.access.auth import make_access
+from services.gateway.access.intake import make_intake
 from services.gateway.bus.deployment import Deployment
 from services.gateway.generation.service import GenerationService
+from services.gateway.health.load_report import LoadReports
+from services.gateway.health.readiness import Readiness
 from services.gateway.http.app import make_app
 from services.gateway.http.gate import Gate
 from services.gateway.http.server import HttpServer
-from services.gateway.intake import make_intake
-from services.gateway.load_report import LoadReports
 from services.gateway.load_service import LoadService
-from services.gateway.readiness import Readiness
 from services.gateway.server import GRACE, FrontServer, Servicers
 from services.gateway.servicer import ControlServicer, InferenceServicer
 from shared.actor import MemberActor, Phase

@@ -9,7 +9,7 @@ import msgspec
 from protos.pageant.v1 import control_pb2, inference_pb2
 from services.gateway.generation.checks import packed_prompt
 from services.gateway.generation.embedding import Embedded
-from services.gateway.streams import Delta, Position
+from services.gateway.streams.stream import Delta, Position
 from shared.beam import Beam, EarlyStopping
 from shared.errors import RequestError
 from shared.explanation import Explanation

@@ -14,7 +14,7 @@ import grpc
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection
 
-from services.gateway.auth import Access
+from services.gateway.access.auth import Access
 from services.gateway.status import abort_args
 from shared.errors import RequestError
 

@@ -12,8 +12,8 @@ from typing import Any
 import grpc
 
 from protos.pageant.v1 import load_report_pb2
-from services.gateway.load_report import FRESH, LoadReports
-from services.gateway.readiness import Readiness
+from services.gateway.health.load_report import FRESH, LoadReports
+from services.gateway.health.readiness import Readiness
 
 SERVICE = "xds.service.orca.v3.OpenRcaService"
 DEFAULT_INTERVAL = 30.0  # seconds between two reports where the caller does not say

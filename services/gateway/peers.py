@@ -14,7 +14,7 @@ from pathlib import Path
 
 import structlog
 
-from services.gateway.connections import source_of
+from services.gateway.access.connections import source_of
 
 OWN = Path("/proc/self/fd")
 LOOK_SECONDS = 1.0

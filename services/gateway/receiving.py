@@ -13,9 +13,9 @@ from typing import Any
 import grpc
 from google.protobuf.message import DecodeError
 
-from services.gateway.auth import Access
+from services.gateway.access.auth import Access
+from services.gateway.access.intake import PATIENCE, SMALL, BodyTimeoutError, Intake, refusal_wait
 from services.gateway.doorway import OPEN, Continuation, end
-from services.gateway.intake import PATIENCE, SMALL, BodyTimeoutError, Intake, refusal_wait
 from shared.errors import RejectCode, RequestError
 from shared.turns import Turns
 

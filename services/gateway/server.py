@@ -11,13 +11,13 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from protos.pageant.v1 import control_pb2, control_pb2_grpc, inference_pb2, inference_pb2_grpc
-from services.gateway.auth import Access
-from services.gateway.connections import make_connections
+from services.gateway.access.auth import Access
+from services.gateway.access.connections import make_connections
+from services.gateway.access.intake import Intake
 from services.gateway.doorway import Arrivals, KeyCheck
-from services.gateway.intake import Intake
+from services.gateway.health.readiness import Readiness
 from services.gateway.load_service import LoadService
 from services.gateway.peers import PeerWatch
-from services.gateway.readiness import Readiness
 from services.gateway.receiving import Receiving
 from services.gateway.servicer import ControlServicer, InferenceServicer
 from services.gateway.tls import server_credentials

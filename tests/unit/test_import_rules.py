@@ -46,7 +46,7 @@ ALLOWED: dict[str, set[str]] = {
     "services.cli.top": {"STDLIB", "msgspec", "click", "prometheus_client", "shared", "services.cli"},
     "services.cli.replay": {"STDLIB", "click", "shared", "services.cli.help", "services.scheduler"},
     "services.cli.plots": {"STDLIB", "click", "matplotlib", "services.cli", "services.simulator"},
-    "services.cli.checks": {"STDLIB", "msgspec", "shared", "services.gateway.auth"},
+    "services.cli.checks": {"STDLIB", "msgspec", "shared", "services.gateway.access.auth"},
     "services.cli.bench": {"STDLIB", "msgspec", "click", "tqdm", "grpc", "uvloop", "shared", "protos", "services.cli"},
     "services.cli.bench.serve": {"STDLIB", "msgspec", "click", "tqdm", "grpc", "uvloop", "shared", "services.cli",
                                  "services.simulator"},

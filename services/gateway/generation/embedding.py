@@ -10,8 +10,8 @@ import msgspec
 
 from services.gateway.generation.service import GenerationService
 from services.gateway.generation.tasks import all_or_none
-from services.gateway.report import StreamReport
-from services.gateway.streams import Stream
+from services.gateway.streams.report import StreamReport
+from services.gateway.streams.stream import Stream
 from shared.errors import RejectCode, RequestError
 from shared.messages import TokenizeRequest
 from shared.pooling import Pooling

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import uuid
 
+from services.gateway.access.limits import Admission, question_tokens
 from services.gateway.bus.bus import Bus
 from services.gateway.bus.calls import Calls, Question
 from services.gateway.bus.deployment import Deployment
 from services.gateway.bus.refusals import unavailable
-from services.gateway.limits import Admission, question_tokens
 from shared.errors import RejectCode, RequestError
 from shared.messages import AbortRequest, DecodeRequest, EncodeRequest, GetLoad, Message, PiecesRequest
 

@@ -7,21 +7,22 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import structlog
 
-from services.gateway.account import StreamAccount
+from services.gateway.access.forecast import Forecasts
+from services.gateway.access.limits import make_admission
 from services.gateway.bus.bus import Bus
 from services.gateway.bus.calls import Calls
 from services.gateway.bus.deployment import Deployment
 from services.gateway.bus.refusals import rejected
-from services.gateway.custody import Custody
-from services.gateway.forecast import Forecasts
 from services.gateway.generation.checks import check_n
 from services.gateway.generation.questions import Questions
 from services.gateway.generation.tasks import within
-from services.gateway.limits import make_admission
-from services.gateway.pace import Pace, stretch
-from services.gateway.readiness import Readiness
-from services.gateway.report import StreamReport
-from services.gateway.streams import Journal, OutputLostError, Position, Stream
+from services.gateway.health.readiness import Readiness
+from services.gateway.streams.account import StreamAccount
+from services.gateway.streams.custody import Custody
+from services.gateway.streams.journal import Journal
+from services.gateway.streams.pace import Pace, stretch
+from services.gateway.streams.report import StreamReport
+from services.gateway.streams.stream import OutputLostError, Position, Stream
 from shared.actor import Phase
 from shared.clock import steady_time
 from shared.config import Settings

@@ -11,7 +11,7 @@ from msgspec import UNSET, UnsetType
 from services.gateway.http.explaining import explanations
 from services.gateway.http.fields import GenerationBody
 from services.gateway.http.objects import Usage, usage_of
-from services.gateway.streams import Delta, Stream
+from services.gateway.streams.stream import Delta, Stream
 from shared.errors import RequestError
 from shared.messages import SequenceText, TokenLogprobs
 

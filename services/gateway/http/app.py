@@ -10,6 +10,8 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.routing import Route
 
+from services.gateway.access.intake import Intake
+from services.gateway.health.load_report import LoadReports
 from services.gateway.http.chat import Chats
 from services.gateway.http.completions import Completions
 from services.gateway.http.cross_origin import cross_origin
@@ -25,8 +27,6 @@ from services.gateway.http.receiving import Receiving
 from services.gateway.http.responses import Responses
 from services.gateway.http.tokens import Tokens
 from services.gateway.http.tracing import TraceHeader
-from services.gateway.intake import Intake
-from services.gateway.load_report import LoadReports
 from shared.errors import RequestError
 
 if TYPE_CHECKING:

@@ -30,7 +30,7 @@ from services.gateway.http.objects import PromptLogprobs, encode, fingerprint_of
 from services.gateway.http.parsing import OutputParser, make_reasoning_parser, make_tool_parser
 from services.gateway.http.returning import Bookmark, Rest, positions_of
 from services.gateway.http.sampling import refuse_impossible, sampling_params
-from services.gateway.streams import Delta, Position, Stream
+from services.gateway.streams.stream import Delta, Position, Stream
 from shared.errors import RequestError
 from shared.messages import SequenceText, TokenizeRequest
 

@@ -28,7 +28,7 @@ from services.gateway.http.objects import (
 )
 from services.gateway.http.returning import Bookmark, positions_of
 from services.gateway.http.sampling import refuse_impossible, sampling_params
-from services.gateway.streams import Delta, Position, Stream
+from services.gateway.streams.stream import Delta, Position, Stream
 from shared.errors import RequestError
 from shared.messages import TokenizeRequest
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from msgspec import UNSET, UnsetType
 
-from services.gateway.streams import Stream
+from services.gateway.streams.stream import Stream
 from shared.explanation import Explanation
 
 Explanations = list[Explanation] | UnsetType

@@ -12,9 +12,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Scope
 
+from services.gateway.access.intake import BodyTimeoutError
 from services.gateway.bus.refusals import DEFAULT_RETRY_AFTER_MS
 from services.gateway.http.naming import as_sent
-from services.gateway.intake import BodyTimeoutError
 from shared.errors import RejectCode, RequestError
 
 log = structlog.get_logger()

@@ -9,17 +9,17 @@ from typing import Any
 
 from starlette.requests import Request
 
-from services.gateway.auth import Access
+from services.gateway.access.auth import Access
+from services.gateway.access.header import make_header, seeded
 from services.gateway.generation.checks import MAX_TOKENS_PER_MESSAGE, check_label, check_model, packed_prompt
 from services.gateway.generation.questions import QUESTION_TIMEOUT
 from services.gateway.generation.service import GenerationService
 from services.gateway.generation.tasks import all_or_none
-from services.gateway.header import make_header, seeded
 from services.gateway.http.reading import Bodies, arrival, seconds_left
 from services.gateway.http.returning import key_of
 from services.gateway.http.vocabulary import Vocabulary
-from services.gateway.report import StreamReport
-from services.gateway.streams import Delta, Position, Stream
+from services.gateway.streams.report import StreamReport
+from services.gateway.streams.stream import Delta, Position, Stream
 from shared.config import Settings
 from shared.errors import RequestError
 from shared.messages import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from services.gateway.auth import Access
+from services.gateway.access.auth import Access
 from services.gateway.http.failures import refusal
 from shared.errors import RequestError
 

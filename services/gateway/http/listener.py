@@ -12,7 +12,7 @@ from typing import Any
 
 import structlog
 
-from services.gateway.connections import Connections, source_of
+from services.gateway.access.connections import Connections, source_of
 from services.gateway.http.failures import error_body
 from services.gateway.http.protocol import BoundedProtocol, whole_response
 from shared.descriptors import Spares

@@ -9,7 +9,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from services.gateway.http.explaining import Explanations
-from services.gateway.streams import Stream
+from services.gateway.streams.stream import Stream
 
 encode = msgspec.json.Encoder().encode
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from services.gateway.load_report import ANSWER, ASKED, LoadReports
+from services.gateway.health.load_report import ANSWER, ASKED, LoadReports
 
 PATHS = frozenset({"/v1/completions", "/v1/chat/completions", "/v1/responses"})
 

@@ -9,9 +9,9 @@ from typing import Any
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from services.gateway.auth import Access
+from services.gateway.access.auth import Access
+from services.gateway.access.intake import PATIENCE, SMALL, Body, BodyTimeoutError, Intake, refusal_wait
 from services.gateway.http.failures import CLIENT_CLOSED_REQUEST, refusal
-from services.gateway.intake import PATIENCE, SMALL, Body, BodyTimeoutError, Intake, refusal_wait
 from shared.errors import RequestError
 
 FAREWELL_SECONDS = 0.5  # between the answer and the end of a connection whose body is not read

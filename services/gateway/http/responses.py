@@ -29,7 +29,7 @@ from services.gateway.http.responses_objects import (
     TextPart,
 )
 from services.gateway.http.returning import POSITION_HEADER, positions_of
-from services.gateway.streams import Delta, Stream
+from services.gateway.streams.stream import Delta, Stream
 from shared.errors import RequestError
 from shared.messages import ChatOptions, TokenizeRequest
 from shared.sampling import SamplingParams

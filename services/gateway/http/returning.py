@@ -13,8 +13,8 @@ from collections.abc import Sequence
 import msgspec
 from starlette.requests import Request
 
-from services.gateway.header import check_key
-from services.gateway.streams import Delta, Position
+from services.gateway.access.header import check_key
+from services.gateway.streams.stream import Delta, Position
 from shared.errors import RequestError
 
 KEY_HEADER = "idempotency-key"

@@ -15,7 +15,7 @@ import structlog
 import uvicorn
 from starlette.types import ASGIApp
 
-from services.gateway.connections import Connections, make_connections
+from services.gateway.access.connections import Connections, make_connections
 from services.gateway.http.listener import Listener, listen
 from services.gateway.http.protocol import BoundedProtocol
 from shared.config import Settings

@@ -5,7 +5,7 @@ from __future__ import annotations
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from services.gateway.header import SPAN_DIGITS, read_metadata
+from services.gateway.access.header import SPAN_DIGITS, read_metadata
 
 TRACEPARENT = "traceparent"
 REQUEST_ID = "x-request-id"

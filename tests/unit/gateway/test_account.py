@@ -9,7 +9,7 @@ import structlog
 
 from protos.pageant.v1.inference_pb2 import GenerateRequest
 from services.cli.terminal import explained
-from services.gateway.account import StreamAccount
+from services.gateway.streams.account import StreamAccount
 from shared.account import NOTHING, Account, arrived, checked, settled
 from shared.explanation import cause, for_clients, missed
 from shared.messages import FinishReason, Ledger, SequenceText, TokenizeRequest

@@ -14,8 +14,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from protos.pageant.v1 import control_pb2, inference_pb2
 from protos.pageant.v1.inference_pb2_grpc import InferenceStub
-from services.gateway.auth import OPERATOR, Access, Keys, make_access, shown_key
-from services.gateway.header import cache_salt
+from services.gateway.access.auth import OPERATOR, Access, Keys, make_access, shown_key
+from services.gateway.access.header import cache_salt
 from shared.config import Settings, load_settings
 from shared.errors import ConfigError, RejectCode, RequestError
 from tests.unit.gateway.troupe import LAST, Front, failure, front
@@ -63,7 +63,7 @@ def test_every_key_is_compared_whichever_fits(monkeypatch: pytest.MonkeyPatch) -
         compared.append(known)
         return known == shown
 
-    monkeypatch.setattr("services.gateway.auth.hmac.compare_digest", compare)
+    monkeypatch.setattr("services.gateway.access.auth.hmac.compare_digest", compare)
     keys = Keys([("a", "first-key"), ("b", "second-key"), ("c", "third-key")])
     for key, tenant in (("first-key", "a"), ("third-key", "c"), ("no-such-key", None)):
         compared.clear()

@@ -10,7 +10,7 @@ import grpc
 import pytest
 
 from protos.pageant.v1.inference_pb2 import GenerateRequest, ListModelsRequest
-from services.gateway.connections import FEWEST
+from services.gateway.access.connections import FEWEST
 from services.gateway.peers import PeerWatch, inode_of
 from tests.unit.gateway.troupe import LAST, Front, front
 

@@ -11,7 +11,7 @@ import grpc
 import pytest
 
 from protos.pageant.v1.inference_pb2 import GenerateRequest, ListModelsRequest, TokenizeRequest
-from services.gateway.intake import (
+from services.gateway.access.intake import (
     BURST,
     CREDIT,
     FASTEST,

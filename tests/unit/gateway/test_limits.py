@@ -10,8 +10,8 @@ import grpc
 import pytest
 
 from protos.pageant.v1.inference_pb2 import GenerateRequest, GenerateResponse
-from services.gateway.forecast import MAX_TENANTS, MIN_SAMPLES, Forecast, Forecasts
-from services.gateway.limits import Admission, Bounds, tokens_of
+from services.gateway.access.forecast import MAX_TENANTS, MIN_SAMPLES, Forecast, Forecasts
+from services.gateway.access.limits import Admission, Bounds, tokens_of
 from shared.clock import steady_time
 from shared.errors import RejectCode, RequestError
 from shared.messages import AbortRequest, ChatMessage, RequestHeader, TokenizeRequest

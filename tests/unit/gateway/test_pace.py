@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from services.gateway.pace import FEW, MAX_REST, Pace, stretch
+from services.gateway.streams.pace import FEW, MAX_REST, Pace, stretch
 
 
 class Stream:

@@ -11,8 +11,8 @@ import grpc
 import pytest
 
 from protos.pageant.v1.inference_pb2 import GenerateRequest, GenerateResponse
-from services.gateway.silence import PATIENCE, Silence
-from services.gateway.streams import Stream
+from services.gateway.streams.silence import PATIENCE, Silence
+from services.gateway.streams.stream import Stream
 from shared.errors import RejectCode
 from shared.messages import (
     AbortRequest,

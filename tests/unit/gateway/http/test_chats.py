@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from services.gateway.limits import tokens_of
+from services.gateway.access.limits import tokens_of
 from shared.messages import (
     ChatMessage,
     ChatOptions,

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from services.gateway.connections import FEWEST, Connections, make_connections, source_of
+from services.gateway.access.connections import FEWEST, Connections, make_connections, source_of
 from shared import descriptors
 from shared.config import Settings, load_settings
 from shared.errors import ConfigError

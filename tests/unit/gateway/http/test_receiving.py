@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from services.gateway.intake import CREDIT, REFUSAL, REFUSED_BYTES_PER_SECOND, SMALL
+from services.gateway.access.intake import CREDIT, REFUSAL, REFUSED_BYTES_PER_SECOND, SMALL
 from shared.messages import EncodeRequest
 from tests.unit.gateway.http.client import Http, http
 from tests.unit.gateway.http.test_connections import Raw, raw

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from services.gateway.streams import Stream
+from services.gateway.streams.stream import Stream
 
 
 class PausedStreams:

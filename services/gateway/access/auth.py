@@ -12,8 +12,8 @@ from pathlib import Path
 
 import msgspec
 
-from services.gateway.connections import source_of
-from services.gateway.header import CallMetadata, read_metadata
+from services.gateway.access.connections import source_of
+from services.gateway.access.header import CallMetadata, read_metadata
 from shared.config import Settings
 from shared.errors import ConfigError, RejectCode, RequestError
 

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from services.gateway.streams import prompt_bytes
+from services.gateway.streams.journal import prompt_bytes
 from shared.config import Settings
 from shared.errors import RejectCode, RequestError
 from shared.messages import DecodeRequest, EncodeRequest, TokenizeRequest

@@ -9,7 +9,7 @@ from typing import Any
 import structlog
 
 from services.gateway.bus.refusals import details
-from services.gateway.streams import Stream
+from services.gateway.streams.stream import Stream
 from shared.errors import RejectCode, RequestError
 from shared.exposition import RequestMeter
 from shared.logging import request_logger

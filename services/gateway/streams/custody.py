@@ -10,9 +10,10 @@ from services.gateway.bus.bus import Bus
 from services.gateway.bus.calls import Call, Calls
 from services.gateway.bus.deployment import Deployment
 from services.gateway.bus.refusals import unavailable
-from services.gateway.paused import PausedStreams
-from services.gateway.silence import Silence
-from services.gateway.streams import Journal, Stream
+from services.gateway.streams.journal import Journal
+from services.gateway.streams.paused import PausedStreams
+from services.gateway.streams.silence import Silence
+from services.gateway.streams.stream import Stream
 from shared.messages import AttachRequest, StreamLost
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from services.gateway.streams import Stream
+from services.gateway.streams.stream import Stream
 
 PATIENCE = 5.0  # seconds until a silent stream is asked after; doubles each time, for it may just have to wait
 
