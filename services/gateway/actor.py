@@ -12,14 +12,14 @@ from services.gateway.access.auth import make_access
 from services.gateway.access.intake import make_intake
 from services.gateway.bus.deployment import Deployment
 from services.gateway.generation.service import GenerationService
+from services.gateway.grpc.load_service import LoadService
+from services.gateway.grpc.server import GRACE, FrontServer, Servicers
+from services.gateway.grpc.servicer import ControlServicer, InferenceServicer
 from services.gateway.health.load_report import LoadReports
 from services.gateway.health.readiness import Readiness
 from services.gateway.http.app import make_app
 from services.gateway.http.gate import Gate
 from services.gateway.http.server import HttpServer
-from services.gateway.load_service import LoadService
-from services.gateway.server import GRACE, FrontServer, Servicers
-from services.gateway.servicer import ControlServicer, InferenceServicer
 from shared.actor import MemberActor, Phase
 from shared.actor.actor import Handlers
 from shared.clock import steady_time

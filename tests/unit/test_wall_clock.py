@@ -17,7 +17,7 @@ REASONS = {
     "services/gateway/http/operations.py": "OpenAI's `created`",
     "services/gateway/http/reading.py": "the arrival of a request, as the ledger has it",
     "services/gateway/streams/report.py": LEDGER,
-    "services/gateway/servicer.py": "the arrival of a request, as the ledger has it",
+    "services/gateway/grpc/servicer.py": "the arrival of a request, as the ledger has it",
     "services/detokenizer/actor.py": LEDGER,
     "services/scheduler/actor.py": LEDGER,
     "services/tokenizer/actor.py": LEDGER,

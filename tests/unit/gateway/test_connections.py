@@ -11,7 +11,7 @@ import pytest
 
 from protos.pageant.v1.inference_pb2 import GenerateRequest, ListModelsRequest
 from services.gateway.access.connections import FEWEST
-from services.gateway.peers import PeerWatch, inode_of
+from services.gateway.grpc.peers import PeerWatch, inode_of
 from tests.unit.gateway.troupe import LAST, Front, front
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])  # and empty settings
@@ -99,7 +99,7 @@ async def test_an_address_with_too_many_loses_its_newest_and_keeps_its_calls() -
 
 
 async def test_the_gateway_itself_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("services.gateway.peers.LOOK_SECONDS", 0.05)
+    monkeypatch.setattr("services.gateway.grpc.peers.LOOK_SECONDS", 0.05)
     async with front(max_connections_per_address=3) as f:
         await f.inference.ListModels(ListModelsRequest())
         await asyncio.sleep(0.2)

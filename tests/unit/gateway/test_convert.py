@@ -11,9 +11,9 @@ import pytest
 
 from protos.pageant.v1.inference_pb2 import GenerateRequest
 from protos.pageant.v1.inference_pb2 import SamplingParams as ProtoSampling
-from services.gateway import convert, status
 from services.gateway.access.header import cache_salt, make_header, read_metadata, seeded
 from services.gateway.bus.refusals import MAX_DETAIL_CHARS, details, unavailable
+from services.gateway.grpc import convert, status
 from services.gateway.streams.journal import Journal
 from services.gateway.streams.stream import Stream
 from shared.clock import steady_time

@@ -26,7 +26,7 @@ from services.gateway.access.intake import (
     make_intake,
     refusal_wait,
 )
-from services.gateway.receiving import host_of
+from services.gateway.grpc.receiving import host_of
 from shared.config import Settings
 from shared.debts import Debts
 from shared.errors import RejectCode, RequestError
@@ -232,7 +232,7 @@ async def test_grpc_refused_megabytes_put_their_sender_in_debt_and_nobody_else()
 
 
 async def test_of_a_sender_in_debt_few_calls_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("services.gateway.receiving.MOST_SLOW", 1)
+    monkeypatch.setattr("services.gateway.grpc.receiving.MOST_SLOW", 1)
     async with front() as f:
         in_debt(f.troupe.gateway.intake, "127.0.0.1 greedy")
         greedy = (("x-tenant", "greedy"),)
@@ -255,7 +255,7 @@ async def test_without_a_key_that_opens_the_address_pays_and_the_message_is_not_
 
 
 async def test_a_grpc_message_that_stops_half_way_ends_its_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("services.gateway.receiving.CONTENDED_SECONDS", 0.05)
+    monkeypatch.setattr("services.gateway.grpc.receiving.CONTENDED_SECONDS", 0.05)
     async with front(body_timeout=0.1) as f:
         # A stream of requests may begin without a message; to the server it is a call whose message does not come.
         method = f.channel.stream_unary("/pageant.v1.Inference/ListModels")
@@ -266,7 +266,7 @@ async def test_a_grpc_message_that_stops_half_way_ends_its_call(monkeypatch: pyt
 
 
 async def test_calls_that_never_send_do_not_keep_others_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("services.gateway.receiving.CONTENDED_SECONDS", 0.2)
+    monkeypatch.setattr("services.gateway.grpc.receiving.CONTENDED_SECONDS", 0.2)
     async with front(max_receiving_bytes=1, body_timeout=60) as f:  # two places
         method = f.channel.stream_unary("/pageant.v1.Inference/ListModels")
         stuck = [method(metadata=(("x-tenant", "stuck"),)) for _ in range(6)]

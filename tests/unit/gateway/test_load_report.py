@@ -14,7 +14,7 @@ from google.protobuf.duration_pb2 import Duration
 
 from protos.pageant.v1 import inference_pb2, load_report_pb2
 from services.gateway.access.header import read_metadata
-from services.gateway.load_service import SERVICE, interval_of
+from services.gateway.grpc.load_service import SERVICE, interval_of
 from shared.messages import GetLoad, Load, WorkerLoad
 from tests.unit.gateway.http.client import http
 from tests.unit.gateway.troupe import LAST, FakeTroupe, front

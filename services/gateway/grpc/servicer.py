@@ -11,15 +11,15 @@ from typing import Any, NoReturn
 import grpc
 
 from protos.pageant.v1 import control_pb2, inference_pb2
-from services.gateway import convert
 from services.gateway.access.auth import Access
 from services.gateway.access.header import check_key, make_header, seeded, traceparent
 from services.gateway.generation.checks import MAX_TOKENS_PER_MESSAGE, check_label, check_model, packed_prompt
 from services.gateway.generation.embedding import check_inputs, embed, embedding_params
 from services.gateway.generation.questions import QUESTION_TIMEOUT
 from services.gateway.generation.service import GenerationService
+from services.gateway.grpc import convert
+from services.gateway.grpc.status import abort_args
 from services.gateway.health.load_report import BINARY, LoadReports, is_asked
-from services.gateway.status import abort_args
 from services.gateway.streams.report import StreamReport
 from services.gateway.streams.stream import Stream
 from shared.clock import steady_time

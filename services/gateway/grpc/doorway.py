@@ -15,7 +15,7 @@ from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection
 
 from services.gateway.access.auth import Access
-from services.gateway.status import abort_args
+from services.gateway.grpc.status import abort_args
 from shared.errors import RequestError
 
 # Whether it serves, and what its messages are, a gateway tells everybody.

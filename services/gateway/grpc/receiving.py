@@ -15,7 +15,7 @@ from google.protobuf.message import DecodeError
 
 from services.gateway.access.auth import Access
 from services.gateway.access.intake import PATIENCE, SMALL, BodyTimeoutError, Intake, refusal_wait
-from services.gateway.doorway import OPEN, Continuation, end
+from services.gateway.grpc.doorway import OPEN, Continuation, end
 from shared.errors import RejectCode, RequestError
 from shared.turns import Turns
 

@@ -14,13 +14,13 @@ from protos.pageant.v1 import control_pb2, control_pb2_grpc, inference_pb2, infe
 from services.gateway.access.auth import Access
 from services.gateway.access.connections import make_connections
 from services.gateway.access.intake import Intake
-from services.gateway.doorway import Arrivals, KeyCheck
+from services.gateway.grpc.doorway import Arrivals, KeyCheck
+from services.gateway.grpc.load_service import LoadService
+from services.gateway.grpc.peers import PeerWatch
+from services.gateway.grpc.receiving import Receiving
+from services.gateway.grpc.servicer import ControlServicer, InferenceServicer
+from services.gateway.grpc.tls import server_credentials
 from services.gateway.health.readiness import Readiness
-from services.gateway.load_service import LoadService
-from services.gateway.peers import PeerWatch
-from services.gateway.receiving import Receiving
-from services.gateway.servicer import ControlServicer, InferenceServicer
-from services.gateway.tls import server_credentials
 from shared.config import Settings
 from shared.errors import ConfigError
 from shared.exposure import KEYS_ADVICE
