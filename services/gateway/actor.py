@@ -18,8 +18,8 @@ from services.gateway.grpc.servicer import ControlServicer, InferenceServicer
 from services.gateway.health.load_report import LoadReports
 from services.gateway.health.readiness import Readiness
 from services.gateway.http.app import make_app
-from services.gateway.http.gate import Gate
-from services.gateway.http.server import HttpServer
+from services.gateway.http.connection.server import HttpServer
+from services.gateway.http.requests.gate import Gate
 from shared.actor import MemberActor, Phase
 from shared.actor.actor import Handlers
 from shared.clock import steady_time

@@ -13,9 +13,9 @@ SHOWN = "people read it"
 REASONS = {
     "services/gateway/streams/account.py": LEDGER,
     "services/gateway/generation/service.py": LEDGER,
-    "services/gateway/http/answer.py": "OpenAI's `created`",
+    "services/gateway/http/answers/answer.py": "OpenAI's `created`",
     "services/gateway/http/operations.py": "OpenAI's `created`",
-    "services/gateway/http/reading.py": "the arrival of a request, as the ledger has it",
+    "services/gateway/http/requests/reading.py": "the arrival of a request, as the ledger has it",
     "services/gateway/streams/report.py": LEDGER,
     "services/gateway/grpc/servicer.py": "the arrival of a request, as the ledger has it",
     "services/detokenizer/actor.py": LEDGER,

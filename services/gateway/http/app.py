@@ -12,21 +12,21 @@ from starlette.routing import Route
 
 from services.gateway.access.intake import Intake
 from services.gateway.health.load_report import LoadReports
-from services.gateway.http.chat import Chats
-from services.gateway.http.completions import Completions
-from services.gateway.http.cross_origin import cross_origin
+from services.gateway.http.chat.endpoint import Chats
+from services.gateway.http.completions.endpoint import Completions
 from services.gateway.http.embeddings import Embeddings
-from services.gateway.http.failures import defect, failure, no_such_route
-from services.gateway.http.gate import Gate
-from services.gateway.http.hostcheck import HostCheck, allowed_hosts
-from services.gateway.http.keycheck import KeyCheck
+from services.gateway.http.errors.failures import defect, failure, no_such_route
+from services.gateway.http.middleware.cross_origin import cross_origin
+from services.gateway.http.middleware.hostcheck import HostCheck, allowed_hosts
+from services.gateway.http.middleware.keycheck import KeyCheck
+from services.gateway.http.middleware.load_header import LoadHeader
+from services.gateway.http.middleware.receiving import Receiving
+from services.gateway.http.middleware.tracing import TraceHeader
 from services.gateway.http.operations import Operations
-from services.gateway.http.orca import LoadHeader
 from services.gateway.http.page import page
-from services.gateway.http.receiving import Receiving
-from services.gateway.http.responses import Responses
+from services.gateway.http.requests.gate import Gate
+from services.gateway.http.responses.endpoint import Responses
 from services.gateway.http.tokens import Tokens
-from services.gateway.http.tracing import TraceHeader
 from shared.errors import RequestError
 
 if TYPE_CHECKING:

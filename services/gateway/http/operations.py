@@ -12,8 +12,8 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import Request
 from starlette.responses import Response
 
-from services.gateway.http.gate import Gate
-from services.gateway.http.objects import Model, Models, encode
+from services.gateway.http.answers.objects import encode
+from services.gateway.http.requests.gate import Gate
 from shared.errors import RequestError
 from shared.exposition import EngineCollector, exposition
 from shared.messages import Load
@@ -23,6 +23,22 @@ if TYPE_CHECKING:
     from prometheus_client.registry import Collector
 
 LOAD_TIMEOUT = 1.0  # seconds
+
+
+class Model(msgspec.Struct, kw_only=True):
+    id: str
+    object: str = "model"
+    created: int
+    owned_by: str = "pageant"
+    root: str
+    parent: str | None = None
+    max_model_len: int | None
+    system_fingerprint: str | None = None
+
+
+class Models(msgspec.Struct, kw_only=True):
+    object: str = "list"
+    data: list[Model]
 
 
 class Operations:

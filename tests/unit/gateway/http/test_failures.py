@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from services.gateway.bus.refusals import unavailable
-from services.gateway.http.failures import STATUS
-from services.gateway.http.protocol import MAX_HEADER_BYTES
+from services.gateway.http.connection.protocol import MAX_HEADER_BYTES
+from services.gateway.http.errors.failures import STATUS
 from shared.errors import RejectCode
 from shared.messages import RequestRejected, TokenLogprobs
 from tests.unit.gateway.http.client import JSON, Http, events, http, streaming

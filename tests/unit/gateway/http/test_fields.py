@@ -13,12 +13,14 @@ import openai
 import pytest
 import structlog
 
-from services.gateway.http import responses, sampling
-from services.gateway.http.bodies import CompletionBody, DetokenizeBody, TokenizeBody
-from services.gateway.http.chat_bodies import ChatBody
+from services.gateway.http.chat.bodies import ChatBody
+from services.gateway.http.completions.bodies import CompletionBody
 from services.gateway.http.embeddings import EmbeddingBody
-from services.gateway.http.fields import WithoutEffect
-from services.gateway.http.responses_bodies import ResponsesBody
+from services.gateway.http.requests import sampling
+from services.gateway.http.requests.fields import WithoutEffect
+from services.gateway.http.responses import endpoint as responses
+from services.gateway.http.responses.bodies import ResponsesBody
+from services.gateway.http.tokens import DetokenizeBody, TokenizeBody
 from shared.messages import TokenLogprobs
 from shared.packing import unpack_tokens
 from tests.unit.gateway.http.client import Http, events, http, streaming

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from services.gateway.http.call_grammar import any_calls, named_call
-from services.gateway.http.chat_bodies import FunctionBody
+from services.gateway.http.chat.bodies import FunctionBody
+from services.gateway.http.chat.call_grammar import any_calls, named_call
 from services.gateway.http.parsing import CallArguments, CallBegun, make_tool_parser
 from shared.automata.automaton import Automaton, make_automaton
 from shared.automata.compiling import Compiler

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from services.gateway.http.returning import Bookmark, Rest
+from services.gateway.http.requests.returning import Bookmark, Rest
 from services.gateway.streams.stream import Delta, Position
 from shared.errors import RejectCode
 from shared.messages import AbortRequest, AttachRequest, RequestHeader, RequestRejected, TokenizeRequest

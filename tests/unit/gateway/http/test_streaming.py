@@ -16,7 +16,7 @@ from tokenizers import Tokenizer, decoders, models
 
 from services.detokenizer.decoder import DecoderFactory
 from services.detokenizer.stream import Stream
-from services.gateway.http.chat_answer import AnswerReader, DeltaBuilder, MessageBuilder
+from services.gateway.http.chat.answer import AnswerReader, DeltaBuilder, MessageBuilder
 from services.gateway.http.parsing import OutputParser, make_reasoning_parser, make_tool_parser
 from shared.messages import FinishReason, SequenceTokens
 from shared.tokenization import ModelTokenizer, load_tokenizer
