@@ -14,7 +14,7 @@ from shared.account import NOTHING, Account, arrived, checked, settled
 from shared.explanation import cause, for_clients, missed
 from shared.messages import FinishReason, Ledger, SequenceText, TokenizeRequest
 from shared.phases import NUM_MISSES, NUM_PHASES, Miss, Phase
-from tests.unit.gateway.test_generate import ask, drain
+from tests.unit.gateway.generation.test_generate import ask, drain
 from tests.unit.gateway.troupe import front
 
 

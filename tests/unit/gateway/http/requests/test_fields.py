@@ -26,7 +26,7 @@ from shared.packing import unpack_tokens
 from tests.unit.gateway.http.client import Http, events, http, streaming
 from tests.unit.gateway.troupe import LAST
 
-DOCS = Path(__file__).resolve().parents[4] / "docs"
+DOCS = Path(__file__).resolve().parents[5] / "docs"
 ASK: dict[str, Any] = {"prompt": "Once"}
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}]}
 ENDPOINTS: dict[str, tuple[type[msgspec.Struct], dict[str, Any]]] = {

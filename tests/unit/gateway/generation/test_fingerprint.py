@@ -9,8 +9,8 @@ import pytest
 
 from protos.pageant.v1.inference_pb2 import GenerateRequest, ListModelsRequest
 from shared.messages import Fingerprint, Heartbeat, Hello
+from tests.unit.gateway.generation.test_resume import replace_scheduler, rest
 from tests.unit.gateway.http.client import http
-from tests.unit.gateway.test_resume import replace_scheduler, rest
 from tests.unit.gateway.troupe import LAST, Front, front, until
 
 ONE, TWO = Fingerprint(dtype="float32"), Fingerprint(dtype="bfloat16")

@@ -24,7 +24,7 @@ from tests.unit.detokenizer.models import opened
 
 NUM_SPLITS = 10_000
 SPLITS_OF_EACH = 25
-MODEL = Path(__file__).resolve().parents[4] / "models" / "pageant-stories"
+MODEL = Path(__file__).resolve().parents[5] / "models" / "pageant-stories"
 THOUGHTS = ["Rome", "北京", "서울", "日本語", "🦊🎉", "👩\u200d👩\u200d👧", "🇩🇪", "naïve", "e\u0301"]
 WORDS = [*THOUGHTS, "<think", "</tool", "{[", "}]", '\\"', "\n", "a b"]
 

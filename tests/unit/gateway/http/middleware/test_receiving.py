@@ -12,7 +12,7 @@ import pytest
 from services.gateway.access.intake import CREDIT, REFUSAL, REFUSED_BYTES_PER_SECOND, SMALL
 from shared.messages import EncodeRequest
 from tests.unit.gateway.http.client import Http, http
-from tests.unit.gateway.http.test_connections import Raw, raw
+from tests.unit.gateway.http.connection.test_connections import Raw, raw
 from tests.unit.gateway.troupe import LAST, until
 
 MEGABYTE = 1 << 20
