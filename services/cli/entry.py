@@ -1,6 +1,6 @@
 """Where every command begins and ends: whatever goes wrong is one line on standard error, never a trace.
 
-Nothing but the exit statuses is imported before `run` has taken care of Ctrl-C, so that it may come at any time.
+Nothing is imported before `run` has taken care of Ctrl-C, so that it may come at any time.
 """
 
 from __future__ import annotations
@@ -9,8 +9,6 @@ import os
 import signal
 import sys
 from types import FrameType
-
-from services.cli.exit_status import EXIT_INTERRUPTED
 
 
 def run() -> None:
@@ -47,4 +45,4 @@ def _flushed(status: int) -> int:
 
 
 def _leave(number: int, frame: FrameType | None) -> None:
-    os._exit(EXIT_INTERRUPTED)
+    os._exit(128 + number)

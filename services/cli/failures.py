@@ -8,8 +8,8 @@ import sys
 
 import click
 
-from services.cli.exit_status import EXIT_CONFIG, EXIT_DEFECT, EXIT_INTERRUPTED
 from shared.errors import ConfigError, ModelError, PageantError
+from shared.exit_status import EXIT_CONFIG, EXIT_FATAL, EXIT_INTERRUPTED
 
 MAX_CHARS = 500
 
@@ -31,7 +31,7 @@ def end(error: BaseException) -> int:
     say(words(error))
     if isinstance(error, (ConfigError, ModelError)):
         return EXIT_CONFIG
-    return 1 if isinstance(error, (PageantError, OSError)) else EXIT_DEFECT
+    return 1 if isinstance(error, (PageantError, OSError)) else EXIT_FATAL
 
 
 def words(error: BaseException) -> str:

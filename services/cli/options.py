@@ -9,11 +9,11 @@ from typing import IO, Any, Literal, TypeVar, get_args, get_origin
 import click
 import msgspec
 
-from services.cli.exit_status import EXIT_CONFIG
 from services.cli.help import SectionedOption
 from shared.config import Settings, load_settings
 from shared.config.catalogue import Setting, catalogue, shown
 from shared.errors import ConfigError
+from shared.exit_status import EXIT_CONFIG
 
 F = TypeVar("F", bound=Callable[..., Any])
 NAMES = tuple(field.name for field in msgspec.structs.fields(Settings))

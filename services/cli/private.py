@@ -17,8 +17,8 @@ from services.cli.failures import one_line
 from services.cli.processes import Starter
 from services.cli.serve import TURN, connect, report, roles, wait_until_serving
 from services.cli.supervisor import Supervisor
-from shared.actor.process import EXIT_CONFIG
 from shared.config import Settings
+from shared.exit_status import EXIT_CONFIG
 
 MAX_DEATHS = 2  # of one service, before it is given up
 Work = Callable[[Settings], int]  # gets the settings with the port that is served; returns an exit status

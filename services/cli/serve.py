@@ -19,10 +19,10 @@ from services.cli.orders import Fulfilment, OrderDesk, desk_path
 from services.cli.processes import Starter
 from services.cli.ready import ready_block
 from services.cli.supervisor import KILL_AFTER, Role, Supervisor
-from shared.actor.process import EXIT_CONFIG
 from shared.config import Settings
 from shared.descriptors import raise_limit
 from shared.errors import ConfigError
+from shared.exit_status import EXIT_CONFIG
 from shared.standard_streams import guard_standard_streams
 from shared.transport.directory import claim, make_private
 

@@ -12,7 +12,8 @@ from typing import Protocol
 
 import msgspec
 
-EXIT_CONFIG = 78  # EX_CONFIG: starting again would not help
+from shared.exit_status import EXIT_CONFIG
+
 FIRST_DELAY = 0.1  # seconds before the first restart; doubles with every early death
 MAX_DELAY = 30.0
 LONG_LIFE = 30.0  # after a life as long as this the delay begins anew

@@ -19,14 +19,13 @@ from shared.actor.watchdog import Watchdog
 from shared.config import Settings, load_settings
 from shared.descriptors import raise_limit
 from shared.errors import ConfigError, ModelError, PageantError
+from shared.exit_status import EXIT_CONFIG, EXIT_FATAL
 from shared.logging import setup_logging
 from shared.standard_streams import LAST_WORDS_SECONDS, guard_standard_streams
 from shared.transport import Transport, make_transport
 
 log = structlog.get_logger()
 
-EXIT_FATAL = 70  # EX_SOFTWARE: the supervisor starts a new instance
-EXIT_CONFIG = 78  # EX_CONFIG: starting again would not help
 HOPELESS = (ConfigError, ModelError)  # what EXIT_CONFIG says
 STUCK = "the event loop does not go round"
 

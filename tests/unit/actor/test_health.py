@@ -21,11 +21,12 @@ from services.scheduler.main import make as make_scheduler
 from shared.actor import MemberActor
 from shared.actor.actor import Handlers
 from shared.actor.incident import Incidents
-from shared.actor.process import EXIT_CONFIG, EXIT_FATAL, obituary
+from shared.actor.process import obituary
 from shared.actor.status import read_status
 from shared.actor.watchdog import Watchdog
 from shared.config import Settings
 from shared.errors import ConfigError, FatalError
+from shared.exit_status import EXIT_CONFIG, EXIT_FATAL
 from shared.losses import INCIDENT, STATUS, losses
 from shared.messages import DetokenizerInbox, Refused, Roster, ServiceName, Tick, TokenBatch
 from shared.transport import MemoryTransport

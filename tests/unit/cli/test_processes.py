@@ -11,7 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from services.cli.processes import last_words, start
-from services.cli.supervisor import EXIT_CONFIG, Role, Supervisor
+from services.cli.supervisor import Role, Supervisor
+from shared.exit_status import EXIT_CONFIG
 
 PATIENT = "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: sys.exit(0)); print('up', flush=True); "
 ROLE = Role("worker")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from services.cli.rolling import RestartFailedError, rolling_restart
-from services.cli.supervisor import EXIT_CONFIG, FIRST_DELAY, LEAVE, LONG_LIFE, MAX_DELAY, STOP, Child, Role, Supervisor
+from services.cli.supervisor import FIRST_DELAY, LEAVE, LONG_LIFE, MAX_DELAY, STOP, Child, Role, Supervisor
+from shared.exit_status import EXIT_CONFIG
 
 GATEWAY, WORKER = Role("gateway"), Role("worker")
 WORDS: dict[int, str] = {LEAVE: "ask", STOP: "terminate"}
