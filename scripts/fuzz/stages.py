@@ -179,17 +179,17 @@ class GatewayStage(Stage):
     def begin(self) -> list[Message]:
         actor: Any = self.actor
         for name in REQUESTS:
-            actor.reception.open(TokenizeRequest(header(name), PARAMS, token_ids=PROMPT))
+            actor.generation.open(TokenizeRequest(header(name), PARAMS, token_ids=PROMPT))
         return [TextBatch([SequenceText(name, 0, 0, 0, "Once", [7]) for name in REQUESTS])]
 
     def digest(self) -> object:
         actor: Any = self.actor
-        streams = [actor.journal.get(name) for name in REQUESTS]
+        streams = [actor.generation.journal.get(name) for name in REQUESTS]
         told = [
             (s.error, s.tokenizer, [(q.token_ids.tolist(), q.num_chars, q.finished) for q in s.sequences])
             for s in streams
         ]
-        return told, self.standing(), len(actor.journal), len(actor.calls), actor.readiness.unwell
+        return told, self.standing(), len(actor.generation.journal), len(actor.generation.calls), actor.readiness.unwell
 
 
 class TokenizerStage(Stage):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -51,10 +51,40 @@ ALLOWED: dict[str, set[str]] = {
     "services.simulator": {"STDLIB", "msgspec", "shared", "services.scheduler"},
     "services.draft": {"STDLIB", "msgspec", "structlog", "torch", "numpy", "shared", "kernels"},
     "services.worker": {"STDLIB", "msgspec", "structlog", "torch", "numpy", "tqdm", "shared", "kernels"},
-    "services.gateway": {"STDLIB", "msgspec", "structlog", "grpc", "grpc_health", "grpc_reflection", "google", "shared",
-                         "protos", "prometheus_client"},
-    "services.gateway.http": {"STDLIB", "msgspec", "structlog", "starlette", "uvicorn", "prometheus_client",
-                              "services.gateway", "shared"},
+    # the gateway: its actor may import all of it; a wing only what is named, and no two name each other
+    "services.gateway": {"STDLIB", "prometheus_client", "shared"},
+    "services.gateway.bus": {"STDLIB", "shared"},
+    "services.gateway.streams": {"STDLIB", "msgspec", "structlog", "shared", "services.gateway.bus"},
+    "services.gateway.access": {"STDLIB", "msgspec", "shared", "services.gateway.streams"},
+    "services.gateway.health": {"STDLIB", "protos", "shared", "services.gateway.bus"},
+    "services.gateway.generation": {"STDLIB", "msgspec", "structlog", "shared", "services.gateway.bus",
+                                    "services.gateway.streams", "services.gateway.access", "services.gateway.health"},
+    "services.gateway.grpc": {"STDLIB", "msgspec", "structlog", "grpc", "grpc_health", "grpc_reflection", "google",
+                              "protos", "shared", "services.gateway.bus", "services.gateway.streams",
+                              "services.gateway.access", "services.gateway.health", "services.gateway.generation"},
+    "services.gateway.http": {"STDLIB", "msgspec", "starlette", "prometheus_client", "shared",
+                              "services.gateway.access", "services.gateway.health", "services.gateway.generation"},
+    "services.gateway.http.parsing": {"STDLIB", "msgspec"},
+    "services.gateway.http.errors": {"STDLIB", "msgspec", "structlog", "starlette", "shared", "services.gateway.bus",
+                                     "services.gateway.access"},
+    "services.gateway.http.connection": {"STDLIB", "structlog", "starlette", "uvicorn", "shared",
+                                         "services.gateway.access", "services.gateway.http.errors"},
+    "services.gateway.http.middleware": {"STDLIB", "starlette", "shared", "services.gateway.access",
+                                         "services.gateway.health", "services.gateway.http.errors"},
+    "services.gateway.http.requests": {"STDLIB", "msgspec", "structlog", "starlette", "shared",
+                                       "services.gateway.streams", "services.gateway.access",
+                                       "services.gateway.generation", "services.gateway.http.errors"},
+    "services.gateway.http.answers": {"STDLIB", "msgspec", "starlette", "shared", "services.gateway.streams",
+                                      "services.gateway.http.errors", "services.gateway.http.requests"},
+    "services.gateway.http.completions": {"STDLIB", "msgspec", "starlette", "shared", "services.gateway.streams",
+                                          "services.gateway.generation", "services.gateway.http.requests",
+                                          "services.gateway.http.answers"},
+    "services.gateway.http.chat": {"STDLIB", "msgspec", "starlette", "shared", "services.gateway.streams",
+                                   "services.gateway.generation", "services.gateway.http.requests",
+                                   "services.gateway.http.answers", "services.gateway.http.parsing"},
+    "services.gateway.http.responses": {"STDLIB", "msgspec", "starlette", "shared", "services.gateway.streams",
+                                        "services.gateway.http.requests", "services.gateway.http.answers",
+                                        "services.gateway.http.parsing", "services.gateway.http.chat"},
     "services.tokenizer": {"STDLIB", "msgspec", "structlog", "tokenizers", "jinja2", "shared"},
     "services.detokenizer": {"STDLIB", "msgspec", "structlog", "tokenizers", "shared"},
     "services.cli": {"STDLIB", "msgspec", "structlog", "click", "grpc", "grpc_health", "google", "shared", "protos",
@@ -66,7 +96,7 @@ ALLOWED: dict[str, set[str]] = {
     "services.cli.top": {"STDLIB", "msgspec", "click", "prometheus_client", "shared", "services.cli"},
     "services.cli.replay": {"STDLIB", "click", "shared", "services.cli.help", "services.scheduler"},
     "services.cli.plots": {"STDLIB", "click", "matplotlib", "services.cli", "services.simulator"},
-    "services.cli.checks": {"STDLIB", "msgspec", "shared", "services.gateway.auth"},
+    "services.cli.checks": {"STDLIB", "msgspec", "shared", "services.gateway.access.auth"},
     "services.cli.bench": {"STDLIB", "msgspec", "click", "tqdm", "grpc", "uvloop", "shared", "protos", "services.cli"},
     "services.cli.bench.serve": {"STDLIB", "msgspec", "click", "tqdm", "grpc", "uvloop", "shared", "services.cli",
                                  "services.simulator"},
@@ -92,9 +122,9 @@ UNSAFE = {"pickle", "cPickle", "cloudpickle", "dill", "marshal", "shelve"}
 NO_TORCH = ("gateway", "tokenizer", "scheduler", "detokenizer", "draft")
 
 
-def modules() -> Iterator[tuple[str, ast.Module]]:
+def modules(packages: Iterable[str] = PACKAGES) -> Iterator[tuple[str, ast.Module]]:
     """Dotted name and tree of every module of the project."""
-    for package in PACKAGES:
+    for package in packages:
         for path in sorted((ROOT / package).rglob("*.py")):
             if path.stem.endswith(("_pb2", "_pb2_grpc")):
                 continue
@@ -111,6 +141,49 @@ def imports(tree: ast.AST) -> Iterator[str]:
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, "imports are absolute"
             yield node.module or ""
+
+
+def import_graph(packages: Iterable[str]) -> dict[str, set[str]]:
+    """Module -> the modules that it imports wherever in it, `if TYPE_CHECKING` included.
+
+    `from package import module` imports the module.  That Python loads every package's `__init__` first is not drawn.
+    """
+    trees = dict(modules(packages))
+    graph: dict[str, set[str]] = {}
+    for name, tree in trees.items():
+        found = set(imports(tree))
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and node.module:
+                members = {f"{node.module}.{alias.name}" for alias in node.names}
+                found |= members
+                if members <= trees.keys():
+                    found.discard(node.module)
+        graph[name] = found & trees.keys() - {name}
+    return graph
+
+
+def circles(graph: Mapping[str, set[str]]) -> list[set[str]]:
+    """The strongly connected components with more than one module, by Kosaraju's two searches."""
+    reverse: dict[str, set[str]] = {name: set() for name in graph}
+    for name, imported in graph.items():
+        for other in imported:
+            reverse[other].add(name)
+
+    def search(name: str, edges: Mapping[str, set[str]], seen: set[str], found: list[str]) -> list[str]:
+        if name not in seen:
+            seen.add(name)
+            for other in sorted(edges[name]):
+                search(other, edges, seen, found)
+            found.append(name)
+        return found
+
+    seen: set[str] = set()
+    finished: list[str] = []
+    for name in sorted(graph):
+        search(name, graph, seen, finished)
+    seen = set()
+    components = [set(search(name, reverse, seen, [])) for name in reversed(finished)]
+    return [component for component in components if len(component) > 1]
 
 
 def within(name: str, prefix: str) -> bool:
@@ -135,6 +208,29 @@ def test_every_module_imports_only_what_its_layer_may() -> None:
                 broken.append(f"{name} imports {imported}")
     assert not broken
     assert seen == set(ALLOWED), "a layer without a module: the table is stale"
+
+
+def test_circles_are_found() -> None:
+    graph = {"a": {"b"}, "b": {"c", "d"}, "c": {"a"}, "d": {"e"}, "e": set()}
+    assert circles(graph) == [{"a", "b", "c"}]
+    assert not circles({**graph, "c": {"d"}})
+
+
+def test_no_module_imports_itself_in_a_circle() -> None:
+    """Imports for types alone count too: who reads one module of a circle has to read all."""
+    graph = import_graph((*PACKAGES, "scripts", "tests"))
+    assert "services.gateway.actor" in graph["services.gateway.main"]
+    assert not [sorted(circle) for circle in circles(graph)]
+
+
+@pytest.mark.parametrize("house", ["services.gateway", "services.scheduler"])
+def test_wings_import_downwards_only(house: str) -> None:
+    """What the table allows has no circle either, so that wings cannot grow together module by module."""
+    wings = {layer for layer in ALLOWED if within(layer, house)}
+    assert not circles({wing: ALLOWED[wing] & wings for wing in wings})
+    assert not any(ALLOWED[wing] & {house, f"{house}.http"} for wing in wings)
+    folders = {".".join(path.relative_to(ROOT).parent.parts) for path in ROOT.joinpath(*house.split(".")).rglob("*.py")}
+    assert folders == wings, "every folder is a wing, with a row of its own"
 
 
 def test_only_those_who_compute_reach_modeling() -> None:

@@ -11,13 +11,13 @@ ROOT = Path(__file__).resolve().parents[2]
 LEDGER = "ledgers of time compare what processes of several hosts say"
 SHOWN = "people read it"
 REASONS = {
-    "services/gateway/account.py": LEDGER,
-    "services/gateway/actor.py": LEDGER,
-    "services/gateway/http/answer.py": "OpenAI's `created`",
+    "services/gateway/streams/account.py": LEDGER,
+    "services/gateway/generation/service.py": LEDGER,
+    "services/gateway/http/answers/answer.py": "OpenAI's `created`",
     "services/gateway/http/operations.py": "OpenAI's `created`",
-    "services/gateway/http/reading.py": "the arrival of a request, as the ledger has it",
-    "services/gateway/report.py": LEDGER,
-    "services/gateway/servicer.py": "the arrival of a request, as the ledger has it",
+    "services/gateway/http/requests/reading.py": "the arrival of a request, as the ledger has it",
+    "services/gateway/streams/report.py": LEDGER,
+    "services/gateway/grpc/servicer.py": "the arrival of a request, as the ledger has it",
     "services/detokenizer/actor.py": LEDGER,
     "services/scheduler/actor.py": LEDGER,
     "services/tokenizer/actor.py": LEDGER,

@@ -59,7 +59,7 @@ def detokenizer(args: argparse.Namespace) -> int:
 
 def gateway(args: argparse.Namespace) -> int:
     from services.gateway.main import main
-    from services.gateway.streams import Stream
+    from services.gateway.streams.stream import Stream
 
     before(Stream, "accept", args.seconds, lambda s, news: bool(s.header.label == LABEL and news.finish_reason))
     return int(main() or 0)
@@ -67,8 +67,8 @@ def gateway(args: argparse.Namespace) -> int:
 
 def client(args: argparse.Namespace) -> int:
     """A client that reads late, as its gateway sees it: the write of the last message does not return."""
+    from services.gateway.grpc.servicer import InferenceServicer
     from services.gateway.main import main
-    from services.gateway.servicer import InferenceServicer
 
     write = InferenceServicer._write
 

@@ -6,7 +6,7 @@ import ssl
 from collections.abc import Iterator
 
 from services.cli.checks.finding import Finding
-from services.gateway.auth import make_access
+from services.gateway.access.auth import make_access
 from shared.config import Settings
 from shared.errors import ConfigError
 from shared.exposure import KEYS_ADVICE

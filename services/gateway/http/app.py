@@ -2,32 +2,42 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.routing import Route
 
-from services.gateway.http.chat import Chats
-from services.gateway.http.completions import Completions
-from services.gateway.http.cross_origin import cross_origin
+from services.gateway.access.intake import Intake
+from services.gateway.health.load_report import LoadReports
+from services.gateway.http.chat.endpoint import Chats
+from services.gateway.http.completions.endpoint import Completions
 from services.gateway.http.embeddings import Embeddings
-from services.gateway.http.failures import defect, failure, no_such_route
-from services.gateway.http.gate import Gate
-from services.gateway.http.hostcheck import HostCheck, allowed_hosts
-from services.gateway.http.keycheck import KeyCheck
+from services.gateway.http.errors.failures import defect, failure, no_such_route
+from services.gateway.http.middleware.cross_origin import cross_origin
+from services.gateway.http.middleware.hostcheck import HostCheck, allowed_hosts
+from services.gateway.http.middleware.keycheck import KeyCheck
+from services.gateway.http.middleware.load_header import LoadHeader
+from services.gateway.http.middleware.receiving import Receiving
+from services.gateway.http.middleware.tracing import TraceHeader
 from services.gateway.http.operations import Operations
-from services.gateway.http.orca import LoadHeader
 from services.gateway.http.page import page
-from services.gateway.http.receiving import Receiving
-from services.gateway.http.responses import Responses
+from services.gateway.http.requests.gate import Gate
+from services.gateway.http.responses.endpoint import Responses
 from services.gateway.http.tokens import Tokens
-from services.gateway.http.tracing import TraceHeader
 from shared.errors import RequestError
 
+if TYPE_CHECKING:
+    from prometheus_client.registry import Collector
 
-def make_app(gate: Gate) -> Starlette:
-    """The ASGI application of one gateway."""
-    operations, tokens = Operations(gate), Tokens(gate)
+
+def make_app(
+    gate: Gate, intake: Intake, load_reports: LoadReports, collectors: Callable[[], list[Collector]]
+) -> Starlette:
+    """The ASGI application of one gateway.  `collectors`: what /metrics tells of this process."""
+    operations, tokens = Operations(gate, collectors), Tokens(gate)
     routes = [
         Route("/v1/completions", Completions(gate).post, methods=["POST"]),
         Route("/v1/chat/completions", Chats(gate).post, methods=["POST"]),
@@ -46,9 +56,9 @@ def make_app(gate: Gate) -> Starlette:
     around = [
         Middleware(HostCheck, allowed=allowed_hosts(gate.settings)),
         *cross_origin(gate.settings),  # before keys are asked for: a preflight carries none
-        Middleware(Receiving, intake=gate.actor.intake, access=gate.actor.access),
-        Middleware(KeyCheck, access=gate.actor.access),
-        Middleware(LoadHeader, reports=gate.actor.load_reports),
+        Middleware(Receiving, intake=intake, access=gate.access),
+        Middleware(KeyCheck, access=gate.access),
+        Middleware(LoadHeader, reports=load_reports),
         Middleware(TraceHeader),
     ]
     return Starlette(routes=routes, middleware=around, exception_handlers=handlers)

@@ -9,12 +9,12 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from services.gateway.embedding import Embedded, check_inputs, embed, embedding_params, total
-from services.gateway.http.completion_prompts import Prompt, read_prompts
-from services.gateway.http.events import WholeResponse
-from services.gateway.http.fields import ClientNames, Int, TokenId
-from services.gateway.http.gate import Gate
-from services.gateway.http.objects import encode
+from services.gateway.generation.embedding import Embedded, check_inputs, embed, embedding_params, total
+from services.gateway.http.answers.events import WholeResponse
+from services.gateway.http.answers.objects import encode
+from services.gateway.http.requests.fields import ClientNames, Int, TokenId
+from services.gateway.http.requests.gate import Gate
+from services.gateway.http.requests.prompts import Prompt, read_prompts
 from shared.errors import RequestError
 from shared.messages import TokenizeRequest
 from shared.pooling import Pooling, PoolingKind
@@ -80,7 +80,7 @@ class Embeddings:
             return TokenizeRequest(header, embedding_params(pooling), text=text, token_ids=ids)
 
         async def answer() -> bytes:
-            return self._encode(body, await embed(self._gate.actor, len(prompts), make_request))
+            return self._encode(body, await embed(self._gate.service, len(prompts), make_request))
 
         return WholeResponse(answer, {})
 

@@ -2,18 +2,62 @@
 
 from __future__ import annotations
 
+from typing import Any, ClassVar
+
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from services.gateway.http.bodies import DetokenizeBody, TokenizeBody
-from services.gateway.http.chat_bodies import MessageBody
-from services.gateway.http.chat_prompt import read_messages
-from services.gateway.http.gate import Gate
-from services.gateway.http.objects import Detokenized, Tokenized, encode
-from services.gateway.http.reading import not_valid
+from services.gateway.http.answers.objects import encode
+from services.gateway.http.chat.bodies import MessageBody
+from services.gateway.http.chat.prompt import read_messages
+from services.gateway.http.requests.fields import ClientNames, TokenId
+from services.gateway.http.requests.gate import Gate
+from services.gateway.http.requests.reading import not_valid
 from shared.errors import RequestError
 from shared.messages import ChatOptions
+
+
+class TokenizeBody(msgspec.Struct, kw_only=True):
+    """Exactly one of `prompt` and `messages`."""
+
+    client_names: ClassVar[ClientNames] = {
+        "prompt": ("messages", "prompt"),
+        "chat": ("messages",),
+        "token_ids": ("messages", "prompt"),
+    }
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[Any] | None = None  # as a chat has them
+    tools: list[Any] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
+
+    def message_name(self, place: int) -> str:
+        return f"messages[{place}]"
+
+
+class DetokenizeBody(msgspec.Struct, kw_only=True):
+    client_names: ClassVar[ClientNames] = {"token_ids": ("tokens",), "prompt": ("tokens",)}
+
+    model: str | None = None
+    tokens: list[TokenId]
+    skip_special_tokens: bool | None = None
+
+
+class Tokenized(msgspec.Struct, kw_only=True):
+    count: int
+    max_model_len: int | None
+    tokens: list[int]
+    token_strs: list[str] | None = None
+
+
+class Detokenized(msgspec.Struct):
+    prompt: str
 
 
 class Tokens:

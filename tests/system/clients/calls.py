@@ -1,7 +1,7 @@
 """Run by the Python of an environment that has langchain-openai and instructor: calls of tools as both make them.
 
 python calls.py URL MODEL NUM_CALLS: prints one JSON line, {case: [[finish reason, completion tokens], ...]}.
-python calls.py record: prints what both send, without messages, as tests/unit/gateway/http/clients.json has it.
+python calls.py record: prints what both send, without messages, as `clients.json` has it (tests/unit/gateway).
 """
 
 from __future__ import annotations

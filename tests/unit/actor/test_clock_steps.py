@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from services.gateway.streams import Stream
+from services.gateway.streams.stream import Stream
 from services.scheduler.scheduler import Scheduler
 from services.scheduler.state.policy import Policy
 from shared import deadlines

@@ -76,7 +76,7 @@ async def test_a_stream_that_is_left_is_aborted() -> None:
             assert (delta.index, delta.text, delta.finish_reason) == (0, "some", "")
             assert await stream.request_id() == request.header.request_id
         assert (await troupe.asked(AbortRequest))[1].request_id == request.header.request_id
-        await until(lambda: not len(troupe.gateway.journal))
+        await until(lambda: not len(troupe.gateway.generation.journal))
 
 
 async def test_token_ids_in_and_out() -> None:

@@ -107,7 +107,7 @@ class FakeTroupe:
         """Return once all that was said of a request is on its way to the client: what follows is a message of its
         own."""
         await until(lambda: not self.gateway.inbox._mail)
-        stream = self.gateway.journal.get(request.header.request_id)
+        stream = self.gateway.generation.journal.get(request.header.request_id)
         assert stream is not None
         await until(lambda: not stream.num_unread)
 

@@ -93,7 +93,7 @@ async def test_a_long_list_is_not_all_open_at_once() -> None:
         most = 0
         for _ in range(100):
             request = await h.troupe.request()
-            most = max(most, len(h.troupe.gateway.journal))
+            most = max(most, len(h.troupe.gateway.generation.journal))
             tell(h.troupe, request, [1.0])
         assert len((await asked).json()["data"]) == 100
         assert 1 < most <= 32
@@ -102,7 +102,7 @@ async def test_a_long_list_is_not_all_open_at_once() -> None:
 async def test_one_that_is_refused_ends_all() -> None:
     async with http() as h:
         await _refuse_one(h)
-        assert len(h.troupe.gateway.journal) == 0
+        assert len(h.troupe.gateway.generation.journal) == 0
 
 
 async def _refuse_one(h: Http) -> None:

@@ -1,0 +1,34 @@
+"""Refusals as errors: another service's, and the gateway's own where somebody is missing; and how they read."""
+
+from __future__ import annotations
+
+from shared.errors import RejectCode, RequestError
+from shared.messages import RequestRejected
+
+# A client that is told to come back without a time would come back at once.
+DEFAULT_RETRY_AFTER_MS = {RejectCode.RESOURCE_EXHAUSTED: 1000, RejectCode.UNAVAILABLE: 500}
+
+MAX_DETAIL_CHARS = 2048  # details travel as a header, and clients bound the size of those
+
+
+def rejected(message: RequestRejected) -> RequestError:
+    """The error that another service's refusal stands for."""
+    return RequestError(
+        message.message,
+        field=message.field,
+        code=message.code,
+        retry_after_ms=message.retry_after_ms,
+        reason=message.reason,
+    )
+
+
+def unavailable(reason: str) -> RequestError:
+    return RequestError(reason, code=RejectCode.UNAVAILABLE)
+
+
+def details(error: RequestError) -> str:
+    """The status's text: it begins with the field's name where there is one."""
+    text = str(error) or error.code.value
+    if error.field and not text.startswith(error.field):
+        text = f"{error.field}: {text}"
+    return text if len(text) <= MAX_DETAIL_CHARS else text[: MAX_DETAIL_CHARS - 1] + "…"

@@ -1,0 +1,1 @@
+"""One generation from its admission to its last word, for every front."""

@@ -1,0 +1,37 @@
+"""What every front checks of a request before it makes anything of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from shared.errors import RejectCode, RequestError
+from shared.messages.codec import MAX_MESSAGE_BYTES
+from shared.packing import pack_tokens
+from shared.sampling import too_long
+
+MAX_LABEL_CHARS = 256  # it is in every log line of its request
+MAX_TOKENS_PER_MESSAGE = MAX_MESSAGE_BYTES // 8
+
+
+def check_model(name: str, served: str) -> None:
+    """Raise RequestError unless `name` is empty or what is served."""
+    if name and name != served:
+        raise RequestError(f"model {name!r} is not served; served: {served}", field="model", code=RejectCode.NOT_FOUND)
+
+
+def check_label(label: str) -> None:
+    if len(label) > MAX_LABEL_CHARS:
+        raise RequestError(f"label has {len(label)} characters, more than {MAX_LABEL_CHARS}", field="label")
+
+
+def check_n(n: int, max_n: int, *, field: str = "n") -> None:
+    """Raise RequestError on more sequences than may be; before anything is made for each of them."""
+    if n > max_n:
+        raise RequestError(f"{field} must be at most {max_n}, got {n}", field=field)
+
+
+def packed_prompt(ids: Sequence[int], max_tokens: int) -> bytes:
+    """Packed ids; bounded here already, because four bytes an id may outgrow a message that was within bounds."""
+    if len(ids) > max_tokens:
+        raise too_long("prompt", f"has {len(ids)} tokens, more than max_input_length={max_tokens}")
+    return pack_tokens(ids)

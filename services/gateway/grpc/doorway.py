@@ -1,0 +1,74 @@
+"""What every gRPC call passes before its message is read (`receiving.py`): it must show a key that opens.
+
+It is done here, for all methods, so that none can be forgotten.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health_pb2
+from grpc_reflection.v1alpha import reflection
+
+from services.gateway.access.auth import Access
+from services.gateway.grpc.status import abort_args
+from shared.errors import RequestError
+
+# Whether it serves, and what its messages are, a gateway tells everybody.
+OPEN = tuple(
+    f"/{name}/" for name in (health_pb2.DESCRIPTOR.services_by_name["Health"].full_name, reflection.SERVICE_NAME)
+)
+
+Continuation = Callable[[grpc.HandlerCallDetails], Awaitable[Any]]
+
+
+class KeyCheck(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in the stubs alone
+    """Ends calls without a key that opens with UNAUTHENTICATED, before their message is read."""
+
+    def __init__(self, access: Access) -> None:
+        self._access = access
+
+    async def intercept_service(self, continuation: Continuation, details: grpc.HandlerCallDetails) -> Any:
+        if not details.method.startswith(OPEN):
+            try:
+                self._access.caller(details.invocation_metadata or ())
+            except RequestError as error:
+                return refusing(error)
+        return await continuation(details)
+
+
+class Arrivals(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
+    """Knows whether calls come."""
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    async def intercept_service(self, continuation: Continuation, details: grpc.HandlerCallDetails) -> Any:
+        self._count += 1
+        return await continuation(details)
+
+    async def until_none(self, pause: float, at_most: float) -> None:
+        """Return once none has come for `pause` seconds, and after `at_most` seconds in any case."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(at_most):
+                before = -1
+                while before != self._count:
+                    before = self._count
+                    await asyncio.sleep(pause)
+
+
+def refusing(error: RequestError) -> Any:
+    """A handler that ends whatever call it gets with this error.  Of a stream of requests nothing is read unasked."""
+
+    async def refuse(_: Any, context: Any) -> None:
+        await end(context, error)
+
+    return grpc.stream_unary_rpc_method_handler(refuse)
+
+
+async def end(context: Any, error: RequestError) -> None:
+    await context.abort(*abort_args(error))

@@ -1,0 +1,163 @@
+"""The gRPC server: what it serves, its limits, and its health as the standard service tells it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+import structlog
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from protos.pageant.v1 import control_pb2, control_pb2_grpc, inference_pb2, inference_pb2_grpc
+from services.gateway.access.auth import Access
+from services.gateway.access.connections import make_connections
+from services.gateway.access.intake import Intake
+from services.gateway.grpc.doorway import Arrivals, KeyCheck
+from services.gateway.grpc.load_service import LoadService
+from services.gateway.grpc.peers import PeerWatch
+from services.gateway.grpc.receiving import Receiving
+from services.gateway.grpc.servicer import ControlServicer, InferenceServicer
+from services.gateway.grpc.tls import server_credentials
+from services.gateway.health.readiness import Readiness
+from shared.config import Settings
+from shared.errors import ConfigError
+from shared.exposure import KEYS_ADVICE
+
+log = structlog.get_logger()
+
+MAX_METADATA_BYTES = 16 << 10
+MAX_PENDING = 1 << 15  # calls that came at once: beyond some of them gRPC cancels by chance, without a word; we refuse
+LULL, AT_MOST = 0.02, 1.0  # seconds without a new call before the server stops; but it does not wait for ever
+GRACE = 0.5  # seconds between the last word and the closing of connections
+
+INFERENCE = inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
+CONTROL = control_pb2.DESCRIPTOR.services_by_name["Control"].full_name
+HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
+
+
+@dataclass(frozen=True, slots=True)
+class Servicers:
+    """The services that a server has of its own, beside health and reflection."""
+
+    inference: InferenceServicer
+    control: ControlServicer
+    load: LoadService
+
+
+class FrontServer:
+    """One grpc.aio server; every call passes `access` and `intake` before a servicer has it."""
+
+    def __init__(
+        self, servicers: Servicers, access: Access, intake: Intake, readiness: Readiness, settings: Settings
+    ) -> None:
+        self._servicers = servicers
+        self._access = access
+        self._intake = intake
+        self._readiness = readiness
+        self._settings = settings
+        self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]  # its stubs lack aio
+        self._arrivals = Arrivals()
+        self._connections = make_connections(settings)
+        self._server: grpc.aio.Server
+        self.port = 0
+
+    async def start(self) -> None:
+        """Listen; raises ConfigError where the port is taken."""
+        self._server = grpc.aio.server(
+            interceptors=[
+                self._arrivals,
+                KeyCheck(self._access),
+                Receiving(self._intake, self._access, self._settings.max_request_bytes),
+            ],
+            options=[
+                *server_options(self._settings.max_request_bytes, share_port=self._settings.share_port),
+                *connection_options(self._settings, self._connections.most),
+            ],
+        )
+        inference_pb2_grpc.add_InferenceServicer_to_server(self._servicers.inference, self._server)
+        control_pb2_grpc.add_ControlServicer_to_server(self._servicers.control, self._server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        self._server.add_generic_rpc_handlers((self._servicers.load.handler,))
+        reflection.enable_server_reflection((INFERENCE, CONTROL, HEALTH, reflection.SERVICE_NAME), self._server)
+        address = f"{self._settings.host}:{self._settings.port}"
+        credentials = server_credentials(self._settings)
+        try:
+            if credentials is None:
+                self.port = self._server.add_insecure_port(address)
+            else:
+                self.port = self._server.add_secure_port(address, credentials)
+        except RuntimeError as error:
+            raise ConfigError(f"cannot listen on {address}: {error}") from error
+        await self._report(serving=False)
+        await self._health.set(CONTROL, health_pb2.HealthCheckResponse.SERVING)
+        await self._server.start()
+        log.info(
+            "listening",
+            address=f"{self._settings.host}:{self.port}",
+            tls=credentials is not None,
+            keys="none: whoever reaches the port may ask" if self._access.is_open else "needed",
+        )
+        if self._settings.is_open_to_others:
+            log.warning("no_api_keys", host=self._settings.host, advice=KEYS_ADVICE)
+
+    async def hand_over(self, seconds: float) -> None:
+        """Leave the port to whoever shares it: new calls go there, those that are open have `seconds` to end."""
+        await self._stop(seconds)
+
+    async def stop(self) -> None:
+        """Refuse new calls, let the last words out, close."""
+        await self._health.enter_graceful_shutdown()
+        await self._stop(GRACE)
+
+    async def _stop(self, seconds: float) -> None:
+        """A call that has come to gRPC's core, which hands them over one by one, and not to us, is cancelled when its
+        server stops, and its client does not learn that it might ask again: so it stops in a moment without any."""
+        await self._arrivals.until_none(LULL, AT_MOST)
+        await self._server.stop(seconds)
+
+    async def watch_peers(self) -> None:
+        """See to it that no address has more than its share of the connections, as long as the process lives."""
+        await PeerWatch(self.port, self._connections.per_address).run()
+
+    async def follow_health(self) -> None:
+        """Keep the health service's word the same as `readiness`, as long as the process lives."""
+        unwell: str | None = None
+        while True:
+            if (now := self._readiness.unwell) != unwell:
+                unwell = now
+                log.info("serving" if not unwell else "not_serving", reason=unwell)
+                await self._report(serving=not unwell)
+            else:
+                await self._readiness.changed()
+
+    async def _report(self, *, serving: bool) -> None:
+        word = health_pb2.HealthCheckResponse
+        for name in ("", INFERENCE):
+            await self._health.set(name, word.SERVING if serving else word.NOT_SERVING)
+
+
+def server_options(max_request_bytes: int, *, share_port: bool = False) -> list[tuple[str, Any]]:
+    """Limits, and pings that find a client who vanished without closing."""
+    return [
+        ("grpc.so_reuseport", int(share_port)),  # servers on one port share its clients at random
+        ("grpc.max_receive_message_length", max_request_bytes),
+        ("grpc.max_send_message_length", -1),
+        ("grpc.max_metadata_size", MAX_METADATA_BYTES),
+        ("grpc.absolute_max_metadata_size", 2 * MAX_METADATA_BYTES),
+        ("grpc.server.max_pending_requests", MAX_PENDING),
+        ("grpc.server.max_pending_requests_hard_limit", 2 * MAX_PENDING),
+        ("grpc.keepalive_time_ms", 20_000),
+        ("grpc.keepalive_timeout_ms", 10_000),
+        ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+    ]
+
+
+def connection_options(settings: Settings, most: int) -> list[tuple[str, Any]]:
+    """How many connections there may be, and how long one may be there without a handshake or without a call."""
+    return [
+        ("grpc.max_allowed_incoming_connections", most),
+        ("grpc.server_handshake_timeout_ms", int(1000 * settings.header_timeout)),
+        ("grpc.max_connection_idle_ms", int(1000 * settings.idle_timeout)),
+    ]

@@ -1,0 +1,1 @@
+"""Whether requests can be served, and how loaded the deployment is."""

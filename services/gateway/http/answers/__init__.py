@@ -1,0 +1,1 @@
+"""What the answers of several endpoints have in common: objects, events, log-probabilities."""

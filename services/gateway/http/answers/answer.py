@@ -1,0 +1,81 @@
+"""What an answer of either kind, whole or streamed, keeps for its request: identity, usage, and collected output."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from typing import Any
+
+from msgspec import UNSET, UnsetType
+
+from services.gateway.http.answers.explaining import explanations
+from services.gateway.http.answers.objects import Usage, usage_of
+from services.gateway.http.requests.fields import GenerationBody
+from services.gateway.streams.stream import Delta, Stream
+from shared.errors import RequestError
+from shared.messages import SequenceText, TokenLogprobs
+
+
+class Collected:
+    """All output of one sequence."""
+
+    def __init__(self) -> None:
+        self.token_ids: list[int] = []
+        self.logprobs: list[TokenLogprobs | None] = []
+        self.prompt_logprobs: list[TokenLogprobs | None] = []
+        self.end: SequenceText | None = None
+        self._text: list[str] = []
+
+    @property
+    def text(self) -> str:
+        return "".join(self._text)
+
+    @property
+    def finish_reason(self) -> str | None:
+        return finish_reason(self.end)
+
+    def add(self, delta: Delta) -> None:
+        self._text += delta.text
+        self.token_ids += delta.token_ids
+        self.logprobs += delta.logprobs
+        self.prompt_logprobs += delta.prompt_logprobs
+        self.end = delta.end or self.end
+
+
+def finish_reason(end: SequenceText | None) -> str | None:
+    """In the field's words; None where the sequence goes on."""
+    return end.finish_reason.value if end is not None and end.finish_reason is not None else None
+
+
+class Identity:
+    """The fields that every object of one answer repeats."""
+
+    def __init__(self, prefix: str, model: str) -> None:
+        self.id = f"{prefix}-{uuid.uuid4().hex}"
+        self.created = int(time.time())
+        self.model = model
+
+
+class UsageOptions:
+    """Whether the events of a stream say how many tokens there were, and where the time went; options without a stream
+    are refused."""
+
+    def __init__(self, body: GenerationBody) -> None:
+        options = body.stream_options
+        if options is not None and not body.stream:
+            raise RequestError("stream_options can only be given with stream", field="stream_options")
+        self._at_end = bool(options and options.include_usage)
+        self._always = bool(options and options.continuous_usage_stats)
+        self._explain = body.explain
+
+    def now(self, streams: list[Stream]) -> Usage | UnsetType | None:
+        """The field `usage` of an event in the middle."""
+        if self._always:
+            return usage_of(streams)
+        return None if self._at_end else UNSET
+
+    def last(self, streams: list[Stream]) -> dict[str, Any]:
+        """The fields of an event behind all others, which has no choices; empty where it would say nothing."""
+        usage = usage_of(streams) if self._at_end else UNSET
+        told = {"usage": usage, "explanations": explanations(streams, self._explain)}
+        return {name: value for name, value in told.items() if value is not UNSET}

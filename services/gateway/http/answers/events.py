@@ -1,0 +1,123 @@
+"""Answers that come in time: server-sent events, and whole bodies; both end when their client goes away."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from typing import Any, TypeVar
+
+from starlette.datastructures import MutableHeaders
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from services.gateway.http.errors.failures import error_body
+from shared.errors import RequestError
+
+T = TypeVar("T")
+
+DONE = b"data: [DONE]\n\n"
+EVENT_HEADERS = {
+    "content-type": "text/event-stream; charset=utf-8",
+    "cache-control": "no-cache",
+    "x-accel-buffering": "no",  # or nginx would gather the events
+}
+
+
+class ClientGoneError(Exception):
+    """Nobody reads the answer any more."""
+
+
+class Events:
+    """The writing end of one stream of events.  The status goes out with the first of them, and not before: until then
+    a refusal is still a status."""
+
+    def __init__(self, send: Send, headers: Mapping[str, str]) -> None:
+        self.begun = False
+        self._send = send
+        self._headers = MutableHeaders(headers=dict(headers))
+        self._turn = asyncio.Lock()  # several sequences write, and the first begins
+
+    async def write(self, data: bytes) -> None:
+        """Events with their `data:` and their blank lines.  Waits for a reader who is behind."""
+        if not data:
+            return
+        async with self._turn:
+            if not self.begun:
+                self.begun = True
+                await self._send({"type": "http.response.start", "status": 200, "headers": self._headers.raw})
+            await self._send({"type": "http.response.body", "body": data, "more_body": True})
+
+    async def close(self) -> None:
+        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+class EventResponse(Response):
+    """Runs `work`, which writes events.  An error after the first one is an event too."""
+
+    def __init__(self, work: Callable[[Events], Awaitable[None]], headers: Mapping[str, str]) -> None:
+        super().__init__()
+        self._work = work
+        self._event_headers = {**EVENT_HEADERS, **headers}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        events = Events(send, self._event_headers)
+        try:
+            await unless_gone(receive, self._run(events, scope))
+        except ClientGoneError:
+            return
+        await events.close()
+
+    async def _run(self, events: Events, scope: Scope) -> None:
+        try:
+            await self._work(events)
+        except RequestError as error:
+            if not events.begun:
+                raise
+            await events.write(event(error_body(error, scope)) + DONE)
+
+
+class WholeResponse(Response):
+    """Runs `work`, whose outcome is the JSON body."""
+
+    media_type = "application/json"
+
+    def __init__(self, work: Callable[[], Coroutine[Any, Any, bytes]], headers: Mapping[str, str]) -> None:
+        super().__init__()
+        self._work = work
+        self._more_headers = dict(headers)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            body = await unless_gone(receive, self._work())
+        except ClientGoneError:
+            return
+        await Response(body, 200, self._more_headers, self.media_type)(scope, receive, send)
+
+
+async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    """The outcome of `work`; ClientGoneError, and `work` cancelled, where the client goes away before."""
+    working = asyncio.ensure_future(work)
+    watching = asyncio.ensure_future(_until_gone(receive))
+    try:
+        await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientGoneError
+        return working.result()
+    finally:
+        working.cancel()
+        watching.cancel()
+        await asyncio.wait((working, watching))
+
+
+async def _until_gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def event(data: bytes) -> bytes:
+    """One event without a name."""
+    return b"data: " + data + b"\n\n"
+
+
+def named_event(name: str, data: bytes) -> bytes:
+    return b"event: " + name.encode() + b"\ndata: " + data + b"\n\n"

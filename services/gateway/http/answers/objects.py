@@ -1,0 +1,81 @@
+"""What the answers of several endpoints are made of, in OpenAI's shape and vLLM's additions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+from msgspec import UNSET
+
+from services.gateway.streams.stream import Stream
+
+encode = msgspec.json.Encoder().encode
+
+
+class PromptTokensDetails(msgspec.Struct):
+    cached_tokens: int
+
+
+class Usage(msgspec.Struct):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+
+class LegacyLogprobs(msgspec.Struct):
+    """Parallel columns, one entry per token; the first token of a prompt has none."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None] | None
+    text_offset: list[int]  # characters before the token, in what this choice shows
+
+
+class PromptLogprob(msgspec.Struct):
+    logprob: float
+    rank: int | None
+    decoded_token: str
+
+
+PromptLogprobs = list[dict[str, PromptLogprob] | None]
+
+
+class TopLogprob(msgspec.Struct):
+    token: str
+    logprob: float
+    bytes: list[int] | None
+
+
+class TokenLogprob(msgspec.Struct):
+    token: str
+    logprob: float
+    bytes: list[int] | None
+    top_logprobs: list[TopLogprob]
+
+
+def usage_of(streams: list[Stream]) -> Usage:
+    """Of all prompts and all sequences together, so far."""
+    num_prompt = sum(stream.num_prompt_tokens for stream in streams)
+    num_output = sum(stream.num_output_tokens for stream in streams)
+    cached = PromptTokensDetails(sum(stream.num_cached_tokens for stream in streams))
+    return Usage(num_prompt, num_output, num_prompt + num_output, cached)
+
+
+def fingerprint_of(streams: Iterable[Stream]) -> str | None:
+    """Of the worker that began them; of several prompts, which mixed workers may have, each once."""
+    return ",".join(sorted({stream.fingerprint for stream in streams if stream.fingerprint})) or None
+
+
+def stop_reason(stream: Stream, reason: str) -> str | int | None:
+    """What the client named and the model has met; None for the model's own end."""
+    params = stream.request.params
+    if reason in params.stop:
+        return reason
+    return int(reason) if reason.isdecimal() and int(reason) in params.stop_token_ids else None
+
+
+def given(value: Any, wanted: object) -> Any:
+    """`value` where it was asked for; else the field is left out."""
+    return value if wanted else UNSET

@@ -1,0 +1,308 @@
+"""/v1/chat/completions: a chat in, the assistant's next message out, n times."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from services.gateway.generation.checks import check_n
+from services.gateway.http.answers.answer import Collected, Identity, UsageOptions, finish_reason
+from services.gateway.http.answers.events import DONE, EventResponse, Events, WholeResponse, event
+from services.gateway.http.answers.explaining import explanations
+from services.gateway.http.answers.logprobs import Entry, TokenTexts, chat_logprobs, ids_of, prompt_logprobs
+from services.gateway.http.answers.objects import PromptLogprobs, encode, fingerprint_of, given, stop_reason, usage_of
+from services.gateway.http.chat.answer import AnswerReader, DeltaBuilder, MessageBuilder
+from services.gateway.http.chat.bodies import ChatBody
+from services.gateway.http.chat.objects import (
+    ChatChoice,
+    ChatChunk,
+    ChatCompletion,
+    ChoiceLogprobs,
+    ChunkChoice,
+    MessageDelta,
+)
+from services.gateway.http.chat.prompt import ToolUse, chat_options, echoed, read_messages
+from services.gateway.http.parsing import OutputParser, make_reasoning_parser, make_tool_parser
+from services.gateway.http.requests.beams import read_beam
+from services.gateway.http.requests.gate import Gate
+from services.gateway.http.requests.returning import Bookmark, Rest, positions_of
+from services.gateway.http.requests.sampling import refuse_impossible, sampling_params
+from services.gateway.streams.stream import Delta, Position, Stream
+from shared.errors import RequestError
+from shared.messages import SequenceText, TokenizeRequest
+
+
+class Chats:
+    """The endpoint."""
+
+    def __init__(self, gate: Gate) -> None:
+        self._gate = gate
+
+    async def post(self, request: Request) -> Response:
+        body = await self._gate.bodies.read(request, ChatBody)
+        self._gate.check_model(body.model)
+        call = ChatCall(self._gate, body)
+        has = positions_of(request, call.n) if body.stream else None
+        asked = await call.request(request)
+        headers = {"x-request-id": asked.header.request_id}
+        if body.stream:
+            return EventResponse(lambda events: ChatStream(call, asked, has).write(events), headers)
+        return WholeResponse(lambda: call.answer(asked), headers)
+
+
+class ChatCall:
+    """One request as it was asked.  Raises RequestError where it cannot be served."""
+
+    def __init__(self, gate: Gate, body: ChatBody) -> None:
+        refuse_impossible(body)
+        _check(body)
+        self.gate = gate
+        self.body = body
+        self.identity = Identity("chatcmpl", gate.settings.model_name)
+        self.texts = TokenTexts(gate.vocabulary, as_ids=bool(body.return_tokens_as_token_ids))
+        self.n = 1 if body.n is None else body.n
+        self.usage = UsageOptions(body)
+        self.messages = read_messages(body.messages, body.message_name)
+        self.shown = echoed(body, self.messages)
+        self.prompt_token_ids: list[int] = []  # where the answer tells of them
+        self._format = make_tool_parser(gate.settings.tool_call_parser)
+        self.tools = ToolUse(body, self._format, closes=gate.settings.closed_objects != "none")
+        check_n(self.n, gate.settings.max_n)
+
+    async def request(self, request: Request) -> TokenizeRequest:
+        """What the tokenizer is asked; a prompt that the answer tells of is tokenized here already."""
+        body = self.body
+        max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+        more: dict[str, Any] = {}
+        if self.tools.offered and self._keeps_special_tokens:
+            more["skip_special_tokens"] = False
+        if self.tools.grammar is not None:
+            more["grammar"] = self.tools.grammar
+        params = sampling_params(
+            body,
+            closes=self.gate.closes_formats,
+            max_tokens=max_tokens,
+            logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+            beam=read_beam(body, body.best_of),
+            **more,
+        )
+        header = self.gate.header(request, label=body.request_id, priority=body.priority)
+        params = self.gate.seeded(params, request, header)
+        options = chat_options(body, self.tools)
+        if not self._needs_ids:
+            return TokenizeRequest(header, params, chat=self.messages, chat_options=options)
+        ids = self.gate.truncate(
+            await self.gate.encode(request, chat=self.messages, options=options), body.truncate_prompt_tokens
+        )
+        self.prompt_token_ids = ids
+        if max_tokens is None and self.gate.max_model_len:
+            params = msgspec.structs.replace(params, max_tokens=max(1, self.gate.max_model_len - len(ids)))
+        return TokenizeRequest(header, params, token_ids=self.gate.pack(ids))
+
+    @property
+    def _needs_ids(self) -> bool:
+        """Whether the prompt has to be tokens before it is sent on."""
+        body = self.body
+        asked = (body.return_token_ids, body.prompt_logprobs is not None, body.truncate_prompt_tokens is not None)
+        return any(asked)
+
+    @property
+    def _keeps_special_tokens(self) -> bool:
+        return self._format is not None and self._format.keeps_special_tokens
+
+    @property
+    def tells_logprobs(self) -> bool:
+        """Whether tokens are called by their texts."""
+        return bool(self.body.logprobs) or self.body.prompt_logprobs is not None
+
+    def reader(self) -> AnswerReader:
+        """A reader for one sequence; a call that was begun for the model is read from its beginning."""
+        settings, tools = self.gate.settings, self.tools
+        parser = OutputParser(
+            None if tools.opening else make_reasoning_parser(settings.reasoning_parser),
+            make_tool_parser(settings.tool_call_parser) if tools.offered else None,
+        )
+        if tools.opening:
+            parser.feed(tools.opening)
+        return AnswerReader(parser, parallel=tools.parallel, reasoning=self.body.include_reasoning is not False)
+
+    async def answer(self, asked: TokenizeRequest) -> bytes:
+        """The whole answer as JSON."""
+        collected = [Collected() for _ in range(self.n)]
+        readers = [self.reader() for _ in range(self.n)]
+        builders = [MessageBuilder(self.shown) for _ in range(self.n)]
+
+        async def consume(_: int, stream: Stream, deltas: list[Delta]) -> None:
+            for delta in deltas:
+                collected[delta.index].add(delta)
+                builders[delta.index].add(readers[delta.index].feed("".join(delta.text)))
+
+        (stream,) = await self.gate.run([asked], consume)
+        for reader, builder in zip(readers, builders, strict=True):
+            builder.add(reader.finish())
+        entries = collected[0].prompt_logprobs
+        await self.texts.learn(ids_of([*entries, *(entry for one in collected for entry in one.logprobs)]))
+        choices = [
+            self._choice(index, stream, one, builder, reader)
+            for index, (one, builder, reader) in enumerate(zip(collected, builders, readers, strict=True))
+        ]
+        identity, body = self.identity, self.body
+        return encode(
+            ChatCompletion(
+                id=identity.id,
+                created=identity.created,
+                model=identity.model,
+                choices=choices,
+                usage=usage_of([stream]),
+                system_fingerprint=fingerprint_of([stream]),
+                prompt_logprobs=given(prompt_logprobs(entries, self.texts), body.prompt_logprobs is not None),
+                prompt_token_ids=given(self.prompt_token_ids, body.return_token_ids),
+                explanations=explanations([stream], body.explain),
+            )
+        )
+
+    def _choice(
+        self, index: int, stream: Stream, one: Collected, builder: MessageBuilder, reader: AnswerReader
+    ) -> ChatChoice:
+        return ChatChoice(
+            index=index,
+            message=builder.message,
+            logprobs=self.logprobs(one.token_ids, one.logprobs),
+            finish_reason=self.finish_reason(one.end, reader),
+            stop_reason=stop_reason(stream, one.end.stop_reason) if one.end else None,
+            token_ids=given(one.token_ids, self.body.return_token_ids),
+        )
+
+    def finish_reason(self, end: SequenceText | None, reader: AnswerReader) -> str | None:
+        """A model that ended after calling waits for the answers; where it had to call, it has just ended."""
+        reason = finish_reason(end)
+        return "tool_calls" if reason == "stop" and reader.num_calls and not self.tools.named else reason
+
+    def logprobs(self, token_ids: list[int], entries: list[Entry]) -> ChoiceLogprobs | None:
+        if not self.body.logprobs:
+            return None
+        return ChoiceLogprobs(chat_logprobs(token_ids, entries, self.texts, top=self.body.top_logprobs or 0))
+
+
+class ChatStream:
+    """One request's answer as events."""
+
+    def __init__(self, call: ChatCall, asked: TokenizeRequest, has: list[Position] | None = None) -> None:
+        """`has`: what of each sequence a client has that comes back."""
+        self._call = call
+        self._asked = asked
+        self._everything = None if has is None else [[Position()] * call.n]  # is told again, to be read from the start
+        self._bookmark = Bookmark(call.n, has, is_kept=asked.header.is_kept)
+        self._sequences = [
+            SequenceEvents(call, index, Position() if has is None else has[index]) for index in range(call.n)
+        ]
+
+    async def write(self, events: Events) -> None:
+        call = self._call
+
+        async def consume(_: int, stream: Stream, deltas: list[Delta]) -> None:
+            if call.tells_logprobs:
+                entries = [entry for delta in deltas for entry in (*delta.prompt_logprobs, *delta.logprobs)]
+                await stream.before_writing(call.texts.learn(ids_of(entries)))
+            await events.write(b"".join(self._events(stream, delta) for delta in deltas))
+
+        (stream,) = await call.gate.run([self._asked], consume, self._everything)
+        if last := call.usage.last([stream]):
+            await events.write(event(encode(self._object([], stream, **last))))
+        await events.write(DONE)
+
+    def _events(self, stream: Stream, delta: Delta) -> bytes:
+        """One for each choice; the last has the id, since only with that the client has all of the delta."""
+        new = self._sequences[delta.index].new(delta)
+        if new is None:
+            return b""
+        self._bookmark.add(delta.index, new)
+        prompt = prompt_logprobs(new.prompt_logprobs, self._call.texts)
+        chunks = []
+        for choice in self._sequences[delta.index].choices(stream, new):
+            chunks.append(self._chunk([choice], stream, prompt))
+            prompt = []
+        if chunks:
+            chunks[-1] = self._bookmark.line + chunks[-1]
+        return b"".join(chunks)
+
+    def _chunk(self, choices: list[ChunkChoice], stream: Stream, prompt: PromptLogprobs) -> bytes:
+        usage = self._call.usage.now([stream])
+        return event(encode(self._object(choices, stream, usage=usage, prompt_logprobs=given(prompt, prompt))))
+
+    def _object(self, choices: list[ChunkChoice], stream: Stream, **more: object) -> ChatChunk:
+        identity = self._call.identity
+        return ChatChunk(
+            id=identity.id,
+            created=identity.created,
+            model=identity.model,
+            choices=choices,
+            system_fingerprint=fingerprint_of([stream]),
+            prompt_token_ids=given(self._call.prompt_token_ids, self._call.body.return_token_ids and choices),
+            **more,  # type: ignore[arg-type]
+        )
+
+
+class SequenceEvents:
+    """What one sequence's output becomes in a stream."""
+
+    def __init__(self, call: ChatCall, index: int, has: Position) -> None:
+        """`has`: what a client has of it that comes back."""
+        self._call = call
+        self._index = index
+        self._rest = Rest(has)
+        self._reader = call.reader()
+        self._builder = DeltaBuilder()
+        self._begun = False
+        self._token_ids: list[int] = []  # whose log-probabilities no event has said yet
+        self._entries: list[Entry] = []
+
+    def new(self, delta: Delta) -> Delta | None:
+        """What of `delta` the client has not; the rest is read, and not told."""
+        had, new = self._rest.split(delta)
+        if had is not None:
+            self._builder.deltas(self._reader.feed("".join(had.text)))
+            self._begun = True
+        return new
+
+    def choices(self, stream: Stream, delta: Delta) -> list[ChunkChoice]:
+        """The choices of the events for `delta`, one event each."""
+        call = self._call
+        parts = self._reader.feed("".join(delta.text))
+        if delta.end is not None:
+            parts = parts + self._reader.finish()
+        deltas = self._builder.deltas(parts)
+        if not self._begun:
+            self._begun = True
+            deltas.insert(0, MessageDelta(role="assistant", content=call.shown))
+        if not deltas and (call.body.return_token_ids or delta.end is not None):
+            deltas.append(MessageDelta())
+        self._token_ids += delta.token_ids
+        self._entries += delta.logprobs
+        choices = [ChunkChoice(index=self._index, delta=one) for one in deltas]
+        if choices:
+            self._complete(choices[-1], stream, delta)
+        return choices
+
+    def _complete(self, last: ChunkChoice, stream: Stream, delta: Delta) -> None:
+        """The last event of a delta carries what is said once."""
+        call = self._call
+        if call.body.logprobs and self._entries:
+            last.logprobs = call.logprobs(self._token_ids, self._entries)
+            self._token_ids, self._entries = [], []
+        last.token_ids = given(delta.token_ids, call.body.return_token_ids)
+        if delta.end is not None:
+            last.finish_reason = call.finish_reason(delta.end, self._reader)
+            last.stop_reason = stop_reason(stream, delta.end.stop_reason)
+
+
+def _check(body: ChatBody) -> None:
+    if body.top_logprobs is not None and not body.logprobs:
+        raise RequestError("top_logprobs can only be given with logprobs", field="top_logprobs")
+    if body.add_special_tokens:
+        raise RequestError("a chat has the special tokens of its template only", field="add_special_tokens")
+    if not body.use_beam_search and body.best_of not in (None, body.n or 1):
+        raise RequestError(f"best_of is for completions; in a chat it can only be n={body.n or 1}", field="best_of")

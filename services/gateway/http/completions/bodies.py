@@ -1,0 +1,25 @@
+"""The body of /v1/completions."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from services.gateway.http.requests.fields import ClientNames, GenerationBody, Int, TokenId
+
+
+class CompletionBody(GenerationBody, kw_only=True):
+    client_names: ClassVar[ClientNames] = {
+        "token_ids": ("prompt",),
+        "label": ("request_id",),
+        "n": ("best_of", "n"),
+        "beam_width": ("beam_width", "best_of", "n"),
+        "prompt_logprobs": ("prompt_logprobs", "logprobs"),
+    }
+
+    prompt: str | list[str | Int | list[TokenId]]
+    max_tokens: Int | None = None
+    logprobs: Int | None = None
+    echo: bool | None = None
+    best_of: Int | None = None
+    suffix: str | None = None
+    add_special_tokens: bool | None = None

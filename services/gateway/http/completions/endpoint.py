@@ -1,0 +1,267 @@
+"""/v1/completions: prompts in, each continued n times."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from services.gateway.generation.checks import check_n
+from services.gateway.http.answers.answer import Collected, Identity, UsageOptions, finish_reason
+from services.gateway.http.answers.events import DONE, EventResponse, Events, WholeResponse, event
+from services.gateway.http.answers.explaining import explanations
+from services.gateway.http.answers.logprobs import Entry, TokenTexts, ids_of, legacy_logprobs, prompt_logprobs
+from services.gateway.http.answers.objects import LegacyLogprobs, encode, fingerprint_of, given, stop_reason, usage_of
+from services.gateway.http.completions.bodies import CompletionBody
+from services.gateway.http.completions.objects import Completion, CompletionChoice
+from services.gateway.http.requests.beams import read_beam
+from services.gateway.http.requests.gate import Gate
+from services.gateway.http.requests.prompts import Prompt, read_prompts
+from services.gateway.http.requests.returning import Bookmark, positions_of
+from services.gateway.http.requests.sampling import refuse_impossible, sampling_params
+from services.gateway.streams.stream import Delta, Position, Stream
+from shared.errors import RequestError
+from shared.messages import TokenizeRequest
+
+
+class Completions:
+    """The endpoint."""
+
+    def __init__(self, gate: Gate) -> None:
+        self._gate = gate
+
+    async def post(self, request: Request) -> Response:
+        body = await self._gate.bodies.read(request, CompletionBody)
+        self._gate.check_model(body.model)
+        call = CompletionCall(self._gate, body)
+        has = positions_of(request, len(call.prompts) * call.n) if body.stream else None
+        requests = await call.requests(request)
+        headers = {"x-request-id": requests[0].header.request_id}
+        if body.stream:
+            return EventResponse(lambda events: CompletionStream(call, requests, has).write(events), headers)
+        return WholeResponse(lambda: call.answer(requests), headers)
+
+
+class CompletionCall:
+    """One request as it was asked.  Raises RequestError where it cannot be served."""
+
+    def __init__(self, gate: Gate, body: CompletionBody) -> None:
+        refuse_impossible(body)
+        self.gate = gate
+        self.body = body
+        self.identity = Identity("cmpl", gate.settings.model_name)
+        self.texts = TokenTexts(gate.vocabulary, as_ids=bool(body.return_tokens_as_token_ids))
+        self.prompts = read_prompts(body.prompt)
+        self.n = 1 if body.n is None else body.n
+        self.beam = read_beam(body, body.best_of)
+        self.best_of = self.n if body.best_of is None or self.beam is not None else body.best_of
+        self.echo = bool(body.echo)
+        self.only_prompt = self.echo and body.max_tokens == 0  # nothing new is wanted: the one token made is not shown
+        self.usage = UsageOptions(body)
+        check_n(self.best_of, gate.settings.max_n, field="n" if body.best_of is None else "best_of")
+        _check(body, self.n, self.best_of)
+
+    async def requests(self, request: Request) -> list[TokenizeRequest]:
+        """One for each prompt."""
+        body = self.body
+        wants_scores = self.best_of > self.n and body.logprobs is None
+        asked = [count for count in (body.prompt_logprobs, body.logprobs if self.echo else None) if count is not None]
+        params = sampling_params(
+            body,
+            closes=self.gate.closes_formats,
+            n=self.best_of,
+            max_tokens=1 if self.only_prompt else body.max_tokens,
+            logprobs=0 if wants_scores else body.logprobs,
+            prompt_logprobs=max(asked, default=None),
+            beam=self.beam,
+        )
+        found = []
+        for place, prompt in enumerate(self.prompts):
+            await self._look_up(request, prompt)
+            header = self.gate.header(request, label=body.request_id, priority=body.priority, place=place)
+            ids = None if prompt.token_ids is None else self.gate.pack(prompt.token_ids)
+            text = None if prompt.token_ids is not None else prompt.text
+            found.append(
+                TokenizeRequest(header, self.gate.seeded(params, request, header, place), text=text, token_ids=ids)
+            )
+        return found
+
+    async def _look_up(self, request: Request, prompt: Prompt) -> None:
+        """The prompt's ids where the answer tells of them, and its text where it echoes."""
+        body = self.body
+        tells = body.return_token_ids or body.prompt_logprobs is not None or (self.echo and body.logprobs is not None)
+        plain, limit = body.add_special_tokens is False, body.truncate_prompt_tokens
+        if prompt.text and (tells or plain or limit is not None):
+            prompt.token_ids = await self.gate.encode(request, text=prompt.text, add_special_tokens=not plain)
+        if prompt.token_ids is not None:
+            self._truncate(prompt, limit)
+        if self.echo:
+            ids = prompt.token_ids or []
+            prompt.shown = prompt.text or await self.gate.decode(request, ids, skip_special_tokens=False)
+
+    def _truncate(self, prompt: Prompt, limit: int | None) -> None:
+        kept = self.gate.truncate(prompt.token_ids or [], limit)
+        if len(kept) < len(prompt.token_ids or ()):
+            prompt.token_ids, prompt.text = kept, None
+
+    async def answer(self, requests: Sequence[TokenizeRequest]) -> bytes:
+        """The whole answer as JSON."""
+        collected = [[Collected() for _ in range(self.best_of)] for _ in self.prompts]
+
+        async def consume(place: int, stream: Stream, deltas: list[Delta]) -> None:
+            for delta in deltas:
+                collected[place][delta.index].add(delta)
+
+        streams = await self.gate.run(requests, consume)
+        await self._learn([sequence for sequences in collected for sequence in sequences])
+        choices: list[CompletionChoice] = []
+        for place, sequences in enumerate(collected):
+            for sequence in self._best(sequences):
+                prompt_entries = next((one.prompt_logprobs for one in sequences if one.prompt_logprobs), [])
+                choices.append(self._choice(len(choices), place, streams[place], sequence, prompt_entries))
+        told = explanations(streams, self.body.explain)
+        return encode(self.completion(choices, streams, usage=usage_of(streams), explanations=told))
+
+    def completion(self, choices: list[CompletionChoice], streams: Iterable[Stream], **more: object) -> Completion:
+        return Completion(
+            id=self.identity.id,
+            created=self.identity.created,
+            model=self.identity.model,
+            choices=choices,
+            system_fingerprint=fingerprint_of(streams),
+            **more,  # type: ignore[arg-type]
+        )
+
+    async def _learn(self, sequences: Sequence[Collected]) -> None:
+        wanted: set[int] = set()
+        if self.body.logprobs is not None:
+            wanted.update(*(ids_of(sequence.logprobs) for sequence in sequences))
+        wanted.update(*(ids_of(sequence.prompt_logprobs) for sequence in sequences))
+        if self.echo and self.body.logprobs is not None:
+            wanted.update(*(prompt.token_ids or [] for prompt in self.prompts))
+        await self.texts.learn(wanted)
+
+    def _best(self, sequences: list[Collected]) -> list[Collected]:
+        """The n of the highest log-probability per token, where more were made."""
+        if self.best_of == self.n:
+            return sequences
+        return sorted(sequences, key=_score, reverse=True)[: self.n]
+
+    def _choice(
+        self, index: int, place: int, stream: Stream, sequence: Collected, prompt_entries: list[Entry]
+    ) -> CompletionChoice:
+        body, prompt = self.body, self.prompts[place]
+        text, ids, entries = sequence.text, sequence.token_ids, sequence.logprobs
+        if self.only_prompt:
+            text, ids, entries = "", [], []
+        reason = sequence.end.stop_reason if sequence.end is not None else ""
+        return CompletionChoice(
+            index=index,
+            text=prompt.shown + text,
+            logprobs=self.logprobs(prompt, prompt_entries, ids, entries),
+            finish_reason="length" if self.only_prompt else sequence.finish_reason,
+            stop_reason=stop_reason(stream, reason),
+            prompt_logprobs=given(prompt_logprobs(prompt_entries, self.texts), body.prompt_logprobs is not None),
+            prompt_token_ids=given(prompt.token_ids, body.return_token_ids),
+            token_ids=given(ids, body.return_token_ids),
+        )
+
+    def logprobs(
+        self, prompt: Prompt | None, prompt_entries: list[Entry], ids: list[int], entries: list[Entry], offset: int = 0
+    ) -> LegacyLogprobs | None:
+        """Of the prompt too, where the answer echoes it and `prompt` is given."""
+        if self.body.logprobs is None:
+            return None
+        if self.echo and prompt is not None:
+            ids, entries = [*(prompt.token_ids or ()), *ids], [*prompt_entries, *entries]
+            offset = -self._num_hidden(prompt)
+        return legacy_logprobs(ids, entries, self.texts, top=self.body.logprobs, offset=offset)
+
+    def _num_hidden(self, prompt: Prompt) -> int:
+        """Characters of tokens that were put before the client's own prompt."""
+        whole = "".join(map(self.texts.text, prompt.token_ids or ()))
+        return len(whole) - len(prompt.shown) if whole.endswith(prompt.shown) else 0
+
+
+class CompletionStream:
+    """One request's answer as events."""
+
+    def __init__(
+        self, call: CompletionCall, requests: Sequence[TokenizeRequest], has: Sequence[Position] | None = None
+    ) -> None:
+        """`has`: what of each choice a client has that comes back."""
+        self._call = call
+        self._requests = requests
+        self._has = None if has is None else [has[first : first + call.n] for first in range(0, len(has), call.n)]
+        self._bookmark = Bookmark(len(requests) * call.n, has, is_kept=requests[0].header.is_kept)
+        self._streams: dict[int, Stream] = {}
+        self._shown = {  # characters by choice, once its first event is out
+            index: len(call.prompts[index // call.n].shown) + one.num_chars
+            for index, one in enumerate(has or ())
+            if one != Position()
+        }
+
+    async def write(self, events: Events) -> None:
+        async def consume(place: int, stream: Stream, deltas: list[Delta]) -> None:
+            self._streams[place] = stream
+            await stream.before_writing(self._learn(place, deltas))
+            await events.write(b"".join(self._event(place, stream, delta) for delta in deltas))
+
+        call = self._call
+        streams = await call.gate.run(self._requests, consume, self._has)
+        if last := call.usage.last(streams):
+            await events.write(event(encode(call.completion([], streams, **last))))
+        await events.write(DONE)
+
+    async def _learn(self, place: int, deltas: list[Delta]) -> None:
+        call = self._call
+        if call.body.logprobs is None and call.body.prompt_logprobs is None:
+            return
+        wanted = set().union(*(ids_of([*delta.logprobs, *delta.prompt_logprobs]) for delta in deltas))
+        if call.echo:
+            wanted.update(call.prompts[place].token_ids or [])
+        await call.texts.learn(wanted)
+
+    def _event(self, place: int, stream: Stream, delta: Delta) -> bytes:
+        """Empty where the client would learn nothing from it."""
+        call, body = self._call, self._call.body
+        index = place * call.n + delta.index
+        self._bookmark.add(index, delta)
+        prompt = None if index in self._shown else call.prompts[place]
+        if delta.empty and not body.return_token_ids and prompt is None:
+            return b""
+        text, ids, entries = "".join(delta.text), delta.token_ids, delta.logprobs
+        if call.only_prompt:
+            text, ids, entries = "", [], []
+        choice = CompletionChoice(
+            index=index,
+            text=(prompt.shown if prompt else "") + text,
+            logprobs=call.logprobs(prompt, delta.prompt_logprobs, ids, entries, self._shown.get(index, 0)),
+            finish_reason="length" if call.only_prompt and delta.end else finish_reason(delta.end),
+            stop_reason=stop_reason(stream, delta.end.stop_reason) if delta.end else None,
+            prompt_logprobs=given(
+                prompt_logprobs(delta.prompt_logprobs, call.texts),
+                body.prompt_logprobs is not None and delta.prompt_logprobs,
+            ),
+            prompt_token_ids=given(prompt.token_ids if prompt else None, body.return_token_ids and prompt),
+            token_ids=given(ids, body.return_token_ids),
+        )
+        self._shown[index] = self._shown.get(index, 0) + len(choice.text)
+        completion = call.completion([choice], [stream], usage=call.usage.now(list(self._streams.values())))
+        return self._bookmark.line + event(encode(completion))
+
+
+def _check(body: CompletionBody, n: int, best_of: int) -> None:
+    if best_of < n:
+        raise RequestError(f"best_of must be at least n={n}, got {best_of}", field="best_of")
+    if best_of > n and body.stream:
+        raise RequestError("best_of cannot be streamed: which are best is known at the end", field="best_of")
+    if body.stream and body.echo and body.logprobs is not None and n > 1:
+        raise RequestError("echo with logprobs cannot be streamed for n > 1", field="echo")
+
+
+def _score(sequence: Collected) -> float:
+    """Log-probability per token."""
+    scores = [entry.logprobs[0] for entry in sequence.logprobs if entry]
+    return sum(scores) / len(scores) if scores else -1e9

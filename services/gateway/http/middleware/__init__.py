@@ -1,0 +1,1 @@
+"""What every request passes before an endpoint has it, and every answer after."""

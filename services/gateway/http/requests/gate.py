@@ -1,0 +1,198 @@
+"""What the HTTP endpoints ask of the gateway: the same admission, streams and questions that gRPC's servicers use."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+from starlette.requests import Request
+
+from services.gateway.access.auth import Access
+from services.gateway.access.header import make_header, seeded
+from services.gateway.generation.checks import MAX_TOKENS_PER_MESSAGE, check_label, check_model, packed_prompt
+from services.gateway.generation.questions import QUESTION_TIMEOUT
+from services.gateway.generation.service import GenerationService
+from services.gateway.generation.tasks import all_or_none
+from services.gateway.http.requests.reading import Bodies, arrival, seconds_left
+from services.gateway.http.requests.returning import key_of
+from services.gateway.http.requests.vocabulary import Vocabulary
+from services.gateway.streams.report import StreamReport
+from services.gateway.streams.stream import Delta, Position, Stream
+from shared.config import Settings
+from shared.errors import RequestError
+from shared.messages import (
+    ChatMessage,
+    ChatOptions,
+    DecodeRequest,
+    EncodeRequest,
+    PiecesRequest,
+    RequestHeader,
+    TokenizeRequest,
+)
+from shared.packing import pack_tokens, unpack_tokens
+from shared.sampling import SamplingParams
+
+Consumer = Callable[[int, Stream, list[Delta]], Awaitable[None]]
+
+
+class Gate:
+    """Every request of every endpoint passes here, and none has another way to the service."""
+
+    def __init__(self, service: GenerationService, access: Access, settings: Settings) -> None:
+        self.service = service
+        self.access = access
+        self.settings = settings
+        self.bodies = Bodies(settings.max_request_bytes)
+        self.vocabulary = Vocabulary(self._pieces)
+
+    @property
+    def closes_formats(self) -> bool:
+        """Whether objects of a JSON schema that an answer is held to have only the properties that it names."""
+        return self.settings.closed_objects == "all"
+
+    @property
+    def max_model_len(self) -> int:
+        """Tokens; 0 while no worker has said it."""
+        return self.service.deployment.roster.max_model_len
+
+    @property
+    def _max_input_length(self) -> int:
+        return self.service.deployment.roster.max_input_length or MAX_TOKENS_PER_MESSAGE
+
+    def check_model(self, name: str | None) -> None:
+        check_model(name or "", self.settings.model_name)
+
+    def header(
+        self, request: Request, *, label: str | None = None, priority: int | None = None, place: int = 0
+    ) -> RequestHeader:
+        """The header of one generation for this caller; its label is the client's own id, for logs and Abort.  `place`:
+        of its prompt, where a request has several."""
+        label = label or request.headers.get("x-request-id", "")
+        check_label(label)
+        return make_header(
+            self.access.caller(request.headers.items()),
+            gateway=self.service.address,
+            label=label,
+            priority=priority or 0,
+            now=arrival(request),
+            remaining=seconds_left(request),
+            key=key_of(request, place),
+        )
+
+    def seeded(self, params: SamplingParams, request: Request, header: RequestHeader, place: int = 0) -> SamplingParams:
+        """With a seed; under a key always with the same."""
+        return seeded(params, header.tenant, key_of(request, place))
+
+    def pack(self, token_ids: Sequence[int]) -> bytes:
+        """A prompt's ids for the wire."""
+        return packed_prompt(token_ids, self._max_input_length)
+
+    def truncate(self, token_ids: list[int], limit: int | None) -> list[int]:
+        """The end of a prompt: `limit` tokens, -1 for as many as a prompt may have; None for all of it."""
+        if limit is None:
+            return token_ids
+        if limit < -1 or limit == 0:
+            raise RequestError(
+                f"truncate_prompt_tokens must be positive or -1, got {limit}", field="truncate_prompt_tokens"
+            )
+        return token_ids[-(self._max_input_length if limit < 0 else limit) :]
+
+    # -- generations
+
+    async def run(
+        self, requests: Sequence[TokenizeRequest], consume: Consumer, has: Sequence[Sequence[Position]] | None = None
+    ) -> list[Stream]:
+        """Generate for all requests at once; `consume` gets each one's place and its output as it comes.
+
+        `has`: what of each a client has that comes back.  The first that is refused or fails ends all, with its
+        RequestError.
+        """
+        streams: dict[int, Stream] = {}
+        works = [
+            self._run(place, request, consume, streams, None if has is None else has[place])
+            for place, request in enumerate(requests)
+        ]
+        if len(works) == 1:
+            await works[0]
+        else:
+            await all_or_none(works)
+        return [streams[place] for place in range(len(requests))]
+
+    async def _run(
+        self,
+        place: int,
+        request: TokenizeRequest,
+        consume: Consumer,
+        streams: dict[int, Stream],
+        has: Sequence[Position] | None,
+    ) -> None:
+        report = StreamReport(self.service.meter)
+
+        async def deliver(stream: Stream) -> None:
+            streams[place] = stream
+            while deltas := await stream.take():
+                report.progressed()
+                await consume(place, stream, deltas)
+            if stream.account is not None:
+                stream.account.close()
+
+        try:
+            await self.service.generate(request, report, deliver, has=has)
+        except RequestError as error:
+            report.failed(error)
+            raise
+        except asyncio.CancelledError:
+            report.cancelled(expired=False)
+            raise
+
+    # -- questions
+
+    async def encode(
+        self,
+        request: Request,
+        *,
+        text: str | None = None,
+        chat: list[ChatMessage] | None = None,
+        options: ChatOptions | None = None,
+        add_special_tokens: bool = True,
+    ) -> list[int]:
+        """Token ids of a text or a chat."""
+        question = EncodeRequest(
+            *self._name(),
+            text=text,
+            chat=chat,
+            add_special_tokens=add_special_tokens,
+            chat_options=options,
+            tenant=self._tenant(request),
+        )
+        return unpack_tokens((await self._ask(question)).token_ids)
+
+    async def decode(self, request: Request, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        packed = packed_prompt(token_ids, MAX_TOKENS_PER_MESSAGE)
+        tenant = self._tenant(request)
+        answer = await self._ask(
+            DecodeRequest(*self._name(), packed, skip_special_tokens=skip_special_tokens, tenant=tenant)
+        )
+        text: str = answer.text
+        return text
+
+    async def _pieces(self, token_ids: list[int]) -> list[bytes]:
+        await self.service.readiness.until_available()
+        answer: Any = await self.service.questions.ask_pieces(
+            PiecesRequest(*self._name(), pack_tokens(token_ids)), QUESTION_TIMEOUT
+        )
+        pieces: list[bytes] = answer.pieces
+        return pieces
+
+    async def _ask(self, question: EncodeRequest | DecodeRequest) -> Any:
+        await self.service.readiness.until_available()
+        return await self.service.questions.ask_tokenizer(question, QUESTION_TIMEOUT)
+
+    def _name(self) -> tuple[str, str]:
+        """A question's id, and the tenant that asks."""
+        return uuid.uuid4().hex, self.service.address
+
+    def _tenant(self, request: Request) -> str:
+        return self.access.caller(request.headers.items()).tenant

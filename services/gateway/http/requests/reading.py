@@ -1,0 +1,128 @@
+"""Reading a request: its body within bounds and as the type it should be, and what its headers say of the caller."""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from collections.abc import Hashable
+from functools import cache
+from typing import Any, TypeVar, cast
+
+import msgspec
+import structlog
+from starlette.requests import ClientDisconnect, Request
+
+from services.gateway.http.errors.failures import PayloadTooLargeError
+from services.gateway.http.requests.content_type import check_content_type
+from shared.errors import RejectCode, RequestError
+
+log = structlog.get_logger()
+
+T = TypeVar("T")
+
+TIMEOUT_HEADER = "x-request-timeout"  # seconds from now until the client gives up
+MAX_TIMEOUT = 1e7
+PLACE = re.compile(r" - at `(?:key` in `)?\$([^`]*)`$")
+OF_A_MAPPING = re.compile(r"\[\.\.\.\].*")  # msgspec does not say of which key
+MAX_UNKNOWN = 64  # names of unknown fields that are logged, each once
+
+
+class Bodies:
+    """Reads bodies of at most `max_bytes`."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._unknown: set[str] = set()
+
+    async def read(self, request: Request, kind: type[T]) -> T:
+        """The body as a `kind`.  Raises RequestError naming the field that is not what it should be."""
+        check_content_type(request)
+        data = await self._bytes(request)
+        request.state.arrival = time.time()
+        try:
+            body: T = _decoder(cast(Hashable, kind)).decode(data)
+        except msgspec.ValidationError as error:
+            raise not_valid(error) from None
+        except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+            raise RequestError(f"the body is not valid JSON: {error}") from None
+        self._notice_unknown(data, kind)
+        request.state.body = body
+        return body
+
+    async def _bytes(self, request: Request) -> bytearray:
+        declared = request.headers.get("content-length", "0")
+        if declared.isdecimal() and int(declared) > self._max_bytes:
+            raise self._too_large(int(declared))
+        data = bytearray()  # one piece from the start: a list of pieces would be there twice at the end
+        try:
+            async for chunk in request.stream():
+                data += chunk
+                if len(data) > self._max_bytes:
+                    raise self._too_large(len(data))
+        except ClientDisconnect:
+            raise RequestError("the client went away", code=RejectCode.CANCELLED) from None
+        return data
+
+    def _too_large(self, size: int) -> RequestError:
+        return PayloadTooLargeError(
+            f"the body has {size} bytes or more, of at most max_request_bytes={self._max_bytes}"
+        )
+
+    def _notice_unknown(self, data: bytearray, kind: type[Any]) -> None:
+        """New fields appear in clients every month, so they are not refused; but nor are they ignored in silence."""
+        if len(self._unknown) >= MAX_UNKNOWN:
+            return
+        known = _names(cast(Hashable, kind))
+        for name in _keys(data) - known - self._unknown:
+            self._unknown.add(name)
+            log.warning("unknown_field_ignored", body=kind.__name__, field=name[:64])
+
+
+@cache
+def _decoder(kind: Hashable) -> msgspec.json.Decoder[Any]:
+    return msgspec.json.Decoder(cast(Any, kind))
+
+
+@cache
+def _names(kind: Hashable) -> frozenset[str]:
+    return frozenset(field.encode_name for field in msgspec.structs.fields(cast(Any, kind)))
+
+
+_members = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+
+def _keys(data: bytearray) -> frozenset[str]:
+    return frozenset(_members.decode(data))
+
+
+def not_valid(error: msgspec.ValidationError, root: str = "") -> RequestError:
+    """msgspec says where; OpenAI's `param` names that place, within `root` of the body."""
+    message = str(error)
+    found = PLACE.search(message)
+    field = root + (found[1] if found else "")
+    if missing := re.search(r"missing required field `([^`]+)`", message):
+        field += f".{missing[1]}"
+    field = OF_A_MAPPING.sub("", field).removeprefix(".")
+    message = PLACE.sub("", message).replace("Object missing", "missing")
+    return RequestError(f"{field}: {message}" if field else message, field=field)
+
+
+def arrival(request: Request) -> float:
+    """Unix seconds at which all of it was here: its sender's slowness is none of ours, and all that follows is."""
+    found: float = request.state.arrival
+    return found
+
+
+def seconds_left(request: Request) -> float | None:
+    """How long the client waits, where it says so."""
+    text = request.headers.get(TIMEOUT_HEADER)
+    if text is None:
+        return None
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds <= MAX_TIMEOUT:
+        raise RequestError(f"{TIMEOUT_HEADER} must be a number of seconds, got {text[:32]!r}", field=TIMEOUT_HEADER)
+    return seconds

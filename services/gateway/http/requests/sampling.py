@@ -1,0 +1,68 @@
+"""From a body's fields to SamplingParams.  What cannot be done is refused by name, nothing is dropped."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from services.gateway.http.requests.fields import GenerationBody
+from services.gateway.http.requests.output_format import output_grammar
+from shared.errors import RequestError
+from shared.sampling import SamplingParams
+
+SAME = (
+    "temperature", "top_k", "top_p", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty",
+    "min_tokens", "ignore_eos", "include_stop_str_in_output", "skip_special_tokens", "seed", "allowed_token_ids",
+    "bad_words", "stop_token_ids", "speculate",
+)  # fmt: skip
+NOT_POSSIBLE = {
+    "guided_whitespace_pattern": "a pattern for white space",
+    "structural_tag": "structural tags",
+    "logits_processors": "client code",
+    "prompt_embeds": "prompts of embeddings",
+    "kv_transfer_params": "KV transfer",
+    "mm_processor_kwargs": "input that is not text",
+    "vllm_xargs": "arguments of extensions",
+    "moderation": "moderation",
+    "suffix": "inserting before a suffix",
+    "chat_template": "a chat template from a client",
+    "documents": "documents beside the messages",
+    "functions": "functions (their successor is tools)",
+    "function_call": "function_call (its successor is tool_choice)",
+    "audio": "audio",
+    "prediction": "predicted outputs",
+    "web_search_options": "web search",
+}
+MAX_BIAS = 100.0  # OpenAI's bound; more has no more effect
+
+
+def refuse_impossible(body: msgspec.Struct) -> None:
+    """Raise RequestError on fields whose meaning this server does not have, unless they say nothing."""
+    for name, what in NOT_POSSIBLE.items():
+        value = getattr(body, name, None)
+        if value not in (None, False, "", {}):
+            raise RequestError(f"{name}: {what} is not supported by this server", field=name)
+    if getattr(body, "cache_salt", None):
+        raise RequestError("cache_salt is derived from the tenant by the server", field="cache_salt")
+    if (getattr(body, "modalities", None) or ["text"]) != ["text"]:
+        raise RequestError("modalities can only be text", field="modalities")
+
+
+def sampling_params(body: GenerationBody, *, closes: bool = False, **given: Any) -> SamplingParams:
+    """`given` wins over the body's own fields, for those whose name or meaning differs between endpoints."""
+    values: dict[str, Any] = {name: getattr(body, name) for name in (*SAME, "n", "prompt_logprobs")}
+    values |= {"grammar": output_grammar(body, closes=closes)} | given
+    values["stop"] = [body.stop] if isinstance(body.stop, str) else body.stop
+    values["logit_bias"] = _biases(body.logit_bias or {})
+    return SamplingParams(**{name: value for name, value in values.items() if value is not None})
+
+
+def _biases(biases: dict[str, float]) -> dict[int, float]:
+    """JSON has no integer keys; ids are checked against the vocabulary later, with all others."""
+    found = {}
+    for key, bias in biases.items():
+        if not (key.isascii() and key.isdecimal() and len(key) < 10):
+            raise RequestError(f"logit_bias has the key {key[:32]!r}, which is no token id", field="logit_bias")
+        found[int(key)] = max(-MAX_BIAS, min(MAX_BIAS, bias))
+    return found

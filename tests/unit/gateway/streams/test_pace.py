@@ -1,0 +1,141 @@
+"""Rounds of sending: at once while there is time, at a share of a core where there is not."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from services.gateway.streams.pace import FEW, MAX_REST, Pace, stretch
+
+
+class Stream:
+    def __init__(self) -> None:
+        self.num_woken = 0
+        self.is_slow = False  # it is still sending when it is woken again
+        self.sent: Callable[[], None] = lambda: None
+
+    def wake(self, sent: Callable[[], None]) -> bool:
+        self.num_woken += 1
+        self.sent = sent
+        return not self.is_slow
+
+
+class Hand:
+    """A clock and a processor meter that stand still unless they are moved, and streams that count."""
+
+    def __init__(self, num_streams: int = FEW + 1, stretch: float = 2.0) -> None:
+        self.now = 100.0
+        self.spent = 5.0
+        self.streams = [Stream() for _ in range(num_streams)]
+        self.pace = Pace(stretch=stretch, clock=lambda: self.now, spent=lambda: self.spent)
+        self.output()
+
+    @property
+    def num_woken(self) -> int:
+        (count,) = {stream.num_woken for stream in self.streams}
+        return count
+
+    def output(self) -> int:
+        """Output comes for all; how often they were woken so far."""
+        for stream in self.streams:
+            self.pace.add(stream)
+        self.pace.release()
+        return self.num_woken
+
+    def work(self, seconds: float, idle: float = 0.0) -> None:
+        self.spent += seconds
+        self.now += seconds + idle
+
+    def send(self, seconds: float) -> None:
+        """All that are not slow have sent what they had."""
+        self.work(seconds)
+        for stream in self.streams:
+            if not stream.is_slow:
+                stream.sent()
+
+
+async def test_nothing_waits_while_rounds_are_short() -> None:
+    hand = Hand()
+    for count in range(2, 10):
+        hand.work(0.002, idle=0.003)
+        assert hand.output() == count
+
+
+async def test_a_round_rests_as_long_as_it_worked() -> None:
+    hand = Hand()
+    hand.work(0.02)
+    assert 0.019 < hand.pace.rest() <= 0.021
+    assert hand.output() == 1, "not yet"
+    assert hand.output() == 1, "all of it leaves together"
+    async with asyncio.timeout(30):
+        while hand.num_woken < 2:
+            await asyncio.sleep(0.005)
+
+
+def test_the_share_is_small_on_a_small_machine_only() -> None:
+    assert 1 < stretch() <= 7
+
+
+async def test_no_output_waits_for_longer_than_its_limit() -> None:
+    hand = Hand()
+    hand.work(10.0)
+    assert hand.pace.rest() == MAX_REST
+
+
+async def test_a_few_streams_never_wait() -> None:
+    hand = Hand(FEW)
+    for count in range(2, 6):
+        hand.work(10.0)
+        assert hand.output() == count
+
+
+async def test_a_processor_that_others_use_is_no_reason_to_wait() -> None:
+    hand = Hand()
+    hand.work(0.02, idle=0.03)
+    assert hand.output() == 2
+
+
+async def test_only_what_sending_takes_is_waited_for() -> None:
+    hand = Hand()
+    hand.send(0.002)
+    hand.work(0.004)  # a request of a megabyte is read
+    assert hand.output() == 2
+    hand.work(0.004)  # while they send, nobody knows what it was for
+    assert 0.003 < hand.pace.rest() <= 0.004
+
+
+async def test_a_slow_reader_is_not_waited_for() -> None:
+    hand = Hand()
+    hand.streams[0].is_slow = True
+    hand.send(0.002)
+    hand.work(0.004)
+    assert hand.pace.rest() > 0.0, "in its first round it counts, as it was not known to be slow"
+    hand.work(0.0, idle=1.0)
+    assert hand.output() == 2
+    hand.send(0.002)
+    hand.work(0.004)
+    assert hand.pace.rest() <= 0.0
+
+
+async def test_a_round_in_which_nobody_sends_costs_nothing() -> None:
+    hand = Hand()
+    hand.work(0.0, idle=1.0)
+    for stream in hand.streams:
+        stream.is_slow = True
+    assert hand.output() == 2
+    hand.work(0.01)
+    assert hand.pace.rest() <= 0.0
+
+
+async def test_rounds_that_are_short_beside_the_time_between_outputs_never_wait() -> None:
+    hand = Hand(stretch=4.0)
+    for _ in range(50):  # it learns how often output comes
+        hand.send(0.001)
+        hand.work(0.0, idle=0.009)
+        hand.output()
+    hand.send(0.004)
+    assert hand.pace.rest() == 0.0, "four times that is more than ten milliseconds, but most of a core is left"
+    hand.work(0.0, idle=0.006)
+    hand.output()
+    hand.send(0.006)
+    assert 0.017 < hand.pace.rest() < 0.019, "it is behind"
