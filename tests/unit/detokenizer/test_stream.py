@@ -49,6 +49,12 @@ def say(path: Path, stream: OpenStream, ids: list[int], **finish: object) -> Seq
     return said
 
 
+def test_the_first_news_name_what_computes(data_dir: Path) -> None:
+    stream = Stream(msgspec.structs.replace(opened(), fingerprint="fp_a"), factory(data_dir / GPT2))
+    said = feed(stream, tokenizer(data_dir / GPT2).encode("one two three"), [slice(0, 1), slice(1, 3)])
+    assert [text.fingerprint for text in said] == ["fp_a", ""]
+
+
 @relaxed
 @given(data=st.data())
 @pytest.mark.parametrize("name", NAMES)
