@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import socket
+import threading
 import time
 from typing import Any
 
 import pytest
 
+from services.gateway.http.listener import RECEIVE_BUFFER, listen
 from services.gateway.intake import CREDIT, REFUSAL, REFUSED_BYTES_PER_SECOND, SMALL
 from shared.messages import EncodeRequest
 from tests.unit.gateway.http.client import Http, http
@@ -106,6 +110,35 @@ async def test_refused_megabytes_put_their_sender_in_debt() -> None:
         asked = h.post("/v1/completions", {"prompt": "small"})
         h.troupe.say(await h.troupe.request(), "fine", **LAST)
         assert (await asked).status_code == 200, "a small request costs no more than its headers"
+
+
+def fill(client: socket.socket) -> int:
+    """Send until nothing more is taken; how many bytes were."""
+    count = 0
+    with contextlib.suppress(TimeoutError):
+        while True:
+            count += client.send(bytes(SMALL))
+    return count
+
+
+def read(connection: socket.socket, count: int) -> None:
+    while count:
+        count -= len(connection.recv(min(count, SMALL)))
+
+
+def test_the_kernel_holds_little_of_a_connection_that_is_not_read_on() -> None:
+    """Left alone it holds ever more ahead of who has read quickly: megabytes of each sender that is kept waiting."""
+    with listen("127.0.0.1", 0) as listener, socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SMALL)
+        client.connect(listener.getsockname())
+        connection, _ = listener.accept()
+        with connection:
+            reader = threading.Thread(target=read, args=(connection, 32 * MEGABYTE))
+            reader.start()
+            client.sendall(bytes(32 * MEGABYTE))
+            reader.join()
+            client.settimeout(0.1)
+            assert SMALL < fill(client) < 4 * RECEIVE_BUFFER
 
 
 @pytest.mark.parametrize("head", [post(31 * MEGABYTE), post(None)], ids=["declared", "chunked"])
