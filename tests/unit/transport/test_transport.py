@@ -375,3 +375,12 @@ async def test_the_keys_of_a_running_deployment_are_put_back(tmp_path: Path) -> 
     load_keys(directory)
     with pytest.raises(ConfigError, match="another deployment"):
         scheduler.keep()
+
+
+async def test_whoever_speaks_over_tcp_keeps_the_keys_in_place(tmp_path: Path) -> None:
+    transport = ZmqTransport(Settings(transport="tcp", runtime_dir=str(tmp_path / "run"), advertise_host="127.0.0.1"))
+    keys = load_keys(tmp_path / "run")
+    assert transport.keep() == ""
+    shutil.rmtree(tmp_path / "run")
+    assert transport.keep() == "its keys" and load_keys(tmp_path / "run") == keys
+    transport.close()
