@@ -77,6 +77,16 @@ def test_compiled_once_and_found_again(cache: Path, tiny: Path) -> None:
     assert stat.S_IMODE(first.stat().st_mode) == 0o755, "an image's user reads what its builder made"
 
 
+def test_who_may_not_compile_takes_what_is_there(cache: Path, tiny: Path) -> None:
+    with pytest.raises(BuildError, match="not been compiled yet"):
+        built(may_compile=False)
+    assert not list(cache.iterdir()), "and asks no compiler"
+    compiled = built()
+    assert built(may_compile=False) == compiled
+    compiled.unlink()
+    assert loading.load_compiled() is None
+
+
 def test_compiled_again_for_whatever_it_depends_on(cache: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = {built(), built(defines=("A",))}
     (tiny / "tiny.cpp").write_text(TINY.replace("ANSWER", "43"), encoding="utf-8")

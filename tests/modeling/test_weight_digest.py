@@ -13,6 +13,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from kernels.cpu import build
+from kernels.cpu.native import Native
 from kernels.ops import digest
 from shared.config import Settings
 from shared.execution.engine import load_runner
@@ -120,6 +122,31 @@ def test_native_and_torch_see_the_same_weights(tmp_path: Path, monkeypatch: pyte
     one, other = found
     assert one.weights == other.weights
     assert all(part in difference(one, other, "a") for part in ("executor", "numeric_class"))
+
+
+@pytest.mark.parametrize("is_compiled", [True, False])
+def test_torch_sums_by_the_native_library_where_it_is_compiled(
+    is_compiled: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without one numpy does it, to the same value: a worker of torch never waits for a compiler."""
+    load_build("native")
+    wanted = value(load_file(MODEL / "model.safetensors"))
+    cache = tmp_path / "cache"
+    if not is_compiled:
+        monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+        monkeypatch.setattr(build, "PREBUILT", tmp_path)
+    native_sums, calls = Native.chunk_sums, []
+
+    def counted(self: Native, data: np.ndarray) -> np.ndarray:
+        calls.append(len(data))
+        return native_sums(self, data)
+
+    monkeypatch.setattr(Native, "chunk_sums", counted)
+    monkeypatch.setattr(DigestMemory, "recall", lambda self, identity: "")
+    monkeypatch.setattr(DigestMemory, "remember", lambda self, identity, value: None)
+    assert fingerprint_of(MODEL, kernels="torch").weights == wanted
+    assert bool(calls) == is_compiled
+    assert not list(cache.rglob("*.so"))
 
 
 def test_made_up_weights_are_named_so() -> None:

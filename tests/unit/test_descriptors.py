@@ -9,17 +9,21 @@ import os
 import resource
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from shared import descriptors
+from shared.actor import Actor, process
 from shared.config import Settings
 from shared.descriptors import Spares, raise_limit
 from shared.messages import AbortRequest, SchedulerInbox
-from shared.transport import line
+from shared.transport import Transport, line, zeromq
 from shared.transport.unix import NUM_SPARES, UnixInbox, UnixOutbox, UnixTransport
+from shared.transport.zeromq import ZmqTransport
 
 
 @contextlib.contextmanager
@@ -138,6 +142,102 @@ async def test_without_a_descriptor_nobody_is_taken_for_gone_and_no_mail_is_lost
     inbox.close()
     assert await asyncio.wait_for(gone.get(), 5) == inbox.address, "now it has left"
     outbox.close()
+
+
+async def test_a_line_that_finds_no_descriptor_keeps_its_mail_and_its_peer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not even the one that it has just given back: others were quicker."""
+    monkeypatch.setattr(line, "REST_SECONDS", 0.05)
+    monkeypatch.setattr(line, "PATIENCE_SECONDS", 0.1)
+    outbox, gone = UnixOutbox(tmp_path), asyncio.Queue[str]()
+    outbox.on_gone = gone.put_nowait
+    inbox = UnixInbox(tmp_path / "a.sock", SchedulerInbox)
+    outbox.send(inbox.address, AbortRequest("one"))
+    outbox.flush()
+    assert await asyncio.wait_for(inbox.recv_batch(), 5) == [AbortRequest("one")]
+    names = {"AF_UNIX": socket.AF_UNIX, "SOCK_STREAM": socket.SOCK_STREAM}
+    with monkeypatch.context() as patch:
+        patch.setattr(line, "socket", SimpleNamespace(**names, socket=no_descriptor))
+        for connection in list(inbox._connections):
+            inbox._drop(connection)
+        outbox.send(inbox.address, AbortRequest("two"))
+        outbox.flush()
+        await asyncio.sleep(0.3)
+        outbox.send(inbox.address, AbortRequest("three"))
+        outbox.flush()
+        await asyncio.sleep(0.3)
+        assert gone.empty(), "the other end is there"
+    expected = [AbortRequest("two"), AbortRequest("three")]
+    async with asyncio.timeout(5):
+        while expected:
+            for message in await inbox.recv_batch():
+                assert message == expected.pop(0)
+    assert gone.empty()
+    inbox.close()
+    outbox.close()
+
+
+def no_descriptor(*_: object) -> None:
+    raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+
+async def test_over_tcp_mail_waits_for_a_descriptor_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(zeromq, "REST_SECONDS", 0.05)
+    transport = ZmqTransport(Settings(transport="tcp", runtime_dir=str(tmp_path), advertise_host="127.0.0.1"))
+    inbox, outbox = transport.bind("a", SchedulerInbox), transport.outbox()
+    with monkeypatch.context() as patch:
+        patch.setattr(Spares, "make_room", no_descriptor)
+        for name in ("one", "two"):
+            outbox.send(inbox.address, AbortRequest(name))
+            outbox.flush()
+    await asyncio.sleep(0.1)
+    outbox.flush()
+    assert await asyncio.wait_for(inbox.recv_batch(), 5) == [AbortRequest("one"), AbortRequest("two")]
+    outbox.close()
+    transport.close()
+
+
+async def test_over_tcp_a_listener_without_a_descriptor_rests_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    transport = ZmqTransport(Settings(transport="tcp", runtime_dir=str(tmp_path), advertise_host="127.0.0.1"))
+    inbox, outbox = transport.bind("a", SchedulerInbox), transport.outbox()
+    port = int(inbox.address.rpartition(":")[2])
+    with socket.socket() as client:
+        client.setblocking(False)
+        with full_table():
+            client.connect_ex(("127.0.0.1", port))
+            before = time.process_time()
+            await asyncio.sleep(0.4)
+            assert time.process_time() - before < 0.3, "nor does its thread spin"
+    assert "accept_paused" in capsys.readouterr().out
+    outbox.send(inbox.address, AbortRequest("later"))
+    outbox.flush()
+    assert await asyncio.wait_for(inbox.recv_batch(), 10) == [AbortRequest("later")]
+    outbox.close()
+    transport.close()
+
+
+def test_a_service_begins_with_as_many_descriptors_as_it_may_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(main: Coroutine[Any, Any, int]) -> int:
+        main.close()
+        return descriptors.limit()
+
+    monkeypatch.setattr(process, "uvloop", SimpleNamespace(run=run))
+    monkeypatch.setattr(process, "faulthandler", SimpleNamespace(enable=lambda: None))
+    monkeypatch.setattr(process, "guard_standard_streams", lambda: None)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    few = min(512, soft)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (few, hard))
+        assert process.run_actor(unborn, Settings()) > few
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def unborn(transport: Transport, settings: Settings) -> Actor:
+    raise AssertionError("nobody is to be made")
 
 
 def test_a_limit_is_always_a_number(monkeypatch: pytest.MonkeyPatch) -> None:

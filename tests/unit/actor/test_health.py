@@ -106,6 +106,29 @@ class Stuck(MemberActor):
         return self.reason
 
 
+async def test_at_each_tick_a_service_looks_whether_its_place_is_still_its_own(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def lost() -> str:
+        raise PermissionError("nothing can be made there")
+
+    def taken() -> str:
+        raise ConfigError("another has it")
+
+    network = MemoryTransport()
+    actor = Stuck(network, QUICK)
+    monkeypatch.setattr(network, "keep", lambda: "its socket")
+    actor.handle_tick(Tick())
+    assert "runtime_dir_renewed" in capsys.readouterr().out
+    monkeypatch.setattr(network, "keep", lost)
+    for _ in range(3):
+        actor.handle_tick(Tick())
+    assert capsys.readouterr().out.count("runtime_dir_lost") == 1, "not at every tick"
+    monkeypatch.setattr(network, "keep", taken)
+    with pytest.raises(ConfigError, match="another has it"):
+        actor.handle_tick(Tick())
+
+
 class Listener(Stuck):
     """Notes what rosters say of stalls."""
 

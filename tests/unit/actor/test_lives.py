@@ -177,12 +177,13 @@ async def test_a_number_that_nobody_gave_out_is_outlived() -> None:
     await one.end()
 
 
-async def test_a_scheduler_that_is_not_believed_keeps_nobody_s_health() -> None:
+async def test_a_scheduler_that_is_not_believed_keeps_nobody_s_health(capsys: pytest.CaptureFixture[str]) -> None:
     async with deployment(5) as (one, worker):
         await one.kill(one.scheduler)
         await until(lambda: not worker.scheduler_is_live)
         worker.handle_roster(Roster(3, 1, []))
         assert not worker.scheduler_is_live
+        assert "old_roster" in capsys.readouterr().out, "and it is said"
         with pytest.raises(ProtocolError):
             worker.handle_roster(Roster(2 * MAX_LEAP, 1, []))
         with pytest.raises(ProtocolError):

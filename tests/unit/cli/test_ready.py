@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -59,6 +60,15 @@ def test_it_is_not_said_before_all_have_joined(capsys: pytest.CaptureFixture[str
     assert capsys.readouterr().err == "pageant: still starting: worker-1\n", "once"
     starter.joined.add("worker-1")
     assert waiting.is_over()
+
+
+def test_a_gateway_that_serves_is_not_enough() -> None:
+    supervisor = Supervisor([Role("gateway")], lambda role: FakeProcess(role.name, []), report=lambda _: None)
+    supervisor.start()
+    client: Any = SimpleNamespace(serving=True)
+    answers = [False, False, True]
+    assert serve.wait_until_serving(client, supervisor, lambda: False, lambda: answers.pop(0))
+    assert not answers, "it was said before all had joined"
 
 
 def test_the_last_words_of_a_service_are_those_beside_its_status_file(tmp_path: Path) -> None:

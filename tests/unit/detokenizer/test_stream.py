@@ -48,6 +48,12 @@ def say(path: Path, stream: OpenStream, ids: list[int], **finish: object) -> Seq
     return said
 
 
+def test_the_first_news_name_what_computes() -> None:
+    stream = Stream(msgspec.structs.replace(opened(), fingerprint="fp_a"), factory(BUNDLED))
+    said = feed(stream, tokenizer(BUNDLED).encode("one two three"), [slice(0, 1), slice(1, 3)])
+    assert [text.fingerprint for text in said] == ["fp_a", ""]
+
+
 @relaxed
 @given(data=st.data())
 def test_any_split_gives_the_same_text_as_the_whole(paths: list[Path], data: st.DataObject) -> None:

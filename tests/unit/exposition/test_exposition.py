@@ -10,6 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
@@ -19,9 +20,11 @@ from services.scheduler.scheduler import Scheduler
 from services.scheduler.state.policy import Policy
 from services.scheduler.telemetry.steplog import StepMeter
 from shared.exposition import EngineCollector, ProcessState, RequestMeter, exposition, process_collector
+from shared.exposition.engine import FINGERPRINT
 from shared.exposition.server import MetricsServer
 from shared.messages import Load, Member, ServiceName
 from shared.metrics.histogram import STEP_TOKENS, Histogram, quantile
+from tests.unit.scheduler.fake_worker import capacity
 from tests.unit.scheduler.world import World
 
 DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "metrics.md"
@@ -138,6 +141,16 @@ def test_values(families: dict[str, Metric]) -> None:
     steps = {sample.name: sample.value for sample in families["vllm:iteration_tokens_total"].samples}
     assert steps["vllm:iteration_tokens_total_count"] > 0
     assert steps["vllm:iteration_tokens_total_sum"] >= 20
+
+
+def test_every_worker_says_what_it_computes_with() -> None:
+    world = World(workers=0)
+    for name, fingerprint in (("w0", "fp_a"), ("w1", "fp_b")):
+        world.join(name, msgspec.structs.replace(capacity(), fingerprint=fingerprint))
+    told = exposition(EngineCollector("tiny", load_of(world.scheduler, "", StepMeter().tokens))).decode()
+    (family,) = (one for one in text_string_to_metric_families(told) if one.name == FINGERPRINT)
+    found = {(sample.labels["worker"], sample.labels["fingerprint"], sample.value) for sample in family.samples}
+    assert found == {("w0", "fp_a", 1.0), ("w1", "fp_b", 1.0)}
 
 
 def test_without_a_scheduler_only_that_is_told() -> None:

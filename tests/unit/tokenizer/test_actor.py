@@ -130,6 +130,13 @@ async def test_a_stream_under_way_waits_for_a_child_where_a_new_request_is_refus
         assert (await b.added()).header.request_id == "under way"
 
 
+async def test_a_stream_under_way_is_sent_on_with_the_name_of_what_began_it() -> None:
+    """The scheduler gives it to a worker that computes the same, and to no other."""
+    async with bench() as b:
+        b.send(msgspec.structs.replace(text("Hello"), is_resumed=True, fingerprint="fp_a"))
+        assert (await b.added()).fingerprint == "fp_a"
+
+
 async def test_a_passed_deadline() -> None:
     async with bench() as b:
         late = TokenizeRequest(header(deadline=steady_time() - 1), SamplingParams(), text="Hello")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import shutil
 import stat
 import sys
@@ -16,7 +17,7 @@ import zmq
 from shared.config import Settings
 from shared.errors import ConfigError, FatalError
 from shared.messages import AbortRequest, SchedulerInbox, encode
-from shared.transport import MemoryTransport, Transport, UnixTransport, make_transport, pick, rank
+from shared.transport import MemoryTransport, Transport, UnixTransport, make_transport, pick, rank, zeromq
 from shared.transport.keys import KeyFile, load_keys
 from shared.transport.watch import RETURN_SECONDS
 from shared.transport.zeromq import MAX_WATCHED, Way, ZmqTransport
@@ -375,3 +376,25 @@ async def test_the_keys_of_a_running_deployment_are_put_back(tmp_path: Path) -> 
     load_keys(directory)
     with pytest.raises(ConfigError, match="another deployment"):
         scheduler.keep()
+
+
+async def test_whoever_speaks_over_tcp_keeps_the_keys_in_place(tmp_path: Path) -> None:
+    transport = ZmqTransport(Settings(transport="tcp", runtime_dir=str(tmp_path / "run"), advertise_host="127.0.0.1"))
+    keys = load_keys(tmp_path / "run")
+    assert transport.keep() == ""
+    shutil.rmtree(tmp_path / "run")
+    assert transport.keep() == "its keys" and load_keys(tmp_path / "run") == keys
+    transport.close()
+
+
+async def test_a_stranger_over_tcp_holds_a_descriptor_for_a_moment_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(zeromq, "HANDSHAKE_MS", 200)
+    transport = ZmqTransport(Settings(transport="tcp", runtime_dir=str(tmp_path), advertise_host="127.0.0.1"))
+    inbox = transport.bind("a", SchedulerInbox)
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(inbox.address.rpartition(":")[2]))
+    with contextlib.suppress(ConnectionError):
+        await asyncio.wait_for(reader.read(), 5)
+    writer.close()
+    transport.close()

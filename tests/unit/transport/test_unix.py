@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from shared.config import Settings
 from shared.errors import ConfigError, ProtocolError
-from shared.messages import AbortRequest, DecodeRequest, SchedulerInbox, TokenizerInbox
+from shared.messages import AbortRequest, DecodeRequest, SchedulerInbox, TokenizerInbox, encode
 from shared.messages.codec import MAX_MESSAGE_BYTES
 from shared.transport.link import Inbox
 from shared.transport.unix import Frames, UnixInbox, UnixOutbox, UnixTransport
@@ -197,6 +197,18 @@ async def test_a_directory_that_was_deleted_or_replaced_is_made_anew(
     new.close()
     transport.close()
     assert not (tmp_path / "run" / "scheduler.sock").exists()
+
+
+async def test_who_waits_to_be_let_in_when_a_socket_is_made_anew_is_let_in(tmp_path: Path) -> None:
+    transport = UnixTransport(Settings(runtime_dir=str(tmp_path / "run")))
+    inbox = transport.bind("worker-1", SchedulerInbox)
+    with socket.socket(socket.AF_UNIX) as client:
+        client.connect(str(tmp_path / "run" / "worker-1.sock"))
+        client.sendall(wire([encode(AbortRequest("waited"))]))
+        delete(tmp_path / "run")
+        assert transport.keep() == "its socket"
+        assert await asyncio.wait_for(inbox.recv_batch(), 5) == [AbortRequest("waited")]
+    transport.close()
 
 
 async def test_of_two_schedulers_the_one_without_the_lock_ends_and_leaves_the_other_alone(tmp_path: Path) -> None:

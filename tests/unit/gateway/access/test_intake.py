@@ -231,6 +231,14 @@ async def test_grpc_refused_megabytes_put_their_sender_in_debt_and_nobody_else()
         assert (await call.read()).text == "slow", "a small request of a sender in debt is served, slowly"
 
 
+async def test_a_grpc_message_that_cannot_be_read_is_put_down_to_its_sender() -> None:
+    async with front() as f:
+        generate = f.channel.unary_stream("/pageant.v1.Inference/Generate")
+        error = await failure(generate(b"\xff" * MEGABYTE, metadata=(("x-tenant", "greedy"),)))
+        assert error.code() is grpc.StatusCode.INVALID_ARGUMENT and "cannot be read" in error.details()
+        assert f.troupe.gateway.intake.debts.of("127.0.0.1 greedy") > -CREDIT
+
+
 async def test_of_a_sender_in_debt_few_calls_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("services.gateway.grpc.receiving.MOST_SLOW", 1)
     async with front() as f:

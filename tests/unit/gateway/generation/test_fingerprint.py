@@ -78,6 +78,23 @@ async def test_the_next_scheduler_is_told_what_is_alive() -> None:
         assert f.troupe.gateway.alive() == []
 
 
+async def test_what_is_alive_is_known_longer_than_its_workers() -> None:
+    """Rosters that come meanwhile name others, or nobody; the scheduler after that is told all the same."""
+    async with front() as f:
+        await announce(f, ONE)
+        call = f.inference.Generate(GenerateRequest(text="Once"))
+        request = await f.troupe.request()
+        f.troupe.say(request, "a", fingerprint=ONE.name)
+        await call.read()
+        await announce(f, TWO)
+        assert f.troupe.gateway.alive() == [ONE]
+        await announce(f)
+        assert f.troupe.gateway.alive() == [ONE]
+        f.troupe.say(request, "b", at=(1, 1), **LAST)
+        await rest(call)
+        assert f.troupe.gateway.alive() == []
+
+
 async def test_a_begun_stream_waits_for_its_own_kind() -> None:
     async with front() as f:
         await announce(f, ONE)

@@ -78,6 +78,26 @@ async def test_a_connection_without_a_handshake_or_without_a_call_ends() -> None
         assert len((await f.inference.ListModels(ListModelsRequest())).models) == 1
 
 
+async def test_the_most_holds_however_many_addresses_they_come_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PeerWatch, "look", lambda self: None)
+    patient = front(max_connections=FEWEST, header_timeout=60)  # a shorter one would let go of them in the end
+    async with patient as f, idle(f, 20) as many, asyncio.timeout(20):
+        while await still_open(many) > FEWEST:
+            await asyncio.sleep(0.05)
+
+
+async def test_who_never_greets_is_let_go_of_long_before_who_is_idle() -> None:
+    async with (
+        front(header_timeout=0.5, idle_timeout=60) as f,
+        idle(f, 1) as silent,
+        idle(f, 1, PREFACE[:10]) as half,
+        idle(f, 1, PREFACE) as greeted,
+    ):
+        for pair in (*silent, *half):
+            assert await ends(pair)
+        assert await still_open(greeted) == 1
+
+
 async def test_an_address_with_too_many_loses_its_newest_and_keeps_its_calls() -> None:
     async with front() as f:
         call = f.inference.Generate(GenerateRequest(text="x"))

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from services.scheduler.lifecycle.parking import copy_of
 from shared.messages import AddRequest, RequestHeader, WorkerCapacity
 from shared.packing import pack_tokens
 from shared.sampling import GenerationDefaults, SamplingParams
@@ -74,6 +75,16 @@ def test_a_resumed_stream_waits_for_the_kind_that_its_gateway_names() -> None:
     assert len(world.scheduler.unassigned) == 1
     world.join("w1", kind("fp_a"))
     assert not world.scheduler.unassigned and world.scheduler.requests["r"].sequences[0].worker == "w1"
+
+
+def test_what_is_put_aside_for_its_client_is_of_its_kind_still() -> None:
+    world = world_of(w0="fp_a")
+    world.add("r", list(range(1, 12)))
+    request = world.scheduler.requests["r"]
+    assert copy_of(request).bound_to == "", "it has no output yet"
+    while not request.num_output_tokens:
+        assert world.step()
+    assert copy_of(request).bound_to == "fp_a"
 
 
 def test_the_stream_says_what_computed_it() -> None:

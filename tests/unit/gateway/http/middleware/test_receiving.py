@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import socket
+import threading
 import time
 from typing import Any
 
 import pytest
+from starlette.types import Message
 
-from services.gateway.access.intake import CREDIT, REFUSAL, REFUSED_BYTES_PER_SECOND, SMALL
+from services.gateway.access import intake
+from services.gateway.access.intake import CREDIT, REFUSAL, REFUSED_BYTES_PER_SECOND, SMALL, Intake, Limits
+from services.gateway.http.connection.listener import RECEIVE_BUFFER, listen
+from services.gateway.http.middleware import receiving
+from services.gateway.http.middleware.receiving import MOST_WHEN_BUSY, Exchange
 from shared.messages import EncodeRequest
 from tests.unit.gateway.http.client import Http, http
 from tests.unit.gateway.http.connection.test_connections import Raw, raw
@@ -90,6 +98,14 @@ async def test_a_body_that_comes_steadily_is_read_however_long_it_takes() -> Non
         assert b"200 OK" in await one.head()
 
 
+async def test_the_bodies_of_one_sender_come_at_a_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(intake, "FASTEST", 2 * MEGABYTE)
+    async with http() as h:
+        begun = time.monotonic()
+        assert (await h.refusal("/v1/completions", {"prompt": "x" * 2 * MEGABYTE, "model": "other"}))[0] == 404
+        assert time.monotonic() - begun > (1 - intake.BURST) / 2, "what would otherwise be there at once"
+
+
 def in_debt(h: Http, sender: str) -> None:
     h.troupe.gateway.intake.refused(sender, int((CREDIT + 60) * REFUSED_BYTES_PER_SECOND))
 
@@ -108,6 +124,35 @@ async def test_refused_megabytes_put_their_sender_in_debt() -> None:
         assert (await asked).status_code == 200, "a small request costs no more than its headers"
 
 
+def fill(client: socket.socket) -> int:
+    """Send until nothing more is taken; how many bytes were."""
+    count = 0
+    with contextlib.suppress(TimeoutError):
+        while True:
+            count += client.send(bytes(SMALL))
+    return count
+
+
+def read(connection: socket.socket, count: int) -> None:
+    while count:
+        count -= len(connection.recv(min(count, SMALL)))
+
+
+def test_the_kernel_holds_little_of_a_connection_that_is_not_read_on() -> None:
+    """Left alone it holds ever more ahead of who has read quickly: megabytes of each sender that is kept waiting."""
+    with listen("127.0.0.1", 0) as listener, socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SMALL)
+        client.connect(listener.getsockname())
+        connection, _ = listener.accept()
+        with connection:
+            reader = threading.Thread(target=read, args=(connection, 32 * MEGABYTE))
+            reader.start()
+            client.sendall(bytes(32 * MEGABYTE))
+            reader.join()
+            client.settimeout(0.1)
+            assert SMALL < fill(client) < 4 * RECEIVE_BUFFER
+
+
 @pytest.mark.parametrize("head", [post(31 * MEGABYTE), post(None)], ids=["declared", "chunked"])
 async def test_who_is_in_debt_is_refused_before_the_body_is_read(head: bytes) -> None:
     async with http() as h, raw(h, 2) as (one, other):
@@ -118,6 +163,36 @@ async def test_who_is_in_debt_is_refused_before_the_body_is_read(head: bytes) ->
             post(2 * SMALL, "x-tenant: other") + json.dumps({"prompt": "y" * 2 * SMALL}).encode()[: 2 * SMALL]
         )
         assert b" 400 " in await other.head(), "another's was read to its end, which is no JSON"
+
+
+async def test_of_who_is_in_debt_nothing_is_read_after_the_refusal_either(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(receiving, "refusal_wait", lambda: 0.05)
+    async with http() as h, raw(h, 1) as (one,):
+        in_debt(h, "127.0.0.1 ")
+        debts = h.troupe.gateway.intake.debts
+        before = debts.of("127.0.0.1 ")
+        one.writer.write(post(31 * MEGABYTE) + b" " * MEGABYTE)
+        assert b" 429 " in await one.head()
+        with contextlib.suppress(ConnectionError):  # what was not read is thrown away by the kernel
+            await one.rest()
+        assert debts.of("127.0.0.1 ") < before, "nothing more was put down to it"
+
+
+@pytest.mark.parametrize(("status", "most"), [(400, 4 * MEGABYTE), (429, MOST_WHEN_BUSY), (503, MOST_WHEN_BUSY)])
+async def test_after_an_answer_that_says_too_much_little_more_is_thrown_away(status: int, most: int) -> None:
+    counted = Intake(Limits(8 * MEGABYTE, 4 * MEGABYTE, 1.0))
+    body = counted.body("somebody")
+
+    async def receive() -> Message:
+        return {"type": "http.request", "body": bytes(SMALL), "more_body": True}
+
+    async def send(_: Message) -> None:
+        """To a client that sends on for ever."""
+
+    exchange = Exchange(body, receive, send, counted)
+    await exchange.send({"type": "http.response.start", "status": status, "headers": []})
+    await exchange.send({"type": "http.response.body", "body": b"{}"})
+    assert body.num_bytes == most
 
 
 async def test_without_a_key_that_opens_the_address_pays() -> None:
