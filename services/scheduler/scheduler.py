@@ -334,7 +334,7 @@ class Scheduler:
             return None
         replica.waits.idle.end(now)
         plan = Batcher(replica, self.policy, self._drafting, self._books).next_plan()
-        if plan is not None:
+        if plan is not None and self._drafting.speculations:
             self._drafting.planned(replica)
         return plan
 

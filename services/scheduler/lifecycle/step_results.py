@@ -54,7 +54,7 @@ class StepResultProcessor:
         step = replica.in_flight[0]
         asked = check_result(step, result, replica.capacity.vocab_size)
         replica.in_flight.popleft()
-        if (speculation := self._drafting.of(replica)) is not None:
+        if (speculation := self._drafting.speculations.get(replica)) is not None:
             speculation.record(step, now)
         if result.logprobs or result.prompt_logprobs:
             give_logprobs(step, result)

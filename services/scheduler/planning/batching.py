@@ -91,7 +91,7 @@ class Batcher:
 
     def _verify(self) -> None:
         """Give draft tokens to the sequences that were asked for: as many as fit, without preempting for them."""
-        speculation = self.drafting.of(self.replica)
+        speculation = self.drafting.speculations.get(self.replica)
         if speculation is None or not speculation.has_asked:
             return
         self.builder.step.mode = speculation.mode

@@ -24,28 +24,24 @@ class Drafting:
         self._policy = policy
         self._counters = counters
         self._replicas = replicas
-        self._speculations: dict[Replica, Speculation] = {}
-
-    def of(self, replica: Replica) -> Speculation | None:
-        """A worker's; None while there is no draft."""
-        return self._speculations.get(replica)
+        self.speculations: dict[Replica, Speculation] = {}  # by worker; read at every step, so without a method between
 
     def renew(self) -> None:
         """There are drafts, and perhaps workers that had none: what drafts are worth there is to be measured."""
         if self.links:
-            self._speculations = {
-                replica: self._speculations.get(replica)
+            self.speculations = {
+                replica: self.speculations.get(replica)
                 or Speculation(fixed=self._policy.num_draft_tokens, longest=self._policy.max_num_draft_tokens)
                 for replica in self._replicas.values()
             }
 
     def forget(self, replica: Replica) -> None:
         """A worker has left."""
-        self._speculations.pop(replica, None)
+        self.speculations.pop(replica, None)
 
     def end(self) -> None:
         """The last draft is gone."""
-        self._speculations.clear()
+        self.speculations.clear()
 
     def propose(self, message: DraftProposals, capacity: WorkerCapacity | None) -> bool:
         """As `Scheduler.propose`; `capacity` is that of the smallest worker."""
@@ -56,7 +52,7 @@ class Drafting:
             return True  # nobody could verify them
         self.links.take(link, message, capacity.vocab_size)
         if num_steps := max(message.num_draft_tokens, default=0):
-            for speculation in self._speculations.values():
+            for speculation in self.speculations.values():
                 speculation.drafted(message.draft_time / num_steps)
         return True
 
@@ -69,13 +65,13 @@ class Drafting:
         sequence.num_accepted_tokens += num_accepted
         self._counters.verified(num_drafts, num_accepted)
         replica = self._replicas.get(sequence.worker)
-        speculation = None if replica is None else self.of(replica)
+        speculation = None if replica is None else self.speculations.get(replica)
         if speculation is not None:
             speculation.judge(sequence, num_drafts, num_accepted)
 
     def awaits(self, replica: Replica, now: float) -> bool:
         """Whether the next plan has to wait for a step in flight or for drafts, which are asked for here."""
-        speculation = self.of(replica)
+        speculation = self.speculations.get(replica)
         if speculation is None or not replica.running:
             return False
         if not speculation.has_asked:
@@ -91,7 +87,7 @@ class Drafting:
 
     def planned(self, replica: Replica) -> None:
         """A worker's next step is sent."""
-        if (speculation := self.of(replica)) is not None:
+        if (speculation := self.speculations.get(replica)) is not None:
             speculation.planned()
 
     def _ask(self, replica: Replica, speculation: Speculation, now: float) -> None:
@@ -110,5 +106,5 @@ class Drafting:
     @property
     def wake_time(self) -> float | None:
         """When the first replica that waits for drafts will have waited long enough."""
-        times = (speculation.wake_time for speculation in self._speculations.values())
+        times = (speculation.wake_time for speculation in self.speculations.values())
         return min((time for time in times if time is not None), default=None)
