@@ -64,6 +64,8 @@ def test_its_program_its_options_and_its_files_exist(command: Command) -> None:
     elif words[:2] == ["python", "-m"]:
         module = ROOT / words[2].replace(".", "/")
         assert (module / "__main__.py").exists() or module.with_suffix(".py").exists(), command
+    for word in words:
+        assert not word.startswith("models/") or (ROOT / word).exists(), f"{command}: there is no {word}"
     for variable in command.variables:
         name = variable.partition("=")[0]
         known = {f"PAGEANT_{field.upper()}" for field in Settings.__struct_fields__}
