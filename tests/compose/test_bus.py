@@ -47,5 +47,7 @@ def test_who_lacks_the_keys_gets_nothing_and_changes_nothing(stack: Stack) -> No
     assert json.loads(said) == {"frames": 0}
     assert complete(stack.address) == expected
     assert {one["ID"]: one["State"] for one in stack.containers()} == before, "nobody left, nobody was started again"
-    events = [line for line in stack.logs() if "stranger" in str(line) or line["level"] not in ("debug", "info")]
+    said_at_start = "no_api_keys"  # a gateway cannot see from within its container where its port is published
+    lines = [line for line in stack.logs() if line["event"] != said_at_start]
+    events = [line for line in lines if "stranger" in str(line) or line["level"] not in ("debug", "info")]
     assert not events, "nobody heard of it"
