@@ -14,6 +14,11 @@ import pytest
 from scripts.bench.stack import Stack, lack
 
 
+KEYS_ADVISED = "no_api_keys"  # said once: a container cannot see that its port is published on loopback
+    "no_api_keys"  # said once: a gateway cannot see from its container that its port is published on loopback
+)
+
+
 def why_not() -> str:
     """What keeps these tests from running; empty where nothing does."""
     if os.environ.get("PAGEANT_TEST_COMPOSE") != "1":

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from scripts.bench.stack import SERVICES, Stack
-from tests.compose.stack import running_stack
+from tests.compose.stack import KEYS_ADVISED, running_stack
 from tests.compose.streams import complete
 
 pytestmark = [pytest.mark.compose, pytest.mark.timeout(1800)]
@@ -47,7 +47,6 @@ def test_who_lacks_the_keys_gets_nothing_and_changes_nothing(stack: Stack) -> No
     assert json.loads(said) == {"frames": 0}
     assert complete(stack.address) == expected
     assert {one["ID"]: one["State"] for one in stack.containers()} == before, "nobody left, nobody was started again"
-    said_at_start = "no_api_keys"  # a gateway cannot see from within its container where its port is published
-    lines = [line for line in stack.logs() if line["event"] != said_at_start]
+    lines = [line for line in stack.logs() if line["event"] != KEYS_ADVISED]
     events = [line for line in lines if "stranger" in str(line) or line["level"] not in ("debug", "info")]
     assert not events, "nobody heard of it"
