@@ -13,10 +13,7 @@ import pytest
 
 from scripts.bench.stack import Stack, lack
 
-
 KEYS_ADVISED = "no_api_keys"  # said once: a container cannot see that its port is published on loopback
-    "no_api_keys"  # said once: a gateway cannot see from its container that its port is published on loopback
-)
 
 
 def why_not() -> str:
