@@ -63,7 +63,7 @@ async def _main(make: Callable[[Transport, Settings], Actor], settings: Settings
             await actor.run()
     except* Exception as group:
         errors = _leaves(group)
-        status = obituary(errors, incidents)
+        status = log_fatal(errors, incidents)
         write_last_words(settings, "; ".join(map(str, errors)))
     finally:
         if transport is not None:
@@ -90,7 +90,7 @@ def watched(actor: Actor, incidents: Incidents) -> Iterator[None]:
         watchdog.stop()
 
 
-def obituary(errors: Sequence[Exception], incidents: Incidents | None) -> int:
+def log_fatal(errors: Sequence[Exception], incidents: Incidents | None) -> int:
     """Say what a process dies of; returns its exit status, which is never that of a good end."""
     for error in errors:
         # What is wrong with a setting or a checkpoint is in the words; a defect needs its trace.

@@ -21,7 +21,7 @@ from services.scheduler.main import make as make_scheduler
 from shared.actor import MemberActor
 from shared.actor.actor import Handlers
 from shared.actor.incident import Incidents
-from shared.actor.process import obituary
+from shared.actor.process import log_fatal
 from shared.actor.status import read_status
 from shared.actor.watchdog import Watchdog
 from shared.config import Settings
@@ -254,7 +254,7 @@ async def test_a_status_file_that_cannot_be_written_ends_nobody(tmp_path: Path) 
     [(FatalError("broken"), EXIT_FATAL), (ZeroDivisionError("?"), EXIT_FATAL), (ConfigError("no"), EXIT_CONFIG)],
 )
 def test_nobody_dies_with_status_zero(error: Exception, status: int, tmp_path: Path) -> None:
-    assert obituary([error], incidents(tmp_path)) == status
+    assert log_fatal([error], incidents(tmp_path)) == status
     assert (tmp_path / "kept").exists() == (status == EXIT_FATAL)
 
 
