@@ -89,13 +89,11 @@ class Scheduler:
         )
         self._books = books = Books(self.counters, self.journal, self.misses, self.shares, self.clock)
         self._intake = Intake(policy, self.replicas)
-        self._assignment = ReplicaAssignment(policy, self.replicas, books)
-        self._drafting = Drafting(policy, self.counters, self.drafts, self.replicas)
-        self._finalizer = RequestFinalizer(self._assignment, self.drafts, self.outbound, books)
-        self._reconciliation = Reconciliation(books)
-        self._step_results = StepResultProcessor(
-            self._finalizer, self._assignment, self._drafting, self._reconciliation, books
-        )
+        self._assignment = assignment = ReplicaAssignment(policy, self.replicas, books)
+        self._drafting = drafting = Drafting(policy, self.counters, self.drafts, self.replicas)
+        self._finalizer = finalizer = RequestFinalizer(assignment, self.drafts, self.outbound, books)
+        self._reconciliation = reconciliation = Reconciliation(books)
+        self._step_results = StepResultProcessor(finalizer, assignment, drafting, reconciliation, books)
         self._detokenizers: list[str] = []
 
     # -- who is here

@@ -56,7 +56,7 @@ class Watched:
 
 
 def make_digest(native: Native | None) -> WeightDigest:
-    """By the native library, whoever computes; without one by numpy, in threads."""
+    """Of the native library where there is one, also for workers that compute otherwise; else of numpy, in threads."""
     if native is not None:
         return WeightDigest(native.chunk_sums)
     return WeightDigest(digest.chunk_sums, threads=min(MOST_THREADS, usable_cores()))

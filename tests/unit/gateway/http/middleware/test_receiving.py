@@ -139,7 +139,7 @@ def read(connection: socket.socket, count: int) -> None:
 
 
 def test_the_kernel_holds_little_of_a_connection_that_is_not_read_on() -> None:
-    """Left alone it holds ever more ahead of who has read quickly: megabytes of each sender that is kept waiting."""
+    """By itself the kernel holds megabytes for each connection that is read slowly."""
     with listen("127.0.0.1", 0) as listener, socket.socket() as client:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SMALL)
         client.connect(listener.getsockname())
