@@ -1,1 +1,1 @@
-"""Open streams: the journal of what each was sent, their recovery, when they send, and what is told of them."""
+"""Open streams: the journal of what each was sent, recovery, pacing of writes, and reports."""
