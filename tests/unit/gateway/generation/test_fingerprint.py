@@ -79,7 +79,7 @@ async def test_the_next_scheduler_is_told_what_is_alive() -> None:
 
 
 async def test_what_is_alive_is_known_longer_than_its_workers() -> None:
-    """Later rosters name other fingerprints or none; the gateway still tells the next scheduler those of its streams."""
+    """Later rosters name others or none; the gateway still tells the next scheduler the fingerprints of its streams."""
     async with front() as f:
         await announce(f, ONE)
         call = f.inference.Generate(GenerateRequest(text="Once"))
