@@ -17,6 +17,7 @@ from services.worker.steps import InlineSteps
 from shared.actor import Actor, MemberActor
 from shared.actor.actor import Handlers
 from shared.config import Settings
+from shared.errors import RejectCode
 from shared.execution.engine import load_runner
 from shared.messages import (
     AbortRequest,
@@ -54,6 +55,7 @@ class Front(MemberActor):
         self.asked: dict[str, dict[str, Any]] = {}
         self.texts: dict[str, str] = {}
         self.ends: dict[str, FinishReason | RequestRejected] = {}
+        self.refused: list[str] = []
         self.changed = asyncio.Event()
 
     def handlers(self) -> Handlers:
@@ -77,11 +79,20 @@ class Front(MemberActor):
         self.changed.set()
 
     def handle_rejected(self, rejection: RequestRejected) -> None:
-        self.ends[rejection.request_id] = rejection
+        """As a gateway does it waits where a service is missing: a tokenizer may hear of the scheduler after us."""
+        if rejection.code is RejectCode.UNAVAILABLE:
+            self.refused.append(rejection.request_id)
+        else:
+            self.ends[rejection.request_id] = rejection
         self.changed.set()
 
     def before_flush(self) -> None:
         self.changed.set()
+
+    def on_tick(self) -> None:
+        refused, self.refused = self.refused, []
+        for name in refused:
+            self.ask(name, **self.asked[name])
 
     async def until(self, condition: Any) -> None:
         """As a gateway does it asks again for what was silent for seconds: a connection over TCP may break."""
