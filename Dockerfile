@@ -46,6 +46,7 @@ RUN mkdir -p prebuilt && (! command -v g++ || python -m kernels.cpu.build --into
 
 FROM ${BASE} AS source
 WORKDIR /app
+COPY engine engine
 COPY kernels kernels
 COPY protos protos
 COPY services services

@@ -83,7 +83,7 @@ class StepColumns:
 
     def fill(
         self,
-        rows: NDArray[np.int64],  # [num_seqs], as `shared.modeling.batch` says
+        rows: NDArray[np.int64],  # [num_seqs], as `engine.modeling.batch` says
         computed: NDArray[np.int64],  # [num_seqs]
         scheduled: NDArray[np.int64],  # [num_seqs]
         wanted: NDArray[np.int64],  # [num_seqs]

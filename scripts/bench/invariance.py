@@ -22,11 +22,11 @@ from statistics import median
 import msgspec
 import structlog
 
+from engine.execution.loading import load_runner
+from engine.execution.runner import ModelRunner
 from scripts.bench.report import Line, add_check, finish
 from shared.config import Settings
 from shared.errors import ConfigError
-from shared.execution.engine import load_runner
-from shared.execution.runner import ModelRunner
 from shared.messages import AdmittedSequence, StepPlan
 from shared.packing import pack_tokens
 from shared.sampling import SamplingParams

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import msgspec
 
+from engine.execution.loading import load_model
 from services.draft.model import ModelProposer
 from shared.config import Settings
-from shared.execution.engine import load_model
 
 
 def load_proposer(settings: Settings) -> ModelProposer:

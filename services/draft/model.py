@@ -17,16 +17,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from engine.execution.loading import LoadedModel
+from engine.modeling.batch import Ints, StepBatch
+from engine.modeling.model import Extends
+from engine.modeling.processing import SampleBatch
+from engine.modeling.proposals import certain
 from services.draft.ending import read_ending
 from services.draft.followed import Followed
 from services.draft.proposer import Proposal
 from shared.errors import FatalError, ProtocolError
-from shared.execution.engine import LoadedModel
 from shared.messages import AdmittedSequence, DraftCapacity, DraftDistribution
-from shared.modeling.batch import Ints, StepBatch
-from shared.modeling.model import Extends
-from shared.modeling.processing import SampleBatch
-from shared.modeling.proposals import certain
 from shared.sampling import GREEDY_EPSILON
 
 NONE: list[DraftDistribution] = []

@@ -30,7 +30,7 @@ from shared.standard_streams import drain_standard_streams
 from shared.transport import Transport
 
 if TYPE_CHECKING:  # a stand-in for the model needs no torch
-    from shared.execution.runner import ModelRunner
+    from engine.execution.runner import ModelRunner
 
 log = structlog.get_logger()
 

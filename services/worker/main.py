@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 
+from engine.execution.loading import load_runner
+from engine.execution.runner import ModelRunner
 from services.worker.actor import WorkerActor
 from services.worker.overlapped import OverlappedSteps
 from services.worker.recording import recorded
 from services.worker.steps import Steps, ThreadSteps
 from shared.config import Settings
-from shared.execution.engine import load_runner
-from shared.execution.runner import ModelRunner
 from shared.messages import Tick
 from shared.transport import Transport
 

@@ -14,17 +14,17 @@ from typing import Any
 import msgspec
 import torch
 
+from engine.execution.backend import choose_backend, usable_cores
+from engine.execution.fingerprint import make_fingerprint, remembered_digest
+from engine.execution.memory import cpu_budget, gpu_budget, plan_memory
+from engine.modeling.config import read_config
+from engine.modeling.formats import resolve_device
+from engine.modeling.weight_digest import user_memory
+from engine.modeling.weights import open_weights
 from shared.config import Settings, load_settings
 from shared.errors import PageantError
-from shared.execution.backend import choose_backend, usable_cores
-from shared.execution.fingerprint import make_fingerprint, remembered_digest
-from shared.execution.memory import cpu_budget, gpu_budget, plan_memory
 from shared.logging import setup_logging
 from shared.model_source import resolve_model_dir
-from shared.modeling.config import read_config
-from shared.modeling.formats import resolve_device
-from shared.modeling.weight_digest import user_memory
-from shared.modeling.weights import open_weights
 
 
 def describe(settings: Settings) -> dict[str, Any]:

@@ -8,13 +8,13 @@ from typing import Any
 
 import msgspec
 
+from engine.execution.loading import load_runner
+from engine.execution.runner import ModelRunner
 from services.draft.proposer import Proposer
 from services.scheduler.invariants import check
 from services.scheduler.scheduler import Scheduler
 from services.scheduler.state.policy import Policy
 from shared.config import Settings
-from shared.execution.engine import load_runner
-from shared.execution.runner import ModelRunner
 from shared.messages import AddRequest, FinishReason, RequestHeader, RequestRejected, StepPlan, TokenLogprobs
 from shared.packing import pack_tokens
 from shared.sampling import GenerationDefaults, SamplingParams

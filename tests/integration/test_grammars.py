@@ -11,12 +11,12 @@ from functools import cache, partial
 import msgspec
 import pytest
 
+from engine.execution.row_automata import Held
+from engine.modeling.processing import Flags
 from services.scheduler.state.policy import Policy
 from shared.automata.compiling import Compiler
-from shared.execution.row_automata import Held
 from shared.grammar import Grammar, GrammarKind
 from shared.messages import FinishReason
-from shared.modeling.processing import Flags
 from shared.tokenization import ModelTokenizer, load_tokenizer
 from tests.integration.engine import MODEL, Ask, Engine, Output, ask, token_ids
 from tests.integration.test_equivalences import Make, Tokens, asks

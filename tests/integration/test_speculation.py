@@ -11,10 +11,10 @@ from typing import Any
 import msgspec
 import pytest
 
+from engine.modeling.verification import DeviceVerification
 from services.draft.proposer import Proposal
 from services.scheduler.state.policy import Policy
 from shared.messages import AdmittedSequence, DraftCapacity
-from shared.modeling.verification import DeviceVerification
 from tests.integration.engine import ROOT, Ask, Engine, ask, token_ids
 from tests.integration.test_equivalences import asks, solo
 

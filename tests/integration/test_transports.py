@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from engine.execution.loading import load_runner
 from services.detokenizer.main import make as make_detokenizer
 from services.scheduler.main import make as make_scheduler
 from services.tokenizer.main import make as make_tokenizer
@@ -18,7 +19,6 @@ from shared.actor import Actor, MemberActor
 from shared.actor.actor import Handlers
 from shared.config import Settings
 from shared.errors import RejectCode
-from shared.execution.engine import load_runner
 from shared.messages import (
     AbortRequest,
     ChatMessage,

@@ -16,14 +16,14 @@ from typing import Any
 import pytest
 import structlog
 
+from engine.execution.backend import usable_cores
+from engine.execution.loading import load_runner
 from kernels.cpu import build, loading, native, self_check
 from kernels.cpu.build import NATIVE, TARGETS, BuildError, library
 from shared.config import Settings
 from shared.errors import ConfigError
-from shared.execution.backend import usable_cores
-from shared.execution.engine import load_runner
-from tests.modeling.checkpoints import random_prompt
-from tests.modeling.driver import Driver
+from tests.engine.checkpoints import random_prompt
+from tests.engine.driver import Driver
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = str(ROOT / "models" / "pageant-stories-draft")
@@ -258,7 +258,7 @@ def events(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
         captured.append({"level": level, **event})
         raise structlog.DropEvent
 
-    monkeypatch.setattr("shared.execution.backend.log", structlog.wrap_logger(logger, processors=[keep]))
+    monkeypatch.setattr("engine.execution.backend.log", structlog.wrap_logger(logger, processors=[keep]))
     return captured
 
 

@@ -8,6 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from engine.execution.backend import choose_backend
+from engine.modeling.config import read_config
 from kernels.flash.attention import FlashAttention3, FlashInferAttention, HeadShape
 from kernels.interface import reference_kernels
 from kernels.ops import attention
@@ -15,9 +17,7 @@ from kernels.ops.kv_cache import KVCache
 from kernels.provider import FLASH_LIBRARIES, with_flash
 from shared.config import Settings
 from shared.errors import ConfigError
-from shared.execution.backend import choose_backend
 from shared.model_source import resolve_model_dir
-from shared.modeling.config import read_config
 
 HEADS, KV_HEADS, HEAD_DIM, BLOCK = 4, 2, 8, 16
 QUERY_LENS, SEQ_LENS = [1, 5, 20, 1], [33, 5, 48, 16]

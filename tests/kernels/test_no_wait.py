@@ -19,24 +19,24 @@ import structlog
 import torch
 from torch import Tensor
 
+from engine.execution import backend as backend_module
+from engine.execution import loading
+from engine.execution.backend import Backend, choose_backend
+from engine.execution.graphs import DirectRecorder, GraphedDecoder
+from engine.execution.runner import ModelRunner
+from engine.modeling.config import read_config
+from engine.modeling.llama import Decoder
+from engine.modeling.verification import HostVerification
+from engine.modeling.weights import open_weights
 from kernels.interface import AttentionShape
 from kernels.ops import transfer
 from kernels.provider import has_triton, triton_kernels
 from shared.config import Settings
-from shared.execution import backend as backend_module
-from shared.execution import engine
-from shared.execution.backend import Backend, choose_backend
-from shared.execution.graphs import DirectRecorder, GraphedDecoder
-from shared.execution.runner import ModelRunner
 from shared.messages.steps import StepPlan
-from shared.modeling.config import read_config
-from shared.modeling.llama import Decoder
-from shared.modeling.verification import HostVerification
-from shared.modeling.weights import open_weights
 from shared.pooling import Pooling, PoolingKind
 from shared.sampling import SamplingParams
-from tests.modeling.checkpoints import random_prompt, save_checkpoint
-from tests.modeling.driver import Driver
+from tests.engine.checkpoints import random_prompt, save_checkpoint
+from tests.engine.driver import Driver
 
 if not has_triton():
     pytest.skip("triton is not installed", allow_module_level=True)
@@ -98,12 +98,12 @@ def make_runner(model: Path, *, graphs: bool) -> ModelRunner:
     backend: Backend = choose_backend(settings, config, source.dtype)
     shape = AttentionShape(config.num_heads // config.num_kv_heads, config.head_dim)
     backend = replace(backend, kernels=triton_kernels(shape), device=DEVICE)
-    built = engine.build(backend, config, source, config.max_position_embeddings)
+    built = loading.build(backend, config, source, config.max_position_embeddings)
     if graphs:
         assert isinstance(built, Decoder)
         built = GraphedDecoder(built, DirectRecorder(), max_tokens=64, longest=LONGEST)
-    plan = engine.plan_pool(settings, built, config.max_position_embeddings)
-    return engine.make_runner(settings, engine.assemble(settings, built, backend, plan))
+    plan = loading.plan_pool(settings, built, config.max_position_embeddings)
+    return loading.make_runner(settings, loading.assemble(settings, built, backend, plan))
 
 
 @pytest.fixture(params=[False, True], ids=["eager", "graphs"])
@@ -129,12 +129,12 @@ def test_enforce_eager_does_without_graphs(tmp_path: Path, eager: bool) -> None:
     config = read_config(tmp_path)
     source = open_weights(settings.load_format, tmp_path, config)
     on_cpu = choose_backend(settings, config, source.dtype)
-    model = engine.build(on_cpu, config, source, config.max_position_embeddings)
+    model = loading.build(on_cpu, config, source, config.max_position_embeddings)
     backend = replace(on_cpu, kernels=triton_kernels(AttentionShape()), device=torch.device("cuda"))
-    with patch.object(engine, "CudaRecorder", DirectRecorder):
-        made = engine.with_graphs(settings, backend, model)
+    with patch.object(loading, "CudaRecorder", DirectRecorder):
+        made = loading.with_graphs(settings, backend, model)
         assert isinstance(made, Decoder if eager else GraphedDecoder)
-        assert engine.with_graphs(settings, on_cpu, model) is model, "a CPU has no graphs"
+        assert loading.with_graphs(settings, on_cpu, model) is model, "a CPU has no graphs"
 
 
 def test_a_gpu_without_triton_is_told_of(tmp_path: Path) -> None:

@@ -13,14 +13,14 @@ from pathlib import Path
 
 import pytest
 
+from engine.execution.loading import load_runner
 from kernels.cpu.build import NATIVE
 from kernels.cpu.loading import load
 from kernels.cpu.native import NativeUnavailable
 from shared.config import Settings
-from shared.execution.engine import load_runner
 from shared.sampling import SamplingParams
-from tests.modeling.checkpoints import random_prompt
-from tests.modeling.driver import Driver
+from tests.engine.checkpoints import random_prompt
+from tests.engine.driver import Driver
 
 MODEL = str(Path(__file__).resolve().parents[2] / "models" / "pageant-stories-draft")
 TARGETS = (NATIVE, "x86-64-v3", "x86-64-v4")

@@ -10,23 +10,23 @@ from unittest.mock import patch
 import pytest
 import torch
 
+from engine.execution import loading
+from engine.execution.backend import Backend, choose_backend
+from engine.execution.graphs import CudaRecorder, DirectRecorder, GraphedDecoder, Recorder, StepGraph, step_sizes
+from engine.execution.runner import ModelRunner
+from engine.modeling.batch import StepBatch
+from engine.modeling.config import read_config
+from engine.modeling.llama import Decoder
+from engine.modeling.verification import DeviceVerification
+from engine.modeling.weights import open_weights
 from kernels.interface import AttentionShape
 from kernels.ops import linear_int8
 from kernels.provider import has_triton, triton_kernels
 from shared.config import Settings
-from shared.execution import engine
-from shared.execution.backend import Backend, choose_backend
-from shared.execution.graphs import CudaRecorder, DirectRecorder, GraphedDecoder, Recorder, StepGraph, step_sizes
-from shared.execution.runner import ModelRunner
 from shared.model_source import resolve_model_dir
-from shared.modeling.batch import StepBatch
-from shared.modeling.config import read_config
-from shared.modeling.llama import Decoder
-from shared.modeling.verification import DeviceVerification
-from shared.modeling.weights import open_weights
 from shared.sampling import SamplingParams
-from tests.modeling.checkpoints import random_prompt, save_checkpoint
-from tests.modeling.driver import Driver
+from tests.engine.checkpoints import random_prompt, save_checkpoint
+from tests.engine.driver import Driver
 
 if not has_triton():
     pytest.skip("triton is not installed", allow_module_level=True)
@@ -58,12 +58,12 @@ def make_runner(model: Path, *, triton: bool, graphs: bool = False, **changes: A
         if backend.formats.quantised:
             kernels = replace(kernels, pack_linear=linear_int8.pack_linear, linear=kernels.linear_int8)
         backend = replace(backend, kernels=kernels, device=DEVICE)
-    built = engine.build(backend, config, source, config.max_position_embeddings)
+    built = loading.build(backend, config, source, config.max_position_embeddings)
     if graphs:
         assert isinstance(built, Decoder)
         built = GraphedDecoder(built, recorder(), max_tokens=12, longest=4)
-    plan = engine.plan_pool(settings, built, config.max_position_embeddings)
-    return engine.make_runner(settings, engine.assemble(settings, built, backend, plan))
+    plan = loading.plan_pool(settings, built, config.max_position_embeddings)
+    return loading.make_runner(settings, loading.assemble(settings, built, backend, plan))
 
 
 def recorder() -> Recorder:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("shared", "services", "kernels", "protos")
+PACKAGES = ("shared", "engine", "services", "kernels", "protos")
 STDLIB = sys.stdlib_module_names
 
 # A wing of the scheduler -> the wings that it stands on.
@@ -38,8 +38,10 @@ ALLOWED: dict[str, set[str]] = {
     "shared.actor": {"STDLIB", "uvloop", "msgspec", "structlog", "prometheus_client", "shared"},
     "shared.automata": {"STDLIB", "llguidance", "msgspec", "shared.grammar"},
     "shared.automata.automaton": {"STDLIB", "llguidance", "numpy", "shared.automata"},
-    "shared.modeling": {"STDLIB", "torch", "numpy", "safetensors", "tqdm", "msgspec", "structlog", "shared", "kernels"},
-    "shared.execution": {"STDLIB", "torch", "numpy", "tqdm", "msgspec", "structlog", "shared", "kernels"},
+    "engine.modeling": {"STDLIB", "torch", "numpy", "safetensors", "tqdm", "msgspec", "structlog", "shared", "kernels"},
+    "engine.execution": {"STDLIB", "torch", "numpy", "tqdm", "msgspec", "structlog", "shared", "kernels",
+                         "engine.modeling"},
+    "engine": {"STDLIB"},
     "shared": {"STDLIB", "msgspec", "structlog", "tokenizers", "huggingface_hub", "shared"},
     "services.scheduler": {"STDLIB", "msgspec", "shared", "structlog", "prometheus_client"},
     **{
@@ -49,8 +51,8 @@ ALLOWED: dict[str, set[str]] = {
         for wing in WINGS
     },
     "services.simulator": {"STDLIB", "msgspec", "shared", "services.scheduler"},
-    "services.draft": {"STDLIB", "msgspec", "structlog", "torch", "numpy", "shared", "kernels"},
-    "services.worker": {"STDLIB", "msgspec", "structlog", "torch", "numpy", "tqdm", "shared", "kernels"},
+    "services.draft": {"STDLIB", "msgspec", "structlog", "torch", "numpy", "shared", "engine", "kernels"},
+    "services.worker": {"STDLIB", "msgspec", "structlog", "torch", "numpy", "tqdm", "shared", "engine", "kernels"},
     # the gateway: its actor may import all of it; a wing only what is named, and no two name each other
     "services.gateway": {"STDLIB", "prometheus_client", "shared"},
     "services.gateway.bus": {"STDLIB", "shared"},
@@ -96,7 +98,8 @@ ALLOWED: dict[str, set[str]] = {
     "services.cli.top": {"STDLIB", "msgspec", "click", "prometheus_client", "shared", "services.cli"},
     "services.cli.replay": {"STDLIB", "click", "shared", "services.cli.help", "services.scheduler"},
     "services.cli.plots": {"STDLIB", "click", "matplotlib", "services.cli", "services.simulator"},
-    "services.cli.checks": {"STDLIB", "msgspec", "shared", "services.gateway.access.auth"},
+    "services.cli.checks": {"STDLIB", "msgspec", "shared", "engine.modeling.config", "engine.execution.memory",
+                            "services.gateway.access.auth"},
     "services.cli.bench": {"STDLIB", "msgspec", "click", "tqdm", "grpc", "uvloop", "shared", "protos", "services.cli"},
     "services.cli.bench.serve": {"STDLIB", "msgspec", "click", "tqdm", "grpc", "uvloop", "shared", "services.cli",
                                  "services.simulator"},
@@ -234,8 +237,8 @@ def test_wings_import_downwards_only(house: str) -> None:
 
 
 def test_only_those_who_compute_reach_modeling() -> None:
-    rooms = ("shared.modeling", "shared.execution")
-    plain = {"shared.modeling.config", "shared.execution.memory"}  # figures without torch, for checks before a start
+    rooms = ("engine.modeling", "engine.execution")
+    plain = {"engine.modeling.config", "engine.execution.memory"}  # figures without torch, for checks before a start
     users = {
         name
         for name, tree in modules()

@@ -52,7 +52,7 @@ def test_only_these_read_the_wall_clock() -> None:
     """Services and what they share; commands for people and benches are not among them."""
     found = {
         str(path.relative_to(ROOT))
-        for folder in ("services", "shared", "kernels")
+        for folder in ("services", "engine", "shared", "kernels")
         for path in (ROOT / folder).rglob("*.py")
         if "services/cli" not in str(path) and reads_wall_clock(ast.parse(path.read_text(encoding="utf-8")))
     }

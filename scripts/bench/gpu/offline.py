@@ -9,10 +9,10 @@ import random
 import time
 from collections import deque
 
+from engine.execution.answers import Answer
+from engine.execution.runner import ModelRunner
 from services.scheduler.scheduler import Scheduler
 from services.scheduler.state.policy import Policy
-from shared.execution.answers import Answer
-from shared.execution.runner import ModelRunner
 from shared.messages import AddRequest, RequestHeader
 from shared.packing import pack_tokens
 from shared.sampling import GenerationDefaults, SamplingParams

@@ -16,9 +16,9 @@ from typing import Any, Literal
 import msgspec
 import torch
 
+from engine.execution.loading import load_runner
+from engine.execution.runner import ModelRunner
 from shared.config import Settings
-from shared.execution.engine import load_runner
-from shared.execution.runner import ModelRunner
 from shared.messages import AdmittedSequence, StepPlan, StepResult
 from shared.packing import pack_tokens
 from shared.sampling import SamplingParams

@@ -9,10 +9,10 @@ from pathlib import Path
 from statistics import median
 from typing import Literal
 
+from engine.execution.loading import load_runner
+from engine.execution.runner import ModelRunner
 from scripts.bench.gpu.shapes import Shape
 from shared.config import Settings
-from shared.execution.engine import load_runner
-from shared.execution.runner import ModelRunner
 from shared.messages import AdmittedSequence, StepPlan
 from shared.packing import pack_tokens
 from shared.sampling import SamplingParams

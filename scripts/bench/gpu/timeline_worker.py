@@ -14,12 +14,12 @@ from unittest.mock import patch
 
 import torch
 
+from engine.execution.answers import Answer
+from engine.execution.loading import load_runner
+from engine.execution.runner import ModelRunner
 from services.worker import main as worker
 from shared.actor import run_actor
 from shared.config import Settings
-from shared.execution.answers import Answer
-from shared.execution.engine import load_runner
-from shared.execution.runner import ModelRunner
 from shared.messages import StepPlan
 
 WARM, NUM_STEPS = 32, 64

@@ -20,9 +20,9 @@ from typing import Protocol
 
 import structlog
 
+from engine.execution.loading import load_runner
+from engine.execution.runner import ModelRunner
 from shared.config import Settings
-from shared.execution.engine import load_runner
-from shared.execution.runner import ModelRunner
 from shared.messages import AdmittedSequence, StepPlan
 from shared.packing import pack_tokens
 from shared.sampling import SamplingParams

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from engine.execution.memory import GIB, available_memory, plan_memory
 from services.cli.checks.finding import Finding
 from services.cli.checks.models import Checkpoint
 from shared.config import Settings
 from shared.errors import ConfigError
-from shared.execution.memory import GIB, available_memory, plan_memory
 
 GPU_DEVICES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
 LEAST_KV = {"auto": 2, "bfloat16": 2, "float32": 4, "int8": 1, "fp8": 1}  # bytes of a number

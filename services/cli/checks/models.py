@@ -7,12 +7,12 @@ from pathlib import Path
 
 import msgspec
 
+from engine.modeling.config import ModelConfig, read_config
 from services.cli.checks.finding import Finding
 from services.cli.checks.tensor_files import TensorFiles, read_tensor_files
 from shared.config import Settings
 from shared.errors import ModelError
 from shared.model_source import ask_hub, find_model_dir, find_snapshot, suggestion, why_no_directory
-from shared.modeling.config import ModelConfig, read_config
 
 OTHER_FORMATS = {"*.gguf": "GGUF files", "*.bin": "PyTorch files (*.bin)", "*.pth": "PyTorch files (*.pth)"}
 

@@ -14,7 +14,7 @@ from importlib.machinery import PathFinder
 
 WHEELS = {"torch", "torchgen", "functorch", "triton", "numpy", "zmq", "msgspec", "structlog"}
 NEEDED_BY_TORCH = {"typing_extensions", "sympy", "mpmath", "networkx", "jinja2", "markupsafe", "fsspec", "filelock"}
-OURS = {"kernels", "protos", "scripts", "services", "shared"}
+OURS = {"engine", "kernels", "protos", "scripts", "services", "shared"}
 KNOWN = WHEELS | NEEDED_BY_TORCH | OURS | set(sys.stdlib_module_names)
 
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from hashlib import blake2b
 
+from engine.execution.block_fence import BlockFence
+from engine.execution.partial import completed, without
 from services.worker.plan_line import PlanLine, Work
-from shared.execution.block_fence import BlockFence
-from shared.execution.partial import completed, without
 from shared.messages import AdmittedSequence, Holdings, StepPlan, StepResult, WorkerCapacity
 from shared.packing import unpack_tokens
 

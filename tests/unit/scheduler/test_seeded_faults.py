@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from engine.execution.block_fence import BlockFence
 from services.scheduler.blocks.block_pool import BlockPool
 from services.scheduler.consistency import reconciliation
 from services.scheduler.consistency.self_check import Mended
@@ -18,7 +19,6 @@ from services.scheduler.state.replica import Replica
 from services.scheduler.state.sequence import Sequence as SequenceState
 from services.worker.plan_line import PlanLine, Work
 from shared.errors import FatalError
-from shared.execution.block_fence import BlockFence
 from shared.messages import StepPlan, StepResult
 from tests.unit.scheduler.storm import Storm, TamperedStorm
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from engine.execution.block_fence import BlockFence
+from engine.execution.partial import completed, without
 from shared.block_digest import digest_blocks
-from shared.execution.block_fence import BlockFence
-from shared.execution.partial import completed, without
 from shared.messages import AdmittedSequence, Refusal, RefusedRow, StepPlan, StepResult
 from shared.packing import pack_tokens
 from shared.sampling import SamplingParams

@@ -11,12 +11,12 @@ import threading
 import time
 from typing import Any
 
+from engine.execution.loading import load_runner
+from engine.execution.runner import ModelRunner
 from scripts.bench.peers.proc import peak_rss
 from services.scheduler.main import policy_of
 from services.scheduler.scheduler import Scheduler
 from shared.config import load_settings
-from shared.execution.engine import load_runner
-from shared.execution.runner import ModelRunner
 from shared.messages import AddRequest, RequestHeader, StepPlan, StepResult
 from shared.packing import pack_tokens
 from shared.sampling import GenerationDefaults, SamplingParams

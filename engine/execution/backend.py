@@ -1,0 +1,159 @@
+"""What computes the model: the native kernels, or torch on a CPU or GPU; in which formats, with how many threads."""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import structlog
+import torch
+
+from engine.modeling.assembly import torch_layout
+from engine.modeling.config import ModelConfig
+from engine.modeling.formats import Formats, resolve_device, resolve_formats
+from engine.modeling.native import native_layout, why_unsupported
+from kernels.cpu.loading import load as load_native
+from kernels.cpu.native import Native, NativeUnavailable
+from kernels.flash.attention import HeadShape
+from kernels.interface import AttentionShape, Kernels, SamplingKernels
+from kernels.provider import FLASH_LIBRARIES, has_triton, native_sampling, select_kernels, with_flash
+from shared.config import Settings
+from shared.errors import ConfigError
+
+log = structlog.get_logger()
+
+
+class Layout(Protocol):
+    """Of a KV pool."""
+
+    def bytes_per_block(self, block_size: int) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    device: torch.device
+    formats: Formats
+    kernels: Kernels  # torch's
+    native: Native | None  # serves the model instead, where it is there
+    num_threads: int  # of the kernels on a CPU
+    lack: str  # why a CPU does without native kernels; empty where it has them, or none were asked for
+
+    @property
+    def sampling(self) -> SamplingKernels:
+        return self.kernels.sampling if self.native is None else native_sampling(self.native)
+
+    @property
+    def name(self) -> str:
+        return f"torch {self.kernels.name}" if self.native is None else f"native {self.native.target}"
+
+    @property
+    def description(self) -> dict[str, object]:
+        """For logs."""
+        return {
+            "device": str(self.device),
+            "kernels": self.name,
+            "formats": str(self.formats),
+            "num_threads": self.num_threads,
+        }
+
+    def layout(self, config: ModelConfig) -> Layout:
+        if self.native is not None:
+            return native_layout(config, self.native, self.formats)
+        return torch_layout(config, self.formats, self.device)
+
+
+def choose_backend(settings: Settings, config: ModelConfig, stored: torch.dtype) -> Backend:
+    """For a checkpoint whose matrices are stored in `stored`.  Raises ConfigError where what is asked for is not there.
+
+    Sets the number of threads, of torch and of the native kernels, which are the process's.
+    """
+    device, native, lack = resolve_device(settings.device), None, ""
+    max_model_len = settings.max_model_len or config.max_position_embeddings
+    if device.type == "cpu" and settings.kernels != "torch":
+        native, lack = _find_native(settings)
+    formats = _formats(settings, stored, device, native)
+    if native is not None and (reason := why_unsupported(config, native, formats, settings.block_size)):
+        native, lack = None, f"this model is not served: {reason}"
+        formats = _formats(settings, stored, device, None)
+    if lack and settings.kernels == "native":
+        raise ConfigError(f"kernels is 'native', but {lack}; use kernels=auto or torch")
+    if lack:
+        log.warning("native_kernels_unavailable", reason=lack, instead="torch, several times slower")
+    kernels = select_kernels(
+        device,
+        formats.compute,
+        quantised=formats.quantised,
+        batch_invariant=settings.batch_invariant,
+        shape=AttentionShape(config.num_heads // config.num_kv_heads, config.head_dim, max_model_len),
+    )
+    if device.type == "cuda" and not has_triton():
+        log.warning("triton_unavailable", reason="triton is not installed", instead="torch, many times slower")
+    if settings.attention_backend in FLASH_LIBRARIES:
+        kernels = _with_flash(settings, config, formats, device, kernels)
+    return Backend(device, formats, kernels, native, _set_threads(settings, native), lack)
+
+
+def _with_flash(
+    settings: Settings, config: ModelConfig, formats: Formats, device: torch.device, kernels: Kernels
+) -> Kernels:
+    backend = settings.attention_backend
+    if device.type == "cpu":
+        raise ConfigError(f"attention_backend is {backend!r}, which is for GPUs")
+    if formats.kv != formats.compute:
+        raise ConfigError(
+            f"attention_backend {backend!r} needs a KV cache of the format that is computed in; use triton"
+        )
+    shape = HeadShape(config.num_heads, config.num_kv_heads, config.head_dim, formats.compute)
+    try:
+        return with_flash(kernels, backend, shape, device)
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"attention_backend is {backend!r}, but {error}; use auto or triton") from error
+
+
+def _formats(settings: Settings, stored: torch.dtype, device: torch.device, native: Native | None) -> Formats:
+    return resolve_formats(
+        dtype=settings.dtype,
+        quantization=settings.quantization,
+        kv_cache_dtype=settings.kv_cache_dtype,
+        stored=stored,
+        device=device,
+        fast_bfloat16=native is not None and native.fast_bfloat16,
+    )
+
+
+def _find_native(settings: Settings) -> tuple[Native | None, str]:
+    """The native kernels, or why there are none."""
+    try:
+        return load_native(settings.cpu_target, announce=_say_compiling), ""
+    except NativeUnavailable as error:
+        return None, str(error)
+
+
+def _say_compiling(compiler: str) -> None:
+    log.info("native_kernels_compiling", compiler=compiler, seconds="about 20")
+
+
+def _set_threads(settings: Settings, native: Native | None) -> int:
+    """Pinned only where they take all cores: two workers with a thread each are not to share the first core."""
+    cores = usable_cores()
+    count = settings.num_threads or cores
+    if native is None:
+        if settings.num_threads:
+            torch.set_num_threads(count)
+        return torch.get_num_threads()
+    native.set_threads(count, pin=count == cores == len(os.sched_getaffinity(0)))
+    torch.set_num_threads(1)  # its threads would fight with the native ones
+    return count
+
+
+def usable_cores() -> int:
+    """Cores that this process may run on, less where its control group's share of time is less."""
+    cores = len(os.sched_getaffinity(0))
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()
+        return min(cores, max(1, math.ceil(int(quota) / int(period))))
+    except (OSError, ValueError):  # no such file, or "max"
+        return cores

@@ -1,0 +1,76 @@
+"""Embeddings: hidden states of a row's prompt, pooled while they pass by."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.execution.schedule import Schedule
+from kernels.ops.transfer import to_host
+from shared.messages.steps import AdmittedSequence
+from shared.pooling import Pooling, PoolingKind
+
+
+class RowPools:
+    """What the rows of requests for embeddings have come to so far.
+
+    Sums are float64, so that the vector does not tell in how many chunks a prompt was computed.
+    """
+
+    def __init__(self) -> None:
+        self._poolings: dict[int, Pooling] = {}
+        self._sums: dict[int, Tensor] = {}  # [hidden_size] float64
+
+    def reset(self) -> None:
+        self._poolings.clear()
+        self._sums.clear()
+
+    def release(self, rows: Iterable[int]) -> None:
+        for row in rows:
+            self._poolings.pop(row, None)
+            self._sums.pop(row, None)
+
+    def admit(self, sequence: AdmittedSequence) -> None:
+        self.release([sequence.row])
+        if sequence.params.pooling is not None:
+            self._poolings[sequence.row] = sequence.params.pooling
+
+    def take(
+        self,
+        schedule: Schedule,
+        hidden: Tensor,  # [sum of wanted, hidden_size]
+    ) -> dict[int, Tensor]:  # of the entries whose prompt is complete: [hidden_size] float32, on its way to the host
+        """Add what a step has computed."""
+        batch, found = schedule.batch, {}
+        ends = np.cumsum(batch.wanted)
+        for entry in schedule.pooled.tolist():
+            row, end = int(batch.rows[entry]), int(ends[entry])
+            states = hidden[end - int(batch.wanted[entry]) : end].double()
+            if self._poolings[row].kind is PoolingKind.MEAN:
+                self._add(row, states.sum(0))
+            if schedule.num_positions[entry]:
+                found[entry] = self._finish(row, states[-1], int(batch.computed[entry] + batch.scheduled[entry]))
+        return found
+
+    def _add(
+        self,
+        row: int,
+        states: Tensor,  # [hidden_size] float64
+    ) -> None:
+        before = self._sums.get(row)
+        self._sums[row] = states if before is None else before + states
+
+    def _finish(
+        self,
+        row: int,
+        last: Tensor,  # [hidden_size] float64
+        num_tokens: int,
+    ) -> Tensor:  # [hidden_size] float32
+        pooling = self._poolings.pop(row)
+        vector = self._sums.pop(row) / num_tokens if pooling.kind is PoolingKind.MEAN else last
+        if pooling.normalize:
+            vector = torch.nn.functional.normalize(vector, dim=0)
+        return to_host(vector.float())

@@ -1,0 +1,65 @@
+"""What every model is to the rest: hidden states of a step, logits, and a KV pool whose layout is the model's own."""
+
+from __future__ import annotations
+
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from engine.modeling.batch import Ints, StepBatch
+from engine.modeling.config import ModelConfig
+from engine.modeling.kv_pool import KVPool
+
+
+class Model(Protocol):
+    """A decoder.  `allocate` comes before the first `forward`, which writes the step's keys and values to the pool.
+
+    Returned tensors may be memory of the model's own: they hold until its next call of the same name.
+    """
+
+    config: ModelConfig
+
+    @property
+    def device(self) -> torch.device: ...
+
+    def bytes_per_block(self, block_size: int) -> int:
+        """Of the KV pool, all layers together."""
+        ...
+
+    def allocate(self, num_blocks: int, block_size: int) -> KVPool:
+        """The pool that `forward` works on from now on; one that was there before is dropped."""
+        ...
+
+    def forward(self, batch: StepBatch) -> Tensor:
+        """Final hidden states [sum of wanted, hidden_size], in order of sequences and positions."""
+        ...
+
+    def logits(
+        self,
+        hidden: Tensor,  # [n, hidden_size]
+    ) -> Tensor:  # [n, vocab_size] float32
+        ...
+
+    def greedy(
+        self,
+        hidden: Tensor,  # [n, hidden_size]
+    ) -> Tensor:  # [n] int64: the most likely tokens, the lowest id among equals
+        ...
+
+
+@runtime_checkable
+class Extends(Protocol):
+    """A model that can make several tokens in one call."""
+
+    def extend(
+        self,
+        batch: StepBatch,
+        count: int,
+        temperature: NDArray[np.float64],  # [num_seqs]; 0: the most likely token
+        seeds: Ints,  # [num_seqs]
+    ) -> Ints:  # [count, num_seqs]
+        """As many tokens of every sequence, which stand in the batch's `tokens` then; one of each is wanted."""
+        ...

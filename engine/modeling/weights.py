@@ -1,0 +1,253 @@
+"""Checkpoint tensors, one at a time: from safetensors files, or made up from the configuration alone.
+
+Every name, shape and dtype is checked against the configuration before the first tensor is taken.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from engine.modeling.config import ModelConfig
+from engine.modeling.formats import DTYPES
+from engine.modeling.kv_scales import KVScales, is_kv_scale, read_kv_scales
+from engine.modeling.pages import drop_pages
+from engine.modeling.tensors import EMBEDDING, HEAD, IGNORED_SUFFIXES, Shape, expected_tensors
+from engine.modeling.weight_digest import WeightDigest
+from shared.errors import ModelError
+
+SINGLE_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+DUMMY_PART = 1 << 20  # random numbers made at a time
+NAMED_AT_MOST = 5  # tensors in one error message
+STORED = {"F64": torch.float32, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+
+
+class WeightSource(Protocol):
+    """Gives out tensors as they are stored.  What was taken holds until the next release."""
+
+    dtype: torch.dtype  # of all matrices, float32 where they differ
+
+    def take(self, name: str) -> Tensor: ...
+
+    def kv_scales(self) -> tuple[KVScales, ...]:
+        """Of every layer's fp8 KV cache; empty where the checkpoint has none."""
+        ...
+
+    @property
+    def files(self) -> list[Path]:
+        """That hold the tensors; none where they are made from the configuration."""
+        ...
+
+    def watch(self, digest: WeightDigest) -> None:
+        """Have a digest made of all tensors that are taken from here on, and of the scales."""
+        ...
+
+    def release(self) -> None: ...
+
+
+class Bar(Protocol):
+    def update(self) -> object: ...
+
+    def close(self) -> object: ...
+
+
+Progress = Callable[[int], Bar]  # the number of tensors -> what is told of each
+
+
+def terminal_progress(total: int) -> Bar:
+    """A bar on standard error where that is a terminal, nothing otherwise."""
+    from tqdm import tqdm
+
+    bar: Bar = tqdm(total=total, desc="loading weights", unit="tensor", disable=None, leave=False)
+    return bar
+
+
+class Checkpoint:
+    """The tensors of `expected_tensors` in a directory's files, which are mapped into memory: read when they are used.
+
+    Raises ModelError naming the file, tensor and shapes.
+    """
+
+    def __init__(self, directory: Path, config: ModelConfig, *, progress: Progress | None = None) -> None:
+        files = _tensor_files(directory)
+        found = {name for names in files.values() for name in names}
+        expected = _check_names(directory, config, found)
+        opened = {file: _open(directory / file) for file in files}
+        self._files = {name: opened[file] for file, names in files.items() for name in names}
+        self._paths = {name: directory / file for file, names in files.items() for name in names}
+        stored = {name: self._check(name, shape) for name, shape in expected.items()}
+        dtypes = {stored[name] for name, shape in expected.items() if len(shape) == 2}
+        self.dtype = dtypes.pop() if len(dtypes) == 1 else torch.float32
+        self._embedding = EMBEDDING if EMBEDDING in expected else HEAD
+        self._left = len(expected_tensors(config))
+        self._progress = progress or terminal_progress
+        self._bar: Bar | None = None
+        self._taken: list[Tensor] = []
+        self._digest: WeightDigest | None = None
+        self._scales: dict[str, Tensor] = {}
+        self._kv_scales = read_kv_scales(config, found, self._take_scale)
+
+    def kv_scales(self) -> tuple[KVScales, ...]:
+        return self._kv_scales
+
+    def _take_scale(self, name: str) -> Tensor:
+        scale: Tensor = self._files[name].get_tensor(name)
+        self._scales[name] = scale
+        return scale
+
+    @property
+    def files(self) -> list[Path]:
+        return list(dict.fromkeys(self._paths.values()))
+
+    def watch(self, digest: WeightDigest) -> None:
+        self._digest = digest
+        for name, scale in self._scales.items():
+            digest.add(name, scale)
+
+    def take(self, name: str) -> Tensor:
+        """One tensor; of a tied pair, whichever is there stands for the embedding."""
+        name = self._embedding if name == EMBEDDING else name
+        tensor: Tensor = self._files[name].get_tensor(name)
+        self._taken.append(tensor)
+        if self._digest is not None:
+            self._digest.add(name, tensor)
+        if self._bar is None:
+            self._bar = self._progress(self._left)
+        self._bar.update()
+        self._left -= 1
+        return tensor
+
+    def release(self) -> None:
+        """Drop the file's pages of all that has been taken."""
+        for tensor in self._taken:
+            drop_pages(tensor)
+        self._taken.clear()
+        if self._bar is not None and not self._left:
+            self._bar.close()
+
+    def _check(self, name: str, expected: Shape) -> torch.dtype:
+        part = self._files[name].get_slice(name)
+        found, dtype = tuple(part.get_shape()), part.get_dtype()
+        if found != expected:
+            raise ModelError(f"{self._paths[name]}: tensor {name} has shape {list(found)}, expected {list(expected)}")
+        if dtype not in STORED:
+            raise ModelError(f"{self._paths[name]}: tensor {name} has dtype {dtype}, expected a floating-point one")
+        return STORED[dtype]
+
+
+class DummyWeights:
+    """Random tensors, the same for the same configuration and seed: norms are one, biases zero."""
+
+    def __init__(self, config: ModelConfig, *, seed: int = 0) -> None:
+        self.dtype = DTYPES.get(config.dtype, torch.float32)
+        self._spread = config.initializer_range
+        self._shapes = expected_tensors(config)
+        self._seeds = {name: seed * len(self._shapes) + index for index, name in enumerate(self._shapes)}
+
+    def take(self, name: str) -> Tensor:
+        shape = self._shapes[name]
+        if len(shape) != 2:
+            return torch.zeros(shape) if name.endswith(".bias") else torch.ones(shape)
+        generator = torch.Generator().manual_seed(self._seeds[name])
+        tensor = torch.empty(shape, dtype=self.dtype)
+        for part in torch.split(tensor.flatten(), DUMMY_PART):  # all at once they would be there in float32 too
+            part.copy_(torch.randn(part.shape, generator=generator).mul_(self._spread))
+        return tensor
+
+    def kv_scales(self) -> tuple[KVScales, ...]:
+        return ()
+
+    @property
+    def files(self) -> list[Path]:
+        return []
+
+    def watch(self, digest: WeightDigest) -> None:
+        """The configuration says all that there is to say of them."""
+
+    def release(self) -> None:
+        """Nothing is kept."""
+
+
+def open_weights(
+    load_format: str, directory: Path, config: ModelConfig, *, progress: Progress | None = None
+) -> WeightSource:
+    """What `load_format` names; raises ModelError for the checkpoint's faults."""
+    return DummyWeights(config) if load_format == "dummy" else Checkpoint(directory, config, progress=progress)
+
+
+def _open(path: Path) -> Any:
+    """Imported here: made-up weights need no files, and so no library to read them."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        return safe_open(path, framework="pt")
+    except (OSError, SafetensorError) as error:
+        raise ModelError(f"cannot read {path}: {error}") from error
+
+
+def _tensor_files(directory: Path) -> dict[str, list[str]]:
+    """The tensor names in each file, by file name."""
+    if (directory / SINGLE_FILE).is_file():
+        return {SINGLE_FILE: _read_names(directory / SINGLE_FILE)}
+    index = directory / INDEX_FILE
+    if not index.is_file():
+        raise ModelError(f"{directory} has neither {SINGLE_FILE} nor {INDEX_FILE}")
+    files: dict[str, list[str]] = {}
+    for name, file in _read_index(index).items():
+        if Path(file).name != file:
+            raise ModelError(f"{index}: weight_map sends {name} to {file!r}, outside the checkpoint's directory")
+        files.setdefault(file, []).append(name)
+    for file, names in files.items():
+        missing = sorted(set(names) - set(_read_names(directory / file)))
+        if missing:
+            raise ModelError(f"{directory / file} lacks {_listing(missing)}, which {INDEX_FILE} says it holds")
+    return files
+
+
+def _read_index(path: Path) -> Mapping[str, str]:
+    try:
+        content: Any = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelError(f"cannot read {path}: {error}") from error
+    weight_map = content.get("weight_map") if isinstance(content, dict) else None
+    if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
+        raise ModelError(f"{path} has no weight_map from tensor names to file names")
+    return weight_map
+
+
+def _read_names(path: Path) -> list[str]:
+    return list(_open(path).keys())
+
+
+def _check_names(directory: Path, config: ModelConfig, found: set[str]) -> dict[str, Shape]:
+    """The tensors to read and their shapes."""
+    expected = expected_tensors(config)
+    if config.tie_word_embeddings and HEAD in found:
+        shape = expected[EMBEDDING]
+        if EMBEDDING not in found:
+            del expected[EMBEDDING]
+        expected[HEAD] = shape
+    missing = sorted(expected.keys() - found)
+    if missing:
+        raise ModelError(
+            f"{directory} lacks {_listing(missing)} of the {len(expected)} tensors of {config.architecture}"
+        )
+    others = (name for name in found - expected.keys() if not name.endswith(IGNORED_SUFFIXES))
+    extra = sorted(name for name in others if not is_kv_scale(name))
+    if extra:
+        raise ModelError(
+            f"{directory} has {_listing(extra)}, which {config.architecture} with this config.json has not"
+        )
+    return expected
+
+
+def _listing(names: list[str]) -> str:
+    shown = ", ".join(names[:NAMED_AT_MOST])
+    rest = len(names) - NAMED_AT_MOST
+    return f"{shown} and {rest} more" if rest > 0 else shown

@@ -1,0 +1,108 @@
+"""Small random checkpoints of each family, written by transformers, and transformers' own logits for them."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor
+
+from engine.execution.loading import load_runner
+from engine.execution.runner import ModelRunner
+from shared.config import Settings
+from tests.kernels.natives import load_build
+
+VOCAB = 211
+KERNELS = ("torch", "native")
+COMMON: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 48,
+    "intermediate_size": 72,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "initializer_range": 0.15,
+    "rms_norm_eps": 1e-5,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 500.0,
+    "factor": 4.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+YARN_ROPE = {
+    "rope_type": "yarn",
+    "rope_theta": 1000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 32,
+    "beta_fast": 4.0,
+    "beta_slow": 1.0,
+}
+# name -> (family, what differs from COMMON)
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama-mha": ("Llama", {"num_key_value_heads": 4, "tie_word_embeddings": False}),
+    "llama-tied": ("Llama", {"num_key_value_heads": 1, "tie_word_embeddings": True}),
+    "llama-bias": ("Llama", {"attention_bias": True, "mlp_bias": True}),
+    "llama-llama3": ("Llama", {"rope_parameters": LLAMA3_ROPE}),
+    "llama-linear": ("Llama", {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 100.0}}),
+    "llama-dynamic": ("Llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 100.0}}),
+    "llama-yarn": ("Llama", {"rope_parameters": YARN_ROPE}),
+    "mistral-window": ("Mistral", {"sliding_window": 11, "head_dim": 20}),
+    "qwen2": ("Qwen2", {"tie_word_embeddings": True}),
+    "qwen2-window": ("Qwen2", {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1}),
+    "qwen3": ("Qwen3", {"head_dim": 22}),
+    "qwen3-yarn": ("Qwen3", {"head_dim": 32, "rope_parameters": YARN_ROPE, "attention_bias": True}),
+}
+# Dimensions that the native kernels serve; torch's are odd on purpose.
+EVEN = {"hidden_size": 64, "intermediate_size": 80, "head_dim": 32}
+
+
+def save_checkpoint(directory: Path, variant: str, kernels: str = "torch", **save: Any) -> Any:
+    """Write the variant's checkpoint, in dimensions for `kernels`; returns transformers' model."""
+    family, changes = VARIANTS[variant]
+    torch.manual_seed(7)
+    even = EVEN if kernels == "native" else {}
+    config = getattr(transformers, f"{family}Config")(**(COMMON | changes | even))
+    model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("bias") or "norm" in name:
+                parameter.add_(torch.randn_like(parameter) * 0.2)
+    model.save_pretrained(directory, **save)
+    return model
+
+
+@torch.inference_mode()
+def oracle_logprobs(
+    model: Any,
+    token_ids: list[int],
+) -> Tensor:  # [num_tokens, vocab_size]
+    logprobs: Tensor = torch.log_softmax(model(torch.tensor([token_ids])).logits[0].float(), dim=-1)
+    return logprobs
+
+
+def make_runner(directory: Path, kernels: str = "torch", **changes: Any) -> ModelRunner:
+    if kernels == "native":
+        load_build("native")
+    settings: dict[str, Any] = {
+        "kernels": kernels,
+        "num_blocks": 256,
+        "block_size": 16 if kernels == "native" else 8,
+        "max_num_seqs": 64,
+        "max_num_batched_tokens": 2048,
+    }
+    return load_runner(Settings(model=str(directory), **(settings | changes)))
+
+
+def random_prompt(length: int, seed: int, vocab_size: int = VOCAB) -> list[int]:
+    generator = random.Random(seed)
+    return [generator.randrange(3, vocab_size) for _ in range(length)]
