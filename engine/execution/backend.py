@@ -39,7 +39,7 @@ class Backend:
     kernels: Kernels  # torch's
     native: Native | None  # serves the model instead, where it is there
     num_threads: int  # of the kernels on a CPU
-    lack: str  # why a CPU does without native kernels; empty where it has them, or none were asked for
+    no_native: str  # why a CPU does without native kernels; empty where it has them, or none were asked for
 
     @property
     def sampling(self) -> SamplingKernels:
@@ -70,18 +70,18 @@ def choose_backend(settings: Settings, config: ModelConfig, stored: torch.dtype)
 
     Sets the number of threads, of torch and of the native kernels, which are the process's.
     """
-    device, native, lack = resolve_device(settings.device), None, ""
+    device, native, no_native = resolve_device(settings.device), None, ""
     max_model_len = settings.max_model_len or config.max_position_embeddings
     if device.type == "cpu" and settings.kernels != "torch":
-        native, lack = _find_native(settings)
+        native, no_native = _find_native(settings)
     formats = _formats(settings, stored, device, native)
     if native is not None and (reason := why_unsupported(config, native, formats, settings.block_size)):
-        native, lack = None, f"this model is not served: {reason}"
+        native, no_native = None, f"this model is not served: {reason}"
         formats = _formats(settings, stored, device, None)
-    if lack and settings.kernels == "native":
-        raise ConfigError(f"kernels is 'native', but {lack}; use kernels=auto or torch")
-    if lack:
-        log.warning("native_kernels_unavailable", reason=lack, instead="torch, several times slower")
+    if no_native and settings.kernels == "native":
+        raise ConfigError(f"kernels is 'native', but {no_native}; use kernels=auto or torch")
+    if no_native:
+        log.warning("native_kernels_unavailable", reason=no_native, instead="torch, several times slower")
     kernels = select_kernels(
         device,
         formats.compute,
@@ -93,7 +93,7 @@ def choose_backend(settings: Settings, config: ModelConfig, stored: torch.dtype)
         log.warning("triton_unavailable", reason="triton is not installed", instead="torch, many times slower")
     if settings.attention_backend in FLASH_LIBRARIES:
         kernels = _with_flash(settings, config, formats, device, kernels)
-    return Backend(device, formats, kernels, native, _set_threads(settings, native), lack)
+    return Backend(device, formats, kernels, native, _set_threads(settings, native), no_native)
 
 
 def _with_flash(

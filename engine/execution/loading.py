@@ -82,7 +82,7 @@ def make_runner(settings: Settings, loaded: LoadedModel) -> ModelRunner:
         verification=choose_verification(loaded),
         capacity=capacity,
         fingerprint=loaded.fingerprint,
-        lack=loaded.backend.lack,
+        no_native=loaded.backend.no_native,
         automata=RowAutomata(partial(_load_vocabulary, settings.model, capacity.vocab_size)),
     )
 

@@ -15,17 +15,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.execution.answers import Answer, start_clock
 from engine.execution.block_fence import BlockFence
-from engine.execution.held_step import HeldStep, cut_drafts
+from engine.execution.constrained_step import ConstrainedStep, cut_drafts
+from engine.execution.deferred_verification import DeferredVerification
 from engine.execution.partial import completed, without
+from engine.execution.pending_result import PendingResult, start_timer
 from engine.execution.pooling import RowPools
 from engine.execution.row_automata import RowAutomata
 from engine.execution.rows import RowsOutOfStep, RowTable
+from engine.execution.sampled_tokens import MissingSamples, SampledTokens
 from engine.execution.schedule import Schedule, read_schedule
 from engine.execution.scoring import SampledScores, Scored, score_rows
-from engine.execution.settlement import Settlement
-from engine.execution.taken import Lack, Taken
 from engine.modeling.batch import Ints
 from engine.modeling.drafts import Drafts
 from engine.modeling.kv_pool import KVPool
@@ -42,10 +42,10 @@ from shared.messages.fingerprint import Fingerprint
 from shared.messages.steps import RefusedRow, StepPlan, StepResult
 
 
-class Found(msgspec.Struct, frozen=True):
+class StepOutputs(msgspec.Struct, frozen=True):
     """What comes of a step, most of it on its way to the host."""
 
-    taken: Taken
+    sampled: SampledTokens
     scores: SampledScores | None
     prompt_scores: dict[int, Scored]  # by entry
     embeddings: dict[int, Tensor]  # by entry: [hidden_size] float32
@@ -67,12 +67,12 @@ class ModelRunner:
         capacity: WorkerCapacity,
         automata: RowAutomata | None = None,
         fingerprint: Fingerprint | None = None,
-        lack: str = "",
+        no_native: str = "",
     ) -> None:
-        """`fingerprint`: what it computes with; `lack`: why that is torch where native kernels would be faster."""
+        """`fingerprint`: what it computes with; `no_native`: why that is torch where native kernels would be faster."""
         self.capacity = capacity
         self.fingerprint = fingerprint
-        self.lack = lack
+        self.no_native = no_native
         self._model = model
         self._pool = pool
         self._table = table
@@ -80,7 +80,7 @@ class ModelRunner:
         self._verification = verification
         self._automata = RowAutomata(without_vocabulary) if automata is None else automata
         self._pools = RowPools()
-        self._settlement = Settlement(table)
+        self._deferred = DeferredVerification(table)
         self._fence = BlockFence(table.num_rows, pool.num_blocks, pool.block_size)
 
     def reset(self) -> None:
@@ -88,7 +88,7 @@ class ModelRunner:
         self._table.reset()
         self._automata.reset()
         self._pools.reset()
-        self._settlement.clear()
+        self._deferred.clear()
         self._fence.reset()
 
     def holdings(self) -> tuple[list[int], list[int]]:
@@ -100,29 +100,29 @@ class ModelRunner:
         return self.launch(plan).finish()
 
     @torch.inference_mode()
-    def launch(self, plan: StepPlan) -> Answer:
+    def launch(self, plan: StepPlan) -> PendingResult:
         """The same, but on a GPU its end is not waited for."""
-        clock = start_clock(self._model.device)
+        clock = start_timer(self._model.device)
         whole, fenced = self._read(plan, self._apply(plan))
         if whole is None:
-            return Answer(partial(_empty_result, plan, fenced), clock)
-        held = HeldStep(self._automata, whole)
+            return PendingResult(partial(_empty_result, plan, fenced), clock)
+        held = ConstrainedStep(self._automata, whole)
         hidden = self._model.forward(held.schedule.batch)
-        schedule, lack = held.hold()
+        schedule, missing = held.hold()
         prompt_scores = self._prompt_scores(schedule, hidden) if len(schedule.scored) else {}
         embeddings = self._pools.take(schedule, hidden) if len(schedule.pooled) else {}
-        taken, scores = self._sample(schedule, hidden, lack)
-        self._commit(schedule, taken, lack)
-        held.advance(taken, lack)
-        found = Found(taken, scores, prompt_scores, embeddings, {} if lack is None else lack.refused)
-        return Answer(partial(_result, plan, fenced, found), clock)
+        sampled, scores = self._sample(schedule, hidden, missing)
+        self._commit(schedule, sampled, missing)
+        held.advance(sampled, missing)
+        found = StepOutputs(sampled, scores, prompt_scores, embeddings, {} if missing is None else missing.refused)
+        return PendingResult(partial(_result, plan, fenced, found), clock)
 
     def _read(self, plan: StepPlan, fenced: list[RefusedRow]) -> tuple[Schedule | None, list[RefusedRow]]:
         """What is to be computed, if anything is, and all entries that are not."""
         part = without(plan, {one.entry for one in fenced}) if fenced else plan
         if not part.rows:
             return None, fenced
-        self._settlement.settle(part.rows)
+        self._deferred.settle(part.rows)
         try:
             return read_schedule(cut_drafts(part, self._automata), self._table), fenced
         except RowsOutOfStep as error:
@@ -140,7 +140,7 @@ class ModelRunner:
             self._table.admit(sequence, first_computed.get(sequence.row, 0))
             self._automata.admit(sequence)
             self._pools.admit(sequence)
-        self._settlement.drop([*plan.released_rows, *(sequence.row for sequence in plan.admitted)])
+        self._deferred.drop([*plan.released_rows, *(sequence.row for sequence in plan.admitted)])
         self._table.append_blocks(plan.rows, plan.num_new_blocks, plan.new_block_ids)
         self._table.flush()
         fenced = self._fence.read(plan)
@@ -155,78 +155,78 @@ class ModelRunner:
         self,
         schedule: Schedule,
         hidden: Tensor,  # [sum of wanted, hidden_size]
-        lack: Lack | None,
-    ) -> tuple[Taken, SampledScores | None]:
+        missing: MissingSamples | None,
+    ) -> tuple[SampledTokens, SampledScores | None]:
         batch, columns = schedule.positions, self._table.columns
         if len(batch.rows) == 0:
-            return Taken(schedule, lack, torch.empty(0, dtype=torch.int64), None), None
+            return SampledTokens(schedule, missing, torch.empty(0, dtype=torch.int64), None), None
         if len(schedule.scored) or len(schedule.pooled):
             hidden = hidden[to_device(schedule.sampled_places(), hidden.device)]
         if np.count_nonzero(columns.plain[batch.rows]) == len(batch.rows):
-            return self._take_likeliest(schedule, hidden, lack), None
+            return self._take_likeliest(schedule, hidden, missing), None
         logits = self._model.logits(hidden)
         asked = np.flatnonzero(columns.logprobs[batch.rows] != NO_LOGPROBS)
         raw = logits[to_device(asked, logits.device)] if len(asked) else None
         if schedule.drafts is None:
-            taken = Taken(schedule, lack, self._sampler.sample(logits, batch), None)
+            sampled = SampledTokens(schedule, missing, self._sampler.sample(logits, batch), None)
         else:
             verdict = self._verification.verify(logits, batch, schedule.drafts)
-            taken = Taken(schedule, lack, verdict.tokens, verdict)
-        return taken, None if raw is None else self._score_sampled(raw, asked, batch.rows, taken)
+            sampled = SampledTokens(schedule, missing, verdict.tokens, verdict)
+        return sampled, None if raw is None else self._score_sampled(raw, asked, batch.rows, sampled)
 
     def _take_likeliest(
         self,
         schedule: Schedule,
         hidden: Tensor,  # [num_positions, hidden_size]
-        lack: Lack | None,
-    ) -> Taken:
+        missing: MissingSamples | None,
+    ) -> SampledTokens:
         chosen = self._model.greedy(hidden)
         if schedule.drafts is None:
-            return Taken(schedule, lack, chosen, None)
+            return SampledTokens(schedule, missing, chosen, None)
         verdict = self._verification.settle(chosen, schedule.positions, schedule.drafts)
-        return Taken(schedule, lack, verdict.tokens, verdict)
+        return SampledTokens(schedule, missing, verdict.tokens, verdict)
 
     def _score_sampled(
         self,
         raw: Tensor,  # [num_asked, vocab_size]
         asked: Ints,  # [num_asked] positions
         rows: Ints,  # [num_positions]
-        taken: Taken,
+        sampled: SampledTokens,
     ) -> SampledScores:
         """Where it is not known yet which positions come out, of all that may."""
-        if taken.is_known and not (comes_out := np.isin(asked, taken.outcome.places)).all():
+        if sampled.is_known and not (comes_out := np.isin(asked, sampled.yielded.places)).all():
             raw, asked = raw[to_device(np.flatnonzero(comes_out), raw.device)], asked[comes_out]
-        tokens = taken.tokens[to_device(asked, taken.tokens.device)].to(raw.device)
+        tokens = sampled.tokens[to_device(asked, sampled.tokens.device)].to(raw.device)
         counts = self._table.columns.logprobs[rows[asked]]
         return SampledScores(asked, score_rows(raw.__getitem__, tokens, counts, raw.shape[1]))
 
-    def _commit(self, schedule: Schedule, taken: Taken, lack: Lack | None) -> None:
+    def _commit(self, schedule: Schedule, sampled: SampledTokens, missing: MissingSamples | None) -> None:
         """What the step computed and took belongs to the rows."""
         table, batch = self._table, schedule.batch
         rows, samples = batch.rows[schedule.samples], None
         table.num_computed[batch.rows] = batch.computed + batch.scheduled
-        if lack is not None:
-            table.hold_back(rows[lack.samples])
-            samples = np.delete(np.arange(len(rows)), lack.samples)
+        if missing is not None:
+            table.hold_back(rows[missing.samples])
+            samples = np.delete(np.arange(len(rows)), missing.samples)
             rows = rows[samples]
         if schedule.drafts is not None:
-            self._commit_drafts(schedule.drafts, taken, rows, samples)
+            self._commit_drafts(schedule.drafts, sampled, rows, samples)
         else:
-            table.append_tokens(rows, taken.tokens if samples is None else _pick(taken.tokens, samples))
+            table.append_tokens(rows, sampled.tokens if samples is None else _pick(sampled.tokens, samples))
 
-    def _commit_drafts(self, drafts: Drafts, taken: Taken, rows: Ints, samples: Ints | None) -> None:
+    def _commit_drafts(self, drafts: Drafts, sampled: SampledTokens, rows: Ints, samples: Ints | None) -> None:
         """`samples` are those of the rows, where some are left out.  What a device has verified is written there
         already; of rows without drafts it is known how long they are."""
         chosen = slice(None) if samples is None else samples
         counts = drafts.counts[chosen]
-        if taken.is_known and (accepted := taken.outcome.accepted) is not None:
+        if sampled.is_known and (accepted := sampled.yielded.accepted) is not None:
             self._table.keep_drafts(rows, counts, accepted[chosen])
-            self._table.append_tokens(rows, _pick(taken.tokens, (drafts.starts + accepted)[chosen]))
+            self._table.append_tokens(rows, _pick(sampled.tokens, (drafts.starts + accepted)[chosen]))
             return
         later = counts > 0
         places = np.arange(len(drafts.counts))[chosen]
         self._table.num_tokens[rows[~later]] += 1
-        self._settlement.put_off(rows[later], places[later], counts[later], taken)
+        self._deferred.defer(rows[later], places[later], counts[later], sampled)
 
     def _prompt_scores(
         self,
@@ -254,15 +254,15 @@ class ModelRunner:
         return self._model.logits(states[rows])
 
 
-def _result(plan: StepPlan, fenced: list[RefusedRow], found: Found, seconds: float) -> StepResult:
+def _result(plan: StepPlan, fenced: list[RefusedRow], found: StepOutputs, seconds: float) -> StepResult:
     """Once the step is over."""
-    taken = found.taken
+    sampled = found.sampled
     result = StepResult(
         epoch=plan.epoch,
         step_id=plan.step_id,
-        num_sampled=taken.counts,
-        sampled_token_ids=taken.token_ids,
-        logprobs=[] if found.scores is None else found.scores.read(taken.outcome),
+        num_sampled=sampled.counts,
+        sampled_token_ids=sampled.token_ids,
+        logprobs=[] if found.scores is None else found.scores.read(sampled.yielded),
         prompt_logprobs={entry: scored.read() for entry, scored in found.prompt_scores.items()},
         device_time=seconds,
         refused=found.refused,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
-from engine.execution.taken import Outcome
+from engine.execution.sampled_tokens import YieldedTokens
 from engine.modeling.batch import Ints
 from engine.modeling.logprobs import Scores, read_scores, score
 from shared.messages.steps import TokenLogprobs
@@ -53,11 +53,11 @@ class SampledScores:
     positions: Ints  # [n], ascending
     scored: Scored
 
-    def read(self, outcome: Outcome) -> list[TokenLogprobs | None]:  # num_yielded
-        found: list[TokenLogprobs | None] = [None] * len(outcome.places)
-        places = outcome.places.searchsorted(self.positions)
-        yielded = np.isin(self.positions, outcome.places)
-        for place, comes_out, one in zip(places.tolist(), yielded.tolist(), self.scored.read(), strict=True):
+    def read(self, yielded: YieldedTokens) -> list[TokenLogprobs | None]:  # num_yielded
+        found: list[TokenLogprobs | None] = [None] * len(yielded.places)
+        places = yielded.places.searchsorted(self.positions)
+        is_yielded = np.isin(self.positions, yielded.places)
+        for place, comes_out, one in zip(places.tolist(), is_yielded.tolist(), self.scored.read(), strict=True):
             if comes_out:
                 found[place] = one
         return found

@@ -32,7 +32,7 @@ class StandIn:
         self._step_seconds = step_seconds
         self._rows: dict[int, tuple[int, int]] = {}  # row -> seed, number of prompt tokens
         self._blocks: dict[int, tuple[list[int], list[int]]] = {}  # row -> blocks, their generations
-        self.fingerprint, self.lack = None, ""
+        self.fingerprint, self.no_native = None, ""
         self.capacity = WorkerCapacity(
             num_blocks=max(MAX_MODEL_LEN, settings.max_num_seqs * TOKENS_PER_SEQUENCE) // settings.block_size,
             block_size=settings.block_size,

@@ -237,7 +237,7 @@ class Rows:
 
     capacity = CAPACITY
     fingerprint = None
-    lack = ""
+    no_native = ""
 
     def __init__(self) -> None:
         self.done: list[tuple[int, int]] = []

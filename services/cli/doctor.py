@@ -94,8 +94,8 @@ def check_plan(plan: dict[str, Any]) -> Iterator[Finding]:
 
 
 def check_kernels(plan: dict[str, Any]) -> Finding:
-    if plan["lack"]:
-        return Finding("note", "kernels", f"torch, several times slower than the native ones: {plan['lack']}")
+    if plan["no_native"]:
+        return Finding("note", "kernels", f"torch, several times slower than the native ones: {plan['no_native']}")
     return Finding("ok", "kernels", f"{plan['kernels']}, {plan['num_threads']} threads; {plan['formats']}")
 
 

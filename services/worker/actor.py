@@ -56,7 +56,7 @@ class WorkerActor(MemberActor):
         self._make_steps = make_steps
         self._capacity: WorkerCapacity | None = None
         self._fingerprint: Fingerprint | None = None
-        self._lack = ""  # of native kernels
+        self._no_native = ""  # why this worker has no native kernels
         self._steps: Steps | None = None
 
     def handlers(self) -> Handlers:
@@ -75,11 +75,11 @@ class WorkerActor(MemberActor):
         return self._fingerprint
 
     def why_otherwise(self) -> str:
-        return f"this worker computes with torch: {self._lack}" if self._lack else ""
+        return f"this worker computes with torch: {self._no_native}" if self._no_native else ""
 
     async def on_start(self) -> None:
         runner = await asyncio.to_thread(self._load)
-        self._capacity, self._fingerprint, self._lack = runner.capacity, runner.fingerprint, runner.lack
+        self._capacity, self._fingerprint, self._no_native = runner.capacity, runner.fingerprint, runner.no_native
         self._steps = self._make_steps(runner, self.transport)
         await super().on_start()
 

@@ -13,7 +13,7 @@ from typing import Protocol
 
 import structlog
 
-from services.worker.plan_line import PlanLine, Rows, Work, note_refused
+from services.worker.plan_sequencer import PlanSequencer, RowHolder, Work, note_refused
 from services.worker.progress import StepWatch
 from shared.messages import Holdings, StepPlan, StepResult
 from shared.transport import Transport
@@ -27,7 +27,7 @@ class Pending(Protocol):
     def finish(self) -> StepResult: ...
 
 
-class Launcher(Rows, Protocol):
+class Launcher(RowHolder, Protocol):
     """What overlapped steps need of a model runner."""
 
     def launch(self, plan: StepPlan) -> Pending: ...
@@ -62,7 +62,7 @@ class OverlappedSteps:
             thread.join(timeout=60)
 
     def _launch(self) -> None:
-        line = PlanLine(self._runner)
+        line = PlanSequencer(self._runner)
         try:
             while (work := self._work.get()) is not None:
                 turn = line.take(work)

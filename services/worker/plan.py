@@ -43,7 +43,7 @@ def describe(settings: Settings) -> dict[str, Any]:
     )
     return {
         "kernels": backend.name,
-        "lack": backend.lack,
+        "no_native": backend.no_native,
         "num_threads": backend.num_threads,
         "formats": str(backend.formats),
         "num_blocks": plan.num_blocks,

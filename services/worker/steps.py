@@ -9,7 +9,7 @@ from typing import Protocol
 
 import structlog
 
-from services.worker.plan_line import PlanLine, Rows, Work, note_refused
+from services.worker.plan_sequencer import PlanSequencer, RowHolder, Work, note_refused
 from services.worker.progress import StepWatch
 from shared.messages import Holdings, StepPlan, StepResult
 from shared.transport import Transport
@@ -17,7 +17,7 @@ from shared.transport import Transport
 log = structlog.get_logger()
 
 
-class Runner(Rows, Protocol):
+class Runner(RowHolder, Protocol):
     """What steps need of a model runner."""
 
     def run(self, plan: StepPlan) -> StepResult: ...
@@ -34,16 +34,16 @@ class Steps(Protocol):
     def close(self) -> None: ...
 
 
-class Turns:
-    """Runs what is due, and answers it."""
+class StepExecutor:
+    """Runs the plans that are due, and returns their results."""
 
     def __init__(self, runner: Runner, watch: StepWatch) -> None:
         self._runner = runner
         self._watch = watch
-        self._line = PlanLine(runner)
+        self._sequencer = PlanSequencer(runner)
 
     def run(self, work: Work) -> StepResult | Holdings | None:
-        turn = self._line.take(work)
+        turn = self._sequencer.take(work)
         if not isinstance(turn, StepPlan):
             return turn
         self._watch.begin(turn)
@@ -59,12 +59,12 @@ class InlineSteps:
     def __init__(self, runner: Runner, transport: Transport) -> None:
         self.failure: BaseException | None = None
         self.watch = StepWatch()
-        self._turns = Turns(runner, self.watch)
+        self._executor = StepExecutor(runner, self.watch)
         self._outbox = transport.outbox()
         self._scheduler = transport.scheduler_address
 
     def submit(self, work: Work) -> None:
-        if answer := self._turns.run(work):
+        if answer := self._executor.run(work):
             self._outbox.send(self._scheduler, answer)
             self._outbox.flush()
 
@@ -98,10 +98,10 @@ class ThreadSteps:
 
     def _loop(self, runner: Runner, transport: Transport) -> None:
         outbox = transport.outbox()
-        turns = Turns(runner, self.watch)
+        executor = StepExecutor(runner, self.watch)
         try:
             while (work := self._work.get()) is not None:
-                if answer := turns.run(work):
+                if answer := executor.run(work):
                     outbox.send(transport.scheduler_address, answer)
                     outbox.flush()
         except BaseException as error:

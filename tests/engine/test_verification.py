@@ -122,7 +122,7 @@ def assert_same(found: Live, wanted: Live) -> None:
 def assert_state(driver: Driver) -> None:
     """The worker's rows hold what the driver, who does a scheduler's arithmetic, believes."""
     table = driver.runner._table
-    driver.runner._settlement.settle(list(driver.live))
+    driver.runner._deferred.settle(list(driver.live))
     for row, sequence in driver.live.items():
         if sequence.admitted:
             assert table.tokens[row, : table.num_tokens[row]].tolist() == sequence.token_ids

@@ -9,7 +9,7 @@ import random
 import time
 from collections import deque
 
-from engine.execution.answers import Answer
+from engine.execution.pending_result import PendingResult
 from engine.execution.runner import ModelRunner
 from services.scheduler.scheduler import Scheduler
 from services.scheduler.state.policy import Policy
@@ -49,7 +49,7 @@ def _core_with(runner: ModelRunner, max_num_batched_tokens: int) -> Scheduler:
 
 def _run(core: Scheduler, runner: ModelRunner) -> int:
     """Until nothing is left to plan; the tokens that came out."""
-    launched: deque[Answer] = deque()
+    launched: deque[PendingResult] = deque()
     num_tokens = 0
     while True:
         while len(launched) < IN_FLIGHT and (plan := core.schedule(WORKER, time.perf_counter())) is not None:

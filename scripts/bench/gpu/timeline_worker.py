@@ -14,8 +14,8 @@ from unittest.mock import patch
 
 import torch
 
-from engine.execution.answers import Answer
 from engine.execution.loading import load_runner
+from engine.execution.pending_result import PendingResult
 from engine.execution.runner import ModelRunner
 from services.worker import main as worker
 from shared.actor import run_actor
@@ -38,7 +38,7 @@ class TimelineRunner:
     def run(self, plan: StepPlan) -> Any:
         return self.launch(plan).finish()
 
-    def launch(self, plan: StepPlan) -> Answer:
+    def launch(self, plan: StepPlan) -> PendingResult:
         is_steady = len(plan.rows) >= self._num_rows and all(count == 1 for count in plan.num_scheduled_tokens)
         self._num_steady = self._num_steady + 1 if is_steady else 0
         if self._num_steady == WARM and not self._trace.exists():
@@ -54,7 +54,7 @@ class TimelineRunner:
         self._profile = torch.profiler.profile(activities=[activity])
         self._profile.start()
 
-    def _end(self, answer: Answer, *, is_whole: bool) -> None:
+    def _end(self, answer: PendingResult, *, is_whole: bool) -> None:
         """A recording that was cut short is dropped: the next steady steps are recorded anew."""
         if self._profile is None:
             return

@@ -9,7 +9,7 @@ from hashlib import blake2b
 
 from engine.execution.block_fence import BlockFence
 from engine.execution.partial import completed, without
-from services.worker.plan_line import PlanLine, Work
+from services.worker.plan_sequencer import PlanSequencer, Work
 from shared.messages import AdmittedSequence, Holdings, StepPlan, StepResult, WorkerCapacity
 from shared.packing import unpack_tokens
 
@@ -52,7 +52,7 @@ class FakeWorker:
         self.rows: dict[int, Row] = {}
         self.step_tokens: list[int] = []
         self.fence = BlockFence(capacity.max_num_seqs, capacity.num_blocks, capacity.block_size)
-        self.line = PlanLine(self)
+        self.line = PlanSequencer(self)
         self.forgotten: set[int] = set()  # rows whose state it has lost
 
     def reset(self) -> None:

@@ -14,7 +14,7 @@ from services.scheduler.consistency.results import StepLost
 from services.scheduler.invariants import check
 from services.scheduler.state.replica import Replica
 from services.scheduler.state.sequence import MAX_PREEMPTIONS
-from services.worker.plan_line import Work
+from services.worker.plan_sequencer import Work
 from shared.block_digest import digest_blocks
 from shared.errors import ProtocolError
 from shared.messages import Holdings, StepPlan, StepResult, WorkerCapacity

@@ -17,7 +17,7 @@ from services.scheduler.planning.plan_builder import PlanBuilder
 from services.scheduler.scheduler import Scheduler
 from services.scheduler.state.replica import Replica
 from services.scheduler.state.sequence import Sequence as SequenceState
-from services.worker.plan_line import PlanLine, Work
+from services.worker.plan_sequencer import PlanSequencer, Work
 from shared.errors import FatalError
 from shared.messages import StepPlan, StepResult
 from tests.unit.scheduler.storm import Storm, TamperedStorm
@@ -90,9 +90,9 @@ def stale_epoch_accepted_by_the_scheduler(patch: pytest.MonkeyPatch) -> None:
 
 
 def stale_epoch_accepted_by_the_worker(patch: pytest.MonkeyPatch) -> None:
-    take = PlanLine.take
+    take = PlanSequencer.take
     patch.setattr(
-        PlanLine,
+        PlanSequencer,
         "take",
         lambda self, work: take(self, msgspec.structs.replace(work, epoch=max(work.epoch, self._epoch))),
     )
@@ -103,23 +103,23 @@ def duplicate_result_applied_twice(patch: pytest.MonkeyPatch) -> None:
 
 
 def duplicate_plan_run_twice(patch: pytest.MonkeyPatch) -> None:
-    def take(self: PlanLine, work: Work) -> Any:
+    def take(self: PlanSequencer, work: Work) -> Any:
         if isinstance(work, StepPlan) and work.epoch == self._epoch:
             self._due_step_id = work.step_id
         return honest(self, work)
 
-    honest = PlanLine.take
-    patch.setattr(PlanLine, "take", take)
+    honest = PlanSequencer.take
+    patch.setattr(PlanSequencer, "take", take)
 
 
 def lost_plan_passed_over(patch: pytest.MonkeyPatch) -> None:
-    def take(self: PlanLine, work: Work) -> Any:
+    def take(self: PlanSequencer, work: Work) -> Any:
         if isinstance(work, StepPlan) and work.epoch == self._epoch:
             self._due_step_id = max(self._due_step_id, work.step_id)
         return honest(self, work)
 
-    honest = PlanLine.take
-    patch.setattr(PlanLine, "take", take)
+    honest = PlanSequencer.take
+    patch.setattr(PlanSequencer, "take", take)
 
 
 def lost_message_not_noticed(patch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,7 @@ def admission(row: int) -> AdmittedSequence:
 
 
 def plan(blocks: dict[int, list[tuple[int, int]]], **changes: Any) -> StepPlan:
-    """Rows, and (block, generation) that each is given; each computes four tokens from its start."""
+    """RowHolder, and (block, generation) that each is given; each computes four tokens from its start."""
     given = [life for lives in blocks.values() for life in lives]
     fields: dict[str, Any] = {
         "epoch": 1, "step_id": 0, "admitted": [], "rows": list(blocks), "num_computed_tokens": [0] * len(blocks),

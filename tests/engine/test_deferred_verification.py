@@ -8,7 +8,7 @@ from unittest.mock import patch
 import pytest
 
 from engine.execution.runner import ModelRunner
-from engine.execution.taken import Taken
+from engine.execution.sampled_tokens import SampledTokens
 from engine.modeling.verification import DeviceVerification
 from tests.engine.checkpoints import make_runner, random_prompt, save_checkpoint
 from tests.engine.driver import Driver
@@ -49,13 +49,13 @@ def test_rows_are_settled_as_they_are_named(driver: Driver) -> None:
     assert lengths(driver)[0] == PROMPT + 1
     driver.step({0: 1})
     assert lengths(driver) == [PROMPT + 3, PROMPT + 3, PROMPT + 3]
-    assert not driver.runner._settlement._steps
+    assert not driver.runner._deferred._steps
 
 
 def test_launching_asks_no_outcome_of_its_own_step(driver: Driver) -> None:
     plan = driver.plan({0: 3, 1: 3, 2: 1}, drafts={0: [5, 5], 1: [6, 6]})
-    driver.runner._settlement.settle([0, 1, 2])
-    with patch.object(Taken, "outcome", property(lambda self: pytest.fail("somebody waits"))):
+    driver.runner._deferred.settle([0, 1, 2])
+    with patch.object(SampledTokens, "yielded", property(lambda self: pytest.fail("somebody waits"))):
         answer = driver.runner.launch(plan)
     assert answer.finish().num_sampled[2] == 1
 
@@ -68,12 +68,12 @@ def test_what_is_released_is_never_settled(driver: Driver, again: bool) -> None:
         driver.add(0, random_prompt(4, seed=9))
     driver.step({0: 4, 1: 1} if again else {1: 1})
     assert lengths(driver)[0] == (5 if again else 0)
-    assert not driver.runner._settlement._steps
+    assert not driver.runner._deferred._steps
 
 
 def test_a_new_epoch_forgets_them(driver: Driver) -> None:
     driver.runner.reset()
-    assert not driver.runner._settlement._steps
+    assert not driver.runner._deferred._steps
     again = Driver(driver.runner)
     again.add(0, random_prompt(4, seed=9))
     again.step({0: 4})

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from services.worker.plan_line import PlanLine
+from services.worker.plan_sequencer import PlanSequencer
 from shared.messages import Holdings, ReportHoldings, StepPlan
 
 
-class Rows:
+class RowHolder:
     num_resets = 0
 
     def reset(self) -> None:
@@ -21,8 +21,8 @@ def plan(epoch: int, step_id: int) -> StepPlan:
 
 
 def test_each_plan_runs_once_and_in_order() -> None:
-    rows = Rows()
-    line = PlanLine(rows)
+    rows = RowHolder()
+    line = PlanSequencer(rows)
     first, second, newer = plan(5, 0), plan(5, 1), plan(6, 0)
     assert [line.take(one) for one in (first, first, second, first)] == [first, None, second, None]
     assert line.take(newer) == newer
@@ -31,21 +31,21 @@ def test_each_plan_runs_once_and_in_order() -> None:
 
 
 def test_a_gap_is_told_and_what_is_due_may_still_come() -> None:
-    line = PlanLine(Rows())
+    line = PlanSequencer(RowHolder())
     line.take(plan(5, 0))
     assert line.take(plan(5, 2)) == Holdings(5, 0, next_step_id=2, due_step_id=1)
     assert line.take(plan(5, 1)) == plan(5, 1)
 
 
 def test_the_first_plan_of_an_epoch_may_be_missing_too() -> None:
-    rows = Rows()
-    line = PlanLine(rows)
+    rows = RowHolder()
+    line = PlanSequencer(rows)
     assert line.take(plan(5, 1)) == Holdings(5, 0, next_step_id=1, due_step_id=0)
     assert rows.num_resets == 1
 
 
 def test_a_report_says_what_is_held() -> None:
-    line = PlanLine(Rows())
+    line = PlanSequencer(RowHolder())
     line.take(plan(5, 0))
     assert line.take(ReportHoldings(5, 9, 1)) == Holdings(5, 9, 1, 1, [3], [77])
     assert line.take(ReportHoldings(4, 8, 7)) is None

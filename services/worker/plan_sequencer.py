@@ -14,22 +14,22 @@ log = structlog.get_logger()
 Work = StepPlan | ReportHoldings  # what comes from the scheduler, in order
 
 
-class Rows(Protocol):
-    """What is asked of whoever has the rows."""
+class RowHolder(Protocol):
+    """What the sequencer needs of the model runner: its rows."""
 
     def reset(self) -> None: ...
 
     def holdings(self) -> tuple[list[int], list[int]]: ...
 
 
-class PlanLine:
-    """Where the link stands: epoch, and the plan that is due.
+class PlanSequencer:
+    """Holds the link's epoch and the number of the plan that is due.
 
-    A connection that breaks and is made anew may lose what was under way, or bring it late or twice.  What is late or
-    twice is dropped; what is missing the scheduler is told, and it begins a new epoch.
+    A connection that breaks and is made anew may lose plans, or deliver them late or twice.  Late and repeated plans
+    are dropped; a missing one is reported to the scheduler, which then begins a new epoch.
     """
 
-    def __init__(self, rows: Rows) -> None:
+    def __init__(self, rows: RowHolder) -> None:
         self._rows = rows
         self._epoch = 0
         self._due_step_id = 0

@@ -1,4 +1,4 @@
-"""One step's part of the rows that are held to grammars: drafts are cut before it, samples held to what is allowed."""
+"""The rows of one step that have grammars: their drafts are cut before it, and only allowed tokens are sampled."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import msgspec
 import numpy as np
 
 from engine.execution.row_automata import Held, RowAutomata
+from engine.execution.sampled_tokens import MissingSamples, SampledTokens
 from engine.execution.schedule import Schedule
-from engine.execution.taken import Lack, Taken
 from engine.modeling.processing import Allowance, Flags
 from shared.messages.steps import StepPlan
 
@@ -51,8 +51,8 @@ def _num_kept(held: Held, draft_token_ids: Sequence[int], plan: StepPlan) -> int
 
 
 @dataclass(slots=True)
-class HeldStep:
-    """Made before the forward pass, so that what drafts need is found beside it."""
+class ConstrainedStep:
+    """Made before the forward pass, so that the masks of draft positions are computed beside it."""
 
     automata: RowAutomata
     schedule: Schedule
@@ -81,19 +81,22 @@ class HeldStep:
         found: list[int] = drafts.token_ids[end - int(drafts.counts[index]) : end].tolist()
         return found
 
-    def hold(self) -> tuple[Schedule, Lack | None]:
-        """The schedule with what its rows may take, and what has to be done without: nobody is waited for long."""
+    def hold(self) -> tuple[Schedule, MissingSamples | None]:
+        """The schedule with the tokens that its rows may take, and the samples that it cannot have.
+
+        A grammar that is not ready is not waited for long.
+        """
         if not self.helds:
             return self.schedule, None
         self.automata.wait(list(self.helds.values()), others=len(self.helds) < len(self.schedule.batch.rows))
         found = {index: held.allowed(self._drafts_of(index)) for index, held in self.helds.items()}
         lacking = [index for index, allowed in found.items() if allowed is None]
-        lack = Lack(np.array(lacking, np.int64), self._refused(lacking)) if lacking else None
+        missing = MissingSamples(np.array(lacking, np.int64), self._refused(lacking)) if lacking else None
         known = {index: allowed for index, allowed in found.items() if allowed is not None}
         if not known:
-            return self.schedule, lack
+            return self.schedule, missing
         positions = replace(self.schedule.positions, allowance=self._allowance(known))
-        return msgspec.structs.replace(self.schedule, positions=positions), lack
+        return msgspec.structs.replace(self.schedule, positions=positions), missing
 
     def _refused(self, lacking: list[int]) -> dict[int, str]:
         refusals = ((int(self.schedule.samples[index]), self.helds[index].refusal) for index in lacking)
@@ -107,10 +110,10 @@ class HeldStep:
             places.append(start + np.arange(len(allowed)))
         return Allowance(np.concatenate(places), np.concatenate(list(known.values())))
 
-    def advance(self, taken: Taken, lack: Lack | None) -> None:
+    def advance(self, sampled: SampledTokens, missing: MissingSamples | None) -> None:
         if not self.helds:
             return
-        lacking = set() if lack is None else set(lack.samples.tolist())
+        lacking = set() if missing is None else set(missing.samples.tolist())
         for index, held in self.helds.items():
             if index not in lacking:
-                self.automata.advance(held, taken, index)
+                self.automata.advance(held, sampled, index)

@@ -1,6 +1,6 @@
-"""What a step answers, on its way from the device: copied behind the step, read once its event has passed.
+"""A step's result on its way from the device: copied behind the step, read once the step's event has passed.
 
-The thread that launches steps never waits; whoever finishes an answer does.
+The thread that launches steps never waits; `finish` does.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from shared.messages.steps import StepResult
 
 
-class Clock(Protocol):
+class StepTimer(Protocol):
     """Measures one step, from when it is made."""
 
     def stop(self) -> None: ...
@@ -24,7 +24,7 @@ class Clock(Protocol):
         ...
 
 
-class HostClock:
+class HostTimer:
     def __init__(self) -> None:
         self._begin = time.perf_counter()
         self._seconds = 0.0
@@ -36,7 +36,7 @@ class HostClock:
         return self._seconds
 
 
-class DeviceClock:
+class DeviceTimer:
     """Events around what is launched in between; the wait is blocking, so that it takes no processor."""
 
     def __init__(self) -> None:
@@ -52,18 +52,18 @@ class DeviceClock:
         return float(self._begin.elapsed_time(self._end)) / 1000
 
 
-def start_clock(device: torch.device) -> Clock:
-    return DeviceClock() if device.type == "cuda" else HostClock()
+def start_timer(device: torch.device) -> StepTimer:
+    return DeviceTimer() if device.type == "cuda" else HostTimer()
 
 
-class Answer:
-    """One step's, once `finish` is called: at once on a CPU."""
+class PendingResult:
+    """The result of one step that was launched; on a CPU the step has ended already."""
 
-    def __init__(self, make_result: Callable[[float], StepResult], clock: Clock) -> None:
-        """`make_result` reads what was sent to the host before; it is told the step's seconds."""
+    def __init__(self, make_result: Callable[[float], StepResult], timer: StepTimer) -> None:
+        """`make_result` reads what was sent to the host before; it gets the step's seconds."""
         self._make_result = make_result
-        self._clock = clock
-        clock.stop()
+        self._timer = timer
+        timer.stop()
 
     def finish(self) -> StepResult:
-        return self._make_result(self._clock.seconds())
+        return self._make_result(self._timer.seconds())
