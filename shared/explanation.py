@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from shared.account import milliseconds, settled
-from shared.messages.ledger import Ledger
+from shared.latency import milliseconds, settled
+from shared.messages.latency import LatencyBreakdown
 from shared.phases import MISS_LABELS, QUEUE, Miss, Phase
 
 QUEUED_FOR = {
@@ -61,72 +61,72 @@ class Explanation(msgspec.Struct, frozen=True):
     evicted_ago_ms: int | msgspec.UnsetType = msgspec.UNSET  # absent where nothing was evicted
 
 
-def explain(ledger: Ledger) -> Explanation:
+def explain(latency: LatencyBreakdown) -> Explanation:
     """A request's time as far as it is booked, without what is none of its client's business."""
-    ledger = for_clients(ledger)
+    latency = for_clients(latency)
     return Explanation(
-        phases=milliseconds(ledger.spent),
-        cause=cause(ledger),
-        misses=misses_by_name(ledger),
-        num_ahead=ledger.num_ahead,
-        num_chunks=ledger.num_chunks,
-        num_preemptions=ledger.num_preemptions,
-        evicted_ago_ms=ledger.evicted_ago if ledger.evicted_ago >= 0 else msgspec.UNSET,
+        phases=milliseconds(latency.spent),
+        cause=cause(latency),
+        misses=misses_by_name(latency),
+        num_ahead=latency.num_ahead,
+        num_chunks=latency.num_chunks,
+        num_preemptions=latency.num_preemptions,
+        evicted_ago_ms=latency.evicted_ago if latency.evicted_ago >= 0 else msgspec.UNSET,
     )
 
 
-def cause(ledger: Ledger) -> str:
+def cause(latency: LatencyBreakdown) -> str:
     """The longest part of a request's time and what made it long, as one line."""
-    spent = settled(ledger.spent)
+    spent = settled(latency.spent)
     sums = dict.fromkeys(GROUPS, 0)
     for words, micros in zip(GROUP_OF_PHASE, spent, strict=True):
         sums[words] += micros
     words = max(sums, key=sums.__getitem__)
-    detail = _detail(words, ledger, spent)
+    detail = _detail(words, latency, spent)
     return f"{_ms(sums[words] / 1000)} ms of {_ms(sum(spent) / 1000)} {words}{': ' if detail else ''}{detail}"
 
 
 def _detail(
     words: str,
-    ledger: Ledger,
+    latency: LatencyBreakdown,
     spent: Sequence[int],  # microseconds by phase, settled
 ) -> str:
     if words == "queued":
         longest = max(QUEUE, key=spent.__getitem__)
-        return f"{QUEUED_FOR[longest]}, {ledger.num_ahead} requests ahead"
-    if words == "computing the prompt" and ledger.misses:
-        return missed(ledger)
+        return f"{QUEUED_FOR[longest]}, {latency.num_ahead} requests ahead"
+    if words == "computing the prompt" and latency.misses:
+        return missed(latency)
     if words == "preempted and recomputed":
-        return f"{ledger.num_preemptions} times"
+        return f"{latency.num_preemptions} times"
     return ""
 
 
-def missed(ledger: Ledger) -> str:
+def missed(latency: LatencyBreakdown) -> str:
     """`288 tokens evicted 5.1 s before, 12 below a block`; empty where nothing is known of it."""
-    counts = {Miss(number): count for number, count in enumerate(ledger.misses) if count}
-    parts = [f"{count} {MISSED_FOR[miss]}{_ago(miss, ledger)}" for miss, count in counts.items()]
+    counts = {Miss(number): count for number, count in enumerate(latency.misses) if count}
+    parts = [f"{count} {MISSED_FOR[miss]}{_ago(miss, latency)}" for miss, count in counts.items()]
     return f"{sum(counts.values())} tokens to compute, {', '.join(parts)}" if parts else ""
 
 
-def _ago(miss: Miss, ledger: Ledger) -> str:
-    return f" {ledger.evicted_ago / 1000:.1f} s before" if miss is Miss.EVICTED and ledger.evicted_ago >= 0 else ""
+def _ago(miss: Miss, latency: LatencyBreakdown) -> str:
+    return f" {latency.evicted_ago / 1000:.1f} s before" if miss is Miss.EVICTED and latency.evicted_ago >= 0 else ""
 
 
-def misses_by_name(ledger: Ledger) -> dict[str, int]:
+def misses_by_name(latency: LatencyBreakdown) -> dict[str, int]:
     """Prompt tokens by reason, those that are none left out."""
-    return {label: count for label, count in zip(MISS_LABELS, ledger.misses, strict=False) if count}
+    return {label: count for label, count in zip(MISS_LABELS, latency.misses, strict=False) if count}
 
 
-def for_clients(ledger: Ledger) -> Ledger:
+def for_clients(latency: LatencyBreakdown) -> LatencyBreakdown:
     """What may be told to whoever asks: that another tenant's cache has a prompt is not."""
-    if not ledger.misses or not ledger.misses[Miss.SALT]:
-        return ledger
-    misses = list(ledger.misses)
+    if not latency.misses or not latency.misses[Miss.SALT]:
+        return latency
+    misses = list(latency.misses)
     misses[Miss.NEVER_SEEN] += misses[Miss.SALT]
     misses[Miss.SALT] = 0
-    return Ledger(
-        ledger.spent, ledger.stamp, ledger.num_ahead, ledger.num_chunks, ledger.num_preemptions, misses,
-        ledger.evicted_ago,
+    return LatencyBreakdown(
+        latency.spent, latency.stamp, latency.num_ahead, latency.num_chunks, latency.num_preemptions, misses,
+        latency.evicted_ago,
     )  # fmt: skip
 
 

@@ -283,8 +283,8 @@ class DraftStage(Stage):
 
     def digest(self) -> object:
         actor: Any = self.actor
-        ledger = actor._turns._ledger
-        return dict(ledger._num_told), ledger._epoch, ledger._update_id, self.standing()
+        session = actor._executor._session
+        return dict(session._num_told), session._epoch, session._update_id, self.standing()
 
 
 STAGES: dict[str, Callable[[], Stage]] = {

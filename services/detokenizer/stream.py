@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from services.detokenizer.decoder import DecoderFactory
 from services.detokenizer.stops import StopMatcher
-from shared.account import Account, arrived, checked
-from shared.messages import FinishReason, Ledger, OpenStream, SequenceText, SequenceTokens
+from shared.latency import LatencyTracker, arrived, checked
+from shared.messages import FinishReason, LatencyBreakdown, OpenStream, SequenceText, SequenceTokens
 from shared.phases import Phase
 
 
@@ -25,7 +25,7 @@ class Stream:
         self.num_characters = 0
         self.finish_reason: FinishReason | None = None
         self._first = True
-        self._ledger: Ledger | None = None  # as it was told last
+        self._latency: LatencyBreakdown | None = None  # as it was told last
         self._decoder = None
         if opened.detokenize:
             self._decoder = decoders.make(
@@ -55,25 +55,27 @@ class Stream:
         offset = self.num_tokens
         if self._stops is None and tokens.finish_reason is None:
             text = self._decode(tokens.token_ids[num_known:])
-            return self._say(tokens, offset, num_known, text, self._taken_up(tokens.ledger, now, busy_since))
+            return self._say(tokens, offset, num_known, text, self._taken_up(tokens.latency, now, busy_since))
         text = "".join(self._push_all(tokens.token_ids[num_known:], self._hidden(tokens)))
         if self.stop_matched is not None:
             self.finish_reason = FinishReason.STOP
         elif tokens.finish_reason is not None:
             text += self._flush()
             self.finish_reason = FinishReason.STOP if self.stop_matched is not None else tokens.finish_reason
-        ledger = tokens.ledger
-        if ledger is None and self.finish_reason is not None and self._ledger is not None:
-            ledger = Account(Phase.DECODE, self._ledger.stamp, self._ledger).ledger(stamp)
-        return self._say(tokens, offset, num_known, text, self._taken_up(ledger, now, busy_since))
+        latency = tokens.latency
+        if latency is None and self.finish_reason is not None and self._latency is not None:
+            latency = LatencyTracker(Phase.DECODE, self._latency.stamp, self._latency).breakdown(stamp)
+        return self._say(tokens, offset, num_known, text, self._taken_up(latency, now, busy_since))
 
-    def _taken_up(self, ledger: Ledger | None, now: float, busy_since: float) -> Ledger | None:
-        """A ledger that knows when its tokens were begun with; a stop string ends with none: then the last one counts,
-        and what has passed since was generation."""
-        if ledger is None:
+    def _taken_up(self, latency: LatencyBreakdown | None, now: float, busy_since: float) -> LatencyBreakdown | None:
+        """The breakdown of the tokens that are taken up now, with the hop booked.
+
+        Where a stop string ended the sequence there is none: then the last one counts, and the time since was decoding.
+        """
+        if latency is None:
             return None
-        self._ledger = checked(ledger)
-        return arrived(ledger, Phase.TO_DETOKENIZER, now=now, busy_since=busy_since)[0]
+        self._latency = checked(latency)
+        return arrived(latency, Phase.TO_DETOKENIZER, now=now, busy_since=busy_since)[0]
 
     def _decode(self, token_ids: list[int]) -> str:
         """The common case: the stream goes on, and no stop string is looked for."""
@@ -112,7 +114,7 @@ class Stream:
         return text
 
     def _say(
-        self, tokens: SequenceTokens, offset: int, num_known: int, text: str, ledger: Ledger | None
+        self, tokens: SequenceTokens, offset: int, num_known: int, text: str, latency: LatencyBreakdown | None
     ) -> SequenceText:
         new = slice(num_known, num_known + self.num_tokens - offset)
         said = SequenceText(
@@ -131,7 +133,7 @@ class Stream:
             self.opened.prompt_logprobs if self._first else None,
             tokens.num_draft_tokens,
             tokens.num_accepted_tokens,
-            ledger,
+            latency,
             embedding=self.opened.embedding if self._first else None,
             fingerprint=self.opened.fingerprint if self._first else "",
         )

@@ -9,8 +9,8 @@ import structlog
 
 from services.detokenizer.decoder import DecoderFactory
 from services.detokenizer.stream import Stream, StreamGapError
-from shared.account import Account
 from shared.errors import RejectCode
+from shared.latency import LatencyTracker
 from shared.logging import request_logger
 from shared.messages import (
     OpenStream,
@@ -73,9 +73,9 @@ class StreamTable:
         taken, self._texts = self._texts, {}
         for texts in taken.values():
             for place, said in enumerate(texts):
-                if (ledger := said.ledger) is not None:
-                    told = Account(Phase.DETOKENISE, ledger.stamp, ledger).ledger(now)
-                    texts[place] = msgspec.structs.replace(said, ledger=told)
+                if (latency := said.latency) is not None:
+                    told = LatencyTracker(Phase.DETOKENISE, latency.stamp, latency).breakdown(now)
+                    texts[place] = msgspec.structs.replace(said, latency=told)
         return taken
 
     def take_rejections(self) -> list[tuple[str, RequestRejected]]:
@@ -118,7 +118,7 @@ class StreamTable:
         if said is not None:
             self._texts.setdefault(stream.opened.header.gateway, []).append(said)
         if stream.finish_reason is not None:
-            if said is not None and said.ledger is not None:
+            if said is not None and said.latency is not None:
                 request_logger(log, stream.opened.header).info(
                     "stream_finished",
                     index=tokens.index,

@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import structlog
 
+from services.draft.executor import Executor
 from services.draft.proposer import Proposer
-from services.draft.turns import Turns
 from shared.actor import MemberActor
 from shared.actor.actor import Handlers
 from shared.config import Settings
@@ -32,13 +32,13 @@ class DraftActor(MemberActor):
         transport: Transport,
         settings: Settings,
         load: Callable[[], Proposer] | None,
-        make_turns: Callable[[Proposer, Transport], Turns],
+        make_executor: Callable[[Proposer, Transport], Executor],
     ) -> None:
         super().__init__(transport, settings)
         self._load = load
-        self._make_turns = make_turns
+        self._make_executor = make_executor
         self._capacity: DraftCapacity | None = None
-        self._turns: Turns | None = None
+        self._executor: Executor | None = None
 
     def handlers(self) -> Handlers:
         return {
@@ -57,12 +57,12 @@ class DraftActor(MemberActor):
         else:
             proposer = await asyncio.to_thread(self._load)
             self._capacity = proposer.capacity
-            self._turns = self._make_turns(proposer, self.transport)
+            self._executor = self._make_executor(proposer, self.transport)
         await super().on_start()
 
     def request_drain(self, deadline: float | None = None) -> None:
         """A draft that is still loading holds nothing and leaves at once."""
-        if self._load is not None and self._turns is None:
+        if self._load is not None and self._executor is None:
             drain_standard_streams()
             os._exit(0)
         super().request_drain(deadline)
@@ -70,15 +70,15 @@ class DraftActor(MemberActor):
     def handle_update(self, update: DraftUpdate) -> None:
         """Raises ProtocolError on an update of no scheduler."""
         self.check_link(update.epoch)
-        if self._turns is not None:
-            self._turns.submit(update)
+        if self._executor is not None:
+            self._executor.submit(update)
 
     def on_tick(self) -> None:
-        if self._turns is not None and self._turns.failure is not None:
-            raise FatalError(f"drafting failed: {self._turns.failure!r}") from self._turns.failure
+        if self._executor is not None and self._executor.failure is not None:
+            raise FatalError(f"drafting failed: {self._executor.failure!r}") from self._executor.failure
 
     async def on_stop(self) -> None:
         """First the roster, so that nothing is waited for; then the thread, which would block the exit."""
         await super().on_stop()
-        if self._turns is not None:
-            await asyncio.to_thread(self._turns.close)
+        if self._executor is not None:
+            await asyncio.to_thread(self._executor.close)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 
 from services.draft.actor import DraftActor
+from services.draft.executor import Executor, InlineExecutor, ThreadExecutor
 from services.draft.ngram import NGramProposer
 from services.draft.proposer import Proposer
-from services.draft.turns import InlineTurns, ThreadTurns, Turns
 from shared.config import Settings
 from shared.messages import Tick
 from shared.transport import Transport
@@ -16,18 +16,18 @@ from shared.transport import Transport
 def make(transport: Transport, settings: Settings) -> DraftActor:
     """One draft: `settings.draft` says which; one that is off is a member of the troupe and nothing else."""
     if settings.draft == "off":
-        return DraftActor(transport, settings, None, InlineTurns)
+        return DraftActor(transport, settings, None, InlineExecutor)
     if settings.draft == "ngram":
-        return DraftActor(transport, settings, lambda: _make_lookup(settings), InlineTurns)
+        return DraftActor(transport, settings, lambda: _make_lookup(settings), InlineExecutor)
     loop = asyncio.get_running_loop()
 
-    def thread_turns(proposer: Proposer, transport: Transport) -> Turns:
+    def thread_executor(proposer: Proposer, transport: Transport) -> Executor:
         def wake() -> None:
             loop.call_soon_threadsafe(actor.post, Tick())
 
-        return ThreadTurns(proposer, transport, on_failure=wake)
+        return ThreadExecutor(proposer, transport, on_failure=wake)
 
-    actor = DraftActor(transport, settings, lambda: _load_model(settings), thread_turns)
+    actor = DraftActor(transport, settings, lambda: _load_model(settings), thread_executor)
     return actor
 
 

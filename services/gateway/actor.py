@@ -117,7 +117,7 @@ class GatewayActor(MemberActor):
             async with asyncio.timeout(seconds) as self._departure:
                 await (self._hand_over(seconds) if self.settings.share_port else self._until_idle())
         self._departure = None
-        self.generation.custody.fail_all("the server is shutting down")
+        self.generation.recovery.fail_all("the server is shutting down")
         self.stop()
         self.post(Tick())  # wakes the run loop, which sees that it is over
 
@@ -144,12 +144,12 @@ class GatewayActor(MemberActor):
     def status(self) -> str:
         return "NOT_SERVING" if self.phase is Phase.READY and self.readiness.unwell else self.phase.name
 
-    def ledgers(self) -> Mapping[str, Any]:
+    def snapshot(self) -> Mapping[str, Any]:
         return {
-            **super().ledgers(),
+            **super().snapshot(),
             "unwell": self.readiness.unwell,
             "num_streams": len(self.generation.journal),
-            "num_paused": len(self.generation.custody.paused.all()),
+            "num_paused": len(self.generation.recovery.paused.all()),
             "num_calls": len(self.generation.calls),
             "num_open_tokens": self.generation.admission.num_tokens,
             "num_waiting": len(self.generation.forecasts),
@@ -187,7 +187,7 @@ class GatewayActor(MemberActor):
     # -- the mailbox
 
     def before_flush(self) -> None:
-        self.generation.pace.release()
+        self.generation.throttle.release()
 
     # -- the roster's consequences
 
@@ -196,19 +196,19 @@ class GatewayActor(MemberActor):
         super().handle_roster(roster)
         self._kinds = {one.name: one for one in self.roster.fingerprints} | begun
         self.readiness.heard(roster, is_current=roster.scheduler_epoch == self.roster.scheduler_epoch)
-        self.generation.custody.resume()
+        self.generation.recovery.resume()
         self.readiness.notice()
 
     def on_roster(self, joined: list[Member], left: list[Member]) -> None:
         gone = {member.address for member in left if member.service is ServiceName.TOKENIZER}
         if gone:
-            self.generation.custody.replace_tokenizers(gone)
+            self.generation.recovery.replace_tokenizers(gone)
 
     def on_new_scheduler(self) -> None:
-        self.generation.custody.pause_all()
+        self.generation.recovery.pause_all()
 
     def on_forgotten(self) -> None:
-        self.generation.custody.pause_all()  # the scheduler has ended what it had from us
+        self.generation.recovery.pause_all()  # the scheduler has ended what it had from us
 
     def on_moved(self) -> None:
         for stream in self.generation.journal:
@@ -218,9 +218,9 @@ class GatewayActor(MemberActor):
         if self.phase is Phase.DRAINING:  # still alive: its streams go on
             self.send(self.scheduler, self.heartbeat())
         now = time.monotonic()
-        self.generation.custody.look_after(now)
+        self.generation.recovery.check_overdue(now)
         if self.readiness.has_lost_scheduler(now):
-            self.generation.custody.fail_all("the scheduler was lost")
+            self.generation.recovery.fail_all("the scheduler was lost")
             if self.inbox.is_cut_off:  # nothing is left to lose here, and another life may find a network
                 raise FatalError("no network leads to the scheduler")
         self.readiness.notice()

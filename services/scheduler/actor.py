@@ -10,7 +10,7 @@ import msgspec
 import structlog
 
 from services.scheduler.consistency.results import StepLost
-from services.scheduler.load import ledgers_of, load_of
+from services.scheduler.load import load_of, snapshot_of
 from services.scheduler.membership.lives import Lives
 from services.scheduler.membership.roster import Troupe
 from services.scheduler.scheduler import Scheduler
@@ -354,8 +354,8 @@ class SchedulerActor(Actor):
         load = load_of(self.core, "", self.steps.tokens)
         return [*super().collectors(), EngineCollector(self.settings.model_name, load)]
 
-    def ledgers(self) -> Mapping[str, Any]:
-        return {**super().ledgers(), **ledgers_of(self.core), "members": self.troupe.members}
+    def snapshot(self) -> Mapping[str, Any]:
+        return {**super().snapshot(), **snapshot_of(self.core), "members": self.troupe.members}
 
     # -- the end
 

@@ -63,18 +63,18 @@ def worker_load(replica: Replica) -> WorkerLoad:
     )
 
 
-def ledgers_of(core: Scheduler) -> dict[str, Any]:
+def snapshot_of(core: Scheduler) -> dict[str, Any]:
     """Who holds and waits for what, without a word of what is in it."""
     return {
         "load": msgspec.structs.asdict(load_of(core, "", Histogram(STEP_TOKENS))),
         "num_requests": len(core.requests),
         "num_finished_kept": len(core.finished),
         "num_homeless": len(core.unassigned),
-        "workers": {name: replica_ledger(replica) for name, replica in core.replicas.items()},
+        "workers": {name: replica_snapshot(replica) for name, replica in core.replicas.items()},
     }
 
 
-def replica_ledger(replica: Replica) -> dict[str, Any]:
+def replica_snapshot(replica: Replica) -> dict[str, Any]:
     return {
         "epoch": replica.epoch,
         "num_free_rows": replica.num_free_rows,

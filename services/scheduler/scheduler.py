@@ -8,8 +8,8 @@ apply(worker, StepResult, now)                     what a step yielded
 ask_holdings, reconcile, check_ledgers             whether everybody agrees on who holds what
 propose(DraftProposals)                            what a draft believes that comes next
 
-`now` is one clock's time in seconds, Unix time where requests carry ledgers; what is not told the time happens at the
-time that was told last.  No decision hangs on it but whether drafts are worth waiting for, and who ages.
+`now` is one clock's time in seconds, Unix time where requests carry latency breakdowns; a call without it happens at
+the time of the call before.  Decisions depend on it only in whether drafts are worth waiting for, and in ageing.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from services.scheduler.state.sequence import Request, Sequence, Status
 from services.scheduler.telemetry.books import Books
 from services.scheduler.telemetry.journal import Journal
 from services.scheduler.telemetry.prefix_misses import PrefixMissDiagnostics
-from shared.account import arrived
 from shared.errors import RejectCode, RequestError
+from shared.latency import arrived
 from shared.messages import (
     AddRequest,
     AttachRequest,
@@ -47,7 +47,7 @@ from shared.messages import (
     DraftProposals,
     DraftUpdate,
     Holdings,
-    Ledger,
+    LatencyBreakdown,
     ReportHoldings,
     StepPlan,
     StepResult,
@@ -151,7 +151,7 @@ class Scheduler:
         if known := self._known(request_id):
             header = message.header
             if self.parking.get(request_id) is known or is_later_call(header, known.header):
-                self.attach(AttachRequest(request_id, header.gateway, header.deadline, message.ledger), now)
+                self.attach(AttachRequest(request_id, header.gateway, header.deadline, message.latency), now)
             return
         try:
             request = self._intake.accept(
@@ -162,17 +162,17 @@ class Scheduler:
             self.outbound.reject(message.header.gateway, request_id, error)
             return
         request.detokenizer = pick(request_id, self._detokenizers) or ""
-        self._account(request, message.ledger)
+        self._track_latency(request, message.latency)
         self.requests[request_id] = request
         self.counters.num_prompt_tokens += request.num_prompt_tokens
         self.journal.request("request_queued", request, num_prompt_tokens=request.num_prompt_tokens)
         self._assignment.place(request.unfinished)
 
-    def _account(self, request: Request, ledger: Ledger | None) -> None:
+    def _track_latency(self, request: Request, latency: LatencyBreakdown | None) -> None:
         """From here on the request's time is accounted for, where somebody wants to know."""
-        if ledger is not None:
+        if latency is not None:
             now = self.clock.now
-            phases.accept(request.sequences, *arrived(ledger, Phase.TO_SCHEDULER, now=now, busy_since=now))
+            phases.accept(request.sequences, *arrived(latency, Phase.TO_SCHEDULER, now=now, busy_since=now))
 
     def attach(self, message: AttachRequest, now: float | None = None) -> None:
         """The client of a kept request has come back, through this gateway: tell it everything there, and go on."""
@@ -183,7 +183,7 @@ class Scheduler:
             error = RequestError("no such request is kept", field="idempotency_key", code=RejectCode.NOT_FOUND)
             self.outbound.reject(message.gateway, message.request_id, error)
             return
-        self._account(request, message.ledger)
+        self._track_latency(request, message.latency)
         if parked is not None:
             self.requests[message.request_id] = parked
             self._assignment.place(parked.unfinished)

@@ -19,7 +19,6 @@ from services.tokenizer.frames import EncodeJob
 from services.tokenizer.lanes import CHARS_PER_ID, LONG_TEXT, Lane
 from services.tokenizer.prompts import PromptRules, check_deadline, pack_prompt
 from services.tokenizer.renderers import RendererPool
-from shared.account import Account, arrived
 from shared.actor import MemberActor
 from shared.actor.actor import Handlers
 from shared.clock import steady_time
@@ -27,6 +26,7 @@ from shared.config import Settings
 from shared.deadlines import received, sent
 from shared.errors import RejectCode, RequestError
 from shared.grammar import Grammar, refusal
+from shared.latency import LatencyTracker, arrived
 from shared.logging import request_logger
 from shared.messages import (
     AbortRequest,
@@ -273,19 +273,19 @@ class TokenizerActor(MemberActor):
         self.spawn(run())
 
     def _taken_up(self, request: TokenizeRequest) -> TokenizeRequest:
-        """With a ledger that knows when it was begun with."""
-        if request.ledger is None:
+        """The request with the hop to this service booked in its latency breakdown."""
+        if request.latency is None:
             return request
-        ledger, _ = arrived(request.ledger, Phase.TO_TOKENIZER, now=time.time(), busy_since=self.busy_since)
-        return msgspec.structs.replace(request, ledger=ledger)
+        latency, _ = arrived(request.latency, Phase.TO_TOKENIZER, now=time.time(), busy_since=self.busy_since)
+        return msgspec.structs.replace(request, latency=latency)
 
     def _admit(self, request: TokenizeRequest, prompt_token_ids: bytes, started: float) -> None:
         now = steady_time()
         check_deadline(request.header.deadline, now)
         added = self.rules.complete(request, prompt_token_ids, max_model_len=self.max_model_len, now=now)
-        if (begun := request.ledger) is not None:
-            account = Account(Phase.TOKENISE, begun.stamp, begun)
-            added = msgspec.structs.replace(added, ledger=account.ledger(time.time()))
+        if (begun := request.latency) is not None:
+            tracker = LatencyTracker(Phase.TOKENISE, begun.stamp, begun)
+            added = msgspec.structs.replace(added, latency=tracker.breakdown(time.time()))
         self.send(self.scheduler, msgspec.structs.replace(added, header=sent(added.header)))
         if time.monotonic() - started > LONG:
             self.outbox.flush()  # it does not wait for what came with it

@@ -7,8 +7,8 @@ import msgspec
 from services.tokenizer.children import BrokenChildError, LateChildError, LazyChildPool, NoChildFreeError
 from services.tokenizer.frames import Encoded, EncodeJob, EncodeSetup
 from shared.errors import RejectCode, RequestError
+from shared.fair_slots import FairSlots
 from shared.messages.codec import MAX_MESSAGE_BYTES
-from shared.turns import Turns
 
 HUGE_TEXT = 256 << 10  # characters; tenths of a second, which those with a long text should not wait for
 NICENESS = 10  # a huge text takes seconds of a processor that others have something to do with
@@ -36,12 +36,12 @@ class EncoderPool(LazyChildPool[Encoded]):
             niceness=NICENESS,
             least_seconds=TIMEOUT,
         )
-        self.turns = Turns(1)
+        self.slots = FairSlots(1)
 
     async def encode(self, tenant: str, job: EncodeJob) -> bytes:
         """Packed ids, once it has had its turn.  Raises RequestError where there are none in time."""
         try:
-            async with self.turns.turn(tenant):
+            async with self.slots.turn(tenant):
                 await self.started()
                 encoded = await self.ask(job)
         except NoChildFreeError:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from shared.turns import Turns
+from shared.fair_slots import FairSlots
 
 T = TypeVar("T")
 
@@ -19,7 +19,7 @@ class Lane:
     """Some threads, and those that wait for them."""
 
     def __init__(self, num_threads: int, name: str) -> None:
-        self.turns = Turns(num_threads)
+        self.slots = FairSlots(num_threads)
         self._threads = ThreadPoolExecutor(num_threads, name)
 
     async def run(self, tenant: str, num_chars: int, work: Callable[[], T]) -> T:
@@ -28,7 +28,7 @@ class Lane:
 
     async def turn(self, tenant: str, work: Callable[[], T]) -> T:
         """What `work` returns, once it has had its turn in a thread."""
-        async with self.turns.turn(tenant):
+        async with self.slots.turn(tenant):
             return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
     def close(self) -> None:

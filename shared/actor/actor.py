@@ -139,7 +139,7 @@ class Actor(ABC):
         )
         return [process_collector(lambda: state)]
 
-    def ledgers(self) -> Mapping[str, Any]:
+    def snapshot(self) -> Mapping[str, Any]:
         """How it stands, for an incident: counts and ids, never what was said."""
         return {
             "phase": self.phase.name,

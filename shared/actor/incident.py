@@ -1,7 +1,7 @@
-"""What is kept of a stall or a fatal error, for whoever looks into it later: one JSON file each, few of them.
+"""The file of an incident, a stall or a fatal error: one JSON file each, and only a few of them are kept.
 
-In it are stacks, ledgers and the last events.  None of these holds prompts or outputs: stacks are names of functions
-and lines of source without their variables, ledgers are counts and ids, and events are log lines.
+It holds stacks, the state of the service and the last events.  None of these has prompts or outputs: stacks are names
+of functions and lines of source without their variables, the state is counts and ids, and events are log lines.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ MAX_FRAMES = 64
 MAX_ERROR_CHARS = 500
 QUIET_SECONDS = 10.0  # after one incident of a process, before the next is worth a file
 
-Ledgers = Callable[[], Mapping[str, Any]]
+Snapshot = Callable[[], Mapping[str, Any]]
 
 
 class Incidents:
@@ -44,12 +44,12 @@ class Incidents:
     What is kept is put together at once, and written by a thread: the loop that stalls is not held up by a disk too.
     """
 
-    def __init__(self, settings: Settings, service: str, instance: str, ledgers: Ledgers) -> None:
+    def __init__(self, settings: Settings, service: str, instance: str, snapshot: Snapshot) -> None:
         self._settings = settings
         self._directory = settings.incident_path
         self._service = service
         self._instance = instance
-        self._ledgers = ledgers
+        self._snapshot = snapshot
         self._last = float("-inf")
         self._lock = threading.Lock()  # the watchdog writes from a thread of its own
         self._writer: threading.Thread | None = None
@@ -100,7 +100,7 @@ class Incidents:
             "instance": self._instance,
             "error": described(error) if error is not None else None,
             "stacks": stacks(),
-            "ledgers": attempted(self._ledgers),
+            "state": attempted(self._snapshot),
             "events": recent_events(),
             "process": process(),
             "settings": {k: v for k, v in msgspec.structs.asdict(self._settings).items() if k not in SECRET},
@@ -139,10 +139,10 @@ def described(error: BaseException) -> dict[str, Any]:
     }
 
 
-def attempted(ledgers: Ledgers) -> Mapping[str, Any]:
+def attempted(snapshot: Snapshot) -> Mapping[str, Any]:
     """An actor that has lost its footing may not be able to say how it stands."""
     try:
-        return ledgers()
+        return snapshot()
     except Exception as error:
         return {"lost": type(error).__name__}
 

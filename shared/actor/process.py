@@ -53,7 +53,7 @@ async def _main(make: Callable[[Transport, Settings], Actor], settings: Settings
         transport = make_transport(settings)
         actor = make(transport, settings)
         setup_logging(actor.service, actor.instance, level=settings.log_level, format=settings.log_format)
-        actor.incidents = incidents = Incidents(settings, actor.service, actor.instance, actor.ledgers)
+        actor.incidents = incidents = Incidents(settings, actor.service, actor.instance, actor.snapshot)
         loop = asyncio.get_running_loop()
         for name in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(name, actor.request_drain)

@@ -357,7 +357,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     ] = -1
     log_steps: Annotated[bool, OBSERVATION.advanced("A log line for each step, which `pageant trace` draws.")] = False
     tracing: Annotated[
-        bool, OBSERVATION.advanced("Account for the time of each request, and say what is done for it at each service.")
+        bool,
+        OBSERVATION.advanced("Account for the time of each request, and say what is done for it at each service."),
     ] = True
     log_level: Annotated[
         Literal["auto", "debug", "info", "warning", "error"],

@@ -31,7 +31,7 @@ from shared.messages.inboxes import (
     TokenizerInbox,
     WorkerInbox,
 )
-from shared.messages.ledger import Ledger
+from shared.messages.latency import LatencyBreakdown
 from shared.messages.requests import (
     HAS_EVERYTHING,
     AbortRequest,
@@ -100,7 +100,7 @@ __all__ = [
     "Heartbeat",
     "Hello",
     "Holdings",
-    "Ledger",
+    "LatencyBreakdown",
     "Load",
     "Member",
     "Message",

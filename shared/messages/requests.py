@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from shared.errors import RejectCode
 from shared.messages.base import Message
-from shared.messages.ledger import Ledger
+from shared.messages.latency import LatencyBreakdown
 from shared.sampling import SamplingParams
 
 
@@ -68,7 +68,7 @@ class TokenizeRequest(Message, frozen=True):
     sent_finished: list[
         bool
     ] = []  # on resume: per sequence, whether it has come to its end: nothing more is made of it
-    ledger: Ledger | None = None  # None: nobody wants to know where its time goes
+    latency: LatencyBreakdown | None = None  # None: its time is not tracked
     fingerprint: str = ""  # on resume: name of that of the worker that began it
 
 
@@ -129,7 +129,7 @@ class AddRequest(Message, frozen=True):
     tokenized_time: float = 0.0
     is_resumed: bool = False
     sent_finished: list[bool] = []
-    ledger: Ledger | None = None
+    latency: LatencyBreakdown | None = None
     fingerprint: str = ""  # on resume: name of that of the worker that began it
 
 
@@ -156,7 +156,7 @@ class AttachRequest(Message, frozen=True):
     request_id: str
     gateway: str
     deadline: float | None = None  # of the new call
-    ledger: Ledger | None = None
+    latency: LatencyBreakdown | None = None
     time_left: float | None = None  # seconds until that, when this was sent
 
 

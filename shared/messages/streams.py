@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 
 from shared.messages.base import Message
-from shared.messages.ledger import Ledger
+from shared.messages.latency import LatencyBreakdown
 from shared.messages.requests import RequestHeader
 from shared.messages.steps import TokenLogprobs
 
@@ -48,7 +48,7 @@ class SequenceTokens(Message, frozen=True):
     stop_token_id: int | None = None  # the id that ended it: reported, its text not shown
     num_draft_tokens: int = 0  # verified so far
     num_accepted_tokens: int = 0  # of those
-    ledger: Ledger | None = None  # with the first tokens, those after a recomputation, and the last
+    latency: LatencyBreakdown | None = None  # with the first tokens, those after a recomputation, and the last
 
 
 class TokenBatch(Message, frozen=True):
@@ -78,7 +78,7 @@ class SequenceText(Message, frozen=True):
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     num_draft_tokens: int = 0  # final with finish_reason, as the next
     num_accepted_tokens: int = 0
-    ledger: Ledger | None = None  # as in SequenceTokens
+    latency: LatencyBreakdown | None = None  # as in SequenceTokens
     embedding: bytes | None = None  # with the first text
     fingerprint: str = ""  # with the first text: name of that of the worker that computes it
 

@@ -17,9 +17,9 @@ from engine.execution.loading import load_model, load_runner
 from engine.execution.runner import ModelRunner
 from engine.modeling.batch import Ints, StepBatch
 from engine.modeling.model import Extends
-from services.draft.ledger import Ledger
 from services.draft.load import draft_settings, load_proposer
 from services.draft.model import MOST_TOKENS, NEAR, ModelProposer, share_out
+from services.draft.session import DraftSession
 from shared.config import Settings
 from shared.errors import ModelError
 from shared.messages import AdmittedSequence, DraftProposals, DraftUpdate
@@ -67,7 +67,7 @@ class Link:
     closed: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.ledger = Ledger(self.proposer)
+        self.session = DraftSession(self.proposer)
 
     def add(self, row: int, prompt: list[int], params: SamplingParams = GREEDY, seed: int = 0) -> Told:
         self.sequences[row] = Told(list(prompt), len(prompt), params, seed)
@@ -82,7 +82,7 @@ class Link:
         opened = [admitted(row, one) for row, one in told.items() if not one.is_open]
         new = {row: one.token_ids[one.num_told :] for row, one in told.items()}
         self.num_updates += 1
-        self.ledger.apply(
+        self.session.apply(
             DraftUpdate(
                 epoch=self.epoch,
                 update_id=self.num_updates,
@@ -103,8 +103,8 @@ class Link:
 
     def answers(self) -> list[DraftProposals]:
         found: list[DraftProposals] = []
-        while not self.ledger.is_idle:
-            found += self.ledger.turn()
+        while not self.session.is_idle:
+            found += self.session.turn()
         return found
 
     def ask(self, wanted: Mapping[int, int]) -> dict[int, list[int]]:

@@ -1,10 +1,10 @@
-"""A draft in process: its ledger and proposer, without actor, thread and sockets."""
+"""A draft in process: its session and proposer, without actor, thread and sockets."""
 
 from __future__ import annotations
 
-from services.draft.ledger import Ledger
 from services.draft.ngram import NGramProposer
 from services.draft.proposer import Proposer
+from services.draft.session import DraftSession
 from shared.config import Settings
 from shared.messages import DraftCapacity, DraftProposals, DraftUpdate
 
@@ -31,16 +31,16 @@ class InProcessDraft:
     def __init__(self, proposer: Proposer) -> None:
         self.silent = False
         self.capacity: DraftCapacity = proposer.capacity
-        self._ledger = Ledger(proposer)
+        self._session = DraftSession(proposer)
 
     def tell(self, update: DraftUpdate) -> None:
         if not self.silent:
-            self._ledger.apply(update)
+            self._session.apply(update)
 
     def answers(self) -> list[DraftProposals]:
         """The next ones; none where nothing is owed."""
-        while not self._ledger.is_idle and not self.silent:
-            if found := self._ledger.turn():
+        while not self._session.is_idle and not self.silent:
+            if found := self._session.turn():
                 return found
         return []
 
@@ -48,6 +48,6 @@ class InProcessDraft:
         """What some more turns give, if anything is left to do."""
         found: list[DraftProposals] = []
         for _ in range(LINGER):
-            if not self._ledger.is_idle and not self.silent:
-                found += self._ledger.turn()
+            if not self._session.is_idle and not self.silent:
+                found += self._session.turn()
         return found

@@ -35,13 +35,13 @@ REFUSED = m.RefusedRow(0, m.Refusal.STALE_BLOCK, 17, 5, 6, [(18, 2)])
 VECTOR = b"\0\0\x80?"
 CALLING = m.ChatMessage("assistant", "", "Tom", "c0", [m.ToolCall("c1", "weather", '{"city":"Rome"}')], "hm")
 DISTRIBUTION = m.DraftDistribution(TOKENS, b"\0" * 12)
-LEDGER = m.Ledger([3, 0, -1], 1.5, 4, 2, 1, [5, 6], 700)
+LEDGER = m.LatencyBreakdown([3, 0, -1], 1.5, 4, 2, 1, [5, 6], 700)
 
 SAMPLES: list[m.Message] = [
     m.TokenizeRequest(
         HEADER, PARAMS, chat=[m.ChatMessage("user", "Hi"), CALLING], sent_token_ids=[TOKENS],
         chat_options=m.ChatOptions('[{"type":"function"}]', '{"enable_thinking":false}', False, True, "<tool_call>"),
-        is_resumed=True, sent_finished=[False, True], ledger=LEDGER, fingerprint="fp_0123456789ab",
+        is_resumed=True, sent_finished=[False, True], latency=LEDGER, fingerprint="fp_0123456789ab",
     ),
     m.EncodeRequest("r1", "ipc://g", text="Hi"),
     m.PiecesRequest("r1", "ipc://g", TOKENS),
@@ -50,7 +50,7 @@ SAMPLES: list[m.Message] = [
     m.EncodeResult("r1", TOKENS),
     m.DecodeResult("r1", "Hi"),
     m.AddRequest(
-        HEADER, PARAMS, TOKENS, [2], tokenized_time=1.0, is_resumed=True, sent_finished=[False, True], ledger=LEDGER,
+        HEADER, PARAMS, TOKENS, [2], tokenized_time=1.0, is_resumed=True, sent_finished=[False, True], latency=LEDGER,
         fingerprint="fp_0123456789ab",
     ),
     m.AbortRequest("r1", "finished", "ipc://g"),

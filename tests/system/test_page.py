@@ -105,8 +105,8 @@ def test_each_answer_shows_where_its_time_went(page: Any) -> None:
         page.press("#prompt", "Enter")
     assert sent.value.post_data_json["explain"] is True
     answered(page)
-    ledger = page.locator(".turn.assistant .ledger")
-    bar = ledger.get_by_role("img")
+    latency = page.locator(".turn.assistant .latency")
+    bar = latency.get_by_role("img")
     widths = bar.locator("i").evaluate_all("parts => parts.map(part => part.getBoundingClientRect().width)")
     titles = bar.locator("i").evaluate_all("parts => parts.map(part => part.title)")
     label = bar.get_attribute("aria-label")
@@ -114,17 +114,17 @@ def test_each_answer_shows_where_its_time_went(page: Any) -> None:
     assert all(title in label for title in titles)
     decoded = next(place for place, title in enumerate(titles) if title.startswith("decode "))
     assert widths[decoded] == max(widths), "of sixty tokens most of the time is decoding"
-    cause = ledger.locator(".cause").inner_text()
+    cause = latency.locator(".cause").inner_text()
     assert re.fullmatch(r"[\d.]+ ms of [\d.]+ generating", cause)
-    legend = ledger.locator(".legend li").all_inner_texts()
+    legend = latency.locator(".legend li").all_inner_texts()
     assert any(re.fullmatch(r"decode\s*[\d.]+ ms [\d.]+ %", entry) for entry in legend)
     shares = [float(entry.split()[-2]) for entry in legend]
     assert sum(shares) == pytest.approx(100, abs=3)
-    assert "prompt tokens computed" in ledger.locator(".counts").inner_text()
+    assert "prompt tokens computed" in latency.locator(".counts").inner_text()
     for scheme in ("light", "dark"):
         page.emulate_media(color_scheme=scheme)
-        ledger.scroll_into_view_if_needed()
-        picture(page, f"ledger-{scheme}")
+        latency.scroll_into_view_if_needed()
+        picture(page, f"latency-{scheme}")
 
 
 def test_a_chat_goes_on_from_what_was_said(page: Any) -> None:
@@ -134,7 +134,7 @@ def test_a_chat_goes_on_from_what_was_said(page: Any) -> None:
         page.fill("#prompt", words)
         page.click("#send")
         assert answered(page)
-    assert page.locator(".turn").count() == 4 and page.locator(".ledger .bar").count() == 2
+    assert page.locator(".turn").count() == 4 and page.locator(".latency .bar").count() == 2
     picture(page, "chat")
 
 

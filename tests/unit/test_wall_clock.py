@@ -8,21 +8,21 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-LEDGER = "ledgers of time compare what processes of several hosts say"
+BREAKDOWN = "breakdowns of latency compare what processes of several hosts say"
 SHOWN = "people read it"
 REASONS = {
-    "services/gateway/streams/account.py": LEDGER,
-    "services/gateway/generation/service.py": LEDGER,
+    "services/gateway/streams/latency.py": BREAKDOWN,
+    "services/gateway/generation/service.py": BREAKDOWN,
     "services/gateway/http/answers/answer.py": "OpenAI's `created`",
     "services/gateway/http/operations.py": "OpenAI's `created`",
-    "services/gateway/http/requests/reading.py": "the arrival of a request, as the ledger has it",
-    "services/gateway/streams/report.py": LEDGER,
-    "services/gateway/grpc/servicer.py": "the arrival of a request, as the ledger has it",
-    "services/detokenizer/actor.py": LEDGER,
-    "services/scheduler/actor.py": LEDGER,
-    "services/tokenizer/actor.py": LEDGER,
+    "services/gateway/http/requests/reading.py": "the arrival of a request, as the latency breakdown has it",
+    "services/gateway/streams/report.py": BREAKDOWN,
+    "services/gateway/grpc/servicer.py": "the arrival of a request, as the latency breakdown has it",
+    "services/detokenizer/actor.py": BREAKDOWN,
+    "services/scheduler/actor.py": BREAKDOWN,
+    "services/tokenizer/actor.py": BREAKDOWN,
     "services/tokenizer/renderers.py": "a template may ask for the date",
-    "shared/actor/actor.py": LEDGER,
+    "shared/actor/actor.py": BREAKDOWN,
     "shared/actor/incident.py": SHOWN,
     "shared/clock.py": "what the steady clock begins at",
 }

@@ -1,4 +1,4 @@
-"""What a draft model's guesses take by themselves: the draft service's ledger and proposer, without messages.
+"""What a draft model's guesses take by themselves: the draft service's session and proposer, without messages.
 
     python -m scripts.bench.speculation.guessing --model DIR --threads 1 --drafts 1,2,4,8
 
@@ -12,9 +12,9 @@ import random
 import time
 
 from scripts.bench.speculation.cost import PROMPT, Costs, measure_in_turns, run
-from services.draft.ledger import Ledger
 from services.draft.load import load_proposer
 from services.draft.proposer import Proposer
+from services.draft.session import DraftSession
 from shared.config import Settings
 from shared.messages import AdmittedSequence, DraftUpdate
 from shared.packing import pack_tokens
@@ -27,7 +27,7 @@ class LoneGuesses:
     """One greedy sequence, of which the draft is told tokens drawn at random."""
 
     def __init__(self, proposer: Proposer) -> None:
-        self._ledger = Ledger(proposer)
+        self._session = DraftSession(proposer)
         self._vocab_size = proposer.capacity.vocab_size
         self._rng = random.Random(1)
         self._num_updates = 0
@@ -58,9 +58,9 @@ class LoneGuesses:
             num_wanted=[num_drafts],
         )
         begin = time.perf_counter()
-        self._ledger.apply(update)
-        while not self._ledger.is_idle:
-            self._ledger.turn()
+        self._session.apply(update)
+        while not self._session.is_idle:
+            self._session.turn()
         self._num_told += 1
         return time.perf_counter() - begin
 

@@ -12,7 +12,7 @@ from typing import Any
 from scripts.bench.troupe import Troupe, troupe
 
 NUM_STREAMS = 64
-NUM_TOKENS = 200  # of a request, whose lines and ledger are the price
+NUM_TOKENS = 200  # of a request, whose lines and latency are the price
 WARM = 1.0  # seconds of a round that do not count
 
 

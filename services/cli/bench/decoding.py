@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from services.scheduler.scheduler import Scheduler
 from services.scheduler.state.policy import Policy
-from shared.messages import AddRequest, Ledger, RequestHeader, StepPlan, StepResult, WorkerCapacity
+from shared.messages import AddRequest, LatencyBreakdown, RequestHeader, StepPlan, StepResult, WorkerCapacity
 from shared.packing import pack_tokens
 from shared.phases import NUM_PHASES
 from shared.sampling import GenerationDefaults, SamplingParams
@@ -48,4 +48,4 @@ def request(index: int) -> AddRequest:
     params = SamplingParams(temperature=0.0, max_tokens=MAX_MODEL_LEN - 2 * PROMPT, seed=index, ignore_eos=True)
     header = RequestHeader(f"{index:032x}", "ipc:///run/user/1000/pageant/gateway-01234567.sock", f"{index:032x}")
     resolved = params.resolved(GenerationDefaults(), max_tokens=16)
-    return AddRequest(header, resolved, pack_tokens(prompt), [0], ledger=Ledger([0] * NUM_PHASES))
+    return AddRequest(header, resolved, pack_tokens(prompt), [0], latency=LatencyBreakdown([0] * NUM_PHASES))

@@ -17,10 +17,10 @@ from services.gateway.generation.checks import check_n
 from services.gateway.generation.questions import Questions
 from services.gateway.generation.tasks import within
 from services.gateway.health.readiness import Readiness
-from services.gateway.streams.account import StreamAccount
-from services.gateway.streams.custody import Custody
+from services.gateway.streams.flush_throttle import FlushThrottle, stretch
 from services.gateway.streams.journal import Journal
-from services.gateway.streams.pace import Pace, stretch
+from services.gateway.streams.latency import StreamLatency
+from services.gateway.streams.recovery import StreamRecovery
 from services.gateway.streams.report import StreamReport
 from services.gateway.streams.stream import OutputLostError, Position, Stream
 from shared.actor import Phase
@@ -54,7 +54,7 @@ DONE = frozenset({RejectCode.INVALID_ARGUMENT, RejectCode.NOT_FOUND, RejectCode.
 class GenerationService:
     """What both fronts use: admission, the journal of open streams, their recovery, questions, and accounting.
 
-    Invariant: every stream that is in the journal is also let in by the admission, in a forecast, and in custody.
+    Invariant: every stream that is in the journal is also let in by the admission, in a forecast, and in the recovery.
     """
 
     def __init__(self, bus: Bus, deployment: Deployment, readiness: Readiness, settings: Settings) -> None:
@@ -72,8 +72,8 @@ class GenerationService:
         self.forecasts = Forecasts()
         self.calls = Calls()
         self.questions = Questions(bus, deployment, self.calls, self.admission)
-        self.custody = Custody(bus, deployment, self.journal, self.calls, settings.resume_timeout)
-        self.pace = Pace(stretch=stretch())
+        self.recovery = StreamRecovery(bus, deployment, self.journal, self.calls, settings.resume_timeout)
+        self.throttle = FlushThrottle(stretch=stretch())
         self.meter = RequestMeter(settings.model_name)
 
     @property
@@ -134,14 +134,14 @@ class GenerationService:
         self.admission.admit(request, self.deployment.roster.max_model_len)
         stream = Stream(request, "", has)
         if self._is_traced:
-            stream.account = StreamAccount(header.arrival_time, sent=header.sent_time)
+            stream.latency = StreamLatency(header.arrival_time, sent=header.sent_time)
         try:
             self.journal.add(stream)
         except RequestError:
             self.admission.release(request)
             raise
         self.forecasts.of(header.tenant).opened(header.request_id, time.monotonic())
-        self.custody.entrust(stream)
+        self.recovery.dispatch(stream)
         self._bus.flush()  # at once: its first token waits for nothing else
         return stream
 
@@ -172,7 +172,7 @@ class GenerationService:
         num_tokens = max((len(sequence.token_ids) for sequence in stream.sequences), default=0)
         forecast = self.forecasts.of(header.tenant)
         forecast.closed(header.request_id, time.monotonic(), num_tokens if stream.finished else 0)
-        self.custody.forget(stream)
+        self.recovery.forget(stream)
 
     def _supersede(self, stream: Stream) -> None:
         """Its client is back over another connection: the old one gets nothing any more."""
@@ -206,15 +206,15 @@ class GenerationService:
                 continue
             try:
                 stream.accept(news)
-                if (account := stream.account) is not None:
-                    account.heard_at = unix_now
-                    if news.ledger is not None or news.finish_reason is not None:  # most output tells nothing of time
-                        account.heard(news, unix_now, self._bus.busy_since)
+                if (latency := stream.latency) is not None:
+                    latency.heard_at = unix_now
+                    if news.latency is not None or news.finish_reason is not None:  # most output tells nothing of time
+                        latency.heard(news, unix_now, self._bus.busy_since)
                 self.forecasts.of(stream.header.tenant).heard(news.request_id, now)
                 if stream.num_unread > self._max_unread_bytes:
                     stream.overrun(unread(stream.num_unread))
                     self._bus.send(self._bus.scheduler, AbortRequest(news.request_id, "not read"))
-                self.pace.add(stream)
+                self.throttle.add(stream)
             except OutputLostError as error:
                 request_logger(log, stream.header).warning("output_lost", index=news.index, reason=str(error))
                 self._bus.send(self._bus.scheduler, StreamLost(news.request_id, news.index))
@@ -227,7 +227,7 @@ class GenerationService:
         if (stream := self.journal.get(message.request_id)) is None:
             return
         if error.code is RejectCode.UNAVAILABLE:  # the next roster may say that who was missing is back
-            self.custody.pause(stream)
+            self.recovery.pause(stream)
         else:
             stream.fail(error)
 

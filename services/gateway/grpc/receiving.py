@@ -15,9 +15,9 @@ from google.protobuf.message import DecodeError
 
 from services.gateway.access.auth import Access
 from services.gateway.access.intake import PATIENCE, SMALL, BodyTimeoutError, Intake, refusal_wait
-from services.gateway.grpc.doorway import OPEN, Continuation, end
+from services.gateway.grpc.interceptors import OPEN, Continuation, end
 from shared.errors import RejectCode, RequestError
-from shared.turns import Turns
+from shared.fair_slots import FairSlots
 
 CONTENDED_SECONDS = 1.0  # that a message may take while others wait for its place
 MOST_SLOW = 16  # calls of a sender in debt that wait to be read; further ones are refused unread
@@ -42,8 +42,10 @@ class Receiving(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generi
         self._intake = intake
         self._access = access
         num_places = max(2, intake.limits.total // max_request_bytes)
-        self._slow = Turns(MAX_DEBTORS, per_owner=1)
-        self._turns = Turns(num_places, per_owner=num_places // 2)  # a sender that sends nothing leaves room to others
+        self._slow = FairSlots(MAX_DEBTORS, per_owner=1)
+        self._slots = FairSlots(
+            num_places, per_owner=num_places // 2
+        )  # a sender that sends nothing leaves room to others
 
     async def intercept_service(self, continuation: Continuation, details: grpc.HandlerCallDetails) -> Any:
         handler: Any = await continuation(details)
@@ -103,8 +105,8 @@ class Receiving(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generi
 
     async def _message(self, context: Any, sender: str) -> bytes:
         try:
-            async with self._turns.turn(sender), asyncio.timeout(None) as bound:
-                with _Watch(bound, self._turns, PATIENT * self._intake.limits.seconds):
+            async with self._slots.turn(sender), asyncio.timeout(None) as bound:
+                with _Watch(bound, self._slots, PATIENT * self._intake.limits.seconds):
                     data = await context.read()
         except TimeoutError:
             raise BodyTimeoutError(
@@ -118,10 +120,10 @@ class Receiving(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generi
 class _Watch:
     """Ends a wait when it lasts too long: soon while others wait for the place, later where none does."""
 
-    def __init__(self, bound: asyncio.Timeout, turns: Turns, at_most: float) -> None:
+    def __init__(self, bound: asyncio.Timeout, slots: FairSlots, at_most: float) -> None:
         self._loop = asyncio.get_running_loop()
         self._bound = bound
-        self._turns = turns
+        self._slots = slots
         self._until = self._loop.time() + at_most
         self._timer = self._loop.call_later(CONTENDED_SECONDS, self._look)
 
@@ -132,7 +134,7 @@ class _Watch:
         self._timer.cancel()
 
     def _look(self) -> None:
-        if self._turns.num_waiting or self._loop.time() >= self._until:
+        if self._slots.num_waiting or self._loop.time() >= self._until:
             self._bound.reschedule(self._loop.time())
         else:
             self._timer = self._loop.call_later(CONTENDED_SECONDS, self._look)

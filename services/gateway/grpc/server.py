@@ -14,7 +14,7 @@ from protos.pageant.v1 import control_pb2, control_pb2_grpc, inference_pb2, infe
 from services.gateway.access.auth import Access
 from services.gateway.access.connections import make_connections
 from services.gateway.access.intake import Intake
-from services.gateway.grpc.doorway import Arrivals, KeyCheck
+from services.gateway.grpc.interceptors import Arrivals, KeyInterceptor
 from services.gateway.grpc.load_service import LoadService
 from services.gateway.grpc.peers import PeerWatch
 from services.gateway.grpc.receiving import Receiving
@@ -68,7 +68,7 @@ class FrontServer:
         self._server = grpc.aio.server(
             interceptors=[
                 self._arrivals,
-                KeyCheck(self._access),
+                KeyInterceptor(self._access),
                 Receiving(self._intake, self._access, self._settings.max_request_bytes),
             ],
             options=[

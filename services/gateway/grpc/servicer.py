@@ -94,8 +94,8 @@ class InferenceServicer:
                     response = convert.generate_response(
                         header.request_id, delta, with_token_ids=with_token_ids, fingerprint=stream.fingerprint
                     )
-                    if proto.explain and delta is last and stream.account is not None:
-                        response.explanation.CopyFrom(convert.explanation_to_proto(stream.account.explanation()))
+                    if proto.explain and delta is last and stream.latency is not None:
+                        response.explanation.CopyFrom(convert.explanation_to_proto(stream.latency.explanation()))
                     await context.write(response)
         if is_asked(metadata(context)):
             reports = self._load_reports

@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 PARTS = Path(__file__).with_name("browser")
-SCRIPTS = ("memory.js", "ledger.js", "page.js")  # in this order
+SCRIPTS = ("memory.js", "latency.js", "page.js")  # in this order
 STYLES = ("page.css",)
 
 

@@ -65,7 +65,7 @@ class StreamReport:
         num_tokens = stream.num_output_tokens
         per_sequence = num_tokens / len(stream.sequences)
         elapsed = self._elapsed()
-        told = stream.account.finished_fields() if stream.account is not None else {}
+        told = stream.latency.finished_fields() if stream.latency is not None else {}
         self._count(stream, told)
         self._log.info(
             "request_finished",
@@ -95,8 +95,8 @@ class StreamReport:
         self._ended("request_cancelled", status=status)
 
     def _ended(self, event: str, **fields: str) -> None:
-        account = self._stream.account if self._stream is not None else None
-        told = account.fields() if account is not None else {}
+        latency = self._stream.latency if self._stream is not None else None
+        told = latency.fields() if latency is not None else {}
         self._log.info(event, **fields, e2e_ms=self._elapsed(), **told)
 
     def _count(self, stream: Stream, told: Mapping[str, Any]) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import msgspec
 
-from services.gateway.streams.account import StreamAccount
+from services.gateway.streams.latency import StreamLatency
 from shared.clock import steady_time
 from shared.errors import ProtocolError, RequestError
 from shared.messages import AttachRequest, RequestHeader, SequenceText, TokenizeRequest, TokenLogprobs
@@ -158,7 +158,7 @@ class Stream:
         self.num_accepted_tokens = 0
         self.finish_reason = ""  # of the sequence that ended last
         self.fingerprint = ""  # of the worker that began it, as the first news said
-        self.account: StreamAccount | None = None  # where its time goes; None where nobody wants to know
+        self.latency: StreamLatency | None = None  # None where its time is not tracked
         self._pending: list[Delta] = []
         self._changed = asyncio.Event()
         self._is_writing = False  # what was taken
@@ -234,7 +234,7 @@ class Stream:
             self.num_accepted_tokens += news.num_accepted_tokens
 
     def wake(self, sent: Callable[[], None]) -> bool:
-        """Let the sender take what is queued, as `services.gateway.streams.pace` has it."""
+        """Let the sender take what is queued, as `services.gateway.streams.flush_throttle` has it."""
         if not self._pending:
             return False
         self._changed.set()
@@ -274,11 +274,11 @@ class Stream:
 
     async def before_writing(self, work: Awaitable[None]) -> None:
         """Await what has to be done between taking output and writing it: that is none of the client's time."""
-        if self.account is not None:
-            self.account.write_ended()
+        if self.latency is not None:
+            self.latency.write_ended()
         await work
-        if self.account is not None:
-            self.account.write_began()
+        if self.latency is not None:
+            self.latency.write_began()
 
     async def take(self) -> list[Delta]:
         """Wait until there is output and the stream is woken, then take all of it, in few deltas.  Empty where the
@@ -287,8 +287,8 @@ class Stream:
         if self._taken is not None:
             self._taken()
             self._taken = None
-        if self.account is not None:
-            self.account.write_ended()
+        if self.latency is not None:
+            self.latency.write_ended()
         while not (self._pending and self._changed.is_set()) and (self._pending or not self.ended):
             self._changed.clear()
             await self._changed.wait()
@@ -296,8 +296,8 @@ class Stream:
         self._is_writing, self._taken, self._woken = bool(deltas), self._woken, None
         for sequence in self.sequences:
             sequence.taken()
-        if self.account is not None and deltas:
-            self.account.write_began()
+        if self.latency is not None and deltas:
+            self.latency.write_began()
         return deltas
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from shared.account import Account
-from shared.messages import Ledger
+from shared.latency import LatencyTracker
+from shared.messages import LatencyBreakdown
 from shared.phases import NUM_PHASES, Phase
 
 COMPUTING = (Phase.PREFILL, Phase.RECOMPUTE)  # they end with a token
@@ -53,14 +53,14 @@ class IdleClock:
         return self._seconds if self._since is None else self._seconds + now - self._since
 
 
-class SequenceClock(Account):
+class SequenceClock(LatencyTracker):
     """One sequence's account.  While it waits in a queue its phase stands for whatever its queue waits for."""
 
     __slots__ = ("_before", "_idle", "_idle_before", "_is_retold", "_queue", "is_due")
 
-    def __init__(self, phase: Phase, since: float, ledger: Ledger) -> None:
-        super().__init__(phase, since, ledger)
-        self.is_due = True  # whether the next tokens carry the ledger
+    def __init__(self, phase: Phase, since: float, latency: LatencyBreakdown) -> None:
+        super().__init__(phase, since, latency)
+        self.is_due = True  # whether the next tokens carry the latency
         self._is_retold = False
         self._queue: QueueClock | None = None
         self._before: list[float] = []
@@ -103,18 +103,18 @@ class SequenceClock(Account):
                 self.book(Phase.DRAFT_WAIT, total - self._idle_before)
             self._idle_before = total
 
-    def ledger(self, now: float) -> Ledger:
+    def breakdown(self, now: float) -> LatencyBreakdown:
         self._share_out(now)
-        return super().ledger(now)
+        return super().breakdown(now)
 
-    def told(self, now: float) -> Ledger:
-        """The ledger that goes with tokens: with them, what was computed is there."""
+    def told(self, now: float) -> LatencyBreakdown:
+        """The latency that goes with tokens: with them, what was computed is there."""
         if self.phase in COMPUTING and not self._is_retold:
             self.num_chunks += 1
             self.enter(Phase.DECODE, now)
         self._is_retold = False
         self.is_due = self.phase in COMPUTING
-        return self.ledger(now)
+        return self.breakdown(now)
 
     def retell(self) -> None:
         """Tokens that were told before are told again: that says nothing of how far the sequence is."""

@@ -12,8 +12,8 @@ from typing import Any
 
 from services.scheduler.state.clocks import COMPUTING, IdleClock, QueueClock, SequenceClock
 from services.scheduler.state.sequence import Request, Sequence
-from shared.account import milliseconds
-from shared.messages import Ledger
+from shared.latency import milliseconds
+from shared.messages import LatencyBreakdown
 from shared.phases import Phase
 
 
@@ -54,11 +54,11 @@ def _is_passed_over(first: Sequence, head: Sequence | None) -> bool:
     return head is not None and first is not head and head.num_cached_tokens < 0 and first.rank < head.rank
 
 
-def accept(sequences: Iterable[Sequence], ledger: Ledger, since: float) -> None:
+def accept(sequences: Iterable[Sequence], latency: LatencyBreakdown, since: float) -> None:
     """Give sequences their accounts: new ones, and those whose client asks for them again.  `since` is when this was
     asked."""
     for sequence in sequences:
-        earlier, sequence.clock = sequence.clock, SequenceClock(Phase.QUEUE_STEP, since, ledger)
+        earlier, sequence.clock = sequence.clock, SequenceClock(Phase.QUEUE_STEP, since, latency)
         if earlier is not None:
             sequence.clock.phase = earlier.phase
             sequence.clock._queue, sequence.clock._idle = earlier._queue, earlier._idle
@@ -122,4 +122,4 @@ def so_far(request: Request, now: float) -> dict[str, Any]:
     """The phases of a request that ends before its time: those of its first sequence that has not ended, as fields of
     a log line."""
     clock = next((s.clock for s in request.sequences if s.finish_reason is None and s.clock is not None), None)
-    return {} if clock is None else {"phases": milliseconds(clock.ledger(now).spent)}
+    return {} if clock is None else {"phases": milliseconds(clock.breakdown(now).spent)}

@@ -151,7 +151,7 @@ async def test_a_stall_is_in_the_status_file_the_roster_and_an_incident(tmp_path
     network = MemoryTransport()
     settings = msgspec.structs.replace(QUICK, status_file=str(tmp_path / "status"), incident_dir=str(tmp_path / "kept"))
     scheduler, member, other = make_scheduler(network, QUICK), Stuck(network, settings), Listener(network)
-    member.incidents = Incidents(settings, member.service, member.instance, member.ledgers)
+    member.incidents = Incidents(settings, member.service, member.instance, member.snapshot)
     tasks = [asyncio.create_task(actor.run()) for actor in (scheduler, member, other)]
     status, told = tmp_path / "status", other.told
     await until(lambda: read_status(status) == "READY")
@@ -164,7 +164,7 @@ async def test_a_stall_is_in_the_status_file_the_roster_and_an_incident(tmp_path
     (kept,) = (tmp_path / "kept").iterdir()
     bundle = json.loads(kept.read_bytes())
     assert bundle["cause"] == "nothing comes"
-    assert bundle["ledgers"]["phase"] == "READY"
+    assert bundle["state"]["phase"] == "READY"
     assert any("say_status" in line for lines in bundle["stacks"].values() for line in lines)
     for actor in (member, other, scheduler):
         actor.request_drain()
@@ -200,7 +200,7 @@ def test_incidents_are_private_few_and_tell_no_secret(tmp_path: Path, monkeypatc
     assert (told["type"], told["words"], told["cause"]["type"], told["cause"]["words"]) == (
         "FatalError", "a step failed", "ValueError", "",
     )  # fmt: skip
-    assert json.loads(text)["ledgers"] == {"rows": 3}
+    assert json.loads(text)["state"] == {"rows": 3}
 
 
 def test_one_incident_after_the_other_is_one(tmp_path: Path) -> None:
@@ -223,7 +223,7 @@ def test_an_incident_that_cannot_be_written_makes_nothing_worse(tmp_path: Path) 
     kept = Incidents(Settings(incident_dir=str(tmp_path / "other")), "worker", "w", lost)
     path = kept.write("cause")
     kept.drain(30)
-    assert path is not None and json.loads(path.read_bytes())["ledgers"] == {"lost": "RuntimeError"}
+    assert path is not None and json.loads(path.read_bytes())["state"] == {"lost": "RuntimeError"}
 
 
 def test_a_disk_that_hangs_costs_incidents_and_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from shared.account import Account
 from shared.client import CallError, Client
 from shared.errors import RejectCode
+from shared.latency import LatencyTracker
 from shared.messages import (
     AbortRequest,
     DecodeRequest,
@@ -93,12 +93,12 @@ async def test_who_asks_is_told_where_the_time_went() -> None:
         for explain in (True, False):
             asked = asyncio.create_task(client.generate("Once", explain=explain))
             request = await troupe.request()
-            assert request.ledger is not None
+            assert request.latency is not None
             misses = [0] * NUM_MISSES
             misses[Miss.EVICTED] = 3
-            account = Account(Phase.DECODE, request.ledger.stamp, request.ledger)
-            account.num_ahead, account.misses, account.evicted_ago = 5, misses, 70
-            troupe.say(request, "upon", ledger=account.ledger(request.ledger.stamp), **LAST)
+            tracker = LatencyTracker(Phase.DECODE, request.latency.stamp, request.latency)
+            tracker.num_ahead, tracker.misses, tracker.evicted_ago = 5, misses, 70
+            troupe.say(request, "upon", latency=tracker.breakdown(request.latency.stamp), **LAST)
             told = (await asked).explanation
             if not explain:
                 assert told is None

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from services.draft.actor import DraftActor
+from services.draft.executor import ThreadExecutor
 from services.draft.main import make
-from services.draft.turns import ThreadTurns
 from shared.actor import Phase
 from shared.config import Settings
 from shared.errors import FatalError, ModelError
@@ -120,13 +120,13 @@ def with_thread(bench: Bench, proposer: Counter) -> Bench:
     loop, old = asyncio.get_running_loop(), bench.actor
     old.inbox.close()
 
-    def make_turns(proposer: Any, transport: Any) -> ThreadTurns:
+    def make_executor(proposer: Any, transport: Any) -> ThreadExecutor:
         def wake() -> None:
             loop.call_soon_threadsafe(bench.actor.post, Tick())
 
-        return ThreadTurns(proposer, LoopTransport(transport, loop), on_failure=wake)
+        return ThreadExecutor(proposer, LoopTransport(transport, loop), on_failure=wake)
 
-    bench.actor = DraftActor(bench.network, old.settings, lambda: proposer, make_turns)
+    bench.actor = DraftActor(bench.network, old.settings, lambda: proposer, make_executor)
     return bench
 
 

@@ -33,9 +33,9 @@ M = TypeVar("M", bound=Message)
 CAPACITY = WorkerCapacity(64, 16, 8, 512, 1000, "tiny", "float32", "cpu")
 
 
-def without_ledger(request: TokenizeRequest) -> TokenizeRequest:
+def without_latency(request: TokenizeRequest) -> TokenizeRequest:
     """What is asked, whenever it is asked."""
-    return msgspec.structs.replace(request, ledger=None)
+    return msgspec.structs.replace(request, latency=None)
 
 
 class FakeTroupe:

@@ -14,7 +14,15 @@ from services.scheduler.state.fairness import MAX_TENANTS, Shares
 from services.scheduler.state.policy import Policy
 from services.scheduler.state.sequence import Request, Sequence
 from services.scheduler.telemetry.prefix_misses import PER_BLOCK
-from shared.messages import HAS_EVERYTHING, AddRequest, Ledger, RequestHeader, StepPlan, StepResult, WorkerCapacity
+from shared.messages import (
+    HAS_EVERYTHING,
+    AddRequest,
+    LatencyBreakdown,
+    RequestHeader,
+    StepPlan,
+    StepResult,
+    WorkerCapacity,
+)
 from shared.packing import pack_tokens
 from shared.phases import NUM_PHASES
 from shared.sampling import GenerationDefaults, SamplingParams
@@ -46,7 +54,7 @@ class Crowd:
         )
         prompt = pack_tokens([1 + (number + place) % 900 for place in range(20)])
         resolved = params.resolved(GenerationDefaults(), max_tokens=16)
-        self.core.add(AddRequest(header, resolved, prompt, [0], ledger=Ledger([0] * NUM_PHASES)), self.now)
+        self.core.add(AddRequest(header, resolved, prompt, [0], latency=LatencyBreakdown([0] * NUM_PHASES)), self.now)
         return header.request_id
 
     def step(self) -> list[str]:

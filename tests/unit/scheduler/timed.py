@@ -1,11 +1,11 @@
-"""A world whose clock the test moves, and whose requests carry ledgers."""
+"""A world whose clock the test moves, and whose requests carry breakdowns."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from services.scheduler.state.policy import Policy
-from shared.messages import AddRequest, Ledger, RequestHeader, TokenBatch
+from shared.messages import AddRequest, LatencyBreakdown, RequestHeader, TokenBatch
 from shared.packing import pack_tokens
 from shared.phases import NUM_PHASES, Miss, Phase
 from shared.sampling import GenerationDefaults, SamplingParams
@@ -15,10 +15,10 @@ STEP = 0.01  # seconds, as `World.answer` has it
 
 
 class Timed(World):
-    """Keeps every ledger that goes out with tokens, and when each request came."""
+    """Keeps every latency that goes out with tokens, and when each request came."""
 
     def __init__(self, policy: Policy | None = None, workers: int = 1, **limits: int) -> None:
-        self.ledgers: dict[tuple[str, int], list[Ledger]] = {}
+        self.breakdowns: dict[tuple[str, int], list[LatencyBreakdown]] = {}
         self.arrivals: dict[str, float] = {}
         self.cached: dict[str, int] = {}  # prompt tokens of each request's first sequence
         super().__init__(policy, 0, **limits)
@@ -30,8 +30,8 @@ class Timed(World):
             for batch in batches.values():
                 self.cached.update({o.header.request_id: o.num_cached_tokens for o in batch.opened if not o.index})
                 for tokens in batch.sequences:
-                    if tokens.ledger is not None:
-                        self.ledgers.setdefault((tokens.request_id, tokens.index), []).append(tokens.ledger)
+                    if tokens.latency is not None:
+                        self.breakdowns.setdefault((tokens.request_id, tokens.index), []).append(tokens.latency)
             return batches
 
         self.scheduler.outbound.take_batches = taken  # type: ignore[method-assign]
@@ -52,9 +52,9 @@ class Timed(World):
         params = {"max_tokens": 8, "seed": 1, "ignore_eos": True, **params}
         resolved = SamplingParams(**params).resolved(GenerationDefaults(), max_tokens=16)
         header = RequestHeader(request_id, "g0", tenant=tenant, cache_salt=salt)
-        ledger = Ledger([0] * NUM_PHASES, self.now - sent_ago)
+        latency = LatencyBreakdown([0] * NUM_PHASES, self.now - sent_ago)
         self.arrivals[request_id] = self.now - sent_ago
-        self.scheduler.add(AddRequest(header, resolved, pack_tokens(prompt), [0], ledger=ledger), self.now)
+        self.scheduler.add(AddRequest(header, resolved, pack_tokens(prompt), [0], latency=latency), self.now)
         for index in range(resolved.n):
             self.wanted[request_id, index] = expected(prompt, resolved, index, self.limits.get("max_model_len", 128))
         self.after()
@@ -66,10 +66,10 @@ class Timed(World):
         for _ in range(count):
             self.step()
 
-    def last(self, request_id: str, index: int = 0) -> Ledger:
+    def last(self, request_id: str, index: int = 0) -> LatencyBreakdown:
         """What was told with the end of a sequence."""
         assert (request_id, index) in self.finished, "it has not ended"
-        return self.ledgers[request_id, index][-1]
+        return self.breakdowns[request_id, index][-1]
 
     def seconds(self, request_id: str, index: int = 0) -> dict[Phase, float]:
         """Where its time went, phases without time left out."""
@@ -80,9 +80,9 @@ class Timed(World):
         return {Miss(n): count for n, count in enumerate(counts) if count}
 
     def assert_sums(self) -> None:
-        """Every ledger that went out accounts for all the time from the arrival to its stamp."""
-        assert self.ledgers
-        for (request_id, _), ledgers in self.ledgers.items():
-            for ledger in ledgers:
-                elapsed = ledger.stamp - self.arrivals[request_id]
-                assert abs(sum(ledger.spent) / 1e6 - elapsed) < 1e-4, request_id
+        """Every latency that went out accounts for all the time from the arrival to its stamp."""
+        assert self.breakdowns
+        for (request_id, _), breakdowns in self.breakdowns.items():
+            for latency in breakdowns:
+                elapsed = latency.stamp - self.arrivals[request_id]
+                assert abs(sum(latency.spent) / 1e6 - elapsed) < 1e-4, request_id

@@ -30,7 +30,7 @@ async def test_tenants_take_turns() -> None:
         for tenant, name in (("greedy", "g1"), ("greedy", "g2"), ("greedy", "g3"), ("modest", "m1"), ("other", "o1"))
     ]
     await asyncio.sleep(0)
-    assert lane.turns.num_waiting == 5
+    assert lane.slots.num_waiting == 5
     gate.set()
     await asyncio.gather(first, *queued)
     assert order == ["g1", "m1", "o1", "g2", "g3"]
@@ -48,7 +48,7 @@ async def test_one_that_gives_up_its_turn_passes_it_on() -> None:
     await asyncio.gather(first, third)
     with pytest.raises(asyncio.CancelledError):
         await second
-    assert lane.turns.num_waiting == 0
+    assert lane.slots.num_waiting == 0
     assert await asyncio.wait_for(lane.turn("b", lambda: 5), 5) == 5, "the thread is free again"
     lane.close()
 

@@ -1,4 +1,4 @@
-"""Turns are taken one at a time, by rank; a task that gives up leaves none behind."""
+"""FairSlots are taken one at a time, by rank; a task that gives up leaves none behind."""
 
 from __future__ import annotations
 

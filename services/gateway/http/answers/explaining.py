@@ -14,5 +14,5 @@ Explanations = list[Explanation] | UnsetType
 
 def explanations(streams: Sequence[Stream], wanted: bool | None) -> Explanations:
     """One for each prompt; nothing unless it is `wanted`, and where the deployment keeps no account of time."""
-    told = [stream.account.explanation() for stream in streams if wanted and stream.account is not None]
+    told = [stream.latency.explanation() for stream in streams if wanted and stream.latency is not None]
     return told or UNSET

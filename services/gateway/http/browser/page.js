@@ -27,7 +27,7 @@ function turn(who, text = "") {
   element("div", "who", box, who);
   const parts = { thought: element("div", "text thought", box), text: element("div", "text", box, text),
                   calls: element("div", "call text", box), figures: element("div", "figures", box),
-                  ledger: element("div", "ledger", box) };
+                  latency: element("div", "latency", box) };
   box.scrollIntoView({ block: "end" });
   return parts;
 }
@@ -227,7 +227,7 @@ async function generate(path, body, parts, answer, signal) {
   for await (const one of events(response)) {
     if (one.error) throw new Error(one.error.message);
     if (one.usage) figures.usage = one.usage;
-    if (one.explanations) showLedger(parts.ledger, one.explanations[0]);
+    if (one.explanations) showLatency(parts.latency, one.explanations[0]);
     for (const choice of one.choices) {
       figures.note();
       numEvents += 1;

@@ -135,8 +135,8 @@ class Gate:
             while deltas := await stream.take():
                 report.progressed()
                 await consume(place, stream, deltas)
-            if stream.account is not None:
-                stream.account.close()
+            if stream.latency is not None:
+                stream.latency.close()
 
         try:
             await self.service.generate(request, report, deliver, has=has)

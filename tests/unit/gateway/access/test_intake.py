@@ -30,8 +30,8 @@ from services.gateway.grpc.receiving import host_of
 from shared.config import Settings
 from shared.debts import Debts
 from shared.errors import RejectCode, RequestError
+from shared.fair_slots import FairSlots
 from shared.messages import EncodeRequest
-from shared.turns import Turns
 from tests.unit.gateway.troupe import LAST, failure, front, until
 
 MEGABYTE = 1 << 20
@@ -158,7 +158,7 @@ def test_each_sender_can_send_one_of_the_largest() -> None:
 
 
 async def test_turns_are_passed_on_when_tasks_give_up() -> None:
-    turns, rng = Turns(2), random.Random(3)
+    turns, rng = FairSlots(2), random.Random(3)
     running = 0
 
     async def work(owner: str) -> None:
@@ -182,7 +182,7 @@ async def test_turns_are_passed_on_when_tasks_give_up() -> None:
 
 
 async def test_an_owner_that_gives_nothing_back_leaves_places_to_others() -> None:
-    turns, begun = Turns(4, per_owner=2), list[str]()
+    turns, begun = FairSlots(4, per_owner=2), list[str]()
 
     async def hold(owner: str) -> None:
         async with turns.turn(owner):

@@ -12,7 +12,7 @@ from protos.pageant.v1.inference_pb2 import GenerateRequest, GenerateResponse
 from shared.errors import RejectCode
 from shared.grammar import MAX_GRAMMAR_BYTES
 from shared.messages import AbortRequest, RequestRejected, StreamLost, TokenizeRequest, TokenLogprobs
-from tests.unit.gateway.troupe import LAST, Front, failure, front, until, without_ledger
+from tests.unit.gateway.troupe import LAST, Front, failure, front, until, without_latency
 
 
 def ask(text: str = "Once", **sampling: Any) -> Any:
@@ -220,7 +220,7 @@ async def test_an_unanswered_request_moves_when_its_tokenizer_dies() -> None:
         name, request = await f.troupe.asked(TokenizeRequest)
         f.troupe.announce(name)
         other, again = await f.troupe.asked(TokenizeRequest)
-        assert other != name and without_ledger(again) == without_ledger(request)
+        assert other != name and without_latency(again) == without_latency(request)
         f.troupe.say(request, "there", **LAST)
         assert [response.text for response in await drain(call)] == ["there"]
 

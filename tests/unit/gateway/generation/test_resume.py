@@ -11,8 +11,8 @@ import grpc
 import pytest
 
 from protos.pageant.v1.inference_pb2 import GenerateRequest, GenerateResponse
-from services.gateway.streams.silence import PATIENCE, Silence
 from services.gateway.streams.stream import Stream
+from services.gateway.streams.watchdog import PATIENCE, SilenceWatchdog
 from shared.errors import RejectCode
 from shared.messages import (
     AbortRequest,
@@ -28,7 +28,7 @@ from shared.messages import (
 )
 from shared.packing import pack_tokens, unpack_tokens
 from shared.sampling import SamplingParams
-from tests.unit.gateway.troupe import LAST, Front, failure, front, without_ledger
+from tests.unit.gateway.troupe import LAST, Front, failure, front, without_latency
 
 NEEDED = [ServiceName.TOKENIZER, ServiceName.WORKER, ServiceName.DETOKENIZER]
 
@@ -125,7 +125,7 @@ async def test_unavailable_elsewhere_is_asked_again_with_the_next_roster() -> No
         f.troupe.tell(RequestRejected(request.header.request_id, RejectCode.UNAVAILABLE, "no worker is ready"))
         f.troupe.announce()
         again = await f.troupe.request()
-        assert without_ledger(again) == without_ledger(request)
+        assert without_latency(again) == without_latency(request)
         f.troupe.say(again, "there", **LAST)
         assert [response.text for response in await rest(call)] == ["there"]
 
@@ -195,7 +195,7 @@ async def test_a_question_waits_for_a_tokenizer_too() -> None:
 
 async def test_a_silent_stream_is_asked_after() -> None:
     async with front() as f:
-        f.troupe.gateway.generation.custody.silence = Silence(patience=0.1)
+        f.troupe.gateway.generation.recovery.watchdog = SilenceWatchdog(patience=0.1)
         call = f.inference.Generate(ask())
         first = await f.troupe.request()
         lost = await f.troupe.get(f.troupe.scheduler, StreamLost)
@@ -207,7 +207,7 @@ async def test_a_silent_stream_is_asked_after() -> None:
 
 def test_patience_with_a_silent_stream_doubles_and_progress_renews_it() -> None:
     stream = Stream(TokenizeRequest(RequestHeader("r", "g"), SamplingParams(), text="x"), "t")
-    watch = Silence()
+    watch = SilenceWatchdog()
     asked = [now for now in range(100) if watch.overdue([stream], now)]
     assert asked == [6, 17, 38, 79], "after a little more than 5, 10, 20 and 40 seconds"
     stream.accept(SequenceText("r", 0, 0, 0, "a", [1]))

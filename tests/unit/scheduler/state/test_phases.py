@@ -7,7 +7,7 @@ import random
 import pytest
 
 from services.scheduler.state.policy import Policy
-from shared.messages import AttachRequest, Ledger
+from shared.messages import AttachRequest, LatencyBreakdown
 from shared.phases import NUM_PHASES, QUEUE, Phase
 from tests.unit.scheduler.fake_draft import FakeDraft
 from tests.unit.scheduler.timed import STEP, Timed
@@ -27,20 +27,20 @@ def test_a_lone_request_is_computed_and_nothing_else() -> None:
     world.assert_sums()
 
 
-def test_the_first_tokens_and_the_last_carry_a_ledger_and_no_others() -> None:
+def test_the_first_tokens_and_the_last_carry_a_breakdown_and_no_others() -> None:
     world = Timed()
     world.ask("a", prompt(12), max_tokens=5)
     world.run()
-    first, last = world.ledgers["a", 0]
+    first, last = world.breakdowns["a", 0]
     assert sum(first.spent) / 1e6 == pytest.approx(STEP)
     assert sum(last.spent) / 1e6 == pytest.approx(5 * STEP)
 
 
-def test_a_request_without_a_ledger_gets_none() -> None:
+def test_a_request_without_a_breakdown_gets_none() -> None:
     world = Timed()
     world.add("a", prompt(12))
     world.run()
-    assert not world.ledgers
+    assert not world.breakdowns
 
 
 def test_a_prompt_in_chunks_is_prefill_all_the_while() -> None:
@@ -241,8 +241,8 @@ def test_a_client_that_comes_back_begins_anew() -> None:
     world.run_steps(5)
     world.wait(30.0)
     world.arrivals["a"] = world.now - 0.25
-    back = AttachRequest("a", "g1", ledger=Ledger([250_000] + [0] * (NUM_PHASES - 1), world.now))
-    world.ledgers.clear()
+    back = AttachRequest("a", "g1", latency=LatencyBreakdown([250_000] + [0] * (NUM_PHASES - 1), world.now))
+    world.breakdowns.clear()
     world.scheduler.attach(back, world.now)
     world.run()
     assert world.seconds("a")[Phase.GATEWAY] == 0.25

@@ -11,8 +11,8 @@ import httpx2
 import pytest
 import structlog
 
-from shared.account import Account
-from shared.messages import Ledger, TokenizeRequest, TokenLogprobs
+from shared.latency import LatencyTracker
+from shared.messages import LatencyBreakdown, TokenizeRequest, TokenLogprobs
 from shared.phases import Miss, Phase
 from tests.unit.gateway.http.client import Http, http, streaming
 from tests.unit.gateway.troupe import LAST
@@ -27,22 +27,22 @@ MISSES = [7 if miss is Miss.SALT else 5 if miss is Miss.EVICTED else 0 for miss 
 QUEUED, PREFILLED = 0.004, 0.003  # seconds
 
 
-def ledger_of(request: TokenizeRequest) -> Ledger:
-    """The troupe's account of a request: what is left of its time until now has gone into its decoding."""
-    assert request.ledger is not None
-    account = Account(Phase.QUEUE_BLOCKS, request.ledger.stamp, request.ledger)
-    account.enter(Phase.PREFILL, account.since + QUEUED)
-    account.enter(Phase.DECODE, account.since + PREFILLED)
-    account.misses, account.evicted_ago, account.num_ahead, account.num_chunks = list(MISSES), 5120, 14, 2
-    return account.ledger(time.time())
+def latency_of(request: TokenizeRequest) -> LatencyBreakdown:
+    """The troupe's tracker of a request: what is left of its time until now has gone into its decoding."""
+    assert request.latency is not None
+    tracker = LatencyTracker(Phase.QUEUE_BLOCKS, request.latency.stamp, request.latency)
+    tracker.enter(Phase.PREFILL, tracker.since + QUEUED)
+    tracker.enter(Phase.DECODE, tracker.since + PREFILLED)
+    tracker.misses, tracker.evicted_ago, tracker.num_ahead, tracker.num_chunks = list(MISSES), 5120, 14, 2
+    return tracker.breakdown(time.time())
 
 
 async def answer(h: Http, request: TokenizeRequest, *, seconds: float = 0.03) -> None:
     """One request's output, which takes a while."""
     await asyncio.sleep(seconds)
-    h.troupe.say(request, "Yes ", ledger=ledger_of(request))
+    h.troupe.say(request, "Yes ", latency=latency_of(request))
     await asyncio.sleep(0.01)
-    h.troupe.say(request, "no", at=(1, 4), ledger=ledger_of(request), num_output_tokens=2, **LAST)
+    h.troupe.say(request, "no", at=(1, 4), latency=latency_of(request), num_output_tokens=2, **LAST)
 
 
 def objects(response: httpx2.Response) -> list[Any]:
@@ -125,7 +125,7 @@ async def test_a_beam_search_is_explained_too() -> None:
         request = await h.troupe.request()
         await asyncio.sleep(0.02)
         for index in range(2):
-            h.troupe.say(request, "Yes", index=index, ledger=ledger_of(request), num_output_tokens=1, **LAST)
+            h.troupe.say(request, "Yes", index=index, latency=latency_of(request), num_output_tokens=1, **LAST)
         response = await asked
         assert len(response.json()["choices"]) == 2
         (told,) = explanations(response)
@@ -146,7 +146,7 @@ async def test_what_a_stream_asks_before_it_writes_is_none_of_its_client_s_time(
         asked = h.post(path, streaming(ENDPOINTS[path]) | scores | {"explain": True})
         request = await h.troupe.request()
         entry = TokenLogprobs([0, 8], [-1.5, -0.5], 2)
-        h.troupe.say(request, "Yes", logprobs=[entry], ledger=ledger_of(request), num_output_tokens=1, **LAST)
+        h.troupe.say(request, "Yes", logprobs=[entry], latency=latency_of(request), num_output_tokens=1, **LAST)
         await asyncio.sleep(0.1)
         await h.answer_pieces()
         (told,) = explanations(await asked)

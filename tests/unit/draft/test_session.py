@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from services.draft.ledger import Ledger
+from services.draft.session import DraftSession
 from shared.errors import ProtocolError
 from shared.messages import DraftProposals, DraftUpdate
 from tests.unit.draft.samples import FORBIDDEN, Counter, admitted, update
@@ -18,7 +18,7 @@ class Bench:
     def __init__(self) -> None:
         self.proposer = Counter()
         self.now = 0.0
-        self.ledger = Ledger(self.proposer, clock=self.tick)
+        self.session = DraftSession(self.proposer, clock=self.tick)
 
     def tick(self) -> float:
         self.now += 0.5
@@ -27,8 +27,8 @@ class Bench:
     def answers(self) -> list[DraftProposals]:
         """All that is owed, worked off."""
         found: list[DraftProposals] = []
-        while not self.ledger.is_idle:
-            found += self.ledger.turn()
+        while not self.session.is_idle:
+            found += self.session.turn()
         return found
 
     def answer(self) -> DraftProposals:
@@ -43,7 +43,7 @@ def bench() -> Bench:
 
 def test_one_answer_with_all_that_is_wanted(bench: Bench) -> None:
     opened = [admitted(0, [10]), admitted(3, [20, 30])]
-    bench.ledger.apply(update(7, {0: (1, [], 2), 3: (2, [31], 3)}, opened=opened))
+    bench.session.apply(update(7, {0: (1, [], 2), 3: (2, [31], 3)}, opened=opened))
     assert bench.answer() == DraftProposals(
         epoch=1,
         update_id=7,
@@ -57,28 +57,28 @@ def test_one_answer_with_all_that_is_wanted(bench: Bench) -> None:
 
 
 def test_what_is_only_told_is_not_answered(bench: Bench) -> None:
-    bench.ledger.apply(update(1, {0: (1, [11], 0)}, opened=[admitted(0, [10])]))
-    assert bench.ledger.is_idle
-    bench.ledger.apply(update(2, {0: (2, [], 1)}))
+    bench.session.apply(update(1, {0: (1, [11], 0)}, opened=[admitted(0, [10])]))
+    assert bench.session.is_idle
+    bench.session.apply(update(2, {0: (2, [], 1)}))
     assert bench.answer().draft_token_ids == [12]
 
 
 def test_what_is_left_of_a_guess_counts(bench: Bench) -> None:
-    bench.ledger.apply(update(1, {0: (1, [], 4)}, opened=[admitted(0, [10])]))
+    bench.session.apply(update(1, {0: (1, [], 4)}, opened=[admitted(0, [10])]))
     assert bench.answer().draft_token_ids == [11, 12, 13, 14]
-    bench.ledger.apply(update(2, {0: (1, [11, 12], 2)}))
-    assert bench.ledger.turn()[0].draft_token_ids == [13, 14]
-    assert bench.proposer.num_pieces == 4 and bench.ledger.is_idle
-    bench.ledger.apply(update(3, {0: (3, [13], 3)}))
+    bench.session.apply(update(2, {0: (1, [11, 12], 2)}))
+    assert bench.session.turn()[0].draft_token_ids == [13, 14]
+    assert bench.proposer.num_pieces == 4 and bench.session.is_idle
+    bench.session.apply(update(3, {0: (3, [13], 3)}))
     assert bench.answer().draft_token_ids == [14, 15, 16]
-    bench.ledger.apply(update(4, {0: (4, [50], 2)}))
+    bench.session.apply(update(4, {0: (4, [50], 2)}))
     assert bench.answer().draft_token_ids == [51, 52]
 
 
 def test_a_newer_update_makes_the_older_one_stale(bench: Bench) -> None:
-    bench.ledger.apply(update(1, {0: (1, [], 9), 1: (1, [], 2)}, opened=[admitted(0, [10]), admitted(1, [40])]))
-    assert bench.ledger.turn() == []
-    bench.ledger.apply(update(2, {0: (1, [70], 1)}))
+    bench.session.apply(update(1, {0: (1, [], 9), 1: (1, [], 2)}, opened=[admitted(0, [10]), admitted(1, [40])]))
+    assert bench.session.turn() == []
+    bench.session.apply(update(2, {0: (1, [70], 1)}))
     first, second = bench.answers()
     assert (first.update_id, first.rows, first.draft_token_ids) == (1, [1], [41, 42])
     assert (second.update_id, second.rows, second.draft_token_ids) == (2, [0], [71])
@@ -86,33 +86,33 @@ def test_a_newer_update_makes_the_older_one_stale(bench: Bench) -> None:
 
 def test_an_answer_names_the_update_that_it_answers(bench: Bench) -> None:
     """Of two workers' rows, the older wish is not to pass for an answer to the newer."""
-    bench.ledger.apply(update(1, {0: (1, [], 2)}, opened=[admitted(0, [10]), admitted(1, [40])]))
-    bench.ledger.turn()
-    bench.ledger.apply(update(2, {1: (1, [], 3)}))
+    bench.session.apply(update(1, {0: (1, [], 2)}, opened=[admitted(0, [10]), admitted(1, [40])]))
+    bench.session.turn()
+    bench.session.apply(update(2, {1: (1, [], 3)}))
     assert [(answer.update_id, answer.rows) for answer in bench.answers()] == [(1, [0]), (2, [1])]
 
 
 def test_a_gap_loses_that_row_only(bench: Bench) -> None:
-    bench.ledger.apply(update(1, opened=[admitted(0, [10]), admitted(1, [40])]))
-    bench.ledger.apply(update(2, {0: (2, [12], 2), 1: (1, [], 1), 5: (3, [], 1)}))
+    bench.session.apply(update(1, opened=[admitted(0, [10]), admitted(1, [40])]))
+    bench.session.apply(update(2, {0: (2, [12], 2), 1: (1, [], 1), 5: (3, [], 1)}))
     answer = bench.answer()
     assert (answer.rows, answer.draft_token_ids, answer.lost_rows) == ([1], [41], [0, 5])
     assert set(bench.proposer.told) == {1}
-    bench.ledger.apply(update(3, {0: (3, [], 1)}, opened=[admitted(0, [10, 11, 12])], closed=[0]))
+    bench.session.apply(update(3, {0: (3, [], 1)}, opened=[admitted(0, [10, 11, 12])], closed=[0]))
     answer = bench.answer()
     assert (answer.rows, answer.draft_token_ids, answer.lost_rows) == ([0], [13], [])
 
 
 def test_losses_are_told_where_nothing_is_wanted(bench: Bench) -> None:
-    bench.ledger.apply(update(1, {0: (2, [], 0)}))
+    bench.session.apply(update(1, {0: (2, [], 0)}))
     answer = bench.answer()
     assert (answer.rows, answer.lost_rows, answer.draft_time) == ([], [0], 0.0)
 
 
 def test_losses_are_told_where_what_was_wanted_is_stale(bench: Bench) -> None:
-    bench.ledger.apply(update(1, {0: (1, [], 3), 7: (1, [], 3)}, opened=[admitted(0, [10])]))
-    bench.ledger.turn()
-    bench.ledger.apply(update(2, {0: (1, [11], 3)}))
+    bench.session.apply(update(1, {0: (1, [], 3), 7: (1, [], 3)}, opened=[admitted(0, [10])]))
+    bench.session.turn()
+    bench.session.apply(update(2, {0: (1, [11], 3)}))
     first, second = bench.answers()
     assert (first.update_id, first.rows, first.lost_rows) == (1, [], [7])
     assert (second.update_id, second.draft_token_ids, second.lost_rows) == (2, [12, 13, 14], [])
@@ -120,7 +120,7 @@ def test_losses_are_told_where_what_was_wanted_is_stale(bench: Bench) -> None:
 
 def test_what_a_proposer_cannot_follow_is_lost(bench: Bench) -> None:
     opened = [admitted(0, [FORBIDDEN]), admitted(1, [40]), admitted(99, [1]), admitted(2, [])]
-    bench.ledger.apply(update(1, {1: (1, [FORBIDDEN], 2)}, opened=opened))
+    bench.session.apply(update(1, {1: (1, [FORBIDDEN], 2)}, opened=opened))
     answer = bench.answer()
     assert (answer.rows, answer.lost_rows) == ([], [0, 1, 2, 99])
     assert not bench.proposer.told
@@ -128,8 +128,8 @@ def test_what_a_proposer_cannot_follow_is_lost(bench: Bench) -> None:
 
 def test_a_missing_update_loses_everything(bench: Bench) -> None:
     """The missing one may have given a row to another sequence of the same length."""
-    bench.ledger.apply(update(1, opened=[admitted(0, [10]), admitted(1, [40])]))
-    bench.ledger.apply(update(3, {0: (1, [], 1)}, opened=[admitted(1, [50])]))
+    bench.session.apply(update(1, opened=[admitted(0, [10]), admitted(1, [40])]))
+    bench.session.apply(update(3, {0: (1, [], 1)}, opened=[admitted(1, [50])]))
     answer = bench.answer()
     assert (answer.rows, answer.lost_rows) == ([], [0])
     assert bench.proposer.told == {1: [50]}
@@ -137,8 +137,8 @@ def test_a_missing_update_loses_everything(bench: Bench) -> None:
 
 def test_drawing_otherwise_begins_from_nothing(bench: Bench) -> None:
     """What was guessed has no distributions, or has them where nobody wants them."""
-    bench.ledger.apply(update(1, opened=[admitted(0, [10]), admitted(1, [40])]))
-    bench.ledger.apply(msgspec.structs.replace(update(2, {0: (1, [], 2)}), rejection=True))
+    bench.session.apply(update(1, opened=[admitted(0, [10]), admitted(1, [40])]))
+    bench.session.apply(msgspec.structs.replace(update(2, {0: (1, [], 2)}), rejection=True))
     assert bench.answer().lost_rows == [0, 1]
 
 
@@ -157,51 +157,51 @@ def test_drawing_otherwise_begins_from_nothing(bench: Bench) -> None:
 def test_columns_that_do_not_fit_cost_that_update(bench: Bench, changes: dict[str, Any]) -> None:
     good = update(1, {0: (1, [11], 2)}, opened=[admitted(0, [10])])
     with pytest.raises(ProtocolError):
-        bench.ledger.apply(msgspec.structs.replace(good, **changes))
-    assert bench.ledger.is_idle and not bench.proposer.told
-    bench.ledger.apply(good)
+        bench.session.apply(msgspec.structs.replace(good, **changes))
+    assert bench.session.is_idle and not bench.proposer.told
+    bench.session.apply(good)
     assert bench.answer().draft_token_ids == [12, 13]
 
 
 def test_another_epoch_begins_from_nothing(bench: Bench) -> None:
-    bench.ledger.apply(update(5, {0: (1, [], 3)}, opened=[admitted(0, [10])], epoch=2))
-    bench.ledger.apply(update(6, {0: (1, [99], 2)}, epoch=1))
+    bench.session.apply(update(5, {0: (1, [], 3)}, opened=[admitted(0, [10])], epoch=2))
+    bench.session.apply(update(6, {0: (1, [99], 2)}, epoch=1))
     assert bench.answer().draft_token_ids == [11, 12, 13], "an older epoch is ignored"
-    bench.ledger.apply(update(6, {0: (1, [], 9)}, epoch=2))
-    bench.ledger.apply(update(1, {1: (1, [], 1)}, opened=[admitted(1, [40])], epoch=3))
+    bench.session.apply(update(6, {0: (1, [], 9)}, epoch=2))
+    bench.session.apply(update(1, {1: (1, [], 1)}, opened=[admitted(1, [40])], epoch=3))
     answer = bench.answer()
     assert (answer.epoch, answer.rows, answer.lost_rows) == (3, [1], [])
     assert set(bench.proposer.told) == {1}
 
 
 def test_closed_rows_are_owed_nothing(bench: Bench) -> None:
-    bench.ledger.apply(update(1, {0: (1, [], 3)}, opened=[admitted(0, [10])]))
-    bench.ledger.apply(update(2, closed=[0, 6]))
-    assert bench.ledger.is_idle and not bench.proposer.told
+    bench.session.apply(update(1, {0: (1, [], 3)}, opened=[admitted(0, [10])]))
+    bench.session.apply(update(2, closed=[0, 6]))
+    assert bench.session.is_idle and not bench.proposer.told
 
 
 def test_a_row_that_can_have_none_is_answered_without(bench: Bench) -> None:
     bench.proposer.stuck = {0}
-    bench.ledger.apply(update(1, {0: (1, [], 3), 1: (1, [], 1)}, opened=[admitted(0, [10]), admitted(1, [40])]))
+    bench.session.apply(update(1, {0: (1, [], 3), 1: (1, [], 1)}, opened=[admitted(0, [10]), admitted(1, [40])]))
     answer = bench.answer()
     assert (answer.rows, answer.num_draft_tokens, answer.draft_token_ids) == ([0, 1], [0, 1], [41])
 
 
 def test_runs_ahead_once_it_has_answered(bench: Bench) -> None:
-    bench.ledger.apply(update(1, {0: (1, [], 2)}, opened=[admitted(0, [10])], num_ahead=3))
+    bench.session.apply(update(1, {0: (1, [], 2)}, opened=[admitted(0, [10])], num_ahead=3))
     first, second = bench.answers()
     assert (first.num_tokens, first.draft_token_ids) == ([1], [11, 12])
     assert (second.num_tokens, second.draft_token_ids) == ([1], [11, 12, 13, 14, 15])
     assert first.update_id == second.update_id == 1
-    bench.ledger.apply(update(2, {0: (1, [11, 12, 13], 2)}, num_ahead=3))
-    assert bench.ledger.turn()[0].draft_token_ids == [14, 15], "at once, from what was run ahead"
+    bench.session.apply(update(2, {0: (1, [11, 12, 13], 2)}, num_ahead=3))
+    assert bench.session.turn()[0].draft_token_ids == [14, 15], "at once, from what was run ahead"
 
 
 def test_what_runs_ahead_gives_way(bench: Bench) -> None:
-    bench.ledger.apply(update(1, {0: (1, [], 1)}, opened=[admitted(0, [10]), admitted(1, [40])], num_ahead=4))
-    assert bench.ledger.turn()[0].draft_token_ids == [11]
-    bench.ledger.turn()
-    bench.ledger.apply(update(2, {1: (1, [], 2)}))
+    bench.session.apply(update(1, {0: (1, [], 1)}, opened=[admitted(0, [10]), admitted(1, [40])], num_ahead=4))
+    assert bench.session.turn()[0].draft_token_ids == [11]
+    bench.session.turn()
+    bench.session.apply(update(2, {1: (1, [], 2)}))
     answers = bench.answers()
     assert [answer.rows for answer in answers] == [[1], [0]]
     assert answers[1].draft_token_ids == [11, 12, 13, 14, 15]
@@ -209,22 +209,22 @@ def test_what_runs_ahead_gives_way(bench: Bench) -> None:
 
 
 def test_what_runs_ahead_ends_with_a_new_update_of_its_row(bench: Bench) -> None:
-    bench.ledger.apply(update(1, {0: (1, [], 1)}, opened=[admitted(0, [10])], num_ahead=4))
-    bench.ledger.turn()
-    bench.ledger.apply(update(2, {0: (1, [90], 0)}))
-    assert bench.ledger.is_idle
+    bench.session.apply(update(1, {0: (1, [], 1)}, opened=[admitted(0, [10])], num_ahead=4))
+    bench.session.turn()
+    bench.session.apply(update(2, {0: (1, [90], 0)}))
+    assert bench.session.is_idle
 
 
 def test_nothing_new_is_not_sent_again(bench: Bench) -> None:
-    bench.ledger.apply(update(1, {0: (1, [], 2)}, opened=[admitted(0, [10])], num_ahead=4))
-    assert len(bench.ledger.turn() + bench.ledger.turn()) == 1
+    bench.session.apply(update(1, {0: (1, [], 2)}, opened=[admitted(0, [10])], num_ahead=4))
+    assert len(bench.session.turn() + bench.session.turn()) == 1
     bench.proposer.stuck = {0}
     assert bench.answers() == []
 
 
 def test_who_has_much_to_read_keeps_nobody_waiting(bench: Bench) -> None:
     bench.proposer.unread = {1: 5}
-    bench.ledger.apply(update(1, {0: (1, [], 2), 1: (1, [], 2)}, opened=[admitted(0, [10]), admitted(1, [40])]))
+    bench.session.apply(update(1, {0: (1, [], 2), 1: (1, [], 2)}, opened=[admitted(0, [10]), admitted(1, [40])]))
     first, second = bench.answers()
     assert (first.rows, first.draft_token_ids) == ([0], [11, 12])
     assert (second.rows, second.draft_token_ids) == ([1], [41, 42])
@@ -232,7 +232,7 @@ def test_who_has_much_to_read_keeps_nobody_waiting(bench: Bench) -> None:
 
 def test_alone_it_is_waited_for(bench: Bench) -> None:
     bench.proposer.unread = {0: 5}
-    bench.ledger.apply(update(1, {0: (1, [], 2)}, opened=[admitted(0, [10])]))
+    bench.session.apply(update(1, {0: (1, [], 2)}, opened=[admitted(0, [10])]))
     assert bench.answer().draft_token_ids == [11, 12]
 
 
@@ -283,8 +283,8 @@ def test_random_updates_never_bring_a_guess_that_does_not_follow(bench: Bench) -
     """Whatever is told, lost, stale or opened again: a proposal continues the tokens that it names."""
     truth = Truth(seed=3)
     for update_id in range(1, 4000):
-        bench.ledger.apply(truth.update(update_id))
+        bench.session.apply(truth.update(update_id))
         for _ in range(truth.generator.randrange(8)):
-            for answer in bench.ledger.turn():
+            for answer in bench.session.turn():
                 truth.check(answer)
     assert truth.num_drafts > 1000 and truth.num_lost > 50

@@ -1,4 +1,4 @@
-"""A request's time while one service has it: a ledger that is written in.
+"""Tracks where a request's time goes while one service has it.
 
 Invariant: what is booked, together with the phase under way, is the time from the request's arrival until now.  So
 nothing is ever clamped on the way: a clock that was set back costs one phase what it gave another, and the hops between
@@ -9,29 +9,29 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from shared.messages.ledger import Ledger
+from shared.messages.latency import LatencyBreakdown
 from shared.phases import HOPS, IN_ORDER, NUM_MISSES, NUM_PHASES, PHASE_LABELS, Phase
 
 MICROSECONDS = 1e6
 LONGEST = 1 << 50  # microseconds, about 35 years: more was never spent
 LAST = 1e11  # Unix seconds, in the year 5138
-NOTHING = Ledger([0] * NUM_PHASES)
+NOTHING = LatencyBreakdown([0] * NUM_PHASES)
 
 
-class Account:
+class LatencyTracker:
     """Times are Unix seconds; `spent` is microseconds by phase, without the phase under way."""
 
     __slots__ = ("evicted_ago", "misses", "num_ahead", "num_chunks", "num_preemptions", "phase", "since", "spent")
 
-    def __init__(self, phase: Phase, since: float, ledger: Ledger = NOTHING) -> None:
-        self.spent = list(ledger.spent)
+    def __init__(self, phase: Phase, since: float, latency: LatencyBreakdown = NOTHING) -> None:
+        self.spent = list(latency.spent)
         self.phase = phase
         self.since = since
-        self.num_ahead = ledger.num_ahead
-        self.num_chunks = ledger.num_chunks
-        self.num_preemptions = ledger.num_preemptions
-        self.misses = list(ledger.misses)
-        self.evicted_ago = ledger.evicted_ago
+        self.num_ahead = latency.num_ahead
+        self.num_chunks = latency.num_chunks
+        self.num_preemptions = latency.num_preemptions
+        self.misses = list(latency.misses)
+        self.evicted_ago = latency.evicted_ago
 
     def enter(self, phase: Phase, now: float) -> None:
         """The phase under way ends, another begins."""
@@ -43,36 +43,38 @@ class Account:
         self.spent[phase] += round(seconds * MICROSECONDS)
         self.since += seconds
 
-    def ledger(self, now: float) -> Ledger:
-        """To be sent now."""
+    def breakdown(self, now: float) -> LatencyBreakdown:
+        """The breakdown to send now."""
         spent = self.spent.copy()
         spent[self.phase] += round((now - self.since) * MICROSECONDS)
-        return Ledger(spent, now, self.num_ahead, self.num_chunks, self.num_preemptions, self.misses, self.evicted_ago)
+        return LatencyBreakdown(
+            spent, now, self.num_ahead, self.num_chunks, self.num_preemptions, self.misses, self.evicted_ago
+        )
 
 
-def arrived(ledger: Ledger, hop: Phase, *, now: float, busy_since: float) -> tuple[Ledger, float]:
-    """What a service makes of a ledger that it takes up now: the hop is booked; and since when it has had the request.
+def arrived(latency: LatencyBreakdown, hop: Phase, *, now: float, busy_since: float) -> tuple[LatencyBreakdown, float]:
+    """The breakdown of a request that a service takes up now, with the hop booked; and since when it has it.
 
     A service that has been at work without a pause since `busy_since` had it in its mailbox all the while: that is its
     own time, not the hop's.
     """
-    ledger = checked(ledger)
-    sent = ledger.stamp or now
+    latency = checked(latency)
+    sent = latency.stamp or now
     end = now if now <= sent else min(now, max(sent, busy_since))
-    account = Account(hop, sent, ledger)
-    return account.ledger(end), end
+    account = LatencyTracker(hop, sent, latency)
+    return account.breakdown(end), end
 
 
-def checked(ledger: Ledger) -> Ledger:
-    """As it came, or an empty one where it makes no sense: what others send is not believed."""
-    numbers = (*ledger.spent, *ledger.misses, ledger.num_ahead, ledger.num_chunks, ledger.num_preemptions)
+def checked(latency: LatencyBreakdown) -> LatencyBreakdown:
+    """The breakdown as it came, or an empty one where its numbers make no sense."""
+    numbers = (*latency.spent, *latency.misses, latency.num_ahead, latency.num_chunks, latency.num_preemptions)
     makes_sense = (
-        len(ledger.spent) == NUM_PHASES
-        and len(ledger.misses) in (0, NUM_MISSES)
-        and abs(ledger.stamp) < LAST
-        and all(-LONGEST < number < LONGEST for number in (*numbers, ledger.evicted_ago))
+        len(latency.spent) == NUM_PHASES
+        and len(latency.misses) in (0, NUM_MISSES)
+        and abs(latency.stamp) < LAST
+        and all(-LONGEST < number < LONGEST for number in (*numbers, latency.evicted_ago))
     )
-    return ledger if makes_sense else NOTHING
+    return latency if makes_sense else NOTHING
 
 
 def settled(spent: Sequence[int]) -> list[int]:

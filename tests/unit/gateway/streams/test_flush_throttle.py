@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from services.gateway.streams.pace import FEW, MAX_REST, Pace, stretch
+from services.gateway.streams.flush_throttle import FEW, MAX_REST, FlushThrottle, stretch
 
 
 class Stream:
@@ -27,7 +27,7 @@ class Hand:
         self.now = 100.0
         self.spent = 5.0
         self.streams = [Stream() for _ in range(num_streams)]
-        self.pace = Pace(stretch=stretch, clock=lambda: self.now, spent=lambda: self.spent)
+        self.throttle = FlushThrottle(stretch=stretch, clock=lambda: self.now, spent=lambda: self.spent)
         self.output()
 
     @property
@@ -38,8 +38,8 @@ class Hand:
     def output(self) -> int:
         """Output comes for all; how often they were woken so far."""
         for stream in self.streams:
-            self.pace.add(stream)
-        self.pace.release()
+            self.throttle.add(stream)
+        self.throttle.release()
         return self.num_woken
 
     def work(self, seconds: float, idle: float = 0.0) -> None:
@@ -64,7 +64,7 @@ async def test_nothing_waits_while_rounds_are_short() -> None:
 async def test_a_round_rests_as_long_as_it_worked() -> None:
     hand = Hand()
     hand.work(0.02)
-    assert 0.019 < hand.pace.rest() <= 0.021
+    assert 0.019 < hand.throttle.rest() <= 0.021
     assert hand.output() == 1, "not yet"
     assert hand.output() == 1, "all of it leaves together"
     async with asyncio.timeout(30):
@@ -79,7 +79,7 @@ def test_the_share_is_small_on_a_small_machine_only() -> None:
 async def test_no_output_waits_for_longer_than_its_limit() -> None:
     hand = Hand()
     hand.work(10.0)
-    assert hand.pace.rest() == MAX_REST
+    assert hand.throttle.rest() == MAX_REST
 
 
 async def test_a_few_streams_never_wait() -> None:
@@ -101,7 +101,7 @@ async def test_only_what_sending_takes_is_waited_for() -> None:
     hand.work(0.004)  # a request of a megabyte is read
     assert hand.output() == 2
     hand.work(0.004)  # while they send, nobody knows what it was for
-    assert 0.003 < hand.pace.rest() <= 0.004
+    assert 0.003 < hand.throttle.rest() <= 0.004
 
 
 async def test_a_slow_reader_is_not_waited_for() -> None:
@@ -109,12 +109,12 @@ async def test_a_slow_reader_is_not_waited_for() -> None:
     hand.streams[0].is_slow = True
     hand.send(0.002)
     hand.work(0.004)
-    assert hand.pace.rest() > 0.0, "in its first round it counts, as it was not known to be slow"
+    assert hand.throttle.rest() > 0.0, "in its first round it counts, as it was not known to be slow"
     hand.work(0.0, idle=1.0)
     assert hand.output() == 2
     hand.send(0.002)
     hand.work(0.004)
-    assert hand.pace.rest() <= 0.0
+    assert hand.throttle.rest() <= 0.0
 
 
 async def test_a_round_in_which_nobody_sends_costs_nothing() -> None:
@@ -124,7 +124,7 @@ async def test_a_round_in_which_nobody_sends_costs_nothing() -> None:
         stream.is_slow = True
     assert hand.output() == 2
     hand.work(0.01)
-    assert hand.pace.rest() <= 0.0
+    assert hand.throttle.rest() <= 0.0
 
 
 async def test_rounds_that_are_short_beside_the_time_between_outputs_never_wait() -> None:
@@ -134,8 +134,8 @@ async def test_rounds_that_are_short_beside_the_time_between_outputs_never_wait(
         hand.work(0.0, idle=0.009)
         hand.output()
     hand.send(0.004)
-    assert hand.pace.rest() == 0.0, "four times that is more than ten milliseconds, but most of a core is left"
+    assert hand.throttle.rest() == 0.0, "four times that is more than ten milliseconds, but most of a core is left"
     hand.work(0.0, idle=0.006)
     hand.output()
     hand.send(0.006)
-    assert 0.017 < hand.pace.rest() < 0.019, "it is behind"
+    assert 0.017 < hand.throttle.rest() < 0.019, "it is behind"

@@ -9,8 +9,8 @@ from typing import Protocol
 
 import structlog
 
-from services.draft.ledger import Ledger
 from services.draft.proposer import Proposer
+from services.draft.session import DraftSession
 from shared.errors import ProtocolError
 from shared.messages import DraftUpdate
 from shared.transport import Outbox, Transport
@@ -18,7 +18,7 @@ from shared.transport import Outbox, Transport
 log = structlog.get_logger()
 
 
-class Turns(Protocol):
+class Executor(Protocol):
     """Where updates go.  `failure` is what ended the drafting, for good."""
 
     failure: BaseException | None
@@ -28,26 +28,26 @@ class Turns(Protocol):
     def close(self) -> None: ...
 
 
-class InlineTurns:
+class InlineExecutor:
     """Does all that an update asks for where it is submitted: for prompt lookup, and for tests in one thread."""
 
     def __init__(self, proposer: Proposer, transport: Transport) -> None:
         self.failure: BaseException | None = None
-        self._ledger = Ledger(proposer)
+        self._session = DraftSession(proposer)
         self._outbox = transport.outbox()
         self._scheduler = transport.scheduler_address
 
     def submit(self, update: DraftUpdate) -> None:
         """Raises ProtocolError where the update makes no sense."""
-        self._ledger.apply(update)
-        while not self._ledger.is_idle:
-            send_answers(self._ledger, self._outbox, self._scheduler)
+        self._session.apply(update)
+        while not self._session.is_idle:
+            send_answers(self._session, self._outbox, self._scheduler)
 
     def close(self) -> None:
         self._outbox.close()
 
 
-class ThreadTurns:
+class ThreadExecutor:
     """Works in a thread with a socket of its own, so that the event loop, which has the heartbeats, never waits."""
 
     def __init__(self, proposer: Proposer, transport: Transport, on_failure: Callable[[], None]) -> None:
@@ -69,10 +69,10 @@ class ThreadTurns:
 
     def _loop(self, proposer: Proposer, transport: Transport) -> None:
         outbox = transport.outbox()
-        ledger = Ledger(proposer)
+        session = DraftSession(proposer)
         try:
-            while self._catch_up(ledger):
-                send_answers(ledger, outbox, transport.scheduler_address)
+            while self._catch_up(session):
+                send_answers(session, outbox, transport.scheduler_address)
         except BaseException as error:
             log.exception("drafting_failed")
             self.failure = error
@@ -80,27 +80,27 @@ class ThreadTurns:
         finally:
             outbox.close()
 
-    def _catch_up(self, ledger: Ledger) -> bool:
+    def _catch_up(self, session: DraftSession) -> bool:
         """Apply every update that has come, and wait for one where there is nothing to do; False at the end."""
         while True:
             try:
-                update = self._updates.get(block=ledger.is_idle)
+                update = self._updates.get(block=session.is_idle)
             except queue.Empty:
                 return True
             if update is None:
                 return False
-            apply(ledger, update)
+            apply(session, update)
 
 
-def apply(ledger: Ledger, update: DraftUpdate) -> None:
+def apply(session: DraftSession, update: DraftUpdate) -> None:
     """What makes no sense costs that update."""
     try:
-        ledger.apply(update)
+        session.apply(update)
     except ProtocolError as error:
         log.warning("message_dropped", type=type(update).__name__, reason=str(error))
 
 
-def send_answers(ledger: Ledger, outbox: Outbox, scheduler: str) -> None:
-    for answer in ledger.turn():
+def send_answers(session: DraftSession, outbox: Outbox, scheduler: str) -> None:
+    for answer in session.turn():
         outbox.send(scheduler, answer)
     outbox.flush()

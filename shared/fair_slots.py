@@ -1,4 +1,4 @@
-"""A few places that tasks wait for, by turns of their owners: no owner waits for another's queue."""
+"""Slots that tasks wait for, fair between owners: no owner waits for another owner's queue."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 
-class Turns:
+class FairSlots:
     """Owners that wait take turns, each with its oldest wish; an owner holds at most `per_owner` places at a time.
 
     Invariant: while a place is free, only owners wait that hold as many as they may.

@@ -31,7 +31,7 @@ function legendEntry(list, name, time, total, background, title = "") {
 }
 
 /* One bar of all phases in their order, what each took, and why it took so long. */
-function showLedger(box, told) {
+function showLatency(box, told) {
   const phases = Object.entries(told.phases).map(([name, time]) => ({ name: words(name), time, colour: colour(name) }));
   const total = phases.reduce((sum, one) => sum + one.time, 0) || 1;
   const said = ({ name, time }) => `${name} ${ms(time)}, ${share(time / total)}`;

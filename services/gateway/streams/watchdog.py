@@ -1,6 +1,6 @@
-"""Which open streams have said nothing for long: then their request or their output may have been lost on its way.
+"""A watchdog for open streams that have been silent for long: their request or their output may have been lost.
 
-Losses that end a process are noticed otherwise; this is for those that do not, as when a network was cut and mended.
+The loss of a process is noticed otherwise.  This is for losses without one, as when a network was cut and mended.
 """
 
 from __future__ import annotations
@@ -11,26 +11,26 @@ import msgspec
 
 from services.gateway.streams.stream import Stream
 
-PATIENCE = 5.0  # seconds until a silent stream is asked after; doubles each time, for it may just have to wait
+PATIENCE = 5.0  # seconds of silence until a stream is sent again; doubles each time, since it may just be queued
 
 
 class Quiet(msgspec.Struct):
-    """Since when a stream has had as many tokens as it has."""
+    """How many tokens a stream has, and since when."""
 
     num_tokens: int
     since: float
     patience: float
 
 
-class Silence:
-    """Compares every stream with itself, now and then."""
+class SilenceWatchdog:
+    """Compares the number of tokens of every stream with that of the last look."""
 
     def __init__(self, patience: float = PATIENCE) -> None:
         self._patience = patience
         self._quiet: dict[str, Quiet] = {}
 
     def overdue(self, streams: Iterable[Stream], now: float) -> list[Stream]:
-        """Those to be asked after now; `streams` are all that are open, and others are forgotten."""
+        """The streams that are to be sent again; `streams` are all that are open, and others are forgotten."""
         before, self._quiet = self._quiet, {}
         found = []
         for stream in streams:

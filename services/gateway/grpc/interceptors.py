@@ -26,7 +26,7 @@ OPEN = tuple(
 Continuation = Callable[[grpc.HandlerCallDetails], Awaitable[Any]]
 
 
-class KeyCheck(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in the stubs alone
+class KeyInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in the stubs alone
     """Ends calls without a key that opens with UNAUTHENTICATED, before their message is read."""
 
     def __init__(self, access: Access) -> None:

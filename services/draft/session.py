@@ -1,7 +1,7 @@
-"""What a draft was told, row by row, and the answers that it owes for it.
+"""The rows that a draft follows on one link, and the proposals that it owes.
 
-It knows neither sockets nor how guesses are made.  Updates may come at any time, and later ones win: what is told
-while a guess is being made is applied before the next piece of work, so that a stale guess is given up early.
+It knows neither sockets nor how proposals are made.  Updates may come at any time, and later ones win: an update that
+comes while a proposal is being made is applied before the next piece of work, so that a stale one is given up early.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ MOST_WANTED = 2 * MAX_DRAFT_TOKENS  # of a row: a guess for the next step and as
 log = structlog.get_logger()
 
 
-class Ledger:
+class DraftSession:
     """One draft link.
 
-    Invariant: the proposer follows exactly the rows of `_num_told`, and was told so many tokens of each, in order, by
+    Invariant: the proposer follows exactly the rows of `_num_told`, and has so many tokens of each, in order, from
     updates of this epoch.
     """
 

@@ -1,6 +1,6 @@
-"""When the streams that have output may send it: at once, unless sending takes more than its share of the machine.
+"""A throttle for flushing output to clients: at once, unless sending takes more than its share of the machine.
 
-Knows streams only as something to wake.
+It knows streams only as something to wake.
 """
 
 from __future__ import annotations
@@ -27,8 +27,10 @@ def stretch() -> float:
 
 class Sender(Protocol):
     def wake(self, sent: Callable[[], None]) -> bool:
-        """Let it send what it has; it calls `sent` when that is done.  False where there is nothing that it begins to
-        send now: it has nothing, or its reader is slow and it is still sending what came before."""
+        """Begin to send the queued output, and call `sent` when that is done.
+
+        False where it begins nothing now: it has no output, or its reader is slow and it still sends what came before.
+        """
 
 
 @dataclass(slots=True)
@@ -39,10 +41,10 @@ class Round:
     spent_before: float  # seconds of a processor by this process until it began
     num_woken: int = 0
     num_sending: int = 0
-    cost: float | None = None  # seconds of a processor; None while somebody is sending
+    cost: float | None = None  # seconds of a processor; None while a sender is sending
 
 
-class Pace:
+class FlushThrottle:
     """Wakes senders in rounds.
 
     While rounds are short beside the time between outputs, nothing waits: a rest that ends just after the next output
@@ -72,7 +74,7 @@ class Pace:
         self._round = Round(0.0, 0.0, cost=0.0)
 
     def add(self, sender: Sender) -> None:
-        """It has output; it is woken with the next round."""
+        """Have a sender that has output woken in the next round."""
         self._senders[sender] = None
         self._has_news = True
 
