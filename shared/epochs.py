@@ -32,7 +32,7 @@ def follows(epoch: int, known: int) -> bool:
     return is_possible(epoch) and (not known or known <= epoch <= known + MAX_LEAP)
 
 
-class Following:
+class EpochFollower:
     """Which of the schedulers that are heard is believed.
 
     One whose number follows on the known one is, at once.  Another is a former one, or nobody: it is not, as long as

@@ -32,7 +32,7 @@ MADE_UP = "dummy"  # weights that the configuration says all of
 MOST_THREADS = 4  # of a digest in numpy's way
 
 
-class Watched:
+class DigestedSource:
     """A checkpoint that is being loaded, on its way to a digest; one that was digested before is not read twice."""
 
     def __init__(self, source: WeightSource, native: Native | None, memory: DigestMemory) -> None:

@@ -16,7 +16,7 @@ import torch
 
 from engine.execution.backend import Backend, choose_backend
 from engine.execution.device_tables import DeviceTables
-from engine.execution.fingerprint import Watched, make_fingerprint
+from engine.execution.fingerprint import DigestedSource, make_fingerprint
 from engine.execution.graphs import CudaRecorder, GraphedDecoder, Size
 from engine.execution.memory import MemoryPlan, cpu_budget, gpu_budget, plan_memory
 from engine.execution.profile import peak_activation
@@ -111,7 +111,7 @@ def load_model(
     max_model_len = min(max_model_len, longest or max_model_len)
     source = open_weights(settings.load_format, directory, config, progress=progress)
     backend = choose_backend(settings, config, source.dtype)
-    watched = Watched(source, backend.native, digests) if digests is not None else None
+    watched = DigestedSource(source, backend.native, digests) if digests is not None else None
     model = with_graphs(settings, backend, build(backend, config, source, max_model_len))
     fingerprint = None
     if watched is not None:

@@ -49,7 +49,7 @@ class CompilerFailedError(BuildError):
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class BuildTarget:
     """A kind of processor: what the compiler is told, and what /proc/cpuinfo must list."""
 
     flags: tuple[str, ...]
@@ -59,11 +59,11 @@ class Target:
 _V3 = frozenset(("avx2", "fma", "bmi1", "bmi2", "f16c", "movbe", "abm"))
 _V4 = _V3 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
 _VNNI = _V4 | {"avx512_vnni"}
-TARGETS: dict[str, Target] = {  # the best first
-    "cooperlake": Target(("-march=x86-64-v4", "-mavx512vnni", "-mavx512bf16"), _VNNI | {"avx512_bf16"}),
-    "cascadelake": Target(("-march=x86-64-v4", "-mavx512vnni"), _VNNI),
-    "x86-64-v4": Target(("-march=x86-64-v4",), _V4),
-    "x86-64-v3": Target(("-march=x86-64-v3",), _V3),
+TARGETS: dict[str, BuildTarget] = {  # the best first
+    "cooperlake": BuildTarget(("-march=x86-64-v4", "-mavx512vnni", "-mavx512bf16"), _VNNI | {"avx512_bf16"}),
+    "cascadelake": BuildTarget(("-march=x86-64-v4", "-mavx512vnni"), _VNNI),
+    "x86-64-v4": BuildTarget(("-march=x86-64-v4",), _V4),
+    "x86-64-v3": BuildTarget(("-march=x86-64-v3",), _V3),
 }
 
 

@@ -19,16 +19,16 @@ Buckets = list[tuple[float, float]]  # upper bound, how many values up to it
 QS = (50.0, 90.0, 99.0)
 
 
-class Scrape(msgspec.Struct, frozen=True):
+class GatewayScrape(msgspec.Struct, frozen=True):
     """The histogram of the gaps between outputs, as one look at /metrics shows it; seconds."""
 
     buckets: Buckets
     sum: float
 
-    def since(self, before: Scrape) -> Scrape:
+    def since(self, before: GatewayScrape) -> GatewayScrape:
         """What came after another look."""
         pairs = zip(self.buckets, before.buckets, strict=True)
-        return Scrape([(bound, now - then) for (bound, now), (_, then) in pairs], self.sum - before.sum)
+        return GatewayScrape([(bound, now - then) for (bound, now), (_, then) in pairs], self.sum - before.sum)
 
     @property
     def mean(self) -> float:
@@ -38,7 +38,7 @@ class Scrape(msgspec.Struct, frozen=True):
         return quantile(self.buckets, q / 100) or 0.0
 
 
-def scrape(base_url: str) -> Scrape:
+def scrape(base_url: str) -> GatewayScrape:
     """Raises OSError where nobody answers, ValueError where the histogram is not there."""
     with urlopen(f"{base_url}/metrics", timeout=10) as answer:
         families = {family.name: family for family in text_string_to_metric_families(answer.read().decode())}
@@ -46,23 +46,23 @@ def scrape(base_url: str) -> Scrape:
         raise ValueError(f"{base_url}/metrics has no {FAMILY}")
     samples = families[FAMILY].samples
     buckets = [(float(s.labels["le"]), s.value) for s in samples if s.name.endswith("_bucket")]
-    return Scrape(buckets, next(s.value for s in samples if s.name.endswith("_sum")))
+    return GatewayScrape(buckets, next(s.value for s in samples if s.name.endswith("_sum")))
 
 
-def bucketed(gaps: Iterable[float]) -> Scrape:
+def bucketed(gaps: Iterable[float]) -> GatewayScrape:
     """A client's gaps as the services would have counted them: percentiles of both are then cut alike."""
     histogram = Histogram(ITL)
     for gap in gaps:
         histogram.observe(gap)
-    return Scrape([(float(bound), float(count)) for bound, count in histogram.cumulative()], histogram.sum)
+    return GatewayScrape([(float(bound), float(count)) for bound, count in histogram.cumulative()], histogram.sum)
 
 
-class Account(msgspec.Struct, frozen=True):
+class GatewayAccount(msgspec.Struct, frozen=True):
     """One run by the services' own clocks; seconds."""
 
     ttft: Summary
     e2el: Summary
-    itl: Scrape
+    itl: GatewayScrape
 
 
 class Accounts:
@@ -74,11 +74,11 @@ class Accounts:
         self._seen = scrape(base_url)
         self.take()
 
-    def take(self) -> Account:
+    def take(self) -> GatewayAccount:
         """Of the requests that have ended well since the last call."""
         ended = _finished(self._log.readlines())
         seen, self._seen = self._seen, scrape(self._base_url)
-        return Account(
+        return GatewayAccount(
             ttft=summarise((line["ttft_ms"] / 1000 for line in ended), QS),
             e2el=summarise((line["e2e_ms"] / 1000 for line in ended), QS),
             itl=self._seen.since(seen),

@@ -25,7 +25,7 @@ PROMPT_WORDS = 24
 OPTIONS = [("grpc.use_local_subchannel_pool", 1), ("grpc.max_receive_message_length", -1)]
 
 
-class Load:
+class OfferedLoad:
     """What has been asked for and what has come."""
 
     def __init__(self, speech: Speech, num_tokens: int, until: float) -> None:
@@ -74,14 +74,14 @@ def ask(seed: int, num_tokens: int) -> Any:
     return request
 
 
-async def report(load: Load) -> None:
+async def report(load: OfferedLoad) -> None:
     while True:
         print(load.line(), flush=True)
         await asyncio.sleep(1)
 
 
-async def run(address: str, streams: int, seconds: float, num_tokens: int, num_channels: int) -> Load:
-    load = Load(Speech(), num_tokens, time.monotonic() + seconds)
+async def run(address: str, streams: int, seconds: float, num_tokens: int, num_channels: int) -> OfferedLoad:
+    load = OfferedLoad(Speech(), num_tokens, time.monotonic() + seconds)
     channels: list[Any] = [grpc.aio.insecure_channel(address, options=OPTIONS) for _ in range(num_channels)]
     stubs: list[Any] = [inference_pb2_grpc.InferenceStub(channel) for channel in channels]
     reporting = asyncio.create_task(report(load))

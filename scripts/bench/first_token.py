@@ -12,7 +12,7 @@ import uvloop
 
 from protos.pageant.v1 import inference_pb2_grpc
 from scripts.bench.clients import ask
-from scripts.bench.report import Line
+from scripts.bench.report import Result
 from scripts.bench.tokens import Speech
 from services.detokenizer.decoder import DecoderFactory
 from services.detokenizer.table import StreamTable
@@ -28,7 +28,7 @@ EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]  # its stubs lack it
 PAUSE = 0.01  # seconds between requests of a client that takes its time: caches are cold and processors asleep
 
 
-def added_to_first_token(address: str, *, at_most: float) -> list[Line]:
+def added_to_first_token(address: str, *, at_most: float) -> list[Result]:
     """Milliseconds: the first token through processes whose worker takes no time, less the same work in this one.
 
     At concurrency 1, each request after the other's end; and for information the same after a pause.
@@ -41,7 +41,7 @@ def added_to_first_token(address: str, *, at_most: float) -> list[Line]:
     ):
         chain = 1000 * median(uvloop.run(through_the_chain(address, pause)))
         note = f"{chain:.2f} ms less {alone:.2f} ms in one process"
-        lines.append(Line(f"added to the first token {what}", chain - alone, "ms", at_most=bound, note=note))
+        lines.append(Result(f"added to the first token {what}", chain - alone, "ms", at_most=bound, note=note))
     return lines
 
 

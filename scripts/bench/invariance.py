@@ -24,7 +24,7 @@ import structlog
 
 from engine.execution.loading import load_runner
 from engine.execution.runner import ModelRunner
-from scripts.bench.report import Line, add_check, finish
+from scripts.bench.report import Result, add_check, finish
 from shared.config import Settings
 from shared.errors import ConfigError
 from shared.messages import AdmittedSequence, StepPlan
@@ -56,7 +56,7 @@ TORCH, NATIVE = list(SETUPS)[:2], list(SETUPS)[2:]
 Figures = dict[str, list[float]]  # workload -> milliseconds of a step, of each round
 
 
-class Steps:
+class InvarianceSteps:
     """Plans made by hand for one runner: every row has its own blocks, so that nothing is scheduled or cached."""
 
     def __init__(self, runner: ModelRunner) -> None:
@@ -101,7 +101,7 @@ class Steps:
         return 1000 * self._runner.run(plan).device_time
 
 
-def load(directory: Path, names: Sequence[str], num_threads: int) -> dict[str, Steps]:
+def load(directory: Path, names: Sequence[str], num_threads: int) -> dict[str, InvarianceSteps]:
     """Those of the set-ups that this machine has."""
     found = {}
     shared = Settings(
@@ -113,13 +113,13 @@ def load(directory: Path, names: Sequence[str], num_threads: int) -> dict[str, S
     )
     for name in names:
         try:
-            found[name] = Steps(load_runner(msgspec.structs.replace(shared, **SETUPS[name])))
+            found[name] = InvarianceSteps(load_runner(msgspec.structs.replace(shared, **SETUPS[name])))
         except ConfigError as error:
             print(f"{name}: left out, {error}", flush=True)
     return found
 
 
-def measure(setups: dict[str, Steps], num_rounds: int) -> dict[str, Figures]:
+def measure(setups: dict[str, InvarianceSteps], num_rounds: int) -> dict[str, Figures]:
     """Every round takes each workload to each set-up in turn; the round before the first only warms up."""
     figures: dict[str, Figures] = {name: {} for name in setups}
     for number in range(num_rounds + 1):
@@ -135,16 +135,18 @@ def workload(rows: int) -> str:
     return f"decode of {rows}" if rows else f"prefill of {PREFILL}"
 
 
-def report(figures: dict[str, Figures]) -> list[Line]:
+def report(figures: dict[str, Figures]) -> list[Result]:
     medians = {name: {what: median(taken) for what, taken in found.items()} for name, found in figures.items()}
-    lines = [Line(f"{name}: {what}", ms, "ms") for name, found in medians.items() for what, ms in found.items()]
+    lines = [Result(f"{name}: {what}", ms, "ms") for name, found in medians.items() for what, ms in found.items()]
     exact, loose = (medians[name] for name in TORCH)
-    lines += [Line(f"price with torch: {what}", exact[what] / loose[what], "x") for what in exact]
+    lines += [Result(f"price with torch: {what}", exact[what] / loose[what], "x") for what in exact]
     if native := medians.get("native"):
         one = native[workload(1)]
         for rows in ROWS[1:]:
             share = native[workload(rows)] / rows / one
-            lines.append(Line(f"native: a row among {rows} / alone", share, "x", note="no switch: nothing to turn off"))
+            lines.append(
+                Result(f"native: a row among {rows} / alone", share, "x", note="no switch: nothing to turn off")
+            )
     return lines
 
 

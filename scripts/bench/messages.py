@@ -11,7 +11,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from scripts.bench.report import Line, add_check, finish
+from scripts.bench.report import Result, add_check, finish
 from services.cli.bench.messages import hops_of_a_step, measure
 
 MODEL = Path(__file__).resolve().parents[2] / "models" / "pageant-stories"
@@ -30,9 +30,9 @@ def main() -> int:
             encoding, decoding, num_bytes = measure(hop)
             total += encoding + decoding
             note = f"encode {encoding:.1f} us, decode {decoding:.1f} us, {num_bytes:,} bytes"
-            lines.append(Line(f"{size} sequences: {hop[0]}", encoding + decoding, "us", note=note))
+            lines.append(Result(f"{size} sequences: {hop[0]}", encoding + decoding, "us", note=note))
         bound = TARGET_US if size == TARGET_SIZE else None
-        lines.append(Line(f"{size} sequences: all hops", total, "us", at_most=bound))
+        lines.append(Result(f"{size} sequences: all hops", total, "us", at_most=bound))
     return finish(lines, check=args.check, title="messages of one step: encode + decode, processor time")
 
 

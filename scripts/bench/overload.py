@@ -38,8 +38,8 @@ import uvloop
 
 from protos.pageant.v1 import inference_pb2_grpc
 from scripts.bench.clients import OPTIONS, ask
-from scripts.bench.report import Line, add_check, finish
-from scripts.bench.troupe import Troupe, troupe
+from scripts.bench.report import Result, add_check, finish
+from scripts.bench.troupe import LocalDeployment, troupe
 
 MIN_GOODPUT = 90.0  # percent of that at capacity
 MAX_REFUSAL_MS = 10.0
@@ -50,7 +50,7 @@ TICK = 0.005  # seconds between two looks at how late the client's event loop is
 
 
 @dataclass
-class Tally:
+class EndingTally:
     """What became of the requests of one phase, those of its first seconds left out."""
 
     first_ms: list[float] = field(default_factory=list)
@@ -88,7 +88,7 @@ class Crowd:
             await channel.close()
 
     async def request(
-        self, tally: Tally, *, tenant: str = "", deadline: float | None = None, counts: bool = True
+        self, tally: EndingTally, *, tenant: str = "", deadline: float | None = None, counts: bool = True
     ) -> None:
         """One request to its end, of whatever kind."""
         self._num_asked += 1
@@ -121,7 +121,7 @@ class Crowd:
 
     async def capacity(self, rows: int, seconds: float) -> float:
         """Requests per second of as many clients as there are rows."""
-        tally, end = Tally(), time.monotonic() + seconds
+        tally, end = EndingTally(), time.monotonic() + seconds
 
         async def client() -> None:
             while time.monotonic() < end:
@@ -131,14 +131,14 @@ class Crowd:
         await asyncio.gather(*(client() for _ in range(rows)))
         return tally.endings["OK"] / (time.monotonic() - start)
 
-    async def arrivals(self, rate: float, seconds: float, *, seed: int, tenant: str = "") -> Tally:
+    async def arrivals(self, rate: float, seconds: float, *, seed: int, tenant: str = "") -> EndingTally:
         """Requests at random times, `rate` a second; returns when all have ended."""
-        rng, tally = random.Random(seed), Tally()
+        rng, tally = random.Random(seed), EndingTally()
         async with behind(tally):
             await self._arrive(rate, seconds, rng, tally, tenant)
         return tally
 
-    async def _arrive(self, rate: float, seconds: float, rng: random.Random, tally: Tally, tenant: str) -> None:
+    async def _arrive(self, rate: float, seconds: float, rng: random.Random, tally: EndingTally, tenant: str) -> None:
         tasks = set[asyncio.Task[None]]()
         start = time.monotonic()
         due = start
@@ -153,7 +153,7 @@ class Crowd:
 
 
 @contextlib.asynccontextmanager
-async def behind(tally: Tally) -> AsyncIterator[None]:
+async def behind(tally: EndingTally) -> AsyncIterator[None]:
     """Note how late the event loop comes to what is due, until the block ends."""
 
     async def look() -> None:
@@ -199,11 +199,11 @@ def core_wait(pid: int) -> float:
     return sum(int(text.split()[1]) for text in texts) / 1e9
 
 
-async def measure(running: Troupe, args: argparse.Namespace) -> list[Line]:
+async def measure(running: LocalDeployment, args: argparse.Namespace) -> list[Result]:
     crowd, gateway = Crowd(running.address, args.tokens, args.deadline), running.processes["gateway"].pid
     try:
         rate = await crowd.capacity(args.rows, args.seconds / 2)
-        lines = [Line("capacity", rate, "requests/s", note=f"{rate * args.tokens:.0f} tokens/s")]
+        lines = [Result("capacity", rate, "requests/s", note=f"{rate * args.tokens:.0f} tokens/s")]
         at_capacity = await crowd.arrivals(rate, args.seconds, seed=1)
         waited = core_wait(gateway)
         beyond = await crowd.arrivals(3 * rate, args.seconds, seed=2)
@@ -220,19 +220,19 @@ async def measure(running: Troupe, args: argparse.Namespace) -> list[Line]:
         await crowd.close()
 
 
-def overload_lines(at_capacity: Tally, beyond: Tally, seconds: float) -> list[Line]:
+def overload_lines(at_capacity: EndingTally, beyond: EndingTally, seconds: float) -> list[Result]:
     lines = []
     for name, tally in (("1 x", at_capacity), ("3 x", beyond)):
         endings = ", ".join(f"{count} {ending}" for ending, count in tally.endings.most_common())
         note = f"{endings}; {tally.wasted} tokens in vain"
-        lines.append(Line(f"{name} capacity: goodput", tally.tokens / seconds, "tokens/s", note=note))
-        lines.append(Line(f"{name} capacity: first token, p99", percentile(tally.first_ms, 0.99), "ms"))
+        lines.append(Result(f"{name} capacity: goodput", tally.tokens / seconds, "tokens/s", note=note))
+        lines.append(Result(f"{name} capacity: first token, p99", percentile(tally.first_ms, 0.99), "ms"))
     kept = 100 * beyond.tokens / at_capacity.tokens if at_capacity.tokens else None
-    lines.append(Line("goodput at 3 x of that at 1 x", kept, "%", at_least=MIN_GOODPUT))
+    lines.append(Result("goodput at 3 x of that at 1 x", kept, "%", at_least=MIN_GOODPUT))
     return lines
 
 
-def refusal_lines(beyond: Tally, logged: Refusals) -> list[Line]:
+def refusal_lines(beyond: EndingTally, logged: Refusals) -> list[Result]:
     behind = percentile(beyond.behind_ms, 0.99) or 0.0
     parts = {
         "until the method": (logged.before, None, f"the gateway waited {beyond.core_wait:.1f} s for a core"),
@@ -241,28 +241,28 @@ def refusal_lines(beyond: Tally, logged: Refusals) -> list[Line]:
     }
     lines = []
     for part, (values, bound, note) in parts.items():
-        lines.append(Line(f"refusal {part}, median", percentile(values, 0.5), "ms", note=f"of {len(values)}"))
-        lines.append(Line(f"refusal {part}, p99", percentile(values, 0.99), "ms", at_most=bound, note=note))
-    return [*lines, Line("refusals without a time to come back", beyond.num_without_time, at_most=0)]
+        lines.append(Result(f"refusal {part}, median", percentile(values, 0.5), "ms", note=f"of {len(values)}"))
+        lines.append(Result(f"refusal {part}, p99", percentile(values, 0.99), "ms", at_most=bound, note=note))
+    return [*lines, Result("refusals without a time to come back", beyond.num_without_time, at_most=0)]
 
 
-def fairness_lines(solo: Tally, beside: Tally, greedy: Tally) -> list[Line]:
+def fairness_lines(solo: EndingTally, beside: EndingTally, greedy: EndingTally) -> list[Result]:
     lines = []
     for name, share, bound in (("median", 0.5, None), ("p99", 0.99, MAX_UNFAIRNESS)):
         alone, crowded = percentile(solo.first_ms, share), percentile(beside.first_ms, share)
         ratio = crowded / alone if alone and crowded else None
         lines += [
-            Line(f"a tenant alone: first token, {name}", alone, "ms", note=f"{solo.num_requests} requests"),
-            Line(f"beside one ten times as busy, {name}", crowded, "ms", note=served(beside)),
-            Line(f"of its {name} alone", ratio, "x", at_most=bound),
+            Result(f"a tenant alone: first token, {name}", alone, "ms", note=f"{solo.num_requests} requests"),
+            Result(f"beside one ten times as busy, {name}", crowded, "ms", note=served(beside)),
+            Result(f"of its {name} alone", ratio, "x", at_most=bound),
         ]
     return [
         *lines,
-        Line("the busy one: first token, p99", percentile(greedy.first_ms, 0.99), "ms", note=served(greedy)),
+        Result("the busy one: first token, p99", percentile(greedy.first_ms, 0.99), "ms", note=served(greedy)),
     ]
 
 
-def served(tally: Tally) -> str:
+def served(tally: EndingTally) -> str:
     return f"{100 * tally.endings['OK'] / max(1, tally.num_requests):.0f} % of its requests served"
 
 

@@ -10,7 +10,7 @@ COLUMNS = ("what", "measured", "target", "verdict")
 
 
 @dataclass(frozen=True)
-class Line:
+class Result:
     """One figure and its bound: `at_most` or `at_least`, in the figure's own unit, or neither for information."""
 
     what: str
@@ -54,7 +54,7 @@ def figure(value: float) -> str:
     return f"{value:,.{digits}f}"
 
 
-def table(lines: Sequence[Line], *, title: str = "") -> str:
+def table(lines: Sequence[Result], *, title: str = "") -> str:
     """Aligned columns; figures to the right."""
     rows = [COLUMNS, *(line.cells for line in lines)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(COLUMNS))]
@@ -63,7 +63,7 @@ def table(lines: Sequence[Line], *, title: str = "") -> str:
     return "\n".join([title, *text] if title else text)
 
 
-def markdown(lines: Sequence[Line]) -> str:
+def markdown(lines: Sequence[Result]) -> str:
     """The same table for a document."""
     rows = [COLUMNS, ("---", "---:", "---:", "---"), *(line.cells for line in lines)]
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
@@ -74,7 +74,7 @@ def add_check(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--check", action="store_true", help="exit with status 1 where a target is missed")
 
 
-def finish(lines: Sequence[Line], *, check: bool, title: str = "") -> int:
+def finish(lines: Sequence[Result], *, check: bool, title: str = "") -> int:
     """Print the table, last of all; returns the exit status."""
     print(f"\n{table(lines, title=title)}", flush=True)
     return int(check and any(line.missed for line in lines))

@@ -17,7 +17,7 @@ from collections import deque
 from statistics import mean, median
 from time import thread_time
 
-from scripts.bench.report import Line, add_check, finish
+from scripts.bench.report import Result, add_check, finish
 from services.cli.bench.decoding import WORKER, Decoding
 from shared.messages import StepPlan
 
@@ -60,10 +60,10 @@ def main() -> int:
         medians[size] = median(times)
         bound = TARGET_US if size == TARGET_SIZE else None
         note = f"mean {mean(times):,.0f} us, {medians[size] / size:.2f} us per sequence"
-        lines.append(Line(f"step of {size} sequences", medians[size], "us", at_most=bound, note=note))
+        lines.append(Result(f"step of {size} sequences", medians[size], "us", at_most=bound, note=note))
     if {TARGET_SIZE, 1024} <= medians.keys():
         growth = (medians[1024] / 1024) / (medians[TARGET_SIZE] / TARGET_SIZE)
-        lines.append(Line("cost of a sequence among 1,024 / among 64", growth, "x", at_most=GROWTH))
+        lines.append(Result("cost of a sequence among 1,024 / among 64", growth, "x", at_most=GROWTH))
     return finish(lines, check=args.check, title="scheduler: schedule + apply, two steps in flight")
 
 

@@ -30,15 +30,15 @@ from random import Random
 import msgspec
 import uvloop
 
-from scripts.bench.accounts import Account, Accounts, Scrape, bucketed
+from scripts.bench.accounts import Accounts, GatewayAccount, GatewayScrape, bucketed
 from scripts.bench.host import awake
-from scripts.bench.report import Line, add_check, finish
-from scripts.bench.troupe import Troupe, troupe_with
-from services.cli.bench.backend import Backend
+from scripts.bench.report import Result, add_check, finish
+from scripts.bench.troupe import LocalDeployment, troupe_with
+from services.cli.bench.backend import ServerBackend
 from services.cli.bench.generator import Generator, lateness
 from services.cli.bench.grpc_backend import GrpcBackend
 from services.cli.bench.http_backend import HttpBackend
-from services.cli.bench.outcome import Outcome
+from services.cli.bench.outcome import RequestOutcome
 from services.cli.bench.report import Report, RunOptions, report_of
 from services.cli.bench.serve import rates_table
 from shared.metrics import Acceptance, Summary, summarise
@@ -63,10 +63,10 @@ class Found(msgspec.Struct):
     itls: list[list[float]]
 
 
-class Bench:
+class RatesBench:
     """One troupe, its load and its accounts."""
 
-    def __init__(self, running: Troupe, seconds: float) -> None:
+    def __init__(self, running: LocalDeployment, seconds: float) -> None:
         settings = running.settings
         self.running = running
         self.base_url = f"http://127.0.0.1:{settings.http_port}"
@@ -85,7 +85,7 @@ class Bench:
         made = random_requests(count, LENGTHS, vocab_size, rng)
         return at_times(made, arrival_times(count, per_second, 1.0, rng))
 
-    async def measure(self, backend: Backend, per_second: float, count: int) -> tuple[Report, Account]:
+    async def measure(self, backend: ServerBackend, per_second: float, count: int) -> tuple[Report, GatewayAccount]:
         """Raises RuntimeError where a request failed."""
         self.running.check()
         self.accounts.take()
@@ -96,14 +96,14 @@ class Bench:
         options = RunOptions(backend=backend.name, model="", request_rate=per_second, burstiness=1.0, max_concurrency=0)
         return report_of(options, outcomes, Acceptance()), self.accounts.take()
 
-    async def rates(self) -> tuple[list[Report], list[Line]]:
+    async def rates(self) -> tuple[list[Report], list[Result]]:
         backend = GrpcBackend(self.running.address, SAMPLING)
         try:
             await backend.model(60.0)
             await self.measure(backend, math.inf, MIN_REQUESTS)  # warm-up
             at_once, _ = await self.measure(backend, math.inf, NUM_AT_ONCE)
             self.capacity = NUM_AT_ONCE / at_once.duration
-            reports, lines = [], [Line("capacity", self.capacity, "requests/s")]
+            reports, lines = [], [Result("capacity", self.capacity, "requests/s")]
             for share in SHARES:
                 rate = share * self.capacity
                 report, account = await self.measure(backend, rate, self.count(rate))
@@ -113,7 +113,7 @@ class Bench:
         finally:
             await backend.close()
 
-    async def over_http(self) -> list[Line]:
+    async def over_http(self) -> list[Result]:
         backend = HttpBackend(self.base_url, SAMPLING)
         try:
             await backend.model(60.0)
@@ -123,7 +123,7 @@ class Bench:
         finally:
             await backend.close()
 
-    def other(self, command: str) -> list[Line]:
+    def other(self, command: str) -> list[Result]:
         """Another's load generator, over HTTP."""
         self.accounts.take()
         rate = OTHER_SHARE * self.capacity
@@ -131,11 +131,11 @@ class Bench:
         account = self.accounts.take()
         gaps = bucketed(gap for gaps in found.itls for gap in gaps)
         name = f"{Path(shlex.split(command)[0]).name}, {rate:.2f}/s"
-        lines = [Line(f"{name}: failed", len(found.ttfts) - found.completed, f"of {len(found.ttfts)}", at_most=0)]
+        lines = [Result(f"{name}: failed", len(found.ttfts) - found.completed, f"of {len(found.ttfts)}", at_most=0)]
         return lines + compared(name, summarise(found.ttfts, QS), gaps, account, "")
 
 
-def beside(name: str, outcomes: Sequence[Outcome], account: Account) -> list[Line]:
+def beside(name: str, outcomes: Sequence[RequestOutcome], account: GatewayAccount) -> list[Result]:
     """Our own generator's figures and the services'."""
     ttft = summarise((outcome.timeline.times[0] - outcome.sent for outcome in outcomes), QS)
     gaps = bucketed(gap for outcome in outcomes for gap in outcome.timeline.itl)
@@ -144,21 +144,21 @@ def beside(name: str, outcomes: Sequence[Outcome], account: Account) -> list[Lin
     return compared(name, ttft, gaps, account, late)
 
 
-def compared(name: str, ttft: Summary, gaps: Scrape, account: Account, remark: str) -> list[Line]:
+def compared(name: str, ttft: Summary, gaps: GatewayScrape, account: GatewayAccount, remark: str) -> list[Result]:
     """A client's figures and the services' of the same requests; the error is that between the two."""
     pairs = [(f"TTFT p{q:g}", ttft.percentiles[q], account.ttft.percentiles[q]) for q in QS]
     pairs += [("ITL mean", gaps.mean, account.itl.mean)]
     pairs += [(f"ITL p{q:g}", gaps.percentile(q), account.itl.percentile(q)) for q in QS]
     counts = "" if ttft.count == account.ttft.count else f"; {ttft.count} and {account.ttft.count} requests"
     return [
-        Line(f"{name}: {what}, difference", 100 * abs(client / services - 1) if services else None, "%",
+        Result(f"{name}: {what}, difference", 100 * abs(client / services - 1) if services else None, "%",
              at_most=MAX_ERROR,
              note=f"client {1000 * client:.2f} ms, services {1000 * services:.2f} ms{counts}{remark}")
         for what, client, services in pairs
     ]  # fmt: skip
 
 
-def run_other(command: Sequence[str], running: Troupe, base_url: str, rate: float, count: int) -> Found:
+def run_other(command: Sequence[str], running: LocalDeployment, base_url: str, rate: float, count: int) -> Found:
     """Its result file.  Raises subprocess.CalledProcessError where it fails."""
     settings = running.settings
     with tempfile.TemporaryDirectory(prefix="pageant-bench-") as directory:
@@ -184,7 +184,7 @@ def main() -> int:
     parser.add_argument("--other", default="", help="a command that takes the arguments of vLLM's bench serve")
     args = parser.parse_args()
     with awake(), troupe_with(["-m", "services.worker"], model=args.model, http_port=0) as running:
-        bench = Bench(running, args.seconds)
+        bench = RatesBench(running, args.seconds)
         reports, lines = uvloop.run(bench.rates())
         if args.other:
             lines += bench.other(args.other)

@@ -35,14 +35,14 @@ import msgspec
 import uvloop
 
 from scripts.bench.host import awake, in_quiet
-from scripts.bench.report import Line, add_check, finish
+from scripts.bench.report import Result, add_check, finish
 from services.cli.bench.generator import Generator, lateness
 from services.cli.bench.grpc_backend import GrpcBackend
-from services.cli.bench.outcome import Outcome
+from services.cli.bench.outcome import RequestOutcome
 from services.cli.private import with_private_troupe
 from services.scheduler.state.policy import Policy
 from services.simulator.fitting import Fitted, fit, read_recording, undisturbed
-from services.simulator.outcome import Outcome as Foretold
+from services.simulator.outcome import SimulatedOutcome as Foretold
 from services.simulator.outcome import outcome_of
 from services.simulator.scatter import Scattered
 from services.simulator.simulation import Delays, Simulation
@@ -135,18 +135,18 @@ def arrivals_during(steps: Sequence[RecordedStep], sent: Sequence[float]) -> lis
     return [bisect_left(times, step.start + step.seconds) - bisect_left(times, step.start) for step in steps]
 
 
-def way(outcome: Outcome) -> float:
+def way(outcome: RequestOutcome) -> float:
     """Seconds of a request's TTFT that were neither waiting nor prefill.  Raises RuntimeError where nobody counted."""
     if not outcome.phases or outcome.timeline.ttft is None:
         raise RuntimeError("the server does not say where the time of a request went")
     return outcome.timeline.ttft - sum(outcome.phases.get(phase.label, 0.0) for phase in (*QUEUE, Phase.PREFILL))
 
 
-def _ttfts(outcomes: Sequence[Outcome]) -> Summary:
+def _ttfts(outcomes: Sequence[RequestOutcome]) -> Summary:
     return summarise(outcome.timeline.ttft or 0.0 for outcome in outcomes)
 
 
-def _throughput(outcomes: Sequence[Outcome]) -> float:
+def _throughput(outcomes: Sequence[RequestOutcome]) -> float:
     return rate(sum(outcome.num_output_tokens for outcome in outcomes), max(outcome.end for outcome in outcomes))
 
 
@@ -172,7 +172,7 @@ async def observe(machine: Machine, share: float, args: argparse.Namespace) -> O
     return Observed(capacity, measured, steps, around)
 
 
-async def compare(settings: Settings, args: argparse.Namespace) -> list[Line]:
+async def compare(settings: Settings, args: argparse.Namespace) -> list[Result]:
     """All loads, one after the other."""
     backend = GrpcBackend(f"{settings.host}:{settings.port}", {"temperature": 0.0, "ignore_eos": True}, explain=True)
     try:
@@ -180,19 +180,19 @@ async def compare(settings: Settings, args: argparse.Namespace) -> list[Line]:
         machine = Machine(backend, Path(settings.record_steps), model.vocab_size)
         await machine.run(machine.requests(50, float("inf")))  # warm-up
         (num_blocks,) = await backend.num_blocks()
-        lines: list[Line] = []
+        lines: list[Result] = []
         for name, share in LOADS.items():
             tried = await in_quiet(partial(observe, machine, share, args), args.tries)
             seen = tried.result
-            lines.append(Line(f"{name}: {share:g} of the capacity of", seen.capacity, "requests/s"))
+            lines.append(Result(f"{name}: {share:g} of the capacity of", seen.capacity, "requests/s"))
             step_time = fit(seen.around.steps, seen.around.arrivals)
             calm = undisturbed(seen.around.steps, seen.around.arrivals, step_time.per_arrival)
             own = undisturbed(seen.steps, arrivals_during(seen.steps, seen.measured.sent), step_time.per_arrival)
             drift = slowness(step_time, own) / slowness(step_time, calm)
             note = f"{len(seen.steps)} steps; {tried.note}"
-            lines.append(Line(f"{name}: steps took, of those around it", drift, "x", note=note))
-            lines.append(Line(f"{name}: a request takes from the step it meets", 1000 * step_time.per_arrival, "ms"))
-            lines.append(Line(f"{name}: the way there and back", 1000 * percentile(seen.around.ways, 50), "ms"))
+            lines.append(Result(f"{name}: steps took, of those around it", drift, "x", note=note))
+            lines.append(Result(f"{name}: a request takes from the step it meets", 1000 * step_time.per_arrival, "ms"))
+            lines.append(Result(f"{name}: the way there and back", 1000 * percentile(seen.around.ways, 50), "ms"))
             foretold = simulated(
                 settings, num_blocks, model.max_model_len, Scattered(step_time, calm, drift),
                 delays_of(seen.around.ways, step_time.per_arrival), seen.measured.requests,
@@ -231,7 +231,7 @@ def simulated(
     return outcome_of(run, Slo())
 
 
-def lines_of(name: str, measured: Measured, foretold: Foretold) -> list[Line]:
+def lines_of(name: str, measured: Measured, foretold: Foretold) -> list[Result]:
     pairs = (
         ("TTFT p50", 1000 * measured.ttft.median, 1000 * foretold.ttft.median, "ms"),
         ("TTFT p99", 1000 * measured.ttft.percentiles[99.0], 1000 * foretold.ttft.percentiles[99.0], "ms"),
@@ -239,7 +239,7 @@ def lines_of(name: str, measured: Measured, foretold: Foretold) -> list[Line]:
     )
     late = f"; {measured.num_late} sent late" if measured.num_late else ""
     return [
-        Line(f"{name}: {what}, error", 100 * abs(there / here - 1), "%", at_most=MAX_ERROR,
+        Result(f"{name}: {what}, error", 100 * abs(there / here - 1), "%", at_most=MAX_ERROR,
              note=f"measured {here:.1f} {unit}, simulated {there:.1f}{late}")
         for what, here, there, unit in pairs
     ]  # fmt: skip
@@ -253,7 +253,7 @@ def main() -> int:
     parser.add_argument("--tries", type=int, default=4, help="of each load, while the host takes much")
     parser.add_argument("--model", default="models/pageant-stories")
     args = parser.parse_args()
-    lines: list[Line] = []
+    lines: list[Result] = []
     with tempfile.TemporaryDirectory(prefix="pageant-bench-") as directory:
         own = {"model": args.model, "log_level": "warning", "record_steps": f"{directory}/steps.jsonl"}
 

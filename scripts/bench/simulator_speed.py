@@ -21,7 +21,7 @@ from time import process_time
 
 import msgspec
 
-from scripts.bench.report import Line, add_check, finish
+from scripts.bench.report import Result, add_check, finish
 from services.cli.simulate import MANY_OBJECTS
 from services.scheduler.state.policy import Policy
 from services.simulator.hardware import DEVICES, num_blocks, shape_of
@@ -35,7 +35,7 @@ MAX_MODEL_LEN = 131072
 PER_HOUR = 1_000_000
 
 
-class Load(msgspec.Struct, frozen=True):
+class SpeedLoad(msgspec.Struct, frozen=True):
     """A trace, how many times its own rate it is sent at, and blocks of how many tokens."""
 
     name: str
@@ -45,12 +45,12 @@ class Load(msgspec.Struct, frozen=True):
 
 
 LOADS = (
-    Load("Mooncake's conversations", "mooncake-conversation.jsonl", 0.36 * NUM_WORKERS, 64),
-    Load("Azure's conversations", "azure-2023-conv.csv", 107.0, 16),
+    SpeedLoad("Mooncake's conversations", "mooncake-conversation.jsonl", 0.36 * NUM_WORKERS, 64),
+    SpeedLoad("Azure's conversations", "azure-2023-conv.csv", 107.0, 16),
 )
 
 
-def simulation(load: Load) -> Simulation:
+def simulation(load: SpeedLoad) -> Simulation:
     device, model = DEVICES["h200"], shape_of("llama-3-8b").work()
     blocks = num_blocks(device, model, load.block_size, 0.9)
     capacity = WorkerCapacity(blocks, load.block_size, 256, MAX_MODEL_LEN, VOCAB_SIZE, "m", "bfloat16", "h200")
@@ -58,7 +58,7 @@ def simulation(load: Load) -> Simulation:
     return Simulation(policy, capacity, NUM_WORKERS, Roofline(device, model), Delays(), model)
 
 
-def timed(load: Load, trace: Trace, count: int) -> tuple[float, Simulation]:
+def timed(load: SpeedLoad, trace: Trace, count: int) -> tuple[float, Simulation]:
     """Seconds of processor time, and the run."""
     gc.collect()
     gc.freeze()
@@ -86,9 +86,9 @@ def traces_folder() -> Path:
     return Path(os.environ.get("PAGEANT_TEST_DATA") or root.parent / "shared" / "data") / "traces"
 
 
-def line_of(load: Load, folder: Path, count: int, profile: cProfile.Profile | None) -> Line:
+def line_of(load: SpeedLoad, folder: Path, count: int, profile: cProfile.Profile | None) -> Result:
     if not (folder / load.file).is_file():
-        return Line(load.name, None, "requests/hour", at_least=PER_HOUR, note=f"no {load.file} in {folder}")
+        return Result(load.name, None, "requests/hour", at_least=PER_HOUR, note=f"no {load.file} in {folder}")
     trace = read_trace(folder / load.file)
     if profile is not None:
         profile.enable()
@@ -97,7 +97,7 @@ def line_of(load: Load, folder: Path, count: int, profile: cProfile.Profile | No
         profile.disable()
     num_steps = sum(worker.num_steps for worker in run.workers.values())
     note = f"{count} requests, {num_steps} steps in {seconds:.1f} s; digest {digest(run)}"
-    return Line(load.name, 3600 * count / seconds, "requests/hour", at_least=PER_HOUR, note=note)
+    return Result(load.name, 3600 * count / seconds, "requests/hour", at_least=PER_HOUR, note=note)
 
 
 def main() -> int:

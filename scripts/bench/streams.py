@@ -22,8 +22,8 @@ from typing import Any
 import msgspec
 
 from scripts.bench.first_token import added_to_first_token
-from scripts.bench.report import Line, add_check, finish
-from scripts.bench.troupe import Troupe, Usage, troupe, usage
+from scripts.bench.report import Result, add_check, finish
+from scripts.bench.troupe import LocalDeployment, ProcessUsage, troupe, usage
 
 TARGET_TOKENS, TARGET_FIRST_MS = 20_000.0, 3.0
 MAX_IDLE = 10.0  # milliseconds of processor time per second
@@ -33,31 +33,31 @@ PATIENCE = 60.0  # for the last requests to end
 CLIENTS = "clients"
 
 
-class Sample(msgspec.Struct):
+class StreamSample(msgspec.Struct):
     """One moment: what clients had received, and every process's usage."""
 
     time: float
     tokens: int
     messages: int
-    usages: dict[str, Usage]
+    usages: dict[str, ProcessUsage]
 
 
-def idle(running: Troupe, seconds: float) -> list[Line]:
+def idle(running: LocalDeployment, seconds: float) -> list[Result]:
     """Milliseconds of processor time per second of each service that has nothing to do."""
     time.sleep(1)
     before, start = running.usages(), time.monotonic()
     time.sleep(seconds)
     after, elapsed = running.usages(), time.monotonic() - start
     spent = {name: 1000 * (after[name].seconds - before[name].seconds) / elapsed for name in before}
-    return [Line(f"idle: {name}", ms, "ms/s", at_most=MAX_IDLE) for name, ms in spent.items()]
+    return [Result(f"idle: {name}", ms, "ms/s", at_most=MAX_IDLE) for name, ms in spent.items()]
 
 
-def load(running: Troupe, args: argparse.Namespace) -> tuple[list[Sample], list[str], int]:
+def load(running: LocalDeployment, args: argparse.Namespace) -> tuple[list[StreamSample], list[str], int]:
     """Samples once a second while all streams are busy, what went wrong, and how many requests were finished."""
     command = [sys.executable, "-m", "scripts.bench.clients", "--address", running.address]
     for name in ("streams", "seconds", "tokens", "channels"):
         command += [f"--{name}", str(getattr(args, name))]
-    samples: list[Sample] = []
+    samples: list[StreamSample] = []
     said: dict[str, Any] = {}
     with subprocess.Popen(command, stdout=subprocess.PIPE) as clients:
         assert clients.stdout is not None
@@ -66,7 +66,7 @@ def load(running: Troupe, args: argparse.Namespace) -> tuple[list[Sample], list[
             for line in clients.stdout:
                 said = json.loads(line)
                 usages = running.usages() | {CLIENTS: usage(clients.pid)}
-                samples.append(Sample(said["time"], said["tokens"], said["messages"], usages))
+                samples.append(StreamSample(said["time"], said["tokens"], said["messages"], usages))
                 if time.monotonic() - begun > args.seconds + PATIENCE:
                     raise RuntimeError(f"the streams do not end: {said}")
         finally:
@@ -76,23 +76,25 @@ def load(running: Troupe, args: argparse.Namespace) -> tuple[list[Sample], list[
     return busy, said["wrong"], said["finished"]
 
 
-def lines_of(samples: list[Sample], wrong: list[str], finished: int, args: argparse.Namespace) -> list[Line]:
+def lines_of(samples: list[StreamSample], wrong: list[str], finished: int, args: argparse.Namespace) -> list[Result]:
     first, middle, last = samples[0], samples[len(samples) // 2], samples[-1]
     elapsed, tokens = last.time - first.time, max(1, last.tokens - first.tokens)
     lines = []
     for name in first.usages:
         spent = last.usages[name].seconds - first.usages[name].seconds
         note = f"{100 * spent / elapsed:.0f}% of a core"
-        lines.append(Line(f"{name}: processor time per token", 1e6 * spent / tokens, "us", note=note))
+        lines.append(Result(f"{name}: processor time per token", 1e6 * spent / tokens, "us", note=note))
     for name in first.usages:
         mib = [sample.usages[name].resident / 2**20 for sample in (first, middle, last)]
         note = "MiB at start, middle, end: " + ", ".join(f"{value:.0f}" for value in mib)
         bound = MAX_GROWTH if name != CLIENTS else None
-        lines.append(Line(f"{name}: memory grown since the middle", mib[2] - mib[1], "MiB", at_most=bound, note=note))
-    lines.append(Line("tokens per gRPC message", tokens / max(1, last.messages - first.messages)))
-    lines.append(Line("wrong streams", len(wrong), at_most=0, note=f"of {finished}" + "".join(f"; {w}" for w in wrong)))
+        lines.append(Result(f"{name}: memory grown since the middle", mib[2] - mib[1], "MiB", at_most=bound, note=note))
+    lines.append(Result("tokens per gRPC message", tokens / max(1, last.messages - first.messages)))
+    lines.append(
+        Result("wrong streams", len(wrong), at_most=0, note=f"of {finished}" + "".join(f"; {w}" for w in wrong))
+    )
     rate = tokens / elapsed
-    lines.append(Line(f"tokens per second, {args.streams} streams", rate, "/s", at_least=TARGET_TOKENS))
+    lines.append(Result(f"tokens per second, {args.streams} streams", rate, "/s", at_least=TARGET_TOKENS))
     return lines
 
 

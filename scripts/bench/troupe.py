@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from scripts.bench.tokens import MODEL
-from services.cli.client import Client
+from services.cli.client import TerminalClient
 from services.cli.processes import last_words, start
 from services.cli.serve import with_port
 from shared.config import Settings, settings_environment
@@ -28,23 +28,23 @@ PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 @dataclass(frozen=True)
-class Usage:
+class ProcessUsage:
     """Of one process so far: processor seconds of user and system together, and resident bytes now."""
 
     seconds: float
     resident: int
 
 
-def usage(pid: int) -> Usage:
+def usage(pid: int) -> ProcessUsage:
     """Raises OSError where the process is gone."""
     pages = int((PROC / str(pid) / "statm").read_text(encoding="utf-8").split()[1])
     fields = stat(pid)
     if fields is None:
         raise ProcessLookupError(f"process {pid} is gone")
-    return Usage(own_seconds(fields), pages * PAGE)
+    return ProcessUsage(own_seconds(fields), pages * PAGE)
 
 
-class Troupe:
+class LocalDeployment:
     """The processes by name."""
 
     def __init__(self, settings: Settings, processes: dict[str, subprocess.Popen[bytes]], logs: Path) -> None:
@@ -53,7 +53,7 @@ class Troupe:
         self.processes = processes
         self._logs = logs
 
-    def usages(self) -> dict[str, Usage]:
+    def usages(self) -> dict[str, ProcessUsage]:
         self.check()
         return {name: usage(process.pid) for name, process in self.processes.items()}
 
@@ -69,7 +69,7 @@ class Troupe:
 
 def troupe(
     step_ms: float, *, modules: Mapping[str, Sequence[str]] | None = None, **settings: object
-) -> AbstractContextManager[Troupe]:
+) -> AbstractContextManager[LocalDeployment]:
     """Serves the bundled model's tokenizer over gRPC until the block ends; the worker is a stand-in."""
     worker = ["-m", "scripts.bench.standin", "--step-ms", str(step_ms)]
     return troupe_with(worker, modules=modules, ready_seconds=READY_SECONDS, **settings)
@@ -82,7 +82,7 @@ def troupe_with(
     modules: Mapping[str, Sequence[str]] | None = None,
     ready_seconds: float = READY_SECONDS,
     **settings: object,
-) -> Iterator[Troupe]:
+) -> Iterator[LocalDeployment]:
     """Serves until the block ends, with a worker that Python starts with these arguments; leaves no process behind.
 
     `modules`: by service, what `python -m` is to run in its place, or beside the others.
@@ -95,7 +95,7 @@ def troupe_with(
         commands["worker"] = [sys.executable, *worker]
         commands |= {name: [sys.executable, "-m", *words] for name, words in (modules or {}).items()}
         logs = Path(directory)
-        running = Troupe(chosen, {}, logs)
+        running = LocalDeployment(chosen, {}, logs)
         try:
             for name, command in commands.items():
                 running.processes[name] = start(command, environment, running.log_of(name))
@@ -105,8 +105,8 @@ def troupe_with(
             stop(running.processes.values())
 
 
-def wait_until_serving(running: Troupe, seconds: float = READY_SECONDS) -> None:
-    client, deadline = Client(running.address), time.monotonic() + seconds
+def wait_until_serving(running: LocalDeployment, seconds: float = READY_SECONDS) -> None:
+    client, deadline = TerminalClient(running.address), time.monotonic() + seconds
     try:
         while not client.serving:
             running.check()

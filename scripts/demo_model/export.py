@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 
 from scripts.demo_model.corpus import END, EOS
-from scripts.demo_model.model import SHAPES, Shape
+from scripts.demo_model.model import SHAPES, DemoShape
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
@@ -37,7 +37,7 @@ def export(args: argparse.Namespace) -> None:
     print(json.dumps({"parameters": size, **figures}))
 
 
-def configs(shape: Shape, tokenizer: Tokenizer) -> dict[str, dict[str, object]]:
+def configs(shape: DemoShape, tokenizer: Tokenizer) -> dict[str, dict[str, object]]:
     """The JSON files beside the weights, by name."""
     eos, end = tokenizer.token_to_id(EOS), tokenizer.token_to_id(END)
     return {

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 
 @dataclass(frozen=True)
-class Shape:
+class DemoShape:
     """The architecture of one of the two models; widths in elements."""
 
     hidden: int
@@ -25,13 +25,13 @@ class Shape:
 
 
 SHAPES = {
-    "target": Shape(hidden=256, layers=5, heads=8, kv_heads=4, head_dim=32, intermediate=704),
-    "draft": Shape(hidden=128, layers=2, heads=4, kv_heads=2, head_dim=32, intermediate=352),
+    "target": DemoShape(hidden=256, layers=5, heads=8, kv_heads=4, head_dim=32, intermediate=704),
+    "draft": DemoShape(hidden=128, layers=2, heads=4, kv_heads=2, head_dim=32, intermediate=352),
 }
 
 
 class Attention(nn.Module):
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: DemoShape) -> None:
         super().__init__()
         self.shape = shape
         q_size, kv_size = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
@@ -59,7 +59,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:  # x [..., time, head
 
 
 class Mlp(nn.Module):
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: DemoShape) -> None:
         super().__init__()
         self.gate_proj = nn.Linear(shape.hidden, shape.intermediate, bias=False)
         self.up_proj = nn.Linear(shape.hidden, shape.intermediate, bias=False)
@@ -71,7 +71,7 @@ class Mlp(nn.Module):
 
 
 class Layer(nn.Module):
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: DemoShape) -> None:
         super().__init__()
         self.input_layernorm = nn.RMSNorm(shape.hidden, eps=1e-5)
         self.self_attn = Attention(shape)
@@ -89,7 +89,7 @@ class Llama(nn.Module):
     cos: Tensor  # [context, head_dim]
     sin: Tensor
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: DemoShape) -> None:
         super().__init__()
         self.shape = shape
         self.embed_tokens = nn.Embedding(shape.vocab, shape.hidden)

@@ -68,7 +68,7 @@ class Optimizer:
         self.adam.load_state_dict(state["adam"])
 
 
-class Sampler:
+class BatchSampler:
     """Draws training windows, a third of them stories that answer an instruction."""
 
     def __init__(self, work: Path, context: int, seed: int) -> None:
@@ -98,7 +98,7 @@ def held_out_loss(model: Llama, ids: np.ndarray, context: int) -> float:
     return sum(losses) / len(losses)
 
 
-class Run:
+class TrainingRun:
     """One training: what a checkpoint holds, and the files it is kept in."""
 
     def __init__(self, work: Path, size: str, batch_tokens: int) -> None:
@@ -127,9 +127,9 @@ def train(args: argparse.Namespace) -> None:
     """Train until `steps` are done or `minutes` are over."""
     torch.set_num_threads(args.threads)
     torch.manual_seed(7)
-    run = Run(args.work, args.size, args.batch * args.context)
+    run = TrainingRun(args.work, args.size, args.batch * args.context)
     teacher = load_teacher(args.work) if args.size == "draft" else None
-    sampler = Sampler(args.work, args.context, seed=run.step)
+    sampler = BatchSampler(args.work, args.context, seed=run.step)
     held_out = np.load(args.work / "held_out.npy")
     end = time.monotonic() + args.minutes * 60
     with tqdm(initial=run.step, total=args.steps, desc=args.size) as bar:

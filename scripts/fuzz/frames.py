@@ -31,7 +31,7 @@ BOMBS = (
 PREPARED = 4096  # well-formed frames of an inbox, from which the torn and flipped ones are made
 
 
-class Frames:
+class FrameFuzzer:
     """An endless stream of frames for one inbox.  Deterministic for one seed."""
 
     def __init__(self, union: Any, seed: int, known: Sequence[str | int] = ()) -> None:

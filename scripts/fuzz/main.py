@@ -22,8 +22,8 @@ from dataclasses import dataclass
 import structlog
 import uvloop
 
-from scripts.bench.report import Line, add_check, finish
-from scripts.fuzz.frames import Frames
+from scripts.bench.report import Result, add_check, finish
+from scripts.fuzz.frames import FrameFuzzer
 from scripts.fuzz.stages import STAGES, GatewayStage, SchedulerStage, Stage
 from services.scheduler.invariants import check
 from shared.messages import Message, Refused, encode
@@ -33,7 +33,7 @@ TURNS = 8  # of the event loop, in which a batch and what it set off come to res
 
 
 @dataclass
-class Outcome:
+class FuzzOutcome:
     """What became of the frames at one inbox."""
 
     service: str
@@ -50,13 +50,13 @@ class Outcome:
         return self.num_frames - self.num_undecodable - self.num_dropped
 
 
-async def fuzz(service: str, num_frames: int, seed: int, *, insider: bool = False) -> Outcome:
+async def fuzz(service: str, num_frames: int, seed: int, *, insider: bool = False) -> FuzzOutcome:
     """So many frames at one service's inbox."""
-    stage, outcome = STAGES[service](), Outcome(service)
+    stage, outcome = STAGES[service](), FuzzOutcome(service)
     running = asyncio.create_task(stage.actor.run())
     try:
         await begin(stage)
-        frames = Frames(stage.actor.inbox_union, seed, stage.known if insider else ())
+        frames = FrameFuzzer(stage.actor.inbox_union, seed, stage.known if insider else ())
         start = time.monotonic()
         await _play(stage, running, itertools.islice(frames, num_frames), outcome, insider=insider)
         outcome.seconds = time.monotonic() - start
@@ -89,7 +89,7 @@ async def _rest() -> None:
 
 
 async def _play(
-    stage: Stage, running: asyncio.Task[None], frames: Iterable[bytes], outcome: Outcome, *, insider: bool
+    stage: Stage, running: asyncio.Task[None], frames: Iterable[bytes], outcome: FuzzOutcome, *, insider: bool
 ) -> None:
     before = stage.digest()
     dismissal = Refused.__name__.encode(), stage.actor.instance.encode()
@@ -112,7 +112,7 @@ async def _play(
             before = after
 
 
-async def _end(stage: Stage, running: asyncio.Task[None], outcome: Outcome) -> None:
+async def _end(stage: Stage, running: asyncio.Task[None], outcome: FuzzOutcome) -> None:
     if not running.done():
         running.cancel()
     (ended,) = await asyncio.gather(running, return_exceptions=True)
@@ -123,14 +123,14 @@ async def _end(stage: Stage, running: asyncio.Task[None], outcome: Outcome) -> N
     stage.network.close()
 
 
-def lines_of(outcome: Outcome) -> list[Line]:
+def lines_of(outcome: FuzzOutcome) -> list[Result]:
     name, count = outcome.service, outcome.num_frames
     what = f"{outcome.num_undecodable:,} undecodable, {outcome.num_dropped:,} dropped, {outcome.num_handled:,} handled"
     note = f"{what}; {1e6 * outcome.seconds / max(1, count):.0f} us each"
     return [
-        Line(f"{name}: frames", count, note=note),
-        Line(f"{name}: deaths", int(bool(outcome.crash)), at_most=0, note=outcome.crash[:300]),
-        Line(f"{name}: state changes", outcome.num_changes, at_most=0, note=outcome.change[:300]),
+        Result(f"{name}: frames", count, note=note),
+        Result(f"{name}: deaths", int(bool(outcome.crash)), at_most=0, note=outcome.crash[:300]),
+        Result(f"{name}: state changes", outcome.num_changes, at_most=0, note=outcome.change[:300]),
     ]
 
 
@@ -143,7 +143,7 @@ def main() -> int:
     parser.add_argument("--insider", action="store_true", help="frames that name who and what is there")
     args = parser.parse_args()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
-    lines: list[Line] = []
+    lines: list[Result] = []
     for service in args.services or STAGES:
         outcome = uvloop.run(fuzz(service, args.frames, args.seed, insider=args.insider))
         lines += lines_of(outcome)

@@ -232,7 +232,7 @@ class DetokenizerStage(Stage):
             del actor.table.streams[key]
 
 
-class Rows:
+class RowsRunner:
     """A model runner that keeps what it was told to do."""
 
     capacity = CAPACITY
@@ -257,7 +257,7 @@ class WorkerStage(Stage):
     """One plan has run."""
 
     def make(self) -> Actor:
-        self.rows: Any = Rows()
+        self.rows: Any = RowsRunner()
         return WorkerActor(self.network, SETTINGS, lambda: self.rows, InlineSteps)
 
     def prepare(self) -> list[Message]:

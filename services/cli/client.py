@@ -77,7 +77,7 @@ class Figures:
         )
 
 
-class Client:
+class TerminalClient:
     """One connection to a gateway, over TLS where an `authority` is trusted (PEM)."""
 
     def __init__(self, address: str, *, key: str = "", authority: bytes | None = None) -> None:

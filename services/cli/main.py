@@ -93,7 +93,7 @@ def restart(services: tuple[str, ...], **arguments: Any) -> None:
     """Replace every process of a running `pageant serve` in turn, or those of SERVICES; streams go on."""
     from services.cli import orders
 
-    sys.exit(orders.give(take_settings(arguments), orders.Order(restart=list(services or SERVICES))))
+    sys.exit(orders.give(take_settings(arguments), orders.SupervisorOrder(restart=list(services or SERVICES))))
 
 
 @main.command()
@@ -108,7 +108,7 @@ def scale(replicas: tuple[str, ...], **arguments: Any) -> None:
         counts = {service: int(count) for service, _, count in (word.partition("=") for word in replicas)}
     except ValueError as error:
         raise click.ClickException("replicas are given as SERVICE=COUNT") from error
-    sys.exit(orders.give(settings, orders.Order(scale=counts)))
+    sys.exit(orders.give(settings, orders.SupervisorOrder(scale=counts)))
 
 
 @main.command()
@@ -121,10 +121,10 @@ def scale(replicas: tuple[str, ...], **arguments: Any) -> None:
 def generate(prompt: str, address: str, api_key: str, tls_ca: Path | None, explain: bool, **arguments: Any) -> None:
     """Complete PROMPT, streaming ('-' reads it from standard input)."""
     from services.cli import terminal
-    from services.cli.client import Client
+    from services.cli.client import TerminalClient
 
     text = sys.stdin.read() if prompt == "-" else prompt
-    client = Client(address, key=api_key, authority=tls_ca.read_bytes() if tls_ca else None)
+    client = TerminalClient(address, key=api_key, authority=tls_ca.read_bytes() if tls_ca else None)
     sys.exit(terminal.generate(client, text, take_sampling(arguments), explain=explain))
 
 
@@ -137,9 +137,9 @@ def generate(prompt: str, address: str, api_key: str, tls_ca: Path | None, expla
 def chat(address: str, api_key: str, tls_ca: Path | None, system: str, **arguments: Any) -> None:
     """Talk with the model; /quit ends it."""
     from services.cli import terminal
-    from services.cli.client import Client
+    from services.cli.client import TerminalClient
 
-    client = Client(address, key=api_key, authority=tls_ca.read_bytes() if tls_ca else None)
+    client = TerminalClient(address, key=api_key, authority=tls_ca.read_bytes() if tls_ca else None)
     sys.exit(terminal.chat(client, system, take_sampling(arguments)))
 
 

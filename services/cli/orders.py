@@ -15,7 +15,7 @@ import click
 import msgspec
 
 from services.cli.rolling import RestartFailedError, rolling_restart
-from services.cli.supervisor import Child, Supervisor
+from services.cli.supervisor import ChildProcess, Supervisor
 from shared.config import Settings
 from shared.errors import ConfigError
 from shared.transport.directory import identity, listening, make_private
@@ -28,14 +28,14 @@ FEWEST = {"gateway": 1, "tokenizer": 1, "scheduler": 1, "worker": 1, "draft": 0,
 MOST = {"scheduler": 1}
 
 
-class Order(msgspec.Struct, frozen=True):
+class SupervisorOrder(msgspec.Struct, frozen=True):
     """Restart these services in turn, or have so many replicas of them."""
 
     restart: list[str] = []
     scale: dict[str, int] = {}
 
 
-def objection(order: Order) -> str:
+def objection(order: SupervisorOrder) -> str:
     """What keeps an order from being carried out, or an empty string."""
     for service in (*order.restart, *order.scale):
         if service not in FEWEST:
@@ -82,7 +82,7 @@ class OrderDesk:
         is_new, self._trouble = text != self._trouble, text
         return text if is_new else ""
 
-    def poll(self) -> Order | None:
+    def poll(self) -> SupervisorOrder | None:
         """An order, if one has come; `report` and `finish` answer it."""
         if self._client is None:
             with contextlib.suppress(OSError):  # no client waits, or there is no descriptor at present
@@ -92,7 +92,7 @@ class OrderDesk:
                 self._until = self._clock() + ORDER_SECONDS
         return self._read() if self._client is not None else None
 
-    def _read(self) -> Order | None:
+    def _read(self) -> SupervisorOrder | None:
         assert self._client is not None
         try:
             received = self._client.recv(MAX_LINE)
@@ -109,9 +109,9 @@ class OrderDesk:
             return self._decode(self._received)
         return None
 
-    def _decode(self, line: bytes) -> Order | None:
+    def _decode(self, line: bytes) -> SupervisorOrder | None:
         try:
-            order = msgspec.json.decode(line, type=Order)
+            order = msgspec.json.decode(line, type=SupervisorOrder)
         except msgspec.DecodeError as error:
             self.finish(f"not an order: {error}")
             return None
@@ -159,7 +159,7 @@ def desk_path(runtime_path: Path) -> Path:
     return runtime_path / "serve.sock"
 
 
-def send_order(path: Path, order: Order, show: Callable[[str], None]) -> bool:
+def send_order(path: Path, order: SupervisorOrder, show: Callable[[str], None]) -> bool:
     """Give an order and show what is said of it; True where it was carried out.  Raises OSError where nobody serves."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.connect(str(path))
@@ -172,7 +172,7 @@ def send_order(path: Path, order: Order, show: Callable[[str], None]) -> bool:
     return last == DONE
 
 
-def give(settings: Settings, order: Order) -> int:
+def give(settings: Settings, order: SupervisorOrder) -> int:
     """Give an order to the deployment that these settings name; returns the command's exit status."""
     path = desk_path(settings.runtime_path)
     try:
@@ -189,7 +189,7 @@ class Fulfilment:
         self,
         desk: OrderDesk,
         supervisor: Supervisor,
-        is_ready: Callable[[Child], bool],
+        is_ready: Callable[[ChildProcess], bool],
         *,
         report: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
@@ -222,7 +222,7 @@ class Fulfilment:
         self._work = None
         self._desk.finish(text)
 
-    def _carry_out(self, order: Order) -> Iterator[None]:
+    def _carry_out(self, order: SupervisorOrder) -> Iterator[None]:
         for service, count in order.scale.items():
             self._supervisor.scale(service, count)
         while not all(self._is_settled(service, count) for service, count in order.scale.items()):

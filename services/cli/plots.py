@@ -12,8 +12,8 @@ import click
 
 if TYPE_CHECKING:
     from services.cli.bench.report import Report
-    from services.simulator.outcome import Outcome
-    from services.simulator.sweep import Configuration, Result
+    from services.simulator.outcome import SimulatedOutcome
+    from services.simulator.sweep import Configuration, SweepResult
 
 QS = (50.0, 90.0, 99.0)
 PARTS = 200  # of a run, in its course
@@ -95,7 +95,7 @@ def _plot_course(axes: Sequence[Any], report: Report) -> None:
 
 # -- simulated runs
 
-Figure = tuple[str, str, "Callable[[Outcome], float]"]
+Figure = tuple[str, str, "Callable[[SimulatedOutcome], float]"]
 FIGURES: Sequence[Figure] = (
     ("TTFT p50", "ms", lambda outcome: 1000 * outcome.ttft.median),
     ("TTFT p99", "ms", lambda outcome: 1000 * outcome.ttft.percentiles[99.0]),
@@ -109,10 +109,10 @@ FIGURES: Sequence[Figure] = (
 CHOICES = ("num_workers", "num_blocks", "block_size", "max_num_batched_tokens")
 
 
-def plot_simulation(results: Sequence[Result], path: Path) -> None:
+def plot_simulation(results: Sequence[SweepResult], path: Path) -> None:
     """Every figure over the first of the choices that was varied; a line for each combination of the others."""
     choice = next((name for name in CHOICES if len({_value(result, name) for result in results}) > 1), "num_workers")
-    lines: dict[str, list[Result]] = {}
+    lines: dict[str, list[SweepResult]] = {}
     for result in results:
         lines.setdefault(_rest(result.configuration, results, choice), []).append(result)
     figure, axes = _figure(2, 4)
@@ -136,12 +136,12 @@ def _scale(axis: Any, choices: Sequence[int], *, is_log: bool) -> None:
         axis.yaxis.set_minor_formatter("{x:g}")
 
 
-def _value(result: Result, choice: str) -> int:
+def _value(result: SweepResult, choice: str) -> int:
     value: int = getattr(result.configuration, choice)
     return value
 
 
-def _rest(configuration: Configuration, results: Sequence[Result], choice: str) -> str:
+def _rest(configuration: Configuration, results: Sequence[SweepResult], choice: str) -> str:
     """The choices that vary beside the one on the axis, in words."""
     names = (*CHOICES, "routing_policy")
     varied = (

@@ -14,7 +14,7 @@ from typing import BinaryIO
 
 import msgspec
 
-from services.cli.supervisor import Child, Role
+from services.cli.supervisor import ChildProcess, Role
 from shared.actor.status import read_status, words_path
 from shared.config import Settings, settings_environment
 
@@ -50,7 +50,7 @@ class Starter:
         self._status_files[process.pid] = self._newest[role] = status_file
         return process
 
-    def is_ready(self, child: Child) -> bool:
+    def is_ready(self, child: ChildProcess) -> bool:
         """Whether a child lives and has joined the others."""
         process = child.process
         if not (isinstance(process, subprocess.Popen) and child.alive):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
-from services.cli.supervisor import Child, Supervisor
+from services.cli.supervisor import ChildProcess, Supervisor
 
 ORDER = ("detokenizer", "tokenizer", "draft", "worker", "scheduler", "gateway")
 OVERLAPPING = frozenset({"detokenizer", "tokenizer", "gateway"})  # small enough to be there twice for a while
@@ -21,7 +21,7 @@ class RestartFailedError(Exception):
 def rolling_restart(
     supervisor: Supervisor,
     services: Iterable[str],
-    is_ready: Callable[[Child], bool],
+    is_ready: Callable[[ChildProcess], bool],
     *,
     report: Callable[[str], None],
     clock: Callable[[], float],
@@ -38,7 +38,7 @@ def rolling_restart(
             report(f"{child.role.name} was replaced in {clock() - begun:.1f} s")
 
 
-def _overlap(supervisor: Supervisor, child: Child, is_ready: Callable[[Child], bool]) -> Iterator[None]:
+def _overlap(supervisor: Supervisor, child: ChildProcess, is_ready: Callable[[ChildProcess], bool]) -> Iterator[None]:
     """The successor is ready before its predecessor leaves."""
     successor = supervisor.engage(child.role)
     try:
@@ -52,7 +52,7 @@ def _overlap(supervisor: Supervisor, child: Child, is_ready: Callable[[Child], b
         yield
 
 
-def _succeed(supervisor: Supervisor, child: Child, is_ready: Callable[[Child], bool]) -> Iterator[None]:
+def _succeed(supervisor: Supervisor, child: ChildProcess, is_ready: Callable[[ChildProcess], bool]) -> Iterator[None]:
     """The predecessor leaves first: there is no room for two, or no place."""
     life = child.num_lives
     supervisor.dismiss(child, replace=True)
@@ -60,10 +60,12 @@ def _succeed(supervisor: Supervisor, child: Child, is_ready: Callable[[Child], b
         yield
 
 
-def _in_time(is_ready: Callable[[Child], bool], begun: float, clock: Callable[[], float]) -> Callable[[Child], bool]:
+def _in_time(
+    is_ready: Callable[[ChildProcess], bool], begun: float, clock: Callable[[], float]
+) -> Callable[[ChildProcess], bool]:
     """`is_ready`, but it raises RestartFailedError where that is not so in time."""
 
-    def is_ready_by_now(child: Child) -> bool:
+    def is_ready_by_now(child: ChildProcess) -> bool:
         ready = is_ready(child)
         if not ready and clock() - begun > READY_SECONDS:
             raise RestartFailedError(f"the next {child.role.name} was not ready within {READY_SECONDS:g} s")

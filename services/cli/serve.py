@@ -27,7 +27,7 @@ from shared.standard_streams import guard_standard_streams
 from shared.transport.directory import claim, make_private
 
 if TYPE_CHECKING:
-    from services.cli.client import Client
+    from services.cli.client import TerminalClient
 
 __all__ = ["connect", "free_port", "roles", "serve", "with_port"]
 
@@ -143,7 +143,7 @@ class Waiting:
 
 
 def wait_until_serving(
-    client: Client,
+    client: TerminalClient,
     supervisor: Supervisor,
     given_up: Callable[[], bool],
     all_there: Callable[[], bool] = lambda: True,
@@ -157,15 +157,15 @@ def wait_until_serving(
     return False
 
 
-def connect(settings: Settings) -> Client:
+def connect(settings: Settings) -> TerminalClient:
     """A client for a gateway with these settings.  gRPC is imported here, while the children already start."""
-    from services.cli.client import Client
+    from services.cli.client import TerminalClient
 
     authority = None
     if settings.tls_cert_file:
         with contextlib.suppress(OSError):  # the gateway itself says what is wrong with it
             authority = Path(settings.tls_cert_file).read_bytes()
-    return Client(grpc_address(settings), authority=authority)
+    return TerminalClient(grpc_address(settings), authority=authority)
 
 
 class Interruption:

@@ -20,7 +20,15 @@ from services.simulator.fitting import errors, fit, read_recording
 from services.simulator.hardware import DEVICES, Device, num_blocks, shape_of
 from services.simulator.scatter import Scattered
 from services.simulator.step_time import Roofline, StepTime
-from services.simulator.sweep import VOCAB_SIZE, Configuration, Result, Scenario, cheapest, configurations, simulate
+from services.simulator.sweep import (
+    VOCAB_SIZE,
+    Configuration,
+    Scenario,
+    SweepResult,
+    cheapest,
+    configurations,
+    simulate,
+)
 from shared.errors import ConfigError
 from shared.metrics import Slo, parse_slo
 from shared.workload import LoadRequest
@@ -145,7 +153,7 @@ HEAD = ("workers", "blocks", "size", "budget", "routing", "TTFT p50", "p99", "IT
         "tok/s", "hits", "preempted", "rejected", "busy", "uneven", "MFU", "in SLO", "goodput")  # fmt: skip
 
 
-def report(results: list[Result], options: SimulateOptions, slo: Slo, elapsed: float) -> None:
+def report(results: list[SweepResult], options: SimulateOptions, slo: Slo, elapsed: float) -> None:
     """The table of all, and of those that meet the objectives."""
     click.echo(aligned(HEAD, [cells(result) for result in results], left=(4,)))
     num_requests = sum(result.outcome.completed + result.outcome.rejected for result in results)
@@ -162,7 +170,7 @@ def report(results: list[Result], options: SimulateOptions, slo: Slo, elapsed: f
     click.echo(aligned(("cost", *HEAD), rows, left=(5,)))
 
 
-def cells(result: Result) -> tuple[str, ...]:
+def cells(result: SweepResult) -> tuple[str, ...]:
     c, o = result.configuration, result.outcome
     return (
         str(c.num_workers), str(c.num_blocks), str(c.block_size), str(c.max_num_batched_tokens), c.routing_policy,
@@ -177,7 +185,7 @@ def _ms(seconds: float) -> str:
     return f"{1000 * seconds:.1f}" if seconds < 10 else f"{1000 * seconds:.0f}"
 
 
-def as_json(results: list[Result], elapsed: float) -> dict[str, Any]:
+def as_json(results: list[SweepResult], elapsed: float) -> dict[str, Any]:
     """All figures, seconds; without the samples over time."""
     plain = [{"configuration": result.configuration, **msgspec.to_builtins(result.outcome, str_keys=True)}
              for result in results]  # fmt: skip

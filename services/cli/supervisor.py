@@ -42,7 +42,7 @@ class Role(msgspec.Struct, frozen=True):
         return f"{self.service}-{self.index}"
 
 
-class Child:
+class ChildProcess:
     """A role and whoever plays it now."""
 
     def __init__(self, role: Role) -> None:
@@ -81,7 +81,7 @@ class Supervisor:
         max_delay: float = MAX_DELAY,
     ) -> None:
         """`patience`: seconds that one process has to leave when the others stay."""
-        self.children = [Child(role) for role in roles]
+        self.children = [ChildProcess(role) for role in roles]
         self.failure: tuple[Role, int] | None = None  # who cannot work, and its exit status
         self._start = start
         self._report = report
@@ -109,7 +109,7 @@ class Supervisor:
             elif child.kill_at is not None and self._clock() >= child.kill_at:
                 self._kill(child)
 
-    def cast(self, service: str) -> list[Child]:
+    def cast(self, service: str) -> list[ChildProcess]:
         """Who plays a service and stays, in the order of their indices."""
         found = [child for child in self.children if child.role.service == service and not child.is_leaving]
         return sorted(found, key=lambda child: child.role.index)
@@ -123,14 +123,14 @@ class Supervisor:
         for child in present[count:]:
             self.dismiss(child)
 
-    def engage(self, role: Role) -> Child:
+    def engage(self, role: Role) -> ChildProcess:
         """Start one more, who may play a role that another is about to leave."""
-        child = Child(role)
+        child = ChildProcess(role)
         self.children.append(child)
         self._begin(child)
         return child
 
-    def dismiss(self, child: Child, *, replace: bool = False) -> None:
+    def dismiss(self, child: ChildProcess, *, replace: bool = False) -> None:
         """Ask one to leave, for good or to be replaced; who does not in time is killed."""
         if child.process is None:
             if not replace:
@@ -147,7 +147,7 @@ class Supervisor:
         for group in (gateways, others):
             self._stop_group(group, drain_timeout + KILL_AFTER)
 
-    def _begin(self, child: Child) -> None:
+    def _begin(self, child: ChildProcess) -> None:
         child.started = self._clock()
         try:
             child.process = self._start(child.role)
@@ -157,7 +157,7 @@ class Supervisor:
         else:
             child.num_lives += 1
 
-    def _part(self, child: Child) -> None:
+    def _part(self, child: ChildProcess) -> None:
         child.kill_at = None
         child.process = None
         if child.is_replaced:
@@ -166,7 +166,7 @@ class Supervisor:
         else:
             self.children.remove(child)
 
-    def _bury(self, child: Child, status: int) -> None:
+    def _bury(self, child: ChildProcess, status: int) -> None:
         child.process = None
         child.num_deaths += 1
         if status == EXIT_CONFIG:
@@ -175,12 +175,12 @@ class Supervisor:
         self._start_later(child)
         self._report(f"{child.role.name} ended with status {status}; starting again in {child.delay:g} s")
 
-    def _start_later(self, child: Child) -> None:
+    def _start_later(self, child: ChildProcess) -> None:
         had_long_life = self._clock() - child.started >= LONG_LIFE
         child.delay = FIRST_DELAY if had_long_life or not child.delay else min(2 * child.delay, self._max_delay)
         child.restart_at = self._clock() + child.delay
 
-    def _give_up(self, child: Child, status: int) -> None:
+    def _give_up(self, child: ChildProcess, status: int) -> None:
         """What would end so again and again is not started again.  Where its service has others, they go on: it may
         have been refused for not computing as they do."""
         if any(other is not child for other in self.cast(child.role.service)):
@@ -189,7 +189,7 @@ class Supervisor:
         else:
             self.failure = (child.role, status)
 
-    def _stop_group(self, group: list[Child], patience: float) -> None:
+    def _stop_group(self, group: list[ChildProcess], patience: float) -> None:
         for child in group:
             if child.process is not None and child.alive:
                 child.process.send_signal(STOP)
@@ -199,7 +199,7 @@ class Supervisor:
         for child in group:
             self._kill(child)
 
-    def _kill(self, child: Child) -> None:
+    def _kill(self, child: ChildProcess) -> None:
         if child.process is not None and child.alive:
             self._report(f"{child.role.name} did not stop in time: killed")
             child.process.kill()

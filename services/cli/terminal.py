@@ -8,7 +8,7 @@ from typing import Any
 import click
 import grpc
 
-from services.cli.client import Client, printable
+from services.cli.client import TerminalClient, printable
 from services.cli.client import explain as in_words
 from services.cli.history import history_path, line_editing
 
@@ -23,7 +23,7 @@ def write(text: str) -> None:
     sys.stdout.flush()
 
 
-def generate(client: Client, prompt: str, sampling: dict[str, Any], *, explain: bool = False) -> int:
+def generate(client: TerminalClient, prompt: str, sampling: dict[str, Any], *, explain: bool = False) -> int:
     """Stream one completion to its end, then its figures; returns the exit status."""
     length = {"max_tokens": max(MAX_TOKENS, sampling.get("min_tokens", 0))}
     try:
@@ -50,7 +50,7 @@ def explained(explanation: Any) -> str:
     return "\n".join([*lines, *([f"prompt tokens computed: {misses}"] if misses else []), explanation.cause])
 
 
-def chat(client: Client, system: str, sampling: dict[str, Any]) -> int:
+def chat(client: TerminalClient, system: str, sampling: dict[str, Any]) -> int:
     """Talk until /quit or the end of the input.  Ctrl-C stops one answer."""
     if not sys.stdin.isatty():
         return _talk(client, system, sampling)
@@ -59,7 +59,7 @@ def chat(client: Client, system: str, sampling: dict[str, Any]) -> int:
         return _talk(client, system, sampling)
 
 
-def _talk(client: Client, system: str, sampling: dict[str, Any]) -> int:
+def _talk(client: TerminalClient, system: str, sampling: dict[str, Any]) -> int:
     messages = [{"role": "system", "content": system}] if system else []
     while (line := _read_line()) is not None:
         if not line:
@@ -88,7 +88,7 @@ def _read_line() -> str | None:
     return None if line == "/quit" else line
 
 
-def _answer(client: Client, messages: list[dict[str, str]], sampling: dict[str, Any]) -> str | None:
+def _answer(client: TerminalClient, messages: list[dict[str, str]], sampling: dict[str, Any]) -> str | None:
     """One answer, or None where there was none; what an interrupted one had said counts."""
     said: list[str] = []
 

@@ -29,7 +29,7 @@ KEY_HINT: dict[int, str] = dict.fromkeys(
 Labels = tuple[tuple[str, str], ...]
 
 
-class Scrape:
+class MetricsSample:
     """The samples of one moment."""
 
     def __init__(self, text: str, at: float) -> None:
@@ -57,7 +57,7 @@ class Scrape:
 class View:
     """What is shown: gauges as they are, counters and histograms by what came since the scrape before."""
 
-    def __init__(self, now: Scrape, before: Scrape | None) -> None:
+    def __init__(self, now: MetricsSample, before: MetricsSample | None) -> None:
         self.now = now
         self.before = before
         self.seconds = now.at - before.at if before is not None else 0.0
@@ -87,7 +87,7 @@ class View:
         return [quantile(buckets, q) for q in (0.5, 0.9, 0.99)]
 
 
-def _buckets(scrape: Scrape, name: str) -> list[tuple[float, float]]:
+def _buckets(scrape: MetricsSample, name: str) -> list[tuple[float, float]]:
     return sorted((float(bound), count) for bound, count in scrape.by(f"{name}_bucket", "le").items())
 
 
@@ -156,18 +156,18 @@ def bar(share: float) -> str:
     return "█" * full + "░" * (BAR - full)
 
 
-def scrape(url: str, key: str) -> Scrape:
+def scrape(url: str, key: str) -> MetricsSample:
     """Raises OSError where nobody answers."""
     request = urllib.request.Request(url, headers={"authorization": f"Bearer {key}"} if key else {})
     try:
         with urllib.request.urlopen(request, timeout=TIMEOUT) as answer:
-            return Scrape(answer.read().decode(), time.monotonic())
+            return MetricsSample(answer.read().decode(), time.monotonic())
     except urllib.error.HTTPError as error:
         error.close()  # it holds the connection
         raise
 
 
-class Reader:
+class MetricsReader:
     """Reads again and again; a key that is asked for at the terminal is kept."""
 
     def __init__(self, url: str, key: str, *, ask: Callable[[], str] | None) -> None:
@@ -175,7 +175,7 @@ class Reader:
         self._key = key
         self._ask = ask
 
-    def read(self) -> Scrape:
+    def read(self) -> MetricsSample:
         """Raises OSError where no server answers, or where the key is refused and no terminal can ask for another."""
         try:
             return scrape(self._url, self._key)
@@ -190,9 +190,9 @@ def ask_key() -> str:
     return str(click.prompt("the gateway asks for an API key", hide_input=True, err=True))
 
 
-def watch(read: Callable[[], Scrape], interval: float, count: int | None, *, clear: bool) -> None:
+def watch(read: Callable[[], MetricsSample], interval: float, count: int | None, *, clear: bool) -> None:
     """Show again and again, `count` times or for ever."""
-    before: Scrape | None = None
+    before: MetricsSample | None = None
     shown = 0
     while count is None or shown < count:
         now = read()
@@ -220,7 +220,7 @@ def top(url: str, api_key: str, interval: float, once: bool) -> None:
     """Watch a deployment: services, queue, KV use, hit rate, tokens per second, latencies, acceptance."""
     if not url.startswith(("http://", "https://")):
         raise click.ClickException(f"{url} is no http address")
-    reader = Reader(url, api_key, ask=ask_key if sys.stdin.isatty() and sys.stderr.isatty() else None)
+    reader = MetricsReader(url, api_key, ask=ask_key if sys.stdin.isatty() and sys.stderr.isatty() else None)
     try:
         watch(reader.read, interval, 1 if once else None, clear=sys.stdout.isatty() and not once)
     except urllib.error.HTTPError as error:

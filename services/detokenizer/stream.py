@@ -13,7 +13,7 @@ class StreamGapError(Exception):
     """Tokens are missing between what a stream has seen and what came."""
 
 
-class Stream:
+class TextStream:
     """The decoding state of one sequence.
 
     Invariant: the texts returned so far are one text, cut anywhere; how the tokens were grouped cannot be seen in it.

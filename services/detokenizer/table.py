@@ -8,7 +8,7 @@ import msgspec
 import structlog
 
 from services.detokenizer.decoder import DecoderFactory
-from services.detokenizer.stream import Stream, StreamGapError
+from services.detokenizer.stream import StreamGapError, TextStream
 from shared.errors import RejectCode
 from shared.latency import LatencyTracker
 from shared.logging import request_logger
@@ -38,7 +38,7 @@ class StreamTable:
     """
 
     def __init__(self, decoders: DecoderFactory, *, max_closed: int = MAX_CLOSED) -> None:
-        self.streams: dict[Key, Stream] = {}
+        self.streams: dict[Key, TextStream] = {}
         self._decoders = decoders
         self._max_closed = max_closed
         self._closed: OrderedDict[Key, None] = OrderedDict()  # oldest first
@@ -94,7 +94,7 @@ class StreamTable:
         key = (opened.header.request_id, opened.index)
         self._closed.pop(key, None)
         try:
-            self.streams[key] = Stream(opened, self._decoders)
+            self.streams[key] = TextStream(opened, self._decoders)
         except Exception:
             self._fail(key, opened)
 

@@ -24,7 +24,7 @@ from engine.modeling.processing import SampleBatch
 from engine.modeling.proposals import certain
 from services.draft.ending import read_ending
 from services.draft.followed import Followed
-from services.draft.proposer import Proposal
+from services.draft.proposer import Guess
 from shared.errors import FatalError, ProtocolError
 from shared.messages import AdmittedSequence, DraftCapacity, DraftDistribution
 from shared.sampling import GREEDY_EPSILON
@@ -119,9 +119,9 @@ class ModelProposer:
     def is_behind(self, row: int) -> bool:
         return int(self._table.num_tokens[row] - self._table.num_computed[row]) > NEAR
 
-    def guess(self, row: int, count: int) -> Proposal:
+    def guess(self, row: int, count: int) -> Guess:
         followed = self._followed[row]
-        return Proposal(followed.guess[:count], followed.distributions[:count])
+        return Guess(followed.guess[:count], followed.distributions[:count])
 
     @torch.inference_mode()
     def propose(self, goals: Mapping[int, int], rejection: bool) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from services.draft.ending import Ending, read_ending
-from services.draft.proposer import Proposal
+from services.draft.proposer import Guess
 from shared.messages import AdmittedSequence, DraftCapacity
 from shared.packing import unpack_tokens
 
@@ -89,5 +89,5 @@ class NGramProposer:
     def is_behind(self, row: int) -> bool:
         return False
 
-    def guess(self, row: int, count: int) -> Proposal:
-        return Proposal((self._rows[row].guess or [])[:count])
+    def guess(self, row: int, count: int) -> Guess:
+        return Guess((self._rows[row].guess or [])[:count])

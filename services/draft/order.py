@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 
 @dataclass(slots=True)
-class Order:
+class ProposalOrder:
     """A row stands in one order at most: a later update that names it takes it out of an earlier one."""
 
     update_id: int
@@ -22,6 +22,6 @@ class Order:
     def longest(self, row: int) -> int:
         return self.wanted[row] + self.num_ahead
 
-    def split(self, rows: list[int]) -> Order:
+    def split(self, rows: list[int]) -> ProposalOrder:
         """Another order, with these rows of this one."""
-        return Order(self.update_id, self.num_ahead, {row: self.wanted.pop(row) for row in rows})
+        return ProposalOrder(self.update_id, self.num_ahead, {row: self.wanted.pop(row) for row in rows})

@@ -10,7 +10,7 @@ import msgspec
 from shared.messages import AdmittedSequence, DraftCapacity, DraftDistribution
 
 
-class Proposal(msgspec.Struct, frozen=True):
+class Guess(msgspec.Struct, frozen=True):
     """What may follow the tokens that were told."""
 
     token_ids: list[int]
@@ -52,6 +52,6 @@ class Proposer(Protocol):
         """Whether so much that was told is yet to be read that others should not wait for it."""
         ...
 
-    def guess(self, row: int, count: int) -> Proposal:
+    def guess(self, row: int, count: int) -> Guess:
         """What there is of the guess, up to `count` tokens."""
         ...

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 
 import structlog
 
-from services.draft.order import Order
+from services.draft.order import ProposalOrder
 from services.draft.proposer import Proposer
 from shared.config import MAX_DRAFT_TOKENS
 from shared.epochs import is_late
@@ -37,7 +37,7 @@ class DraftSession:
         self._update_id = 0  # the newest
         self._rejection = False
         self._num_told: dict[int, int] = {}  # by row
-        self._orders: list[Order] = []
+        self._orders: list[ProposalOrder] = []
         self._step_seconds = 0.0  # of one of the latest piece of work
 
     @property
@@ -55,7 +55,7 @@ class DraftSession:
         check_columns(update)
         if is_late(update.epoch, self._epoch):
             return
-        order = Order(update.update_id, update.num_ahead)
+        order = ProposalOrder(update.update_id, update.num_ahead)
         if update.epoch != self._epoch:  # a newer one, or another scheduler's life
             self._begin(update.epoch)
         elif update.update_id != self._update_id + 1 or update.rejection != self._rejection:
@@ -81,7 +81,7 @@ class DraftSession:
         self._orders.clear()
         self._proposer.reset()
 
-    def _open(self, sequence: AdmittedSequence, order: Order) -> None:
+    def _open(self, sequence: AdmittedSequence, order: ProposalOrder) -> None:
         self._close(sequence.row)
         count, rest = divmod(len(sequence.token_ids), 4)
         if rest or not count or not 0 <= sequence.row < self._proposer.capacity.num_rows:
@@ -94,7 +94,7 @@ class DraftSession:
         else:
             self._num_told[sequence.row] = count
 
-    def _commit(self, update: DraftUpdate, order: Order) -> None:
+    def _commit(self, update: DraftUpdate, order: ProposalOrder) -> None:
         end = 0
         columns = (update.rows, update.num_tokens, update.num_new, update.num_wanted)
         for row, num_tokens, num_new, num_wanted in zip(*columns, strict=True):
@@ -147,20 +147,20 @@ class DraftSession:
 
     def _settle(self) -> list[DraftProposals]:
         answers: list[DraftProposals] = []
-        left: list[Order] = []
+        left: list[ProposalOrder] = []
         for order in self._orders:
             later = self._answer(order, answers)
             left += [one for one in (order, later) if one is not None and one.wanted]
         self._orders = left
         return answers
 
-    def _answer(self, order: Order, answers: list[DraftProposals]) -> Order | None:
+    def _answer(self, order: ProposalOrder, answers: list[DraftProposals]) -> ProposalOrder | None:
         """Answer an order that has what it wants, and empty it where it has all that it ever will.
 
         Rows that have much to read first are answered on their own, where others are done: the order of these.
         """
         lacking = [row for row in order.wanted if not self._proposer.finished(row, order.goal(row))]
-        later: Order | None = None
+        later: ProposalOrder | None = None
         if lacking:
             if order.is_answered or len(lacking) == len(order.wanted):
                 return None
@@ -175,7 +175,7 @@ class DraftSession:
         order.is_answered, order.num_sent = True, len(answer.draft_token_ids)
         return later
 
-    def _compose(self, order: Order) -> DraftProposals:
+    def _compose(self, order: ProposalOrder) -> DraftProposals:
         """The update that is named is the one that is answered: the scheduler may be waiting for a newer one.
 
         draft_time is what a guess of this length takes, also where some of it had been made before it was asked for.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from services.gateway.access.auth import make_access
 from services.gateway.access.intake import make_intake
-from services.gateway.bus.deployment import Deployment
+from services.gateway.bus.deployment import RosterView
 from services.gateway.generation.service import GenerationService
 from services.gateway.grpc.load_service import LoadService
 from services.gateway.grpc.server import GRACE, FrontServer, Servicers
@@ -20,7 +20,7 @@ from services.gateway.health.readiness import Readiness
 from services.gateway.http.app import make_app
 from services.gateway.http.connection.server import HttpServer
 from services.gateway.http.requests.gate import Gate
-from shared.actor import MemberActor, Phase
+from shared.actor import LifePhase, MemberActor
 from shared.actor.actor import Handlers
 from shared.clock import steady_time
 from shared.config import Settings
@@ -57,7 +57,7 @@ class GatewayActor(MemberActor):
         super().__init__(transport, settings, instance)
         self.access = make_access(settings)
         self.intake = make_intake(settings)
-        self.deployment = Deployment(self)
+        self.deployment = RosterView(self)
         self.readiness = Readiness(self, self.deployment, settings.resume_timeout, shares_ports=settings.share_port)
         self.generation = GenerationService(self, self.deployment, self.readiness, settings)
         self.load_reports = LoadReports(self.generation.questions.ask_load)
@@ -142,7 +142,7 @@ class GatewayActor(MemberActor):
 
     @property
     def status(self) -> str:
-        return "NOT_SERVING" if self.phase is Phase.READY and self.readiness.unwell else self.phase.name
+        return "NOT_SERVING" if self.phase is LifePhase.READY and self.readiness.unwell else self.phase.name
 
     def snapshot(self) -> Mapping[str, Any]:
         return {
@@ -181,7 +181,7 @@ class GatewayActor(MemberActor):
 
     def _flush_now(self) -> None:
         self._flush_due = False
-        if self.phase is not Phase.STOPPED:
+        if self.phase is not LifePhase.STOPPED:
             self.outbox.flush()
 
     # -- the mailbox
@@ -215,7 +215,7 @@ class GatewayActor(MemberActor):
             stream.readdress(self.address)
 
     def on_tick(self) -> None:
-        if self.phase is Phase.DRAINING:  # still alive: its streams go on
+        if self.phase is LifePhase.DRAINING:  # still alive: its streams go on
             self.send(self.scheduler, self.heartbeat())
         now = time.monotonic()
         self.generation.recovery.check_overdue(now)

@@ -17,7 +17,7 @@ from services.scheduler.scheduler import Scheduler
 from services.scheduler.telemetry.journal import Note
 from services.scheduler.telemetry.stalls import StallWatch
 from services.scheduler.telemetry.steplog import StepLog, StepMeter
-from shared.actor import Actor, Phase
+from shared.actor import Actor, LifePhase
 from shared.actor.actor import Handlers
 from shared.clock import steady_time
 from shared.config import Settings
@@ -99,7 +99,7 @@ class SchedulerActor(Actor):
 
     async def on_start(self) -> None:
         self.every(self.settings.heartbeat_interval, Tick())
-        self.phase = Phase.READY
+        self.phase = LifePhase.READY
         log.info("ready", address=self.inbox.address)
 
     # -- requests

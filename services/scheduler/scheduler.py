@@ -22,7 +22,7 @@ from services.scheduler.blocks.clock import Clock
 from services.scheduler.consistency.reconciliation import Reconciliation
 from services.scheduler.lifecycle.assignment import ReplicaAssignment, unplaceable
 from services.scheduler.lifecycle.finalizer import RequestFinalizer
-from services.scheduler.lifecycle.intake import Intake
+from services.scheduler.lifecycle.intake import RequestIntake
 from services.scheduler.lifecycle.outputs import Outbound
 from services.scheduler.lifecycle.parking import Parking, is_later_call
 from services.scheduler.lifecycle.step_results import StepResultProcessor
@@ -36,7 +36,7 @@ from services.scheduler.state.policy import Policy
 from services.scheduler.state.replica import Replica
 from services.scheduler.state.sequence import Request, Sequence, Status
 from services.scheduler.telemetry.books import Books
-from services.scheduler.telemetry.journal import Journal
+from services.scheduler.telemetry.journal import EventJournal
 from services.scheduler.telemetry.prefix_misses import PrefixMissDiagnostics
 from shared.errors import RejectCode, RequestError
 from shared.latency import arrived
@@ -72,7 +72,7 @@ class Scheduler:
     waiting queue or the running list of one replica, or `unassigned` while no worker lives that has room for it.
     """
 
-    def __init__(self, policy: Policy, journal: Journal | None = None, outbound: Outbound | None = None) -> None:
+    def __init__(self, policy: Policy, journal: EventJournal | None = None, outbound: Outbound | None = None) -> None:
         self.policy = policy
         self.replicas: dict[str, Replica] = {}
         self.parking = Parking()  # whose clients are gone, and may come back
@@ -80,7 +80,7 @@ class Scheduler:
         self.outbound = outbound or Outbound(self.clock)
         self.counters = Counters()
         self.shares = Shares(parse_weights(policy.tenant_weights))
-        self.journal = journal or Journal(self.clock)
+        self.journal = journal or EventJournal(self.clock)
         self.misses = PrefixMissDiagnostics(self.replicas, self.clock)
         self.drafts = DraftLinks(
             self.counters,
@@ -88,7 +88,7 @@ class Scheduler:
             max_draft_tokens=2 * policy.max_num_draft_tokens + 1,
         )
         self._books = books = Books(self.counters, self.journal, self.misses, self.shares, self.clock)
-        self._intake = Intake(policy, self.replicas)
+        self._intake = RequestIntake(policy, self.replicas)
         self._assignment = assignment = ReplicaAssignment(policy, self.replicas, books)
         self._drafting = drafting = Drafting(policy, self.counters, self.drafts, self.replicas)
         self._finalizer = finalizer = RequestFinalizer(assignment, self.drafts, self.outbound, books)

@@ -47,7 +47,7 @@ DEVICES: Mapping[str, Device] = {
 }
 
 
-class Shape(msgspec.Struct, frozen=True):
+class DecoderShape(msgspec.Struct, frozen=True):
     """A decoder-only transformer with gated feed-forward layers, under the names of its config.json."""
 
     hidden_size: int
@@ -72,14 +72,14 @@ class Shape(msgspec.Struct, frozen=True):
         )
 
 
-SHAPES: Mapping[str, Shape] = {
-    "llama-3-8b": Shape(4096, 14336, 32, 32, 8, 128, 128_256),
-    "llama-3-70b": Shape(8192, 28672, 80, 64, 8, 128, 128_256),
-    "qwen3-32b": Shape(5120, 25600, 64, 64, 8, 128, 151_936),
+SHAPES: Mapping[str, DecoderShape] = {
+    "llama-3-8b": DecoderShape(4096, 14336, 32, 32, 8, 128, 128_256),
+    "llama-3-70b": DecoderShape(8192, 28672, 80, 64, 8, 128, 128_256),
+    "qwen3-32b": DecoderShape(5120, 25600, 64, 64, 8, 128, 151_936),
 }
 
 
-def shape_of(name: str) -> Shape:
+def shape_of(name: str) -> DecoderShape:
     """A shape by its name here, or by a directory with a config.json.  Raises ConfigError."""
     if name in SHAPES:
         return SHAPES[name]
@@ -91,7 +91,7 @@ def shape_of(name: str) -> Shape:
             "num_key_value_heads": config.get("num_key_value_heads") or heads,
             "head_dim": config.get("head_dim") or config["hidden_size"] // heads,
         }
-        return msgspec.convert(config | derived, Shape)
+        return msgspec.convert(config | derived, DecoderShape)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{name} is neither one of {', '.join(SHAPES)} nor a model's directory: {error}") from error
 

@@ -9,13 +9,13 @@ import msgspec
 from services.scheduler.lifecycle.outputs import Outbound
 from services.scheduler.lifecycle.routing import Placement
 from services.scheduler.state.sequence import Request, Sequence
-from services.scheduler.telemetry.journal import Journal
+from services.scheduler.telemetry.journal import EventJournal
 from shared.errors import RequestError
 from shared.metrics import Tally
 from shared.metrics.latency import tpot
 
 
-class Record(msgspec.Struct, gc=False):
+class RequestRecord(msgspec.Struct, gc=False):
     """One request, seconds of virtual time; `first` is negative while nothing came."""
 
     start: float  # as the client meant to send it
@@ -47,14 +47,14 @@ class Observer(Outbound):
     def __init__(self) -> None:
         super().__init__()
         self.now = 0.0  # when what is said now reaches its client
-        self.records: dict[str, Record] = {}
+        self.records: dict[str, RequestRecord] = {}
         self.gaps = Tally()
         self.num_rejected = 0
         self._lasts: dict[float, int] = {}  # when outputs came before those of now: mostly with the same step
         self._finished: list[str] = []
 
     def expect(self, request_id: str, start: float, num_prompt_tokens: int, tenant: str = "") -> None:
-        self.records[request_id] = Record(start, num_prompt_tokens, tenant=tenant)
+        self.records[request_id] = RequestRecord(start, num_prompt_tokens, tenant=tenant)
 
     def emit(self, sequence: Sequence) -> None:
         """Note the tokens that were not noted yet."""
@@ -93,7 +93,7 @@ class Observer(Outbound):
         return taken
 
 
-class SilentJournal(Journal):
+class SilentJournal(EventJournal):
     """Keeps no notes: a million requests would make ten million."""
 
     def request(self, event: str, request: Request, **fields: Any) -> None:

@@ -12,7 +12,7 @@ from shared.metrics import Slo, Summary, rate, summarise
 QS = (50.0, 90.0, 95.0, 99.0)
 
 
-class Outcome(msgspec.Struct, frozen=True):
+class SimulatedOutcome(msgspec.Struct, frozen=True):
     """Seconds, tokens, shares; rates per second of virtual time from the first arrival to the last token."""
 
     completed: int
@@ -35,7 +35,7 @@ class Outcome(msgspec.Struct, frozen=True):
     mean_batch: float  # sequences in a step
 
 
-def outcome_of(run: Simulation, slo: Slo, peak_flops: float = 0.0) -> Outcome:
+def outcome_of(run: Simulation, slo: Slo, peak_flops: float = 0.0) -> SimulatedOutcome:
     """Of a run that has ended."""
     records = list(run.observer.records.values())
     done = [record for record in records if record.is_finished]
@@ -48,7 +48,7 @@ def outcome_of(run: Simulation, slo: Slo, peak_flops: float = 0.0) -> Outcome:
     num_steps = sum(worker.num_steps for worker in workers)
     capacity, usage = duration * len(workers), run.usage
     flops = run.model.flops(usage.num_tokens, usage.num_samples, usage.num_pairs) if run.model is not None else 0.0
-    return Outcome(
+    return SimulatedOutcome(
         completed=len(done),
         rejected=run.observer.num_rejected,
         duration=duration,

@@ -55,7 +55,7 @@ class Worker:
         self.cruise: Cruise | None = None  # while it goes on without the core
 
 
-class Usage(msgspec.Struct):
+class StepTotals(msgspec.Struct):
     """Sums over all steps of all workers."""
 
     num_tokens: int = 0
@@ -90,9 +90,9 @@ class Simulation:
         for index in range(num_workers):
             self.core.add_worker(f"w{index}", index + 1, capacity)
             self.workers[f"w{index}"] = Worker(self.core.replicas[f"w{index}"], index)
-        self.usage = Usage()
+        self.usage = StepTotals()
         self.model = model
-        self.samples: list[Sample] = []
+        self.samples: list[LoadSample] = []
         self.end = 0.0
         self._step_time, self._delays = step_time, delays
         self._events: list[tuple[float, int, Worker | None]] = []  # time, order, whose result; nobody's: an arrival
@@ -210,15 +210,15 @@ class Simulation:
         self.core.abort(request.request_id)
         request.sequences.clear()
 
-    def _sample(self, now: float) -> Sample:
+    def _sample(self, now: float) -> LoadSample:
         replicas = self.core.replicas.values()
         num_running = sum(len(replica.running) for replica in replicas)
         free = sum(replica.pool.num_available for replica in replicas)
         size = sum(replica.pool.size for replica in replicas)
-        return Sample(now, num_running, self.core.num_waiting, 1 - free / size)
+        return LoadSample(now, num_running, self.core.num_waiting, 1 - free / size)
 
 
-class Sample(msgspec.Struct, frozen=True):
+class LoadSample(msgspec.Struct, frozen=True):
     """One moment of all workers together."""
 
     time: float

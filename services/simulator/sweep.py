@@ -9,8 +9,8 @@ from itertools import product
 import msgspec
 
 from services.scheduler.state.policy import Policy
-from services.simulator.outcome import Outcome, outcome_of
-from services.simulator.simulation import Delays, Sample, Simulation
+from services.simulator.outcome import SimulatedOutcome, outcome_of
+from services.simulator.simulation import Delays, LoadSample, Simulation
 from services.simulator.step_time import StepTime
 from shared.messages import WorkerCapacity
 from shared.metrics import ModelWork, Slo
@@ -44,10 +44,10 @@ class Scenario(msgspec.Struct, frozen=True):
     sample_every: float = 0.0
 
 
-class Result(msgspec.Struct, frozen=True):
+class SweepResult(msgspec.Struct, frozen=True):
     configuration: Configuration
-    outcome: Outcome
-    samples: Sequence[Sample] = ()
+    outcome: SimulatedOutcome
+    samples: Sequence[LoadSample] = ()
 
 
 def configurations(
@@ -60,7 +60,7 @@ def configurations(
     return [Configuration(number, count, size, budget, policy) for number, (count, size), budget, policy in every]
 
 
-def simulate(scenario: Scenario, configuration: Configuration) -> Result:
+def simulate(scenario: Scenario, configuration: Configuration) -> SweepResult:
     """One configuration under the scenario's load, from the first request to the last token."""
     capacity = WorkerCapacity(
         num_blocks=configuration.num_blocks,
@@ -79,10 +79,12 @@ def simulate(scenario: Scenario, configuration: Configuration) -> Result:
     )
     run = Simulation(policy, capacity, configuration.num_workers, scenario.step_time, scenario.delays, scenario.model)
     run.run(scenario.load(configuration.num_workers), scenario.sample_every)
-    return Result(configuration, outcome_of(run, scenario.slo, scenario.peak_flops), run.samples)
+    return SweepResult(configuration, outcome_of(run, scenario.slo, scenario.peak_flops), run.samples)
 
 
-def cheapest(results: Iterable[Result], target: float, cost: Callable[[Configuration], float]) -> list[Result]:
+def cheapest(
+    results: Iterable[SweepResult], target: float, cost: Callable[[Configuration], float]
+) -> list[SweepResult]:
     """Those in which at least a share `target` of the requests met the objectives: the least cost first, then the best
     attainment.  Empty where none does."""
     good = [result for result in results if result.outcome.attainment >= target]

@@ -8,7 +8,7 @@ from time import perf_counter
 import msgspec
 import structlog
 
-from services.worker.steps import Runner
+from services.worker.steps import StepRunner
 from shared.losses import STEPS
 from shared.messages import StepPlan, StepResult
 from shared.metrics.steps import RecordedStep, work_of_columns
@@ -26,7 +26,7 @@ class RecordedRunner:
     A step that a disk does not take is missing there; it costs no step its time, and no worker its life.
     """
 
-    def __init__(self, runner: Runner, path: Path) -> None:
+    def __init__(self, runner: StepRunner, path: Path) -> None:
         self._runner = runner
         self._path = path
         self._file = path.open("ab", buffering=0)
@@ -61,6 +61,6 @@ class RecordedRunner:
         return result
 
 
-def recorded(runner: Runner, path: str) -> Runner:
+def recorded(runner: StepRunner, path: str) -> StepRunner:
     """The runner itself where `path` is empty, else one that writes its steps there."""
     return RecordedRunner(runner, Path(path)) if path else runner

@@ -17,7 +17,7 @@ from shared.transport import Transport
 log = structlog.get_logger()
 
 
-class Runner(RowHolder, Protocol):
+class StepRunner(RowHolder, Protocol):
     """What steps need of a model runner."""
 
     def run(self, plan: StepPlan) -> StepResult: ...
@@ -37,7 +37,7 @@ class Steps(Protocol):
 class StepExecutor:
     """Runs the plans that are due, and returns their results."""
 
-    def __init__(self, runner: Runner, watch: StepWatch) -> None:
+    def __init__(self, runner: StepRunner, watch: StepWatch) -> None:
         self._runner = runner
         self._watch = watch
         self._sequencer = PlanSequencer(runner)
@@ -56,7 +56,7 @@ class StepExecutor:
 class InlineSteps:
     """Runs each plan where it is submitted: for tests in one thread."""
 
-    def __init__(self, runner: Runner, transport: Transport) -> None:
+    def __init__(self, runner: StepRunner, transport: Transport) -> None:
         self.failure: BaseException | None = None
         self.watch = StepWatch()
         self._executor = StepExecutor(runner, self.watch)
@@ -78,7 +78,7 @@ class ThreadSteps:
     One thread and one stream: the scheduler's release fence rests on that.
     """
 
-    def __init__(self, runner: Runner, transport: Transport, on_failure: Callable[[], None]) -> None:
+    def __init__(self, runner: StepRunner, transport: Transport, on_failure: Callable[[], None]) -> None:
         self.failure: BaseException | None = None
         self.watch = StepWatch()
         self._work: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
@@ -96,7 +96,7 @@ class ThreadSteps:
         self._work.put(None)
         self._thread.join(timeout=60)
 
-    def _loop(self, runner: Runner, transport: Transport) -> None:
+    def _loop(self, runner: StepRunner, transport: Transport) -> None:
         outbox = transport.outbox()
         executor = StepExecutor(runner, self.watch)
         try:

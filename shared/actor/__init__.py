@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from shared.actor.actor import Actor, Phase
+from shared.actor.actor import Actor, LifePhase
 from shared.actor.member import MemberActor
 from shared.actor.process import run_actor
 
-__all__ = ["Actor", "MemberActor", "Phase", "run_actor"]
+__all__ = ["Actor", "LifePhase", "MemberActor", "run_actor"]

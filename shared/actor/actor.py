@@ -39,7 +39,7 @@ PAUSE = 0.001  # seconds without mail after which what comes has not waited here
 Handlers = Mapping[type[Message], Callable[[Any], None]]
 
 
-class Phase(IntEnum):
+class LifePhase(IntEnum):
     STARTING = 0
     READY = 1
     DRAINING = 2
@@ -62,7 +62,7 @@ class Actor(ABC):
         self.instance = instance or f"{self.service}-{uuid.uuid4().hex[:8]}"
         self.epoch = 1 + secrets.randbits(40)  # tells lives of one instance apart; which is newer is never asked of it
         self.started = steady_time()  # Unix seconds
-        self.phase = Phase.STARTING
+        self.phase = LifePhase.STARTING
         self.leaves_by = math.inf  # by the steady clock; once it has been asked to leave
         self.progress = 0
         self.num_dropped = 0  # messages that made no sense
@@ -214,11 +214,11 @@ class Actor(ABC):
 
     def stop(self) -> None:
         """End the run loop after this batch."""
-        self.phase = Phase.STOPPED
+        self.phase = LifePhase.STOPPED
 
     @property
     def is_over(self) -> bool:
-        return self.phase is Phase.STOPPED
+        return self.phase is LifePhase.STOPPED
 
     # -- the loop
 
@@ -233,7 +233,7 @@ class Actor(ABC):
                 gc.collect()
                 gc.freeze()
                 gc.set_threshold(*GC_THRESHOLDS)
-                while self.phase is not Phase.STOPPED:
+                while self.phase is not LifePhase.STOPPED:
                     for message in await self._next_batch():
                         self._handle(message)
                     self.before_flush()
@@ -289,8 +289,8 @@ class Actor(ABC):
 
     def _drain(self, message: Drain) -> None:
         deadline = message.deadline or steady_time() + self.settings.drain_timeout
-        if self.phase < Phase.DRAINING:
-            self.phase = Phase.DRAINING
+        if self.phase < LifePhase.DRAINING:
+            self.phase = LifePhase.DRAINING
             self.leaves_by = deadline
             log.info("draining")
             self.on_drain(deadline)

@@ -6,9 +6,9 @@ import time
 
 import structlog
 
-from shared.actor.actor import Actor, Phase
+from shared.actor.actor import Actor, LifePhase
 from shared.config import Settings
-from shared.epochs import Following, is_possible, life_of
+from shared.epochs import EpochFollower, is_possible, life_of
 from shared.errors import ConfigError, ProtocolError
 from shared.messages import (
     DraftCapacity,
@@ -39,7 +39,7 @@ class MemberActor(Actor):
     def __init__(self, transport: Transport, settings: Settings, instance: str | None = None) -> None:
         super().__init__(transport, settings, instance)
         self.roster = Roster(scheduler_epoch=0, version=0, members=[])
-        self._following = Following(settings.heartbeat_timeout, time.monotonic)
+        self._following = EpochFollower(settings.heartbeat_timeout, time.monotonic)
         self._newest_link = 0  # the greatest number of a link to the scheduler that we follow
         self._num_unbelieved = 0  # rosters
 
@@ -151,10 +151,10 @@ class MemberActor(Actor):
 
     def handle_tick(self, _: Tick) -> None:
         self.say_status()
-        if self.phase < Phase.DRAINING:
+        if self.phase < LifePhase.DRAINING:
             if self.inbox.readdress():
                 self._move()
-            if self.phase is Phase.READY:
+            if self.phase is LifePhase.READY:
                 self.send(self.scheduler, self.heartbeat())
             else:
                 self.say_hello()
@@ -166,7 +166,7 @@ class MemberActor(Actor):
         self.send(self.scheduler, Goodbye(self.service, self.instance, self.epoch))
         self.epoch += 1
         self.on_moved()
-        if self.phase is Phase.READY:
+        if self.phase is LifePhase.READY:
             self.say_hello()
             self.on_forgotten()
 
@@ -185,12 +185,12 @@ class MemberActor(Actor):
             log.info("new_scheduler", epoch=epoch, epoch_before=old.scheduler_epoch)
             self.on_new_scheduler()
         known = any(member.instance == self.instance for member in roster.members)
-        if not known and self.phase < Phase.DRAINING:
+        if not known and self.phase < LifePhase.DRAINING:
             self.say_hello()
-            if self.phase is Phase.READY and is_same_life:
+            if self.phase is LifePhase.READY and is_same_life:
                 self.on_forgotten()
-        elif known and self.phase is Phase.STARTING:
-            self.phase = Phase.READY
+        elif known and self.phase is LifePhase.STARTING:
+            self.phase = LifePhase.READY
             log.info("ready", address=self.inbox.address)
         joined = [member for member in roster.members if member not in old.members]
         left = [member for member in old.members if member not in roster.members]

@@ -12,8 +12,8 @@ docs/http.md has more of it.
 
 from __future__ import annotations
 
-from shared.client.answers import Candidate, Delta, Generation, ModelCard, Sequence, TokenScore, Usage
-from shared.client.client import Client, Stream
+from shared.client.answers import Candidate, Delta, GeneratedSequence, Generation, ModelCard, TokenScore, Usage
+from shared.client.client import Client, GenerationStream
 from shared.client.failure import CallError
 from shared.explanation import Explanation
 
@@ -23,10 +23,10 @@ __all__ = [
     "Client",
     "Delta",
     "Explanation",
+    "GeneratedSequence",
     "Generation",
+    "GenerationStream",
     "ModelCard",
-    "Sequence",
-    "Stream",
     "TokenScore",
     "Usage",
 ]

@@ -55,7 +55,7 @@ class Delta(msgspec.Struct, frozen=True):
     explanation: Explanation | None = None
 
 
-class Sequence(msgspec.Struct):
+class GeneratedSequence(msgspec.Struct):
     """One of the n answers, whole."""
 
     text: str = ""
@@ -71,7 +71,7 @@ class Generation(msgspec.Struct, frozen=True):
     """The n answers to one request."""
 
     request_id: str
-    sequences: list[Sequence]
+    sequences: list[GeneratedSequence]
     explanation: Explanation | None = None  # where its time went, if asked for
 
     @property
@@ -115,7 +115,7 @@ def read_delta(proto: Any) -> Delta:
 
 def gather(request_id: str, deltas: Iterable[Delta], n: int) -> Generation:
     """Add the deltas of n sequences up."""
-    sequences = [Sequence() for _ in range(n)]
+    sequences = [GeneratedSequence() for _ in range(n)]
     texts: list[list[str]] = [[] for _ in range(n)]
     explanation = None
     for delta in deltas:

@@ -16,7 +16,7 @@ END: Any = grpc.aio.EOF  # type: ignore[attr-defined]  # its stubs lack it
 Chat = Iterable[tuple[str, str]]  # (role, content)
 
 
-class Stream:
+class GenerationStream:
     """A generation under way.  Leaving its `async with`, or `cancel`, stops it at the server too."""
 
     def __init__(self, call: Any) -> None:
@@ -107,7 +107,7 @@ class Client:
         explain: bool = False,
         timeout: float | None = None,
         **sampling: Any,
-    ) -> Stream:
+    ) -> GenerationStream:
         """Generate from one of `prompt`, `token_ids` and `chat`; `timeout` in seconds.  With `explain` the last delta
         says where the time went.
 
@@ -127,7 +127,7 @@ class Client:
             request.token_ids.SetInParent()
         if chat is not None:
             request.chat.CopyFrom(chat_proto(chat))
-        return Stream(self._stub.Generate(request, timeout=timeout, metadata=self._metadata))
+        return GenerationStream(self._stub.Generate(request, timeout=timeout, metadata=self._metadata))
 
     async def generate(self, prompt: str | None = None, **options: Any) -> Generation:
         """The whole of what `stream` would give.  Raises CallError."""

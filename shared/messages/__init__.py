@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shared.messages.base import Message
-from shared.messages.codec import Decoder, encode, schema_hash
+from shared.messages.codec import MessageDecoder, encode, schema_hash
 from shared.messages.control import (
     Drain,
     GetLoad,
@@ -82,7 +82,6 @@ __all__ = [
     "ChatOptions",
     "DecodeRequest",
     "DecodeResult",
-    "Decoder",
     "DetokenizerInbox",
     "DraftCapacity",
     "DraftDistribution",
@@ -104,6 +103,7 @@ __all__ = [
     "Load",
     "Member",
     "Message",
+    "MessageDecoder",
     "OpenStream",
     "PeerGone",
     "PiecesRequest",

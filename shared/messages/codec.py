@@ -26,7 +26,7 @@ def encode(message: Message) -> bytes:
     return _encoder.encode(message)
 
 
-class Decoder(Generic[T]):
+class MessageDecoder(Generic[T]):
     """Decodes the messages of one inbox's union, and nothing else."""
 
     def __init__(self, union: Any) -> None:

@@ -10,7 +10,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import structlog
 
 from shared.errors import ProtocolError
-from shared.messages import Decoder, Message, encode
+from shared.messages import Message, MessageDecoder, encode
 from shared.messages.inboxes import from_others
 
 T = TypeVar("T")
@@ -26,7 +26,7 @@ class Inbox(Generic[T]):
     def __init__(self, address: str, union: Any) -> None:
         self.address = address
         self.num_undecodable = 0
-        self._decoder: Decoder[T] = Decoder(from_others(union))
+        self._decoder: MessageDecoder[T] = MessageDecoder(from_others(union))
         self._mail: deque[T] = deque()
         self._arrived = asyncio.Event()
 

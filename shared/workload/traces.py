@@ -18,7 +18,7 @@ UNSHARED_BLOCK = 512  # of a trace that names no contents
 UNSHARED_NAMES = 1 << 40  # beyond any name that a trace gives
 
 
-class Entry(msgspec.Struct, frozen=True):
+class TraceEntry(msgspec.Struct, frozen=True):
     """One line of a trace.  `names` are those of its prompt's blocks, or None where the trace says nothing of them."""
 
     time: float  # seconds after the first
@@ -30,7 +30,7 @@ class Entry(msgspec.Struct, frozen=True):
 class Trace(msgspec.Struct, frozen=True):
     """The whole of a trace, in order of arrival."""
 
-    entries: list[Entry]
+    entries: list[TraceEntry]
 
     @property
     def duration(self) -> float:
@@ -62,7 +62,7 @@ class Trace(msgspec.Struct, frozen=True):
                 time = (lap * self.duration + entry.time) / speed
                 yield LoadRequest(prompt, prompt.num_tokens, max_tokens, time)
 
-    def _prompt(self, index: int, entry: Entry, lap: int, scale: float, longest: int) -> BlockPrompt:
+    def _prompt(self, index: int, entry: TraceEntry, lap: int, scale: float, longest: int) -> BlockPrompt:
         length = max(1, round(entry.num_prompt_tokens * scale))
         size = max(1, round((MOONCAKE_BLOCK if entry.names is not None else UNSHARED_BLOCK) * scale))
         names = entry.names
@@ -90,22 +90,22 @@ class _MooncakeLine(msgspec.Struct):
     hash_ids: list[int]
 
 
-def _mooncake(path: Path) -> Iterator[Entry]:
+def _mooncake(path: Path) -> Iterator[TraceEntry]:
     decoder = msgspec.json.Decoder(_MooncakeLine)
     for number, line in enumerate(path.read_bytes().splitlines(), 1):
         try:
             read = decoder.decode(line)
         except msgspec.DecodeError as error:
             raise ValueError(f"{path}, line {number}: {error}") from error
-        yield Entry(read.timestamp / 1000, read.input_length, read.output_length, read.hash_ids)
+        yield TraceEntry(read.timestamp / 1000, read.input_length, read.output_length, read.hash_ids)
 
 
-def _azure(path: Path) -> Iterator[Entry]:
+def _azure(path: Path) -> Iterator[TraceEntry]:
     with path.open(encoding="utf-8", newline="") as file:
         for number, row in enumerate(csv.DictReader(file), 2):
             try:
                 time = _seconds(row["TIMESTAMP"])
-                yield Entry(time, int(row["ContextTokens"]), int(row["GeneratedTokens"]))
+                yield TraceEntry(time, int(row["ContextTokens"]), int(row["GeneratedTokens"]))
             except (KeyError, TypeError, ValueError) as error:
                 raise ValueError(f"{path}, line {number}: {error}") from error
 

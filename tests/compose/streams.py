@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 
 from protos.pageant.v1 import inference_pb2_grpc
-from services.cli.client import Client
+from services.cli.client import TerminalClient
 
 PROMPT = "Once upon a time"
 GREEDY = {"max_tokens": 100, "temperature": 0.0, "ignore_eos": True}
@@ -20,7 +20,7 @@ GREEDY = {"max_tokens": 100, "temperature": 0.0, "ignore_eos": True}
 
 def complete(address: str, fewest_pieces: int = 1) -> str:
     """One whole completion over a connection of its own.  A stream that was resumed may come in few pieces."""
-    client = Client(address)
+    client = TerminalClient(address)
     pieces: list[str] = []
     try:
         text, figures = client.generate(GREEDY, pieces.append, text=PROMPT)

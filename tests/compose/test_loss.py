@@ -16,7 +16,7 @@ import pytest
 
 from protos.pageant.v1.inference_pb2 import GenerateRequest
 from scripts.bench.chaos.cases import PLAIN
-from scripts.bench.chaos.main import Order, act, containers, table
+from scripts.bench.chaos.main import ChaosOrder, act, containers, table
 from scripts.bench.stack import ROOT, SERVICES, DockerError, Stack
 from tests.compose.stack import running_stack, why_not
 from tests.compose.streams import PROMPT, complete, listen, settle, streaming
@@ -52,7 +52,7 @@ def test_the_short_chaos_changes_nothing(tmp_path: Path) -> None:
     if reason := why_not():
         pytest.skip(reason)
     with containers(tmp_path, "on") as stage:
-        result = asyncio.run(act(stage, Order(num_faults=14, seed=5, per_kind=1, max_tokens=120)))
+        result = asyncio.run(act(stage, ChaosOrder(num_faults=14, seed=5, per_kind=1, max_tokens=120)))
     print(table(result))
     assert not result.wrong, result.wrong[:5]
     assert not result.leftovers

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from engine.modeling.verification import DeviceVerification
-from services.draft.proposer import Proposal
+from services.draft.proposer import Guess
 from services.scheduler.state.policy import Policy
 from shared.messages import AdmittedSequence, DraftCapacity
 from tests.integration.engine import ROOT, Ask, Engine, ask, token_ids
@@ -50,8 +50,8 @@ class Guesser:
     def is_behind(self, row: int) -> bool:
         return False
 
-    def guess(self, row: int, count: int) -> Proposal:
-        return Proposal([self._rng.randrange(VOCAB) for _ in range(count)])
+    def guess(self, row: int, count: int) -> Guess:
+        return Guess([self._rng.randrange(VOCAB) for _ in range(count)])
 
 
 def drafting(policy: Policy | None = None, *, draft: str = DRAFT, drafts: int = 1, **settings: Any) -> Engine:

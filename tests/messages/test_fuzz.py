@@ -10,7 +10,7 @@ from typing import get_args
 import msgspec
 import pytest
 
-from scripts.fuzz.frames import Frames
+from scripts.fuzz.frames import FrameFuzzer
 from scripts.fuzz.main import begin, fuzz
 from scripts.fuzz.stages import STAGES, SchedulerStage
 from scripts.fuzz.values import Nonsense, described
@@ -54,9 +54,9 @@ async def test_a_change_of_state_would_be_seen() -> None:
 
 def test_frames_are_of_every_kind_of_wrongness() -> None:
     for union in INBOXES:
-        decoder = m.Decoder[m.Message](from_others(union))
+        decoder = m.MessageDecoder[m.Message](from_others(union))
         seen: dict[str, int] = {}
-        for frame in itertools.islice(Frames(union, seed=3), 4000):
+        for frame in itertools.islice(FrameFuzzer(union, seed=3), 4000):
             try:
                 seen[type(decoder.decode(frame)).__name__] = seen.get(type(decoder.decode(frame)).__name__, 0) + 1
             except ProtocolError:
@@ -80,7 +80,7 @@ def test_nonsense_fits_its_type() -> None:
 
 @pytest.mark.parametrize("union", INBOXES, ids=lambda union: "+".join(kind.__name__ for kind in get_args(union))[:20])
 def test_nobody_else_can_say_what_one_says_to_oneself(union: object) -> None:
-    decoder = m.Decoder[m.Message](from_others(union))
+    decoder = m.MessageDecoder[m.Message](from_others(union))
     for message in (m.Drain(1.0), m.Tick(), m.Wake()):
         assert type(message) in TO_ONESELF
         with pytest.raises(ProtocolError):

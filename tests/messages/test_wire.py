@@ -38,7 +38,7 @@ def test_bytes_are_golden() -> None:
 @pytest.mark.parametrize("sample", SAMPLES, ids=lambda sample: type(sample).__name__)
 def test_messages_survive_the_wire(sample: m.Message) -> None:
     inbox = next(union for union in INBOXES if type(sample) in get_args(union))
-    assert m.Decoder[m.Message](inbox).decode(m.encode(sample)) == sample
+    assert m.MessageDecoder[m.Message](inbox).decode(m.encode(sample)) == sample
 
 
 @pytest.mark.parametrize("kind", ALL, ids=lambda kind: kind.__name__)
@@ -54,16 +54,16 @@ def test_conventions(kind: type[m.Message]) -> None:
 
 def test_bytes_of_an_older_version_decode() -> None:
     short = msgspec.msgpack.encode(["RequestRejected", "r1", "internal", "why"])
-    assert m.Decoder[m.Message](m.GatewayInbox).decode(short) == m.RequestRejected("r1", "internal", "why")  # type: ignore[arg-type]
+    assert m.MessageDecoder[m.Message](m.GatewayInbox).decode(short) == m.RequestRejected("r1", "internal", "why")  # type: ignore[arg-type]
 
 
 def test_only_the_inbox_s_own_messages_decode() -> None:
     with pytest.raises(ProtocolError):
-        m.Decoder[m.Message](m.WorkerInbox).decode(m.encode(m.AbortRequest("r1")))
+        m.MessageDecoder[m.Message](m.WorkerInbox).decode(m.encode(m.AbortRequest("r1")))
 
 
 def test_garbage_is_a_protocol_error_and_nothing_else() -> None:
-    decoder = m.Decoder[m.Message](m.SchedulerInbox)
+    decoder = m.MessageDecoder[m.Message](m.SchedulerInbox)
     rng = random.Random(0)
     valid = [m.encode(sample) for sample in SAMPLES]
     num_refused = 0

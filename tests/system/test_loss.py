@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from scripts.bench.chaos.cases import PLAIN
-from scripts.bench.chaos.main import Order, perform, table
+from scripts.bench.chaos.main import ChaosOrder, perform, table
 from tests.system.harness import ROOT, Answer, Troupe, ask, collect, troupe
 
 FIELDS = ("text", "token_ids", "finish_reason", "stop_reason", "prompt_tokens", "completion_tokens")
@@ -187,7 +187,7 @@ def pageant_restart(running: Troupe) -> str:
 
 
 def test_the_short_chaos_changes_nothing(tmp_path: Path) -> None:
-    result = asyncio.run(perform(tmp_path, Order(8, 3, per_kind=1, max_tokens=120)))
+    result = asyncio.run(perform(tmp_path, ChaosOrder(8, 3, per_kind=1, max_tokens=120)))
     print(table(result))
     assert not result.wrong, result.wrong[:5]
     assert not result.leftovers

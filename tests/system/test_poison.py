@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from scripts.fuzz.frames import Frames
-from services.cli.client import Client
+from scripts.fuzz.frames import FrameFuzzer
+from services.cli.client import TerminalClient
 from shared.messages.inboxes import DetokenizerInbox, GatewayInbox, SchedulerInbox, TokenizerInbox, WorkerInbox
 from tests.system.harness import Troupe, collect, troupe
 from tests.system.harness import ask as healthy
@@ -60,7 +60,7 @@ def test_poison_beside_healthy_streams(tmp_path: Path) -> None:
         assert {service: running.pids(service) for service in SERVICES} == pids, "somebody died"
         again = running.generate(healthy_requests()[:8])
         running.settled_load()
-        client = Client(running.address)
+        client = TerminalClient(running.address)
         assert client.serving
         client.close()
         logs = running.logs()
@@ -106,7 +106,7 @@ def assault(run: Path) -> None:
     assert len(sockets) >= len(SERVICES)
     for index, path in enumerate(sockets):
         frames = itertools.islice(
-            Frames(UNIONS.get(path.stem.partition("-")[0], GatewayInbox), seed=index), FRAMES_PER_SOCKET
+            FrameFuzzer(UNIONS.get(path.stem.partition("-")[0], GatewayInbox), seed=index), FRAMES_PER_SOCKET
         )
         send(path, b"".join(struct.pack("<I", len(frame)) + frame for frame in frames))
         for bomb in (

@@ -299,3 +299,14 @@ def test_transformers_imports_beside_our_kernels_package() -> None:
     """`kernels` is also a package on the index that transformers probes for."""
     program = "import kernels, transformers; from transformers import LlamaConfig; LlamaConfig()"
     subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True)
+
+
+def test_no_two_classes_have_one_name() -> None:
+    """One name, one meaning: a reader who looks a class up finds one.  Private names belong to their module."""
+    places: dict[str, list[str]] = {}
+    for name, tree in modules((*PACKAGES, "scripts")):
+        for node in tree.body if isinstance(tree, ast.Module) else ():
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places.setdefault(node.name, []).append(name)
+    assert len(places) > 500
+    assert not {name: modules for name, modules in places.items() if len(modules) > 1}

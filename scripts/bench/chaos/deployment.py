@@ -18,7 +18,7 @@ import grpc
 from scripts.bench.chaos.faults import MOST, Fault, settled_load
 from services.cli.processes import Starter
 from services.cli.serve import free_port
-from services.cli.supervisor import KILL_AFTER, Child, Role, Supervisor
+from services.cli.supervisor import KILL_AFTER, ChildProcess, Role, Supervisor
 from shared.config import Settings
 
 TURN = 0.02  # seconds between the supervisor's looks
@@ -27,7 +27,7 @@ KINDS = ("kill", "freeze", "restart", "scale")
 MAX_DELAY = 0.4  # seconds until a restart, however often a service was killed: here its deaths are no fault of its own
 
 
-class Deployment:
+class ChaosDeployment:
     """Processes by role; gateway 0 is the streams' own, gateway 1 may die."""
 
     def __init__(self, settings: Settings, counts: dict[str, int], log_dir: Path) -> None:
@@ -70,7 +70,7 @@ class Deployment:
         elif children:
             await self._harm(children[fault.which % len(children)], fault)
 
-    async def _harm(self, child: Child, fault: Fault) -> None:
+    async def _harm(self, child: ChildProcess, fault: Fault) -> None:
         if fault.kind == "kill":
             self.signal(child, signal.SIGKILL)
         elif fault.kind == "restart":
@@ -100,15 +100,15 @@ class Deployment:
             while not all(self.starter.is_ready(child) for child in self.supervisor.children):  # noqa: ASYNC110
                 await asyncio.sleep(TURN)
 
-    def signal(self, child: Child, number: signal.Signals) -> None:
+    def signal(self, child: ChildProcess, number: signal.Signals) -> None:
         if isinstance(child.process, subprocess.Popen) and child.alive:
             os.kill(child.process.pid, number)
 
 
 @asynccontextmanager
-async def deployed(settings: Settings, counts: dict[str, int], log_dir: Path) -> AsyncIterator[Deployment]:
+async def deployed(settings: Settings, counts: dict[str, int], log_dir: Path) -> AsyncIterator[ChaosDeployment]:
     """Started and ready; all gone at the end."""
-    deployment = Deployment(settings, counts, log_dir)
+    deployment = ChaosDeployment(settings, counts, log_dir)
     deployment.supervisor.start()
     looking = asyncio.create_task(deployment.run())
     try:

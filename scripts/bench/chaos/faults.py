@@ -39,7 +39,7 @@ class Inflicted(msgspec.Struct, frozen=True):
     ended: float
 
 
-class Stage(Protocol):
+class FaultStage(Protocol):
     """Where it happens: a deployment whose services can be harmed, all but one gateway."""
 
     @property
@@ -79,7 +79,7 @@ def schedule(num_faults: int, seed: int, pairs: list[tuple[str, str]]) -> list[F
     ]
 
 
-async def inflict(fault: Fault, stage: Stage) -> Inflicted:
+async def inflict(fault: Fault, stage: FaultStage) -> Inflicted:
     """Let it happen, and note when."""
     begun = time.monotonic()
     await stage.inflict(fault)

@@ -24,9 +24,9 @@ import msgspec
 from scripts.bench.chaos.cases import Case, byte_cases, grammar_cases, plain_cases, stop_cases
 from scripts.bench.chaos.containers import Containers
 from scripts.bench.chaos.deployment import consecutive_ports, deployed
-from scripts.bench.chaos.faults import Inflicted, Stage, inflict, schedule
+from scripts.bench.chaos.faults import FaultStage, Inflicted, inflict, schedule
 from scripts.bench.chaos.recovery import pauses, percentile, until_flowing
-from scripts.bench.chaos.streams import Ear, Output, Repetition, disturbed_orphans, generate
+from scripts.bench.chaos.streams import Ear, Repetition, StreamOutput, disturbed_orphans, generate
 from scripts.bench.host import cores_taken
 from scripts.bench.stack import Stack
 from scripts.bench.tokens import MODEL
@@ -37,7 +37,7 @@ COUNTS = {"worker": 2, "scheduler": 1, "tokenizer": 2, "detokenizer": 2, "gatewa
 NUM_ORPHANS = 4
 
 
-class Result(msgspec.Struct):
+class ChaosResult(msgspec.Struct):
     """What came of one performance."""
 
     num_clients: int
@@ -51,7 +51,7 @@ class Result(msgspec.Struct):
     drafts: tuple[int, int] = (0, 0)  # tokens drafted and accepted while faults happened
 
 
-class Order(msgspec.Struct, frozen=True):
+class ChaosOrder(msgspec.Struct, frozen=True):
     """How much of it: faults, and clients of each kind with outputs of about so many tokens."""
 
     num_faults: int
@@ -60,7 +60,7 @@ class Order(msgspec.Struct, frozen=True):
     max_tokens: int = 240
 
 
-async def perform(directory: Path, order: Order, draft: str = "off") -> Result:
+async def perform(directory: Path, order: ChaosOrder, draft: str = "off") -> ChaosResult:
     """On local processes, started for this and stopped at its end."""
     settings = Settings(
         model=str(MODEL), draft=draft, runtime_dir=str(directory / "run"), port=consecutive_ports(), http_port=-1,
@@ -88,7 +88,7 @@ def containers(directory: Path, draft: str = "off") -> Iterator[Containers]:
         stack.down()
 
 
-async def act(stage: Stage, order: Order) -> Result:
+async def act(stage: FaultStage, order: ChaosOrder) -> ChaosResult:
     """Note what every case gives undisturbed, and then what each gives while faults happen."""
     async with stage.own_channel() as channel:
         ears: list[Ear] = []
@@ -110,14 +110,16 @@ async def _cases(channel: Any, per_kind: int, max_tokens: int) -> list[Case]:
     ]
 
 
-async def _together(channel: Any, cases: list[Case], ears: list[Ear]) -> list[list[Output]]:
+async def _together(channel: Any, cases: list[Case], ears: list[Ear]) -> list[list[StreamOutput]]:
     ears += [Ear() for _ in cases]
     return await asyncio.gather(
         *(generate(channel, case, ear) for case, ear in zip(cases, ears[-len(cases) :], strict=True))
     )
 
 
-async def _disturb(stage: Stage, channel: Any, clients: list[Repetition], calm: list[Ear], faults: list[Any]) -> Result:
+async def _disturb(
+    stage: FaultStage, channel: Any, clients: list[Repetition], calm: list[Ear], faults: list[Any]
+) -> ChaosResult:
     begun, stop = time.monotonic(), asyncio.Event()
     ears, inflicted = [client.ear for client in clients], []
     async with asyncio.TaskGroup() as group:
@@ -135,7 +137,7 @@ async def _disturb(stage: Stage, channel: Any, clients: list[Repetition], calm: 
         await until_flowing(ears)
         stop.set()
     end = time.monotonic()
-    return Result(
+    return ChaosResult(
         num_clients=len(clients),
         num_streams=_by_kind(clients),
         wrong=[line for client in clients for line in client.wrong],
@@ -155,7 +157,7 @@ def _by_kind(clients: list[Repetition]) -> dict[str, int]:
     return dict(found)
 
 
-async def _leftovers(stage: Stage) -> str:
+async def _leftovers(stage: FaultStage) -> str:
     """What is still held once all clients have gone: nothing should be."""
     load = await stage.load()
     held = [w.num_blocks - w.num_free_blocks - w.num_cached_blocks for w in load.workers]
@@ -170,7 +172,7 @@ def _progress(number: int, total: int, last: Inflicted, clients: list[Repetition
     print(text, file=sys.stderr, flush=True)
 
 
-def table(result: Result) -> str:
+def table(result: ChaosResult) -> str:
     """Recovery per service, and the sums."""
     lines = [
         f"{'service':<12} {'faults':>6} {'p50':>7} {'p99':>7}   longest pause of any stream after a fault, seconds"
@@ -206,7 +208,7 @@ def main() -> int:
     parser.add_argument("--busy", type=int, default=0, help="beside so many processes that take a core each")
     parser.add_argument("--check", action="store_true", help="exit 1 unless every stream is as undisturbed")
     options = parser.parse_args()
-    order = Order(options.faults, options.seed, options.clients_per_kind, options.max_tokens)
+    order = ChaosOrder(options.faults, options.seed, options.clients_per_kind, options.max_tokens)
     with cores_taken(options.busy), tempfile.TemporaryDirectory(prefix="pageant-chaos-") as directory:
         if options.compose:
             with containers(Path(directory), options.draft) as stage:

@@ -17,7 +17,7 @@ from scripts.bench.chaos.cases import Case
 TIMEOUT = 300.0  # seconds, of one stream
 
 
-class Output(msgspec.Struct):
+class StreamOutput(msgspec.Struct):
     """All of one sequence that must not depend on what happened meanwhile."""
 
     text: str = ""
@@ -59,10 +59,10 @@ class Ear:
         return max((b - a for a, b in itertools.pairwise(within)), default=0.0)
 
 
-async def generate(channel: Any, case: Case, ear: Ear) -> list[Output]:
+async def generate(channel: Any, case: Case, ear: Ear) -> list[StreamOutput]:
     """One stream, to its end.  Raises grpc.RpcError where it fails."""
     stub: Any = inference_pb2_grpc.InferenceStub(channel)
-    outputs = [Output() for _ in range(max(1, case.request.sampling.n))]
+    outputs = [StreamOutput() for _ in range(max(1, case.request.sampling.n))]
     ear.hear()
     async for message in stub.Generate(case.request, timeout=TIMEOUT):
         ear.hear()
@@ -73,7 +73,7 @@ async def generate(channel: Any, case: Case, ear: Ear) -> list[Output]:
 class Repetition:
     """One client: asks for its case until it is told to stop, and compares every answer with the undisturbed one."""
 
-    def __init__(self, case: Case, wanted: list[Output]) -> None:
+    def __init__(self, case: Case, wanted: list[StreamOutput]) -> None:
         self.case = case
         self.wanted = wanted
         self.ear = Ear()
@@ -94,11 +94,11 @@ class Repetition:
             self.num_streams += 1
 
 
-def differences(kind: str, got: list[Output], wanted: list[Output]) -> list[str]:
+def differences(kind: str, got: list[StreamOutput], wanted: list[StreamOutput]) -> list[str]:
     """What differs, in words: sequence, field and both values where they part."""
     found = []
     for index, (one, other) in enumerate(zip(got, wanted, strict=True)):
-        for field in (field for field in Output.__struct_fields__ if field != "drafts"):
+        for field in (field for field in StreamOutput.__struct_fields__ if field != "drafts"):
             mine, theirs = getattr(one, field), getattr(other, field)
             if mine != theirs:
                 found.append(f"{kind}, sequence {index}: {field} differs{_where(mine, theirs)}")

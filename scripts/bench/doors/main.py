@@ -26,11 +26,11 @@ from contextlib import asynccontextmanager
 import msgspec
 
 from scripts.bench.host import awake
-from scripts.bench.report import Line, add_check, finish
+from scripts.bench.report import Result, add_check, finish
 from scripts.bench.structured.attack import (
     WARM_SECONDS,
-    Bench,
-    Came,
+    AttackOutcome,
+    StructuredBench,
     Turn,
     change,
     disturbed,
@@ -46,17 +46,17 @@ MAX_CHANGE = 10.0  # percent of the p99 between tokens
 ATTACKER = "scripts.bench.doors.attacker"
 
 
-class Attacker:
+class DoorAttacker:
     """The process that attacks."""
 
     def __init__(self, process: Process) -> None:
         self._process = process
         self.kinds: list[str] = []
 
-    async def attack(self, kind: str, seconds: float) -> Came:
+    async def attack(self, kind: str, seconds: float) -> AttackOutcome:
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps([kind, seconds]).encode() + b"\n")
-        return msgspec.json.decode(await self.said(), type=Came)
+        return msgspec.json.decode(await self.said(), type=AttackOutcome)
 
     async def said(self) -> bytes:
         assert self._process.stdout is not None
@@ -64,11 +64,11 @@ class Attacker:
 
 
 @asynccontextmanager
-async def attacker(grpc_address: str, http_address: str) -> AsyncIterator[Attacker]:
+async def attacker(grpc_address: str, http_address: str) -> AsyncIterator[DoorAttacker]:
     command = (sys.executable, "-m", ATTACKER, "--grpc", grpc_address, "--http", http_address)
     process = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE)
     try:
-        made = Attacker(process)
+        made = DoorAttacker(process)
         made.kinds = msgspec.json.decode(await made.said(), type=list[str])
         yield made
     finally:
@@ -76,10 +76,10 @@ async def attacker(grpc_address: str, http_address: str) -> AsyncIterator[Attack
         await process.wait()
 
 
-class DoorsBench(Bench):
+class DoorsBench(StructuredBench):
     """The streams, and how they fare beside each attack in turn."""
 
-    async def compare(self, hostile: Attacker, args: argparse.Namespace) -> None:
+    async def compare(self, hostile: DoorAttacker, args: argparse.Namespace) -> None:
         streams = [asyncio.create_task(self.stream(seed)) for seed in range(args.streams)]
         await asyncio.sleep(WARM_SECONDS)
         for number in range(1, args.rounds + 1):
@@ -97,21 +97,21 @@ class DoorsBench(Bench):
         await asyncio.gather(*streams)
 
 
-def lines(turns: dict[str, list[Turn]]) -> list[Line]:
+def lines(turns: dict[str, list[Turn]]) -> list[Result]:
     every = [turn for each in turns.values() for turn in each]
     quiet = undisturbed(every)
     first, second = (together(phases).p(0.99) for phases in zip(*((t.before, t.after) for t in every), strict=True))
     found = [
-        Line("between tokens, p50, undisturbed", quiet.p(0.5), "ms", note=f"{len(quiet.gaps)} tokens"),
-        Line("between tokens, p99, undisturbed", quiet.p(0.99), "ms", note=f"{first:.1f} before, {second:.1f} after"),
+        Result("between tokens, p50, undisturbed", quiet.p(0.5), "ms", note=f"{len(quiet.gaps)} tokens"),
+        Result("between tokens, p99, undisturbed", quiet.p(0.99), "ms", note=f"{first:.1f} before, {second:.1f} after"),
     ]
     for kind, each in turns.items():
         endings = sum((Counter(turn.came.endings) for turn in each), Counter[str]())
         said = ", ".join(f"{count} {ending}" for ending, count in endings.most_common())
         several = "turns: " + " ".join(f"{turn.change:+.1f}" for turn in each)
         found += [
-            Line(f"{kind}: p99", disturbed(each).p(0.99), "ms", note=said),
-            Line(f"{kind}: change of the p99", change(each), "%", at_most=MAX_CHANGE, note=several),
+            Result(f"{kind}: p99", disturbed(each).p(0.99), "ms", note=said),
+            Result(f"{kind}: change of the p99", change(each), "%", at_most=MAX_CHANGE, note=several),
         ]
     return found
 

@@ -15,7 +15,7 @@ from kernels.interface import AttentionShape
 from kernels.ops.kv_cache import KVCache
 from kernels.provider import triton_kernels
 from scripts.bench.gpu.ceilings import seconds
-from scripts.bench.gpu.shapes import Shape
+from scripts.bench.gpu.shapes import GpuModelShape
 
 BLOCK = 16  # tokens
 SETTINGS = list(product((32, 64, 128), (2, 4, 8), (2, 3, 4, 5)))  # keys, warps, stages
@@ -24,7 +24,7 @@ SETTINGS = list(product((32, 64, 128), (2, 4, 8), (2, 3, 4, 5)))  # keys, warps,
 class Problem:
     """Decodes of equally long sequences, whose blocks lie anywhere."""
 
-    def __init__(self, shape: Shape, num_seqs: int, context: int, device: str) -> None:
+    def __init__(self, shape: GpuModelShape, num_seqs: int, context: int, device: str) -> None:
         self.shape, self.num_seqs, self.context = shape, num_seqs, context
         per_seq = -(-context // BLOCK)
         size = (num_seqs * per_seq, BLOCK, shape.num_kv_heads, shape.head_dim)

@@ -18,7 +18,7 @@ from kernels.triton.penalties import penalise
 from kernels.triton.rejection import accepts, log_residual
 from kernels.triton.row_writes import write_rows
 from kernels.triton.truncation import truncation
-from scripts.bench.gpu.shapes import Shape
+from scripts.bench.gpu.shapes import GpuModelShape
 
 BLOCK, ROWS = 16, 4  # tokens of a block, sequences
 Launch = Callable[[], object]
@@ -27,7 +27,7 @@ Launch = Callable[[], object]
 class Catalogue:
     """Tensors are zero: what is said of a launch here does not depend on what is in them."""
 
-    def __init__(self, shape: Shape, dtype: torch.dtype) -> None:
+    def __init__(self, shape: GpuModelShape, dtype: torch.dtype) -> None:
         self._shape, self._dtype = shape, dtype
         self._context = min(600, shape.max_position_embeddings)  # longer than a part, where it can be
         known = AttentionShape(shape.num_heads // shape.num_kv_heads, shape.head_dim, shape.max_position_embeddings)

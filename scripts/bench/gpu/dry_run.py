@@ -23,13 +23,13 @@ import structlog
 import torch
 
 from scripts.bench.gpu.shapes import LLAMA_3_8B, TINY
-from scripts.bench.report import Line, table
+from scripts.bench.report import Result, table
 
 PARTS = ("main", "ceilings", "attention", "steps", "offline", "soak", "others", "timeline")
 SOAK_SECONDS = 3
 
 
-def rehearse(lines: Sequence[Line]) -> int:
+def rehearse(lines: Sequence[Result]) -> int:
     """Returns the exit status: 1 where something would not run."""
     import_parts()
     status = 0

@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING
 import structlog
 import torch
 
-from scripts.bench.gpu.shapes import LLAMA_3_8B, Shape
-from scripts.bench.report import Line, add_check, finish, table
+from scripts.bench.gpu.shapes import LLAMA_3_8B, GpuModelShape
+from scripts.bench.report import Result, add_check, finish, table
 
 if TYPE_CHECKING:
     from scripts.bench.gpu.steps import Runs
@@ -56,14 +56,14 @@ class Options:
     offline: float | None = None  # tokens/s
 
 
-class Bench:
+class GpuBench:
     """Lines of the table, each measured when it is asked for."""
 
-    def __init__(self, shape: Shape, directory: Path, ceilings: Ceilings, options: Options) -> None:
+    def __init__(self, shape: GpuModelShape, directory: Path, ceilings: Ceilings, options: Options) -> None:
         self._shape, self._directory = shape, directory
         self._ceilings, self._options = ceilings, options
 
-    def parts(self) -> dict[str, Callable[[], list[Line]]]:
+    def parts(self) -> dict[str, Callable[[], list[Result]]]:
         return {
             "tests": self.tests,
             "attention": self.attention,
@@ -76,26 +76,26 @@ class Bench:
             "sanitizer": self.sanitizer,
         }
 
-    def tests(self) -> list[Line]:
+    def tests(self) -> list[Result]:
         from scripts.bench.gpu.others import test_kernels
 
         passed, words = test_kernels()
-        return [Line("kernels' tests on this card", _yes(passed), at_least=1, note=words)]
+        return [Result("kernels' tests on this card", _yes(passed), at_least=1, note=words)]
 
-    def attention(self) -> list[Line]:
+    def attention(self) -> list[Result]:
         from scripts.bench.gpu.attention import Problem
         from scripts.bench.gpu.ceilings import seconds
 
         problem = Problem(self._shape, KERNEL_SEQS, KERNEL_CONTEXT, "cuda")
         floor = self._shape.attention_bytes(KERNEL_SEQS, KERNEL_CONTEXT) / self._ceilings.bandwidth
         what = f"paged decode attention, batch {KERNEL_SEQS}, context {KERNEL_CONTEXT}: of copy bandwidth"
-        lines = [Line(what, floor / seconds(problem.triton()), at_least=KERNEL_SHARE)]
+        lines = [Result(what, floor / seconds(problem.triton()), at_least=KERNEL_SHARE)]
         other = problem.flashinfer()
         note = "" if other else MISSING
-        lines.append(Line("the same in FlashInfer", floor / seconds(other) if other else None, note=note))
+        lines.append(Result("the same in FlashInfer", floor / seconds(other) if other else None, note=note))
         return lines
 
-    def steps(self) -> list[Line]:
+    def steps(self) -> list[Result]:
         """Decodes and a prompt by plans made by hand, and a whole load by the scheduler's, in this process."""
         from scripts.bench.gpu.offline import offline_throughput
         from scripts.bench.gpu.others import INPUT, OUTPUT, PROMPTS
@@ -107,141 +107,141 @@ class Bench:
         lines = [line for decode in DECODES for line in self._decode(runs, *decode)]
         taken = runs.prefill(PROMPT)
         rate = self._shape.prefill_operations(PROMPT) / taken / self._ceilings.rate
-        lines.append(Line(f"prefill of {PROMPT} tokens: of the matrix rate", rate, at_least=PROMPT_SHARE))
+        lines.append(Result(f"prefill of {PROMPT} tokens: of the matrix rate", rate, at_least=PROMPT_SHARE))
         self._options.offline = offline_throughput(
             runs.runner, num_prompts=PROMPTS, num_input=INPUT, num_output=OUTPUT, max_num_batched_tokens=CHUNK
         )
-        lines.append(Line("offline: scheduler and runner in one process", self._options.offline, "tokens/s"))
+        lines.append(Result("offline: scheduler and runner in one process", self._options.offline, "tokens/s"))
         return lines
 
-    def _decode(self, runs: Runs, num_seqs: int, context: int, share: float) -> list[Line]:
+    def _decode(self, runs: Runs, num_seqs: int, context: int, share: float) -> list[Result]:
         device, host = runs.decode(num_seqs, context)
         floor = self._shape.decode_bytes(num_seqs, context) / self._ceilings.bandwidth
         what = f"decode, batch {num_seqs}, context {context}"
         return [
-            Line(f"{what}: of the floor", floor / device, at_least=share),
-            Line(f"{what}: a step", device * 1000, "ms"),
-            Line(f"{what}: host's time beyond it", max(0.0, host / device - 1)),
+            Result(f"{what}: of the floor", floor / device, at_least=share),
+            Result(f"{what}: a step", device * 1000, "ms"),
+            Result(f"{what}: host's time beyond it", max(0.0, host / device - 1)),
         ]
 
-    def streams(self) -> list[Line]:
+    def streams(self) -> list[Result]:
         from scripts.bench.gpu.others import STREAMS, troupe_throughput
 
         streamed, offline = troupe_throughput(self._directory), self._options.offline
         note = "" if streamed else MISSING
         share = streamed / offline if streamed and offline else None
         return [
-            Line(f"gRPC, {STREAMS} streams", streamed, "tokens/s", note=note),
-            Line(f"gRPC, {STREAMS} streams: of the offline rate", share, at_least=STREAM_SHARE, note=note),
+            Result(f"gRPC, {STREAMS} streams", streamed, "tokens/s", note=note),
+            Result(f"gRPC, {STREAMS} streams: of the offline rate", share, at_least=STREAM_SHARE, note=note),
         ]
 
-    def timeline(self) -> list[Line]:
+    def timeline(self) -> list[Result]:
         """Of the device, while a troupe's scheduler plans and its sockets carry."""
         from scripts.bench.gpu.timeline import measure, read_events, record_timeline
 
         num_seqs, context, _ = DECODES[1]
         what = f"decode, batch {num_seqs}, context {context}, through scheduler and sockets"
         if find_spec("grpc") is None:
-            return [Line(f"{what}: gap between steps", None, at_most=GAP, note=MISSING)]
+            return [Result(f"{what}: gap between steps", None, at_most=GAP, note=MISSING)]
         kept = self._options.trace
         kept.parent.mkdir(parents=True, exist_ok=True)
         record_timeline(self._directory, kept, device="cuda", num_seqs=num_seqs, context=context, num_output=256)
         found = measure(read_events(kept))
         return [
-            Line(f"{what}: gap between steps", found.gap / found.step, at_most=GAP, note=f"timeline in {kept}"),
-            Line(f"{what}: a step", found.step * 1000, "ms"),
-            Line(f"{what}: nothing runs on the device", found.idle),
+            Result(f"{what}: gap between steps", found.gap / found.step, at_most=GAP, note=f"timeline in {kept}"),
+            Result(f"{what}: a step", found.step * 1000, "ms"),
+            Result(f"{what}: nothing runs on the device", found.idle),
         ]
 
-    def vllm(self) -> list[Line]:
+    def vllm(self) -> list[Result]:
         from scripts.bench.gpu.others import vllm_throughput
 
         other, own = vllm_throughput(self._directory), self._options.offline
         note = "" if other else MISSING
-        lines = [Line("vLLM, the same load at once", other, "tokens/s", note=note)]
+        lines = [Result("vLLM, the same load at once", other, "tokens/s", note=note)]
         if other and own:
-            lines.append(Line("offline, of vLLM's rate", own / other, at_least=1))
+            lines.append(Result("offline, of vLLM's rate", own / other, at_least=1))
         return lines
 
-    def transformers(self) -> list[Line]:
+    def transformers(self) -> list[Result]:
         from scripts.bench.gpu.others import transformers_decode
 
         num_seqs, context, _ = DECODES[1]
         taken = transformers_decode(self._shape, self._directory, num_seqs, context)
         note = "" if taken else MISSING
         what = f"transformers: decode, batch {num_seqs}, context {context}: a step"
-        return [Line(what, None if taken is None else taken * 1000, "ms", note=note)]
+        return [Result(what, None if taken is None else taken * 1000, "ms", note=note)]
 
-    def soak(self) -> list[Line]:
+    def soak(self) -> list[Result]:
         from scripts.bench.gpu.soak import soaked
 
         asked, taken, num_steps = soaked(self._directory, self._options.soak_seconds)
         note = f"{num_steps} steps in {self._options.soak_seconds:.0f} s; asked for {asked:.2f}"
         off = abs(taken - asked)
-        return [Line("soak: memory taken, off what was asked for", off, "of the card", at_most=MEMORY, note=note)]
+        return [Result("soak: memory taken, off what was asked for", off, "of the card", at_most=MEMORY, note=note)]
 
-    def sanitizer(self) -> list[Line]:
+    def sanitizer(self) -> list[Result]:
         from scripts.bench.gpu.others import sanitize
 
         if not self._options.sanitize:
             return []
         clean, words = sanitize()
-        return [Line("compute-sanitizer finds nothing in the kernels' tests", _yes(clean), at_least=1, note=words)]
+        return [Result("compute-sanitizer finds nothing in the kernels' tests", _yes(clean), at_least=1, note=words)]
 
 
 def _yes(answer: bool | None) -> float | None:
     return None if answer is None else float(answer)
 
 
-def plan_lines(shape: Shape) -> list[Line]:
+def plan_lines(shape: GpuModelShape) -> list[Result]:
     """Floors at an H200's usual ceilings, so that a reader knows what to expect of each figure."""
     note = f"at {BANDWIDTH / 1e12:.1f} TB/s and {RATE / 1e12:.0f} TFLOP/s"
     lines = [
-        Line("weights read by a step", shape.weight_bytes / 1e9, "GB"),
-        Line("keys and values of a token", shape.kv_bytes_per_token / 1024, "KiB"),
+        Result("weights read by a step", shape.weight_bytes / 1e9, "GB"),
+        Result("keys and values of a token", shape.kv_bytes_per_token / 1024, "KiB"),
     ]
     for num_seqs, context, share in DECODES:
         floor = shape.decode_bytes(num_seqs, context) / BANDWIDTH * 1000
-        lines.append(Line(f"decode, batch {num_seqs}, context {context}: floor", floor, "ms", note=note))
-        lines.append(Line("  and the step that meets the target", floor / share, "ms"))
+        lines.append(Result(f"decode, batch {num_seqs}, context {context}: floor", floor, "ms", note=note))
+        lines.append(Result("  and the step that meets the target", floor / share, "ms"))
     prefill = shape.prefill_operations(PROMPT) / RATE * 1000
-    lines.append(Line(f"prefill of {PROMPT} tokens: floor", prefill, "ms", note=note))
-    lines.append(Line("  and the step that meets the target", prefill / PROMPT_SHARE, "ms"))
+    lines.append(Result(f"prefill of {PROMPT} tokens: floor", prefill, "ms", note=note))
+    lines.append(Result("  and the step that meets the target", prefill / PROMPT_SHARE, "ms"))
     kernel = shape.attention_bytes(KERNEL_SEQS, KERNEL_CONTEXT) / BANDWIDTH * 1e6
-    lines.append(Line(f"attention, batch {KERNEL_SEQS}, context {KERNEL_CONTEXT}: floor", kernel, "us", note=note))
+    lines.append(Result(f"attention, batch {KERNEL_SEQS}, context {KERNEL_CONTEXT}: floor", kernel, "us", note=note))
     return lines
 
 
-def measure(only: str, tune: bool, options: Options) -> list[Line]:
+def measure(only: str, tune: bool, options: Options) -> list[Result]:
     from scripts.bench.gpu.ceilings import copy_bandwidth, matrix_rate
 
     ceilings = Ceilings(copy_bandwidth(), matrix_rate())
     torch.cuda.empty_cache()
     lines = [
-        Line("copy bandwidth", ceilings.bandwidth / 1e12, "TB/s"),
-        Line("matrix rate", ceilings.rate / 1e12, "TFLOP/s"),
+        Result("copy bandwidth", ceilings.bandwidth / 1e12, "TB/s"),
+        Result("matrix rate", ceilings.rate / 1e12, "TFLOP/s"),
     ]
     if tune:
         from scripts.bench.gpu.attention import Problem
         from scripts.bench.gpu.attention import tune as tune_attention
 
         for taken, setting in tune_attention(Problem(LLAMA_3_8B, KERNEL_SEQS, KERNEL_CONTEXT, "cuda"))[:5]:
-            lines.append(Line(f"attention with keys, warps, stages {setting}", taken * 1e6, "us"))
+            lines.append(Result(f"attention with keys, warps, stages {setting}", taken * 1e6, "us"))
     with tempfile.TemporaryDirectory() as folder:
-        bench = Bench(LLAMA_3_8B, LLAMA_3_8B.write(Path(folder)), ceilings, options)
+        bench = GpuBench(LLAMA_3_8B, LLAMA_3_8B.write(Path(folder)), ceilings, options)
         for name, part in bench.parts().items():
             if not only or name in only.split(","):
                 lines += _run(name, part)
     return lines
 
 
-def _run(name: str, part: Callable[[], list[Line]]) -> list[Line]:
+def _run(name: str, part: Callable[[], list[Result]]) -> list[Result]:
     """What one part cannot do costs its lines, and no other's."""
     try:
         found = part()
     except Exception as error:
         traceback.print_exc()
-        found = [Line(name, None, at_least=1, note=f"failed: {type(error).__name__}: {error}"[:200])]
+        found = [Result(name, None, at_least=1, note=f"failed: {type(error).__name__}: {error}"[:200])]
     gc.collect()
     torch.cuda.empty_cache()
     print(f"\n{table(found, title=name)}", flush=True)

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from scripts.bench.gpu.ceilings import seconds
-from scripts.bench.gpu.shapes import ROOT, Shape
+from scripts.bench.gpu.shapes import ROOT, GpuModelShape
 from scripts.bench.gpu.steps import CHUNK
 
 STREAMS, PROMPTS, INPUT, OUTPUT = 256, 1024, 128, 128  # at once, in all, and tokens of each
@@ -112,7 +112,7 @@ def _passes(command: list[str], seconds: float, **environment: str) -> tuple[boo
     return done.returncode == 0, words[-1] if words else ""
 
 
-def transformers_decode(shape: Shape, directory: Path, num_seqs: int, context: int) -> float | None:
+def transformers_decode(shape: GpuModelShape, directory: Path, num_seqs: int, context: int) -> float | None:
     """Seconds of a decode step in transformers; None where it is not installed."""
     if find_spec("transformers") is None:
         return None

@@ -13,7 +13,7 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class GpuModelShape:
     """A decoder in bfloat16."""
 
     hidden: int
@@ -70,5 +70,5 @@ class Shape:
         return directory
 
 
-LLAMA_3_8B = Shape(4096, 14336, 32, 32, 8, 128, 128256, 16384)
-TINY = Shape(64, 96, 2, 4, 2, 16, 300, 256)  # what a dry run goes through
+LLAMA_3_8B = GpuModelShape(4096, 14336, 32, 32, 8, 128, 128256, 16384)
+TINY = GpuModelShape(64, 96, 2, 4, 2, 16, 300, 256)  # what a dry run goes through

@@ -11,7 +11,7 @@ from typing import Literal
 
 from engine.execution.loading import load_runner
 from engine.execution.runner import ModelRunner
-from scripts.bench.gpu.shapes import Shape
+from scripts.bench.gpu.shapes import GpuModelShape
 from shared.config import Settings
 from shared.messages import AdmittedSequence, StepPlan
 from shared.packing import pack_tokens
@@ -25,7 +25,7 @@ NUM_STEPS = 40
 class Runs:
     """One model on one device."""
 
-    def __init__(self, directory: Path, shape: Shape, *, device: str, num_rows: int, max_len: int) -> None:
+    def __init__(self, directory: Path, shape: GpuModelShape, *, device: str, num_rows: int, max_len: int) -> None:
         self._shape = shape
         self._rng = random.Random(1)
         self._step_id = 0

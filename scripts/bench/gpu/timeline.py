@@ -34,7 +34,7 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True)
-class Timeline:
+class StepTimeline:
     """Of some steps, one after the other."""
 
     num_steps: int
@@ -57,7 +57,7 @@ def events_of(records: Iterable[Mapping[str, Any]]) -> list[Event]:
     return sorted(found, key=lambda event: event.begin)
 
 
-def measure(events: Sequence[Event]) -> Timeline:
+def measure(events: Sequence[Event]) -> StepTimeline:
     """Raises ValueError where there are not two steps."""
     begins = [event.begin for event in events if FIRST in event.name]
     if len(begins) < 2:
@@ -66,7 +66,7 @@ def measure(events: Sequence[Event]) -> Timeline:
     gaps = [after - _end_of(events, begin, after) for begin, after in steps]
     whole = begins[-1] - begins[0]
     busy = _busy([event for event in events if begins[0] <= event.begin < begins[-1]], begins[-1])
-    return Timeline(
+    return StepTimeline(
         num_steps=len(steps),
         step=median(after - begin for begin, after in steps) / 1e6,
         gap=median(gaps) / 1e6,

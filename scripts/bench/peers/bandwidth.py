@@ -14,7 +14,7 @@ NUM_BYTES = 512 << 20  # far beyond any cache
 PASSES = 6
 
 
-class Reader(Protocol):
+class MemoryReader(Protocol):
     how: str
 
     def measure(self) -> float:
@@ -65,7 +65,7 @@ class TorchReader:
         return NUM_BYTES / min(times)
 
 
-def reader() -> Reader:
+def reader() -> MemoryReader:
     try:
         return CompiledReader()
     except (OSError, subprocess.CalledProcessError):

@@ -20,7 +20,7 @@ RUNNER, CHAIN = "pageant-runner", "pageant"
 
 
 @dataclass(frozen=True)
-class Engine:
+class PeerEngine:
     """One column of the comparison."""
 
     name: str
@@ -42,13 +42,13 @@ class Engine:
         return [path for path in (self.python, *self.needs) if not path.exists()]
 
 
-def engines(peers: Path, model: str, quantization: str) -> list[Engine]:
+def engines(peers: Path, model: str, quantization: str) -> list[PeerEngine]:
     """All engines that know this quantization; ours first, then peers as they are laid out in their folder."""
     everything = [*ours(peers, model, quantization), *_peers(peers, model)]
     return [engine for engine in everything if engine.quantization == quantization]
 
 
-def ours(peers: Path, model: str, quantization: str) -> list[Engine]:
+def ours(peers: Path, model: str, quantization: str) -> list[PeerEngine]:
     settings: dict[str, Any] = {
         "model": str(peers / "models" / model),
         "max_num_seqs": NUM_SEQS,
@@ -60,10 +60,12 @@ def ours(peers: Path, model: str, quantization: str) -> list[Engine]:
         settings["quantization"] = quantization
     files = {RUNNER: "pageant_runner.py", CHAIN: "pageant_chain.py"}
     here = Path(sys.executable)
-    return [Engine(name, quantization, ENGINES / file, here, {"settings": settings}) for name, file in files.items()]
+    return [
+        PeerEngine(name, quantization, ENGINES / file, here, {"settings": settings}) for name, file in files.items()
+    ]
 
 
-def _peers(peers: Path, model: str) -> list[Engine]:
+def _peers(peers: Path, model: str) -> list[PeerEngine]:
     limits = {
         "num_threads": len(os.sched_getaffinity(0)),
         "max_num_seqs": NUM_SEQS,
@@ -79,27 +81,27 @@ def _peers(peers: Path, model: str) -> list[Engine]:
     ]
 
 
-def _openvino(peers: Path, weights: Path, limits: dict[str, Any], kind: str, quantization: str) -> Engine:
+def _openvino(peers: Path, weights: Path, limits: dict[str, Any], kind: str, quantization: str) -> PeerEngine:
     exported = weights.with_name(f"{weights.name}-ov-{kind}")
     options = limits | {"model": str(exported), "max_num_batched_tokens": 512}
     python = peers / "v-ov" / "bin" / "python"
-    return Engine(f"openvino-{kind}", quantization, ENGINES / "openvino.py", python, options, (exported,))
+    return PeerEngine(f"openvino-{kind}", quantization, ENGINES / "openvino.py", python, options, (exported,))
 
 
-def _vllm(peers: Path, weights: Path, limits: dict[str, Any], dtype: str) -> Engine:
+def _vllm(peers: Path, weights: Path, limits: dict[str, Any], dtype: str) -> PeerEngine:
     options = limits | {"model": str(weights), "dtype": dtype, "max_num_batched_tokens": 0}
     name = {"bfloat16": "vllm-bf16", "float32": "vllm-f32"}[dtype]
     python = peers / "v-vllm" / "bin" / "python"
     by_default = (dtype == "bfloat16") == has_bf16()  # without the instruction float32 is the faster in batches
-    return Engine(name, FULL, ENGINES / "vllm.py", python, options, by_default=by_default)
+    return PeerEngine(name, FULL, ENGINES / "vllm.py", python, options, by_default=by_default)
 
 
-def _llamacpp(peers: Path, weights: Path, limits: dict[str, Any], kind: str, quantization: str) -> Engine:
+def _llamacpp(peers: Path, weights: Path, limits: dict[str, Any], kind: str, quantization: str) -> PeerEngine:
     server = peers / "llama.cpp" / "build" / "bin" / "llama-server"
     converted = weights / f"{weights.name}-{kind}.gguf"
     options = limits | {"model": str(converted), "server": str(server)}
     by_default = quantization == INT8 or (kind == "bf16") == has_bf16()
-    return Engine(
+    return PeerEngine(
         f"llamacpp-{kind}",
         quantization,
         ENGINES / "llamacpp.py",
@@ -111,7 +113,7 @@ def _llamacpp(peers: Path, weights: Path, limits: dict[str, Any], kind: str, qua
     )
 
 
-def _transformers(peers: Path, weights: Path, limits: dict[str, Any]) -> Engine:
+def _transformers(peers: Path, weights: Path, limits: dict[str, Any]) -> PeerEngine:
     python = peers / "v-torch" / "bin" / "python"
     options = limits | {"model": str(weights), "dtype": "bfloat16"}
-    return Engine("transformers", FULL, ENGINES / "transformers.py", python, options, by_default=False)
+    return PeerEngine("transformers", FULL, ENGINES / "transformers.py", python, options, by_default=False)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import services.cli.launch as launch
-from scripts.bench.peers.catalog import Engine
+from scripts.bench.peers.catalog import PeerEngine
 from scripts.bench.peers.proc import prefer, tree, tree_cpu_seconds
 from scripts.bench.peers.workloads import Request, Workload
 
@@ -29,11 +29,11 @@ class EngineFailed(Exception):
     """An engine did not start, died, gave a wrong number of tokens or took too long."""
 
 
-class Child:
+class EngineProcess:
     """One engine's process.  Invariant: a peer's processes are stopped except within `awake`; our own never are, so
     that they are seen where they do not rest."""
 
-    def __init__(self, engine: Engine, log_dir: Path) -> None:
+    def __init__(self, engine: PeerEngine, log_dir: Path) -> None:
         self.engine = engine
         self._log = log_dir / f"{engine.name}.log"
         with self._log.open("wb") as log:
@@ -147,11 +147,11 @@ def _signal_all(pids: list[int], number: signal.Signals) -> None:
             os.kill(pid, number)
 
 
-def _command(engine: Engine) -> list[str]:
+def _command(engine: PeerEngine) -> list[str]:
     return [str(engine.python), "-P", str(HOST), str(engine.file), json.dumps(engine.options)]
 
 
-def _environment(engine: Engine) -> dict[str, str]:
+def _environment(engine: PeerEngine) -> dict[str, str]:
     """Ours find the project; a peer must not, because `kernels` is also a name of theirs."""
     own = {"PYTHONPATH": str(ROOT)} if engine.is_ours else {"OMP_NUM_THREADS": str(engine.options["num_threads"])}
     inherited = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "OMP_NUM_THREADS")}

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from scripts.bench.peers.catalog import CHAIN, FULL, INT8, RUNNER
-from scripts.bench.peers.rounds import Record
+from scripts.bench.peers.rounds import EngineRecord
 from scripts.bench.peers.workloads import WORKLOADS
-from scripts.bench.report import Line
+from scripts.bench.report import Result
 
-Records = Mapping[tuple[str, str], Record]  # by workload and engine
+Records = Mapping[tuple[str, str], EngineRecord]  # by workload and engine
 
 RUNNER_TARGETS = {
     "S": {"a": 1.5, "b1": 1.4, "b2": 1.4, "c": 1.1, "d": 1.3},
@@ -30,52 +30,52 @@ def target(engine: str, model: str, quantization: str, workload: str) -> float |
     return RUNNER_TARGETS[model][workload] if engine == RUNNER else CHAIN_TARGET
 
 
-def best_peer(records: Records, workload: str) -> tuple[str, Record] | None:
+def best_peer(records: Records, workload: str) -> tuple[str, EngineRecord] | None:
     """The fastest by its median; None where no peer finished."""
     peers = [(engine, r) for (name, engine), r in records.items() if name == workload and engine not in (RUNNER, CHAIN)]
     return max(peers, key=lambda pair: pair[1].speed, default=None)
 
 
-def ratio_lines(records: Records, model: str, quantization: str) -> list[Line]:
+def ratio_lines(records: Records, model: str, quantization: str) -> list[Result]:
     """One line for each engine of ours and workload that was run."""
     played = [name for name in WORKLOADS if any(name == workload for workload, _ in records)]
     return [ratio_line(records, model, quantization, e, name) for e in (RUNNER, CHAIN) for name in played]
 
 
-def ratio_line(records: Records, model: str, quantization: str, engine: str, workload: str) -> Line:
+def ratio_line(records: Records, model: str, quantization: str, engine: str, workload: str) -> Result:
     """Missed where either side has no figure."""
     kind = "" if quantization == FULL else f" {quantization}"
     what = f"{engine}{kind} / best peer, {model}, {workload} ({WORKLOADS[workload].what})"
     bound = target(engine, model, quantization, workload)
     own, best = records.get((workload, engine)), best_peer(records, workload)
     if own is None or best is None:
-        return Line(what, None, "x", at_least=bound, note="no figure of ours" if own is None else "no peer")
+        return Result(what, None, "x", at_least=bound, note="no figure of ours" if own is None else "no peer")
     note = f"{shown(own)} against {shown(best[1])} {WORKLOADS[workload].unit} of {best[0]}"
-    return Line(what, own.speed / best[1].speed, "x", at_least=bound, note=note)
+    return Result(what, own.speed / best[1].speed, "x", at_least=bound, note=note)
 
 
-def shown(record: Record) -> str:
+def shown(record: EngineRecord) -> str:
     """The median in the workload's unit; `~` where a run was noisy."""
     value = record.workload.told(record.speed)
     return f"{'~' if record.num_noisy else ''}{value:,.{0 if value >= 100 else 1 if value >= 10 else 2}f}"
 
 
-def floor_line(records: Records, model: str, streamed: int, bandwidth: float) -> Line:
+def floor_line(records: Records, model: str, streamed: int, bandwidth: float) -> Result:
     """Decoding at batch 1 against reading `streamed` bytes of weights per token at `bandwidth` bytes per second."""
     what = f"{RUNNER}, {model}, decode at batch 1 / memory floor"
     record = records.get(("a", RUNNER))
     if record is None or not record.decode_seconds:
-        return Line(what, None, at_least=FLOOR_TARGET)
+        return Result(what, None, at_least=FLOOR_TARGET)
     num_steps = WORKLOADS["a"].requests(0, 1000)[0][1] - 1
     per_token, floor = record.decode_seconds / num_steps, streamed / bandwidth
     note = (
         f"{1e3 * per_token:.2f} ms per token, {streamed / 1e6:.0f} MB at {bandwidth / 1e9:.1f} GB/s = {1e3 * floor:.2f}"
     )
-    return Line(what, floor / per_token, at_least=FLOOR_TARGET, note=note)
+    return Result(what, floor / per_token, at_least=FLOOR_TARGET, note=note)
 
 
-def memory_line(engine: str, model: str, peak_rss: int, weights: int, pool: int) -> Line:
+def memory_line(engine: str, model: str, peak_rss: int, weights: int, pool: int) -> Result:
     """The worker's peak resident size against what it has to hold."""
     what = f"{engine}, {model}, peak RSS / (weights + KV pool)"
     note = f"{peak_rss / 1e6:,.0f} MB of {weights / 1e6:,.0f} + {pool / 1e6:,.0f}"
-    return Line(what, peak_rss / (weights + pool), at_most=MEMORY_TARGET, note=note)
+    return Result(what, peak_rss / (weights + pool), at_most=MEMORY_TARGET, note=note)

@@ -22,15 +22,15 @@ from typing import Any
 import msgspec
 
 from scripts.bench.peers import models
-from scripts.bench.peers.bandwidth import Reader, reader
-from scripts.bench.peers.catalog import CHAIN, FULL, INT8, KV_CACHE_GIB, RUNNER, Engine, engines
-from scripts.bench.peers.child import Child, EngineFailed
+from scripts.bench.peers.bandwidth import MemoryReader, reader
+from scripts.bench.peers.catalog import CHAIN, FULL, INT8, KV_CACHE_GIB, RUNNER, PeerEngine, engines
+from scripts.bench.peers.child import EngineFailed, EngineProcess
 from scripts.bench.peers.figures import floor_line, memory_line, ratio_lines
 from scripts.bench.peers.proc import load_average, processor
-from scripts.bench.peers.rounds import Contest, say
+from scripts.bench.peers.rounds import PeerContest, say
 from scripts.bench.peers.tables import engine_table, readme_table
 from scripts.bench.peers.workloads import WORKLOADS
-from scripts.bench.report import Line, add_check, finish
+from scripts.bench.report import Result, add_check, finish
 
 BOTH = "both"
 
@@ -40,7 +40,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # through every `finally`
     logs = Path(tempfile.mkdtemp(prefix="bench-peers-"))
     say(f"{today()}, {processor()}, load {load_average():.2f}; the engines' logs are in {logs}")
-    lines: list[Line] = []
+    lines: list[Result] = []
     documents = []
     for model in ["S", "M"] if args.model == BOTH else [args.model]:
         models.ensure(args.peers / "models" / model, model)
@@ -61,11 +61,11 @@ class Match:
         self._model, self._quantization = model, quantization
         self._directory = args.peers / "models" / model
         self._logs = logs
-        self._contest = Contest([], models.vocab_size(self._directory), args.timeout)
+        self._contest = PeerContest([], models.vocab_size(self._directory), args.timeout)
         self._versions: dict[str, str] = {}
         self._reports: dict[str, dict[str, Any]] = {}
         self._bandwidths: list[float] = []
-        self._reader: Reader = reader()
+        self._reader: MemoryReader = reader()
 
     def play(self) -> None:
         with ExitStack() as stack:
@@ -77,7 +77,7 @@ class Match:
                 self._save(name)
             self._report()
 
-    def _entrants(self) -> list[Engine]:
+    def _entrants(self) -> list[PeerEngine]:
         """The engines that were asked for and are installed."""
         asked = self._args.engines
         known = engines(self._args.peers, self._model, self._quantization)
@@ -87,9 +87,9 @@ class Match:
                 say(f"not here: {engine.name} (no {engine.missing[0]})")
         return [engine for engine in wanted if not engine.missing]
 
-    def _enter(self, engine: Engine, stack: ExitStack) -> None:
+    def _enter(self, engine: PeerEngine, stack: ExitStack) -> None:
         try:
-            child = Child(engine, self._logs)
+            child = EngineProcess(engine, self._logs)
         except EngineFailed as error:
             say(f"  {error}")
             return
@@ -108,7 +108,7 @@ class Match:
             if child.engine.is_ours:
                 self._reports[child.engine.name] = child.report()
 
-    def lines(self) -> list[Line]:
+    def lines(self) -> list[Result]:
         """Ratios, then what is measured against the machine itself."""
         records = self._contest.records
         found = ratio_lines(records, self._model, self._quantization)

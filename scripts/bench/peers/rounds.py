@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from statistics import median
 
-from scripts.bench.peers.child import Child, EngineFailed
+from scripts.bench.peers.child import EngineFailed, EngineProcess
 from scripts.bench.peers.proc import machine_cpu_seconds
 from scripts.bench.peers.workloads import Workload
 
@@ -17,7 +17,7 @@ HOPELESS = 4.0  # an engine this many times slower than the best is not run agai
 
 
 @dataclass(frozen=True)
-class Run:
+class EngineRun:
     """One engine's turn."""
 
     seconds: float
@@ -30,11 +30,11 @@ class Run:
 
 
 @dataclass
-class Record:
+class EngineRecord:
     """An engine's runs of one workload."""
 
     workload: Workload
-    runs: list[Run] = field(default_factory=list)
+    runs: list[EngineRun] = field(default_factory=list)
 
     @property
     def seconds(self) -> float:
@@ -62,16 +62,16 @@ class Record:
 
 
 @dataclass
-class Contest:
+class PeerContest:
     """Engines that are up, and their records by workload and engine.  An engine that fails is out.
 
     `remarks` says who failed, and who sat a workload out and why.
     """
 
-    children: list[Child]
+    children: list[EngineProcess]
     vocab_size: int
     timeout: float  # of one run, seconds
-    records: dict[tuple[str, str], Record] = field(default_factory=dict)
+    records: dict[tuple[str, str], EngineRecord] = field(default_factory=dict)
     remarks: list[str] = field(default_factory=list)
 
     def play(self, workload: Workload, num_rounds: int, before: Callable[[], None] = lambda: None) -> None:
@@ -89,10 +89,10 @@ class Contest:
                 if child in self.children and not self._is_hopeless(child, workload):
                     self._turn(child, lambda c: self._run(c, workload, number))  # noqa: B023
 
-    def _warm_up(self, child: Child, workload: Workload) -> float:
+    def _warm_up(self, child: EngineProcess, workload: Workload) -> float:
         return child.prepare(workload, self.vocab_size, self.timeout)
 
-    def _may_play(self, child: Child, workload: Workload, warm: dict[str, float]) -> bool:
+    def _may_play(self, child: EngineProcess, workload: Workload, warm: dict[str, float]) -> bool:
         """Ours always, if only once; a peer unless its warm-up says how it would end."""
         name = child.engine.name
         if name not in warm or child.engine.is_ours:
@@ -102,19 +102,19 @@ class Contest:
             self._remark(f"{name} sits {workload.name} out: its warm-up took {behind:.1f} times as long as the best's")
         return behind <= HOPELESS
 
-    def _run(self, child: Child, workload: Workload, number: int) -> None:
+    def _run(self, child: EngineProcess, workload: Workload, number: int) -> None:
         requests = workload.requests(number, self.vocab_size)
         begin, own, machine = time.perf_counter(), child.cpu_seconds, machine_cpu_seconds()
         answer = child.run(requests, self.timeout)
         others = (machine_cpu_seconds() - machine) - (child.cpu_seconds - own)
-        run = Run(answer["seconds"], answer.get("first") or 0.0, max(0.0, others / (time.perf_counter() - begin)))
-        record = self.records.setdefault((workload.name, child.engine.name), Record(workload))
+        run = EngineRun(answer["seconds"], answer.get("first") or 0.0, max(0.0, others / (time.perf_counter() - begin)))
+        record = self.records.setdefault((workload.name, child.engine.name), EngineRecord(workload))
         record.runs.append(run)
         told, mark = workload.told(workload.speed(run.seconds)), "~" if run.is_noisy else ""
         say(f"  {workload.name} round {number + 1} {child.engine.name:16} {told:10,.2f} {workload.unit}"
             f"  others {run.other_cores:.2f} cores{mark}")  # fmt: skip
 
-    def _turn(self, child: Child, act: Callable[[Child], None]) -> bool:
+    def _turn(self, child: EngineProcess, act: Callable[[EngineProcess], None]) -> bool:
         """Wake an engine for one act; False where it failed, which ends its part."""
         try:
             with child.awake():
@@ -130,14 +130,14 @@ class Contest:
         say(f"  {text}")
         self.remarks.append(text)
 
-    def _is_hopeless(self, child: Child, workload: Workload) -> bool:
+    def _is_hopeless(self, child: EngineProcess, workload: Workload) -> bool:
         """One run is enough to know that an engine is not the best, nor near it."""
         record = self.records.get((workload.name, child.engine.name))
         best = max((r.speed for (name, _), r in self.records.items() if name == workload.name), default=0.0)
         return record is not None and record.speed * HOPELESS < best
 
 
-def rotated(children: list[Child], number: int) -> list[Child]:
+def rotated(children: list[EngineProcess], number: int) -> list[EngineProcess]:
     place = number % max(1, len(children))
     return children[place:] + children[:place]
 

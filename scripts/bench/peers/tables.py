@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from scripts.bench.peers.figures import Records, best_peer, shown
-from scripts.bench.peers.rounds import Record
+from scripts.bench.peers.rounds import EngineRecord
 from scripts.bench.peers.workloads import WORKLOADS
 
 
@@ -38,13 +38,13 @@ def _played(records: Records) -> Sequence[str]:
     return [name for name in WORKLOADS if any(name == workload for workload, _ in records)]
 
 
-def _cell(record: Record | None) -> str:
+def _cell(record: EngineRecord | None) -> str:
     if record is None:
         return "-"
     return f"{shown(record)} ({100 * record.spread:.0f} % of {len(record.runs)})"
 
 
-def _bold(record: Record | None, best: bool) -> str:
+def _bold(record: EngineRecord | None, best: bool) -> str:
     if record is None:
         return "-"
     return f"**{shown(record)}**" if best else shown(record)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from statistics import linear_regression, median
 
-from scripts.bench.report import Line
+from scripts.bench.report import Result
 
 MIB = 1 << 20
 WINDOW = 0.1  # of the whole time: a figure is the median of so much, since single samples jump
@@ -51,10 +51,10 @@ class Curve:
         return median(near or self.sizes[-1:])
 
 
-def lines(curves: Iterable[tuple[str, Curve]], bound: float) -> Sequence[Line]:
+def lines(curves: Iterable[tuple[str, Curve]], bound: float) -> Sequence[Result]:
     """A line for each service: how much it has grown in percent, which may be at most `bound`."""
     return [
-        Line(
+        Result(
             name,
             round(curve.growth, 2),
             "%",

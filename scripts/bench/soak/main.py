@@ -24,8 +24,8 @@ import uvloop
 
 from scripts.bench.report import add_check, finish
 from scripts.bench.soak.growth import Curve, lines
-from scripts.bench.soak.visits import Doors, Visit, make
-from scripts.bench.troupe import PAGE, Troupe, troupe_with
+from scripts.bench.soak.visits import Doors, SoakVisit, make
+from scripts.bench.troupe import PAGE, LocalDeployment, troupe_with
 from services.cli.serve import free_port
 from shared.proc import PROC
 
@@ -36,7 +36,7 @@ CHILDREN = "tokenizer's children"
 
 
 @dataclass(frozen=True)
-class Order:
+class SoakOrder:
     seconds: float
     tenants: int
     rate: float  # visits a second
@@ -54,7 +54,7 @@ class Came:
     seconds: float = 0.0
 
 
-async def soak(running: Troupe, order: Order) -> Came:
+async def soak(running: LocalDeployment, order: SoakOrder) -> Came:
     came = Came({}, Counter())
     doors = Doors(running.address, running.settings.http_port)
     began = time.monotonic()
@@ -70,12 +70,12 @@ async def soak(running: Troupe, order: Order) -> Came:
     return came
 
 
-async def _visits(doors: Doors, order: Order, came: Came) -> None:
+async def _visits(doors: Doors, order: SoakOrder, came: Came) -> None:
     rng, begin, due, open_visits = Random(order.seed), time.monotonic(), 0.0, set[asyncio.Task[None]]()
 
     async def visit(number: int) -> None:
         seed = rng.getrandbits(32)
-        came.endings[await make(doors, Visit(number, f"tenant-{number % order.tenants}", Random(seed)))] += 1
+        came.endings[await make(doors, SoakVisit(number, f"tenant-{number % order.tenants}", Random(seed)))] += 1
 
     number = 0
     while due < order.seconds:
@@ -92,7 +92,7 @@ async def _visits(doors: Doors, order: Order, came: Came) -> None:
         await asyncio.gather(*open_visits)
 
 
-async def _watch(running: Troupe, came: Came, sample: float) -> None:
+async def _watch(running: LocalDeployment, came: Came, sample: float) -> None:
     begin = time.monotonic()
     while True:
         seconds = time.monotonic() - begin
@@ -124,7 +124,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--bound", type=float, default=5.0, help="percent that a service may grow after a third")
     args = parser.parse_args()
-    order = Order(60 * args.minutes, args.tenants, args.rate, args.sample, args.seed)
+    order = SoakOrder(60 * args.minutes, args.tenants, args.rate, args.sample, args.seed)
     settings = {
         "num_blocks": args.blocks, "num_threads": 1, "draft": "ngram", "http_port": free_port(),
         "log_level": "warning",

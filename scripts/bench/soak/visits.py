@@ -46,7 +46,7 @@ class Doors:
 
 
 @dataclass(frozen=True)
-class Visit:
+class SoakVisit:
     """Of one tenant; all that is chosen is chosen by `rng`, so a seed names the whole soak."""
 
     number: int
@@ -79,36 +79,36 @@ class Visit:
 # -- gRPC
 
 
-async def stream(doors: Doors, visit: Visit) -> None:
+async def stream(doors: Doors, visit: SoakVisit) -> None:
     await _read(doors.stub(visit.rng).Generate(visit.request(), timeout=TIMEOUT, metadata=visit.metadata))
 
 
-async def siblings(doors: Doors, visit: Visit) -> None:
+async def siblings(doors: Doors, visit: SoakVisit) -> None:
     request = visit.request(n=visit.rng.randint(2, 4), logprobs=2, prompt_logprobs=1)
     await _read(doors.stub(visit.rng).Generate(request, timeout=TIMEOUT, metadata=visit.metadata))
 
 
-async def beams(doors: Doors, visit: Visit) -> None:
+async def beams(doors: Doors, visit: SoakVisit) -> None:
     request = inference_pb2.GenerateRequest(text=visit.text, sampling={"max_tokens": 6, "n": 2})
     request.sampling.beam_search.width = 2
     await _read(doors.stub(visit.rng).Generate(request, timeout=TIMEOUT, metadata=visit.metadata))
 
 
-async def cancelled(doors: Doors, visit: Visit) -> None:
+async def cancelled(doors: Doors, visit: SoakVisit) -> None:
     """Its client goes away in the middle."""
     call = doors.stub(visit.rng).Generate(visit.request(max_tokens=200), timeout=TIMEOUT, metadata=visit.metadata)
     await _read(call, most=visit.rng.randint(0, 4))
     call.cancel()
 
 
-async def late(doors: Doors, visit: Visit) -> None:
+async def late(doors: Doors, visit: SoakVisit) -> None:
     """Its deadline comes before its end."""
     timeout = visit.rng.uniform(0.001, 0.2)
     request = visit.request(max_tokens=300, ignore_eos=True)
     await _read(doors.stub(visit.rng).Generate(request, timeout=timeout, metadata=visit.metadata))
 
 
-async def kept(doors: Doors, visit: Visit) -> None:
+async def kept(doors: Doors, visit: SoakVisit) -> None:
     """Its client may come back and does, or does not."""
     request = visit.request(max_tokens=40)
     request.idempotency_key = f"key {visit.number}"
@@ -119,12 +119,12 @@ async def kept(doors: Doors, visit: Visit) -> None:
         await _read(doors.stub(visit.rng).Generate(request, timeout=TIMEOUT, metadata=visit.metadata))
 
 
-async def refused(doors: Doors, visit: Visit) -> None:
+async def refused(doors: Doors, visit: SoakVisit) -> None:
     request = visit.request(temperature=visit.rng.choice((-1.0, 3.0)))
     await _read(doors.stub(visit.rng).Generate(request, timeout=TIMEOUT, metadata=visit.metadata))
 
 
-async def held_to_format(doors: Doors, visit: Visit) -> None:
+async def held_to_format(doors: Doors, visit: SoakVisit) -> None:
     """Half of the formats have been seen before, half are new."""
     number = visit.number if visit.rng.random() < 0.5 else visit.rng.randrange(16)
     request = visit.request(max_tokens=48)
@@ -136,14 +136,14 @@ async def held_to_format(doors: Doors, visit: Visit) -> None:
     await _read(doors.stub(visit.rng).Generate(request, timeout=TIMEOUT, metadata=visit.metadata))
 
 
-async def hung_up(doors: Doors, visit: Visit) -> None:
+async def hung_up(doors: Doors, visit: SoakVisit) -> None:
     """A connection of its own, closed in the middle of a stream."""
     async with grpc.aio.insecure_channel(doors.address, options=GRPC_OPTIONS) as channel:
         stub: Any = inference_pb2_grpc.InferenceStub(channel)
         await _read(stub.Generate(visit.request(max_tokens=200), timeout=TIMEOUT, metadata=visit.metadata), most=2)
 
 
-async def tokenized(doors: Doors, visit: Visit) -> None:
+async def tokenized(doors: Doors, visit: SoakVisit) -> None:
     stub = doors.stub(visit.rng)
     told = await stub.Tokenize(inference_pb2.TokenizeRequest(text=visit.text), timeout=TIMEOUT, metadata=visit.metadata)
     await stub.Detokenize(
@@ -151,7 +151,7 @@ async def tokenized(doors: Doors, visit: Visit) -> None:
     )
 
 
-async def embedded(doors: Doors, visit: Visit) -> str:
+async def embedded(doors: Doors, visit: SoakVisit) -> str:
     return await _post(doors, visit, "/v1/embeddings", input=[visit.text, visit.text])
 
 
@@ -167,25 +167,25 @@ async def _read(call: Any, most: int = 1 << 30) -> None:
 # -- HTTP
 
 
-async def completion(doors: Doors, visit: Visit) -> str:
+async def completion(doors: Doors, visit: SoakVisit) -> str:
     return await _post(doors, visit, "/v1/completions", prompt=visit.text, **visit.sampling(logprobs=1))
 
 
-async def chat(doors: Doors, visit: Visit) -> str:
+async def chat(doors: Doors, visit: SoakVisit) -> str:
     messages = [{"role": "user", "content": visit.text}]
     return await _post(doors, visit, "/v1/chat/completions", messages=messages, **visit.sampling())
 
 
-async def events(doors: Doors, visit: Visit) -> None:
+async def events(doors: Doors, visit: SoakVisit) -> None:
     await _listen(doors, visit, most=1 << 30)
 
 
-async def left(doors: Doors, visit: Visit) -> None:
+async def left(doors: Doors, visit: SoakVisit) -> None:
     """Its client closes the connection in the middle of the events."""
     await _listen(doors, visit, most=visit.rng.randint(0, 4), max_tokens=200)
 
 
-async def malformed(doors: Doors, visit: Visit) -> str:
+async def malformed(doors: Doors, visit: SoakVisit) -> str:
     """Requests of a client that makes mistakes: no JSON, unknown fields, an unknown path."""
     content = visit.rng.choice(
         (b"{", b'{"prompt": 3}', json.dumps({f"field{visit.number}": 1, "prompt": "x"}).encode())
@@ -195,7 +195,7 @@ async def malformed(doors: Doors, visit: Visit) -> str:
     return _status(await doors.http.post(path, content=content, headers=headers))
 
 
-async def _post(doors: Doors, visit: Visit, path: str, **body: Any) -> str:
+async def _post(doors: Doors, visit: SoakVisit, path: str, **body: Any) -> str:
     return _status(await doors.http.post(path, json=body, headers=visit.headers))
 
 
@@ -203,7 +203,7 @@ def _status(response: httpx2.Response) -> str:
     return "" if response.is_success else f"status {response.status_code}"
 
 
-async def _listen(doors: Doors, visit: Visit, most: int, **more: Any) -> None:
+async def _listen(doors: Doors, visit: SoakVisit, most: int, **more: Any) -> None:
     body = {"prompt": visit.text, "stream": True, **visit.sampling(**more)}
     async with doors.http.stream("POST", "/v1/completions", json=body, headers=visit.headers) as response:
         count = 0
@@ -213,13 +213,13 @@ async def _listen(doors: Doors, visit: Visit, most: int, **more: Any) -> None:
                 return
 
 
-KINDS: Mapping[Callable[[Doors, Visit], Awaitable[str | None]], int] = {  # and how many of a hundred
+KINDS: Mapping[Callable[[Doors, SoakVisit], Awaitable[str | None]], int] = {  # and how many of a hundred
     stream: 18, siblings: 5, beams: 2, cancelled: 9, late: 6, kept: 6, refused: 6, held_to_format: 8, hung_up: 3,
     tokenized: 4, embedded: 3, completion: 10, chat: 7, events: 6, left: 4, malformed: 3,
 }  # fmt: skip
 
 
-async def make(doors: Doors, visit: Visit) -> str:
+async def make(doors: Doors, visit: SoakVisit) -> str:
     """Make one visit; returns its kind and how it ended."""
     (kind,) = visit.rng.choices(list(KINDS), weights=list(KINDS.values()))
     name = kind.__name__.replace("_", " ")

@@ -33,7 +33,7 @@ class Work:
 
 
 @dataclass(frozen=True)
-class Run:
+class ModeRun:
     """One arm's turn."""
 
     seconds: float
@@ -49,10 +49,10 @@ class Run:
 
 
 @dataclass
-class Record:
+class ModeRecord:
     """An arm's runs at one number of streams."""
 
-    runs: list[Run] = field(default_factory=list)
+    runs: list[ModeRun] = field(default_factory=list)
 
     @property
     def speed(self) -> float:
@@ -94,10 +94,10 @@ class Record:
         return sum(getattr(run.counts, name) for run in self.runs)
 
 
-Records = dict[tuple[int, str], Record]  # by number of streams and arm
+Records = dict[tuple[int, str], ModeRecord]  # by number of streams and arm
 
 
-class Contest:
+class ModeContest:
     """One pair's deployments, and their records."""
 
     def __init__(self, pair: Pair, arms: list[Arm], work: Work) -> None:
@@ -109,7 +109,7 @@ class Contest:
         self._loop = asyncio.Runner(loop_factory=uvloop.new_event_loop)
         self._deployments: dict[str, RestingDeployment] = {}
 
-    def __enter__(self) -> Contest:
+    def __enter__(self) -> ModeContest:
         try:
             self._stack.enter_context(self._loop)
             for arm in self.arms:
@@ -131,12 +131,12 @@ class Contest:
             place = number % len(arms)
             for arm in arms[place:] + arms[:place]:
                 run = self._turn(arm, num_streams, number)
-                self.records.setdefault((num_streams, arm.name), Record()).runs.append(run)
+                self.records.setdefault((num_streams, arm.name), ModeRecord()).runs.append(run)
                 mark = "~" if run.other_cores > NOISE else ""
                 say(f"  {self.pair.name}, {num_streams} streams, round {number + 1}, {arm.name:8} {run.speed:10,.1f} "
                     f"tokens/s in {run.seconds:.1f} s, others {run.other_cores:.2f} cores{mark}")  # fmt: skip
 
-    def _turn(self, arm: Arm, num_streams: int, number: int) -> Run:
+    def _turn(self, arm: Arm, num_streams: int, number: int) -> ModeRun:
         """The same requests for every arm; the warm-up has others, of the same kind."""
         work, deployment = self._work, self._deployments[arm.name]
         warm = self.pair.slots(f"warm-{num_streams}-{number}", num_streams, work.num_warm(number), work.num_tokens)
@@ -150,7 +150,7 @@ class Contest:
             others = (machine_cpu_seconds() - machine) - (_own_seconds(deployment) - own)
             counts = deployment.counts().since(before)
         fingerprints = tuple(hash(answer.token_ids) for answer in played.answers)
-        return Run(played.seconds, played.num_tokens, counts, max(0.0, others / elapsed), fingerprints)
+        return ModeRun(played.seconds, played.num_tokens, counts, max(0.0, others / elapsed), fingerprints)
 
     def _play(self, deployment: RestingDeployment, slots: list[list[Request]]) -> Played:
         return self._loop.run(deployment.play(slots))

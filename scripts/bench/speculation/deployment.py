@@ -33,7 +33,7 @@ Request = Any  # a pageant.v1.GenerateRequest
 
 
 @dataclass(frozen=True)
-class Answer:
+class TimedAnswer:
     """One request's only sequence."""
 
     token_ids: tuple[int, ...]
@@ -46,7 +46,7 @@ class Played:
     """How long a set of slots took, and the answers in order of slots."""
 
     seconds: float
-    answers: list[Answer]
+    answers: list[TimedAnswer]
 
     @property
     def num_tokens(self) -> int:
@@ -78,7 +78,7 @@ class Counts:
         return Counts(**differences, num_accepted_tokens_per_position=grown)
 
 
-class Deployment:
+class SpeculatingDeployment:
     """All processes of one `pageant serve`, from its readiness to `close`."""
 
     def __init__(self, settings: dict[str, Any], *arguments: str) -> None:
@@ -160,7 +160,7 @@ class Deployment:
                 time.sleep(0.05)
 
 
-class RestingDeployment(Deployment):
+class RestingDeployment(SpeculatingDeployment):
     """Invariant: all processes are stopped by signal except within `awake`."""
 
     def __init__(self, settings: dict[str, Any], *arguments: str) -> None:
@@ -176,7 +176,7 @@ class RestingDeployment(Deployment):
             self.signal_all(signal.SIGSTOP)
 
 
-async def _play_slot(stub: Any, slot: Sequence[Request], heard: Callable[[], None]) -> list[Answer]:
+async def _play_slot(stub: Any, slot: Sequence[Request], heard: Callable[[], None]) -> list[TimedAnswer]:
     answers = []
     for request in slot:
         answers.append(await generate(stub, request))
@@ -184,7 +184,7 @@ async def _play_slot(stub: Any, slot: Sequence[Request], heard: Callable[[], Non
     return answers
 
 
-async def generate(stub: Any, request: Request) -> Answer:
+async def generate(stub: Any, request: Request) -> TimedAnswer:
     """One stream to its end.  Raises grpc.RpcError."""
     token_ids: list[int] = []
     usage = None
@@ -194,7 +194,7 @@ async def generate(stub: Any, request: Request) -> Answer:
             usage = message.usage
     if usage is None:
         raise RuntimeError("a stream ended without its last message")
-    return Answer(tuple(token_ids), usage.num_draft_tokens, usage.num_accepted_tokens)
+    return TimedAnswer(tuple(token_ids), usage.num_draft_tokens, usage.num_accepted_tokens)
 
 
 def _without_settings() -> dict[str, str]:

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import geometric_mean, median
 
-from scripts.bench.report import Line, figure
+from scripts.bench.report import Result, figure
 from scripts.bench.speculation.arms import ADAPTIVE, ASKED, NONE
-from scripts.bench.speculation.contest import Record, Records
+from scripts.bench.speculation.contest import ModeRecord, Records
 from scripts.bench.speculation.cost import PLAIN, Costs
 
 NEVER_WORSE = 0.97  # of the better of no speculation and the best fixed number
@@ -85,7 +85,7 @@ def _best(rounds: Sequence[Mapping[str, float]]) -> str:
     return max(relative, key=lambda name: relative[name])
 
 
-def never_worse_lines(records: Records, pair: str) -> list[Line]:
+def never_worse_lines(records: Records, pair: str) -> list[Result]:
     """One line for each number of streams."""
     lines = []
     for streams in sorted({streams for streams, _ in records}):
@@ -93,13 +93,13 @@ def never_worse_lines(records: Records, pair: str) -> list[Line]:
         speeds = (figure(records[streams, name].speed) for name in (ADAPTIVE.name, best))
         what = f"{pair}, {streams} streams: adaptive / max(none, best fixed)"
         note = "{} against {} tokens/s of {}".format(*speeds, best)
-        lines.append(Line(what, worth, "x", at_least=NEVER_WORSE, note=note))
+        lines.append(Result(what, worth, "x", at_least=NEVER_WORSE, note=note))
     return lines
 
 
 def lone_lines(
     records: Records, pair: str, lengths: Sequence[int], target: Costs, draft: Costs, at_least: float | None = None
-) -> list[Line]:
+) -> list[Result]:
     """What was foretold and reached at batch 1, for each fixed number of draft tokens and for the adaptive arm.
 
     The adaptive arm is to be above 1 where the best that is foretold is, or above `at_least`.
@@ -112,16 +112,16 @@ def lone_lines(
         best = max(best, foretold.speed_up)
         reached = record.speed / plain.speed
         note = f"foretold {figure(foretold.speed_up)} x{explanation(foretold, record, reached)}"
-        lines.append(Line(f"{pair}, 1 stream: k={length} / none", reached, "x", note=note))
+        lines.append(Result(f"{pair}, 1 stream: k={length} / none", reached, "x", note=note))
     reached = own.speed / plain.speed
     wanted = at_least or (WORTH if best > 1 else None)
     note = f"foretold {figure(best)} x" + ("" if best > 1 else ", so drafts are not worth their cost")
     if abs(reached / best - 1) > GAP:
         note += f"; gap {100 * (reached / best - 1):+.0f} %, see the lines above"
-    return [*lines, Line(f"{pair}, 1 stream: adaptive / none", reached, "x", at_least=wanted, note=note)]
+    return [*lines, Result(f"{pair}, 1 stream: adaptive / none", reached, "x", at_least=wanted, note=note)]
 
 
-def explanation(foretold: Foretold, record: Record, reached: float) -> str:
+def explanation(foretold: Foretold, record: ModeRecord, reached: float) -> str:
     """Where a step's time went, where the gap is too large to leave it at that."""
     gap = reached / foretold.speed_up - 1
     if abs(gap) <= GAP:
@@ -134,7 +134,7 @@ def explanation(foretold: Foretold, record: Record, reached: float) -> str:
     return f", gap {100 * gap:+.0f} %: {step}; with asking {figure(foretold.speed_up_with_asking)} x"
 
 
-def same_tokens_line(records: Records, pair: str) -> Line:
+def same_tokens_line(records: Records, pair: str) -> Result:
     """Requests whose tokens differ from those of the arm without drafts."""
     num_differing = num_compared = 0
     for (streams, name), record in records.items():
@@ -143,15 +143,15 @@ def same_tokens_line(records: Records, pair: str) -> Line:
         for run, plain in zip(record.runs, records[streams, NONE.name].runs, strict=True):
             num_compared += len(run.fingerprints)
             num_differing += sum(a != b for a, b in zip(run.fingerprints, plain.fingerprints, strict=True))
-    return Line(f"{pair}: requests with other tokens than without drafts", num_differing, at_most=0,
+    return Result(f"{pair}: requests with other tokens than without drafts", num_differing, at_most=0,
                 note=f"of {num_compared}")  # fmt: skip
 
 
-def cost_lines(pair: str, target: Costs, draft: Costs) -> list[Line]:
+def cost_lines(pair: str, target: Costs, draft: Costs) -> list[Result]:
     """The steps of the models alone."""
     verifying = {n: seconds for n, seconds in target.items() if n != PLAIN}
     return [
-        Line(f"{pair}: target's step alone", MS * target[PLAIN], "ms"),
-        *(Line(f"{pair}: target verifies {n}", MS * seconds, "ms") for n, seconds in verifying.items()),
-        *(Line(f"{pair}: draft guesses {n}", MS * seconds, "ms") for n, seconds in draft.items()),
+        Result(f"{pair}: target's step alone", MS * target[PLAIN], "ms"),
+        *(Result(f"{pair}: target verifies {n}", MS * seconds, "ms") for n, seconds in verifying.items()),
+        *(Result(f"{pair}: draft guesses {n}", MS * seconds, "ms") for n, seconds in draft.items()),
     ]

@@ -22,10 +22,10 @@ from dataclasses import asdict
 from pathlib import Path
 
 from scripts.bench.peers.proc import load_average, processor
-from scripts.bench.report import Line, add_check, finish
+from scripts.bench.report import Result, add_check, finish
 from scripts.bench.speculation.arms import ADAPTIVE, ASKED, NONE, Pair, bundled, fixed, made
 from scripts.bench.speculation.checkpoint import ensure_pair
-from scripts.bench.speculation.contest import Contest, Records, Work, say
+from scripts.bench.speculation.contest import ModeContest, Records, Work, say
 from scripts.bench.speculation.cost import PLAIN, costs_of
 from scripts.bench.speculation.figures import (
     MADE_WORTH,
@@ -69,12 +69,12 @@ def measure(
     streams: list[int],
     lengths: list[int],
     at_least: float | None = None,
-) -> tuple[list[Line], str]:
+) -> tuple[list[Result], str]:
     """One pair: its lines for the last table, and the table of its speeds."""
     drafts = [PLAIN, *lengths]
     target = costs_of(pair.target, num_threads=0, drafts=drafts)
     draft = costs_of(pair.draft, num_threads=DRAFT_THREADS, drafts=lengths, module=GUESSING)
-    with Contest(pair, [NONE, *map(fixed, lengths), ADAPTIVE, ASKED], work) as contest:
+    with ModeContest(pair, [NONE, *map(fixed, lengths), ADAPTIVE, ASKED], work) as contest:
         for num_streams in streams:
             contest.play(num_streams)
             if args.json:

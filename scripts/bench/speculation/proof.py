@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from scripts.bench.speculation.contest import say
-from scripts.bench.speculation.deployment import Answer, Counts, Deployment, Played, Request
+from scripts.bench.speculation.deployment import Counts, Played, Request, SpeculatingDeployment, TimedAnswer
 from scripts.bench.speculation.prompts import Prompts
-from scripts.bench.speculation.verdict import Verdict
+from scripts.bench.speculation.verdict import ModeVerdict
 
 NUM_DRAFT_TOKENS = 4
 BLOCK_SIZE = 16
@@ -40,7 +40,7 @@ class Proof:
         self._target, self._draft = target, draft
         self._prompts = prompts
         self._num_streams = num_streams
-        self._plain: dict[str, list[Answer]] = {}
+        self._plain: dict[str, list[TimedAnswer]] = {}
 
     @property
     def variants(self) -> list[Variant]:
@@ -56,19 +56,21 @@ class Proof:
         ]
 
     def play_plain(self, loop: asyncio.Runner, kinds: list[str]) -> None:
-        with Deployment({"model": str(self._target)}) as deployment:
+        with SpeculatingDeployment({"model": str(self._target)}) as deployment:
             for kind in kinds:
                 played = loop.run(deployment.play(self._slots(kind)))
                 self._plain[kind] = played.answers
                 say(f"  {self.name}, without drafts, {kind}: {played.num_tokens} tokens in {played.seconds:.1f} s")
 
-    def play(self, loop: asyncio.Runner, variant: Variant, kinds: list[str]) -> list[Verdict]:
-        with Deployment({"model": str(self._target), **variant.settings}) as deployment:
+    def play(self, loop: asyncio.Runner, variant: Variant, kinds: list[str]) -> list[ModeVerdict]:
+        with SpeculatingDeployment({"model": str(self._target), **variant.settings}) as deployment:
             if variant.expects_drafts:
                 self._until_drafting(loop, deployment)
             return [self._verdict(loop, deployment, variant, kind) for kind in kinds]
 
-    def _verdict(self, loop: asyncio.Runner, deployment: Deployment, variant: Variant, kind: str) -> Verdict:
+    def _verdict(
+        self, loop: asyncio.Runner, deployment: SpeculatingDeployment, variant: Variant, kind: str
+    ) -> ModeVerdict:
         before, slots = deployment.counts(), self._slots(kind)
         killing = Killing(deployment, len(self._prompts.token_ids) // 3 if variant.name == KILLED else 0)
         played = loop.run(deployment.play(slots, killing.count))
@@ -79,7 +81,7 @@ class Proof:
         differing = self._num_differing(kind, played)
         say(f"  {self.name}, {variant.name}, {kind}: {played.num_tokens} tokens in {played.seconds:.1f} s, "
             f"{differing} prompts differ")  # fmt: skip
-        return Verdict(
+        return ModeVerdict(
             pair=self.name,
             variant=variant.name,
             kind=kind,
@@ -100,7 +102,7 @@ class Proof:
         requests = self._prompts.requests(kind)
         return [requests[place :: self._num_streams] for place in range(self._num_streams)]
 
-    def _until_drafting(self, loop: asyncio.Runner, deployment: Deployment) -> bool:
+    def _until_drafting(self, loop: asyncio.Runner, deployment: SpeculatingDeployment) -> bool:
         """Ask until a draft was verified: then the draft has joined.  False where that does not happen."""
         deadline = time.monotonic() + JOIN_SECONDS
         begun = deployment.counts().num_drafts
@@ -124,7 +126,7 @@ def missing_of(variant: Variant, counts: Counts) -> list[str]:
 class Killing:
     """Kills the draft once so many answers have come (0: never); the supervisor starts another."""
 
-    def __init__(self, deployment: Deployment, after: int) -> None:
+    def __init__(self, deployment: SpeculatingDeployment, after: int) -> None:
         self._deployment = deployment
         self._left = after
         self.killed = False

@@ -23,13 +23,13 @@ import uvloop
 from scripts.bench.speculation.arms import BUNDLED, BUNDLED_DRAFT
 from scripts.bench.speculation.prompts import KINDS, data_directory, spec_bench
 from scripts.bench.speculation.proof import Proof
-from scripts.bench.speculation.verdict import Verdict, table
+from scripts.bench.speculation.verdict import ModeVerdict, table
 
 
 def main() -> int:
     args = arguments()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # through every `finally`
-    verdicts: list[Verdict] = []
+    verdicts: list[ModeVerdict] = []
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as loop:
         for proof in proofs(args):
             proof.play_plain(loop, args.kinds)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from scripts.bench.report import figure
 from scripts.bench.speculation.arms import ADAPTIVE, ASKED, NONE
-from scripts.bench.speculation.contest import Record, Records
+from scripts.bench.speculation.contest import ModeRecord, Records
 from scripts.bench.speculation.figures import adaptive_worth
 
 LEGEND = (
@@ -72,5 +72,5 @@ def _row(records: Records, streams: int, names: list[str]) -> list[str]:
     ]
 
 
-def _cell(record: Record) -> str:
+def _cell(record: ModeRecord) -> str:
     return f"{'~' if record.is_noisy else ''}{figure(record.speed)} ({100 * record.spread:.0f} %)"

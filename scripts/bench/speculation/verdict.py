@@ -10,7 +10,7 @@ ALIGNS = "<<<>>>>>><"
 
 
 @dataclass(frozen=True)
-class Verdict:
+class ModeVerdict:
     """One kind of sampling in one variant, held against the same without drafts."""
 
     pair: str
@@ -40,7 +40,7 @@ class Verdict:
         return (*names, *map(str, counts), self.acceptance, str(self.num_preemptions), verdict)
 
 
-def table(verdicts: Sequence[Verdict]) -> str:
+def table(verdicts: Sequence[ModeVerdict]) -> str:
     """Aligned, counts to the right."""
     rows = [COLUMNS, *(verdict.cells for verdict in verdicts)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(COLUMNS))]

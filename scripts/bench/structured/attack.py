@@ -30,7 +30,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from scripts.bench.host import QUIET, Host, awake
-from scripts.bench.report import Line, add_check, finish
+from scripts.bench.report import Result, add_check, finish
 from scripts.bench.tokens import MODEL
 from services.cli.private import with_private_troupe
 from shared.client import Client
@@ -52,7 +52,7 @@ T = TypeVar("T")
 
 
 @dataclass
-class Phase:
+class AttackPhase:
     """Milliseconds between tokens, over all streams."""
 
     gaps: list[float] = field(default_factory=list)
@@ -61,36 +61,36 @@ class Phase:
         return sorted(self.gaps)[int(share * len(self.gaps))]
 
 
-class Came(msgspec.Struct, frozen=True):
+class AttackOutcome(msgspec.Struct, frozen=True):
     """What came of one attack."""
 
     slowest: dict[str, float]  # seconds of the longest request of each kind
     endings: dict[str, int]
 
 
-NOTHING = Came({}, {})
+NOTHING = AttackOutcome({}, {})
 
 
-class Attacker:
+class AttackProcess:
     """The process that attacks."""
 
     def __init__(self, process: Process) -> None:
         self._process = process
         self._pace = 1.0  # seconds for each request of the last attack
 
-    async def attack(self, seconds: float) -> Came:
+    async def attack(self, seconds: float) -> AttackOutcome:
         came = await self._ask("hostile", seconds, 0.0)
         self._pace = seconds / max(1, sum(came.endings.values()))
         return came
 
-    async def send(self, kind: str, seconds: float) -> Came:
+    async def send(self, kind: str, seconds: float) -> AttackOutcome:
         """As many requests as in the last attack, harmless or plain ones."""
         return await self._ask(kind, seconds, self._pace)
 
-    async def _ask(self, kind: str, seconds: float, pace: float) -> Came:
+    async def _ask(self, kind: str, seconds: float, pace: float) -> AttackOutcome:
         assert self._process.stdin is not None
         self._process.stdin.write(f"{kind} {seconds} {pace}\n".encode())
-        return msgspec.json.decode(await self.said(), type=Came)
+        return msgspec.json.decode(await self.said(), type=AttackOutcome)
 
     async def said(self) -> bytes:
         assert self._process.stdout is not None
@@ -98,11 +98,11 @@ class Attacker:
 
 
 @asynccontextmanager
-async def attacker(address: str) -> AsyncIterator[Attacker]:
+async def attacker(address: str) -> AsyncIterator[AttackProcess]:
     command = (sys.executable, "-m", ATTACKER, "--address", address)
     process = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE)
     try:
-        made = Attacker(process)
+        made = AttackProcess(process)
         await made.said()  # its grammars are made
         yield made
     finally:
@@ -110,7 +110,7 @@ async def attacker(address: str) -> AsyncIterator[Attacker]:
         await process.wait()
 
 
-async def count(seconds: float) -> Came:
+async def count(seconds: float) -> AttackOutcome:
     """A process counts, and takes idle time only."""
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", COUNTING)
     await asyncio.sleep(seconds)
@@ -119,7 +119,7 @@ async def count(seconds: float) -> Came:
     return NOTHING
 
 
-async def rest(seconds: float) -> Came:
+async def rest(seconds: float) -> AttackOutcome:
     await asyncio.sleep(seconds)
     return NOTHING
 
@@ -128,10 +128,10 @@ async def rest(seconds: float) -> Came:
 class Turn:
     """Something was done, between two undisturbed phases."""
 
-    before: Phase
-    during: Phase
-    after: Phase
-    came: Came
+    before: AttackPhase
+    during: AttackPhase
+    after: AttackPhase
+    came: AttackOutcome
     taken: float  # the largest share that the host took of one of the three
 
     @property
@@ -139,15 +139,15 @@ class Turn:
         return change([self])
 
 
-def together(phases: Iterable[Phase]) -> Phase:
-    return Phase([gap for phase in phases for gap in phase.gaps])
+def together(phases: Iterable[AttackPhase]) -> AttackPhase:
+    return AttackPhase([gap for phase in phases for gap in phase.gaps])
 
 
-def undisturbed(turns: Sequence[Turn]) -> Phase:
+def undisturbed(turns: Sequence[Turn]) -> AttackPhase:
     return together(phase for turn in turns for phase in (turn.before, turn.after))
 
 
-def disturbed(turns: Sequence[Turn]) -> Phase:
+def disturbed(turns: Sequence[Turn]) -> AttackPhase:
     return together(turn.during for turn in turns)
 
 
@@ -156,13 +156,13 @@ def change(turns: Sequence[Turn]) -> float:
     return 100 * (disturbed(turns).p(0.99) / undisturbed(turns).p(0.99) - 1)
 
 
-class Bench:
+class StructuredBench:
     """The streams, and how they fare."""
 
     def __init__(self, address: str) -> None:
         self.client = Client(address)
         self.turns: dict[str, list[Turn]] = {}
-        self._phase: Phase | None = None
+        self._phase: AttackPhase | None = None
         self._is_over = False
 
     async def stream(self, seed: int) -> None:
@@ -185,7 +185,7 @@ class Bench:
             if self._is_over:
                 return
 
-    async def run(self, hostile: Attacker, args: argparse.Namespace) -> None:
+    async def run(self, hostile: AttackProcess, args: argparse.Namespace) -> None:
         """Rounds of turns until enough of each kind were quiet, or `--tries` times as many; the quietest are kept."""
         streams = [asyncio.create_task(self.stream(seed)) for seed in range(args.streams)]
         await asyncio.sleep(WARM_SECONDS)
@@ -206,8 +206,8 @@ class Bench:
         turns = sorted((turn for turn in self.turns[kind] if turn.taken <= most), key=lambda turn: turn.taken)
         return turns[: num_rounds * ROUND.count(kind)]
 
-    async def _round(self, hostile: Attacker, seconds: float) -> None:
-        doings: dict[str, Callable[[], Awaitable[Came]]] = {
+    async def _round(self, hostile: AttackProcess, seconds: float) -> None:
+        doings: dict[str, Callable[[], Awaitable[AttackOutcome]]] = {
             HOSTILE: lambda: hostile.attack(seconds),
             HARMLESS: lambda: hostile.send("harmless", seconds),
             PLAIN: lambda: hostile.send("plain", seconds),
@@ -221,17 +221,17 @@ class Bench:
             self.turns.setdefault(kind, []).append(turn)
             before, taken_before = after, taken_after
 
-    async def _measured(self, doing: Awaitable[T]) -> tuple[Phase, float, T]:
+    async def _measured(self, doing: Awaitable[T]) -> tuple[AttackPhase, float, T]:
         """The phase, the share that the host took of it, and what came of what was done."""
         await asyncio.sleep(SETTLING_SECONDS)
-        phase, host = Phase(), Host()
+        phase, host = AttackPhase(), Host()
         self._phase = phase
         done = await doing
         self._phase = None
         return phase, host.taken(), done
 
 
-def lines(turns: dict[str, list[Turn]]) -> list[Line]:
+def lines(turns: dict[str, list[Turn]]) -> list[Result]:
     attacks = turns[HOSTILE]
     taken = 100 * max(turn.taken for each in turns.values() for turn in each)
     slowest, kind = max((slow, kind) for turn in attacks for kind, slow in turn.came.slowest.items())
@@ -242,13 +242,13 @@ def lines(turns: dict[str, list[Turn]]) -> list[Line]:
     quiet, attacked = undisturbed(attacks), disturbed(attacks)
     first, second = (together(phases).p(0.99) for phases in zip(*((t.before, t.after) for t in attacks), strict=True))
     return [
-        Line("attacks", len(attacks), note=f"the host took at most {taken:.1f} % of a phase"),
-        Line("between tokens, p50, undisturbed", quiet.p(0.5), "ms", note=f"{len(quiet.gaps)} tokens"),
-        Line("between tokens, p50, under attack", attacked.p(0.5), "ms", note=f"{len(attacked.gaps)} tokens"),
-        Line("between tokens, p99, undisturbed", quiet.p(0.99), "ms", note=f"{first:.1f} before, {second:.1f} after"),
-        Line("between tokens, p99, under attack", attacked.p(0.99), "ms"),
+        Result("attacks", len(attacks), note=f"the host took at most {taken:.1f} % of a phase"),
+        Result("between tokens, p50, undisturbed", quiet.p(0.5), "ms", note=f"{len(quiet.gaps)} tokens"),
+        Result("between tokens, p50, under attack", attacked.p(0.5), "ms", note=f"{len(attacked.gaps)} tokens"),
+        Result("between tokens, p99, undisturbed", quiet.p(0.99), "ms", note=f"{first:.1f} before, {second:.1f} after"),
+        Result("between tokens, p99, under attack", attacked.p(0.99), "ms"),
         *(
-            Line(
+            Result(
                 f"change of the p99 {kind}",
                 change(each),
                 "%",
@@ -257,10 +257,10 @@ def lines(turns: dict[str, list[Turn]]) -> list[Line]:
             )
             for kind, each in turns.items()
         ),
-        Line("slowest hostile request", slowest, "s", at_most=MAX_SECONDS, note=kind),
-        Line("slowest harmless request", max(served), "s", note=f"median of phases {percentile(served, 50):.2f} s"),
-        Line("harmless requests", answered.total(), note=f"{answered['served']} served"),
-        Line("hostile requests", endings.total(), note=said),
+        Result("slowest hostile request", slowest, "s", at_most=MAX_SECONDS, note=kind),
+        Result("slowest harmless request", max(served), "s", note=f"median of phases {percentile(served, 50):.2f} s"),
+        Result("harmless requests", answered.total(), note=f"{answered['served']} served"),
+        Result("hostile requests", endings.total(), note=said),
     ]
 
 
@@ -279,7 +279,7 @@ def main(arguments: Sequence[str]) -> int:
 
 async def measure(settings: Settings, args: argparse.Namespace) -> int:
     address = f"{settings.host}:{settings.port}"
-    bench = Bench(address)
+    bench = StructuredBench(address)
     async with bench.client, attacker(address) as hostile:
         await bench.run(hostile, args)
         return finish(lines(bench.turns), check=args.check, title="Hostile grammars")

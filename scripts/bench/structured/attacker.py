@@ -42,7 +42,7 @@ def message(grammar: dict[str, Any] | None) -> bytes:
     return bytes(inference_pb2.GenerateRequest(text="Once", sampling=sampling).SerializeToString())
 
 
-class Sender:
+class RequestSender:
     """Calls with messages that are encoded already."""
 
     def __init__(self, channel: grpc.aio.Channel, metadata: tuple[tuple[str, str], ...] = ()) -> None:
@@ -82,8 +82,8 @@ async def main() -> None:
     harmless = (("harmless", message({"regex": f"[a-z ,.]+{number}"})) for number in itertools.count())
     plain = itertools.repeat(("plain", message(None)))
     async with grpc.aio.insecure_channel(args.address) as channel:
-        attacker, other = Sender(channel), Sender(channel, OTHER_TENANT)
-        kinds: dict[str, tuple[Sender, Iterator[Message]]] = {
+        attacker, other = RequestSender(channel), RequestSender(channel, OTHER_TENANT)
+        kinds: dict[str, tuple[RequestSender, Iterator[Message]]] = {
             "hostile": (attacker, itertools.cycle(made)),
             "harmless": (other, harmless),
             "plain": (other, plain),

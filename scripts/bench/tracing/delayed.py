@@ -48,12 +48,12 @@ def tokenizer(args: argparse.Namespace) -> int:
 
 def detokenizer(args: argparse.Namespace) -> int:
     from services.detokenizer.main import make
-    from services.detokenizer.stream import Stream
+    from services.detokenizer.stream import TextStream
 
-    def ends(stream: Stream, tokens: Any, *_: float) -> bool:
+    def ends(stream: TextStream, tokens: Any, *_: float) -> bool:
         return bool(stream.opened.header.label == LABEL and tokens.finish_reason)
 
-    before(Stream, "advance", args.seconds, ends)
+    before(TextStream, "advance", args.seconds, ends)
     return run_actor(make)
 
 

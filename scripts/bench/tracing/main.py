@@ -15,42 +15,42 @@ import argparse
 import sys
 from statistics import mean, median
 
-from scripts.bench.report import Line, add_check, finish
-from scripts.bench.tracing.places import PLACES, Place, outcomes
+from scripts.bench.report import Result, add_check, finish
+from scripts.bench.tracing.places import PLACES, TracingPlace, outcomes
 from scripts.bench.tracing.price import NUM_STREAMS, loss, rates
 from scripts.bench.tracing.sums import gaps, share_within, spread
 
 PARTS = ("delays", "sums", "price")
 
 
-def delays(places: list[str], num_rounds: int) -> list[Line]:
+def delays(places: list[str], num_rounds: int) -> list[Result]:
     return [_delay(name, PLACES[name], num_rounds) for name in places]
 
 
-def _delay(name: str, place: Place, num_rounds: int) -> Line:
+def _delay(name: str, place: TracingPlace, num_rounds: int) -> Result:
     found = outcomes(place, num_rounds)
     middle = sorted(found, key=lambda outcome: outcome.share)[len(found) // 2]
     elsewhere = ", ".join(f"{phase} {ms:+.1f}" for phase, ms in middle.elsewhere.items())
     phases = " + ".join(phase.label for phase in place.phases)
     note = f"of {median(outcome.added for outcome in found):,.0f} ms on {phases}"
     print(f"{name}: {middle.share:.2f} % {note}{'; elsewhere ' if elsewhere else ''}{elsewhere}", flush=True)
-    return Line(f"{name}: booked there", middle.share, "%", at_least=99, note=note)
+    return Result(f"{name}: booked there", middle.share, "%", at_least=99, note=note)
 
 
-def sums(num_requests: int) -> list[Line]:
+def sums(num_requests: int) -> list[Result]:
     pairs = gaps(num_requests)
     apart = spread(pairs)
     note = f"of {len(pairs):,}; apart by {apart['median']:.3f} ms in the middle, {apart['worst']:.2f} ms at worst"
     return [
-        Line("requests whose phases add up to 1 % or 2 ms", share_within(pairs), "%", at_least=99.9, note=note),
-        Line("requests that ended", len(pairs), at_least=num_requests),
+        Result("requests whose phases add up to 1 % or 2 ms", share_within(pairs), "%", at_least=99.9, note=note),
+        Result("requests that ended", len(pairs), at_least=num_requests),
     ]
 
 
-def price(num_rounds: int, seconds: float, step_ms: float) -> list[Line]:
+def price(num_rounds: int, seconds: float, step_ms: float) -> list[Result]:
     on, off = rates(num_rounds, seconds, step_ms)
     note = f"{mean(on):,.0f} tokens/s with, {mean(off):,.0f} without; {num_rounds} rounds of {seconds:g} s in turn"
-    return [Line(f"throughput that tracing costs, {NUM_STREAMS} streams", loss(on, off), "%", at_most=2, note=note)]
+    return [Result(f"throughput that tracing costs, {NUM_STREAMS} streams", loss(on, off), "%", at_most=2, note=note)]
 
 
 def main() -> int:
@@ -64,7 +64,7 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--places", nargs="+", choices=PLACES, default=list(PLACES))
     args = parser.parse_args()
-    lines: list[Line] = []
+    lines: list[Result] = []
     if "delays" in args.only:
         lines += delays(args.places, args.rounds)
     if "sums" in args.only:

@@ -18,7 +18,7 @@ NUM_BLOCKS = 64
 
 
 @dataclass(frozen=True)
-class Place:
+class TracingPlace:
     """How a troupe is set up, and who is in the measured request's way where it is delayed."""
 
     phases: tuple[Phase, ...]
@@ -35,32 +35,32 @@ def delayed(service: str, place: str, seconds: float = DELAY, **more: float) -> 
 
 
 SMALL = delayed("worker", "none", 0.0, num_blocks=NUM_BLOCKS, step_ms=STEP_MS)
-PLACES: Mapping[str, Place] = {
-    "a slow tokenizer": Place((Phase.TOKENISE,), delayed("tokenizer", "tokenizer")),
-    "all rows taken": Place(
+PLACES: Mapping[str, TracingPlace] = {
+    "a slow tokenizer": TracingPlace((Phase.TOKENISE,), delayed("tokenizer", "tokenizer")),
+    "all rows taken": TracingPlace(
         (Phase.QUEUE_ROWS,), settings={"max_num_seqs": 1, "max_num_batched_tokens": 2048}, rival={"num_tokens": 120}
     ),
-    "all blocks held": Place(
+    "all blocks held": TracingPlace(
         (Phase.QUEUE_BLOCKS,), SMALL, request={"num_prompt": 120}, rival={"num_prompt": 900, "num_tokens": 120}
     ),
-    "a slow step of the prompt": Place((Phase.PREFILL,), delayed("worker", "prefill", step_ms=STEP_MS)),
-    "a slow step of a token": Place((Phase.DECODE,), delayed("worker", "decode", step_ms=STEP_MS)),
-    "a slow draft": Place(
+    "a slow step of the prompt": TracingPlace((Phase.PREFILL,), delayed("worker", "prefill", step_ms=STEP_MS)),
+    "a slow step of a token": TracingPlace((Phase.DECODE,), delayed("worker", "decode", step_ms=STEP_MS)),
+    "a slow draft": TracingPlace(
         (Phase.DRAFT_WAIT,), delayed("draft", "draft", 0.05),
         {"draft": "ngram", "num_draft_tokens": 2, "max_model_len": 1024}, {"num_tokens": 24}, step_ms=60.0,
     ),
-    "a storm of preemptions": Place(
+    "a storm of preemptions": TracingPlace(
         (Phase.PREEMPTED, Phase.RECOMPUTE), SMALL,
         request={"num_prompt": 400, "num_tokens": 300}, rival={"num_prompt": 400, "num_tokens": 600},
     ),
-    "a slow detokenizer": Place((Phase.DETOKENISE,), delayed("detokenizer", "detokenizer")),
-    "a busy gateway": Place((Phase.GATEWAY,), delayed("gateway", "gateway")),
-    "a client that reads late": Place((Phase.CLIENT_BLOCKED,), delayed("gateway", "client")),
+    "a slow detokenizer": TracingPlace((Phase.DETOKENISE,), delayed("detokenizer", "detokenizer")),
+    "a busy gateway": TracingPlace((Phase.GATEWAY,), delayed("gateway", "gateway")),
+    "a client that reads late": TracingPlace((Phase.CLIENT_BLOCKED,), delayed("gateway", "client")),
 }  # fmt: skip
 
 
 @dataclass(frozen=True)
-class Outcome:
+class TracingOutcome:
     """Milliseconds that a delay added to a request, and how much of them was booked on its phases, on all others."""
 
     added: float
@@ -73,14 +73,14 @@ class Outcome:
         return 100 * (1 - abs(self.added - self.booked) / self.added)
 
 
-def outcomes(place: Place, num_rounds: int) -> list[Outcome]:
+def outcomes(place: TracingPlace, num_rounds: int) -> list[TracingOutcome]:
     """One request undisturbed and one delayed, again and again, the first pair left out."""
     with asking(place) as asker:
         return [_outcome(place, asker, number) for number in range(num_rounds + 1)][1:]
 
 
 @contextmanager
-def asking(place: Place) -> Iterator[Asker]:
+def asking(place: TracingPlace) -> Iterator[Asker]:
     with troupe(place.step_ms, modules=place.modules, **place.settings) as running:
         asker = Asker(running.address, running.log_of("gateway"))
         try:
@@ -89,7 +89,7 @@ def asking(place: Place) -> Iterator[Asker]:
             asker.close()
 
 
-def _outcome(place: Place, asker: Asker, number: int) -> Outcome:
+def _outcome(place: TracingPlace, asker: Asker, number: int) -> TracingOutcome:
     plain = asker.line(ask(3 * number, **place.request))
     rival = asker.begin(ask(3 * number + 1, **place.rival)) if place.rival else None
     late = asker.line(ask(3 * number + 2, is_marked=True, **place.request))
@@ -99,9 +99,9 @@ def _outcome(place: Place, asker: Asker, number: int) -> Outcome:
     return compared(plain, late, place.phases)
 
 
-def compared(plain: Mapping[str, Any], late: Mapping[str, Any], phases: tuple[Phase, ...]) -> Outcome:
+def compared(plain: Mapping[str, Any], late: Mapping[str, Any], phases: tuple[Phase, ...]) -> TracingOutcome:
     """What one line has more than another."""
     names = plain["phases"].keys() | late["phases"].keys()
     more = {name: late["phases"].get(name, 0.0) - plain["phases"].get(name, 0.0) for name in names}
     booked = sum(more.pop(phase.label, 0.0) for phase in phases)
-    return Outcome(late["e2e_ms"] - plain["e2e_ms"], booked, {n: ms for n, ms in more.items() if abs(ms) > 1})
+    return TracingOutcome(late["e2e_ms"] - plain["e2e_ms"], booked, {n: ms for n, ms in more.items() if abs(ms) > 1})

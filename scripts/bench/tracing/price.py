@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from statistics import median
 from typing import Any
 
-from scripts.bench.troupe import Troupe, troupe
+from scripts.bench.troupe import LocalDeployment, troupe
 
 NUM_STREAMS = 64
 NUM_TOKENS = 200  # of a request, whose lines and latency are the price
@@ -30,7 +30,7 @@ def rates(num_rounds: int, seconds: float, step_ms: float) -> tuple[list[float],
     return found
 
 
-def _rate(running: Troupe, seconds: float) -> float:
+def _rate(running: LocalDeployment, seconds: float) -> float:
     command = [sys.executable, "-m", "scripts.bench.clients", "--address", running.address]
     for name, value in (("streams", NUM_STREAMS), ("seconds", seconds), ("tokens", NUM_TOKENS), ("channels", 4)):
         command += [f"--{name}", str(value)]

@@ -8,7 +8,7 @@ from typing import Protocol
 
 import msgspec
 
-from services.cli.bench.outcome import Outcome
+from services.cli.bench.outcome import RequestOutcome
 from shared.metrics import Acceptance
 from shared.workload import LoadRequest
 
@@ -29,11 +29,11 @@ class Served(msgspec.Struct, frozen=True):
 class Streams(Protocol):
     """How one request reaches a server."""
 
-    async def stream(self, request: LoadRequest, outcome: Outcome, clock: Callable[[], float]) -> None:
+    async def stream(self, request: LoadRequest, outcome: RequestOutcome, clock: Callable[[], float]) -> None:
         """Send it and note in `outcome` what comes, at `clock()`'s times; a failure goes into `outcome.error`."""
 
 
-class Backend(Streams, Protocol):
+class ServerBackend(Streams, Protocol):
     """A server behind one interface."""
 
     name: str

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from services.cli.bench.backend import Streams
-from services.cli.bench.outcome import Outcome
+from services.cli.bench.outcome import RequestOutcome
 from services.cli.bench.pacer import Pacer
 from shared.metrics import Timeline
 from shared.workload import LoadRequest
@@ -38,10 +38,12 @@ class Generator:
         """Seconds since time 0 of the run."""
         return time.perf_counter() - self._begin
 
-    async def send(self, requests: Sequence[LoadRequest], ended: Callable[[Outcome], object]) -> list[Outcome]:
+    async def send(
+        self, requests: Sequence[LoadRequest], ended: Callable[[RequestOutcome], object]
+    ) -> list[RequestOutcome]:
         """Send all, each when it is due; returns their outcomes in the same order once every one has ended."""
         self._begin = time.perf_counter() + LEAD
-        outcomes = [Outcome(Timeline(request.time)) for request in requests]
+        outcomes = [RequestOutcome(Timeline(request.time)) for request in requests]
         is_paced = any(request.time != requests[0].time for request in requests)
         tasks: list[asyncio.Task[None]] = []
         all_due = asyncio.Event()
@@ -66,7 +68,12 @@ class Generator:
         return outcomes
 
     async def _one(
-        self, request: LoadRequest, outcome: Outcome, ended: Callable[[Outcome], object], *, is_paced: bool
+        self,
+        request: LoadRequest,
+        outcome: RequestOutcome,
+        ended: Callable[[RequestOutcome], object],
+        *,
+        is_paced: bool,
     ) -> None:
         if self._places is not None:
             await self._places.acquire()
@@ -82,7 +89,7 @@ class Generator:
         ended(outcome)
 
 
-def lateness(outcomes: Sequence[Outcome], tolerance: float = 0.01) -> tuple[int, float]:
+def lateness(outcomes: Sequence[RequestOutcome], tolerance: float = 0.01) -> tuple[int, float]:
     """How many requests the generator itself sent later than `tolerance` seconds after they were due, and the worst."""
     late = [outcome.late for outcome in outcomes]
     return sum(value > tolerance for value in late), max(late, default=math.nan)

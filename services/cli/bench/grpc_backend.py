@@ -10,7 +10,7 @@ import grpc
 
 from protos.pageant.v1 import control_pb2, control_pb2_grpc, inference_pb2, inference_pb2_grpc
 from services.cli.bench.backend import Served, start_header
-from services.cli.bench.outcome import Outcome
+from services.cli.bench.outcome import RequestOutcome
 from shared.metrics import Acceptance
 from shared.packing import unpack_tokens
 from shared.workload import ChatPrompt, LoadRequest, TextPrompt
@@ -49,7 +49,7 @@ class GrpcBackend:
         self.vocab_size = served.vocab_size
         return Served(served.name, served.vocab_size, served.max_model_len)
 
-    async def stream(self, request: LoadRequest, outcome: Outcome, clock: Callable[[], float]) -> None:
+    async def stream(self, request: LoadRequest, outcome: RequestOutcome, clock: Callable[[], float]) -> None:
         start = start_header()
         call = next(self._stubs).Generate(self._message(request), metadata=(start,))
         parts = []

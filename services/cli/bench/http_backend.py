@@ -10,7 +10,7 @@ import httpx2
 import msgspec
 
 from services.cli.bench.backend import Served, start_header
-from services.cli.bench.outcome import Outcome
+from services.cli.bench.outcome import RequestOutcome
 from shared.metrics import Acceptance
 from shared.packing import unpack_tokens
 from shared.workload import ChatPrompt, LoadRequest, TextPrompt
@@ -52,7 +52,7 @@ class HttpBackend:
         """Not told by this interface."""
         return Acceptance()
 
-    async def stream(self, request: LoadRequest, outcome: Outcome, clock: Callable[[], float]) -> None:
+    async def stream(self, request: LoadRequest, outcome: RequestOutcome, clock: Callable[[], float]) -> None:
         headers = dict([start_header()])
         path, body = self._message(request)
         try:
@@ -78,7 +78,7 @@ class HttpBackend:
         return "/v1/completions", body | {"prompt": unpack_tokens(prompt.token_ids(self.vocab_size))}
 
 
-def take(event: dict[str, Any], outcome: Outcome, time: float) -> None:
+def take(event: dict[str, Any], outcome: RequestOutcome, time: float) -> None:
     """Note one event.  Where events name no token ids, the usage at the end says how many there were in all."""
     for choice in event.get("choices") or ():
         text = choice.get("text") or (choice.get("delta") or {}).get("content") or ""

@@ -19,7 +19,7 @@ from kernels.interface import Kernels
 from kernels.ops.kv_cache import KVCache
 from kernels.provider import select_kernels
 from services.cli.tables import aligned
-from services.simulator.hardware import Shape, shape_of
+from services.simulator.hardware import DecoderShape, shape_of
 from shared.errors import ConfigError
 
 BLOCK_SIZE = 16
@@ -74,7 +74,7 @@ def _timed(work: Callable[[], Any], repeats: int, device: str) -> float:
     return (time.perf_counter() - start) / repeats
 
 
-def linears(shape: Shape) -> dict[str, tuple[int, int]]:
+def linears(shape: DecoderShape) -> dict[str, tuple[int, int]]:
     """Name -> (out_features, in_features)."""
     queries = shape.num_attention_heads * shape.head_dim
     keys = shape.num_key_value_heads * shape.head_dim
@@ -88,7 +88,7 @@ def linears(shape: Shape) -> dict[str, tuple[int, int]]:
 
 
 def torch_ops(
-    kernels: Kernels, shape: Shape, rows: Sequence[int], context: int, device: torch.device, dtype: torch.dtype
+    kernels: Kernels, shape: DecoderShape, rows: Sequence[int], context: int, device: torch.device, dtype: torch.dtype
 ) -> Iterator[Op]:
     """What the provider bound, at the shapes of one layer and the head."""
     width = dtype.itemsize
@@ -113,7 +113,7 @@ def linear_op(name: str, x: Tensor, work: Callable[[], Tensor], size: tuple[int,
 
 
 def attention_op(
-    kernels: Kernels, shape: Shape, count: int, context: int, device: torch.device, dtype: torch.dtype
+    kernels: Kernels, shape: DecoderShape, count: int, context: int, device: torch.device, dtype: torch.dtype
 ) -> Op:
     """`count` sequences that decode, `context` keys each, in blocks scattered over the pool."""
     per_row = -(-context // BLOCK_SIZE)
@@ -130,7 +130,7 @@ def attention_op(
     return "attention, decode", count, work, flops, 2.0 * dtype.itemsize * count * context * size[2] * size[3]
 
 
-def native_lines(shape: Shape, rows: Sequence[int], dtype: torch.dtype, threads: int) -> list[Row]:
+def native_lines(shape: DecoderShape, rows: Sequence[int], dtype: torch.dtype, threads: int) -> list[Row]:
     """The native library's linears; none where it cannot be had."""
     try:
         native = load_native()
@@ -141,7 +141,7 @@ def native_lines(shape: Shape, rows: Sequence[int], dtype: torch.dtype, threads:
     return [line("native", op, "cpu") for op in native_ops(native, shape, rows, dtype)]
 
 
-def native_ops(native: Native, shape: Shape, rows: Sequence[int], dtype: torch.dtype) -> Iterator[Op]:
+def native_ops(native: Native, shape: DecoderShape, rows: Sequence[int], dtype: torch.dtype) -> Iterator[Op]:
     for name, (out, into) in linears(shape).items():
         packed = torch.empty(native.packed_bytes(out, into, dtype), dtype=torch.uint8)
         weight = native.pack_linear(torch.randn(out, into).to(dtype), dtype, packed)

@@ -17,10 +17,10 @@ from services.cli.tables import aligned
 from services.detokenizer.decoder import DecoderFactory
 from services.detokenizer.table import StreamTable
 from shared.messages import (
-    Decoder,
     DetokenizerInbox,
     GatewayInbox,
     Message,
+    MessageDecoder,
     SchedulerInbox,
     TextBatch,
     WorkerInbox,
@@ -69,7 +69,7 @@ def cost(work: Any, repeats: int = 200, rounds: int = 9) -> float:
 def measure(hop: Hop) -> tuple[float, float, int]:
     """(encode, decode) in microseconds, and bytes on the wire."""
     _, message, union = hop
-    decoder, data = Decoder[Any](union), encode(message)
+    decoder, data = MessageDecoder[Any](union), encode(message)
     assert decoder.decode(data) == message
     return cost(lambda: encode(message)), cost(lambda: decoder.decode(data)), len(data)
 

@@ -7,7 +7,7 @@ import msgspec
 from shared.metrics import Timeline
 
 
-class Outcome(msgspec.Struct):
+class RequestOutcome(msgspec.Struct):
     """Times are seconds of one clock, from the run's start.
 
     `timeline.start` is when the request was meant to be sent: latencies count from there, so that a client that comes

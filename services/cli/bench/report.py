@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from services.cli.bench.generator import lateness
-from services.cli.bench.outcome import Outcome
+from services.cli.bench.outcome import RequestOutcome
 from shared.metrics import (
     Acceptance,
     ModelWork,
@@ -55,13 +55,13 @@ class Report(msgspec.Struct, frozen=True):
     """All figures of one run; latencies in seconds."""
 
     options: RunOptions
-    outcomes: Sequence[Outcome]
+    outcomes: Sequence[RequestOutcome]
     duration: float  # from time 0 to the last end
     summaries: dict[str, Summary]
     acceptance: Acceptance
 
     @property
-    def completed(self) -> list[Outcome]:
+    def completed(self) -> list[RequestOutcome]:
         return [outcome for outcome in self.outcomes if outcome.succeeded]
 
     @property
@@ -71,7 +71,7 @@ class Report(msgspec.Struct, frozen=True):
         return sum(self.options.slo.met(line.ttft, line.tpot, line.e2el) for line in lines)
 
 
-def report_of(options: RunOptions, outcomes: Sequence[Outcome], acceptance: Acceptance) -> Report:
+def report_of(options: RunOptions, outcomes: Sequence[RequestOutcome], acceptance: Acceptance) -> Report:
     """Sum up a run that has ended."""
     duration = max((outcome.end for outcome in outcomes), default=0.0)
     lines = [outcome.timeline for outcome in outcomes if outcome.succeeded]
@@ -127,7 +127,7 @@ def mfu(report: Report) -> float:
     return utilisation(sum(_flops(work, outcome) for outcome in report.completed), report.duration, peak)
 
 
-def _flops(work: ModelWork, outcome: Outcome) -> float:
+def _flops(work: ModelWork, outcome: RequestOutcome) -> float:
     """The last output token is sampled and not computed; the token at position i attends to i + 1 keys."""
     first, end = outcome.num_cached_tokens, outcome.num_prompt_tokens + outcome.num_output_tokens - 1
     num_pairs = (end * (end + 1) - first * (first + 1)) // 2
@@ -225,7 +225,7 @@ def _acceptance_json(acceptance: Acceptance) -> dict[str, Any]:
     }
 
 
-def _details(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+def _details(outcomes: Sequence[RequestOutcome]) -> dict[str, Any]:
     lines = [outcome.timeline for outcome in outcomes]
     return {
         "input_lens": [outcome.num_prompt_tokens for outcome in outcomes],

@@ -15,10 +15,10 @@ import msgspec
 import uvloop
 from tqdm import tqdm
 
-from services.cli.bench.backend import Backend
+from services.cli.bench.backend import ServerBackend
 from services.cli.bench.generator import Generator, lateness
 from services.cli.bench.grpc_backend import GrpcBackend
-from services.cli.bench.outcome import Outcome
+from services.cli.bench.outcome import RequestOutcome
 from services.cli.bench.report import Report, RunOptions, as_json, block, report_of
 from services.cli.tables import aligned
 from services.cli.workloads import WorkloadOptions, requests_of
@@ -104,7 +104,7 @@ async def measure(options: ServeOptions, workload: WorkloadOptions, sampling: di
         await backend.close()
 
 
-def backend_of(options: ServeOptions, sampling: dict[str, Any]) -> Backend:
+def backend_of(options: ServeOptions, sampling: dict[str, Any]) -> ServerBackend:
     """Raises click.ClickException where the HTTP client is not installed."""
     if options.backend == "pageant-grpc":
         return GrpcBackend(options.address, sampling)
@@ -126,7 +126,7 @@ def loads(options: ServeOptions, workload: WorkloadOptions) -> list[WorkloadOpti
 
 
 async def run_once(
-    backend: Backend,
+    backend: ServerBackend,
     options: ServeOptions,
     workload: WorkloadOptions,
     requests: Sequence[LoadRequest],
@@ -158,14 +158,14 @@ async def run_once(
     return report
 
 
-async def warm_up(backend: Backend, like: LoadRequest, count: int) -> None:
+async def warm_up(backend: ServerBackend, like: LoadRequest, count: int) -> None:
     """Send a request some times over before anything is measured."""
     if count:
         await Generator(backend).send([msgspec.structs.replace(like, time=0.0)] * count, lambda _: None)
         await asyncio.sleep(0.2)  # what the last one leaves behind
 
 
-def warn(outcomes: Sequence[Outcome]) -> None:
+def warn(outcomes: Sequence[RequestOutcome]) -> None:
     """Say what the figures do not: failures by reason, and where this generator itself was the bottleneck."""
     num_late, worst = lateness(outcomes)
     if num_late:

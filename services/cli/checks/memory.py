@@ -11,7 +11,7 @@ from pathlib import Path
 
 from engine.execution.memory import GIB, available_memory, plan_memory
 from services.cli.checks.finding import Finding
-from services.cli.checks.models import Checkpoint
+from services.cli.checks.models import CheckpointFacts
 from shared.config import Settings
 from shared.errors import ConfigError
 
@@ -19,7 +19,7 @@ GPU_DEVICES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
 LEAST_KV = {"auto": 2, "bfloat16": 2, "float32": 4, "int8": 1, "fp8": 1}  # bytes of a number
 
 
-def check_memory(settings: Settings, checkpoint: Checkpoint, *, workers: int) -> Iterator[Finding]:
+def check_memory(settings: Settings, checkpoint: CheckpointFacts, *, workers: int) -> Iterator[Finding]:
     """What the workers' model and KV cache take together, against what is free now."""
     config = checkpoint.config
     if settings.max_model_len > config.longest_model_len:
@@ -60,7 +60,7 @@ def check_draft_memory(settings: Settings) -> Iterator[Finding]:
         )
 
 
-def _check_least(settings: Settings, checkpoint: Checkpoint, block_bytes: int) -> Iterator[Finding]:
+def _check_least(settings: Settings, checkpoint: CheckpointFacts, block_bytes: int) -> Iterator[Finding]:
     """Whether one sequence fits."""
     longest = settings.max_model_len or checkpoint.config.max_position_embeddings
     try:
@@ -75,7 +75,7 @@ def _remedy(settings: Settings) -> str:
     return "lower kv_cache_memory" if settings.kv_cache_memory else "use a smaller model, or quantization=int8"
 
 
-def least_weights(settings: Settings, checkpoint: Checkpoint) -> int:
+def least_weights(settings: Settings, checkpoint: CheckpointFacts) -> int:
     """Bytes of the weights in the smallest format that these settings leave."""
     if checkpoint.tensors is None:
         return 0

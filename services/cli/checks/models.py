@@ -17,7 +17,7 @@ from shared.model_source import ask_hub, find_model_dir, find_snapshot, suggesti
 OTHER_FORMATS = {"*.gguf": "GGUF files", "*.bin": "PyTorch files (*.bin)", "*.pth": "PyTorch files (*.pth)"}
 
 
-class Checkpoint(msgspec.Struct, frozen=True):
+class CheckpointFacts(msgspec.Struct, frozen=True):
     """What a model's files say without being loaded."""
 
     directory: Path
@@ -25,12 +25,12 @@ class Checkpoint(msgspec.Struct, frozen=True):
     tensors: TensorFiles | None  # None: weights are made up
 
 
-def check_model(settings: Settings) -> tuple[list[Finding], Checkpoint | None]:
+def check_model(settings: Settings) -> tuple[list[Finding], CheckpointFacts | None]:
     """The settings' model; no checkpoint where it must be downloaded first, or something is wrong."""
     return _check(settings.model, "model", settings)
 
 
-def check_draft(settings: Settings) -> tuple[list[Finding], Checkpoint | None]:
+def check_draft(settings: Settings) -> tuple[list[Finding], CheckpointFacts | None]:
     if settings.draft == "off":
         return [], None
     if settings.draft == "ngram":
@@ -38,7 +38,7 @@ def check_draft(settings: Settings) -> tuple[list[Finding], Checkpoint | None]:
     return _check(settings.draft, "draft", settings)
 
 
-def _check(name: str, subject: str, settings: Settings) -> tuple[list[Finding], Checkpoint | None]:
+def _check(name: str, subject: str, settings: Settings) -> tuple[list[Finding], CheckpointFacts | None]:
     directory = find_model_dir(name)
     if directory is None:
         if (wrong := why_no_directory(name)) is not None:
@@ -79,13 +79,13 @@ def _ask_hub(name: str, subject: str) -> Finding:
     )
 
 
-def read_checkpoint(directory: Path, load_format: str) -> Checkpoint:
+def read_checkpoint(directory: Path, load_format: str) -> CheckpointFacts:
     """Raises ModelError where a file is absent, not whole, or of a kind that is not served."""
     absent = list(_absent(directory, load_format))
     if absent:
         raise ModelError(f"{directory} lacks {', '.join(absent)}{_instead(directory)}")
     config = read_config(directory)
-    return Checkpoint(directory, config, None if load_format == "dummy" else read_tensor_files(directory))
+    return CheckpointFacts(directory, config, None if load_format == "dummy" else read_tensor_files(directory))
 
 
 def _absent(directory: Path, load_format: str) -> Iterator[str]:

@@ -17,8 +17,8 @@ from math import inf as INFINITY
 from math import isinf
 from statistics import median
 
-from services.cli.trace.reading import Entry
-from services.cli.trace.requests import Logs, Trace
+from services.cli.trace.reading import LogEntry
+from services.cli.trace.requests import Logs, RequestTrace
 
 SLACK = 0.02  # seconds: lines are written a moment after what they tell
 MOMENT = 1e-6  # seconds
@@ -37,7 +37,7 @@ PLACE = {event: place for place, events in enumerate(ORDER) for event in events}
 Pair = tuple[str, str]  # the process of a cause, and that of its effect
 
 
-def offsets(traces: Iterable[Trace]) -> dict[str, float]:
+def offsets(traces: Iterable[RequestTrace]) -> dict[str, float]:
     """Seconds to add to the times of each instance; the one with the most lines is right.  Empty where all agree."""
     found: dict[Pair, list[float]] = {}
     lines: Counter[str] = Counter()
@@ -57,16 +57,16 @@ def offsets(traces: Iterable[Trace]) -> dict[str, float]:
     return {name: between(low, high) for name, (low, high) in bounds.items()}
 
 
-def note_gaps(trace: Trace, found: dict[Pair, list[float]]) -> None:
+def note_gaps(trace: RequestTrace, found: dict[Pair, list[float]]) -> None:
     """What one request says of the clocks of those who had it."""
     for cause, effect in pairwise(way_of(trace)):
         if cause.instance != effect.instance:
             found.setdefault((cause.instance, effect.instance), []).append(cause.time - effect.time)
 
 
-def way_of(trace: Trace) -> list[Entry]:
+def way_of(trace: RequestTrace) -> list[LogEntry]:
     """The first line of each kind, in the order in which they must have come about."""
-    firsts: dict[int, Entry] = {}
+    firsts: dict[int, LogEntry] = {}
     for entry in trace.entries:
         place = PLACE.get(entry.event)
         if place is not None and entry.fields.get("index", 0) == 0 and place not in firsts:

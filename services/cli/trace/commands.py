@@ -11,7 +11,7 @@ import msgspec
 from services.cli.help import command
 from services.cli.trace.clocks import align
 from services.cli.trace.reading import STANDARD_INPUT, read
-from services.cli.trace.requests import Logs, Trace, gather
+from services.cli.trace.requests import Logs, RequestTrace, gather
 from services.cli.trace.where import WhereError, check_name, parse_where
 
 MAX_LISTED = 50
@@ -103,12 +103,12 @@ def check_by(name: str, logs: Logs) -> None:
         raise click.ClickException(f"--by: {error}") from error
 
 
-def number(trace: Trace, name: str) -> float:
+def number(trace: RequestTrace, name: str) -> float:
     value = trace.values.get(name)
     return float(value) if isinstance(value, int | float) else 0.0
 
 
-def show(traces: list[Trace]) -> None:
+def show(traces: list[RequestTrace]) -> None:
     """One request in full, several in a line each."""
     from services.cli.trace.waterfall import table, waterfall
 

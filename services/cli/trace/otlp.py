@@ -18,7 +18,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.sdk.trace.id_generator import IdGenerator
 from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
-from services.cli.trace.requests import Trace
+from services.cli.trace.requests import RequestTrace
 
 PROVIDER = "pageant"
 ATTRIBUTES = {  # ours, theirs
@@ -31,7 +31,7 @@ ATTRIBUTES = {  # ours, theirs
 }
 
 
-def export(traces: Iterable[Trace], url: str) -> int:
+def export(traces: Iterable[RequestTrace], url: str) -> int:
     """Send all requests that have ended to a collector, over OTLP/HTTP; returns how many spans that were."""
     endpoint = url if url.rstrip("/").endswith("/v1/traces") else f"{url.rstrip('/')}/v1/traces"
     provider = TracerProvider(resource=Resource.create({"service.name": PROVIDER}), id_generator=Ids())
@@ -55,7 +55,7 @@ class Ids(IdGenerator):
         return self.span_ids.pop()
 
 
-def emit(trace: Trace, provider: TracerProvider) -> int:
+def emit(trace: RequestTrace, provider: TracerProvider) -> int:
     """One request's spans; returns how many."""
     tracer, ids = provider.get_tracer(PROVIDER), provider.id_generator
     assert isinstance(ids, Ids)
@@ -81,13 +81,13 @@ def emit(trace: Trace, provider: TracerProvider) -> int:
     return 1 + len(trace.spans)
 
 
-def parent_of(trace: Trace, trace_id: int) -> Any:
+def parent_of(trace: RequestTrace, trace_id: int) -> Any:
     """The caller's span; an invalid one, which makes a root, where there is none."""
     caller = trace.received.fields.get("parent_span_id", "") if trace.received is not None else ""
     return SpanContext(trace_id, hexadecimal(str(caller)), is_remote=True, trace_flags=TraceFlags(TraceFlags.SAMPLED))
 
 
-def attributes(trace: Trace) -> dict[str, Any]:
+def attributes(trace: RequestTrace) -> dict[str, Any]:
     """By the GenAI conventions, and ours for what they have no name for."""
     received: Mapping[str, Any] = trace.received.fields if trace.received is not None else {}
     fields = {**received, **trace.end}

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from services.cli.trace.phases import GATEWAY, SERVICES, WORKER, is_hop
-from services.cli.trace.requests import Logs, Span, Trace
+from services.cli.trace.requests import Logs, RequestTrace, Span
 from services.cli.trace.steps import COUNTS, StepSpan, step_spans
 
 STEPS = 1  # the thread of a worker's steps; those of requests follow
@@ -63,7 +63,7 @@ class Processes:
         self.events.append({"ph": "M", "name": what, "pid": pid, "tid": tid, "ts": 0, "args": args})
 
 
-class Visit(msgspec.Struct):
+class ServiceVisit(msgspec.Struct):
     """A stretch of a request's way within one process, and the phases that it spent there."""
 
     service: str
@@ -93,27 +93,27 @@ def trace_events(logs: Logs) -> dict[str, Any]:
     return {"traceEvents": processes.events + sorted(events, key=lambda event: event["ts"]), "displayTimeUnit": "ms"}
 
 
-def visits_of(trace: Trace, base: float) -> list[Visit]:
+def visits_of(trace: RequestTrace, base: float) -> list[ServiceVisit]:
     """The gateway's, which is the whole request, and those of the others in order.  It began at `base`."""
     spans = trace.spans
     here = [span for span in spans if span.service == GATEWAY and not is_hop(span.phase)]
     assert trace.last is not None
-    visits = [Visit(GATEWAY, trace.last.instance, base, base + 1000 * max(trace.e2e_ms, spans[-1].end), here)]
-    away: Visit | None = None
+    visits = [ServiceVisit(GATEWAY, trace.last.instance, base, base + 1000 * max(trace.e2e_ms, spans[-1].end), here)]
+    away: ServiceVisit | None = None
     for span in spans:
         if span.service == GATEWAY or is_hop(span.phase):
             away = None
             continue
         start, end = base + 1000 * span.start, base + 1000 * span.end
         if away is None or away.service != span.service:
-            away = Visit(span.service, instance_of(trace, span.service), start, end, [])
+            away = ServiceVisit(span.service, instance_of(trace, span.service), start, end, [])
             visits.append(away)
         away.spans.append(span)
         away.end = end
     return visits
 
 
-def instance_of(trace: Trace, service: str) -> str:
+def instance_of(trace: RequestTrace, service: str) -> str:
     """Which process of a service had a request, as far as its lines tell."""
     for entry in reversed(trace.entries):
         if entry.service == service:
@@ -123,7 +123,7 @@ def instance_of(trace: Trace, service: str) -> str:
     return service
 
 
-def events_of(trace: Trace, visits: list[Visit], number: int) -> list[Event]:
+def events_of(trace: RequestTrace, visits: list[ServiceVisit], number: int) -> list[Event]:
     """Slices of one request and of its phases, and the flow through them."""
     events, base = [], visits[0].start
     for place, visit in enumerate(visits):
@@ -162,7 +162,7 @@ def events_of_step(step: StepSpan, processes: Processes, origin: float) -> list[
     return [slice_, at | {"name": "KV blocks", "args": blocks}, at | {"name": "sequences", "args": sequences}]
 
 
-def slice_of(visit: Visit, name: str, category: str, start: float, end: float, args: Mapping[str, Any]) -> Event:
+def slice_of(visit: ServiceVisit, name: str, category: str, start: float, end: float, args: Mapping[str, Any]) -> Event:
     """`ts` and `ts` + `dur` are rounded alike, so that what touches does not overlap."""
     at = round(start, 3)
     return {
@@ -171,7 +171,7 @@ def slice_of(visit: Visit, name: str, category: str, start: float, end: float, a
     }  # fmt: skip
 
 
-def told(trace: Trace) -> dict[str, Any]:
+def told(trace: RequestTrace) -> dict[str, Any]:
     """What the viewer shows of a request that is chosen."""
     known = {name: value for name, value in trace.end.items() if name not in HIDDEN}
     return known | {"label": trace.label, "cause": trace.cause}

@@ -15,7 +15,7 @@ STANDARD_INPUT = "-"
 _decoder = msgspec.json.Decoder(dict[str, Any])
 
 
-class Entry(msgspec.Struct):
+class LogEntry(msgspec.Struct):
     """One log line.  `time` is Unix seconds by the clock of the process that wrote it."""
 
     event: str
@@ -29,7 +29,7 @@ class Entry(msgspec.Struct):
         return str(self.fields.get("request_id", ""))
 
 
-def read(sources: Iterable[str]) -> Iterator[Entry]:
+def read(sources: Iterable[str]) -> Iterator[LogEntry]:
     """Entries of all sources, one after the other; what is no log line of ours is passed over."""
     for source in sources:
         for line in lines_of(source):
@@ -56,7 +56,7 @@ def opened(path: Path) -> IO[str]:
     return path.open(encoding="utf-8", errors="replace")
 
 
-def parse(line: str) -> Entry | None:
+def parse(line: str) -> LogEntry | None:
     """The entry of a line, whatever `docker compose logs` has put before it; None where there is none."""
     start = line.find("{")
     if start < 0:
@@ -70,4 +70,4 @@ def parse(line: str) -> Entry | None:
     told = fields.get("at", written)  # a line is written a moment after what it tells
     if not isinstance(told, float | int):
         return None
-    return Entry(str(event), float(told), str(service), str(instance), fields)
+    return LogEntry(str(event), float(told), str(service), str(instance), fields)

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from services.cli.trace.phases import GROUP_ORDER, GROUPS
-from services.cli.trace.requests import Logs, Trace
+from services.cli.trace.requests import Logs, RequestTrace
 from services.cli.trace.steps import step_spans
 from shared.metrics import percentile
 
@@ -54,13 +54,13 @@ def figures(logs: Logs) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def quantiles(traces: list[Trace], key: str) -> list[float]:
+def quantiles(traces: list[RequestTrace], key: str) -> list[float]:
     """Median, 90th and 99th percentile of a time."""
     values = [float(trace.end[key]) for trace in traces if trace.end.get(key) is not None]
     return [round(percentile(values, q), 1) for q in (50, 90, 99)] if values else []
 
 
-def totals(traces: list[Trace]) -> dict[str, float]:
+def totals(traces: list[RequestTrace]) -> dict[str, float]:
     """Milliseconds by phase, of all requests."""
     found: dict[str, float] = {}
     for trace in traces:
@@ -69,7 +69,7 @@ def totals(traces: list[Trace]) -> dict[str, float]:
     return {name: round(spent, 3) for name, spent in found.items()}
 
 
-def of_request(trace: Trace, origin: float) -> dict[str, Any]:
+def of_request(trace: RequestTrace, origin: float) -> dict[str, Any]:
     end = trace.end
     return {
         "id": trace.request_id,

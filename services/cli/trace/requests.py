@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from services.cli.trace.phases import place_of, rank
-from services.cli.trace.reading import Entry
+from services.cli.trace.reading import LogEntry
 from shared.phases import MISS_LABELS, PHASE_LABELS
 
 RECEIVED = "request_received"
@@ -44,13 +44,13 @@ class Span(msgspec.Struct, frozen=True):
         return place_of(self.phase)
 
 
-class Trace(msgspec.Struct):
+class RequestTrace(msgspec.Struct):
     """One request, as far as the logs tell of it.  Entries are in the order in which things happened."""
 
     request_id: str
-    entries: list[Entry]
-    received: Entry | None = None
-    last: Entry | None = None  # the gateway's last word
+    entries: list[LogEntry]
+    received: LogEntry | None = None
+    last: LogEntry | None = None  # the gateway's last word
     offset: float = 0.0  # seconds by which the gateway's clock was moved
 
     @property
@@ -159,15 +159,15 @@ FIELDS = frozenset(
 class Logs(msgspec.Struct):
     """What matters of the logs."""
 
-    traces: list[Trace]  # by arrival
-    steps: list[Entry]  # by time; none unless `log_steps` was on
+    traces: list[RequestTrace]  # by arrival
+    steps: list[LogEntry]  # by time; none unless `log_steps` was on
 
     @property
     def fields(self) -> frozenset[str]:
         """The names that can be asked after: those of every log, and what these requests have besides."""
         return FIELDS.union(*(trace.values for trace in self.traces))
 
-    def find(self, name: str) -> list[Trace]:
+    def find(self, name: str) -> list[RequestTrace]:
         """The requests of an id (or its beginning), a trace id or a label."""
         return [
             trace
@@ -176,24 +176,24 @@ class Logs(msgspec.Struct):
         ]
 
 
-def gather(entries: Iterable[Entry]) -> Logs:
+def gather(entries: Iterable[LogEntry]) -> Logs:
     """Put lines together.  A request that several calls asked for ends with the last of them."""
-    traces: dict[str, Trace] = {}
-    steps: list[Entry] = []
+    traces: dict[str, RequestTrace] = {}
+    steps: list[LogEntry] = []
     for entry in entries:
         if entry.event == STEP:
             steps.append(entry)
         elif request_id := entry.request_id:
             trace = traces.get(request_id)
             if trace is None:
-                trace = traces[request_id] = Trace(request_id, [])
+                trace = traces[request_id] = RequestTrace(request_id, [])
             trace.entries.append(entry)
     for trace in traces.values():
         settle(trace)
     return Logs(sorted(traces.values(), key=lambda t: t.start), sorted(steps, key=lambda entry: entry.time))
 
 
-def settle(trace: Trace) -> None:
+def settle(trace: RequestTrace) -> None:
     """Order a request's lines, and find its first and last."""
     trace.entries.sort(key=lambda entry: entry.time)
     for entry in trace.entries:

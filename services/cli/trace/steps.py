@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from services.cli.trace.reading import Entry
+from services.cli.trace.reading import LogEntry
 
 
 class StepSpan(msgspec.Struct, frozen=True):
@@ -41,7 +41,7 @@ COUNTS = (
 )  # fmt: skip
 
 
-def step_spans(entries: Iterable[Entry]) -> list[StepSpan]:
+def step_spans(entries: Iterable[LogEntry]) -> list[StepSpan]:
     """Steps in the order in which they ended."""
     ended: dict[str, float] = {}
     spans = []

@@ -10,7 +10,7 @@ import click
 
 from services.cli.tables import aligned
 from services.cli.trace.phases import GROUPS
-from services.cli.trace.requests import Span, Trace
+from services.cli.trace.requests import RequestTrace, Span
 
 COLOURS = {
     "gateway": "white", "hops": "bright_black", "tokenise": "cyan", "queue": "yellow", "prefill": "blue",
@@ -23,12 +23,12 @@ NAME_WIDTH = 15
 SHOWN_FIELDS = ("num_ahead", "num_chunks", "num_preemptions", "num_draft_tokens", "num_accepted_tokens")
 
 
-def waterfall(trace: Trace) -> str:
+def waterfall(trace: RequestTrace) -> str:
     """Everything about one request, in lines."""
     return "\n".join([*head(trace), "", *bars(trace), *foot(trace), *events(trace)])
 
 
-def head(trace: Trace) -> Iterator[str]:
+def head(trace: RequestTrace) -> Iterator[str]:
     end = trace.end
     label = f"  label {trace.label!r}" if trace.label else ""
     yield click.style(f"request {trace.request_id}", bold=True) + f"{label}  {trace.status}"
@@ -39,7 +39,7 @@ def head(trace: Trace) -> Iterator[str]:
     yield click.style(trace.cause, fg="yellow", bold=True)
 
 
-def bars(trace: Trace) -> Iterator[str]:
+def bars(trace: RequestTrace) -> Iterator[str]:
     spans = trace.spans
     whole = max((span.end for span in spans), default=0.0)
     width = max(20, min(MAX_WIDTH, shutil.get_terminal_size().columns - NAME_WIDTH - 14))
@@ -57,7 +57,7 @@ def styled_bar(span: Span, whole: float, width: int) -> str:
     return " " * start + click.style(bar, fg=COLOURS.get(GROUPS.get(span.phase, ""))) + " " * (width - start - len(bar))
 
 
-def foot(trace: Trace) -> Iterator[str]:
+def foot(trace: RequestTrace) -> Iterator[str]:
     end = trace.end
     if misses := end.get("misses"):
         ago = f" (given away {ms(end['evicted_ago_ms'])} before)" if end.get("evicted_ago_ms") is not None else ""
@@ -67,7 +67,7 @@ def foot(trace: Trace) -> Iterator[str]:
         yield "  ".join(known)
 
 
-def events(trace: Trace) -> Iterator[str]:
+def events(trace: RequestTrace) -> Iterator[str]:
     """The lines themselves, by the time since the request's arrival."""
     yield ""
     for entry in trace.entries:
@@ -90,7 +90,7 @@ def details(fields: dict[str, Any]) -> str:
     return " ".join(f"{name}={fields[name]}" for name in known if fields.get(name) not in (None, "") and name in fields)
 
 
-def table(traces: Iterable[Trace]) -> str:
+def table(traces: Iterable[RequestTrace]) -> str:
     """One line for each request."""
     rows = [
         [

@@ -26,7 +26,7 @@ BEARER = "bearer "
 Headers = Iterable[tuple[str, str | bytes]]
 
 
-class Keys:
+class ApiKeys:
     """The keys that open a deployment; only their digests are kept."""
 
     def __init__(self, entries: Iterable[tuple[str, str]]) -> None:
@@ -46,7 +46,7 @@ class Keys:
 class Access:
     """Lets calls in: with `keys` those that show one, as its tenant; without, all, as whom they say that they are."""
 
-    def __init__(self, keys: Keys | None) -> None:
+    def __init__(self, keys: ApiKeys | None) -> None:
         self._keys = keys
 
     @property
@@ -78,7 +78,7 @@ class Access:
         if not self.is_open and call.tenant != OPERATOR:
             raise RequestError(f"only a key of the tenant {OPERATOR!r} may do this", code=RejectCode.PERMISSION_DENIED)
 
-    def _tenant(self, keys: Keys, headers: Headers) -> str:
+    def _tenant(self, keys: ApiKeys, headers: Headers) -> str:
         key = shown_key(headers)
         if key is None:
             raise _unauthenticated("an API key is needed: send it as `authorization: Bearer KEY`, or as `x-api-key`")
@@ -114,7 +114,7 @@ def make_access(settings: Settings) -> Access:
     entries = [entry for line in lines if (entry := line.strip()) and not entry.startswith("#")]
     if not entries:
         raise ConfigError("api_keys and api_keys_file hold no key")
-    return Access(Keys(read_entry(entry, number) for number, entry in enumerate(entries, 1)))
+    return Access(ApiKeys(read_entry(entry, number) for number, entry in enumerate(entries, 1)))
 
 
 def read_entry(entry: str, number: int) -> tuple[str, str]:

@@ -26,7 +26,7 @@ SLOWEST = 16 << 10  # bytes a second, on the average of a body, once it has had 
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class IntakeLimits:
     """Bytes at a time, of all and of one sender; seconds without any, and of grace."""
 
     total: int
@@ -38,13 +38,13 @@ class BodyTimeoutError(RequestError):
     """A body that stopped half-way, or comes too slowly."""
 
 
-class Intake:
+class BodyIntake:
     """All requests of one gateway that are being received.
 
     Invariant: what is held is the sum over the bodies under way of what each has beyond its first `SMALL` bytes.
     """
 
-    def __init__(self, limits: Limits, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, limits: IntakeLimits, clock: Callable[[], float] = time.monotonic) -> None:
         self.limits = limits
         self.debts = Debts(CREDIT, clock)
         self._pace = Debts(BURST, clock)
@@ -96,7 +96,7 @@ class Intake:
 class Body:
     """One body under way: `grow` with each piece, `close` at the end, whatever the end."""
 
-    def __init__(self, intake: Intake, sender: str) -> None:
+    def __init__(self, intake: BodyIntake, sender: str) -> None:
         self.num_bytes = 0
         self._intake = intake
         self._sender = sender
@@ -129,10 +129,10 @@ class Body:
         self._held = 0
 
 
-def make_intake(settings: Settings) -> Intake:
+def make_intake(settings: Settings) -> BodyIntake:
     """By the settings; every sender can send one request of the largest size, and another one beside it."""
     total = max(settings.max_receiving_bytes, 2 * settings.max_request_bytes)
-    return Intake(Limits(total, max(total // 2, settings.max_request_bytes), settings.body_timeout))
+    return BodyIntake(IntakeLimits(total, max(total // 2, settings.max_request_bytes), settings.body_timeout))
 
 
 def refusal_wait() -> float:

@@ -20,7 +20,7 @@ MIN_RETRY_MS, UNKNOWN_RETRY_MS, MAX_RETRY_MS = 100, 1_000, 10_000
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
+class TenantBounds:
     """The most at a time; 0: no bound."""
 
     requests: int = 0
@@ -34,7 +34,7 @@ class Open:
     requests: int = 0
     tokens: int = 0
 
-    def excess(self, tokens: int, bounds: Bounds) -> str:
+    def excess(self, tokens: int, bounds: TenantBounds) -> str:
         """What a request of so many tokens would make too much, or nothing.  The first is always let in."""
         if bounds.requests and self.requests >= bounds.requests:
             return f"{self.requests} requests are open, of at most {bounds.requests}"
@@ -54,7 +54,12 @@ class Admission:
     """
 
     def __init__(
-        self, everyone: Bounds, tenant: Bounds, *, max_n: int = 64, clock: Callable[[], float] = time.monotonic
+        self,
+        everyone: TenantBounds,
+        tenant: TenantBounds,
+        *,
+        max_n: int = 64,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._bounds = everyone
         self._tenant_bounds = tenant
@@ -114,8 +119,8 @@ class Admission:
 
 def make_admission(settings: Settings) -> Admission:
     requests = settings.max_open_reqs or 2 * (settings.max_num_queued_reqs + settings.max_num_seqs)
-    everyone = Bounds(requests, settings.max_open_tokens or 2 * settings.max_num_queued_tokens)
-    return Admission(everyone, Bounds(settings.max_tenant_reqs, settings.max_tenant_tokens), max_n=settings.max_n)
+    everyone = TenantBounds(requests, settings.max_open_tokens or 2 * settings.max_num_queued_tokens)
+    return Admission(everyone, TenantBounds(settings.max_tenant_reqs, settings.max_tenant_tokens), max_n=settings.max_n)
 
 
 def tokens_of(request: TokenizeRequest, max_model_len: int, max_n: int) -> int:

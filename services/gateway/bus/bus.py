@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from shared.actor import Phase
+from shared.actor import LifePhase
 from shared.messages import Member, Message, Roster, ServiceName
 
 
@@ -29,7 +29,7 @@ class Bus(Protocol):
         """The newest one."""
 
     @property
-    def phase(self) -> Phase:
+    def phase(self) -> LifePhase:
         """Of the process's life."""
 
     @property

@@ -12,7 +12,7 @@ from shared.messages import DecodeRequest, EncodeRequest, GetLoad, Message, Piec
 Question = EncodeRequest | DecodeRequest | PiecesRequest | GetLoad
 
 
-class Call:
+class PendingCall:
     """A question on its way; asking it again is harmless."""
 
     def __init__(self, question: Question, address: str) -> None:
@@ -25,16 +25,16 @@ class Calls:
     """The questions of one gateway that have no answer yet, by request id."""
 
     def __init__(self) -> None:
-        self._open: dict[str, Call] = {}
+        self._open: dict[str, PendingCall] = {}
 
-    def __iter__(self) -> Iterator[Call]:
+    def __iter__(self) -> Iterator[PendingCall]:
         return iter(list(self._open.values()))
 
     def __len__(self) -> int:
         return len(self._open)
 
-    def add(self, question: Question, address: str) -> Call:
-        call = self._open[question.request_id] = Call(question, address)
+    def add(self, question: Question, address: str) -> PendingCall:
+        call = self._open[question.request_id] = PendingCall(question, address)
         return call
 
     def resolve(self, request_id: str, answer: Message) -> None:
@@ -46,7 +46,7 @@ class Calls:
         if (call := self._open.get(request_id)) and not call.answer.done():
             call.answer.set_exception(error)
 
-    async def wait(self, call: Call, seconds: float) -> Message:
+    async def wait(self, call: PendingCall, seconds: float) -> Message:
         """The answer, within `seconds`; raises RequestError."""
         try:
             async with asyncio.timeout(seconds):

@@ -9,7 +9,7 @@ from shared.transport import pick
 NEEDED = (ServiceName.TOKENIZER, ServiceName.WORKER, ServiceName.DETOKENIZER)
 
 
-class Deployment:
+class RosterView:
     """Keeps nothing: each answer is read from the roster as it is now."""
 
     def __init__(self, bus: Bus) -> None:

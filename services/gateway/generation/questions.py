@@ -8,7 +8,7 @@ import uuid
 from services.gateway.access.limits import Admission, question_tokens
 from services.gateway.bus.bus import Bus
 from services.gateway.bus.calls import Calls, Question
-from services.gateway.bus.deployment import Deployment
+from services.gateway.bus.deployment import RosterView
 from services.gateway.bus.refusals import unavailable
 from shared.errors import RejectCode, RequestError
 from shared.messages import AbortRequest, DecodeRequest, EncodeRequest, GetLoad, Message, PiecesRequest
@@ -20,7 +20,7 @@ QUESTION_TIMEOUT = 30.0  # seconds, for a client that set no deadline
 class Questions:
     """Each raises RequestError where there is no answer in time, or the answer is a refusal."""
 
-    def __init__(self, bus: Bus, deployment: Deployment, calls: Calls, admission: Admission) -> None:
+    def __init__(self, bus: Bus, deployment: RosterView, calls: Calls, admission: Admission) -> None:
         self._bus = bus
         self._deployment = deployment
         self._calls = calls

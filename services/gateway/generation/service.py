@@ -11,19 +11,19 @@ from services.gateway.access.forecast import Forecasts
 from services.gateway.access.limits import make_admission
 from services.gateway.bus.bus import Bus
 from services.gateway.bus.calls import Calls
-from services.gateway.bus.deployment import Deployment
+from services.gateway.bus.deployment import RosterView
 from services.gateway.bus.refusals import rejected
 from services.gateway.generation.checks import check_n
 from services.gateway.generation.questions import Questions
 from services.gateway.generation.tasks import within
 from services.gateway.health.readiness import Readiness
 from services.gateway.streams.flush_throttle import FlushThrottle, stretch
-from services.gateway.streams.journal import Journal
+from services.gateway.streams.journal import StreamJournal
 from services.gateway.streams.latency import StreamLatency
 from services.gateway.streams.recovery import StreamRecovery
 from services.gateway.streams.report import StreamReport
 from services.gateway.streams.stream import OutputLostError, Position, Stream
-from shared.actor import Phase
+from shared.actor import LifePhase
 from shared.clock import steady_time
 from shared.config import Settings
 from shared.errors import ProtocolError, RejectCode, RequestError
@@ -57,14 +57,14 @@ class GenerationService:
     Invariant: every stream that is in the journal is also let in by the admission, in a forecast, and in the recovery.
     """
 
-    def __init__(self, bus: Bus, deployment: Deployment, readiness: Readiness, settings: Settings) -> None:
+    def __init__(self, bus: Bus, deployment: RosterView, readiness: Readiness, settings: Settings) -> None:
         self._bus = bus
         self._max_n = settings.max_n
         self._is_traced = settings.tracing
         self._max_unread_bytes = settings.max_unread_bytes
         self.deployment = deployment
         self.readiness = readiness
-        self.journal = Journal(
+        self.journal = StreamJournal(
             max_streams=2 * (settings.max_num_queued_reqs + settings.max_num_seqs),
             max_bytes=BYTES_PER_TOKEN * settings.max_num_queued_tokens,
         )
@@ -153,7 +153,7 @@ class GenerationService:
                 reason = HAS_EVERYTHING if stream.finished else "cancelled"
                 abort = AbortRequest(stream.header.request_id, reason, self._bus.address)
                 self._bus.send_soon(stream.tokenizer or self._bus.scheduler, abort)
-        if self._bus.phase is Phase.DRAINING:
+        if self._bus.phase is LifePhase.DRAINING:
             self.readiness.notice()
 
     def abort(self, *, request_id: str = "", label: str = "", tenant: str = "", own_only: bool = False) -> int:

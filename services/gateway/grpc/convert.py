@@ -9,7 +9,7 @@ import msgspec
 from protos.pageant.v1 import control_pb2, inference_pb2
 from services.gateway.generation.checks import packed_prompt
 from services.gateway.generation.embedding import Embedded
-from services.gateway.streams.stream import Delta, Position
+from services.gateway.streams.stream import Position, StreamDelta
 from shared.beam import Beam, EarlyStopping
 from shared.errors import RequestError
 from shared.explanation import Explanation
@@ -125,7 +125,7 @@ def no_input() -> RequestError:
     return RequestError("input must be given: one of text, chat and token_ids", field="input")
 
 
-def generate_response(request_id: str, delta: Delta, *, with_token_ids: bool, fingerprint: str = "") -> Any:
+def generate_response(request_id: str, delta: StreamDelta, *, with_token_ids: bool, fingerprint: str = "") -> Any:
     """One message of the stream."""
     response = inference_pb2.GenerateResponse(
         request_id=request_id, index=delta.index, text="".join(delta.text), system_fingerprint=fingerprint

@@ -14,7 +14,7 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from services.gateway.access.auth import Access
-from services.gateway.access.intake import PATIENCE, SMALL, BodyTimeoutError, Intake, refusal_wait
+from services.gateway.access.intake import PATIENCE, SMALL, BodyIntake, BodyTimeoutError, refusal_wait
 from services.gateway.grpc.interceptors import OPEN, Continuation, end
 from shared.errors import RejectCode, RequestError
 from shared.fair_slots import FairSlots
@@ -35,10 +35,10 @@ REFUSALS = frozenset(
 Method = Callable[[Any, Any], Awaitable[Any]]
 
 
-class Receiving(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in the stubs alone
+class ReceivingInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in the stubs alone
     """Reads every call's one message; a call whose message cannot be read ends with INVALID_ARGUMENT."""
 
-    def __init__(self, intake: Intake, access: Access, max_request_bytes: int) -> None:
+    def __init__(self, intake: BodyIntake, access: Access, max_request_bytes: int) -> None:
         self._intake = intake
         self._access = access
         num_places = max(2, intake.limits.total // max_request_bytes)

@@ -13,11 +13,11 @@ from grpc_reflection.v1alpha import reflection
 from protos.pageant.v1 import control_pb2, control_pb2_grpc, inference_pb2, inference_pb2_grpc
 from services.gateway.access.auth import Access
 from services.gateway.access.connections import make_connections
-from services.gateway.access.intake import Intake
+from services.gateway.access.intake import BodyIntake
 from services.gateway.grpc.interceptors import Arrivals, KeyInterceptor
 from services.gateway.grpc.load_service import LoadService
 from services.gateway.grpc.peers import PeerWatch
-from services.gateway.grpc.receiving import Receiving
+from services.gateway.grpc.receiving import ReceivingInterceptor
 from services.gateway.grpc.servicer import ControlServicer, InferenceServicer
 from services.gateway.grpc.tls import server_credentials
 from services.gateway.health.readiness import Readiness
@@ -50,7 +50,7 @@ class FrontServer:
     """One grpc.aio server; every call passes `access` and `intake` before a servicer has it."""
 
     def __init__(
-        self, servicers: Servicers, access: Access, intake: Intake, readiness: Readiness, settings: Settings
+        self, servicers: Servicers, access: Access, intake: BodyIntake, readiness: Readiness, settings: Settings
     ) -> None:
         self._servicers = servicers
         self._access = access
@@ -69,7 +69,7 @@ class FrontServer:
             interceptors=[
                 self._arrivals,
                 KeyInterceptor(self._access),
-                Receiving(self._intake, self._access, self._settings.max_request_bytes),
+                ReceivingInterceptor(self._intake, self._access, self._settings.max_request_bytes),
             ],
             options=[
                 *server_options(self._settings.max_request_bytes, share_port=self._settings.share_port),

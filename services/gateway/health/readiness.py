@@ -8,9 +8,9 @@ import math
 import time
 
 from services.gateway.bus.bus import Bus
-from services.gateway.bus.deployment import Deployment
+from services.gateway.bus.deployment import RosterView
 from services.gateway.bus.refusals import unavailable
-from shared.actor import Phase
+from shared.actor import LifePhase
 from shared.messages import Roster
 
 WAIT_FOR_SERVICES = 0.2  # seconds, where they were not there before
@@ -20,7 +20,7 @@ class Readiness:
     """`patience`: seconds for which somebody who is missing is taken to be on the way back.  `shares_ports`: others
     serve the same ports, so that one that drains still takes what had reached it."""
 
-    def __init__(self, bus: Bus, deployment: Deployment, patience: float, *, shares_ports: bool) -> None:
+    def __init__(self, bus: Bus, deployment: RosterView, patience: float, *, shares_ports: bool) -> None:
         self._bus = bus
         self._deployment = deployment
         self._patience = patience
@@ -33,14 +33,14 @@ class Readiness:
     @property
     def is_leaving(self) -> bool:
         """Whether the gateway has been asked to end."""
-        return self._bus.phase >= Phase.DRAINING
+        return self._bus.phase >= LifePhase.DRAINING
 
     @property
     def missing(self) -> str:
         """Why no request can be served now, or an empty string."""
         if self.is_leaving:
             return "the server is draining"
-        return self._deployment.absent or ("" if self._bus.phase is Phase.READY else "the gateway is starting")
+        return self._deployment.absent or ("" if self._bus.phase is LifePhase.READY else "the gateway is starting")
 
     @property
     def unwell(self) -> str:
@@ -52,7 +52,7 @@ class Readiness:
     def _will_serve(self) -> bool:
         """Whether all are there, or were so lately that who is missing is probably being replaced."""
         phase = self._bus.phase
-        if phase is not Phase.READY and not (phase is Phase.DRAINING and self._shares_ports):
+        if phase is not LifePhase.READY and not (phase is LifePhase.DRAINING and self._shares_ports):
             return False
         return not self._deployment.absent or time.monotonic() - self._complete_at < self._patience
 

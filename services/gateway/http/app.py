@@ -10,7 +10,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.routing import Route
 
-from services.gateway.access.intake import Intake
+from services.gateway.access.intake import BodyIntake
 from services.gateway.health.load_report import LoadReports
 from services.gateway.http.chat.endpoint import Chats
 from services.gateway.http.completions.endpoint import Completions
@@ -18,9 +18,9 @@ from services.gateway.http.embeddings import Embeddings
 from services.gateway.http.errors.failures import defect, failure, no_such_route
 from services.gateway.http.middleware.cross_origin import cross_origin
 from services.gateway.http.middleware.hostcheck import HostCheck, allowed_hosts
-from services.gateway.http.middleware.keycheck import KeyCheck
+from services.gateway.http.middleware.keycheck import KeyMiddleware
 from services.gateway.http.middleware.load_header import LoadHeader
-from services.gateway.http.middleware.receiving import Receiving
+from services.gateway.http.middleware.receiving import ReceivingMiddleware
 from services.gateway.http.middleware.tracing import TraceHeader
 from services.gateway.http.operations import Operations
 from services.gateway.http.page import page
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 def make_app(
-    gate: Gate, intake: Intake, load_reports: LoadReports, collectors: Callable[[], list[Collector]]
+    gate: Gate, intake: BodyIntake, load_reports: LoadReports, collectors: Callable[[], list[Collector]]
 ) -> Starlette:
     """The ASGI application of one gateway.  `collectors`: what /metrics tells of this process."""
     operations, tokens = Operations(gate, collectors), Tokens(gate)
@@ -56,8 +56,8 @@ def make_app(
     around = [
         Middleware(HostCheck, allowed=allowed_hosts(gate.settings)),
         *cross_origin(gate.settings),  # before keys are asked for: a preflight carries none
-        Middleware(Receiving, intake=intake, access=gate.access),
-        Middleware(KeyCheck, access=gate.access),
+        Middleware(ReceivingMiddleware, intake=intake, access=gate.access),
+        Middleware(KeyMiddleware, access=gate.access),
         Middleware(LoadHeader, reports=load_reports),
         Middleware(TraceHeader),
     ]

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 LOAD_TIMEOUT = 1.0  # seconds
 
 
-class Model(msgspec.Struct, kw_only=True):
+class ListedModel(msgspec.Struct, kw_only=True):
     id: str
     object: str = "model"
     created: int
@@ -38,7 +38,7 @@ class Model(msgspec.Struct, kw_only=True):
 
 class Models(msgspec.Struct, kw_only=True):
     object: str = "list"
-    data: list[Model]
+    data: list[ListedModel]
 
 
 class Operations:
@@ -72,10 +72,10 @@ class Operations:
         text = exposition(EngineCollector(self._gate.settings.model_name, load), *self._collectors())
         return Response(text, media_type=CONTENT_TYPE_LATEST)
 
-    def _model(self) -> Model:
+    def _model(self) -> ListedModel:
         settings = self._gate.settings
         limit = self._gate.max_model_len or None
-        return Model(
+        return ListedModel(
             id=settings.model_name,
             created=self._started,
             root=settings.model_name,

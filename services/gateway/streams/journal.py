@@ -9,7 +9,7 @@ from shared.errors import RejectCode, RequestError
 from shared.messages import EncodeRequest, TokenizeRequest
 
 
-class Journal:
+class StreamJournal:
     """All open streams of one gateway, by request id, within what this gateway agrees to remember."""
 
     def __init__(self, max_streams: int, max_bytes: int) -> None:

@@ -7,10 +7,10 @@ import time
 import msgspec
 
 from services.gateway.bus.bus import Bus
-from services.gateway.bus.calls import Call, Calls
-from services.gateway.bus.deployment import Deployment
+from services.gateway.bus.calls import Calls, PendingCall
+from services.gateway.bus.deployment import RosterView
 from services.gateway.bus.refusals import unavailable
-from services.gateway.streams.journal import Journal
+from services.gateway.streams.journal import StreamJournal
 from services.gateway.streams.paused import PausedStreams
 from services.gateway.streams.stream import Stream
 from services.gateway.streams.watchdog import SilenceWatchdog
@@ -25,7 +25,9 @@ class StreamRecovery:
     scheduler knows its requests, and output that has come already is dropped here.
     """
 
-    def __init__(self, bus: Bus, deployment: Deployment, journal: Journal, calls: Calls, resume_timeout: float) -> None:
+    def __init__(
+        self, bus: Bus, deployment: RosterView, journal: StreamJournal, calls: Calls, resume_timeout: float
+    ) -> None:
         self.paused = PausedStreams()
         self.watchdog = SilenceWatchdog()
         self._bus = bus
@@ -77,7 +79,7 @@ class StreamRecovery:
         else:
             self.dispatch(stream)
 
-    def _ask_again(self, call: Call) -> None:
+    def _ask_again(self, call: PendingCall) -> None:
         call.address = self._deployment.tokenizer(call.question.request_id)
         if call.address:
             self._bus.send(call.address, call.question)

@@ -22,7 +22,7 @@ BYTES_PER_ID = 4
 BYTES_PER_LOGPROB = 12
 
 
-class Delta(msgspec.Struct):
+class StreamDelta(msgspec.Struct):
     """New output of one sequence; grows while its client is behind, so that one message carries much of it."""
 
     index: int
@@ -76,9 +76,9 @@ class SequenceJournal:
         self.num_cached_tokens = -1  # as the first news said, whatever becomes of the sequence later
         self.finished = False
         self._has_hole = False
-        self._growing: Delta | None = None  # the last one that is queued
+        self._growing: StreamDelta | None = None  # the last one that is queued
 
-    def accept(self, news: SequenceText, queue: list[Delta]) -> bool:
+    def accept(self, news: SequenceText, queue: list[StreamDelta]) -> bool:
         """Queue the part of `news` that is new, if any: False where all of it was sent before.
 
         What the client has from an earlier call is not told again.  The rest goes into a delta that still waits there,
@@ -114,9 +114,9 @@ class SequenceJournal:
         self.num_chars += len(text)
         return True
 
-    def _delta(self, queue: list[Delta]) -> Delta:
+    def _delta(self, queue: list[StreamDelta]) -> StreamDelta:
         if self._growing is None or self._growing.num_bytes > MAX_DELTA_BYTES:
-            self._growing = Delta(self.index)
+            self._growing = StreamDelta(self.index)
             queue.append(self._growing)
         return self._growing
 
@@ -159,7 +159,7 @@ class Stream:
         self.finish_reason = ""  # of the sequence that ended last
         self.fingerprint = ""  # of the worker that began it, as the first news said
         self.latency: StreamLatency | None = None  # None where its time is not tracked
-        self._pending: list[Delta] = []
+        self._pending: list[StreamDelta] = []
         self._changed = asyncio.Event()
         self._is_writing = False  # what was taken
         self._woken: Callable[[], None] | None = None  # to be called once what is taken next has been written
@@ -280,7 +280,7 @@ class Stream:
         if self.latency is not None:
             self.latency.write_began()
 
-    async def take(self) -> list[Delta]:
+    async def take(self) -> list[StreamDelta]:
         """Wait until there is output and the stream is woken, then take all of it, in few deltas.  Empty where the
         stream has ended."""
         self._is_writing = False

@@ -11,7 +11,7 @@ KEPT_OF_ALL = 0.998  # of all sequences'
 
 
 @dataclass(slots=True)
-class Acceptance:
+class AcceptanceRate:
     """How often draft tokens are accepted: a moving share, that of everyone's standing in for what is not known yet."""
 
     num_tried: float = 0.0  # draft tokens that were looked at: those accepted, and the first that was not

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from services.scheduler.draft_length.modes import MEMORY, OUTLIER, PLAIN, Cost, Sample, SpeculationMode, believed
+from services.scheduler.draft_length.modes import MEMORY, OUTLIER, PLAIN, Cost, ModeTrial, SpeculationMode, believed
 
 TRIAL = 8  # steps for which a mode is used before the next choice
 TURNS_WEIGHT = 3  # trials that one counts for in which both modes take turns
@@ -52,8 +52,8 @@ class DraftLengthController:
         self.mode = self._best = modes[0]
         self.costs = {mode: Cost() for mode in modes}
         self._trial: SpeculationMode | None = self.mode  # the mode on trial
-        self._sample = Sample()  # of it
-        self._reference: Sample | None = None  # of the best mode, where the two take turns
+        self._sample = ModeTrial()  # of it
+        self._reference: ModeTrial | None = None  # of the best mode, where the two take turns
         self._num_steps = 0
         self._num_left = TRIAL
         self._num_settling = START
@@ -88,7 +88,7 @@ class DraftLengthController:
         else:
             self._try(seconds / self._drift, depth)
 
-    def _take_turns(self, reference: Sample, seconds: float, depth: float) -> None:
+    def _take_turns(self, reference: ModeTrial, seconds: float, depth: float) -> None:
         is_trial = self.mode == self._trial
         (self._sample if is_trial else reference).record(seconds, depth)
         self.mode = self._best if is_trial or self._trial is None else self._trial
@@ -132,9 +132,9 @@ class DraftLengthController:
 
     def _begin_trial(self, mode: SpeculationMode) -> None:
         """Where steps of both may follow each other they take turns: so their times are nearest to each other."""
-        self._sample, self._reference = Sample(), None
+        self._sample, self._reference = ModeTrial(), None
         if mode.is_like(self._best):
-            self._reference, self._num_left = Sample(), 2 * TRIAL
+            self._reference, self._num_left = ModeTrial(), 2 * TRIAL
 
     def _use(self, mode: SpeculationMode) -> None:
         if not mode.is_like(self.mode):
@@ -176,7 +176,7 @@ class DraftLengthController:
         """Add what it found to what was known; returns its steps.  Drafts that had just begun, or were elsewhere, are
         no reason against a mode."""
         sample, reference, before = self._sample, self._reference, self._probed
-        self._sample, self._reference, self._probed = Sample(), None, 0.0
+        self._sample, self._reference, self._probed = ModeTrial(), None, 0.0
         if not sample or (mode != PLAIN and sample.depth < NO_DRAFTS):
             return len(sample)
         seconds, weight = sample.seconds, 1

@@ -56,7 +56,7 @@ def yields(shares: Iterable[float], longest: int) -> list[float]:
     return [total / max(1, count) for total in totals]
 
 
-class Sample:
+class ModeTrial:
     """What one trial of a mode found."""
 
     def __init__(self) -> None:
@@ -103,7 +103,7 @@ class Cost:
         self.depth = mean(depth for _, depth in self._trials)
 
 
-class Line(NamedTuple):
+class FittedLine(NamedTuple):
     """Seconds of a step by draft tokens."""
 
     start: float
@@ -113,7 +113,7 @@ class Line(NamedTuple):
         return self.start + self.slope * depth
 
 
-def fitted(costs: Sequence[Cost], slope: float) -> Line:
+def fitted(costs: Sequence[Cost], slope: float) -> FittedLine:
     """Least squares over what was measured, each mode by its trials; `slope` is what is believed before that."""
     weights = [cost.num_trials for cost in costs]
     total = sum(weights)
@@ -122,7 +122,7 @@ def fitted(costs: Sequence[Cost], slope: float) -> Line:
     spread = sum(w * (cost.depth - depth) ** 2 for w, cost in zip(weights, costs, strict=True))
     common = sum(w * (cost.depth - depth) * (cost.seconds - seconds) for w, cost in zip(weights, costs, strict=True))
     slope = max(0.0, (common + STIFFNESS * slope) / (spread + STIFFNESS))
-    return Line(seconds - slope * depth, slope)
+    return FittedLine(seconds - slope * depth, slope)
 
 
 def believed(costs: Mapping[SpeculationMode, Cost], draft_seconds: float) -> dict[SpeculationMode, float]:
@@ -131,17 +131,17 @@ def believed(costs: Mapping[SpeculationMode, Cost], draft_seconds: float) -> dic
     tried = {mode: cost for mode, cost in costs.items() if cost.num_trials}
     anchor = tried.get(PLAIN) or next(iter(tried.values()))
     per_token = draft_seconds or DRAFT_SHARE * anchor.seconds
-    waiting = _line(tried, False, Line(anchor.seconds, per_token))
-    ahead = _line(tried, True, Line(waiting.start, waiting.slope - per_token * HIDDEN))
+    waiting = _line(tried, False, FittedLine(anchor.seconds, per_token))
+    ahead = _line(tried, True, FittedLine(waiting.start, waiting.slope - per_token * HIDDEN))
     return {mode: _believed(mode, costs[mode], ahead if mode.runs_ahead else waiting) for mode in costs}
 
 
-def _line(tried: Mapping[SpeculationMode, Cost], runs_ahead: bool, guess: Line) -> Line:
+def _line(tried: Mapping[SpeculationMode, Cost], runs_ahead: bool, guess: FittedLine) -> FittedLine:
     alike = [cost for mode, cost in tried.items() if mode != PLAIN and mode.runs_ahead == runs_ahead]
     return fitted(alike, guess.slope) if alike else guess
 
 
-def _believed(mode: SpeculationMode, cost: Cost, line: Line) -> float:
+def _believed(mode: SpeculationMode, cost: Cost, line: FittedLine) -> float:
     if not cost.num_trials:
         return line.at(mode.num_draft_tokens)
     if mode == PLAIN:

@@ -8,7 +8,7 @@ from shared.messages import DraftDistribution
 
 
 @dataclass(frozen=True, slots=True)
-class Proposal:
+class DraftProposal:
     """What may follow the first `num_tokens` tokens of a sequence."""
 
     num_tokens: int
@@ -17,14 +17,14 @@ class Proposal:
 
 
 @dataclass(slots=True)
-class Drafts:
+class VerifiableDrafts:
     """What can be verified next: proposed tokens that follow what is known."""
 
     token_ids: list[int] = field(default_factory=list)
     distributions: list[DraftDistribution] = field(default_factory=list)
 
-    def first(self, count: int) -> Drafts:
-        return Drafts(self.token_ids[:count], self.distributions[:count])
+    def first(self, count: int) -> VerifiableDrafts:
+        return VerifiableDrafts(self.token_ids[:count], self.distributions[:count])
 
 
-NO_DRAFTS = Drafts()  # never written to
+NO_DRAFTS = VerifiableDrafts()  # never written to

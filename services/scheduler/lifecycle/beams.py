@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from services.scheduler.state.beam_search import BeamSearch, Bounds, Move, Output
+from services.scheduler.state.beam_search import BeamOutput, BeamSearch, LengthBounds, Move
 from services.scheduler.state.sequence import Request, Sequence, Status
 from shared.messages import FinishReason, TokenLogprobs
 
@@ -32,8 +32,8 @@ def next_moves(request: Request, search: BeamSearch) -> list[Move]:
     """The beams of the next step; none where the search is over."""
     prompt = request.num_prompt_tokens
     followed = {slot: request.sequences[slot] for slot in search.scores}
-    outputs = {slot: Output(one.token_ids[prompt:], one.logprobs) for slot, one in followed.items()}
-    return search.advance(outputs, Bounds(request.params.min_tokens, request.max_length - prompt))
+    outputs = {slot: BeamOutput(one.token_ids[prompt:], one.logprobs) for slot, one in followed.items()}
+    return search.advance(outputs, LengthBounds(request.params.min_tokens, request.max_length - prompt))
 
 
 def regroup(request: Request, moves: list[Move], leave: Callable[[Sequence], None]) -> list[tuple[Sequence, Sequence]]:

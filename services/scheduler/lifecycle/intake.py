@@ -18,7 +18,7 @@ from shared.packing import unpack_tokens
 from shared.sampling import Limits
 
 
-class Intake:
+class RequestIntake:
     """The limits of a deployment, which follow its workers, and the requests that are within them."""
 
     def __init__(self, policy: Policy, replicas: Mapping[str, Replica]) -> None:

@@ -27,7 +27,7 @@ class Known(msgspec.Struct, frozen=True):
     capacity: WorkerCapacity | None = None  # of workers
 
 
-class Deployment:
+class FingerprintGuard:
     """Compares those who come with those who are there, and with the last worker while its requests are alive."""
 
     def __init__(self, *, mixed_workers: bool) -> None:

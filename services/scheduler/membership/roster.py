@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from services.scheduler.membership.deployment import Deployment, Known
+from services.scheduler.membership.deployment import FingerprintGuard, Known
 from shared.messages import DraftCapacity, Fingerprint, Heartbeat, Hello, Member, ServiceName, WorkerCapacity
 
 # The most of each that anyone has, several times over: beyond it somebody is wrong, and its ledger would fill memory.
@@ -36,7 +36,7 @@ class Troupe:
 
     def __init__(self, *, mixed_workers: bool = False) -> None:
         self.version = 1
-        self.deployment = Deployment(mixed_workers=mixed_workers)
+        self.deployment = FingerprintGuard(mixed_workers=mixed_workers)
         self._present: dict[str, Presence] = {}
 
     @property

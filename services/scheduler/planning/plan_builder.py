@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import chain
 
-from services.scheduler.draft_length.proposal import NO_DRAFTS, Drafts
+from services.scheduler.draft_length.proposal import NO_DRAFTS, VerifiableDrafts
 from services.scheduler.state.replica import Replica
 from services.scheduler.state.sequence import Sequence
 from services.scheduler.state.step import Step
@@ -31,7 +31,7 @@ class PlanBuilder:
         num_tokens: int,
         num_samples: int,
         new_blocks: list[int],
-        drafts: Drafts = NO_DRAFTS,
+        drafts: VerifiableDrafts = NO_DRAFTS,
     ) -> None:
         """Give a sequence its part; its table is complete, `new_blocks` being the end of it that the worker lacks.
         What the worker has to be told anew, it is told with all of its table.

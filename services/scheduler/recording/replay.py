@@ -23,10 +23,10 @@ from shared.errors import ProtocolError
 from shared.messages import (
     AddRequest,
     AttachRequest,
-    Decoder,
     DraftCapacity,
     DraftProposals,
     Holdings,
+    MessageDecoder,
     StepPlan,
     StepResult,
     StopMatched,
@@ -54,7 +54,7 @@ MAX_FRAME_BYTES = 1 << 30
 Check = Callable[[Scheduler], None]
 
 
-class Call(msgspec.Struct, frozen=True):
+class RecordedCall(msgspec.Struct, frozen=True):
     """One thing that the core was asked, and what came of it then: a plan's bytes, or the error that was raised."""
 
     name: str
@@ -65,7 +65,7 @@ class Call(msgspec.Struct, frozen=True):
     is_last: bool = False  # of the recording: what came of it may not have been written any more
 
 
-class Difference(msgspec.Struct, frozen=True):
+class ReplayDifference(msgspec.Struct, frozen=True):
     """The first point at which a replay does not do what was recorded."""
 
     event: int  # which call, from 1
@@ -84,7 +84,7 @@ class Replayed(msgspec.Struct):
     num_requests: int = 0
     seconds: float = 0.0  # between the first and the last call that says when it was
     digest: str = ""
-    difference: Difference | None = None
+    difference: ReplayDifference | None = None
     foreign: str = ""  # why another version of the code may have made the recording
 
 
@@ -108,14 +108,14 @@ def replay(file: BinaryIO, check: Check | None = None) -> Replayed:
             replayed.num_plans += 1
             digest.update(plan)
         if what:
-            replayed.difference = Difference(replayed.num_events, described(call), what)
+            replayed.difference = ReplayDifference(replayed.num_events, described(call), what)
             break
     replayed.seconds = (last or 0.0) - (first or 0.0)
     replayed.digest = digest.hexdigest()
     return replayed
 
 
-def answer(core: Scheduler, call: Call, check: Check | None) -> tuple[bytes, str]:
+def answer(core: Scheduler, call: RecordedCall, check: Check | None) -> tuple[bytes, str]:
     """The bytes of the plan that this core makes, if it makes one, and how that is not what it was, if it is not."""
     plan, error = b"", ""
     try:
@@ -149,7 +149,7 @@ def drain(core: Scheduler) -> None:
 
 def compared(before: bytes, now: bytes) -> str:
     """How two plans differ; empty where only the number of their fields does."""
-    decoder = Decoder[StepPlan](StepPlan)
+    decoder = MessageDecoder[StepPlan](StepPlan)
     if not before or not now:
         return "a plan is made where there was none" if now else "no plan is made where there was one"
     old, new = msgspec.structs.asdict(decoder.decode(before)), msgspec.structs.asdict(decoder.decode(now))
@@ -162,7 +162,7 @@ def _short(value: Any, limit: int = 120) -> str:
     return text if len(text) <= limit else f"{text[:limit]}..."
 
 
-def described(call: Call) -> str:
+def described(call: RecordedCall) -> str:
     """A call in one line, without a word of what is in its prompt."""
     return f"{call.name}({', '.join(_name(arg) for arg in call.args)})"
 
@@ -196,7 +196,7 @@ def begin(frame: list[Any]) -> tuple[Scheduler, str]:
 
 def read_frames(file: BinaryIO) -> Iterator[list[Any]]:
     """One frame after the other; the last one may have been cut off.  Raises ProtocolError on what is none."""
-    arguments = Decoder[Any](ARGUMENTS)
+    arguments = MessageDecoder[Any](ARGUMENTS)
 
     def extended(code: int, data: memoryview) -> Any:
         if code != MESSAGE:
@@ -216,9 +216,9 @@ def read_frames(file: BinaryIO) -> Iterator[list[Any]]:
             raise ProtocolError(f"a frame cannot be read: {error}") from error
 
 
-def calls(frames: Iterable[list[Any]]) -> Iterator[Call]:
+def calls(frames: Iterable[list[Any]]) -> Iterator[RecordedCall]:
     """Calls with what came of them."""
-    pending: Call | None = None
+    pending: RecordedCall | None = None
     for kind, *rest in frames:
         if kind == CALL:
             if pending is not None:
@@ -226,7 +226,7 @@ def calls(frames: Iterable[list[Any]]) -> Iterator[Call]:
             name, args, kwargs = rest
             if name not in EVENTS:
                 raise ProtocolError(f"a scheduler cannot be asked to {name!r}")
-            pending = Call(name, args, kwargs)
+            pending = RecordedCall(name, args, kwargs)
         elif kind == PLAN and pending is not None:
             pending = msgspec.structs.replace(pending, plan=rest[0])
         elif kind == ERROR and pending is not None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from services.scheduler.draft_length.proposal import NO_DRAFTS, Drafts, Proposal
+from services.scheduler.draft_length.proposal import NO_DRAFTS, DraftProposal, VerifiableDrafts
 from services.scheduler.state.counters import Counters
 from services.scheduler.state.sequence import Sequence
 from shared.errors import ProtocolError
@@ -110,7 +110,7 @@ class Following:
     row: int
     opened_by: int  # update; what answers an older one is about another sequence
     num_told: int  # tokens
-    proposal: Proposal | None = None
+    proposal: DraftProposal | None = None
     num_verified: int = 0  # tokens, up to the last one that was drafted and verified
 
 
@@ -174,7 +174,7 @@ class DraftLinks:
             following = self._followed(link, row, message.update_id)
             if following is not None and num_tokens <= following.num_told:
                 tokens, distributions = message.draft_token_ids[offset:end], message.distributions[offset:end]
-                following.proposal = Proposal(num_tokens, tokens, distributions)
+                following.proposal = DraftProposal(num_tokens, tokens, distributions)
             offset = end
         for row in message.lost_rows:
             if self._followed(link, row, message.update_id) is not None:
@@ -201,7 +201,7 @@ class DraftLinks:
             if len(distribution.token_ids) != len(distribution.probs) or len(distribution.token_ids) % 4:
                 raise ProtocolError("a draft's distribution has not one probability per token")
 
-    def usable(self, sequence: Sequence) -> Drafts:
+    def usable(self, sequence: Sequence) -> VerifiableDrafts:
         """What of a sequence's proposal still follows its tokens; one that does not agree with them is dropped."""
         following = self._followings.get(sequence)
         if following is None or following.proposal is None:
@@ -213,8 +213,8 @@ class DraftLinks:
             self._counters.num_stale_draft_tokens += max(0, proposal.num_tokens + len(proposal.token_ids) - first)
             following.proposal = None
             return NO_DRAFTS
-        return Drafts(proposal.token_ids[num_known:], proposal.distributions[num_known:])
+        return VerifiableDrafts(proposal.token_ids[num_known:], proposal.distributions[num_known:])
 
-    def verifies(self, sequence: Sequence, drafts: Drafts) -> None:
+    def verifies(self, sequence: Sequence, drafts: VerifiableDrafts) -> None:
         """These, which were usable, are in a step."""
         self._followings[sequence].num_verified = sequence.num_tokens + len(drafts.token_ids)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from services.scheduler.draft_length.acceptance import KEPT_OF_ALL, Acceptance
+from services.scheduler.draft_length.acceptance import KEPT_OF_ALL, AcceptanceRate
 from services.scheduler.draft_length.controller import DraftLengthController
 from services.scheduler.draft_length.modes import PLAIN, SpeculationMode, modes_of, yields
 from services.scheduler.speculation.drafts import DraftLink
@@ -26,7 +26,7 @@ class Speculation:
     def __init__(self, *, fixed: int, longest: int) -> None:
         self.mode = PLAIN  # of the step that is planned next
         self.has_asked = False  # for the drafts of that step
-        self.acceptance = Acceptance(kept=KEPT_OF_ALL)  # of all sequences
+        self.acceptance = AcceptanceRate(kept=KEPT_OF_ALL)  # of all sequences
         self.draft_seconds = 0.0  # of computing, per step of a draft
         self._modes = modes_of(fixed, longest)
         self._longest = longest

@@ -49,7 +49,7 @@ class Hypothesis(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Output:
+class BeamOutput:
     """What a beam has made so far; the log-probabilities only where the client wants them."""
 
     token_ids: list[int]
@@ -57,7 +57,7 @@ class Output:
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
+class LengthBounds:
     """Tokens of an output before which none ends it, and with which it ends in any case."""
 
     shortest: int
@@ -96,7 +96,7 @@ class BeamSearch:
         """What the model says behind a beam: the token that the worker took, then the likeliest in order."""
         self.answers[slot] = candidates
 
-    def advance(self, outputs: Mapping[int, Output], bounds: Bounds) -> list[Move]:
+    def advance(self, outputs: Mapping[int, BeamOutput], bounds: LengthBounds) -> list[Move]:
         """Use the answers up: the beams of the next step, best first; none where the search is over.
 
         `outputs` are those of all beams, by slot, and all of one length.
@@ -122,7 +122,7 @@ class BeamSearch:
         ]
         return sorted(found, key=lambda one: (-one.score, one.source, one.place))
 
-    def _end(self, one: Continuation, output: Output, length: int) -> None:
+    def _end(self, one: Continuation, output: BeamOutput, length: int) -> None:
         logprobs = output.logprobs
         if (told := self._told(one)) is not None:
             logprobs = [*logprobs, told]

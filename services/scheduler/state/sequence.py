@@ -9,7 +9,7 @@ from enum import IntEnum
 import msgspec
 
 from services.scheduler.blocks.prefix_cache import chained, extend_hashes, root_hash
-from services.scheduler.draft_length.acceptance import Acceptance
+from services.scheduler.draft_length.acceptance import AcceptanceRate
 from services.scheduler.state.beam_search import BeamSearch
 from services.scheduler.state.clocks import SequenceClock
 from shared.messages import AdmittedSequence, FinishReason, RequestHeader, TokenLogprobs
@@ -146,7 +146,7 @@ class Sequence:
     num_drafts: int = 0  # draft tokens in flight
     num_draft_tokens: int = 0  # verified
     num_accepted_tokens: int = 0  # of those
-    acceptance: Acceptance = field(default_factory=Acceptance)
+    acceptance: AcceptanceRate = field(default_factory=AcceptanceRate)
     embedding: bytes | None = None
     said: TokenLogprobs | None = None  # with its last sample, where it is a beam
     is_untold: bool = False  # whether its worker has another token at its end, or has its row not at all

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from services.scheduler.draft_length.modes import PLAIN, SpeculationMode
-from services.scheduler.draft_length.proposal import Drafts
+from services.scheduler.draft_length.proposal import VerifiableDrafts
 from services.scheduler.state.sequence import Sequence
 
 
@@ -19,7 +19,7 @@ class Step:
     num_scheduled: list[int] = field(default_factory=list)
     num_samples: list[int] = field(default_factory=list)  # 1 where the last scheduled token is the last there is
     new_blocks: list[list[int]] = field(default_factory=list)
-    drafts: list[Drafts] = field(default_factory=list)  # counted in num_scheduled
+    drafts: list[VerifiableDrafts] = field(default_factory=list)  # counted in num_scheduled
     num_drafts: int = 0  # draft tokens of all
     num_admitted: int = 0
     mode: SpeculationMode = PLAIN

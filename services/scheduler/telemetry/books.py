@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from services.scheduler.blocks.clock import Clock
 from services.scheduler.state.counters import Counters
 from services.scheduler.state.fairness import Shares
-from services.scheduler.telemetry.journal import Journal
+from services.scheduler.telemetry.journal import EventJournal
 from services.scheduler.telemetry.prefix_misses import PrefixMissDiagnostics
 
 
@@ -16,7 +16,7 @@ class Books:
     """One of a scheduler, which all its parts share."""
 
     counters: Counters
-    journal: Journal
+    journal: EventJournal
     misses: PrefixMissDiagnostics
     shares: Shares
     clock: Clock

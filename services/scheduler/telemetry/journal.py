@@ -26,7 +26,7 @@ class Alarm:
     fields: dict[str, int | str]
 
 
-class Journal:
+class EventJournal:
     """Notes and alarms since they were last taken."""
 
     def __init__(self, clock: Clock | None = None) -> None:

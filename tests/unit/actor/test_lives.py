@@ -17,10 +17,10 @@ from services.scheduler.actor import SchedulerActor
 from services.scheduler.membership.lives import Lives
 from services.scheduler.scheduler import Scheduler
 from services.scheduler.state.policy import Policy
-from shared.actor import MemberActor, Phase
+from shared.actor import LifePhase, MemberActor
 from shared.actor.actor import Handlers
 from shared.config import Settings
-from shared.epochs import LIMIT, MAX_LEAP, SPAN, Following, life_of
+from shared.epochs import LIMIT, MAX_LEAP, SPAN, EpochFollower, life_of
 from shared.errors import ProtocolError
 from shared.messages import (
     Refused,
@@ -114,7 +114,7 @@ async def deployment(number: int) -> AsyncIterator[tuple[Deployment, Worker]]:
     worker = Worker(one.network)
     one.run(worker)
     try:
-        await until(lambda: worker.phase is Phase.READY and worker.links)
+        await until(lambda: worker.phase is LifePhase.READY and worker.links)
         yield one, worker
     finally:
         await one.end()
@@ -130,7 +130,7 @@ async def test_a_life_of_a_smaller_number_takes_a_greater_one(number: int) -> No
             assert one.scheduler.epoch < before
             await until(lambda: one.scheduler.troupe.members and worker.roster.scheduler_epoch > before)
             await until(lambda: len(worker.links) > num_links)
-        assert worker.links[-1] > before and worker.num_new == 1 and worker.phase is Phase.READY
+        assert worker.links[-1] > before and worker.num_new == 1 and worker.phase is LifePhase.READY
         assert [line["member"] for line in lines if line["event"] == "epoch_raised"] == [worker.instance]
 
 
@@ -159,7 +159,7 @@ async def test_members_of_a_life_that_takes_another_number_stay_with_it() -> Non
         one.scheduler.handle_heartbeat(message)
         await until(lambda: young.roster.scheduler_epoch > message.newest_epoch)
         await until(lambda: young.links[-1] > message.newest_epoch)
-        assert young.num_new == 0 and young.phase is Phase.READY
+        assert young.num_new == 0 and young.phase is LifePhase.READY
 
 
 async def test_a_number_that_nobody_gave_out_is_outlived() -> None:
@@ -172,7 +172,7 @@ async def test_a_number_that_nobody_gave_out_is_outlived() -> None:
     worker.post(Roster(LIMIT, 1, []))
     await until(lambda: worker.roster.scheduler_epoch == LIMIT)
     one.start(Lives())
-    await until(lambda: worker.phase is Phase.READY and worker.links)
+    await until(lambda: worker.phase is LifePhase.READY and worker.links)
     assert life_of(worker.roster.scheduler_epoch) == 1 == life_of(worker.links[-1])
     await one.end()
 
@@ -199,7 +199,7 @@ class Clock:
 
 def test_the_known_one_is_believed_while_it_is_heard() -> None:
     clock = Clock()
-    following = Following(2.5, clock)
+    following = EpochFollower(2.5, clock)
     assert following.hear(40 * SPAN)
     for _ in range(20):
         clock.now += 1.0
@@ -209,7 +209,7 @@ def test_the_known_one_is_believed_while_it_is_heard() -> None:
 
 def test_one_other_alone_is_believed_after_its_silence() -> None:
     clock = Clock()
-    following = Following(2.5, clock)
+    following = EpochFollower(2.5, clock)
     assert following.hear(40 * SPAN)
     for _ in range(3):
         clock.now += 1.0

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from scripts.bench import accounts
-from scripts.bench.accounts import Accounts, Scrape, bucketed
+from scripts.bench.accounts import Accounts, GatewayScrape, bucketed
 
 
 def test_a_look_at_a_histogram_counts_from_the_one_before() -> None:
@@ -23,7 +23,7 @@ def test_an_account_has_what_ended_since_the_last_one(tmp_path: Path, monkeypatc
     log = tmp_path / "gateway.log"
     log.write_text("")
 
-    def look(url: str) -> Scrape:
+    def look(url: str) -> GatewayScrape:
         assert url == "http://there"
         return bucketed(gaps)
 

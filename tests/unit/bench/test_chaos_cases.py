@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 
 from scripts.bench.chaos.cases import PLAIN, byte_cases, grammar_cases, plain_cases, stop_cases
-from scripts.bench.chaos.streams import Output, differences
+from scripts.bench.chaos.streams import StreamOutput, differences
 from scripts.bench.tokens import MODEL
 from shared.automata.compiling import Compiler
 from shared.grammar import Grammar, GrammarKind
@@ -39,7 +39,7 @@ def test_formats_are_of_two_kinds_and_can_be_compiled(max_tokens: int) -> None:
 
 
 def test_a_difference_is_told_with_its_place() -> None:
-    wanted = [Output(text="abc", token_ids=[1, 2, 3])]
-    assert not differences("grammar", [Output(text="abc", token_ids=[1, 2, 3], drafts=(4, 2))], wanted)
-    (told,) = differences("grammar", [Output(text="abc", token_ids=[1, 5, 3])], wanted)
+    wanted = [StreamOutput(text="abc", token_ids=[1, 2, 3])]
+    assert not differences("grammar", [StreamOutput(text="abc", token_ids=[1, 2, 3], drafts=(4, 2))], wanted)
+    (told,) = differences("grammar", [StreamOutput(text="abc", token_ids=[1, 5, 3])], wanted)
     assert told.startswith("grammar, sequence 0: token_ids differs from 1 on")

@@ -9,7 +9,7 @@ from itertools import pairwise
 import pytest
 
 from services.cli.bench.generator import Generator, lateness
-from services.cli.bench.outcome import Outcome
+from services.cli.bench.outcome import RequestOutcome
 from shared.metrics import Timeline, peak_concurrency
 from shared.workload import LoadRequest, TokenPrompt
 
@@ -30,7 +30,7 @@ class Server:
         self.first, self.stuck_until, self.fails = first, stuck_until, fails
         self.num_open = self.most_open = 0
 
-    async def stream(self, request: LoadRequest, outcome: Outcome, clock: Callable[[], float]) -> None:
+    async def stream(self, request: LoadRequest, outcome: RequestOutcome, clock: Callable[[], float]) -> None:
         self.num_open += 1
         self.most_open = max(self.most_open, self.num_open)
         await asyncio.sleep(max(self.first, self.stuck_until - clock()))
@@ -44,7 +44,7 @@ class Server:
 
 async def test_requests_leave_when_they_are_due_and_none_before() -> None:
     times = [0.0, 0.05, 0.05, 0.2]
-    ended: list[Outcome] = []
+    ended: list[RequestOutcome] = []
     outcomes = await Generator(Server()).send([request(time) for time in times], ended.append)
     assert [outcome.timeline.start for outcome in outcomes] == times
     for outcome, time in zip(outcomes, times, strict=True):
@@ -93,7 +93,7 @@ async def test_a_generator_that_is_held_up_says_so() -> None:
     """Something in its loop takes 200 ms: what was due in that time leaves late, and the latency shows it."""
 
     class Hog(Server):
-        async def stream(self, request: LoadRequest, outcome: Outcome, clock: Callable[[], float]) -> None:
+        async def stream(self, request: LoadRequest, outcome: RequestOutcome, clock: Callable[[], float]) -> None:
             if request.time == 0.0:
                 until = clock() + 0.2
                 while clock() < until:
@@ -108,7 +108,7 @@ async def test_a_generator_that_is_held_up_says_so() -> None:
 
 async def test_an_error_of_the_generator_s_own_ends_it() -> None:
     class Broken(Server):
-        async def stream(self, request: LoadRequest, outcome: Outcome, clock: Callable[[], float]) -> None:
+        async def stream(self, request: LoadRequest, outcome: RequestOutcome, clock: Callable[[], float]) -> None:
             raise RuntimeError("a bug")
 
     with pytest.raises(RuntimeError, match="a bug"):
@@ -120,5 +120,5 @@ async def test_nothing_to_send_is_sent() -> None:
 
 
 def test_lateness() -> None:
-    late = [Outcome(Timeline(0.0), late=value) for value in (0.0, 0.02, 0.5)]
+    late = [RequestOutcome(Timeline(0.0), late=value) for value in (0.0, 0.02, 0.5)]
     assert lateness(late) == (2, 0.5)

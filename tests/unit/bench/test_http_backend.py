@@ -11,7 +11,7 @@ from typing import Any
 import click
 import pytest
 
-from services.cli.bench.outcome import Outcome
+from services.cli.bench.outcome import RequestOutcome
 from shared.metrics import Acceptance, Timeline
 from shared.packing import pack_tokens
 from shared.workload import ChatPrompt, LoadRequest, Prompt, TextPrompt, TokenPrompt
@@ -46,7 +46,7 @@ class Server:
         return httpx2.Response(self.status, content=self.content)
 
 
-async def ask(server: Server, prompt: Prompt) -> Outcome:
+async def ask(server: Server, prompt: Prompt) -> RequestOutcome:
     from services.cli.bench.http_backend import HttpBackend
 
     backend = HttpBackend("http://server", {"temperature": 0.0}, transport=httpx2.MockTransport(server))
@@ -54,7 +54,7 @@ async def ask(server: Server, prompt: Prompt) -> Outcome:
     try:
         served = await backend.model(1.0)
         assert (served.name, served.max_model_len) == ("m", 512) and served.vocab_size > 0
-        outcome = Outcome(Timeline(0.0))
+        outcome = RequestOutcome(Timeline(0.0))
         await backend.stream(LoadRequest(prompt, 0, 7), outcome, partial(next, ticks))
         assert await backend.acceptance() == Acceptance()
         return outcome

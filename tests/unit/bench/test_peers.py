@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from scripts.bench.peers import models
-from scripts.bench.peers.catalog import CHAIN, FULL, INT8, RUNNER, Engine, engines
-from scripts.bench.peers.child import Child, EngineFailed
+from scripts.bench.peers.catalog import CHAIN, FULL, INT8, RUNNER, PeerEngine, engines
+from scripts.bench.peers.child import EngineFailed, EngineProcess
 from scripts.bench.peers.figures import best_peer, floor_line, memory_line, ratio_lines, target
 from scripts.bench.peers.proc import tree
-from scripts.bench.peers.rounds import Contest, Record, Run, rotated
+from scripts.bench.peers.rounds import EngineRecord, EngineRun, PeerContest, rotated
 from scripts.bench.peers.tables import engine_table, readme_table
 from scripts.bench.peers.workloads import WORKLOADS
 from shared.proc import stat
@@ -51,16 +51,16 @@ load = Fake
 
 
 @pytest.fixture
-def fake(tmp_path: Path) -> Engine:
+def fake(tmp_path: Path) -> PeerEngine:
     """An engine whose name is that of a package, which must not matter."""
     file = tmp_path / "json.py"
     file.write_text(textwrap.dedent(FAKE))
     options = {"seconds": 0.0, "short": 0, "num_threads": 2}
-    return Engine("fake", FULL, file, Path(sys.executable), options)
+    return PeerEngine("fake", FULL, file, Path(sys.executable), options)
 
 
-def record(name: str, *seconds: float, others: float = 0.0, first: float = 0.0) -> Record:
-    return Record(WORKLOADS[name], [Run(each, first, others) for each in seconds])
+def record(name: str, *seconds: float, others: float = 0.0, first: float = 0.0) -> EngineRecord:
+    return EngineRecord(WORKLOADS[name], [EngineRun(each, first, others) for each in seconds])
 
 
 # -- workloads
@@ -161,10 +161,10 @@ def test_tables_show_every_engine_and_mark_noise() -> None:
 # -- turns
 
 
-def test_each_round_begins_with_another_engine(fake: Engine, tmp_path: Path) -> None:
+def test_each_round_begins_with_another_engine(fake: PeerEngine, tmp_path: Path) -> None:
     fake = replace(fake, options=fake.options | {"seconds": 0.1})  # far more than starting and answering vary
-    children = [Child(replace(fake, name=name), tmp_path) for name in ("x", "y", "z")]
-    contest = Contest(list(children), VOCAB, timeout=20)
+    children = [EngineProcess(replace(fake, name=name), tmp_path) for name in ("x", "y", "z")]
+    contest = PeerContest(list(children), VOCAB, timeout=20)
     contest.play(WORKLOADS["c"], 2)
     assert {key: len(found.runs) for key, found in contest.records.items()} == {("c", n): 2 for n in "xyz"}
     assert [child.engine.name for child in rotated(children, 4)] == ["y", "z", "x"]
@@ -174,7 +174,7 @@ def test_each_round_begins_with_another_engine(fake: Engine, tmp_path: Path) -> 
         child.close()
 
 
-def test_an_engine_far_behind_sits_out_and_one_that_fails_is_gone(fake: Engine, tmp_path: Path) -> None:
+def test_an_engine_far_behind_sits_out_and_one_that_fails_is_gone(fake: PeerEngine, tmp_path: Path) -> None:
     options: dict[str, dict[str, float]] = {
         "quick": {},
         "slow": {"seconds": 1.0},
@@ -184,7 +184,7 @@ def test_an_engine_far_behind_sits_out_and_one_that_fails_is_gone(fake: Engine, 
     }
     engines = [replace(fake, name=name, options=fake.options | more) for name, more in options.items()]
     engines[-1] = replace(engines[-1], avoids=frozenset("a"))
-    contest = Contest([Child(engine, tmp_path) for engine in engines], VOCAB, timeout=3)
+    contest = PeerContest([EngineProcess(engine, tmp_path) for engine in engines], VOCAB, timeout=3)
     contest.play(WORKLOADS["a"], 3)
     assert {engine: len(found.runs) for (_, engine), found in contest.records.items()} == {"quick": 3}
     assert [remark.split()[0].rstrip(":") for remark in contest.remarks] == ["short", "late", "unwilling", "slow"]
@@ -193,9 +193,11 @@ def test_an_engine_far_behind_sits_out_and_one_that_fails_is_gone(fake: Engine, 
         child.close()
 
 
-def test_ours_plays_once_however_slow(fake: Engine, tmp_path: Path) -> None:
+def test_ours_plays_once_however_slow(fake: PeerEngine, tmp_path: Path) -> None:
     own = replace(fake, name=RUNNER, options=fake.options | {"seconds": 1.0})
-    contest = Contest([Child(own, tmp_path), Child(replace(fake, name="peer"), tmp_path)], VOCAB, timeout=20)
+    contest = PeerContest(
+        [EngineProcess(own, tmp_path), EngineProcess(replace(fake, name="peer"), tmp_path)], VOCAB, timeout=20
+    )
     contest.play(WORKLOADS["a"], 2)
     assert len(contest.records["a", RUNNER].runs) == 1
     assert not contest.remarks
@@ -203,8 +205,8 @@ def test_ours_plays_once_however_slow(fake: Engine, tmp_path: Path) -> None:
         child.close()
 
 
-def test_a_peer_is_stopped_while_others_run(fake: Engine, tmp_path: Path) -> None:
-    child = Child(fake, tmp_path)
+def test_a_peer_is_stopped_while_others_run(fake: PeerEngine, tmp_path: Path) -> None:
+    child = EngineProcess(fake, tmp_path)
     pids = [pid for pid in tree(os.getpid()) if str(fake.file) in Path(f"/proc/{pid}/cmdline").read_text()]
     assert len(pids) == 1
     wait_until_stopped(pids[0])
@@ -224,10 +226,10 @@ def wait_until_stopped(pid: int) -> None:
     assert fields is not None
 
 
-def test_an_engine_that_does_not_load_says_where_to_look(fake: Engine, tmp_path: Path) -> None:
+def test_an_engine_that_does_not_load_says_where_to_look(fake: PeerEngine, tmp_path: Path) -> None:
     fake.file.write_text("raise SystemExit('no such thing')")
     with pytest.raises(EngineFailed, match=r"see .*fake\.log"):
-        Child(fake, tmp_path)
+        EngineProcess(fake, tmp_path)
     assert "no such thing" in (tmp_path / "fake.log").read_text()
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from services.cli.bench.outcome import Outcome
+from services.cli.bench.outcome import RequestOutcome
 from services.cli.bench.report import RunOptions, as_json, block, figures, report_of
 from services.cli.bench.serve import ServeOptions, loads, rates_table, save, work_of
 from services.cli.workloads import WorkloadOptions, requests_of
@@ -29,10 +29,12 @@ SPECULATION = {f"spec_decode_{name}" for name in ("acceptance_rate", "acceptance
                                                   "accepted_tokens", "per_position_acceptance_rates")}  # fmt: skip
 
 
-def outcome(start: float, *times: float, sent: float | None = None, prompt: int = 10) -> Outcome:
+def outcome(start: float, *times: float, sent: float | None = None, prompt: int = 10) -> RequestOutcome:
     line = Timeline(start, list(times), [1] * len(times))
     end = times[-1] if times else start
-    return Outcome(line, start if sent is None else sent, 0.0, end, prompt, 4, "text", "" if times else "NOT_FOUND: no")
+    return RequestOutcome(
+        line, start if sent is None else sent, 0.0, end, prompt, 4, "text", "" if times else "NOT_FOUND: no"
+    )
 
 
 OPTIONS = RunOptions(
@@ -65,7 +67,9 @@ def test_queries_per_minute_and_of_serial_use() -> None:
 
 def test_time_between_tokens_has_a_gap_for_each_token() -> None:
     line = Timeline(0.0, [0.2, 0.5], [1, 3])
-    report = report_of(msgspec.structs.replace(OPTIONS, metrics=("tbt",)), [Outcome(line, end=0.5)], Acceptance())
+    report = report_of(
+        msgspec.structs.replace(OPTIONS, metrics=("tbt",)), [RequestOutcome(line, end=0.5)], Acceptance()
+    )
     assert report.summaries["itl"].mean == pytest.approx(0.3)
     assert report.summaries["tbt"].mean == pytest.approx(0.1), "one gap of 0.3 s and two of 0"
     assert "Mean TBT (ms):                           100.00" in block(report).splitlines()

@@ -12,7 +12,7 @@ import pytest
 
 from scripts.bench.speculation import tables
 from scripts.bench.speculation.arms import ADAPTIVE, ASKED, NONE, Pair, bundled, fixed
-from scripts.bench.speculation.contest import Record, Records, Run
+from scripts.bench.speculation.contest import ModeRecord, ModeRun, Records
 from scripts.bench.speculation.deployment import Counts, generate
 from scripts.bench.speculation.figures import (
     foretell,
@@ -22,7 +22,7 @@ from scripts.bench.speculation.figures import (
 )
 from scripts.bench.speculation.prompts import MIXTURE, Prompts
 from scripts.bench.speculation.proof import SMALL, Variant, missing_of
-from scripts.bench.speculation.verdict import Verdict
+from scripts.bench.speculation.verdict import ModeVerdict
 from scripts.bench.speculation.verdict import table as verdict_table
 from shared.config import load_settings
 
@@ -33,8 +33,8 @@ def counts(num_steps: int = 100, num_drafts: int = 0, length: int = 0, accepted:
     return Counts(num_steps, num_drafts, num_drafts * length, accepted, 0, 0, 0, ())
 
 
-def run(speed: float, what: Counts | None = None, fingerprints: tuple[int, ...] = (1, 2)) -> Run:
-    return Run(100 / speed, 100, what or counts(), 0.0, fingerprints)
+def run(speed: float, what: Counts | None = None, fingerprints: tuple[int, ...] = (1, 2)) -> ModeRun:
+    return ModeRun(100 / speed, 100, what or counts(), 0.0, fingerprints)
 
 
 def records(none: float, four: float, adaptive: float, streams: int = 1) -> Records:
@@ -43,7 +43,7 @@ def records(none: float, four: float, adaptive: float, streams: int = 1) -> Reco
     runs = {NONE.name: run(none), "k=4": run(four, drafted), ADAPTIVE.name: run(adaptive, drafted)}
     if streams == 1:
         runs[ASKED.name] = run(none / 2)
-    return {(streams, name): Record([one]) for name, one in runs.items()}
+    return {(streams, name): ModeRecord([one]) for name, one in runs.items()}
 
 
 def test_arms_differ_only_in_their_drafts() -> None:
@@ -66,10 +66,10 @@ def test_every_arm_is_asked_the_same_and_every_round_something_else() -> None:
 
 
 def test_a_record_tells_medians_and_what_became_of_drafts() -> None:
-    record = Record([run(speed, counts(10, 10, 4, 30)) for speed in (90, 100, 120)])
+    record = ModeRecord([run(speed, counts(10, 10, 4, 30)) for speed in (90, 100, 120)])
     assert record.speed == pytest.approx(100) and record.spread == pytest.approx(1 / 3)
     assert record.acceptance == 0.75 and record.tokens_per_draft == 4 and record.draft_length == 4
-    plain = Record([run(100)])
+    plain = ModeRecord([run(100)])
     assert plain.acceptance is None and plain.tokens_per_draft == 1 and plain.draft_length == 0
 
 
@@ -122,7 +122,7 @@ def test_the_best_of_several_equal_arms_is_not_the_luckiest() -> None:
     worths = []
     for _ in range(200):
         found = {
-            (8, name): Record([run(100 * chance.gauss(1, 0.1)) for _ in range(9)])
+            (8, name): ModeRecord([run(100 * chance.gauss(1, 0.1)) for _ in range(9)])
             for name in (NONE.name, "k=2", "k=4", "k=8", ADAPTIVE.name)
         }
         worths.append(never_worse_lines(found, "p")[0].measured or 0.0)
@@ -160,10 +160,10 @@ def test_prompts_are_asked_alike_and_sampled_by_their_number() -> None:
     assert list(mixed[1].token_ids.ids) == [3]
 
 
-def verdict(**fields: Any) -> Verdict:
+def verdict(**fields: Any) -> ModeVerdict:
     passing: dict[str, Any] = {"num_prompts": 9, "num_tokens": 99, "num_differing": 0, "num_draft_tokens": 8}
     passing |= {"num_accepted_tokens": 4, "num_preemptions": 0}
-    return Verdict(pair="p", variant="v", kind="T=0", **(passing | fields))
+    return ModeVerdict(pair="p", variant="v", kind="T=0", **(passing | fields))
 
 
 def test_a_verdict_fails_on_one_other_token_and_on_what_did_not_happen() -> None:

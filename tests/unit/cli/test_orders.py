@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from services.cli.orders import ORDER_SECONDS, Fulfilment, Order, OrderDesk, desk_path, send_order
+from services.cli.orders import ORDER_SECONDS, Fulfilment, OrderDesk, SupervisorOrder, desk_path, send_order
 from services.cli.supervisor import Role, Supervisor
 from tests.unit.cli.test_supervisor import FakeProcess
 from tests.unit.test_descriptors import full_table
@@ -49,31 +49,31 @@ class Deployment:
         assert not self.path.exists()
 
 
-def give(path: Path, order: Order) -> tuple[bool, list[str]]:
+def give(path: Path, order: SupervisorOrder) -> tuple[bool, list[str]]:
     said: list[str] = []
     return send_order(path, order, said.append), said
 
 
 def test_an_order_is_carried_out_and_its_giver_is_told(tmp_path: Path) -> None:
     with Deployment(tmp_path) as deployment:
-        well, said = give(deployment.path, Order(restart=["scheduler", "worker"]))
+        well, said = give(deployment.path, SupervisorOrder(restart=["scheduler", "worker"]))
         assert well and [line.split()[0] for line in said] == ["worker-0", "scheduler-0", "done"]
         assert deployment.events == ["ask worker-0", "ask scheduler-0"]
-        assert give(deployment.path, Order(scale={"worker": 3})) == (True, ["done"])
+        assert give(deployment.path, SupervisorOrder(scale={"worker": 3})) == (True, ["done"])
         assert len(deployment.supervisor.cast("worker")) == 3
-        assert give(deployment.path, Order(scale={"worker": 1})) == (True, ["done"])
+        assert give(deployment.path, SupervisorOrder(scale={"worker": 1})) == (True, ["done"])
         assert len(deployment.supervisor.children) == 3
 
 
 @pytest.mark.parametrize(
     ("order", "words"),
     [
-        (Order(restart=["prompter"]), "there is no service 'prompter'"),
-        (Order(scale={"scheduler": 2}), "at most 1"),
-        (Order(scale={"worker": 0}), "at least 1"),
+        (SupervisorOrder(restart=["prompter"]), "there is no service 'prompter'"),
+        (SupervisorOrder(scale={"scheduler": 2}), "at most 1"),
+        (SupervisorOrder(scale={"worker": 0}), "at least 1"),
     ],
 )
-def test_what_cannot_be_done_is_refused_in_words(tmp_path: Path, order: Order, words: str) -> None:
+def test_what_cannot_be_done_is_refused_in_words(tmp_path: Path, order: SupervisorOrder, words: str) -> None:
     with Deployment(tmp_path) as deployment:
         well, said = give(deployment.path, order)
         assert not well and words in said[-1] and not deployment.events
@@ -85,9 +85,9 @@ def test_who_talks_nonsense_or_leaves_is_forgotten(tmp_path: Path) -> None:
             with socket.socket(socket.AF_UNIX) as client:
                 client.connect(str(deployment.path))
                 client.sendall(line)
-        assert give(deployment.path, Order(scale={"draft": 1})) == (True, ["done"])
+        assert give(deployment.path, SupervisorOrder(scale={"draft": 1})) == (True, ["done"])
     with pytest.raises(OSError):
-        give(deployment.path, Order())
+        give(deployment.path, SupervisorOrder())
 
 
 def test_a_client_that_orders_nothing_makes_way_for_the_next(tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def test_a_client_that_orders_nothing_makes_way_for_the_next(tmp_path: Path) -> 
     now += ORDER_SECONDS + 1
     assert desk.poll() is None
     assert silent.recv(1) == b""
-    assert desk.poll() == Order(restart=["worker"])
+    assert desk.poll() == SupervisorOrder(restart=["worker"])
     desk.close()
     silent.close()
     second.close()
@@ -114,7 +114,7 @@ def test_without_a_descriptor_a_desk_goes_on(tmp_path: Path) -> None:
     client.sendall(b'{"restart": ["worker"]}\n')
     with full_table():
         assert desk.poll() is None
-    assert desk.poll() == Order(restart=["worker"])
+    assert desk.poll() == SupervisorOrder(restart=["worker"])
     desk.close()
     client.close()
 
@@ -126,7 +126,7 @@ def test_a_desk_whose_directory_was_deleted_takes_orders_again(tmp_path: Path) -
         while not deployment.path.exists():
             assert time.monotonic() < deadline
             time.sleep(0.01)
-        assert give(deployment.path, Order(scale={"worker": 2})) == (True, ["done"])
+        assert give(deployment.path, SupervisorOrder(scale={"worker": 2})) == (True, ["done"])
 
 
 def test_a_desk_leaves_another_s_alone(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from services.cli.rolling import RestartFailedError, rolling_restart
-from services.cli.supervisor import FIRST_DELAY, LEAVE, LONG_LIFE, MAX_DELAY, STOP, Child, Role, Supervisor
+from services.cli.supervisor import FIRST_DELAY, LEAVE, LONG_LIFE, MAX_DELAY, STOP, ChildProcess, Role, Supervisor
 from shared.exit_status import EXIT_CONFIG
 
 GATEWAY, WORKER = Role("gateway"), Role("worker")
@@ -176,7 +176,7 @@ class Restart:
             stage.supervisor, services, self.is_ready, report=stage.reports.append, clock=lambda: stage.now
         )
 
-    def is_ready(self, child: Child) -> bool:
+    def is_ready(self, child: ChildProcess) -> bool:
         age = self.ages[id(child.process)] = self.ages.get(id(child.process), 0) + 1
         return child.alive and age > self.turns
 

@@ -23,7 +23,7 @@ from services.cli import terminal
 from services.cli.client import Figures
 from services.cli.history import history_path, line_editing
 from services.cli.main import main
-from services.cli.top import Reader, Scrape, View, seconds
+from services.cli.top import MetricsReader, MetricsSample, View, seconds
 from shared.exposition import RequestMeter, exposition
 
 
@@ -148,7 +148,7 @@ def test_top_asks_once_for_a_key(guarded: str) -> None:
         asked.append(1)
         return "right"
 
-    reader = Reader(guarded, "wrong", ask=ask)
+    reader = MetricsReader(guarded, "wrong", ask=ask)
     assert reader.read().total("up") == reader.read().total("up") == 1.0
     assert len(asked) == 1
 
@@ -157,7 +157,7 @@ def test_top_says_how_a_key_is_given(guarded: str) -> None:
     result = CliRunner().invoke(main, ["top", "--url", guarded, "--once"])
     assert result.exit_code == 1 and "401" in result.output and "--api-key" in result.output
     with pytest.raises(OSError, match="401"):
-        Reader(guarded, "", ask=lambda: "wrong too").read()
+        MetricsReader(guarded, "", ask=lambda: "wrong too").read()
 
 
 def test_a_queue_of_less_than_a_millisecond_is_told_apart() -> None:
@@ -166,7 +166,7 @@ def test_a_queue_of_less_than_a_millisecond_is_told_apart() -> None:
         for _ in range(100):
             meter.observe("queue", wait)
         return seconds(
-            View(Scrape(exposition(meter).decode(), 1.0), None).quantiles("vllm:request_queue_time_seconds")[0]
+            View(MetricsSample(exposition(meter).decode(), 1.0), None).quantiles("vllm:request_queue_time_seconds")[0]
         )
 
     assert [median(wait) for wait in (0.00008, 0.0004, 0.004)] == ["0.05 ms", "0.38 ms", "3.8 ms"]

@@ -8,12 +8,12 @@ import pytest
 from click.testing import CliRunner
 
 from services.cli.main import main
-from services.cli.top import Scrape, View, lines
+from services.cli.top import MetricsSample, View, lines
 from shared.exposition import EngineCollector, ProcessState, RequestMeter, exposition, process_collector
 from shared.messages import Load, Member, ServiceName, WorkerLoad
 
 
-def scrape(at: float, *, num_tokens: int, times: list[float], members: int = 2, steps: int = 100) -> Scrape:
+def scrape(at: float, *, num_tokens: int, times: list[float], members: int = 2, steps: int = 100) -> MetricsSample:
     worker = WorkerLoad("worker-1", 3, 100, 30, 20, steps)
     zeros: dict[str, Any] = dict.fromkeys(("num_chunked_prefills", "num_finished", "num_aborted", "num_rejected"), 0)
     load = Load(
@@ -27,10 +27,10 @@ def scrape(at: float, *, num_tokens: int, times: list[float], members: int = 2, 
     gateways = [Member(ServiceName.GATEWAY, f"g{index}", "", 1) for index in range(members)]
     state = ProcessState("gateway", "g0", 1, 5, 0, 0, "READY", False, gateways)
     text = exposition(EngineCollector("tiny", load), meter, process_collector(lambda: state))
-    return Scrape(text.decode(), at)
+    return MetricsSample(text.decode(), at)
 
 
-def shown(now: Scrape, before: Scrape | None = None) -> str:
+def shown(now: MetricsSample, before: MetricsSample | None = None) -> str:
     return "\n".join(lines(View(now, before)))
 
 
@@ -53,7 +53,9 @@ def test_without_a_scrape_before_it_counts_from_the_start() -> None:
 
 def test_a_scheduler_that_is_gone_is_said() -> None:
     meter = RequestMeter("tiny")
-    assert "no scheduler answers" in shown(Scrape(exposition(EngineCollector("tiny", None), meter).decode(), 1.0))
+    assert "no scheduler answers" in shown(
+        MetricsSample(exposition(EngineCollector("tiny", None), meter).decode(), 1.0)
+    )
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:1/metrics", "file:///etc/passwd"])

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from services.detokenizer.stream import Stream, StreamGapError
+from services.detokenizer.stream import StreamGapError, TextStream
 from shared.messages import FinishReason, OpenStream, SequenceText, SequenceTokens, TokenLogprobs
 from tests.unit.detokenizer.models import BUNDLED, factory, opened, splits, texts, token_ids, tokenizer
 
@@ -27,7 +27,7 @@ def tokens(
 
 
 def feed(
-    stream: Stream, ids: list[int], cuts: list[slice], finish: FinishReason = FinishReason.LENGTH
+    stream: TextStream, ids: list[int], cuts: list[slice], finish: FinishReason = FinishReason.LENGTH
 ) -> list[SequenceText]:
     """What a stream says to `ids` in batches; checks that offsets follow one another."""
     said: list[SequenceText] = []
@@ -43,13 +43,13 @@ def feed(
 
 
 def say(path: Path, stream: OpenStream, ids: list[int], **finish: object) -> SequenceText:
-    said = Stream(stream, factory(path)).advance(tokens(ids, **finish))  # type: ignore[arg-type]
+    said = TextStream(stream, factory(path)).advance(tokens(ids, **finish))  # type: ignore[arg-type]
     assert said is not None
     return said
 
 
 def test_the_first_news_name_what_computes() -> None:
-    stream = Stream(msgspec.structs.replace(opened(), fingerprint="fp_a"), factory(BUNDLED))
+    stream = TextStream(msgspec.structs.replace(opened(), fingerprint="fp_a"), factory(BUNDLED))
     said = feed(stream, tokenizer(BUNDLED).encode("one two three"), [slice(0, 1), slice(1, 3)])
     assert [text.fingerprint for text in said] == ["fp_a", ""]
 
@@ -62,7 +62,7 @@ def test_any_split_gives_the_same_text_as_the_whole(paths: list[Path], data: st.
     stream = opened(prompt=model.encode(data.draw(texts)), skip_special_tokens=data.draw(st.booleans()))
     ids = data.draw(token_ids(model))
     whole = say(path, stream, ids, finish=FinishReason.LENGTH)
-    said = feed(Stream(stream, factory(path)), ids, data.draw(splits(len(ids))))
+    said = feed(TextStream(stream, factory(path)), ids, data.draw(splits(len(ids))))
     assert "".join(part.text for part in said) == whole.text
     assert [token_id for part in said for token_id in part.token_ids] == ids
     assert said[-1].finish_reason is FinishReason.LENGTH
@@ -81,7 +81,7 @@ def test_any_split_stops_at_the_same_place(paths: list[Path], data: st.DataObjec
     plain = say(path, opened(), ids, finish=FinishReason.LENGTH).text
     stream = opened(stop=stops, include=data.draw(st.booleans()), min_tokens=data.draw(st.integers(0, 3)))
     whole = say(path, stream, ids, finish=FinishReason.LENGTH)
-    said = feed(Stream(stream, factory(path)), ids, data.draw(splits(len(ids))))
+    said = feed(TextStream(stream, factory(path)), ids, data.draw(splits(len(ids))))
     shown = "".join(part.text for part in said)
     assert plain.startswith(shown)
     assert shown == whole.text
@@ -118,7 +118,7 @@ def test_a_stop_string_in_the_last_token_wins_over_length() -> None:
 
 def test_what_is_held_back_comes_with_the_finish() -> None:
     model = tokenizer(BUNDLED)
-    stream = Stream(opened(stop=["two three"]), factory(BUNDLED))
+    stream = TextStream(opened(stop=["two three"]), factory(BUNDLED))
     ids = model.encode_plain("one two")
     first = stream.advance(tokens(ids))
     assert first is not None and first.text == "one "
@@ -147,7 +147,7 @@ def test_without_detokenizing_only_ids_come() -> None:
 
 def test_ids_go_on_while_text_is_held_back() -> None:
     ids = tokenizer(BUNDLED).encode_plain("🦙")
-    stream = Stream(opened(), factory(BUNDLED))
+    stream = TextStream(opened(), factory(BUNDLED))
     said = [stream.advance(tokens([token_id], n)) for n, token_id in enumerate(ids)]
     assert [part and part.text for part in said] == [""] * (len(ids) - 1) + ["🦙"]
 
@@ -155,7 +155,7 @@ def test_ids_go_on_while_text_is_held_back() -> None:
 def test_a_replay_brings_nothing_twice() -> None:
     model = tokenizer(BUNDLED)
     ids = model.encode_plain("one two three")
-    stream = Stream(opened(), factory(BUNDLED))
+    stream = TextStream(opened(), factory(BUNDLED))
     assert stream.advance(tokens(ids[:2])) is not None
     assert stream.advance(tokens(ids[:2])) is None
     assert stream.advance(tokens(ids[:1])) is None
@@ -167,13 +167,13 @@ def test_a_replay_brings_nothing_twice() -> None:
 
 def test_a_gap_is_an_error() -> None:
     with pytest.raises(StreamGapError):
-        Stream(opened(), factory(BUNDLED)).advance(tokens([1], 1))
+        TextStream(opened(), factory(BUNDLED)).advance(tokens([1], 1))
 
 
 def test_usage_and_prompt_logprobs() -> None:
     prompt_logprobs: list[TokenLogprobs | None] = [None, TokenLogprobs([5], [-0.5], 1)]
     stream = OpenStream(opened().header, 0, 7, [1], [], False, True, True, 0, 4, prompt_logprobs)
-    decoding = Stream(stream, factory(BUNDLED))
+    decoding = TextStream(stream, factory(BUNDLED))
     last = msgspec.structs.replace(tokens([6], 1, FinishReason.LENGTH), num_draft_tokens=4, num_accepted_tokens=3)
     first, second = decoding.advance(tokens([5])), decoding.advance(last)
     assert first is not None and second is not None

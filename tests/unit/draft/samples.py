@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from services.draft.proposer import Proposal
+from services.draft.proposer import Guess
 from shared.errors import ProtocolError
 from shared.messages import AdmittedSequence, DraftCapacity, DraftUpdate
 from shared.packing import pack_tokens, unpack_tokens
@@ -92,5 +92,5 @@ class Counter:
     def is_behind(self, row: int) -> bool:
         return bool(self.unread.get(row))
 
-    def guess(self, row: int, count: int) -> Proposal:
-        return Proposal(self.guesses[row][:count])
+    def guess(self, row: int, count: int) -> Guess:
+        return Guess(self.guesses[row][:count])

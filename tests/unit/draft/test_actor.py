@@ -16,7 +16,7 @@ import pytest
 from services.draft.actor import DraftActor
 from services.draft.executor import ThreadExecutor
 from services.draft.main import make
-from shared.actor import Phase
+from shared.actor import LifePhase
 from shared.config import Settings
 from shared.errors import FatalError, ModelError
 from shared.messages import (
@@ -84,7 +84,7 @@ async def test_one_that_is_off_is_a_member_and_no_more() -> None:
         assert (hello.service, hello.draft, hello.worker) == (ServiceName.DRAFT, None, None)
         bench.welcome()
         await bench.heard(Heartbeat)
-        assert bench.actor.phase is Phase.READY
+        assert bench.actor.phase is LifePhase.READY
         bench.actor.request_drain()
         await bench.heard(Goodbye)
 

@@ -6,7 +6,7 @@ import math
 import random
 from typing import Any
 
-from services.scheduler.state.beam_search import BeamSearch, Bounds, Hypothesis, Output
+from services.scheduler.state.beam_search import BeamOutput, BeamSearch, Hypothesis, LengthBounds
 from services.scheduler.state.policy import Policy
 from shared.beam import Beam
 from shared.messages import StepPlan, StepResult, TokenLogprobs, WorkerCapacity
@@ -86,16 +86,16 @@ def search(prompt: list[int], params: SamplingParams, vocab_size: int, max_model
     assert params.beam is not None
     ends = frozenset((*params.stop_token_ids, *(() if params.ignore_eos else [0])))
     found = BeamSearch(params.beam, ends, params.logprobs)
-    outputs: dict[int, Output] = {0: Output([], [])}
+    outputs: dict[int, BeamOutput] = {0: BeamOutput([], [])}
     longest = min(params.max_tokens or 1, max_model_len - len(prompt))
     while True:
         for slot, output in outputs.items():
             found.hear(slot, said_of([*prompt, *output.token_ids], vocab_size, found.num_candidates))
-        moves = found.advance(outputs, Bounds(params.min_tokens, longest))
+        moves = found.advance(outputs, LengthBounds(params.min_tokens, longest))
         if not moves:
             return found.hypotheses
         outputs = {
-            move.slot: Output(
+            move.slot: BeamOutput(
                 [*outputs[move.source].token_ids, move.token_id], [*outputs[move.source].logprobs, move.logprobs]
             )
             for move in moves

@@ -10,7 +10,7 @@ import pytest
 
 from services.scheduler.invariants import check
 from services.scheduler.state.policy import Policy
-from services.simulator.outcome import Outcome, outcome_of
+from services.simulator.outcome import SimulatedOutcome, outcome_of
 from services.simulator.simulation import Delays, Simulation
 from services.simulator.sweep import Configuration, Scenario, cheapest, configurations, simulate
 from shared.messages import WorkerCapacity
@@ -106,7 +106,7 @@ def test_a_request_that_waits_counts_from_when_it_was_sent() -> None:
 
 
 def test_the_same_load_gives_the_same_run_and_another_seed_another() -> None:
-    def once(seed: int) -> Outcome:
+    def once(seed: int) -> SimulatedOutcome:
         run = simulation(3, Delays())
         run.run(iter(requests(150, 20, RandomLengths(200, 20, prefix_len=64, range_ratio=0.5), seed)))
         return outcome_of(run, Slo(ttft=0.5))

@@ -11,7 +11,7 @@ import pytest
 from services.scheduler.state.policy import Policy
 from services.scheduler.state.replica import Replica
 from services.scheduler.state.sequence import MAX_PREEMPTIONS
-from services.simulator.observer import Record
+from services.simulator.observer import RequestRecord
 from services.simulator.simulation import Delays, Simulation
 from shared.messages import WorkerCapacity
 from shared.metrics import summarise
@@ -57,7 +57,7 @@ def capacity_of(lengths: RandomLengths, steps: Steps, num_blocks: int) -> float:
     return count / run(at_once, steps=steps, num_blocks=num_blocks).end
 
 
-def records(simulation: Simulation, tenant: str) -> list[Record]:
+def records(simulation: Simulation, tenant: str) -> list[RequestRecord]:
     return [record for record in simulation.observer.records.values() if record.tenant == tenant]
 
 

@@ -9,9 +9,9 @@ from typing import Any
 from msgspec import UNSET, UnsetType
 
 from services.gateway.http.answers.explaining import explanations
-from services.gateway.http.answers.objects import Usage, usage_of
+from services.gateway.http.answers.objects import TokenUsage, usage_of
 from services.gateway.http.requests.fields import GenerationBody
-from services.gateway.streams.stream import Delta, Stream
+from services.gateway.streams.stream import Stream, StreamDelta
 from shared.errors import RequestError
 from shared.messages import SequenceText, TokenLogprobs
 
@@ -34,7 +34,7 @@ class Collected:
     def finish_reason(self) -> str | None:
         return finish_reason(self.end)
 
-    def add(self, delta: Delta) -> None:
+    def add(self, delta: StreamDelta) -> None:
         self._text += delta.text
         self.token_ids += delta.token_ids
         self.logprobs += delta.logprobs
@@ -68,7 +68,7 @@ class UsageOptions:
         self._always = bool(options and options.continuous_usage_stats)
         self._explain = body.explain
 
-    def now(self, streams: list[Stream]) -> Usage | UnsetType | None:
+    def now(self, streams: list[Stream]) -> TokenUsage | UnsetType | None:
         """The field `usage` of an event in the middle."""
         if self._always:
             return usage_of(streams)

@@ -11,7 +11,7 @@ from services.gateway.http.answers.objects import (
     TokenLogprob,
     TopLogprob,
 )
-from services.gateway.http.requests.vocabulary import Vocabulary
+from services.gateway.http.requests.vocabulary import TokenNames
 from shared.messages import TokenLogprobs
 
 LOWEST = -9999.0  # JSON has no infinity
@@ -27,7 +27,7 @@ def ids_of(entries: Iterable[Entry]) -> set[int]:
 class TokenTexts:
     """How tokens are written in one answer: their text, or `token_id:7` where the client wants that."""
 
-    def __init__(self, vocabulary: Vocabulary, *, as_ids: bool) -> None:
+    def __init__(self, vocabulary: TokenNames, *, as_ids: bool) -> None:
         self._vocabulary = vocabulary
         self._as_ids = as_ids
 

@@ -17,7 +17,7 @@ class PromptTokensDetails(msgspec.Struct):
     cached_tokens: int
 
 
-class Usage(msgspec.Struct):
+class TokenUsage(msgspec.Struct):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
@@ -55,12 +55,12 @@ class TokenLogprob(msgspec.Struct):
     top_logprobs: list[TopLogprob]
 
 
-def usage_of(streams: list[Stream]) -> Usage:
+def usage_of(streams: list[Stream]) -> TokenUsage:
     """Of all prompts and all sequences together, so far."""
     num_prompt = sum(stream.num_prompt_tokens for stream in streams)
     num_output = sum(stream.num_output_tokens for stream in streams)
     cached = PromptTokensDetails(sum(stream.num_cached_tokens for stream in streams))
-    return Usage(num_prompt, num_output, num_prompt + num_output, cached)
+    return TokenUsage(num_prompt, num_output, num_prompt + num_output, cached)
 
 
 def fingerprint_of(streams: Iterable[Stream]) -> str | None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from msgspec import UNSET
 
-from services.gateway.http.chat.objects import Call, Function, Message, MessageDelta
+from services.gateway.http.chat.objects import AnswerMessage, Function, MessageDelta, ToolCallPart
 from services.gateway.http.parsing import CallArguments, CallBegun, Content, OutputParser, Part, Reasoning
 
 
@@ -64,9 +64,9 @@ class MessageBuilder:
                     self._calls[-1][1].append(text)
 
     @property
-    def message(self) -> Message:
+    def message(self) -> AnswerMessage:
         content = "".join(self._content)
-        return Message(
+        return AnswerMessage(
             content=content if content or not self._calls else None,
             reasoning_content="".join(self._reasoning) if self._reasoning else UNSET,
             tool_calls=[_call(name, arguments) for name, arguments in self._calls] or UNSET,
@@ -89,16 +89,16 @@ class DeltaBuilder:
                     found.append(MessageDelta(reasoning_content=text))
                 case CallBegun(name):
                     self._index += 1
-                    call = Call(index=self._index, id=call_id(), type="function", function=Function(name=name))
+                    call = ToolCallPart(index=self._index, id=call_id(), type="function", function=Function(name=name))
                     found.append(MessageDelta(tool_calls=[call]))
                 case CallArguments(text):
-                    call = Call(index=self._index, function=Function(arguments=text))
+                    call = ToolCallPart(index=self._index, function=Function(arguments=text))
                     found.append(MessageDelta(tool_calls=[call]))
         return found
 
 
-def _call(name: str, arguments: list[str]) -> Call:
-    return Call(id=call_id(), type="function", function=Function(name=name, arguments="".join(arguments)))
+def _call(name: str, arguments: list[str]) -> ToolCallPart:
+    return ToolCallPart(id=call_id(), type="function", function=Function(name=name, arguments="".join(arguments)))
 
 
 def call_id() -> str:

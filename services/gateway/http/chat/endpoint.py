@@ -30,7 +30,7 @@ from services.gateway.http.requests.beams import read_beam
 from services.gateway.http.requests.gate import Gate
 from services.gateway.http.requests.returning import Bookmark, Rest, positions_of
 from services.gateway.http.requests.sampling import refuse_impossible, sampling_params
-from services.gateway.streams.stream import Delta, Position, Stream
+from services.gateway.streams.stream import Position, Stream, StreamDelta
 from shared.errors import RequestError
 from shared.messages import SequenceText, TokenizeRequest
 
@@ -135,7 +135,7 @@ class ChatCall:
         readers = [self.reader() for _ in range(self.n)]
         builders = [MessageBuilder(self.shown) for _ in range(self.n)]
 
-        async def consume(_: int, stream: Stream, deltas: list[Delta]) -> None:
+        async def consume(_: int, stream: Stream, deltas: list[StreamDelta]) -> None:
             for delta in deltas:
                 collected[delta.index].add(delta)
                 builders[delta.index].add(readers[delta.index].feed("".join(delta.text)))
@@ -203,7 +203,7 @@ class ChatStream:
     async def write(self, events: Events) -> None:
         call = self._call
 
-        async def consume(_: int, stream: Stream, deltas: list[Delta]) -> None:
+        async def consume(_: int, stream: Stream, deltas: list[StreamDelta]) -> None:
             if call.tells_logprobs:
                 entries = [entry for delta in deltas for entry in (*delta.prompt_logprobs, *delta.logprobs)]
                 await stream.before_writing(call.texts.learn(ids_of(entries)))
@@ -214,7 +214,7 @@ class ChatStream:
             await events.write(event(encode(self._object([], stream, **last))))
         await events.write(DONE)
 
-    def _events(self, stream: Stream, delta: Delta) -> bytes:
+    def _events(self, stream: Stream, delta: StreamDelta) -> bytes:
         """One for each choice; the last has the id, since only with that the client has all of the delta."""
         new = self._sequences[delta.index].new(delta)
         if new is None:
@@ -260,7 +260,7 @@ class SequenceEvents:
         self._token_ids: list[int] = []  # whose log-probabilities no event has said yet
         self._entries: list[Entry] = []
 
-    def new(self, delta: Delta) -> Delta | None:
+    def new(self, delta: StreamDelta) -> StreamDelta | None:
         """What of `delta` the client has not; the rest is read, and not told."""
         had, new = self._rest.split(delta)
         if had is not None:
@@ -268,7 +268,7 @@ class SequenceEvents:
             self._begun = True
         return new
 
-    def choices(self, stream: Stream, delta: Delta) -> list[ChunkChoice]:
+    def choices(self, stream: Stream, delta: StreamDelta) -> list[ChunkChoice]:
         """The choices of the events for `delta`, one event each."""
         call = self._call
         parts = self._reader.feed("".join(delta.text))
@@ -287,7 +287,7 @@ class SequenceEvents:
             self._complete(choices[-1], stream, delta)
         return choices
 
-    def _complete(self, last: ChunkChoice, stream: Stream, delta: Delta) -> None:
+    def _complete(self, last: ChunkChoice, stream: Stream, delta: StreamDelta) -> None:
         """The last event of a delta carries what is said once."""
         call = self._call
         if call.body.logprobs and self._entries:

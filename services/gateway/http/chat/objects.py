@@ -6,7 +6,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from services.gateway.http.answers.explaining import Explanations
-from services.gateway.http.answers.objects import PromptLogprobs, TokenLogprob, Usage
+from services.gateway.http.answers.objects import PromptLogprobs, TokenLogprob, TokenUsage
 
 
 class ChoiceLogprobs(msgspec.Struct):
@@ -19,7 +19,7 @@ class Function(msgspec.Struct, kw_only=True):
     arguments: str = ""
 
 
-class Call(msgspec.Struct, kw_only=True):
+class ToolCallPart(msgspec.Struct, kw_only=True):
     """A whole call, or in a stream what is new of one: then `index` says which."""
 
     index: int | UnsetType = UNSET
@@ -28,24 +28,24 @@ class Call(msgspec.Struct, kw_only=True):
     function: Function
 
 
-class Message(msgspec.Struct, kw_only=True):
+class AnswerMessage(msgspec.Struct, kw_only=True):
     role: str = "assistant"
     content: str | None
     refusal: None = None
     reasoning_content: str | UnsetType = UNSET
-    tool_calls: list[Call] | UnsetType = UNSET
+    tool_calls: list[ToolCallPart] | UnsetType = UNSET
 
 
 class MessageDelta(msgspec.Struct, kw_only=True):
     role: str | UnsetType = UNSET
     content: str | UnsetType = UNSET
     reasoning_content: str | UnsetType = UNSET
-    tool_calls: list[Call] | UnsetType = UNSET
+    tool_calls: list[ToolCallPart] | UnsetType = UNSET
 
 
 class ChatChoice(msgspec.Struct, kw_only=True):
     index: int
-    message: Message
+    message: AnswerMessage
     logprobs: ChoiceLogprobs | None = None
     finish_reason: str | None
     stop_reason: str | int | None = None
@@ -58,7 +58,7 @@ class ChatCompletion(msgspec.Struct, kw_only=True):
     created: int
     model: str
     choices: list[ChatChoice]
-    usage: Usage
+    usage: TokenUsage
     system_fingerprint: str | None = None
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
@@ -82,7 +82,7 @@ class ChatChunk(msgspec.Struct, kw_only=True):
     created: int
     model: str
     choices: list[ChunkChoice]
-    usage: Usage | UnsetType | None = UNSET
+    usage: TokenUsage | UnsetType | None = UNSET
     system_fingerprint: str | None = None
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET

@@ -20,7 +20,7 @@ from services.gateway.http.requests.gate import Gate
 from services.gateway.http.requests.prompts import Prompt, read_prompts
 from services.gateway.http.requests.returning import Bookmark, positions_of
 from services.gateway.http.requests.sampling import refuse_impossible, sampling_params
-from services.gateway.streams.stream import Delta, Position, Stream
+from services.gateway.streams.stream import Position, Stream, StreamDelta
 from shared.errors import RequestError
 from shared.messages import TokenizeRequest
 
@@ -109,7 +109,7 @@ class CompletionCall:
         """The whole answer as JSON."""
         collected = [[Collected() for _ in range(self.best_of)] for _ in self.prompts]
 
-        async def consume(place: int, stream: Stream, deltas: list[Delta]) -> None:
+        async def consume(place: int, stream: Stream, deltas: list[StreamDelta]) -> None:
             for delta in deltas:
                 collected[place][delta.index].add(delta)
 
@@ -203,7 +203,7 @@ class CompletionStream:
         }
 
     async def write(self, events: Events) -> None:
-        async def consume(place: int, stream: Stream, deltas: list[Delta]) -> None:
+        async def consume(place: int, stream: Stream, deltas: list[StreamDelta]) -> None:
             self._streams[place] = stream
             await stream.before_writing(self._learn(place, deltas))
             await events.write(b"".join(self._event(place, stream, delta) for delta in deltas))
@@ -214,7 +214,7 @@ class CompletionStream:
             await events.write(event(encode(call.completion([], streams, **last))))
         await events.write(DONE)
 
-    async def _learn(self, place: int, deltas: list[Delta]) -> None:
+    async def _learn(self, place: int, deltas: list[StreamDelta]) -> None:
         call = self._call
         if call.body.logprobs is None and call.body.prompt_logprobs is None:
             return
@@ -223,7 +223,7 @@ class CompletionStream:
             wanted.update(call.prompts[place].token_ids or [])
         await call.texts.learn(wanted)
 
-    def _event(self, place: int, stream: Stream, delta: Delta) -> bytes:
+    def _event(self, place: int, stream: Stream, delta: StreamDelta) -> bytes:
         """Empty where the client would learn nothing from it."""
         call, body = self._call, self._call.body
         index = place * call.n + delta.index

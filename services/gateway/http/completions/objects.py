@@ -6,7 +6,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from services.gateway.http.answers.explaining import Explanations
-from services.gateway.http.answers.objects import LegacyLogprobs, PromptLogprobs, Usage
+from services.gateway.http.answers.objects import LegacyLogprobs, PromptLogprobs, TokenUsage
 
 
 class CompletionChoice(msgspec.Struct, kw_only=True):
@@ -28,6 +28,6 @@ class Completion(msgspec.Struct, kw_only=True):
     created: int
     model: str
     choices: list[CompletionChoice]
-    usage: Usage | UnsetType | None = UNSET
+    usage: TokenUsage | UnsetType | None = UNSET
     system_fingerprint: str | None = None
     explanations: Explanations = UNSET

@@ -13,7 +13,7 @@ from shared.errors import RequestError
 OPEN = frozenset({"/", "/health", "/version"})
 
 
-class KeyCheck:
+class KeyMiddleware:
     """Ends requests without a key that opens with 401."""
 
     def __init__(self, app: ASGIApp, access: Access) -> None:

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services.gateway.access.auth import Access
-from services.gateway.access.intake import PATIENCE, SMALL, Body, BodyTimeoutError, Intake, refusal_wait
+from services.gateway.access.intake import PATIENCE, SMALL, Body, BodyIntake, BodyTimeoutError, refusal_wait
 from services.gateway.http.errors.failures import CLIENT_CLOSED_REQUEST, refusal
 from shared.errors import RequestError
 
@@ -20,10 +20,10 @@ MOST_WHEN_BUSY = 2 << 20  # ... so that no more of the body than this is thrown 
 CLOSE = (b"connection", b"close")
 
 
-class Receiving:
+class ReceivingMiddleware:
     """The outermost middleware: it counts what is received for every endpoint and from every sender."""
 
-    def __init__(self, app: ASGIApp, intake: Intake, access: Access) -> None:
+    def __init__(self, app: ASGIApp, intake: BodyIntake, access: Access) -> None:
         self._app = app
         self._intake = intake
         self._access = access
@@ -58,7 +58,7 @@ class Exchange:
     in debt; and then the connection ends.
     """
 
-    def __init__(self, body: Body, receive: Receive, send: Send, intake: Intake) -> None:
+    def __init__(self, body: Body, receive: Receive, send: Send, intake: BodyIntake) -> None:
         self.is_refused = False
         self.is_drained = True
         self._body = body

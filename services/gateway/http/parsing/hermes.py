@@ -14,7 +14,7 @@ BEGIN, END = "<tool_call>", "</tool_call>"
 LEFT_OVER = " \t\r\n}]"  # between a call and its closing tag: models count brackets badly
 
 
-class Place(Enum):
+class _Place(Enum):
     TEXT = auto()
     CALL = auto()
     TAIL = auto()  # behind a whole call, before its closing tag
@@ -28,7 +28,7 @@ class HermesParser:
     form = CallFormat(f'{BEGIN}\n{{"name": ', ', "arguments": ', f"}}\n{END}", again=f'\n{BEGIN}\n{{"name": ')
 
     def __init__(self) -> None:
-        self._place = Place.TEXT
+        self._place = _Place.TEXT
         self._text = ""  # not read yet
         self._content = Trimmed(at_start=False)
         self._scanner = CallScanner()
@@ -46,9 +46,9 @@ class HermesParser:
 
     def finish(self) -> list[Part]:
         parts: list[Part] = []
-        if self._place is Place.TEXT:
+        if self._place is _Place.TEXT:
             self._say(self._text, parts)
-        elif self._place is Place.CALL and not self._scanner.begun:
+        elif self._place is _Place.CALL and not self._scanner.begun:
             self._say("".join(self._raw) + self._text, parts)
         if rest := self._content.flush():
             parts.append(Content(rest))
@@ -57,20 +57,20 @@ class HermesParser:
     def _step(self, parts: list[Part]) -> bool:
         """Read on; False where more text is needed."""
         match self._place:
-            case Place.TEXT:
+            case _Place.TEXT:
                 return self._read_text(parts)
-            case Place.CALL:
+            case _Place.CALL:
                 return self._read_call(parts)
-            case Place.TAIL:
+            case _Place.TAIL:
                 return self._read_tail()
-            case Place.SKIP:
+            case _Place.SKIP:
                 return self._skip()
 
     def _read_text(self, parts: list[Part]) -> bool:
         before, found, self._text = split_at(self._text, BEGIN)
         self._say(before, parts)
         if found:
-            self._place, self._scanner, self._raw = Place.CALL, CallScanner(), [BEGIN]
+            self._place, self._scanner, self._raw = _Place.CALL, CallScanner(), [BEGIN]
         return found
 
     def _read_call(self, parts: list[Part]) -> bool:
@@ -85,9 +85,9 @@ class HermesParser:
         if not scanner.ended:
             return False
         if scanner.begun:
-            self._place = Place.TAIL if scanner.state is State.DONE else Place.SKIP
+            self._place = _Place.TAIL if scanner.state is State.DONE else _Place.SKIP
         else:
-            self._place = Place.TEXT
+            self._place = _Place.TEXT
             self._say("".join(self._raw), parts)
         return True
 
@@ -96,13 +96,13 @@ class HermesParser:
         if END.startswith(self._text) and self._text != END:
             return False
         self._text = self._text.removeprefix(END)
-        self._place = Place.TEXT
+        self._place = _Place.TEXT
         return True
 
     def _skip(self) -> bool:
         _, found, self._text = split_at(self._text, END)
         if found:
-            self._place = Place.TEXT
+            self._place = _Place.TEXT
         return found
 
     def _say(self, text: str, parts: list[Part]) -> None:

@@ -15,7 +15,7 @@ KEYS = frozenset({"name", "parameters", "arguments", "type", "id"})  # another k
 BETWEEN = " \t\r\n;,"
 
 
-class Place(Enum):
+class _Place(Enum):
     START = auto()
     CALL = auto()
     BETWEEN = auto()
@@ -29,7 +29,7 @@ class Llama3Parser:
     form = CallFormat('{"name": ', ', "parameters": ', "}", again='; {"name": ')
 
     def __init__(self) -> None:
-        self._place = Place.START
+        self._place = _Place.START
         self._text = ""
         self._content = Trimmed(at_start=False)
         self._scanner = CallScanner(only=KEYS)
@@ -47,11 +47,11 @@ class Llama3Parser:
 
     def finish(self) -> list[Part]:
         parts: list[Part] = []
-        if self._place is Place.BETWEEN:
+        if self._place is _Place.BETWEEN:
             self._text = ""
-        elif self._place is Place.CALL and not self._scanner.begun:
+        elif self._place is _Place.CALL and not self._scanner.begun:
             self._text = "".join(self._raw) + self._text
-        self._place = Place.TEXT
+        self._place = _Place.TEXT
         self._read_text(parts)
         if rest := self._content.flush():
             parts.append(Content(rest))
@@ -59,13 +59,13 @@ class Llama3Parser:
 
     def _step(self, parts: list[Part]) -> bool:
         match self._place:
-            case Place.START:
+            case _Place.START:
                 return self._read_start()
-            case Place.CALL:
+            case _Place.CALL:
                 return self._read_call(parts)
-            case Place.BETWEEN:
+            case _Place.BETWEEN:
                 return self._read_between()
-            case Place.TEXT:
+            case _Place.TEXT:
                 self._read_text(parts)
                 return False
 
@@ -74,7 +74,7 @@ class Llama3Parser:
         if TAG.startswith(begin) and begin != TAG:
             return False
         tagged = begin.startswith(TAG)
-        self._place = Place.CALL if tagged or begin.startswith("{") else Place.TEXT
+        self._place = _Place.CALL if tagged or begin.startswith("{") else _Place.TEXT
         if tagged:
             self._raw = [self._text[: len(self._text) - len(begin)] + TAG]
             self._text = begin.removeprefix(TAG)
@@ -91,7 +91,7 @@ class Llama3Parser:
         parts += scanner.take()
         if not scanner.ended:
             return False
-        self._place = Place.BETWEEN if scanner.state is State.DONE else Place.TEXT
+        self._place = _Place.BETWEEN if scanner.state is State.DONE else _Place.TEXT
         self._text = "".join(self._raw) + self._text
         self._raw = []
         return True
@@ -99,9 +99,9 @@ class Llama3Parser:
     def _read_between(self) -> bool:
         self._text = self._text.lstrip(BETWEEN)
         if self._text.startswith("{"):
-            self._place, self._scanner = Place.CALL, CallScanner(only=KEYS)
+            self._place, self._scanner = _Place.CALL, CallScanner(only=KEYS)
         elif self._text:
-            self._place = Place.TEXT
+            self._place = _Place.TEXT
         return bool(self._text)
 
     def _read_text(self, parts: list[Part]) -> None:

@@ -16,7 +16,7 @@ NAMED = re.compile(r"\s*([A-Za-z0-9_.-]+)\s*(?:\[CALL_ID\][A-Za-z0-9]*)?(?:\[ARG
 MAX_HEADING = 256  # characters between the tag and the arguments; more is no heading
 
 
-class Place(Enum):
+class _Place(Enum):
     TEXT = auto()
     HEADING = auto()  # behind the tag: a bracket, or a name
     LIST = auto()  # between the calls of a list
@@ -31,7 +31,7 @@ class MistralParser:
     form = CallFormat(f'{TAG}[{{"name": ', ', "arguments": ', "}", again=', {"name": ', end="]")
 
     def __init__(self) -> None:
-        self._place = Place.TEXT
+        self._place = _Place.TEXT
         self._text = ""
         self._content = Trimmed(at_start=False)
         self._scanner = CallScanner()
@@ -50,9 +50,9 @@ class MistralParser:
 
     def finish(self) -> list[Part]:
         parts: list[Part] = []
-        if self._raw and self._place is not Place.TEXT:
+        if self._raw and self._place is not _Place.TEXT:
             self._give_back(parts)
-        if self._place is Place.TEXT:
+        if self._place is _Place.TEXT:
             self._say(self._text, parts)
         if rest := self._content.flush():
             parts.append(Content(rest))
@@ -60,22 +60,22 @@ class MistralParser:
 
     def _step(self, parts: list[Part]) -> bool:
         match self._place:
-            case Place.TEXT:
+            case _Place.TEXT:
                 return self._read_text(parts)
-            case Place.HEADING:
+            case _Place.HEADING:
                 return self._read_heading(parts)
-            case Place.LIST:
+            case _Place.LIST:
                 return self._read_list(parts)
-            case Place.CALL:
+            case _Place.CALL:
                 return self._read_call(parts)
-            case Place.ARGUMENTS:
+            case _Place.ARGUMENTS:
                 return self._read_arguments(parts)
 
     def _read_text(self, parts: list[Part]) -> bool:
         before, found, self._text = split_at(self._text, TAG)
         self._say(before, parts)
         if found:
-            self._place, self._raw = Place.HEADING, [TAG]
+            self._place, self._raw = _Place.HEADING, [TAG]
         return found
 
     def _read_heading(self, parts: list[Part]) -> bool:
@@ -84,13 +84,13 @@ class MistralParser:
         if begin.startswith("[") and not "[ARGS]".startswith(begin[:6]):
             end = len(heading) - len(begin) + 1
             self._raw.append(heading[:end])
-            self._place, self._text = Place.LIST, self._text[end:]
+            self._place, self._text = _Place.LIST, self._text[end:]
         elif begin.startswith("{"):
-            self._place, self._scanner = Place.CALL, CallScanner()
+            self._place, self._scanner = _Place.CALL, CallScanner()
         elif found := NAMED.match(heading):
             self._content.cut()
             parts.append(CallBegun(found[1]))
-            self._place, self._arguments, self._raw = Place.ARGUMENTS, ValueScanner(), []
+            self._place, self._arguments, self._raw = _Place.ARGUMENTS, ValueScanner(), []
             self._text = self._text[found.end() :]
         elif "{" in heading or len(heading) == MAX_HEADING:
             self._give_back(parts)
@@ -101,9 +101,9 @@ class MistralParser:
     def _read_list(self, parts: list[Part]) -> bool:
         self._text = self._text.lstrip(" \t\r\n,")
         if self._text.startswith("{"):
-            self._place, self._scanner = Place.CALL, CallScanner()
+            self._place, self._scanner = _Place.CALL, CallScanner()
         elif self._text.startswith("]"):
-            self._place, self._raw = Place.TEXT, []
+            self._place, self._raw = _Place.TEXT, []
             self._text = self._text[1:]
         elif self._text:
             self._give_back(parts)
@@ -121,7 +121,7 @@ class MistralParser:
             self._content.cut()
         parts += scanner.take()
         if scanner.state is State.DONE:
-            self._place = Place.LIST
+            self._place = _Place.LIST
         elif scanner.state is State.BROKEN:
             self._give_back(parts)
         return scanner.ended
@@ -132,13 +132,13 @@ class MistralParser:
             parts.append(CallArguments(self._text[:end]))
         self._text = self._text[end:]
         if self._arguments.done:
-            self._place, self._raw = Place.TEXT, []
+            self._place, self._raw = _Place.TEXT, []
         return self._arguments.done
 
     def _give_back(self, parts: list[Part]) -> None:
         """What looked like a call is none: it is content, and so is what follows."""
         self._say("".join(self._raw), parts)
-        self._place, self._raw = Place.TEXT, []
+        self._place, self._raw = _Place.TEXT, []
 
     def _say(self, text: str, parts: list[Part]) -> None:
         if text and (shown := self._content.push(text)):

@@ -10,7 +10,7 @@ from services.gateway.http.parsing.text import Trimmed, split_at
 BEGIN, END = "<think>", "</think>"
 
 
-class Place(Enum):
+class _Place(Enum):
     START = auto()
     INSIDE = auto()
     AFTER = auto()
@@ -24,7 +24,7 @@ class ThinkParser:
 
     def __init__(self, *, begins_inside: bool) -> None:
         self._begins_inside = begins_inside
-        self._place = Place.START
+        self._place = _Place.START
         self._text = ""
         self._reasoning = Trimmed(at_start=True)
         self._gap = False  # whether whitespace before the answer is still to be dropped
@@ -32,19 +32,19 @@ class ThinkParser:
     def feed(self, text: str) -> list[Part]:
         self._text += text
         parts: list[Part] = []
-        if self._place is Place.START:
+        if self._place is _Place.START:
             self._read_start()
-        if self._place is Place.INSIDE:
+        if self._place is _Place.INSIDE:
             self._read_inside(parts)
-        if self._place is Place.AFTER:
+        if self._place is _Place.AFTER:
             self._read_answer(parts)
         return parts
 
     def finish(self) -> list[Part]:
         parts: list[Part] = []
-        if self._place is Place.START:
-            self._place = Place.INSIDE if self._begins_inside else Place.AFTER
-        if self._place is Place.INSIDE:
+        if self._place is _Place.START:
+            self._place = _Place.INSIDE if self._begins_inside else _Place.AFTER
+        if self._place is _Place.INSIDE:
             self._think(self._text, parts)
         else:
             self._read_answer(parts)
@@ -56,15 +56,15 @@ class ThinkParser:
             return
         if begin.startswith(BEGIN):
             self._text = begin.removeprefix(BEGIN)
-            self._place = Place.INSIDE
+            self._place = _Place.INSIDE
         else:
-            self._place = Place.INSIDE if self._begins_inside else Place.AFTER
+            self._place = _Place.INSIDE if self._begins_inside else _Place.AFTER
 
     def _read_inside(self, parts: list[Part]) -> None:
         before, found, self._text = split_at(self._text, END)
         self._think(before, parts)
         if found:
-            self._place = Place.AFTER
+            self._place = _Place.AFTER
             self._gap = True
 
     def _read_answer(self, parts: list[Part]) -> None:

@@ -17,9 +17,9 @@ from services.gateway.generation.service import GenerationService
 from services.gateway.generation.tasks import all_or_none
 from services.gateway.http.requests.reading import Bodies, arrival, seconds_left
 from services.gateway.http.requests.returning import key_of
-from services.gateway.http.requests.vocabulary import Vocabulary
+from services.gateway.http.requests.vocabulary import TokenNames
 from services.gateway.streams.report import StreamReport
-from services.gateway.streams.stream import Delta, Position, Stream
+from services.gateway.streams.stream import Position, Stream, StreamDelta
 from shared.config import Settings
 from shared.errors import RequestError
 from shared.messages import (
@@ -34,7 +34,7 @@ from shared.messages import (
 from shared.packing import pack_tokens, unpack_tokens
 from shared.sampling import SamplingParams
 
-Consumer = Callable[[int, Stream, list[Delta]], Awaitable[None]]
+Consumer = Callable[[int, Stream, list[StreamDelta]], Awaitable[None]]
 
 
 class Gate:
@@ -45,7 +45,7 @@ class Gate:
         self.access = access
         self.settings = settings
         self.bodies = Bodies(settings.max_request_bytes)
-        self.vocabulary = Vocabulary(self._pieces)
+        self.vocabulary = TokenNames(self._pieces)
 
     @property
     def closes_formats(self) -> bool:

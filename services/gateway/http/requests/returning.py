@@ -14,7 +14,7 @@ import msgspec
 from starlette.requests import Request
 
 from services.gateway.access.header import check_key
-from services.gateway.streams.stream import Delta, Position
+from services.gateway.streams.stream import Position, StreamDelta
 from shared.errors import RequestError
 
 KEY_HEADER = "idempotency-key"
@@ -52,7 +52,7 @@ class Bookmark:
         self._positions = list(has or [Position()] * num_sequences)
         self._is_kept = is_kept
 
-    def add(self, index: int, delta: Delta) -> None:
+    def add(self, index: int, delta: StreamDelta) -> None:
         """The next event has this too."""
         had = self._positions[index]
         num_chars = sum(map(len, delta.text))
@@ -74,7 +74,7 @@ class Rest:
         self._num_tokens = has.num_tokens
         self._num_chars = has.num_chars
 
-    def split(self, delta: Delta) -> tuple[Delta | None, Delta | None]:
+    def split(self, delta: StreamDelta) -> tuple[StreamDelta | None, StreamDelta | None]:
         """The part that the client has and the part that is new; None where there is none."""
         text, ids = "".join(delta.text), delta.token_ids
         num_chars, num_tokens = min(len(text), self._num_chars), min(len(ids), self._num_tokens)
@@ -82,7 +82,7 @@ class Rest:
             return None, delta
         self._num_chars -= num_chars
         self._num_tokens -= num_tokens
-        had = Delta(delta.index, [text[:num_chars]], ids[:num_tokens])
+        had = StreamDelta(delta.index, [text[:num_chars]], ids[:num_tokens])
         new = msgspec.structs.replace(
             delta, text=[text[num_chars:]], token_ids=ids[num_tokens:], logprobs=delta.logprobs[num_tokens:],
             prompt_logprobs=[],

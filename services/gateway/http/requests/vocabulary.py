@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Iterable
 REPLACED = "bytes:"  # how OpenAI writes a token that is no whole character
 
 
-class Vocabulary:
+class TokenNames:
     """What is known of the model's tokens; at most as many entries as the model has tokens."""
 
     def __init__(self, ask: Callable[[list[int]], Awaitable[list[bytes]]]) -> None:

@@ -29,7 +29,7 @@ from services.gateway.http.responses.objects import (
     ResponseUsage,
     TextPart,
 )
-from services.gateway.streams.stream import Delta, Stream
+from services.gateway.streams.stream import Stream, StreamDelta
 from shared.errors import RequestError
 from shared.messages import ChatOptions, TokenizeRequest
 from shared.sampling import SamplingParams
@@ -121,20 +121,20 @@ class ResponseAnswer:
         )
 
     async def whole(self) -> bytes:
-        async def consume(_: int, stream: Stream, deltas: list[Delta]) -> None:
+        async def consume(_: int, stream: Stream, deltas: list[StreamDelta]) -> None:
             self._take(stream, deltas)
 
         await self._gate.run([self._asked], consume)
         return encode(self._response)
 
     async def write(self, events: Events) -> None:
-        async def consume(_: int, stream: Stream, deltas: list[Delta]) -> None:
+        async def consume(_: int, stream: Stream, deltas: list[StreamDelta]) -> None:
             begin = [] if events.begun else [self._stage("response.created"), self._stage("response.in_progress")]
             await events.write(b"".join([*begin, *self._take(stream, deltas)]))
 
         await self._gate.run([self._asked], consume)
 
-    def _take(self, stream: Stream, deltas: list[Delta]) -> list[bytes]:
+    def _take(self, stream: Stream, deltas: list[StreamDelta]) -> list[bytes]:
         """Grow by `deltas`; returns the events that say so."""
         said: list[bytes] = []
         for delta in deltas:

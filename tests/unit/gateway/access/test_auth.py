@@ -14,7 +14,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from protos.pageant.v1 import control_pb2, inference_pb2
 from protos.pageant.v1.inference_pb2_grpc import InferenceStub
-from services.gateway.access.auth import OPERATOR, Access, Keys, make_access, shown_key
+from services.gateway.access.auth import OPERATOR, Access, ApiKeys, make_access, shown_key
 from services.gateway.access.header import cache_salt
 from shared.config import Settings, load_settings
 from shared.errors import ConfigError, RejectCode, RequestError
@@ -64,7 +64,7 @@ def test_every_key_is_compared_whichever_fits(monkeypatch: pytest.MonkeyPatch) -
         return known == shown
 
     monkeypatch.setattr("services.gateway.access.auth.hmac.compare_digest", compare)
-    keys = Keys([("a", "first-key"), ("b", "second-key"), ("c", "third-key")])
+    keys = ApiKeys([("a", "first-key"), ("b", "second-key"), ("c", "third-key")])
     for key, tenant in (("first-key", "a"), ("third-key", "c"), ("no-such-key", None)):
         compared.clear()
         assert keys.tenant_of(key) == tenant

@@ -20,9 +20,9 @@ from services.gateway.access.intake import (
     REFUSED_BYTES_PER_SECOND,
     SMALL,
     Body,
+    BodyIntake,
     BodyTimeoutError,
-    Intake,
-    Limits,
+    IntakeLimits,
     make_intake,
     refusal_wait,
 )
@@ -45,8 +45,8 @@ class Clock:
         return self.now
 
 
-def intake(total: int = 10 * MEGABYTE, sender: int = 4 * MEGABYTE, clock: Any = time.monotonic) -> Intake:
-    return Intake(Limits(total, sender, 10.0), clock)
+def intake(total: int = 10 * MEGABYTE, sender: int = 4 * MEGABYTE, clock: Any = time.monotonic) -> BodyIntake:
+    return BodyIntake(IntakeLimits(total, sender, 10.0), clock)
 
 
 def test_bytes_are_bounded_in_all_and_of_each_sender() -> None:
@@ -206,7 +206,7 @@ def test_hosts_of_peers() -> None:
     assert host_of("unix:/tmp/x") == "/tmp/x"
 
 
-def in_debt(one: Intake, sender: str) -> None:
+def in_debt(one: BodyIntake, sender: str) -> None:
     one.refused(sender, int((CREDIT + 60) * REFUSED_BYTES_PER_SECOND))
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from protos.pageant.v1.inference_pb2 import GenerateRequest, GenerateResponse
 from services.gateway.access.forecast import MAX_TENANTS, MIN_SAMPLES, Forecast, Forecasts
-from services.gateway.access.limits import Admission, Bounds, tokens_of
+from services.gateway.access.limits import Admission, TenantBounds, tokens_of
 from shared.clock import steady_time
 from shared.errors import RejectCode, RequestError
 from shared.messages import AbortRequest, ChatMessage, RequestHeader, TokenizeRequest
@@ -38,7 +38,7 @@ def refusal(admission: Admission, one: TokenizeRequest) -> RequestError:
 
 
 def test_requests_are_bounded_and_each_that_ends_makes_room() -> None:
-    admission = Admission(Bounds(requests=2), Bounds())
+    admission = Admission(TenantBounds(requests=2), TenantBounds())
     first, second, third = (request(name) for name in "abc")
     admission.admit(first, 512)
     admission.admit(second, 512)
@@ -50,7 +50,7 @@ def test_requests_are_bounded_and_each_that_ends_makes_room() -> None:
 
 
 def test_tokens_are_bounded_but_the_first_request_always_gets_in() -> None:
-    admission = Admission(Bounds(tokens=250), Bounds())
+    admission = Admission(TenantBounds(tokens=250), TenantBounds())
     admission.admit(request("a"), 512)
     admission.admit(request("b"), 512)
     assert "200 tokens are open and 100 more" in str(refusal(admission, request("c")))
@@ -60,7 +60,7 @@ def test_tokens_are_bounded_but_the_first_request_always_gets_in() -> None:
 
 
 def test_a_tenant_at_its_bound_leaves_the_others_theirs() -> None:
-    admission = Admission(Bounds(requests=100), Bounds(requests=2, tokens=1000))
+    admission = Admission(TenantBounds(requests=100), TenantBounds(requests=2, tokens=1000))
     for name in "ab":
         admission.admit(request(name, "greedy"), 512)
     assert "of this tenant 2 requests" in str(refusal(admission, request("c", "greedy")))
@@ -72,7 +72,7 @@ def test_a_tenant_at_its_bound_leaves_the_others_theirs() -> None:
 def test_what_is_open_is_the_sum_of_what_was_let_in() -> None:
     """Random admissions and ends: nothing leaks, whatever the order."""
     rng = random.Random(5)
-    admission = Admission(Bounds(requests=20, tokens=3000), Bounds(requests=8, tokens=1500))
+    admission = Admission(TenantBounds(requests=20, tokens=3000), TenantBounds(requests=8, tokens=1500))
     live: dict[str, TokenizeRequest] = {}
     num_refused = 0
     for step in range(5000):
@@ -104,7 +104,7 @@ def test_what_a_request_may_come_to_hold() -> None:
 
 def test_retry_after_follows_how_fast_requests_end() -> None:
     now = 100.0
-    admission = Admission(Bounds(requests=1), Bounds(), clock=lambda: now)
+    admission = Admission(TenantBounds(requests=1), TenantBounds(), clock=lambda: now)
     for index in range(50):
         admission.admit(request(str(index)), 512)
         now += 3.0

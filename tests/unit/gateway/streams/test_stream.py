@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from services.gateway.bus.refusals import unavailable
-from services.gateway.streams.journal import Journal
+from services.gateway.streams.journal import StreamJournal
 from services.gateway.streams.stream import Stream
 from shared.errors import ProtocolError, RequestError
 from shared.messages import FinishReason, RequestHeader, SequenceText, TokenizeRequest
@@ -107,7 +107,7 @@ async def test_a_stream_tells_when_it_has_sent_and_is_not_woken_while_it_sends()
 
 
 def test_the_journal_keeps_within_its_bounds() -> None:
-    journal = Journal(max_streams=2, max_bytes=15)
+    journal = StreamJournal(max_streams=2, max_bytes=15)
     first = make_stream()
     journal.add(first)
     with pytest.raises(RequestError, match="bytes of prompts"):

@@ -15,7 +15,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models
 
 from services.detokenizer.decoder import DecoderFactory
-from services.detokenizer.stream import Stream
+from services.detokenizer.stream import TextStream
 from services.gateway.http.chat.answer import AnswerReader, DeltaBuilder, MessageBuilder
 from services.gateway.http.parsing import OutputParser, make_reasoning_parser, make_tool_parser
 from shared.messages import FinishReason, SequenceTokens
@@ -67,7 +67,7 @@ def batches(ids: list[int], rng: random.Random) -> list[list[int]]:
 
 def said(factory: DecoderFactory, pieces: Iterable[list[int]]) -> list[str]:
     """What the detokenizer makes of them."""
-    stream, place, texts = Stream(opened(skip_special_tokens=False), factory), 0, []
+    stream, place, texts = TextStream(opened(skip_special_tokens=False), factory), 0, []
     listed = list(pieces)
     for number, ids in enumerate(listed):
         end = FinishReason.STOP if number == len(listed) - 1 else None

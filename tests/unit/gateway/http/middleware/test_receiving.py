@@ -14,7 +14,7 @@ import pytest
 from starlette.types import Message
 
 from services.gateway.access import intake
-from services.gateway.access.intake import CREDIT, REFUSAL, REFUSED_BYTES_PER_SECOND, SMALL, Intake, Limits
+from services.gateway.access.intake import CREDIT, REFUSAL, REFUSED_BYTES_PER_SECOND, SMALL, BodyIntake, IntakeLimits
 from services.gateway.http.connection.listener import RECEIVE_BUFFER, listen
 from services.gateway.http.middleware import receiving
 from services.gateway.http.middleware.receiving import MOST_WHEN_BUSY, Exchange
@@ -180,7 +180,7 @@ async def test_of_who_is_in_debt_nothing_is_read_after_the_refusal_either(monkey
 
 @pytest.mark.parametrize(("status", "most"), [(400, 4 * MEGABYTE), (429, MOST_WHEN_BUSY), (503, MOST_WHEN_BUSY)])
 async def test_after_an_answer_that_says_too_much_little_more_is_thrown_away(status: int, most: int) -> None:
-    counted = Intake(Limits(8 * MEGABYTE, 4 * MEGABYTE, 1.0))
+    counted = BodyIntake(IntakeLimits(8 * MEGABYTE, 4 * MEGABYTE, 1.0))
     body = counted.body("somebody")
 
     async def receive() -> Message:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from services.gateway.http.requests.returning import Bookmark, Rest
-from services.gateway.streams.stream import Delta, Position
+from services.gateway.streams.stream import Position, StreamDelta
 from shared.errors import RejectCode
 from shared.messages import AbortRequest, AttachRequest, RequestHeader, RequestRejected, TokenizeRequest
 from shared.sampling import SamplingParams
@@ -201,17 +201,17 @@ async def test_a_response_is_told_from_its_start_only() -> None:
 
 def test_a_bookmark_counts_what_is_in_the_events() -> None:
     bookmark = Bookmark(2, [Position(1, 4), Position()], is_kept=True)
-    bookmark.add(1, Delta(1, ["ab", "c"], [5]))
+    bookmark.add(1, StreamDelta(1, ["ab", "c"], [5]))
     assert bookmark.line == b"id: 1.4,1.3\n"
     assert Bookmark(1, None, is_kept=False).line == b""
 
 
 def test_tokens_and_characters_need_not_end_together() -> None:
     rest = Rest(Position(2, 3))
-    had, new = rest.split(Delta(0, ["ab"], [1, 2, 3]))
+    had, new = rest.split(StreamDelta(0, ["ab"], [1, 2, 3]))
     assert had is not None and (had.text, had.token_ids) == (["ab"], [1, 2])
     assert new is not None and (new.text, new.token_ids) == ([""], [3])
-    had, new = rest.split(Delta(0, ["cd"], []))
+    had, new = rest.split(StreamDelta(0, ["cd"], []))
     assert had is not None and new is not None and (had.text, new.text) == (["c"], ["d"])
-    last = Delta(0, ["e"], [4])
+    last = StreamDelta(0, ["e"], [4])
     assert rest.split(last) == (None, last)
