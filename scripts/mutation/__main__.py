@@ -1,0 +1,159 @@
+"""Draws small faults at random, tries each with the tests that reach its line, and says which were not noticed.
+
+A fault is noticed when a test fails or does not end.  It is put into a copy of the sources, never
+into the checkout.  Survivors that change nothing that can be seen are named in `equivalent.json`, with the reason.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from queue import SimpleQueue
+
+from scripts.bench.report import Result, table
+from scripts.mutation.faults import SmallFault, faults_of
+from scripts.mutation.reach import PYTEST, Reach, environment, measure
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDERS = {
+    "services/scheduler": ["tests/unit/scheduler"],
+    "engine/execution": ["tests/engine", "tests/unit/worker"],
+    "services/detokenizer": ["tests/unit/detokenizer"],
+    "services/gateway/streams": ["tests/unit/gateway/streams", "tests/unit/gateway/generation"],
+}
+SHARE = 0.9  # of the faults must be noticed
+PATIENCE = 20.0  # seconds beyond four times what the tests took, after which they count as hanging
+BUDGET = 120.0  # seconds of tests for a fault at most, the quickest first
+EQUIVALENT = Path(__file__).with_name("equivalent.json")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="scripts/mutate", description=__doc__)
+    parser.add_argument("--faults", type=int, default=300, help="in all folders together, by their size")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--folder", choices=sorted(FOLDERS), help="only this one")
+    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--check", action="store_true", help="exit 1 where fewer than 90 % of a folder's are noticed")
+    args = parser.parse_args()
+    drawn = draw(args.folder, args.faults, args.seed)
+    known = {entry["fault"]: entry["reason"] for entry in json.loads(EQUIVALENT.read_text(encoding="utf-8"))}
+    lines: list[Result] = []
+    with tempfile.TemporaryDirectory() as scratch:
+        for folder, faults in drawn.items():
+            survivors = [
+                fault for fault in try_all(folder, faults, Path(scratch), args.jobs) if name_of(fault) not in known
+            ]
+            noticed = len(faults) - len(survivors)
+            note = f"{noticed} of {len(faults)}"
+            lines.append(Result(f"{folder}: faults noticed", noticed / len(faults), "", at_least=SHARE, note=note))
+    print(table(lines))
+    return int(args.check and any(line.missed for line in lines))
+
+
+def name_of(fault: SmallFault) -> str:
+    """What a fault is known by when lines above it move."""
+    return str(fault).replace(f":{fault.line}:", ":")
+
+
+def draw(folder: str | None, count: int, seed: int) -> dict[str, list[SmallFault]]:
+    """The faults of each folder, in proportion to how many it can have."""
+    chance = random.Random(seed)
+    possible = {
+        name: [fault for path in modules(name) for fault in faults_of(path, ROOT)]
+        for name in FOLDERS if folder in (None, name)
+    }  # fmt: skip
+    total = sum(map(len, possible.values()))
+    return {name: chance.sample(all_of, max(1, count * len(all_of) // total)) for name, all_of in possible.items()}
+
+
+def modules(folder: str) -> list[str]:
+    return sorted(str(path.relative_to(ROOT)) for path in (ROOT / folder).rglob("*.py"))
+
+
+def try_all(folder: str, faults: list[SmallFault], scratch: Path, jobs: int) -> Iterator[SmallFault]:
+    """The faults that no test notices, each printed as it is found."""
+    places: SimpleQueue[Path] = SimpleQueue()
+    for job in range(jobs):
+        places.put(copied(scratch / f"{folder.replace('/', '-')}-{job}"))
+    begin = time.monotonic()
+    first = places.get()
+    reach = measure(first, [folder], FOLDERS[folder], scratch)
+    places.put(first)
+    print(f"{folder}: {len(faults)} faults, {len(reach.seconds)} tests, measured in {time.monotonic() - begin:.0f} s")
+
+    def survives(fault: SmallFault) -> bool:
+        place = places.get()
+        try:
+            return not is_noticed(fault, place, reach)
+        finally:
+            places.put(place)
+
+    with ThreadPoolExecutor(jobs) as pool:
+        for fault, survived in zip(faults, pool.map(survives, faults), strict=True):
+            if survived:
+                reason = "" if reach.of(fault.path, fault.line) else "  (no test runs this line)"
+                print(f"  survived: {fault}{reason}", flush=True)
+                yield fault
+
+
+def copied(place: Path) -> Path:
+    """A copy of the tracked files, with the environment that this process runs in."""
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True)
+    for name in filter(None, listed.stdout.split("\0")):
+        if (ROOT / name).is_file():
+            (place / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, place / name)
+    (place / ".venv").symlink_to(Path(sys.prefix))
+    return place
+
+
+def is_noticed(fault: SmallFault, place: Path, reach: Reach) -> bool:
+    tests: list[str] = []
+    spent = 0.0
+    for test in reach.of(fault.path, fault.line):
+        spent += reach.seconds.get(test, 1.0)
+        if tests and spent > BUDGET:
+            break
+        tests.append(test)
+    if not tests:
+        return False
+    with put_in(fault, place):
+        process = subprocess.Popen(
+            [*PYTEST, "-x", "--timeout=60", *tests], cwd=place, env=environment(place), start_new_session=True,
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        try:
+            return process.wait(4 * spent + PATIENCE) != 0
+        except subprocess.TimeoutExpired:
+            return True
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)  # of the session that was started for it
+                process.wait()
+
+
+@contextmanager
+def put_in(fault: SmallFault, place: Path) -> Iterator[None]:
+    path = place / fault.path
+    text = path.read_text(encoding="utf-8")
+    path.write_text(fault.apply(text), encoding="utf-8")
+    try:
+        yield
+    finally:
+        path.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,53 @@
+"""Which tests run which lines, measured once: a fault is tried with the tests that reach it alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections import defaultdict
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from coverage import CoverageData
+
+PYTEST = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--no-header")
+
+
+@dataclass
+class Reach:
+    """Tests by line of a file, and how long each took, in seconds."""
+
+    tests: dict[tuple[str, int], set[str]] = field(default_factory=lambda: defaultdict(set))
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    def of(self, path: str, line: int) -> list[str]:
+        """The tests that run a line, the quickest first."""
+        return sorted(self.tests.get((path, line), ()), key=lambda test: self.seconds.get(test, 1.0))
+
+
+def measure(root: Path, source: list[str], tests: list[str], scratch: Path) -> Reach:
+    """Run a folder's tests once.  Raises RuntimeError where one fails."""
+    data, report = scratch / "coverage", scratch / "durations.json"
+    done = subprocess.run(
+        [*PYTEST, *(f"--cov={folder}" for folder in source), "--cov-context=test", "--cov-report=",
+         "-p", "scripts.mutation.durations", *tests],
+        cwd=root, env=environment(root) | {"COVERAGE_FILE": str(data), "MUTATION_DURATIONS": str(report)},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    if done.returncode:
+        raise RuntimeError(f"the tests fail before any fault:\n{done.stdout[-3000:]}{done.stderr[-1000:]}")
+    found = Reach(seconds=json.loads(report.read_text(encoding="utf-8")))
+    covered = CoverageData(str(data))
+    covered.read()
+    for file in covered.measured_files():
+        path = str(Path(file).relative_to(root))
+        for line, contexts in covered.contexts_by_lineno(file).items():
+            found.tests[path, line] |= {context.partition("|")[0] for context in contexts if context}
+    return found
+
+
+def environment(root: Path) -> dict[str, str]:
+    own = {"PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
+    return {**os.environ, **own}
