@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +18,6 @@ from services.scheduler.telemetry.stalls import StallWatch
 from services.scheduler.telemetry.steplog import StepLog, StepMeter
 from shared.actor import Actor, LifePhase
 from shared.actor.actor import Handlers
-from shared.clock import steady_time
 from shared.config import Settings
 from shared.deadlines import attach_received, received
 from shared.errors import ProtocolError
@@ -70,9 +68,9 @@ class SchedulerActor(Actor):
         self.troupe = Troupe(mixed_workers=settings.mixed_workers)
         self.steps = StepLog() if settings.log_steps else StepMeter()
         self._stalls = StallWatch(settings.stall_timeout)
-        self._last_tick = time.monotonic()
+        self._last_tick = self.now
         self._wake_time: float | None = None
-        self._last_reconciled = time.monotonic()
+        self._last_reconciled = self.now
 
     @property
     def inbox_name(self) -> str:
@@ -105,10 +103,10 @@ class SchedulerActor(Actor):
     # -- requests
 
     def handle_add(self, message: AddRequest) -> None:
-        self.core.add(msgspec.structs.replace(message, header=received(message.header)), steady_time())
+        self.core.add(msgspec.structs.replace(message, header=received(message.header)), self.now)
 
     def handle_attach(self, message: AttachRequest) -> None:
-        self.core.attach(attach_received(message), steady_time())
+        self.core.attach(attach_received(message), self.now)
 
     def handle_abort(self, message: AbortRequest) -> None:
         self.core.abort(message.request_id, message.gateway, has_everything=message.reason == HAS_EVERYTHING)
@@ -125,7 +123,7 @@ class SchedulerActor(Actor):
             return
         oldest = replica.in_flight[0] if replica.in_flight else None
         try:
-            if not self.core.apply(replica.instance, message, steady_time()):
+            if not self.core.apply(replica.instance, message, self.now):
                 log.info("repeated_result", epoch=message.epoch, step_id=message.step_id)
                 return
         except StepLost as error:
@@ -135,7 +133,7 @@ class SchedulerActor(Actor):
             log.error("worker_out_of_step", worker=replica.instance, reason=str(error))
             self._restart_link(replica.instance)
             return
-        if oldest is not None and (line := self.steps.answered(replica, oldest, message, time.time())):
+        if oldest is not None and (line := self.steps.answered(replica, oldest, message, self.now)):
             self.afterwards(lambda: log.info("step_finished", **line))
 
     def _renew_link(self, instance: str, error: StepLost) -> None:
@@ -176,13 +174,12 @@ class SchedulerActor(Actor):
                 self.incidents.write(alarm.event)
 
     def before_flush(self) -> None:
-        now = steady_time()
         for instance, replica in self.core.replicas.items():
-            while plan := self.core.schedule(instance, now):
+            while plan := self.core.schedule(instance, self.now):
                 self.send(self.troupe.address_of(instance), plan)
-                self.steps.planned(replica, plan, time.time())
+                self.steps.planned(replica, plan, self.now)
         if self.core.drafts:
-            self._speculate(now)
+            self._speculate(self.now)
         for address, batch in self.core.outbound.take_batches().items():
             self.send(address, batch)
         for gateway, rejection in self.core.outbound.take_rejections():
@@ -236,7 +233,7 @@ class SchedulerActor(Actor):
         self._agree(message)
         message = with_fingerprint(message)
         self._dismiss_usurpers(message)
-        is_new = self.troupe.join(message, time.monotonic())
+        is_new = self.troupe.join(message, self.now)
         if message.worker is not None and (is_new or message.instance not in self.core.replicas):
             self.core.add_worker(message.instance, self.lives.next_link(), message.worker)
         if message.draft is not None and (is_new or message.instance not in self.core.drafts.links):
@@ -272,7 +269,7 @@ class SchedulerActor(Actor):
 
     def handle_heartbeat(self, message: Heartbeat) -> None:
         self._agree(message)
-        if self.troupe.heard(message.instance, message.epoch, time.monotonic()):
+        if self.troupe.heard(message.instance, message.epoch, self.now):
             self.troupe.note(message)
         elif message.address:
             self.send(message.address, self._roster())  # it is not in there: it will say hello
@@ -289,13 +286,13 @@ class SchedulerActor(Actor):
                 self._lose(member, "its process has ended")
 
     def handle_tick(self, _: Tick) -> None:
-        now = time.monotonic()
+        now = self.now
         if now - self._last_tick > self.settings.heartbeat_timeout / 2:
             self.troupe.excuse(now)  # it was we who stood still: what the others said meanwhile is not read yet
         self._last_tick = now
         for member in self.troupe.silent(now, self.settings.heartbeat_timeout):
             self._lose(member, "it is silent")
-        self.core.expire(steady_time())
+        self.core.expire(self.now)
         if now - self._last_reconciled >= self.settings.reconcile_interval:
             self._last_reconciled = now
             self._reconcile()
@@ -303,7 +300,7 @@ class SchedulerActor(Actor):
         self.say_status()
 
     def _lose(self, member: Member, reason: str) -> None:
-        self.core.clock.now = steady_time()
+        self.core.clock.now = self.now
         log.warning("lost", member=member.instance, reason=reason)
         self.troupe.leave(member.instance, member.epoch)
         self.core.lose_worker(member.instance)
@@ -341,7 +338,7 @@ class SchedulerActor(Actor):
     # -- how it stands
 
     def stall(self) -> str:
-        stuck = self._stalls.look(self.core.replicas.values(), self.troupe.computing, time.monotonic())
+        stuck = self._stalls.look(self.core.replicas.values(), self.troupe.computing, self.now)
         return f"no step for the work that waits at {', '.join(stuck)}" if stuck else ""
 
     @property

@@ -61,7 +61,7 @@ class Actor(ABC):
         self.transport = transport
         self.instance = instance or f"{self.service}-{uuid.uuid4().hex[:8]}"
         self.epoch = 1 + secrets.randbits(40)  # tells lives of one instance apart; which is newer is never asked of it
-        self.started = steady_time()  # Unix seconds
+        self.started = self.now = steady_time()  # Unix seconds; `now` is set once for each batch of messages
         self.phase = LifePhase.STARTING
         self.leaves_by = math.inf  # by the steady clock; once it has been asked to leave
         self.progress = 0
@@ -250,6 +250,7 @@ class Actor(ABC):
     async def _next_batch(self) -> list[Message]:
         before = time.time()
         batch: list[Message] = await self.inbox.recv_batch()
+        self.now = steady_time()
         now = time.time()
         if now - before > PAUSE:
             self.busy_since = now

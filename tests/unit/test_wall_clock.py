@@ -19,7 +19,6 @@ REASONS = {
     "services/gateway/streams/report.py": BREAKDOWN,
     "services/gateway/grpc/servicer.py": "the arrival of a request, as the latency breakdown has it",
     "services/detokenizer/actor.py": BREAKDOWN,
-    "services/scheduler/actor.py": BREAKDOWN,
     "services/tokenizer/actor.py": BREAKDOWN,
     "services/tokenizer/renderers.py": "a template may ask for the date",
     "shared/actor/actor.py": BREAKDOWN,
