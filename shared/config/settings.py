@@ -1,6 +1,6 @@
 """Every setting, declared and described: this is the one place that says what a setting means.
 
-Help pages, README.md and docs/settings.md are made from the sentences (`scripts/settings`).
+Help pages and docs/reference/settings.md are made from the sentences (`scripts/reference`).
 """
 
 import os

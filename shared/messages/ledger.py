@@ -9,7 +9,7 @@ class Ledger(Message, frozen=True):
     """A request's time so far.  Phases and reasons are those of shared.phases, by their numbers."""
 
     spent: list[int]  # microseconds by phase; hops may be negative where clocks differ
-    stamp: float = 0.0  # Unix seconds when this was sent: whoever receives it books the time since as the hop
+    stamp: float = 0.0  # Unix seconds when this was sent: the receiver books the time since as the hop
     num_ahead: int = 0  # sequences that waited at its worker when it came
     num_chunks: int = 0  # steps that computed its prompt, and what was lost of it again
     num_preemptions: int = 0

@@ -65,7 +65,7 @@ TABLE: dict[str, How] = {
     # -- scripts
     "scripts/quickstart": RunBy("tests/system/test_commands.py", "quickstart"),
     "scripts/transcripts": RunBy("tests/system/test_docs.py", "transcripts"),
-    "scripts/settings": RunBy("tests/unit/docs/test_settings_tables.py", "scripts.documents.settings"),
+    "scripts/reference": RunBy("tests/unit/docs/test_reference.py", "scripts.documents.reference.main"),
     "scripts/prove_clients": RunBy("tests/system/test_clients.py", "prove_clients"),
     "scripts/test": RunBy("scripts/test", "pytest"),
     "scripts/setup": RunBy("scripts/test", "scripts/setup"),
