@@ -65,6 +65,7 @@ TABLE: dict[str, How] = {
     # -- scripts
     "scripts/quickstart": RunBy("tests/system/test_commands.py", "quickstart"),
     "scripts/transcripts": RunBy("tests/system/test_docs.py", "transcripts"),
+    "scripts/chart": RunBy("tests/unit/docs/test_measurements.py", "scripts.documents.chart"),
     "scripts/reference": RunBy("tests/unit/docs/test_reference.py", "scripts.documents.reference.main"),
     "scripts/prove_clients": RunBy("tests/system/test_clients.py", "prove_clients"),
     "scripts/test": RunBy("scripts/test", "pytest"),
