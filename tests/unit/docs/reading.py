@@ -9,7 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
-AT_THE_ROOT = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "models/README.md")
+AT_THE_ROOT = (
+    "README.md",
+    "ARCHITECTURE.md",
+    "CONTRIBUTING.md",
+    "CHANGELOG.md",
+    "SECURITY.md",
+    "models/README.md",
+    "examples/README.md",
+)
 GENERATED = tuple(sorted((ROOT / "docs" / "reference").glob("*.md")))  # from code: tests/unit/docs/test_reference.py
 DOCUMENTS = (
     *(ROOT / name for name in AT_THE_ROOT),
@@ -88,8 +96,8 @@ def commands() -> list[Command]:
 
 
 def _parts(line: str) -> Iterator[str]:
-    """The commands of a line, which may be a pipe."""
-    for part in re.split(r"\s\|\s", line):
+    """The commands of a line, which may be a pipe, or a list with &&."""
+    for part in re.split(r"\s(?:\||&&)\s", line):
         command = Command("", " ".join(REMARK.sub("", part).split()))
         if is_command(command.bare):
             yield command.text

@@ -66,6 +66,7 @@ TABLE: dict[str, How] = {
     "scripts/quickstart": RunBy("tests/system/test_commands.py", "quickstart"),
     "scripts/transcripts": RunBy("tests/system/test_docs.py", "transcripts"),
     "scripts/chart": RunBy("tests/unit/docs/test_measurements.py", "scripts.documents.chart"),
+    "scripts/record_demo": RunBy("tests/system/test_recording.py", "scene"),
     "scripts/reference": RunBy("tests/unit/docs/test_reference.py", "scripts.documents.reference.main"),
     "scripts/prove_clients": RunBy("tests/system/test_clients.py", "prove_clients"),
     "scripts/test": RunBy("scripts/test", "pytest"),
@@ -84,6 +85,7 @@ TABLE: dict[str, How] = {
     "scripts/prove_speculation": Needs("an hour; tests/system/test_speculation.py has a short one"),
     # -- tests and modules
     "pytest": RunBy("scripts/test", "pytest"),
+    "python -m examples.": RunBy("tests/system/test_examples.py", "examples."),
     "python -m services.": RunBy("services/cli/processes.py", "services."),
     "python -m scripts.demo_model": Needs("a corpus and hours"),
 }

@@ -1,4 +1,4 @@
-"""Records of measurements say when, where and how they were made; the chart is drawn from one of them."""
+"""Records of measurements say when, where and how they were made; the pictures of README are drawn from records."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ from xml.etree import ElementTree
 import pytest
 
 from scripts.documents.chart import DOCS, PICTURE, draw, record
+from scripts.documents.recording import film
+from scripts.documents.recording.main import PICTURE as KILLED
+from scripts.documents.recording.main import recorded
 
 FOLDER = DOCS / "measurements"
 RECORDS = sorted(path for path in FOLDER.glob("*.md") if path.name != "README.md")
@@ -41,6 +44,13 @@ def test_the_chart_shows_the_figures_of_the_table() -> None:
         assert len(engine.figures) == len(found.workloads)
         for figure in engine.figures:
             assert figure is None or re.search(rf"\| (\*\*)?{figure:g}(\.0)?(\*\*)? \|", table), (engine.name, figure)
+
+
+def test_the_recording_is_drawn_from_what_happened() -> None:
+    found = recorded()
+    assert KILLED.read_text(encoding="utf-8") == film.draw(found), "run scripts/record_demo --draw"
+    assert found.status_of_diff == 0 and found.killed == found.undisturbed and found.pause > 0.2
+    assert found.date and found.machine and found.command == "scripts/record_demo"
 
 
 @pytest.mark.parametrize("path", sorted((DOCS / "images").glob("*.svg")), ids=lambda path: path.name)
