@@ -21,8 +21,8 @@ from services.gateway.http.requests.sampling import NOT_POSSIBLE
 from shared.config import Settings
 
 TEXT = """\
-Bodies are JSON. A field that is absent or null has the server's default. [The HTTP server, and
-clients](../http.md) says how to use the routes, and what a field does where its name does not say it."""
+Bodies are JSON. A field that is absent or null has the server's default. [The guide](../http.md)
+says how to use the routes, and what a field does where its name does not say it."""
 HEAD = ("field", "type", "meaning")
 BODY = re.compile(r"\.read\(request, (\w+)\)")
 EFFECT = "without effect"
