@@ -16,8 +16,10 @@ from scripts.documents.reference.markdown import code, page, section, table
 from scripts.documents.reference.protos import declarations
 from scripts.documents.reference.source import classes, first_paragraph, remarks, type_text
 from services.gateway.http.app import make_app
+from services.gateway.http.requests import sampling
 from services.gateway.http.requests.fields import WithoutEffect
-from services.gateway.http.requests.sampling import NOT_POSSIBLE
+from services.gateway.http.responses import endpoint as responses
+from services.gateway.http.responses.bodies import ResponsesBody
 from shared.config import Settings
 
 TEXT = """\
@@ -27,6 +29,7 @@ HEAD = ("field", "type", "meaning")
 BODY = re.compile(r"\.read\(request, (\w+)\)")
 EFFECT = "without effect"
 REFUSED = "not possible here"
+CACHE_SALT = {"cache_salt": "the server derives it from the tenant"}
 
 
 def render() -> str:
@@ -82,16 +85,16 @@ def _section(kind: type[Any]) -> str:
             kind_text = type_text(hints[field.name]).removesuffix(" | None")
             text = "; ".join(part for part in ("required" if field.required else "", text) if part)
             rows[group].append((code(field.encode_name), kind_text, text))
-    refused = ", ".join(f"{name} ({text})" if text else name for name, _, text in rows[REFUSED])
+    refused = [(name, text) for name, _, text in rows[REFUSED]]
     ignored = ", ".join(name for name, _, _ in rows[EFFECT])
-    bases = ", ".join(_link(base) for base in _bases(kind))
+    bases = " and ".join(_link(base) for base in _bases(kind))
     return section(
         kind.__name__,
         first_paragraph(kind),
         table(HEAD, rows[""]) if rows[""] else "",
         f"Accepted, without effect: {ignored}." if ignored else "",
-        f"Refused with status 400: {refused}." if refused else "",
-        f"The fields of {bases} too." if bases else "",
+        table(("refused with status 400", "not supported"), refused) if refused else "",
+        f"It has the fields of {bases} too." if bases else "",
     )
 
 
@@ -100,14 +103,10 @@ def _meaning(kind: type[Any], name: str) -> tuple[str, str]:
     remark = remarks(kind)[name]
     if kind is WithoutEffect or remark.own.startswith(EFFECT):
         return EFFECT, ""
-    if name in NOT_POSSIBLE:
-        return REFUSED, NOT_POSSIBLE[name]
-    if remark.group.startswith(REFUSED) and name not in POSSIBLE:
-        return REFUSED, ""
+    refused = responses.NOT_POSSIBLE if kind is ResponsesBody else sampling.NOT_POSSIBLE | CACHE_SALT
+    if name in refused:
+        return REFUSED, refused[name]
     return "", remark.own or _of_protos().get(name, "")
-
-
-POSSIBLE = {"modalities", "tool_choice", "truncation"}  # with one value; docs/http.md says which
 
 
 def _of_protos() -> dict[str, str]:
