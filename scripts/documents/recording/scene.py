@@ -93,8 +93,8 @@ class Stage:
             one.at = 0.0
 
 
-def play(directory: Path) -> Recording:
-    """The whole scene.  Raises RuntimeError where something went differently."""
+def play(directory: Path, *options: str) -> Recording:
+    """The whole scene, with further options of the answers.  Raises RuntimeError where something went differently."""
     stage = Stage(directory)
     stage.show(OPERATOR, f"$ pageant {' '.join(SERVE)}\n")
     with stage.start(SERVE) as server:
@@ -102,7 +102,7 @@ def play(directory: Path) -> Recording:
             _wait_until_ready(stage, server)
             follower = threading.Thread(target=_follow, args=(stage, server), daemon=True)
             follower.start()
-            found = _two_answers(stage, server)
+            found = _two_answers(stage, server, [*ASK, *options])
         finally:
             server.send_signal(signal.SIGTERM)
             server.wait(END_SECONDS)
@@ -110,12 +110,12 @@ def play(directory: Path) -> Recording:
     return found
 
 
-def _two_answers(stage: Stage, server: subprocess.Popen[bytes]) -> Recording:
+def _two_answers(stage: Stage, server: subprocess.Popen[bytes], ask: list[str]) -> Recording:
     stage.begin()
-    first = _answer(stage, FIRST)
+    first = _answer(stage, ask, FIRST)
     time.sleep(1.0)
     killed_at: list[float] = []
-    second = _answer(stage, SECOND, lambda: killed_at.append(_kill(stage, server)))
+    second = _answer(stage, ask, SECOND, lambda: killed_at.append(_kill(stage, server)))
     if not killed_at:
         raise RuntimeError("the answer was over before the worker could be killed")
     stage.show(CLIENT, f"$ {' '.join(DIFF)} && echo no difference\n")
@@ -145,11 +145,11 @@ def _follow(stage: Stage, server: subprocess.Popen[bytes]) -> None:
             stage.show(OPERATOR, line.decode())
 
 
-def _answer(stage: Stage, file: str, in_the_middle: Callable[[], None] | None = None) -> str:
+def _answer(stage: Stage, ask: list[str], file: str, in_the_middle: Callable[[], None] | None = None) -> str:
     """One completion, shown as it comes and kept in a file."""
-    stage.show(CLIENT, f"$ pageant {' '.join(_quoted(word) for word in ASK)} | tee {file}\n")
+    stage.show(CLIENT, f"$ pageant {' '.join(_quoted(word) for word in ask)} | tee {file}\n")
     text = b""
-    with stage.start(ASK) as client:
+    with stage.start(ask) as client:
         assert client.stdout is not None and client.stderr is not None
         while piece := os.read(client.stdout.fileno(), 65536):
             text += piece
