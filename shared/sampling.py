@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 
 class SamplingParams(msgspec.Struct, array_like=True, frozen=True, gc=False, kw_only=True):
-    """One request's knobs.
+    """The sampling parameters of one request.
 
     None means "not given": the tokenizer service fills such fields from the model's generation defaults
     (`resolved`), so that past it only `seed`, `logprobs`, `prompt_logprobs` and `allowed_token_ids` can be None.
@@ -64,7 +64,7 @@ class SamplingParams(msgspec.Struct, array_like=True, frozen=True, gc=False, kw_
     speculate: bool = True  # False: without draft tokens, where a deployment has them
     grammar: Grammar | None = None  # that the output is held to
     beam: Beam | None = None  # a beam search instead of sampling
-    pooling: Pooling | None = None  # an embedding of the prompt is wanted; with it comes one token that nobody reads
+    pooling: Pooling | None = None  # an embedding of the prompt is wanted; it comes with one token, which is dropped
 
     @property
     def greedy(self) -> bool:

@@ -100,7 +100,7 @@ def restart(services: tuple[str, ...], **arguments: Any) -> None:
 @click.argument("replicas", nargs=-1, required=True, metavar="SERVICE=COUNT ...")
 @deployment_options
 def scale(replicas: tuple[str, ...], **arguments: Any) -> None:
-    """Give services of a running `pageant serve` so many replicas: `pageant scale worker=2 tokenizer=3`."""
+    """Set the number of replicas of services of a running `pageant serve`: `pageant scale worker=2 tokenizer=3`."""
     from services.cli import orders
 
     settings = take_settings(arguments)
@@ -117,7 +117,7 @@ def scale(replicas: tuple[str, ...], **arguments: Any) -> None:
 @key_option
 @authority_option
 @sampling_options
-@click.option("--explain", is_flag=True, help="Say where the time went.")
+@click.option("--explain", is_flag=True, help="Print the time of the request by phase.")
 def generate(prompt: str, address: str, api_key: str, tls_ca: Path | None, explain: bool, **arguments: Any) -> None:
     """Complete PROMPT, streaming ('-' reads it from standard input)."""
     from services.cli import terminal
@@ -148,7 +148,7 @@ def chat(address: str, api_key: str, tls_ca: Path | None, system: str, **argumen
 @settings_options
 @sampling_options
 def quickstart(prompt: str, **arguments: Any) -> None:
-    """Complete PROMPT with a private troupe that is gone afterwards."""
+    """Complete PROMPT with a private deployment, which is stopped afterwards."""
     from services.cli import quickstart as command
 
     settings = take_settings(arguments)
@@ -158,7 +158,7 @@ def quickstart(prompt: str, **arguments: Any) -> None:
 @main.command()
 @settings_options
 def doctor(**arguments: Any) -> None:
-    """Say what was found and what would keep this machine from serving."""
+    """Check whether this machine can serve, and show device, types, memory plan and ports."""
     from services.cli.doctor import doctor as examine_all
 
     sys.exit(examine_all(take_settings(arguments)))

@@ -7,7 +7,7 @@
             async for delta in stream:
                 print(delta.text, end="")
 
-docs/http.md has more of it.
+docs/grpc.md has more of it.
 """
 
 from __future__ import annotations

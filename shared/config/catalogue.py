@@ -1,4 +1,4 @@
-"""The settings with their descriptions, for help pages and the tables of README.md and docs/settings.md.
+"""The settings with their descriptions, for help pages and docs/reference/settings.md.
 
 Services never need it.
 """

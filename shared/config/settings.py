@@ -1,6 +1,6 @@
 """Every setting, declared and described: this is the one place that says what a setting means.
 
-Help pages, README.md and docs/settings.md are made from the sentences (`scripts/settings`).
+Help pages and docs/reference/settings.md are made from the sentences (`scripts/reference`).
 """
 
 import os
@@ -329,7 +329,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     incident_dir: Annotated[
         str,
         DEPLOYMENT.advanced(
-            "Directory of a file for each stall and fatal error: stacks, ledgers and last log lines, no prompts or "
+            "Directory of a file for each stall and fatal error: stacks, state and last log lines, no prompts or "
             "outputs. Empty: incidents in runtime_dir."
         ),
     ] = ""

@@ -1,4 +1,4 @@
-"""Metrics as Prometheus reads them: one place for names, whoever serves them.  docs/metrics.md lists them all.
+"""Metrics as Prometheus reads them: one place for the names.  docs/reference/metrics.md lists them.
 
 Names that begin with `vllm:` are vLLM's and mean what they mean there, so that its dashboards, and the Kubernetes
 inference gateway, read them; the others begin with `pageant_`.

@@ -15,26 +15,29 @@ ENGINE = "0"  # vLLM's label for one of several schedulers; there is one here
 GAUGES = {
     "num_running": ("vllm:num_requests_running", "Sequences that take part in steps."),
     "num_waiting": ("vllm:num_requests_waiting", "Sequences that wait to be admitted."),
-    "kv_cache_usage": ("vllm:kv_cache_usage_perc", "Share of the KV blocks that hold running sequences; 1 is all."),
+    "kv_cache_usage": ("vllm:kv_cache_usage_perc", "Share of the KV blocks that running sequences hold, 0 to 1."),
 }
 COUNTERS = {
     "num_preemptions": ("vllm:num_preemptions", "Sequences that were preempted."),
     "num_prefix_cache_queries": ("vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache."),
     "num_prefix_cache_hits": ("vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache."),
-    "num_prompt_tokens": ("vllm:prompt_tokens", "Prompt tokens of accepted requests."),
+    "num_prompt_tokens": ("vllm:prompt_tokens", "Prompt tokens of accepted requests, cached ones included."),
     "num_output_tokens": ("vllm:generation_tokens", "Tokens generated."),
     "num_drafts": ("vllm:spec_decode_num_drafts", "Times that draft tokens were verified."),
     "num_draft_tokens": ("vllm:spec_decode_num_draft_tokens", "Draft tokens that were verified."),
     "num_accepted_tokens": ("vllm:spec_decode_num_accepted_tokens", "Draft tokens that were accepted."),
     "num_chunked_prefills": ("pageant_chunked_prefills", "Steps in which a prompt was computed in part."),
-    "num_finished": ("pageant_requests_finished", "Requests that came to their end."),
+    "num_finished": ("pageant_requests_finished", "Requests that ended."),
     "num_aborted": ("pageant_requests_aborted", "Requests whose clients left, or had them aborted."),
     "num_rejected": ("pageant_requests_rejected", "Requests that the scheduler refused."),
     "num_expired": ("pageant_requests_expired", "Requests whose deadline passed before they had ended."),
     "num_block_copies": ("pageant_block_copies", "KV blocks that were copied on write."),
     "num_stale_draft_tokens": ("pageant_stale_draft_tokens", "Draft tokens that were proposed and never verified."),
-    "num_late_drafts": ("pageant_late_drafts", "Times that drafts were waited for in vain."),
-    "num_late_masks": ("pageant_late_masks", "Samples put off, as what a grammar allows was not known in time."),
+    "num_late_drafts": ("pageant_late_drafts", "Times that a step waited for drafts that did not come in time."),
+    "num_late_masks": (
+        "pageant_late_masks",
+        "Samples put off because the tokens that a grammar allows were not known in time.",
+    ),
     "num_worker_losses": ("pageant_worker_losses", "Workers that were lost."),
 }
 WORKER_GAUGES = {
@@ -56,7 +59,7 @@ class EngineCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         make, load = self._families, self._load
-        yield make.gauge("pageant_scheduler_up", "Whether a scheduler answers.", load is not None)
+        yield make.gauge("pageant_scheduler_up", "1 where a scheduler answers, else 0.", load is not None)
         if load is None:
             return
         for field, (name, text) in GAUGES.items():
@@ -65,7 +68,7 @@ class EngineCollector(Collector):
             yield make.counter(name, text, getattr(load, field))
         positions = enumerate(load.num_accepted_tokens_per_position)
         yield make.counters(
-            PER_POSITION, "Accepted draft tokens by their place in a draft.",
+            PER_POSITION, "Accepted draft tokens by their position in the draft, from 0.",
             (({"position": str(position)}, count) for position, count in positions), "position",
         )  # fmt: skip
         for field, (name, text) in WORKER_GAUGES.items():
@@ -73,7 +76,7 @@ class EngineCollector(Collector):
             yield make.gauges(name, text, samples, "worker")
         kinds = (({"worker": worker.instance, "fingerprint": worker.fingerprint}, 1) for worker in load.workers)
         yield make.gauges(
-            FINGERPRINT, "What a worker computes with, by its name; always 1.", kinds, "worker", "fingerprint"
+            FINGERPRINT, "1; the labels name each worker and what it computes with.", kinds, "worker", "fingerprint"
         )
         steps = (({"worker": worker.instance}, worker.num_steps) for worker in load.workers)
         yield make.counters("pageant_worker_steps", "Steps computed.", steps, "worker")

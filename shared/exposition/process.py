@@ -37,15 +37,35 @@ class _ProcessCollector(Collector):
         state = self._state()
         make = Families(service=state.service, instance_id=state.instance)
         info = ({"version": VERSION, "phase": state.phase}, 1.0)
-        yield make.gauges("pageant_process_info", "This process.", [info], "version", "phase")
-        yield make.gauge("pageant_process_start_time_seconds", "When it began.", state.started)
-        yield make.gauge("pageant_stalled", "Whether work waits although nothing goes on.", state.is_stalled)
+        yield make.gauges(
+            "pageant_process_info",
+            "1; the labels say which version and in which phase: STARTING, READY, DRAINING.",
+            [info],
+            "version",
+            "phase",
+        )
+        yield make.gauge(
+            "pageant_process_start_time_seconds", "Unix seconds at the start of the process.", state.started
+        )
+        yield make.gauge("pageant_stalled", "1 where work waits without progress, else 0.", state.is_stalled)
         yield make.counter("pageant_messages_handled", "Messages handled.", state.progress)
-        yield make.counter("pageant_messages_dropped", "Messages that made no sense.", state.num_dropped)
-        yield make.counter("pageant_messages_undecodable", "Frames that were no message.", state.num_undecodable)
+        yield make.counter(
+            "pageant_messages_dropped", "Messages that contradicted the state of the service.", state.num_dropped
+        )
+        yield make.counter("pageant_messages_undecodable", "Frames that did not decode.", state.num_undecodable)
         lost = [({"output": kind}, float(count)) for kind, count in state.losses.items()]
-        yield make.counters("pageant_output_lost", "Lines and files that could not be written.", lost, "output")
-        yield make.gauges("pageant_members", "Live processes of the deployment.", counted(state.members), "member")
+        yield make.counters(
+            "pageant_output_lost",
+            "Lines and files that were not written, by kind: log, recording, steps, incident, status.",
+            lost,
+            "output",
+        )
+        yield make.gauges(
+            "pageant_members",
+            "Live processes of the deployment by service, as this one knows them.",
+            counted(state.members),
+            "member",
+        )
 
 
 def counted(members: Iterable[Member]) -> list[tuple[dict[str, str], float]]:

@@ -15,18 +15,42 @@ from shared.metrics.histogram import Histogram
 from shared.phases import QUEUE
 
 HISTOGRAMS = {  # attribute: name, text, buckets
-    "ttft": ("vllm:time_to_first_token_seconds", "From a request's arrival to its first output.", buckets.TTFT),
-    "itl": ("vllm:inter_token_latency_seconds", "Between two outputs of one request.", buckets.ITL),
-    "tpot": ("vllm:request_time_per_output_token_seconds", "Of a request, after its first token.", buckets.ITL),
-    "e2e": ("vllm:e2e_request_latency_seconds", "From a request's arrival to its end.", buckets.E2E),
-    "queue": ("vllm:request_queue_time_seconds", "Waiting to be admitted.", buckets.QUEUE),
+    "ttft": (
+        "vllm:time_to_first_token_seconds",
+        "From a request's arrival, or its sending where x-request-start names it, to its first output.",
+        buckets.TTFT,
+    ),
+    "itl": (
+        "vllm:inter_token_latency_seconds",
+        "Between two outputs of one request; tokens that arrive in one message are one output.",
+        buckets.ITL,
+    ),
+    "tpot": (
+        "vllm:request_time_per_output_token_seconds",
+        "(last output - first output) / (tokens - 1) of each request.",
+        buckets.ITL,
+    ),
+    "e2e": (
+        "vllm:e2e_request_latency_seconds",
+        "From a request's arrival to its end, the client's reading included.",
+        buckets.E2E,
+    ),
+    "queue": ("vllm:request_queue_time_seconds", "Waiting to be admitted, for any cause.", buckets.QUEUE),
     "prefill": ("vllm:request_prefill_time_seconds", "From admission to the first token.", buckets.E2E),
-    "decode": ("vllm:request_decode_time_seconds", "From the first token to the last.", buckets.E2E),
+    "decode": (
+        "vllm:request_decode_time_seconds",
+        "From the first token to the last, preemptions included.",
+        buckets.E2E,
+    ),
     "inference": ("vllm:request_inference_time_seconds", "From admission to the last token.", buckets.E2E),
     "prompt_tokens": ("vllm:request_prompt_tokens", "Prompt tokens of a request.", buckets.NUM_TOKENS),
-    "output_tokens": ("vllm:request_generation_tokens", "Tokens generated for a request.", buckets.NUM_TOKENS),
-    "n": ("vllm:request_params_n", "Sequences that a request asked for.", buckets.NUM_SEQUENCES),
-    "max_tokens": ("vllm:request_params_max_tokens", "Tokens that a request asked for.", buckets.NUM_TOKENS),
+    "output_tokens": (
+        "vllm:request_generation_tokens",
+        "Tokens generated for a request, of all its sequences.",
+        buckets.NUM_TOKENS,
+    ),
+    "n": ("vllm:request_params_n", "The n of a request.", buckets.NUM_SEQUENCES),
+    "max_tokens": ("vllm:request_params_max_tokens", "The max_tokens of a request.", buckets.NUM_TOKENS),
     "preemptions": ("vllm:request_num_preemptions", "Preemptions of a request.", buckets.NUM_SEQUENCES),
 }
 QUEUE_LABELS = frozenset(phase.label for phase in QUEUE)
@@ -73,11 +97,26 @@ class RequestMeter(Collector):
         for name, (family, text, _) in HISTOGRAMS.items():
             yield make.histogram(family, text, self.histograms[name])
         reasons = (({"finished_reason": reason}, self.successes[reason]) for reason in FINISH_REASONS)
-        yield make.counters("vllm:request_success", "Requests that ended well.", reasons, "finished_reason")
+        yield make.counters(
+            "vllm:request_success",
+            "Requests that ended well, by reason: stop, length, abort.",
+            reasons,
+            "finished_reason",
+        )
         failures = (({"status": status}, count) for status, count in sorted(self.failures.items()))
-        yield make.counters("pageant_request_failures", "Requests that did not.", failures, "status")
+        yield make.counters("pageant_request_failures", "Requests that failed, by gRPC status.", failures, "status")
         phases = (({"phase": phase}, spent / 1e6) for phase, spent in sorted(self.phases.items()))
-        yield make.counters("pageant_request_phase_seconds", "Where the time of requests went.", phases, "phase")
+        yield make.counters(
+            "pageant_request_phase_seconds",
+            "Seconds that requests spent in each phase (docs/tracing.md).",
+            phases,
+            "phase",
+        )
         misses = (({"reason": reason}, count) for reason, count in sorted(self.misses.items()))
-        yield make.counters("pageant_prefix_cache_misses", "Prompt tokens that were not cached.", misses, "reason")
+        yield make.counters(
+            "pageant_prefix_cache_misses",
+            "Prompt tokens that the prefix cache did not have, by reason.",
+            misses,
+            "reason",
+        )
         yield make.gauge("pageant_gateway_open_streams", "Streams that are open at this gateway.", self.num_open)

@@ -1,4 +1,4 @@
-"""The roster: who lives where, who has died, who is leaving."""
+"""Membership: which processes exist, where, and which are leaving."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Hello(Message, frozen=True):
     draft: DraftCapacity | None = None
     fingerprint: Fingerprint | None = None  # of a worker, and the text parts of those that have the tokenizer
     alive: list[Fingerprint] = []  # of a gateway: those of the workers that began the streams that are open there
-    newest_epoch: int = 0  # the greatest number of a scheduler's life, or of a link, that it has been told
+    newest_epoch: int = 0  # the greatest epoch of a scheduler or of a link that it knows
 
 
 class Heartbeat(Message, frozen=True):
@@ -53,7 +53,7 @@ class Heartbeat(Message, frozen=True):
     epoch: int
     progress: int = 0  # steps or messages handled; stands still when stuck
     address: str = ""  # where a scheduler that does not know the sender can say so
-    stalled: str = ""  # why work waits there although nothing goes on
+    stalled: str = ""  # why work waits there without progress
     is_computing: bool = False  # a step is under way, and has not taken longer than such a step may
     alive: list[str] = []  # of a gateway, as in Hello: the names
     newest_epoch: int = 0  # as in Hello
@@ -75,7 +75,7 @@ class Member(Message, frozen=True):
 
 
 class Roster(Message, frozen=True):
-    """The whole membership, sent by the scheduler to everyone at every change and with its heartbeat."""
+    """The whole membership, sent by the scheduler to all services at every change and with its heartbeat."""
 
     scheduler_epoch: int
     version: int
@@ -83,13 +83,13 @@ class Roster(Message, frozen=True):
     model: WorkerCapacity | None = None  # None until a worker is there
     max_model_len: int = 0  # tokens, prompt and output
     max_input_length: int = 0
-    stalled: str = ""  # who does not get on although work waits, and why
+    stalled: str = ""  # which service makes no progress although work waits, and why
     fingerprints: list[Fingerprint] = []  # of the workers, each once; of the last one while its requests are alive
     former_epochs: list[int] = []  # numbers that this very life had before it took scheduler_epoch
 
 
 class Refused(Message, frozen=True):
-    """The scheduler will not have this instance (another schema, another fingerprint); it exits saying why."""
+    """The scheduler refuses this instance (another schema, another fingerprint); the instance exits with the reason."""
 
     instance: str
     reason: str
@@ -106,11 +106,11 @@ class Tick(Message, frozen=True):
 
 
 class Wake(Message, frozen=True):
-    """A message to oneself: the time has come for which something was waited."""
+    """A message to oneself: a time has come for which something waited."""
 
 
 class PeerGone(Message, frozen=True):
-    """A message to oneself: nobody listens any more at an address that this process had a connection to."""
+    """A message to oneself: no process listens any more at an address that this one had a connection to."""
 
     address: str
 
@@ -152,7 +152,7 @@ class Load(Message, frozen=True):
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
     num_stale_draft_tokens: int = 0  # proposed, and never verified
-    num_late_drafts: int = 0  # waited for in vain
+    num_late_drafts: int = 0  # waited for, and not there in time
     num_accepted_tokens_per_position: list[int] = []
     num_expired: int = 0
     num_worker_losses: int = 0

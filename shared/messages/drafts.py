@@ -1,6 +1,6 @@
 """The draft link: scheduler -> draft -> scheduler, FIFO, fenced by an epoch.
 
-A draft is told what was committed and proposes what may follow.  Nothing waits for it that cannot do without it.
+The scheduler sends a draft the committed tokens, and the draft proposes tokens that may follow.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ class DraftUpdate(Message, frozen=True):
     closed_rows: list[int]
     opened: list[AdmittedSequence]
     rows: list[int]
-    num_tokens: list[int]  # that the draft has been told before this update, prompt and output
+    num_tokens: list[int]  # that the draft had before this update, prompt and output
     num_new: list[int]
     new_token_ids: list[int]  # concatenated
-    num_wanted: list[int]  # draft tokens; 0: only told
+    num_wanted: list[int]  # draft tokens; 0: none
     num_ahead: int = 0  # tokens to go on with from its own guess, once it has answered
     rejection: bool = False  # drafts are drawn from a distribution that goes with them
 

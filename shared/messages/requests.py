@@ -47,7 +47,7 @@ class RequestHeader(Message, frozen=True):
     arrival_time: float = 0.0  # Unix seconds at the gateway
     deadline: float | None = None  # seconds of the steady clock of the process that has it (shared/deadlines.py)
     cache_salt: str = ""  # derived from the tenant by the server, never by the client
-    is_kept: bool = False  # its id is made from an idempotency key: its client may come back for it
+    is_kept: bool = False  # its id is made from an idempotency key: its client may ask for it again
     parent_span_id: str = ""  # 16 hex digits: the caller's span, by W3C trace context
     sent_time: float = 0.0  # Unix seconds at the client, where it said so and that can be; nothing is decided by it
     time_left: float | None = None  # seconds until the deadline, when this was sent
@@ -95,7 +95,7 @@ class DecodeRequest(Message, frozen=True):
 
 
 class PiecesRequest(Message, frozen=True):
-    """What do these tokens stand for, each by itself?  Answered by PiecesResult."""
+    """Asks for the bytes of each token by itself.  Answered by PiecesResult."""
 
     request_id: str
     gateway: str
@@ -139,18 +139,18 @@ HAS_EVERYTHING = "finished"
 class AbortRequest(Message, frozen=True):
     """Forget a request, known or not; along the same FIFO path as its request, so it cannot overtake it.
 
-    A gateway says so of every request that was accepted: with the reason HAS_EVERYTHING where its client has.
+    A gateway sends it for every accepted request: with the reason HAS_EVERYTHING where its client has all output.
     """
 
     request_id: str
     reason: str = "cancelled"
-    gateway: str = ""  # who says so; the word of one who does not have the request any more does not count
+    gateway: str = ""  # the sender; an abort from a gateway that no longer has the request is ignored
 
 
 class AttachRequest(Message, frozen=True):
-    """Gateway -> scheduler: the client of a kept request has come back, here.  All of its output is told again.
+    """Gateway -> scheduler: the client of a kept request asks for it again, here.  All of its output is sent again.
 
-    Answered by RequestRejected (NOT_FOUND) where nothing is known of it any more.
+    Answered by RequestRejected (NOT_FOUND) where the scheduler no longer has the request.
     """
 
     request_id: str

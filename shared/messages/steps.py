@@ -57,7 +57,7 @@ class StepPlan(Message, frozen=True):
 
 
 class Refusal(StrEnum):
-    STALE_BLOCK = "stale_block"  # a block of the row has been given to somebody else since
+    STALE_BLOCK = "stale_block"  # a block of the row has been given to another sequence since
     NOT_IN_STEP = "not_in_step"  # the row is not held, or not at the place that the plan says
 
 
@@ -76,7 +76,7 @@ class RefusedRow(Message, frozen=True):
     reason: Refusal
     block_id: int = -1
     generation: int = 0  # of that block, as the row has it
-    known: int = 0  # as the worker has been told
+    known: int = 0  # as the worker knows it
     unwritten: list[tuple[int, int]] = []  # blocks, with generations, that it was to fill and has not
 
 
@@ -85,7 +85,7 @@ class StepResult(Message, frozen=True):
     one of the refused rows; one with draft tokens has those accepted and one more.
 
     One that is held to a grammar may have 0 where a sample was asked for: what may come next was not known in time, and
-    nobody waits for it.  The worker then stands one computed token further back.
+    the step does not wait for it.  The worker then stands one computed token further back.
     """
 
     epoch: int
@@ -101,7 +101,7 @@ class StepResult(Message, frozen=True):
 
 
 class ReportHoldings(Message, frozen=True):
-    """Scheduler -> worker, in order with the plans: say what you hold once those before this have run."""
+    """Scheduler -> worker, in order with the plans: report what you hold once the plans before this have run."""
 
     epoch: int
     report_id: int

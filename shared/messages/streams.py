@@ -52,12 +52,12 @@ class SequenceTokens(Message, frozen=True):
 
 
 class TokenBatch(Message, frozen=True):
-    """Everything one scheduler step says to one detokenizer."""
+    """Everything that one scheduler step sends to one detokenizer."""
 
     opened: list[OpenStream]
     sequences: list[SequenceTokens]
-    closed: list[tuple[str, int]] = []  # aborted: forget without a word
-    stamp: float = 0.0  # Unix seconds when the step came back that this tells of
+    closed: list[tuple[str, int]] = []  # aborted: forget them, without an answer
+    stamp: float = 0.0  # Unix seconds when the result of the step came
 
 
 class SequenceText(Message, frozen=True):
@@ -84,7 +84,7 @@ class SequenceText(Message, frozen=True):
 
 
 class TextBatch(Message, frozen=True):
-    """Everything one token batch says to one gateway."""
+    """Everything that one token batch yields for one gateway."""
 
     sequences: list[SequenceText]
 

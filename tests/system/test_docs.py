@@ -127,20 +127,24 @@ def indented(code: str) -> str:
     return "".join(f"    {line}\n" for line in code.splitlines())
 
 
-def test_serving_as_the_readme_does_scaling_and_restarting(tmp_path: Path) -> None:
+def served() -> list[list[str]]:
+    """The options of every `pageant serve` of the documents, each once; the harness names the model itself."""
+    told = [command.words[2:] for command in HERE if command.bare.startswith("pageant serve ")]
+    found = {tuple(word for word in words if word != BUNDLED) for words in told if not {"-h", "--help"} & set(words)}
+    return [list(options) for options in sorted(found)]
+
+
+@pytest.mark.parametrize("options", served(), ids=" ".join)
+def test_serving_as_the_documents_do_scaling_and_restarting(options: list[str], tmp_path: Path) -> None:
     """`pageant serve` with the documents' own options, and then their orders to it."""
-    told = [command for command in HERE if command.bare.startswith("pageant serve ")]
-    served = [command for command in told if not {"-h", "--help"} & set(command.words)]
     orders = [command for command in HERE if command.bare.startswith(ORDERS)]
-    assert served and orders
-    for command in served:
-        options = [word for word in command.words[2:] if word != BUNDLED]  # the harness names the model itself
-        with troupe(tmp_path, "--num-threads", "1", "--num-blocks", "256", *options) as running:
-            for order in orders:
-                done = run(running, order, tmp_path)
-                assert done.returncode == 0, f"{order}\n{done.stdout}\n{done.stderr}"
-            said = run(running, Command("test", 'pageant generate "Once" --max-tokens 4'), tmp_path)
-            assert said.returncode == 0, said.stderr
+    assert options and orders
+    with troupe(tmp_path, "--num-threads", "1", "--num-blocks", "256", *options) as running:
+        for order in orders:
+            done = run(running, order, tmp_path)
+            assert done.returncode == 0, f"{order}\n{done.stdout}\n{done.stderr}"
+        said = run(running, Command("test", 'pageant generate "Once" --max-tokens 4'), tmp_path)
+        assert said.returncode == 0, said.stderr
 
 
 @pytest.mark.parametrize("transcript", transcripts(), ids=lambda transcript: transcript.path.name)

@@ -3,8 +3,8 @@
     scripts/bench_peers --peers DIR [--model S|M|both] [--quantization none|int8|both] [--rounds 3]
                         [--workloads a,b1,b2,c,d] [--engines NAME,...] [--check] [--markdown]
 
-DIR holds the peers, each in an environment of its own; docs/performance.md says how to install them.  Those that are
-not there are named and left out.  Each engine stays up; an idle peer's processes are stopped while others run.
+DIR holds the peers, each in an environment of its own; docs/measurements/engines.md says how to install them.  Those
+that are not there are named and left out.  Each engine stays up; an idle peer's processes are stopped while others run.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ POLICIES = "round_robin,least_loaded,prefix_aware"
 
 @click.group(cls=Group)
 def bench() -> None:
-    """Measure, under the field's names for it."""
+    """Measure a server, an offline load, messages or kernels."""
 
 
 MEASURING = [
@@ -89,7 +89,7 @@ def take_sampling(arguments: dict[str, Any]) -> dict[str, Any]:
 @workload_options
 @measuring_options
 def bench_serve(**arguments: Any) -> None:
-    """Send a load to a server that runs, each request when it is due."""
+    """Send a load to a running server, each request when it is due, and report latencies and rates."""
     from services.cli.bench.serve import ServeOptions, serve
 
     sampling, workload = take_sampling(arguments), take_workload(arguments)
@@ -101,7 +101,7 @@ def bench_serve(**arguments: Any) -> None:
 @workload_options
 @measuring_options
 def bench_offline(**arguments: Any) -> None:
-    """Give a private troupe a whole load at once, and say how fast it is through."""
+    """Send a whole load to a private deployment at once, and report the rates."""
     from services.cli.bench.offline import offline
     from services.cli.bench.serve import ServeOptions
 
@@ -119,7 +119,7 @@ def bench_offline(**arguments: Any) -> None:
     "--model", "-m", type=DIRECTORY, default="models/pageant-stories", show_default=True, help="A checkpoint directory."
 )
 def bench_messages(sizes: list[int], model: Path) -> None:
-    """What encoding and decoding the messages of one step cost."""
+    """Time the encoding and decoding of the messages of one step."""
     from services.cli.bench.messages import table
 
     click.echo(table(sizes, resolve_model_dir(str(model))))
@@ -207,7 +207,7 @@ def bench_kernels(**arguments: Any) -> None:
 @click.option("--plot", type=FILE, help="A PNG: latency, hit rate, preemptions and goodput over each choice.")
 @workload_options
 def simulate(**arguments: Any) -> None:
-    """Say what a load would need: the scheduler's own decisions in virtual time."""
+    """Predict what a load needs: the scheduler's own decisions in virtual time."""
     from services.cli.simulate import SimulateOptions, run
 
     workload = take_workload(arguments)

@@ -42,7 +42,7 @@ def trace(
     html: Path | None,
     otlp: str | None,
 ) -> None:
-    """Say where a request is, and why it was slow, from the services' JSON logs.
+    """Show where a request is, and why it was slow, from the services' JSON logs.
 
     REQUEST is a request id (or its beginning), a trace id, or the label that the client gave:
 

@@ -25,17 +25,17 @@ class EmbeddingBody(msgspec.Struct, kw_only=True):
 
     client_names: ClassVar[ClientNames] = {"prompt": ("input",), "token_ids": ("input",), "label": ("request_id",)}
 
-    input: str | list[str | Int | list[TokenId]]
+    input: str | list[str | Int | list[TokenId]]  # a text, token ids, or a list of either
     model: str | None = None
-    encoding_format: str | None = None
-    dimensions: Int | None = None
-    user: str | None = None
-    pooling: str | None = None
+    encoding_format: str | None = None  # float or base64
+    dimensions: Int | None = None  # refused
+    user: str | None = None  # without effect
+    pooling: str | None = None  # last or mean: which hidden states make the vector
     normalize: bool | None = None
     add_special_tokens: bool | None = None
     truncate_prompt_tokens: Int | None = None
     priority: Int | None = None
-    request_id: str | None = None
+    request_id: str | None = None  # a label for logs and Abort
 
 
 class EmbeddingObject(msgspec.Struct, kw_only=True):

@@ -17,7 +17,7 @@ from services.scheduler.state.replica import Replica
 from services.scheduler.state.sequence import Sequence
 
 WAITING_WEIGHT = 6  # of a waiting request at a worker whose cache is full, against one that runs
-PREFILL_SCALE = 10.0  # a block to prefill against one that is held; simulated on real traces, docs/benchmarking.md
+PREFILL_SCALE = 10.0  # a block to prefill against one that is held; chosen by docs/measurements/simulator.md
 Score = Callable[[Sequence, Replica], float]
 
 

@@ -9,9 +9,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
+AT_THE_ROOT = (
+    "README.md",
+    "ARCHITECTURE.md",
+    "CONTRIBUTING.md",
+    "CHANGELOG.md",
+    "SECURITY.md",
+    "models/README.md",
+    "examples/README.md",
+)
+GENERATED = tuple(sorted((ROOT / "docs" / "reference").glob("*.md")))  # from code: tests/unit/docs/test_reference.py
 DOCUMENTS = (
-    *(ROOT / name for name in ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "models/README.md")),
-    *sorted((ROOT / "docs").glob("*.md")),
+    *(ROOT / name for name in AT_THE_ROOT),
+    *(path for path in sorted((ROOT / "docs").rglob("*.md")) if path not in GENERATED),
 )
 HEADS = ("scripts/", "pageant", "docker", "curl", "pytest", "python", "lm_eval", "pip", "source")
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)
@@ -86,8 +96,8 @@ def commands() -> list[Command]:
 
 
 def _parts(line: str) -> Iterator[str]:
-    """The commands of a line, which may be a pipe."""
-    for part in re.split(r"\s\|\s", line):
+    """The commands of a line, which may be a pipe, or a list with &&."""
+    for part in re.split(r"\s(?:\||&&)\s", line):
         command = Command("", " ".join(REMARK.sub("", part).split()))
         if is_command(command.bare):
             yield command.text
@@ -103,7 +113,7 @@ def is_command(text: str) -> bool:
 
 def links() -> Iterator[tuple[Path, str]]:
     """Those that lead somewhere within the project."""
-    for path in DOCUMENTS:
+    for path in (*DOCUMENTS, *GENERATED):
         for target in LINK.findall(path.read_text(encoding="utf-8")):
             if "://" not in target:
                 yield path, target

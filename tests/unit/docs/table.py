@@ -65,7 +65,9 @@ TABLE: dict[str, How] = {
     # -- scripts
     "scripts/quickstart": RunBy("tests/system/test_commands.py", "quickstart"),
     "scripts/transcripts": RunBy("tests/system/test_docs.py", "transcripts"),
-    "scripts/settings": RunBy("tests/unit/docs/test_settings_tables.py", "scripts.documents.settings"),
+    "scripts/chart": RunBy("tests/unit/docs/test_measurements.py", "scripts.documents.chart"),
+    "scripts/record_demo": RunBy("tests/system/test_recording.py", "scene"),
+    "scripts/reference": RunBy("tests/unit/docs/test_reference.py", "scripts.documents.reference.main"),
     "scripts/prove_clients": RunBy("tests/system/test_clients.py", "prove_clients"),
     "scripts/test": RunBy("scripts/test", "pytest"),
     "scripts/setup": RunBy("scripts/test", "scripts/setup"),
@@ -83,6 +85,7 @@ TABLE: dict[str, How] = {
     "scripts/prove_speculation": Needs("an hour; tests/system/test_speculation.py has a short one"),
     # -- tests and modules
     "pytest": RunBy("scripts/test", "pytest"),
+    "python -m examples.": RunBy("tests/system/test_examples.py", "examples."),
     "python -m services.": RunBy("services/cli/processes.py", "services."),
     "python -m scripts.demo_model": Needs("a corpus and hours"),
 }

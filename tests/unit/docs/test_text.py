@@ -19,6 +19,7 @@ COMMANDS = commands()
 SERVICES = re.findall(r"^  ([a-z]+):$", (ROOT / "compose.yaml").read_text(encoding="utf-8"), re.M)
 COMPOSE = {"up", "down", "build", "logs", "ps", "pull", "exec", "stop", "start", "restart", "config"}
 CURL = {"-N", "-d", "-H", "-s", "-X"}
+MAX_README = 7000  # bytes
 MADE = ("models/S", "models/M")  # by a bench, in a folder of the reader's own
 OF_TOOLS = {"scripts/test": "pytest", "scripts/quickstart": "pageant"}
 
@@ -174,6 +175,10 @@ def test_every_script_is_in_a_document_or_in_the_table() -> None:
     scripts = {f"scripts/{path.name}" for path in (ROOT / "scripts").iterdir() if path.is_file()}
     unknown = {script for script in scripts - named if how(script) is None}
     assert not unknown, "no document tells of them, and nothing is known to run them"
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_bytes()) <= MAX_README
 
 
 def test_what_cannot_be_run_says_what_it_needs() -> None:

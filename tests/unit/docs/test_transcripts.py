@@ -16,9 +16,9 @@ def test_times_and_line_breaks_are_not_compared() -> None:
     assert not made.says(TEXT.replace("tokens: 5", "tokens: 6"))
 
 
-def test_the_readme_has_one_and_each_has_a_seed() -> None:
+def test_the_first_guide_has_one_and_each_has_a_seed() -> None:
     found = transcripts()
-    assert any(transcript.path == ROOT / "README.md" for transcript in found)
+    assert any(transcript.path == ROOT / "docs" / "start.md" for transcript in found)
     assert all("--seed" in transcript.words and transcript.text for transcript in found)
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert readme.count("$ scripts/quickstart") == len(TRANSCRIPT.findall(readme)), "what is not found is not tested"

@@ -1,4 +1,4 @@
-"""Metrics as Prometheus reads them: names, types, buckets, and what docs/metrics.md says of them."""
+"""Metrics as Prometheus reads them: names, types, buckets, and what docs/reference/metrics.md says of them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from shared.metrics.histogram import STEP_TOKENS, Histogram, quantile
 from tests.unit.scheduler.fake_worker import capacity
 from tests.unit.scheduler.world import World
 
-DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "metrics.md"
+DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "reference" / "metrics.md"
 NAME = re.compile(r"(vllm:|pageant_)[a-z0-9_]+")
 # What dashboards for vLLM and the Kubernetes inference gateway read.
 EXPECTED = {

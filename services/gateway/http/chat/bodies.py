@@ -72,28 +72,28 @@ class ChatBody(GenerationBody, kw_only=True):
     }
 
     messages: list[MessageBody]
-    max_tokens: Int | None = None
-    max_completion_tokens: Int | None = None
-    logprobs: bool | None = None
-    top_logprobs: Int | None = None
-    tools: list[dict[str, Any]] | None = None
-    tool_choice: str | NamedChoice | None = None
+    max_tokens: Int | None = None  # default: what is left of the context
+    max_completion_tokens: Int | None = None  # the same, and counts before it
+    logprobs: bool | None = None  # log-probabilities of the output's tokens
+    top_logprobs: Int | None = None  # and of so many likeliest tokens at each position
+    tools: list[dict[str, Any]] | None = None  # needs tool_call_parser
+    tool_choice: str | NamedChoice | None = None  # auto, none, required, or a function's name
     parallel_tool_calls: bool | None = None
-    best_of: Int | None = None
-    reasoning_effort: str | None = None
+    best_of: Int | None = None  # as n, or refused
+    reasoning_effort: str | None = None  # a variable of the chat template
     verbosity: str | None = None  # without effect
-    include_reasoning: bool | None = None
-    echo: bool | None = None
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
-    add_special_tokens: bool | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
+    include_reasoning: bool | None = None  # false: without reasoning_content
+    echo: bool | None = None  # with continue_final_message: the answer begins with that message
+    add_generation_prompt: bool | None = None  # default true: the chat ends with the beginning of an answer
+    continue_final_message: bool | None = None  # the last message stays open, and the output continues it
+    add_special_tokens: bool | None = None  # only false: the template has them
+    chat_template_kwargs: dict[str, Any] | None = None  # further variables of the template
     # not possible here
     chat_template: str | None = None
     documents: Any = None
     functions: Any = None
     function_call: Any = None
-    modalities: list[str] | None = None
+    modalities: list[str] | None = None  # only text
     audio: Any = None
     prediction: Any = None
     web_search_options: Any = None

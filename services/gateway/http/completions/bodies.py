@@ -16,10 +16,10 @@ class CompletionBody(GenerationBody, kw_only=True):
         "prompt_logprobs": ("prompt_logprobs", "logprobs"),
     }
 
-    prompt: str | list[str | Int | list[TokenId]]
-    max_tokens: Int | None = None
+    prompt: str | list[str | Int | list[TokenId]]  # text, token ids, or a list of either (256 at most)
+    max_tokens: Int | None = None  # default 16
     logprobs: Int | None = None
-    echo: bool | None = None
-    best_of: Int | None = None
+    echo: bool | None = None  # the answer begins with the prompt
+    best_of: Int | None = None  # sequences that are generated; the n best are the answer
     suffix: str | None = None
-    add_special_tokens: bool | None = None
+    add_special_tokens: bool | None = None  # default true: as the tokenizer does for a prompt

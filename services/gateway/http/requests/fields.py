@@ -19,12 +19,12 @@ ClientNames = Mapping[str, tuple[str, ...]]  # of the troupe's field: those it m
 
 
 class StreamOptions(msgspec.Struct, kw_only=True):
-    include_usage: bool | None = None
-    continuous_usage_stats: bool | None = None
+    include_usage: bool | None = None  # a last event with `usage`
+    continuous_usage_stats: bool | None = None  # `usage` in every event
 
 
 class WithoutEffect(msgspec.Struct, kw_only=True):
-    """Fields about OpenAI's own house, which clients send all the same: nothing here hangs on them."""
+    """Fields that concern OpenAI's own service; clients send them, and nothing here depends on them."""
 
     user: str | None = None
     metadata: Any = None
@@ -41,7 +41,7 @@ class GenerationBody(WithoutEffect, kw_only=True):
 
     client_names: ClassVar[ClientNames] = {}
 
-    model: str | None = None
+    model: str | None = None  # absent: the one that is served
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     # OpenAI's
@@ -50,40 +50,40 @@ class GenerationBody(WithoutEffect, kw_only=True):
     top_p: float | None = None
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
+    logit_bias: dict[str, float] | None = None  # by token id; clamped to [-100, 100]
     seed: Int | None = None
-    stop: str | list[str] | None = None
+    stop: str | list[str] | None = None  # texts that end the output
     # of vLLM and others
     top_k: Int | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
     min_tokens: Int | None = None
     ignore_eos: bool | None = None
-    stop_token_ids: list[TokenId] | None = None
-    include_stop_str_in_output: bool | None = None
+    stop_token_ids: list[TokenId] | None = None  # tokens that end the output
+    include_stop_str_in_output: bool | None = None  # default false
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None  # without effect
     allowed_token_ids: list[TokenId] | None = None
-    bad_words: list[str] | None = None
-    prompt_logprobs: Int | None = None
-    truncate_prompt_tokens: Int | None = None
-    return_token_ids: bool | None = None
-    return_tokens_as_token_ids: bool | None = None
+    bad_words: list[str] | None = None  # texts that are never generated
+    prompt_logprobs: Int | None = None  # so many likeliest tokens at each place of the prompt
+    truncate_prompt_tokens: Int | None = None  # keep so many last tokens of the prompt; -1: as many as fit
+    return_token_ids: bool | None = None  # ids of prompt and output beside the text
+    return_tokens_as_token_ids: bool | None = None  # log-probabilities name tokens `token_id:N`
     speculate: bool | None = None
-    explain: bool | None = None
-    use_beam_search: bool | None = None
-    beam_width: Int | None = None
+    explain: bool | None = None  # the answer says where its time went, in `explanations`
+    use_beam_search: bool | None = None  # docs/beams-and-embeddings.md, as the next three
+    beam_width: Int | None = None  # beams that are followed
     length_penalty: float | None = None
-    early_stopping: bool | str | None = None
-    priority: Int | None = None
-    request_id: str | None = None
+    early_stopping: bool | str | None = None  # when the search ends
+    priority: Int | None = None  # smaller runs earlier, with scheduling_policy=priority
+    request_id: str | None = None  # a label for logs and Abort
     # formats that the output is held to: one of them
-    response_format: dict[str, Any] | None = None
-    structured_outputs: Any = None
-    guided_json: Any = None
-    guided_regex: Any = None
-    guided_choice: Any = None
-    guided_grammar: Any = None
+    response_format: dict[str, Any] | None = None  # OpenAI's: text, json_object or json_schema
+    structured_outputs: Any = None  # vLLM's: an object with one of json, regex, choice, grammar, json_object
+    guided_json: Any = None  # a JSON schema
+    guided_regex: Any = None  # a regular expression, matched whole
+    guided_choice: Any = None  # a list of texts
+    guided_grammar: Any = None  # in the notation of Lark, or GBNF
     guided_decoding_backend: Any = None  # without effect
     # not possible here: refused by name, never ignored
     guided_whitespace_pattern: Any = None

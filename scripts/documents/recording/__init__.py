@@ -1,0 +1,1 @@
+"""A recording of a worker that is killed in mid-stream, played for README."""
