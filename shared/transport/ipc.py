@@ -2,6 +2,9 @@
 
 The listening sockets are made here and handed to ZeroMQ, which then unlinks no path: neither when it binds nor when it
 closes, when the path may be a successor's.
+
+Over ipc:// libzmq (4.3.5, `ipc_listener_t::accept`) aborts the process where it finds no descriptor for a connection.
+So no process may fill its table: those who take connections from clients leave descriptors to the bus.
 """
 
 from __future__ import annotations
@@ -119,8 +122,8 @@ class IpcInbox(ZmqInbox):
 
 def listen(socket: zmq.Socket[bytes], path: Path) -> tuple[int, int] | None:
     """Let a socket listen at a path where there is none; returns the path's identity.  Raises OSError."""
-    listener = listening(path)
-    socket.setsockopt(zmq.USE_FD, listener.fileno())
-    socket.bind(f"{SCHEME}{path}")
-    listener.detach()  # it is ZeroMQ's now
+    with listening(path) as listener:
+        socket.setsockopt(zmq.USE_FD, listener.fileno())
+        socket.bind(f"{SCHEME}{path}")
+        listener.detach()  # it is ZeroMQ's now
     return identity(path)

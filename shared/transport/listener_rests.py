@@ -20,7 +20,8 @@ log = structlog.get_logger()
 class ListenerRests:
     """Takes a socket's listener away for a while when this process has no descriptor for another connection.
 
-    ZeroMQ itself would try again at once and for ever, with all of its thread's time.  Connections that exist go on.
+    ZeroMQ itself would try again at once and for ever, with all of its thread's time.  With the listener it ends the
+    connections that exist, whose senders connect again; what they send first meanwhile is lost.
     """
 
     def __init__(self, socket: zmq.Socket[bytes], spares: Spares) -> None:

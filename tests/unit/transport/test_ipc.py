@@ -236,6 +236,18 @@ async def test_a_directory_that_was_deleted_or_replaced_is_made_anew(
     assert not (tmp_path / "run" / "scheduler.sock").exists()
 
 
+async def test_who_waits_to_be_let_in_when_a_socket_is_made_anew_is_let_in(tmp_path: Path) -> None:
+    transport = ZmqTransport(Settings(runtime_dir=str(tmp_path / "run")))
+    transport.bind("worker-1", SchedulerInbox)
+    with socket.socket(socket.AF_UNIX) as client:
+        client.settimeout(5)
+        client.connect(str(tmp_path / "run" / "worker-1.sock"))
+        delete(tmp_path / "run")
+        assert transport.keep() == "its socket"
+        assert client.recv(1), "ZeroMQ greets"
+    transport.close()
+
+
 async def test_of_two_schedulers_the_one_without_the_lock_ends_and_leaves_the_other_alone(tmp_path: Path) -> None:
     settings = Settings(runtime_dir=str(tmp_path / "run"))
     first = ZmqTransport(settings)
