@@ -175,6 +175,7 @@ async def test_a_destination_that_is_forgotten_is_left_alone(transport: ZmqTrans
     sender.send(address, AbortRequest("lost"))
     sender.flush()
     sender.forget(address)
+    await asyncio.sleep(0.1)  # ZeroMQ closes the socket in a thread
     inbox = transport.bind("never", SchedulerInbox)
     await arrives(inbox, sender, "found")
     sender.close()
