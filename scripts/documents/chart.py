@@ -21,7 +21,7 @@ OURS, OTHERS, INK, PALE = "#c2410c", "#94a3b8", "#1e293b", "#64748b"
 ROOM = 46  # to the right of the longest bar, for its figure
 
 
-class Engine(msgspec.Struct):
+class ChartedEngine(msgspec.Struct):
     name: str
     is_ours: bool
     figures: list[float | None]  # one per workload; None: it was not run
@@ -37,7 +37,7 @@ class Record(msgspec.Struct):
     model: str
     unit: str
     workloads: list[str]
-    engines: list[Engine]
+    engines: list[ChartedEngine]
 
 
 def record() -> Record:

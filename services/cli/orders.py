@@ -18,7 +18,7 @@ from services.cli.rolling import RestartFailedError, rolling_restart
 from services.cli.supervisor import ChildProcess, Supervisor
 from shared.config import Settings
 from shared.errors import ConfigError
-from shared.transport.directory import identity, listening, make_private
+from shared.transport.directory import answers, identity, listening, make_private
 
 MAX_LINE = 4096
 ORDER_SECONDS = 5.0  # that a client has to say what it wants; others wait meanwhile
@@ -140,19 +140,6 @@ class OrderDesk:
         self._listener.close()
         if identity(self._path) == self._place:  # else it is somebody else's
             self._path.unlink(missing_ok=True)
-
-
-def answers(path: Path) -> bool:
-    """Whether somebody listens there."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.setblocking(False)
-        try:
-            probe.connect(str(path))
-        except BlockingIOError:
-            return True
-        except OSError:
-            return False
-        return True
 
 
 def desk_path(runtime_path: Path) -> Path:

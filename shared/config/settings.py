@@ -283,7 +283,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     transport: Annotated[
         Literal["ipc", "tcp"],
-        DEPLOYMENT.advanced("Sockets between the services: ipc on one host, tcp (encrypted) across hosts."),
+        DEPLOYMENT.advanced("ZeroMQ's sockets between the services: ipc on one host, tcp (encrypted) across hosts."),
     ] = "ipc"
     runtime_dir: Annotated[
         str,

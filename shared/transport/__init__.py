@@ -1,5 +1,4 @@
-"""Moving bytes between actors: an inbox to read from, an outbox to write to; on one host, across hosts, or in one
-process."""
+"""Moving bytes between actors: an inbox to read from, an outbox to write to; over ZeroMQ, or in one process."""
 
 from __future__ import annotations
 
@@ -7,15 +6,12 @@ from shared.config import Settings
 from shared.transport.link import Inbox, Outbox, Transport
 from shared.transport.memory import MemoryTransport
 from shared.transport.sharding import pick, rank
-from shared.transport.unix import UnixTransport
 
-__all__ = ["Inbox", "MemoryTransport", "Outbox", "Transport", "UnixTransport", "make_transport", "pick", "rank"]
+__all__ = ["Inbox", "MemoryTransport", "Outbox", "Transport", "make_transport", "pick", "rank"]
 
 
 def make_transport(settings: Settings) -> Transport:
     """The transport that the settings name.  Raises ConfigError where its directory cannot be used."""
-    if settings.transport == "ipc":
-        return UnixTransport(settings)
-    from shared.transport.zeromq import ZmqTransport  # only who talks across hosts loads it
+    from shared.transport.zeromq import ZmqTransport  # whoever only picks a destination does not load it
 
     return ZmqTransport(settings)

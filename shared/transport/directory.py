@@ -9,6 +9,7 @@ import stat
 from pathlib import Path
 from typing import IO
 
+from shared.descriptors import is_exhausted
 from shared.errors import ConfigError
 
 BACKLOG = 1024
@@ -61,6 +62,21 @@ def listening(path: Path) -> socket.socket:
         listener.close()
         raise
     return listener
+
+
+def answers(path: str | Path) -> bool:
+    """Whether a process listens there.  Raises OSError where there is no descriptor to find out with."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect(str(path))
+        except BlockingIOError:  # so many want to be let in
+            return True
+        except OSError as error:
+            if is_exhausted(error):
+                raise
+            return False
+        return True
 
 
 def fits(path: str) -> bool:

@@ -6,11 +6,11 @@ import asyncio
 import contextlib
 import itertools
 import socket
-import struct
 from pathlib import Path
 from typing import Any
 
 import pytest
+import zmq
 
 from scripts.fuzz.frames import FrameFuzzer
 from services.cli.client import TerminalClient
@@ -23,6 +23,7 @@ from tests.system.test_two_hundred import same
 NUM_HEALTHY = 64
 SERVICES = ("gateway", "tokenizer", "scheduler", "detokenizer", "worker")
 FRAMES_PER_SOCKET = 2_000
+GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00NULL" + bytes(48)  # of ZeroMQ's wire protocol
 CASES = corpus()
 UNIONS: dict[str, Any] = {
     "gateway": GatewayInbox, "tokenizer": TokenizerInbox, "scheduler": SchedulerInbox, "detokenizer": DetokenizerInbox,
@@ -71,7 +72,7 @@ def test_poison_beside_healthy_streams(tmp_path: Path) -> None:
     ]
     assert not wrong, "\n".join(wrong)
     assert not [line for line in logs if line["event"] in ("fatal", "step_failed", "incident", "stalled")]
-    assert len([line for line in logs if line["event"] in ("message_dropped", "connection_dropped")]) > 4, "frames came"
+    assert len([line for line in logs if line["event"] == "message_dropped"]) > 4, "frames came"
     assert not (tmp_path / "run" / "incidents").exists()
     print(f"{len(CASES)} poisons, {NUM_HEALTHY} streams")
 
@@ -102,20 +103,18 @@ async def side_by_side(running: Troupe, run: Path) -> tuple[list[Any], list[Endi
 
 def assault(run: Path) -> None:
     """Raw frames at every socket of the deployment, by somebody who can open them but knows nobody's name."""
-    sockets = sorted(run.glob("*.sock"))
+    sockets = sorted(path for path in run.glob("*.sock") if path.stem != "serve")
     assert len(sockets) >= len(SERVICES)
-    for index, path in enumerate(sockets):
-        frames = itertools.islice(
-            FrameFuzzer(UNIONS.get(path.stem.partition("-")[0], GatewayInbox), seed=index), FRAMES_PER_SOCKET
-        )
-        send(path, b"".join(struct.pack("<I", len(frame)) + frame for frame in frames))
-        for bomb in (
-            b"\xff" * 64,
-            struct.pack("<I", 1 << 30) + b"x" * 4096,
-            struct.pack("<I", 100) + b"torn",
-            b"\0" * 4096,
-        ):
-            send(path, bomb)
+    with zmq.Context() as context:
+        for index, path in enumerate(sockets):
+            frames = FrameFuzzer(UNIONS.get(path.stem.partition("-")[0], GatewayInbox), seed=index)
+            with context.socket(zmq.PUSH) as pusher:
+                pusher.linger = 30_000
+                pusher.connect(f"ipc://{path}")
+                for frame in itertools.islice(frames, FRAMES_PER_SOCKET):
+                    pusher.send(frame)
+            for bomb in (b"\xff" * 64, GREETING + b"\x06" + b"\xff" * 8 + b"x" * 4096, GREETING[:20], b"\0" * 4096):
+                send(path, bomb)
 
 
 def send(path: Path, data: bytes) -> None:

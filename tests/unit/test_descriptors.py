@@ -12,18 +12,19 @@ import time
 from collections.abc import Coroutine, Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
+from services.gateway.http.connection.acceptor import Acceptor
 from shared import descriptors
 from shared.actor import Actor, process
 from shared.config import Settings
 from shared.descriptors import Spares, raise_limit
 from shared.messages import AbortRequest, SchedulerInbox
-from shared.transport import Transport, line, zeromq
-from shared.transport.unix import NUM_SPARES, UnixInbox, UnixOutbox, UnixTransport
-from shared.transport.zeromq import ZmqTransport
+from shared.transport import Inbox, Outbox, Transport, ipc, outbox, watch
+from shared.transport.directory import listening
+from shared.transport.zeromq import NUM_SPARES, ZmqTransport
 
 
 @contextlib.contextmanager
@@ -83,13 +84,11 @@ def test_what_fails_for_another_reason_costs_no_spare() -> None:
 
 
 async def test_the_bus_connects_and_accepts_while_others_have_every_descriptor(tmp_path: Path) -> None:
-    transport = UnixTransport(Settings(runtime_dir=str(tmp_path)))
-    inbox, outbox = transport.bind("a", SchedulerInbox), transport.outbox()
+    transport = ZmqTransport(Settings(runtime_dir=str(tmp_path)))
+    inbox, sender = transport.bind("a", SchedulerInbox), transport.outbox()
     with full_table():
-        outbox.send(inbox.address, AbortRequest("through"))
-        outbox.flush()
-        assert await asyncio.wait_for(inbox.recv_batch(), 5) == [AbortRequest("through")]
-    outbox.close()
+        await arrives(inbox, sender, "through")
+    sender.close()
     transport.close()
     assert NUM_SPARES >= 8
 
@@ -97,9 +96,10 @@ async def test_the_bus_connects_and_accepts_while_others_have_every_descriptor(t
 async def test_a_listener_without_a_descriptor_rests_and_takes_the_connection_later(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    inbox, client = UnixInbox(tmp_path / "a.sock", SchedulerInbox), socket.socket(socket.AF_UNIX)
-    acceptor = inbox._acceptor
-    assert acceptor is not None
+    taken: list[socket.socket] = []
+    listener = listening(tmp_path / "a.sock")
+    acceptor = Acceptor(listener, lambda connection, _: taken.append(connection), name="a", spares=Spares(0))
+    client = socket.socket(socket.AF_UNIX)
     with full_table() as filling:
         client.connect(str(tmp_path / "a.sock"))
         before = time.process_time()
@@ -108,93 +108,67 @@ async def test_a_listener_without_a_descriptor_rests_and_takes_the_connection_la
         assert time.process_time() - before < 0.8, "the loop does not spin"
         free(filling, 2)
         async with asyncio.timeout(10):
-            while not inbox._connections:
+            while not taken:
                 await asyncio.sleep(0.05)
     assert "accept_paused" in capsys.readouterr().out
     client.close()
-    inbox.close()
+    taken[0].close()
+    acceptor.close()
 
 
-async def test_without_a_descriptor_nobody_is_taken_for_gone_and_no_mail_is_lost(
+async def test_without_a_descriptor_to_find_out_with_no_destination_has_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(line, "REST_SECONDS", 0.05)
-    monkeypatch.setattr(line, "PATIENCE_SECONDS", 0.2)
-    outbox, gone = UnixOutbox(tmp_path), asyncio.Queue[str]()
-    outbox.on_gone = gone.put_nowait
-    inbox = UnixInbox(tmp_path / "a.sock", SchedulerInbox)
-    outbox.send(inbox.address, AbortRequest("one"))
-    outbox.flush()
-    assert await asyncio.wait_for(inbox.recv_batch(), 5) == [AbortRequest("one")]
-    with full_table() as filling:
-        for connection in list(inbox._connections):
-            inbox._drop(connection)
-        await asyncio.sleep(0.02)  # the line is closed, and its descriptors are taken by others
-        with contextlib.suppress(OSError):
-            while True:
-                filling.append(os.open(os.devnull, os.O_RDONLY))
-        outbox.send(inbox.address, AbortRequest("two"))
-        outbox.flush()
-        await asyncio.sleep(0.5)
-        assert gone.empty(), "the other end is there"
-    assert await asyncio.wait_for(inbox.recv_batch(), 5) == [AbortRequest("two")]
-    assert gone.empty()
-    inbox.close()
-    assert await asyncio.wait_for(gone.get(), 5) == inbox.address, "now it has left"
-    outbox.close()
-
-
-async def test_a_line_that_finds_no_descriptor_keeps_its_mail_and_its_peer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Not even the one that it has just given back: others were quicker."""
-    monkeypatch.setattr(line, "REST_SECONDS", 0.05)
-    monkeypatch.setattr(line, "PATIENCE_SECONDS", 0.1)
-    outbox, gone = UnixOutbox(tmp_path), asyncio.Queue[str]()
-    outbox.on_gone = gone.put_nowait
-    inbox = UnixInbox(tmp_path / "a.sock", SchedulerInbox)
-    outbox.send(inbox.address, AbortRequest("one"))
-    outbox.flush()
-    assert await asyncio.wait_for(inbox.recv_batch(), 5) == [AbortRequest("one")]
-    names = {"AF_UNIX": socket.AF_UNIX, "SOCK_STREAM": socket.SOCK_STREAM}
+    monkeypatch.setattr(watch, "LOOK_SECONDS", 0.02)
+    transport = ZmqTransport(Settings(runtime_dir=str(tmp_path)))
+    sender, gone = transport.outbox(), asyncio.Queue[str]()
+    sender.on_gone = gone.put_nowait
+    inbox = transport.bind("a", SchedulerInbox)
+    await arrives(inbox, sender, "one")
     with monkeypatch.context() as patch:
-        patch.setattr(line, "socket", SimpleNamespace(**names, socket=no_descriptor))
-        for connection in list(inbox._connections):
-            inbox._drop(connection)
-        outbox.send(inbox.address, AbortRequest("two"))
-        outbox.flush()
+        patch.setattr(ipc, "answers", no_descriptor)
+        inbox.close()
         await asyncio.sleep(0.3)
-        outbox.send(inbox.address, AbortRequest("three"))
-        outbox.flush()
-        await asyncio.sleep(0.3)
-        assert gone.empty(), "the other end is there"
-    expected = [AbortRequest("two"), AbortRequest("three")]
-    async with asyncio.timeout(5):
-        while expected:
-            for message in await inbox.recv_batch():
-                assert message == expected.pop(0)
-    assert gone.empty()
-    inbox.close()
-    outbox.close()
+        assert gone.empty(), "it cannot be told"
+        inbox = transport.bind("a", SchedulerInbox)
+        await arrives(inbox, sender, "two")
+    await asyncio.sleep(0.1)
+    assert gone.empty(), "it was back in time"
+    with monkeypatch.context() as patch:
+        patch.setattr(ipc, "answers", no_descriptor)
+        inbox.close()
+        await asyncio.sleep(0.1)
+    assert await asyncio.wait_for(gone.get(), 5) == inbox.address, "now it has left"
+    sender.close()
+    transport.close()
+
+
+async def arrives(inbox: Inbox[Any], sender: Outbox, word: str) -> None:
+    sender.send(inbox.address, AbortRequest(word))
+    sender.flush()
+    assert await asyncio.wait_for(inbox.recv_batch(), 5) == [AbortRequest(word)]
 
 
 def no_descriptor(*_: object) -> None:
     raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
 
-async def test_over_tcp_mail_waits_for_a_descriptor_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(zeromq, "REST_SECONDS", 0.05)
-    transport = ZmqTransport(Settings(transport="tcp", runtime_dir=str(tmp_path), advertise_host="127.0.0.1"))
-    inbox, outbox = transport.bind("a", SchedulerInbox), transport.outbox()
+@pytest.mark.parametrize("kind", ["ipc", "tcp"])
+async def test_mail_waits_for_a_descriptor(
+    kind: Literal["ipc", "tcp"], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outbox, "REST_SECONDS", 0.05)
+    transport = ZmqTransport(Settings(transport=kind, runtime_dir=str(tmp_path), advertise_host="127.0.0.1"))
+    inbox, sender = transport.bind("a", SchedulerInbox), transport.outbox()
     with monkeypatch.context() as patch:
         patch.setattr(Spares, "make_room", no_descriptor)
         for name in ("one", "two"):
-            outbox.send(inbox.address, AbortRequest(name))
-            outbox.flush()
+            sender.send(inbox.address, AbortRequest(name))
+            sender.flush()
     await asyncio.sleep(0.1)
-    outbox.flush()
+    sender.flush()
     assert await asyncio.wait_for(inbox.recv_batch(), 5) == [AbortRequest("one"), AbortRequest("two")]
-    outbox.close()
+    sender.close()
     transport.close()
 
 
@@ -202,7 +176,7 @@ async def test_over_tcp_a_listener_without_a_descriptor_rests_too(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     transport = ZmqTransport(Settings(transport="tcp", runtime_dir=str(tmp_path), advertise_host="127.0.0.1"))
-    inbox, outbox = transport.bind("a", SchedulerInbox), transport.outbox()
+    inbox, sender = transport.bind("a", SchedulerInbox), transport.outbox()
     port = int(inbox.address.rpartition(":")[2])
     with socket.socket() as client:
         client.setblocking(False)
@@ -212,10 +186,10 @@ async def test_over_tcp_a_listener_without_a_descriptor_rests_too(
             await asyncio.sleep(0.4)
             assert time.process_time() - before < 0.3, "nor does its thread spin"
     assert "accept_paused" in capsys.readouterr().out
-    outbox.send(inbox.address, AbortRequest("later"))
-    outbox.flush()
+    sender.send(inbox.address, AbortRequest("later"))
+    sender.flush()
     assert await asyncio.wait_for(inbox.recv_batch(), 10) == [AbortRequest("later")]
-    outbox.close()
+    sender.close()
     transport.close()
 
 

@@ -28,13 +28,14 @@ WINGS: dict[str, set[str]] = {
     "membership": set(),
 }
 
+ZMQ = ("addresses", "inbox", "ipc", "listener_rests", "outbox", "tcp", "watch", "zeromq")  # modules of the transport
+
 # Package or module -> what it may import beside itself: top-level names, or dotted prefixes of our own.
 ALLOWED: dict[str, set[str]] = {
     "shared.messages": {"STDLIB", "msgspec", "shared.errors", "shared.sampling", "shared.packing"},
     "shared.transport": {"STDLIB", "msgspec", "structlog", "shared"},
-    "shared.transport.zeromq": {"STDLIB", "zmq", "structlog", "shared"},
+    **{f"shared.transport.{module}": {"STDLIB", "zmq", "structlog", "shared"} for module in ZMQ},
     "shared.transport.keys": {"STDLIB", "zmq", "msgspec", "shared"},
-    "shared.transport.watch": {"STDLIB", "zmq"},
     "shared.actor": {"STDLIB", "uvloop", "msgspec", "structlog", "prometheus_client", "shared"},
     "shared.automata": {"STDLIB", "llguidance", "msgspec", "shared.grammar"},
     "shared.automata.automaton": {"STDLIB", "llguidance", "numpy", "shared.automata"},

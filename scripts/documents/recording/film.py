@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from html import escape
 
-from scripts.documents.recording.scene import CLIENT, OPERATOR, Recording
+from scripts.documents.recording.scene import CLIENT, OPERATOR, Scene
 from scripts.documents.svg import MONO, box, picture
 
 COLUMNS, SIZE, LINE = 92, 13, 18
@@ -22,7 +22,7 @@ TITLES = {CLIENT: "client", OPERATOR: "operator"}
 
 
 @dataclass
-class Span:
+class FilmSpan:
     """Text of one line that appears at one moment."""
 
     at: float
@@ -32,7 +32,7 @@ class Span:
     is_order: bool
 
 
-def draw(found: Recording) -> str:
+def draw(found: Scene) -> str:
     """The picture; it is as long as the run, and holds its end."""
     length = found.events[-1].at + HOLD
     width = round(COLUMNS * ADVANCE + 2 * MARGIN)
@@ -49,7 +49,7 @@ def draw(found: Recording) -> str:
     return picture(width, top - 6, title, parts, family=MONO)
 
 
-def spans(found: Recording, window: str) -> Iterator[Span]:
+def spans(found: Scene, window: str) -> Iterator[FilmSpan]:
     """The window's text in lines of its width, broken between words."""
     row = column = 0
     for at, text in _moments(found, window):
@@ -68,8 +68,8 @@ def spans(found: Recording, window: str) -> Iterator[Span]:
                 yield _span(at, row, first, begun)
 
 
-def _span(at: float, row: int, column: int, text: str) -> Span:
-    return Span(at, row, column, text, text.startswith("$ "))
+def _span(at: float, row: int, column: int, text: str) -> FilmSpan:
+    return FilmSpan(at, row, column, text, text.startswith("$ "))
 
 
 def _words(line: str) -> list[str]:
@@ -78,7 +78,7 @@ def _words(line: str) -> list[str]:
     return [f"{part} " for part in parts[:-1]] + [part for part in parts[-1:] if part]
 
 
-def _moments(found: Recording, window: str) -> list[tuple[float, str]]:
+def _moments(found: Scene, window: str) -> list[tuple[float, str]]:
     moments: list[tuple[float, str]] = []
     for event in found.events:
         if event.window != window:
@@ -90,7 +90,7 @@ def _moments(found: Recording, window: str) -> list[tuple[float, str]]:
     return moments
 
 
-def _text(span: Span, top: int, length: float) -> str:
+def _text(span: FilmSpan, top: int, length: float) -> str:
     text = span.text.rstrip()
     colour = ALARM if "kill -9" in text or "ended with" in text else ORDER if span.is_order else INK
     place = f'x="{MARGIN + span.column * ADVANCE:g}" y="{top + span.row * LINE}" textLength="{len(text) * ADVANCE:g}"'

@@ -14,14 +14,14 @@ from pathlib import Path
 import msgspec
 
 from scripts.documents.recording.film import draw
-from scripts.documents.recording.scene import ROOT, Recording, play
+from scripts.documents.recording.scene import ROOT, Scene, play
 
 IMAGES = ROOT / "docs" / "images"
 RECORDING, PICTURE = IMAGES / "killed.json", IMAGES / "killed.svg"
 
 
-def recorded() -> Recording:
-    return msgspec.json.decode(RECORDING.read_bytes(), type=Recording)
+def recorded() -> Scene:
+    return msgspec.json.decode(RECORDING.read_bytes(), type=Scene)
 
 
 def main() -> int:

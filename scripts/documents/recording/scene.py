@@ -30,7 +30,7 @@ READY_SECONDS, END_SECONDS = 90.0, 60.0
 CLIENT, OPERATOR = "client", "operator"
 
 
-class Event(msgspec.Struct):
+class SceneEvent(msgspec.Struct):
     """Text that appeared in one of the two windows; `at` counts from the beginning, in seconds."""
 
     at: float
@@ -38,14 +38,14 @@ class Event(msgspec.Struct):
     text: str
 
 
-class Recording(msgspec.Struct):
+class Scene(msgspec.Struct):
     """What happened."""
 
     date: str
     machine: str
     command: str
     killed_at: float
-    events: list[Event]
+    events: list[SceneEvent]
     undisturbed: str
     killed: str
     status_of_diff: int
@@ -59,7 +59,7 @@ class Recording(msgspec.Struct):
         )
 
 
-class Stage:
+class ScenePlayer:
     """A directory in which the commands run, and the deployment that they speak to."""
 
     def __init__(self, directory: Path) -> None:
@@ -71,7 +71,7 @@ class Stage:
         python_path = {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
         self._environment = os.environ | {f"PAGEANT_{name}": value for name, value in own.items()} | python_path
         self._began = time.monotonic()
-        self.events: list[Event] = []
+        self.events: list[SceneEvent] = []
 
     def start(self, words: list[str]) -> subprocess.Popen[bytes]:
         """`pageant` with these words."""
@@ -81,7 +81,7 @@ class Stage:
         )  # fmt: skip
 
     def show(self, window: str, text: str) -> None:
-        self.events.append(Event(round(self.now(), 3), window, text))
+        self.events.append(SceneEvent(round(self.now(), 3), window, text))
 
     def now(self) -> float:
         return time.monotonic() - self._began
@@ -93,9 +93,9 @@ class Stage:
             one.at = 0.0
 
 
-def play(directory: Path, *options: str) -> Recording:
+def play(directory: Path, *options: str) -> Scene:
     """The whole scene, with further options of the answers.  Raises RuntimeError where something went differently."""
-    stage = Stage(directory)
+    stage = ScenePlayer(directory)
     stage.show(OPERATOR, f"$ pageant {' '.join(SERVE)}\n")
     with stage.start(SERVE) as server:
         try:
@@ -110,7 +110,7 @@ def play(directory: Path, *options: str) -> Recording:
     return found
 
 
-def _two_answers(stage: Stage, server: subprocess.Popen[bytes], ask: list[str]) -> Recording:
+def _two_answers(stage: ScenePlayer, server: subprocess.Popen[bytes], ask: list[str]) -> Scene:
     stage.begin()
     first = _answer(stage, ask, FIRST)
     time.sleep(1.0)
@@ -122,10 +122,10 @@ def _two_answers(stage: Stage, server: subprocess.Popen[bytes], ask: list[str]) 
     diff = subprocess.run(DIFF, cwd=stage.directory, capture_output=True, text=True, check=False)
     stage.show(CLIENT, diff.stdout if diff.returncode else "no difference\n")
     today = datetime.now(UTC).date().isoformat()
-    return Recording(today, _machine(), COMMAND, killed_at[0], [*stage.events], first, second, diff.returncode)
+    return Scene(today, _machine(), COMMAND, killed_at[0], [*stage.events], first, second, diff.returncode)
 
 
-def _wait_until_ready(stage: Stage, server: subprocess.Popen[bytes]) -> None:
+def _wait_until_ready(stage: ScenePlayer, server: subprocess.Popen[bytes]) -> None:
     assert server.stderr is not None
     deadline = time.monotonic() + READY_SECONDS
     for line in server.stderr:
@@ -137,7 +137,7 @@ def _wait_until_ready(stage: Stage, server: subprocess.Popen[bytes]) -> None:
     raise RuntimeError("pageant serve did not get ready")
 
 
-def _follow(stage: Stage, server: subprocess.Popen[bytes]) -> None:
+def _follow(stage: ScenePlayer, server: subprocess.Popen[bytes]) -> None:
     """What the server says later."""
     assert server.stderr is not None
     for line in server.stderr:
@@ -145,7 +145,7 @@ def _follow(stage: Stage, server: subprocess.Popen[bytes]) -> None:
             stage.show(OPERATOR, line.decode())
 
 
-def _answer(stage: Stage, ask: list[str], file: str, in_the_middle: Callable[[], None] | None = None) -> str:
+def _answer(stage: ScenePlayer, ask: list[str], file: str, in_the_middle: Callable[[], None] | None = None) -> str:
     """One completion, shown as it comes and kept in a file."""
     stage.show(CLIENT, f"$ pageant {' '.join(_quoted(word) for word in ask)} | tee {file}\n")
     text = b""
@@ -164,7 +164,7 @@ def _answer(stage: Stage, ask: list[str], file: str, in_the_middle: Callable[[],
     return text.decode()
 
 
-def _kill(stage: Stage, server: subprocess.Popen[bytes]) -> float:
+def _kill(stage: ScenePlayer, server: subprocess.Popen[bytes]) -> float:
     """SIGKILL to the worker, which is a child of the server; returns when."""
     listed = subprocess.run(
         ["ps", "-o", "pid=,args=", "--ppid", str(server.pid)], capture_output=True, text=True, check=True

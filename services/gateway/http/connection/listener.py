@@ -13,11 +13,11 @@ from typing import Any
 import structlog
 
 from services.gateway.access.connections import Connections, source_of
+from services.gateway.http.connection.acceptor import Acceptor
 from services.gateway.http.connection.protocol import BoundedProtocol, whole_response
 from services.gateway.http.errors.failures import error_body
 from shared.descriptors import Spares
 from shared.errors import ConfigError, RejectCode, RequestError
-from shared.transport.acceptor import Acceptor
 from shared.transport.link import worth_a_line
 
 BACKLOG = 2048

@@ -53,7 +53,7 @@ class Acceptor:
                 if is_exhausted(error):
                     self._pause(error)
                     return
-                continue  # who wanted to connect is gone already
+                continue  # the client is gone already
             connection.setblocking(False)
             self._take(connection, address)
 
