@@ -21,10 +21,14 @@ class Reach:
 
     tests: dict[tuple[str, int], set[str]] = field(default_factory=lambda: defaultdict(set))
     seconds: dict[str, float] = field(default_factory=dict)
+    imported: dict[str, set[int]] = field(default_factory=dict)  # lines of each file that no test runs, but the import
 
     def of(self, path: str, line: int) -> list[str]:
-        """The tests that run a line, the quickest first."""
-        return sorted(self.tests.get((path, line), ()), key=lambda test: self.seconds.get(test, 1.0))
+        """The tests that run a line, the quickest first; of a line that only the import runs, those of its module."""
+        found = self.tests.get((path, line), set())
+        if path in self.imported and line in self.imported[path]:
+            found = set().union(*(tests for (file, _), tests in self.tests.items() if file == path))
+        return sorted(found, key=lambda test: self.seconds.get(test, 1.0))
 
 
 def measure(root: Path, source: list[str], tests: list[str], scratch: Path) -> Reach:
@@ -44,7 +48,10 @@ def measure(root: Path, source: list[str], tests: list[str], scratch: Path) -> R
     for file in covered.measured_files():
         path = str(Path(file).relative_to(root))
         for line, contexts in covered.contexts_by_lineno(file).items():
-            found.tests[path, line] |= {context.partition("|")[0] for context in contexts if context}
+            if reached := {context.partition("|")[0] for context in contexts if context}:
+                found.tests[path, line] |= reached
+            else:
+                found.imported.setdefault(path, set()).add(line)
     return found
 
 

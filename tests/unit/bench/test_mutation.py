@@ -1,0 +1,73 @@
+"""scripts/mutate: which faults it can put into a module, and which tests it tries each with."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from scripts.mutation.__main__ import FOLDERS, draw, modules, name_of
+from scripts.mutation.faults import SmallFault, faults_of
+from scripts.mutation.reach import Reach
+
+MODULE = '''"""A module with an é in it."""
+LIMIT = 3
+
+
+def found(items: list[int] = [7], name: "str" = "") -> int:
+    log.info("not this", number=5)
+    assert len(items) > 1
+    for item in items:
+        if not item and name == "é" or item < LIMIT:
+            continue
+        items.append(item)
+    if not items:
+        raise ValueError(f"{1 + 2} items")
+    return items[-1] + 1
+'''
+
+
+def faults(text: str, tmp_path: Path) -> list[SmallFault]:
+    (tmp_path / "module.py").write_text(text, encoding="utf-8")
+    return faults_of("module.py", tmp_path)
+
+
+def test_each_fault_changes_what_runs_and_stays_python(tmp_path: Path) -> None:
+    found = faults(MODULE, tmp_path)
+    changed = {(fault.before, fault.after) for fault in found}
+    assert ("3", "4") in changed and ("7", "8") in changed and ("continue", "break") in changed
+    assert ("item < LIMIT", "(item <= LIMIT)") in changed and ('name == "é"', "(name != 'é')") in changed
+    assert ("items.append(item)", "pass") in changed and ("return items[-1] + 1", "return None") in changed
+    assert ("not items", "(items)") in changed or ("not items", "items") in {(b, a.strip("()")) for b, a in changed}
+    assert not [fault for fault in found if "log" in fault.before or fault.before in ("5", "len(items) > 1", "1 + 2")]
+    for fault in found:
+        text = fault.apply(MODULE)
+        assert text != MODULE
+        assert ast.dump(ast.parse(text)) != ast.dump(ast.parse(MODULE)), fault
+
+
+def test_a_fault_is_known_by_more_than_its_line(tmp_path: Path) -> None:
+    (fault,) = faults("LIMIT = 3\n", tmp_path)
+    (moved,) = faults("\n\nLIMIT = 3\n", tmp_path)
+    assert str(fault) != str(moved) and name_of(fault) == name_of(moved) == "module.py: 3 -> 4"
+
+
+def test_the_quickest_test_comes_first_and_an_import_is_tried_with_its_module_s() -> None:
+    reach = Reach(seconds={"slow": 5.0, "quick": 0.1}, imported={"a.py": {1}})
+    reach.tests["a.py", 2] |= {"slow", "quick"}
+    assert reach.of("a.py", 2) == ["quick", "slow"] == reach.of("a.py", 1)
+    assert reach.of("a.py", 3) == [] == reach.of("b.py", 1)
+
+
+def test_faults_are_drawn_in_proportion_and_again_alike() -> None:
+    drawn = draw(None, 60, seed=5)
+    assert drawn == draw(None, 60, seed=5) != draw(None, 60, seed=6)
+    assert set(drawn) == set(FOLDERS) and all(drawn.values())
+    assert len(drawn["services/scheduler"]) > len(drawn["services/detokenizer"])
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_folders_and_their_tests_exist(folder: str) -> None:
+    assert modules(folder)
+    assert all(Path(tests).is_dir() for tests in FOLDERS[folder])
