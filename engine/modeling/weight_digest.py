@@ -26,6 +26,7 @@ from kernels.ops import digest
 from kernels.ops.digest import Sums
 
 ChunkSums = Callable[[NDArray[np.uint8]], Sums]
+Described = tuple[torch.dtype, torch.Size]
 DIGEST_BYTES = 16
 REMEMBERED = 256  # checkpoints, the latest
 FORMAT = "1"  # of what is remembered, and of the digest
@@ -51,15 +52,15 @@ class WeightDigest:
         self._chunk_sums = chunk_sums
         self._copy = copy
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="digest") if threads else None
-        self._summed: dict[str, Future[bytes]] = {}  # by the pool
-        self._tensors: dict[str, bytes] = {}
+        self._summed: dict[str, tuple[Described, Future[Sums]]] = {}  # by the pool
+        self._settled: dict[str, tuple[Described, Sums]] = {}
         self._left: dict[str, Tensor] = {}
-        self._written: dict[str, tuple[Tensor, Sums]] = {}
+        self._small: dict[str, Tensor] = {}  # copies
 
     def add(self, name: str, tensor: Tensor) -> None:
         """A contiguous tensor as the checkpoint has it; it does not change until `settle`."""
         if self._pool is not None:
-            self._summed[name] = self._pool.submit(self._digest_of, tensor)
+            self._summed[name] = _describe(tensor), self._pool.submit(self._sums_of, tensor)
         else:
             self._left[name] = tensor
 
@@ -69,7 +70,7 @@ class WeightDigest:
         if tensor is None:
             return None
         sums = digest.empty_sums(tensor.nbytes)
-        self._written[name] = tensor, sums
+        self._settled[name] = _describe(tensor), sums
         return sums
 
     def copied(self, name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
@@ -79,33 +80,34 @@ class WeightDigest:
         return self._copy(tensor, dtype, self.sums(name))
 
     def settle(self) -> None:
-        """Sum what nothing else did, and keep no tensor."""
-        for name, (tensor, sums) in self._written.items():
-            self._tensors[name] = _describe(tensor, sums)
+        """Sum what nothing else did.  Small tensors are copied, and summed all together at last."""
         for name, tensor in self._left.items():
-            self._tensors[name] = self._digest_of(tensor)
-        self._written.clear()
+            if tensor.nbytes <= digest.CHUNK:
+                self._small[name] = tensor.clone()
+            else:
+                self._settled[name] = _describe(tensor), self._sums_of(tensor)
         self._left.clear()
 
-    def _digest_of(self, tensor: Tensor) -> bytes:
-        return _describe(tensor, self._chunk_sums(content_of(tensor)))
+    def _sums_of(self, tensor: Tensor) -> Sums:
+        return self._chunk_sums(content_of(tensor))
 
     @property
     def value(self) -> str:
         """Hexadecimal, of all that was added; nothing is added after it."""
         self.settle()
-        self._tensors.update({name: future.result() for name, future in self._summed.items()})
+        found = {name: (_describe(tensor), self._sums_of(tensor)) for name, tensor in self._small.items()}
+        found |= self._settled | {name: (how, future.result()) for name, (how, future) in self._summed.items()}
         whole = hashlib.blake2b(digest_size=DIGEST_BYTES)
-        for name, one in sorted(self._tensors.items()):
-            whole.update(f"{len(name)} {name}".encode() + one)
+        for name, ((dtype, shape), sums) in sorted(found.items(), key=lambda item: item[0]):
+            described = f"{dtype} {list(shape)} ".encode()
+            whole.update(f"{len(name)} {name}".encode() + hashlib.blake2b(described + sums.tobytes()).digest())
         if self._pool is not None:
             self._pool.shutdown()
         return whole.hexdigest()
 
 
-def _describe(tensor: Tensor, sums: Sums) -> bytes:
-    described = f"{tensor.dtype} {list(tensor.shape)} ".encode()
-    return hashlib.blake2b(described + sums.tobytes()).digest()
+def _describe(tensor: Tensor) -> Described:
+    return tensor.dtype, tensor.shape
 
 
 class DigestMemory:
