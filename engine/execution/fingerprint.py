@@ -41,15 +41,26 @@ class DigestedSource:
         self._identity = identity_of(self._files)
         self._known = memory.recall(self._identity) if self._files else MADE_UP
         self._digest: WeightDigest | None = None
+        self._lent: Native | None = None
         if not self._known:
-            self._digest = make_digest(native or load_compiled())
+            self._digest = make_digest(native or self._borrow())
             source.watch(self._digest)
+
+    def _borrow(self) -> Native | None:
+        """The native library for a worker that computes otherwise; as many threads of it as torch has."""
+        native = load_compiled()
+        if native is not None and native.num_threads == 1:
+            self._lent = native
+            native.set_threads(torch.get_num_threads(), pin=False)
+        return native
 
     def value(self) -> str:
         """Once all tensors were taken."""
         if self._digest is None:
             return self._known
         found = self._digest.value
+        if self._lent is not None:
+            self._lent.set_threads(1, pin=False)
         if identity_of(self._files) == self._identity:  # else they were changed under our hands
             self._memory.remember(self._identity, found)
         return found
@@ -58,7 +69,7 @@ class DigestedSource:
 def make_digest(native: Native | None) -> WeightDigest:
     """Of the native library where there is one, also for workers that compute otherwise; else of numpy, in threads."""
     if native is not None:
-        return WeightDigest(native.chunk_sums)
+        return WeightDigest(native.chunk_sums, copy=native.copy)
     return WeightDigest(digest.chunk_sums, threads=min(MOST_THREADS, usable_cores()))
 
 
@@ -97,7 +108,7 @@ def _numeric_class(backend: Backend) -> str:
     split = f", split {backend.kernels.split}" if backend.kernels.split else ""
     if backend.device.type == "cpu":
         capability = torch.backends.cpu.get_cpu_capability()
-        return f"{backend.kernels.name} {capability} on {_processor()}, {torch.get_num_threads()} threads"
+        return f"{backend.kernels.name} {capability} on {processor()}, {torch.get_num_threads()} threads"
     return f"{backend.kernels.name} on {torch.cuda.get_device_name(backend.device)}{split}"
 
 
@@ -107,7 +118,7 @@ def native_class(target: str, formats: Formats) -> str:
     return target if formats.rounds else vectors
 
 
-def _processor() -> str:
+def processor() -> str:
     try:
         lines = build.CPUINFO.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:

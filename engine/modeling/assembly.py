@@ -72,10 +72,14 @@ class _Reader:
 
     def matrix(self, name: str) -> Tensor:
         """Rounded to the format that weights are held in, in the one that they are computed with."""
+        if self._device.type == "cpu":
+            return self._source.copied(name, self.dtype, rounded=self._held)
         rounded = self._source.take(name).to(device=self._device, dtype=self._held, copy=True)
         return rounded.to(self.dtype)
 
     def vector(self, name: str) -> Tensor:
+        if self._device.type == "cpu":
+            return self._source.copied(name, self.dtype)
         return self._source.take(name).to(device=self._device, dtype=self.dtype, copy=True)
 
     def layer(self, index: int) -> DecoderLayer:

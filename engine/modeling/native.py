@@ -5,6 +5,7 @@ It owns the packed weights, in one stretch of memory, and the KV pool, whose lay
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -233,9 +234,9 @@ class _Packer:
         if not config.tie_word_embeddings:
             stored = self._source.take(EMBEDDING)
             held = torch.bfloat16 if torch.bfloat16 in (stored.dtype, self._dtype) else torch.float32
-            embedding = stored.to(held, copy=True)
+            embedding = self._native.copy(stored, held, next(iter(self._source.sums(EMBEDDING)), None))
             self._source.release()
-        head = self._pack(self._source.take(EMBEDDING if embedding is None else HEAD))
+        head = self._pack((EMBEDDING if embedding is None else HEAD,))
         self._source.release()
         return head, embedding
 
@@ -246,40 +247,43 @@ class _Packer:
 
     def layer(self, index: int) -> NativeLayer:
         config, prefix = self._config, layer_prefix(index)
-        qkv = torch.cat([self._source.take(f"{prefix}{name}.weight") for name in QUERY_KEY_VALUE])
         query_norm, key_norm = (
             self._vector(f"{prefix}self_attn.{name}_norm.weight") if config.qk_norm else None for name in ("q", "k")
         )
         layer = NativeLayer(
             input_norm=self._vector(prefix + "input_layernorm.weight"),
-            qkv=self._pack(qkv, self._biases(prefix, QUERY_KEY_VALUE, config.qkv_bias)),
+            qkv=self._projection(prefix, QUERY_KEY_VALUE, config.qkv_bias),
             query_norm=query_norm,
             key_norm=key_norm,
-            output=self._projection(prefix, "self_attn.o_proj", config.output_bias),
+            output=self._projection(prefix, ("self_attn.o_proj",), config.output_bias),
             post_norm=self._vector(prefix + "post_attention_layernorm.weight"),
             gate_up=self._gate_up(prefix),
-            down=self._projection(prefix, "mlp.down_proj", config.mlp_bias),
+            down=self._projection(prefix, ("mlp.down_proj",), config.mlp_bias),
             window=config.windows[index],
         )
         self._source.release()
         return layer
 
-    def _projection(self, prefix: str, name: str, bias: bool) -> PackedLinear:
-        return self._pack(self._source.take(f"{prefix}{name}.weight"), self._biases(prefix, (name,), bias))
+    def _projection(self, prefix: str, names: tuple[str, ...], bias: bool) -> PackedLinear:
+        """Projections of the same input as one: [sum of out_features, in_features]."""
+        return self._pack([f"{prefix}{name}.weight" for name in names], self._biases(prefix, names, bias))
 
     def _gate_up(self, prefix: str) -> PackedLinear:
-        gate, up = (self._source.take(f"{prefix}{name}.weight") for name in GATE_UP)
+        names = [f"{prefix}{name}.weight" for name in GATE_UP]
+        gate, up = (self._source.take(name) for name in names)
         bias = self._biases(prefix, GATE_UP, self._config.mlp_bias)
         packed = self._arena.take(self._native.packed_bytes(2 * len(gate), gate.shape[1], self._dtype))
-        return self._native.pack_gate_up(gate, up, self._dtype, packed, None if bias is None else bias.view(2, -1))
+        by_turns = None if bias is None else bias.view(2, -1)
+        return self._native.pack_gate_up(gate, up, self._dtype, packed, by_turns, sums=self._source.sums(*names))
 
     def _pack(
         self,
-        weight: Tensor,  # [n, k]
+        names: Sequence[str],  # of parts [..., k] of a weight [n, k]
         bias: Tensor | None = None,  # [n] float32
     ) -> PackedLinear:
-        packed = self._arena.take(self._native.packed_bytes(len(weight), weight.shape[1], self._dtype))
-        return self._native.pack_linear(weight, self._dtype, packed, bias)
+        parts = [self._source.take(name) for name in names]
+        packed = self._arena.take(self._native.packed_bytes(sum(map(len, parts)), parts[0].shape[1], self._dtype))
+        return self._native.pack_linear(parts, self._dtype, packed, bias, sums=self._source.sums(*names))
 
     def _vector(self, name: str) -> Tensor:
         return self._source.take(name).to(torch.float32, copy=True)

@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -20,46 +21,93 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kernels.cpu.build import is_private
+from kernels.cpu.native import content_of
 from kernels.ops import digest
+from kernels.ops.digest import Sums
 
-ChunkSums = Callable[[NDArray[np.uint8]], NDArray[np.uint64]]
+ChunkSums = Callable[[NDArray[np.uint8]], Sums]
+Described = tuple[torch.dtype, torch.Size]
 DIGEST_BYTES = 16
 REMEMBERED = 256  # checkpoints, the latest
 FORMAT = "1"  # of what is remembered, and of the digest
 
 
-class WeightDigest:
-    """Takes tensors in any order; what it comes to depends on their names, formats, shapes and contents alone."""
+class Copy(Protocol):
+    """Gives `source.to(dtype, copy=True)`, and writes the chunk sums of what it reads."""
 
-    def __init__(self, chunk_sums: ChunkSums = digest.chunk_sums, *, threads: int = 0) -> None:
+    def __call__(self, source: Tensor, dtype: torch.dtype, sums: Sums | None = None) -> Tensor: ...
+
+
+class WeightDigest:
+    """Takes tensors in any order; what it comes to depends on their names, formats, shapes and contents alone.
+
+    The sums of a tensor cost little where it is read anyway: code that packs or copies it asks for `sums` to write
+    them, or for a copy.  What is left then is summed by `settle`, or at once by threads of the digest.
+    """
+
+    def __init__(
+        self, chunk_sums: ChunkSums = digest.chunk_sums, *, copy: Copy | None = None, threads: int = 0
+    ) -> None:
         """`threads` of our own, for sums that take longer than what is done with the tensors meanwhile; 0: none."""
         self._chunk_sums = chunk_sums
+        self._copy = copy
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="digest") if threads else None
-        self._tensors: dict[str, Future[bytes]] = {}
+        self._summed: dict[str, tuple[Described, Future[Sums]]] = {}  # by the pool
+        self._settled: dict[str, tuple[Described, Sums]] = {}
+        self._left: dict[str, Tensor] = {}
+        self._small: dict[str, Tensor] = {}  # copies
 
     def add(self, name: str, tensor: Tensor) -> None:
-        """A contiguous tensor as the checkpoint has it; it is not changed."""
+        """A contiguous tensor as the checkpoint has it; it does not change until `settle`."""
         if self._pool is not None:
-            self._tensors[name] = self._pool.submit(self._digest_of, tensor)
+            self._summed[name] = _describe(tensor), self._pool.submit(self._sums_of, tensor)
         else:
-            done: Future[bytes] = Future()
-            done.set_result(self._digest_of(tensor))
-            self._tensors[name] = done
+            self._left[name] = tensor
 
-    def _digest_of(self, tensor: Tensor) -> bytes:
-        content = tensor.detach().reshape(-1).view(torch.uint8).numpy()
-        described = f"{tensor.dtype} {list(tensor.shape)} ".encode()
-        return hashlib.blake2b(described + self._chunk_sums(content).tobytes()).digest()
+    def sums(self, name: str) -> Sums | None:
+        """For the tensor's chunk sums, which the caller writes before the next `settle`; None: they are not wanted."""
+        tensor = self._left.pop(name, None)
+        if tensor is None:
+            return None
+        sums = digest.empty_sums(tensor.nbytes)
+        self._settled[name] = _describe(tensor), sums
+        return sums
+
+    def copied(self, name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
+        """Of a tensor that was added."""
+        if self._copy is None:
+            return tensor.to(dtype, copy=True)
+        return self._copy(tensor, dtype, self.sums(name))
+
+    def settle(self) -> None:
+        """Sum what nothing else did.  Small tensors are copied, and summed all together at last."""
+        for name, tensor in self._left.items():
+            if tensor.nbytes <= digest.CHUNK:
+                self._small[name] = tensor.clone()
+            else:
+                self._settled[name] = _describe(tensor), self._sums_of(tensor)
+        self._left.clear()
+
+    def _sums_of(self, tensor: Tensor) -> Sums:
+        return self._chunk_sums(content_of(tensor))
 
     @property
     def value(self) -> str:
         """Hexadecimal, of all that was added; nothing is added after it."""
+        self.settle()
+        found = {name: (_describe(tensor), self._sums_of(tensor)) for name, tensor in self._small.items()}
+        found |= self._settled | {name: (how, future.result()) for name, (how, future) in self._summed.items()}
         whole = hashlib.blake2b(digest_size=DIGEST_BYTES)
-        for name, one in sorted(self._tensors.items()):
-            whole.update(f"{len(name)} {name}".encode() + one.result())
+        for name, ((dtype, shape), sums) in sorted(found.items(), key=lambda item: item[0]):
+            described = f"{dtype} {list(shape)} ".encode()
+            whole.update(f"{len(name)} {name}".encode() + hashlib.blake2b(described + sums.tobytes()).digest())
         if self._pool is not None:
             self._pool.shutdown()
         return whole.hexdigest()
+
+
+def _describe(tensor: Tensor) -> Described:
+    return tensor.dtype, tensor.shape
 
 
 class DigestMemory:

@@ -19,6 +19,7 @@ from engine.modeling.kv_scales import KVScales, is_kv_scale, read_kv_scales
 from engine.modeling.pages import drop_pages
 from engine.modeling.tensors import EMBEDDING, HEAD, IGNORED_SUFFIXES, Shape, expected_tensors
 from engine.modeling.weight_digest import WeightDigest
+from kernels.ops.digest import Sums
 from shared.errors import ModelError
 
 SINGLE_FILE = "model.safetensors"
@@ -35,6 +36,17 @@ class WeightSource(Protocol):
 
     def take(self, name: str) -> Tensor: ...
 
+    def copied(self, name: str, dtype: torch.dtype, *, rounded: torch.dtype | None = None) -> Tensor:
+        """A tensor in memory of its own, in `dtype`; its values are `rounded` to another format before."""
+        ...
+
+    def sums(self, *names: str) -> list[Sums]:
+        """For the chunk sums of tensors that were taken, which the caller writes before the next release.
+
+        Empty where no digest is made of what the caller reads.
+        """
+        ...
+
     def kv_scales(self) -> tuple[KVScales, ...]:
         """Of every layer's fp8 KV cache; empty where the checkpoint has none."""
         ...
@@ -45,7 +57,7 @@ class WeightSource(Protocol):
         ...
 
     def watch(self, digest: WeightDigest) -> None:
-        """Have a digest made of all tensors that are taken from here on, and of the scales."""
+        """Have a digest made of all tensors that are taken from here on and released, and of the scales."""
         ...
 
     def release(self) -> None: ...
@@ -111,8 +123,7 @@ class Checkpoint:
             digest.add(name, scale)
 
     def take(self, name: str) -> Tensor:
-        """One tensor; of a tied pair, whichever is there stands for the embedding."""
-        name = self._embedding if name == EMBEDDING else name
+        name = self._stored_name(name)
         tensor: Tensor = self._files[name].get_tensor(name)
         self._taken.append(tensor)
         if self._digest is not None:
@@ -123,8 +134,26 @@ class Checkpoint:
         self._left -= 1
         return tensor
 
+    def copied(self, name: str, dtype: torch.dtype, *, rounded: torch.dtype | None = None) -> Tensor:
+        tensor = self.take(name)
+        if self._digest is None or not _is_exact(tensor.dtype, rounded or dtype):
+            return _copied(tensor, dtype, rounded or dtype)
+        return self._digest.copied(self._stored_name(name), tensor, dtype)
+
+    def sums(self, *names: str) -> list[Sums]:
+        if self._digest is None:
+            return []
+        found = [self._digest.sums(self._stored_name(name)) for name in names]
+        return [sums for sums in found if sums is not None]
+
+    def _stored_name(self, name: str) -> str:
+        """Of a tied pair, whichever is there stands for the embedding."""
+        return self._embedding if name == EMBEDDING else name
+
     def release(self) -> None:
         """Drop the file's pages of all that has been taken."""
+        if self._digest is not None:
+            self._digest.settle()
         for tensor in self._taken:
             drop_pages(tensor)
         self._taken.clear()
@@ -160,6 +189,12 @@ class DummyWeights:
             part.copy_(torch.randn(part.shape, generator=generator).mul_(self._spread))
         return tensor
 
+    def copied(self, name: str, dtype: torch.dtype, *, rounded: torch.dtype | None = None) -> Tensor:
+        return _copied(self.take(name), dtype, rounded or dtype)
+
+    def sums(self, *names: str) -> list[Sums]:
+        return []
+
     def kv_scales(self) -> tuple[KVScales, ...]:
         return ()
 
@@ -179,6 +214,18 @@ def open_weights(
 ) -> WeightSource:
     """What `load_format` names; raises ModelError for the checkpoint's faults."""
     return DummyWeights(config) if load_format == "dummy" else Checkpoint(directory, config, progress=progress)
+
+
+def _is_exact(stored: torch.dtype, dtype: torch.dtype) -> bool:
+    """Whether a format holds every value of the stored one."""
+    return dtype in (stored, torch.float32)
+
+
+def _copied(tensor: Tensor, dtype: torch.dtype, rounded: torch.dtype) -> Tensor:
+    """In memory of its own, and without a copy between."""
+    if _is_exact(tensor.dtype, rounded):
+        return tensor.to(dtype, copy=True)
+    return tensor.to(rounded).to(dtype)
 
 
 def _open(path: Path) -> Any:

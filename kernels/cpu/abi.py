@@ -6,7 +6,7 @@ import ctypes
 from ctypes import POINTER, Structure, c_char_p, c_float, c_int32, c_int64, c_void_p
 from typing import Any
 
-VERSION = 4  # PG_ABI
+VERSION = 5  # PG_ABI
 
 
 class PgLinear(Structure):
@@ -67,7 +67,11 @@ class PgStep(Structure):
     ]
 
 
-_MODEL, _STEP, _ADDRESS = POINTER(PgModel), POINTER(PgStep), c_void_p
+class PgRows(Structure):
+    _fields_ = [("rows", c_void_p), ("n", c_int64), ("sums", c_void_p)]
+
+
+_MODEL, _STEP, _ROWS, _ADDRESS = POINTER(PgModel), POINTER(PgStep), POINTER(PgRows), c_void_p
 _KV: list[Any] = [c_int32, c_int32, c_int32, c_int32]  # format, block_size, num_kv_heads, head_dim
 _PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
     "pg_abi": (c_int32, []),
@@ -75,8 +79,9 @@ _PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
     "pg_set_threads": (None, [c_int32, c_int32]),
     "pg_supports": (c_int32, [_MODEL]),
     "pg_packed_bytes": (c_int64, [c_int64, c_int64, c_int32]),
-    "pg_pack_linear": (None, [_ADDRESS, c_int32, c_int64, c_int64, c_int32, _ADDRESS]),
-    "pg_pack_gate_up": (None, [_ADDRESS, _ADDRESS, c_int32, c_int64, c_int64, c_int32, _ADDRESS]),
+    "pg_pack_linear": (None, [_ROWS, c_int32, c_int32, c_int64, c_int32, _ADDRESS]),
+    "pg_pack_gate_up": (None, [_ROWS, c_int32, c_int64, c_int32, _ADDRESS]),
+    "pg_copy": (None, [_ADDRESS, c_int32, c_int64, c_int32, _ADDRESS, _ADDRESS]),
     "pg_digest": (None, [_ADDRESS, c_int64, _ADDRESS]),
     "pg_key_bytes": (c_int64, _KV),
     "pg_value_bytes": (c_int64, _KV),

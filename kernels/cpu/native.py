@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import ctypes
 import threading
+from collections.abc import Sequence
 from ctypes import byref
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -19,8 +20,14 @@ from torch import Tensor
 
 from kernels.cpu import abi
 from kernels.ops import digest
+from kernels.ops.digest import Sums
 
 FORMATS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}  # PgFormat
+COPIED = (  # by pg_copy: from and to
+    (torch.float32, torch.float32),
+    (torch.bfloat16, torch.bfloat16),
+    (torch.bfloat16, torch.float32),
+)
 UNSUPPORTED = {
     1: "head_dim is no multiple of 16, or above 256",
     2: "hidden_size or intermediate_size is no multiple of 16",
@@ -64,6 +71,14 @@ class KVShape:
         return FORMATS[self.dtype], self.block_size, self.num_kv_heads, self.head_dim
 
 
+class _Rows(NamedTuple):
+    """Matrices for packing, and what keeps their memory alive."""
+
+    rows: ctypes.Array[abi.PgRows]
+    tensors: list[Tensor]
+    dtype: torch.dtype
+
+
 class StepColumns:
     """The structure of a step, made once for two tables; each step overwrites its columns."""
 
@@ -102,6 +117,7 @@ class Native:
     def __init__(self, functions: ctypes.CDLL) -> None:
         self._functions = functions
         self._turn = threading.Lock()
+        self.num_threads = 1
         self.target: str = functions.pg_target().decode()  # the instruction sets that it is compiled for
 
     def _call(self, function: Any, *arguments: Any) -> None:
@@ -116,6 +132,7 @@ class Native:
     def set_threads(self, count: int, *, pin: bool) -> None:
         """`pin`: the team's threads keep to one core each; the caller's own is left alone."""
         self._call(self._functions.pg_set_threads, count, pin)
+        self.num_threads = count
 
     def why_unsupported(self, model: abi.PgModel) -> str:
         """Empty where the model's dimensions are served; its pointers are not looked at."""
@@ -123,51 +140,85 @@ class Native:
         return UNSUPPORTED.get(code, OTHERWISE_UNSUPPORTED) if code else ""
 
     def packed_bytes(self, n: int, k: int, dtype: torch.dtype) -> int:
+        """Features lie together in twos in bfloat16, in fours in int8."""
+        if k % {torch.float32: 1, torch.bfloat16: 2, torch.int8: 4}[dtype]:
+            raise ValueError(f"{k} input features cannot be packed in {dtype}")
         return int(self._functions.pg_packed_bytes(n, k, FORMATS[dtype]))
 
     def pack_linear(
         self,
-        weight: Tensor,  # [n, k] float32 or bfloat16, wherever it lies
+        weights: Tensor | Sequence[Tensor],  # [n, k], wherever it lies, or parts [..., k] of it one below the other
         dtype: torch.dtype,
         packed: Tensor,  # [packed_bytes] uint8, written
         bias: Tensor | None = None,  # [n] float32
+        *,
+        sums: Sequence[Sums] = (),  # as chunk_sums has them, one for each of the weights; written
     ) -> PackedLinear:
-        (n, k), source = weight.shape, _readable(weight)
+        parts = [weights] if isinstance(weights, Tensor) else list(weights)
+        n, k = sum(map(len, parts)), parts[0].shape[1]
         _check(packed, torch.uint8, (self.packed_bytes(n, k, dtype),))
+        read = self._rows(parts, sums)
+        source_format = FORMATS[read.dtype]
         self._call(
-            self._functions.pg_pack_linear,
-            source.data_ptr(),
-            FORMATS[source.dtype],
-            n,
-            k,
-            FORMATS[dtype],
-            packed.data_ptr(),
+            self._functions.pg_pack_linear, read.rows, len(parts), source_format, k, FORMATS[dtype], packed.data_ptr()
         )
         return PackedLinear(packed, bias, n, k, dtype)
 
     def pack_gate_up(
         self,
-        gate: Tensor,  # [inner, k] float32 or bfloat16
+        gate: Tensor,  # [inner, k]
         up: Tensor,  # [inner, k], of the same dtype
         dtype: torch.dtype,
         packed: Tensor,  # [packed_bytes of 2 inner] uint8, written
         bias: Tensor | None = None,  # [2, inner] float32
+        *,
+        sums: Sequence[Sums] = (),  # as chunk_sums has them, of gate and of up; written
     ) -> PackedLinear:
         """Columns of both by turns, as the fused activation reads them."""
-        (inner, k), sources = gate.shape, (_readable(gate), _readable(up))
-        _check(up, gate.dtype, (inner, k))
+        inner, k = gate.shape
+        if up.shape != gate.shape or up.dtype != gate.dtype:
+            raise ValueError(f"gate is {gate.dtype} {list(gate.shape)}, up {up.dtype} {list(up.shape)}")
+        if inner % 16:  # else the last panel would not have a vector of each
+            raise ValueError(f"{inner} rows of gate and up cannot be packed by turns")
         _check(packed, torch.uint8, (self.packed_bytes(2 * inner, k, dtype),))
-        addresses = [source.data_ptr() for source in sources]
-        self._call(
-            self._functions.pg_pack_gate_up,
-            *addresses,
-            FORMATS[sources[0].dtype],
-            inner,
-            k,
-            FORMATS[dtype],
-            packed.data_ptr(),
-        )
+        read = self._rows((gate, up), sums)
+        source_format = FORMATS[read.dtype]
+        self._call(self._functions.pg_pack_gate_up, read.rows, source_format, k, FORMATS[dtype], packed.data_ptr())
         return PackedLinear(packed, None if bias is None else self._by_turns(bias), 2 * inner, k, dtype)
+
+    def _rows(self, parts: Sequence[Tensor], sums: Sequence[Sums]) -> _Rows:
+        """What packing reads; sums of a tensor that it cannot read as it is are made here."""
+        dtypes, k = {part.dtype for part in parts}, parts[0].shape[1]
+        dtype = dtypes.pop() if dtypes in ({torch.float32}, {torch.bfloat16}) else torch.float32
+        tensors = [part.to(dtype).contiguous() for part in parts]
+        rows = (abi.PgRows * len(parts))()
+        for row, tensor in zip(rows, tensors, strict=True):
+            _check(tensor, dtype, (len(tensor), k))
+            row.rows, row.n = tensor.data_ptr(), len(tensor)
+        for row, part, tensor, written in zip(rows, parts, tensors, sums, strict=True) if sums else ():
+            if tensor.data_ptr() == part.data_ptr():
+                row.sums = _address_of_sums(written, part)
+            else:
+                written[:] = self.chunk_sums(content_of(part))
+        return _Rows(rows, tensors, dtype)
+
+    def copy(
+        self,
+        source: Tensor,  # contiguous
+        dtype: torch.dtype,
+        sums: Sums | None = None,  # as chunk_sums has them of the source; written
+    ) -> Tensor:
+        """What `source.to(dtype, copy=True)` gives; formats that pg_copy does not have are left to that."""
+        if (source.dtype, dtype) not in COPIED or not source.is_contiguous():
+            if sums is not None:
+                sums[:] = self.chunk_sums(content_of(source))
+            return source.to(dtype, copy=True)
+        copied = torch.empty(source.shape, dtype=dtype)
+        formats = FORMATS[source.dtype], FORMATS[dtype]
+        address = None if sums is None else _address_of_sums(sums, source)
+        addresses = source.data_ptr(), copied.data_ptr()
+        self._call(self._functions.pg_copy, addresses[0], formats[0], source.numel(), formats[1], addresses[1], address)
+        return copied
 
     def _by_turns(
         self,
@@ -181,11 +232,11 @@ class Native:
     def chunk_sums(
         self,
         data: NDArray[np.uint8],  # [num_bytes]
-    ) -> NDArray[np.uint64]:  # [num_chunks, 2]
+    ) -> Sums:
         """As `kernels.ops.digest` has them."""
         if data.dtype != np.uint8 or not data.flags.c_contiguous:
             raise ValueError("bytes to be digested must be contiguous")
-        sums = np.empty((-(-len(data) // digest.CHUNK), 2), np.uint64)
+        sums = digest.empty_sums(len(data))
         self._call(self._functions.pg_digest, data.ctypes.data, len(data), sums.ctypes.data)
         return sums
 
@@ -340,10 +391,17 @@ class Native:
         return cut, last_tied
 
 
-def _readable(weight: Tensor) -> Tensor:
-    """In a format that packing reads."""
-    dtype = weight.dtype if weight.dtype in (torch.float32, torch.bfloat16) else torch.float32
-    return weight.to(dtype).contiguous()
+def content_of(tensor: Tensor) -> NDArray[np.uint8]:
+    """The bytes of a contiguous tensor."""
+    content: NDArray[np.uint8] = tensor.detach().reshape(-1).view(torch.uint8).numpy()
+    return content
+
+
+def _address_of_sums(sums: Sums, tensor: Tensor) -> int:
+    wanted = digest.num_chunks(tensor.nbytes), 2
+    if sums.dtype != np.uint64 or sums.shape != wanted or not sums.flags.c_contiguous:
+        raise ValueError(f"sums of {tensor.nbytes} bytes are {sums.dtype} {sums.shape}, expected {wanted} of uint64")
+    return int(sums.ctypes.data)
 
 
 def _check(tensor: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> None:

@@ -21,6 +21,17 @@ SHIFT = 4  # words
 AT_ONCE = 4  # chunks, so that what is in between stays in the cache
 LOWER = np.uint64(0xFFFFFFFF)
 
+Sums = NDArray[np.uint64]  # [num_chunks, 2]
+
+
+def num_chunks(num_bytes: int) -> int:
+    return -(-num_bytes // CHUNK)
+
+
+def empty_sums(num_bytes: int) -> Sums:
+    """For the sums of so many bytes."""
+    return np.empty((num_chunks(num_bytes), 2), np.uint64)
+
 
 @cache
 def key_words() -> NDArray[np.uint32]:
@@ -33,10 +44,9 @@ def key_words() -> NDArray[np.uint32]:
 
 def chunk_sums(
     data: NDArray[np.uint8],  # [num_bytes]
-) -> NDArray[np.uint64]:  # [num_chunks, 2]
-    num_chunks = -(-len(data) // CHUNK)
-    sums = np.empty((num_chunks, 2), np.uint64)
-    for begin in range(0, num_chunks, AT_ONCE):
+) -> Sums:
+    sums = empty_sums(len(data))
+    for begin in range(0, len(sums), AT_ONCE):
         part = data[begin * CHUNK : (begin + AT_ONCE) * CHUNK]
         if missing := -len(part) % CHUNK:
             part = np.concatenate([part, np.zeros(missing, np.uint8)])

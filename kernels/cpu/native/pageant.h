@@ -11,7 +11,7 @@
 extern "C" {
 #endif
 
-#define PG_ABI 4
+#define PG_ABI 5
 #define PG_DIGEST_CHUNK 65536  // bytes; kernels/ops/digest.py
 
 enum PgFormat { PG_F32 = 0, PG_BF16 = 1, PG_I8 = 2 };
@@ -62,11 +62,19 @@ const char *pg_target(void);             // the instruction sets compiled for, s
 void pg_set_threads(int32_t count, int32_t pin);  // 1 ... 256; pin: one core each, of those that this process may use
 int32_t pg_supports(const PgModel *model);  // 0, or which dimension is not served: see native.py
 
-// Packing.  `source` is [n, k] in rows, PG_F32 or PG_BF16; PG_I8 quantises per output channel.
+// Packing.  Sources are in rows, PG_F32 or PG_BF16; PG_I8 quantises per output channel.
+typedef struct {
+    const void *rows;  // [n, k], wherever they lie
+    int64_t n;
+    uint64_t *sums;  // written, as pg_digest does; or NULL
+} PgRows;
 int64_t pg_packed_bytes(int64_t n, int64_t k, int32_t format);
-void pg_pack_linear(const void *source, int32_t source_format, int64_t n, int64_t k, int32_t format, void *packed);
-void pg_pack_gate_up(const void *gate, const void *up, int32_t source_format, int64_t inner, int64_t k, int32_t format,
-                     void *packed);  // as [2 inner, k]
+void pg_pack_linear(const PgRows *parts, int32_t num_parts, int32_t source_format, int64_t k, int32_t format,
+                    void *packed);  // the parts one below the other
+void pg_pack_gate_up(const PgRows *gate_and_up, int32_t source_format, int64_t k, int32_t format,
+                     void *packed);  // two parts of the same n, as [2 n, k]
+// `count` values, in the format that they have or from PG_BF16 to PG_F32; `sums` of the source, or NULL.
+void pg_copy(const void *source, int32_t source_format, int64_t count, int32_t format, void *target, uint64_t *sums);
 int64_t pg_key_bytes(int32_t format, int32_t block_size, int32_t num_kv_heads, int32_t head_dim);
 int64_t pg_value_bytes(int32_t format, int32_t block_size, int32_t num_kv_heads, int32_t head_dim);
 

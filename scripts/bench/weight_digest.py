@@ -1,0 +1,150 @@
+"""What the digest of a checkpoint's weights adds to the time of their loading, in turns within one run.
+
+    scripts/bench_digest [--check] [--rounds 15] [--threads 0] [--layers 24] [--only NAME ...]
+
+A Llama checkpoint of 0.7 GB with random weights in bfloat16 is loaded with a digest, which no earlier load has left
+behind, and without one.  The files are in the page cache, which is the worst case: a disk is slower than the digest.
+
+A figure is the median of the rounds; what is added is the median of what the loads of one round differ by, since other
+work on the machine changes more slowly than that.  Processor time is that of all threads, in user code and in the
+kernel.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+
+import msgspec
+import structlog
+import torch
+from safetensors.torch import save_file
+
+from engine.execution.fingerprint import processor
+from engine.execution.loading import load_model
+from engine.modeling.config import read_config
+from engine.modeling.tensors import expected_tensors
+from engine.modeling.weight_digest import DigestMemory
+from kernels.cpu.loading import load_compiled
+from scripts.bench.report import Line, add_check, finish
+from shared.config import Settings
+from shared.errors import ConfigError
+
+TARGET = 3.0  # percent of the time of a load
+CONFIG: dict[str, object] = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 32000,
+    "hidden_size": 1024,
+    "intermediate_size": 2816,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 1024,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+}
+SETUPS: dict[str, dict[str, object]] = {  # the native kernels take torch's threads away, so they come after it
+    "torch": {"kernels": "torch"},
+    "native, bfloat16": {"kernels": "native", "dtype": "bfloat16"},
+    "native, int8": {"kernels": "native", "quantization": "int8"},
+}
+
+
+@dataclass
+class Figures:
+    """Of the loads of one set-up; [without, with] a digest, in seconds."""
+
+    wall: list[tuple[float, float]] = field(default_factory=list)
+    processor: list[tuple[float, float]] = field(default_factory=list)
+
+
+def write_checkpoint(directory: Path, num_layers: int) -> int:
+    """Its bytes."""
+    path, described = directory / "model.safetensors", CONFIG | {"num_hidden_layers": num_layers}
+    (directory / "config.json").write_text(json.dumps(described), encoding="utf-8")
+    generator = torch.Generator().manual_seed(0)
+    shapes = expected_tensors(read_config(directory))
+    save_file({name: torch.randn(shape, generator=generator).bfloat16() for name, shape in shapes.items()}, path)
+    path.read_bytes()  # into the page cache, were it not there from writing
+    return path.stat().st_size
+
+
+def load(settings: Settings, memory: DigestMemory | None) -> tuple[float, float]:
+    """Seconds of wall and of processor time."""
+    gc.collect()
+    wall, processor = time.perf_counter(), time.process_time()
+    load_model(settings, digests=memory)
+    return time.perf_counter() - wall, time.process_time() - processor
+
+
+def measure(settings: Settings, memories: Path, num_rounds: int) -> Figures:
+    """Each round loads both ways, first the one and then the other by turns; the round before the first warms up."""
+    figures = Figures()
+    for number in range(num_rounds + 1):
+        taken = {}
+        for digested in (False, True) if number % 2 else (True, False):
+            memory = DigestMemory(Path(tempfile.mkdtemp(dir=memories))) if digested else None
+            taken[digested] = load(settings, memory)
+        if number:
+            figures.wall.append((taken[False][0], taken[True][0]))
+            figures.processor.append((taken[False][1], taken[True][1]))
+    return figures
+
+
+def report(name: str, figures: Figures) -> list[Line]:
+    lines = []
+    for kind, pairs, target in (("", figures.wall, TARGET), (", processor", figures.processor, None)):
+        without, digested = (median(column) for column in zip(*pairs, strict=True))
+        added = median(with_it - without_it for without_it, with_it in pairs)
+        lines += [
+            Line(f"{name}{kind}: load without a digest", 1000 * without, "ms"),
+            Line(f"{name}{kind}: load with a digest", 1000 * digested, "ms"),
+            Line(f"{name}{kind}: added", 100 * added / without, "%", at_most=target),
+        ]
+    return lines
+
+
+def measure_all(directory: Path, names: Sequence[str], num_threads: int, num_rounds: int) -> list[Line]:
+    load_compiled()  # checks the library, once per process
+    shared = Settings(model=str(directory), num_blocks=8, num_threads=num_threads)
+    lines = []
+    for name in names:
+        memories = directory / name
+        memories.mkdir()
+        try:
+            figures = measure(msgspec.structs.replace(shared, **SETUPS[name]), memories, num_rounds)
+        except ConfigError as error:
+            print(f"{name}: left out, {error}", flush=True)
+            continue
+        lines += report(name, figures)
+    return lines
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_check(parser)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--threads", type=int, default=0, help="of the kernels; 0: one per core")
+    parser.add_argument("--layers", type=int, default=24)
+    parser.add_argument("--only", nargs="+", choices=list(SETUPS), default=list(SETUPS), help="these set-ups")
+    args = parser.parse_args()
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(30))
+    with tempfile.TemporaryDirectory() as directory:
+        num_bytes = write_checkpoint(Path(directory), args.layers)
+        print(f"{num_bytes / 1e9:.2f} GB in bfloat16; {processor()}, {os.cpu_count()} cores", flush=True)
+        lines = measure_all(Path(directory), args.only, args.threads, args.rounds)
+    return finish(lines, check=args.check, title="what a digest of the weights adds to their loading")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
