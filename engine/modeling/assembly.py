@@ -11,7 +11,7 @@ from engine.modeling.kv_pool import KVLayout
 from engine.modeling.kv_scales import KVScales
 from engine.modeling.llama import Decoder, DecoderLayer, Projection
 from engine.modeling.rope import build_rope_table
-from engine.modeling.tensors import EMBEDDING, GATE_UP, HEAD, NORM, QUERY_KEY_VALUE, layer_prefix
+from engine.modeling.tensors import EMBEDDING, GATE_UP, HEAD, NORM, QUERY_KEY_VALUE, expected_tensors, layer_prefix
 from engine.modeling.weights import WeightSource
 from kernels.interface import Kernels
 from kernels.ops.linear import LinearWeight
@@ -66,6 +66,7 @@ class _Reader:
         self.dtype = torch.float32 if exact else formats.compute
         self._held = self.dtype if formats.quantised else formats.weights
         self._config = config
+        self._shapes: dict[str, tuple[int, ...]] = expected_tensors(config)
         self._source = source
         self._kernels = kernels
         self._device = device
@@ -73,13 +74,21 @@ class _Reader:
     def matrix(self, name: str) -> Tensor:
         """Rounded to the format that weights are held in, in the one that they are computed with."""
         if self._device.type == "cpu":
-            return self._source.copied(name, self.dtype, rounded=self._held)
+            return self._rows(name)
         rounded = self._source.take(name).to(device=self._device, dtype=self._held, copy=True)
         return rounded.to(self.dtype)
 
+    def _rows(self, *names: str) -> Tensor:
+        """Matrices below each other, each copied once to its place."""
+        shapes = [self._shapes[name] for name in names]
+        joined = torch.empty((sum(rows for rows, _ in shapes), shapes[0][1]), dtype=self.dtype)
+        for name, part in zip(names, torch.split(joined, [rows for rows, _ in shapes]), strict=True):
+            self._source.copied(name, part, rounded=self._held)
+        return joined
+
     def vector(self, name: str) -> Tensor:
         if self._device.type == "cpu":
-            return self._source.copied(name, self.dtype)
+            return self._source.copied(name, torch.empty(self._shapes[name], dtype=self.dtype))
         return self._source.take(name).to(device=self._device, dtype=self.dtype, copy=True)
 
     def layer(self, index: int) -> DecoderLayer:
@@ -104,8 +113,10 @@ class _Reader:
 
     def _join(self, prefix: str, names: tuple[str, ...], *, bias: bool) -> Projection:
         """Projections of the same input as one: [sum of out_features, in_features]."""
-        parts = [self.matrix(f"{prefix}{name}.weight") for name in names]
-        weight: LinearWeight = self._kernels.pack_linear(parts[0] if len(parts) == 1 else torch.cat(parts))
+        weights = [f"{prefix}{name}.weight" for name in names]
+        on_cpu = self._device.type == "cpu"
+        joined = self._rows(*weights) if on_cpu else torch.cat([self.matrix(name) for name in weights])
+        weight: LinearWeight = self._kernels.pack_linear(joined)
         if not bias:
             return Projection(weight, None)
         return Projection(weight, torch.cat([self.vector(f"{prefix}{name}.bias") for name in names]))

@@ -234,7 +234,9 @@ class _Packer:
         if not config.tie_word_embeddings:
             stored = self._source.take(EMBEDDING)
             held = torch.bfloat16 if torch.bfloat16 in (stored.dtype, self._dtype) else torch.float32
-            embedding = self._native.copy(stored, held, next(iter(self._source.sums(EMBEDDING)), None))
+            embedding = self._native.copy(
+                stored, torch.empty(stored.shape, dtype=held), next(iter(self._source.sums(EMBEDDING)), None)
+            )
             self._source.release()
         head = self._pack((EMBEDDING if embedding is None else HEAD,))
         self._source.release()

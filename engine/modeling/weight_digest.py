@@ -33,9 +33,9 @@ FORMAT = "1"  # of what is remembered, and of the digest
 
 
 class Copy(Protocol):
-    """Gives `source.to(dtype, copy=True)`, and writes the chunk sums of what it reads."""
+    """Does `out.copy_(source)`, and writes the chunk sums of what it reads."""
 
-    def __call__(self, source: Tensor, dtype: torch.dtype, sums: Sums | None = None) -> Tensor: ...
+    def __call__(self, source: Tensor, out: Tensor, sums: Sums | None = None) -> Tensor: ...
 
 
 class WeightDigest:
@@ -73,11 +73,9 @@ class WeightDigest:
         self._settled[name] = _describe(tensor), sums
         return sums
 
-    def copied(self, name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
-        """Of a tensor that was added."""
-        if self._copy is None:
-            return tensor.to(dtype, copy=True)
-        return self._copy(tensor, dtype, self.sums(name))
+    def copied(self, name: str, tensor: Tensor, out: Tensor) -> Tensor:
+        """Copy a tensor that was added into `out`."""
+        return out.copy_(tensor) if self._copy is None else self._copy(tensor, out, self.sums(name))
 
     def settle(self) -> None:
         """Sum what nothing else did.  Small tensors are copied, and summed all together at last."""

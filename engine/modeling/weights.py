@@ -36,8 +36,11 @@ class WeightSource(Protocol):
 
     def take(self, name: str) -> Tensor: ...
 
-    def copied(self, name: str, dtype: torch.dtype, *, rounded: torch.dtype | None = None) -> Tensor:
-        """A tensor in memory of its own, in `dtype`; its values are `rounded` to another format before."""
+    def copied(self, name: str, out: Tensor, *, rounded: torch.dtype | None = None) -> Tensor:
+        """Copy a tensor into `out`, which is contiguous and has its shape, and return `out`.
+
+        Its values are `rounded` to another format before.
+        """
         ...
 
     def sums(self, *names: str) -> list[Sums]:
@@ -134,11 +137,11 @@ class Checkpoint:
         self._left -= 1
         return tensor
 
-    def copied(self, name: str, dtype: torch.dtype, *, rounded: torch.dtype | None = None) -> Tensor:
+    def copied(self, name: str, out: Tensor, *, rounded: torch.dtype | None = None) -> Tensor:
         tensor = self.take(name)
-        if self._digest is None or not _is_exact(tensor.dtype, rounded or dtype):
-            return _copied(tensor, dtype, rounded or dtype)
-        return self._digest.copied(self._stored_name(name), tensor, dtype)
+        if self._digest is None or not _is_exact(tensor.dtype, rounded or out.dtype):
+            return _copied(tensor, out, rounded or out.dtype)
+        return self._digest.copied(self._stored_name(name), tensor, out)
 
     def sums(self, *names: str) -> list[Sums]:
         if self._digest is None:
@@ -189,8 +192,8 @@ class DummyWeights:
             part.copy_(torch.randn(part.shape, generator=generator).mul_(self._spread))
         return tensor
 
-    def copied(self, name: str, dtype: torch.dtype, *, rounded: torch.dtype | None = None) -> Tensor:
-        return _copied(self.take(name), dtype, rounded or dtype)
+    def copied(self, name: str, out: Tensor, *, rounded: torch.dtype | None = None) -> Tensor:
+        return _copied(self.take(name), out, rounded or out.dtype)
 
     def sums(self, *names: str) -> list[Sums]:
         return []
@@ -221,11 +224,9 @@ def _is_exact(stored: torch.dtype, dtype: torch.dtype) -> bool:
     return dtype in (stored, torch.float32)
 
 
-def _copied(tensor: Tensor, dtype: torch.dtype, rounded: torch.dtype) -> Tensor:
-    """In memory of its own, and without a copy between."""
-    if _is_exact(tensor.dtype, rounded):
-        return tensor.to(dtype, copy=True)
-    return tensor.to(rounded).to(dtype)
+def _copied(tensor: Tensor, out: Tensor, rounded: torch.dtype) -> Tensor:
+    """Without a copy between where the format holds every value."""
+    return out.copy_(tensor if _is_exact(tensor.dtype, rounded) else tensor.to(rounded))
 
 
 def _open(path: Path) -> Any:

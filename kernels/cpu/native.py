@@ -205,20 +205,21 @@ class Native:
     def copy(
         self,
         source: Tensor,  # contiguous
-        dtype: torch.dtype,
+        out: Tensor,  # of the same shape, contiguous
         sums: Sums | None = None,  # as chunk_sums has them of the source; written
     ) -> Tensor:
-        """What `source.to(dtype, copy=True)` gives; formats that pg_copy does not have are left to that."""
-        if (source.dtype, dtype) not in COPIED or not source.is_contiguous():
+        """What `out.copy_(source)` does; formats that pg_copy does not have are left to that."""
+        if out.shape != source.shape:
+            raise ValueError(f"a tensor of shape {tuple(source.shape)} does not fit one of {tuple(out.shape)}")
+        if (source.dtype, out.dtype) not in COPIED or not source.is_contiguous() or not out.is_contiguous():
             if sums is not None:
                 sums[:] = self.chunk_sums(content_of(source))
-            return source.to(dtype, copy=True)
-        copied = torch.empty(source.shape, dtype=dtype)
-        formats = FORMATS[source.dtype], FORMATS[dtype]
+            return out.copy_(source)
+        formats = FORMATS[source.dtype], FORMATS[out.dtype]
         address = None if sums is None else _address_of_sums(sums, source)
-        addresses = source.data_ptr(), copied.data_ptr()
+        addresses = source.data_ptr(), out.data_ptr()
         self._call(self._functions.pg_copy, addresses[0], formats[0], source.numel(), formats[1], addresses[1], address)
-        return copied
+        return out
 
     def _by_turns(
         self,

@@ -138,9 +138,9 @@ def test_torch_sums_by_the_native_library_where_it_is_compiled(
         monkeypatch.setattr(build, "PREBUILT", tmp_path)
     native_copy, calls = Native.copy, []
 
-    def counted(self: Native, source: Tensor, dtype: torch.dtype, sums: Sums | None = None) -> Tensor:
+    def counted(self: Native, source: Tensor, out: Tensor, sums: Sums | None = None) -> Tensor:
         calls.append(sums is not None)
-        return native_copy(self, source, dtype, sums)
+        return native_copy(self, source, out, sums)
 
     monkeypatch.setattr(Native, "copy", counted)
     monkeypatch.setattr(DigestMemory, "recall", lambda self, identity: "")

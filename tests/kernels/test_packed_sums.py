@@ -98,7 +98,7 @@ def test_a_copy(native: Native, shape: tuple[int, ...], dtype: torch.dtype, stor
     for threads in (1, 2, 3):
         native.set_threads(threads, pin=False)
         (sums,) = unwritten([source])
-        copied = native.copy(source, dtype, sums)
+        copied = native.copy(source, torch.empty(source.shape, dtype=dtype), sums)
         assert_sums([sums], [source])
         assert torch.equal(copied, source.to(dtype)) and copied.dtype == dtype
         assert not source.nbytes or copied.data_ptr() != source.data_ptr()
