@@ -62,7 +62,7 @@ SETUPS: dict[str, dict[str, object]] = {  # the native kernels take torch's thre
 
 
 @dataclass
-class Figures:
+class LoadTimes:
     """Of the loads of one set-up; [without, with] a digest, in seconds."""
 
     wall: list[tuple[float, float]] = field(default_factory=list)
@@ -97,9 +97,9 @@ def drop_pages(path: Path) -> None:
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def measure(settings: Settings, memories: Path, num_rounds: int, *, from_disk: bool) -> Figures:
+def measure(settings: Settings, memories: Path, num_rounds: int, *, from_disk: bool) -> LoadTimes:
     """Each round loads both ways, first the one and then the other by turns; the round before the first warms up."""
-    figures = Figures()
+    figures = LoadTimes()
     for number in range(num_rounds + 1):
         taken = {}
         for digested in (False, True) if number % 2 else (True, False):
@@ -111,7 +111,7 @@ def measure(settings: Settings, memories: Path, num_rounds: int, *, from_disk: b
     return figures
 
 
-def report(name: str, figures: Figures) -> list[Result]:
+def report(name: str, figures: LoadTimes) -> list[Result]:
     lines = []
     for kind, pairs, target in (("", figures.wall, TARGET), (", processor", figures.processor, None)):
         without, digested = (median(column) for column in zip(*pairs, strict=True))

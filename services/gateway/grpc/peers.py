@@ -26,8 +26,9 @@ log = structlog.get_logger()
 class PeerWatch:
     """Looks at this process's sockets now and then, and ends the newest of an address that has more than its share.
 
-    A socket's inode is its name, under which it always leads to the same place.  Inodes do not quite grow from socket
-    to socket, so which is newer is known of those that were first seen at different times.
+    A socket's inode is its name, under which it always leads to the same place.  Each processor numbers inodes from a
+    stretch of its own, so they say nothing of age.  The kernel gives out the smallest free descriptor, so of sockets
+    that were first seen at the same time the one with the smaller descriptor counts as older.
     """
 
     def __init__(self, port: int, per_address: int) -> None:
@@ -51,7 +52,7 @@ class PeerWatch:
             return
         descriptors = {inode: int(name) for name in names if (inode := inode_of(name))}
         known = {inode: source for inode, source in self._known.items() if inode in descriptors}
-        for inode in sorted(descriptors.keys() - known.keys()):
+        for inode in sorted(descriptors.keys() - known.keys(), key=descriptors.__getitem__):
             known[inode] = source_at(descriptors[inode], self._port)
         self._known = known
         by_source: defaultdict[str, list[int]] = defaultdict(list)

@@ -118,6 +118,25 @@ async def test_an_address_with_too_many_loses_its_newest_and_keeps_its_calls() -
         assert (await call.read()).text == "done"
 
 
+async def test_a_connection_made_just_before_a_crowd_is_its_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody looked in between, and inodes say nothing: here they grow the wrong way."""
+    real = inode_of
+    monkeypatch.setattr("services.gateway.grpc.peers.inode_of", lambda name: real(name) and 10_000_000 - int(name))
+    async with front() as f:
+        call = f.inference.Generate(GenerateRequest(text="x"))
+        request = await f.troupe.request()
+        watch = PeerWatch(f.troupe.gateway.server.port, per_address=6)
+        async with idle(f, 20, PREFACE) as many:
+            async with asyncio.timeout(30):
+                while watch.num_ended < 15:
+                    watch.look()
+                    await asyncio.sleep(0.01)
+                while await still_open(many) > 5:
+                    await asyncio.sleep(0.05)
+        f.troupe.say(request, "done", **LAST)
+        assert (await call.read()).text == "done"
+
+
 async def test_the_gateway_itself_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("services.gateway.grpc.peers.LOOK_SECONDS", 0.05)
     async with front(max_connections_per_address=3) as f:

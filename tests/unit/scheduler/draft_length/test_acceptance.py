@@ -8,9 +8,7 @@ from services.scheduler.draft_length.acceptance import KEPT, PRIOR_WEIGHT, Accep
 
 
 @pytest.mark.parametrize(("drafted", "accepted", "tried"), [(4, 4, 4), (4, 3, 4), (4, 0, 1), (1, 0, 1), (0, 0, 0)])
-def test_the_first_refused_token_counts_as_tried(
-    drafted: int, accepted: int, tried: int
-) -> None:
+def test_the_first_refused_token_counts_as_tried(drafted: int, accepted: int, tried: int) -> None:
     rate = AcceptanceRate()
     rate.record(drafted, accepted)
     assert (rate.num_tried, rate.num_accepted) == (tried, accepted)
