@@ -36,7 +36,7 @@ class YieldedTokens(msgspec.Struct, frozen=True):
 
 
 class SampledTokens:
-    """One step's.  Whoever asks for the yielded waits for it, where it is not known yet."""
+    """The sampled tokens of one step.  To read `yielded` waits for the step's end where it is not known before."""
 
     def __init__(
         self, schedule: Schedule, missing: MissingSamples | None, tokens: Tensor, verdict: Verdict | None

@@ -12,6 +12,6 @@ __all__ = ["Inbox", "MemoryTransport", "Outbox", "Transport", "make_transport", 
 
 def make_transport(settings: Settings) -> Transport:
     """The transport that the settings name.  Raises ConfigError where its directory cannot be used."""
-    from shared.transport.zeromq import ZmqTransport  # whoever only picks a destination does not load it
+    from shared.transport.zeromq import ZmqTransport  # a process that only picks a destination does not load it
 
     return ZmqTransport(settings)

@@ -41,7 +41,7 @@ class IpcAddresses:
 
     def _enter(self) -> None:
         if self._directory.parent.name.startswith(OWN_PARENT):
-            make_private(self._directory.parent)  # whoever owned it could put another directory in place of ours
+            make_private(self._directory.parent)  # its owner could put another directory in place of ours
         make_private(self._directory)
 
     def bind(self, name: str, union: Any, socket: zmq.Socket[bytes]) -> ZmqInbox:

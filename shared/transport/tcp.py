@@ -17,7 +17,7 @@ from shared.transport.way import Way
 
 ADDRESS = re.compile(r"tcp://(?:[A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\]):[0-9]{1,5}")
 HANDSHAKE_MS = 5_000  # that a connection has to show its key; strangers hold a descriptor for so long
-RETURN_SECONDS = 0.4  # in which ZeroMQ, which tries every tenth of a second, reaches whoever is still there
+RETURN_SECONDS = 0.4  # in which ZeroMQ, which tries every tenth of a second, reaches a process that is still there
 
 
 class TcpAddresses:

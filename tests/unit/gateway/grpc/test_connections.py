@@ -119,7 +119,7 @@ async def test_an_address_with_too_many_loses_its_newest_and_keeps_its_calls() -
 
 
 async def test_a_connection_made_just_before_a_crowd_is_its_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody looked in between, and inodes say nothing: here they grow the wrong way."""
+    """No look came in between, and inodes say nothing of age: here they grow the wrong way."""
     real = inode_of
     monkeypatch.setattr("services.gateway.grpc.peers.inode_of", lambda name: real(name) and 10_000_000 - int(name))
     async with front() as f:
