@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kernels.cpu.build import is_private
-from kernels.cpu.native import content_of
+from kernels.cpu.contents import content_of
 from kernels.ops import digest
 from kernels.ops.digest import Sums
 

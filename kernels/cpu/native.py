@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kernels.cpu import abi
+from kernels.cpu.contents import address_of_sums, check, content_of
 from kernels.ops import digest
 from kernels.ops.digest import Sums
 
@@ -87,7 +88,7 @@ class StepColumns:
         tokens: Tensor,  # [num_rows, longest] int64
         tables: NDArray[np.int64],  # [num_rows, max_num_blocks] block ids
     ) -> None:
-        _check(tokens, torch.int64, tuple(tokens.shape))
+        check(tokens, torch.int64, tuple(tokens.shape))
         if tables.dtype != np.int64 or not tables.flags.c_contiguous:
             raise ValueError("block tables must be contiguous int64")
         self.tokens, self.tables = tokens, tables
@@ -156,7 +157,7 @@ class Native:
     ) -> PackedLinear:
         parts = [weights] if isinstance(weights, Tensor) else list(weights)
         n, k = sum(map(len, parts)), parts[0].shape[1]
-        _check(packed, torch.uint8, (self.packed_bytes(n, k, dtype),))
+        check(packed, torch.uint8, (self.packed_bytes(n, k, dtype),))
         read = self._rows(parts, sums)
         source_format = FORMATS[read.dtype]
         self._call(
@@ -180,7 +181,7 @@ class Native:
             raise ValueError(f"gate is {gate.dtype} {list(gate.shape)}, up {up.dtype} {list(up.shape)}")
         if inner % 16:  # else the last panel would not have a vector of each
             raise ValueError(f"{inner} rows of gate and up cannot be packed by turns")
-        _check(packed, torch.uint8, (self.packed_bytes(2 * inner, k, dtype),))
+        check(packed, torch.uint8, (self.packed_bytes(2 * inner, k, dtype),))
         read = self._rows((gate, up), sums)
         source_format = FORMATS[read.dtype]
         self._call(self._functions.pg_pack_gate_up, read.rows, source_format, k, FORMATS[dtype], packed.data_ptr())
@@ -193,11 +194,11 @@ class Native:
         tensors = [part.to(dtype).contiguous() for part in parts]
         rows = (abi.PgRows * len(parts))()
         for row, tensor in zip(rows, tensors, strict=True):
-            _check(tensor, dtype, (len(tensor), k))
+            check(tensor, dtype, (len(tensor), k))
             row.rows, row.n = tensor.data_ptr(), len(tensor)
         for row, part, tensor, written in zip(rows, parts, tensors, sums, strict=True) if sums else ():
             if tensor.data_ptr() == part.data_ptr():
-                row.sums = _address_of_sums(written, part)
+                row.sums = address_of_sums(written, part)
             else:
                 written[:] = self.chunk_sums(content_of(part))
         return _Rows(rows, tensors, dtype)
@@ -216,7 +217,7 @@ class Native:
                 sums[:] = self.chunk_sums(content_of(source))
             return out.copy_(source)
         formats = FORMATS[source.dtype], FORMATS[out.dtype]
-        address = None if sums is None else _address_of_sums(sums, source)
+        address = None if sums is None else address_of_sums(sums, source)
         addresses = source.data_ptr(), out.data_ptr()
         self._call(self._functions.pg_copy, addresses[0], formats[0], source.numel(), formats[1], addresses[1], address)
         return out
@@ -263,8 +264,8 @@ class Native:
         hidden: Tensor,  # [n, hidden] float32
         logits: Tensor,  # [n, vocab] float32, written
     ) -> None:
-        _check(hidden, torch.float32, (len(logits), model.hidden))
-        _check(logits, torch.float32, (len(hidden), model.vocab))
+        check(hidden, torch.float32, (len(logits), model.hidden))
+        check(logits, torch.float32, (len(hidden), model.vocab))
         self._call(self._functions.pg_logits, byref(model), hidden.data_ptr(), len(hidden), logits.data_ptr())
 
     def greedy(
@@ -272,7 +273,7 @@ class Native:
         model: abi.PgModel,
         hidden: Tensor,  # [n, hidden] float32
     ) -> Tensor:  # [n] int64
-        _check(hidden, torch.float32, (len(hidden), model.hidden))
+        check(hidden, torch.float32, (len(hidden), model.hidden))
         token_ids = torch.empty(len(hidden), dtype=torch.int64)
         self._call(self._functions.pg_greedy, byref(model), hidden.data_ptr(), len(hidden), token_ids.data_ptr())
         return token_ids
@@ -299,7 +300,7 @@ class Native:
         *,
         rounds: bool = False,  # x to bfloat16
     ) -> Tensor:  # [m, n] float32
-        _check(x, torch.float32, (len(x), weight.k))
+        check(x, torch.float32, (len(x), weight.k))
         out = torch.empty(len(x), weight.n)
         self._call(self._functions.pg_linear, byref(weight.struct), rounds, x.data_ptr(), len(x), out.data_ptr())
         return out
@@ -310,8 +311,8 @@ class Native:
         weight: Tensor,  # [hidden] float32
         eps: float,
     ) -> Tensor:  # [m, hidden] float32
-        _check(x, torch.float32, tuple(x.shape))
-        _check(weight, torch.float32, (x.shape[1],))
+        check(x, torch.float32, tuple(x.shape))
+        check(weight, torch.float32, (x.shape[1],))
         out = torch.empty_like(x)
         self._call(self._functions.pg_rms_norm, x.data_ptr(), weight.data_ptr(), eps, *x.shape, out.data_ptr())
         return out
@@ -326,10 +327,10 @@ class Native:
         values: Tensor,  # [num_blocks, value_bytes] uint8, written
     ) -> None:
         for given in (key, value):
-            _check(given, torch.float32, (len(slots), shape.num_kv_heads, shape.head_dim))
-        _check(slots, torch.int64, (len(slots),))
-        _check(keys, torch.uint8, (len(keys), self.key_bytes(shape)))
-        _check(values, torch.uint8, (len(keys), self.value_bytes(shape)))
+            check(given, torch.float32, (len(slots), shape.num_kv_heads, shape.head_dim))
+        check(slots, torch.int64, (len(slots),))
+        check(keys, torch.uint8, (len(keys), self.key_bytes(shape)))
+        check(values, torch.uint8, (len(keys), self.value_bytes(shape)))
         addresses = [given.data_ptr() for given in (key, value, slots)]
         self._call(
             self._functions.pg_store_kv, *shape.arguments, *addresses, len(slots), keys.data_ptr(), values.data_ptr()
@@ -342,7 +343,7 @@ class Native:
         step: abi.PgStep,
         query: Tensor,  # [num_tokens, num_heads, head_dim] float32, after rotation
     ) -> Tensor:  # [num_tokens, num_heads, head_dim] float32
-        _check(query, torch.float32, (len(query), model.num_heads, model.head_dim))
+        check(query, torch.float32, (len(query), model.num_heads, model.head_dim))
         out = torch.empty_like(query)
         self._call(
             self._functions.pg_attention, byref(model), byref(layer), byref(step), query.data_ptr(), out.data_ptr()
@@ -353,7 +354,7 @@ class Native:
         self,
         logits: Tensor,  # [num_rows, vocab_size] float32
     ) -> Tensor:  # [num_rows] int64
-        _check(logits, torch.float32, tuple(logits.shape))
+        check(logits, torch.float32, tuple(logits.shape))
         token_ids = torch.empty(len(logits), dtype=torch.int64)
         self._call(self._functions.pg_argmax, logits.data_ptr(), *logits.shape, token_ids.data_ptr())
         return token_ids
@@ -366,10 +367,10 @@ class Native:
         keys: tuple[Tensor, Tensor],  # each [num_rows] int64, from `kernels.ops.noise.row_keys`
     ) -> Tensor:  # [num_rows] int64
         num_rows = len(values)
-        _check(values, torch.float32, tuple(values.shape))
-        _check(cut, torch.float32, (num_rows,))
+        check(values, torch.float32, tuple(values.shape))
+        check(cut, torch.float32, (num_rows,))
         for column in (last_tied, *keys):
-            _check(column, torch.int64, (num_rows,))
+            check(column, torch.int64, (num_rows,))
         token_ids = torch.empty(num_rows, dtype=torch.int64)
         addresses = [column.data_ptr() for column in (cut, last_tied, *keys, token_ids)]
         self._call(self._functions.pg_gumbel_argmax, values.data_ptr(), *values.shape, *addresses)
@@ -383,30 +384,10 @@ class Native:
         top_p: Tensor,  # [num_rows] float64; 1: off
     ) -> tuple[Tensor, Tensor]:  # cut [num_rows] float32, last_tied [num_rows] int64
         num_rows = len(values)
-        _check(values, torch.float32, tuple(values.shape))
+        check(values, torch.float32, tuple(values.shape))
         for column, dtype in ((depth, torch.float64), (top_k, torch.int64), (top_p, torch.float64)):
-            _check(column, dtype, (num_rows,))
+            check(column, dtype, (num_rows,))
         cut, last_tied = torch.empty(num_rows), torch.empty(num_rows, dtype=torch.int64)
         addresses = [column.data_ptr() for column in (depth, top_k, top_p, cut, last_tied)]
         self._call(self._functions.pg_truncation, values.data_ptr(), *values.shape, *addresses)
         return cut, last_tied
-
-
-def content_of(tensor: Tensor) -> NDArray[np.uint8]:
-    """The bytes of a contiguous tensor."""
-    content: NDArray[np.uint8] = tensor.detach().reshape(-1).view(torch.uint8).numpy()
-    return content
-
-
-def _address_of_sums(sums: Sums, tensor: Tensor) -> int:
-    wanted = digest.num_chunks(tensor.nbytes), 2
-    if sums.dtype != np.uint64 or sums.shape != wanted or not sums.flags.c_contiguous:
-        raise ValueError(f"sums of {tensor.nbytes} bytes are {sums.dtype} {sums.shape}, expected {wanted} of uint64")
-    return int(sums.ctypes.data)
-
-
-def _check(tensor: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
-    if tensor.dtype != dtype or tuple(tensor.shape) != shape or not tensor.is_contiguous() or tensor.is_cuda:
-        raise ValueError(
-            f"expected contiguous {dtype} {list(shape)} on the CPU, got {tensor.dtype} {list(tensor.shape)}"
-        )

@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.cpu.native import FORMATS, Native, content_of
+from kernels.cpu.contents import content_of
+from kernels.cpu.native import FORMATS, Native
 from kernels.ops import digest
 from kernels.ops.digest import Sums
 from tests.kernels.natives import BUILDS, load_build
