@@ -10,10 +10,6 @@ time of a row among 8, 12 and 32 is printed beside that of a row alone.
 
 from __future__ import annotations
 
-import argparse
-import json
-import random
-import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,29 +20,16 @@ import structlog
 
 from engine.execution.loading import load_runner
 from engine.execution.runner import ModelRunner
-from scripts.bench.report import Result, add_check, finish
+from scripts.bench.common.models import llama, write_config
+from scripts.bench.common.plans import PlanMaker
+from scripts.bench.common.report import Result, bench_parser, finish
 from shared.config import Settings
 from shared.errors import ConfigError
-from shared.messages import AdmittedSequence, StepPlan
-from shared.packing import pack_tokens
-from shared.sampling import SamplingParams
+from shared.messages import StepPlan
 
-CONFIG: dict[str, object] = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "vocab_size": 8192,
-    "hidden_size": 576,
-    "intermediate_size": 1536,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 9,
-    "num_key_value_heads": 3,
-    "max_position_embeddings": 1024,
-    "rms_norm_eps": 1e-5,
-    "tie_word_embeddings": True,
-    "torch_dtype": "bfloat16",
-}
+VOCAB = 8192
 ROWS = (1, 8, 12, 32)  # that decode
-CONTEXT, NUM_STEPS, PREFILL, BLOCK = 64, 6, 512, 16  # tokens, steps per figure
+CONTEXT, NUM_STEPS, PREFILL = 64, 6, 512  # tokens, steps per figure
 SETUPS: dict[str, dict[str, object]] = {
     "torch, batch_invariant true": {"kernels": "torch", "batch_invariant": True},
     "torch, batch_invariant false": {"kernels": "torch", "batch_invariant": False},
@@ -57,47 +40,27 @@ Figures = dict[str, list[float]]  # workload -> milliseconds of a step, of each 
 
 
 class InvarianceSteps:
-    """Plans made by hand for one runner: every row has its own blocks, so that nothing is scheduled or cached."""
+    """Plans made by hand for one runner."""
 
     def __init__(self, runner: ModelRunner) -> None:
         self._runner = runner
-        self._rng = random.Random(1)
-        self._step_id = 0
+        self._plans = PlanMaker(runner, NUM_STEPS)
 
     def decode(self, num_rows: int) -> float:
         """Milliseconds of the median step in which so many sequences yield a token each."""
-        self._admit(num_rows, CONTEXT)
-        return median(self._run(num_rows, CONTEXT + index, 1) for index in range(NUM_STEPS))
+        rows = range(num_rows)
+        self._admit(rows, CONTEXT)
+        return median(self._run(self._plans.decode(rows, CONTEXT + index)) for index in range(NUM_STEPS))
 
     def prefill(self) -> float:
         """Milliseconds of a step that computes one prompt."""
-        return self._admit(1, PREFILL)
+        return self._admit([0], PREFILL)
 
-    def _admit(self, num_rows: int, length: int) -> float:
+    def _admit(self, rows: Sequence[int], length: int) -> float:
         self._runner.reset()
-        prompts = [[self._rng.randrange(8192) for _ in range(length)] for _ in range(num_rows)]
-        params = SamplingParams(temperature=0.0, max_tokens=NUM_STEPS + 1, ignore_eos=True)
-        admitted = [
-            AdmittedSequence(row, pack_tokens(prompt), length, params, 0, []) for row, prompt in enumerate(prompts)
-        ]
-        return self._run(num_rows, 0, length, admitted)
+        return self._run(self._plans.admit(rows, length))
 
-    def _run(self, num_rows: int, computed: int, scheduled: int, admitted: Sequence[AdmittedSequence] = ()) -> float:
-        """Blocks are given with the admission, for the prompt and all that is generated."""
-        per_row = -(-(scheduled + NUM_STEPS) // BLOCK) if admitted else 0
-        self._step_id += 1
-        plan = StepPlan(
-            epoch=1,
-            step_id=self._step_id,
-            admitted=list(admitted),
-            rows=list(range(num_rows)),
-            num_computed_tokens=[computed] * num_rows,
-            num_scheduled_tokens=[scheduled] * num_rows,
-            num_new_blocks=[per_row] * num_rows,
-            new_block_ids=list(range(per_row * num_rows)),
-            block_copies=[],
-            released_rows=[],
-        )
+    def _run(self, plan: StepPlan) -> float:
         return 1000 * self._runner.run(plan).device_time
 
 
@@ -105,11 +68,7 @@ def load(directory: Path, names: Sequence[str], num_threads: int) -> dict[str, I
     """Those of the set-ups that this machine has."""
     found = {}
     shared = Settings(
-        model=str(directory),
-        load_format="dummy",
-        num_blocks=512,
-        max_num_seqs=64,
-        num_threads=num_threads,
+        model=str(directory), load_format="dummy", num_blocks=512, max_num_seqs=64, num_threads=num_threads
     )
     for name in names:
         try:
@@ -151,19 +110,15 @@ def report(figures: dict[str, Figures]) -> list[Result]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add_check(parser)
+    parser = bench_parser(__doc__)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=0, help="of the kernels; 0: one per core")
     args = parser.parse_args()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(30))
     with tempfile.TemporaryDirectory() as directory:
-        (Path(directory) / "config.json").write_text(json.dumps(CONFIG), encoding="utf-8")
+        config = llama(576, 1536, 4, (9, 3), VOCAB, max_position_embeddings=1024, tie_word_embeddings=True)
+        write_config(Path(directory), config)
         figures: dict[str, Figures] = {}
         for names in (TORCH, NATIVE):  # the native kernels take torch's threads away, so they come after it
             figures |= measure(load(Path(directory), names, args.threads), args.rounds)
     return finish(report(figures), check=args.check, title="independence of the batch: steps of the model runner")
-
-
-if __name__ == "__main__":
-    sys.exit(main())

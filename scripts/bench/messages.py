@@ -7,11 +7,9 @@ What `pageant bench messages` measures, beside its targets.
 
 from __future__ import annotations
 
-import argparse
-import sys
 from pathlib import Path
 
-from scripts.bench.report import Result, add_check, finish
+from scripts.bench.common.report import Result, bench_parser, finish
 from services.cli.bench.messages import hops_of_a_step, measure
 
 MODEL = Path(__file__).resolve().parents[2] / "models" / "pageant-stories"
@@ -19,8 +17,7 @@ TARGET_SIZE, TARGET_US = 64, 200.0
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add_check(parser)
+    parser = bench_parser(__doc__)
     parser.add_argument("--sizes", type=int, nargs="+", default=[1, 64, 1024])
     args = parser.parse_args()
     lines = []
@@ -34,7 +31,3 @@ def main() -> int:
         bound = TARGET_US if size == TARGET_SIZE else None
         lines.append(Result(f"{size} sequences: all hops", total, "us", at_most=bound))
     return finish(lines, check=args.check, title="messages of one step: encode + decode, processor time")
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -10,14 +10,12 @@ others may share the machine.
 
 from __future__ import annotations
 
-import argparse
 import gc
-import sys
 from collections import deque
 from statistics import mean, median
 from time import thread_time
 
-from scripts.bench.report import Result, add_check, finish
+from scripts.bench.common.report import Result, bench_parser, finish
 from services.cli.bench.decoding import WORKER, Decoding
 from shared.messages import StepPlan
 
@@ -49,8 +47,7 @@ def step_times(num_sequences: int, num_steps: int) -> list[float]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add_check(parser)
+    parser = bench_parser(__doc__)
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--sizes", type=int, nargs="+", default=[1, 16, 64, 256, 1024])
     args = parser.parse_args()
@@ -65,7 +62,3 @@ def main() -> int:
         growth = (medians[1024] / 1024) / (medians[TARGET_SIZE] / TARGET_SIZE)
         lines.append(Result("cost of a sequence among 1,024 / among 64", growth, "x", at_most=GROWTH))
     return finish(lines, check=args.check, title="scheduler: schedule + apply, two steps in flight")
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -16,7 +16,6 @@ shape over HTTP, its figures beside the services' of the same requests, and this
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import math
 import shlex
@@ -30,10 +29,10 @@ from random import Random
 import msgspec
 import uvloop
 
-from scripts.bench.accounts import Accounts, GatewayAccount, GatewayScrape, bucketed
-from scripts.bench.host import awake
-from scripts.bench.report import Result, add_check, finish
-from scripts.bench.troupe import LocalDeployment, troupe_with
+from scripts.bench.common.accounts import Accounts, GatewayAccount, GatewayScrape, bucketed
+from scripts.bench.common.deployment import LocalDeployment, with_worker
+from scripts.bench.common.host import awake
+from scripts.bench.common.report import Result, bench_parser, finish
 from services.cli.bench.backend import ServerBackend
 from services.cli.bench.generator import Generator, lateness
 from services.cli.bench.grpc_backend import GrpcBackend
@@ -64,7 +63,7 @@ class Found(msgspec.Struct):
 
 
 class RatesBench:
-    """One troupe, its load and its accounts."""
+    """One deployment, its load and its accounts."""
 
     def __init__(self, running: LocalDeployment, seconds: float) -> None:
         settings = running.settings
@@ -176,14 +175,13 @@ def run_other(command: Sequence[str], running: LocalDeployment, base_url: str, r
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add_check(parser)
+    parser = bench_parser(__doc__)
     parser.add_argument("--seconds", type=float, default=15, help="of arrivals at each rate")
     parser.add_argument("--model", default="models/pageant-stories")
     parser.add_argument("--plot", type=Path, help="latency over rate, throughput and latency, and every run: a PNG")
     parser.add_argument("--other", default="", help="a command that takes the arguments of vLLM's bench serve")
     args = parser.parse_args()
-    with awake(), troupe_with(["-m", "services.worker"], model=args.model, http_port=0) as running:
+    with awake(), with_worker(["-m", "services.worker"], model=args.model, http_port=0) as running:
         bench = RatesBench(running, args.seconds)
         reports, lines = uvloop.run(bench.rates())
         if args.other:
@@ -196,7 +194,3 @@ def main() -> int:
 
         plot_measured(reports, args.plot)
     return finish(lines, check=args.check, title="the load generator's figures and the services' of the same requests")
-
-
-if __name__ == "__main__":
-    sys.exit(main())

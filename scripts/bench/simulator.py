@@ -2,9 +2,9 @@
 
     scripts/bench_simulator [--check] [--requests 1200] [--seconds 180] [--tries 4] [--model models/pageant-stories]
 
-A private troupe serves; its worker writes down its steps (`record_steps`).  Three loads, idle, busy and overloaded, are
-sent by the load generator and given to the simulator: the same requests at the same times.  The error is that of the
-simulated figure.
+A private deployment serves; its worker writes down its steps (`record_steps`).  Three loads, idle, busy and
+overloaded, are sent by the load generator and given to the simulator: the same requests at the same times.  The error
+is that of the simulated figure.
 
 Before and after each of them two runs of other requests calibrate: one at about three quarters of the capacity, and one
 at the load's own rate, of more requests where that is more than can be served, so that all rows are taken.  They tell
@@ -16,14 +16,13 @@ counted in.  Which steps there were, the simulator is not told.
 On a machine where all services share the processors, and the generator too, a request that comes takes time from the
 step that is under way: how much, the fit finds from when the requests of the calibration were sent.
 
-Processors are kept from halting (`scripts/bench/host.py`).  A load during which the host took more than 2 % of them, or
-a fifth of one for half a second, is sent again, so many times; of all of them the quietest counts.
+Processors are kept from halting (`scripts/bench/common/host.py`).  A load during which the host took more than 2 % of
+them, or a fifth of one for half a second, is sent again, so many times; of all of them the quietest counts.
 """
 
 from __future__ import annotations
 
 import argparse
-import sys
 import tempfile
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -34,8 +33,8 @@ from random import Random
 import msgspec
 import uvloop
 
-from scripts.bench.host import awake, in_quiet
-from scripts.bench.report import Result, add_check, finish
+from scripts.bench.common.host import awake, in_quiet
+from scripts.bench.common.report import Result, bench_parser, finish
 from services.cli.bench.generator import Generator, lateness
 from services.cli.bench.grpc_backend import GrpcBackend
 from services.cli.bench.outcome import RequestOutcome
@@ -84,7 +83,7 @@ class Calibration(msgspec.Struct):
 
 
 class Machine:
-    """A troupe that serves, and the recording of its worker."""
+    """A deployment that serves, and the recording of its worker."""
 
     def __init__(self, backend: GrpcBackend, recording: Path, vocab_size: int) -> None:
         self._backend = backend
@@ -246,8 +245,7 @@ def lines_of(name: str, measured: Measured, foretold: Foretold) -> list[Result]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add_check(parser)
+    parser = bench_parser(__doc__)
     parser.add_argument("--requests", type=int, default=1200, help="of each load, at most")
     parser.add_argument("--seconds", type=float, default=180, help="of arrivals in each load, at most")
     parser.add_argument("--tries", type=int, default=4, help="of each load, while the host takes much")
@@ -264,7 +262,3 @@ def main() -> int:
         with awake():
             status = with_private_troupe(load_settings(own, environ={}), work)
     return status or finish(lines, check=args.check, title="what the simulator foretold, against real runs")
-
-
-if __name__ == "__main__":
-    sys.exit(main())

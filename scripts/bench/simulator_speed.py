@@ -9,19 +9,17 @@ shared.  The digest is of all that was simulated, so that a change which makes i
 
 from __future__ import annotations
 
-import argparse
 import cProfile
 import gc
 import os
 import pstats
-import sys
 from hashlib import sha256
 from pathlib import Path
 from time import process_time
 
 import msgspec
 
-from scripts.bench.report import Result, add_check, finish
+from scripts.bench.common.report import Result, bench_parser, finish
 from services.cli.simulate import MANY_OBJECTS
 from services.scheduler.state.policy import Policy
 from services.simulator.hardware import DEVICES, num_blocks, shape_of
@@ -101,8 +99,7 @@ def line_of(load: SpeedLoad, folder: Path, count: int, profile: cProfile.Profile
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add_check(parser)
+    parser = bench_parser(__doc__)
     parser.add_argument("--requests", type=int, default=6000, help="of each trace")
     parser.add_argument("--traces", type=Path, default=traces_folder(), help="the folder that they are in")
     parser.add_argument("--only", choices=["mooncake", "azure"], help="one of them")
@@ -114,7 +111,3 @@ def main() -> int:
     if profile is not None:
         pstats.Stats(profile).sort_stats("tottime").print_stats(45)
     return finish(lines, check=args.check, title=f"simulated requests per hour, {NUM_WORKERS} workers")
-
-
-if __name__ == "__main__":
-    sys.exit(main())

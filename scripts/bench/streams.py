@@ -12,34 +12,41 @@ First, without load, what each service takes of a core, and what the chain adds 
 from __future__ import annotations
 
 import argparse
-import json
+import asyncio
 import os
-import subprocess
-import sys
 import time
+from statistics import median
+from time import perf_counter
 from typing import Any
 
+import grpc
 import msgspec
+import uvloop
 
-from scripts.bench.first_token import added_to_first_token
-from scripts.bench.report import Result, add_check, finish
-from scripts.bench.troupe import LocalDeployment, ProcessUsage, troupe, usage
+from protos.pageant.v1 import inference_pb2_grpc
+from scripts.bench.common.clients import Received, ask, full_load, offered
+from scripts.bench.common.deployment import LocalDeployment, with_stand_in
+from scripts.bench.common.proc import ProcessUsage, usage
+from scripts.bench.common.report import Result, bench_parser, finish
+from scripts.bench.common.tokens import Speech
+from services.detokenizer.decoder import DecoderFactory
+from services.detokenizer.table import StreamTable
+from services.scheduler.scheduler import Scheduler
+from services.scheduler.state.policy import Policy
+from shared.messages import AddRequest, RequestHeader, StepResult, WorkerCapacity
+from shared.packing import pack_tokens
+from shared.sampling import GenerationDefaults, SamplingParams
 
 TARGET_TOKENS, TARGET_FIRST_MS = 20_000.0, 3.0
 MAX_IDLE = 10.0  # milliseconds of processor time per second
 MAX_GROWTH = 8.0  # MiB of resident memory, from the middle of the load to its end; 40 bytes a token would be more
 WARM_SECONDS = 5.0
-PATIENCE = 60.0  # for the last requests to end
 CLIENTS = "clients"
+NUM_LONE, LONE_TOKENS = 200, 4  # lone requests, and tokens of each
+PAUSE = 0.01  # seconds between requests of a client that takes its time: caches are cold and processors asleep
 
 
-class StreamSample(msgspec.Struct):
-    """One moment: what clients had received, and every process's usage."""
-
-    time: float
-    tokens: int
-    messages: int
-    usages: dict[str, ProcessUsage]
+# -- without load
 
 
 def idle(running: LocalDeployment, seconds: float) -> list[Result]:
@@ -52,33 +59,87 @@ def idle(running: LocalDeployment, seconds: float) -> list[Result]:
     return [Result(f"idle: {name}", ms, "ms/s", at_most=MAX_IDLE) for name, ms in spent.items()]
 
 
-def load(running: LocalDeployment, args: argparse.Namespace) -> tuple[list[StreamSample], list[str], int]:
-    """Samples once a second while all streams are busy, what went wrong, and how many requests were finished."""
-    command = [sys.executable, "-m", "scripts.bench.clients", "--address", running.address]
-    for name in ("streams", "seconds", "tokens", "channels"):
-        command += [f"--{name}", str(getattr(args, name))]
-    samples: list[StreamSample] = []
-    said: dict[str, Any] = {}
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as clients:
-        assert clients.stdout is not None
-        begun = time.monotonic()
-        try:
-            for line in clients.stdout:
-                said = json.loads(line)
-                usages = running.usages() | {CLIENTS: usage(clients.pid)}
-                samples.append(StreamSample(said["time"], said["tokens"], said["messages"], usages))
-                if time.monotonic() - begun > args.seconds + PATIENCE:
-                    raise RuntimeError(f"the streams do not end: {said}")
-        finally:
-            clients.kill()
-    # The last line is that of a process about to end, and the seconds after the time are no full load.
-    busy = [sample for sample in samples[:-1] if WARM_SECONDS <= sample.time - samples[0].time <= args.seconds]
-    return busy, said["wrong"], said["finished"]
+def added_to_first_token(address: str) -> list[Result]:
+    """Milliseconds: the first token through processes whose worker takes no time, less the same work in this one.
+
+    At concurrency 1, each request after the other's end; and for information the same after a pause.
+    """
+    alone = 1000 * median(in_process(Speech()))
+    lines = []
+    pauses = {"at concurrency 1": (0.0, TARGET_FIRST_MS), f"after {1000 * PAUSE:.0f} ms of rest": (PAUSE, None)}
+    for what, (pause, bound) in pauses.items():
+        chain = 1000 * median(uvloop.run(through_the_chain(address, pause)))
+        note = f"{chain:.2f} ms less {alone:.2f} ms in one process"
+        lines.append(Result(f"added to the first token {what}", chain - alone, "ms", at_most=bound, note=note))
+    return lines
 
 
-def lines_of(samples: list[StreamSample], wrong: list[str], finished: int, args: argparse.Namespace) -> list[Result]:
-    first, middle, last = samples[0], samples[len(samples) // 2], samples[-1]
-    elapsed, tokens = last.time - first.time, max(1, last.tokens - first.tokens)
+async def through_the_chain(address: str, pause: float) -> list[float]:
+    """Seconds to the first message of each of many requests, one at a time."""
+    times = []
+    async with grpc.aio.insecure_channel(address) as channel:
+        stub: Any = inference_pb2_grpc.InferenceStub(channel)
+        for seed in range(NUM_LONE):
+            await asyncio.sleep(pause)
+            start, first = perf_counter(), 0.0
+            async for _ in stub.Generate(ask(seed, LONE_TOKENS)):
+                first = first or perf_counter() - start
+            times.append(first)
+    return times[NUM_LONE // 10 :]
+
+
+def in_process(speech: Speech) -> list[float]:
+    """Seconds of the work itself: tokenize, schedule, take a token in, detokenize."""
+    core, table = Scheduler(Policy()), StreamTable(DecoderFactory(speech.tokenizer))
+    core.set_detokenizers(["d"])
+    core.add_worker("w", 1, WorkerCapacity(4096, 16, 8, 1024, speech.tokenizer.vocab_size, "m", "float32", "cpu"))
+    times = []
+    for seed in range(NUM_LONE):
+        proto = ask(seed, LONE_TOKENS)
+        start = perf_counter()
+        params = SamplingParams(temperature=0.0, max_tokens=LONE_TOKENS, seed=seed, ignore_eos=True)
+        prompt = pack_tokens(speech.tokenizer.encode(proto.text))
+        header = RequestHeader(str(seed), "g")
+        core.add(AddRequest(header, params.resolved(GenerationDefaults(), max_tokens=16), prompt, []), 0.0)
+        plan = core.schedule("w")
+        assert plan is not None
+        core.apply("w", StepResult(plan.epoch, plan.step_id, [1], [speech.token(seed, 0)]))
+        for batch in core.outbound.take_batches().values():
+            table.apply(batch)
+        table.take_texts()
+        times.append(perf_counter() - start)
+        core.abort(header.request_id)
+    return times[NUM_LONE // 10 :]
+
+
+# -- under load
+
+
+class StreamSample(msgspec.Struct):
+    """One moment: what clients had received, and every process's usage."""
+
+    received: Received
+    usages: dict[str, ProcessUsage]
+
+    @property
+    def time(self) -> float:
+        return self.received.time
+
+
+def load(running: LocalDeployment, args: argparse.Namespace) -> list[StreamSample]:
+    """Samples once a second, to the end of the last stream."""
+    return [
+        StreamSample(received, running.usages() | {CLIENTS: usage(received.pid)})
+        for received in offered(
+            running.address, streams=args.streams, seconds=args.seconds, tokens=args.tokens, channels=args.channels
+        )
+    ]
+
+
+def lines_of(samples: list[StreamSample], args: argparse.Namespace) -> list[Result]:
+    busy, end = full_load(samples, WARM_SECONDS, args.seconds), samples[-1].received
+    first, middle, last = busy[0], busy[len(busy) // 2], busy[-1]
+    elapsed, tokens = last.time - first.time, max(1, last.received.tokens - first.received.tokens)
     lines = []
     for name in first.usages:
         spent = last.usages[name].seconds - first.usages[name].seconds
@@ -89,18 +150,18 @@ def lines_of(samples: list[StreamSample], wrong: list[str], finished: int, args:
         note = "MiB at start, middle, end: " + ", ".join(f"{value:.0f}" for value in mib)
         bound = MAX_GROWTH if name != CLIENTS else None
         lines.append(Result(f"{name}: memory grown since the middle", mib[2] - mib[1], "MiB", at_most=bound, note=note))
-    lines.append(Result("tokens per gRPC message", tokens / max(1, last.messages - first.messages)))
-    lines.append(
-        Result("wrong streams", len(wrong), at_most=0, note=f"of {finished}" + "".join(f"; {w}" for w in wrong))
-    )
-    rate = tokens / elapsed
-    lines.append(Result(f"tokens per second, {args.streams} streams", rate, "/s", at_least=TARGET_TOKENS))
-    return lines
+    num_messages = max(1, last.received.messages - first.received.messages)
+    wrong = "; ".join([f"of {end.finished}", *end.wrong])
+    return [
+        *lines,
+        Result("tokens per gRPC message", tokens / num_messages),
+        Result("wrong streams", len(end.wrong), at_most=0, note=wrong),
+        Result(f"tokens per second, {args.streams} streams", tokens / elapsed, "/s", at_least=TARGET_TOKENS),
+    ]
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add_check(parser)
+    parser = bench_parser(__doc__)
     parser.add_argument("--streams", type=int, default=1024)
     parser.add_argument("--seconds", type=float, default=20)
     parser.add_argument("--step-ms", type=float, default=25)
@@ -110,14 +171,10 @@ def main() -> int:
     args = parser.parse_args()
     lines = []
     if args.idle_seconds:
-        with troupe(0.0) as running:
+        with with_stand_in(0.0) as running:
             lines += idle(running, args.idle_seconds)
-            lines += added_to_first_token(running.address, at_most=TARGET_FIRST_MS)
-    with troupe(args.step_ms, max_num_seqs=args.streams, log_level="warning") as running:
-        lines += lines_of(*load(running, args), args)
+            lines += added_to_first_token(running.address)
+    with with_stand_in(args.step_ms, max_num_seqs=args.streams, log_level="warning") as running:
+        lines += lines_of(load(running, args), args)
     title = f"{args.streams} streams, steps of {args.step_ms:g} ms, {os.cpu_count()} cores shared by all"
     return finish(lines, check=args.check, title=title)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -6,7 +6,6 @@ With `--check` nothing is written, and the status is 1 where the picture is stal
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -91,7 +90,3 @@ def main() -> int:
         PICTURE.write_text(text, encoding="utf-8")
     print(f"docs/images/{PICTURE.name}: {('stale' if check else 'written') if is_stale else 'as it was'}")
     return int(check and is_stale)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

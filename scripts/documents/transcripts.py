@@ -1,8 +1,8 @@
 """The transcripts of the documents, made by real runs: scripts/transcripts [--check]
 
 A transcript is a fenced block whose first line is `$ scripts/quickstart ...` with a seed; what follows is what that
-printed.  Each is run again, with the bundled model on a private troupe, and written into its document.  With `--check`
-nothing is written, and the status is 1 where a text differs.  Times are of their day and are not compared.
+printed.  Each is run again, with the bundled model on a private deployment, and written into its document.  With
+`--check` nothing is written, and the status is 1 where a text differs.  Times are of their day and are not compared.
 
 The text is a function of the request, and of the arithmetic: native kernels have one order for every sum, and README's
 came out the same with AVX2 and with AVX-512.  Where they cannot be (torch computes then) a token may differ.
@@ -87,7 +87,3 @@ def main() -> int:
             document = transcript.path.read_text(encoding="utf-8")
             transcript.path.write_text(document.replace(transcript.text, text, 1), encoding="utf-8")
     return status
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -10,11 +10,9 @@ may change what they name, so only that nothing dies and that the scheduler's in
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import itertools
 import logging
-import sys
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -22,7 +20,7 @@ from dataclasses import dataclass
 import structlog
 import uvloop
 
-from scripts.bench.report import Result, add_check, finish
+from scripts.bench.common.report import Result, bench_parser, finish
 from scripts.fuzz.frames import FrameFuzzer
 from scripts.fuzz.stages import STAGES, GatewayStage, SchedulerStage, Stage
 from services.scheduler.invariants import check
@@ -135,8 +133,7 @@ def lines_of(outcome: FuzzOutcome) -> list[Result]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add_check(parser)
+    parser = bench_parser(__doc__)
     parser.add_argument("services", nargs="*", metavar="SERVICE", help=f"of {', '.join(STAGES)}; default: all")
     parser.add_argument("--frames", type=int, default=1_000_000, help="at each inbox")
     parser.add_argument("--seed", type=int, default=1)
@@ -150,7 +147,3 @@ def main() -> int:
         print(f"{service}: {outcome.num_frames:,} frames in {outcome.seconds:.0f} s", flush=True)
     who = "an insider" if args.insider else "a stranger"
     return finish(lines, check=args.check, title=f"frames of {who}, seed {args.seed}")
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
-from scripts.bench.tokens import MODEL
+from scripts.bench.common.tokens import MODEL
 from services.detokenizer.main import make as make_detokenizer
 from services.draft.main import make as make_draft
 from services.gateway.actor import GatewayActor

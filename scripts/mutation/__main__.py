@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from queue import SimpleQueue
 
-from scripts.bench.report import Result, table
+from scripts.bench.common.report import Result, table
 from scripts.mutation.faults import SmallFault, faults_of
 from scripts.mutation.reach import PYTEST, Reach, environment, measure
 

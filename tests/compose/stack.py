@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from scripts.bench.stack import Stack, lack
+from scripts.bench.common.stack import Stack, lack
 
 KEYS_ADVISED = "no_api_keys"  # said once: a container cannot see that its port is published on loopback
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.bench.stack import SERVICES, Stack
+from scripts.bench.common.stack import SERVICES, Stack
 from tests.compose.stack import KEYS_ADVISED, running_stack
 from tests.compose.streams import complete
 

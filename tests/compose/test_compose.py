@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from scripts.bench.stack import SERVICES, Stack
+from scripts.bench.common.stack import SERVICES, Stack
 from tests.compose.stack import KEYS_ADVISED, running_stack
 from tests.compose.streams import PROMPT, complete, settle, streaming
 

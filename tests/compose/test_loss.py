@@ -17,7 +17,7 @@ import pytest
 from protos.pageant.v1.inference_pb2 import GenerateRequest
 from scripts.bench.chaos.cases import PLAIN
 from scripts.bench.chaos.main import ChaosOrder, act, containers, table
-from scripts.bench.stack import ROOT, SERVICES, DockerError, Stack
+from scripts.bench.common.stack import ROOT, SERVICES, DockerError, Stack
 from tests.compose.stack import running_stack, why_not
 from tests.compose.streams import PROMPT, complete, listen, settle, streaming
 

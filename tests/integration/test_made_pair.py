@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from scripts.bench.common.models import llama
 from scripts.bench.speculation.checkpoint import MadePair, ensure_pair, one_cycle, partly_exchanged
 from tests.integration.engine import Engine, ask, token_ids
 
 VOCAB, RATE = 512, 0.75
-HEADS: dict[str, Any] = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32}
-SMALL: dict[str, Any] = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2} | HEADS
+SMALL = llama(128, 256, 2, (4, 2), VOCAB, head_dim=32, max_position_embeddings=2048)
 
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> MadePair:
-    return ensure_pair(tmp_path_factory.mktemp("pair"), rate=RATE, vocab_size=VOCAB, target=SMALL, draft=SMALL)
+    return ensure_pair(tmp_path_factory.mktemp("pair"), rate=RATE, target=SMALL, draft=SMALL)
 
 
 def walk(start: int, successors: Tensor, length: int) -> list[int]:
@@ -65,5 +64,5 @@ def test_the_map_is_one_cycle_and_the_draft_s_a_permutation_too() -> None:
 def test_a_pair_is_made_once_for_the_same_wishes(pair: MadePair) -> None:
     weights = pair.target / "model.safetensors"
     made = weights.stat().st_mtime_ns
-    ensure_pair(pair.directory, rate=RATE, vocab_size=VOCAB, target=SMALL, draft=SMALL)
+    ensure_pair(pair.directory, rate=RATE, target=SMALL, draft=SMALL)
     assert weights.stat().st_mtime_ns == made

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from scripts.bench.peers.proc import cpu_seconds
+from scripts.bench.common.proc import cpu_seconds
 from scripts.bench.speculation.prompts import KINDS, Prompts, spec_bench
 from tests.system.harness import MODEL, ROOT, Answer, Troupe, ask, troupe
 

@@ -13,7 +13,7 @@ import grpc
 
 from protos.pageant.v1 import inference_pb2, inference_pb2_grpc
 from scripts.bench.chaos.faults import MOST, Fault, settled_load
-from scripts.bench.stack import CLEAR_LINE, DockerError, Stack
+from scripts.bench.common.stack import CLEAR_LINE, DockerError, Stack
 
 KINDS = ("kill", "crash", "freeze", "restart", "cut", "scale")
 IMPOSSIBLE = {("scale", "scheduler"), ("cut", "gateway")}  # there is one; gateways share the network of the door

@@ -27,9 +27,9 @@ from scripts.bench.chaos.deployment import consecutive_ports, deployed
 from scripts.bench.chaos.faults import FaultStage, Inflicted, inflict, schedule
 from scripts.bench.chaos.recovery import pauses, percentile, until_flowing
 from scripts.bench.chaos.streams import Ear, Repetition, StreamOutput, disturbed_orphans, generate
-from scripts.bench.host import cores_taken
-from scripts.bench.stack import Stack
-from scripts.bench.tokens import MODEL
+from scripts.bench.common.host import cores_taken
+from scripts.bench.common.stack import Stack
+from scripts.bench.common.tokens import MODEL
 from services.cli.serve import free_port
 from shared.config import Settings
 
@@ -46,7 +46,7 @@ class ChaosResult(msgspec.Struct):
     inflicted: list[Inflicted]
     pauses: list[float]  # parallel to `inflicted`
     undisturbed: list[float]  # the longest pause of each stream without faults
-    leftovers: str  # what the troupe still held at the end, or nothing
+    leftovers: str  # what the deployment still held at the end, or nothing
     seconds: float
     drafts: tuple[int, int] = (0, 0)  # tokens drafted and accepted while faults happened
 

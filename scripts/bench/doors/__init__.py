@@ -1,1 +1,1 @@
-"""What clients that misuse the gateway's doors cost those who do not."""
+"""What misuse of the gateway's doors costs other clients."""

@@ -2,36 +2,35 @@
 
     python -m scripts.bench.doors.attacker --grpc HOST:PORT --http HOST:PORT
 
-Reads from each line of its input what to do and for how many seconds; does so and prints what came of it as JSON.
+Its input says what to do and for how many seconds (`scripts/bench/common/disturbance.py`, `obey`).
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import json
 import socket
-import sys
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import grpc
 
 from protos.pageant.v1 import inference_pb2
+from scripts.bench.common.disturbance import AttackOutcome, obey
 
 MEGABYTE = 1 << 20
-TENANT = "attacker"  # the others say nothing of theirs
+TENANT = "attacker"  # the other clients name none
 NUM_SENDERS = 4
 NUM_HALVES = 30
 HALF = 31 * MEGABYTE
 SEND_BUFFER = 256 << 10  # bytes
 GENERATE = f"/{inference_pb2.DESCRIPTOR.services_by_name['Inference'].full_name}/Generate"
 
-Endings = Counter[str]
-Attack = Callable[[float], Awaitable[Endings]]
+Attack = Callable[[float, float], Awaitable[AttackOutcome]]
 
 
 class Http:
@@ -65,8 +64,9 @@ class Http:
                     sending.cancel()
                     await asyncio.gather(sending, return_exceptions=True)
 
-    async def again_and_again(self, request: bytes, num_senders: int, seconds: float) -> Endings:
-        endings: Endings = Counter()
+    async def again_and_again(self, request: bytes, num_senders: int, seconds: float, pace: float) -> AttackOutcome:
+        """So many senders, each one request after the other; they know no pace."""
+        endings: Counter[str] = Counter()
         until = time.monotonic() + seconds
 
         async def sender() -> None:
@@ -74,7 +74,7 @@ class Http:
                 endings[await self.send(request, left)] += 1
 
         await asyncio.gather(*(sender() for _ in range(num_senders)))
-        return endings
+        return AttackOutcome(endings=endings)
 
 
 def post(path: str, body: bytes, length: int | None = None) -> bytes:
@@ -91,18 +91,18 @@ def http_attacks(address: str) -> dict[str, Attack]:
     tokenize = post("/tokenize", json.dumps({"prompt": "once upon a time " * (4 * MEGABYTE // 17)}).encode())
     half = post("/v1/completions", b" " * (HALF - 1), HALF)
     return {
-        "refused over HTTP": lambda seconds: http.again_and_again(refused, NUM_SENDERS, seconds),
-        "4 MB tokenized": lambda seconds: http.again_and_again(tokenize, NUM_SENDERS, seconds),
-        "bodies half-way": lambda seconds: http.again_and_again(half, NUM_HALVES, seconds),
+        "refused over HTTP": partial(http.again_and_again, refused, NUM_SENDERS),
+        "4 MB tokenized": partial(http.again_and_again, tokenize, NUM_SENDERS),
+        "bodies half-way": partial(http.again_and_again, half, NUM_HALVES),
     }
 
 
-async def refused_over_grpc(address: str, seconds: float) -> Endings:
+async def refused_over_grpc(address: str, seconds: float, pace: float) -> AttackOutcome:
     message = inference_pb2.GenerateRequest(model="none", text="x" * (4 * MEGABYTE)).SerializeToString()
-    endings: Endings = Counter()
+    endings: Counter[str] = Counter()
     until = time.monotonic() + seconds
 
-    async def sender(number: int) -> None:
+    async def sender() -> None:
         options = [("grpc.use_local_subchannel_pool", 1)]  # a connection of its own
         async with grpc.aio.insecure_channel(address, options=options) as channel:
             method: Any = channel.unary_stream(GENERATE, None, None)
@@ -114,8 +114,8 @@ async def refused_over_grpc(address: str, seconds: float) -> Endings:
                 except grpc.aio.AioRpcError as error:
                     endings[error.code().name] += 1
 
-    await asyncio.gather(*(sender(number) for number in range(NUM_SENDERS)))
-    return endings
+    await asyncio.gather(*(sender() for _ in range(NUM_SENDERS)))
+    return AttackOutcome(endings=endings)
 
 
 async def main() -> None:
@@ -123,13 +123,8 @@ async def main() -> None:
     parser.add_argument("--grpc", required=True)
     parser.add_argument("--http", required=True)
     args = parser.parse_args()
-    attacks = http_attacks(args.http) | {"refused over gRPC": lambda seconds: refused_over_grpc(args.grpc, seconds)}
-    print(json.dumps(sorted(attacks)), flush=True)
-    while line := await asyncio.to_thread(sys.stdin.readline):
-        kind, seconds = json.loads(line)
-        print(json.dumps({"slowest": {}, "endings": await attacks[kind](seconds)}), flush=True)
+    await obey(http_attacks(args.http) | {"refused over gRPC": partial(refused_over_grpc, args.grpc)})
 
 
 if __name__ == "__main__":
-    with contextlib.suppress(KeyboardInterrupt):
-        asyncio.run(main())
+    asyncio.run(main())

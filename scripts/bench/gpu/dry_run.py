@@ -22,16 +22,19 @@ from pathlib import Path
 import structlog
 import torch
 
+from scripts.bench.common.report import Result, table
+from scripts.bench.gpu.ahead import HOPPER, compiling
+from scripts.bench.gpu.catalogue import Catalogue
 from scripts.bench.gpu.shapes import LLAMA_3_8B, TINY
-from scripts.bench.report import Result, table
+from scripts.bench.gpu.soak import run_soak, soak_settings
+from scripts.bench.gpu.steps import Runs, offline_throughput
+from scripts.bench.gpu.timeline import read_events, record_timeline
 
-PARTS = ("main", "ceilings", "attention", "steps", "offline", "soak", "others", "timeline")
 SOAK_SECONDS = 3
 
 
 def rehearse(lines: Sequence[Result]) -> int:
     """Returns the exit status: 1 where something would not run."""
-    import_parts()
     status = 0
     for mode, interpret in (("compile", "0"), ("interpret", "1"), ("parts", "1")):
         command = [sys.executable, "-m", "scripts.bench.gpu.dry_run", mode]
@@ -40,16 +43,8 @@ def rehearse(lines: Sequence[Result]) -> int:
     return int(status != 0)
 
 
-def import_parts() -> None:
-    for part in PARTS:
-        importlib.import_module(f"scripts.bench.gpu.{part}")
-
-
 def compile_all() -> None:
     """Registers, spills and shared memory of each kernel, in bfloat16."""
-    from scripts.bench.gpu.ahead import HOPPER, compiling
-    from scripts.bench.gpu.catalogue import Catalogue
-
     print(f"{'compiled for sm_90':32} {'kernel':24} warps  registers  spilled  shared")
     with compiling(HOPPER) as compiled:
         for name, launch in Catalogue(LLAMA_3_8B, torch.bfloat16).launches():
@@ -63,8 +58,6 @@ def compile_all() -> None:
 
 
 def interpret_all() -> None:
-    from scripts.bench.gpu.catalogue import Catalogue
-
     launches = list(Catalogue(TINY, torch.bfloat16).launches())
     for _, launch in launches:
         launch()
@@ -73,17 +66,13 @@ def interpret_all() -> None:
 
 def rehearse_parts() -> None:
     """The programs of the table, on the CPU."""
-    import_parts()
-    from scripts.bench.gpu.offline import offline_throughput
-    from scripts.bench.gpu.soak import run_soak, soak_settings
-    from scripts.bench.gpu.steps import Runs
-
+    importlib.import_module("scripts.bench.gpu.main")  # which imports all parts
     with tempfile.TemporaryDirectory() as folder:
         directory = TINY.write(Path(folder))
-        runs = Runs(directory, TINY, device="cpu", num_rows=2, max_len=128)
+        runs = Runs(directory, device="cpu", num_rows=2, max_len=128)
         runs.decode(2, 40)
         runs.prefill(64)
-        offline_throughput(runs.runner, num_prompts=5, num_input=20, num_output=8, max_num_batched_tokens=64)
+        offline_throughput(runs.runner, 5, 20, 8, 64)
         sizes = {"num_blocks": 200, "max_num_seqs": 8, "max_num_batched_tokens": 128, "max_num_draft_tokens": 3}
         soak = run_soak(soak_settings(directory, "cpu", **sizes), SOAK_SECONDS)
         print(
@@ -95,12 +84,8 @@ def rehearse_parts() -> None:
 
 def rehearse_timeline(directory: Path, folder: Path) -> None:
     """A CPU's trace has no events of a device: what is rehearsed is how it comes about."""
-    from scripts.bench.gpu.timeline import read_events, record_timeline
-
     trace = record_timeline(directory, folder / "t.json", device="cpu", num_seqs=2, context=16, num_output=104)
-    print(
-        f"a troupe on the CPU has recorded {trace.stat().st_size} bytes, {len(read_events(trace))} events of a device"
-    )
+    print(f"a deployment on the CPU has recorded {trace.stat().st_size} bytes, {len(read_events(trace))} device events")
 
 
 if __name__ == "__main__":

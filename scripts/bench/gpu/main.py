@@ -9,7 +9,6 @@ is the least time that the bytes or operations of a step can take at its ceiling
 
 from __future__ import annotations
 
-import argparse
 import gc
 import sys
 import tempfile
@@ -18,23 +17,27 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import structlog
 import torch
 
+from scripts.bench.common.report import Result, bench_parser, finish, table
+from scripts.bench.gpu import others
+from scripts.bench.gpu.attention import Problem, tune
+from scripts.bench.gpu.ceilings import copy_bandwidth, matrix_rate, seconds
+from scripts.bench.gpu.dry_run import rehearse
 from scripts.bench.gpu.shapes import LLAMA_3_8B, GpuModelShape
-from scripts.bench.report import Result, add_check, finish, table
-
-if TYPE_CHECKING:
-    from scripts.bench.gpu.steps import Runs
+from scripts.bench.gpu.soak import soaked
+from scripts.bench.gpu.steps import CHUNK, NUM_STEPS, Runs, offline_throughput
+from scripts.bench.gpu.timeline import measure as measure_timeline
+from scripts.bench.gpu.timeline import read_events, record_timeline
 
 DECODES = ((1, 1024, 0.85), (64, 1024, 0.75), (256, 1024, 0.70))  # sequences, context, share of the floor
 PROMPT, PROMPT_SHARE = 8192, 0.60
 KERNEL_SEQS, KERNEL_CONTEXT, KERNEL_SHARE = 64, 4096, 0.80
 GAP, STREAM_SHARE, MEMORY = 0.03, 0.95, 0.02
 MISSING = "not installed"
-PARTS = "tests, attention, steps, streams, timeline, vllm, transformers, soak, sanitizer"
+PARTS = ("tests", "attention", "steps", "streams", "timeline", "vllm", "transformers", "soak", "sanitizer")
 BANDWIDTH, RATE = 4.3e12, 790e12  # of one H200, for the plan of a dry run only
 
 
@@ -63,29 +66,15 @@ class GpuBench:
         self._shape, self._directory = shape, directory
         self._ceilings, self._options = ceilings, options
 
-    def parts(self) -> dict[str, Callable[[], list[Result]]]:
-        return {
-            "tests": self.tests,
-            "attention": self.attention,
-            "steps": self.steps,
-            "streams": self.streams,
-            "timeline": self.timeline,
-            "vllm": self.vllm,
-            "transformers": self.transformers,
-            "soak": self.soak,
-            "sanitizer": self.sanitizer,
-        }
+    def part(self, name: str) -> list[Result]:
+        measure: Callable[[], list[Result]] = getattr(self, name)
+        return measure()
 
     def tests(self) -> list[Result]:
-        from scripts.bench.gpu.others import test_kernels
-
-        passed, words = test_kernels()
+        passed, words = others.test_kernels()
         return [Result("kernels' tests on this card", _yes(passed), at_least=1, note=words)]
 
     def attention(self) -> list[Result]:
-        from scripts.bench.gpu.attention import Problem
-        from scripts.bench.gpu.ceilings import seconds
-
         problem = Problem(self._shape, KERNEL_SEQS, KERNEL_CONTEXT, "cuda")
         floor = self._shape.attention_bytes(KERNEL_SEQS, KERNEL_CONTEXT) / self._ceilings.bandwidth
         what = f"paged decode attention, batch {KERNEL_SEQS}, context {KERNEL_CONTEXT}: of copy bandwidth"
@@ -97,20 +86,14 @@ class GpuBench:
 
     def steps(self) -> list[Result]:
         """Decodes and a prompt by plans made by hand, and a whole load by the scheduler's, in this process."""
-        from scripts.bench.gpu.offline import offline_throughput
-        from scripts.bench.gpu.others import INPUT, OUTPUT, PROMPTS
-        from scripts.bench.gpu.steps import CHUNK, NUM_STEPS, Runs
-
         largest = max(num_seqs for num_seqs, _, _ in DECODES)
         longest = PROMPT + 2 * NUM_STEPS
-        runs = Runs(self._directory, self._shape, device="cuda", num_rows=largest, max_len=longest)
+        runs = Runs(self._directory, device="cuda", num_rows=largest, max_len=longest)
         lines = [line for decode in DECODES for line in self._decode(runs, *decode)]
         taken = runs.prefill(PROMPT)
         rate = self._shape.prefill_operations(PROMPT) / taken / self._ceilings.rate
         lines.append(Result(f"prefill of {PROMPT} tokens: of the matrix rate", rate, at_least=PROMPT_SHARE))
-        self._options.offline = offline_throughput(
-            runs.runner, num_prompts=PROMPTS, num_input=INPUT, num_output=OUTPUT, max_num_batched_tokens=CHUNK
-        )
+        self._options.offline = offline_throughput(runs.runner, others.PROMPTS, others.INPUT, others.OUTPUT, CHUNK)
         lines.append(Result("offline: scheduler and runner in one process", self._options.offline, "tokens/s"))
         return lines
 
@@ -125,20 +108,16 @@ class GpuBench:
         ]
 
     def streams(self) -> list[Result]:
-        from scripts.bench.gpu.others import STREAMS, troupe_throughput
-
-        streamed, offline = troupe_throughput(self._directory), self._options.offline
+        streamed, offline = others.served_throughput(self._directory), self._options.offline
         note = "" if streamed else MISSING
         share = streamed / offline if streamed and offline else None
         return [
-            Result(f"gRPC, {STREAMS} streams", streamed, "tokens/s", note=note),
-            Result(f"gRPC, {STREAMS} streams: of the offline rate", share, at_least=STREAM_SHARE, note=note),
+            Result(f"gRPC, {others.STREAMS} streams", streamed, "tokens/s", note=note),
+            Result(f"gRPC, {others.STREAMS} streams: of the offline rate", share, at_least=STREAM_SHARE, note=note),
         ]
 
     def timeline(self) -> list[Result]:
-        """Of the device, while a troupe's scheduler plans and its sockets carry."""
-        from scripts.bench.gpu.timeline import measure, read_events, record_timeline
-
+        """Of the device, while a deployment's scheduler plans and its sockets carry."""
         num_seqs, context, _ = DECODES[1]
         what = f"decode, batch {num_seqs}, context {context}, through scheduler and sockets"
         if find_spec("grpc") is None:
@@ -146,7 +125,7 @@ class GpuBench:
         kept = self._options.trace
         kept.parent.mkdir(parents=True, exist_ok=True)
         record_timeline(self._directory, kept, device="cuda", num_seqs=num_seqs, context=context, num_output=256)
-        found = measure(read_events(kept))
+        found = measure_timeline(read_events(kept))
         return [
             Result(f"{what}: gap between steps", found.gap / found.step, at_most=GAP, note=f"timeline in {kept}"),
             Result(f"{what}: a step", found.step * 1000, "ms"),
@@ -154,9 +133,7 @@ class GpuBench:
         ]
 
     def vllm(self) -> list[Result]:
-        from scripts.bench.gpu.others import vllm_throughput
-
-        other, own = vllm_throughput(self._directory), self._options.offline
+        other, own = others.vllm_throughput(self._directory), self._options.offline
         note = "" if other else MISSING
         lines = [Result("vLLM, the same load at once", other, "tokens/s", note=note)]
         if other and own:
@@ -164,28 +141,22 @@ class GpuBench:
         return lines
 
     def transformers(self) -> list[Result]:
-        from scripts.bench.gpu.others import transformers_decode
-
         num_seqs, context, _ = DECODES[1]
-        taken = transformers_decode(self._shape, self._directory, num_seqs, context)
+        taken = others.transformers_decode(self._shape, self._directory, num_seqs, context)
         note = "" if taken else MISSING
         what = f"transformers: decode, batch {num_seqs}, context {context}: a step"
         return [Result(what, None if taken is None else taken * 1000, "ms", note=note)]
 
     def soak(self) -> list[Result]:
-        from scripts.bench.gpu.soak import soaked
-
         asked, taken, num_steps = soaked(self._directory, self._options.soak_seconds)
         note = f"{num_steps} steps in {self._options.soak_seconds:.0f} s; asked for {asked:.2f}"
         off = abs(taken - asked)
         return [Result("soak: memory taken, off what was asked for", off, "of the card", at_most=MEMORY, note=note)]
 
     def sanitizer(self) -> list[Result]:
-        from scripts.bench.gpu.others import sanitize
-
         if not self._options.sanitize:
             return []
-        clean, words = sanitize()
+        clean, words = others.sanitize()
         return [Result("compute-sanitizer finds nothing in the kernels' tests", _yes(clean), at_least=1, note=words)]
 
 
@@ -212,33 +183,28 @@ def plan_lines(shape: GpuModelShape) -> list[Result]:
     return lines
 
 
-def measure(only: str, tune: bool, options: Options) -> list[Result]:
-    from scripts.bench.gpu.ceilings import copy_bandwidth, matrix_rate
-
+def measure(only: str, is_tuned: bool, options: Options) -> list[Result]:
     ceilings = Ceilings(copy_bandwidth(), matrix_rate())
     torch.cuda.empty_cache()
     lines = [
         Result("copy bandwidth", ceilings.bandwidth / 1e12, "TB/s"),
         Result("matrix rate", ceilings.rate / 1e12, "TFLOP/s"),
     ]
-    if tune:
-        from scripts.bench.gpu.attention import Problem
-        from scripts.bench.gpu.attention import tune as tune_attention
-
-        for taken, setting in tune_attention(Problem(LLAMA_3_8B, KERNEL_SEQS, KERNEL_CONTEXT, "cuda"))[:5]:
+    if is_tuned:
+        for taken, setting in tune(Problem(LLAMA_3_8B, KERNEL_SEQS, KERNEL_CONTEXT, "cuda"))[:5]:
             lines.append(Result(f"attention with keys, warps, stages {setting}", taken * 1e6, "us"))
     with tempfile.TemporaryDirectory() as folder:
         bench = GpuBench(LLAMA_3_8B, LLAMA_3_8B.write(Path(folder)), ceilings, options)
-        for name, part in bench.parts().items():
+        for name in PARTS:
             if not only or name in only.split(","):
-                lines += _run(name, part)
+                lines += _run(name, bench)
     return lines
 
 
-def _run(name: str, part: Callable[[], list[Result]]) -> list[Result]:
+def _run(name: str, bench: GpuBench) -> list[Result]:
     """What one part cannot do costs its lines, and no other's."""
     try:
-        found = part()
+        found = bench.part(name)
     except Exception as error:
         traceback.print_exc()
         found = [Result(name, None, at_least=1, note=f"failed: {type(error).__name__}: {error}"[:200])]
@@ -249,10 +215,9 @@ def _run(name: str, part: Callable[[], list[Result]]) -> list[Result]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add_check(parser)
+    parser = bench_parser(__doc__)
     parser.add_argument("--dry-run", action="store_true", help="what would be measured, and that all of it would run")
-    parser.add_argument("--only", default="", help=f"parts of the table, by commas: {PARTS}")
+    parser.add_argument("--only", default="", help=f"parts of the table, by commas: {', '.join(PARTS)}")
     parser.add_argument("--tune", action="store_true", help="try other launch settings of the attention kernel too")
     parser.add_argument("--trace", type=Path, default=Path("timeline.json"), help="where the device's timeline is kept")
     parser.add_argument("--soak-seconds", type=float, default=60, help="how long the soak is")
@@ -260,15 +225,9 @@ def main() -> int:
     args = parser.parse_args()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(30))
     if args.dry_run:
-        from scripts.bench.gpu.dry_run import rehearse
-
         return rehearse(plan_lines(LLAMA_3_8B))
     if not torch.cuda.is_available():
         print("torch sees no GPU here; --dry-run shows what would be measured on one", file=sys.stderr)
         return 1
     options = Options(args.trace, args.soak_seconds, args.sanitize)
     return finish(measure(args.only, args.tune, options), check=args.check, title=torch.cuda.get_device_name())
-
-
-if __name__ == "__main__":
-    sys.exit(main())

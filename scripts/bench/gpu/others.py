@@ -41,8 +41,8 @@ def load_options(num_prompts: int, num_input: int, num_output: int) -> list[str]
     ]  # fmt: skip
 
 
-def troupe_command(directory: Path, results: Path) -> list[str]:
-    """A private troupe behind gRPC, with as many streams as it has rows."""
+def served_command(directory: Path, results: Path) -> list[str]:
+    """A private deployment behind gRPC, with as many streams as it has rows."""
     return [
         sys.executable, "-m", "services.cli", "bench", "offline", "--model", str(directory), "--load-format", "dummy",
         "--device", "cuda", "--max-num-seqs", str(STREAMS), "--max-num-batched-tokens", str(CHUNK),
@@ -51,13 +51,13 @@ def troupe_command(directory: Path, results: Path) -> list[str]:
     ]  # fmt: skip
 
 
-def troupe_throughput(directory: Path) -> float | None:
+def served_throughput(directory: Path) -> float | None:
     """Output tokens per second through scheduler, sockets and gRPC; None where gRPC is not installed."""
     if find_spec("grpc") is None:
         return None
     with tempfile.TemporaryDirectory() as folder:
         results = Path(folder) / "results.json"
-        subprocess.run(troupe_command(directory, results), check=True, timeout=500)
+        subprocess.run(served_command(directory, results), check=True, timeout=500)
         return float(json.loads(results.read_text(encoding="utf-8"))["output_throughput"])
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
+
+from scripts.bench.common.models import llama, write_config
 
 ROOT = Path(__file__).resolve().parents[3]
 TOKENIZER = ROOT / "models" / "pageant-stories"
@@ -56,15 +57,14 @@ class GpuModelShape:
 
     def write(self, directory: Path) -> Path:
         """As a model directory without weights, with a tokenizer of a smaller vocabulary."""
-        content = {
-            "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": self.vocab_size,
-            "hidden_size": self.hidden, "intermediate_size": self.inner, "num_hidden_layers": self.num_layers,
-            "num_attention_heads": self.num_heads, "num_key_value_heads": self.num_kv_heads,
-            "head_dim": self.head_dim, "max_position_embeddings": self.max_position_embeddings,
-            "rope_theta": 500000.0, "rms_norm_eps": 1e-5, "tie_word_embeddings": False, "torch_dtype": "bfloat16",
-            "bos_token_id": 0, "eos_token_id": 0,
-        }  # fmt: skip
-        (directory / "config.json").write_text(json.dumps(content), encoding="utf-8")
+        write_config(
+            directory,
+            llama(
+                self.hidden, self.inner, self.num_layers, (self.num_heads, self.num_kv_heads), self.vocab_size,
+                head_dim=self.head_dim, max_position_embeddings=self.max_position_embeddings, rope_theta=500_000.0,
+                bos_token_id=0, eos_token_id=0,
+            ),
+        )  # fmt: skip
         for name in TOKENIZER_FILES:
             shutil.copy(TOKENIZER / name, directory / name)
         return directory

@@ -1,4 +1,4 @@
-"""The device's own timeline of steady decode steps, as torch's profiler records it in a worker of a real troupe.
+"""The device's own timeline of steady decode steps, as torch's profiler records it in a worker of a real deployment.
 
 A step's model begins with the kernel that gathers its inputs, and ends with the one that chooses its tokens.  All that
 lies between the end of one and the beginning of the next counts as gap: waiting, and also what the device is told in
@@ -20,7 +20,7 @@ from statistics import median
 from typing import Any
 
 ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")  # categories of the profiler's events
-READY_SECONDS = 300  # of the troupe: weights are made up, graphs captured
+READY_SECONDS = 300  # of the deployment: weights are made up, graphs captured
 FIRST, LAST = "gather_inputs", "choose_rows"  # kernels that each step has once
 
 
@@ -93,9 +93,9 @@ def _busy(events: Sequence[Event], limit: float) -> float:
 
 
 def record_timeline(directory: Path, kept: Path, *, device: str, num_seqs: int, context: int, num_output: int) -> Path:
-    """Starts a troupe, gives it `num_seqs` streams over gRPC, and keeps its worker's trace at `kept`."""
+    """Starts a deployment, gives it `num_seqs` streams over gRPC, and keeps its worker's trace at `kept`."""
+    from scripts.bench.common.deployment import with_worker
     from scripts.bench.gpu.others import load_options
-    from scripts.bench.troupe import troupe_with
 
     settings: dict[str, Any] = {
         "model": str(directory), "load_format": "dummy", "device": device, "max_num_seqs": num_seqs,
@@ -104,7 +104,7 @@ def record_timeline(directory: Path, kept: Path, *, device: str, num_seqs: int, 
     with tempfile.TemporaryDirectory() as folder:
         trace = Path(folder) / "trace.json"
         worker = ["-m", "scripts.bench.gpu.timeline_worker", str(trace), str(num_seqs)]
-        with troupe_with(worker, ready_seconds=READY_SECONDS, **settings) as running:
+        with with_worker(worker, ready_seconds=READY_SECONDS, **settings) as running:
             command = [sys.executable, "-m", "services.cli", "bench", "serve", "--address", running.address]
             load = load_options(num_seqs, context, num_output)
             subprocess.run([*command, *load, "--max-concurrency", str(num_seqs)], check=True, timeout=400)

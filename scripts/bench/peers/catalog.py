@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from scripts.bench.peers.proc import has_bf16
+from scripts.bench.common.proc import has_bf16
 
 ENGINES = Path(__file__).with_name("engines")
 NUM_SEQS = 64

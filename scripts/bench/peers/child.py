@@ -1,4 +1,4 @@
-"""An engine as this process sees it: a child that stays up, does what it is told, and rests while others run."""
+"""An engine as this process sees it: a child that stays up, follows orders, and rests while others run."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import services.cli.launch as launch
+from scripts.bench.common.deployment import signal_all
+from scripts.bench.common.proc import prefer, tree, tree_cpu_seconds
 from scripts.bench.peers.catalog import PeerEngine
-from scripts.bench.peers.proc import prefer, tree, tree_cpu_seconds
 from scripts.bench.peers.workloads import Request, Workload
 
 HOST = Path(__file__).with_name("host.py")
@@ -94,12 +95,12 @@ class EngineProcess:
     def close(self) -> None:
         """End the engine, kindly and then not."""
         self._signal(signal.SIGCONT)
-        everybody = tree(self._process.pid)
+        processes = tree(self._process.pid)
         assert self._process.stdin is not None and self._process.stdout is not None
         with contextlib.suppress(OSError, subprocess.TimeoutExpired):
             self._process.stdin.close()
             self._process.wait(CLOSE_SECONDS)
-        _signal_all(everybody, signal.SIGKILL)
+        signal_all(processes, signal.SIGKILL)
         self._process.wait()
         self._process.stdout.close()
 
@@ -108,7 +109,7 @@ class EngineProcess:
             self._signal(signal.SIGSTOP)
 
     def _signal(self, number: signal.Signals) -> None:
-        _signal_all(tree(self._process.pid), number)
+        signal_all(tree(self._process.pid), number)
 
     def _order(self, order: dict[str, Any], timeout: float) -> dict[str, Any]:
         assert self._process.stdin is not None
@@ -139,12 +140,6 @@ class EngineProcess:
     def _give_up(self, overdue: threading.Event) -> None:
         overdue.set()
         self._signal(signal.SIGKILL)
-
-
-def _signal_all(pids: list[int], number: signal.Signals) -> None:
-    for pid in pids:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, number)
 
 
 def _command(engine: PeerEngine) -> list[str]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from scripts.bench.common.report import Result
 from scripts.bench.peers.catalog import CHAIN, FULL, INT8, RUNNER
 from scripts.bench.peers.rounds import EngineRecord
 from scripts.bench.peers.workloads import WORKLOADS
-from scripts.bench.report import Result
 
 Records = Mapping[tuple[str, str], EngineRecord]  # by workload and engine
 

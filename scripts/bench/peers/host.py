@@ -13,25 +13,24 @@ import json
 import os
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol, TextIO
 
 
 class Engine(Protocol):
-    """What an engine's file gives."""
+    """What an engine's file gives.  It may also have
+
+    - `prepare(num_seqs, num_tokens)`: be ready for so many requests at once, each of at most so many tokens, prompt and
+      output;
+    - `report()`: what else is worth telling at the end, such as memory;
+    - `close()`.
+    """
 
     version: str
 
-    def prepare(self, num_seqs: int, num_tokens: int) -> None:
-        """Be ready for so many requests at once, each of at most so many tokens, prompt and output."""
-
     def run(self, requests: list[tuple[list[int], int]]) -> dict[str, Any]:
         """Generate for all at once.  `num_tokens`: how many each got; `first`: seconds to the first token, if known."""
-
-    def report(self) -> dict[str, Any]:
-        """What else is worth telling at the end, such as memory."""
-
-    def close(self) -> None: ...
 
 
 def load_engine(file: str, options: dict[str, Any]) -> Engine:
@@ -48,14 +47,19 @@ def load_engine(file: str, options: dict[str, Any]) -> Engine:
 def obey(engine: Engine, order: dict[str, Any]) -> dict[str, Any]:
     """One order's answer."""
     if order["order"] == "prepare":
-        engine.prepare(order["num_seqs"], order["num_tokens"])
+        _optional(engine, "prepare", order["num_seqs"], order["num_tokens"])
         return {}
     if order["order"] == "report":
-        return engine.report()
+        return _optional(engine, "report") or {}
     requests = [(prompt, count) for prompt, count in order["requests"]]
     begin = time.perf_counter()
     answer = engine.run(requests)
     return {"seconds": time.perf_counter() - begin, **answer}
+
+
+def _optional(engine: Engine, name: str, *arguments: int) -> dict[str, Any] | None:
+    method: Callable[..., dict[str, Any] | None] | None = getattr(engine, name, None)
+    return method(*arguments) if method else None
 
 
 def private_output() -> TextIO:
@@ -81,7 +85,7 @@ def main() -> None:
         except Exception as error:
             say({"error": f"{type(error).__name__}: {error}"})
             raise
-    engine.close()
+    _optional(engine, "close")
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ that are not there are named and left out.  Each engine stays up; an idle peer's
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import sys
 import tempfile
@@ -21,18 +22,20 @@ from typing import Any
 
 import msgspec
 
-from scripts.bench.peers import models
-from scripts.bench.peers.bandwidth import MemoryReader, reader
+from scripts.bench.common import models
+from scripts.bench.common.proc import load_average, processor
+from scripts.bench.common.report import Result, bench_parser, finish
+from scripts.bench.common.turns import say, today
 from scripts.bench.peers.catalog import CHAIN, FULL, INT8, KV_CACHE_GIB, RUNNER, PeerEngine, engines
 from scripts.bench.peers.child import EngineFailed, EngineProcess
 from scripts.bench.peers.figures import floor_line, memory_line, ratio_lines
-from scripts.bench.peers.proc import load_average, processor
-from scripts.bench.peers.rounds import PeerContest, say
+from scripts.bench.peers.rounds import PeerContest
 from scripts.bench.peers.tables import engine_table, readme_table
 from scripts.bench.peers.workloads import WORKLOADS
-from scripts.bench.report import Result, add_check, finish
 
 BOTH = "both"
+NUM_BYTES, PASSES = 512 << 20, 6  # far beyond any cache
+HOW = f"torch.sum of {NUM_BYTES >> 20} MiB, a thread per core, best of {PASSES}"
 
 
 def main() -> int:
@@ -54,18 +57,16 @@ def main() -> int:
 
 
 class Match:
-    """One model and quantization: who is here plays all workloads."""
+    """One model and quantization: the engines that are installed play all workloads."""
 
     def __init__(self, args: argparse.Namespace, model: str, quantization: str, logs: Path) -> None:
         self._args = args
         self._model, self._quantization = model, quantization
-        self._directory = args.peers / "models" / model
         self._logs = logs
-        self._contest = PeerContest([], models.vocab_size(self._directory), args.timeout)
+        self._contest = PeerContest([], models.SPECS[model]["vocab_size"], args.timeout)
         self._versions: dict[str, str] = {}
         self._reports: dict[str, dict[str, Any]] = {}
         self._bandwidths: list[float] = []
-        self._reader: MemoryReader = reader()
 
     def play(self) -> None:
         with ExitStack() as stack:
@@ -73,7 +74,7 @@ class Match:
                 self._enter(engine, stack)
             for name in self._args.workloads:
                 say(f"{self._model} {self._quantization}: {name}, {WORKLOADS[name].what}")
-                self._contest.play(WORKLOADS[name], self._args.rounds, self._measure if name == "a" else _nothing)
+                self._contest.play(WORKLOADS[name], self._args.rounds, self._measure if name == "a" else lambda: None)
                 self._save(name)
             self._report()
 
@@ -101,7 +102,7 @@ class Match:
         self._contest.children.append(child)
 
     def _measure(self) -> None:
-        self._bandwidths.append(self._reader.measure())
+        self._bandwidths.append(read_bandwidth())
 
     def _report(self) -> None:
         for child in self._contest.children:
@@ -113,9 +114,9 @@ class Match:
         records = self._contest.records
         found = ratio_lines(records, self._model, self._quantization)
         if self._bandwidths:
-            streamed = models.streamed_bytes(self._directory, halved=self._quantization == INT8)
+            streamed = models.streamed_bytes(self._model, halved=self._quantization == INT8)
             found.append(floor_line(records, self._model, streamed, median(self._bandwidths)))
-        weights = models.weight_bytes(self._directory, halved=self._quantization == INT8)
+        weights = models.weight_bytes(self._model, halved=self._quantization == INT8)
         for engine, report in self._reports.items():
             found.append(memory_line(engine, self._model, report["worker_peak_rss"], weights, KV_CACHE_GIB << 30))
         return found
@@ -124,9 +125,7 @@ class Match:
         title = f"{self._title()}; {today()}, {processor()}"
         if self._args.markdown:
             return readme_table(self._contest.records, self._versions, f"{title}.")
-        how = (
-            f"memory read at {median(self._bandwidths) / 1e9:.1f} GB/s ({self._reader.how})" if self._bandwidths else ""
-        )
+        how = f"memory read at {median(self._bandwidths) / 1e9:.1f} GB/s ({HOW})" if self._bandwidths else ""
         return "\n".join([engine_table(self._contest.records, self._versions, title), how, *self._contest.remarks])
 
     def _title(self) -> str:
@@ -146,9 +145,21 @@ class Match:
                     file.write(msgspec.json.encode(entry) + b"\n")
 
 
+def read_bandwidth() -> float:
+    """Bytes per second at which this machine reads memory now: the floor under decoding at batch 1."""
+    import torch
+
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    floats, times = torch.ones(NUM_BYTES // 4), []
+    for _ in range(PASSES):
+        begin = time.perf_counter()
+        floats.sum()
+        times.append(time.perf_counter() - begin)
+    return NUM_BYTES / min(times)
+
+
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add_check(parser)
+    parser = bench_parser(__doc__)
     parser.add_argument("--peers", type=Path, required=True, help="the folder of the peers and of the models")
     parser.add_argument("--model", choices=["S", "M", BOTH], default="S")
     parser.add_argument("--quantization", choices=[FULL, INT8, BOTH], default=FULL)
@@ -174,15 +185,3 @@ def _names(known: dict[str, Any]) -> Any:
         return names
 
     return parse
-
-
-def today() -> str:
-    return time.strftime("%Y-%m-%d")
-
-
-def _nothing() -> None:
-    pass
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from statistics import median
 
+from scripts.bench.common.turns import NOISE, others, rotated, say, spread
 from scripts.bench.peers.child import EngineFailed, EngineProcess
-from scripts.bench.peers.proc import machine_cpu_seconds
 from scripts.bench.peers.workloads import Workload
 
-NOISE = 0.15  # cores that others took: above it a run is noisy
 HOPELESS = 4.0  # an engine this many times slower than the best is not run again
 
 
@@ -22,7 +19,7 @@ class EngineRun:
 
     seconds: float
     first: float  # seconds to the first token; 0: not known
-    other_cores: float  # cores that everybody else took meanwhile
+    other_cores: float  # cores that other processes took meanwhile
 
     @property
     def is_noisy(self) -> bool:
@@ -47,9 +44,7 @@ class EngineRecord:
 
     @property
     def spread(self) -> float:
-        """(slowest - fastest) / fastest."""
-        times = [run.seconds for run in self.runs]
-        return (max(times) - min(times)) / min(times)
+        return spread([run.seconds for run in self.runs])
 
     @property
     def decode_seconds(self) -> float:
@@ -65,7 +60,7 @@ class EngineRecord:
 class PeerContest:
     """Engines that are up, and their records by workload and engine.  An engine that fails is out.
 
-    `remarks` says who failed, and who sat a workload out and why.
+    `remarks` says which failed, and which sat a workload out and why.
     """
 
     children: list[EngineProcess]
@@ -81,16 +76,16 @@ class PeerContest:
             if workload.name in child.engine.avoids:
                 self._remark(f"{child.engine.name} sits {workload.name} out: it takes minutes and is far behind")
             else:
-                self._turn(child, lambda c: warm.update({c.engine.name: self._warm_up(c, workload)}))
+                self._turn(
+                    child,
+                    lambda c: warm.update({c.engine.name: c.prepare(workload, self.vocab_size, self.timeout)}),
+                )
         playing = [child for child in self.children if self._may_play(child, workload, warm)]
         for number in range(num_rounds):
             before()
             for child in rotated(playing, number):
                 if child in self.children and not self._is_hopeless(child, workload):
                     self._turn(child, lambda c: self._run(c, workload, number))  # noqa: B023
-
-    def _warm_up(self, child: EngineProcess, workload: Workload) -> float:
-        return child.prepare(workload, self.vocab_size, self.timeout)
 
     def _may_play(self, child: EngineProcess, workload: Workload, warm: dict[str, float]) -> bool:
         """Ours always, if only once; a peer unless its warm-up says how it would end."""
@@ -104,18 +99,17 @@ class PeerContest:
 
     def _run(self, child: EngineProcess, workload: Workload, number: int) -> None:
         requests = workload.requests(number, self.vocab_size)
-        begin, own, machine = time.perf_counter(), child.cpu_seconds, machine_cpu_seconds()
-        answer = child.run(requests, self.timeout)
-        others = (machine_cpu_seconds() - machine) - (child.cpu_seconds - own)
-        run = EngineRun(answer["seconds"], answer.get("first") or 0.0, max(0.0, others / (time.perf_counter() - begin)))
+        with others(lambda: child.cpu_seconds) as cores:
+            answer = child.run(requests, self.timeout)
+        run = EngineRun(answer["seconds"], answer.get("first") or 0.0, cores[0])
         record = self.records.setdefault((workload.name, child.engine.name), EngineRecord(workload))
         record.runs.append(run)
         told, mark = workload.told(workload.speed(run.seconds)), "~" if run.is_noisy else ""
         say(f"  {workload.name} round {number + 1} {child.engine.name:16} {told:10,.2f} {workload.unit}"
             f"  others {run.other_cores:.2f} cores{mark}")  # fmt: skip
 
-    def _turn(self, child: EngineProcess, act: Callable[[EngineProcess], None]) -> bool:
-        """Wake an engine for one act; False where it failed, which ends its part."""
+    def _turn(self, child: EngineProcess, act: Callable[[EngineProcess], None]) -> None:
+        """Wake an engine for one act; a failure ends its part."""
         try:
             with child.awake():
                 act(child)
@@ -123,8 +117,6 @@ class PeerContest:
             self._remark(str(error))
             self.children.remove(child)
             child.close()
-            return False
-        return True
 
     def _remark(self, text: str) -> None:
         say(f"  {text}")
@@ -135,12 +127,3 @@ class PeerContest:
         record = self.records.get((workload.name, child.engine.name))
         best = max((r.speed for (name, _), r in self.records.items() if name == workload.name), default=0.0)
         return record is not None and record.speed * HOPELESS < best
-
-
-def rotated(children: list[EngineProcess], number: int) -> list[EngineProcess]:
-    place = number % max(1, len(children))
-    return children[place:] + children[:place]
-
-
-def say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from statistics import linear_regression, median
 
-from scripts.bench.report import Result
+from scripts.bench.common.report import Result
 
 MIB = 1 << 20
 WINDOW = 0.1  # of the whole time: a figure is the median of so much, since single samples jump

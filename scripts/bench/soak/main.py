@@ -12,22 +12,21 @@ where one grew by more than `--bound` percent.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import sys
 import time
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass
 from random import Random
 
 import uvloop
 
-from scripts.bench.report import add_check, finish
+from scripts.bench.common.deployment import LocalDeployment, with_worker
+from scripts.bench.common.proc import tree, usage
+from scripts.bench.common.report import bench_parser, finish
 from scripts.bench.soak.growth import Curve, lines
 from scripts.bench.soak.visits import Doors, SoakVisit, make
-from scripts.bench.troupe import PAGE, LocalDeployment, troupe_with
 from services.cli.serve import free_port
-from shared.proc import PROC
 
 READY_SECONDS = 120
 MAX_OPEN = 96  # visits at a time: where the services come late, visits are left out
@@ -105,17 +104,14 @@ async def _watch(running: LocalDeployment, came: Came, sample: float) -> None:
 def _children(pid: int) -> int:
     """Resident bytes of a process's children; one that ends meanwhile does not count."""
     total = 0
-    for child in (PROC / str(pid) / "task" / str(pid) / "children").read_text().split():
-        try:
-            total += PAGE * int((PROC / child / "statm").read_text().split()[1])
-        except OSError:
-            continue
+    for child in tree(pid)[1:]:
+        with suppress(OSError):
+            total += usage(child).resident
     return total
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add_check(parser)
+    parser = bench_parser(__doc__)
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--tenants", type=int, default=10_000)
     parser.add_argument("--rate", type=float, default=25.0, help="requests a second")
@@ -131,7 +127,7 @@ def main() -> int:
     }  # fmt: skip
     modules = {"draft": ["services.draft"]}
     worker = ["-m", "services.worker"]
-    with troupe_with(worker, modules=modules, ready_seconds=READY_SECONDS, **settings) as running:
+    with with_worker(worker, modules=modules, ready_seconds=READY_SECONDS, **settings) as running:
         came = uvloop.run(soak(running, order))
     print("\n".join(f"{count:8,}  {ending}" for ending, count in sorted(came.endings.items())))
     num_visits = came.endings.total()
@@ -141,7 +137,3 @@ def main() -> int:
         "growth of resident memory after the first third"
     )
     return finish(lines(came.curves.items(), args.bound), check=args.check, title=title)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from protos.pageant.v1 import inference_pb2
-from scripts.bench.speculation.deployment import Request
+from scripts.bench.common.deployment import Request
 
 if TYPE_CHECKING:  # torch, which only the maker of the pair needs
     from scripts.bench.speculation.checkpoint import MadePair

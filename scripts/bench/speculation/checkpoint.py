@@ -19,46 +19,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from scripts.bench.peers.models import EMBEDDING, HEAD, shapes
+from scripts.bench.common.models import EMBEDDING, HEAD, SCALE, llama, shapes, write_config
 
 SEED = 20_240
-SCALE = 0.02  # standard deviation of the weights
 QUIET = 1e-3  # further factor of the matrices that write to the residual stream
 WRITERS = ("self_attn.o_proj.weight", "mlp.down_proj.weight")
 PEAK = 20.0  # logit of the right token; the others' are about PEAK / sqrt(hidden size)
 READY = "pair.json"  # written last
 
-COMMON: dict[str, Any] = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_act": "silu",
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 10_000.0,
-    "attention_bias": False,
-    "mlp_bias": False,
-    "tie_word_embeddings": False,
-    "torch_dtype": "bfloat16",
-    "max_position_embeddings": 2048,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
-TARGET: dict[str, Any] = {  # 510 M parameters
-    "hidden_size": 1280,
-    "intermediate_size": 3584,
-    "num_hidden_layers": 24,
-    "num_attention_heads": 20,
-    "num_key_value_heads": 5,
-    "head_dim": 64,
-}
-DRAFT: dict[str, Any] = {
-    "hidden_size": 256,
-    "intermediate_size": 512,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 64,
-}
 VOCAB = 32_000
+TARGET = llama(1280, 3584, 24, (20, 5), VOCAB, max_position_embeddings=2048)  # 510 M parameters
+DRAFT = llama(256, 512, 2, (4, 2), VOCAB, max_position_embeddings=2048)
 
 
 @dataclass(frozen=True)
@@ -87,21 +58,16 @@ class MadePair:
 
 
 def ensure_pair(
-    directory: Path,
-    *,
-    rate: float,
-    vocab_size: int = VOCAB,
-    target: dict[str, Any] = TARGET,
-    draft: dict[str, Any] = DRAFT,
+    directory: Path, *, rate: float, target: dict[str, Any] = TARGET, draft: dict[str, Any] = DRAFT
 ) -> MadePair:
     """The pair in `directory`, made there where it is not; about a gigabyte with the sizes given here."""
-    pair = MadePair(directory, vocab_size, rate)
-    made = {"vocab_size": vocab_size, "rate": rate, "target": target, "draft": draft}
+    pair = MadePair(directory, target["vocab_size"], rate)
+    made = {"rate": rate, "target": target, "draft": draft}
     ready = directory / READY
     if ready.exists() and json.loads(ready.read_text(encoding="utf-8")) == made:
         return pair
-    write_checkpoint(pair.target, COMMON | target | {"vocab_size": vocab_size}, pair.successors(), SEED)
-    write_checkpoint(pair.draft, COMMON | draft | {"vocab_size": vocab_size}, pair.guesses(), SEED + 1)
+    write_checkpoint(pair.target, target, pair.successors(), SEED)
+    write_checkpoint(pair.draft, draft, pair.guesses(), SEED + 1)
     ready.write_text(json.dumps(made), encoding="utf-8")
     return pair
 
@@ -142,7 +108,7 @@ def write_checkpoint(
     head[successors] = tensors[EMBEDDING] * (PEAK / config["hidden_size"])
     save_file(tensors | {HEAD: head}, directory / "model.safetensors", metadata={"format": "pt"})
     _write_tokenizer(directory, config["vocab_size"])
-    (directory / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
+    write_config(directory, config)
 
 
 def _random(name: str, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 import time
+from collections import Counter
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from statistics import median
 
 import uvloop
 
-from scripts.bench.peers.proc import machine_cpu_seconds
+from scripts.bench.common.deployment import RestingDeployment
+from scripts.bench.common.turns import NOISE, others, rotated, say, spread
 from scripts.bench.speculation.arms import Arm, Pair
-from scripts.bench.speculation.deployment import Counts, Played, Request, RestingDeployment
-
-NOISE = 0.15  # cores that others took: above it a run is noisy
 
 
 @dataclass(frozen=True)
@@ -34,12 +32,12 @@ class Work:
 
 @dataclass(frozen=True)
 class ModeRun:
-    """One arm's turn."""
+    """One arm's turn; `counts` are the scheduler's, by the names of its load."""
 
     seconds: float
     num_tokens: int
-    counts: Counts
-    other_cores: float  # that everybody else took meanwhile
+    counts: Counter[str]
+    other_cores: float  # that other processes took meanwhile
     fingerprints: tuple[int, ...]  # of each request's tokens
 
     @property
@@ -60,9 +58,7 @@ class ModeRecord:
 
     @property
     def spread(self) -> float:
-        """(fastest - slowest) / slowest."""
-        speeds = [run.speed for run in self.runs]
-        return (max(speeds) - min(speeds)) / min(speeds)
+        return spread([run.speed for run in self.runs])
 
     @property
     def is_noisy(self) -> bool:
@@ -71,27 +67,25 @@ class ModeRecord:
     @property
     def acceptance(self) -> float | None:
         """Accepted of all draft tokens; None where there were none."""
-        drafted = self._sum("num_draft_tokens")
-        return self._sum("num_accepted_tokens") / drafted if drafted else None
+        return self._ratio("num_accepted_tokens", "num_draft_tokens")
 
     @property
     def tokens_per_draft(self) -> float:
         """Of a step that verified drafts, for each sequence: those accepted and one more."""
-        drafts = self._sum("num_drafts")
-        return 1 + self._sum("num_accepted_tokens") / drafts if drafts else 1.0
+        return 1 + (self._ratio("num_accepted_tokens", "num_drafts") or 0.0)
 
     @property
     def draft_length(self) -> float:
         """Draft tokens of a sequence in a step that verified any."""
-        drafts = self._sum("num_drafts")
-        return self._sum("num_draft_tokens") / drafts if drafts else 0.0
+        return self._ratio("num_draft_tokens", "num_drafts") or 0.0
 
     @property
     def step_seconds(self) -> float:
-        return median(run.seconds / max(1, run.counts.num_steps) for run in self.runs)
+        return median(run.seconds / max(1, run.counts["num_steps"]) for run in self.runs)
 
-    def _sum(self, name: str) -> int:
-        return sum(getattr(run.counts, name) for run in self.runs)
+    def _ratio(self, name: str, of: str) -> float | None:
+        counted = sum((run.counts for run in self.runs), Counter[str]())
+        return counted[name] / counted[of] if counted[of] else None
 
 
 Records = dict[tuple[int, str], ModeRecord]  # by number of streams and arm
@@ -102,8 +96,8 @@ class ModeContest:
 
     def __init__(self, pair: Pair, arms: list[Arm], work: Work) -> None:
         self.pair = pair
-        self.arms = arms
         self.records: Records = {}
+        self._arms = arms
         self._work = work
         self._stack = ExitStack()
         self._loop = asyncio.Runner(loop_factory=uvloop.new_event_loop)
@@ -112,7 +106,7 @@ class ModeContest:
     def __enter__(self) -> ModeContest:
         try:
             self._stack.enter_context(self._loop)
-            for arm in self.arms:
+            for arm in self._arms:
                 deployment = RestingDeployment(arm.settings(self.pair))
                 self._deployments[arm.name] = self._stack.enter_context(deployment)
                 say(f"  {self.pair.name}, {arm.name}: serving")
@@ -125,11 +119,10 @@ class ModeContest:
         self._stack.close()
 
     def play(self, num_streams: int) -> None:
-        """All rounds at one number of streams; each begins with another arm."""
-        arms = [arm for arm in self.arms if num_streams == 1 or not arm.is_mute]
+        """All rounds at one number of streams."""
+        arms = [arm for arm in self._arms if num_streams == 1 or not arm.is_mute]
         for number in range(self._work.num_rounds):
-            place = number % len(arms)
-            for arm in arms[place:] + arms[:place]:
+            for arm in rotated(arms, number):
                 run = self._turn(arm, num_streams, number)
                 self.records.setdefault((num_streams, arm.name), ModeRecord()).runs.append(run)
                 mark = "~" if run.other_cores > NOISE else ""
@@ -142,24 +135,10 @@ class ModeContest:
         warm = self.pair.slots(f"warm-{num_streams}-{number}", num_streams, work.num_warm(number), work.num_tokens)
         slots = self.pair.slots(f"{num_streams}-{number}", num_streams, work.num_requests, work.num_tokens)
         with deployment.awake():
-            self._play(deployment, warm)
-            before, own, machine = deployment.counts(), _own_seconds(deployment), machine_cpu_seconds()
-            begin = time.perf_counter()
-            played = self._play(deployment, slots)
-            elapsed = time.perf_counter() - begin
-            others = (machine_cpu_seconds() - machine) - (_own_seconds(deployment) - own)
-            counts = deployment.counts().since(before)
+            self._loop.run(deployment.play(warm))
+            before = deployment.counts()
+            with others(lambda: deployment.cpu_seconds + time.process_time()) as cores:  # clients are in this process
+                played = self._loop.run(deployment.play(slots))
+            counts = deployment.counts() - before
         fingerprints = tuple(hash(answer.token_ids) for answer in played.answers)
-        return ModeRun(played.seconds, played.num_tokens, counts, max(0.0, others / elapsed), fingerprints)
-
-    def _play(self, deployment: RestingDeployment, slots: list[list[Request]]) -> Played:
-        return self._loop.run(deployment.play(slots))
-
-
-def _own_seconds(deployment: RestingDeployment) -> float:
-    """Processor time of a deployment and of its clients, who are in this process."""
-    return deployment.cpu_seconds + time.process_time()
-
-
-def say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+        return ModeRun(played.seconds, played.num_tokens, counts, cores[0], fingerprints)

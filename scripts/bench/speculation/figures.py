@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import geometric_mean, median
 
-from scripts.bench.report import Result, figure
+from scripts.bench.common.report import Result, figure
 from scripts.bench.speculation.arms import ADAPTIVE, ASKED, NONE
 from scripts.bench.speculation.contest import ModeRecord, Records
-from scripts.bench.speculation.cost import PLAIN, Costs
+from scripts.bench.speculation.costs import PLAIN, Costs
 
 NEVER_WORSE = 0.97  # of the better of no speculation and the best fixed number
 WORTH = 1.0  # of no speculation, at batch 1, where the draft's cost and acceptance allow it
@@ -63,7 +63,7 @@ def adaptive_worth(records: Records, num_streams: int) -> tuple[float, str]:
 
     In each round, whose turns are near enough in time to be alike, the arm is held against the one that was the best of
     all *other* rounds; the median of the rounds.  The best of the same rounds would be the luckiest of several arms
-    that differ by less than chance does, and nobody, not even that arm itself, would reach its figure again.
+    that differ by less than chance does, and not even that arm itself would reach its figure again.
     """
     arms = {name: r.runs for (streams, name), r in records.items() if streams == num_streams and name != ASKED.name}
     own = [run.speed for run in arms.pop(ADAPTIVE.name)]

@@ -17,28 +17,21 @@ import json
 import signal
 import sys
 import tempfile
-import time
-from dataclasses import asdict
 from pathlib import Path
 
-from scripts.bench.peers.proc import load_average, processor
-from scripts.bench.report import Result, add_check, finish
+from scripts.bench.common.proc import load_average, processor
+from scripts.bench.common.report import Result, bench_parser, finish, markdown
+from scripts.bench.common.turns import say, today
 from scripts.bench.speculation.arms import ADAPTIVE, ASKED, NONE, Pair, bundled, fixed, made
 from scripts.bench.speculation.checkpoint import ensure_pair
-from scripts.bench.speculation.contest import ModeContest, Records, Work, say
-from scripts.bench.speculation.cost import PLAIN, costs_of
-from scripts.bench.speculation.figures import (
-    MADE_WORTH,
-    cost_lines,
-    lone_lines,
-    never_worse_lines,
-    same_tokens_line,
-)
-from scripts.bench.speculation.tables import markdown, plot, table
+from scripts.bench.speculation.contest import ModeContest, Records, Work
+from scripts.bench.speculation.costs import PLAIN, costs_of
+from scripts.bench.speculation.figures import MADE_WORTH, cost_lines, lone_lines, never_worse_lines, same_tokens_line
+from scripts.bench.speculation.tables import LEGEND, plot, rows_of
+from services.cli.tables import aligned
 
 BOTH, BUNDLED, MADE = "both", "bundled", "made"
 DRAFT_THREADS = 1  # the setting's default
-GUESSING = "scripts.bench.speculation.guessing"
 
 
 def main() -> int:
@@ -72,8 +65,8 @@ def measure(
 ) -> tuple[list[Result], str]:
     """One pair: its lines for the last table, and the table of its speeds."""
     drafts = [PLAIN, *lengths]
-    target = costs_of(pair.target, num_threads=0, drafts=drafts)
-    draft = costs_of(pair.draft, num_threads=DRAFT_THREADS, drafts=lengths, module=GUESSING)
+    target = costs_of("target", pair.target, num_threads=0, drafts=drafts)
+    draft = costs_of("draft", pair.draft, num_threads=DRAFT_THREADS, drafts=lengths)
     with ModeContest(pair, [NONE, *map(fixed, lengths), ADAPTIVE, ASKED], work) as contest:
         for num_streams in streams:
             contest.play(num_streams)
@@ -88,7 +81,10 @@ def measure(
     if 1 in streams:
         lines += lone_lines(records, pair.name, lengths, target, draft, at_least)
     lines += [*never_worse_lines(records, pair.name), same_tokens_line(records, pair.name)]
-    return lines, (markdown if args.markdown else table)(records, title)
+    head, *rows = rows_of(records)
+    if args.markdown:
+        return lines, f"{title}\n\n{markdown(head, rows)}"
+    return lines, "\n".join([title, aligned(head, rows, left=()), LEGEND])
 
 
 def save(path: Path, pair: Pair, num_streams: int, records: Records) -> None:
@@ -96,14 +92,13 @@ def save(path: Path, pair: Pair, num_streams: int, records: Records) -> None:
     with path.open("a", encoding="utf-8") as file:
         for (streams, arm), record in records.items():
             for run in record.runs if streams == num_streams else ():
-                entry = asdict(run) | {"date": today(), "pair": pair.name, "streams": streams, "arm": arm}
+                entry = vars(run) | {"date": today(), "pair": pair.name, "streams": streams, "arm": arm}
                 del entry["fingerprints"]
                 file.write(json.dumps(entry) + "\n")
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add_check(parser)
+    parser = bench_parser(__doc__)
     parser.add_argument("--pair", choices=[BUNDLED, MADE, BOTH], default=BUNDLED)
     parser.add_argument("--streams", type=numbers, default=[1, 2, 4, 8, 16, 32], help="concurrent, of the bundled pair")
     parser.add_argument("--fixed", type=numbers, default=[1, 2, 4, 8], help="numbers of draft tokens that are arms")
@@ -127,11 +122,3 @@ def arguments() -> argparse.Namespace:
 
 def numbers(text: str) -> list[int]:
     return [int(word) for word in text.split(",")]
-
-
-def today() -> str:
-    return time.strftime("%Y-%m-%d")
-
-
-if __name__ == "__main__":
-    sys.exit(main())

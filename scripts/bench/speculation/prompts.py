@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from protos.pageant.v1 import inference_pb2
-from scripts.bench.speculation.deployment import Request
+from scripts.bench.common.deployment import Request
 from shared.tokenization import load_tokenizer
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -13,49 +13,162 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import math
+import os
 import signal
 import sys
-from collections.abc import Iterator
+import time
+from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import uvloop
 
+from scripts.bench.common.deployment import Answer, Request, ServedDeployment
+from scripts.bench.common.report import Result, bench_parser, finish
+from scripts.bench.common.turns import say
 from scripts.bench.speculation.arms import BUNDLED, BUNDLED_DRAFT
-from scripts.bench.speculation.prompts import KINDS, data_directory, spec_bench
-from scripts.bench.speculation.proof import Proof
-from scripts.bench.speculation.verdict import ModeVerdict, table
+from scripts.bench.speculation.prompts import KINDS, Prompts, data_directory, spec_bench
+
+NUM_DRAFT_TOKENS = 4
+BLOCK_SIZE = 16
+SMALL_POOL = 1.25  # times the longest sequence
+JOIN_SECONDS = 60
+SMALL, KILLED = "small pool", "draft killed"
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A way to serve.  `expects_drafts`: whether the choice of their number is not left to measurement."""
+
+    name: str
+    settings: dict[str, Any]
+    expects_drafts: bool = True
+
+    def missing(self, counts: Counter[str]) -> list[str]:
+        """What was to happen and did not."""
+        found = []
+        if self.expects_drafts and not counts["num_accepted_tokens"]:
+            found.append("no draft accepted")
+        if self.name == SMALL and not counts["num_preemptions"]:
+            found.append("no preemption")
+        return found
+
+
+class Proof:
+    """A pair and its prompts, served in several ways; `play_plain` comes first."""
+
+    def __init__(self, name: str, target: Path, draft: Path, prompts: Prompts, num_streams: int) -> None:
+        self.name = name
+        self._target, self._draft = target, draft
+        self._prompts = prompts
+        self._num_streams = num_streams
+        self._plain: dict[str, list[Answer]] = {}
+
+    @property
+    def variants(self) -> list[Variant]:
+        drafting = {"draft": str(self._draft), "num_draft_tokens": NUM_DRAFT_TOKENS}
+        longest = max(map(len, self._prompts.token_ids)) + self._prompts.num_tokens
+        small = {"num_blocks": math.ceil(SMALL_POOL * longest / BLOCK_SIZE), "max_model_len": longest}
+        return [
+            Variant(f"draft, k={NUM_DRAFT_TOKENS}", drafting),
+            Variant("draft, adaptive", drafting | {"num_draft_tokens": 0}, expects_drafts=False),
+            Variant(f"n-gram, k={NUM_DRAFT_TOKENS}", drafting | {"draft": "ngram"}),
+            Variant(SMALL, drafting | small),
+            Variant(KILLED, drafting),
+        ]
+
+    def play_plain(self, loop: asyncio.Runner, kinds: list[str]) -> None:
+        with ServedDeployment({"model": str(self._target)}) as deployment:
+            for kind in kinds:
+                played = loop.run(deployment.play(self._slots(kind)))
+                self._plain[kind] = played.answers
+                say(f"  {self.name}, without drafts, {kind}: {played.num_tokens} tokens in {played.seconds:.1f} s")
+
+    def play(self, loop: asyncio.Runner, variant: Variant, kinds: list[str]) -> list[Result]:
+        with ServedDeployment({"model": str(self._target), **variant.settings}) as deployment:
+            if variant.expects_drafts:
+                self._until_drafting(loop, deployment)
+            return [self._compare(loop, deployment, variant, kind) for kind in kinds]
+
+    def _compare(self, loop: asyncio.Runner, deployment: ServedDeployment, variant: Variant, kind: str) -> Result:
+        before, killed = deployment.counts(), list[int]()
+        answers_left = len(self._prompts.token_ids) // 3  # until the draft is killed; the supervisor starts another
+
+        def ended() -> None:
+            nonlocal answers_left
+            answers_left -= 1
+            if answers_left == 0 and variant.name == KILLED:
+                killed.extend(deployment.pids("draft"))
+                for pid in killed:
+                    os.kill(pid, signal.SIGKILL)
+
+        played = loop.run(deployment.play(self._slots(kind), ended))
+        counts = deployment.counts() - before
+        missing = variant.missing(counts)
+        if variant.name == KILLED and not (killed and self._until_drafting(loop, deployment)):
+            missing.append("the draft did not come back")
+        pairs = zip(played.answers, self._plain[kind], strict=True)
+        return compared(
+            f"{self.name}, {variant.name}, {kind}",
+            sum(answer.token_ids != plain.token_ids for answer, plain in pairs),
+            f"{played.num_tokens} tokens of {len(played.answers)} prompts in {played.seconds:.1f} s",
+            counts,
+            missing,
+        )
+
+    def _slots(self, kind: str) -> list[list[Request]]:
+        requests = self._prompts.requests(kind)
+        return [requests[place :: self._num_streams] for place in range(self._num_streams)]
+
+    def _until_drafting(self, loop: asyncio.Runner, deployment: ServedDeployment) -> bool:
+        """Ask until a draft was verified: then the draft has joined.  False where that does not happen."""
+        deadline, begun = time.monotonic() + JOIN_SECONDS, deployment.counts()["num_drafts"]
+        while time.monotonic() < deadline:
+            loop.run(deployment.play(self._slots("T=0")[:1]))
+            if deployment.counts()["num_drafts"] > begun:
+                return True
+        return False
+
+
+def compared(what: str, num_differing: int, played: str, counts: Counter[str], missing: list[str]) -> Result:
+    """Missed where prompts differ, or where something that was to happen is missing."""
+    drafted, accepted = counts["num_draft_tokens"], counts["num_accepted_tokens"]
+    share = f", {accepted / drafted:.3f} accepted" if drafted else ""
+    note = f"{played}; {drafted} drafted{share}, {counts['num_preemptions']} preempted"
+    line = Result(
+        f"{what}: prompts that differ",
+        None if missing else num_differing,
+        at_most=0,
+        note="; ".join([*missing, note]),
+    )
+    say(f"  {line.what}: {num_differing}; {line.note}")
+    return line
 
 
 def main() -> int:
     args = arguments()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # through every `finally`
-    verdicts: list[ModeVerdict] = []
+    known = {
+        "bundled": (BUNDLED, BUNDLED_DRAFT),
+        "babyllama": (args.data / "models" / "babyllama-361", args.data / "models" / "babyllama-361-draft"),
+    }
+    lines: list[Result] = []
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as loop:
-        for proof in proofs(args):
+        for name in args.pairs:
+            target, draft = known[name]
+            prompts = spec_bench(args.data, target, num_tokens=args.tokens, num_prompts=args.prompts)
+            proof = Proof(name, target, draft, prompts, args.streams)
             proof.play_plain(loop, args.kinds)
             for variant in proof.variants:
                 if not args.variants or any(word in variant.name for word in args.variants):
-                    verdicts += proof.play(loop, variant, args.kinds)
-    num_failed = sum(verdict.failed for verdict in verdicts)
-    print(f"{table(verdicts)}\n\n{len(verdicts)} comparisons, {num_failed} failed")
-    return int(num_failed > 0 or not verdicts)
-
-
-def proofs(args: argparse.Namespace) -> Iterator[Proof]:
-    """The pairs that were asked for, one after the other."""
-    models = args.data / "models"
-    known = {
-        "bundled": (BUNDLED, BUNDLED_DRAFT),
-        "babyllama": (models / "babyllama-361", models / "babyllama-361-draft"),
-    }
-    for name in args.pairs:
-        target, draft = known[name]
-        prompts = spec_bench(args.data, target, num_tokens=args.tokens, num_prompts=args.prompts)
-        yield Proof(name, target, draft, prompts, args.streams)
+                    lines += proof.play(loop, variant, args.kinds)
+    return finish(lines, check=True, title=f"{len(lines)} comparisons of token ids") or int(not lines)
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = bench_parser(__doc__, has_check=False)
     parser.add_argument("--data", type=Path, default=data_directory(), help="the shared test data")
     parser.add_argument("--pairs", type=words, default=["bundled", "babyllama"])
     parser.add_argument("--kinds", type=words, default=list(KINDS), help=f"of sampling: {','.join(KINDS)}")
@@ -71,7 +184,3 @@ def arguments() -> argparse.Namespace:
 
 def words(text: str) -> list[str]:
     return text.split(",")
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -2,12 +2,12 @@
 
     python -m scripts.bench.structured.attacker --address HOST:PORT [--salts 60]
 
-Reads from each line of its input what to send (hostile or harmless formats, or plain requests), for how many seconds,
-and how many seconds lie between two of them at least; does so and prints what came of it as JSON.
+Its input says what to send (hostile or harmless formats, or plain requests), for how many seconds, and how many seconds
+lie between two of them at least (`scripts/bench/common/disturbance.py`, `obey`).
 
-Where there are two processors it is its victims' time all the same, and who attacks is elsewhere: so messages are
-encoded before anything is measured (a megabyte takes this process longer than it takes the gateway), and sent as they
-are.
+Where there are two processors it takes its victims' time all the same, which an attacker on another machine would not:
+so messages are encoded before anything is measured (a megabyte takes this process longer than it takes the gateway),
+and sent as they are.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from __future__ import annotations
 import argparse
 import asyncio
 import itertools
-import json
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import grpc
 
 from protos.pageant.v1 import inference_pb2
+from scripts.bench.common.disturbance import AttackOutcome, obey
 from scripts.bench.structured.hostile import hostile
 from shared.client.client import sampling_proto
 
@@ -32,7 +32,7 @@ FEW_TOKENS = 8  # of a hostile request that is served after all
 TIMEOUT = 20.0  # seconds
 SERVED = "served"
 GENERATE = f"/{inference_pb2.DESCRIPTOR.services_by_name['Inference'].full_name}/Generate"
-OTHER_TENANT = (("x-tenant", "harmless"),)  # who has no debt
+OTHER_TENANT = (("x-tenant", "harmless"),)  # a tenant without debt
 
 Message = tuple[str, bytes]  # what it is, and a GenerateRequest
 
@@ -49,9 +49,8 @@ class RequestSender:
         self._call: Any = channel.unary_stream(GENERATE, None, None)
         self._metadata = metadata
 
-    async def send(self, messages: Iterator[Message], seconds: float, pace: float) -> dict[str, Any]:
-        """How many requests ended how, and how long the longest of each kind took; `pace`: seconds from one to the
-        next, at least."""
+    async def send(self, messages: Iterator[Message], seconds: float, pace: float) -> AttackOutcome:
+        """`pace`: seconds from one request to the next, at least."""
         slowest: dict[str, float] = {}
         endings: Counter[str] = Counter()
         until = time.monotonic() + seconds
@@ -62,7 +61,7 @@ class RequestSender:
             took = time.perf_counter() - begin
             slowest[name] = max(slowest.get(name, 0.0), took)
             await asyncio.sleep(max(0.0, pace - took))
-        return {"slowest": slowest, "endings": endings}
+        return AttackOutcome(slowest, endings)
 
     async def _ending(self, encoded: bytes) -> str:
         try:
@@ -83,16 +82,13 @@ async def main() -> None:
     plain = itertools.repeat(("plain", message(None)))
     async with grpc.aio.insecure_channel(args.address) as channel:
         attacker, other = RequestSender(channel), RequestSender(channel, OTHER_TENANT)
-        kinds: dict[str, tuple[RequestSender, Iterator[Message]]] = {
-            "hostile": (attacker, itertools.cycle(made)),
-            "harmless": (other, harmless),
-            "plain": (other, plain),
-        }
-        print(json.dumps(len(made)), flush=True)
-        while line := await asyncio.to_thread(sys.stdin.readline):
-            kind, seconds, pace = line.split()
-            sender, messages = kinds[kind]
-            print(json.dumps(await sender.send(messages, float(seconds), float(pace))), flush=True)
+        await obey(
+            {
+                "hostile": partial(attacker.send, itertools.cycle(made)),
+                "harmless": partial(other.send, harmless),
+                "plain": partial(other.send, plain),
+            }
+        )
 
 
 if __name__ == "__main__":

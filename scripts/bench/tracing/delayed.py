@@ -3,7 +3,7 @@
     python -m scripts.bench.tracing.delayed PLACE --seconds 0.5 [--step-ms 5] [--num-blocks 64]
 
 PLACE is one of tokenizer, prefill, decode, draft, detokenizer, gateway, client.  A delay blocks the whole service, as
-slow work does; only that of `client` stands for somebody else's, and blocks one write.
+slow work does; only that of `client` stands for a client's, and blocks one write.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import Any
 
 import msgspec
 
-from scripts.bench import standin
-from scripts.bench.tracing.marks import LABEL, SEED
+from scripts.bench.common import standin
+from scripts.bench.tracing.requests import LABEL, SEED
 from shared.actor import run_actor
 from shared.messages import StepPlan, StepResult
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from scripts.bench.tracing.asking import Asker, ask
-from scripts.bench.troupe import troupe
+import grpc
+
+from scripts.bench.common.deployment import with_stand_in
+from scripts.bench.tracing.requests import Requester, ask
 from shared.phases import Phase
 
 STEP_MS = 5.0
@@ -19,7 +20,7 @@ NUM_BLOCKS = 64
 
 @dataclass(frozen=True)
 class TracingPlace:
-    """How a troupe is set up, and who is in the measured request's way where it is delayed."""
+    """How a deployment is set up, and which request is in the measured one's way where it is delayed."""
 
     phases: tuple[Phase, ...]
     modules: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -75,27 +76,20 @@ class TracingOutcome:
 
 def outcomes(place: TracingPlace, num_rounds: int) -> list[TracingOutcome]:
     """One request undisturbed and one delayed, again and again, the first pair left out."""
-    with asking(place) as asker:
-        return [_outcome(place, asker, number) for number in range(num_rounds + 1)][1:]
+    with (
+        with_stand_in(place.step_ms, modules=place.modules, **place.settings) as running,
+        grpc.insecure_channel(running.address) as channel,
+    ):
+        requester = Requester(channel, running.log_of("gateway"))
+        return [_outcome(place, requester, number) for number in range(num_rounds + 1)][1:]
 
 
-@contextmanager
-def asking(place: TracingPlace) -> Iterator[Asker]:
-    with troupe(place.step_ms, modules=place.modules, **place.settings) as running:
-        asker = Asker(running.address, running.log_of("gateway"))
-        try:
-            yield asker
-        finally:
-            asker.close()
-
-
-def _outcome(place: TracingPlace, asker: Asker, number: int) -> TracingOutcome:
-    plain = asker.line(ask(3 * number, **place.request))
-    rival = asker.begin(ask(3 * number + 1, **place.rival)) if place.rival else None
-    late = asker.line(ask(3 * number + 2, is_marked=True, **place.request))
-    if rival is not None:
-        for _ in rival:
-            pass
+def _outcome(place: TracingPlace, requester: Requester, number: int) -> TracingOutcome:
+    plain = requester.line(ask(3 * number, **place.request))
+    rival = requester.begin(ask(3 * number + 1, **place.rival)) if place.rival else None
+    late = requester.line(ask(3 * number + 2, is_marked=True, **place.request))
+    for _ in rival or ():
+        pass
     return compared(plain, late, place.phases)
 
 

@@ -40,7 +40,3 @@ def main() -> int:
         f"killed after {found.killed_at:.2f} s, a pause of {found.pause:.2f} s, no difference: docs/images/killed.svg"
     )
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

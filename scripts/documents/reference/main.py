@@ -6,7 +6,6 @@ With `--check` nothing is written, and the status is 1 where a page is stale.
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -42,7 +41,3 @@ def main() -> int:
             (FOLDER / name).write_text(PAGES[name](), encoding="utf-8")
         print(f"docs/reference/{name}: {'stale' if check else 'written'}")
     return int(check and bool(names))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from scripts.bench import accounts
-from scripts.bench.accounts import Accounts, GatewayScrape, bucketed
+from scripts.bench.common import accounts
+from scripts.bench.common.accounts import Accounts, GatewayScrape, bucketed
 
 
 def test_a_look_at_a_histogram_counts_from_the_one_before() -> None:

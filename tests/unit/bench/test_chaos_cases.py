@@ -9,7 +9,7 @@ import pytest
 
 from scripts.bench.chaos.cases import PLAIN, byte_cases, grammar_cases, plain_cases, stop_cases
 from scripts.bench.chaos.streams import StreamOutput, differences
-from scripts.bench.tokens import MODEL
+from scripts.bench.common.tokens import MODEL
 from shared.automata.compiling import Compiler
 from shared.grammar import Grammar, GrammarKind
 

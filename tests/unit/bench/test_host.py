@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from scripts.bench import host
-from scripts.bench.host import Host, awake, in_quiet
+from scripts.bench.common import host
+from scripts.bench.common.host import Host, awake, in_quiet
 
 POLLING = [
     state.parent

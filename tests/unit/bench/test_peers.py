@@ -11,12 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from scripts.bench.peers import models
+from scripts.bench.common import models
+from scripts.bench.common.proc import tree
+from scripts.bench.common.turns import rotated
 from scripts.bench.peers.catalog import CHAIN, FULL, INT8, RUNNER, PeerEngine, engines
 from scripts.bench.peers.child import EngineFailed, EngineProcess
 from scripts.bench.peers.figures import best_peer, floor_line, memory_line, ratio_lines, target
-from scripts.bench.peers.proc import tree
-from scripts.bench.peers.rounds import EngineRecord, EngineRun, PeerContest, rotated
+from scripts.bench.peers.rounds import EngineRecord, EngineRun, PeerContest
 from scripts.bench.peers.tables import engine_table, readme_table
 from scripts.bench.peers.workloads import WORKLOADS
 from shared.proc import stat
@@ -245,13 +246,6 @@ def test_absent_peers_are_known_by_what_is_missing(tmp_path: Path) -> None:
 
 
 def test_the_models_have_their_sizes() -> None:
-    counts = {}
-    for name, spec in models.SPECS.items():
-        total = 0
-        for shape in models.shapes(models.COMMON | spec).values():
-            size = 1
-            for extent in shape:
-                size *= extent
-            total += size
-        counts[name] = total
-    assert counts == {"S": 134_515_008, "M": 348_701_696}
+    assert {name: models.weight_bytes(name) // 2 for name in models.SPECS} == {"S": 134_515_008, "M": 348_701_696}
+    assert models.streamed_bytes("S") == models.weight_bytes("S"), "the embedding is the head too"
+    assert models.weight_bytes("M") - models.streamed_bytes("M") == 2 * 32_000 * 1024

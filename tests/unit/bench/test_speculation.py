@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from pathlib import Path
 from random import Random
 from statistics import mean
@@ -10,30 +11,24 @@ from typing import Any
 
 import pytest
 
+from scripts.bench.common.deployment import generate
 from scripts.bench.speculation import tables
 from scripts.bench.speculation.arms import ADAPTIVE, ASKED, NONE, Pair, bundled, fixed
 from scripts.bench.speculation.contest import ModeRecord, ModeRun, Records
-from scripts.bench.speculation.deployment import Counts, generate
-from scripts.bench.speculation.figures import (
-    foretell,
-    lone_lines,
-    never_worse_lines,
-    same_tokens_line,
-)
+from scripts.bench.speculation.figures import foretell, lone_lines, never_worse_lines, same_tokens_line
 from scripts.bench.speculation.prompts import MIXTURE, Prompts
-from scripts.bench.speculation.proof import SMALL, Variant, missing_of
-from scripts.bench.speculation.verdict import ModeVerdict
-from scripts.bench.speculation.verdict import table as verdict_table
+from scripts.bench.speculation.prove import SMALL, Variant, compared
 from shared.config import load_settings
 
 TARGET, DRAFT = {0: 0.010, 2: 0.011, 4: 0.012}, {2: 0.002, 4: 0.004}
 
 
-def counts(num_steps: int = 100, num_drafts: int = 0, length: int = 0, accepted: int = 0) -> Counts:
-    return Counts(num_steps, num_drafts, num_drafts * length, accepted, 0, 0, 0, ())
+def counts(num_steps: int = 100, num_drafts: int = 0, length: int = 0, accepted: int = 0) -> Counter[str]:
+    drafted = num_drafts * length
+    return Counter(num_steps=num_steps, num_drafts=num_drafts, num_draft_tokens=drafted, num_accepted_tokens=accepted)
 
 
-def run(speed: float, what: Counts | None = None, fingerprints: tuple[int, ...] = (1, 2)) -> ModeRun:
+def run(speed: float, what: Counter[str] | None = None, fingerprints: tuple[int, ...] = (1, 2)) -> ModeRun:
     return ModeRun(100 / speed, 100, what or counts(), 0.0, fingerprints)
 
 
@@ -138,10 +133,9 @@ def test_other_tokens_are_counted() -> None:
 
 def test_tables_name_every_arm_and_number_of_streams() -> None:
     found = records(100, 150, 140) | records(100, 50, 98, streams=8)
-    header, first, second, _legend = tables.table(found, "title").splitlines()[1:]
-    assert header.split()[:4] == ["streams", "none", "k=4", "adaptive"]
-    assert first.split()[0] == "1" and second.split()[0] == "8" and "0.93" in first and "0.98" in second
-    assert tables.markdown(found, "title").count("\n| ") == 4
+    header, first, second = tables.rows_of(found)
+    assert header[:4] == ["streams", "none", "k=4", "adaptive"]
+    assert first[0] == "1" and second[0] == "8" and "0.93" in first and "0.98" in second
 
 
 def test_the_plot_is_a_picture(tmp_path: Path) -> None:
@@ -160,31 +154,21 @@ def test_prompts_are_asked_alike_and_sampled_by_their_number() -> None:
     assert list(mixed[1].token_ids.ids) == [3]
 
 
-def verdict(**fields: Any) -> ModeVerdict:
-    passing: dict[str, Any] = {"num_prompts": 9, "num_tokens": 99, "num_differing": 0, "num_draft_tokens": 8}
-    passing |= {"num_accepted_tokens": 4, "num_preemptions": 0}
-    return ModeVerdict(pair="p", variant="v", kind="T=0", **(passing | fields))
-
-
-def test_a_verdict_fails_on_one_other_token_and_on_what_did_not_happen() -> None:
-    assert not verdict().failed and verdict().acceptance == "0.500"
-    assert verdict(num_differing=1).failed and verdict(missing="no preemption").failed
-    text = verdict_table([verdict(), verdict(missing="no preemption")])
-    assert "same" in text and "FAILED no preemption" in text
+def test_a_comparison_fails_on_one_other_token_and_on_what_did_not_happen() -> None:
+    accepted = counts(num_drafts=2, length=4, accepted=4)
+    good = compared("p, v, T=0", 0, "99 tokens", accepted, [])
+    assert not good.missed and "0.500 accepted" in good.note
+    assert compared("p, v, T=0", 1, "99 tokens", accepted, []).missed
+    bad = compared("p, v, T=0", 0, "99 tokens", accepted, ["no preemption"])
+    assert bad.missed and bad.note.startswith("no preemption")
 
 
 def test_what_is_missing_is_named() -> None:
     accepted = counts(num_drafts=5, length=4, accepted=3)
-    assert missing_of(Variant("v", {}), accepted) == []
-    assert missing_of(Variant("v", {}), counts()) == ["no draft accepted"]
-    assert missing_of(Variant("v", {}, expects_drafts=False), counts()) == []
-    assert missing_of(Variant(SMALL, {}), accepted) == ["no preemption"]
-
-
-def test_counts_are_of_one_run() -> None:
-    before = Counts(1, 2, 3, 4, 5, 6, 7, (3, 1))
-    after = Counts(11, 12, 13, 14, 15, 16, 17, (9, 4, 2))
-    assert after.since(before) == Counts(10, 10, 10, 10, 10, 10, 10, (6, 3, 2))
+    assert Variant("v", {}).missing(accepted) == []
+    assert Variant("v", {}).missing(counts()) == ["no draft accepted"]
+    assert Variant("v", {}, expects_drafts=False).missing(counts()) == []
+    assert Variant(SMALL, {}).missing(accepted) == ["no preemption"]
 
 
 class Mute:

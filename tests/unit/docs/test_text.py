@@ -32,7 +32,7 @@ def test_the_parser_finds_what_there_is() -> None:
     texts = {command.bare for command in COMMANDS}
     assert len(COMMANDS) > 100
     assert {"scripts/test tests/unit -k scheduler", "pageant doctor", "scripts/roll", "pageant bench kernels"} <= texts
-    assert not is_command("scripts/bench/host.py") and not is_command("pageant") and is_command("scripts/chaos")
+    assert not is_command("scripts/bench/common/host.py") and not is_command("pageant") and is_command("scripts/chaos")
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=ids)
@@ -45,7 +45,7 @@ def test_something_runs_it(command: Command) -> None:
 
 def test_every_entry_is_of_use() -> None:
     begun = {begin for begin in TABLE if any(command.bare.startswith(begin) for command in COMMANDS)}
-    idle = set(TABLE) - begun - {"scripts/transcripts", "scripts/setup", "scripts/fuzz"}
+    idle = set(TABLE) - begun - {"scripts/transcripts", "scripts/setup", "scripts/fuzz", "scripts/run"}
     assert not idle, "no document has such a command any more"
 
 
@@ -96,7 +96,7 @@ def check_script(command: Command, words: list[str]) -> None:
     else:
         text = "".join(source.read_text(encoding="utf-8") for source in sources_of(script))
         for option in command.options:
-            is_check = option == "--check" and "add_check(" in text
+            is_check = option == "--check" and "bench_parser(" in text
             assert is_check or f'"{option}"' in text or f"{option})" in text, (
                 f"{command}: {words[0]} has no option {option}"
             )
@@ -106,7 +106,7 @@ def sources_of(script: Path) -> list[Path]:
     """A wrapper, and the module or package that it runs."""
     text = script.read_text(encoding="utf-8")
     found = [script]
-    for module in re.findall(r"-m (scripts[\w.]+)", text):
+    for module in re.findall(r"(?:run\"|-m scripts) (scripts\.[\w.]+)", text):
         file = ROOT / (module.replace(".", "/") + ".py")
         assert file.is_file() or (file.with_suffix("") / "__main__.py").is_file(), (
             f"{script} runs {module}, which is not"
@@ -172,7 +172,9 @@ def is_there(path: str) -> bool:
 
 def test_every_script_is_in_a_document_or_in_the_table() -> None:
     named = {command.words[0] for command in COMMANDS}
-    scripts = {f"scripts/{path.name}" for path in (ROOT / "scripts").iterdir() if path.is_file()}
+    scripts = {
+        f"scripts/{path.name}" for path in (ROOT / "scripts").iterdir() if path.is_file() and os.access(path, os.X_OK)
+    }
     unknown = {script for script in scripts - named if how(script) is None}
     assert not unknown, "no document tells of them, and nothing is known to run them"
 

@@ -75,9 +75,6 @@ class LlamaServer:
     def run(self, requests: list[tuple[list[int], int]]) -> dict[str, Any]:
         return {"num_tokens": list(self._clients.map(self._complete, requests))}
 
-    def report(self) -> dict[str, Any]:
-        return {}
-
     def close(self) -> None:
         if self._server is not None:
             self._server.terminate()

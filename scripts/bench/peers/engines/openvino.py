@@ -22,9 +22,6 @@ class OpenVino:
         self._pipeline = self._genai.ContinuousBatchingPipeline(options["model"], scheduler, "CPU", properties)
         self.version = f"openvino-genai {self._genai.__version__}"
 
-    def prepare(self, num_seqs: int, num_tokens: int) -> None:
-        pass
-
     def run(self, requests: list[tuple[list[int], int]]) -> dict[str, Any]:
         prompts = [self._tensors.Tensor(self._numpy.array([ids], dtype=self._numpy.int64)) for ids, _ in requests]
         outputs = self._pipeline.generate(prompts, [self._generation(count) for _, count in requests])
@@ -36,12 +33,6 @@ class OpenVino:
         config.ignore_eos = True
         config.do_sample = False
         return config
-
-    def report(self) -> dict[str, Any]:
-        return {}
-
-    def close(self) -> None:
-        pass
 
 
 load = OpenVino

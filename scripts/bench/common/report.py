@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+from services.cli.tables import aligned
 
 COLUMNS = ("what", "measured", "target", "verdict")
 
@@ -56,22 +59,26 @@ def figure(value: float) -> str:
 
 def table(lines: Sequence[Result], *, title: str = "") -> str:
     """Aligned columns; figures to the right."""
-    rows = [COLUMNS, *(line.cells for line in lines)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(COLUMNS))]
-    text = [f"{w:<{widths[0]}}  {m:>{widths[1]}}  {t:>{widths[2]}}  {v}".rstrip() for w, m, t, v in rows]
-    text.insert(1, "-" * max(map(len, text)))
-    return "\n".join([title, *text] if title else text)
+    text = aligned(COLUMNS, [line.cells for line in lines], left=(0, 3))
+    return f"{title}\n{text}" if title else text
 
 
-def markdown(lines: Sequence[Result]) -> str:
-    """The same table for a document."""
-    rows = [COLUMNS, ("---", "---:", "---:", "---"), *(line.cells for line in lines)]
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table for a document, its figures to the right."""
+    lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def add_check(parser: argparse.ArgumentParser) -> None:
-    """The option that every bench script has."""
-    parser.add_argument("--check", action="store_true", help="exit with status 1 where a target is missed")
+def bench_parser(description: str | None, *, has_check: bool = True) -> argparse.ArgumentParser:
+    """The options of a bench, usually `--check` among them; its docstring is the help and names the executable."""
+    assert description is not None
+    named = re.search(r"scripts/\w+", description)
+    parser = argparse.ArgumentParser(
+        named[0] if named else None, description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    if has_check:
+        parser.add_argument("--check", action="store_true", help="exit with status 1 where a target is missed")
+    return parser
 
 
 def finish(lines: Sequence[Result], *, check: bool, title: str = "") -> int:

@@ -1,11 +1,31 @@
-"""What /proc says of processes: who descends from whom, processor time, memory."""
+"""What /proc says of processes: descendants, processor time, memory."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+from dataclasses import dataclass
 
-from shared.proc import PROC, TICK, stat
+from shared.proc import PROC, TICK, own_seconds, stat
+
+PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+@dataclass(frozen=True)
+class ProcessUsage:
+    """Of one process so far: processor seconds of user and system together, and resident bytes now."""
+
+    seconds: float
+    resident: int
+
+
+def usage(pid: int) -> ProcessUsage:
+    """Raises OSError where the process is gone."""
+    pages = int((PROC / str(pid) / "statm").read_text(encoding="utf-8").split()[1])
+    fields = stat(pid)
+    if fields is None:
+        raise ProcessLookupError(f"process {pid} is gone")
+    return ProcessUsage(own_seconds(fields), pages * PAGE)
 
 
 def tree(root: int) -> list[int]:
@@ -28,7 +48,7 @@ def tree_cpu_seconds(root: int) -> float:
 
 
 def machine_cpu_seconds() -> float:
-    """Processor time of everybody, and what the hypervisor took."""
+    """Processor time of all processes, and what the hypervisor took."""
     user, nice, system, _idle, _iowait, irq, softirq, steal = map(int, _first_line("stat").split()[1:9])
     return (user + nice + system + irq + softirq + steal) / TICK
 
@@ -45,12 +65,8 @@ def prefer(pid: int, nice: int) -> None:
 
 def peak_rss(pid: int) -> int:
     """The most bytes of memory that a process has had."""
-    return _kibibytes(f"{pid}/status", "VmHWM:")
-
-
-def available_memory() -> int:
-    """Bytes."""
-    return _kibibytes("meminfo", "MemAvailable:")
+    lines = (PROC / str(pid) / "status").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM:"))
 
 
 def processor() -> str:
@@ -72,8 +88,3 @@ def command(pid: int) -> str:
 
 def _first_line(name: str) -> str:
     return (PROC / name).read_text().partition("\n")[0]
-
-
-def _kibibytes(name: str, key: str) -> int:
-    lines = (PROC / name).read_text().splitlines()
-    return next(int(line.split()[1]) << 10 for line in lines if line.startswith(key))

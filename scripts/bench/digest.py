@@ -13,11 +13,8 @@ kernel.
 
 from __future__ import annotations
 
-import argparse
 import gc
-import json
 import os
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -27,33 +24,18 @@ from statistics import median
 
 import msgspec
 import structlog
-import torch
-from safetensors.torch import save_file
 
 from engine.execution.fingerprint import processor
 from engine.execution.loading import load_model
-from engine.modeling.config import read_config
-from engine.modeling.tensors import expected_tensors
 from engine.modeling.weight_digest import DigestMemory
 from kernels.cpu.loading import load_compiled
-from scripts.bench.report import Result, add_check, finish
+from scripts.bench.common.models import llama, write_config, write_weights
+from scripts.bench.common.report import Result, bench_parser, finish
 from shared.config import Settings
 from shared.errors import ConfigError
 
+WEIGHTS = "model.safetensors"
 TARGET = 3.0  # percent of the time of a load
-CONFIG: dict[str, object] = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "vocab_size": 32000,
-    "hidden_size": 1024,
-    "intermediate_size": 2816,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 8,
-    "max_position_embeddings": 1024,
-    "rms_norm_eps": 1e-5,
-    "tie_word_embeddings": False,
-    "torch_dtype": "bfloat16",
-}
 SETUPS: dict[str, dict[str, object]] = {  # the native kernels take torch's threads away, so they come after it
     "torch": {"kernels": "torch"},
     "native, bfloat16": {"kernels": "native", "dtype": "bfloat16"},
@@ -71,11 +53,10 @@ class LoadTimes:
 
 def write_checkpoint(directory: Path, num_layers: int) -> int:
     """Its bytes."""
-    path, described = directory / "model.safetensors", CONFIG | {"num_hidden_layers": num_layers}
-    (directory / "config.json").write_text(json.dumps(described), encoding="utf-8")
-    generator = torch.Generator().manual_seed(0)
-    shapes = expected_tensors(read_config(directory))
-    save_file({name: torch.randn(shape, generator=generator).bfloat16() for name, shape in shapes.items()}, path)
+    config = llama(1024, 2816, num_layers, (16, 8), 32000, max_position_embeddings=1024)
+    write_config(directory, config)
+    write_weights(directory, config)
+    path = directory / WEIGHTS
     path.read_bytes()  # into the page cache, were it not there from writing
     return path.stat().st_size
 
@@ -84,7 +65,7 @@ def load(settings: Settings, memory: DigestMemory | None, *, from_disk: bool) ->
     """Seconds of wall and of processor time."""
     gc.collect()
     if from_disk:
-        drop_pages(Path(settings.model) / "model.safetensors")
+        drop_pages(Path(settings.model) / WEIGHTS)
     wall, processor = time.perf_counter(), time.process_time()
     load_model(settings, digests=memory)
     return time.perf_counter() - wall, time.process_time() - processor
@@ -143,8 +124,7 @@ def measure_all(directory: Path, names: Sequence[str], num_threads: int, num_rou
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add_check(parser)
+    parser = bench_parser(__doc__)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--threads", type=int, default=0, help="of the kernels; 0: one per core")
     parser.add_argument("--layers", type=int, default=24)
@@ -156,7 +136,3 @@ def main() -> int:
         print(f"{num_bytes / 1e9:.2f} GB in bfloat16; {processor()}, {os.cpu_count()} cores", flush=True)
         lines = measure_all(Path(directory), args.only, args.threads, args.rounds)
     return finish(lines, check=args.check, title="what a digest of the weights adds to their loading")
-
-
-if __name__ == "__main__":
-    sys.exit(main())

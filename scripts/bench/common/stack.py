@@ -1,4 +1,4 @@
-"""The troupe in containers: `docker compose` as a user calls it, in a project of its own."""
+"""The deployment in containers: `docker compose` as a user calls it, in a project of its own."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 SERVICES = ("gateway", "tokenizer", "scheduler", "worker", "detokenizer", "draft")
 OTHERS_SETTINGS = ("PAGEANT_", "COMPOSE_")
 CLEAR_LINE = "\x1b[2K"  # compose writes it between its lines, terminal or not

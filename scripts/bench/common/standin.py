@@ -1,6 +1,6 @@
 """A worker process without a model: the real actor and step link, and a runner that takes a fixed time per step.
 
-python -m scripts.bench.standin --step-ms 25
+python -m scripts.bench.common.standin --step-ms 25
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import sys
 import time
 from typing import Any, cast
 
-from scripts.bench.tokens import Speech
+from scripts.bench.common.tokens import Speech
 from services.worker.actor import WorkerActor
 from services.worker.steps import Steps, ThreadSteps
 from shared.actor import run_actor

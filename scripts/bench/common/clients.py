@@ -1,6 +1,6 @@
 """Clients of a gateway in one process: so many concurrent streams, each request after the other, every token checked.
 
-    python -m scripts.bench.clients --address HOST:PORT --streams 1024 --seconds 20 --tokens 128
+    python -m scripts.bench.common.clients --address HOST:PORT --streams 1024 --seconds 20 --tokens 128
 
 Prints one JSON line a second with what has arrived so far, and a last one with what went wrong.  Over `--channels`
 connections, as many clients would; with tokens per message, which tells how much the gateway gathered.
@@ -10,19 +10,64 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
+import os
+import subprocess
 import sys
 import time
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol, TypeVar
 
 import grpc
+import msgspec
 import uvloop
 
 from protos.pageant.v1 import inference_pb2, inference_pb2_grpc
-from scripts.bench.tokens import Speech
+from scripts.bench.common.tokens import Speech
 
 PROMPT_WORDS = 24
 OPTIONS = [("grpc.use_local_subchannel_pool", 1), ("grpc.max_receive_message_length", -1)]
+PATIENCE = 60.0  # seconds for the last requests to end
+
+
+class Received(msgspec.Struct):
+    """What clients have received at one moment (time.monotonic), and what was wrong with it."""
+
+    time: float
+    tokens: int
+    messages: int
+    finished: int
+    wrong: list[str]
+    pid: int  # of the clients' process
+
+
+class Timed(Protocol):
+    @property
+    def time(self) -> float: ...
+
+
+T = TypeVar("T", bound=Timed)
+
+
+def offered(address: str, *, streams: int, seconds: float, tokens: int, channels: int = 16) -> Iterator[Received]:
+    """Clients in a process of their own, and what they have received, once a second until they have ended."""
+    command = [sys.executable, "-m", __name__, "--address", address]
+    for name, value in (("streams", streams), ("seconds", seconds), ("tokens", tokens), ("channels", channels)):
+        command += [f"--{name}", str(value)]
+    deadline = time.monotonic() + seconds + PATIENCE
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as clients:
+        assert clients.stdout is not None
+        try:
+            for line in clients.stdout:
+                yield (received := msgspec.json.decode(line, type=Received))
+                if time.monotonic() > deadline:
+                    raise RuntimeError(f"the streams do not end: {received}")
+        finally:
+            clients.kill()
+
+
+def full_load(samples: Sequence[T], warm: float, seconds: float) -> list[T]:
+    """Without the first seconds, those after the load, and the last sample, which is of a process about to end."""
+    return [sample for sample in samples[:-1] if warm <= sample.time - samples[0].time <= seconds]
 
 
 class OfferedLoad:
@@ -46,23 +91,23 @@ class OfferedLoad:
                 self.wrong.append(str(error))
 
     async def _generate(self, stub: Any, seed: int) -> None:
-        heard: list[int] = []
+        token_ids: list[int] = []
         text = []
         async for response in stub.Generate(ask(seed, self._num_tokens)):
             self.messages += 1
             self.tokens += len(response.token_ids)
-            heard += response.token_ids
+            token_ids += response.token_ids
             text.append(response.text)
         self.finished += 1
         expected = self._speech.tokens(seed, self._num_tokens)
-        if heard != expected:
-            self.wrong.append(f"request {seed}: {len(heard)} tokens of {len(expected)}, or others")
+        if token_ids != expected:
+            self.wrong.append(f"request {seed}: {len(token_ids)} tokens of {len(expected)}, or others")
         if seed % 16 == 0 and "".join(text) != self._speech.tokenizer.decode(expected, skip_special_tokens=True):
             self.wrong.append(f"request {seed}: its text is not that of its tokens")
 
     def line(self) -> str:
-        fields = {"tokens": self.tokens, "messages": self.messages, "finished": self.finished, "wrong": self.wrong}
-        return json.dumps({"time": time.monotonic(), **fields})
+        now = Received(time.monotonic(), self.tokens, self.messages, self.finished, self.wrong, os.getpid())
+        return msgspec.json.encode(now).decode()
 
 
 def ask(seed: int, num_tokens: int) -> Any:
@@ -92,7 +137,7 @@ async def run(address: str, streams: int, seconds: float, num_tokens: int, num_c
     return load
 
 
-def main() -> int:
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--address", required=True)
     parser.add_argument("--streams", type=int, default=1024)
@@ -102,8 +147,7 @@ def main() -> int:
     args = parser.parse_args()
     load = uvloop.run(run(args.address, args.streams, args.seconds, args.tokens, args.channels))
     print(load.line(), flush=True)
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

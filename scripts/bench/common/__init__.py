@@ -1,0 +1,1 @@
+"""What several benches need: deployments, clients, checkpoints, turns, what the host takes, and the last table."""
