@@ -129,13 +129,13 @@ class Machine:
 
 
 def arrivals_during(steps: Sequence[RecordedStep], sent: Sequence[float]) -> list[int]:
-    """How many were sent during each step: services of one machine and who sends have one clock."""
+    """How many were sent during each step: services and load generator are on one machine and have one clock."""
     times = sorted(sent)
     return [bisect_left(times, step.start + step.seconds) - bisect_left(times, step.start) for step in steps]
 
 
 def way(outcome: RequestOutcome) -> float:
-    """Seconds of a request's TTFT that were neither waiting nor prefill.  Raises RuntimeError where nobody counted."""
+    """Seconds of a request's TTFT that were neither waiting nor prefill.  Raises RuntimeError where it is unknown."""
     if not outcome.phases or outcome.timeline.ttft is None:
         raise RuntimeError("the server does not say where the time of a request went")
     return outcome.timeline.ttft - sum(outcome.phases.get(phase.label, 0.0) for phase in (*QUEUE, Phase.PREFILL))

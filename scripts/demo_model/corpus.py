@@ -87,7 +87,7 @@ def build_corpus(args: argparse.Namespace) -> None:
     real = cased + restore_case([s for s in read_stories(args.lower) if s not in known], cased)
     rng.shuffle(real)
     held_out, real = real[:200], real[200:]
-    tokenizer = train_tokenizer(real, SHAPES["target"].vocab)
+    tokenizer = train_tokenizer(real, SHAPES["target"]["vocab_size"])
     rare = Counter(word for story in real for word in set(re.findall(r"\b[a-z]{3,}\b", story)))
     args.work.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(args.work / "tokenizer.json"))

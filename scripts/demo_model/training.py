@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from scripts.demo_model.model import SHAPES, Llama
+from scripts.demo_model.model import make_model
 
 
 def orthogonalize(matrix: Tensor) -> Tensor:  # [rows, columns]
@@ -28,44 +28,31 @@ def orthogonalize(matrix: Tensor) -> Tensor:  # [rows, columns]
     return x if matrix.shape[0] <= matrix.shape[1] else x.T
 
 
-class Muon:
-    """Momentum with orthogonalized steps, in float32: torch's own does them in bfloat16, slow on many CPUs."""
+class Muon(torch.optim.Optimizer):
+    """Momentum with orthogonalized steps, in float32: torch's own does them in bfloat16, very slow on many CPUs."""
 
-    def __init__(self, params: list[nn.Parameter], momentum: float = 0.95, weight_decay: float = 0.1) -> None:
-        self.params, self.momentum, self.weight_decay = params, momentum, weight_decay
-        self.buffers = [torch.zeros_like(p) for p in params]
+    def __init__(self, params: list[nn.Parameter]) -> None:
+        super().__init__(params, {"lr": 1e-3, "momentum": 0.95, "weight_decay": 0.1})
 
     @torch.no_grad()
-    def step(self, lr: float) -> None:
-        for p, buffer in zip(self.params, self.buffers, strict=True):
-            if p.grad is not None:
-                buffer.lerp_(p.grad, 1 - self.momentum)
-                update = orthogonalize(p.grad.lerp(buffer, self.momentum))
-                p.mul_(1 - lr * self.weight_decay)
-                p.add_(update, alpha=-lr * 0.2 * max(p.shape) ** 0.5)
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            lr, momentum = group["lr"], group["momentum"]
+            for p in (p for p in group["params"] if p.grad is not None):
+                buffer = self.state[p].setdefault("momentum", torch.zeros_like(p))
+                buffer.lerp_(p.grad, 1 - momentum)
+                p.mul_(1 - lr * group["weight_decay"])
+                p.add_(orthogonalize(p.grad.lerp(buffer, momentum)), alpha=-lr * 0.2 * max(p.shape) ** 0.5)
 
 
-class Optimizer:
+def optimizers(model: nn.Module) -> list[torch.optim.Optimizer]:
     """Muon for the matrices inside the layers, AdamW for embeddings and norms."""
-
-    def __init__(self, model: Llama) -> None:
-        named = list(model.named_parameters())
-        self.muon = Muon([p for name, p in named if p.dim() > 1 and "embed" not in name])
-        others = [p for name, p in named if p.dim() == 1 or "embed" in name]
-        self.adam = torch.optim.AdamW(others, weight_decay=0.0, betas=(0.9, 0.95))
-
-    def step(self, lr: float) -> None:
-        for group in self.adam.param_groups:
-            group["lr"] = lr
-        self.adam.step()
-        self.muon.step(lr)
-
-    def state(self) -> dict[str, object]:
-        return {"muon": self.muon.buffers, "adam": self.adam.state_dict()}
-
-    def load(self, state: dict[str, Any]) -> None:
-        self.muon.buffers = state["muon"]
-        self.adam.load_state_dict(state["adam"])
+    matrices = {name: p for name, p in model.named_parameters() if p.dim() > 1 and "embed" not in name}
+    others = [p for name, p in model.named_parameters() if name not in matrices]
+    return [
+        Muon(list(matrices.values())),
+        torch.optim.AdamW(others, weight_decay=0.0, betas=(0.9, 0.95)),
+    ]
 
 
 class BatchSampler:
@@ -87,13 +74,13 @@ class BatchSampler:
 
 
 @torch.inference_mode()
-def held_out_loss(model: Llama, ids: np.ndarray, context: int) -> float:
+def held_out_loss(model: Any, ids: np.ndarray, context: int) -> float:
     """Mean negative log-likelihood per token, in nats, over the held-out stories."""
     model.eval()
     losses = []
     for start in range(0, len(ids) - context - 1, context):
         window = torch.from_numpy(ids[start : start + context + 1].astype(np.int64))[None]
-        losses.append(F.cross_entropy(model(window[:, :-1])[0], window[0, 1:]).item())
+        losses.append(F.cross_entropy(model(window[:, :-1]).logits[0], window[0, 1:]).item())
     model.train()
     return sum(losses) / len(losses)
 
@@ -101,22 +88,24 @@ def held_out_loss(model: Llama, ids: np.ndarray, context: int) -> float:
 class TrainingRun:
     """One training: what a checkpoint holds, and the files it is kept in."""
 
-    def __init__(self, work: Path, size: str, batch_tokens: int) -> None:
-        self.model = Llama(SHAPES[size])
-        self.optimizer = Optimizer(self.model)
+    def __init__(self, work: Path, size: str, batch_tokens: int, dropout: float) -> None:
+        self.model = make_model(size, dropout)
+        self.optimizers = optimizers(self.model)
         self.step = 0
         self.batch_tokens = batch_tokens
         self.file, self.figures = work / f"{size}.pt", work / f"{size}.json"
         if self.file.exists():
             state = torch.load(self.file, weights_only=True)
             self.model.load_state_dict(state["model"])
-            self.optimizer.load(state["optimizer"])
+            for optimizer, kept in zip(self.optimizers, state["optimizers"], strict=True):
+                optimizer.load_state_dict(kept)
             self.step = state["step"]
 
     def save(self, held_out: float) -> None:
         """Replace the checkpoint, all at once."""
         partial = self.file.with_suffix(".partial")
-        state = {"model": self.model.state_dict(), "optimizer": self.optimizer.state(), "step": self.step}
+        kept = [optimizer.state_dict() for optimizer in self.optimizers]
+        state = {"model": self.model.state_dict(), "optimizers": kept, "step": self.step}
         torch.save(state, partial)
         partial.rename(self.file)
         figures = {"step": self.step, "held_out_loss": held_out, "batch_tokens": self.batch_tokens}
@@ -127,18 +116,21 @@ def train(args: argparse.Namespace) -> None:
     """Train until `steps` are done or `minutes` are over."""
     torch.set_num_threads(args.threads)
     torch.manual_seed(7)
-    run = TrainingRun(args.work, args.size, args.batch * args.context)
+    run = TrainingRun(args.work, args.size, args.batch * args.context, args.dropout)
     teacher = load_teacher(args.work) if args.size == "draft" else None
     sampler = BatchSampler(args.work, args.context, seed=run.step)
     held_out = np.load(args.work / "held_out.npy")
     end = time.monotonic() + args.minutes * 60
     with tqdm(initial=run.step, total=args.steps, desc=args.size) as bar:
         while run.step < args.steps and time.monotonic() < end:
-            loss = loss_of(run.model, sampler.batch(args.batch), args.dropout, teacher)
+            loss = loss_of(run.model, sampler.batch(args.batch), teacher)
             run.model.zero_grad(set_to_none=True)
             torch.autograd.backward(loss)
             nn.utils.clip_grad_norm_(run.model.parameters(), 1.0)
-            run.optimizer.step(learning_rate(args.lr, run.step, args.steps))
+            for optimizer in run.optimizers:
+                for group in optimizer.param_groups:
+                    group["lr"] = learning_rate(args.lr, run.step, args.steps)
+                optimizer.step()
             run.step += 1
             bar.update()
             bar.set_postfix(loss=f"{loss.item():.3f}", refresh=False)
@@ -153,19 +145,19 @@ def learning_rate(peak: float, step: int, steps: int) -> float:
     return peak * min(1.0, (step + 1) / 100) * (0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * step / steps)))
 
 
-def loss_of(model: Llama, ids: Tensor, dropout: float, teacher: Llama | None) -> Tensor:
-    """Cross entropy of ids [batch, time + 1], mixed with the teacher's distribution where there is one."""
-    logits = model(ids[:, :-1], dropout).flatten(0, 1)
+def loss_of(model: Any, ids: Tensor, teacher: Any) -> Tensor:
+    """Cross entropy of ids [batch, time + 1], mixed with the teacher's distribution where there is a teacher."""
+    logits = model(ids[:, :-1]).logits.flatten(0, 1)
     loss = F.cross_entropy(logits, ids[:, 1:].flatten())
     if teacher is None:
         return loss
     with torch.no_grad():
-        wanted = F.softmax(teacher(ids[:, :-1]), -1).flatten(0, 1)
+        wanted = F.softmax(teacher(ids[:, :-1]).logits, -1).flatten(0, 1)
     return 0.3 * loss + 0.7 * F.cross_entropy(logits, wanted)
 
 
-def load_teacher(work: Path) -> Llama:
+def load_teacher(work: Path) -> Any:
     """The trained target, for the draft to imitate."""
-    model = Llama(SHAPES["target"])
+    model = make_model("target")
     model.load_state_dict(torch.load(work / "target.pt", weights_only=True)["model"])
     return model.eval()

@@ -1,1 +1,1 @@
-"""Frames that nobody should send, at the inbox of every service."""
+"""Frames that no service would send, at the inbox of every service."""

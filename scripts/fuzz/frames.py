@@ -52,7 +52,7 @@ class FrameFuzzer:
         return self._nonsense.message(self._rng.choice(self._kinds))
 
     def _foreign(self) -> bytes:
-        """A message of anybody's inbox, timers and signals among them."""
+        """A message of any inbox, timers and signals among them."""
         return self._nonsense.message(self._rng.choice(self._others))
 
     def _mistyped(self) -> bytes:

@@ -1,11 +1,12 @@
-"""A million frames that nobody should send, at the inbox of every service: none may end it, none may change its state.
+"""A million frames that no service would send, at each service's inbox: none may end it, none may change its state.
 
     scripts/fuzz_bus [--check] [--frames 1000000] [--seed 1] [--insider] [SERVICE ...]
 
 Each service is its own actor with its own run loop and work in hand, in this process; frames reach its inbox as they
-would from the wire.  What its state is, `scripts/fuzz/stages.py` says.  A stranger's frames name nobody who is there;
-`--insider` draws from the ids, addresses and epochs that are, as a member of the deployment gone mad could: its frames
-may change what they name, so only that nothing dies and that the scheduler's invariants hold is asked of them.
+would from the wire.  What its state is, `scripts/fuzz/stages.py` says.  A stranger's frames name no member of the
+deployment; `--insider` draws from the ids, addresses and epochs that exist, as a member of the deployment gone mad
+could: its frames may change what they name, so only that nothing dies and that the scheduler's invariants hold is asked
+of them.
 """
 
 from __future__ import annotations
@@ -92,7 +93,7 @@ async def _play(
     before = stage.digest()
     dismissal = Refused.__name__.encode(), stage.actor.instance.encode()
     for batch in iter(lambda: list(itertools.islice(frames, BATCH)), []):
-        if insider:  # who knows a member's name may tell it to leave, as its scheduler would
+        if insider:  # a sender that knows a member's name may tell it to leave, as its scheduler would
             batch = [frame for frame in batch if not all(word in frame for word in dismissal)]
         outcome.num_frames += len(batch)
         stage.actor.inbox.deliver(batch)
@@ -101,7 +102,7 @@ async def _play(
             return
         if insider:
             if isinstance(stage, SchedulerStage):
-                check(stage.actor.core)  # type: ignore[attr-defined]
+                check(stage.actor.core)
             continue
         stage.settle()
         if (after := stage.digest()) != before:
@@ -137,7 +138,7 @@ def main() -> int:
     parser.add_argument("services", nargs="*", metavar="SERVICE", help=f"of {', '.join(STAGES)}; default: all")
     parser.add_argument("--frames", type=int, default=1_000_000, help="at each inbox")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--insider", action="store_true", help="frames that name who and what is there")
+    parser.add_argument("--insider", action="store_true", help="frames that name members and requests that exist")
     args = parser.parse_args()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     lines: list[Result] = []
@@ -145,5 +146,5 @@ def main() -> int:
         outcome = uvloop.run(fuzz(service, args.frames, args.seed, insider=args.insider))
         lines += lines_of(outcome)
         print(f"{service}: {outcome.num_frames:,} frames in {outcome.seconds:.0f} s", flush=True)
-    who = "an insider" if args.insider else "a stranger"
-    return finish(lines, check=args.check, title=f"frames of {who}, seed {args.seed}")
+    sender = "an insider" if args.insider else "a stranger"
+    return finish(lines, check=args.check, title=f"frames of {sender}, seed {args.seed}")

@@ -1,6 +1,6 @@
 """Each service's own actor with work in hand, and what of its state must be the same after any frame.
 
-State is what belongs to those who were there before: their requests, streams, rows, blocks, their places on the roster.
+State is what belongs to members that were there before: their requests, streams, rows, blocks, places on the roster.
 What a well-formed frame asks for itself (a request of its own, a hello of its own) is its right in a deployment whose
 bus only its own members reach; `settle` takes that away again, so that a million of them fit.
 """
@@ -72,7 +72,7 @@ class Stage(ABC):
     def __init__(self) -> None:
         self.network = MemoryTransport()
         self.epoch = time.time_ns() // 1000
-        self.actor: Actor = self.make()
+        self.actor: Any = self.make()
 
     @abstractmethod
     def make(self) -> Actor:
@@ -101,8 +101,7 @@ class Stage(ABC):
 
     def standing(self) -> tuple[Any, ...]:
         """Of any member: in which life, with whom."""
-        actor: Any = self.actor
-        return actor.phase, actor.epoch, actor.roster
+        return self.actor.phase, self.actor.epoch, self.actor.roster
 
 
 def header(request_id: str) -> RequestHeader:
@@ -132,24 +131,17 @@ class SchedulerStage(Stage):
 
     @property
     def known(self) -> list[str | int]:
-        actor: Any = self.actor
-        return [*super().known, *(replica.epoch for replica in actor.core.replicas.values()), schema_hash()]
+        return [*super().known, *(replica.epoch for replica in self.actor.core.replicas.values()), schema_hash()]
 
     def digest(self) -> object:
-        actor: Any = self.actor
-        core = actor.core
+        core = self.actor.core
         check(core)
         replica = core.replicas[NAMES[ServiceName.WORKER]]
         return (
             [self._request(core.requests[name]) for name in REQUESTS],
-            (
-                replica.epoch,
-                replica.num_steps,
-                [step.step_id for step in replica.in_flight],
-                replica.pool.ref_counts[:],
-            ),
-            [member for member in actor.troupe.members if member.instance in NAMES.values()],
-            (actor.phase, core.capacity, core.max_model_len),
+            (replica.epoch, replica.num_steps, [s.step_id for s in replica.in_flight], replica.pool.ref_counts[:]),
+            [member for member in self.actor.troupe.members if member.instance in NAMES.values()],
+            (self.actor.phase, core.capacity, core.max_model_len),
         )
 
     def _request(self, request: Any) -> tuple[Any, ...]:
@@ -159,12 +151,13 @@ class SchedulerStage(Stage):
         ]  # fmt: skip
 
     def settle(self) -> None:
-        actor: Any = self.actor
-        for request_id in [name for name in (*actor.core.requests, *actor.core.finished) if name not in REQUESTS]:
-            actor.core.abort(request_id)
-        for member in actor.troupe.members:
+        for request_id in [
+            name for name in (*self.actor.core.requests, *self.actor.core.finished) if name not in REQUESTS
+        ]:
+            self.actor.core.abort(request_id)
+        for member in self.actor.troupe.members:
             if member.instance not in NAMES.values():
-                actor._lose(member, "a stranger")
+                self.actor._lose(member, "a stranger")
 
 
 class GatewayStage(Stage):
@@ -177,19 +170,18 @@ class GatewayStage(Stage):
         return [self.roster()]
 
     def begin(self) -> list[Message]:
-        actor: Any = self.actor
         for name in REQUESTS:
-            actor.generation.open(TokenizeRequest(header(name), PARAMS, token_ids=PROMPT))
+            self.actor.generation.open(TokenizeRequest(header(name), PARAMS, token_ids=PROMPT))
         return [TextBatch([SequenceText(name, 0, 0, 0, "Once", [7]) for name in REQUESTS])]
 
     def digest(self) -> object:
-        actor: Any = self.actor
-        streams = [actor.generation.journal.get(name) for name in REQUESTS]
+        generation = self.actor.generation
         told = [
             (s.error, s.tokenizer, [(q.token_ids.tolist(), q.num_chars, q.finished) for q in s.sequences])
-            for s in streams
+            for s in map(generation.journal.get, REQUESTS)
         ]
-        return told, self.standing(), len(actor.generation.journal), len(actor.generation.calls), actor.readiness.unwell
+        counts = len(generation.journal), len(generation.calls)
+        return told, self.standing(), counts, self.actor.readiness.unwell
 
 
 class TokenizerStage(Stage):
@@ -202,12 +194,10 @@ class TokenizerStage(Stage):
         return [self.roster()]
 
     def digest(self) -> object:
-        actor: Any = self.actor
-        return self.standing(), actor.max_model_len, actor.max_input_length
+        return self.standing(), self.actor.max_model_len, self.actor.max_input_length
 
     def settle(self) -> None:
-        actor: Any = self.actor
-        actor.pending.clear()
+        self.actor.pending.clear()
 
 
 class DetokenizerStage(Stage):
@@ -222,14 +212,12 @@ class DetokenizerStage(Stage):
         return [self.roster(), TokenBatch(opened, tokens)]
 
     def digest(self) -> object:
-        actor: Any = self.actor
-        streams = [actor.table.streams[name, 0] for name in REQUESTS]
+        streams = [self.actor.table.streams[name, 0] for name in REQUESTS]
         return [(s.opened, s.num_tokens, s.num_characters, s.finish_reason) for s in streams], self.standing()
 
     def settle(self) -> None:
-        actor: Any = self.actor
-        for key in [key for key in actor.table.streams if key[0] not in REQUESTS]:
-            del actor.table.streams[key]
+        for key in [key for key in self.actor.table.streams if key[0] not in REQUESTS]:
+            del self.actor.table.streams[key]
 
 
 class RowsRunner:
@@ -282,8 +270,7 @@ class DraftStage(Stage):
         return [self.roster(), DraftUpdate(self.epoch, 1, [], opened, [0], [40], [0], [], [0])]
 
     def digest(self) -> object:
-        actor: Any = self.actor
-        session = actor._executor._session
+        session = self.actor._executor._session
         return dict(session._num_told), session._epoch, session._update_id, self.standing()
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
 from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
+from xml.etree import ElementTree
 
 from coverage import CoverageData
 
@@ -33,16 +33,19 @@ class Reach:
 
 def measure(root: Path, source: list[str], tests: list[str], scratch: Path) -> Reach:
     """Run a folder's tests once.  Raises RuntimeError where one fails."""
-    data, report = scratch / "coverage", scratch / "durations.json"
+    data, report = scratch / "coverage", scratch / "durations.xml"
     done = subprocess.run(
         [*PYTEST, *(f"--cov={folder}" for folder in source), "--cov-context=test", "--cov-report=",
-         "-p", "scripts.mutation.durations", *tests],
-        cwd=root, env=environment(root) | {"COVERAGE_FILE": str(data), "MUTATION_DURATIONS": str(report)},
+         f"--junitxml={report}", *tests],
+        cwd=root, env=environment(root) | {"COVERAGE_FILE": str(data)},
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     if done.returncode:
         raise RuntimeError(f"the tests fail before any fault:\n{done.stdout[-3000:]}{done.stderr[-1000:]}")
-    found = Reach(seconds=json.loads(report.read_text(encoding="utf-8")))
+    found = Reach()
+    for case in ElementTree.parse(report).iter("testcase"):
+        file = case.get("classname", "").replace(".", "/")
+        found.seconds[f"{file}.py::{case.get('name')}"] = float(case.get("time", 1.0))
     covered = CoverageData(str(data))
     covered.read()
     for file in covered.measured_files():

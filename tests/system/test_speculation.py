@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from scripts.bench.common.proc import cpu_seconds
-from scripts.bench.speculation.prompts import KINDS, Prompts, spec_bench
+from scripts.bench.speculation.prove import KINDS, Prompts, spec_bench
 from tests.system.harness import MODEL, ROOT, Answer, Troupe, ask, troupe
 
 DRAFT = ROOT / "models" / "pageant-stories-draft"

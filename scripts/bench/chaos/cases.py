@@ -80,7 +80,7 @@ def byte_cases(per_kind: int, max_tokens: int, model: Path) -> list[Case]:
 def grammar_cases(per_kind: int, max_tokens: int) -> list[Case]:
     """Streams held to a format that ends them after about `max_tokens`: a list of objects, or words up to a full stop.
 
-    Every client has a format of its own, so that who comes anew has all of them to compile.
+    Every client has a format of its own, so that a process that is started anew has all of them to compile.
     """
     made = []
     for index in range(per_kind):

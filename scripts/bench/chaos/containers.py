@@ -12,11 +12,9 @@ from typing import Any
 import grpc
 
 from protos.pageant.v1 import inference_pb2, inference_pb2_grpc
-from scripts.bench.chaos.faults import MOST, Fault, settled_load
+from scripts.bench.chaos.faults import Fault, FaultStage
 from scripts.bench.common.stack import CLEAR_LINE, DockerError, Stack
 
-KINDS = ("kill", "crash", "freeze", "restart", "cut", "scale")
-IMPOSSIBLE = {("scale", "scheduler"), ("cut", "gateway")}  # there is one; gateways share the network of the door
 NETWORK = "default"
 DIALS = 60  # connections made until one leads to the gateway that is wanted
 REFUSED_SECONDS, REFUSED_POLL = 20.0, 0.3
@@ -24,19 +22,16 @@ LOG_SECONDS = 5.0  # until a line must be in a container's log
 OWN_POOL = [("grpc.use_local_subchannel_pool", 1)]  # a connection of one's own
 
 
-class Containers:
+class Containers(FaultStage):
     """Containers by service.  One gateway, the streams' own, is spared; all of them listen at one port."""
 
-    def __init__(self, stack: Stack, counts: dict[str, int]) -> None:
-        self.stack = stack
-        self.counts = dict(counts)
-        self._spared = ""  # the name of the container
+    kinds = ("kill", "crash", "freeze", "restart", "cut", "scale")
+    impossible = FaultStage.impossible | {("cut", "gateway")}  # gateways share the network of the door
 
-    @property
-    def pairs(self) -> list[tuple[str, str]]:
-        """The kinds of fault and the services that they can befall."""
-        pairs = [(kind, service) for service in sorted(self.counts) for kind in KINDS]
-        return [pair for pair in pairs if pair not in IMPOSSIBLE]
+    def __init__(self, stack: Stack, counts: dict[str, int]) -> None:
+        super().__init__(stack.address, counts)
+        self.stack = stack
+        self._spared = ""  # the name of the container
 
     @asynccontextmanager
     async def own_channel(self) -> AsyncIterator[Any]:
@@ -57,14 +52,7 @@ class Containers:
         """A connection to whichever gateway the kernel gives it to."""
         return grpc.aio.insecure_channel(self.stack.address, options=OWN_POOL)
 
-    async def load(self) -> Any:
-        return await settled_load(self.stack.address)
-
-    async def inflict(self, fault: Fault) -> None:
-        """Do it; returns once it is undone, where that is not the others' to do."""
-        if fault.kind == "scale":
-            await self._scale(fault.service)
-            return
+    async def harm(self, fault: Fault) -> None:
         names = [name for name in await self._names(fault.service) if name != self._spared]
         if not names:
             return
@@ -102,10 +90,7 @@ class Containers:
         await asyncio.sleep(fault.duration)
         await self._docker("network", "connect", "--alias", fault.service, network, name)
 
-    async def _scale(self, service: str) -> None:
-        """One more, or one less where there are as many as there should be."""
-        count = self.counts[service]
-        self.counts[service] = count + 1 if count < MOST[service] else count - 1
+    async def set_count(self, service: str) -> None:
         scale = [f"--scale={name}={number}" for name, number in self.counts.items()]
         await asyncio.to_thread(self.stack.compose, "up", "--detach", "--no-recreate", *scale)
 

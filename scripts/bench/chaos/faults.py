@@ -1,12 +1,14 @@
-"""What is done to whom, and when: a schedule that one seed fixes."""
+"""What is done to which service, and when: a schedule that one seed fixes."""
 
 from __future__ import annotations
 
 import asyncio
 import random
 import time
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
-from typing import Any, Protocol
+from typing import Any
 
 import grpc
 import msgspec
@@ -25,7 +27,7 @@ class Fault(msgspec.Struct, frozen=True):
     kind: str
     service: str
     which: int  # of the replicas, counted round
-    duration: float  # of a freeze, a cut, and until one who was killed is started
+    duration: float  # of a freeze, a cut, and until one that was killed is started
     is_deadly: bool  # whether a freeze ends in a kill
     overlaps: bool  # the next one does not wait until all is well again
     gap: float  # after it
@@ -39,24 +41,60 @@ class Inflicted(msgspec.Struct, frozen=True):
     ended: float
 
 
-class FaultStage(Protocol):
-    """Where it happens: a deployment whose services can be harmed, all but one gateway."""
+class FaultStage(ABC):
+    """Where it happens: a deployment whose services can be harmed, all but one gateway, which has the streams."""
+
+    kinds: tuple[str, ...]
+    impossible = {("scale", "scheduler")}  # there is one
+
+    def __init__(self, address: str, counts: Mapping[str, int]) -> None:
+        """`address`: of the gateways; `counts`: processes of each service."""
+        self.address = address
+        self.counts = dict(counts)
 
     @property
     def pairs(self) -> list[tuple[str, str]]:
         """The kinds of fault and the services that they can befall."""
+        pairs = [(kind, service) for service in sorted(self.counts) for kind in self.kinds]
+        return [pair for pair in pairs if pair not in self.impossible]
 
+    @abstractmethod
     def own_channel(self) -> AbstractAsyncContextManager[Any]:
         """A connection to the gateway that is spared."""
 
+    @abstractmethod
     def other_channel(self) -> Any:
         """A connection to a gateway that may die."""
 
-    async def inflict(self, fault: Fault) -> None:
-        """Do it; returns once the worst is over (a frozen service is awake or dead)."""
+    @abstractmethod
+    async def harm(self, fault: Fault) -> None:
+        """Do it to a process; returns once the worst is over (a frozen service is awake or dead)."""
 
-    async def load(self) -> Any:
-        """The scheduler's load once nothing runs or waits."""
+    @abstractmethod
+    async def set_count(self, service: str) -> None:
+        """Have as many processes of a service as `counts` says."""
+
+    async def inflict(self, fault: Fault) -> Inflicted:
+        """Let it happen, and note when."""
+        begun = time.monotonic()
+        if fault.kind == "scale":  # one more, or one less where there are as many as there should be
+            count = self.counts[fault.service]
+            self.counts[fault.service] = count + 1 if count < MOST[fault.service] else count - 1
+            await self.set_count(fault.service)
+        else:
+            await self.harm(fault)
+        return Inflicted(fault, begun, time.monotonic())
+
+    async def settled_load(self, seconds: float = 15.0) -> Any:
+        """The scheduler's load once nothing runs or waits; as it is where that does not happen in time."""
+        deadline = time.monotonic() + seconds
+        async with grpc.aio.insecure_channel(self.address) as channel:
+            stub: Any = control_pb2_grpc.ControlStub(channel)
+            while True:
+                load = await stub.GetLoad(control_pb2.GetLoadRequest(), timeout=5)
+                if not (load.num_running or load.num_waiting) or time.monotonic() > deadline:
+                    return load
+                await asyncio.sleep(LOAD_POLL)
 
 
 def schedule(num_faults: int, seed: int, pairs: list[tuple[str, str]]) -> list[Fault]:
@@ -77,22 +115,3 @@ def schedule(num_faults: int, seed: int, pairs: list[tuple[str, str]]) -> list[F
         )
         for index, (kind, service) in enumerate(order[:num_faults])
     ]
-
-
-async def inflict(fault: Fault, stage: FaultStage) -> Inflicted:
-    """Let it happen, and note when."""
-    begun = time.monotonic()
-    await stage.inflict(fault)
-    return Inflicted(fault, begun, time.monotonic())
-
-
-async def settled_load(address: str, seconds: float = 15.0) -> Any:
-    """The scheduler's load once nothing runs or waits; as it is where that does not happen in time."""
-    deadline = time.monotonic() + seconds
-    async with grpc.aio.insecure_channel(address) as channel:
-        stub: Any = control_pb2_grpc.ControlStub(channel)
-        while True:
-            load = await stub.GetLoad(control_pb2.GetLoadRequest(), timeout=5)
-            if not (load.num_running or load.num_waiting) or time.monotonic() > deadline:
-                return load
-            await asyncio.sleep(LOAD_POLL)

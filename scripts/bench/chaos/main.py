@@ -7,7 +7,6 @@ scripts/chaos --compose --draft on     the same on containers, with networks tha
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import os
 import sys
@@ -24,21 +23,31 @@ import msgspec
 from scripts.bench.chaos.cases import Case, byte_cases, grammar_cases, plain_cases, stop_cases
 from scripts.bench.chaos.containers import Containers
 from scripts.bench.chaos.deployment import consecutive_ports, deployed
-from scripts.bench.chaos.faults import FaultStage, Inflicted, inflict, schedule
-from scripts.bench.chaos.recovery import pauses, percentile, until_flowing
-from scripts.bench.chaos.streams import Ear, Repetition, StreamOutput, disturbed_orphans, generate
+from scripts.bench.chaos.faults import FaultStage, Inflicted, schedule
+from scripts.bench.chaos.streams import (
+    Arrivals,
+    Repetition,
+    StreamOutput,
+    disturbed_orphans,
+    generate,
+    pauses,
+    until_flowing,
+)
 from scripts.bench.common.host import cores_taken
+from scripts.bench.common.report import bench_parser
 from scripts.bench.common.stack import Stack
 from scripts.bench.common.tokens import MODEL
 from services.cli.serve import free_port
+from services.cli.tables import aligned
 from shared.config import Settings
+from shared.metrics import percentile
 
 COUNTS = {"worker": 2, "scheduler": 1, "tokenizer": 2, "detokenizer": 2, "gateway": 2}
 NUM_ORPHANS = 4
 
 
 class ChaosResult(msgspec.Struct):
-    """What came of one performance."""
+    """What came of one run."""
 
     num_clients: int
     num_streams: dict[str, int]  # by kind
@@ -91,11 +100,11 @@ def containers(directory: Path, draft: str = "off") -> Iterator[Containers]:
 async def act(stage: FaultStage, order: ChaosOrder) -> ChaosResult:
     """Note what every case gives undisturbed, and then what each gives while faults happen."""
     async with stage.own_channel() as channel:
-        ears: list[Ear] = []
+        calm: list[Arrivals] = []
         cases = await _cases(channel, order.per_kind, order.max_tokens)
-        wanted = await _together(channel, cases, ears)
+        wanted = await _together(channel, cases, calm)
         clients = [Repetition(case, outputs) for case, outputs in zip(cases, wanted, strict=True)]
-        return await _disturb(stage, channel, clients, ears, schedule(order.num_faults, order.seed, stage.pairs))
+        return await _disturb(stage, channel, clients, calm, schedule(order.num_faults, order.seed, stage.pairs))
 
 
 async def _cases(channel: Any, per_kind: int, max_tokens: int) -> list[Case]:
@@ -110,31 +119,30 @@ async def _cases(channel: Any, per_kind: int, max_tokens: int) -> list[Case]:
     ]
 
 
-async def _together(channel: Any, cases: list[Case], ears: list[Ear]) -> list[list[StreamOutput]]:
-    ears += [Ear() for _ in cases]
-    return await asyncio.gather(
-        *(generate(channel, case, ear) for case, ear in zip(cases, ears[-len(cases) :], strict=True))
-    )
+async def _together(channel: Any, cases: list[Case], calm: list[Arrivals]) -> list[list[StreamOutput]]:
+    calm += [Arrivals() for _ in cases]
+    pairs = zip(cases, calm[-len(cases) :], strict=True)
+    return await asyncio.gather(*(generate(channel, case, arrivals) for case, arrivals in pairs))
 
 
 async def _disturb(
-    stage: FaultStage, channel: Any, clients: list[Repetition], calm: list[Ear], faults: list[Any]
+    stage: FaultStage, channel: Any, clients: list[Repetition], calm: list[Arrivals], faults: list[Any]
 ) -> ChaosResult:
     begun, stop = time.monotonic(), asyncio.Event()
-    ears, inflicted = [client.ear for client in clients], []
+    arrivals, inflicted = [client.arrivals for client in clients], []
     async with asyncio.TaskGroup() as group:
         for client in clients:
             group.create_task(client.run(channel, stop))
         for _ in range(NUM_ORPHANS):
             group.create_task(disturbed_orphans(stage.other_channel, clients[0].case, stop))
-        await until_flowing(ears)
+        await until_flowing(arrivals)
         for number, fault in enumerate(faults):
-            inflicted.append(await inflict(fault, stage))
+            inflicted.append(await stage.inflict(fault))
             if not fault.overlaps:
-                await until_flowing(ears)
+                await until_flowing(arrivals)
             _progress(number + 1, len(faults), inflicted[-1], clients)
             await asyncio.sleep(fault.gap)
-        await until_flowing(ears)
+        await until_flowing(arrivals)
         stop.set()
     end = time.monotonic()
     return ChaosResult(
@@ -142,8 +150,8 @@ async def _disturb(
         num_streams=_by_kind(clients),
         wrong=[line for client in clients for line in client.wrong],
         inflicted=inflicted,
-        pauses=pauses(inflicted, ears, end),
-        undisturbed=[ear.longest_pause(ear.times[0], ear.times[-1]) for ear in calm],
+        pauses=pauses(inflicted, arrivals, end),
+        undisturbed=[one.longest_pause(one.times[0], one.times[-1]) for one in calm],
         leftovers=await _leftovers(stage),
         seconds=end - begun,
         drafts=(sum(client.num_drafted for client in clients), sum(client.num_accepted for client in clients)),
@@ -159,7 +167,7 @@ def _by_kind(clients: list[Repetition]) -> dict[str, int]:
 
 async def _leftovers(stage: FaultStage) -> str:
     """What is still held once all clients have gone: nothing should be."""
-    load = await stage.load()
+    load = await stage.settled_load()
     held = [w.num_blocks - w.num_free_blocks - w.num_cached_blocks for w in load.workers]
     if load.num_running or load.num_waiting or any(held):
         return f"{load.num_running} sequences run, {load.num_waiting} wait, blocks held: {held}"
@@ -174,19 +182,15 @@ def _progress(number: int, total: int, last: Inflicted, clients: list[Repetition
 
 def table(result: ChaosResult) -> str:
     """Recovery per service, and the sums."""
-    lines = [
-        f"{'service':<12} {'faults':>6} {'p50':>7} {'p99':>7}   longest pause of any stream after a fault, seconds"
-    ]
-    services = sorted({one.fault.service for one in result.inflicted})
-    for service in services:
+    rows = []
+    for service in sorted({one.fault.service for one in result.inflicted}):
         found = [p for one, p in zip(result.inflicted, result.pauses, strict=True) if one.fault.service == service]
-        lines.append(f"{service:<12} {len(found):>6} {percentile(found, 0.5):>7.2f} {percentile(found, 0.99):>7.2f}")
-    calm = result.undisturbed
-    lines.append(
-        f"{'(no fault)':<12} {'':>6} {percentile(calm, 0.5):>7.2f} {percentile(calm, 0.99):>7.2f}   of each stream"
-    )
+        rows.append([service, str(len(found)), *_pauses(found)])
+    rows.append(["(no fault)", "", *_pauses(result.undisturbed)])
     kinds = Counter(one.fault.kind for one in result.inflicted)
-    lines += [
+    lines = [
+        "longest pause of any stream after a fault, seconds; without faults, of each stream",
+        aligned(["service", "faults", "p50", "p99"], rows),
         f"faults: {sum(kinds.values())} ({', '.join(f'{count} {kind}' for kind, count in sorted(kinds.items()))})",
         f"streams: {sum(result.num_streams.values())} of {result.num_clients} clients in {result.seconds:.0f} s; "
         f"{len(result.wrong)} differences from the undisturbed run",
@@ -197,8 +201,12 @@ def table(result: ChaosResult) -> str:
     return "\n".join(lines)
 
 
+def _pauses(values: list[float]) -> list[str]:
+    return [f"{percentile(values, q):.2f}" for q in (50, 99)]
+
+
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = bench_parser(__doc__)
     parser.add_argument("--faults", type=int, default=60)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--clients-per-kind", type=int, default=8, help="of nine kinds")
@@ -206,7 +214,6 @@ def main() -> int:
     parser.add_argument("--draft", default="off", help="off, ngram or a directory (on containers: on)")
     parser.add_argument("--compose", action="store_true", help="on containers")
     parser.add_argument("--busy", type=int, default=0, help="beside so many processes that take a core each")
-    parser.add_argument("--check", action="store_true", help="exit 1 unless every stream is as undisturbed")
     options = parser.parse_args()
     order = ChaosOrder(options.faults, options.seed, options.clients_per_kind, options.max_tokens)
     with cores_taken(options.busy), tempfile.TemporaryDirectory(prefix="pageant-chaos-") as directory:
@@ -219,7 +226,3 @@ def main() -> int:
         print(line)
     print(table(result))
     return int(options.check and bool(result.wrong or result.leftovers))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,11 +1,11 @@
-"""The clients: streams that are asked for again and again, their output, and when each of them heard something."""
+"""The clients: streams that are asked for again and again, their output, and when each received something."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import grpc
@@ -13,8 +13,12 @@ import msgspec
 
 from protos.pageant.v1 import inference_pb2_grpc
 from scripts.bench.chaos.cases import Case
+from scripts.bench.chaos.faults import Inflicted
 
 TIMEOUT = 300.0  # seconds, of one stream
+FELT = 0.8  # seconds after which a fault is felt by the streams that it concerns
+FLOWING = 0.75  # a stream that received something within so many seconds flows
+GIVEN_UP = 60.0
 
 
 class StreamOutput(msgspec.Struct):
@@ -42,30 +46,30 @@ class StreamOutput(msgspec.Struct):
             self.drafts = (message.usage.num_draft_tokens, message.usage.num_accepted_tokens)
 
 
-class Ear:
-    """When one client heard something, from the opening of its first stream on."""
+class Arrivals:
+    """When one client received something, from the opening of its first stream on."""
 
     def __init__(self) -> None:
         self.times: list[float] = []
 
-    def hear(self) -> None:
+    def note(self) -> None:
         self.times.append(time.monotonic())
 
     def longest_pause(self, since: float, until: float) -> float:
-        """The longest time without a word that overlaps [since, until]."""
+        """The longest time without a message that overlaps [since, until]."""
         times = [t for t in self.times if t >= since]
         before = max((t for t in self.times if t < since), default=since)
         within = [before, *(t for t in times if t <= until), *[t for t in times if t > until][:1]]
         return max((b - a for a, b in itertools.pairwise(within)), default=0.0)
 
 
-async def generate(channel: Any, case: Case, ear: Ear) -> list[StreamOutput]:
+async def generate(channel: Any, case: Case, arrivals: Arrivals) -> list[StreamOutput]:
     """One stream, to its end.  Raises grpc.RpcError where it fails."""
     stub: Any = inference_pb2_grpc.InferenceStub(channel)
     outputs = [StreamOutput() for _ in range(max(1, case.request.sampling.n))]
-    ear.hear()
+    arrivals.note()
     async for message in stub.Generate(case.request, timeout=TIMEOUT):
-        ear.hear()
+        arrivals.note()
         outputs[message.index].add(message)
     return outputs
 
@@ -76,14 +80,14 @@ class Repetition:
     def __init__(self, case: Case, wanted: list[StreamOutput]) -> None:
         self.case = case
         self.wanted = wanted
-        self.ear = Ear()
+        self.arrivals = Arrivals()
         self.num_streams = self.num_drafted = self.num_accepted = 0
         self.wrong: list[str] = []
 
     async def run(self, channel: Any, stop: asyncio.Event) -> None:
         while not stop.is_set():
             try:
-                got = await generate(channel, self.case, self.ear)
+                got = await generate(channel, self.case, self.arrivals)
             except grpc.aio.AioRpcError as error:
                 self.wrong.append(f"{self.case.kind}: {error.code().name}: {error.details()}")
                 await asyncio.sleep(0.1)
@@ -117,6 +121,26 @@ async def disturbed_orphans(connect: Callable[[], Any], case: Case, stop: asynci
     while not stop.is_set():
         try:
             async with connect() as channel:
-                await generate(channel, case, Ear())
+                await generate(channel, case, Arrivals())
         except grpc.aio.AioRpcError:
             await asyncio.sleep(0.1)
+
+
+async def until_flowing(clients: Sequence[Arrivals]) -> None:
+    """Return once every stream flows again, or after a minute: then the outputs tell what is wrong."""
+    deadline = time.monotonic() + GIVEN_UP
+    await asyncio.sleep(FELT)
+    while time.monotonic() < deadline:
+        now = time.monotonic()
+        if all(client.times and now - client.times[-1] < FLOWING for client in clients):
+            return
+        await asyncio.sleep(0.05)
+
+
+def pauses(inflicted: Sequence[Inflicted], clients: Sequence[Arrivals], end: float) -> list[float]:
+    """Per fault, the longest pause of any stream until the next fault."""
+    ends = [following.begun for following in inflicted[1:]] + [end]
+    return [
+        max((client.longest_pause(one.begun, until) for client in clients), default=0.0)
+        for one, until in zip(inflicted, ends, strict=True)
+    ]

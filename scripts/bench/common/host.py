@@ -1,6 +1,6 @@
 """What the host of a virtual machine takes from it, and measuring while it takes little.
 
-Linux calls that time steal: something was ready to run, and the processor was somebody else's.  It comes in bursts of
+Linux calls that time steal: something was ready to run, and another guest had the processor.  It comes in bursts of
 tens of milliseconds, so it is the tails of latencies; no change of ours is seen through it.  It is counted by the
 kernel, whatever came out of the measurement: repeating a run because of it is no choice among results.
 
@@ -16,7 +16,7 @@ import os
 import struct
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -40,7 +40,7 @@ from shared.idle_time import take_idle_time_only
 os.sched_setaffinity(0, {int(sys.argv[1])})
 take_idle_time_only()
 while True:
-    os.sched_yield()  # to whoever takes idle time for something
+    os.sched_yield()  # to processes that use idle time for work
 """
 
 T = TypeVar("T")
@@ -96,27 +96,24 @@ def awake() -> Iterator[None]:
         yield
 
 
-@contextmanager
-def _kept_busy() -> Iterator[None]:
+def _kept_busy() -> AbstractContextManager[None]:
     """By work that gives way to any other."""
-    command = [sys.executable, "-c", WAKEFUL]
-    keepers = [start([*command, str(core)], dict(os.environ)) for core in sorted(os.sched_getaffinity(0))]
-    try:
-        yield
-    finally:
-        for keeper in keepers:
-            keeper.kill()
-            keeper.wait()
+    return _running([["-c", WAKEFUL, str(core)] for core in sorted(os.sched_getaffinity(0))])
+
+
+def cores_taken(count: int) -> AbstractContextManager[None]:
+    """So many processes that only count, as urgent as any, run until the block ends."""
+    return _running([["-c", COUNTING]] * count)
 
 
 @contextmanager
-def cores_taken(count: int) -> Iterator[None]:
-    """So many processes that only count, as urgent as any, run until the block ends."""
-    counting = [start([sys.executable, "-c", COUNTING], dict(os.environ)) for _ in range(count)]
+def _running(programs: list[list[str]]) -> Iterator[None]:
+    """Python runs these until the block ends."""
+    processes = [start([sys.executable, *program], dict(os.environ)) for program in programs]
     try:
         yield
     finally:
-        for process in counting:
+        for process in processes:
             process.kill()
             process.wait()
 

@@ -1,4 +1,4 @@
-"""The attention kernel alone, beside others where they are installed, and over other launch settings."""
+"""What the card does at best, and the attention kernel alone: beside others where installed, over launch settings."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections.abc import Callable
 from importlib import import_module
 from importlib.util import find_spec
 from itertools import product
+from statistics import median
+from typing import Any
 from unittest.mock import patch
 
 import torch
@@ -14,11 +16,43 @@ from torch import Tensor
 from kernels.interface import AttentionShape
 from kernels.ops.kv_cache import KVCache
 from kernels.provider import triton_kernels
-from scripts.bench.gpu.ceilings import seconds
 from scripts.bench.gpu.shapes import GpuModelShape
 
 BLOCK = 16  # tokens
 SETTINGS = list(product((32, 64, 128), (2, 4, 8), (2, 3, 4, 5)))  # keys, warps, stages
+
+COPY_BYTES = 4 << 30
+MATRIX = 8192
+ROUNDS = 20
+
+
+def seconds(run: Callable[[], object], *, rounds: int = ROUNDS, warmups: int = 3) -> float:
+    """The median time of what `run` launches, between events on the device."""
+    for _ in range(warmups):
+        run()
+    taken = []
+    for _ in range(rounds):
+        make: Callable[..., Any] = torch.cuda.Event
+        begin, end = (make(enable_timing=True) for _ in range(2))
+        begin.record()
+        run()
+        end.record()
+        end.synchronize()
+        taken.append(float(begin.elapsed_time(end)) / 1000)
+    return median(taken)
+
+
+def copy_bandwidth() -> float:
+    """Bytes per second, read and written, of a large copy on the device."""
+    source = torch.randint(0, 255, (COPY_BYTES,), dtype=torch.uint8, device="cuda")
+    target = torch.empty_like(source)
+    return 2 * COPY_BYTES / seconds(lambda: target.copy_(source))
+
+
+def matrix_rate() -> float:
+    """Operations per second of a large product in bfloat16, of random numbers."""
+    left, right = (torch.randn(MATRIX, MATRIX, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    return 2 * MATRIX**3 / seconds(lambda: left @ right)
 
 
 class Problem:

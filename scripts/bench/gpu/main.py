@@ -23,8 +23,7 @@ import torch
 
 from scripts.bench.common.report import Result, bench_parser, finish, table
 from scripts.bench.gpu import others
-from scripts.bench.gpu.attention import Problem, tune
-from scripts.bench.gpu.ceilings import copy_bandwidth, matrix_rate, seconds
+from scripts.bench.gpu.attention import Problem, copy_bandwidth, matrix_rate, seconds, tune
 from scripts.bench.gpu.dry_run import rehearse
 from scripts.bench.gpu.shapes import LLAMA_3_8B, GpuModelShape
 from scripts.bench.gpu.soak import soaked

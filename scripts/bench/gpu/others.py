@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from scripts.bench.gpu.ceilings import seconds
+from scripts.bench.gpu.attention import seconds
 from scripts.bench.gpu.shapes import ROOT, GpuModelShape
 from scripts.bench.gpu.steps import CHUNK
 

@@ -3,6 +3,10 @@
 A step's model begins with the kernel that gathers its inputs, and ends with the one that chooses its tokens.  All that
 lies between the end of one and the beginning of the next counts as gap: waiting, and also what the device is told in
 between, its copies and the changes of the rows.
+
+    python -m scripts.bench.gpu.timeline TRACE ROWS
+
+is that worker: TRACE is written after NUM_STEPS decodes of at least ROWS rows each, which WARM others have gone before.
 """
 
 from __future__ import annotations
@@ -18,9 +22,20 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
+from unittest.mock import patch
+
+import torch
+
+from engine.execution.loading import load_runner
+from engine.execution.pending_result import PendingResult
+from engine.execution.runner import ModelRunner
+from shared.actor import run_actor
+from shared.config import Settings
+from shared.messages import StepPlan
 
 ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")  # categories of the profiler's events
 READY_SECONDS = 300  # of the deployment: weights are made up, graphs captured
+WARM, NUM_STEPS = 32, 64
 FIRST, LAST = "gather_inputs", "choose_rows"  # kernels that each step has once
 
 
@@ -103,7 +118,7 @@ def record_timeline(directory: Path, kept: Path, *, device: str, num_seqs: int, 
     }  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
         trace = Path(folder) / "trace.json"
-        worker = ["-m", "scripts.bench.gpu.timeline_worker", str(trace), str(num_seqs)]
+        worker = ["-m", __name__, str(trace), str(num_seqs)]
         with with_worker(worker, ready_seconds=READY_SECONDS, **settings) as running:
             command = [sys.executable, "-m", "services.cli", "bench", "serve", "--address", running.address]
             load = load_options(num_seqs, context, num_output)
@@ -113,3 +128,65 @@ def record_timeline(directory: Path, kept: Path, *, device: str, num_seqs: int, 
             raise RuntimeError(f"the worker had no {num_seqs} steady rows for long enough to record them")
         shutil.move(trace, kept)
     return kept
+
+
+# -- in the worker
+
+
+class TimelineRunner:
+    """A model runner, with the profiler about some of its steps; what it records costs the steps between no wait."""
+
+    def __init__(self, runner: ModelRunner, trace: Path, num_rows: int) -> None:
+        self.capacity = runner.capacity
+        self.reset, self.holdings = runner.reset, runner.holdings
+        self._runner, self._trace, self._num_rows = runner, trace, num_rows
+        self._num_steady = 0
+        self._profile: Any = None
+
+    def run(self, plan: StepPlan) -> Any:
+        return self.launch(plan).finish()
+
+    def launch(self, plan: StepPlan) -> PendingResult:
+        is_steady = len(plan.rows) >= self._num_rows and all(count == 1 for count in plan.num_scheduled_tokens)
+        self._num_steady = self._num_steady + 1 if is_steady else 0
+        if self._num_steady == WARM and not self._trace.exists():
+            self._begin()
+        answer = self._runner.launch(plan)
+        if self._num_steady == WARM + NUM_STEPS or not is_steady:
+            self._end(answer, is_whole=is_steady)
+        return answer
+
+    def _begin(self) -> None:
+        on_gpu = torch.cuda.is_available()
+        activity = torch.profiler.ProfilerActivity.CUDA if on_gpu else torch.profiler.ProfilerActivity.CPU
+        self._profile = torch.profiler.profile(activities=[activity])
+        self._profile.start()
+
+    def _end(self, answer: PendingResult, *, is_whole: bool) -> None:
+        """A recording that was cut short is dropped: the next steady steps are recorded anew."""
+        if self._profile is None:
+            return
+        answer.finish()
+        self._profile.stop()
+        if is_whole:
+            part = self._trace.with_suffix(".part")
+            self._profile.export_chrome_trace(str(part))
+            part.rename(self._trace)
+        self._profile = None
+
+
+def main() -> int:
+    """A worker that records once its steps are steady, and then goes on as any other."""
+    from services.worker import main as worker
+
+    trace, num_rows = Path(sys.argv[1]), int(sys.argv[2])
+
+    def load(settings: Settings) -> Any:
+        return TimelineRunner(load_runner(settings), trace, num_rows)
+
+    with patch.object(worker, "load_runner", load):  # what `worker.make` loads with
+        return run_actor(worker.make)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

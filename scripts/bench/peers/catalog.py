@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,76 +45,53 @@ class PeerEngine:
 
 def engines(peers: Path, model: str, quantization: str) -> list[PeerEngine]:
     """All engines that know this quantization; ours first, then peers as they are laid out in their folder."""
-    everything = [*ours(peers, model, quantization), *_peers(peers, model)]
+    everything = [*ours(peers, model, quantization), *_peers(peers, peers / "models" / model)]
     return [engine for engine in everything if engine.quantization == quantization]
 
 
 def ours(peers: Path, model: str, quantization: str) -> list[PeerEngine]:
     settings: dict[str, Any] = {
-        "model": str(peers / "models" / model),
-        "max_num_seqs": NUM_SEQS,
-        "max_num_batched_tokens": NUM_BATCHED_TOKENS,
-        "max_model_len": MODEL_LEN,
-        "kv_cache_memory": KV_CACHE_GIB << 30,
-    }
+        "model": str(peers / "models" / model), "max_num_seqs": NUM_SEQS, "max_model_len": MODEL_LEN,
+        "max_num_batched_tokens": NUM_BATCHED_TOKENS, "kv_cache_memory": KV_CACHE_GIB << 30,
+    }  # fmt: skip
     if quantization != FULL:
         settings["quantization"] = quantization
+    here, options = Path(sys.executable), {"settings": settings}
     files = {RUNNER: "pageant_runner.py", CHAIN: "pageant_chain.py"}
-    here = Path(sys.executable)
-    return [
-        PeerEngine(name, quantization, ENGINES / file, here, {"settings": settings}) for name, file in files.items()
-    ]
+    return [PeerEngine(name, quantization, ENGINES / file, here, options) for name, file in files.items()]
 
 
-def _peers(peers: Path, model: str) -> list[PeerEngine]:
+def _peers(peers: Path, weights: Path) -> Iterator[PeerEngine]:
     limits = {
-        "num_threads": len(os.sched_getaffinity(0)),
-        "max_num_seqs": NUM_SEQS,
-        "max_model_len": MODEL_LEN,
+        "num_threads": len(os.sched_getaffinity(0)), "max_num_seqs": NUM_SEQS, "max_model_len": MODEL_LEN,
         "kv_cache_gib": KV_CACHE_GIB,
-    }
-    weights = peers / "models" / model
-    return [
-        *(_openvino(peers, weights, limits, *kind) for kind in (("fp16", FULL), ("int8", INT8))),
-        *(_vllm(peers, weights, limits, dtype) for dtype in ("bfloat16", "float32")),
-        *(_llamacpp(peers, weights, limits, *kind) for kind in (("bf16", FULL), ("f16", FULL), ("q8_0", INT8))),
-        _transformers(peers, weights, limits),
-    ]
+    }  # fmt: skip
 
+    def engine(name: str, quantization: str, file: str, python: Path, model: Path, **more: Any) -> PeerEngine:
+        """`more`: fields of a PeerEngine, and options of its file."""
+        fields = {key: more.pop(key) for key in ("needs", "by_default", "avoids") if key in more}
+        options = limits | {"model": str(model)} | more
+        return PeerEngine(name, quantization, ENGINES / f"{file}.py", python, options, **fields)
 
-def _openvino(peers: Path, weights: Path, limits: dict[str, Any], kind: str, quantization: str) -> PeerEngine:
-    exported = weights.with_name(f"{weights.name}-ov-{kind}")
-    options = limits | {"model": str(exported), "max_num_batched_tokens": 512}
-    python = peers / "v-ov" / "bin" / "python"
-    return PeerEngine(f"openvino-{kind}", quantization, ENGINES / "openvino.py", python, options, (exported,))
-
-
-def _vllm(peers: Path, weights: Path, limits: dict[str, Any], dtype: str) -> PeerEngine:
-    options = limits | {"model": str(weights), "dtype": dtype, "max_num_batched_tokens": 0}
-    name = {"bfloat16": "vllm-bf16", "float32": "vllm-f32"}[dtype]
-    python = peers / "v-vllm" / "bin" / "python"
-    by_default = (dtype == "bfloat16") == has_bf16()  # without the instruction float32 is the faster in batches
-    return PeerEngine(name, FULL, ENGINES / "vllm.py", python, options, by_default=by_default)
-
-
-def _llamacpp(peers: Path, weights: Path, limits: dict[str, Any], kind: str, quantization: str) -> PeerEngine:
+    python = {name: peers / f"v-{name}" / "bin" / "python" for name in ("ov", "vllm", "torch")}
+    for kind, quantization in (("fp16", FULL), ("int8", INT8)):
+        exported = weights.with_name(f"{weights.name}-ov-{kind}")
+        yield engine(
+            f"openvino-{kind}", quantization, "openvino", python["ov"], exported,
+            needs=(exported,), max_num_batched_tokens=512,
+        )  # fmt: skip
+    for kind, dtype in (("bf16", "bfloat16"), ("f32", "float32")):
+        by_default = (kind == "bf16") == has_bf16()  # without the instruction float32 is the faster in batches
+        yield engine(
+            f"vllm-{kind}", FULL, "vllm", python["vllm"], weights,
+            by_default=by_default, dtype=dtype, max_num_batched_tokens=0,
+        )  # fmt: skip
     server = peers / "llama.cpp" / "build" / "bin" / "llama-server"
-    converted = weights / f"{weights.name}-{kind}.gguf"
-    options = limits | {"model": str(converted), "server": str(server)}
-    by_default = quantization == INT8 or (kind == "bf16") == has_bf16()
-    return PeerEngine(
-        f"llamacpp-{kind}",
-        quantization,
-        ENGINES / "llamacpp.py",
-        Path(sys.executable),
-        options,
-        (server, converted),
-        by_default,
-        frozenset({"b2"}),
-    )
-
-
-def _transformers(peers: Path, weights: Path, limits: dict[str, Any]) -> PeerEngine:
-    python = peers / "v-torch" / "bin" / "python"
-    options = limits | {"model": str(weights), "dtype": "bfloat16"}
-    return PeerEngine("transformers", FULL, ENGINES / "transformers.py", python, options, by_default=False)
+    for kind, quantization in (("bf16", FULL), ("f16", FULL), ("q8_0", INT8)):
+        converted = weights / f"{weights.name}-{kind}.gguf"
+        yield engine(
+            f"llamacpp-{kind}", quantization, "llamacpp", Path(sys.executable), converted,
+            needs=(server, converted), by_default=quantization == INT8 or (kind == "bf16") == has_bf16(),
+            avoids=frozenset({"b2"}), server=str(server),
+        )  # fmt: skip
+    yield engine("transformers", FULL, "transformers", python["torch"], weights, by_default=False, dtype="bfloat16")

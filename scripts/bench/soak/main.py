@@ -74,7 +74,7 @@ async def _visits(doors: Doors, order: SoakOrder, came: Came) -> None:
 
     async def visit(number: int) -> None:
         seed = rng.getrandbits(32)
-        came.endings[await make(doors, SoakVisit(number, f"tenant-{number % order.tenants}", Random(seed)))] += 1
+        came.endings[await make(SoakVisit(doors, number, f"tenant-{number % order.tenants}", Random(seed)))] += 1
 
     number = 0
     while due < order.seconds:

@@ -19,6 +19,7 @@ from scripts.bench.chaos.cases import OPENINGS, PERSON
 
 NUM_CHANNELS = 4
 TIMEOUT = 60.0  # seconds, of one request
+ALL = 1 << 30  # messages
 NAMES = ("Lily", "Tom", "Max", "Mia", "Ben", "Sue", "Tim", "Amy")
 GRPC_OPTIONS = [("grpc.use_local_subchannel_pool", 1)]
 UNEXPECTED = {grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN}
@@ -49,17 +50,10 @@ class Doors:
 class SoakVisit:
     """Of one tenant; all that is chosen is chosen by `rng`, so a seed names the whole soak."""
 
+    doors: Doors
     number: int
     tenant: str
     rng: Random
-
-    @property
-    def metadata(self) -> tuple[tuple[str, str], ...]:
-        return (("x-tenant", self.tenant),)
-
-    @property
-    def headers(self) -> dict[str, str]:
-        return {"x-tenant": self.tenant}
 
     @property
     def text(self) -> str:
@@ -75,56 +69,77 @@ class SoakVisit:
     def request(self, **sampling: Any) -> Any:
         return inference_pb2.GenerateRequest(text=self.text, sampling=self.sampling(**sampling))
 
+    def call(self, method: str, request: Any, timeout: float = TIMEOUT, stub: Any = None) -> Any:
+        """A call of one of the gRPC methods."""
+        stub = stub or self.doors.stub(self.rng)
+        return getattr(stub, method)(request, timeout=timeout, metadata=(("x-tenant", self.tenant),))
+
+    async def read(self, request: Any, most: int = ALL, *, seconds: float = TIMEOUT, stub: Any = None) -> Any:
+        """The first messages of a stream; returns the call, which goes on where there are more."""
+        call, count = self.call("Generate", request, seconds, stub), 0
+        while count < most and await call.read() is not grpc.aio.EOF:  # type: ignore[attr-defined]  # stubs lack it
+            count += 1
+        return call
+
+    async def post(self, path: str, **body: Any) -> str:
+        return _status(await self.doors.http.post(path, json=body, headers={"x-tenant": self.tenant}))
+
+    async def listen(self, most: int, **sampling: Any) -> None:
+        """The first lines of a stream of events."""
+        body, count = {"prompt": self.text, "stream": True, **self.sampling(**sampling)}, 0
+        headers = {"x-tenant": self.tenant}
+        async with self.doors.http.stream("POST", "/v1/completions", json=body, headers=headers) as response:
+            async for _ in response.aiter_lines():
+                count += 1
+                if count > most:
+                    return
+
+
+def _status(response: httpx2.Response) -> str:
+    return "" if response.is_success else f"status {response.status_code}"
+
 
 # -- gRPC
 
 
-async def stream(doors: Doors, visit: SoakVisit) -> None:
-    await _read(doors.stub(visit.rng).Generate(visit.request(), timeout=TIMEOUT, metadata=visit.metadata))
+async def stream(visit: SoakVisit) -> None:
+    await visit.read(visit.request())
 
 
-async def siblings(doors: Doors, visit: SoakVisit) -> None:
-    request = visit.request(n=visit.rng.randint(2, 4), logprobs=2, prompt_logprobs=1)
-    await _read(doors.stub(visit.rng).Generate(request, timeout=TIMEOUT, metadata=visit.metadata))
+async def siblings(visit: SoakVisit) -> None:
+    await visit.read(visit.request(n=visit.rng.randint(2, 4), logprobs=2, prompt_logprobs=1))
 
 
-async def beams(doors: Doors, visit: SoakVisit) -> None:
+async def beams(visit: SoakVisit) -> None:
     request = inference_pb2.GenerateRequest(text=visit.text, sampling={"max_tokens": 6, "n": 2})
     request.sampling.beam_search.width = 2
-    await _read(doors.stub(visit.rng).Generate(request, timeout=TIMEOUT, metadata=visit.metadata))
+    await visit.read(request)
 
 
-async def cancelled(doors: Doors, visit: SoakVisit) -> None:
+async def cancelled(visit: SoakVisit) -> None:
     """Its client goes away in the middle."""
-    call = doors.stub(visit.rng).Generate(visit.request(max_tokens=200), timeout=TIMEOUT, metadata=visit.metadata)
-    await _read(call, most=visit.rng.randint(0, 4))
-    call.cancel()
+    (await visit.read(visit.request(max_tokens=200), visit.rng.randint(0, 4))).cancel()
 
 
-async def late(doors: Doors, visit: SoakVisit) -> None:
+async def late(visit: SoakVisit) -> None:
     """Its deadline comes before its end."""
-    timeout = visit.rng.uniform(0.001, 0.2)
-    request = visit.request(max_tokens=300, ignore_eos=True)
-    await _read(doors.stub(visit.rng).Generate(request, timeout=timeout, metadata=visit.metadata))
+    await visit.read(visit.request(max_tokens=300, ignore_eos=True), seconds=visit.rng.uniform(0.001, 0.2))
 
 
-async def kept(doors: Doors, visit: SoakVisit) -> None:
+async def kept(visit: SoakVisit) -> None:
     """Its client may come back and does, or does not."""
     request = visit.request(max_tokens=40)
     request.idempotency_key = f"key {visit.number}"
-    call = doors.stub(visit.rng).Generate(request, timeout=TIMEOUT, metadata=visit.metadata)
-    await _read(call, most=visit.rng.randint(1, 6))
-    call.cancel()
+    (await visit.read(request, visit.rng.randint(1, 6))).cancel()
     if visit.rng.random() < 0.5:
-        await _read(doors.stub(visit.rng).Generate(request, timeout=TIMEOUT, metadata=visit.metadata))
+        await visit.read(request)
 
 
-async def refused(doors: Doors, visit: SoakVisit) -> None:
-    request = visit.request(temperature=visit.rng.choice((-1.0, 3.0)))
-    await _read(doors.stub(visit.rng).Generate(request, timeout=TIMEOUT, metadata=visit.metadata))
+async def refused(visit: SoakVisit) -> None:
+    await visit.read(visit.request(temperature=visit.rng.choice((-1.0, 3.0))))
 
 
-async def held_to_format(doors: Doors, visit: SoakVisit) -> None:
+async def held_to_format(visit: SoakVisit) -> None:
     """Half of the formats have been seen before, half are new."""
     number = visit.number if visit.rng.random() < 0.5 else visit.rng.randrange(16)
     request = visit.request(max_tokens=48)
@@ -133,98 +148,68 @@ async def held_to_format(doors: Doors, visit: SoakVisit) -> None:
         request.sampling.grammar.json_schema = json.dumps({**PERSON, "properties": properties})
     else:
         request.sampling.grammar.regex = rf"([a-z]{{2,8}} ){{3}}{number}\."
-    await _read(doors.stub(visit.rng).Generate(request, timeout=TIMEOUT, metadata=visit.metadata))
+    await visit.read(request)
 
 
-async def hung_up(doors: Doors, visit: SoakVisit) -> None:
+async def hung_up(visit: SoakVisit) -> None:
     """A connection of its own, closed in the middle of a stream."""
-    async with grpc.aio.insecure_channel(doors.address, options=GRPC_OPTIONS) as channel:
-        stub: Any = inference_pb2_grpc.InferenceStub(channel)
-        await _read(stub.Generate(visit.request(max_tokens=200), timeout=TIMEOUT, metadata=visit.metadata), most=2)
+    async with grpc.aio.insecure_channel(visit.doors.address, options=GRPC_OPTIONS) as channel:
+        stub = inference_pb2_grpc.InferenceStub(channel)
+        await visit.read(visit.request(max_tokens=200), 2, stub=stub)
 
 
-async def tokenized(doors: Doors, visit: SoakVisit) -> None:
-    stub = doors.stub(visit.rng)
-    told = await stub.Tokenize(inference_pb2.TokenizeRequest(text=visit.text), timeout=TIMEOUT, metadata=visit.metadata)
-    await stub.Detokenize(
-        inference_pb2.DetokenizeRequest(token_ids=told.token_ids), timeout=TIMEOUT, metadata=visit.metadata
-    )
-
-
-async def embedded(doors: Doors, visit: SoakVisit) -> str:
-    return await _post(doors, visit, "/v1/embeddings", input=[visit.text, visit.text])
-
-
-async def _read(call: Any, most: int = 1 << 30) -> None:
-    count = 0
-    if most > 0:
-        async for _ in call:
-            count += 1
-            if count >= most:
-                return
+async def tokenized(visit: SoakVisit) -> None:
+    told = await visit.call("Tokenize", inference_pb2.TokenizeRequest(text=visit.text))
+    await visit.call("Detokenize", inference_pb2.DetokenizeRequest(token_ids=told.token_ids))
 
 
 # -- HTTP
 
 
-async def completion(doors: Doors, visit: SoakVisit) -> str:
-    return await _post(doors, visit, "/v1/completions", prompt=visit.text, **visit.sampling(logprobs=1))
+async def embedded(visit: SoakVisit) -> str:
+    return await visit.post("/v1/embeddings", input=[visit.text, visit.text])
 
 
-async def chat(doors: Doors, visit: SoakVisit) -> str:
+async def completion(visit: SoakVisit) -> str:
+    return await visit.post("/v1/completions", prompt=visit.text, **visit.sampling(logprobs=1))
+
+
+async def chat(visit: SoakVisit) -> str:
     messages = [{"role": "user", "content": visit.text}]
-    return await _post(doors, visit, "/v1/chat/completions", messages=messages, **visit.sampling())
+    return await visit.post("/v1/chat/completions", messages=messages, **visit.sampling())
 
 
-async def events(doors: Doors, visit: SoakVisit) -> None:
-    await _listen(doors, visit, most=1 << 30)
+async def events(visit: SoakVisit) -> None:
+    await visit.listen(ALL)
 
 
-async def left(doors: Doors, visit: SoakVisit) -> None:
+async def left(visit: SoakVisit) -> None:
     """Its client closes the connection in the middle of the events."""
-    await _listen(doors, visit, most=visit.rng.randint(0, 4), max_tokens=200)
+    await visit.listen(visit.rng.randint(0, 4), max_tokens=200)
 
 
-async def malformed(doors: Doors, visit: SoakVisit) -> str:
+async def malformed(visit: SoakVisit) -> str:
     """Requests of a client that makes mistakes: no JSON, unknown fields, an unknown path."""
     content = visit.rng.choice(
         (b"{", b'{"prompt": 3}', json.dumps({f"field{visit.number}": 1, "prompt": "x"}).encode())
     )
     path = visit.rng.choice(("/v1/completions", f"/v1/nothing/{visit.number}"))
-    headers = {**visit.headers, "content-type": "application/json"}
-    return _status(await doors.http.post(path, content=content, headers=headers))
+    headers = {"x-tenant": visit.tenant, "content-type": "application/json"}
+    return _status(await visit.doors.http.post(path, content=content, headers=headers))
 
 
-async def _post(doors: Doors, visit: SoakVisit, path: str, **body: Any) -> str:
-    return _status(await doors.http.post(path, json=body, headers=visit.headers))
-
-
-def _status(response: httpx2.Response) -> str:
-    return "" if response.is_success else f"status {response.status_code}"
-
-
-async def _listen(doors: Doors, visit: SoakVisit, most: int, **more: Any) -> None:
-    body = {"prompt": visit.text, "stream": True, **visit.sampling(**more)}
-    async with doors.http.stream("POST", "/v1/completions", json=body, headers=visit.headers) as response:
-        count = 0
-        async for _ in response.aiter_lines():
-            count += 1
-            if count > most:
-                return
-
-
-KINDS: Mapping[Callable[[Doors, SoakVisit], Awaitable[str | None]], int] = {  # and how many of a hundred
+KINDS: Mapping[Callable[[SoakVisit], Awaitable[str | None]], int] = {  # and how many of a hundred
     stream: 18, siblings: 5, beams: 2, cancelled: 9, late: 6, kept: 6, refused: 6, held_to_format: 8, hung_up: 3,
     tokenized: 4, embedded: 3, completion: 10, chat: 7, events: 6, left: 4, malformed: 3,
 }  # fmt: skip
 
 
-async def make(doors: Doors, visit: SoakVisit) -> str:
+async def make(visit: SoakVisit) -> str:
     """Make one visit; returns its kind and how it ended."""
     (kind,) = visit.rng.choices(list(KINDS), weights=list(KINDS.values()))
     name = kind.__name__.replace("_", " ")
     try:
-        return f"{name}: {await kind(doors, visit) or 'came to its end'}"
+        return f"{name}: {await kind(visit) or 'came to its end'}"
     except grpc.aio.AioRpcError as error:
         code = error.code()
         return f"{name}: {code.name}{f' ({error.details()})' if code in UNEXPECTED else ''}"

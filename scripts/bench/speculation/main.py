@@ -26,8 +26,16 @@ from scripts.bench.speculation.arms import ADAPTIVE, ASKED, NONE, Pair, bundled,
 from scripts.bench.speculation.checkpoint import ensure_pair
 from scripts.bench.speculation.contest import ModeContest, Records, Work
 from scripts.bench.speculation.costs import PLAIN, costs_of
-from scripts.bench.speculation.figures import MADE_WORTH, cost_lines, lone_lines, never_worse_lines, same_tokens_line
-from scripts.bench.speculation.tables import LEGEND, plot, rows_of
+from scripts.bench.speculation.figures import (
+    LEGEND,
+    MADE_WORTH,
+    cost_lines,
+    lone_lines,
+    never_worse_lines,
+    plot,
+    rows_of,
+    same_tokens_line,
+)
 from services.cli.tables import aligned
 
 BOTH, BUNDLED, MADE = "both", "bundled", "made"

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import math
 import os
 import signal
@@ -25,17 +26,67 @@ from typing import Any
 
 import uvloop
 
+from protos.pageant.v1 import inference_pb2
 from scripts.bench.common.deployment import Answer, Request, ServedDeployment
 from scripts.bench.common.report import Result, bench_parser, finish
 from scripts.bench.common.turns import say
-from scripts.bench.speculation.arms import BUNDLED, BUNDLED_DRAFT
-from scripts.bench.speculation.prompts import KINDS, Prompts, data_directory, spec_bench
+from scripts.bench.speculation.arms import BUNDLED, BUNDLED_DRAFT, ROOT
+from shared.tokenization import load_tokenizer
 
 NUM_DRAFT_TOKENS = 4
 BLOCK_SIZE = 16
 SMALL_POOL = 1.25  # times the longest sequence
 JOIN_SECONDS = 60
 SMALL, KILLED = "small pool", "draft killed"
+SPEC_BENCH = Path("prompts") / "spec-bench.jsonl"
+
+# What each kind of request is sampled with.  `mixed` goes through these one after the other, by the prompt's number.
+TEMPERATURES = {"T=0": 0.0, "T=0.7": 0.7, "T=1.0": 1.0}
+MIXED = "mixed"
+MIXTURE: tuple[dict[str, Any], ...] = (
+    {"temperature": 0.8, "top_p": 0.9},
+    {"temperature": 1.0, "top_k": 20},
+    {"temperature": 1.0, "min_p": 0.05, "logprobs": 2},
+    {"temperature": 0.0, "repetition_penalty": 1.2},
+    {"temperature": 0.9, "frequency_penalty": 0.5, "presence_penalty": 0.3},
+    {"temperature": 1.0, "ignore_eos": True},
+    {"temperature": 0.7, "min_tokens": 20, "logit_bias": {10: 2.0}},
+    {"temperature": 1.0, "stop": ["."]},
+)
+KINDS = (*TEMPERATURES, MIXED)
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """Token ids of every prompt, short enough for the model and what it is to generate."""
+
+    token_ids: list[list[int]]
+    num_tokens: int  # to generate, at most
+
+    def requests(self, kind: str) -> list[Request]:
+        """The same for the same kind: the seed of each is its number."""
+        return [self._request(ids, number, kind) for number, ids in enumerate(self.token_ids)]
+
+    def _request(self, ids: list[int], number: int, kind: str) -> Request:
+        chosen = MIXTURE[number % len(MIXTURE)] if kind == MIXED else {"temperature": TEMPERATURES[kind]}
+        sampling = inference_pb2.SamplingParams(max_tokens=self.num_tokens, seed=number, **chosen)
+        request = inference_pb2.GenerateRequest(token_ids=inference_pb2.TokenIds(ids=ids), sampling=sampling)
+        request.stream.return_token_ids = True
+        return request
+
+
+def spec_bench(data: Path, model: Path, *, num_tokens: int, num_prompts: int | None = None) -> Prompts:
+    """The first turns of Spec-Bench in a model's ids: the end of each, as much as fits."""
+    tokenizer = load_tokenizer(model)
+    room = tokenizer.context_length - num_tokens
+    with (data / SPEC_BENCH).open(encoding="utf-8") as lines:
+        texts = [json.loads(line)["turns"][0] for line in lines][:num_prompts]
+    return Prompts([tokenizer.encode(text)[-room:] for text in texts], num_tokens)
+
+
+def data_directory() -> Path:
+    """The shared test data, where it usually is."""
+    return Path(os.environ.get("PAGEANT_TEST_DATA") or ROOT.parent / "shared" / "data")
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -17,6 +16,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
+
+from scripts.bench.common.proc import processor
+from services.cli.addresses import free_port
 
 ROOT = Path(__file__).resolve().parents[3]
 MODEL = "models/pageant-stories"
@@ -65,7 +67,7 @@ class ScenePlayer:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         (directory / "models").symlink_to(ROOT / "models")
-        port = _free_port()
+        port = free_port()
         own = {"RUNTIME_DIR": str(directory / "run"), "PORT": str(port), "HTTP_PORT": "-1"}
         own |= {"ADDRESS": f"127.0.0.1:{port}"}
         python_path = {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
@@ -122,7 +124,7 @@ def _two_answers(stage: ScenePlayer, server: subprocess.Popen[bytes], ask: list[
     diff = subprocess.run(DIFF, cwd=stage.directory, capture_output=True, text=True, check=False)
     stage.show(CLIENT, diff.stdout if diff.returncode else "no difference\n")
     today = datetime.now(UTC).date().isoformat()
-    return Scene(today, _machine(), COMMAND, killed_at[0], [*stage.events], first, second, diff.returncode)
+    return Scene(today, processor(), COMMAND, killed_at[0], [*stage.events], first, second, diff.returncode)
 
 
 def _wait_until_ready(stage: ScenePlayer, server: subprocess.Popen[bytes]) -> None:
@@ -178,15 +180,3 @@ def _kill(stage: ScenePlayer, server: subprocess.Popen[bytes]) -> float:
 
 def _quoted(word: str) -> str:
     return f'"{word}"' if " " in word else word
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def _machine() -> str:
-    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return f"{os.cpu_count()} cores of {names[0] if names else 'an unknown processor'}"

@@ -1,4 +1,4 @@
-"""messages.md: every message between services, who sends it to whom, and its fields."""
+"""messages.md: every message between services, with its sender, its receivers and its fields."""
 
 from __future__ import annotations
 

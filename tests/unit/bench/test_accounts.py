@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from scripts.bench.common import accounts
-from scripts.bench.common.accounts import Accounts, GatewayScrape, bucketed
+from scripts.bench import serve_rates
+from scripts.bench.serve_rates import Accounts, GatewayScrape, bucketed
 
 
 def test_a_look_at_a_histogram_counts_from_the_one_before() -> None:
@@ -27,7 +27,7 @@ def test_an_account_has_what_ended_since_the_last_one(tmp_path: Path, monkeypatc
         assert url == "http://there"
         return bucketed(gaps)
 
-    monkeypatch.setattr(accounts, "scrape", look)
+    monkeypatch.setattr(serve_rates, "scrape", look)
     kept = Accounts(log, "http://there")
     failed = {"event": "request_failed", "e2e_ms": 1.0}
     ended = {"event": "request_finished", "ttft_ms": 30.0, "e2e_ms": 90.0}

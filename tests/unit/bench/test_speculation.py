@@ -12,12 +12,11 @@ from typing import Any
 import pytest
 
 from scripts.bench.common.deployment import generate
-from scripts.bench.speculation import tables
+from scripts.bench.speculation import figures
 from scripts.bench.speculation.arms import ADAPTIVE, ASKED, NONE, Pair, bundled, fixed
 from scripts.bench.speculation.contest import ModeRecord, ModeRun, Records
 from scripts.bench.speculation.figures import foretell, lone_lines, never_worse_lines, same_tokens_line
-from scripts.bench.speculation.prompts import MIXTURE, Prompts
-from scripts.bench.speculation.prove import SMALL, Variant, compared
+from scripts.bench.speculation.prove import MIXTURE, SMALL, Prompts, Variant, compared
 from shared.config import load_settings
 
 TARGET, DRAFT = {0: 0.010, 2: 0.011, 4: 0.012}, {2: 0.002, 4: 0.004}
@@ -133,7 +132,7 @@ def test_other_tokens_are_counted() -> None:
 
 def test_tables_name_every_arm_and_number_of_streams() -> None:
     found = records(100, 150, 140) | records(100, 50, 98, streams=8)
-    header, first, second = tables.rows_of(found)
+    header, first, second = figures.rows_of(found)
     assert header[:4] == ["streams", "none", "k=4", "adaptive"]
     assert first[0] == "1" and second[0] == "8" and "0.93" in first and "0.98" in second
 
@@ -141,7 +140,7 @@ def test_tables_name_every_arm_and_number_of_streams() -> None:
 def test_the_plot_is_a_picture(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="matplotlib is not installed")
     found = records(100, 150, 140) | records(100, 50, 98, streams=8)
-    tables.plot(found, "title", tmp_path / "speed.png")
+    figures.plot(found, "title", tmp_path / "speed.png")
     assert (tmp_path / "speed.png").read_bytes().startswith(b"\x89PNG")
 
 
