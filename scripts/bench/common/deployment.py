@@ -29,7 +29,7 @@ from services.cli.serve import with_port
 from shared.config import Settings, load_settings, settings_environment
 
 SERVICES = ("gateway", "tokenizer", "scheduler", "detokenizer")
-READY_SECONDS, SERVE_SECONDS = 30, 300  # until services without a model serve; until `pageant serve` does
+READY_SECONDS = 300  # until all serve: a busy machine takes its time to load torch
 STOP_SECONDS, SERVE_STOP_SECONDS = 10, 30
 REQUEST_SECONDS = 900
 NEVER = 1e6  # seconds: a deployment that is stopped by signal must not take its own silence for a death
@@ -78,7 +78,6 @@ def with_worker(
     worker: Sequence[str],
     *,
     modules: Mapping[str, Sequence[str]] | None = None,
-    ready_seconds: float = READY_SECONDS,
     **settings: object,
 ) -> Iterator[LocalDeployment]:
     """Serves until the block ends, with a worker that Python starts with these arguments; leaves no process behind.
@@ -95,20 +94,20 @@ def with_worker(
         try:
             for name, words in commands.items():
                 running.processes[name] = start(words, environment, running.log_of(name))
-            wait_until_serving(running.address, ready_seconds, running.check)
+            wait_until_serving(running.address, running.check)
             yield running
         finally:
             stop(running.processes.values())
 
 
-def wait_until_serving(address: str, seconds: float, check: Callable[[], None]) -> None:
+def wait_until_serving(address: str, check: Callable[[], None]) -> None:
     """`check` raises RuntimeError where that is not to be hoped for."""
-    client, deadline = TerminalClient(address), time.monotonic() + seconds
+    client, deadline = TerminalClient(address), time.monotonic() + READY_SECONDS
     with contextlib.closing(client):
         while not client.serving:
             check()
             if time.monotonic() > deadline:
-                raise RuntimeError(f"the deployment does not serve within {seconds:.0f} s")
+                raise RuntimeError(f"the deployment does not serve within {READY_SECONDS} s")
             time.sleep(0.05)
 
 
@@ -161,7 +160,7 @@ class ServedDeployment:
         words = [sys.executable, "-m", "services.cli", "serve", "--log-dir", f"{path}/logs"]
         self._serve = start(words, inherited | settings_environment(chosen), self._log)
         try:
-            wait_until_serving(self.address, SERVE_SECONDS, self._check)
+            wait_until_serving(self.address, self._check)
         except BaseException:
             self.close()
             raise

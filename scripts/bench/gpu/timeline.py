@@ -34,7 +34,6 @@ from shared.config import Settings
 from shared.messages import StepPlan
 
 ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")  # categories of the profiler's events
-READY_SECONDS = 300  # of the deployment: weights are made up, graphs captured
 WARM, NUM_STEPS = 32, 64
 FIRST, LAST = "gather_inputs", "choose_rows"  # kernels that each step has once
 
@@ -119,7 +118,7 @@ def record_timeline(directory: Path, kept: Path, *, device: str, num_seqs: int, 
     with tempfile.TemporaryDirectory() as folder:
         trace = Path(folder) / "trace.json"
         worker = ["-m", __name__, str(trace), str(num_seqs)]
-        with with_worker(worker, ready_seconds=READY_SECONDS, **settings) as running:
+        with with_worker(worker, **settings) as running:
             command = [sys.executable, "-m", "services.cli", "bench", "serve", "--address", running.address]
             load = load_options(num_seqs, context, num_output)
             subprocess.run([*command, *load, "--max-concurrency", str(num_seqs)], check=True, timeout=400)
@@ -137,11 +136,13 @@ class TimelineRunner:
     """A model runner, with the profiler about some of its steps; what it records costs the steps between no wait."""
 
     def __init__(self, runner: ModelRunner, trace: Path, num_rows: int) -> None:
-        self.capacity = runner.capacity
-        self.reset, self.holdings = runner.reset, runner.holdings
         self._runner, self._trace, self._num_rows = runner, trace, num_rows
         self._num_steady = 0
         self._profile: Any = None
+
+    def __getattr__(self, name: str) -> Any:
+        """Everything else is the runner's own."""
+        return getattr(self._runner, name)
 
     def run(self, plan: StepPlan) -> Any:
         return self.launch(plan).finish()

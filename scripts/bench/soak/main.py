@@ -28,7 +28,6 @@ from scripts.bench.soak.growth import Curve, lines
 from scripts.bench.soak.visits import Doors, SoakVisit, make
 from services.cli.serve import free_port
 
-READY_SECONDS = 120
 MAX_OPEN = 96  # visits at a time: where the services come late, visits are left out
 DRAIN_SECONDS = 90.0  # for the last visits
 CHILDREN = "tokenizer's children"
@@ -127,7 +126,7 @@ def main() -> int:
     }  # fmt: skip
     modules = {"draft": ["services.draft"]}
     worker = ["-m", "services.worker"]
-    with with_worker(worker, modules=modules, ready_seconds=READY_SECONDS, **settings) as running:
+    with with_worker(worker, modules=modules, **settings) as running:
         came = uvloop.run(soak(running, order))
     print("\n".join(f"{count:8,}  {ending}" for ending, count in sorted(came.endings.items())))
     num_visits = came.endings.total()
