@@ -25,7 +25,7 @@ from scripts.bench.chaos.containers import Containers
 from scripts.bench.chaos.deployment import consecutive_ports, deployed
 from scripts.bench.chaos.faults import FaultStage, Inflicted, schedule
 from scripts.bench.chaos.streams import (
-    Arrivals,
+    ReceiptTimes,
     Repetition,
     StreamOutput,
     disturbed_orphans,
@@ -100,7 +100,7 @@ def containers(directory: Path, draft: str = "off") -> Iterator[Containers]:
 async def act(stage: FaultStage, order: ChaosOrder) -> ChaosResult:
     """Note what every case gives undisturbed, and then what each gives while faults happen."""
     async with stage.own_channel() as channel:
-        calm: list[Arrivals] = []
+        calm: list[ReceiptTimes] = []
         cases = await _cases(channel, order.per_kind, order.max_tokens)
         wanted = await _together(channel, cases, calm)
         clients = [Repetition(case, outputs) for case, outputs in zip(cases, wanted, strict=True)]
@@ -119,14 +119,14 @@ async def _cases(channel: Any, per_kind: int, max_tokens: int) -> list[Case]:
     ]
 
 
-async def _together(channel: Any, cases: list[Case], calm: list[Arrivals]) -> list[list[StreamOutput]]:
-    calm += [Arrivals() for _ in cases]
+async def _together(channel: Any, cases: list[Case], calm: list[ReceiptTimes]) -> list[list[StreamOutput]]:
+    calm += [ReceiptTimes() for _ in cases]
     pairs = zip(cases, calm[-len(cases) :], strict=True)
     return await asyncio.gather(*(generate(channel, case, arrivals) for case, arrivals in pairs))
 
 
 async def _disturb(
-    stage: FaultStage, channel: Any, clients: list[Repetition], calm: list[Arrivals], faults: list[Any]
+    stage: FaultStage, channel: Any, clients: list[Repetition], calm: list[ReceiptTimes], faults: list[Any]
 ) -> ChaosResult:
     begun, stop = time.monotonic(), asyncio.Event()
     arrivals, inflicted = [client.arrivals for client in clients], []

@@ -46,7 +46,7 @@ class StreamOutput(msgspec.Struct):
             self.drafts = (message.usage.num_draft_tokens, message.usage.num_accepted_tokens)
 
 
-class Arrivals:
+class ReceiptTimes:
     """When one client received something, from the opening of its first stream on."""
 
     def __init__(self) -> None:
@@ -63,7 +63,7 @@ class Arrivals:
         return max((b - a for a, b in itertools.pairwise(within)), default=0.0)
 
 
-async def generate(channel: Any, case: Case, arrivals: Arrivals) -> list[StreamOutput]:
+async def generate(channel: Any, case: Case, arrivals: ReceiptTimes) -> list[StreamOutput]:
     """One stream, to its end.  Raises grpc.RpcError where it fails."""
     stub: Any = inference_pb2_grpc.InferenceStub(channel)
     outputs = [StreamOutput() for _ in range(max(1, case.request.sampling.n))]
@@ -80,7 +80,7 @@ class Repetition:
     def __init__(self, case: Case, wanted: list[StreamOutput]) -> None:
         self.case = case
         self.wanted = wanted
-        self.arrivals = Arrivals()
+        self.arrivals = ReceiptTimes()
         self.num_streams = self.num_drafted = self.num_accepted = 0
         self.wrong: list[str] = []
 
@@ -121,12 +121,12 @@ async def disturbed_orphans(connect: Callable[[], Any], case: Case, stop: asynci
     while not stop.is_set():
         try:
             async with connect() as channel:
-                await generate(channel, case, Arrivals())
+                await generate(channel, case, ReceiptTimes())
         except grpc.aio.AioRpcError:
             await asyncio.sleep(0.1)
 
 
-async def until_flowing(clients: Sequence[Arrivals]) -> None:
+async def until_flowing(clients: Sequence[ReceiptTimes]) -> None:
     """Return once every stream flows again, or after a minute: then the outputs tell what is wrong."""
     deadline = time.monotonic() + GIVEN_UP
     await asyncio.sleep(FELT)
@@ -137,7 +137,7 @@ async def until_flowing(clients: Sequence[Arrivals]) -> None:
         await asyncio.sleep(0.05)
 
 
-def pauses(inflicted: Sequence[Inflicted], clients: Sequence[Arrivals], end: float) -> list[float]:
+def pauses(inflicted: Sequence[Inflicted], clients: Sequence[ReceiptTimes], end: float) -> list[float]:
     """Per fault, the longest pause of any stream until the next fault."""
     ends = [following.begun for following in inflicted[1:]] + [end]
     return [

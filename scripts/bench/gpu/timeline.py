@@ -29,7 +29,6 @@ import torch
 from engine.execution.loading import load_runner
 from engine.execution.pending_result import PendingResult
 from engine.execution.runner import ModelRunner
-from shared.actor import run_actor
 from shared.config import Settings
 from shared.messages import StepPlan
 
@@ -179,6 +178,7 @@ class TimelineRunner:
 def main() -> int:
     """A worker that records once its steps are steady, and then goes on as any other."""
     from services.worker import main as worker
+    from shared.actor import run_actor
 
     trace, num_rows = Path(sys.argv[1]), int(sys.argv[2])
 
