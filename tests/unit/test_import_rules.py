@@ -95,7 +95,6 @@ ALLOWED: dict[str, set[str]] = {
     "services.cli.simulate": {"STDLIB", "msgspec", "click", "tqdm", "shared", "services.cli", "services.simulator",
                               "services.scheduler"},
     "services.cli.trace": {"STDLIB", "msgspec", "click", "shared", "services.cli.help", "services.cli.tables"},
-    "services.cli.trace.otlp": {"STDLIB", "opentelemetry", "shared", "services.cli.trace"},
     "services.cli.top": {"STDLIB", "msgspec", "click", "prometheus_client", "shared", "services.cli"},
     "services.cli.replay": {"STDLIB", "click", "shared", "services.cli.help", "services.scheduler"},
     "services.cli.plots": {"STDLIB", "click", "matplotlib", "services.cli", "services.simulator"},

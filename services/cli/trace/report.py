@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from services.cli.trace.phases import GROUP_ORDER, GROUPS
-from services.cli.trace.requests import Logs, RequestTrace
-from services.cli.trace.steps import step_spans
+from services.cli.trace.logs import Logs
+from services.cli.trace.requests import GROUPS, PHASE_ORDER, RequestTrace
 from shared.metrics import percentile
 
 TEMPLATE = Path(__file__).with_name("report.html")
@@ -29,7 +29,7 @@ def page(logs: Logs) -> str:
 def figures(logs: Logs) -> dict[str, Any]:
     """What the page draws; times in milliseconds since `origin`, Unix seconds."""
     over = [trace for trace in logs.traces if trace.is_over]
-    steps = step_spans(logs.steps)
+    steps = logs.steps()
     origin = min([trace.start for trace in over] + [step.start for step in steps], default=0.0)
     slowest = sorted(over, key=lambda trace: -trace.e2e_ms)[:MAX_REQUESTS]
     return {
@@ -38,7 +38,7 @@ def figures(logs: Logs) -> dict[str, Any]:
         "num_requests": len(over),
         "num_open": len(logs.traces) - len(over),
         "figures": {name: quantiles(over, key) for name, key in (("TTFT", "ttft_ms"), ("E2E", "e2e_ms"))},
-        "groups": list(GROUP_ORDER),
+        "groups": list(dict.fromkeys(GROUPS[label] for label in PHASE_ORDER)),
         "group_of": GROUPS,
         "totals": totals(over),
         "requests": [of_request(trace, origin) for trace in sorted(slowest, key=lambda trace: trace.start)],
@@ -62,11 +62,10 @@ def quantiles(traces: list[RequestTrace], key: str) -> list[float]:
 
 def totals(traces: list[RequestTrace]) -> dict[str, float]:
     """Milliseconds by phase, of all requests."""
-    found: dict[str, float] = {}
+    found: Counter[str] = Counter()
     for trace in traces:
-        for name, spent in trace.phases.items():
-            found[name] = found.get(name, 0.0) + spent
-    return {name: round(spent, 3) for name, spent in found.items()}
+        found.update(trace.phases)
+    return {name: round(ms, 3) for name, ms in found.items()}
 
 
 def of_request(trace: RequestTrace, origin: float) -> dict[str, Any]:
