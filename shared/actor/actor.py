@@ -123,7 +123,7 @@ class Actor(ABC):
 
     def collectors(self) -> list[Collector]:
         """What /metrics tells: of this process, and of what a subclass adds."""
-        from shared.exposition import ProcessState, process_collector
+        from shared.exposition import ProcessState, ServiceCollector
 
         state = ProcessState(
             service=str(self.service),
@@ -137,7 +137,7 @@ class Actor(ABC):
             members=self.known_members,
             losses=losses(),
         )
-        return [process_collector(lambda: state)]
+        return [ServiceCollector(state)]
 
     def snapshot(self) -> Mapping[str, Any]:
         """How it stands, for an incident: counts and ids, never what was said."""
