@@ -24,11 +24,6 @@ class SectionedOption(click.Option):
         self.is_common = is_common
 
 
-def advanced(*names: str, section: str = "Advanced options", **rest: Any) -> Callable[[F], F]:
-    """`click.option` for an option that `-h` leaves out."""
-    return click.option(*names, cls=SectionedOption, section=section, is_common=False, **rest)
-
-
 def command(name: str) -> Callable[[Callable[..., Any]], SectionedCommand]:
     """`click.command` for a command outside a group's own module."""
     return click.command(name, cls=SectionedCommand)

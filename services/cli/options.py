@@ -126,5 +126,5 @@ def sampling_options(command: F) -> F:
 
 def take_sampling(arguments: dict[str, Any]) -> dict[str, Any]:
     """Remove the sampling parameters from a command's arguments: those that were given."""
-    given = {name: arguments.pop(name) for name in (*SAMPLING, "stop")}
+    given = {name: arguments.pop(name) for name in (*SAMPLING, "stop") if name in arguments}
     return {name: value for name, value in given.items() if value not in (None, ())}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import click
 import msgspec
 from tqdm import tqdm
 
+from services.cli.bench.options import SimulateOptions
 from services.cli.tables import aligned
 from services.cli.workloads import WorkloadOptions, requests_of
 from services.scheduler.lifecycle.routing import SCORES
@@ -34,30 +35,6 @@ from shared.metrics import Slo, parse_slo
 from shared.workload import LoadRequest
 
 MANY_OBJECTS = 200_000  # allocations between looks for garbage, of which there is next to none
-
-
-class SimulateOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """One field for each option; lists are swept over."""
-
-    workers: list[int]
-    device: str
-    model: str
-    recorded: Path | None
-    num_blocks: list[int] | None
-    block_size: list[int]
-    max_num_batched_tokens: list[int]
-    routing_policy: list[str]
-    max_num_seqs: int
-    max_model_len: int
-    gpu_memory_utilization: float
-    enable_prefix_caching: bool
-    max_num_queued_reqs: int
-    load_per_worker: bool
-    goodput: tuple[str, ...]
-    attainment: float
-    cost_per_worker: float
-    json: Path | None
-    plot: Path | None
 
 
 def run(options: SimulateOptions, workload: WorkloadOptions) -> int:
@@ -137,7 +114,7 @@ def combinations(options: SimulateOptions) -> list[Configuration]:
     if unknown := set(options.routing_policy) - set(SCORES):
         raise ConfigError(f"no routing policy {', '.join(unknown)}; there are {', '.join(SCORES)}")
 
-    def blocks(size: int) -> list[int]:
+    def blocks(size: int) -> Sequence[int]:
         if options.num_blocks:
             return options.num_blocks
         if options.recorded is not None:

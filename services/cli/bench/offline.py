@@ -7,7 +7,8 @@ from typing import Any
 
 import msgspec
 
-from services.cli.bench.serve import ServeOptions, serve
+from services.cli.bench.options import ServeOptions
+from services.cli.bench.serve import serve
 from services.cli.private import with_private_troupe
 from services.cli.workloads import WorkloadOptions
 from shared.config import Settings

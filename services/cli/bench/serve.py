@@ -6,7 +6,6 @@ import asyncio
 import math
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import click
@@ -18,6 +17,7 @@ from tqdm import tqdm
 from services.cli.bench.backend import ServerBackend
 from services.cli.bench.generator import Generator, lateness
 from services.cli.bench.grpc_backend import GrpcBackend
+from services.cli.bench.options import ServeOptions
 from services.cli.bench.outcome import RequestOutcome
 from services.cli.bench.report import Report, RunOptions, as_json, block, report_of
 from services.cli.tables import aligned
@@ -28,31 +28,6 @@ from shared.metrics import ModelWork, parse_slo
 from shared.workload import LoadRequest
 
 TERA = 10**12
-
-
-class ServeOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """One field for each option."""
-
-    backend: str
-    address: str
-    base_url: str
-    request_rates: list[float] | None  # in turn; None: the workload's own
-    max_concurrency: int
-    num_warmups: int
-    ignore_eos: bool
-    goodput: tuple[str, ...]
-    percentile_metrics: list[str]
-    metric_percentiles: list[float]
-    mfu_model: str  # empty: no MFU
-    peak_tflops: float
-    label: str
-    save_result: bool
-    save_detailed: bool
-    append_result: bool
-    result_dir: Path
-    result_filename: str
-    plot: Path | None
-    ready_check_timeout_sec: float
 
 
 def serve(options: ServeOptions, workload: WorkloadOptions, sampling: dict[str, Any]) -> int:
