@@ -34,11 +34,9 @@ from scripts.bench.accounts import Accounts, GatewayAccount, GatewayScrape, buck
 from scripts.bench.host import awake
 from scripts.bench.report import Result, add_check, finish
 from scripts.bench.troupe import LocalDeployment, troupe_with
-from services.cli.bench.backend import ServerBackend
-from services.cli.bench.generator import Generator, lateness
+from services.cli.bench.generator import Generator, RequestOutcome, ServerBackend, lateness
 from services.cli.bench.grpc_backend import GrpcBackend
 from services.cli.bench.http_backend import HttpBackend
-from services.cli.bench.outcome import RequestOutcome
 from services.cli.bench.report import Report, RunOptions, report_of
 from services.cli.bench.serve import rates_table
 from shared.metrics import Acceptance, Summary, summarise

@@ -36,17 +36,15 @@ import uvloop
 
 from scripts.bench.host import awake, in_quiet
 from scripts.bench.report import Result, add_check, finish
-from services.cli.bench.generator import Generator, lateness
+from services.cli.bench.generator import Generator, RequestOutcome, lateness
 from services.cli.bench.grpc_backend import GrpcBackend
-from services.cli.bench.outcome import RequestOutcome
 from services.cli.private import with_private_troupe
 from services.scheduler.state.policy import Policy
-from services.simulator.fitting import Fitted, fit, read_recording, undisturbed
-from services.simulator.outcome import SimulatedOutcome as Foretold
-from services.simulator.outcome import outcome_of
-from services.simulator.scatter import Scattered
+from services.simulator.fitting import Fitted, Scattered, fit, read_recording, undisturbed
+from services.simulator.hardware import StepTime
 from services.simulator.simulation import Delays, Simulation
-from services.simulator.step_time import StepTime
+from services.simulator.sweep import SimulatedOutcome as Foretold
+from services.simulator.sweep import outcome_of
 from shared.config import Settings, load_settings
 from shared.messages import WorkerCapacity
 from shared.metrics import Slo, Summary, percentile, rate, summarise

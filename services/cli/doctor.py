@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from services.cli.checks import Cast, Finding
+from services.cli.checks import Finding
 from services.cli.checks import examine as examine_settings
 from shared.config import Settings, settings_environment
 
@@ -41,7 +41,7 @@ def examine(settings: Settings) -> Iterator[Finding]:
     missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
     yield from (missing_package(name) for name in missing)
     model_is_wrong = False
-    for finding in examine_settings(settings, Cast()):
+    for finding in examine_settings(settings):
         model_is_wrong |= finding.verdict == "wrong" and finding.subject in ("model", "memory")
         yield finding
     if "torch" not in missing and not model_is_wrong:

@@ -12,8 +12,7 @@ import click
 
 if TYPE_CHECKING:
     from services.cli.bench.report import Report
-    from services.simulator.outcome import SimulatedOutcome
-    from services.simulator.sweep import Configuration, SweepResult
+    from services.simulator.sweep import Configuration, SimulatedOutcome, SweepResult
 
 QS = (50.0, 90.0, 99.0)
 PARTS = 200  # of a run, in its course

@@ -12,7 +12,7 @@ from types import FrameType
 import msgspec
 
 from services.cli.addresses import with_port
-from services.cli.checks import Cast, examine
+from services.cli.checks import examine
 from services.cli.failures import one_line
 from services.cli.processes import Starter
 from services.cli.serve import TURN, connect, report, roles, wait_until_serving
@@ -35,7 +35,7 @@ def with_private_troupe(settings: Settings, work: Work, *, http_port: int = -1) 
             settings, runtime_dir=f"{directory}/run", transport="ipc", host="127.0.0.1", port=0, http_port=http_port
         )
         try:
-            if wrong := next((found for found in examine(private, Cast()) if found.verdict == "wrong"), None):
+            if wrong := next((found for found in examine(private) if found.verdict == "wrong"), None):
                 report(wrong.text)
                 return EXIT_CONFIG
             return _run(with_port(private), work, Path(directory) / "logs")

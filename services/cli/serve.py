@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import click
 
 from services.cli.addresses import free_port, grpc_address, with_port
-from services.cli.checks import Cast, Finding, examine
+from services.cli.checks import examine
 from services.cli.failures import one_line, words
 from services.cli.orders import Fulfilment, OrderDesk, desk_path
 from services.cli.processes import Starter
@@ -91,10 +91,10 @@ def serve(settings: Settings, cast: list[Role], log_dir: Path | None) -> int:
 
 def why_not(settings: Settings, cast: list[Role], log_dir: Path | None) -> str | None:
     """What keeps this deployment from being started, before any process of it is."""
-    counts = Cast(workers=_count(cast, "worker"), gateways=_count(cast, "gateway"))
-    wrong = next((found for found in examine(settings, counts, log_dir) if found.verdict == "wrong"), None)
-    if wrong is not None:
-        return in_words(wrong)
+    workers, gateways = (sum(role.service == service for role in cast) for service in ("worker", "gateway"))
+    findings = examine(settings, log_dir, workers=workers, gateways=gateways)
+    if (wrong := next((found for found in findings if found.verdict == "wrong"), None)) is not None:
+        return f"{wrong.text} (`pageant doctor` checks everything)"
     try:
         if log_dir is not None:
             log_dir.mkdir(parents=True, exist_ok=True)
@@ -104,14 +104,6 @@ def why_not(settings: Settings, cast: list[Role], log_dir: Path | None) -> str |
     except (ConfigError, OSError) as error:
         return words(error)
     return None
-
-
-def _count(cast: list[Role], service: str) -> int:
-    return sum(role.service == service for role in cast)
-
-
-def in_words(finding: Finding) -> str:
-    return f"{finding.text} (`pageant doctor` checks everything)"
 
 
 def watch_until_ready(supervisor: Supervisor, starter: Starter, settings: Settings, stopped: Interruption) -> None:

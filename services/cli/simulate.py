@@ -17,10 +17,8 @@ from services.cli.tables import aligned
 from services.cli.workloads import WorkloadOptions, requests_of
 from services.scheduler.lifecycle.routing import SCORES
 from services.scheduler.state.policy import Policy
-from services.simulator.fitting import errors, fit, read_recording
-from services.simulator.hardware import DEVICES, Device, num_blocks, shape_of
-from services.simulator.scatter import Scattered
-from services.simulator.step_time import Roofline, StepTime
+from services.simulator.fitting import Scattered, errors, fit, read_recording
+from services.simulator.hardware import DEVICES, Device, Roofline, StepTime, num_blocks, shape_of
 from services.simulator.sweep import (
     VOCAB_SIZE,
     Configuration,

@@ -1,8 +1,12 @@
-"""`pageant generate` and `pageant chat`: text streamed to the terminal as it is made."""
+"""`pageant generate` and `pageant chat`: text streamed as it is made, and line editing at the prompt."""
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import click
@@ -10,7 +14,6 @@ import grpc
 
 from services.cli.client import TerminalClient, printable
 from services.cli.client import explain as in_words
-from services.cli.history import history_path, line_editing
 
 BAR = 40  # characters
 MAX_TOKENS = 256  # of a completion, unless it is told; the end of the sequence may come before
@@ -107,3 +110,41 @@ def _answer(client: TerminalClient, messages: list[dict[str, str]], sampling: di
     write("\n")
     click.echo(str(figures), err=True)
     return "".join(said)
+
+
+MAX_LINES = 1000
+
+
+def history_path() -> Path:
+    """In the user's directory for state."""
+    base = os.environ.get("XDG_STATE_HOME", "")
+    return (Path(base) if base.startswith("/") else Path.home() / ".local" / "state") / "pageant" / "chat_history"
+
+
+@contextlib.contextmanager
+def line_editing(path: Path) -> Iterator[None]:
+    """`input` edits its line within, and knows the lines of `path`; a Python without readline has neither.
+
+    A history that cannot be read or written is done without.
+    """
+    try:
+        import readline
+    except ImportError:
+        yield
+        return
+    readline.set_history_length(MAX_LINES)
+    with contextlib.suppress(OSError):
+        readline.read_history_file(path)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            _keep_private(path)
+            readline.write_history_file(path)
+        readline.clear_history()
+
+
+def _keep_private(path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    path.touch(mode=0o600)
+    path.chmod(0o600)

@@ -17,8 +17,8 @@ from services.scheduler.state.policy import Policy
 from services.scheduler.state.replica import Replica
 from services.scheduler.state.sequence import Request
 from services.simulator.cruise import ANY_TOKEN, Cruise, cruise_of
+from services.simulator.hardware import StepTime, work_of
 from services.simulator.observer import Observer, SilentJournal
-from services.simulator.step_time import StepTime, work_of
 from shared.messages import AddRequest, RequestHeader, StepResult, WorkerCapacity
 from shared.metrics import ModelWork
 from shared.metrics.steps import StepWork

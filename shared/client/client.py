@@ -9,8 +9,7 @@ from typing import Any, Self
 import grpc
 
 from protos.pageant.v1 import inference_pb2, inference_pb2_grpc
-from shared.client.answers import Delta, Generation, ModelCard, gather, read_delta
-from shared.client.failure import call_error, status_error
+from shared.client.answers import Delta, Generation, ModelCard, call_error, gather, read_delta, status_error
 
 END: Any = grpc.aio.EOF  # type: ignore[attr-defined]  # its stubs lack it
 Chat = Iterable[tuple[str, str]]  # (role, content)

@@ -18,12 +18,20 @@ which.  Times are seconds here; documents and reports show milliseconds.
 
 from __future__ import annotations
 
-from shared.metrics.acceptance import Acceptance
-from shared.metrics.goodput import Slo, parse_slo
 from shared.metrics.latency import Timeline
 from shared.metrics.percentiles import Summary, Tally, percentile, summarise
-from shared.metrics.throughput import peak_concurrency, peak_rate, per_minute, rate, serial_rate
-from shared.metrics.utilisation import ModelWork, utilisation
+from shared.metrics.rates import (
+    Acceptance,
+    ModelWork,
+    Slo,
+    parse_slo,
+    peak_concurrency,
+    peak_rate,
+    per_minute,
+    rate,
+    serial_rate,
+    utilisation,
+)
 
 __all__ = [
     "Acceptance",

@@ -9,8 +9,7 @@ import click
 import httpx2
 import msgspec
 
-from services.cli.bench.backend import Served, start_header
-from services.cli.bench.outcome import RequestOutcome
+from services.cli.bench.generator import RequestOutcome, Served, start_header
 from shared.metrics import Acceptance
 from shared.packing import unpack_tokens
 from shared.workload import ChatPrompt, LoadRequest, TextPrompt

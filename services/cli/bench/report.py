@@ -9,8 +9,7 @@ from typing import Any
 
 import msgspec
 
-from services.cli.bench.generator import lateness
-from services.cli.bench.outcome import RequestOutcome
+from services.cli.bench.generator import RequestOutcome, lateness
 from shared.metrics import (
     Acceptance,
     ModelWork,

@@ -14,11 +14,9 @@ import msgspec
 import uvloop
 from tqdm import tqdm
 
-from services.cli.bench.backend import ServerBackend
-from services.cli.bench.generator import Generator, lateness
+from services.cli.bench.generator import Generator, RequestOutcome, ServerBackend, lateness
 from services.cli.bench.grpc_backend import GrpcBackend
 from services.cli.bench.options import ServeOptions
-from services.cli.bench.outcome import RequestOutcome
 from services.cli.bench.report import Report, RunOptions, as_json, block, report_of
 from services.cli.tables import aligned
 from services.cli.workloads import WorkloadOptions, requests_of

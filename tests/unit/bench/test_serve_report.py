@@ -9,8 +9,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from services.cli.bench.generator import RequestOutcome
 from services.cli.bench.options import ServeOptions
-from services.cli.bench.outcome import RequestOutcome
 from services.cli.bench.report import RunOptions, as_json, block, figures, report_of
 from services.cli.bench.serve import loads, rates_table, save, work_of
 from services.cli.workloads import WorkloadOptions, requests_of

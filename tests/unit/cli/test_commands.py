@@ -16,9 +16,9 @@ from click.testing import CliRunner
 
 from services.cli import doctor
 from services.cli.addresses import with_port
-from services.cli.checks.directories import check_runtime
-from services.cli.checks.models import check_draft, check_model
-from services.cli.checks.ports import why_taken
+from services.cli.checks import Finding, examine
+from services.cli.checks.models import check_model
+from services.cli.checks.settings import check_runtime, why_taken
 from services.cli.client import Figures, printable
 from services.cli.main import main
 from services.cli.options import sampling_options, settings_options, take_sampling, take_settings
@@ -116,23 +116,27 @@ def verdicts(findings: Any) -> list[str]:
     return [finding.verdict for finding in findings]
 
 
+def found(settings: Settings, subject: str) -> list[Finding]:
+    return [finding for finding in examine(settings) if finding.subject == subject]
+
+
 def test_doctor_on_models(tmp_path: Path) -> None:
-    assert verdicts(check_model(Settings(model=str(tmp_path / "none")))[0]) == ["wrong"]
-    (finding,) = check_model(Settings(model=str(tmp_path)))[0]
+    assert verdicts(found(Settings(model=str(tmp_path / "none")), "model")) == ["wrong"]
+    (finding,) = found(Settings(model=str(tmp_path)), "model")
     assert finding.text.endswith("lacks config.json, tokenizer.json, *.safetensors")
-    (finding,), checkpoint = check_model(Settings())
+    finding, facts = check_model(Settings().model, "model", "auto")
     assert finding.verdict == "ok" and "LlamaForCausalLM, 9.5 MB of weights" in finding.text
-    assert checkpoint is not None and checkpoint.tensors is not None and checkpoint.tensors.num_elements > 1_000_000
-    assert verdicts(check_draft(Settings())[0]) == [] and verdicts(check_draft(Settings(draft="ngram"))[0]) == ["ok"]
-    (finding,) = check_draft(Settings(draft=str(tmp_path / "none")))[0]
-    assert (finding.verdict, finding.subject) == ("wrong", "draft")
+    assert facts is not None and facts.num_elements > 1_000_000
+    assert verdicts(found(Settings(), "draft")) == []
+    assert verdicts(found(Settings(draft="ngram"), "draft")) == ["ok"]
+    assert verdicts(found(Settings(draft=str(tmp_path / "none")), "draft")) == ["wrong"]
 
 
 @pytest.mark.parametrize(("standing", "verdict"), [("there", "note"), ("absent", "wrong"), ("unreachable", "wrong")])
 def test_doctor_asks_the_hub(monkeypatch: pytest.MonkeyPatch, standing: str, verdict: str) -> None:
     monkeypatch.setattr("services.cli.checks.models.find_snapshot", lambda name: None)
     monkeypatch.setattr("services.cli.checks.models.ask_hub", lambda name: standing)
-    assert verdicts(check_model(Settings(model="someone/some-model"))[0]) == [verdict]
+    assert verdicts(found(Settings(model="someone/some-model"), "model")) == [verdict]
 
 
 def test_doctor_on_ports_and_directories(tmp_path: Path) -> None:

@@ -13,8 +13,8 @@ from services.scheduler.scheduler import Scheduler
 from services.scheduler.state.policy import Policy
 from services.simulator import simulation
 from services.simulator.cruise import Cruise
-from services.simulator.outcome import outcome_of
 from services.simulator.simulation import Delays, Simulation
+from services.simulator.sweep import outcome_of
 from shared.messages import WorkerCapacity
 from shared.metrics import Slo
 from shared.metrics.steps import StepWork

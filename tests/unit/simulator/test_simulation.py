@@ -10,9 +10,16 @@ import pytest
 
 from services.scheduler.invariants import check
 from services.scheduler.state.policy import Policy
-from services.simulator.outcome import SimulatedOutcome, outcome_of
 from services.simulator.simulation import Delays, Simulation
-from services.simulator.sweep import Configuration, Scenario, cheapest, configurations, simulate
+from services.simulator.sweep import (
+    Configuration,
+    Scenario,
+    SimulatedOutcome,
+    cheapest,
+    configurations,
+    outcome_of,
+    simulate,
+)
 from shared.messages import WorkerCapacity
 from shared.metrics import Slo
 from shared.metrics.steps import StepWork
