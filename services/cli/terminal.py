@@ -18,6 +18,7 @@ from services.cli.client import explain as in_words
 BAR = 40  # characters
 MAX_TOKENS = 256  # of a completion, unless it is told; the end of the sequence may come before
 HOW_TO_LEAVE = "Ctrl-D or /quit ends; Ctrl-C stops an answer"
+MAX_LINES = 1000
 
 
 def write(text: str) -> None:
@@ -110,9 +111,6 @@ def _answer(client: TerminalClient, messages: list[dict[str, str]], sampling: di
     write("\n")
     click.echo(str(figures), err=True)
     return "".join(said)
-
-
-MAX_LINES = 1000
 
 
 def history_path() -> Path:

@@ -20,6 +20,9 @@ MAX_ROUNDS = 5000  # of coordinate descent
 STILL = 1e-9  # relative change under which it has arrived
 NUM_SLOPES = 3  # context tokens, pairs, sequences
 SHARE_PER_KNOT = 8  # recorded steps that a knot needs near it
+MIN_ALIKE = 20  # steps of like size, from which one is drawn
+LONGEST_PAUSE = 0.1  # seconds between two steps; more of it tells nothing of how long steps take
+SHIFT = 0.618034  # of the whole: where each worker begins behind the one before it, evenly for any number of them
 
 
 def read_recording(path: Path) -> list[RecordedStep]:
@@ -154,11 +157,6 @@ def non_negative_least_squares(rows: Sequence[Sequence[float]], targets: Sequenc
         if all(abs(now - then) <= STILL * max(1.0, now) for now, then in zip(x, before, strict=True)):
             break
     return [value / scale for value, scale in zip(x, scales, strict=True)]
-
-
-MIN_ALIKE = 20  # steps of like size, from which one is drawn
-LONGEST_PAUSE = 0.1  # seconds between two steps; more of it tells nothing of how long steps take
-SHIFT = 0.618034  # of the whole: where each worker begins behind the one before it, evenly for any number of them
 
 
 @dataclass

@@ -16,6 +16,7 @@ from shared.metrics import ModelWork, Slo, Summary, rate, summarise
 from shared.workload import LoadRequest
 
 QS = (50.0, 90.0, 95.0, 99.0)
+VOCAB_SIZE = 1 << 16
 
 
 class SimulatedOutcome(msgspec.Struct, frozen=True):
@@ -82,9 +83,6 @@ def _summary(values: Iterable[float | None]) -> Summary:
 
 def _imbalance(busy: list[float]) -> float:
     return max(busy) * len(busy) / sum(busy) if sum(busy) else 1.0
-
-
-VOCAB_SIZE = 1 << 16
 
 
 class Configuration(msgspec.Struct, frozen=True):

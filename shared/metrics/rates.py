@@ -7,6 +7,8 @@ from collections.abc import Iterable
 
 import msgspec
 
+NAMES = ("ttft", "tpot", "e2el")
+
 
 def rate(count: float, seconds: float) -> float:
     """Per second: requests give RPS (QPS), tokens give TPS; 0 where no time has passed."""
@@ -109,9 +111,6 @@ class Acceptance(msgspec.Struct, frozen=True):
             self.num_accepted_tokens - earlier.num_accepted_tokens,
             [now - then for now, then in zip(self.num_accepted_per_position, padded, strict=True)],
         )
-
-
-NAMES = ("ttft", "tpot", "e2el")
 
 
 class Slo(msgspec.Struct, frozen=True):

@@ -12,6 +12,8 @@ import msgspec
 from shared.packing import pack_tokens
 from shared.workload.prompts import FIRST_TOKEN, ChatPrompt, Prompt, TextPrompt, TokenPrompt
 
+FIELDS = ("prompt", "question", "text", "turns")
+
 
 class LoadRequest(msgspec.Struct, frozen=True):
     """`num_prompt_tokens` is 0 where only the server can know it (text)."""
@@ -64,9 +66,6 @@ def _draw(length: int, ratio: float, rng: Random) -> int:
 def _tokens(count: int, vocab_size: int, rng: Random) -> list[int]:
     first = min(FIRST_TOKEN, vocab_size - 1)
     return rng.choices(range(first, vocab_size), k=count)
-
-
-FIELDS = ("prompt", "question", "text", "turns")
 
 
 def read_prompts(path: Path, max_tokens: int, *, chat: bool = False) -> list[LoadRequest]:

@@ -14,6 +14,8 @@ import msgspec
 from shared.metrics import Acceptance, Timeline
 from shared.workload import LoadRequest
 
+LEAD = 0.05  # seconds from the call to time 0 of the run
+
 
 class RequestOutcome(msgspec.Struct):
     """Times are seconds of one clock, from the run's start.
@@ -101,9 +103,6 @@ class Pacer:
             if self._stopped.is_set():
                 return
             self._loop.call_soon_threadsafe(self._due, index)
-
-
-LEAD = 0.05  # seconds from the call to time 0 of the run
 
 
 class Generator:
