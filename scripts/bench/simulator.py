@@ -38,7 +38,7 @@ from scripts.bench.host import awake, in_quiet
 from scripts.bench.report import Result, add_check, finish
 from services.cli.bench.generator import Generator, RequestOutcome, lateness
 from services.cli.bench.grpc_backend import GrpcBackend
-from services.cli.private import with_private_troupe
+from services.cli.private import with_private_deployment
 from services.scheduler.state.policy import Policy
 from services.simulator.fitting import Fitted, Scattered, fit, read_recording, undisturbed
 from services.simulator.hardware import StepTime
@@ -260,7 +260,7 @@ def main() -> int:
             return 0
 
         with awake():
-            status = with_private_troupe(load_settings(own, environ={}), work)
+            status = with_private_deployment(load_settings(own, environ={}), work)
     return status or finish(lines, check=args.check, title="what the simulator foretold, against real runs")
 
 

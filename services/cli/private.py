@@ -1,13 +1,15 @@
-"""A troupe of one's own for the time of one piece of work: its sockets and logs are in a directory that goes away."""
+"""A private deployment for one piece of work, such as `pageant quickstart`; its directory is deleted afterwards."""
 
 from __future__ import annotations
 
 import signal
+import sys
 import tempfile
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import msgspec
 
@@ -24,8 +26,8 @@ MAX_DEATHS = 2  # of one service, before it is given up
 Work = Callable[[Settings], int]  # gets the settings with the port that is served; returns an exit status
 
 
-def with_private_troupe(settings: Settings, work: Work, *, http_port: int = -1) -> int:
-    """Start, work, shut down; returns what the work returned, 1 where the troupe cannot start, 130 on Ctrl-C.
+def with_private_deployment(settings: Settings, work: Work, *, http_port: int = -1) -> int:
+    """Start, work, stop; returns what the work returned, 1 where the services cannot start, 130 on Ctrl-C.
 
     `http_port`: 0: any free one, -1: none.
     """
@@ -43,13 +45,29 @@ def with_private_troupe(settings: Settings, work: Work, *, http_port: int = -1) 
             return 130
 
 
+def quickstart(settings: Settings, prompt: str, sampling: dict[str, Any]) -> int:
+    """Stream one completion of a private deployment, with its figures; returns the exit status."""
+
+    def work(private: Settings) -> int:
+        from services.cli import terminal
+
+        terminal.write(prompt if sys.stdout.isatty() else "")
+        return terminal.generate(connect(private), prompt, sampling)
+
+    return with_private_deployment(settings, work)
+
+
 def _run(settings: Settings, work: Work, log_dir: Path) -> int:
     starter = Starter(settings, log_dir)
     supervisor = Supervisor(roles(settings), starter, report=report)
     supervisor.start()
     client = connect(settings)
+
+    def hopeless() -> bool:
+        return any(child.num_deaths > MAX_DEATHS for child in supervisor.children)
+
     try:
-        if wait_until_serving(client, supervisor, lambda: _hopeless(supervisor)):
+        if wait_until_serving(client, supervisor, hopeless):
             return _work(settings, work, supervisor)
         for child in supervisor.children:
             if child.num_deaths:
@@ -58,10 +76,6 @@ def _run(settings: Settings, work: Work, log_dir: Path) -> int:
     finally:
         client.close()
         supervisor.stop(settings.drain_timeout)
-
-
-def _hopeless(supervisor: Supervisor) -> bool:
-    return any(child.num_deaths > MAX_DEATHS for child in supervisor.children)
 
 
 def _work(settings: Settings, work: Work, supervisor: Supervisor) -> int:

@@ -1,4 +1,4 @@
-"""A rolling restart: every process of a troupe is replaced, one after the other, while the others work.
+"""A rolling restart: every process of a deployment is replaced, one after the other, while the others work.
 
 Like the supervisor it knows neither processes nor the clock.
 """

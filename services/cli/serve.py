@@ -1,4 +1,4 @@
-"""`pageant serve`: the whole troupe on one machine, supervised until it is told to stop."""
+"""`pageant serve`: all services on one machine, supervised until SIGTERM or Ctrl-C."""
 
 from __future__ import annotations
 
@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from services.cli.addresses import free_port, grpc_address, with_port
+from services.cli.addresses import free_port, grpc_address, ready_block, with_port
 from services.cli.checks import examine
 from services.cli.failures import one_line, words
 from services.cli.orders import Fulfilment, OrderDesk, desk_path
 from services.cli.processes import Starter
-from services.cli.ready import ready_block
-from services.cli.supervisor import KILL_AFTER, Role, Supervisor
+from services.cli.supervisor import KILL_AFTER, Replicas, Role, Supervisor
 from shared.config import Settings
 from shared.descriptors import raise_limit
 from shared.errors import ConfigError
@@ -31,30 +30,20 @@ if TYPE_CHECKING:
 
 __all__ = ["connect", "free_port", "roles", "serve", "with_port"]
 
+ONE_OF_EACH = Replicas()
 TURN = 0.05  # seconds between looks at the children
-FIRST_WORD, NEXT_WORD = (
-    10.0,
-    30.0,
-)  # seconds of starting until it is said what is waited for, and until it is said again
+FIRST_WORD, NEXT_WORD = 10.0, 30.0  # seconds of starting until missing services are named, and named again
 
 
-def roles(
-    settings: Settings,
-    *,
-    workers: int = 1,
-    drafts: int = 1,
-    tokenizers: int = 1,
-    detokenizers: int = 1,
-    gateways: int = 1,
-) -> list[Role]:
-    """Who is needed, the slowest to start first; drafts only where they are not off."""
+def roles(settings: Settings, replicas: Replicas = ONE_OF_EACH) -> list[Role]:
+    """The processes of a deployment, the slowest to start first; drafts only where they are not off."""
     counts = {
-        "worker": workers,
-        "draft": 0 if settings.draft == "off" else drafts,
+        "worker": replicas.workers,
+        "draft": 0 if settings.draft == "off" else replicas.drafts,
         "scheduler": 1,
-        "tokenizer": tokenizers,
-        "detokenizer": detokenizers,
-        "gateway": gateways,
+        "tokenizer": replicas.tokenizers,
+        "detokenizer": replicas.detokenizers,
+        "gateway": replicas.gateways,
     }
     return [Role(service, index) for service, count in counts.items() for index in range(count)]
 

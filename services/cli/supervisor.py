@@ -8,10 +8,11 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable, Iterable
-from typing import Protocol
+from typing import Annotated, Protocol
 
 import msgspec
 
+from services.cli.fields import COUNT, Shown
 from shared.exit_status import EXIT_CONFIG
 
 FIRST_DELAY = 0.1  # seconds before the first restart; doubles with every early death
@@ -42,8 +43,18 @@ class Role(msgspec.Struct, frozen=True):
         return f"{self.service}-{self.index}"
 
 
+class Replicas(msgspec.Struct, frozen=True, kw_only=True):
+    """How many processes of each service `pageant serve` starts."""
+
+    workers: Annotated[int, Shown("Worker replicas.", COUNT)] = 1
+    drafts: Annotated[int, Shown("Draft replicas, unless --draft is off.", COUNT)] = 1
+    tokenizers: Annotated[int, Shown("Tokenizer replicas.", COUNT)] = 1
+    detokenizers: Annotated[int, Shown("Detokenizer replicas.", COUNT)] = 1
+    gateways: Annotated[int, Shown("Gateway replicas, at ports in a row.", COUNT)] = 1
+
+
 class ChildProcess:
-    """A role and whoever plays it now."""
+    """A role and the process that has it now."""
 
     def __init__(self, role: Role) -> None:
         self.role = role

@@ -39,7 +39,7 @@ from scripts.bench.structured.attack import (
     undisturbed,
 )
 from scripts.bench.tokens import MODEL
-from services.cli.private import with_private_troupe
+from services.cli.private import with_private_deployment
 from shared.config import Settings
 
 MAX_CHANGE = 10.0  # percent of the p99 between tokens
@@ -126,7 +126,7 @@ def main(arguments: Sequence[str]) -> int:
     args = parser.parse_args(arguments)
     settings = msgspec.convert({"model": str(MODEL), "max_num_seqs": args.streams + 8}, Settings)
     with awake():
-        return with_private_troupe(settings, lambda running: asyncio.run(measure(running, args)), http_port=0)
+        return with_private_deployment(settings, lambda running: asyncio.run(measure(running, args)), http_port=0)
 
 
 async def measure(settings: Settings, args: argparse.Namespace) -> int:

@@ -32,7 +32,7 @@ import msgspec
 from scripts.bench.host import QUIET, Host, awake
 from scripts.bench.report import Result, add_check, finish
 from scripts.bench.tokens import MODEL
-from services.cli.private import with_private_troupe
+from services.cli.private import with_private_deployment
 from shared.client import Client
 from shared.config import Settings
 from shared.metrics import percentile
@@ -274,7 +274,7 @@ def main(arguments: Sequence[str]) -> int:
     args = parser.parse_args(arguments)
     settings = msgspec.convert({"model": str(MODEL), "max_num_seqs": args.streams + 8}, Settings)
     with awake():
-        return with_private_troupe(settings, lambda running: asyncio.run(measure(running, args)))
+        return with_private_deployment(settings, lambda running: asyncio.run(measure(running, args)))
 
 
 async def measure(settings: Settings, args: argparse.Namespace) -> int:

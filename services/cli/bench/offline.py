@@ -9,7 +9,7 @@ import msgspec
 
 from services.cli.bench.options import ServeOptions
 from services.cli.bench.serve import serve
-from services.cli.private import with_private_troupe
+from services.cli.private import with_private_deployment
 from services.cli.workloads import WorkloadOptions
 from shared.config import Settings
 
@@ -24,4 +24,4 @@ def offline(settings: Settings, options: ServeOptions, workload: WorkloadOptions
         address = f"127.0.0.1:{private.port}"
         return serve(msgspec.structs.replace(options, address=address), at_once, sampling)
 
-    return with_private_troupe(settings, work)
+    return with_private_deployment(settings, work)

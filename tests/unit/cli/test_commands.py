@@ -23,6 +23,7 @@ from services.cli.client import Figures, printable
 from services.cli.main import main
 from services.cli.options import sampling_options, settings_options, take_sampling, take_settings
 from services.cli.serve import roles
+from services.cli.supervisor import Replicas
 from shared.config import Settings
 
 seen: list[Any] = []
@@ -76,9 +77,9 @@ def test_a_file_is_read(tmp_path: Path) -> None:
 
 
 def test_replicas_and_ports() -> None:
-    names = [role.name for role in roles(Settings(draft="off"), workers=2, drafts=2)]
+    names = [role.name for role in roles(Settings(draft="off"), Replicas(workers=2, drafts=2))]
     assert names == ["worker-0", "worker-1", "scheduler-0", "tokenizer-0", "detokenizer-0", "gateway-0"]
-    names = [role.name for role in roles(Settings(draft="ngram"), drafts=2)]
+    names = [role.name for role in roles(Settings(draft="ngram"), Replicas(drafts=2))]
     assert names == ["worker-0", "draft-0", "draft-1", "scheduler-0", "tokenizer-0", "detokenizer-0", "gateway-0"]
     assert with_port(Settings(port=9)).port == 9 and with_port(Settings(port=0)).port > 0
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from services.cli import serve
+from services.cli.addresses import ready_block
 from services.cli.processes import Starter
-from services.cli.ready import ready_block
 from services.cli.supervisor import Role, Supervisor
 from shared.actor.status import words_path, write_last_words
 from shared.config import Settings

@@ -83,14 +83,16 @@ def test_a_tally_is_within_half_a_step_of_the_values_themselves(size: int) -> No
         tally.add(value, times)
         values += [value] * times
     for q in QS:
-        assert tally.percentile(q) == pytest.approx(float(np.percentile(values, q)), abs=0.5e-3 + 1e-9)
+        assert tally.summary([q]).percentiles[float(q)] == pytest.approx(
+            float(np.percentile(values, q)), abs=0.5e-3 + 1e-9
+        )
     whole, counted = summarise(values), tally.summary()
     assert counted.count == whole.count == sum(tally.items().values())
     assert (counted.mean, counted.std) == pytest.approx((whole.mean, whole.std), abs=1e-3)
 
 
 def test_nothing_has_no_percentile_and_no_percentile_is_outside() -> None:
-    assert math.isnan(percentile([], 50)) and math.isnan(Tally().percentile(99))
+    assert math.isnan(percentile([], 50)) and math.isnan(Tally().summary().percentiles[99.0])
     assert math.isnan(summarise([]).median) and math.isnan(Tally().summary().mean)
     with pytest.raises(ValueError, match=r"100\.5"):
         percentile([1.0], 100.5)
