@@ -18,7 +18,7 @@ from statistics import mean, median
 from time import thread_time
 
 from scripts.bench.report import Result, add_check, finish
-from services.cli.bench.decoding import WORKER, Decoding
+from services.cli.bench.messages import WORKER, Decoding
 from shared.messages import StepPlan
 
 TARGET_SIZE, TARGET_US = 64, 300.0

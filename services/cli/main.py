@@ -10,8 +10,7 @@ import click
 import msgspec
 
 from services.cli.bench.commands import bench, simulate
-from services.cli.fields import EXISTING_FILE, Shown, field_options, take
-from services.cli.help import Group
+from services.cli.help import EXISTING_FILE, Group, Shown, field_options, take
 from services.cli.options import deployment_options, sampling_options, settings_options, take_sampling, take_settings
 from services.cli.replay import replay_command
 from services.cli.supervisor import Replicas

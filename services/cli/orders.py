@@ -14,8 +14,7 @@ from pathlib import Path
 import click
 import msgspec
 
-from services.cli.rolling import RestartFailedError, rolling_restart
-from services.cli.supervisor import ChildProcess, Supervisor
+from services.cli.supervisor import ChildProcess, RestartFailedError, Supervisor, rolling_restart
 from shared.config import Settings
 from shared.errors import ConfigError
 from shared.transport.directory import answers, identity, listening, make_private

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -89,16 +90,10 @@ def start(command: list[str], environment: dict[str, str], log_file: Path | None
     among sessions first (sched_autogroup), and a tokenizer's idle work would count for as much as a step.
     """
     command = [sys.executable, "-S", "-E", str(LAUNCH), str(os.getpid()), *command]
-    if log_file is None:
-        return subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, process_group=0)
-    with opened(log_file) as output:
+    with contextlib.nullcontext() if log_file is None else opened(log_file) as out:
+        err = None if out is None else subprocess.STDOUT
         return subprocess.Popen(
-            command,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            process_group=0,
+            command, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=err, process_group=0
         )
 
 

@@ -6,7 +6,6 @@ import gc
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import click
 import msgspec
@@ -50,7 +49,10 @@ def run(options: SimulateOptions, workload: WorkloadOptions) -> int:
     elapsed = time.perf_counter() - begin
     report(results, options, slo, elapsed)
     if options.json is not None:
-        options.json.write_bytes(msgspec.json.format(msgspec.json.encode(as_json(results, elapsed))))
+        plain = [{"configuration": result.configuration, **msgspec.to_builtins(result.outcome, str_keys=True)}
+                 for result in results]  # fmt: skip
+        written = msgspec.json.encode({"results": plain, "wall_seconds": elapsed})
+        options.json.write_bytes(msgspec.json.format(written))
     if options.plot is not None:
         from services.cli.plots import plot_simulation
 
@@ -83,7 +85,6 @@ def scenario_of(options: SimulateOptions, workload: WorkloadOptions, slo: Slo) -
         slo=slo,
         model=model,
         peak_flops=device.matrix_rate if options.recorded is None else 0.0,
-        sample_every=1.0 if options.plot is not None else 0.0,
     )
 
 
@@ -158,10 +159,3 @@ def cells(result: SweepResult) -> tuple[str, ...]:
 
 def _ms(seconds: float) -> str:
     return f"{1000 * seconds:.1f}" if seconds < 10 else f"{1000 * seconds:.0f}"
-
-
-def as_json(results: list[SweepResult], elapsed: float) -> dict[str, Any]:
-    """All figures, seconds; without the samples over time."""
-    plain = [{"configuration": result.configuration, **msgspec.to_builtins(result.outcome, str_keys=True)}
-             for result in results]  # fmt: skip
-    return {"results": plain, "wall_seconds": elapsed}

@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 import click
 import msgspec
 
-from services.cli.fields import EXISTING_FILE, FROM_0, Shown, advanced
+from services.cli.help import EXISTING_FILE, FROM_0, Shown, advanced
 from shared.workload import (
     LoadRequest,
     Ramp,

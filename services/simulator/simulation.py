@@ -92,7 +92,6 @@ class Simulation:
             self.workers[f"w{index}"] = Worker(self.core.replicas[f"w{index}"], index)
         self.usage = StepTotals()
         self.model = model
-        self.samples: list[LoadSample] = []
         self.end = 0.0
         self._step_time, self._delays = step_time, delays
         self._events: list[tuple[float, int, Worker | None]] = []  # time, order, whose result; nobody's: an arrival
@@ -102,17 +101,14 @@ class Simulation:
         self._num_arrived = 0
         self._params: dict[int, SamplingParams] = {}
 
-    def run(self, requests: Iterator[LoadRequest], sample_every: float = 0.0) -> None:
+    def run(self, requests: Iterator[LoadRequest]) -> None:
         """Until every request has ended.  Raises RuntimeError where some never would."""
         self._await_arrival(requests)
-        next_sample, events = 0.0, self._events
+        events = self._events
         while events:
             now, _, worker = heappop(events)
             if now < self._scheduler_free_at:
                 now = self._scheduler_free_at
-            if sample_every and now >= next_sample:
-                self.samples.append(self._sample(now))
-                next_sample = now + sample_every
             if worker is None:
                 self._arrive(now)
                 self._await_arrival(requests)
@@ -209,19 +205,3 @@ class Simulation:
         garbage should be needed to be rid of them."""
         self.core.abort(request.request_id)
         request.sequences.clear()
-
-    def _sample(self, now: float) -> LoadSample:
-        replicas = self.core.replicas.values()
-        num_running = sum(len(replica.running) for replica in replicas)
-        free = sum(replica.pool.num_available for replica in replicas)
-        size = sum(replica.pool.size for replica in replicas)
-        return LoadSample(now, num_running, self.core.num_waiting, 1 - free / size)
-
-
-class LoadSample(msgspec.Struct, frozen=True):
-    """One moment of all workers together."""
-
-    time: float
-    num_running: int
-    num_waiting: int
-    kv_usage: float

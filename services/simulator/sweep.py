@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from itertools import product
 
@@ -10,7 +10,7 @@ import msgspec
 
 from services.scheduler.state.policy import Policy
 from services.simulator.hardware import StepTime
-from services.simulator.simulation import Delays, LoadSample, Simulation
+from services.simulator.simulation import Delays, Simulation
 from shared.messages import WorkerCapacity
 from shared.metrics import ModelWork, Slo, Summary, rate, summarise
 from shared.workload import LoadRequest
@@ -107,13 +107,11 @@ class Scenario(msgspec.Struct, frozen=True):
     slo: Slo = Slo()
     model: ModelWork | None = None
     peak_flops: float = 0.0
-    sample_every: float = 0.0
 
 
 class SweepResult(msgspec.Struct, frozen=True):
     configuration: Configuration
     outcome: SimulatedOutcome
-    samples: Sequence[LoadSample] = ()
 
 
 def configurations(
@@ -144,8 +142,8 @@ def simulate(scenario: Scenario, configuration: Configuration) -> SweepResult:
         routing_policy=configuration.routing_policy,
     )
     run = Simulation(policy, capacity, configuration.num_workers, scenario.step_time, scenario.delays, scenario.model)
-    run.run(scenario.load(configuration.num_workers), scenario.sample_every)
-    return SweepResult(configuration, outcome_of(run, scenario.slo, scenario.peak_flops), run.samples)
+    run.run(scenario.load(configuration.num_workers))
+    return SweepResult(configuration, outcome_of(run, scenario.slo, scenario.peak_flops))
 
 
 def cheapest(

@@ -9,7 +9,7 @@
     TPS    tokens / second of the run
     TP50   the 50th percentile, by linear interpolation between order statistics; TP90, TP99 alike
     goodput    requests / second that met every target (SLO)
-    MFU    arithmetic done / what the device could have done in that time; MBU the same of memory traffic
+    MFU    arithmetic done / what the device could have done in that time
     acceptance    accepted draft tokens / proposed ones; its length: tokens per verification, 1 + accepted / drafts
 
 The start is the moment at which the client meant to send, or at which the server took the request in: who computes says

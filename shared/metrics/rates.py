@@ -68,13 +68,9 @@ class ModelWork(msgspec.Struct, frozen=True):
         """Read once by every step that samples, whatever its number of tokens."""
         return self.bytes_per_param * (self.num_matrix_params + self.num_head_params)
 
-    def bytes_moved(self, num_tokens: int, num_context: int) -> float:
-        """Of a step: the weights, the keys and values of `num_context` tokens read, those of new tokens written."""
-        return self.weight_bytes + self.kv_bytes_per_token * (num_context + num_tokens)
-
 
 def utilisation(done: float, seconds: float, peak: float) -> float:
-    """MFU (floating point operations) or MBU (bytes): what was done over what `peak` per second allows."""
+    """MFU: what was done over what `peak` per second allows."""
     return done / (seconds * peak) if seconds > 0 and peak > 0 else 0.0
 
 

@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
-from shared.workload.arrivals import Ramp, arrival_times, ramp_times
-from shared.workload.prompts import BYTE_VOCABULARY, BlockPrompt, ChatPrompt, Prompt, TextPrompt, TokenPrompt
-from shared.workload.requests import LoadRequest, RandomLengths, at_times, random_requests, read_prompts
+from shared.workload.requests import (
+    BYTE_VOCABULARY,
+    BlockPrompt,
+    ChatPrompt,
+    LoadRequest,
+    Prompt,
+    Ramp,
+    RandomLengths,
+    TextPrompt,
+    TokenPrompt,
+    arrival_times,
+    at_times,
+    ramp_times,
+    random_requests,
+    read_prompts,
+)
 from shared.workload.traces import Trace, read_trace
 
 __all__ = [

@@ -9,8 +9,7 @@ from typing import Any
 import click
 
 from services.cli.bench.options import KernelOptions, ServeOptions, SimulateOptions
-from services.cli.fields import DIRECTORY, INTEGERS, field_options, take
-from services.cli.help import Group, command
+from services.cli.help import DIRECTORY, INTEGERS, Group, command, field_options, take
 from services.cli.options import SAMPLING, sampling_option, settings_options, take_sampling, take_settings
 from services.cli.workloads import WorkloadOptions
 from shared.model_source import find_model_dir, resolve_model_dir
@@ -49,7 +48,7 @@ def bench_serve(**arguments: Any) -> None:
 @sampled_options
 def bench_offline(**arguments: Any) -> None:
     """Send a whole load to a private deployment at once, and report the rates."""
-    from services.cli.bench.offline import offline
+    from services.cli.bench.serve import offline
 
     settings, options = take_settings(arguments), take(ServeOptions, arguments)
     sys.exit(offline(settings, options, take(WorkloadOptions, arguments), take_sampling(arguments)))

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from services.cli.fields import (
+from services.cli.help import (
     COUNT,
     DIRECTORY,
     FILE,

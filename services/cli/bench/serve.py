@@ -18,9 +18,11 @@ from services.cli.bench.generator import Generator, RequestOutcome, ServerBacken
 from services.cli.bench.grpc_backend import GrpcBackend
 from services.cli.bench.options import ServeOptions
 from services.cli.bench.report import Report, RunOptions, as_json, block, report_of
+from services.cli.private import with_private_deployment
 from services.cli.tables import aligned
 from services.cli.workloads import WorkloadOptions, requests_of
 from services.simulator.hardware import shape_of
+from shared.config import Settings
 from shared.errors import ConfigError
 from shared.metrics import ModelWork, parse_slo
 from shared.workload import LoadRequest
@@ -47,6 +49,17 @@ def serve(options: ServeOptions, workload: WorkloadOptions, sampling: dict[str, 
 
         plot_measured(reports, options.plot)
     return 0 if all(report.completed for report in reports) else 1
+
+
+def offline(settings: Settings, options: ServeOptions, workload: WorkloadOptions, sampling: dict[str, Any]) -> int:
+    """The same with a private deployment, at an infinite rate where none is given; returns the exit status."""
+    if not options.request_rates and workload.request_rate is None:
+        workload = msgspec.structs.replace(workload, request_rate=math.inf)
+
+    def work(private: Settings) -> int:
+        return serve(msgspec.structs.replace(options, address=f"127.0.0.1:{private.port}"), workload, sampling)
+
+    return with_private_deployment(settings, work)
 
 
 def work_of(options: ServeOptions) -> ModelWork | None:

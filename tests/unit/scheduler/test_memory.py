@@ -6,7 +6,7 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from services.cli.bench.decoding import DETOKENIZER, WORKER
+from services.cli.bench.messages import DETOKENIZER, WORKER
 from services.scheduler.lifecycle.parking import MAX_PARKED, PARKED_SECONDS
 from services.scheduler.recording.snapshot import MAPPINGS, SEQUENCES, freeze
 from services.scheduler.scheduler import ACKNOWLEDGE_SECONDS, Scheduler

@@ -62,7 +62,7 @@ def run(
     capacity = WorkerCapacity(blocks, 16, rows, 640, VOCAB, "m", "float32", "cpu")
     chosen = Policy(max_num_queued_reqs=1 << 20, max_num_queued_tokens=1 << 40, **policy)
     made = Simulation(chosen, capacity, workers, Seconds(), Delays())
-    made.run(iter(load(count, rate, lengths, seed, tenants)), sample_every=0.5)
+    made.run(iter(load(count, rate, lengths, seed, tenants)))
     check(made.core)
     return made
 
@@ -74,7 +74,6 @@ def state(run: Simulation) -> list[Any]:
     return [
         outcome_of(run, Slo(ttft=0.1)),
         run.observer.records,
-        run.samples,
         run.end,
         run.usage,
         [(worker.free_at, worker.busy, worker.num_steps) for worker in run.workers.values()],

@@ -153,7 +153,7 @@ def scenario(load: list[LoadRequest], slo: Slo) -> Scenario:
     def made(num_workers: int) -> Iterator[LoadRequest]:
         return iter(load)
 
-    return Scenario(made, Seconds(0.01, 0.0005), Policy(), 64, 4096, slo=slo, sample_every=1.0)
+    return Scenario(made, Seconds(0.01, 0.0005), Policy(), 64, 4096, slo=slo)
 
 
 def test_more_workers_wait_less_and_the_cheapest_that_does_is_found() -> None:
@@ -165,7 +165,6 @@ def test_more_workers_wait_less_and_the_cheapest_that_does_is_found() -> None:
     found = cheapest(results, 0.99, lambda c: c.num_workers)
     best = min(r.configuration.num_workers for r in results if r.outcome.attainment >= 0.99)
     assert found[0].configuration.num_workers == best > 1
-    assert all(result.samples for result in results)
     assert not cheapest(results, 1.1, lambda c: c.num_workers)
 
 
