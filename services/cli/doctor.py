@@ -1,4 +1,4 @@
-"""`pageant doctor`: what was found on this machine, and what would keep it from serving, in words that help."""
+"""`pageant doctor`: whether this machine can serve, and what has to be changed first."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def doctor(settings: Settings) -> int:
 
 
 def examine(settings: Settings) -> Iterator[Finding]:
-    """What `pageant serve` checks, and besides what only a process with torch can tell."""
+    """The checks of `pageant serve`, and those that need a process with torch."""
     yield check_python()
     missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
     yield from (missing_package(name) for name in missing)
@@ -71,7 +71,7 @@ def ask_plan(settings: Settings) -> dict[str, Any]:
     except subprocess.TimeoutExpired:
         return {"error": f"no memory plan within {PLAN_TIMEOUT:g} s"}
     except ValueError:
-        return {"error": (done.stderr.strip().splitlines() or ["the worker's plan said nothing"])[-1]}
+        return {"error": (done.stderr.strip().splitlines() or ["the worker's plan is empty"])[-1]}
     return plan if isinstance(plan, dict) else {"error": "the worker's plan is no object"}
 
 

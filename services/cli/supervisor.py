@@ -81,8 +81,8 @@ class ChildProcess:
 
 
 class Supervisor:
-    """Invariant: every role is played by one live process, or waits for its restart, until it is dismissed, or until
-    `stop` or `failure`."""
+    """Invariant: every role has one live process, or waits for its restart, until it is dismissed, or until `stop` or
+    `failure`."""
 
     def __init__(
         self,
@@ -97,7 +97,7 @@ class Supervisor:
     ) -> None:
         """`patience`: seconds that one process has to leave when the others stay."""
         self.children = [ChildProcess(role) for role in roles]
-        self.failure: tuple[Role, int] | None = None  # who cannot work, and its exit status
+        self.failure: tuple[Role, int] | None = None  # the process that cannot work, and its exit status
         self._start = start
         self._report = report
         self._clock = clock
@@ -111,7 +111,7 @@ class Supervisor:
             self._begin(child)
 
     def poll(self) -> None:
-        """See who died or has left, restart whose time has come."""
+        """Note processes that have ended, and start those whose restart is due."""
         for child in list(self.children):
             if child.process is None:
                 if self._clock() >= child.restart_at:
@@ -125,12 +125,12 @@ class Supervisor:
                 self._kill(child)
 
     def cast(self, service: str) -> list[ChildProcess]:
-        """Who plays a service and stays, in the order of their indices."""
+        """The replicas of a service that stay, in the order of their indices."""
         found = [child for child in self.children if child.role.service == service and not child.is_leaving]
         return sorted(found, key=lambda child: child.role.index)
 
     def scale(self, service: str, count: int) -> None:
-        """Have `count` replicas of a service: start those who lack, ask the last ones to leave."""
+        """Have `count` replicas of a service: start missing ones, ask the last ones to leave."""
         present = self.cast(service)
         taken = {child.role.index for child in present}
         for index in [index for index in range(count) if index not in taken][: max(0, count - len(present))]:
@@ -139,14 +139,14 @@ class Supervisor:
             self.dismiss(child)
 
     def engage(self, role: Role) -> ChildProcess:
-        """Start one more, who may play a role that another is about to leave."""
+        """Start one more process, also for a role that another process is about to leave."""
         child = ChildProcess(role)
         self.children.append(child)
         self._begin(child)
         return child
 
     def dismiss(self, child: ChildProcess, *, replace: bool = False) -> None:
-        """Ask one to leave, for good or to be replaced; who does not in time is killed."""
+        """Ask one to leave, for good or to be replaced; it is killed if it does not leave in time."""
         if child.process is None:
             if not replace:
                 self.children.remove(child)
@@ -156,7 +156,7 @@ class Supervisor:
         child.process.send_signal(LEAVE)
 
     def stop(self, drain_timeout: float) -> None:
-        """Ask the gateways to drain, then the others, so that open streams can end; kill who stays."""
+        """Ask the gateways to drain, then the others, so that open streams can end; kill those that do not end."""
         gateways = [child for child in self.children if child.role.service == "gateway"]
         others = [child for child in self.children if child not in gateways]
         for group in (gateways, others):
@@ -221,7 +221,7 @@ class Supervisor:
 
 
 class RestartFailedError(Exception):
-    """A successor was not ready in time; who is not replaced yet stays."""
+    """A successor was not ready in time; the processes that are not replaced yet stay."""
 
 
 def rolling_restart(
@@ -232,7 +232,7 @@ def rolling_restart(
     report: Callable[[str], None],
     clock: Callable[[], float],
 ) -> Iterator[None]:
-    """Replace everybody of these services; to be advanced between the supervisor's polls.
+    """Replace every process of these services; to be advanced between the supervisor's polls.
 
     Raises RestartFailedError where a successor does not become ready.
     """

@@ -16,7 +16,7 @@ from services.cli.client import TerminalClient, printable
 from services.cli.client import explain as in_words
 
 BAR = 40  # characters
-MAX_TOKENS = 256  # of a completion, unless it is told; the end of the sequence may come before
+MAX_TOKENS = 256  # of a completion, unless the option is given; the end of the sequence may come before
 HOW_TO_LEAVE = "Ctrl-D or /quit ends; Ctrl-C stops an answer"
 MAX_LINES = 1000
 
@@ -78,7 +78,7 @@ def _talk(client: TerminalClient, system: str, sampling: dict[str, Any]) -> int:
 
 
 def _read_line() -> str | None:
-    """What was typed; empty where it was taken back by Ctrl-C, None at the end."""
+    """A line of input; empty after Ctrl-C, None at the end."""
     try:
         line = input("> " if sys.stdin.isatty() else "").strip()
     except EOFError:
@@ -93,7 +93,7 @@ def _read_line() -> str | None:
 
 
 def _answer(client: TerminalClient, messages: list[dict[str, str]], sampling: dict[str, Any]) -> str | None:
-    """One answer, or None where there was none; what an interrupted one had said counts."""
+    """One answer, or None where there was none; an interrupted answer counts as far as it came."""
     said: list[str] = []
 
     def show(text: str) -> None:

@@ -21,7 +21,7 @@ STILL = 1e-9  # relative change under which it has arrived
 NUM_SLOPES = 3  # context tokens, pairs, sequences
 SHARE_PER_KNOT = 8  # recorded steps that a knot needs near it
 MIN_ALIKE = 20  # steps of like size, from which one is drawn
-LONGEST_PAUSE = 0.1  # seconds between two steps; more of it tells nothing of how long steps take
+LONGEST_PAUSE = 0.1  # seconds between two steps that count; in a longer one the worker was idle
 SHIFT = 0.618034  # of the whole: where each worker begins behind the one before it, evenly for any number of them
 
 
@@ -89,7 +89,7 @@ def fit(steps: Sequence[RecordedStep], arrivals: Sequence[int] = ()) -> Fitted:
 
 
 def undisturbed(steps: Sequence[RecordedStep], arrivals: Sequence[int], per_arrival: float) -> list[RecordedStep]:
-    """The steps without what those who came took from them; of each at least half is left."""
+    """The steps without the time that arriving requests took from them; of each at least half is left."""
     return [
         msgspec.structs.replace(step, seconds=max(0.5 * step.seconds, step.seconds - count * per_arrival))
         for step, count in zip(steps, arrivals, strict=True)
@@ -126,7 +126,7 @@ def hats(knots: Sequence[float], x: float) -> list[float]:
 
 
 def choose_knots(tokens: Sequence[int]) -> list[float]:
-    """About one for each doubling, where there are steps to tell its height."""
+    """About one for each doubling of the tokens, where enough steps were recorded."""
     ordered = sorted(tokens)
     knots = [float(ordered[0])]
     since = 0

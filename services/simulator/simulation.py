@@ -25,7 +25,7 @@ from shared.metrics.steps import StepWork
 from shared.sampling import GenerationDefaults, SamplingParams
 from shared.workload import BYTE_VOCABULARY, BlockPrompt, LoadRequest, TokenPrompt
 
-VOCAB_SIZE = BYTE_VOCABULARY  # which tokens they are matters to nobody here, and of these Python keeps one object each
+VOCAB_SIZE = BYTE_VOCABULARY  # the tokens' values do not matter here; of small numbers Python keeps one object each
 DETOKENIZER = "detokenizer"
 
 
@@ -38,7 +38,7 @@ class Delays(msgspec.Struct, frozen=True):
     link: float = 1e-4  # scheduler to worker, and back
     per_step: float = 3e-5  # of the scheduler's time: planning a step and taking its result in
     per_sequence: float = 2.5e-6  # the same, for each sequence in it
-    per_arrival: float = 0.0  # of a worker's time, where it shares its processors with who lets its requests in
+    per_arrival: float = 0.0  # of a worker's time, where services that let requests in share its processors
     scatter: tuple[float, ...] = ()  # by how much the way of one request or another to the scheduler was longer
 
 
@@ -94,7 +94,7 @@ class Simulation:
         self.model = model
         self.end = 0.0
         self._step_time, self._delays = step_time, delays
-        self._events: list[tuple[float, int, Worker | None]] = []  # time, order, whose result; nobody's: an arrival
+        self._events: list[tuple[float, int, Worker | None]] = []  # time, order, worker of a result; None: arrival
         self._num_events = 0
         self._scheduler_free_at = 0.0
         self._arriving: LoadRequest | None = None
@@ -116,7 +116,7 @@ class Simulation:
                 self._take_result(worker, now)
             self.end = now
         if self.core.requests:
-            raise RuntimeError(f"{len(self.core.requests)} requests wait for ever: the scheduler has nothing to plan")
+            raise RuntimeError(f"{len(self.core.requests)} requests never end: the scheduler has nothing to plan")
 
     # -- events
 

@@ -100,8 +100,7 @@ def read_delta(proto: Any) -> Delta:
     """A `GenerateResponse`."""
     usage = None
     if proto.HasField("usage"):
-        told = proto.usage
-        usage = Usage(told.prompt_tokens, told.completion_tokens, told.cached_tokens)
+        usage = Usage(proto.usage.prompt_tokens, proto.usage.completion_tokens, proto.usage.cached_tokens)
     return Delta(
         index=proto.index,
         text=proto.text,

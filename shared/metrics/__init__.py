@@ -12,8 +12,8 @@
     MFU    arithmetic done / what the device could have done in that time
     acceptance    accepted draft tokens / proposed ones; its length: tokens per verification, 1 + accepted / drafts
 
-The start is the moment at which the client meant to send, or at which the server took the request in: who computes says
-which.  Times are seconds here; documents and reports show milliseconds.
+The start is the moment at which the client meant to send, or at which the server took the request in: the caller
+decides.  Times are seconds here; documents and reports show milliseconds.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ class RequestOutcome(msgspec.Struct):
     num_cached_tokens: int = 0
     text: str = ""
     error: str = ""
-    phases: dict[str, float] = {}  # seconds by phase, where the server was asked and said
+    phases: dict[str, float] = {}  # seconds by phase, where the server was asked for them
 
     @property
     def succeeded(self) -> bool:
@@ -44,12 +44,12 @@ class RequestOutcome(msgspec.Struct):
 
 
 def start_header() -> tuple[str, str]:
-    """Tells the server when a request left, so that both count from there."""
+    """The header that names the time of sending, so that client and server count from there."""
     return "x-request-start", f"t={time.time():.6f}"
 
 
 class Served(msgspec.Struct, frozen=True):
-    """The model that is asked; 0 where the interface does not tell."""
+    """The served model; 0 where the interface does not name a figure."""
 
     name: str
     vocab_size: int
@@ -60,7 +60,7 @@ class Streams(Protocol):
     """How one request reaches a server."""
 
     async def stream(self, request: LoadRequest, outcome: RequestOutcome, clock: Callable[[], float]) -> None:
-        """Send it and note in `outcome` what comes, at `clock()`'s times; a failure goes into `outcome.error`."""
+        """Send it and note in `outcome` the outputs, at `clock()`'s times; a failure goes into `outcome.error`."""
 
 
 class ServerBackend(Streams, Protocol):
@@ -73,7 +73,7 @@ class ServerBackend(Streams, Protocol):
         """What is served, once the server answers; fails after `patience` seconds."""
 
     async def acceptance(self) -> Acceptance:
-        """What speculation has yielded since the server's start; all zero where that is not told."""
+        """What speculation has yielded since the server's start; all zero where the interface has no such figures."""
 
     async def close(self) -> None: ...
 

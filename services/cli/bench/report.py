@@ -66,7 +66,7 @@ DETAILS: dict[str, Callable[[RequestOutcome], Any]] = {  # of each request
 
 
 class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run was told, as far as its report repeats it."""
+    """The options of a run that its report repeats."""
 
     backend: str
     model: str
@@ -148,7 +148,8 @@ def figures(report: Report) -> dict[str, float]:
 def mfu(report: Report) -> float:
     """The share of the devices' arithmetic that finished requests used; NaN where model or peak is not known.
 
-    The last output token is sampled and not computed; the token at position i attends to i + 1 keys.
+    Each token counts once: neither cached prefixes nor padding, recomputation or rejected drafts count as work.  The
+    last output token is sampled and not computed; the token at position i attends to i + 1 keys.
     """
     work, peak = report.options.work, report.options.peak_flops
     if work is None or not peak:

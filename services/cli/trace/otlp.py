@@ -54,7 +54,7 @@ def spans_of(trace: RequestTrace) -> list[dict[str, Any]]:
     """One request's spans, its own first."""
     values = attributes(trace)
     trace_id = hexadecimal(trace.trace_id) or hexadecimal(trace.request_id) or 1
-    own = hexadecimal(trace.request_id[:16]) or 1  # as the gateway tells its callers
+    own = hexadecimal(trace.request_id[:16]) or 1  # as in the gateway's `traceparent`
     caller = hexadecimal(str(trace.received.fields.get("parent_span_id", ""))) if trace.received is not None else 0
 
     def span(span_id: int, parent: int, name: str, start_ms: float, end_ms: float, kind: int) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""One request in the terminal: its phases as bars, why it took so long, and what else its lines tell."""
+"""One request in the terminal: its phases as bars, why it took so long, and its log lines."""
 
 from __future__ import annotations
 
