@@ -8,7 +8,8 @@ from collections.abc import Iterable
 from msgspec import UNSET
 
 from services.gateway.http.chat.objects import AnswerMessage, Function, MessageDelta, ToolCallPart
-from services.gateway.http.parsing import CallArguments, CallBegun, Content, OutputParser, Part, Reasoning
+from services.gateway.http.parsing.parts import CallArguments, CallBegun, Content, Part, Reasoning
+from services.gateway.http.parsing.registry import OutputParser
 
 
 class AnswerReader:

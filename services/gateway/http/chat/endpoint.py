@@ -25,7 +25,7 @@ from services.gateway.http.chat.objects import (
     MessageDelta,
 )
 from services.gateway.http.chat.prompt import ToolUse, chat_options, echoed, read_messages
-from services.gateway.http.parsing import OutputParser, make_reasoning_parser, make_tool_parser
+from services.gateway.http.parsing.registry import OutputParser, make_reasoning_parser, make_tool_parser
 from services.gateway.http.requests.beams import read_beam
 from services.gateway.http.requests.gate import Gate
 from services.gateway.http.requests.returning import Bookmark, Rest, positions_of

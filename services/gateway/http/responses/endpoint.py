@@ -15,7 +15,8 @@ from services.gateway.http.answers.explaining import explanations
 from services.gateway.http.answers.objects import encode
 from services.gateway.http.chat.bodies import MessageBody
 from services.gateway.http.chat.prompt import read_messages
-from services.gateway.http.parsing import Content, OutputParser, Part, Reasoning, make_reasoning_parser
+from services.gateway.http.parsing.parts import Content, Part, Reasoning
+from services.gateway.http.parsing.registry import OutputParser, make_reasoning_parser
 from services.gateway.http.requests.gate import Gate
 from services.gateway.http.requests.output_format import response_format
 from services.gateway.http.requests.returning import POSITION_HEADER, positions_of
