@@ -8,8 +8,7 @@ from typing import Any
 
 from msgspec import UNSET, UnsetType
 
-from services.gateway.http.answers.explaining import explanations
-from services.gateway.http.answers.objects import TokenUsage, usage_of
+from services.gateway.http.answers.objects import TokenUsage, explanations, usage_of
 from services.gateway.http.requests.fields import GenerationBody
 from services.gateway.streams.stream import Stream, StreamDelta
 from shared.errors import RequestError

@@ -11,9 +11,16 @@ from starlette.responses import Response
 from services.gateway.generation.checks import check_n
 from services.gateway.http.answers.answer import Collected, Identity, UsageOptions, finish_reason
 from services.gateway.http.answers.events import DONE, EventResponse, Events, WholeResponse, event
-from services.gateway.http.answers.explaining import explanations
 from services.gateway.http.answers.logprobs import Entry, TokenTexts, chat_logprobs, ids_of, prompt_logprobs
-from services.gateway.http.answers.objects import PromptLogprobs, encode, fingerprint_of, given, stop_reason, usage_of
+from services.gateway.http.answers.objects import (
+    PromptLogprobs,
+    encode,
+    explanations,
+    fingerprint_of,
+    given,
+    stop_reason,
+    usage_of,
+)
 from services.gateway.http.chat.answer import AnswerReader, DeltaBuilder, MessageBuilder
 from services.gateway.http.chat.bodies import ChatBody
 from services.gateway.http.chat.objects import (

@@ -5,8 +5,7 @@ from __future__ import annotations
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from services.gateway.http.answers.explaining import Explanations
-from services.gateway.http.answers.objects import PromptLogprobs, TokenLogprob, TokenUsage
+from services.gateway.http.answers.objects import Explanations, PromptLogprobs, TokenLogprob, TokenUsage
 
 
 class ChoiceLogprobs(msgspec.Struct):

@@ -10,9 +10,16 @@ from starlette.responses import Response
 from services.gateway.generation.checks import check_n
 from services.gateway.http.answers.answer import Collected, Identity, UsageOptions, finish_reason
 from services.gateway.http.answers.events import DONE, EventResponse, Events, WholeResponse, event
-from services.gateway.http.answers.explaining import explanations
 from services.gateway.http.answers.logprobs import Entry, TokenTexts, ids_of, legacy_logprobs, prompt_logprobs
-from services.gateway.http.answers.objects import LegacyLogprobs, encode, fingerprint_of, given, stop_reason, usage_of
+from services.gateway.http.answers.objects import (
+    LegacyLogprobs,
+    encode,
+    explanations,
+    fingerprint_of,
+    given,
+    stop_reason,
+    usage_of,
+)
 from services.gateway.http.completions.bodies import CompletionBody
 from services.gateway.http.completions.objects import Completion, CompletionChoice
 from services.gateway.http.requests.beams import read_beam

@@ -5,8 +5,7 @@ from __future__ import annotations
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from services.gateway.http.answers.explaining import Explanations
-from services.gateway.http.answers.objects import LegacyLogprobs, PromptLogprobs, TokenUsage
+from services.gateway.http.answers.objects import Explanations, LegacyLogprobs, PromptLogprobs, TokenUsage
 
 
 class CompletionChoice(msgspec.Struct, kw_only=True):

@@ -11,8 +11,7 @@ from starlette.responses import Response
 
 from services.gateway.http.answers.answer import Collected, Identity
 from services.gateway.http.answers.events import EventResponse, Events, WholeResponse, named_event
-from services.gateway.http.answers.explaining import explanations
-from services.gateway.http.answers.objects import encode
+from services.gateway.http.answers.objects import encode, explanations
 from services.gateway.http.chat.bodies import MessageBody
 from services.gateway.http.chat.prompt import read_messages
 from services.gateway.http.parsing.parts import Content, Part, Reasoning

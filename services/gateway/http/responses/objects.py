@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from services.gateway.http.answers.explaining import Explanations
+from services.gateway.http.answers.objects import Explanations
 
 
 class InputTokensDetails(msgspec.Struct):
