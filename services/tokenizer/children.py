@@ -288,36 +288,20 @@ async def awake(
 ) -> AsyncIterator[None]:
     """As asyncio.timeout, but time in which the event loop stood still counts as one slice at most; and while
     `may_go_on`, there are more slices, up to `longest` times as many."""
+    loop, timer = asyncio.get_running_loop(), list[asyncio.Handle]()
     async with asyncio.timeout(None) as limit:
-        slices = _Slices(limit, seconds / NUM_SLICES, may_go_on, longest)
+
+        def next_slice(num_slices: int) -> None:
+            if num_slices < NUM_SLICES or (num_slices < longest * NUM_SLICES and may_go_on()):
+                timer[:] = [loop.call_later(seconds / NUM_SLICES, next_slice, num_slices + 1)]
+            else:
+                limit.reschedule(loop.time())
+
+        next_slice(0)
         try:
             yield
         finally:
-            slices.cancel()
-
-
-class _Slices:
-    """The slices of one wait, one after the other; behind the last the limit is over."""
-
-    def __init__(self, limit: asyncio.Timeout, seconds: float, may_go_on: Callable[[], bool], longest: float) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._limit = limit
-        self._seconds = seconds  # of each
-        self._may_go_on = may_go_on
-        self._most = longest * NUM_SLICES
-        self._timer: asyncio.Handle | None = self._loop.call_soon(self._next, 0)
-
-    def cancel(self) -> None:
-        """This and its timer name each other no more."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-    def _next(self, num_slices: int) -> None:
-        if num_slices < NUM_SLICES or (num_slices < self._most and self._may_go_on()):
-            self._timer = self._loop.call_later(self._seconds, self._next, num_slices + 1)
-        else:
-            self._limit.reschedule(self._loop.time())
+            timer[0].cancel()
 
 
 def _end(child: Process) -> None:

@@ -26,7 +26,7 @@ class EncoderPool(LazyChildPool[Encoded]):
         """`tokenizer`: as its file has it."""
         super().__init__(
             "services.tokenizer.encoder",
-            setup=EncodeSetup(tokenizer, max_memory=MAX_MEMORY, max_cpu_seconds=int(2 * TIMEOUT)),
+            setup=EncodeSetup(tokenizer=tokenizer, max_memory=MAX_MEMORY, max_cpu_seconds=int(2 * TIMEOUT)),
             probe=EncodeJob(""),
             answers=_encoded,
             timeout=TIMEOUT,
