@@ -149,7 +149,7 @@ class GatewayActor(MemberActor):
             **super().snapshot(),
             "unwell": self.readiness.unwell,
             "num_streams": len(self.generation.journal),
-            "num_paused": len(self.generation.recovery.paused.all()),
+            "num_paused": len(self.generation.recovery.paused),
             "num_calls": len(self.generation.calls),
             "num_open_tokens": self.generation.admission.num_tokens,
             "num_waiting": len(self.generation.forecasts),

@@ -36,6 +36,7 @@ from shared.messages import (
     EncodeResult,
     Fingerprint,
     Goodbye,
+    Message,
     PiecesRequest,
     PiecesResult,
     Refused,
@@ -55,6 +56,7 @@ from shared.transport import Transport
 log = structlog.get_logger()
 
 T = TypeVar("T")
+Question = EncodeRequest | DecodeRequest | PiecesRequest
 
 LONG = 0.001  # seconds
 RESUMED_ALLOWANCE = 30.0  # times the usual that a stream under way may wait for a child: it was not too much before
@@ -102,9 +104,9 @@ class TokenizerActor(MemberActor):
     def handlers(self) -> Handlers:
         return {
             TokenizeRequest: self.handle_tokenize,
-            EncodeRequest: self.handle_encode,
-            DecodeRequest: self.handle_decode,
-            PiecesRequest: self.handle_pieces,
+            EncodeRequest: self.handle_question,
+            DecodeRequest: self.handle_question,
+            PiecesRequest: self.handle_question,
             AbortRequest: self.handle_abort,
             Roster: self.handle_roster,
             Refused: self.handle_refused,
@@ -142,34 +144,17 @@ class TokenizerActor(MemberActor):
                     lambda token_ids: self._admit(request, pack_prompt(token_ids), started),
                 )
 
-    def handle_encode(self, request: EncodeRequest) -> None:
-        with self._contained(request.request_id, request.gateway):
-            self.rules.check_encode(request)
+    def handle_question(self, question: Question) -> None:
+        with self._contained(question.request_id, question.gateway):
+            if isinstance(question, EncodeRequest):
+                self.rules.check_encode(question)
+            else:
+                self.rules.check_packed_size(question.token_ids)
             self._later(
-                request.request_id,
-                request.gateway,
-                lambda: self._prompt(request, adds_special_tokens=request.add_special_tokens),
-                lambda ids: self.send(request.gateway, EncodeResult(request.request_id, pack_tokens(ids))),
-            )
-
-    def handle_decode(self, request: DecodeRequest) -> None:
-        with self._contained(request.request_id, request.gateway):
-            self.rules.check_packed_size(request.token_ids)
-            self._later(
-                request.request_id,
-                request.gateway,
-                lambda: self._decoded(request),
-                lambda text: self.send(request.gateway, DecodeResult(request.request_id, text)),
-            )
-
-    def handle_pieces(self, request: PiecesRequest) -> None:
-        with self._contained(request.request_id, request.gateway):
-            self.rules.check_packed_size(request.token_ids)
-            self._later(
-                request.request_id,
-                request.gateway,
-                lambda: self._pieces(request),
-                lambda pieces: self.send(request.gateway, PiecesResult(request.request_id, pieces)),
+                question.request_id,
+                question.gateway,
+                lambda: self._answer(question),
+                partial(self.send, question.gateway),
             )
 
     def handle_abort(self, message: AbortRequest) -> None:
@@ -214,6 +199,16 @@ class TokenizerActor(MemberActor):
     def _encoded(self, request_id: str, encode: Callable[[str], list[int]], text: str) -> list[int]:
         """The text's ids, in any thread; none where the request has been aborted meanwhile."""
         return encode(text) if request_id in self.pending or len(text) <= LONG_TEXT else []
+
+    async def _answer(self, question: Question) -> Message:
+        match question:
+            case EncodeRequest():
+                ids = await self._prompt(question, adds_special_tokens=question.add_special_tokens)
+                return EncodeResult(question.request_id, pack_tokens(ids))
+            case DecodeRequest():
+                return DecodeResult(question.request_id, await self._decoded(question))
+            case PiecesRequest():
+                return PiecesResult(question.request_id, await self._pieces(question))
 
     async def _decoded(self, request: DecodeRequest) -> str:
         def decode() -> str:

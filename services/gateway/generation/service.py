@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 
@@ -86,17 +87,24 @@ class GenerationService:
     async def generate(
         self,
         request: TokenizeRequest,
-        report: StreamReport,
         deliver: Callable[[Stream], Awaitable[None]],
         *,
         has: Sequence[Position] | None = None,
     ) -> None:
-        """Open a stream and let `deliver` take its output to the end, within the request's deadline.
+        """Open a stream and let `deliver` take its output to the end, within the request's deadline; report the result.
 
         `has`: what a client that comes back has of it.  Raises RequestError where it is refused, fails or expires.
         Being cancelled aborts it.
         """
-        await within(request.header.deadline, self._generate(request, report, deliver, has))
+        report, deadline = StreamReport(self.meter), request.header.deadline
+        try:
+            await within(deadline, self._generate(request, report, deliver, has))
+        except RequestError as error:
+            report.failed(error)
+            raise
+        except asyncio.CancelledError:
+            report.cancelled(expired=deadline is not None and steady_time() >= deadline)
+            raise
 
     async def _generate(
         self,
@@ -114,6 +122,7 @@ class GenerationService:
         finally:
             report.received(request)
         report.opened(stream)
+        stream.on_output = report.progressed
         try:
             await stream.deliver(deliver(stream))
         finally:

@@ -15,7 +15,7 @@ from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection
 
 from services.gateway.access.auth import Access
-from services.gateway.grpc.status import abort_args
+from services.gateway.grpc.status import abort
 from shared.errors import RequestError
 
 # Whether it serves, and what its messages are, a gateway tells everybody.
@@ -65,10 +65,6 @@ def refusing(error: RequestError) -> Any:
     """A handler that ends whatever call it gets with this error.  Of a stream of requests nothing is read unasked."""
 
     async def refuse(_: Any, context: Any) -> None:
-        await end(context, error)
+        await abort(context, error)
 
     return grpc.stream_unary_rpc_method_handler(refuse)
-
-
-async def end(context: Any, error: RequestError) -> None:
-    await context.abort(*abort_args(error))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -19,7 +20,6 @@ from services.gateway.grpc.load_service import LoadService
 from services.gateway.grpc.peers import PeerWatch
 from services.gateway.grpc.receiving import ReceivingInterceptor
 from services.gateway.grpc.servicer import ControlServicer, InferenceServicer
-from services.gateway.grpc.tls import server_credentials
 from services.gateway.health.readiness import Readiness
 from shared.config import Settings
 from shared.errors import ConfigError
@@ -161,3 +161,26 @@ def connection_options(settings: Settings, most: int) -> list[tuple[str, Any]]:
         ("grpc.server_handshake_timeout_ms", int(1000 * settings.header_timeout)),
         ("grpc.max_connection_idle_ms", int(1000 * settings.idle_timeout)),
     ]
+
+
+def server_credentials(settings: Settings) -> Any:
+    """What the gRPC server shows and asks for; None where the settings name no certificate.
+
+    Raises ConfigError where a file cannot be read or is no PEM.
+    """
+    if not settings.tls_cert_file:
+        return None
+    pair = (read_pem(settings.tls_key_file, "tls_key_file"), read_pem(settings.tls_cert_file, "tls_cert_file"))
+    authority = read_pem(settings.tls_client_ca_file, "tls_client_ca_file") if settings.tls_client_ca_file else None
+    return grpc.ssl_server_credentials([pair], authority, require_client_auth=authority is not None)
+
+
+def read_pem(path: str, setting: str) -> bytes:
+    """A PEM file's bytes; raises ConfigError naming the setting."""
+    try:
+        content = Path(path).read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{setting} {path} cannot be read: {error.strerror}") from error
+    if b"-----BEGIN " not in content:
+        raise ConfigError(f"{setting} {path} is not a PEM file")
+    return content

@@ -159,6 +159,7 @@ class Stream:
         self.finish_reason = ""  # of the sequence that ended last
         self.fingerprint = ""  # of the worker that began it, as the first news said
         self.latency: StreamLatency | None = None  # None where its time is not tracked
+        self.on_output: Callable[[], None] = lambda: None  # called whenever the sender takes output
         self._pending: list[StreamDelta] = []
         self._changed = asyncio.Event()
         self._is_writing = False  # what was taken
@@ -296,6 +297,8 @@ class Stream:
         self._is_writing, self._taken, self._woken = bool(deltas), self._woken, None
         for sequence in self.sequences:
             sequence.taken()
+        if deltas:
+            self.on_output()
         if self.latency is not None and deltas:
             self.latency.write_began()
         return deltas

@@ -33,10 +33,9 @@ from services.gateway.http.chat.objects import (
 )
 from services.gateway.http.chat.prompt import ToolUse, chat_options, echoed, read_messages
 from services.gateway.http.parsing.registry import OutputParser, make_reasoning_parser, make_tool_parser
-from services.gateway.http.requests.beams import read_beam
 from services.gateway.http.requests.gate import Gate
 from services.gateway.http.requests.returning import Bookmark, Rest, positions_of
-from services.gateway.http.requests.sampling import refuse_impossible, sampling_params
+from services.gateway.http.requests.sampling import read_beam, refuse_impossible, sampling_params
 from services.gateway.streams.stream import Position, Stream, StreamDelta
 from shared.errors import RequestError
 from shared.messages import SequenceText, TokenizeRequest

@@ -204,7 +204,7 @@ async def test_clients_must_show_a_certificate_where_an_authority_is_configured(
 
 
 def test_tls_settings_that_cannot_work_say_which(tmp_path: Path) -> None:
-    from services.gateway.grpc.tls import server_credentials
+    from services.gateway.grpc.server import server_credentials
 
     with pytest.raises(ConfigError, match="together"):
         load_settings({"tls_cert_file": "c"}, environ={})

@@ -9,7 +9,7 @@ import pytest
 
 from protos.pageant.v1 import inference_pb2
 from services.gateway.http.chat.bodies import ChatBody
-from services.gateway.http.completions.bodies import CompletionBody
+from services.gateway.http.completions import CompletionBody
 from services.gateway.http.embeddings import EmbeddingBody
 from services.gateway.http.errors.naming import HEADERS, sent_name
 from services.gateway.http.responses.bodies import ResponsesBody

@@ -14,7 +14,7 @@ import pytest
 import structlog
 
 from services.gateway.http.chat.bodies import ChatBody
-from services.gateway.http.completions.bodies import CompletionBody
+from services.gateway.http.completions import CompletionBody
 from services.gateway.http.embeddings import EmbeddingBody
 from services.gateway.http.requests import sampling
 from services.gateway.http.requests.fields import WithoutEffect

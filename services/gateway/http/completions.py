@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import ClassVar
 
+import msgspec
+from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -12,7 +15,10 @@ from services.gateway.http.answers.answer import Collected, Identity, UsageOptio
 from services.gateway.http.answers.events import DONE, EventResponse, Events, WholeResponse, event
 from services.gateway.http.answers.logprobs import Entry, TokenTexts, ids_of, legacy_logprobs, prompt_logprobs
 from services.gateway.http.answers.objects import (
+    Explanations,
     LegacyLogprobs,
+    PromptLogprobs,
+    TokenUsage,
     encode,
     explanations,
     fingerprint_of,
@@ -20,16 +26,56 @@ from services.gateway.http.answers.objects import (
     stop_reason,
     usage_of,
 )
-from services.gateway.http.completions.bodies import CompletionBody
-from services.gateway.http.completions.objects import Completion, CompletionChoice
-from services.gateway.http.requests.beams import read_beam
+from services.gateway.http.requests.fields import ClientNames, GenerationBody, Int, TokenId
 from services.gateway.http.requests.gate import Gate
 from services.gateway.http.requests.prompts import Prompt, read_prompts
 from services.gateway.http.requests.returning import Bookmark, positions_of
-from services.gateway.http.requests.sampling import refuse_impossible, sampling_params
+from services.gateway.http.requests.sampling import read_beam, refuse_impossible, sampling_params
 from services.gateway.streams.stream import Position, Stream, StreamDelta
 from shared.errors import RequestError
 from shared.messages import TokenizeRequest
+
+
+class CompletionBody(GenerationBody, kw_only=True):
+    client_names: ClassVar[ClientNames] = {
+        "token_ids": ("prompt",),
+        "label": ("request_id",),
+        "n": ("best_of", "n"),
+        "beam_width": ("beam_width", "best_of", "n"),
+        "prompt_logprobs": ("prompt_logprobs", "logprobs"),
+    }
+
+    prompt: str | list[str | Int | list[TokenId]]  # text, token ids, or a list of either (256 at most)
+    max_tokens: Int | None = None  # default 16
+    logprobs: Int | None = None
+    echo: bool | None = None  # the answer begins with the prompt
+    best_of: Int | None = None  # sequences that are generated; the n best are the answer
+    suffix: str | None = None
+    add_special_tokens: bool | None = None  # default true: as the tokenizer does for a prompt
+
+
+class CompletionChoice(msgspec.Struct, kw_only=True):
+    index: int
+    text: str
+    logprobs: LegacyLogprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    token_ids: list[int] | UnsetType = UNSET
+
+
+class Completion(msgspec.Struct, kw_only=True):
+    """A whole answer, or one event of a stream."""
+
+    id: str
+    object: str = "text_completion"
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: TokenUsage | UnsetType | None = UNSET
+    system_fingerprint: str | None = None
+    explanations: Explanations = UNSET
 
 
 class Completions:
