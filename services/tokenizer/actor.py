@@ -80,13 +80,12 @@ class TokenizerActor(MemberActor):
         tokenizer: ModelTokenizer,
         renderers: RendererPool | None,
         instance: str | None = None,
-        compilers: CompilerPool | None = None,
         text: Fingerprint | None = None,
     ) -> None:
         super().__init__(transport, settings, instance)
         self.tokenizer = tokenizer
         self.renderers = renderers
-        self.compilers = compilers or CompilerPool(patience=settings.resume_timeout)
+        self.compilers = CompilerPool(patience=settings.resume_timeout)
         self.rules = PromptRules(
             tokenizer,
             max_prompt_bytes=settings.max_prompt_bytes,

@@ -38,10 +38,6 @@ class ChildError(Exception):
     """A job that has no answer."""
 
 
-class NoChildFreeError(ChildError):
-    """All children were busy for too long."""
-
-
 class LateChildError(ChildError):
     """The child took too long, and is no more."""
 
@@ -67,6 +63,8 @@ class ChildPool(Generic[T]):
         self,
         module: str,
         *,
+        field: str,
+        action: str,
         setup: msgspec.Struct,
         probe: msgspec.Struct,
         answers: msgspec.msgpack.Decoder[T],
@@ -77,7 +75,8 @@ class ChildPool(Generic[T]):
         niceness: int = 0,
         least_seconds: float = 0.0,
     ) -> None:
-        """`patience`: seconds that a job waits for a child; as long as it may take itself, where that is not said.
+        """`field` and `action`: what a child does with what, for refusals.
+        `patience`: seconds that a job waits for a child; as long as it may take itself, where that is not said.
         `niceness`: of the children once they are up, since requests wait for the first ones; of replacements, from
         their start, which with the least one take idle time only.
         `least_seconds`: of a processor, which a job has had before it can be late."""
@@ -85,6 +84,8 @@ class ChildPool(Generic[T]):
         self.patience = patience
         self.num_killed = 0
         self._module = module
+        self._field = field
+        self._action = action
         self._niceness = niceness
         self._least_seconds = least_seconds
         self._resting: dict[Process, asyncio.TimerHandle] = {}
@@ -118,14 +119,29 @@ class ChildPool(Generic[T]):
             await self._all_reaped.wait()
 
     async def ask(self, job: msgspec.Struct, allowance: float = 1.0) -> T:
-        """A child's answer to a job, which may wait and take `allowance` times the usual.  Raises ChildError."""
+        """A child's answer to a job, which may wait and take `allowance` times the usual.  Raises RequestError."""
         patience = self.timeout if self.patience is None else self.patience
         try:
             async with awake(allowance * patience):
                 child = await self.free_child()
+            return await self.work(child, job, allowance * self.timeout)
         except TimeoutError:
-            raise NoChildFreeError from None
-        return await self.work(child, job, allowance * self.timeout)
+            raise self._not_now(f"no process became free to {self._action} it within {patience:g} s") from None
+        except LateChildError as late:
+            if late.seconds < self._least_seconds:
+                raise self._not_now(f"its process had a processor for {late.seconds:.2f} s only") from None
+            raise self.refusal(f"takes more than {self.timeout:g} s to {self._action}") from None
+        except BrokenChildError:
+            raise self.refusal(f"takes too much memory or processor time to {self._action}") from None
+
+    def refusal(self, reason: str) -> RequestError:
+        """The job is at fault."""
+        return RequestError(f"{self._field} {reason}", field=self._field)
+
+    def _not_now(self, reason: str) -> RequestError:
+        """The machine is."""
+        wait = int(1000 * self.timeout)
+        return RequestError(f"{self._field}: {reason}", code=RejectCode.UNAVAILABLE, retry_after_ms=wait)
 
     async def free_child(self) -> Process:
         """The next child without work, which is to be given some, or to be given back."""

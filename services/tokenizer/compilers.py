@@ -48,6 +48,8 @@ class CompilerPool(LazyChildPool[Compilation]):
     ) -> None:
         super().__init__(
             "services.tokenizer.compiler",
+            field="grammar",
+            action="compile",
             setup=ChildSetup(max_memory=MAX_MEMORY, max_cpu_seconds=1),
             probe=CompileJob(None),
             answers=_compilation,
