@@ -69,7 +69,7 @@ async def _embed(service: GenerationService, request: TokenizeRequest) -> Embedd
             tokens = stream.num_prompt_tokens, stream.num_cached_tokens
             found.extend(Embedded(vector, *tokens) for vector in vectors if vector)
 
-        if not found:
+        if not found and stream.error is None:
             raise RequestError("a worker has computed no embedding", code=RejectCode.INTERNAL)
 
     await service.generate(request, deliver)

@@ -38,6 +38,14 @@ class StreamDelta(msgspec.Struct):
         """Whether a client who wants no token ids would learn nothing from it."""
         return not (self.text or self.logprobs or self.prompt_logprobs or self.end)
 
+    def extend(self, other: StreamDelta) -> None:
+        """By output that follows, as a whole answer gathers it."""
+        self.text += other.text
+        self.token_ids += other.token_ids
+        self.logprobs += other.logprobs
+        self.prompt_logprobs += other.prompt_logprobs
+        self.end = other.end or self.end
+
     def add(self, text: str, token_ids: list[int]) -> None:
         if text:
             self.text.append(text)

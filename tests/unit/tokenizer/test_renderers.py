@@ -133,7 +133,7 @@ async def test_an_endless_template_is_killed_while_others_are_served(endless: st
         for _ in range(20):
             assert await renderers.render(HELLO) == "hello"
         assert not stuck.done()
-        with pytest.raises(RequestError, match="chat takes more than .* to render"):
+        with pytest.raises(RequestError, match=r"chat takes more than .* to render"):
             await stuck
         assert time.monotonic() - started < 2
         assert renderers.num_killed == 1

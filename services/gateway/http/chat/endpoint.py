@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from services.gateway.generation.checks import check_n
-from services.gateway.http.answers.answer import Collected, Identity, UsageOptions, finish_reason
+from services.gateway.http.answers.answer import Identity, UsageOptions, finish_reason
 from services.gateway.http.answers.events import DONE, EventResponse, Events, WholeResponse, event
 from services.gateway.http.answers.logprobs import Entry, TokenTexts, chat_logprobs, ids_of, prompt_logprobs
 from services.gateway.http.answers.objects import (
@@ -137,23 +137,23 @@ class ChatCall:
 
     async def answer(self, asked: TokenizeRequest) -> bytes:
         """The whole answer as JSON."""
-        collected = [Collected() for _ in range(self.n)]
+        outputs = [StreamDelta(index) for index in range(self.n)]
         readers = [self.reader() for _ in range(self.n)]
         builders = [MessageBuilder(self.shown) for _ in range(self.n)]
 
         async def consume(_: int, stream: Stream, deltas: list[StreamDelta]) -> None:
             for delta in deltas:
-                collected[delta.index].add(delta)
+                outputs[delta.index].extend(delta)
                 builders[delta.index].add(readers[delta.index].feed("".join(delta.text)))
 
         (stream,) = await self.gate.run([asked], consume)
         for reader, builder in zip(readers, builders, strict=True):
             builder.add(reader.finish())
-        entries = collected[0].prompt_logprobs
-        await self.texts.learn(ids_of([*entries, *(entry for one in collected for entry in one.logprobs)]))
+        entries = outputs[0].prompt_logprobs
+        await self.texts.learn(ids_of([*entries, *(entry for one in outputs for entry in one.logprobs)]))
         choices = [
             self._choice(index, stream, one, builder, reader)
-            for index, (one, builder, reader) in enumerate(zip(collected, builders, readers, strict=True))
+            for index, (one, builder, reader) in enumerate(zip(outputs, builders, readers, strict=True))
         ]
         identity, body = self.identity, self.body
         return encode(
@@ -171,7 +171,7 @@ class ChatCall:
         )
 
     def _choice(
-        self, index: int, stream: Stream, one: Collected, builder: MessageBuilder, reader: AnswerReader
+        self, index: int, stream: Stream, one: StreamDelta, builder: MessageBuilder, reader: AnswerReader
     ) -> ChatChoice:
         return ChatChoice(
             index=index,

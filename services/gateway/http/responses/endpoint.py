@@ -9,7 +9,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from services.gateway.http.answers.answer import Collected, Identity
+from services.gateway.http.answers.answer import Identity, finish_reason
 from services.gateway.http.answers.events import EventResponse, Events, WholeResponse, named_event
 from services.gateway.http.answers.objects import encode, explanations
 from services.gateway.http.chat.bodies import MessageBody
@@ -31,7 +31,7 @@ from services.gateway.http.responses.objects import (
 )
 from services.gateway.streams.stream import Stream, StreamDelta
 from shared.errors import RequestError
-from shared.messages import ChatOptions, TokenizeRequest
+from shared.messages import ChatOptions, SequenceText, TokenizeRequest
 from shared.sampling import SamplingParams
 
 NOT_POSSIBLE = {
@@ -100,7 +100,6 @@ class ResponseAnswer:
         self._gate = gate
         self._asked = asked
         self._parser = OutputParser(make_reasoning_parser(gate.settings.reasoning_parser), None)
-        self._collected = Collected()
         self._texts: list[str] = []  # of the item that grows
         self._num_events = 0
         identity = Identity("resp", gate.settings.model_name)
@@ -138,14 +137,13 @@ class ResponseAnswer:
         """Grow by `deltas`; returns the events that say so."""
         said: list[bytes] = []
         for delta in deltas:
-            self._collected.add(delta)
             parts = self._parser.feed("".join(delta.text))
             if delta.end is not None:
                 parts = parts + self._parser.finish()
             for part in parts:
                 said += self._grow(part)
             if delta.end is not None:
-                said += self._finish(stream)
+                said += self._finish(stream, delta.end)
         return said
 
     def _grow(self, part: Part) -> list[bytes]:
@@ -189,10 +187,10 @@ class ResponseAnswer:
             self._event("response.output_item.done", output_index=place["output_index"], item=item),
         ]
 
-    def _finish(self, stream: Stream) -> list[bytes]:
+    def _finish(self, stream: Stream, end: SequenceText) -> list[bytes]:
         """The end; an answer without a word still has its message."""
         said = [] if self._response.output else self._open_item("message")
-        cut = self._collected.finish_reason == "length"
+        cut = finish_reason(end) == "length"
         response = self._response
         response.status = "incomplete" if cut else "completed"
         response.incomplete_details = IncompleteDetails("max_output_tokens") if cut else None
