@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from shared.automata.limits import GrammarError, parser_limits
-from shared.automata.reasons import in_words, is_refused_token
+from shared.automata.limits import GrammarError, in_words, is_refused_token, parser_limits
 from shared.automata.vocabulary import Vocabulary
 
 if TYPE_CHECKING:

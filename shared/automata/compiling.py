@@ -10,8 +10,7 @@ import msgspec
 from llguidance import LLMatcher, LLTokenizer
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
-from shared.automata.limits import GrammarError, parser_limits
-from shared.automata.reasons import in_words
+from shared.automata.limits import GrammarError, in_words, parser_limits
 from shared.grammar import JSON_OPTIONS, MAX_CHOICES, MAX_COMPILED_BYTES, Grammar, GrammarKind
 
 ANY_OBJECT = {"type": "object"}

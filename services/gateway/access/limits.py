@@ -138,14 +138,9 @@ def tokens_of(request: TokenizeRequest, max_model_len: int, max_n: int) -> int:
     return prompt + num_sequences * min(max(0, wanted), longest - prompt)
 
 
-def question_tokens(question: EncodeRequest | DecodeRequest) -> int:
-    """What is to be tokenized, or made text of, and nothing more."""
-    if isinstance(question, DecodeRequest):
-        return len(question.token_ids) // 4
-    return prompt_bytes(question) // CHARS_PER_TOKEN + 1
-
-
-def prompt_tokens(request: TokenizeRequest) -> int:
-    if request.token_ids is not None:
+def prompt_tokens(request: TokenizeRequest | EncodeRequest | DecodeRequest) -> int:
+    """Tokens of a prompt or a question, estimated where it is text."""
+    if not isinstance(request, EncodeRequest) and request.token_ids is not None:
         return len(request.token_ids) // 4
+    assert not isinstance(request, DecodeRequest)  # it has token ids
     return prompt_bytes(request) // CHARS_PER_TOKEN + 1
