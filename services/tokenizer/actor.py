@@ -97,7 +97,7 @@ class TokenizerActor(MemberActor):
         self.lane = Lane(settings.num_tokenizer_threads, "long-texts")
         self.decodings = Lane(1, "long-decodings")
         self.encoders = EncoderPool(tokenizer.tokenizer.to_str())
-        self.pending: dict[str, object] = {}  # requests in the background that nobody has aborted
+        self.pending: dict[str, object] = {}  # requests in the background that have not been aborted
         self._idle = asyncio.Event()
 
     def handlers(self) -> Handlers:
@@ -169,7 +169,7 @@ class TokenizerActor(MemberActor):
 
     @property
     def max_input_length(self) -> int:
-        """Tokens; 0 where nobody has said it yet."""
+        """Tokens; 0 where it is not known yet."""
         return self.roster.max_input_length or self.settings.max_input_length
 
     # -- the work

@@ -29,7 +29,7 @@ LEAST_REST = 0.1  # seconds: less is no rest
 START_TIMEOUT = 30.0  # seconds for a child to come up ...
 START_SECONDS = 10.0  # ... and of a processor: what had less by then is kept waiting by a busy machine
 RESTART_PAUSE = 1.0  # seconds before another try
-NUM_SLICES = 4  # that a limit is waited in: who was frozen meanwhile, child or parent, has lost one of them and not all
+NUM_SLICES = 4  # of every wait: a process that was frozen meanwhile, child or parent, has lost one of them and not all
 LONGEST = 10  # times its limit, for a child that wants to run and does not get to
 ROOT = Path(__file__).parents[2]
 
@@ -42,7 +42,7 @@ class LateChildError(ChildError):
     """The child took too long, and is no more."""
 
     def __init__(self, seconds: float) -> None:
-        """`seconds`: for which it had a processor; infinite where nobody knows."""
+        """`seconds`: for which it had a processor; infinite where that is unknown."""
         super().__init__(seconds)
         self.seconds = seconds
 
@@ -105,7 +105,7 @@ class ChildPool(Generic[T]):
         await asyncio.gather(*(self._add_child() for _ in range(self._num_children)))
 
     async def close(self) -> None:
-        """Kill all children.  A job under way has no answer, and its child is reaped by who waits for it."""
+        """Kill all children.  A job under way has no answer, and its child is reaped by the task that waits for it."""
         self._closed = True
         for child in self._children:
             _end(child)
@@ -163,7 +163,7 @@ class ChildPool(Generic[T]):
         return answer
 
     def rest_after(self, answer: T) -> float:
-        """Seconds for which a child is left alone after this, so that who asks for much leaves time to others."""
+        """Seconds for which a child rests after this, so that a costly job leaves time to others."""
         return 0.0
 
     def _release(self, child: Process, rest: float) -> None:
@@ -254,7 +254,7 @@ class ChildPool(Generic[T]):
             await self._exchange(child, self._probe)
 
     async def _reap(self, child: Process) -> None:
-        """Kill a child whose output nobody reads any more."""
+        """Kill a child whose output is not read any more."""
         _end(child)
         if child.stdin is not None:
             child.stdin.close()
@@ -294,7 +294,7 @@ def _is_kept_waiting(child: Process, begun: list[str] | None, least_seconds: flo
 
 
 def _spent(begun: list[str] | None, now: list[str] | None) -> float:
-    """Seconds of a processor in between; infinite where nobody knows."""
+    """Seconds of a processor in between; infinite where that is unknown."""
     return own_seconds(now) - own_seconds(begun) if begun and now else math.inf
 
 

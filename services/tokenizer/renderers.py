@@ -15,7 +15,7 @@ from shared.errors import RequestError
 from shared.messages import ChatMessage, ChatOptions
 
 NUM_RENDERERS = 2
-LEAST_SECONDS = 0.05  # of a processor: many times what a template takes, so who had less was kept waiting
+LEAST_SECONDS = 0.05  # of a processor: many times what a template takes, so a child that had less was kept waiting
 MAX_MEMORY = 512 << 20
 
 _rendering = msgspec.msgpack.Decoder(Rendering)

@@ -29,9 +29,10 @@ class Connections:
     def excess(self, source: str) -> str:
         """Why no other connection from there is taken now, or an empty string."""
         if self._count >= self.most:
-            return f"{self._count} connections are open, the most that this server takes"
+            return f"{self._count} connections are open, the limit is {self.most} (max_connections)"
         if self._open[source] >= self.per_address:
-            return f"{self._open[source]} connections from one address are open, the most that this server takes"
+            limit = f"{self.per_address} (max_connections_per_address)"
+            return f"{self._open[source]} connections from one address are open, the limit is {limit}"
         return ""
 
     def enter(self, source: str) -> None:

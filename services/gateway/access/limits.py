@@ -29,17 +29,19 @@ class TenantBounds:
 
 @dataclass(slots=True)
 class Open:
-    """What is open now."""
+    """The requests and tokens that are open now."""
 
     requests: int = 0
     tokens: int = 0
 
-    def excess(self, tokens: int, bounds: TenantBounds) -> str:
-        """What a request of so many tokens would make too much, or nothing.  The first is always let in."""
+    def excess(self, tokens: int, bounds: TenantBounds, kind: str) -> str:
+        """What a request of so many tokens would make too much, or nothing.  The first is always let in.  `kind`: in
+        the names of the settings, `open` or `tenant`."""
         if bounds.requests and self.requests >= bounds.requests:
-            return f"{self.requests} requests are open, of at most {bounds.requests}"
+            return f"{self.requests} requests are open, the limit is max_{kind}_reqs={bounds.requests}"
         if bounds.tokens and self.requests and self.tokens + tokens > bounds.tokens:
-            return f"{self.tokens} tokens are open and {tokens} more are asked for, of at most {bounds.tokens}"
+            limit = f"max_{kind}_tokens={bounds.tokens}"
+            return f"{self.tokens} tokens are open and {tokens} more are asked for, the limit is {limit}"
         return ""
 
     def add(self, tokens: int, sign: int = 1) -> None:
@@ -85,9 +87,9 @@ class Admission:
 
     def enter(self, request_id: str, tenant: str, size: int) -> None:
         """Let in what may come to hold so many tokens."""
-        if excess := self._open.excess(size, self._bounds):
+        if excess := self._open.excess(size, self._bounds, "open"):
             raise self._refusal(f"at this gateway {excess}")
-        if tenant in self._tenants and (excess := self._tenants[tenant].excess(size, self._tenant_bounds)):
+        if tenant in self._tenants and (excess := self._tenants[tenant].excess(size, self._tenant_bounds, "tenant")):
             raise self._refusal(f"of this tenant {excess}")
         self._sizes[request_id] = size
         self._open.add(size)

@@ -32,7 +32,7 @@ class Embedded(msgspec.Struct, frozen=True):
 
 
 def embedding_params(pooling: Pooling) -> SamplingParams:
-    """With the prompt's embedding comes one token, which nobody is shown."""
+    """With the prompt's embedding comes one token, which no client is shown."""
     return SamplingParams(temperature=0.0, max_tokens=1, seed=0, detokenize=False, speculate=False, pooling=pooling)
 
 

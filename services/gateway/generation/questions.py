@@ -52,7 +52,7 @@ class Questions:
     async def _ask(self, question: Question, address: str, seconds: float) -> Message:
         if len(self._calls) >= MAX_CALLS:
             raise RequestError(
-                f"{len(self._calls)} questions are open at this gateway, the most that it takes",
+                f"{len(self._calls)} questions are open at this gateway, the limit is {MAX_CALLS}",
                 code=RejectCode.RESOURCE_EXHAUSTED,
                 retry_after_ms=100,
             )

@@ -1,4 +1,4 @@
-"""Every generation of a gateway, from its admission to its last word, whatever its client speaks."""
+"""Every generation of a gateway, from its admission to its last output, by gRPC or HTTP."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ log = structlog.get_logger()
 
 BYTES_PER_TOKEN = 8  # of a prompt, generously
 
-# A request that ended thus was ended by the troupe itself, which needs no word of it.
+# The deployment itself ended a request with one of these, and needs no message about it.
 DONE = frozenset({RejectCode.INVALID_ARGUMENT, RejectCode.NOT_FOUND, RejectCode.RESOURCE_EXHAUSTED})
 
 
@@ -155,7 +155,7 @@ class GenerationService:
         return stream
 
     def close(self, stream: Stream) -> None:
-        """Forget a stream, and let the troupe forget it: aborted, or acknowledged where it had come to its end."""
+        """Forget a stream, and let the other services forget it: aborted, or acknowledged where it had ended."""
         if self.journal.get(stream.header.request_id) is stream:
             self._forget(stream)
             if not (stream.error and stream.error.code in DONE):
@@ -199,7 +199,7 @@ class GenerationService:
         needed = self.forecasts.of(request.header.tenant).needed(request.params.max_tokens)
         if needed > left:
             raise RequestError(
-                f"it would take about {needed:.1f} s, and the deadline is in {left:.1f} s",
+                f"the request would take about {needed:.1f} s, and its deadline is in {left:.1f} s",
                 code=RejectCode.RESOURCE_EXHAUSTED,
                 retry_after_ms=max(1, int(1000 * (needed - left))),
             )
@@ -217,11 +217,11 @@ class GenerationService:
                 stream.accept(news)
                 if (latency := stream.latency) is not None:
                     latency.heard_at = unix_now
-                    if news.latency is not None or news.finish_reason is not None:  # most output tells nothing of time
+                    if news.latency is not None or news.finish_reason is not None:  # most output has no times
                         latency.heard(news, unix_now, self._bus.busy_since)
                 self.forecasts.of(stream.header.tenant).heard(news.request_id, now)
                 if stream.num_unread > self._max_unread_bytes:
-                    stream.overrun(unread(stream.num_unread))
+                    stream.overrun(unread(stream.num_unread, self._max_unread_bytes))
                     self._bus.send(self._bus.scheduler, AbortRequest(news.request_id, "not read"))
                 self.throttle.add(stream)
             except OutputLostError as error:
@@ -235,7 +235,7 @@ class GenerationService:
         self.calls.fail(message.request_id, error)
         if (stream := self.journal.get(message.request_id)) is None:
             return
-        if error.code is RejectCode.UNAVAILABLE:  # the next roster may say that who was missing is back
+        if error.code is RejectCode.UNAVAILABLE:  # the next roster may have the missing service again
             self.recovery.pause(stream)
         else:
             stream.fail(error)
@@ -244,8 +244,8 @@ class GenerationService:
         self.calls.resolve(message.request_id, message)
 
 
-def unread(num_bytes: int) -> RequestError:
+def unread(num_bytes: int, limit: int) -> RequestError:
     return RequestError(
-        f"{num_bytes} bytes of output wait for a client that does not read them, more than max_unread_bytes",
+        f"{num_bytes} bytes of output wait for a client that does not read them, more than max_unread_bytes={limit}",
         code=RejectCode.RESOURCE_EXHAUSTED,
     )

@@ -149,19 +149,19 @@ def embed_response(embedded: list[Embedded]) -> Any:
     return response
 
 
-def explanation_to_proto(told: Explanation) -> Any:
+def explanation_to_proto(explanation: Explanation) -> Any:
     proto = inference_pb2.Explanation(
-        cause=told.cause,
-        num_ahead=told.num_ahead,
-        num_chunks=told.num_chunks,
-        num_preemptions=told.num_preemptions,
+        cause=explanation.cause,
+        num_ahead=explanation.num_ahead,
+        num_chunks=explanation.num_chunks,
+        num_preemptions=explanation.num_preemptions,
     )
-    for phase, ms in told.phases.items():
+    for phase, ms in explanation.phases.items():
         proto.phases.add(phase=phase, ms=ms)
-    for reason, num_tokens in told.misses.items():
+    for reason, num_tokens in explanation.misses.items():
         proto.misses.add(reason=reason, tokens=num_tokens)
-    if told.evicted_ago_ms is not msgspec.UNSET:
-        proto.evicted_ago_ms = told.evicted_ago_ms
+    if explanation.evicted_ago_ms is not msgspec.UNSET:
+        proto.evicted_ago_ms = explanation.evicted_ago_ms
     return proto
 
 

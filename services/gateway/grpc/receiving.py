@@ -1,7 +1,7 @@
 """How gRPC's messages come in: within the gateway's bounds in number and in time, and as messages that can be read.
 
 Handlers are registered as if their requests were streams: so it is here that a message is asked for, after the call's
-headers have been looked at.  gRPC's core takes in little of a message that nobody asks for.
+headers have been looked at.  gRPC's core receives little of a message before the handler asks for it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from shared.fair_slots import FairSlots
 CONTENDED_SECONDS = 1.0  # that a message may take while others wait for its place
 MOST_SLOW = 16  # calls of a sender in debt that wait to be read; further ones are refused unread
 MAX_DEBTORS = 64  # senders in debt whose calls are read at the same time
-PATIENT = 3  # times `body_timeout` that one may take otherwise: how much of it has come, gRPC does not tell
+PATIENT = 3  # times `body_timeout` that one may take otherwise: gRPC does not say how much of it has come
 REFUSALS = frozenset(
     {
         grpc.StatusCode.INVALID_ARGUMENT,
@@ -85,7 +85,7 @@ class ReceivingInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg
     async def _affordable(self, context: Any, sender: str) -> bytes:
         """The call's message.
 
-        gRPC tells how large a message is only once it has been read.  So the calls of a sender in debt are read slowly
+        gRPC says how large a message is only once it has been read.  So the calls of a sender in debt are read slowly
         and one at a time, and the large ones among them are refused.  Small ones are served: a client that shares an
         address with that sender is only slowed down.
         """

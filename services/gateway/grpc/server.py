@@ -1,4 +1,4 @@
-"""The gRPC server: what it serves, its limits, and its health as the standard service tells it."""
+"""The gRPC server: what it serves, its limits, and its health as the standard service reports it."""
 
 from __future__ import annotations
 
@@ -28,9 +28,11 @@ from shared.exposure import KEYS_ADVICE
 log = structlog.get_logger()
 
 MAX_METADATA_BYTES = 16 << 10
-MAX_PENDING = 1 << 15  # calls that came at once: beyond some of them gRPC cancels by chance, without a word; we refuse
+MAX_PENDING = (
+    1 << 15
+)  # calls that came at once: beyond some of them gRPC cancels at random and without a status; we refuse
 LULL, AT_MOST = 0.02, 1.0  # seconds without a new call before the server stops; but it does not wait for ever
-GRACE = 0.5  # seconds between the last word and the closing of connections
+GRACE = 0.5  # seconds between the last answer and the closing of connections
 
 INFERENCE = inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
 CONTROL = control_pb2.DESCRIPTOR.services_by_name["Control"].full_name
@@ -97,17 +99,17 @@ class FrontServer:
             "listening",
             address=f"{self._settings.host}:{self.port}",
             tls=credentials is not None,
-            keys="none: whoever reaches the port may ask" if self._access.is_open else "needed",
+            keys="none: every client that reaches the port may ask" if self._access.is_open else "needed",
         )
         if self._settings.is_open_to_others:
             log.warning("no_api_keys", host=self._settings.host, advice=KEYS_ADVICE)
 
     async def hand_over(self, seconds: float) -> None:
-        """Leave the port to whoever shares it: new calls go there, those that are open have `seconds` to end."""
+        """Leave the port to the gateways that share it: new calls go there, open ones have `seconds` to end."""
         await self._stop(seconds)
 
     async def stop(self) -> None:
-        """Refuse new calls, let the last words out, close."""
+        """Refuse new calls, send the last answers, close."""
         await self._health.enter_graceful_shutdown()
         await self._stop(GRACE)
 
@@ -122,7 +124,7 @@ class FrontServer:
         await PeerWatch(self.port, self._connections.per_address).run()
 
     async def follow_health(self) -> None:
-        """Keep the health service's word the same as `readiness`, as long as the process lives."""
+        """Keep the health service's status the same as `readiness`, as long as the process lives."""
         unwell: str | None = None
         while True:
             if (now := self._readiness.unwell) != unwell:
@@ -139,7 +141,7 @@ class FrontServer:
 
 
 def server_options(max_request_bytes: int, *, share_port: bool = False) -> list[tuple[str, Any]]:
-    """Limits, and pings that find a client who vanished without closing."""
+    """Limits, and pings that find a client that vanished without closing."""
     return [
         ("grpc.so_reuseport", int(share_port)),  # servers on one port share its clients at random
         ("grpc.max_receive_message_length", max_request_bytes),

@@ -175,8 +175,8 @@ class CompletionCall:
             for sequence in self._best(sequences):
                 sequence.prompt_logprobs = prompt_entries
                 choices.append(self.choice(len(choices), prompt, stream, sequence))
-        told = explanations(streams, self.body.explain)
-        return encode(self.completion(choices, streams, usage=usage_of(streams), explanations=told))
+        explained = explanations(streams, self.body.explain)
+        return encode(self.completion(choices, streams, usage=usage_of(streams), explanations=explained))
 
     def completion(self, choices: list[CompletionChoice], streams: Iterable[Stream], **more: object) -> Completion:
         return Completion(

@@ -50,5 +50,5 @@ class UsageOptions:
     def last(self, streams: list[Stream]) -> dict[str, Any]:
         """The fields of an event behind all others, which has no choices; empty where it would say nothing."""
         usage = usage_of(streams) if self._at_end else UNSET
-        told = {"usage": usage, "explanations": explanations(streams, self._explain)}
-        return {name: value for name, value in told.items() if value is not UNSET}
+        fields = {"usage": usage, "explanations": explanations(streams, self._explain)}
+        return {name: value for name, value in fields.items() if value is not UNSET}

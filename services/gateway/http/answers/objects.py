@@ -72,8 +72,8 @@ def fingerprint_of(streams: Iterable[Stream]) -> str | None:
 
 def explanations(streams: Sequence[Stream], wanted: bool | None) -> Explanations:
     """Where the time went, for each prompt; nothing unless it is `wanted`, or where times are not tracked."""
-    told = [stream.latency.explanation() for stream in streams if wanted and stream.latency is not None]
-    return told or UNSET
+    found = [stream.latency.explanation() for stream in streams if wanted and stream.latency is not None]
+    return found or UNSET
 
 
 def stop_reason(stream: Stream, reason: str) -> str | int | None:

@@ -19,7 +19,7 @@ class AnswerReader:
     """
 
     def __init__(self, parser: OutputParser, *, parallel: bool, reasoning: bool) -> None:
-        """`parallel`: whether several calls may be told, `reasoning`: whether that is told at all."""
+        """`parallel`: whether the answer may have several calls, `reasoning`: whether it has the reasoning."""
         self._parser = parser
         self._parallel = parallel
         self._reasoning = reasoning

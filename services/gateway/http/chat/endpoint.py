@@ -200,7 +200,9 @@ class ChatStream:
         """`has`: what of each sequence a client has that comes back."""
         self._call = call
         self._asked = asked
-        self._everything = None if has is None else [[Position()] * call.n]  # is told again, to be read from the start
+        self._everything = (
+            None if has is None else [[Position()] * call.n]
+        )  # is sent again, to be parsed from the start
         self._bookmark = Bookmark(call.n, has, is_kept=asked.header.is_kept)
         self._sequences = [
             SequenceEvents(call, index, Position() if has is None else has[index]) for index in range(call.n)
@@ -267,7 +269,7 @@ class SequenceEvents:
         self._entries: list[Entry] = []
 
     def new(self, delta: StreamDelta) -> StreamDelta | None:
-        """What of `delta` the client has not; the rest is read, and not told."""
+        """What of `delta` the client has not; the rest is parsed, and not sent again."""
         had, new = self._rest.split(delta)
         if had is not None:
             self._builder.deltas(self._reader.feed("".join(had.text)))

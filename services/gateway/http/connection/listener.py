@@ -1,4 +1,4 @@
-"""The HTTP front's listening socket: which connections are taken, and what the others are told."""
+"""The HTTP front's listening socket: which connections are taken, and how the others are refused."""
 
 from __future__ import annotations
 

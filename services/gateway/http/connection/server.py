@@ -67,13 +67,13 @@ class HttpServer:
         log.info("listening", address=f"{self._settings.host}:{self.port}", protocol="http")
 
     def hand_over(self, seconds: float) -> None:
-        """Leave the port to whoever shares it; open requests have `seconds` to end."""
+        """Leave the port to the gateways that share it; open requests have `seconds` to end."""
         if self._server is not None:
             self._server.config.timeout_graceful_shutdown = max(GRACE, int(seconds))
             self._server.should_exit = True
 
     async def stop(self) -> None:
-        """Refuse new connections, let the last words out, close."""
+        """Refuse new connections, send the last answers, close."""
         if self._server is not None and self._serving is not None:
             self._server.should_exit = True
             await self._serving

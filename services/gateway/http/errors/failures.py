@@ -1,4 +1,4 @@
-"""From the troupe's reasons for refusing to HTTP's statuses, and OpenAI's shape of an error."""
+"""From the services' reasons for refusing to HTTP's statuses, and OpenAI's shape of an error."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ async def no_such_route(request: Request, error: Exception) -> Response:
 
 
 async def defect(request: Request, error: Exception) -> Response:
-    """A mistake of ours: the client learns that it is none of theirs, and nothing more."""
+    """A defect of the server: the client learns that the request is not at fault, and nothing more."""
     log.error("request_failed_unexpectedly", path=request.url.path, exc_info=error)
     return Response(
         _encode(500, "the server has failed at this request", None, "internal"), 500, None, "application/json"

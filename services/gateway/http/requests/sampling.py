@@ -79,7 +79,7 @@ def read_beam(body: GenerationBody, best_of: int | None = None) -> Beam | None:
     if not body.use_beam_search:
         for name in BEAM_FIELDS:
             if getattr(body, name) is not None:
-                raise RequestError(f"{name} means something with use_beam_search only", field=name)
+                raise RequestError(f"{name} can only be given with use_beam_search", field=name)
         return None
     if body.stream:
         raise RequestError("a beam search cannot be streamed: its answer is known at the end", field="stream")

@@ -65,7 +65,10 @@ class Responses:
         _check(body)
         asked = self._request(request, body)
         if positions_of(request, 1) is not None:
-            raise RequestError("a response is told again from its start only", field=POSITION_HEADER)
+            raise RequestError(
+                f"{POSITION_HEADER} is not supported here: a response is sent again from its start only",
+                field=POSITION_HEADER,
+            )
         headers = {"x-request-id": asked.header.request_id}
         answer = ResponseAnswer(self._gate, body, asked)
         if body.stream:

@@ -54,7 +54,7 @@ def test_bytes_are_bounded_in_all_and_of_each_sender() -> None:
     bodies = [one.body("greedy") for _ in range(4)]
     for body in bodies:
         body.grow(MEGABYTE)
-    with pytest.raises(RequestError, match="of this sender") as refused:
+    with pytest.raises(RequestError, match="from this sender") as refused:
         for _ in range(8):
             bodies[0].grow(MEGABYTE // 8)
     assert refused.value.code is RejectCode.RESOURCE_EXHAUSTED
