@@ -13,7 +13,7 @@ from starlette.routing import Route
 from services.gateway.access.intake import BodyIntake
 from services.gateway.health.load_report import LoadReports
 from services.gateway.http.chat.endpoint import Chats
-from services.gateway.http.completions import Completions
+from services.gateway.http.completions.endpoint import Completions
 from services.gateway.http.embeddings import Embeddings
 from services.gateway.http.errors.failures import defect, failure, no_such_route
 from services.gateway.http.middleware.headers import AnswerHeaders, Check, cross_origin, host_check, key_check

@@ -11,7 +11,7 @@ from protos.pageant.v1 import control_pb2, inference_pb2, load_report_pb2
 from scripts.documents.reference.main import FOLDER, PAGES
 from scripts.documents.reference.protos import declarations, read
 from scripts.documents.reference.source import Remark, remarks
-from services.gateway.http.chat.bodies import ChatBody
+from services.gateway.http.chat.objects import ChatBody
 from shared.config import Settings
 from shared.config.catalogue import shown
 from shared.messages.inboxes import INBOXES

@@ -22,8 +22,8 @@ from services.gateway.http.answers.objects import (
     usage_of,
 )
 from services.gateway.http.chat.answer import AnswerReader, DeltaBuilder, MessageBuilder
-from services.gateway.http.chat.bodies import ChatBody
 from services.gateway.http.chat.objects import (
+    ChatBody,
     ChatChoice,
     ChatChunk,
     ChatCompletion,

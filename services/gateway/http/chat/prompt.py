@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
-from services.gateway.http.chat.bodies import ChatBody, ContentPart, FunctionBody, MessageBody, NamedChoice, ToolBody
 from services.gateway.http.chat.call_grammar import any_calls, named_call
+from services.gateway.http.chat.objects import ChatBody, ContentPart, FunctionBody, MessageBody, NamedChoice, ToolBody
 from services.gateway.http.parsing.calls import CallParser
 from services.gateway.http.requests.reading import not_valid
 from shared.errors import RequestError

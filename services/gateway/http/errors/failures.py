@@ -33,15 +33,10 @@ STATUS = {
     RejectCode.DEADLINE_EXCEEDED: 504,
 }
 
-TYPES = {
-    400: "invalid_request_error",
+TYPES = {  # other statuses below 500 are invalid requests, those above errors of the server
     401: "authentication_error",
     403: "permission_error",
-    404: "invalid_request_error",
-    405: "invalid_request_error",
     408: "timeout_error",
-    413: "invalid_request_error",
-    415: "invalid_request_error",
     429: "rate_limit_error",
     CLIENT_CLOSED_REQUEST: "cancelled",
     503: "service_unavailable_error",
@@ -124,5 +119,6 @@ async def defect(request: Request, error: Exception) -> Response:
 
 
 def _encode(status: int, message: str, param: str | None, code: str | None) -> bytes:
-    detail = ErrorDetail(message, TYPES.get(status, "server_error"), param, code)
+    kind = TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
+    detail = ErrorDetail(message, kind, param, code)
     return msgspec.json.encode(ErrorBody(detail))

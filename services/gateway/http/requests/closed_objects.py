@@ -13,7 +13,6 @@ from typing import Any
 
 VALUES = ("items", "contains", "additionalProperties", "unevaluatedProperties", "additionalItems", "prefixItems")
 MAPPINGS = ("properties", "patternProperties", "$defs", "definitions")
-DEFINITIONS = ("$defs", "definitions")
 ALTERNATIVES = ("anyOf", "oneOf")
 MERGED = ("allOf", "if", "then", "else", "not", "dependentSchemas", "dependencies", "$dynamicRef")
 DECIDED = ("additionalProperties", "unevaluatedProperties")

@@ -12,20 +12,21 @@ from starlette.responses import Response
 from services.gateway.http.answers.answer import Identity, finish_reason
 from services.gateway.http.answers.events import EventResponse, Events, WholeResponse, named_event
 from services.gateway.http.answers.objects import encode, explanations
-from services.gateway.http.chat.bodies import MessageBody
+from services.gateway.http.chat.objects import MessageBody
 from services.gateway.http.chat.prompt import read_messages
 from services.gateway.http.parsing.parts import Content, Part, Reasoning
 from services.gateway.http.parsing.registry import OutputParser, make_reasoning_parser
 from services.gateway.http.requests.gate import Gate
 from services.gateway.http.requests.output_format import response_format
 from services.gateway.http.requests.returning import POSITION_HEADER, positions_of
-from services.gateway.http.responses.bodies import InputItem, ResponsesBody
 from services.gateway.http.responses.objects import (
     IncompleteDetails,
+    InputItem,
     InputTokensDetails,
     Item,
     OutputTokensDetails,
     ResponseObject,
+    ResponsesBody,
     ResponseUsage,
     TextPart,
 )

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from services.gateway.http.chat.bodies import FunctionBody
 from services.gateway.http.chat.call_grammar import any_calls, named_call
+from services.gateway.http.chat.objects import FunctionBody
 from services.gateway.http.parsing.parts import CallArguments, CallBegun
 from services.gateway.http.parsing.registry import make_tool_parser
 from shared.automata.automaton import Automaton, make_automaton
