@@ -20,7 +20,7 @@ from kernels.cpu.native import Native, NativeUnavailable
 from kernels.flash.attention import HeadShape
 from kernels.interface import AttentionShape, Kernels, SamplingKernels
 from kernels.provider import FLASH_LIBRARIES, has_triton, native_sampling, select_kernels, with_flash
-from shared.config import Settings
+from shared.config import EngineSettings, MemorySettings, Settings
 from shared.errors import ConfigError
 
 log = structlog.get_logger()
@@ -70,15 +70,15 @@ def choose_backend(settings: Settings, config: ModelConfig, stored: torch.dtype)
 
     Sets the number of threads, of torch and of the native kernels, which are the process's.
     """
-    device, native, no_native = resolve_device(settings.device), None, ""
-    max_model_len = settings.max_model_len or config.max_position_embeddings
-    if device.type == "cpu" and settings.kernels != "torch":
-        native, no_native = _find_native(settings)
-    formats = _formats(settings, stored, device, native)
-    if native is not None and (reason := why_unsupported(config, native, formats, settings.block_size)):
+    device, native, no_native = resolve_device(settings.engine.device), None, ""
+    max_model_len = settings.scheduling.max_model_len or config.max_position_embeddings
+    if device.type == "cpu" and settings.engine.kernels != "torch":
+        native, no_native = _find_native(settings.engine)
+    formats = _formats(settings.engine, settings.memory, stored, device, native)
+    if native is not None and (reason := why_unsupported(config, native, formats, settings.memory.block_size)):
         native, no_native = None, f"this model is not served: {reason}"
-        formats = _formats(settings, stored, device, None)
-    if no_native and settings.kernels == "native":
+        formats = _formats(settings.engine, settings.memory, stored, device, None)
+    if no_native and settings.engine.kernels == "native":
         raise ConfigError(f"kernels is 'native', but {no_native}; use kernels=auto or torch")
     if no_native:
         log.warning("native_kernels_unavailable", reason=no_native, instead="torch, several times slower")
@@ -86,18 +86,18 @@ def choose_backend(settings: Settings, config: ModelConfig, stored: torch.dtype)
         device,
         formats.compute,
         quantised=formats.quantised,
-        batch_invariant=settings.batch_invariant,
+        batch_invariant=settings.engine.batch_invariant,
         shape=AttentionShape(config.num_heads // config.num_kv_heads, config.head_dim, max_model_len),
     )
     if device.type == "cuda" and not has_triton():
         log.warning("triton_unavailable", reason="triton is not installed", instead="torch, many times slower")
-    if settings.attention_backend in FLASH_LIBRARIES:
-        kernels = _with_flash(settings, config, formats, device, kernels)
-    return Backend(device, formats, kernels, native, _set_threads(settings, native), no_native)
+    if settings.engine.attention_backend in FLASH_LIBRARIES:
+        kernels = _with_flash(settings.engine, config, formats, device, kernels)
+    return Backend(device, formats, kernels, native, _set_threads(settings.engine, native), no_native)
 
 
 def _with_flash(
-    settings: Settings, config: ModelConfig, formats: Formats, device: torch.device, kernels: Kernels
+    settings: EngineSettings, config: ModelConfig, formats: Formats, device: torch.device, kernels: Kernels
 ) -> Kernels:
     backend = settings.attention_backend
     if device.type == "cpu":
@@ -113,18 +113,20 @@ def _with_flash(
         raise ConfigError(f"attention_backend is {backend!r}, but {error}; use auto or triton") from error
 
 
-def _formats(settings: Settings, stored: torch.dtype, device: torch.device, native: Native | None) -> Formats:
+def _formats(
+    engine: EngineSettings, memory: MemorySettings, stored: torch.dtype, device: torch.device, native: Native | None
+) -> Formats:
     return resolve_formats(
-        dtype=settings.dtype,
-        quantization=settings.quantization,
-        kv_cache_dtype=settings.kv_cache_dtype,
+        dtype=engine.dtype,
+        quantization=engine.quantization,
+        kv_cache_dtype=memory.kv_cache_dtype,
         stored=stored,
         device=device,
         fast_bfloat16=native is not None and native.fast_bfloat16,
     )
 
 
-def _find_native(settings: Settings) -> tuple[Native | None, str]:
+def _find_native(settings: EngineSettings) -> tuple[Native | None, str]:
     """The native kernels, or why there are none."""
     try:
         return load_native(settings.cpu_target, announce=_say_compiling), ""
@@ -136,7 +138,7 @@ def _say_compiling(compiler: str) -> None:
     log.info("native_kernels_compiling", compiler=compiler, seconds="about 20")
 
 
-def _set_threads(settings: Settings, native: Native | None) -> int:
+def _set_threads(settings: EngineSettings, native: Native | None) -> int:
     """Pinned only where they take all cores: two workers with a thread each are not to share the first core."""
     cores = usable_cores()
     count = settings.num_threads or cores

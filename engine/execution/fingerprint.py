@@ -23,7 +23,7 @@ from kernels.cpu import build
 from kernels.cpu.loading import load_compiled
 from kernels.cpu.native import Native
 from kernels.ops import digest
-from shared.config import Settings
+from shared.config import EngineSettings, MemorySettings
 from shared.messages.fingerprint import Fingerprint
 from shared.text_digest import digest_of, text_fingerprint
 from shared.version import VERSION
@@ -79,11 +79,11 @@ def remembered_digest(source: WeightSource, memory: DigestMemory) -> str:
 
 
 def make_fingerprint(
-    settings: Settings, directory: Path, config: ModelConfig, backend: Backend, weights: str
+    engine: EngineSettings, memory: MemorySettings, directory: Path, config: ModelConfig, backend: Backend, weights: str
 ) -> Fingerprint:
     return msgspec.structs.replace(
         text_fingerprint(directory),
-        load_format=MADE_UP if settings.load_format == "dummy" else "safetensors",
+        load_format=MADE_UP if engine.load_format == "dummy" else "safetensors",
         weights=weights,
         config=digest_of(repr(config).encode()),
         executor=_executor(backend),
@@ -91,8 +91,8 @@ def make_fingerprint(
         dtype=name_of(backend.formats.compute),
         quantization="int8" if backend.formats.quantised else "none",
         kv_cache_dtype=name_of(backend.formats.kv),
-        batch_invariant="" if backend.native is not None else str(settings.batch_invariant).lower(),
-        block_size="" if backend.native is not None else str(settings.block_size),
+        batch_invariant="" if backend.native is not None else str(engine.batch_invariant).lower(),
+        block_size="" if backend.native is not None else str(memory.block_size),
     )
 
 

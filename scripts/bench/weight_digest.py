@@ -25,7 +25,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 
-import msgspec
 import structlog
 import torch
 from safetensors.torch import save_file
@@ -84,7 +83,7 @@ def load(settings: Settings, memory: DigestMemory | None, *, from_disk: bool) ->
     """Seconds of wall and of processor time."""
     gc.collect()
     if from_disk:
-        drop_pages(Path(settings.model) / "model.safetensors")
+        drop_pages(Path(settings.engine.model) / "model.safetensors")
     wall, processor = time.perf_counter(), time.process_time()
     load_model(settings, digests=memory)
     return time.perf_counter() - wall, time.process_time() - processor
@@ -126,12 +125,12 @@ def report(name: str, figures: LoadTimes) -> list[Result]:
 
 def measure_all(directory: Path, names: Sequence[str], num_threads: int, num_rounds: int) -> list[Result]:
     load_compiled()  # checks the library, once per process
-    shared = Settings(model=str(directory), num_blocks=8, num_threads=num_threads)
+    shared = Settings.of(model=str(directory), num_blocks=8, num_threads=num_threads)
     lines = []
     for name in names:
         memories = directory / name
         memories.mkdir()
-        settings = msgspec.structs.replace(shared, **SETUPS[name])
+        settings = shared.replace(**SETUPS[name])
         for place in ("disk", "page cache"):
             try:
                 figures = measure(settings, memories, num_rounds, from_disk=place == "disk")

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 from services.draft.actor import DraftActor
 from services.draft.executor import Executor, InlineExecutor, ThreadExecutor
 from services.draft.ngram import NGramProposer
 from services.draft.proposer import Proposer
-from shared.config import Settings
+from shared.config import SchedulingSettings, Settings, SpeculationSettings
 from shared.messages import Tick
 from shared.transport import Transport
 
 
 def make(transport: Transport, settings: Settings) -> DraftActor:
-    """One draft: `settings.draft` says which; one that is off is a member of the troupe and nothing else."""
-    if settings.draft == "off":
+    """One draft: `draft` says which; one that is off is a member of the troupe and nothing else."""
+    if settings.speculation.draft == "off":
         return DraftActor(transport, settings, None, InlineExecutor)
-    if settings.draft == "ngram":
-        return DraftActor(transport, settings, lambda: _make_lookup(settings), InlineExecutor)
+    if settings.speculation.draft == "ngram":
+        lookup = partial(_make_lookup, settings.scheduling, settings.speculation)
+        return DraftActor(transport, settings, lookup, InlineExecutor)
     loop = asyncio.get_running_loop()
 
     def thread_executor(proposer: Proposer, transport: Transport) -> Executor:
@@ -31,12 +33,12 @@ def make(transport: Transport, settings: Settings) -> DraftActor:
     return actor
 
 
-def _make_lookup(settings: Settings) -> Proposer:
+def _make_lookup(scheduling: SchedulingSettings, speculation: SpeculationSettings) -> Proposer:
     return NGramProposer(
-        num_rows=settings.max_num_seqs,
-        max_model_len=settings.max_model_len,
-        shortest=settings.prompt_lookup_min,
-        longest=settings.prompt_lookup_max,
+        num_rows=scheduling.max_num_seqs,
+        max_model_len=scheduling.max_model_len,
+        shortest=speculation.prompt_lookup_min,
+        longest=speculation.prompt_lookup_max,
     )
 
 

@@ -65,9 +65,9 @@ class SchedulerActor(Actor):
         self.lives = lives or Lives()
         self.epoch = self.lives.epoch
         self.core = core
-        self.troupe = Troupe(mixed_workers=settings.mixed_workers)
-        self.steps = StepLog() if settings.log_steps else StepMeter()
-        self._stalls = StallWatch(settings.stall_timeout)
+        self.troupe = Troupe(mixed_workers=settings.engine.mixed_workers)
+        self.steps = StepLog() if settings.observation.log_steps else StepMeter()
+        self._stalls = StallWatch(settings.deployment.stall_timeout)
         self._last_tick = self.now
         self._wake_time: float | None = None
         self._last_reconciled = self.now
@@ -96,7 +96,7 @@ class SchedulerActor(Actor):
         }
 
     async def on_start(self) -> None:
-        self.every(self.settings.heartbeat_interval, Tick())
+        self.every(self.settings.deployment.heartbeat_interval, Tick())
         self.phase = LifePhase.READY
         log.info("ready", address=self.inbox.address)
 
@@ -185,7 +185,7 @@ class SchedulerActor(Actor):
         for gateway, rejection in self.core.outbound.take_rejections():
             self.send(gateway, rejection)
         self._tell_alarms()
-        if (notes := self.core.journal.take()) and self.settings.tracing:
+        if (notes := self.core.journal.take()) and self.settings.observation.tracing:
             self.afterwards(lambda: write_notes(notes))
 
     # -- drafts
@@ -287,13 +287,13 @@ class SchedulerActor(Actor):
 
     def handle_tick(self, _: Tick) -> None:
         now = self.now
-        if now - self._last_tick > self.settings.heartbeat_timeout / 2:
+        if now - self._last_tick > self.settings.deployment.heartbeat_timeout / 2:
             self.troupe.excuse(now)  # it was we who stood still: what the others said meanwhile is not read yet
         self._last_tick = now
-        for member in self.troupe.silent(now, self.settings.heartbeat_timeout):
+        for member in self.troupe.silent(now, self.settings.deployment.heartbeat_timeout):
             self._lose(member, "it is silent")
         self.core.expire(self.now)
-        if now - self._last_reconciled >= self.settings.reconcile_interval:
+        if now - self._last_reconciled >= self.settings.deployment.reconcile_interval:
             self._last_reconciled = now
             self._reconcile()
         self._broadcast()
@@ -349,7 +349,7 @@ class SchedulerActor(Actor):
         from shared.exposition import EngineCollector
 
         load = load_of(self.core, "", self.steps.tokens)
-        return [*super().collectors(), EngineCollector(self.settings.model_name, load)]
+        return [*super().collectors(), EngineCollector(self.settings.engine.model_name, load)]
 
     def snapshot(self) -> Mapping[str, Any]:
         return {**super().snapshot(), **snapshot_of(self.core), "members": self.troupe.members}

@@ -117,19 +117,19 @@ class WorkerActor(MemberActor):
 
     @property
     def is_computing(self) -> bool:
-        return self._steps is not None and self._steps.watch.is_computing(self.settings.stall_timeout)
+        return self._steps is not None and self._steps.watch.is_computing(self.settings.deployment.stall_timeout)
 
     def stall(self) -> str:
-        if self._steps is None or not self._steps.watch.is_stalled(self.settings.stall_timeout):
+        if self._steps is None or not self._steps.watch.is_stalled(self.settings.deployment.stall_timeout):
             return ""
-        return f"a step has not ended within {self._steps.watch.limit(self.settings.stall_timeout):.0f} s"
+        return f"a step has not ended within {self._steps.watch.limit(self.settings.deployment.stall_timeout):.0f} s"
 
     def on_tick(self) -> None:
         if self._steps is None:
             return
         if self._steps.failure is not None:
             raise FatalError(f"a step failed: {self._steps.failure!r}") from self._steps.failure
-        if self._steps.watch.is_hopeless(self.settings.stall_timeout):
+        if self._steps.watch.is_hopeless(self.settings.deployment.stall_timeout):
             raise FatalError(f"a step has taken {self._steps.watch.seconds:.0f} s and does not end")
 
     async def on_stop(self) -> None:

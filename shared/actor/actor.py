@@ -70,8 +70,8 @@ class Actor(ABC):
         self.stalled = ""  # why work waits although nothing goes on
         self.busy_since = time.time()  # Unix seconds; there was no pause between batches since then
         self.incidents: Incidents | None = None  # where there is a process to write them
-        self.status_file = StatusFile(settings)
-        self.metrics = MetricsPort(settings, self.collectors)
+        self.status_file = StatusFile(settings.deployment)
+        self.metrics = MetricsPort(settings.observation, settings.gateway, self.collectors)
         self.inbox = transport.bind(self.inbox_name, self.inbox_union)
         self.outbox = transport.outbox()
         if PeerGone in get_args(self.inbox_union):
@@ -205,11 +205,11 @@ class Actor(ABC):
             renewed = self.transport.keep()
         except OSError as error:
             if self._place_lost != str(error):
-                log.error("runtime_dir_lost", directory=str(self.settings.runtime_path), reason=str(error))
+                log.error("runtime_dir_lost", directory=str(self.settings.deployment.runtime_path), reason=str(error))
             self._place_lost = str(error)
             return
         if renewed:
-            log.warning("runtime_dir_renewed", directory=str(self.settings.runtime_path), renewed=renewed)
+            log.warning("runtime_dir_renewed", directory=str(self.settings.deployment.runtime_path), renewed=renewed)
         self._place_lost = ""
 
     def stop(self) -> None:
@@ -264,11 +264,11 @@ class Actor(ABC):
 
     def request_drain(self, deadline: float | None = None) -> None:
         """What SIGTERM means; callable from a signal handler on the loop."""
-        self.post(Drain(deadline=deadline or steady_time() + self.settings.drain_timeout))
+        self.post(Drain(deadline=deadline or steady_time() + self.settings.deployment.drain_timeout))
 
     def request_handover(self) -> None:
         """What SIGUSR1 means: leave while the others stay, so that there is time."""
-        self.request_drain(steady_time() + self.settings.handover_timeout)
+        self.request_drain(steady_time() + self.settings.deployment.handover_timeout)
 
     def _handle(self, message: Message) -> None:
         try:
@@ -289,7 +289,7 @@ class Actor(ABC):
             raise FatalError(f"{type(message).__name__} could not be handled: {error!r}") from error
 
     def _drain(self, message: Drain) -> None:
-        deadline = message.deadline or steady_time() + self.settings.drain_timeout
+        deadline = message.deadline or steady_time() + self.settings.deployment.drain_timeout
         if self.phase < LifePhase.DRAINING:
             self.phase = LifePhase.DRAINING
             self.leaves_by = deadline

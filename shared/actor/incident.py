@@ -46,7 +46,7 @@ class Incidents:
 
     def __init__(self, settings: Settings, service: str, instance: str, snapshot: Snapshot) -> None:
         self._settings = settings
-        self._directory = settings.incident_path
+        self._directory = settings.deployment.incident_path
         self._service = service
         self._instance = instance
         self._snapshot = snapshot
@@ -103,14 +103,15 @@ class Incidents:
             "state": attempted(self._snapshot),
             "events": recent_events(),
             "process": process(),
-            "settings": {k: v for k, v in msgspec.structs.asdict(self._settings).items() if k not in SECRET},
+            "settings": {k: v for k, v in self._settings.flat().items() if k not in SECRET},
         }
 
     def _save(self, path: Path, data: bytes) -> None:
         self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         path.touch(mode=0o600)
         path.write_bytes(msgspec.json.format(data))
-        for old in sorted(self._directory.glob(f"{self._service}-[0-9]*.json"))[: -self._settings.max_incidents]:
+        kept = self._settings.deployment.max_incidents
+        for old in sorted(self._directory.glob(f"{self._service}-[0-9]*.json"))[:-kept]:
             old.unlink(missing_ok=True)
 
 

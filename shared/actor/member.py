@@ -39,7 +39,7 @@ class MemberActor(Actor):
     def __init__(self, transport: Transport, settings: Settings, instance: str | None = None) -> None:
         super().__init__(transport, settings, instance)
         self.roster = Roster(scheduler_epoch=0, version=0, members=[])
-        self._following = EpochFollower(settings.heartbeat_timeout, time.monotonic)
+        self._following = EpochFollower(settings.deployment.heartbeat_timeout, time.monotonic)
         self._newest_link = 0  # the greatest number of a link to the scheduler that we follow
         self._num_unbelieved = 0  # rosters
 
@@ -108,7 +108,7 @@ class MemberActor(Actor):
 
     async def on_start(self) -> None:
         self.say_hello()
-        self.every(self.settings.heartbeat_interval, Tick())
+        self.every(self.settings.deployment.heartbeat_interval, Tick())
 
     def say_hello(self) -> None:
         offers = (self.capacity(), self.draft_capacity(), self.fingerprint(), self.alive())

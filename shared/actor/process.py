@@ -45,14 +45,15 @@ def run_actor(make: Callable[[Transport, Settings], Actor], settings: Settings |
 
 
 async def _main(make: Callable[[Transport, Settings], Actor], settings: Settings) -> int:
-    setup_logging("starting", "", level=settings.log_level, format=settings.log_format)
+    level, format = settings.observation.log_level, settings.observation.log_format
+    setup_logging("starting", "", level=level, format=format)
     transport: Transport | None = None
     incidents: Incidents | None = None
     status = 0
     try:
-        transport = make_transport(settings)
+        transport = make_transport(settings.deployment)
         actor = make(transport, settings)
-        setup_logging(actor.service, actor.instance, level=settings.log_level, format=settings.log_format)
+        setup_logging(actor.service, actor.instance, level=level, format=format)
         actor.incidents = incidents = Incidents(settings, actor.service, actor.instance, actor.snapshot)
         loop = asyncio.get_running_loop()
         for name in (signal.SIGTERM, signal.SIGINT):
@@ -64,7 +65,7 @@ async def _main(make: Callable[[Transport, Settings], Actor], settings: Settings
     except* Exception as group:
         errors = _leaves(group)
         status = log_fatal(errors, incidents)
-        write_last_words(settings, "; ".join(map(str, errors)))
+        write_last_words(settings.deployment, "; ".join(map(str, errors)))
     finally:
         if transport is not None:
             transport.close()
@@ -82,7 +83,8 @@ def watched(actor: Actor, incidents: Incidents) -> Iterator[None]:
         log.error("stalled", reason=STUCK)
         incidents.write(STUCK)
 
-    watchdog = Watchdog(actor, actor.settings.stall_timeout, on_stall=stall, on_recovery=lambda: log.info("stall_over"))
+    seconds = actor.settings.deployment.stall_timeout
+    watchdog = Watchdog(actor, seconds, on_stall=stall, on_recovery=lambda: log.info("stall_over"))
     watchdog.start()
     try:
         yield

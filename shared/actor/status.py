@@ -14,7 +14,7 @@ from pathlib import Path
 import structlog
 
 from shared.background import BackgroundQueue
-from shared.config import Settings
+from shared.config import DeploymentSettings
 from shared.losses import STATUS, count_loss
 
 log = structlog.get_logger()
@@ -30,7 +30,7 @@ class StatusFile:
     While it cannot be written it grows old, which its readers take for unhealthy, as they should.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: DeploymentSettings) -> None:
         self._settings = settings
         self._is_lost = False
         self._queue: BackgroundQueue[str] = BackgroundQueue(
@@ -60,7 +60,7 @@ class StatusFile:
         self._is_lost = False
 
 
-def write_status(settings: Settings, status: str) -> None:
+def write_status(settings: DeploymentSettings, status: str) -> None:
     """Renew the file; nothing happens where none is configured.  Raises OSError.
 
     It is written over and never made empty first: a file system that is mounted with `discard` (ext4) tells the disk of
@@ -75,7 +75,7 @@ def write_status(settings: Settings, status: str) -> None:
         os.close(file)
 
 
-def write_last_words(settings: Settings, words: str) -> None:
+def write_last_words(settings: DeploymentSettings, words: str) -> None:
     """Beside the file: what the process dies of, for its supervisor.  A disk that takes nothing costs the words."""
     if settings.status_file:
         with contextlib.suppress(OSError):

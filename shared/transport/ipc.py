@@ -14,7 +14,7 @@ from typing import IO, Any
 
 import zmq
 
-from shared.config import Settings
+from shared.config import DeploymentSettings
 from shared.errors import ConfigError
 from shared.transport.addresses import SCHEDULER
 from shared.transport.directory import LOCK, answers, claim, fits, identity, is_at, listening, make_private
@@ -31,7 +31,7 @@ class IpcAddresses:
 
     return_seconds = 0.0  # since it can be seen at once whether a process listens
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: DeploymentSettings) -> None:
         self._directory = settings.runtime_path
         self._prefix = f"{SCHEME}{self._directory}/"
         self._claim: IO[str] | None = None

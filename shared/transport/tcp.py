@@ -7,7 +7,7 @@ from typing import Any
 
 import zmq
 
-from shared.config import Settings
+from shared.config import DeploymentSettings
 from shared.descriptors import Spares
 from shared.transport.addresses import SCHEDULER
 from shared.transport.inbox import ZmqInbox
@@ -28,7 +28,7 @@ class TcpAddresses:
     return_seconds = RETURN_SECONDS
     is_vacant = None
 
-    def __init__(self, settings: Settings, context: zmq.Context[zmq.Socket[bytes]], spares: Spares) -> None:
+    def __init__(self, settings: DeploymentSettings, context: zmq.Context[zmq.Socket[bytes]], spares: Spares) -> None:
         self._settings = settings
         self._spares = spares
         self._keys = load_keys(settings.runtime_path)

@@ -100,7 +100,7 @@ def make_runner(directory: Path, kernels: str = "torch", **changes: Any) -> Mode
         "max_num_seqs": 64,
         "max_num_batched_tokens": 2048,
     }
-    return load_runner(Settings(model=str(directory), **(settings | changes)))
+    return load_runner(Settings.of(model=str(directory), **(settings | changes)))
 
 
 def random_prompt(length: int, seed: int, vocab_size: int = VOCAB) -> list[int]:

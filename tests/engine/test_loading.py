@@ -206,7 +206,7 @@ def test_progress_counts_tensors(copy: Path, both: bool) -> None:
         bars.append(Bar(total))
         return bars[0]
 
-    load_runner(Settings(model=str(copy), num_blocks=8), progress=progress)
+    load_runner(Settings.of(model=str(copy), num_blocks=8), progress=progress)
     (bar,) = bars
     assert bar.seen == bar.total == len(expected_tensors(read_config(copy)))
     assert bar.closed

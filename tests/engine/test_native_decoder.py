@@ -49,7 +49,7 @@ def generate(runner: ModelRunner) -> list[list[int]]:
 def runner_of(directory: Path, kernels: str, formats: Formats) -> ModelRunner:
     if kernels == "native":
         load_build("native")
-    return load_runner(Settings(model=str(directory), kernels=kernels, num_blocks=64, **dict(formats)))  # type: ignore[arg-type]
+    return load_runner(Settings.of(model=str(directory), kernels=kernels, num_blocks=64, **dict(formats)))
 
 
 def directory_of(name: str, request: pytest.FixtureRequest) -> Path:
@@ -104,9 +104,9 @@ def peak():
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) << 10
 
-load_runner(Settings(model=sys.argv[1], kernels="native", num_blocks=4, load_format="dummy", max_model_len=32))
+load_runner(Settings.of(model=sys.argv[1], kernels="native", num_blocks=4, load_format="dummy", max_model_len=32))
 begin = peak()
-runner = load_runner(Settings(model=sys.argv[2], kernels="native", num_blocks=256, max_model_len=1024))
+runner = load_runner(Settings.of(model=sys.argv[2], kernels="native", num_blocks=256, max_model_len=1024))
 driver = Driver(runner)
 for row in range(4):
     driver.add(row, [5] * 1000)

@@ -82,7 +82,7 @@ def test_names_formats_shapes_and_content_count_and_the_order_does_not() -> None
 
 
 def fingerprint_of(model: Path, **settings: str) -> Fingerprint:
-    found = load_runner(Settings(model=str(model), num_blocks=8, **settings)).fingerprint  # type: ignore[arg-type]
+    found = load_runner(Settings.of(model=str(model), num_blocks=8, **settings)).fingerprint
     assert found is not None
     return found
 

@@ -120,8 +120,8 @@ def test_the_library_itself_on_a_card(backend: str, window: int) -> None:
 
 
 def test_a_cpu_has_neither() -> None:
-    settings = Settings(attention_backend="flashinfer", device="cpu", kernels="torch")
-    config = read_config(resolve_model_dir(settings.model))
+    settings = Settings.of(attention_backend="flashinfer", device="cpu", kernels="torch")
+    config = read_config(resolve_model_dir(settings.engine.model))
     with pytest.raises(ConfigError, match="attention_backend is 'flashinfer', which is for GPUs"):
         choose_backend(settings, config, torch.float32)
 

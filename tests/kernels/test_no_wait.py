@@ -90,11 +90,11 @@ def unreadable() -> Iterator[None]:
 
 
 def make_runner(model: Path, *, graphs: bool) -> ModelRunner:
-    settings = Settings(
+    settings = Settings.of(
         model=str(model), kernels="torch", device="cpu", dtype="float32", num_blocks=64, max_num_seqs=8, block_size=8
     )
     config = read_config(model)
-    source = open_weights(settings.load_format, model, config)
+    source = open_weights(settings.engine.load_format, model, config)
     backend: Backend = choose_backend(settings, config, source.dtype)
     shape = AttentionShape(config.num_heads // config.num_kv_heads, config.head_dim)
     backend = replace(backend, kernels=triton_kernels(shape), device=DEVICE)
@@ -125,9 +125,9 @@ def in_the_dark(launch_plan: Callable[..., Any]) -> Callable[..., Any]:
 @pytest.mark.parametrize("eager", [False, True])
 def test_enforce_eager_does_without_graphs(tmp_path: Path, eager: bool) -> None:
     save_checkpoint(tmp_path, "llama-tied")
-    settings = Settings(model=str(tmp_path), kernels="torch", device="cpu", dtype="float32", enforce_eager=eager)
+    settings = Settings.of(model=str(tmp_path), kernels="torch", device="cpu", dtype="float32", enforce_eager=eager)
     config = read_config(tmp_path)
-    source = open_weights(settings.load_format, tmp_path, config)
+    source = open_weights(settings.engine.load_format, tmp_path, config)
     on_cpu = choose_backend(settings, config, source.dtype)
     model = loading.build(on_cpu, config, source, config.max_position_embeddings)
     backend = replace(on_cpu, kernels=triton_kernels(AttentionShape()), device=torch.device("cuda"))
@@ -139,7 +139,7 @@ def test_enforce_eager_does_without_graphs(tmp_path: Path, eager: bool) -> None:
 
 def test_a_gpu_without_triton_is_told_of(tmp_path: Path) -> None:
     save_checkpoint(tmp_path, "llama-tied")
-    settings = Settings(model=str(tmp_path), dtype="float32")
+    settings = Settings.of(model=str(tmp_path), dtype="float32")
     config = read_config(tmp_path)
     with (
         patch.object(backend_module, "has_triton", lambda: False),

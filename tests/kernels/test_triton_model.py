@@ -45,12 +45,12 @@ SAMPLED = SamplingParams(temperature=0.9, top_p=0.95, top_k=50)
 
 def make_runner(model: Path, *, triton: bool, graphs: bool = False, **changes: Any) -> ModelRunner:
     """In float32, where providers agree token for token; graphs are run, not captured, where there is no GPU."""
-    settings = Settings(
+    settings = Settings.of(
         model=str(model), kernels="torch", device="cpu", dtype="float32", num_blocks=64, max_num_seqs=8, **changes
     )
-    directory = resolve_model_dir(settings.model)
+    directory = resolve_model_dir(settings.engine.model)
     config = read_config(directory)
-    source = open_weights(settings.load_format, directory, config)
+    source = open_weights(settings.engine.load_format, directory, config)
     backend: Backend = choose_backend(settings, config, source.dtype)
     if triton:
         shape = AttentionShape(config.num_heads // config.num_kv_heads, config.head_dim)

@@ -7,11 +7,11 @@ from typing import Any
 
 import grpc
 
-from shared.config import Settings
+from shared.config import AccessSettings
 from shared.errors import ConfigError
 
 
-def server_credentials(settings: Settings) -> Any:
+def server_credentials(settings: AccessSettings) -> Any:
     """What the gRPC server shows and asks for; None where the settings name no certificate.
 
     Raises ConfigError where a file cannot be read or is no PEM.

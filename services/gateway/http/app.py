@@ -54,8 +54,8 @@ def make_app(
     ]
     handlers = {RequestError: failure, HTTPException: no_such_route, Exception: defect}
     around = [
-        Middleware(HostCheck, allowed=allowed_hosts(gate.settings)),
-        *cross_origin(gate.settings),  # before keys are asked for: a preflight carries none
+        Middleware(HostCheck, allowed=allowed_hosts(gate.settings.gateway, gate.settings.access)),
+        *cross_origin(gate.settings.access),  # before keys are asked for: a preflight carries none
         Middleware(ReceivingMiddleware, intake=intake, access=gate.access),
         Middleware(KeyMiddleware, access=gate.access),
         Middleware(LoadHeader, reports=load_reports),

@@ -7,7 +7,6 @@ import os
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from services.scheduler.main import make as make_scheduler
@@ -31,7 +30,7 @@ from shared.messages import (
 )
 from shared.transport import MemoryTransport
 
-QUICK = Settings(heartbeat_interval=0.02, heartbeat_timeout=0.2)
+QUICK = Settings.of(heartbeat_interval=0.02, heartbeat_timeout=0.2)
 
 
 class Echo(MemberActor):
@@ -212,7 +211,7 @@ def test_a_member_is_one_life_of_an_instance() -> None:
 async def test_the_status_file_is_renewed_while_the_loop_turns(tmp_path: Path) -> None:
     status = tmp_path / "status"
     network = MemoryTransport()
-    settings = msgspec.structs.replace(QUICK, status_file=str(status))
+    settings = QUICK.replace(status_file=str(status))
     scheduler = make_scheduler(network, settings)
     running = asyncio.create_task(scheduler.run())
     await until(status.exists)
@@ -221,7 +220,7 @@ async def test_the_status_file_is_renewed_while_the_loop_turns(tmp_path: Path) -
     await until(lambda: status.stat().st_mtime_ns > before)
     scheduler.request_drain()
     await running
-    write_status(QUICK, "READY")  # nothing is configured: nothing is written
+    write_status(QUICK.deployment, "READY")  # nothing is configured: nothing is written
 
 
 def test_a_status_is_written_over_the_one_before_and_the_file_never_empty(
@@ -229,9 +228,9 @@ def test_a_status_is_written_over_the_one_before_and_the_file_never_empty(
 ) -> None:
     """Blocks that become free may cost the message loop its time: see `write_status`."""
     status = tmp_path / "status"
-    settings = msgspec.structs.replace(QUICK, status_file=str(status))
+    settings = QUICK.replace(status_file=str(status))
     assert read_status(status) == ""
-    write_status(settings, "NOT_SERVING")
+    write_status(settings.deployment, "NOT_SERVING")
     opened, really = [], os.open
 
     def watched(path: Any, flags: int, mode: int = 0o777) -> int:
@@ -241,6 +240,6 @@ def test_a_status_is_written_over_the_one_before_and_the_file_never_empty(
     monkeypatch.setattr(os, "open", watched)
     size = status.stat().st_size
     for word in ("READY", "STALLED", "DRAINING"):
-        write_status(settings, word)
+        write_status(settings.deployment, word)
         assert read_status(status) == word and status.stat().st_size == size
     assert len(opened) == 3 and not any(flags & os.O_TRUNC for flags in opened)

@@ -34,7 +34,7 @@ from shared.messages import (
 )
 from shared.transport import MemoryTransport
 
-QUICK = Settings(heartbeat_interval=0.02, heartbeat_timeout=0.2, reconcile_interval=0.05)
+QUICK = Settings.of(heartbeat_interval=0.02, heartbeat_timeout=0.2, reconcile_interval=0.05)
 CAPACITY = WorkerCapacity(64, 16, 8, 512, 1000, "tiny", "float32", "cpu")
 
 

@@ -47,7 +47,7 @@ class Bench:
         self.network = MemoryTransport()
         self.scheduler = self.network.bind("scheduler", SchedulerInbox)
         self.outbox = self.network.outbox()
-        self.actor = make(self.network, Settings(**(QUICK | settings)))
+        self.actor = make(self.network, Settings.of(**(QUICK | settings)))
 
     def send(self, *messages: Message) -> None:
         for message in messages:
@@ -216,7 +216,7 @@ from tests.unit.draft.samples import admitted, update
 async def main():
     network = MemoryTransport()
     inbox = network.bind("scheduler", SchedulerInbox)
-    actor = make(network, Settings(draft="ngram"))
+    actor = make(network, Settings.of(draft="ngram"))
     task = asyncio.create_task(actor.run())
     outbox = network.outbox()
     outbox.send(actor.inbox.address, update(1, {0: (5, [], 1)}, opened=[admitted(0, [1, 2, 3, 1, 2])]))

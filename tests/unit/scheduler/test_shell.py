@@ -83,7 +83,7 @@ class Stage:
     def __init__(self, **settings: Any) -> None:
         self.network = MemoryTransport()
         values = {"heartbeat_interval": 0.02, "heartbeat_timeout": 30.0, "reconcile_interval": 60.0, **settings}
-        self.scheduler = make(self.network, Settings(**values))
+        self.scheduler = make(self.network, Settings.of(**values))
         self.players: dict[str, Player] = {}
         self.running = asyncio.create_task(self.scheduler.run())
 

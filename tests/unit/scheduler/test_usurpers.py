@@ -15,7 +15,7 @@ from tests.unit.scheduler.membership.test_deployment import MINE, gateway, other
 
 async def test_a_worker_that_was_quicker_is_refused_after_all() -> None:
     network = MemoryTransport()
-    scheduler = make(network, Settings(heartbeat_interval=0.05, heartbeat_timeout=30.0))
+    scheduler = make(network, Settings.of(heartbeat_interval=0.05, heartbeat_timeout=30.0))
     inboxes = {name: network.bind(name, WorkerInbox) for name in ("quick", "right")}
     running = asyncio.create_task(scheduler.run())
 

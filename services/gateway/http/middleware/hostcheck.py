@@ -10,7 +10,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from services.gateway.http.errors.failures import refusal
-from shared.config import Settings
+from shared.config import AccessSettings, GatewaySettings
 from shared.errors import RejectCode, RequestError
 from shared.exposure import ANY, answers_to, is_loopback, read_hosts
 
@@ -31,11 +31,11 @@ class HostCheck:
         await self._app(scope, receive, send)
 
 
-def allowed_hosts(settings: Settings) -> tuple[str, ...]:
+def allowed_hosts(gateway: GatewaySettings, access: AccessSettings) -> tuple[str, ...]:
     """What is allowed besides loopback: where nothing is said, nothing to a server on loopback alone, else any."""
-    if settings.allowed_hosts:
-        return read_hosts(settings.allowed_hosts)
-    return () if is_loopback(settings.host) else (ANY,)
+    if access.allowed_hosts:
+        return read_hosts(access.allowed_hosts)
+    return () if is_loopback(gateway.host) else (ANY,)
 
 
 def _not_ours(given: str) -> RequestError:
