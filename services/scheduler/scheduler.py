@@ -94,6 +94,7 @@ class Scheduler:
         self._finalizer = finalizer = RequestFinalizer(assignment, self.drafts, self.outbound, books)
         self._reconciliation = reconciliation = Reconciliation(books)
         self._step_results = StepResultProcessor(finalizer, assignment, drafting, reconciliation, books)
+        self._batchers: dict[str, Batcher] = {}  # by worker; each lives as long as its replica
         self._detokenizers: list[str] = []
 
     # -- who is here
@@ -278,7 +279,8 @@ class Scheduler:
         """A worker has come, or come back: its pool is empty."""
         if instance in self.replicas:
             self.lose_worker(instance)
-        self.replicas[instance] = Replica(instance, epoch, capacity, self.shares, self.clock)
+        replica = self.replicas[instance] = Replica(instance, epoch, capacity, self.shares, self.clock)
+        self._batchers[instance] = Batcher(replica, self.policy, self._drafting, self._books)
         self._drafting.renew()
         self._intake.limit()
         self._assignment.rebalance()
@@ -314,6 +316,7 @@ class Scheduler:
         self._assignment.reassign([])
 
     def _forget(self, replica: Replica) -> None:
+        del self._batchers[replica.instance]
         self._reconciliation.forget(replica)
         self._drafting.forget(replica)
 
@@ -331,7 +334,7 @@ class Scheduler:
                 replica.waits.idle.begin(now)
             return None
         replica.waits.idle.end(now)
-        plan = Batcher(replica, self.policy, self._drafting, self._books).next_plan()
+        plan = self._batchers[instance].next_plan()
         if plan is not None and self._drafting.speculations:
             self._drafting.planned(replica)
         return plan

@@ -1,4 +1,4 @@
-"""Makes one step: who computes how many tokens, in which blocks."""
+"""Plans a worker's steps: which sequences compute how many tokens, in which blocks."""
 
 from __future__ import annotations
 
@@ -21,13 +21,20 @@ from services.scheduler.telemetry.books import Books
 from shared.messages import StepPlan
 from shared.phases import Phase
 
+Obstacle = tuple[Phase, Sequence | None]
+NOTHING: Obstacle = (Phase.QUEUE_STEP, None)  # the queue was not looked at
+
 
 class Batcher:
-    """Fills one step's token budget: decodes first, then whoever goes ahead of others for fairness, then prefills that
-    run, then those that wait.
+    """The planner of one replica, which lives as long as the replica does.
+
+    Each step's token budget goes to decodes first, then to the sequences that go ahead of others for fairness, then to
+    running prefills, then to the waiting sequences.
 
     Order within each is by rank.  Where blocks run out, the victim is the cheapest to recompute among those less
     urgent than the one in need, or else itself; so the most urgent always goes on, and every step makes progress.
+
+    Invariant: between two plans it holds nothing of a step, so that it keeps no finished sequence alive.
     """
 
     def __init__(
@@ -45,18 +52,34 @@ class Batcher:
         self.shares = books.shares
         self.misses = books.misses
         self.clock = books.clock
-        self.builder = PlanBuilder(replica, policy.max_num_batched_tokens, rejection=policy.acceptance == "rejection")
+        self.builder = PlanBuilder(replica, policy)
         self._verified: set[Sequence] = set()
         self._prefixes = Prefixes(replica, self.builder, policy)
         self._block_budget = BlockBudget(replica, self._prefixes)
         self._preemption = Preemption(replica, self.builder, books)
         self._ahead = FairShareAdmission(replica, self._block_budget, self._preemption)
-        self._slow = slow_tenants(replica, books.shares) if policy.enable_chunked_prefill else frozenset()
-        self._slow_budget = policy.fair_prefill_tokens or policy.max_num_batched_tokens
-        self._obstacle: tuple[Phase, Sequence | None] = (Phase.QUEUE_STEP, None)  # where the queue stopped, and why
+        self._max_slow_tokens = policy.fair_prefill_tokens or policy.max_num_batched_tokens
+        self._slow_budget = self._max_slow_tokens
+        self._slow: frozenset[str] = frozenset()
+        self._obstacle = NOTHING  # where the queue stopped, and why
 
     def next_plan(self) -> StepPlan | None:
         """The plan, counted as sent; None where no sequence can go on."""
+        try:
+            return self._plan()
+        finally:
+            self._clear()
+
+    def _clear(self) -> None:
+        self.builder.clear()
+        self._verified.clear()
+        self._ahead.clear()
+        self._slow_budget = self._max_slow_tokens
+        self._obstacle = NOTHING
+
+    def _plan(self) -> StepPlan | None:
+        if self.policy.enable_chunked_prefill:
+            self._slow = slow_tenants(self.replica, self.shares)
         if self.replica.branches:
             self.counters.num_block_copies += branch_off(self.replica, self.builder, self._block_budget.reserve)
         if self.replica.is_shared:

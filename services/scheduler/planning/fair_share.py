@@ -29,6 +29,10 @@ class FairShareAdmission:
     def __len__(self) -> int:
         return len(self._chosen)
 
+    def clear(self) -> None:
+        """Nothing is chosen for the next step yet."""
+        self._chosen.clear()
+
     def choose(self, claims: Claims, num_tokens: int, may_start: Callable[[Sequence], bool]) -> None:
         """Choose who goes ahead of tenants that have more, within so many tokens, and make way for them."""
         for tenant in claims.tenants():
