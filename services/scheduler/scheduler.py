@@ -25,13 +25,16 @@ from services.scheduler.lifecycle.finalizer import RequestFinalizer
 from services.scheduler.lifecycle.intake import RequestIntake
 from services.scheduler.lifecycle.outputs import Outbound
 from services.scheduler.lifecycle.parking import Parking, is_later_call
+from services.scheduler.lifecycle.side_tables import SideTables
 from services.scheduler.lifecycle.step_results import StepResultProcessor
 from services.scheduler.planning.batching import Batcher
 from services.scheduler.speculation.drafting import Drafting
 from services.scheduler.speculation.drafts import DraftLinks
-from services.scheduler.state import phases
+from services.scheduler.speculation.records import DraftRecords
 from services.scheduler.state.counters import Counters
 from services.scheduler.state.fairness import MAX_TENANTS, Shares, parse_weights
+from services.scheduler.state.forks import Forks
+from services.scheduler.state.phases import TimeAccounts
 from services.scheduler.state.policy import Policy
 from services.scheduler.state.replica import Replica
 from services.scheduler.state.sequence import Request, Sequence, Status
@@ -75,9 +78,11 @@ class Scheduler:
     def __init__(self, policy: Policy, journal: EventJournal | None = None, outbound: Outbound | None = None) -> None:
         self.policy = policy
         self.replicas: dict[str, Replica] = {}
-        self.parking = Parking()  # whose clients are gone, and may come back
         self.clock = Clock()
-        self.outbound = outbound or Outbound(self.clock)
+        self.accounts = TimeAccounts(self.clock)
+        self.records = DraftRecords()
+        self.outbound = outbound or Outbound(self.accounts, self.records)
+        self.forks = Forks()
         self.counters = Counters()
         self.shares = Shares(parse_weights(policy.tenant_weights))
         self.journal = journal or EventJournal(self.clock)
@@ -87,11 +92,13 @@ class Scheduler:
             rejection=policy.acceptance == "rejection",
             max_draft_tokens=2 * policy.max_num_draft_tokens + 1,
         )
-        self._books = books = Books(self.counters, self.journal, self.misses, self.shares, self.clock)
+        self._books = books = Books(self.counters, self.journal, self.misses, self.shares, self.accounts)
+        tables = SideTables(self.accounts, self.records, self.outbound)
+        self.parking = Parking(tables)  # requests whose clients are gone, and may come back
         self._intake = RequestIntake(policy, self.replicas)
-        self._assignment = assignment = ReplicaAssignment(policy, self.replicas, books)
-        self._drafting = drafting = Drafting(policy, self.counters, self.drafts, self.replicas)
-        self._finalizer = finalizer = RequestFinalizer(assignment, self.drafts, self.outbound, books)
+        self._assignment = assignment = ReplicaAssignment(policy, self.replicas, self.forks, books)
+        self._drafting = drafting = Drafting(policy, self.counters, self.drafts, self.records, self.replicas)
+        self._finalizer = finalizer = RequestFinalizer(assignment, self.drafts, tables, books)
         self._reconciliation = reconciliation = Reconciliation(books)
         self._step_results = StepResultProcessor(finalizer, assignment, drafting, reconciliation, books)
         self._batchers: dict[str, Batcher] = {}  # by worker; each lives as long as its replica
@@ -173,7 +180,7 @@ class Scheduler:
         """From here on the request's time is accounted for, where somebody wants to know."""
         if latency is not None:
             now = self.clock.now
-            phases.accept(request.sequences, *arrived(latency, Phase.TO_SCHEDULER, now=now, busy_since=now))
+            self.accounts.accept(request.sequences, *arrived(latency, Phase.TO_SCHEDULER, now=now, busy_since=now))
 
     def attach(self, message: AttachRequest, now: float | None = None) -> None:
         """The client of a kept request has come back, through this gateway: tell it everything there, and go on."""
@@ -213,7 +220,7 @@ class Scheduler:
         if request.header.is_kept:
             self.parking.put(request)
         self.counters.num_aborted += 1
-        self.journal.request("request_aborted", request, **phases.so_far(request, self.clock.now))
+        self.journal.request("request_aborted", request, **self.accounts.so_far(request))
         self._finalizer.drop(request)
         return True
 
@@ -280,7 +287,8 @@ class Scheduler:
         if instance in self.replicas:
             self.lose_worker(instance)
         replica = self.replicas[instance] = Replica(instance, epoch, capacity, self.shares, self.clock)
-        self._batchers[instance] = Batcher(replica, self.policy, self._drafting, self._books)
+        self.accounts.add_worker(replica)
+        self._batchers[instance] = Batcher(replica, self.policy, self._drafting, self.forks, self._books)
         self._drafting.renew()
         self._intake.limit()
         self._assignment.rebalance()
@@ -305,7 +313,7 @@ class Scheduler:
         self._intake.limit()
         self.counters.num_worker_losses += 1
         in_flight = {sequence.request for step in replica.in_flight for sequence in step.sequences}
-        self._assignment.unassigned += self._assignment.vacate(replica, replica.heard_at)
+        self._assignment.unassigned += self._assignment.vacate(replica, self.accounts.workers[replica].heard_at)
         for request in in_flight:
             request.count_death()
         suspects = [request for request in in_flight if request.is_quarantined and not request.is_finished]
@@ -331,9 +339,9 @@ class Scheduler:
             return None
         if self._drafting.awaits(replica, now):
             if not replica.in_flight:
-                replica.waits.idle.begin(now)
+                self.accounts.workers[replica].idle.begin(now)
             return None
-        replica.waits.idle.end(now)
+        self.accounts.workers[replica].idle.end(now)
         plan = self._batchers[instance].next_plan()
         if plan is not None and self._drafting.speculations:
             self._drafting.planned(replica)

@@ -10,7 +10,6 @@ from dataclasses import asdict
 
 from services.scheduler.consistency.holdings import Audit, check_report, check_steps, compare, expected
 from services.scheduler.consistency.self_check import Mended, check, stale_holders
-from services.scheduler.state import phases
 from services.scheduler.state.replica import Replica
 from services.scheduler.state.sequence import Request, Sequence, Status
 from services.scheduler.state.step import Step
@@ -24,10 +23,11 @@ class Reconciliation:
     """Acts on replicas; what it does is in the counters and among the journal's alarms."""
 
     def __init__(self, books: Books) -> None:
-        self._clock = books.clock
+        self._accounts = books.accounts
         self._counters = books.counters
         self._journal = books.journal
         self._audits: dict[str, Audit] = {}  # by worker
+        self._num_refusals: dict[Sequence, int] = {}  # of its row, by a worker
 
     def _audit(self, replica: Replica) -> Audit:
         audit = self._audits.get(replica.instance)
@@ -57,6 +57,8 @@ class Reconciliation:
 
     def ask(self, replica: Replica) -> ReportHoldings:
         """To be sent behind the plans so far."""
+        unfinished = (entry for entry in self._num_refusals.items() if entry[0].status is not Status.FINISHED)
+        self._num_refusals = dict(unfinished)
         audit = self._audit(replica)
         audit.num_reports += 1
         audit.expected = expected(replica, audit.num_reports)
@@ -97,11 +99,10 @@ class Reconciliation:
                 if 0 <= block < replica.pool.size:
                     replica.pool.end_life(block, generation)
             sequence.num_pending -= step.num_samples[refused.entry]
-            sequence.num_drafts = 0
             if sequence.status is Status.RUNNING:
-                sequence.num_refusals += 1
+                self._num_refusals[sequence] = self._num_refusals.get(sequence, 0) + 1
                 self._recompute(replica, sequence)
-            if sequence.num_refusals > MAX_REFUSALS and sequence.request not in hopeless:
+            if self._num_refusals.get(sequence, 0) > MAX_REFUSALS and sequence.request not in hopeless:
                 hopeless.append(sequence.request)
         self.check(replica)
         return [request for request in hopeless if not request.is_finished]
@@ -128,4 +129,4 @@ class Reconciliation:
             self._journal.sequence("sequence_preempted", sequence, cause="ledgers_differ", worker=replica.instance)
             replica.preempt(sequence)
             replica.waiting.add(sequence)
-            phases.preempted(sequence, self._clock.now)
+            self._accounts.preempted(sequence)

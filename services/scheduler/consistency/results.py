@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from services.scheduler.state.replica import Replica
-from services.scheduler.state.sequence import Sequence, Status
+from services.scheduler.state.sequence import Sequence
 from services.scheduler.state.step import Step
 from shared.errors import ProtocolError
 from shared.messages import StepResult
@@ -91,18 +91,4 @@ def check_verified(step: Step, result: StepResult, asked: list[int]) -> None:
         accepted = result.sampled_token_ids[offset : offset + count - 1] if count else []
         if accepted != drafts.token_ids[: len(accepted)]:
             raise ProtocolError(f"step {result.step_id}: accepted tokens that were not drafted")
-        offset += count
-
-
-def give_logprobs(step: Step, result: StepResult) -> None:
-    """Hand a step's log-probabilities to the sequences that asked for them."""
-    for entry, sequence in enumerate(step.sequences):
-        if entry in result.prompt_logprobs and sequence.wants_prompt_logprobs and sequence.status is Status.RUNNING:
-            sequence.prompt_logprobs += result.prompt_logprobs[entry]
-    offset = 0
-    for sequence, count in zip(step.sequences, result.num_sampled, strict=True):
-        if sequence.request.search is not None:
-            sequence.said = result.logprobs[offset] if count and result.logprobs else None
-        elif sequence.request.params.logprobs is not None and sequence.status is not Status.FINISHED:
-            sequence.logprobs += result.logprobs[offset : offset + count]
         offset += count

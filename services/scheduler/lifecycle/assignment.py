@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from services.scheduler.lifecycle.admission import RETRY_AFTER_MS
 from services.scheduler.lifecycle.routing import Router
-from services.scheduler.state import phases
+from services.scheduler.state.forks import Forks
 from services.scheduler.state.policy import Policy
 from services.scheduler.state.replica import Replica
 from services.scheduler.state.sequence import Request, Sequence, Status
@@ -27,6 +27,7 @@ class ReplicaAssignment:
         self,
         policy: Policy,
         replicas: Mapping[str, Replica],
+        forks: Forks,
         books: Books,
     ) -> None:
         self.unassigned: list[Sequence] = []
@@ -36,7 +37,8 @@ class ReplicaAssignment:
         self._misses = books.misses
         self._counters = books.counters
         self._journal = books.journal
-        self._clock = books.clock
+        self._accounts = books.accounts
+        self._forks = forks
 
     def place(self, sequences: Iterable[Sequence]) -> None:
         """Put sequences into waiting queues; siblings go where the first of them is."""
@@ -47,7 +49,7 @@ class ReplicaAssignment:
                 continue
             replica = placement.replica
             sequence.worker = replica.instance
-            phases.queued(sequence, replica.waits, len(replica.waiting), self._clock.now)
+            self._accounts.queued(sequence, replica)
             replica.waiting.add(sequence)
             if placement.scores:
                 self._journal.sequence("sequence_placed", sequence, worker=sequence.worker, scores=str(placement))
@@ -60,7 +62,11 @@ class ReplicaAssignment:
             self.unassigned.append(beam)
             return
         replica.waiting.add(beam)
-        replica.branches.append((beam, source))
+        self._forks.begin(replica, beam, source)
+
+    def rewrite(self, beam: Sequence) -> None:
+        """The last token of a running beam is not the one that its worker took."""
+        self._forks.untold.add(beam)
 
     def rebalance(self) -> None:
         """There is another worker: what has not run yet may go there."""
@@ -76,16 +82,16 @@ class ReplicaAssignment:
 
     def overdue(self, now: float, patience: float) -> list[Request]:
         """Requests for which the workers that live have had no room for longer than `patience` seconds.  To be asked
-        again and again; where no worker takes requests, the next one may be large enough."""
-        is_anyone_here = any(not replica.is_draining for replica in self._replicas.values())
-        lacking = dict.fromkeys(sequence.request for sequence in self.unassigned) if is_anyone_here else {}
+        again and again; where there is no worker, the next one may be large enough."""
+        lacking = dict.fromkeys(sequence.request for sequence in self.unassigned) if self._replicas else {}
         self._roomless = {request: self._roomless.get(request, now) for request in lacking}
         return [request for request, since in self._roomless.items() if now - since > patience]
 
     def vacate(self, replica: Replica, heard_at: float) -> list[Sequence]:
         """Take all sequences from a worker that is gone, and of which nothing was heard since."""
         self._misses.lose(replica)
-        replica.waits.blame(Phase.LOST, heard_at)
+        self._accounts.workers[replica].blame(Phase.LOST, heard_at)
+        self._forks.take(replica)
         orphans = replica.waiting.take_all()
         for sequence in list(replica.running):
             self._counters.num_preemptions += 1
@@ -93,12 +99,14 @@ class ReplicaAssignment:
             replica.preempt(sequence)
             orphans.append(sequence)
         for sequence in orphans:
-            sequence.worker, sequence.num_pending, sequence.num_in_flight, sequence.num_drafts = "", 0, 0, 0
-            phases.on_worker_lost(sequence, heard_at, self._clock.now)
+            sequence.worker, sequence.num_pending, sequence.num_in_flight = "", 0, 0
+            self._accounts.lost_worker(sequence, heard_at)
+        self._accounts.forget_worker(replica)
         return orphans
 
     def leave(self, sequence: Sequence) -> None:
         """Take a sequence out of wherever it is."""
+        self._forks.forget(sequence)
         if sequence.status is Status.RUNNING:
             self._replicas[sequence.worker].stop(sequence)
         elif sequence in self.unassigned:

@@ -54,7 +54,6 @@ def regroup(request: Request, moves: list[Move], leave: Callable[[Sequence], Non
     for move in moves:
         if move.slot == move.source:
             _extend(sequences[move.slot], move)
-            sequences[move.slot].is_untold |= not move.is_taken
     return begun
 
 
@@ -81,6 +80,5 @@ def conclude(request: Request, search: BeamSearch) -> None:
         sequence.token_ids = [*request.prompt_token_ids, *best.token_ids]
         sequence.logprobs = list(best.logprobs)
         sequence.num_cached_tokens = request.sequences[0].num_cached_tokens
-        sequence.clock = request.sequences[0].clock
         sequence.finish_reason = FinishReason.LENGTH if best.end_id is None else FinishReason.STOP
         sequence.stop_token_id = best.end_id

@@ -17,8 +17,10 @@ NONE: list[int] = []  # no new blocks; never written to
 class PlanBuilder:
     """Collects one step after the other; a sequence that is preempted before the plan is complete leaves no trace."""
 
-    def __init__(self, replica: Replica, policy: Policy) -> None:
+    def __init__(self, replica: Replica, policy: Policy, untold: set[Sequence]) -> None:
+        """`untold`: sequences whose worker has another token at the end, or does not have the row at all."""
         self.replica = replica
+        self.untold = untold
         self._rejection = policy.acceptance == "rejection"
         self._max_tokens = policy.max_num_batched_tokens
         self.copies: dict[Sequence, tuple[int, int, int]] = {}  # source, its generation, destination
@@ -46,8 +48,8 @@ class PlanBuilder:
 
         `num_tokens` counts the draft tokens too.
         """
-        if sequence.is_untold:
-            sequence.is_untold = False
+        if self.untold and sequence in self.untold:
+            self.untold.remove(sequence)
             self._admitted.append(sequence)
             new_blocks = sequence.block_ids
         step = self.step
@@ -62,7 +64,7 @@ class PlanBuilder:
 
     def admit(self, sequence: Sequence, num_tokens: int) -> None:
         """Schedule a sequence that starts now: the worker has nothing of it."""
-        sequence.is_untold = True
+        self.untold.add(sequence)
         self.schedule(sequence, num_tokens, int(num_tokens == sequence.num_behind), sequence.block_ids)
 
     def copy(self, sequence: Sequence, source: int, generation: int, destination: int) -> None:
@@ -95,8 +97,7 @@ class PlanBuilder:
     def _count_drafts(self) -> None:
         """Draft tokens count as computed only once they are accepted."""
         for sequence, drafts in zip(self.step.sequences, self.step.drafts, strict=True):
-            sequence.num_drafts = len(drafts.token_ids)
-            sequence.num_computed_tokens -= sequence.num_drafts
+            sequence.num_computed_tokens -= len(drafts.token_ids)
 
     def _build(self) -> StepPlan:
         step = self.step

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from services.scheduler.planning.plan_builder import PlanBuilder
-from services.scheduler.state import phases
 from services.scheduler.state.replica import Replica
 from services.scheduler.state.sequence import Sequence
 from services.scheduler.telemetry.books import Books
@@ -19,7 +18,7 @@ class Preemption:
         self._builder = builder
         self._counters = books.counters
         self._journal = books.journal
-        self._clock = books.clock
+        self._accounts = books.accounts
 
     def cheapest(self, candidates: Iterable[Sequence]) -> Sequence | None:
         """Who is the cheapest to recompute, and of those the least urgent; nobody who has given way too often."""
@@ -49,7 +48,7 @@ class Preemption:
         self._builder.drop(victim)
         self._replica.preempt(victim)
         self._replica.waiting.add(victim)
-        phases.preempted(victim, self._clock.now)
+        self._accounts.preempted(victim)
 
     def _order(self, sequence: Sequence) -> tuple[int, list[float]]:
         return self._recompute_cost(sequence), [-part for part in sequence.rank]

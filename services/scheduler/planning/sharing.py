@@ -83,20 +83,48 @@ class Claims:
         return (self._num_rows[tenant] + more) / self._shares.weight(tenant)
 
 
-def slow_tenants(replica: Replica, shares: Shares) -> frozenset[str]:
-    """Those who ask for more than their share of the rows, while another who does not is here, or was lately: their
-    prompts make the steps long that the other will have to wait for."""
-    visitors = replica.visitors
-    while visitors and replica.num_steps - next(iter(visitors.values())) > MEMORY:
-        visitors.popitem(last=False)
-    here = {*visitors, *replica.num_rows, *replica.waiting.tenants}
-    if len(here) < 2:
-        return frozenset()
-    waiting = replica.waiting.counts()
-    value = replica.capacity.max_num_seqs / sum(map(shares.weight, here))
-    slow = frozenset(
-        tenant
-        for tenant in here
-        if replica.num_rows[tenant] + waiting.get(tenant, 0) > max(1.0, value * shares.weight(tenant))
-    )
-    return slow if len(slow) < len(here) else frozenset()
+class Visitors:
+    """The tenants of one worker, with those that left it lately."""
+
+    def __init__(self, replica: Replica, shares: Shares) -> None:
+        self._replica = replica
+        self._shares = shares
+        self._present: list[str] = []  # those that had rows behind the last plan
+        self._left: dict[str, int] = {}  # the last step before a tenant left; the one that left first comes first
+
+    def __len__(self) -> int:
+        """How many are remembered that left."""
+        return len(self._left)
+
+    def planned(self) -> None:
+        """A plan is made: these have rows now."""
+        self._present = list(self._replica.num_rows)
+
+    def slow(self) -> frozenset[str]:
+        """Those who ask for more than their share of the rows, while another who does not is here, or was lately: their
+        prompts make the steps long that the other will have to wait for."""
+        replica, shares = self._replica, self._shares
+        self._note_leavers()
+        here = {*self._left, *replica.num_rows, *replica.waiting.tenants}
+        if len(here) < 2:
+            return frozenset()
+        waiting = replica.waiting.counts()
+        value = replica.capacity.max_num_seqs / sum(map(shares.weight, here))
+        slow = frozenset(
+            tenant
+            for tenant in here
+            if replica.num_rows[tenant] + waiting.get(tenant, 0) > max(1.0, value * shares.weight(tenant))
+        )
+        return slow if len(slow) < len(here) else frozenset()
+
+    def _note_leavers(self) -> None:
+        """At most one for each row is remembered, and none for longer than MEMORY."""
+        left, num_steps = self._left, self._replica.num_steps
+        for tenant in self._present:
+            if tenant not in self._replica.num_rows:
+                left.pop(tenant, None)
+                left[tenant] = num_steps
+        self._present = []
+        most = self._replica.capacity.max_num_seqs
+        while left and (len(left) > most or num_steps - next(iter(left.values())) > MEMORY):
+            del left[next(iter(left))]

@@ -6,6 +6,7 @@ from services.scheduler.draft_length.acceptance import KEPT_OF_ALL, AcceptanceRa
 from services.scheduler.draft_length.controller import DraftLengthController
 from services.scheduler.draft_length.modes import PLAIN, SpeculationMode, modes_of, yields
 from services.scheduler.speculation.drafts import DraftLink
+from services.scheduler.speculation.records import DraftRecord, DraftRecords
 from services.scheduler.state.sequence import Sequence
 from services.scheduler.state.step import Step
 
@@ -23,7 +24,8 @@ class Speculation:
     Invariant: drafts are asked for only where no step is in flight, and once for each step.
     """
 
-    def __init__(self, *, fixed: int, longest: int) -> None:
+    def __init__(self, records: DraftRecords, *, fixed: int, longest: int) -> None:
+        self._records = records
         self.mode = PLAIN  # of the step that is planned next
         self.has_asked = False  # for the drafts of that step
         self.acceptance = AcceptanceRate(kept=KEPT_OF_ALL)  # of all sequences
@@ -53,12 +55,12 @@ class Speculation:
 
     def _yields(self, running: list[Sequence]) -> list[float]:
         prior = self.acceptance.share(PRIOR)
-        return yields((sequence.acceptance.share(prior) for sequence in running), self._longest)
+        return yields((self._records.of(sequence).acceptance.share(prior) for sequence in running), self._longest)
 
     def num_wanted(self, sequence: Sequence) -> int:
         """Draft tokens for one sequence: up to the mode's, while what one more is likely to bring is worth its part of
         the step."""
-        share = sequence.acceptance.share(self.acceptance.share(PRIOR))
+        share = self._records.of(sequence).acceptance.share(self.acceptance.share(PRIOR))
         count, chance = 0, share
         while count < self.mode.num_draft_tokens and (self._is_fixed or chance >= LEAST_CHANCE):
             count += 1
@@ -124,10 +126,10 @@ class Speculation:
                 controller.record(now - before, step.num_drafts / len(step.sequences))
         self._last = (now, size, step.mode)
 
-    def judge(self, sequence: Sequence, num_draft_tokens: int, num_accepted: int) -> None:
+    def judge(self, record: DraftRecord, num_draft_tokens: int, num_accepted: int) -> None:
         """Note how a sequence's drafts fared."""
         self.acceptance.record(num_draft_tokens, num_accepted)
-        sequence.acceptance.record(num_draft_tokens, num_accepted)
+        record.acceptance.record(num_draft_tokens, num_accepted)
 
     def drafted(self, seconds: float) -> None:
         """Note what a draft says that one of its steps took."""

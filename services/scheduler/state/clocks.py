@@ -71,6 +71,13 @@ class SequenceClock(LatencyTracker):
     def is_queued(self) -> bool:
         return self._queue is not None
 
+    def follow(self, earlier: SequenceClock, now: float) -> None:
+        """Go on where an earlier clock of the same sequence stands: its client has asked again."""
+        self.phase = earlier.phase
+        self._queue, self._idle = earlier._queue, earlier._idle
+        if earlier._queue is not None:
+            self._before = earlier._queue.totals(now)
+
     def wait(self, queue: QueueClock, now: float) -> None:
         """It waits with its queue."""
         self.enter(Phase.QUEUE_STEP, now)

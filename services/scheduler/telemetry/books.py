@@ -1,12 +1,12 @@
-"""What is noted while decisions are made: figures, events, missed prefixes, what tenants were served, and the time."""
+"""What is noted while decisions are made: figures, events, missed prefixes, what tenants were served, and times."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from services.scheduler.blocks.clock import Clock
 from services.scheduler.state.counters import Counters
 from services.scheduler.state.fairness import Shares
+from services.scheduler.state.phases import TimeAccounts
 from services.scheduler.telemetry.journal import EventJournal
 from services.scheduler.telemetry.prefix_misses import PrefixMissDiagnostics
 
@@ -19,4 +19,4 @@ class Books:
     journal: EventJournal
     misses: PrefixMissDiagnostics
     shares: Shares
-    clock: Clock
+    accounts: TimeAccounts

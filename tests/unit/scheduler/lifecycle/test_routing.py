@@ -127,15 +127,10 @@ def test_without_a_prefix_cache_nothing_is_looked_up() -> None:
     w.assert_outputs()
 
 
-def test_siblings_follow_the_first_and_draining_workers_get_nothing() -> None:
+def test_siblings_follow_the_first() -> None:
     w = world("round_robin")
     w.add("siblings", prompt(12), n=3, temperature=1.0)
     assert len({sequence.worker for sequence in w.scheduler.requests["siblings"].sequences}) == 1
-    w.scheduler.replicas["w1"].is_draining = True
-    for index in range(4):
-        w.add(f"r{index}", prompt(12, index))
-    assert {only(w, f"r{index}").worker for index in range(4)} == {"w0", "w2"}
-    w.scheduler.replicas["w1"].is_draining = False
     w.run()
     w.assert_outputs()
 
