@@ -40,7 +40,7 @@ def _check_blocks(replica: Replica) -> None:
         _require(len(set(table)) == len(table), "a table has no block twice", replica)
         generations = [pool.generations[block] for block in table]
         _require(
-            generations == sequence.block_generations, "who holds a block is the last that it was given to", replica
+            generations == sequence.block_generations, "the holder of a block is the last that it was given to", replica
         )
     by_hash = {block_hash: block for block, block_hash in enumerate(pool.hashes) if block_hash is not None}
     _require(by_hash == pool._by_hash, "the hash map and the descriptors agree", replica)
@@ -97,7 +97,7 @@ def _check_side_tables(scheduler: Scheduler) -> None:
     for name, table in tables.items():
         _require(known.issuperset(table), f"the table of {name} has only sequences that are kept")
     placed = {sequence for sequence in known if sequence.status is not Status.FINISHED}
-    _require(placed >= scheduler.forks.untold, "only beams that are followed have another token than their worker")
+    _require(placed >= scheduler.forks.unsent, "only beams that are followed have another token than their worker")
     replicas = set(scheduler.replicas.values())
     _require(replicas == set(scheduler.accounts.workers), "each worker has its clocks, and no other has any")
     _require(replicas >= scheduler.forks.replicas, "beams begin at workers that live")

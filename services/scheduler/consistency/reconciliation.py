@@ -1,7 +1,7 @@
-"""Keeps scheduler and worker of one mind about who holds what: what differs is set right, counted and told.
+"""Keeps the ledgers of scheduler and worker equal: differences are corrected, counted and logged.
 
-A row that a worker refuses, a block that nobody holds, a message that a broken connection has swallowed: each costs the
-sequences concerned a recomputation, and nobody anything else.
+A row that a worker refuses, a leaked block, or a message that was lost with a connection costs the sequences concerned
+a recomputation, and other sequences nothing.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MAX_REFUSALS = 3  # of one sequence, before its request ends alone
 
 
 class Reconciliation:
-    """Acts on replicas; what it does is in the counters and among the journal's alarms."""
+    """Corrects replicas, and reports that by counters and alarms."""
 
     def __init__(self, books: Books) -> None:
         self._accounts = books.accounts
@@ -42,7 +42,7 @@ class Reconciliation:
     # -- the scheduler's own
 
     def check(self, replica: Replica) -> Mended:
-        """Set pool and rows right by the tables, once who holds what has become another's holds it no more."""
+        """Correct pool and rows by the tables, once stale holders have given up what was given to others."""
         stale = stale_holders(replica)
         for sequence in stale:
             self._recompute(replica, sequence)
@@ -90,8 +90,8 @@ class Reconciliation:
     # -- refusals
 
     def take_refused(self, replica: Replica, step: Step, result: StepResult) -> list[Request]:
-        """Have the rows that were refused computed anew.  Returns the requests of those refused too often."""
-        hopeless: list[Request] = []
+        """Have refused rows computed again.  Returns the requests with a row that was refused too often."""
+        refused_too_often: list[Request] = []
         for refused in result.refused_rows:
             sequence = step.sequences[refused.entry]
             self._note(replica, sequence, refused)
@@ -102,10 +102,10 @@ class Reconciliation:
             if sequence.status is Status.RUNNING:
                 self._num_refusals[sequence] = self._num_refusals.get(sequence, 0) + 1
                 self._recompute(replica, sequence)
-            if self._num_refusals.get(sequence, 0) > MAX_REFUSALS and sequence.request not in hopeless:
-                hopeless.append(sequence.request)
+            if self._num_refusals.get(sequence, 0) > MAX_REFUSALS and sequence.request not in refused_too_often:
+                refused_too_often.append(sequence.request)
         self.check(replica)
-        return [request for request in hopeless if not request.is_finished]
+        return [request for request in refused_too_often if not request.is_finished]
 
     def _note(self, replica: Replica, sequence: Sequence, refused: RefusedRow) -> None:
         self._counters.num_refused_rows += 1
@@ -123,7 +123,7 @@ class Reconciliation:
         )
 
     def _recompute(self, replica: Replica, sequence: Sequence) -> None:
-        """By the preemption path, though it counts for none: no block was lacking."""
+        """By the preemption path, though it does not count as a preemption: no block was lacking."""
         if sequence.status is Status.RUNNING:
             self._counters.num_preemptions += 1
             self._journal.sequence("sequence_preempted", sequence, cause="ledgers_differ", worker=replica.instance)

@@ -1,4 +1,4 @@
-"""Which worker each sequence is with: who is placed where, and what becomes of those whose worker is gone."""
+"""Assigns sequences to workers, and places those of a lost worker again."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from shared.phases import Phase
 
 
 class ReplicaAssignment:
-    """The queues of the workers that live, and who waits for one to come.
+    """The queues of the live workers, and the sequences that wait for a worker to join.
 
     Invariant: every unfinished sequence is waiting or running at one replica, or `unassigned` while no worker lives
     that has room for it and computes the same bits as the one that began it.  A worker's successor may be smaller than
@@ -66,10 +66,10 @@ class ReplicaAssignment:
 
     def rewrite(self, beam: Sequence) -> None:
         """The last token of a running beam is not the one that its worker took."""
-        self._forks.untold.add(beam)
+        self._forks.unsent.add(beam)
 
     def rebalance(self) -> None:
-        """There is another worker: what has not run yet may go there."""
+        """A worker has joined: sequences that have not run yet may go there."""
         never_run = [s for r in self._replicas.values() for s in r.waiting if s.num_cached_tokens < 0]
         for sequence in never_run:
             self._replicas[sequence.worker].waiting.remove(sequence)
@@ -88,21 +88,21 @@ class ReplicaAssignment:
         return [request for request, since in self._roomless.items() if now - since > patience]
 
     def vacate(self, replica: Replica, heard_at: float) -> list[Sequence]:
-        """Take all sequences from a worker that is gone, and of which nothing was heard since."""
+        """Take all sequences from a worker that is gone, and was last heard of at `heard_at`."""
         self._misses.lose(replica)
         self._accounts.workers[replica].blame(Phase.LOST, heard_at)
         self._forks.take(replica)
-        orphans = replica.waiting.take_all()
+        vacated = replica.waiting.take_all()
         for sequence in list(replica.running):
             self._counters.num_preemptions += 1
             self._journal.sequence("sequence_preempted", sequence, cause="worker_left", worker=replica.instance)
             replica.preempt(sequence)
-            orphans.append(sequence)
-        for sequence in orphans:
+            vacated.append(sequence)
+        for sequence in vacated:
             sequence.worker, sequence.num_pending, sequence.num_in_flight = "", 0, 0
             self._accounts.lost_worker(sequence, heard_at)
         self._accounts.forget_worker(replica)
-        return orphans
+        return vacated
 
     def leave(self, sequence: Sequence) -> None:
         """Take a sequence out of wherever it is."""
@@ -116,9 +116,9 @@ class ReplicaAssignment:
 
 
 def unplaceable(request: Request, seconds: float) -> RequestError:
-    """Why a request ends that no worker could be given for so long."""
+    """The error of a request for which no worker was found for so long."""
     text = (
-        f"for {seconds:g} s no worker that is here could serve this request: none has room for the "
+        f"for {seconds:g} s no live worker could serve this request: none has room for the "
         f"{request.max_length} tokens that it may come to, or none computes as the one that began it"
     )
     return RequestError(text, code=RejectCode.UNAVAILABLE, retry_after_ms=RETRY_AFTER_MS)

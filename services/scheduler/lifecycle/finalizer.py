@@ -1,4 +1,4 @@
-"""How sequences and their requests end: what they let go of, who is told, and where the ended are kept."""
+"""Ends sequences and requests: they give up what they hold, clients get their ends, and finished requests are kept."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from shared.errors import RequestError
 class RequestFinalizer:
     """Moves requests from those that are open to those that are finished, or out of both.
 
-    A finished request is kept until its gateway says that it is done with it; one that was dropped is forgotten, and
-    whoever drops it has told its client, or has nobody to tell.
+    A finished request is kept until its gateway acknowledges it.  One that was dropped is forgotten; the caller has
+    informed its client, or the client is gone.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class RequestFinalizer:
             self._put_aside(sequence.request)
 
     def conclude(self, request: Request) -> None:
-        """A search is over, whose sequences hold nothing any more: tell of them, which nobody has heard of before."""
+        """A search is over, and its sequences hold nothing any more: send them, for the first time."""
         for sequence in request.sequences:
             self._accounts.due(sequence)
             self._outbound.emit(sequence)
@@ -51,13 +51,13 @@ class RequestFinalizer:
 
     def fail(self, request: Request, error: RequestError) -> None:
         """End a request with a status."""
-        told = self._accounts.so_far(request)
-        self._journal.request("request_failed", request, code=error.code, reason=str(error), **told)
+        so_far = self._accounts.so_far(request)
+        self._journal.request("request_failed", request, code=error.code, reason=str(error), **so_far)
         self.drop(request)
         self._outbound.fail(request, error)
 
     def drop(self, request: Request) -> None:
-        """End a request without a word to its client."""
+        """End a request without a message to its client."""
         for sequence in request.sequences:
             if sequence.status is not Status.FINISHED:
                 self.leave(sequence)

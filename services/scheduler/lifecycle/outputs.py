@@ -1,4 +1,4 @@
-"""What the core has to say to detokenizers and gateways, gathered until the shell takes it."""
+"""The core's messages to detokenizers and gateways, gathered until the shell takes them."""
 
 from __future__ import annotations
 
@@ -72,14 +72,14 @@ class Outbound:
             detokenize=params.detokenize,
             min_tokens=params.min_tokens,
             num_cached_tokens=max(0, sequence.num_cached_tokens),
-            prompt_logprobs=self._told_of_prompt(sequence),
+            prompt_logprobs=self._logprobs_of_prompt(sequence),
             embedding=self._embeddings.get(sequence),
             fingerprint=request.fingerprint,
         )
         self._opened.setdefault(request.detokenizer, []).append(stream)
 
-    def _told_of_prompt(self, sequence: Sequence) -> list[TokenLogprobs | None] | None:
-        """The log-probabilities of its prompt, of which the first token has none; None where nobody asked for them."""
+    def _logprobs_of_prompt(self, sequence: Sequence) -> list[TokenLogprobs | None] | None:
+        """The log-probabilities of its prompt, where it asks for them; the first token has none."""
         return [None, *self._prompt_logprobs.get(sequence, ())] if sequence.wants_prompt_logprobs else None
 
     def emit(self, sequence: Sequence) -> None:
@@ -111,8 +111,8 @@ class Outbound:
             self._tokens[request.detokenizer] = [tokens]
 
     def emit_again(self, request: Request) -> None:
-        """Tell a detokenizer everything from the start; what the client has already, its gateway drops.  Of a beam
-        search there is nothing to tell before its end."""
+        """Send a detokenizer all output from the start; the gateway drops what the client has already.  A beam search
+        has no output before its end."""
         if request.search is not None and not request.is_finished:
             return
         for sequence in request.sequences:
@@ -122,7 +122,7 @@ class Outbound:
                 self.emit(sequence)
 
     def close(self, sequence: Sequence) -> None:
-        """Tell the detokenizer to forget a stream."""
+        """Have the detokenizer forget a stream."""
         if sequence.request.detokenizer and sequence.num_emitted:
             key = (sequence.request.request_id, sequence.index)
             self._closed.setdefault(sequence.request.detokenizer, []).append(key)

@@ -1,4 +1,4 @@
-"""Requests whose clients may come back: kept without row or block, and gone on with when they are asked for again."""
+"""Requests whose clients may come back: kept without row or block, and continued when they are asked for again."""
 
 from __future__ import annotations
 
@@ -87,8 +87,8 @@ def _copy_of(sequence: Sequence, request: Request) -> Sequence:
 
 
 def is_later_call(header: RequestHeader, known: RequestHeader) -> bool:
-    """Whether a client asks again for what it asked for before.  At one gateway a call's arrival names it, whatever its
-    clock did meanwhile; of calls at two gateways the later one counts."""
+    """Whether a client asks again for what it asked for before.  At one gateway the arrival time names a
+    call, even where its clock was set meanwhile; of calls at two gateways the later one counts."""
     if header.gateway == known.gateway:
         return header.arrival_time != known.arrival_time
     return header.arrival_time > known.arrival_time

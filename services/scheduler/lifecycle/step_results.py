@@ -1,5 +1,5 @@
-"""What a step yielded, given to those for whom it was computed: tokens, candidates of beams, embeddings, and what a
-worker refused or could not do."""
+"""Gives the results of steps to their sequences: tokens, candidates of beams, embeddings, refusals and what a worker
+could not do."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from shared.errors import RejectCode, RequestError
 from shared.grammar import refusal
 from shared.messages import FinishReason, StepResult, TokenLogprobs
 
-MAX_REASON = 500  # characters of a worker's words
+MAX_REASON = 500  # characters of a worker's reason
 
-Said = Mapping[Sequence, TokenLogprobs]  # with each sample of a beam
+Candidates = Mapping[Sequence, TokenLogprobs]  # of beams, with each sample
 Finish = tuple[FinishReason, int | None]  # why, and the token that did it
 
 
@@ -61,7 +61,7 @@ class StepResultProcessor:
             speculation.record(step, now)
         if result.prompt_logprobs or result.embeddings:
             self._take_prompts(step, result)
-        said = give_logprobs(step, result) if result.logprobs else {}
+        candidates = give_logprobs(step, result) if result.logprobs else {}
         if result.refused_rows:
             self._take_refused(replica, step, result)
         if step.num_drafts:
@@ -74,14 +74,14 @@ class StepResultProcessor:
             elif count < num_samples:
                 self._lack(sequence)
             else:
-                self._give(sequence, sampled[offset : offset + count], said, vocab_size)
+                self._give(sequence, sampled[offset : offset + count], candidates, vocab_size)
             offset += count
         self._counters.num_output_tokens += offset - num_wasted
         if result.refused:
             self._refuse(step, result.refused)
         return True
 
-    def _give(self, sequence: Sequence, tokens: list[int], said: Said, vocab_size: int) -> None:
+    def _give(self, sequence: Sequence, tokens: list[int], candidates: Candidates, vocab_size: int) -> None:
         """Give a sequence what was sampled for it; nothing where its prompt was computed in part."""
         sequence.num_in_flight -= 1
         if not tokens:
@@ -90,7 +90,7 @@ class StepResultProcessor:
         sequence.num_pending -= 1
         self._shares.charge_output(request.header.tenant, len(tokens))
         if request.search is not None:
-            self._follow(sequence, request.search, said.get(sequence), vocab_size)
+            self._follow(sequence, request.search, candidates.get(sequence), vocab_size)
             return
         finish = self._append(sequence, tokens)
         if finish:
@@ -121,14 +121,14 @@ class StepResultProcessor:
 
     # -- beams
 
-    def _follow(self, beam: Sequence, search: BeamSearch, said: TokenLogprobs | None, vocab_size: int) -> None:
-        """Take what a step says behind one beam; with that of the last one, the search goes on."""
+    def _follow(self, beam: Sequence, search: BeamSearch, candidates: TokenLogprobs | None, vocab_size: int) -> None:
+        """Take the candidates behind one beam; with those of the last one, the search goes on."""
         request = beam.request
-        if said is None or not is_usable(said, search, vocab_size):
-            error = RequestError("a worker does not say which tokens are likely", code=RejectCode.INTERNAL)
+        if candidates is None or not is_usable(candidates, search, vocab_size):
+            error = RequestError("a worker has not sent the likeliest tokens", code=RejectCode.INTERNAL)
             self._finalizer.fail(request, error)
             return
-        search.hear(beam.index, said)
+        search.hear(beam.index, candidates)
         if not search.is_ready:
             return
         self._accounts.searched(request.sequences)
@@ -150,11 +150,11 @@ class StepResultProcessor:
         else:
             self._finalizer.conclude(request)
 
-    # -- what was not done
+    # -- refusals
 
     def _take_refused(self, replica: Replica, step: Step, result: StepResult) -> None:
         for request in self._reconciliation.take_refused(replica, step, result):
-            text = "a worker refused to compute this request again and again: its blocks were others'"
+            text = "a worker refused a row of this request too often: its blocks belonged to others"
             self._finalizer.fail(request, RequestError(text, code=RejectCode.INTERNAL))
 
     def _lack(self, sequence: Sequence) -> None:
@@ -177,13 +177,13 @@ class StepResultProcessor:
 
 def give_logprobs(step: Step, result: StepResult) -> dict[Sequence, TokenLogprobs]:
     """Hand a step's log-probabilities to the sequences that asked for them; returns those of beams."""
-    said: dict[Sequence, TokenLogprobs] = {}
+    candidates: dict[Sequence, TokenLogprobs] = {}
     offset = 0
     for sequence, count in zip(step.sequences, result.num_sampled, strict=True):
         if sequence.request.search is not None:
             if count and (known := result.logprobs[offset]) is not None:
-                said[sequence] = known
+                candidates[sequence] = known
         elif sequence.request.params.logprobs is not None and sequence.status is not Status.FINISHED:
             sequence.logprobs += result.logprobs[offset : offset + count]
         offset += count
-    return said
+    return candidates

@@ -55,7 +55,7 @@ class Batcher:
         self.accounts = books.accounts
         self.clocks = books.accounts.workers[replica]
         self.forks = forks
-        self.builder = PlanBuilder(replica, policy, forks.untold)
+        self.builder = PlanBuilder(replica, policy, forks.unsent)
         self._drafted: set[Sequence] = set()  # with drafts in this step, or in one in flight
         self._prefixes = Prefixes(replica, self.builder, policy)
         self._block_budget = BlockBudget(replica, self._prefixes)
@@ -224,7 +224,7 @@ class Batcher:
     # -- waiting sequences
 
     def _make_idle_give_way(self) -> None:
-        """Nobody can go on: beams that wait for others of their search make room for these."""
+        """No sequence can go on: beams that wait for others of their search make room for these."""
         for beam in idle_beams(self.replica):
             if self.builder.step.sequences or not self.replica.waiting:
                 return

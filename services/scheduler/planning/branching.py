@@ -1,4 +1,4 @@
-"""Beams in the making of a step: they fork in running order, and those that have nothing to do give way."""
+"""Beams in the making of a step: they fork in running order, and idle ones give way."""
 
 from __future__ import annotations
 
@@ -43,10 +43,9 @@ def _branch(replica: Replica, builder: PlanBuilder, sequence: Sequence, source: 
     sequence.num_registered_blocks = source.num_registered_blocks
     sequence.num_computed_tokens = source.num_computed_tokens
     sequence.status = Status.RUNNING
-    builder.untold.add(sequence)
+    builder.unsent.add(sequence)
 
 
 def idle_beams(replica: Replica) -> list[Sequence]:
-    """Who can give up row and blocks without anything being computed again before its search goes on; the least urgent
-    first."""
+    """Beams that can give up row and blocks at no cost before their search goes on; the least urgent first."""
     return [sequence for sequence in reversed(replica.running) if is_idle(sequence)]

@@ -17,10 +17,10 @@ NONE: list[int] = []  # no new blocks; never written to
 class PlanBuilder:
     """Collects one step after the other; a sequence that is preempted before the plan is complete leaves no trace."""
 
-    def __init__(self, replica: Replica, policy: Policy, untold: set[Sequence]) -> None:
-        """`untold`: sequences whose worker has another token at the end, or does not have the row at all."""
+    def __init__(self, replica: Replica, policy: Policy, unsent: set[Sequence]) -> None:
+        """`unsent`: sequences whose worker has another last token, or does not have the row at all."""
         self.replica = replica
-        self.untold = untold
+        self.unsent = unsent
         self._rejection = policy.acceptance == "rejection"
         self._max_tokens = policy.max_num_batched_tokens
         self.copies: dict[Sequence, tuple[int, int, int]] = {}  # source, its generation, destination
@@ -44,12 +44,12 @@ class PlanBuilder:
         drafts: VerifiableDrafts = NO_DRAFTS,
     ) -> None:
         """Give a sequence its part; its table is complete, `new_blocks` being the end of it that the worker lacks.
-        What the worker has to be told anew, it is told with all of its table.
+        A row that the worker has to get anew is sent with its whole table.
 
         `num_tokens` counts the draft tokens too.
         """
-        if self.untold and sequence in self.untold:
-            self.untold.remove(sequence)
+        if self.unsent and sequence in self.unsent:
+            self.unsent.remove(sequence)
             self._admitted.append(sequence)
             new_blocks = sequence.block_ids
         step = self.step
@@ -64,7 +64,7 @@ class PlanBuilder:
 
     def admit(self, sequence: Sequence, num_tokens: int) -> None:
         """Schedule a sequence that starts now: the worker has nothing of it."""
-        self.untold.add(sequence)
+        self.unsent.add(sequence)
         self.schedule(sequence, num_tokens, int(num_tokens == sequence.num_behind), sequence.block_ids)
 
     def copy(self, sequence: Sequence, source: int, generation: int, destination: int) -> None:

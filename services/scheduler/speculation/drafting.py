@@ -1,4 +1,4 @@
-"""The drafts' part in the steps: what they are asked, whether a step waits for them, what their proposals tell."""
+"""The drafts' part in the steps: requests to drafts, waiting for them, and verified proposals."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Drafting:
         if link is None:
             return False
         if capacity is None:
-            return True  # nobody could verify them
+            return True  # no worker could verify them
         self.links.take(link, message, capacity.vocab_size)
         if num_steps := max(message.num_draft_tokens, default=0):
             for speculation in self.speculations.values():
@@ -69,7 +69,7 @@ class Drafting:
         return True
 
     def judge(self, step: Step, num_sampled: list[int]) -> None:
-        """Take in how the drafts of a step fared, of which each sequence's sampled tokens tell."""
+        """Count the accepted draft tokens of a step: for each sequence one fewer than its sampled tokens."""
         for sequence, drafts, count in zip(step.sequences, step.drafts, num_sampled, strict=True):
             if drafts.token_ids and count and sequence.status is not Status.FINISHED:
                 self._judge(sequence, len(drafts.token_ids), count - 1)
@@ -107,14 +107,14 @@ class Drafting:
             speculation.planned()
 
     def _ask(self, replica: Replica, speculation: Speculation, now: float) -> None:
-        """Tell the drafts what was committed and ask for more; nothing is waited for while prompts are computed."""
+        """Send the drafts what was committed and ask for more; no step waits for them while prompts are computed."""
         awaited: dict[DraftLink, int] = {}
         for sequence in replica.running:
             if sequence.can_verify and sequence.request.step_params.speculate:
                 num_wanted = speculation.num_wanted(sequence)
-                told = self.links.tell(sequence, num_wanted, ahead=speculation.mode.runs_ahead)
-                if told is not None and len(self.links.usable(sequence).token_ids) < num_wanted:
-                    awaited[told[0]] = told[1]
+                asked = self.links.tell(sequence, num_wanted, ahead=speculation.mode.runs_ahead)
+                if asked is not None and len(self.links.usable(sequence).token_ids) < num_wanted:
+                    awaited[asked[0]] = asked[1]
         if any(not sequence.can_verify for sequence in replica.running):
             awaited.clear()
         speculation.ask(awaited, replica.running, now)

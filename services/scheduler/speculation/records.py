@@ -1,4 +1,4 @@
-"""How the draft tokens of each sequence fared."""
+"""Counts of the verified and accepted draft tokens of each sequence."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class DraftRecords:
         return self.by_sequence.get(sequence, NO_RECORD)
 
     def add(self, sequence: Sequence, num_draft_tokens: int, num_accepted: int) -> DraftRecord:
-        """Count a verification; returns the record, whose acceptance is the caller's affair."""
+        """Count a verification; returns the record, whose acceptance the caller updates."""
         record = self.by_sequence.get(sequence)
         if record is None:
             record = self.by_sequence[sequence] = DraftRecord()

@@ -76,7 +76,7 @@ class Speculation:
     # -- waiting for drafts
 
     def ask(self, awaited: dict[DraftLink, int], running: list[Sequence], now: float) -> None:
-        """Drafts were asked for; those that are not here are waited for, as long as they are worth."""
+        """Drafts were asked for; the step waits for missing ones as long as they are worth it."""
         self.has_asked = True
         self._awaited = {link: update for link, update in awaited.items() if not link.is_late}
         if self._awaited:
@@ -95,7 +95,7 @@ class Speculation:
         return bool(self._awaited) and now < self._deadline
 
     def give_up(self) -> int:
-        """Go on without the drafts that are not here; returns how many were waited for in vain."""
+        """Go on without the missing drafts; returns how many there are."""
         num_late = len(self._awaited)
         for link in self._awaited:
             link.is_late = True
@@ -104,7 +104,7 @@ class Speculation:
 
     @property
     def wake_time(self) -> float | None:
-        """When waiting will have been long enough; None where nothing is waited for."""
+        """The time at which waiting ends; None where no draft is waited for."""
         return self._deadline if self._awaited else None
 
     def planned(self) -> None:
@@ -115,8 +115,8 @@ class Speculation:
     # -- what was measured
 
     def record(self, step: Step, now: float) -> None:
-        """A step has come back.  Rounds in which every sequence decodes are compared, each counted from the one before,
-        whatever that was, of a mode like its own."""
+        """A step has come back.  Only steps in which every sequence decodes are measured, each from the result of the
+        step before, which must have had a mode like its own."""
         size = size_of(len(step.sequences))
         controller = self._controller(len(step.sequences))
         is_plain_round = not step.num_admitted and sum(step.num_scheduled) == len(step.sequences) + step.num_drafts
@@ -127,12 +127,12 @@ class Speculation:
         self._last = (now, size, step.mode)
 
     def judge(self, record: DraftRecord, num_draft_tokens: int, num_accepted: int) -> None:
-        """Note how a sequence's drafts fared."""
+        """Note how many of a sequence's draft tokens were accepted."""
         self.acceptance.record(num_draft_tokens, num_accepted)
         record.acceptance.record(num_draft_tokens, num_accepted)
 
     def drafted(self, seconds: float) -> None:
-        """Note what a draft says that one of its steps took."""
+        """Note the seconds that a draft reports for one of its steps."""
         weight = 0.1 if self.draft_seconds else 1.0
         self.draft_seconds += weight * (seconds - self.draft_seconds)
 

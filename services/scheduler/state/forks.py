@@ -15,11 +15,11 @@ class Forks:
     """
 
     def __init__(self) -> None:
-        self.untold: set[Sequence] = set()  # whose worker has another token at its end, or does not have its row
+        self.unsent: set[Sequence] = set()  # their workers have another last token, or do not have the row
         self._begun: dict[Replica, list[tuple[Sequence, Sequence]]] = {}
 
     def __bool__(self) -> bool:
-        return bool(self.untold or self._begun)
+        return bool(self.unsent or self._begun)
 
     @property
     def replicas(self) -> Set[Replica]:
@@ -35,4 +35,4 @@ class Forks:
         return self._begun.pop(replica, [])
 
     def forget(self, sequence: Sequence) -> None:
-        self.untold.discard(sequence)
+        self.unsent.discard(sequence)

@@ -24,7 +24,7 @@ class WorkerClocks:
 
     def __init__(self, now: float) -> None:
         self.idle = IdleClock()
-        self.heard_at = now  # when it came, or answered last
+        self.heard_at = now  # when it joined, or answered last
         self._queues: dict[str, QueueClock] = {}
 
     def __bool__(self) -> bool:
@@ -58,7 +58,7 @@ def _is_passed_over(first: Sequence, head: Sequence | None) -> bool:
 
 
 class TimeAccounts:
-    """The clocks of the sequences whose clients want to know, and of the workers.
+    """The clocks of the sequences whose clients ask for latencies, and of the workers.
 
     Invariant: every replica of the scheduler has its clocks; a sequence that was let go has none.
     """

@@ -1,4 +1,4 @@
-"""One worker as the scheduler sees it: its blocks, its rows, its queues, the steps that it has not answered."""
+"""One worker as the scheduler knows it: its blocks, its rows, its queue, the steps that it has not answered."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Replica:
 
     @property
     def is_shared(self) -> bool:
-        """Whether somebody waits, and not only those of one tenant are here."""
+        """Whether sequences wait, and those here belong to more than one tenant."""
         return bool(self.waiting) and len(self.num_rows.keys() | self.waiting.tenants) > 1
 
     @property
@@ -89,7 +89,7 @@ class Replica:
 
     def register_full(self, sequence: Sequence) -> None:
         """Make a running sequence's blocks findable that are full of known tokens and are computed by the plans sent so
-        far: plans run in order, so whoever finds one reads it after it was written."""
+        far: plans run in order, so a sequence that finds one reads it after it was written."""
         hashes = sequence.hash_blocks(self.block_size)
         num_full = min(sequence.num_computed_tokens // self.block_size, len(hashes))
         for index in range(sequence.num_registered_blocks, num_full):

@@ -81,13 +81,13 @@ class Request:
         return sum(sequence.num_output_tokens for sequence in self.sequences)
 
     def let_go(self) -> None:
-        """It is over and forgotten.  A request and its sequences name each other; without this their memory, tokens and
-        hashes included, would wait for a collection of cycles, which an actor makes rarely."""
+        """Forget a request that is over.  A request and its sequences name each other; without this their memory,
+        tokens and hashes included, would wait for a collection of cycles, which an actor makes rarely."""
         self.sequences.clear()
 
     def count_death(self) -> None:
-        """A worker died while it computed this.  Only deaths at the same point count together: what kills workers does
-        so again where it did before, and who got on in between was only there when it happened."""
+        """A worker died while it computed this.  Only deaths at the same point count together: a request that kills
+        workers does so at the same point again; one that advanced in between was only a bystander."""
         num_tokens = self.num_output_tokens
         self.num_worker_deaths = 1 if num_tokens > self.num_tokens_at_death else self.num_worker_deaths + 1
         self.num_tokens_at_death = num_tokens
@@ -210,7 +210,7 @@ class Sequence:
         """Hashes of all blocks of this size that are full of known tokens.
 
         A sequence outlives its worker, and workers may differ in block size: a hash of 16 tokens must never stand for a
-        block of 32, whose second half it says nothing of.
+        block of 32, whose second half it does not cover.
         """
         hashes = self.hashes_by_size.setdefault(block_size, [])
         if not hashes:

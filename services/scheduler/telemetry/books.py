@@ -1,4 +1,4 @@
-"""What is noted while decisions are made: figures, events, missed prefixes, what tenants were served, and times."""
+"""Records of the decisions: counters, events, missed prefixes, the service of each tenant, and times."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from services.scheduler.telemetry.prefix_misses import PrefixMissDiagnostics
 
 @dataclass(frozen=True, slots=True)
 class Books:
-    """One of a scheduler, which all its parts share."""
+    """A scheduler has one, which all its parts share."""
 
     counters: Counters
     journal: EventJournal

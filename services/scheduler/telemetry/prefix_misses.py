@@ -1,7 +1,7 @@
 """Why a prefix cache did not have a prompt: each token that was no hit, by reason.
 
-Names of blocks are salted, so that another tenant's cannot be found by them.  That the same tokens are known under
-another salt is told by fingerprints without one, which never leave the scheduler; clients are not told at all.
+Names of blocks are salted, so that another tenant's cannot be found by them.  Fingerprints without a salt show that the
+same tokens are known under another one; they never leave the scheduler, and clients do not learn of them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class PrefixMissDiagnostics:
         self._replicas = replicas
         self._clock = clock
         self._lost = EvictionHistory(MAX_LOST, clock)
-        self._seen: OrderedDict[int, bytes] = OrderedDict()  # fingerprint -> root of whoever had it last; oldest first
+        self._seen: OrderedDict[int, bytes] = OrderedDict()  # fingerprint -> root of its last request; oldest first
 
     def lose(self, replica: Replica) -> None:
         """A worker is gone, and its cache with it."""
@@ -92,7 +92,7 @@ class PrefixMissDiagnostics:
 
 
 def fingerprints(token_ids: list[int], block_size: int) -> Iterator[int]:
-    """Of every prefix of full blocks, a number: good enough to tell a reason, and a quarter of a name's cost."""
+    """Of every prefix of full blocks, a number: good enough to find a reason, and a quarter of a name's cost."""
     fingerprint = 0
     for start in range(0, len(token_ids) - block_size + 1, block_size):
         fingerprint = hash((fingerprint, *token_ids[start : start + block_size]))
