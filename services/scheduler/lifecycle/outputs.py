@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from services.scheduler.blocks.clock import Clock
-from services.scheduler.speculation.records import NO_RECORD, DraftRecords
+from services.scheduler.speculation.records import DraftRecords
 from services.scheduler.state.phases import TimeAccounts
 from services.scheduler.state.sequence import Request, Sequence
 from shared.errors import RequestError
@@ -91,7 +91,9 @@ class Outbound:
         if offset == 0:
             self.open(sequence)
         clock = self._clocks.get(sequence)
-        record = self._drafted.get(sequence, NO_RECORD) if self._drafted else NO_RECORD
+        num_drafted = num_accepted = 0
+        if self._drafted and (record := self._drafted.get(sequence)) is not None:
+            num_drafted, num_accepted = record.num_draft_tokens, record.num_accepted_tokens
         tokens = SequenceTokens(
             request.header.request_id,
             sequence.index,
@@ -100,8 +102,8 @@ class Outbound:
             sequence.logprobs[offset:] if sequence.logprobs else NONE,
             sequence.finish_reason,
             sequence.stop_token_id,
-            record.num_draft_tokens,
-            record.num_accepted_tokens,
+            num_drafted,
+            num_accepted,
             clock.told(self._accounts.clock.now) if clock is not None and clock.is_due else None,
         )
         sequence.num_emitted = len(token_ids) - request.num_prompt_tokens

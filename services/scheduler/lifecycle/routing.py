@@ -107,12 +107,8 @@ def blocks_to_prefill(replica: Replica) -> float:
     return num_tokens / replica.block_size
 
 
-def blocks_held(replica: Replica) -> int:
-    return replica.pool.num_held
-
-
 def kv_usage(replica: Replica) -> float:
-    return blocks_held(replica) / replica.pool.size
+    return replica.pool.num_held / replica.pool.size
 
 
 SCORES: Mapping[str, Score] = {

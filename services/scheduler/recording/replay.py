@@ -7,9 +7,7 @@ raised only now, or was raised only then.  A recording that ends within a call i
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from functools import reduce
 from hashlib import sha256
-from operator import or_
 from typing import Any, BinaryIO
 
 import msgspec
@@ -35,19 +33,16 @@ from shared.messages import (
     schema_hash,
 )
 
-ARGUMENTS: Any = reduce(
-    or_,
-    (
-        AddRequest,
-        AttachRequest,
-        DraftCapacity,
-        DraftProposals,
-        Holdings,
-        StepResult,
-        StopMatched,
-        StreamLost,
-        WorkerCapacity,
-    ),
+ARGUMENTS: Any = (
+    AddRequest
+    | AttachRequest
+    | DraftCapacity
+    | DraftProposals
+    | Holdings
+    | StepResult
+    | StopMatched
+    | StreamLost
+    | WorkerCapacity
 )
 MAX_FRAME_BYTES = 1 << 30
 Check = Callable[[Scheduler], None]
