@@ -148,7 +148,7 @@ class SchedulerStage(Stage):
                 [step.step_id for step in replica.in_flight],
                 replica.pool.ref_counts[:],
             ),
-            [member for member in actor.troupe.members if member.instance in NAMES.values()],
+            [member for member in actor.membership.members if member.instance in NAMES.values()],
             (actor.phase, core.capacity, core.max_model_len),
         )
 
@@ -162,7 +162,7 @@ class SchedulerStage(Stage):
         actor: Any = self.actor
         for request_id in [name for name in (*actor.core.requests, *actor.core.finished) if name not in REQUESTS]:
             actor.core.abort(request_id)
-        for member in actor.troupe.members:
+        for member in actor.membership.members:
             if member.instance not in NAMES.values():
                 actor._lose(member, "a stranger")
 

@@ -50,7 +50,7 @@ def make_core(settings: Settings) -> Scheduler:
 
     log.info("recording", file=file, max_bytes=max_bytes)
     recording = QueuedRecording(Path(file), max_bytes, on_lost=lost, on_resumed=resumed, clock=time.monotonic)
-    atexit.register(recording.close, LAST_WORDS_SECONDS)  # with what it was asked last, whatever it ends of
+    atexit.register(recording.close, LAST_WORDS_SECONDS)  # writes the last calls
     return RecordedScheduler(policy, recording)
 
 

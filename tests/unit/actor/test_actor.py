@@ -123,11 +123,11 @@ async def test_a_silent_member_is_struck_off_and_finds_its_way_back() -> None:
     network = MemoryTransport()
     scheduler, member = make_scheduler(network, QUICK), Echo(network)
     tasks = [asyncio.create_task(actor.run()) for actor in (scheduler, member)]
-    await until(lambda: scheduler.troupe.members)
+    await until(lambda: scheduler.membership.members)
     member._table[Tick] = lambda _: None
-    await until(lambda: not scheduler.troupe.members)
+    await until(lambda: not scheduler.membership.members)
     member._table[Tick] = lambda message: MemberActor.handle_tick(member, message)
-    await until(lambda: scheduler.troupe.members)
+    await until(lambda: scheduler.membership.members)
     for actor in (member, scheduler):
         actor.request_drain()
     await asyncio.gather(*tasks)
@@ -137,8 +137,8 @@ async def test_who_is_reached_elsewhere_comes_again_as_another_life() -> None:
     network = MemoryTransport()
     scheduler, member = make_scheduler(network, QUICK), Echo(network)
     tasks = [asyncio.create_task(actor.run()) for actor in (scheduler, member)]
-    await until(lambda: scheduler.troupe.members)
-    (before,) = scheduler.troupe.members
+    await until(lambda: scheduler.membership.members)
+    (before,) = scheduler.membership.members
     forgotten: list[str] = []
     member.on_forgotten = lambda: forgotten.append(member.inbox.address)  # type: ignore[method-assign]
     moves = iter([True])
@@ -151,8 +151,8 @@ async def test_who_is_reached_elsewhere_comes_again_as_another_life() -> None:
         return True
 
     member.inbox.readdress = readdress  # type: ignore[method-assign]
-    await until(lambda: [one.address for one in scheduler.troupe.members] == ["memory://elsewhere"])
-    (after,) = scheduler.troupe.members
+    await until(lambda: [one.address for one in scheduler.membership.members] == ["memory://elsewhere"])
+    (after,) = scheduler.membership.members
     assert after.instance == before.instance and after.epoch > before.epoch
     await until(lambda: member.roster.members == [after])
     assert forgotten == ["memory://elsewhere"]
@@ -165,12 +165,12 @@ async def test_a_new_scheduler_is_found_at_the_next_heartbeat() -> None:
     network = MemoryTransport()
     first, member = make_scheduler(network, QUICK), Echo(network)
     tasks = [asyncio.create_task(actor.run()) for actor in (first, member)]
-    await until(lambda: first.troupe.members)
+    await until(lambda: first.membership.members)
     tasks[0].cancel()
     await asyncio.gather(tasks[0], return_exceptions=True)
     second = make_scheduler(network, QUICK)
     tasks[0] = asyncio.create_task(second.run())
-    await until(lambda: second.troupe.members)
+    await until(lambda: second.membership.members)
     assert member.roster.scheduler_epoch == second.epoch
     for actor in (member, second):
         actor.request_drain()
@@ -185,7 +185,7 @@ async def test_mixed_versions_refuse_each_other() -> None:
     await until(lambda: member.inbox._mail)
     (refusal,) = [message for message in await member.inbox.recv_batch() if isinstance(message, Refused)]
     assert "mixed versions" in refusal.reason
-    assert not scheduler.troupe.members
+    assert not scheduler.membership.members
     with pytest.raises(ConfigError, match="mixed versions"):
         member.handle_refused(Refused(member.instance, refusal.reason))
     scheduler.request_drain()

@@ -35,6 +35,6 @@ async def test_a_worker_that_was_quicker_is_refused_after_all() -> None:
     await say(worker("right"))
     assert list(scheduler.core.replicas) == ["right"]
     assert scheduler.core.replicas["right"].capacity.fingerprint == MINE.name
-    assert {member.service for member in scheduler.troupe.members} == {ServiceName.WORKER, ServiceName.GATEWAY}
+    assert {member.service for member in scheduler.membership.members} == {ServiceName.WORKER, ServiceName.GATEWAY}
     scheduler.request_drain()
     await running
