@@ -8,10 +8,10 @@ from collections.abc import Callable
 
 import structlog
 
-from services.draft.executor import Executor
 from services.draft.proposer import Proposer
 from shared.actor import MemberActor
 from shared.actor.actor import Handlers
+from shared.actor.executor import Executor
 from shared.config import Settings
 from shared.errors import FatalError
 from shared.messages import DraftCapacity, DraftInbox, DraftUpdate, Refused, Roster, ServiceName, Tick
@@ -32,13 +32,13 @@ class DraftActor(MemberActor):
         transport: Transport,
         settings: Settings,
         load: Callable[[], Proposer] | None,
-        make_executor: Callable[[Proposer, Transport], Executor],
+        make_executor: Callable[[Proposer, Transport], Executor[DraftUpdate]],
     ) -> None:
         super().__init__(transport, settings)
         self._load = load
         self._make_executor = make_executor
         self._capacity: DraftCapacity | None = None
-        self._executor: Executor | None = None
+        self._executor: Executor[DraftUpdate] | None = None
 
     def handlers(self) -> Handlers:
         return {

@@ -97,6 +97,6 @@ class OverlappedSteps:
         return result
 
     def _fail(self, error: BaseException) -> None:
-        self.failure = error
         log.exception("step_failed")
+        self.failure = error
         self._on_failure()
