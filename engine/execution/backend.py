@@ -66,7 +66,7 @@ class Backend:
 
 
 def choose_backend(settings: Settings, config: ModelConfig, stored: torch.dtype) -> Backend:
-    """For a checkpoint whose matrices are stored in `stored`.  Raises ConfigError where what is asked for is not there.
+    """For a checkpoint whose matrices are stored in `stored`.  Raises ConfigError where a kernel is not available.
 
     Sets the number of threads, of torch and of the native kernels, which are the process's.
     """
@@ -103,9 +103,7 @@ def _with_flash(
     if device.type == "cpu":
         raise ConfigError(f"attention_backend is {backend!r}, which is for GPUs")
     if formats.kv != formats.compute:
-        raise ConfigError(
-            f"attention_backend {backend!r} needs a KV cache of the format that is computed in; use triton"
-        )
+        raise ConfigError(f"attention_backend {backend!r} needs a KV cache of the format of the arithmetic; use triton")
     shape = HeadShape(config.num_heads, config.num_kv_heads, config.head_dim, formats.compute)
     try:
         return with_flash(kernels, backend, shape, device)
@@ -139,7 +137,7 @@ def _say_compiling(compiler: str) -> None:
 
 
 def _set_threads(settings: EngineSettings, native: Native | None) -> int:
-    """Pinned only where they take all cores: two workers with a thread each are not to share the first core."""
+    """Pinned only where they take all cores: two workers with one thread each would share the first core."""
     cores = usable_cores()
     count = settings.num_threads or cores
     if native is None:
@@ -147,7 +145,7 @@ def _set_threads(settings: EngineSettings, native: Native | None) -> int:
             torch.set_num_threads(count)
         return torch.get_num_threads()
     native.set_threads(count, pin=count == cores == len(os.sched_getaffinity(0)))
-    torch.set_num_threads(1)  # its threads would fight with the native ones
+    torch.set_num_threads(1)  # its threads would compete with the native ones
     return count
 
 

@@ -1,4 +1,4 @@
-"""A worker's fingerprint: everything of it that can change a bit of what it computes, in parts.
+"""A worker's fingerprint: everything that can change a bit of its results, in parts.
 
 Numeric classes follow from tests.  Native kernels of one source agree bit for bit on all processors of a class, which
 `tests/kernels/test_numeric_classes.py` holds; torch's libraries choose their code by processor, so there each model of
@@ -28,7 +28,7 @@ from shared.messages.fingerprint import Fingerprint
 from shared.text_digest import digest_of, text_fingerprint
 from shared.version import VERSION
 
-MADE_UP = "dummy"  # weights that the configuration says all of
+MADE_UP = "dummy"  # random weights: the configuration determines them
 MOST_THREADS = 4  # of a digest in numpy's way
 
 
@@ -61,7 +61,7 @@ class DigestedSource:
         found = self._digest.value
         if self._lent is not None:
             self._lent.set_threads(1, pin=False)
-        if identity_of(self._files) == self._identity:  # else they were changed under our hands
+        if identity_of(self._files) == self._identity:  # else the files were changed meanwhile
             self._memory.remember(self._identity, found)
         return found
 

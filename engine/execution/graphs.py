@@ -1,8 +1,8 @@
 """Steps as graphs: what a decode or verification launches is captured once for some sizes, and then replayed.
 
 A graph reads and writes memory that stays where it is, so each size has tensors of its own for what a step brings:
-rows, lengths, tiles.  A step is padded to the next size: a token of padding stores no keys, and nobody looks at its
-result.  Graphs of all sizes share one pool of memory, because they run one after the other on one stream.
+rows, lengths, tiles.  A step is padded to the next size: a token of padding stores no keys, and its result is
+not read.  Graphs of all sizes share one pool of memory, because they run one after the other on one stream.
 """
 
 from __future__ import annotations

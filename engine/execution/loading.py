@@ -1,7 +1,7 @@
-"""Assembles what computes from the settings: files, weights, kernels, memory.
+"""Assembles the model runner from the settings: files, weights, kernels, memory.
 
-`load_runner(settings)` is what the worker's shell calls; the shell knows nothing else of torch.  A draft asks
-`load_model` for the same without the plans.
+The worker's shell calls `load_runner(settings)` and uses nothing else of torch.  A draft calls `load_model`, for the
+same without plans.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def make_runner(settings: Settings, loaded: LoadedModel) -> ModelRunner:
 
 
 def choose_verification(loaded: LoadedModel) -> Verification:
-    """Of draft tokens: on the device wherever the host would have to wait for it."""
+    """Verification of draft tokens: on the device wherever the host would have to wait for it."""
     on_host = loaded.model.device.type == "cpu"
     return HostVerification(loaded.sampler) if on_host else DeviceVerification(loaded.sampler)
 
@@ -142,7 +142,7 @@ def with_graphs(settings: Settings, backend: Backend, model: Model) -> Model:
 
 
 def show_progress(sizes: Sequence[Size]) -> Iterable[Size]:
-    """A bar where somebody looks on."""
+    """A progress bar, on a terminal only."""
     if not sys.stderr.isatty():
         return sizes
     from tqdm import tqdm
@@ -185,13 +185,13 @@ def _gpu_budget(settings: Settings, model: Model) -> int:
 
 
 def _allocate(settings: MemorySettings, model: Model, plan: MemoryPlan) -> KVPool:
-    """Where the size was asked for and cannot be had, another attempt would not help: a ConfigError says so."""
+    """Raises ConfigError where the size was set and cannot be allocated: a restart would not help."""
     try:
         return model.allocate(plan.num_blocks, plan.block_size)
     except (MemoryError, OSError, OverflowError, RuntimeError) as error:  # torch's lack of memory is a RuntimeError
         if not (settings.kv_cache_memory or settings.num_blocks):
             raise
-        raise ConfigError(f"{plan} cannot be had ({error}); lower kv_cache_memory or num_blocks") from error
+        raise ConfigError(f"{plan} cannot be allocated ({error}); lower kv_cache_memory or num_blocks") from error
 
 
 def assemble(

@@ -1,4 +1,4 @@
-"""How much KV cache fits, and what it lets the deployment serve."""
+"""How much KV cache fits, and the longest sequence that it allows."""
 
 from __future__ import annotations
 

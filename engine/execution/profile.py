@@ -1,4 +1,4 @@
-"""Measures what the largest step takes beside weights and KV cache."""
+"""Measures the memory that the largest step takes beside weights and KV cache."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def most_positions(scheduling: SchedulingSettings, speculation: SpeculationSetti
 
 
 def peak_activation(model: Model, settings: Settings) -> int:
-    """Bytes above the present that a step of max_num_batched_tokens tokens and as many samples as can be needs."""
+    """Bytes beyond the present use that a step of max_num_batched_tokens tokens and as many samples as can be needs."""
     device = model.device
     before = torch.cuda.memory_allocated(device)
     torch.cuda.reset_peak_memory_stats(device)

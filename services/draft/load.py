@@ -1,6 +1,6 @@
 """Loads a draft model: a second model, with its own memory and threads, in the formats of the deployment.
 
-This and the model's proposer are all of a draft that knows torch.
+Only this module and the model's proposer use torch.
 """
 
 from __future__ import annotations

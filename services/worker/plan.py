@@ -72,7 +72,7 @@ def _budget(settings: MemorySettings, directory: Path, device: torch.device) -> 
 
 
 def main() -> int:
-    """Print what is known; where something is wrong, `error` says what."""
+    """Print the plan; `error` names what is wrong, if anything is."""
     setup_logging("worker", "plan")  # to standard error
     found: dict[str, Any] = {"torch": torch.__version__}
     try:

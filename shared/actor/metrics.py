@@ -33,10 +33,10 @@ class MetricsPort:
         self.server: MetricsServer | None = None
 
     def open(self) -> None:
-        """Try, unless it listens already or is not to."""
+        """Try to listen, unless it listens already or has no port."""
         if self.server is not None or self._observation.metrics_port < 0:
             return
-        from shared.exposition.server import MetricsServer  # nobody else pays for it
+        from shared.exposition.server import MetricsServer  # loaded only where there is a port
 
         host, reason = self._gateway.host.strip("[]"), ""
         for port in self._ports():
@@ -52,12 +52,12 @@ class MetricsPort:
         self._has_complained = True
 
     def _ports(self) -> range:
-        """Who shares its ports with others has the next free one for its metrics, which are its own."""
+        """A gateway that shares its ports takes the next free one for its own metrics."""
         first = self._observation.metrics_port
         return range(first, min(first + SHARED_PORTS, 65536) if self._gateway.share_port and first else first + 1)
 
     def close(self) -> None:
-        """Without waiting for its threads, which may wait for the event loop that asks for this."""
+        """Does not wait for its threads, which may wait for the event loop that calls this."""
         if self.server is not None:
             threading.Thread(target=self.server.close, daemon=True).start()
             self.server = None

@@ -1,4 +1,4 @@
-"""Why the engine cannot follow a grammar, in words for its author: the engine's own are partly about its insides."""
+"""Why the engine cannot follow a grammar, in words for its author: the engine's own messages name its internals."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def in_words(error: str) -> str:
 
 
 def is_refused_token(error: str) -> bool:
-    """Whether the grammar is well, and a token was none that it allows."""
+    """Whether the grammar is valid, and a token was not allowed."""
     return bool(NOT_ALLOWED.search(_first_line(error)))
 
 

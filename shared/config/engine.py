@@ -35,7 +35,7 @@ class EngineSettings(Section, frozen=True, kw_only=True):
         Literal["auto", "native", "torch"],
         advanced(
             "Kernels on a CPU: native ones (C++, compiled at first use), or torch's. auto: native ones, or torch's "
-            "with a warning if native ones cannot be had."
+            "with a warning if native ones are not available."
         ),
     ] = "auto"
     cpu_target: Annotated[

@@ -4,7 +4,7 @@ The listening sockets are made here and handed to ZeroMQ, which then unlinks no 
 closes, when the path may be a successor's.
 
 Over ipc:// libzmq (4.3.5, `ipc_listener_t::accept`) aborts the process where it finds no descriptor for a connection.
-So no process may fill its table: those who take connections from clients leave descriptors to the bus.
+So no process may fill its table: services that take connections from clients leave descriptors to the bus.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from shared.transport.inbox import ZmqInbox
 
 SCHEME = "ipc://"
 ENDING = ".sock"
-OWN_PARENT = "pageant-"  # of the default runtime directory, among everybody's in /tmp
+OWN_PARENT = "pageant-"  # of the default runtime directory, which is in /tmp
 RECONNECT_MS = 25  # ZeroMQ waits for this long, and for a random part of it more
 
 
@@ -50,7 +50,7 @@ class IpcAddresses:
             raise ConfigError(f"runtime_dir is too long for a socket's name: {self._directory}")
         if name == SCHEDULER:
             self._claim = claim(self._directory)
-            path.unlink(missing_ok=True)  # an earlier life's; this claim says that it is over
+            path.unlink(missing_ok=True)  # an earlier life's; with this claim that life is over
         self._inboxes.append(IpcInbox(path, union, socket))
         return self._inboxes[-1]
 

@@ -52,7 +52,7 @@ class TcpAddresses:
         return TcpInbox(f"tcp://{way.begin}:{port}", union, socket, self._spares, way)
 
     def objection(self, address: str) -> str:
-        return "" if ADDRESS.fullmatch(address) else "it is none"
+        return "" if ADDRESS.fullmatch(address) else "it is not a tcp address"
 
     def prepare(self, socket: zmq.Socket[bytes]) -> None:
         socket.setsockopt(zmq.TCP_MAXRT, self._patience_ms)

@@ -65,7 +65,7 @@ class ZmqTransport:
         return self._addresses.keep()
 
     def close(self) -> None:
-        for inbox in self._inboxes:  # the event loop must not watch a socket that is gone
+        for inbox in self._inboxes:  # the event loop must not watch a closed socket
             inbox.close()
         self._addresses.close()
         self._spares.close()

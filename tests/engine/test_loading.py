@@ -312,5 +312,5 @@ def test_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         raise ConnectionError("no route")
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", offline)
-    with pytest.raises(ModelError, match=r"'some/model' is no directory and cannot be downloaded: no route"):
+    with pytest.raises(ModelError, match=r"'some/model' is not a directory and cannot be downloaded: no route"):
         resolve_model_dir("some/model")

@@ -65,5 +65,5 @@ def test_shrinks_only_where_the_length_is_open() -> None:
 def test_a_cache_that_was_asked_for_and_cannot_be_had_is_the_settings_fault(kernels: str) -> None:
     """Another life of the worker would not get it either: exit status 78, not 70."""
     settings: Any = {"model": "models/pageant-stories-draft", "kernels": kernels, "kv_cache_memory": 1 << 50}
-    with pytest.raises(ConfigError, match=r"cannot be had.*lower kv_cache_memory"):
+    with pytest.raises(ConfigError, match=r"cannot be allocated.*lower kv_cache_memory"):
         load_model(Settings.of(**settings))
