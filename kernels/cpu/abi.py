@@ -134,6 +134,7 @@ _PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
     "pg_store_kv": (None, [*_KV, _ADDRESS, _ADDRESS, _ADDRESS, c_int64, _ADDRESS, _ADDRESS]),
     "pg_attention": (None, [_MODEL, POINTER(PgLayer), _STEP, _ADDRESS, _ADDRESS]),
     "pg_feed_forward": (None, [_MODEL, POINTER(PgLayer), _ADDRESS, c_int64, _ADDRESS]),
+    "pg_route": (None, [_MODEL, POINTER(PgLayer), _ADDRESS, c_int64, _ADDRESS, _ADDRESS]),
     "pg_argmax": (None, [_ADDRESS, c_int64, c_int64, _ADDRESS]),
     "pg_gumbel_argmax": (None, [_ADDRESS, c_int64, c_int64, *[_ADDRESS] * 5]),
     "pg_truncation": (None, [_ADDRESS, c_int64, c_int64, *[_ADDRESS] * 5]),

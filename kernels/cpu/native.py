@@ -35,7 +35,9 @@ UNSUPPORTED = {
     3: "block_size is smaller than a vector",
     4: "more than 96 query heads share a KV head",
     5: "its activation needs a gate",
-    6: "it is a mixture of experts",
+    6: "the experts' intermediate size is no multiple of 16",
+    7: "a token takes more than 64 experts, or more than there are",
+    8: "its experts are not in up to 64 groups of one size that hold what a token takes",
 }
 OTHERWISE_UNSUPPORTED = "its dimensions are not served"
 
@@ -356,3 +358,16 @@ class Native(Sampling):
         out = torch.empty_like(x)
         self._call(self._functions.pg_feed_forward, byref(model), byref(layer), x.data_ptr(), len(x), out.data_ptr())
         return out
+
+    def route(
+        self,
+        model: abi.PgModel,
+        layer: abi.PgLayer,
+        x: Tensor,  # [m, hidden] float32, after the norm
+    ) -> tuple[Tensor, Tensor]:  # ids [m, top_k] int64 and weights [m, top_k] float32, by rank
+        check(x, torch.float32, (len(x), model.hidden))
+        shape = len(x), layer.experts.contents.top_k
+        ids, weights = torch.empty(shape, dtype=torch.int64), torch.empty(shape)
+        addresses = x.data_ptr(), len(x), ids.data_ptr(), weights.data_ptr()
+        self._call(self._functions.pg_route, byref(model), byref(layer), *addresses)
+        return ids, weights

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -105,12 +106,84 @@ class MLP:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Mixture:
+    """A router and its experts; their activation is the layer's."""
+
+    router: Linear  # [count, hidden]
+    experts: list[MLP]
+    top_k: int
+    score: int = abi.SOFTMAX
+    renormalise: bool = False
+    groups: int = 1
+    kept_groups: int = 1
+    scale: float = 1.0
+    correction: Tensor | None = None  # [count]
+    shared_gate: Linear | None = None  # [1, hidden]
+    held: list[object] = field(default_factory=list)
+
+    def struct(self, native: Native, dtype: torch.dtype) -> abi.PgExperts:
+        kept = dtype if dtype != torch.int8 else torch.float32
+        router = self.router.pack(native, kept)
+        gate = None if self.shared_gate is None else self.shared_gate.pack(native, kept)
+        first = [expert.first.pack(native, dtype, by_turns=expert.gated) for expert in self.experts]
+        second = [expert.second.pack(native, dtype) for expert in self.experts]
+        tables = [(abi.PgLinear * len(packed))(*(one.struct for one in packed)) for packed in (first, second)]
+        self.held.append((router, gate, first, second, tables))
+        return abi.PgExperts(
+            count=len(self.experts),
+            top_k=self.top_k,
+            inner=self.experts[0].inner,
+            score=self.score,
+            renormalise=self.renormalise,
+            groups=self.groups,
+            kept_groups=self.kept_groups,
+            scale=self.scale,
+            correction=None if self.correction is None else self.correction.data_ptr(),
+            router=router.struct,
+            gate_up=tables[0],
+            down=tables[1],
+            shared_gate=abi.PgLinear() if gate is None else gate.struct,
+        )
+
+    def route(
+        self,
+        x: Tensor,  # [n, hidden] float64
+    ) -> tuple[Tensor, Tensor]:  # ids [n, top_k] and weights [n, top_k], by rank
+        logits = self.router(x)
+        every = {abi.SOFTMAX: logits.softmax(-1), abi.SIGMOID: logits.sigmoid(), abi.SOFTMAX_OF_CHOSEN: logits}
+        scores = every[self.score]
+        choices = scores if self.correction is None else scores + self.correction.double()
+        grouped = choices.view(len(x), self.groups, -1)
+        worth = grouped.topk(min(2, grouped.shape[-1]), dim=-1).values.sum(-1)
+        kept = torch.zeros_like(worth).scatter(1, worth.topk(self.kept_groups, dim=-1).indices, 1.0).bool()
+        choices = grouped.masked_fill(~kept[..., None], float("-inf")).flatten(1)
+        ids = (-choices).argsort(dim=-1, stable=True)[:, : self.top_k]
+        weights = scores.gather(1, ids)
+        if self.score == abi.SOFTMAX_OF_CHOSEN:
+            weights = weights.softmax(-1)
+        elif self.renormalise:
+            weights = weights / weights.sum(-1, keepdim=True)
+        return ids, weights * self.scale
+
+    def __call__(self, x: Tensor, shared: MLP | None) -> Tensor:
+        total = torch.zeros_like(x)
+        for row, (ids, weights) in enumerate(zip(*self.route(x), strict=True)):
+            for expert, weight in zip(ids.tolist(), weights, strict=True):
+                total[row] += weight * self.experts[expert](x[row])
+        if shared is None:
+            return total
+        scale = 1.0 if self.shared_gate is None else self.shared_gate(x).sigmoid()
+        return total + scale * shared(x)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Layer:
     hidden: int
     heads: tuple[int, int, int]  # of queries, of keys, and dimensions
     qkv: Linear
     output: Linear
-    mlp: MLP
+    mlp: MLP | None  # or the shared expert
+    experts: Mixture | None = None
     input_norm: Norm = NO_NORM
     attention_norm: Norm = NO_NORM
     mlp_norm: Norm = NO_NORM
@@ -126,7 +199,7 @@ class Layer:
     held: list[object] = field(default_factory=list)  # what structures point into
 
     @classmethod
-    def random(cls, hidden: int, heads: tuple[int, int, int], mlp: MLP, seed: int, **changes: object) -> Layer:
+    def random(cls, hidden: int, heads: tuple[int, int, int], mlp: MLP | None, seed: int, **changes: object) -> Layer:
         num_heads, num_kv_heads, head_dim = heads
         qkv = Linear.random((num_heads + 2 * num_kv_heads) * head_dim, hidden, seed, bias=True, scale=2)
         output = Linear.random(hidden, num_heads * head_dim, seed + 2)
@@ -134,13 +207,14 @@ class Layer:
 
     def struct(self, native: Native, dtype: torch.dtype, pool: Sequence[Tensor] = ()) -> abi.PgLayer:
         names = ("input_norm", "attention_norm", "mlp_norm", "mlp_output_norm", "query_norm", "key_norm")
-        packed = {
-            "qkv": self.qkv.pack(native, dtype),
-            "output": self.output.pack(native, dtype),
-            "gate_up": self.mlp.first.pack(native, dtype, by_turns=self.mlp.gated),
-            "down": self.mlp.second.pack(native, dtype),
-        }
-        self.held.append(packed)
+        packed = {"qkv": self.qkv.pack(native, dtype), "output": self.output.pack(native, dtype)}
+        if self.mlp is not None:
+            packed["gate_up"] = self.mlp.first.pack(native, dtype, by_turns=self.mlp.gated)
+            packed["down"] = self.mlp.second.pack(native, dtype)
+        experts = None if self.experts is None else self.experts.struct(native, dtype)
+        self.held.append((packed, experts))
+        kind = self.mlp if self.experts is None else self.experts.experts[0]
+        assert kind is not None
         given = {"sinks": self.sinks} | dict(zip(("cos", "sin"), self.rotation or (None, None), strict=True))
         return abi.PgLayer(
             norm_whole=self.norm_whole,
@@ -150,9 +224,10 @@ class Layer:
             scale=self.scale,
             softcap=self.softcap,
             window=self.window,
-            inner=self.mlp.inner,
-            gated=self.mlp.gated,
-            activation=self.mlp.activation,
+            inner=0 if self.mlp is None else self.mlp.inner,
+            gated=kind.gated,
+            activation=kind.activation,
+            experts=None if experts is None else ctypes.pointer(experts),
             **{name: tensor.data_ptr() for name, tensor in zip(("keys", "values"), pool, strict=False)},
         )
 
@@ -195,7 +270,13 @@ class Layer:
     def __call__(self, x: Tensor, residual_scale: float) -> Tensor:
         attended = self.output(self.attend(self.input_norm(x)))
         x = x + residual_scale * self.attention_norm(attended)
-        return x + residual_scale * self.mlp_output_norm(self.mlp(self.mlp_norm(x)))
+        return x + residual_scale * self.mlp_output_norm(self.feed_forward(self.mlp_norm(x)))
+
+    def feed_forward(self, x: Tensor) -> Tensor:
+        if self.experts is not None:
+            return self.experts(x, self.mlp)
+        assert self.mlp is not None
+        return self.mlp(x)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -312,7 +393,7 @@ class Running:
 
 
 def rope(
-    head_dim: int, base: float, max_positions: int = 512
+    head_dim: int, base: float, max_positions: int = 1024
 ) -> tuple[Tensor, Tensor]:  # [max_positions, head_dim / 2]
     angles = torch.arange(max_positions)[:, None] * base ** (-torch.arange(0, head_dim, 2) / head_dim)
     return angles.cos(), angles.sin()

@@ -130,6 +130,7 @@ void feed_forward_half(Member &member, const Step &s, const PgLayer &layer, floa
 }
 
 void feed_forward(Member &member, const Step &s, const PgLayer &layer, float *residual, int64_t rows) {
+    if (layer.experts) return mix_experts(member, s, layer, residual, rows);
     const Activations given = s.activations(s.normed, s.hidden_stride, rows);
     with_activation(layer, s.inner, s.inner_stride, [&](auto &&out) { linear(member, given, layer.gate_up, out); });
     member.barrier();

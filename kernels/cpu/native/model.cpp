@@ -73,6 +73,15 @@ void forward(Member &member, const Step &s, float *hidden) {
     });
 }
 
+// 0, or what of a mixture is not served.
+int32_t why_unsupported(const PgExperts &e) {
+    if (e.inner % 16) return 6;
+    if (e.top_k < 1 || e.top_k > MAX_TOP_K || e.top_k > e.count) return 7;
+    if (e.groups < 1 || e.groups > MAX_GROUPS || e.count % e.groups) return 8;
+    if (e.kept_groups < 1 || e.kept_groups > e.groups || e.count / e.groups * e.kept_groups < e.top_k) return 8;
+    return 0;
+}
+
 }  // namespace
 
 void Tokens::list(const PgModel &m, const PgStep &s) {
@@ -104,6 +113,7 @@ Step make_step(const PgModel &m, const Tokens &tokens, int64_t rows, int64_t kep
             mixed_stride,
             attended_stride,
             inner_stride,
+            reserve_experts(m, rows),
             scratch.residual.get<float>(rows * hidden_stride),
             scratch.normed.get<float>(rows * hidden_stride),
             scratch.mixed.get<float>(rows * mixed_stride),
@@ -145,7 +155,8 @@ extern "C" int32_t pg_supports(const PgModel *model) {
         const PgLayer &layer = model->layers[i];
         if (layer.inner % 16) return 2;
         if (layer.activation == PG_CLAMPED_SWIGLU && !layer.gated) return 5;
-        if (layer.experts) return 6;
+        const int32_t reason = layer.experts ? why_unsupported(*layer.experts) : 0;
+        if (reason) return reason;
     }
     return 0;
 }

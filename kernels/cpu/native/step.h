@@ -28,7 +28,7 @@ struct Tokens {
 struct Step {
     const PgModel &m;
     const Tokens &tokens;
-    int64_t hidden_stride, mixed_stride, attended_stride, inner_stride;
+    int64_t hidden_stride, mixed_stride, attended_stride, inner_stride, expert_stride;
     float *residual, *normed, *mixed, *attended, *inner, *kept;
     void *converted;
     float *scales;
@@ -53,6 +53,11 @@ void feed_forward_half(Member &member, const Step &s, const PgLayer &layer, floa
 
 // The second half after its norm: what stands in s.normed goes through the MLP, and is added to the residual.
 void feed_forward(Member &member, const Step &s, const PgLayer &layer, float *residual, int64_t rows);
+
+// The same through experts.
+void mix_experts(Member &member, const Step &s, const PgLayer &layer, float *residual, int64_t rows);
+int64_t reserve_experts(const PgModel &m, int64_t rows);  // buffers for that; from one row of inner features to the next
+constexpr int64_t MAX_TOP_K = 64, MAX_GROUPS = 64;
 
 // Adds one row of what a layer computed, which is changed.
 inline void add_row(const Step &s, const PgNorm &norm, float *x, float *residual) {
