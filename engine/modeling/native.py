@@ -66,12 +66,18 @@ class NativeLayer:
     down: PackedLinear  # [hidden_size, intermediate_size]
     window: int  # tokens that a query sees, itself included; 0: all
 
-    def struct(self, keys: Tensor, values: Tensor) -> abi.PgLayer:
+    def struct(self, keys: Tensor, values: Tensor, rotation: tuple[Tensor, Tensor]) -> abi.PgLayer:
+        cos, sin = rotation
         return abi.PgLayer(
-            input_norm=self.input_norm.data_ptr(),
-            post_norm=self.post_norm.data_ptr(),
-            query_norm=_address(self.query_norm),
-            key_norm=_address(self.key_norm),
+            input_norm=_norm(self.input_norm),
+            mlp_norm=_norm(self.post_norm),
+            query_norm=_norm(self.query_norm),
+            key_norm=_norm(self.key_norm),
+            cos=cos.data_ptr(),
+            sin=sin.data_ptr(),
+            inner=self.down.k,
+            gated=1,
+            activation=abi.SILU,
             qkv=self.qkv.struct,
             output=self.output.struct,
             gate_up=self.gate_up.struct,
@@ -102,15 +108,14 @@ class NativeDecoder:
         self.config = config
         self.layout = native_layout(config, native, formats)
         self._native = native
-        self._held = (embedding, layers, norm, head, rotation)
-        self._layers = layers
+        self._held = (embedding, norm, head)
+        self._layers, self._rotation = layers, rotation
         self._pool: KVPool | None = None
         self._logits = torch.empty(0)
         self._columns: StepColumns | None = None
         self._model = describe(config, formats)
         self._model.max_positions = len(rotation[0])
-        self._model.cos, self._model.sin = (table.data_ptr() for table in rotation)
-        self._model.norm, self._model.head = norm.data_ptr(), head.struct
+        self._model.norm, self._model.head = _norm(norm), head.struct
         if embedding is not None:
             self._model.embedding, self._model.embedding_format = embedding.data_ptr(), FORMATS[embedding.dtype]
 
@@ -119,7 +124,7 @@ class NativeDecoder:
 
     def allocate(self, num_blocks: int, block_size: int) -> KVPool:
         blocks = self.layout.make_blocks(num_blocks, block_size)
-        structs = [layer.struct(*both) for layer, both in zip(self._layers, blocks, strict=True)]
+        structs = [layer.struct(*both, self._rotation) for layer, both in zip(self._layers, blocks, strict=True)]
         self._model.block_size = block_size
         self._model.layers = (abi.PgLayer * len(structs))(*structs)
         self._pool = KVPool(num_blocks, block_size, (tensor for both in blocks for tensor in both))
@@ -177,6 +182,7 @@ def why_unsupported(config: ModelConfig, native: Native, formats: Formats, block
         return f"they do not compute in {formats}"
     model = describe(config, formats)
     model.block_size = block_size
+    model.layers = (abi.PgLayer * config.num_layers)(*[abi.PgLayer(inner=config.intermediate_size)] * config.num_layers)
     return native.why_unsupported(model)
 
 
@@ -188,11 +194,13 @@ def describe(config: ModelConfig, formats: Formats) -> abi.PgModel:
         num_heads=config.num_heads,
         num_kv_heads=config.num_kv_heads,
         head_dim=config.head_dim,
-        inner=config.intermediate_size,
         vocab=config.vocab_size,
         kv_format=FORMATS[formats.kv],
         round_activations=formats.rounds,
         eps=config.rms_norm_eps,
+        embed_scale=1.0,
+        residual_scale=1.0,
+        logit_scale=1.0,
     )
 
 
@@ -307,5 +315,5 @@ class _Packer:
         return sum(padded(self._native.packed_bytes(n, k, self._dtype)) for n, k in shapes)
 
 
-def _address(tensor: Tensor | None) -> int | None:
-    return None if tensor is None else tensor.data_ptr()
+def _norm(weight: Tensor | None) -> abi.PgNorm:
+    return abi.PgNorm(None if weight is None else weight.data_ptr(), None, abi.RMS_NORM)
