@@ -7,12 +7,14 @@ from functools import partial
 
 from kernels.interface import AttentionShape, Kernels, SamplingKernels, reference_kernels
 from kernels.triton import (
+    activation,
     argmax,
     attention,
     bad_words,
     draft_verification,
     gumbel_argmax,
     kv_store,
+    layer_norm,
     linear_int8,
     penalties,
     rejection,
@@ -20,7 +22,6 @@ from kernels.triton import (
     rotary,
     rotary_store,
     row_writes,
-    silu_mul,
     step_inputs,
     truncation,
 )  # fmt: skip
@@ -42,7 +43,9 @@ def triton_kernels(shape: AttentionShape) -> Kernels:
         add_rms_norm=rms_norm.add_rms_norm,
         rotary=rotary.rotary,
         rotary_store=rotary_store.rotary_store,
-        silu_mul=silu_mul.silu_mul,
+        layer_norm=layer_norm.layer_norm,
+        activation=activation.activation,
+        gated_activation=activation.gated_activation,
         step_inputs=step_inputs.step_inputs,
         linear_int8=linear_int8.linear,
         write_rows=row_writes.write_rows,

@@ -11,11 +11,13 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from kernels.ops import (
+    activation,
     argmax,
     attention,
     draft_verification,
     gumbel_argmax,
     kv_store,
+    layer_norm,
     linear,
     linear_int8,
     rejection,
@@ -23,7 +25,6 @@ from kernels.ops import (
     rotary,
     rotary_store,
     row_writes,
-    silu_mul,
     step_inputs,
 )  # fmt: skip
 from kernels.ops.attention import AttentionMetadata, StaticPlan
@@ -70,7 +71,9 @@ class Kernels:
     add_rms_norm: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
     rotary: Callable[[Tensor, Tensor, Tensor], Tensor]
     rotary_store: Callable[[Tensor, Tensor, Tensor, HeadNorm | None, KVCache, Tensor], Tensor]
-    silu_mul: Callable[[Tensor], Tensor]
+    layer_norm: Callable[[Tensor, Tensor, Tensor | None, float], Tensor]
+    activation: Callable[[Tensor, str], Tensor]
+    gated_activation: Callable[[Tensor, str], Tensor]
     step_inputs: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, int, int], tuple[Tensor, Tensor, Tensor]]
     sampling: SamplingKernels
     split: int = 0  # keys: a context that is no longer is attended to in one piece
@@ -101,7 +104,9 @@ def reference_kernels() -> Kernels:
         add_rms_norm=rms_norm.add_rms_norm,
         rotary=rotary.rotary,
         rotary_store=rotary_store.rotary_store,
-        silu_mul=silu_mul.silu_mul,
+        layer_norm=layer_norm.layer_norm,
+        activation=activation.activation,
+        gated_activation=activation.gated_activation,
         step_inputs=step_inputs.step_inputs,
         sampling=SamplingKernels(argmax.argmax, gumbel_argmax.gumbel_argmax),
     )

@@ -12,11 +12,12 @@ from importlib.util import find_spec
 
 import torch
 
+from kernels.cpu import activation as cpu_activation
 from kernels.cpu import attention as cpu_attention
 from kernels.cpu import gumbel_argmax as cpu_gumbel_argmax
+from kernels.cpu import layer_norm as cpu_layer_norm
 from kernels.cpu import linear as cpu_linear
 from kernels.cpu import rms_norm as cpu_rms_norm
-from kernels.cpu import silu_mul as cpu_silu_mul
 from kernels.cpu.native import Native
 from kernels.flash.attention import FlashAttention3, FlashInferAttention, HeadShape
 from kernels.interface import AttentionShape, Kernels, SamplingKernels, reference_kernels
@@ -55,7 +56,9 @@ def _cpu_kernels(dtype: torch.dtype, batch_invariant: bool) -> Kernels:
         rms_norm=cpu_rms_norm.rms_norm,
         add_rms_norm=cpu_rms_norm.add_rms_norm,
         rotary_store=partial(rotary_store.rotary_store, normalise=cpu_rms_norm.rms_norm),
-        silu_mul=cpu_silu_mul.silu_mul,
+        layer_norm=cpu_layer_norm.layer_norm,
+        activation=cpu_activation.activation,
+        gated_activation=cpu_activation.gated_activation,
         sampling=SamplingKernels(argmax.argmax, cpu_gumbel_argmax.gumbel_argmax),
     )
     if dtype == torch.float16 or not batch_invariant:

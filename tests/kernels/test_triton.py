@@ -11,6 +11,7 @@ from torch import Tensor
 
 from kernels.interface import AttentionShape, reference_kernels
 from kernels.ops import (
+    activation,
     attention,
     bad_words,
     draft_verification,
@@ -104,15 +105,50 @@ def test_rms_norm_of_a_slice() -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(1, 64), (5, 48), (3, 576), (2, 4, 22)])
+def test_layer_norm(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    x, weight = normal(*shape, dtype=dtype) * 3 + 5, normal(shape[-1], dtype=dtype, seed=2)
+    for bias in (None, normal(shape[-1], dtype=dtype, seed=3)):
+        assert_near(TRITON.layer_norm(x, weight, bias, 1e-5), REFERENCE.layer_norm(x, weight, bias, 1e-5), 2.0)
+    assert_near(
+        TRITON.layer_norm(x[..., :16], weight[:16], None, 1.0),
+        REFERENCE.layer_norm(x[..., :16], weight[:16], None, 1.0),
+    )
+
+
+@pytest.mark.parametrize("kind", activation.GATED)
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(1, 64), (3, 142), (2, 4400)])
-def test_silu_mul(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+def test_gated_activation(dtype: torch.dtype, kind: str, shape: tuple[int, ...]) -> None:
     gate_up = normal(*shape, dtype=dtype) * 4
-    assert_near(TRITON.silu_mul(gate_up), REFERENCE.silu_mul(gate_up), 4.0)
+    assert_near(TRITON.gated_activation(gate_up, kind), REFERENCE.gated_activation(gate_up, kind), 4.0)
+
+
+@pytest.mark.parametrize("kind", activation.PLAIN)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(1, 64), (3, 71), (2, 2, 2200)])
+def test_activation(dtype: torch.dtype, kind: str, shape: tuple[int, ...]) -> None:
+    x = normal(*shape, dtype=dtype) * 4
+    assert_near(TRITON.activation(x, kind), REFERENCE.activation(x, kind), 4.0)
+    assert_near(TRITON.activation(x[..., 7:40], kind), REFERENCE.activation(x[..., 7:40], kind), 4.0)
+
+
+@pytest.mark.parametrize("kind", activation.PLAIN)
+def test_activations_of_extremes(kind: str) -> None:
+    x = torch.tensor([[-1e30, -1e4, -100.0, 0.0, 100.0, 1e4, 1e30]], device=DEVICE)
+    assert_near(TRITON.activation(x, kind), x.clamp(min=0))
+
+
+def test_an_activation_without_a_meaning() -> None:
+    with pytest.raises(KeyError):
+        TRITON.activation(normal(1, 8), "clamped_swiglu")
+    with pytest.raises(KeyError):
+        TRITON.gated_activation(normal(1, 8), "relu")
 
 
 def test_silu_of_extremes() -> None:
     gate_up = torch.tensor([[-1e4, -100.0, 0.0, 100.0, 1e4, 1.0, 1.0, 1.0, 1.0, 1.0]], device=DEVICE)
-    assert_near(TRITON.silu_mul(gate_up), torch.tensor([[0.0, 0.0, 0.0, 100.0, 1e4]], device=DEVICE))
+    assert_near(TRITON.gated_activation(gate_up, "silu"), torch.tensor([[0.0, 0.0, 0.0, 100.0, 1e4]], device=DEVICE))
 
 
 def angles(num_tokens: int, head_dim: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

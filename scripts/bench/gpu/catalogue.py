@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from kernels.interface import AttentionShape, Kernels
-from kernels.ops import linear_int8
+from kernels.ops import activation, linear_int8
 from kernels.ops.kv_cache import FP8, KVCache
 from kernels.ops.rotary_store import HeadNorm
 from kernels.provider import triton_kernels
@@ -68,8 +68,13 @@ class Catalogue:
         x, weight = torch.zeros(ROWS, shape.hidden, dtype=dtype), torch.zeros(shape.hidden, dtype=dtype)
         yield "rms_norm", lambda: kernels.rms_norm(x, weight, 1e-5)
         yield "add_rms_norm", lambda: kernels.add_rms_norm(x, x, weight, 1e-5)
+        yield "layer_norm", lambda: kernels.layer_norm(x, weight, None, 1e-5)
+        yield "layer_norm, bias", lambda: kernels.layer_norm(x, weight, weight, 1e-5)
         gates = torch.zeros(ROWS, 2 * shape.inner, dtype=dtype)
-        yield "silu_mul", lambda: kernels.silu_mul(gates)
+        for kind in activation.GATED:
+            yield f"gated_activation, {kind}", lambda k=kind: kernels.gated_activation(gates, k)  # type: ignore[misc]
+        for kind in activation.PLAIN:
+            yield f"activation, {kind}", lambda k=kind: kernels.activation(gates, k)  # type: ignore[misc]
         packed = linear_int8.pack_linear(torch.zeros(shape.inner, shape.hidden, dtype=dtype))
         for num_rows in (1, 48, 200):
             some = x[:1].expand(num_rows, -1)
