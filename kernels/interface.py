@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from torch import Tensor
 
@@ -41,6 +42,19 @@ PlanStatic = Callable[[Tensor, Sequence[int], int, int, int], StaticPlan]
 PlanAttention = Callable[[Sequence[int], Sequence[int], Tensor, int, Sequence[int]], AttentionMetadata]
 
 
+class PagedAttention(Protocol):
+    def __call__(
+        self,
+        query: Tensor,
+        cache: KVCache,
+        metadata: AttentionMetadata,
+        scale: float,
+        window: int,
+        softcap: float = 0.0,
+        sinks: Tensor | None = None,
+    ) -> Tensor: ...
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingKernels:
     """What picks tokens out of logits; signatures are those of the reference of the same name in `kernels.ops`."""
@@ -65,7 +79,7 @@ class Kernels:
     pack_linear: Callable[[Tensor], LinearWeight]
     linear: Callable[[Tensor, LinearWeight, Tensor | None], Tensor]
     plan_attention: PlanAttention
-    paged_attention: Callable[[Tensor, KVCache, AttentionMetadata, float, int], Tensor]
+    paged_attention: PagedAttention
     store_kv: Callable[[Tensor, Tensor, KVCache, Tensor], None]
     rms_norm: Callable[[Tensor, Tensor, float], Tensor]
     add_rms_norm: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
@@ -76,6 +90,7 @@ class Kernels:
     gated_activation: Callable[[Tensor, str], Tensor]
     step_inputs: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, int, int], tuple[Tensor, Tensor, Tensor]]
     sampling: SamplingKernels
+    attention_sinks: bool = True  # False: its attention knows no sinks, so that a model that has them is refused
     split: int = 0  # keys: a context that is no longer is attended to in one piece
     static_attention: PlanStatic | None = None  # None: steps cannot be captured as graphs
     linear_int8: Callable[[Tensor, LinearWeight, Tensor | None], Tensor] = linear_int8.linear

@@ -96,6 +96,7 @@ def with_flash(kernels: Kernels, backend: str, shape: HeadShape, device: torch.d
         plan_attention=served.plan_attention,
         paged_attention=served.paged_attention,
         static_attention=None,
+        attention_sinks=False,
     )
 
 

@@ -278,12 +278,20 @@ class Paged:
         self.keys[order[-2:]] = self.values[order[-2:]] = 1e6
         self.query = normal(sum(query_lens) + 3, num_heads, head_dim)
 
-    def attend(self, kernels: Kernels, dtype: torch.dtype, window: int) -> Tensor:
+    def attend(
+        self,
+        kernels: Kernels,
+        dtype: torch.dtype,
+        window: int,
+        softcap: float = 0.0,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
         plan: AttentionMetadata = kernels.plan_attention(
             self.query_lens, self.seq_lens, self.tables, self.block_size, [window]
         )
         cache = KVCache(self.keys.to(dtype), self.values.to(dtype))
-        return kernels.paged_attention(self.query.to(dtype), cache, plan, self.query.shape[-1] ** -0.5, window)
+        scale = self.query.shape[-1] ** -0.5
+        return kernels.paged_attention(self.query.to(dtype), cache, plan, scale, window, softcap, sinks)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -295,6 +303,60 @@ def test_paged_attention(heads: tuple[int, int, int], block_size: int, window: i
     found = paged.attend(select_kernels(CPU, dtype), dtype, window)
     assert_near(found, paged.attend(REFERENCE, dtype, window))
     assert not found[-3:].any()
+
+
+def exact_attention(paged: Paged, window: int, softcap: float, sinks: Tensor | None) -> Tensor:
+    """In float64, one query and head after the other, as the op is defined."""
+    out = torch.zeros_like(paged.query)
+    share, token = paged.query.shape[1] // paged.keys.shape[2], 0
+    for index, (count, length) in enumerate(zip(paged.query_lens, paged.seq_lens, strict=True)):
+        keys, values = (one[paged.tables[index]].flatten(0, 1).double() for one in (paged.keys, paged.values))
+        for position in range(length - count, length):
+            seen = slice(max(0, position - window + 1) if window else 0, position + 1)
+            for head in range(paged.query.shape[1]):
+                query = paged.query[token, head].double()
+                scores = keys[seen, head // share] @ query * query.shape[0] ** -0.5
+                if softcap:
+                    scores = softcap * torch.tanh(scores / softcap)
+                terms = scores.exp()
+                total = terms.sum() + (sinks[head].double().exp() if sinks is not None else 0.0)
+                out[token, head] = ((terms @ values[seen, head // share]) / total).float()
+            token += 1
+    return out
+
+
+@pytest.mark.parametrize("with_sinks", [False, True])
+@pytest.mark.parametrize("softcap", [0.0, 0.7, 30.0])
+@pytest.mark.parametrize("window", [0, 5])
+def test_softcaps_and_sinks(window: int, softcap: float, with_sinks: bool) -> None:
+    paged = Paged([1, 4, 12, 1], [1, 33, 12, 64], (6, 2, 22), 16)
+    sinks = normal(6, seed=5) * 3 if with_sinks else None
+    wanted = exact_attention(paged, window, softcap, sinks)
+    for kernels in (REFERENCE, FLOAT32, select_kernels(CPU, torch.float32, batch_invariant=False)):
+        assert_near(paged.attend(kernels, torch.float32, window, softcap, sinks), wanted)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_sink_of_any_size(dtype: torch.dtype) -> None:
+    """A large one leaves nothing of the values, a small one all of them."""
+    paged = Paged([1, 20], [40, 33], (4, 2, 16), 16)
+    for kernels in (REFERENCE, select_kernels(CPU, dtype)):
+        assert not paged.attend(kernels, dtype, 0, 0.0, torch.full((4,), 1e4)).any()
+        found = paged.attend(kernels, dtype, 0, 0.0, torch.full((4,), -1e4))
+        assert_near(found, paged.attend(kernels, dtype, 0))
+
+
+def test_rows_with_softcap_and_sinks_are_alone() -> None:
+    whole = Paged([1, 4, 1, 1], [65, 33, 150, 64], (6, 2, 22), 16)
+    sinks, place = normal(6, seed=5), 0
+    together = whole.attend(FLOAT32, torch.float32, 0, 20.0, sinks)
+    for index, (count, length) in enumerate(zip(whole.query_lens, whole.seq_lens, strict=True)):
+        cache = KVCache(whole.keys, whole.values)
+        plan = FLOAT32.plan_attention([count], [length], whole.tables[index : index + 1], 16, [0])
+        query = whole.query[place : place + count]
+        alone = FLOAT32.paged_attention(query, cache, plan, 22**-0.5, 0, 20.0, sinks)
+        assert torch.equal(alone, together[place : place + count])
+        place += count
 
 
 def test_long_prompts_are_cut() -> None:

@@ -46,13 +46,19 @@ class Catalogue:
             ("decode, int8 cache", 1, torch.int8, 0), ("decode, fp8 cache", 1, FP8, 0),
         ):  # fmt: skip
             yield f"attention: {name}", lambda q=queries, kv=kv_dtype, w=window: self._attend(q, kv, w)  # type: ignore[misc]
+        for name, queries in (("decode", 1), ("prefill", 64)):
+            yield f"attention: {name}, softcap", lambda q=queries: self._attend(q, dtype, 0, softcap=50.0)  # type: ignore[misc]
+            yield f"attention: {name}, sinks", lambda q=queries: self._attend(q, dtype, 128, sinks=True)  # type: ignore[misc]
 
-    def _attend(self, queries: int, kv_dtype: torch.dtype, window: int) -> Tensor:
+    def _attend(
+        self, queries: int, kv_dtype: torch.dtype, window: int, *, softcap: float = 0.0, sinks: bool = False
+    ) -> Tensor:
         shape, kernels = self._shape, self._kernels
         tables = torch.zeros(ROWS, -(-self._context // BLOCK), dtype=torch.int64)
         plan = kernels.plan_attention([queries] * ROWS, [self._context] * ROWS, tables, BLOCK, [window])
         query = torch.zeros(queries * ROWS, shape.num_heads, shape.head_dim, dtype=self._dtype)
-        return kernels.paged_attention(query, self._cache(kv_dtype), plan, shape.head_dim**-0.5, window)
+        held = torch.zeros(shape.num_heads) if sinks else None
+        return kernels.paged_attention(query, self._cache(kv_dtype), plan, shape.head_dim**-0.5, window, softcap, held)
 
     def _cache(self, dtype: torch.dtype) -> KVCache:
         heads = self._shape.num_kv_heads
