@@ -16,6 +16,7 @@ from kernels.ops import (
     argmax,
     attention,
     draft_verification,
+    experts,
     gumbel_argmax,
     kv_store,
     layer_norm,
@@ -29,6 +30,7 @@ from kernels.ops import (
     step_inputs,
 )  # fmt: skip
 from kernels.ops.attention import AttentionMetadata, StaticPlan
+from kernels.ops.experts import ExpertWeights, Routing
 from kernels.ops.kv_cache import KVCache
 from kernels.ops.linear import LinearWeight
 from kernels.ops.rotary_store import HeadNorm
@@ -38,6 +40,9 @@ LogResidual = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 ForbidWords = Callable[[Tensor, Tensor, Tensor, Tensor], None]
 Penalise = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, tuple[Tensor, Tensor, Tensor]], None]
 VerifyDrafts = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+PackExperts = Callable[[Sequence[Tensor], Tensor | None], ExpertWeights]
+Route = Callable[[Tensor, Routing, Tensor | None], tuple[Tensor, Tensor]]
+Experts = Callable[[Tensor, Tensor, Tensor, ExpertWeights, ExpertWeights, str, bool], Tensor]
 PlanStatic = Callable[[Tensor, Sequence[int], int, int, int], StaticPlan]
 PlanAttention = Callable[[Sequence[int], Sequence[int], Tensor, int, Sequence[int]], AttentionMetadata]
 
@@ -95,6 +100,10 @@ class Kernels:
     static_attention: PlanStatic | None = None  # None: steps cannot be captured as graphs
     linear_int8: Callable[[Tensor, LinearWeight, Tensor | None], Tensor] = linear_int8.linear
     write_rows: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None] = row_writes.write_rows
+    route: Route = experts.route
+    pack_experts: PackExperts = experts.pack_experts
+    pack_experts_int8: PackExperts = experts.pack_experts_int8
+    experts: Experts = experts.experts
 
 
 @dataclass(frozen=True, slots=True)

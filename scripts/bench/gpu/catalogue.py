@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from kernels.interface import AttentionShape, Kernels
 from kernels.ops import activation, linear_int8
+from kernels.ops.experts import ExpertWeights, Routing
 from kernels.ops.kv_cache import FP8, KVCache
 from kernels.ops.rotary_store import HeadNorm
 from kernels.provider import triton_kernels
@@ -21,6 +23,12 @@ from kernels.triton.truncation import truncation
 from scripts.bench.gpu.shapes import GpuModelShape
 
 BLOCK, ROWS = 16, 4  # tokens of a block, sequences
+EXPERTS, INNER = 16, 64  # features of an expert: few, because the kernels do not depend on how many there are
+ROUTINGS = {
+    "softmax": Routing("softmax", 4, renormalise=True),
+    "softmax of chosen": Routing("softmax_of_chosen", 4, renormalise=True),
+    "sigmoid, groups": Routing("sigmoid", 4, renormalise=True, groups=4, kept_groups=2),
+}
 Launch = Callable[[], object]
 
 
@@ -36,6 +44,7 @@ class Catalogue:
     def launches(self) -> Iterator[tuple[str, Launch]]:
         yield from self._attention()
         yield from self._layers()
+        yield from self._experts()
         yield from self._sampling()
         yield from self._rows()
 
@@ -99,6 +108,22 @@ class Catalogue:
             for normed in (None, norm):
                 label = f"rotary_store{name}{', norm' if normed else ''}"
                 yield label, lambda n=normed, c=cache: kernels.rotary_store(qkv, turns, turns, n, c, slots)  # type: ignore[misc]
+
+    def _experts(self) -> Iterator[tuple[str, Launch]]:
+        hidden, dtype, kernels = self._shape.hidden, self._dtype, self._kernels
+        for name, routing in ROUTINGS.items():
+            logits, correction = torch.zeros(ROWS, EXPERTS), torch.zeros(EXPERTS) if routing.groups > 1 else None
+            yield f"route: {name}", lambda r=routing, z=logits, c=correction: kernels.route(z, r, c)  # type: ignore[misc]
+        for name, pack in (("", kernels.pack_experts), (", int8", kernels.pack_experts_int8)):
+            gate_up = pack([torch.zeros(2 * INNER, hidden, dtype=dtype)] * EXPERTS, None)
+            down = pack([torch.zeros(hidden, INNER, dtype=dtype)] * EXPERTS, torch.zeros(EXPERTS, hidden, dtype=dtype))
+            for num_rows in (1, 200, 800):
+                yield f"experts, {num_rows} rows{name}", partial(self._mix, num_rows, gate_up, down)
+
+    def _mix(self, num_rows: int, gate_up: ExpertWeights, down: ExpertWeights) -> Tensor:
+        x = torch.zeros(num_rows, self._shape.hidden, dtype=self._dtype)
+        ids, weights = torch.zeros(num_rows, 4, dtype=torch.int64), torch.zeros(num_rows, 4)
+        return self._kernels.experts(x, ids, weights, gate_up, down, "silu", True)
 
     def _sampling(self) -> Iterator[tuple[str, Launch]]:
         sampling, vocab_size = self._kernels.sampling, self._shape.vocab_size
