@@ -97,7 +97,7 @@ class Decoder:
         for layer, cache, next_norm in zip(self._layers, self._caches, next_norms, strict=True):
             hidden = self._attend(layer, hidden, rotation, inputs, cache)
             hidden, residual = ops.add_rms_norm(hidden, residual, layer.post_norm, eps)
-            hidden = self._project(layer.down, ops.silu_mul(self._project(layer.gate_up, hidden)))
+            hidden = self._project(layer.down, ops.gated_activation(self._project(layer.gate_up, hidden), "silu"))
             hidden, residual = ops.add_rms_norm(hidden, residual, next_norm, eps)
         return hidden
 
