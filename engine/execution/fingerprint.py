@@ -69,8 +69,8 @@ class DigestedSource:
 def make_digest(native: Native | None) -> WeightDigest:
     """Of the native library where there is one, also for workers that compute otherwise; else of numpy, in threads."""
     if native is not None:
-        return WeightDigest(native.chunk_sums, copy=native.copy)
-    return WeightDigest(digest.chunk_sums, threads=min(MOST_THREADS, usable_cores()))
+        return WeightDigest(native.row_sums, copy=native.copy)
+    return WeightDigest(digest.row_sums, threads=min(MOST_THREADS, usable_cores()))
 
 
 def remembered_digest(source: WeightSource, memory: DigestMemory) -> str:

@@ -44,7 +44,7 @@ class WeightSource(Protocol):
         ...
 
     def sums(self, *names: str) -> list[Sums]:
-        """For the chunk sums of tensors that were taken, which the caller writes before the next release.
+        """For the row sums of tensors that were taken, to which the caller adds before the next release.
 
         Empty where no digest is made of what the caller reads.
         """

@@ -6,7 +6,7 @@ import ctypes
 from ctypes import POINTER, Structure, c_char_p, c_float, c_int32, c_int64, c_void_p
 from typing import Any
 
-VERSION = 6  # PG_ABI
+VERSION = 7  # PG_ABI
 
 RMS_NORM, LAYER_NORM = range(2)  # PgNormKind
 SILU, GELU_TANH, CLAMPED_SWIGLU = range(3)  # PgActivation
@@ -121,8 +121,8 @@ _PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
     "pg_packed_bytes": (c_int64, [c_int64, c_int64, c_int32]),
     "pg_pack_linear": (None, [_ROWS, c_int32, c_int32, c_int64, c_int32, _ADDRESS]),
     "pg_pack_gate_up": (None, [_ROWS, c_int32, c_int64, c_int32, _ADDRESS]),
-    "pg_copy": (None, [_ADDRESS, c_int32, c_int64, c_int32, _ADDRESS, _ADDRESS]),
-    "pg_digest": (None, [_ADDRESS, c_int64, _ADDRESS]),
+    "pg_copy": (None, [_ADDRESS, c_int32, c_int64, c_int64, c_int32, _ADDRESS, _ADDRESS]),
+    "pg_digest": (None, [_ADDRESS, c_int64, c_int64, _ADDRESS]),
     "pg_key_bytes": (c_int64, _KV),
     "pg_value_bytes": (c_int64, _KV),
     "pg_forward": (None, [_MODEL, _STEP, _ADDRESS]),

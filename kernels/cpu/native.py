@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kernels.cpu import abi
-from kernels.cpu.contents import address_of_sums, check, content_of
+from kernels.cpu.contents import address_of_sums, check, row_shape, rows_of
 from kernels.cpu.sampling import Sampling
 from kernels.ops import digest
 from kernels.ops.digest import Sums
@@ -137,7 +137,7 @@ class Native(Sampling):
         packed: Tensor,  # [packed_bytes] uint8, written
         bias: Tensor | None = None,  # [n] float32
         *,
-        sums: Sequence[Sums] = (),  # as chunk_sums has them, one for each of the weights; written
+        sums: Sequence[Sums] = (),  # zeros, one for each of the weights; those of row_sums are added
     ) -> PackedLinear:
         parts = [weights] if isinstance(weights, Tensor) else list(weights)
         n, k = sum(map(len, parts)), parts[0].shape[1]
@@ -157,7 +157,7 @@ class Native(Sampling):
         packed: Tensor,  # [packed_bytes of 2 inner] uint8, written
         bias: Tensor | None = None,  # [2, inner] float32
         *,
-        sums: Sequence[Sums] = (),  # as chunk_sums has them, of gate and of up; written
+        sums: Sequence[Sums] = (),  # zeros, for gate and up; those of row_sums are added
     ) -> PackedLinear:
         """Columns of both by turns, as the fused activation reads them."""
         inner, k = gate.shape
@@ -182,28 +182,27 @@ class Native(Sampling):
             row.rows, row.n = tensor.data_ptr(), len(tensor)
         for row, part, tensor, written in zip(rows, parts, tensors, sums, strict=True) if sums else ():
             if tensor.data_ptr() == part.data_ptr():
-                row.sums = address_of_sums(written, part)
+                row.sums = address_of_sums(written)
             else:
-                written[:] = self.chunk_sums(content_of(part))
+                written += self.row_sums(rows_of(part))
         return _Rows(rows, tensors, dtype)
 
     def copy(
         self,
         source: Tensor,  # contiguous
         out: Tensor,  # of the same shape, contiguous
-        sums: Sums | None = None,  # as chunk_sums has them of the source; written
+        sums: Sums | None = None,  # zeros; those of row_sums, of the source, are added
     ) -> Tensor:
         """What `out.copy_(source)` does; formats that pg_copy does not have are left to that."""
         if out.shape != source.shape:
             raise ValueError(f"a tensor of shape {tuple(source.shape)} does not fit one of {tuple(out.shape)}")
         if (source.dtype, out.dtype) not in COPIED or not source.is_contiguous() or not out.is_contiguous():
             if sums is not None:
-                sums[:] = self.chunk_sums(content_of(source))
+                sums += self.row_sums(rows_of(source))
             return out.copy_(source)
-        formats = FORMATS[source.dtype], FORMATS[out.dtype]
-        address = None if sums is None else address_of_sums(sums, source)
-        addresses = source.data_ptr(), out.data_ptr()
-        self._call(self._functions.pg_copy, addresses[0], formats[0], source.numel(), formats[1], addresses[1], address)
+        read = source.data_ptr(), FORMATS[source.dtype], *row_shape(source)
+        address = None if sums is None else address_of_sums(sums)
+        self._call(self._functions.pg_copy, *read, FORMATS[out.dtype], out.data_ptr(), address)
         return out
 
     def _by_turns(
@@ -215,15 +214,15 @@ class Native(Sampling):
         self.pack_gate_up(bias[0, :, None], bias[1, :, None], torch.float32, packed)
         return packed.view(torch.float32)[: 2 * inner]
 
-    def chunk_sums(
+    def row_sums(
         self,
-        data: NDArray[np.uint8],  # [num_bytes]
+        rows: NDArray[np.uint8],  # [n, num_bytes]
     ) -> Sums:
         """As `kernels.ops.digest` has them."""
-        if data.dtype != np.uint8 or not data.flags.c_contiguous:
+        if rows.dtype != np.uint8 or not rows.flags.c_contiguous:
             raise ValueError("bytes to be digested must be contiguous")
-        sums = digest.empty_sums(len(data))
-        self._call(self._functions.pg_digest, data.ctypes.data, len(data), sums.ctypes.data)
+        sums = np.zeros(digest.WORDS, np.uint64)
+        self._call(self._functions.pg_digest, rows.ctypes.data, *rows.shape, sums.ctypes.data)
         return sums
 
     def key_bytes(self, shape: KVShape) -> int:

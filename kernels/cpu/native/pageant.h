@@ -11,8 +11,8 @@
 extern "C" {
 #endif
 
-#define PG_ABI 6
-#define PG_DIGEST_CHUNK 65536  // bytes; kernels/ops/digest.py
+#define PG_ABI 7
+#define PG_DIGEST_WORDS 8  // kernels/ops/digest.py
 
 enum PgFormat { PG_F32 = 0, PG_BF16 = 1, PG_I8 = 2 };
 
@@ -111,15 +111,16 @@ int32_t pg_supports(const PgModel *model);
 typedef struct {
     const void *rows;  // [n, k], wherever they lie
     int64_t n;
-    uint64_t *sums;  // written, as pg_digest does; or NULL
+    uint64_t *sums;  // as pg_digest has them, or NULL
 } PgRows;
 int64_t pg_packed_bytes(int64_t n, int64_t k, int32_t format);
 void pg_pack_linear(const PgRows *parts, int32_t num_parts, int32_t source_format, int64_t k, int32_t format,
                     void *packed);  // the parts one below the other
 void pg_pack_gate_up(const PgRows *gate_and_up, int32_t source_format, int64_t k, int32_t format,
                      void *packed);  // two parts of the same n, as [2 n, k]
-// `count` values, in the format that they have or from PG_BF16 to PG_F32; `sums` of the source, or NULL.
-void pg_copy(const void *source, int32_t source_format, int64_t count, int32_t format, void *target, uint64_t *sums);
+// A matrix [n, k] in the format that it has, or from PG_BF16 to PG_F32; `sums` of the source, or NULL.
+void pg_copy(const void *source, int32_t source_format, int64_t n, int64_t k, int32_t format, void *target,
+             uint64_t *sums);
 int64_t pg_key_bytes(int32_t format, int32_t block_size, int32_t num_kv_heads, int32_t head_dim);
 int64_t pg_value_bytes(int32_t format, int32_t block_size, int32_t num_kv_heads, int32_t head_dim);
 
@@ -146,8 +147,8 @@ void pg_feed_forward(const PgModel *model, const PgLayer *layer, const float *x,
 // Which experts each token takes, by rank: ids and weights [m, top_k].
 void pg_route(const PgModel *model, const PgLayer *layer, const float *x, int64_t m, int64_t *ids, float *weights);
 
-// What tells one content of memory from another: sums [chunks of PG_DIGEST_CHUNK bytes, 2].
-void pg_digest(const void *data, int64_t bytes, uint64_t *sums);
+// What tells one content of n rows from another is added to sums [PG_DIGEST_WORDS], zero before.
+void pg_digest(const void *rows, int64_t n, int64_t bytes, uint64_t *sums);
 
 // Sampling over logits [m, vocab]: the best of value + Gumbel noise among the tokens above `cut`, and of those equal
 // to it the ones with ids up to `last_tied` (kernels/ops/gumbel_argmax.py).
