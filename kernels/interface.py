@@ -29,6 +29,7 @@ from kernels.ops import (
     row_writes,
     step_inputs,
 )  # fmt: skip
+from kernels.ops import linear as plain
 from kernels.ops.attention import AttentionMetadata, StaticPlan
 from kernels.ops.experts import ExpertWeights, Routing
 from kernels.ops.kv_cache import KVCache
@@ -99,6 +100,8 @@ class Kernels:
     split: int = 0  # keys: a context that is no longer is attended to in one piece
     static_attention: PlanStatic | None = None  # None: steps cannot be captured as graphs
     linear_int8: Callable[[Tensor, LinearWeight, Tensor | None], Tensor] = linear_int8.linear
+    pack_exact: Callable[[Tensor], LinearWeight] = plain.pack_linear  # never quantised: of routers and gates
+    exact_linear: Callable[[Tensor, LinearWeight, Tensor | None], Tensor] = plain.linear
     write_rows: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None] = row_writes.write_rows
     route: Route = experts.route
     pack_experts: PackExperts = experts.pack_experts

@@ -41,6 +41,7 @@ def select_kernels(
         kernels = _cpu_kernels(dtype, batch_invariant)
     else:
         kernels = triton_kernels(shape or AttentionShape()) if has_triton() else reference_kernels()
+    kernels = replace(kernels, pack_exact=kernels.pack_linear, exact_linear=kernels.linear)
     if not quantised:
         return kernels
     return replace(

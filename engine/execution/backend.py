@@ -11,8 +11,8 @@ from typing import Protocol
 import structlog
 import torch
 
+from engine.description.spec import ModelSpec
 from engine.modeling.assembly import torch_layout
-from engine.modeling.config import ModelConfig
 from engine.modeling.formats import Formats, resolve_device, resolve_formats
 from engine.modeling.native import native_layout, why_unsupported
 from kernels.cpu.loading import load as load_native
@@ -59,56 +59,63 @@ class Backend:
             "num_threads": self.num_threads,
         }
 
-    def layout(self, config: ModelConfig) -> Layout:
+    def layout(self, spec: ModelSpec) -> Layout:
         if self.native is not None:
-            return native_layout(config, self.native, self.formats)
-        return torch_layout(config, self.formats, self.device)
+            return native_layout(spec, self.native, self.formats)
+        return torch_layout(spec, self.formats, self.device)
 
 
-def choose_backend(settings: Settings, config: ModelConfig, stored: torch.dtype) -> Backend:
+def choose_backend(settings: Settings, spec: ModelSpec, stored: torch.dtype) -> Backend:
     """For a checkpoint whose matrices are stored in `stored`.  Raises ConfigError where a kernel is not available.
 
     Sets the number of threads, of torch and of the native kernels, which are the process's.
     """
     device, native, no_native = resolve_device(settings.engine.device), None, ""
-    max_model_len = settings.scheduling.max_model_len or config.max_position_embeddings
+    max_model_len = settings.scheduling.max_model_len or spec.max_position_embeddings
     if device.type == "cpu" and settings.engine.kernels != "torch":
         native, no_native = _find_native(settings.engine)
     formats = _formats(settings.engine, settings.memory, stored, device, native)
-    if native is not None and (reason := why_unsupported(config, native, formats, settings.memory.block_size)):
+    if native is not None and (reason := why_unsupported(spec, native, formats, settings.memory.block_size)):
         native, no_native = None, f"this model is not served: {reason}"
         formats = _formats(settings.engine, settings.memory, stored, device, None)
     if no_native and settings.engine.kernels == "native":
         raise ConfigError(f"kernels is 'native', but {no_native}; use kernels=auto or torch")
     if no_native:
         log.warning("native_kernels_unavailable", reason=no_native, instead="torch, several times slower")
+    heads = spec.heads
     kernels = select_kernels(
         device,
         formats.compute,
         quantised=formats.quantised,
         batch_invariant=settings.engine.batch_invariant,
-        shape=AttentionShape(config.num_heads // config.num_kv_heads, config.head_dim, max_model_len),
+        shape=AttentionShape(heads.num_heads // heads.num_kv_heads, heads.head_dim, max_model_len),
     )
     if device.type == "cuda" and not has_triton():
         log.warning("triton_unavailable", reason="triton is not installed", instead="torch, many times slower")
     if settings.engine.attention_backend in FLASH_LIBRARIES:
-        kernels = _with_flash(settings.engine, config, formats, device, kernels)
+        kernels = _with_flash(settings.engine, spec, formats, device, kernels)
     return Backend(device, formats, kernels, native, _set_threads(settings.engine, native), no_native)
 
 
 def _with_flash(
-    settings: EngineSettings, config: ModelConfig, formats: Formats, device: torch.device, kernels: Kernels
+    settings: EngineSettings, spec: ModelSpec, formats: Formats, device: torch.device, kernels: Kernels
 ) -> Kernels:
     backend = settings.attention_backend
     if device.type == "cpu":
         raise ConfigError(f"attention_backend is {backend!r}, which is for GPUs")
     if formats.kv != formats.compute:
         raise ConfigError(f"attention_backend {backend!r} needs a KV cache of the format of the arithmetic; use triton")
-    shape = HeadShape(config.num_heads, config.num_kv_heads, config.head_dim, formats.compute)
+    heads = spec.heads
+    shape = HeadShape(heads.num_heads, heads.num_kv_heads, heads.head_dim, formats.compute)
     try:
-        return with_flash(kernels, backend, shape, device)
+        kernels = with_flash(kernels, backend, shape, device)
     except ModuleNotFoundError as error:
         raise ConfigError(f"attention_backend is {backend!r}, but {error}; use auto or triton") from error
+    if not kernels.attention_sinks and any(layer.attention.sinks for layer in spec.layers):
+        raise ConfigError(
+            f"attention_backend {backend!r} does not serve this model's attention sinks; use triton"
+        )
+    return kernels
 
 
 def _formats(

@@ -14,8 +14,8 @@ from pathlib import Path
 import msgspec
 import torch
 
+from engine.description.spec import ModelSpec
 from engine.execution.backend import Backend, usable_cores
-from engine.modeling.config import ModelConfig
 from engine.modeling.formats import Formats, name_of
 from engine.modeling.weight_digest import DigestMemory, WeightDigest, identity_of
 from engine.modeling.weights import WeightSource
@@ -79,13 +79,13 @@ def remembered_digest(source: WeightSource, memory: DigestMemory) -> str:
 
 
 def make_fingerprint(
-    engine: EngineSettings, memory: MemorySettings, directory: Path, config: ModelConfig, backend: Backend, weights: str
+    engine: EngineSettings, memory: MemorySettings, directory: Path, spec: ModelSpec, backend: Backend, weights: str
 ) -> Fingerprint:
     return msgspec.structs.replace(
         text_fingerprint(directory),
         load_format=MADE_UP if engine.load_format == "dummy" else "safetensors",
         weights=weights,
-        config=digest_of(repr(config).encode()),
+        config=digest_of(repr(spec).encode()),
         executor=_executor(backend),
         numeric_class=_numeric_class(backend),
         dtype=name_of(backend.formats.compute),

@@ -15,11 +15,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from engine.description.spec import ModelSpec
 from engine.modeling.batch import StepBatch
-from engine.modeling.config import ModelConfig
+from engine.modeling.decoder import Decoder
 from engine.modeling.inputs import StepInputs
 from engine.modeling.kv_pool import KVPool
-from engine.modeling.llama import Decoder
 from kernels.ops.attention import StaticPlan
 from kernels.ops.transfer import to_device
 
@@ -114,7 +114,7 @@ class GraphedDecoder:
 
     def __init__(self, decoder: Decoder, recorder: Recorder, *, max_tokens: int, longest: int) -> None:
         """For steps of up to `max_tokens` tokens, `longest` of an entry: 1 + the most draft tokens."""
-        self.config: ModelConfig = decoder.config
+        self.spec: ModelSpec = decoder.spec
         self._decoder = decoder
         self._recorder = recorder
         self.max_tokens = max_tokens

@@ -14,6 +14,8 @@ import msgspec
 import structlog
 import torch
 
+from engine.description.reading import read_config
+from engine.description.spec import ModelSpec
 from engine.execution.backend import Backend, choose_backend
 from engine.execution.device_tables import DeviceTables
 from engine.execution.fingerprint import DigestedSource, make_fingerprint
@@ -24,10 +26,9 @@ from engine.execution.row_automata import RowAutomata
 from engine.execution.rows import RowTable
 from engine.execution.runner import ModelRunner
 from engine.modeling.assembly import build_decoder
-from engine.modeling.config import ModelConfig, read_config
+from engine.modeling.decoder import Decoder
 from engine.modeling.formats import name_of
 from engine.modeling.kv_pool import KVPool
-from engine.modeling.llama import Decoder
 from engine.modeling.model import Model
 from engine.modeling.native import build_native
 from engine.modeling.sampler import Sampler
@@ -69,7 +70,7 @@ def make_runner(settings: Settings, loaded: LoadedModel) -> ModelRunner:
         block_size=loaded.plan.block_size,
         max_num_seqs=settings.scheduling.max_num_seqs,
         max_model_len=loaded.plan.max_model_len,
-        vocab_size=loaded.model.config.vocab_size,
+        vocab_size=loaded.model.spec.vocab_size,
         model=settings.engine.model_name,
         dtype=name_of(loaded.backend.formats.compute),
         device=loaded.model.device.type,
@@ -106,26 +107,26 @@ def load_model(
     Raises ModelError for the checkpoint's faults, ConfigError for the settings'.
     """
     directory = resolve_model_dir(settings.engine.model)
-    config = read_config(directory)
-    max_model_len = _wanted_model_len(settings.scheduling, config)
+    spec = read_config(directory)
+    max_model_len = _wanted_model_len(settings.scheduling, spec)
     max_model_len = min(max_model_len, longest or max_model_len)
-    source = open_weights(settings.engine.load_format, directory, config, progress=progress)
-    backend = choose_backend(settings, config, source.dtype)
+    source = open_weights(settings.engine.load_format, directory, spec, progress=progress)
+    backend = choose_backend(settings, spec, source.dtype)
     watched = DigestedSource(source, backend.native, digests) if digests is not None else None
-    model = with_graphs(settings, backend, build(backend, config, source, max_model_len))
+    model = with_graphs(settings, backend, build(backend, spec, source, max_model_len))
     fingerprint = None
     if watched is not None:
-        fingerprint = make_fingerprint(settings.engine, settings.memory, directory, config, backend, watched.value())
+        fingerprint = make_fingerprint(settings.engine, settings.memory, directory, spec, backend, watched.value())
     log.info("model_loaded", model=settings.engine.model_name, **backend.description)
     plan = plan_pool(settings, model, max_model_len)
     log.info("memory_planned", num_blocks=plan.num_blocks, num_tokens=plan.num_tokens, summary=str(plan))
     return assemble(settings, model, backend, plan, fingerprint)
 
 
-def build(backend: Backend, config: ModelConfig, source: WeightSource, max_model_len: int) -> Model:
+def build(backend: Backend, spec: ModelSpec, source: WeightSource, max_model_len: int) -> Model:
     if backend.native is not None:
-        return build_native(config, source, backend.formats, backend.native, max_positions=max_model_len)
-    return build_decoder(config, source, backend.formats, backend.kernels, backend.device, max_positions=max_model_len)
+        return build_native(spec, source, backend.formats, backend.native, max_positions=max_model_len)
+    return build_decoder(spec, source, backend.formats, backend.kernels, backend.device, max_positions=max_model_len)
 
 
 def with_graphs(settings: Settings, backend: Backend, model: Model) -> Model:
@@ -150,12 +151,12 @@ def show_progress(sizes: Sequence[Size]) -> Iterable[Size]:
     return tqdm(sizes, desc="capturing graphs", unit="graph", leave=False)
 
 
-def _wanted_model_len(settings: SchedulingSettings, config: ModelConfig) -> int:
-    if settings.max_model_len > config.longest_model_len:
+def _wanted_model_len(settings: SchedulingSettings, spec: ModelSpec) -> int:
+    if settings.max_model_len > spec.longest_model_len:
         raise ConfigError(
-            f"max_model_len is {settings.max_model_len}, more than the model's {config.longest_model_len} positions"
+            f"max_model_len is {settings.max_model_len}, more than the model's {spec.longest_model_len} positions"
         )
-    return settings.max_model_len or config.max_position_embeddings
+    return settings.max_model_len or spec.max_position_embeddings
 
 
 def plan_pool(settings: Settings, model: Model, max_model_len: int) -> MemoryPlan:
@@ -206,7 +207,7 @@ def assemble(
         max_model_len=plan.max_model_len,
         block_size=plan.block_size,
         num_blocks=plan.num_blocks,
-        vocab_size=model.config.vocab_size,
+        vocab_size=model.spec.vocab_size,
         device=model.device,
         device_tables=tables,
     )

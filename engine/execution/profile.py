@@ -40,7 +40,7 @@ def peak_activation(model: Model, settings: Settings) -> int:
 def _largest_batch(model: Model, settings: Settings) -> StepBatch:
     """Prompts of one length that fill the step, all in block 0: their values do not matter, only their sizes."""
     total = settings.scheduling.max_num_batched_tokens
-    longest = min(total, settings.scheduling.max_model_len or model.config.max_position_embeddings)
+    longest = min(total, settings.scheduling.max_model_len or model.spec.max_position_embeddings)
     lengths = np.array([longest] * (total // longest) + ([total % longest] if total % longest else []))
     rows = np.arange(len(lengths))
     return StepBatch(

@@ -29,10 +29,9 @@ import structlog
 import torch
 from safetensors.torch import save_file
 
+from engine.description.reading import read_config, tensors_of
 from engine.execution.fingerprint import processor
 from engine.execution.loading import load_model
-from engine.modeling.config import read_config
-from engine.modeling.tensors import expected_tensors
 from engine.modeling.weight_digest import DigestMemory
 from kernels.cpu.loading import load_compiled
 from scripts.bench.report import Result, add_check, finish
@@ -73,7 +72,7 @@ def write_checkpoint(directory: Path, num_layers: int) -> int:
     path, described = directory / "model.safetensors", CONFIG | {"num_hidden_layers": num_layers}
     (directory / "config.json").write_text(json.dumps(described), encoding="utf-8")
     generator = torch.Generator().manual_seed(0)
-    shapes = expected_tensors(read_config(directory))
+    shapes = tensors_of(read_config(directory)).shapes()
     save_file({name: torch.randn(shape, generator=generator).bfloat16() for name, shape in shapes.items()}, path)
     path.read_bytes()  # into the page cache, were it not there from writing
     return path.stat().st_size

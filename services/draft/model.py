@@ -54,7 +54,7 @@ class ModelProposer:
         self.capacity = DraftCapacity(
             num_rows=loaded.table.num_rows,
             max_model_len=loaded.plan.max_model_len,
-            vocab_size=loaded.model.config.vocab_size,
+            vocab_size=loaded.model.spec.vocab_size,
             model=name,
         )
 

@@ -14,10 +14,10 @@ from typing import Any
 import msgspec
 import torch
 
+from engine.description.reading import read_config
 from engine.execution.backend import choose_backend, usable_cores
 from engine.execution.fingerprint import make_fingerprint, remembered_digest
 from engine.execution.memory import cpu_budget, gpu_budget, plan_memory
-from engine.modeling.config import read_config
 from engine.modeling.formats import resolve_device
 from engine.modeling.weight_digest import user_memory
 from engine.modeling.weights import open_weights
@@ -30,17 +30,17 @@ from shared.model_source import resolve_model_dir
 def describe(settings: Settings) -> dict[str, Any]:
     """Kernels, formats, memory.  Raises ModelError or ConfigError as the worker would."""
     directory = resolve_model_dir(settings.engine.model)
-    config = read_config(directory)
-    source = open_weights(settings.engine.load_format, directory, config)
-    backend = choose_backend(settings, config, source.dtype)
+    spec = read_config(directory)
+    source = open_weights(settings.engine.load_format, directory, spec)
+    backend = choose_backend(settings, spec, source.dtype)
     weights = remembered_digest(source, user_memory())
-    fingerprint = make_fingerprint(settings.engine, settings.memory, directory, config, backend, weights)
+    fingerprint = make_fingerprint(settings.engine, settings.memory, directory, spec, backend, weights)
     plan = plan_memory(
         settings.memory,
         settings.scheduling,
-        bytes_per_block=backend.layout(config).bytes_per_block(settings.memory.block_size),
+        bytes_per_block=backend.layout(spec).bytes_per_block(settings.memory.block_size),
         budget=_budget(settings.memory, directory, backend.device),
-        max_model_len=settings.scheduling.max_model_len or config.max_position_embeddings,
+        max_model_len=settings.scheduling.max_model_len or spec.max_position_embeddings,
     )
     return {
         "kernels": backend.name,

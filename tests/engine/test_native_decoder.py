@@ -13,10 +13,9 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from engine.description.reading import parse_config, tensors_of
 from engine.execution.loading import load_runner
 from engine.execution.runner import ModelRunner
-from engine.modeling.config import parse_config
-from engine.modeling.tensors import expected_tensors
 from engine.modeling.weights import DummyWeights
 from shared.config import Settings
 from shared.sampling import SamplingParams
@@ -146,6 +145,6 @@ def write_checkpoint(directory: Path, *, tied: bool, large: bool) -> int:
     (directory / "config.json").write_text(json.dumps(raw), encoding="utf-8")
     config = parse_config(raw)
     source = DummyWeights(config)
-    tensors = {name: source.take(name).bfloat16() for name in expected_tensors(config)}
+    tensors = {part.name: source.take(part).bfloat16() for part in tensors_of(config).parts()}
     save_file(tensors, directory / "model.safetensors")
     return sum(tensor.nbytes for tensor in tensors.values())

@@ -19,13 +19,13 @@ import structlog
 import torch
 from torch import Tensor
 
+from engine.description.reading import read_config
 from engine.execution import backend as backend_module
 from engine.execution import loading
 from engine.execution.backend import Backend, choose_backend
 from engine.execution.graphs import DirectRecorder, GraphedDecoder
 from engine.execution.runner import ModelRunner
-from engine.modeling.config import read_config
-from engine.modeling.llama import Decoder
+from engine.modeling.decoder import Decoder
 from engine.modeling.verification import HostVerification
 from engine.modeling.weights import open_weights
 from kernels.interface import AttentionShape
@@ -96,7 +96,8 @@ def make_runner(model: Path, *, graphs: bool) -> ModelRunner:
     config = read_config(model)
     source = open_weights(settings.engine.load_format, model, config)
     backend: Backend = choose_backend(settings, config, source.dtype)
-    shape = AttentionShape(config.num_heads // config.num_kv_heads, config.head_dim)
+    heads = config.heads
+    shape = AttentionShape(heads.num_heads // heads.num_kv_heads, heads.head_dim)
     backend = replace(backend, kernels=triton_kernels(shape), device=DEVICE)
     built = loading.build(backend, config, source, config.max_position_embeddings)
     if graphs:

@@ -10,13 +10,13 @@ from unittest.mock import patch
 import pytest
 import torch
 
+from engine.description.reading import read_config
 from engine.execution import loading
 from engine.execution.backend import Backend, choose_backend
 from engine.execution.graphs import CudaRecorder, DirectRecorder, GraphedDecoder, Recorder, StepGraph, step_sizes
 from engine.execution.runner import ModelRunner
 from engine.modeling.batch import StepBatch
-from engine.modeling.config import read_config
-from engine.modeling.llama import Decoder
+from engine.modeling.decoder import Decoder
 from engine.modeling.verification import DeviceVerification
 from engine.modeling.weights import open_weights
 from kernels.interface import AttentionShape
@@ -53,7 +53,8 @@ def make_runner(model: Path, *, triton: bool, graphs: bool = False, **changes: A
     source = open_weights(settings.engine.load_format, directory, config)
     backend: Backend = choose_backend(settings, config, source.dtype)
     if triton:
-        shape = AttentionShape(config.num_heads // config.num_kv_heads, config.head_dim)
+        heads = config.heads
+        shape = AttentionShape(heads.num_heads // heads.num_kv_heads, heads.head_dim)
         kernels = triton_kernels(shape)
         if backend.formats.quantised:
             kernels = replace(kernels, pack_linear=linear_int8.pack_linear, linear=kernels.linear_int8)

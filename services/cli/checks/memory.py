@@ -21,18 +21,18 @@ LEAST_KV = {"auto": 2, "bfloat16": 2, "float32": 4, "int8": 1, "fp8": 1}  # byte
 
 def check_memory(settings: Settings, checkpoint: CheckpointFacts, *, workers: int) -> Iterator[Finding]:
     """What the workers' model and KV cache take together, against what is free now."""
-    config, memory = checkpoint.config, settings.memory
-    if settings.scheduling.max_model_len > config.longest_model_len:
+    spec, memory = checkpoint.spec, settings.memory
+    if settings.scheduling.max_model_len > spec.longest_model_len:
         yield Finding(
             "wrong",
             "memory",
             f"max_model_len is {settings.scheduling.max_model_len}, "
-            f"more than the model's {config.longest_model_len} positions",
+            f"more than the model's {spec.longest_model_len} positions",
         )
         return
     if on_gpu(settings.engine):
         return
-    per_token = 2 * config.num_layers * config.num_kv_heads * config.head_dim * LEAST_KV[memory.kv_cache_dtype]
+    per_token = 2 * spec.num_layers * spec.heads.num_kv_heads * spec.heads.head_dim * LEAST_KV[memory.kv_cache_dtype]
     block_bytes = per_token * memory.block_size
     kv_bytes = memory.num_blocks * block_bytes or memory.kv_cache_memory
     free = available_memory()
@@ -65,7 +65,7 @@ def _check_least(
     memory: MemorySettings, scheduling: SchedulingSettings, checkpoint: CheckpointFacts, block_bytes: int
 ) -> Iterator[Finding]:
     """Whether one sequence fits."""
-    longest = scheduling.max_model_len or checkpoint.config.max_position_embeddings
+    longest = scheduling.max_model_len or checkpoint.spec.max_position_embeddings
     try:
         plan_memory(
             memory, scheduling, bytes_per_block=block_bytes, budget=memory.kv_cache_memory, max_model_len=longest

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import msgspec
 
-from engine.modeling.config import ModelConfig, read_config
+from engine.description.reading import read_config
+from engine.description.spec import ModelSpec
 from services.cli.checks.finding import Finding
 from services.cli.checks.tensor_files import TensorFiles, read_tensor_files
 from shared.config import EngineSettings, SpeculationSettings
@@ -21,7 +22,7 @@ class CheckpointFacts(msgspec.Struct, frozen=True):
     """What a model's files say without being loaded."""
 
     directory: Path
-    config: ModelConfig
+    spec: ModelSpec
     tensors: TensorFiles | None  # None: weights are made up
 
 
@@ -52,7 +53,7 @@ def _check(name: str, subject: str, load_format: str) -> tuple[list[Finding], Ch
         checkpoint = read_checkpoint(directory, load_format)
     except ModelError as error:
         return [Finding("wrong", subject, str(error))], None
-    architecture = checkpoint.config.architecture
+    architecture = checkpoint.spec.architecture
     size = f", {checkpoint.tensors.num_bytes / 1e6:.1f} MB of weights" if checkpoint.tensors else ", random weights"
     return [Finding("ok", subject, f"{directory}: {architecture}{size}")], checkpoint
 
@@ -86,8 +87,8 @@ def read_checkpoint(directory: Path, load_format: str) -> CheckpointFacts:
     absent = list(_absent(directory, load_format))
     if absent:
         raise ModelError(f"{directory} lacks {', '.join(absent)}{_instead(directory)}")
-    config = read_config(directory)
-    return CheckpointFacts(directory, config, None if load_format == "dummy" else read_tensor_files(directory))
+    spec = read_config(directory)
+    return CheckpointFacts(directory, spec, None if load_format == "dummy" else read_tensor_files(directory))
 
 
 def _absent(directory: Path, load_format: str) -> Iterator[str]:
