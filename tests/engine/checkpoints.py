@@ -52,6 +52,12 @@ GEMMA3_ROPE = {
     "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
     "full_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 400.0},
 }
+GRANITE = {
+    "embedding_multiplier": 3.0,
+    "logits_scaling": 0.7,
+    "residual_multiplier": 0.6,
+    "attention_multiplier": 0.4,
+}
 QWEN_MOE = {"num_experts": 7, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
 GPT_OSS = {
     "num_local_experts": 5,
@@ -81,6 +87,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma2": ("Gemma2", {**GEMMA, "attn_logit_softcapping": 3.0, "final_logit_softcapping": 5.0}),
     "gemma3": ("Gemma3", {**GEMMA, "rope_parameters": GEMMA3_ROPE}),
     "olmo2": ("Olmo2", {}),
+    "granite": ("Granite", GRANITE),
     "smollm3": ("SmolLM3", {"no_rope_layers": [1, 0, 1], "tie_word_embeddings": True}),
     "mixtral": ("Mixtral", {"num_local_experts": 6, "num_experts_per_tok": 2, "sliding_window": 17}),
     "qwen2-moe": ("Qwen2Moe", {**QWEN_MOE, "shared_expert_intermediate_size": 48, "num_hidden_layers": 4}),

@@ -68,6 +68,10 @@ MUTANTS: dict[str, tuple[str, Change]] = {
     "one rope for all layers": ("gemma3", of_layers(other_rope)),
     "scores not capped": ("gemma2", of_attention(softcap=0.0)),
     "logits not capped": ("gemma2", of_model(logit_softcap=0.0)),
+    "scores scaled as usual": ("granite", of_attention(scale=0.0)),
+    "embedding not scaled": ("granite", of_model(embed_scale=1.0)),
+    "residuals not scaled": ("granite", of_model(residual_scale=1.0)),
+    "logits not scaled": ("granite", of_model(logit_scale=1.0)),
 }
 
 

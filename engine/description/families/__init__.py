@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from engine.description.families import gemma, gpt2, gpt_oss, llama, moe, olmo2, phi3, smollm3
+from engine.description.families import gemma, gpt2, gpt_oss, granite, llama, moe, olmo2, phi3, smollm3
 from engine.description.keys import ConfigKeys
 from engine.description.names import NameTable
 from engine.description.spec import ModelSpec
@@ -29,6 +29,7 @@ FAMILIES = {
     "Gemma3ForCausalLM": Family("Gemma 3", gemma.gemma3, gemma.NAMES),
     "Gemma3ForConditionalGeneration": Family("Gemma 3 (its text part)", gemma.gemma3, gemma.MULTIMODAL_NAMES, True),
     "Olmo2ForCausalLM": Family("OLMo 2", olmo2.olmo2, olmo2.NAMES),
+    "GraniteForCausalLM": Family("Granite", granite.granite, granite.NAMES),
     "SmolLM3ForCausalLM": Family("SmolLM3", smollm3.smollm3, smollm3.NAMES),
     "MixtralForCausalLM": Family("Mixtral", moe.mixtral, moe.MIXTRAL_NAMES),
     "Qwen2MoeForCausalLM": Family("Qwen2-MoE", moe.qwen2_moe, moe.QWEN_NAMES),
