@@ -112,9 +112,7 @@ def _with_flash(
     except ModuleNotFoundError as error:
         raise ConfigError(f"attention_backend is {backend!r}, but {error}; use auto or triton") from error
     if not kernels.attention_sinks and any(layer.attention.sinks for layer in spec.layers):
-        raise ConfigError(
-            f"attention_backend {backend!r} does not serve this model's attention sinks; use triton"
-        )
+        raise ConfigError(f"attention_backend {backend!r} does not serve this model's attention sinks; use triton")
     return kernels
 
 
