@@ -283,7 +283,7 @@ class DraftStage(Stage):
 
     def digest(self) -> object:
         actor: Any = self.actor
-        session = actor._executor._session
+        session = actor._executor._computation
         return dict(session._num_told), session._epoch, session._update_id, self.standing()
 
 

@@ -81,7 +81,7 @@ async def test_a_scheduler_s_name_is_waited_for(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr("socket.gethostbyname", look_up)
     assert Way("scheduler").begin == "127.0.0.1" and not answers
-    with pytest.raises(ConfigError, match="'scheduler': never"):
+    with pytest.raises(ConfigError, match="'scheduler' cannot be reached: never"):
         Way("scheduler")
 
 
