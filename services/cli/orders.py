@@ -16,7 +16,7 @@ import msgspec
 
 from services.cli.rolling import RestartFailedError, rolling_restart
 from services.cli.supervisor import ChildProcess, Supervisor
-from shared.config import Settings
+from shared.config import DeploymentSettings
 from shared.errors import ConfigError
 from shared.transport.directory import answers, identity, listening, make_private
 
@@ -159,7 +159,7 @@ def send_order(path: Path, order: SupervisorOrder, show: Callable[[str], None]) 
     return last == DONE
 
 
-def give(settings: Settings, order: SupervisorOrder) -> int:
+def give(settings: DeploymentSettings, order: SupervisorOrder) -> int:
     """Give an order to the deployment that these settings name; returns the command's exit status."""
     path = desk_path(settings.runtime_path)
     try:

@@ -85,16 +85,16 @@ class TokenizerActor(MemberActor):
         super().__init__(transport, settings, instance)
         self.tokenizer = tokenizer
         self.renderers = renderers
-        self.compilers = CompilerPool(patience=settings.resume_timeout)
+        self.compilers = CompilerPool(patience=settings.deployment.resume_timeout)
         self.rules = PromptRules(
             tokenizer,
-            max_prompt_bytes=settings.max_prompt_bytes,
-            max_logprobs=settings.max_logprobs,
-            max_n=settings.max_n,
+            max_prompt_bytes=settings.gateway.max_prompt_bytes,
+            max_logprobs=settings.scheduling.max_logprobs,
+            max_n=settings.scheduling.max_n,
         )
         self.pieces = TokenPieces(tokenizer)
         self._text = text
-        self.lane = Lane(settings.num_tokenizer_threads, "long-texts")
+        self.lane = Lane(settings.gateway.num_tokenizer_threads, "long-texts")
         self.decodings = Lane(1, "long-decodings")
         self.encoders = EncoderPool(tokenizer.tokenizer.to_str())
         self.pending: dict[str, object] = {}  # requests in the background that have not been aborted
@@ -165,12 +165,12 @@ class TokenizerActor(MemberActor):
 
     @property
     def max_model_len(self) -> int:
-        return self.roster.max_model_len or self.settings.max_model_len or self.tokenizer.context_length
+        return self.roster.max_model_len or self.settings.scheduling.max_model_len or self.tokenizer.context_length
 
     @property
     def max_input_length(self) -> int:
         """Tokens; 0 where it is not known yet."""
-        return self.roster.max_input_length or self.settings.max_input_length
+        return self.roster.max_input_length or self.settings.scheduling.max_input_length
 
     # -- the work
 
@@ -284,7 +284,7 @@ class TokenizerActor(MemberActor):
         if time.monotonic() - started > LONG:
             self.outbox.flush()  # it does not wait for what came with it
         duration = round(time.monotonic() - started, 6)
-        if self.settings.tracing:
+        if self.settings.observation.tracing:
             self.afterwards(
                 lambda: request_logger(log, request.header).info(
                     "request_tokenized", num_prompt_tokens=len(prompt_token_ids) // 4, duration=duration
@@ -319,7 +319,7 @@ class TokenizerActor(MemberActor):
 
     async def _stop_when_done(self, deadline: float) -> None:
         # Requests sent before the others knew may still arrive for a while.
-        await asyncio.sleep(min(self.settings.heartbeat_interval, max(0.0, deadline - steady_time())))
+        await asyncio.sleep(min(self.settings.deployment.heartbeat_interval, max(0.0, deadline - steady_time())))
         if self.pending:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(max(0.0, deadline - steady_time())):

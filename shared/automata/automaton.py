@@ -1,4 +1,4 @@
-"""Where one sequence stands in its grammar."""
+"""The state of one sequence in its grammar."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Automaton:
         return self._matcher.validate_tokens(list(token_ids))
 
     def allowed_behind(self, token_ids: Sequence[int]) -> Flags:  # [len(token_ids) + 1, vocabulary size]
-        """What may come next, and what behind each of these tokens; behind one that is not allowed everything is.
+        """The tokens allowed next, and after each of these tokens; after one that is not allowed, all are.
 
         The automaton stays where it is.
         """

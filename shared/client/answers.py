@@ -98,8 +98,8 @@ def read_delta(proto: Any) -> Delta:
     """A `GenerateResponse`."""
     usage = None
     if proto.HasField("usage"):
-        told = proto.usage
-        usage = Usage(told.prompt_tokens, told.completion_tokens, told.cached_tokens)
+        counts = proto.usage
+        usage = Usage(counts.prompt_tokens, counts.completion_tokens, counts.cached_tokens)
     return Delta(
         index=proto.index,
         text=proto.text,

@@ -1,4 +1,4 @@
-"""What every service tells of itself."""
+"""The metrics that every service has."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ FINISH_REASONS = ("stop", "length", "abort")
 
 
 class RequestMeter(Collector):
-    """Filled as requests go on and end; read whenever somebody scrapes."""
+    """Filled as requests go on and end; read at every scrape."""
 
     def __init__(self, model: str) -> None:
         self.model = model

@@ -1,8 +1,8 @@
 """/metrics of one service, on a port of its own; its threads never touch an actor's state.
 
-What is told is put together on the actor's event loop, which owns it; a thread that is asked waits for that.  It is
-told in the plain text format to everybody: in OpenMetrics, which Prometheus would rather have, prometheus_client spells
-`vllm:` as `vllm_`, and no dashboard would find it.
+The metrics are collected on the actor's event loop, which owns them; the thread of a scrape waits for that.  The answer
+is always in the plain text format: in OpenMetrics, which Prometheus prefers, prometheus_client spells `vllm:` as
+`vllm_`, and no dashboard would find it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Collectors = Callable[[], list[Collector]]
 
 
 class _FromLoop(Collector):
-    """Collects on the event loop what is told in a thread."""
+    """Collects on the event loop the metrics that a thread sends."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, collectors: Collectors) -> None:
         self._loop = loop
@@ -51,8 +51,8 @@ class _FromLoop(Collector):
 
 
 class _Bounded(ThreadingWSGIServer):
-    """At most `MAX_CONNECTIONS` at a time.  Of more, one that is there for too long gives way to the newest, or the
-    newest is not taken."""
+    """At most `MAX_CONNECTIONS` at a time.  Beyond, the newest takes the place of one that is open for too long, or is
+    refused."""
 
     def __init__(self, *args: Any, **named: Any) -> None:
         self._since: dict[Any, float] = {}  # connection -> monotonic seconds, oldest first
@@ -96,14 +96,14 @@ class _Silent(WSGIRequestHandler):
     timeout = MAX_SECONDS  # without a byte
 
     def log_message(self, format: str, *args: Any) -> None:
-        """A scrape is no event."""
+        """Scrapes are not logged."""
 
 
 class MetricsServer:
     """Listens until it is closed."""
 
     def __init__(self, host: str, port: int, collectors: Collectors) -> None:
-        """Raises OSError where the port cannot be had.  To be made on the event loop that has what is told."""
+        """Raises OSError where the port is taken.  To be made on the event loop that owns the metrics."""
         self._told: list[Collector] = [
             _FromLoop(asyncio.get_running_loop(), collectors),
             ProcessCollector(registry=None),

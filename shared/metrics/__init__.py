@@ -12,7 +12,7 @@
     MFU    arithmetic done / what the device could have done in that time; MBU the same of memory traffic
     acceptance    accepted draft tokens / proposed ones; its length: tokens per verification, 1 + accepted / drafts
 
-The start is the moment at which the client meant to send, or at which the server took the request in: who computes says
+The start is the moment at which the client meant to send, or at which the server took the request in: its user says
 which.  Times are seconds here; documents and reports show milliseconds.
 """
 

@@ -39,7 +39,7 @@ def parse_slo(words: Iterable[str]) -> Slo:
         try:
             bounds[name] = float(text) / 1000
         except ValueError:
-            raise ValueError(f"{word!r}: {text!r} is no number of milliseconds") from None
+            raise ValueError(f"{word!r}: {text!r} is not a number of milliseconds") from None
         if not bounds[name] > 0:
             raise ValueError(f"{word!r}: the bound must be positive")
     return Slo(**bounds)

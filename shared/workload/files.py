@@ -39,5 +39,5 @@ def _text_of(entry: dict[str, Any]) -> str:
         raise ValueError(f"has none of {', '.join(FIELDS)}")
     value = entry[name][0] if isinstance(entry[name], list) else entry[name]
     if not isinstance(value, str):
-        raise ValueError(f"{name} is no text")
+        raise ValueError(f"{name} is not text")
     return value

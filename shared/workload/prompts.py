@@ -45,7 +45,7 @@ class BlockPrompt(msgspec.Struct, frozen=True):
     num_tokens: int
     block_size: int  # tokens in each block
     block_names: list[int]
-    salt: int = 0  # makes all names others: the same trace once more, for users who share nothing with the first
+    salt: int = 0  # changes all names: the same trace again, for users that share nothing with the first
 
     def token_ids(self, vocab_size: int) -> bytes:
         """Packed int32, `num_tokens` of them, all in [0, vocab_size)."""

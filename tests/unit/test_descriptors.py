@@ -19,7 +19,7 @@ import pytest
 from services.gateway.http.connection.listener import accept
 from shared import descriptors
 from shared.actor import Actor, process
-from shared.config import Settings
+from shared.config import DeploymentSettings, Settings
 from shared.descriptors import Spares, raise_limit
 from shared.messages import AbortRequest, SchedulerInbox
 from shared.transport import Inbox, Outbox, Transport, ipc, outbox, watch
@@ -84,7 +84,7 @@ def test_what_fails_for_another_reason_costs_no_spare() -> None:
 
 
 async def test_the_bus_connects_and_accepts_while_others_have_every_descriptor(tmp_path: Path) -> None:
-    transport = ZmqTransport(Settings(runtime_dir=str(tmp_path)))
+    transport = ZmqTransport(DeploymentSettings(runtime_dir=str(tmp_path)))
     inbox, sender = transport.bind("a", SchedulerInbox), transport.outbox()
     with full_table():
         await arrives(inbox, sender, "through")
@@ -121,7 +121,7 @@ async def test_without_a_descriptor_to_find_out_with_no_destination_has_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(watch, "LOOK_SECONDS", 0.02)
-    transport = ZmqTransport(Settings(runtime_dir=str(tmp_path)))
+    transport = ZmqTransport(DeploymentSettings(runtime_dir=str(tmp_path)))
     sender, gone = transport.outbox(), asyncio.Queue[str]()
     sender.on_gone = gone.put_nowait
     inbox = transport.bind("a", SchedulerInbox)
@@ -159,7 +159,9 @@ async def test_mail_waits_for_a_descriptor(
     kind: Literal["ipc", "tcp"], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(outbox, "REST_SECONDS", 0.05)
-    transport = ZmqTransport(Settings(transport=kind, runtime_dir=str(tmp_path), advertise_host="127.0.0.1"))
+    transport = ZmqTransport(
+        Settings.of(transport=kind, runtime_dir=str(tmp_path), advertise_host="127.0.0.1").deployment
+    )
     inbox, sender = transport.bind("a", SchedulerInbox), transport.outbox()
     with monkeypatch.context() as patch:
         patch.setattr(Spares, "make_room", no_descriptor)
@@ -176,7 +178,7 @@ async def test_mail_waits_for_a_descriptor(
 async def test_over_tcp_a_listener_without_a_descriptor_rests_too(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    transport = ZmqTransport(Settings(transport="tcp", runtime_dir=str(tmp_path), advertise_host="127.0.0.1"))
+    transport = ZmqTransport(DeploymentSettings(transport="tcp", runtime_dir=str(tmp_path), advertise_host="127.0.0.1"))
     inbox, sender = transport.bind("a", SchedulerInbox), transport.outbox()
     port = int(inbox.address.rpartition(":")[2])
     with socket.socket() as client:

@@ -20,7 +20,7 @@ def offline(settings: Settings, options: ServeOptions, workload: WorkloadOptions
         at_once = msgspec.structs.replace(workload, request_rate=math.inf)
 
     def work(private: Settings) -> int:
-        address = f"127.0.0.1:{private.port}"
+        address = f"127.0.0.1:{private.gateway.port}"
         return serve(msgspec.structs.replace(options, address=address), at_once, sampling)
 
     return with_private_troupe(settings, work)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from services.cli.checks.finding import Finding
 from services.gateway.access.auth import make_access
-from shared.config import Settings
+from shared.config import AccessSettings, Settings
 from shared.errors import ConfigError
 from shared.exposure import KEYS_ADVICE
 
@@ -15,19 +15,19 @@ from shared.exposure import KEYS_ADVICE
 def check_access(settings: Settings) -> Iterator[Finding]:
     """Who may ask, and over what."""
     try:
-        access = make_access(settings)
+        access = make_access(settings.access)
     except ConfigError as error:
         yield Finding("wrong", "keys", str(error))
     else:
-        if settings.is_open_to_others:
-            yield Finding("note", "keys", f"none, at host {settings.host}: {KEYS_ADVICE}")
+        if settings.access.is_open_to_others(settings.gateway.host):
+            yield Finding("note", "keys", f"none, at host {settings.gateway.host}: {KEYS_ADVICE}")
         else:
             yield Finding("ok", "keys", "none: any program of this machine may ask" if access.is_open else "needed")
-    if settings.tls_cert_file and (wrong := _wrong_with_tls(settings)):
+    if settings.access.tls_cert_file and (wrong := _wrong_with_tls(settings.access)):
         yield Finding("wrong", "tls", wrong)
 
 
-def _wrong_with_tls(settings: Settings) -> str:
+def _wrong_with_tls(settings: AccessSettings) -> str:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
         context.load_cert_chain(settings.tls_cert_file, settings.tls_key_file, password="")

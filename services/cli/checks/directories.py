@@ -9,28 +9,29 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from services.cli.checks.finding import Finding
-from shared.config import Settings
+from shared.config import DeploymentSettings, ObservationSettings
 from shared.transport.directory import fits
 
 LONGEST_INSTANCE = "detokenizer-00000000.sock"
 GIB = 1 << 30
-FILES = ("record", "record_steps", "status_file")
 
 
-def check_directories(settings: Settings, log_dir: Path | None = None) -> Iterator[Finding]:
+def check_directories(
+    deployment: DeploymentSettings, observation: ObservationSettings, log_dir: Path | None = None
+) -> Iterator[Finding]:
     """The runtime directory, and whatever else the settings name."""
-    yield check_runtime(settings)
-    wanted = {"incident_dir": settings.incident_dir, "--log-dir": str(log_dir) if log_dir is not None else ""}
+    yield check_runtime(deployment)
+    wanted = {"incident_dir": deployment.incident_dir, "--log-dir": str(log_dir) if log_dir is not None else ""}
     for name, directory in wanted.items():
         if directory and (wrong := why_not_writable(Path(directory))):
             yield Finding("wrong", "directory", f"{name} {directory} cannot be written: {wrong}")
-    for name in FILES:
-        value = getattr(settings, name)
+    files = {"record": observation.record, "record_steps": observation.record_steps}
+    for name, value in (files | {"status_file": deployment.status_file}).items():
         if value and (wrong := why_not_a_file(Path(value))):
             yield Finding("wrong", "file", f"{name} {value} cannot be written: {wrong}")
 
 
-def check_runtime(settings: Settings) -> Finding:
+def check_runtime(settings: DeploymentSettings) -> Finding:
     path = settings.runtime_path
     if settings.transport == "ipc" and not fits(f"{path}/{LONGEST_INSTANCE}"):
         return Finding("wrong", "runtime dir", f"{path} is too long for a socket's name; set a shorter --runtime-dir")

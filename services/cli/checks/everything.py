@@ -25,14 +25,14 @@ class Cast(msgspec.Struct, frozen=True):
 
 def examine(settings: Settings, cast: Cast, log_dir: Path | None = None) -> Iterator[Finding]:
     """What was found, subject by subject."""
-    findings, checkpoint = check_model(settings)
+    findings, checkpoint = check_model(settings.engine)
     yield from findings
     if checkpoint is not None:
         yield from check_memory(settings, checkpoint, workers=cast.workers)
-    findings, draft = check_draft(settings)
+    findings, draft = check_draft(settings.engine, settings.speculation)
     yield from findings
     if draft is not None:
-        yield from check_draft_memory(settings)
+        yield from check_draft_memory(settings.engine, settings.speculation)
     yield from check_access(settings)
-    yield from check_ports(settings, gateways=cast.gateways)
-    yield from check_directories(settings, log_dir)
+    yield from check_ports(settings.gateway, settings.deployment, gateways=cast.gateways)
+    yield from check_directories(settings.deployment, settings.observation, log_dir)

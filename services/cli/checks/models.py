@@ -7,10 +7,11 @@ from pathlib import Path
 
 import msgspec
 
-from engine.modeling.config import ModelConfig, read_config
+from engine.description.reading import read_config
+from engine.description.spec import ModelSpec
 from services.cli.checks.finding import Finding
 from services.cli.checks.tensor_files import TensorFiles, read_tensor_files
-from shared.config import Settings
+from shared.config import EngineSettings, SpeculationSettings
 from shared.errors import ModelError
 from shared.model_source import ask_hub, find_model_dir, find_snapshot, suggestion, why_no_directory
 
@@ -21,24 +22,26 @@ class CheckpointFacts(msgspec.Struct, frozen=True):
     """What a model's files say without being loaded."""
 
     directory: Path
-    config: ModelConfig
+    spec: ModelSpec
     tensors: TensorFiles | None  # None: weights are made up
 
 
-def check_model(settings: Settings) -> tuple[list[Finding], CheckpointFacts | None]:
+def check_model(settings: EngineSettings) -> tuple[list[Finding], CheckpointFacts | None]:
     """The settings' model; no checkpoint where it must be downloaded first, or something is wrong."""
-    return _check(settings.model, "model", settings)
+    return _check(settings.model, "model", settings.load_format)
 
 
-def check_draft(settings: Settings) -> tuple[list[Finding], CheckpointFacts | None]:
-    if settings.draft == "off":
+def check_draft(
+    engine: EngineSettings, speculation: SpeculationSettings
+) -> tuple[list[Finding], CheckpointFacts | None]:
+    if speculation.draft == "off":
         return [], None
-    if settings.draft == "ngram":
+    if speculation.draft == "ngram":
         return [Finding("ok", "draft", "prompt lookup")], None
-    return _check(settings.draft, "draft", settings)
+    return _check(speculation.draft, "draft", engine.load_format)
 
 
-def _check(name: str, subject: str, settings: Settings) -> tuple[list[Finding], CheckpointFacts | None]:
+def _check(name: str, subject: str, load_format: str) -> tuple[list[Finding], CheckpointFacts | None]:
     directory = find_model_dir(name)
     if directory is None:
         if (wrong := why_no_directory(name)) is not None:
@@ -47,10 +50,10 @@ def _check(name: str, subject: str, settings: Settings) -> tuple[list[Finding], 
     if directory is None:
         return [_ask_hub(name, subject)], None
     try:
-        checkpoint = read_checkpoint(directory, settings.load_format)
+        checkpoint = read_checkpoint(directory, load_format)
     except ModelError as error:
         return [Finding("wrong", subject, str(error))], None
-    architecture = checkpoint.config.architecture
+    architecture = checkpoint.spec.architecture
     size = f", {checkpoint.tensors.num_bytes / 1e6:.1f} MB of weights" if checkpoint.tensors else ", random weights"
     return [Finding("ok", subject, f"{directory}: {architecture}{size}")], checkpoint
 
@@ -84,8 +87,8 @@ def read_checkpoint(directory: Path, load_format: str) -> CheckpointFacts:
     absent = list(_absent(directory, load_format))
     if absent:
         raise ModelError(f"{directory} lacks {', '.join(absent)}{_instead(directory)}")
-    config = read_config(directory)
-    return CheckpointFacts(directory, config, None if load_format == "dummy" else read_tensor_files(directory))
+    spec = read_config(directory)
+    return CheckpointFacts(directory, spec, None if load_format == "dummy" else read_tensor_files(directory))
 
 
 def _absent(directory: Path, load_format: str) -> Iterator[str]:

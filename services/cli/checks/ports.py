@@ -6,23 +6,23 @@ import socket
 from collections.abc import Iterator
 
 from services.cli.checks.finding import Finding
-from shared.config import Settings
+from shared.config import DeploymentSettings, GatewaySettings
 
 MAX_PORT = 65535
 
 
-def check_ports(settings: Settings, *, gateways: int = 1) -> Iterator[Finding]:
+def check_ports(gateway: GatewaySettings, deployment: DeploymentSettings, *, gateways: int = 1) -> Iterator[Finding]:
     """Each gateway takes the next port after its neighbour's.  Nothing is kept open."""
-    grpc, http = (_row(port, gateways) for port in (settings.port, settings.http_port))
+    grpc, http = (_row(port, gateways) for port in (gateway.port, gateway.http_port))
     if shared := sorted({*grpc} & {*http}):
         yield Finding("wrong", "port", f"port and http_port are both {shared[0]}; choose another --http-port")
         return
     for name, row in (("port", grpc), ("http_port", http)):
-        yield from (_check(settings.host, port, name) for port in row)
-    if not settings.port:
+        yield from (_check(gateway.host, port, name) for port in row)
+    if not gateway.port:
         yield Finding("ok", "port", "any free one")
-    if settings.transport == "tcp":
-        yield _check("0.0.0.0", settings.scheduler_port, "scheduler_port")
+    if deployment.transport == "tcp":
+        yield _check("0.0.0.0", deployment.scheduler_port, "scheduler_port")
 
 
 def _row(port: int, count: int) -> range:

@@ -14,7 +14,7 @@ import msgspec
 
 from services.gateway.access.connections import source_of
 from services.gateway.access.header import CallMetadata, read_metadata
-from shared.config import Settings
+from shared.config import AccessSettings
 from shared.errors import ConfigError, RejectCode, RequestError
 
 OPERATOR = "operator"  # the tenant whose keys may look after the gateway too
@@ -101,7 +101,7 @@ def shown_key(headers: Headers) -> str | None:
     return key[: MAX_KEY_CHARS + 1] if key else None
 
 
-def make_access(settings: Settings) -> Access:
+def make_access(settings: AccessSettings) -> Access:
     """The settings' keys.  Raises ConfigError where they cannot be read; what is wrong is never repeated in words."""
     if not (settings.api_keys or settings.api_keys_file):
         return Access(None)

@@ -6,7 +6,7 @@ import ipaddress
 from collections import Counter
 
 from shared import descriptors
-from shared.config import Settings
+from shared.config import GatewaySettings
 
 RESERVED = 128  # descriptors of a gateway for all but its clients: the bus, files, libraries
 NUM_FRONTS = 2  # gRPC and HTTP
@@ -46,7 +46,7 @@ class Connections:
             del self._open[source]
 
 
-def make_connections(settings: Settings) -> Connections:
+def make_connections(settings: GatewaySettings) -> Connections:
     """Of one front, by the settings and by how many descriptors this process may have."""
     most = max(FEWEST, min(settings.max_connections, (descriptors.limit() - RESERVED) // NUM_FRONTS))
     return Connections(most, max(1, min(settings.max_connections_per_address, most // 2)))

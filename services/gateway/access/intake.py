@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from shared.config import Settings
+from shared.config import GatewaySettings
 from shared.debts import Debts
 from shared.errors import RejectCode, RequestError
 
@@ -131,7 +131,7 @@ class Body:
         self._held = 0
 
 
-def make_intake(settings: Settings) -> BodyIntake:
+def make_intake(settings: GatewaySettings) -> BodyIntake:
     """By the settings; every sender can send one request of the largest size, and another one beside it."""
     total = max(settings.max_receiving_bytes, 2 * settings.max_request_bytes)
     return BodyIntake(IntakeLimits(total, max(total // 2, settings.max_request_bytes), settings.body_timeout))

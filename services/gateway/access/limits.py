@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from services.gateway.streams.journal import prompt_bytes
-from shared.config import Settings
+from shared.config import AdmissionSettings, SchedulingSettings
 from shared.errors import RejectCode, RequestError
 from shared.messages import DecodeRequest, EncodeRequest, TokenizeRequest
 
@@ -119,10 +119,11 @@ class Admission:
         return RequestError(message, code=RejectCode.RESOURCE_EXHAUSTED, retry_after_ms=wait)
 
 
-def make_admission(settings: Settings) -> Admission:
-    requests = settings.max_open_reqs or 2 * (settings.max_num_queued_reqs + settings.max_num_seqs)
-    everyone = TenantBounds(requests, settings.max_open_tokens or 2 * settings.max_num_queued_tokens)
-    return Admission(everyone, TenantBounds(settings.max_tenant_reqs, settings.max_tenant_tokens), max_n=settings.max_n)
+def make_admission(admission: AdmissionSettings, scheduling: SchedulingSettings) -> Admission:
+    requests = admission.max_open_reqs or 2 * (scheduling.max_num_queued_reqs + scheduling.max_num_seqs)
+    everyone = TenantBounds(requests, admission.max_open_tokens or 2 * scheduling.max_num_queued_tokens)
+    each = TenantBounds(admission.max_tenant_reqs, admission.max_tenant_tokens)
+    return Admission(everyone, each, max_n=scheduling.max_n)
 
 
 def tokens_of(request: TokenizeRequest, max_model_len: int, max_n: int) -> int:

@@ -60,22 +60,22 @@ class GenerationService:
 
     def __init__(self, bus: Bus, deployment: RosterView, readiness: Readiness, settings: Settings) -> None:
         self._bus = bus
-        self._max_n = settings.max_n
-        self._is_traced = settings.tracing
-        self._max_unread_bytes = settings.max_unread_bytes
+        self._max_n = settings.scheduling.max_n
+        self._is_traced = settings.observation.tracing
+        self._max_unread_bytes = settings.admission.max_unread_bytes
         self.deployment = deployment
         self.readiness = readiness
         self.journal = StreamJournal(
-            max_streams=2 * (settings.max_num_queued_reqs + settings.max_num_seqs),
-            max_bytes=BYTES_PER_TOKEN * settings.max_num_queued_tokens,
+            max_streams=2 * (settings.scheduling.max_num_queued_reqs + settings.scheduling.max_num_seqs),
+            max_bytes=BYTES_PER_TOKEN * settings.scheduling.max_num_queued_tokens,
         )
-        self.admission = make_admission(settings)
+        self.admission = make_admission(settings.admission, settings.scheduling)
         self.forecasts = Forecasts()
         self.calls = Calls()
         self.questions = Questions(bus, deployment, self.calls, self.admission)
-        self.recovery = StreamRecovery(bus, deployment, self.journal, self.calls, settings.resume_timeout)
+        self.recovery = StreamRecovery(bus, deployment, self.journal, self.calls, settings.deployment.resume_timeout)
         self.throttle = FlushThrottle(stretch=stretch())
-        self.meter = RequestMeter(settings.model_name)
+        self.meter = RequestMeter(settings.engine.model_name)
 
     @property
     def address(self) -> str:

@@ -21,7 +21,7 @@ from services.gateway.grpc.peers import PeerWatch
 from services.gateway.grpc.receiving import ReceivingInterceptor
 from services.gateway.grpc.servicer import ControlServicer, InferenceServicer
 from services.gateway.health.readiness import Readiness
-from shared.config import Settings
+from shared.config import AccessSettings, GatewaySettings
 from shared.errors import ConfigError
 from shared.exposure import KEYS_ADVICE
 
@@ -52,13 +52,15 @@ class FrontServer:
     """One grpc.aio server; every call passes `access` and `intake` before a servicer has it."""
 
     def __init__(
-        self, servicers: Servicers, access: Access, intake: BodyIntake, readiness: Readiness, settings: Settings
-    ) -> None:
+        self, servicers: Servicers, access: Access, intake: BodyIntake, readiness: Readiness,
+        settings: GatewaySettings, access_settings: AccessSettings,
+    ) -> None:  # fmt: skip
         self._servicers = servicers
         self._access = access
         self._intake = intake
         self._readiness = readiness
         self._settings = settings
+        self._access_settings = access_settings
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]  # its stubs lack aio
         self._arrivals = Arrivals()
         self._connections = make_connections(settings)
@@ -84,7 +86,7 @@ class FrontServer:
         self._server.add_generic_rpc_handlers((self._servicers.load.handler,))
         reflection.enable_server_reflection((INFERENCE, CONTROL, HEALTH, reflection.SERVICE_NAME), self._server)
         address = f"{self._settings.host}:{self._settings.port}"
-        credentials = server_credentials(self._settings)
+        credentials = server_credentials(self._access_settings)
         try:
             if credentials is None:
                 self.port = self._server.add_insecure_port(address)
@@ -101,7 +103,7 @@ class FrontServer:
             tls=credentials is not None,
             keys="none: every client that reaches the port may ask" if self._access.is_open else "needed",
         )
-        if self._settings.is_open_to_others:
+        if self._access_settings.is_open_to_others(self._settings.host):
             log.warning("no_api_keys", host=self._settings.host, advice=KEYS_ADVICE)
 
     async def hand_over(self, seconds: float) -> None:
@@ -156,7 +158,7 @@ def server_options(max_request_bytes: int, *, share_port: bool = False) -> list[
     ]
 
 
-def connection_options(settings: Settings, most: int) -> list[tuple[str, Any]]:
+def connection_options(settings: GatewaySettings, most: int) -> list[tuple[str, Any]]:
     """How many connections there may be, and how long one may be there without a handshake or without a call."""
     return [
         ("grpc.max_allowed_incoming_connections", most),
@@ -165,7 +167,7 @@ def connection_options(settings: Settings, most: int) -> list[tuple[str, Any]]:
     ]
 
 
-def server_credentials(settings: Settings) -> Any:
+def server_credentials(settings: AccessSettings) -> Any:
     """What the gRPC server shows and asks for; None where the settings name no certificate.
 
     Raises ConfigError where a file cannot be read or is no PEM.

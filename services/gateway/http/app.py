@@ -50,8 +50,8 @@ def make_app(
     ]
     handlers = {RequestError: failure, HTTPException: no_such_route, Exception: defect}
     around = [
-        Middleware(Check, check=host_check(gate.settings)),
-        *cross_origin(gate.settings),  # before keys are asked for: a preflight carries none
+        Middleware(Check, check=host_check(gate.settings.gateway, gate.settings.access)),
+        *cross_origin(gate.settings.access),  # before keys are asked for: a preflight carries none
         Middleware(ReceivingMiddleware, intake=intake, access=gate.access),
         Middleware(Check, check=key_check(gate.access)),
         Middleware(AnswerHeaders, reports=load_reports),

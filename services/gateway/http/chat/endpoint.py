@@ -67,16 +67,16 @@ class ChatCall:
         _check(body)
         self.gate = gate
         self.body = body
-        self.identity = Identity("chatcmpl", gate.settings.model_name)
+        self.identity = Identity("chatcmpl", gate.settings.engine.model_name)
         self.texts = TokenTexts(gate.vocabulary, as_ids=bool(body.return_tokens_as_token_ids))
         self.n = 1 if body.n is None else body.n
         self.usage = UsageOptions(body)
         self.messages = read_messages(body.messages, body.message_name)
         self.shown = echoed(body, self.messages)
         self.prompt_token_ids: list[int] = []  # where the answer tells of them
-        self._format = make_tool_parser(gate.settings.tool_call_parser)
-        self.tools = ToolUse(body, self._format, closes=gate.settings.closed_objects != "none")
-        check_n(self.n, gate.settings.max_n)
+        self._format = make_tool_parser(gate.settings.gateway.tool_call_parser)
+        self.tools = ToolUse(body, self._format, closes=gate.settings.gateway.closed_objects != "none")
+        check_n(self.n, gate.settings.scheduling.max_n)
 
     async def request(self, request: Request) -> TokenizeRequest:
         """What the tokenizer is asked; a prompt that the answer tells of is tokenized here already."""
@@ -128,8 +128,8 @@ class ChatCall:
         """A reader for one sequence; a call that was begun for the model is read from its beginning."""
         settings, tools = self.gate.settings, self.tools
         parser = OutputParser(
-            None if tools.opening else make_reasoning_parser(settings.reasoning_parser),
-            make_tool_parser(settings.tool_call_parser) if tools.offered else None,
+            None if tools.opening else make_reasoning_parser(settings.gateway.reasoning_parser),
+            make_tool_parser(settings.gateway.tool_call_parser) if tools.offered else None,
         )
         if tools.opening:
             parser.feed(tools.opening)

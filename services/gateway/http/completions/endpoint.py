@@ -103,7 +103,7 @@ class CompletionCall:
         refuse_impossible(body)
         self.gate = gate
         self.body = body
-        self.identity = Identity("cmpl", gate.settings.model_name)
+        self.identity = Identity("cmpl", gate.settings.engine.model_name)
         self.texts = TokenTexts(gate.vocabulary, as_ids=bool(body.return_tokens_as_token_ids))
         self.prompts = read_prompts(body.prompt)
         self.n = 1 if body.n is None else body.n
@@ -112,7 +112,7 @@ class CompletionCall:
         self.echo = bool(body.echo)
         self.only_prompt = self.echo and body.max_tokens == 0  # nothing new is wanted: the one token made is not shown
         self.usage = UsageOptions(body)
-        check_n(self.best_of, gate.settings.max_n, field="n" if body.best_of is None else "best_of")
+        check_n(self.best_of, gate.settings.scheduling.max_n, field="n" if body.best_of is None else "best_of")
         _check(body, self.n, self.best_of)
 
     async def requests(self, request: Request) -> list[TokenizeRequest]:

@@ -15,7 +15,7 @@ from services.gateway.access.auth import Access
 from services.gateway.access.header import SPAN_DIGITS, read_metadata
 from services.gateway.health.load_report import ANSWER, ASKED, LoadReports
 from services.gateway.http.errors.failures import refusal
-from shared.config import Settings
+from shared.config import AccessSettings, GatewaySettings
 from shared.errors import RejectCode, RequestError
 from shared.exposure import ANY, answers_to, is_loopback, read_hosts, read_origins
 
@@ -45,13 +45,13 @@ class Check:
         await self._app(scope, receive, send)
 
 
-def host_check(settings: Settings) -> Callable[[Request], None]:
+def host_check(gateway: GatewaySettings, access: AccessSettings) -> Callable[[Request], None]:
     """Refuses requests under a name that is neither loopback's nor allowed: a web page whose own name was made to lead
     here (DNS rebinding).  A browser lets such a page read every answer, since to it they are of the page's own origin.
 
     Starlette's TrustedHostMiddleware does not say which setting to change, nor know all names of loopback.
     """
-    allowed = allowed_hosts(settings)
+    allowed = allowed_hosts(gateway, access)
 
     def check(request: Request) -> None:
         given = request.headers.getlist("host")
@@ -66,11 +66,11 @@ def host_check(settings: Settings) -> Callable[[Request], None]:
     return check
 
 
-def allowed_hosts(settings: Settings) -> tuple[str, ...]:
+def allowed_hosts(gateway: GatewaySettings, access: AccessSettings) -> tuple[str, ...]:
     """The hosts allowed besides loopback.  By default any, or none where the server listens on loopback only."""
-    if settings.allowed_hosts:
-        return read_hosts(settings.allowed_hosts)
-    return () if is_loopback(settings.host) else (ANY,)
+    if access.allowed_hosts:
+        return read_hosts(access.allowed_hosts)
+    return () if is_loopback(gateway.host) else (ANY,)
 
 
 def key_check(access: Access) -> Callable[[Request], None]:
@@ -83,7 +83,7 @@ def key_check(access: Access) -> Callable[[Request], None]:
     return check
 
 
-def cross_origin(settings: Settings) -> list[Middleware]:
+def cross_origin(settings: AccessSettings) -> list[Middleware]:
     """Lets web pages of other origins ask here and read the answers (the setting `cors_allow_origins`).
 
     Empty where no origin is allowed: then browsers let no page of another origin read or post anything.  Cookies are

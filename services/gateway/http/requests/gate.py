@@ -42,13 +42,13 @@ class Gate:
         self.service = service
         self.access = access
         self.settings = settings
-        self.bodies = Bodies(settings.max_request_bytes)
+        self.bodies = Bodies(settings.gateway.max_request_bytes)
         self.vocabulary = TokenNames(self._pieces)
 
     @property
     def closes_formats(self) -> bool:
         """Whether objects of a JSON schema that an answer is held to have only the properties that it names."""
-        return self.settings.closed_objects == "all"
+        return self.settings.gateway.closed_objects == "all"
 
     @property
     def max_model_len(self) -> int:
@@ -60,7 +60,7 @@ class Gate:
         return self.service.deployment.roster.max_input_length or MAX_TOKENS_PER_MESSAGE
 
     def check_model(self, name: str | None) -> None:
-        check_model(name or "", self.settings.model_name)
+        check_model(name or "", self.settings.engine.model_name)
 
     def header(
         self, request: Request, *, label: str | None = None, priority: int | None = None, place: int = 0

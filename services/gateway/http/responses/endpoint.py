@@ -103,10 +103,10 @@ class ResponseAnswer:
     def __init__(self, gate: Gate, body: ResponsesBody, asked: TokenizeRequest) -> None:
         self._gate = gate
         self._asked = asked
-        self._parser = OutputParser(make_reasoning_parser(gate.settings.reasoning_parser), None)
+        self._parser = OutputParser(make_reasoning_parser(gate.settings.gateway.reasoning_parser), None)
         self._texts: list[str] = []  # of the item that grows
         self._num_events = 0
-        identity = Identity("resp", gate.settings.model_name)
+        identity = Identity("resp", gate.settings.engine.model_name)
         self._explain = body.explain
         self._response = ResponseObject(
             id=identity.id,
