@@ -19,7 +19,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 
-import msgspec
 import structlog
 
 from engine.execution.loading import load_runner
@@ -104,7 +103,7 @@ class InvarianceSteps:
 def load(directory: Path, names: Sequence[str], num_threads: int) -> dict[str, InvarianceSteps]:
     """Those of the set-ups that this machine has."""
     found = {}
-    shared = Settings(
+    shared = Settings.of(
         model=str(directory),
         load_format="dummy",
         num_blocks=512,
@@ -113,7 +112,7 @@ def load(directory: Path, names: Sequence[str], num_threads: int) -> dict[str, I
     )
     for name in names:
         try:
-            found[name] = InvarianceSteps(load_runner(msgspec.structs.replace(shared, **SETUPS[name])))
+            found[name] = InvarianceSteps(load_runner(shared.replace(**SETUPS[name])))
         except ConfigError as error:
             print(f"{name}: left out, {error}", flush=True)
     return found

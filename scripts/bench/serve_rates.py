@@ -67,7 +67,7 @@ class RatesBench:
     def __init__(self, running: LocalDeployment, seconds: float) -> None:
         settings = running.settings
         self.running = running
-        self.base_url = f"http://127.0.0.1:{settings.http_port}"
+        self.base_url = f"http://127.0.0.1:{settings.gateway.http_port}"
         self.accounts = Accounts(running.log_of("gateway"), self.base_url)
         self.capacity = 0.0  # requests per second
         self._seconds = seconds
@@ -161,8 +161,8 @@ def run_other(command: Sequence[str], running: LocalDeployment, base_url: str, r
     settings = running.settings
     with tempfile.TemporaryDirectory(prefix="pageant-bench-") as directory:
         given = {
-            "backend": "openai", "base-url": base_url, "model": settings.model_name,
-            "tokenizer": Path(settings.model).absolute(), "dataset-name": "random",
+            "backend": "openai", "base-url": base_url, "model": settings.engine.model_name,
+            "tokenizer": Path(settings.engine.model).absolute(), "dataset-name": "random",
             "random-input-len": LENGTHS.input_len, "random-output-len": LENGTHS.output_len,
             "random-range-ratio": LENGTHS.range_ratio, "num-prompts": count, "request-rate": rate, "seed": 1,
             "temperature": 0, "result-dir": directory, "result-filename": "result.json",

@@ -172,10 +172,11 @@ async def observe(machine: Machine, share: float, args: argparse.Namespace) -> O
 
 async def compare(settings: Settings, args: argparse.Namespace) -> list[Result]:
     """All loads, one after the other."""
-    backend = GrpcBackend(f"{settings.host}:{settings.port}", {"temperature": 0.0, "ignore_eos": True}, explain=True)
+    address = f"{settings.gateway.host}:{settings.gateway.port}"
+    backend = GrpcBackend(address, {"temperature": 0.0, "ignore_eos": True}, explain=True)
     try:
         model = await backend.model(60.0)
-        machine = Machine(backend, Path(settings.record_steps), model.vocab_size)
+        machine = Machine(backend, Path(settings.observation.record_steps), model.vocab_size)
         await machine.run(machine.requests(50, float("inf")))  # warm-up
         (num_blocks,) = await backend.num_blocks()
         lines: list[Result] = []
@@ -220,10 +221,9 @@ def simulated(
     requests: Sequence[LoadRequest],
 ) -> Foretold:  # fmt: skip
     """The same load in virtual time."""
-    capacity = WorkerCapacity(
-        num_blocks, settings.block_size, settings.max_num_seqs, max_model_len, VOCAB_SIZE, "m", "float32", "cpu"
-    )
-    policy = Policy(max_num_batched_tokens=settings.max_num_batched_tokens)
+    block_size, max_num_seqs = settings.memory.block_size, settings.scheduling.max_num_seqs
+    capacity = WorkerCapacity(num_blocks, block_size, max_num_seqs, max_model_len, VOCAB_SIZE, "m", "float32", "cpu")
+    policy = Policy(max_num_batched_tokens=settings.scheduling.max_num_batched_tokens)
     run = Simulation(policy, capacity, 1, step_time, delays)
     run.run(iter(requests))
     return outcome_of(run, Slo())

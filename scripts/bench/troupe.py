@@ -12,8 +12,6 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
-
 from scripts.bench.tokens import MODEL
 from services.cli.client import TerminalClient
 from services.cli.processes import last_words, start
@@ -49,7 +47,7 @@ class LocalDeployment:
 
     def __init__(self, settings: Settings, processes: dict[str, subprocess.Popen[bytes]], logs: Path) -> None:
         self.settings = settings
-        self.address = f"127.0.0.1:{settings.port}"
+        self.address = f"127.0.0.1:{settings.gateway.port}"
         self.processes = processes
         self._logs = logs
 
@@ -89,7 +87,7 @@ def troupe_with(
     """
     with tempfile.TemporaryDirectory(prefix="pageant-bench-") as directory:
         own = {"model": str(MODEL), "port": 0, "http_port": -1, "runtime_dir": f"{directory}/run", "log_format": "json"}
-        chosen = with_port(msgspec.convert(own | settings, Settings))
+        chosen = with_port(Settings.of(**own | settings))
         environment = os.environ | settings_environment(chosen)
         commands = {name: [sys.executable, "-m", f"services.{name}"] for name in SERVICES}
         commands["worker"] = [sys.executable, *worker]

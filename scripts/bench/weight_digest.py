@@ -25,15 +25,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 
-import msgspec
 import structlog
 import torch
 from safetensors.torch import save_file
 
+from engine.description.reading import read_config, tensors_of
 from engine.execution.fingerprint import processor
 from engine.execution.loading import load_model
-from engine.modeling.config import read_config
-from engine.modeling.tensors import expected_tensors
 from engine.modeling.weight_digest import DigestMemory
 from kernels.cpu.loading import load_compiled
 from scripts.bench.report import Result, add_check, finish
@@ -74,7 +72,7 @@ def write_checkpoint(directory: Path, num_layers: int) -> int:
     path, described = directory / "model.safetensors", CONFIG | {"num_hidden_layers": num_layers}
     (directory / "config.json").write_text(json.dumps(described), encoding="utf-8")
     generator = torch.Generator().manual_seed(0)
-    shapes = expected_tensors(read_config(directory))
+    shapes = tensors_of(read_config(directory)).shapes()
     save_file({name: torch.randn(shape, generator=generator).bfloat16() for name, shape in shapes.items()}, path)
     path.read_bytes()  # into the page cache, were it not there from writing
     return path.stat().st_size
@@ -84,7 +82,7 @@ def load(settings: Settings, memory: DigestMemory | None, *, from_disk: bool) ->
     """Seconds of wall and of processor time."""
     gc.collect()
     if from_disk:
-        drop_pages(Path(settings.model) / "model.safetensors")
+        drop_pages(Path(settings.engine.model) / "model.safetensors")
     wall, processor = time.perf_counter(), time.process_time()
     load_model(settings, digests=memory)
     return time.perf_counter() - wall, time.process_time() - processor
@@ -126,12 +124,12 @@ def report(name: str, figures: LoadTimes) -> list[Result]:
 
 def measure_all(directory: Path, names: Sequence[str], num_threads: int, num_rounds: int) -> list[Result]:
     load_compiled()  # checks the library, once per process
-    shared = Settings(model=str(directory), num_blocks=8, num_threads=num_threads)
+    shared = Settings.of(model=str(directory), num_blocks=8, num_threads=num_threads)
     lines = []
     for name in names:
         memories = directory / name
         memories.mkdir()
-        settings = msgspec.structs.replace(shared, **SETUPS[name])
+        settings = shared.replace(**SETUPS[name])
         for place in ("disk", "page cache"):
             try:
                 figures = measure(settings, memories, num_rounds, from_disk=place == "disk")

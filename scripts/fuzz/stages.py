@@ -51,7 +51,7 @@ from shared.tokenization import load_tokenizer
 from shared.transport import MemoryTransport
 
 NEVER = 1e6  # seconds: no timer of an actor goes off meanwhile
-SETTINGS = Settings(
+SETTINGS = Settings.of(
     model=str(MODEL), port=0, http_port=-1, heartbeat_interval=NEVER, heartbeat_timeout=2 * NEVER,
     stall_timeout=2 * NEVER, resume_timeout=2 * NEVER, draft="ngram", max_model_len=512, max_num_seqs=8,
 )  # fmt: skip
@@ -148,7 +148,7 @@ class SchedulerStage(Stage):
                 [step.step_id for step in replica.in_flight],
                 replica.pool.ref_counts[:],
             ),
-            [member for member in actor.troupe.members if member.instance in NAMES.values()],
+            [member for member in actor.membership.members if member.instance in NAMES.values()],
             (actor.phase, core.capacity, core.max_model_len),
         )
 
@@ -162,7 +162,7 @@ class SchedulerStage(Stage):
         actor: Any = self.actor
         for request_id in [name for name in (*actor.core.requests, *actor.core.finished) if name not in REQUESTS]:
             actor.core.abort(request_id)
-        for member in actor.troupe.members:
+        for member in actor.membership.members:
             if member.instance not in NAMES.values():
                 actor._lose(member, "a stranger")
 
@@ -196,7 +196,7 @@ class TokenizerStage(Stage):
     """Without a chat template: rendering is done by children, which the poison corpus goes through."""
 
     def make(self) -> Actor:
-        return TokenizerActor(self.network, SETTINGS, load_tokenizer(resolve_model_dir(SETTINGS.model)), None)
+        return TokenizerActor(self.network, SETTINGS, load_tokenizer(resolve_model_dir(SETTINGS.engine.model)), None)
 
     def prepare(self) -> list[Message]:
         return [self.roster()]
@@ -283,7 +283,7 @@ class DraftStage(Stage):
 
     def digest(self) -> object:
         actor: Any = self.actor
-        session = actor._executor._session
+        session = actor._executor._computation
         return dict(session._num_told), session._epoch, session._update_id, self.standing()
 
 

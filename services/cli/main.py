@@ -85,7 +85,8 @@ def restart(services: tuple[str, ...], **arguments: Any) -> None:
     """Replace every process of a running `pageant serve` in turn, or those of SERVICES; streams go on."""
     from services.cli import orders
 
-    sys.exit(orders.give(take_settings(arguments), orders.SupervisorOrder(restart=list(services or SERVICES))))
+    order = orders.SupervisorOrder(restart=list(services or SERVICES))
+    sys.exit(orders.give(take_settings(arguments).deployment, order))
 
 
 @main.command()
@@ -100,7 +101,7 @@ def scale(replicas: tuple[str, ...], **arguments: Any) -> None:
         counts = {service: int(count) for service, _, count in (word.partition("=") for word in replicas)}
     except ValueError as error:
         raise click.ClickException("replicas are given as SERVICE=COUNT") from error
-    sys.exit(orders.give(settings, orders.SupervisorOrder(scale=counts)))
+    sys.exit(orders.give(settings.deployment, orders.SupervisorOrder(scale=counts)))
 
 
 @main.command()

@@ -15,7 +15,7 @@ import click
 import msgspec
 
 from services.cli.supervisor import ChildProcess, RestartFailedError, Supervisor, rolling_restart
-from shared.config import Settings
+from shared.config import DeploymentSettings
 from shared.errors import ConfigError
 from shared.transport.directory import answers, identity, listening, make_private
 
@@ -156,7 +156,7 @@ def send_order(path: Path, order: SupervisorOrder, show: Callable[[str], None]) 
     return last == DONE
 
 
-def give(settings: Settings, order: SupervisorOrder) -> int:
+def give(settings: DeploymentSettings, order: SupervisorOrder) -> int:
     """Give an order to the deployment that these settings name; returns the command's exit status."""
     path = desk_path(settings.runtime_path)
     try:

@@ -11,8 +11,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import msgspec
-
 from services.cli.addresses import with_port
 from services.cli.checks import examine
 from services.cli.failures import one_line
@@ -33,8 +31,8 @@ def with_private_deployment(settings: Settings, work: Work, *, http_port: int = 
     """
     signal.signal(signal.SIGTERM, _interrupt)
     with tempfile.TemporaryDirectory(prefix="pageant-") as directory:
-        private = msgspec.structs.replace(
-            settings, runtime_dir=f"{directory}/run", transport="ipc", host="127.0.0.1", port=0, http_port=http_port
+        private = settings.replace(
+            runtime_dir=f"{directory}/run", transport="ipc", host="127.0.0.1", port=0, http_port=http_port
         )
         try:
             if wrong := next((found for found in examine(private) if found.verdict == "wrong"), None):
@@ -75,7 +73,7 @@ def _run(settings: Settings, work: Work, log_dir: Path) -> int:
         return EXIT_CONFIG if supervisor.failure else 1
     finally:
         client.close()
-        supervisor.stop(settings.drain_timeout)
+        supervisor.stop(settings.deployment.drain_timeout)
 
 
 def _work(settings: Settings, work: Work, supervisor: Supervisor) -> int:

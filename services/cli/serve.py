@@ -39,7 +39,7 @@ def roles(settings: Settings, replicas: Replicas = ONE_OF_EACH) -> list[Role]:
     """The processes of a deployment, the slowest to start first; drafts only where they are not off."""
     counts = {
         "worker": replicas.workers,
-        "draft": 0 if settings.draft == "off" else replicas.drafts,
+        "draft": 0 if settings.speculation.draft == "off" else replicas.drafts,
         "scheduler": 1,
         "tokenizer": replicas.tokenizers,
         "detokenizer": replicas.detokenizers,
@@ -58,8 +58,8 @@ def serve(settings: Settings, cast: list[Role], log_dir: Path | None) -> int:
     raise_limit()
     stopped = Interruption()
     starter = Starter(settings, log_dir)
-    supervisor = Supervisor(cast, starter, report=report, patience=settings.handover_timeout + KILL_AFTER)
-    desk = OrderDesk(desk_path(settings.runtime_path))
+    supervisor = Supervisor(cast, starter, report=report, patience=settings.deployment.handover_timeout + KILL_AFTER)
+    desk = OrderDesk(desk_path(settings.deployment.runtime_path))
     fulfilment = Fulfilment(desk, supervisor, starter.is_ready, report=report)
     try:
         supervisor.start()
@@ -70,7 +70,7 @@ def serve(settings: Settings, cast: list[Role], log_dir: Path | None) -> int:
             time.sleep(TURN)
     finally:
         desk.close()
-        supervisor.stop(settings.drain_timeout)
+        supervisor.stop(settings.deployment.drain_timeout)
     if supervisor.failure:
         role, status = supervisor.failure
         report(f"{role.name} cannot work with this configuration: {one_line(starter.last_words(role))}")
@@ -87,9 +87,9 @@ def why_not(settings: Settings, cast: list[Role], log_dir: Path | None) -> str |
     try:
         if log_dir is not None:
             log_dir.mkdir(parents=True, exist_ok=True)
-        make_private(settings.runtime_path)
-        if settings.transport == "ipc":
-            claim(settings.runtime_path).close()  # before they meet the processes of another deployment
+        make_private(settings.deployment.runtime_path)
+        if settings.deployment.transport == "ipc":
+            claim(settings.deployment.runtime_path).close()  # before they meet the processes of another deployment
     except (ConfigError, OSError) as error:
         return words(error)
     return None
@@ -143,10 +143,10 @@ def connect(settings: Settings) -> TerminalClient:
     from services.cli.client import TerminalClient
 
     authority = None
-    if settings.tls_cert_file:
+    if settings.access.tls_cert_file:
         with contextlib.suppress(OSError):  # the gateway itself says what is wrong with it
-            authority = Path(settings.tls_cert_file).read_bytes()
-    return TerminalClient(grpc_address(settings), authority=authority)
+            authority = Path(settings.access.tls_cert_file).read_bytes()
+    return TerminalClient(grpc_address(settings.gateway), authority=authority)
 
 
 class Interruption:

@@ -61,7 +61,7 @@ class GenerationStream:
 class Client:
     """A client of one gateway; made and used within one event loop.
 
-    `api_key` where the gateway wants one, `tenant` where it lets anyone name theirs, `credentials` for TLS.
+    `api_key` where the gateway needs one, `tenant` where it needs none, `credentials` for TLS.
     """
 
     def __init__(

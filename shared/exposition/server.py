@@ -35,8 +35,8 @@ PATHS = ("/metrics", "/")
 
 
 class _Bounded(ThreadingWSGIServer):
-    """At most `MAX_CONNECTIONS` at a time.  Of more, one that is there for too long gives way to the newest, or the
-    newest is not taken."""
+    """At most `MAX_CONNECTIONS` at a time.  Beyond, the newest takes the place of one that is open for too long, or is
+    refused."""
 
     def __init__(self, address: tuple[str, int], handler: type[WSGIRequestHandler]) -> None:
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
@@ -73,7 +73,7 @@ class _Silent(WSGIRequestHandler):
     timeout = MAX_SECONDS  # without a byte
 
     def log_message(self, format: str, *args: Any) -> None:
-        """A scrape is no event."""
+        """Scrapes are not logged."""
 
 
 class MetricsServer(Collector):

@@ -39,7 +39,7 @@ class ChaosDeployment:
             cast,
             self.starter,
             report=self.reports.append,
-            patience=settings.drain_timeout + KILL_AFTER,
+            patience=settings.deployment.drain_timeout + KILL_AFTER,
             max_delay=MAX_DELAY,
         )
 
@@ -86,7 +86,7 @@ class ChaosDeployment:
         self.supervisor.scale(service, present + 1 if present < MOST[service] else present - 1)
 
     def _address(self, gateway: int) -> str:
-        return f"{self.settings.host}:{self.settings.port + gateway}"
+        return f"{self.settings.gateway.host}:{self.settings.gateway.port + gateway}"
 
     async def run(self) -> None:
         """Look after the processes, for ever."""
@@ -118,7 +118,7 @@ async def deployed(settings: Settings, counts: dict[str, int], log_dir: Path) ->
         looking.cancel()
         for child in deployment.supervisor.children:
             deployment.signal(child, signal.SIGCONT)
-        deployment.supervisor.stop(settings.drain_timeout)
+        deployment.supervisor.stop(settings.deployment.drain_timeout)
 
 
 def consecutive_ports() -> int:

@@ -124,13 +124,14 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--pause", type=float, default=2.0, help="seconds after an attack, for what it has left behind")
     parser.add_argument("--streams", type=int, default=16)
     args = parser.parse_args(arguments)
-    settings = msgspec.convert({"model": str(MODEL), "max_num_seqs": args.streams + 8}, Settings)
+    settings = Settings.of(model=str(MODEL), max_num_seqs=args.streams + 8)
     with awake():
         return with_private_deployment(settings, lambda running: asyncio.run(measure(running, args)), http_port=0)
 
 
 async def measure(settings: Settings, args: argparse.Namespace) -> int:
-    grpc_address, http_address = (f"{settings.host}:{port}" for port in (settings.port, settings.http_port))
+    gateway = settings.gateway
+    grpc_address, http_address = (f"{gateway.host}:{port}" for port in (gateway.port, gateway.http_port))
     bench = DoorsBench(grpc_address)
     async with bench.client, attacker(grpc_address, http_address) as hostile:
         await bench.compare(hostile, args)

@@ -90,7 +90,7 @@ class Lone(Protocol):
 
 
 def measure(model: str, num_threads: int, drafts: list[int]) -> Costs:
-    settings = Settings(model=model, num_threads=num_threads, num_blocks=NUM_BLOCKS, max_model_len=1024)
+    settings = Settings.of(model=model, num_threads=num_threads, num_blocks=NUM_BLOCKS, max_model_len=1024)
     return measure_in_turns(LoneRow(load_runner(settings)), drafts)
 
 

@@ -92,7 +92,7 @@ class SpeculatingDeployment:
             "log_level": "warning",
         }
         chosen = with_port(load_settings(own | settings, environ={}))
-        self.address = f"{chosen.host}:{chosen.port}"
+        self.address = f"{chosen.gateway.host}:{chosen.gateway.port}"
         self._serve = start(
             [sys.executable, "-m", "services.cli", "serve", "--log-dir", f"{self._path}/logs", *arguments],
             _without_settings() | settings_environment(chosen),

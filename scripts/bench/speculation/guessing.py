@@ -69,7 +69,7 @@ class LoneGuesses:
 
 
 def measure(model: str, num_threads: int, drafts: list[int]) -> Costs:
-    settings = Settings(model=model, draft=model, draft_num_threads=num_threads)
+    settings = Settings.of(model=model, draft=model, draft_num_threads=num_threads)
     return measure_in_turns(LoneGuesses(load_proposer(settings)), drafts)
 
 

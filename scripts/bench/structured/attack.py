@@ -272,13 +272,13 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--tries", type=int, default=4, help="times as many rounds, while the host takes much")
     parser.add_argument("--streams", type=int, default=32)
     args = parser.parse_args(arguments)
-    settings = msgspec.convert({"model": str(MODEL), "max_num_seqs": args.streams + 8}, Settings)
+    settings = Settings.of(model=str(MODEL), max_num_seqs=args.streams + 8)
     with awake():
         return with_private_deployment(settings, lambda running: asyncio.run(measure(running, args)))
 
 
 async def measure(settings: Settings, args: argparse.Namespace) -> int:
-    address = f"{settings.host}:{settings.port}"
+    address = f"{settings.gateway.host}:{settings.gateway.port}"
     bench = StructuredBench(address)
     async with bench.client, attacker(address) as hostile:
         await bench.run(hostile, args)

@@ -104,7 +104,8 @@ def torch_ops(
         norm = torch.ones(shape.hidden_size, device=device, dtype=dtype)
         gates = torch.randn(count, 2 * shape.intermediate_size, device=device, dtype=dtype)
         yield "rms_norm", count, partial(kernels.rms_norm, x, norm, 1e-5), 0.0, 2.0 * width * x.numel()
-        yield "silu_mul", count, partial(kernels.silu_mul, gates), 0.0, 1.5 * width * gates.numel()
+        gated = partial(kernels.gated_activation, gates, "silu")
+        yield "gated_activation", count, gated, 0.0, 1.5 * width * gates.numel()
     for count in rows:
         yield attention_op(kernels, shape, count, context, device, dtype)
 

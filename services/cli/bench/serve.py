@@ -57,7 +57,7 @@ def offline(settings: Settings, options: ServeOptions, workload: WorkloadOptions
         workload = msgspec.structs.replace(workload, request_rate=math.inf)
 
     def work(private: Settings) -> int:
-        return serve(msgspec.structs.replace(options, address=f"127.0.0.1:{private.port}"), workload, sampling)
+        return serve(msgspec.structs.replace(options, address=f"127.0.0.1:{private.gateway.port}"), workload, sampling)
 
     return with_private_deployment(settings, work)
 

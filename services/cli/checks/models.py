@@ -13,8 +13,9 @@ from typing import Any, Literal
 
 import msgspec
 
+from engine.description.reading import read_config
+from engine.description.spec import ModelSpec
 from engine.execution.memory import GIB, available_memory, plan_memory
-from engine.modeling.config import ModelConfig, read_config
 from shared.config import Settings
 from shared.errors import ConfigError, ModelError
 from shared.model_source import ask_hub, find_model_dir, find_snapshot, suggestion, why_no_directory
@@ -39,7 +40,7 @@ class Finding(msgspec.Struct, frozen=True):
 class CheckpointFacts(msgspec.Struct, frozen=True):
     """What a model's files say without being loaded; without bytes where weights are made up."""
 
-    config: ModelConfig
+    spec: ModelSpec
     num_bytes: int
     num_elements: int
 
@@ -58,7 +59,7 @@ def check_model(name: str, subject: str, load_format: str) -> tuple[Finding, Che
     except ModelError as error:
         return Finding("wrong", subject, str(error)), None
     size = f"{facts.num_bytes / 1e6:.1f} MB of weights" if facts.num_bytes else "random weights"
-    return Finding("ok", subject, f"{directory}: {facts.config.architecture}, {size}"), facts
+    return Finding("ok", subject, f"{directory}: {facts.spec.architecture}, {size}"), facts
 
 
 def _ask_hub(name: str, subject: str) -> Finding:
@@ -82,9 +83,9 @@ def read_checkpoint(directory: Path, load_format: str) -> CheckpointFacts:
         others = (words for pattern, words in OTHER_FORMATS.items() if any(directory.glob(pattern)))
         there = next((f"; it has {words}, which are not served: convert them to safetensors" for words in others), "")
         raise ModelError(f"{directory} lacks {', '.join(absent)}{there}")
-    config, files = read_config(directory), _tensor_files(directory) if load_format != "dummy" else []
+    spec, files = read_config(directory), _tensor_files(directory) if load_format != "dummy" else []
     tensors = [tensor for path in files for tensor in _read_header(path)]
-    return CheckpointFacts(config, sum(end - start for _, start, end in tensors), sum(count for count, _, _ in tensors))
+    return CheckpointFacts(spec, sum(end - start for _, start, end in tensors), sum(count for count, _, _ in tensors))
 
 
 def _tensor_files(directory: Path) -> list[Path]:
@@ -131,38 +132,40 @@ def _read_header(path: Path) -> list[tuple[int, int, int]]:
 
 def check_memory(settings: Settings, facts: CheckpointFacts, *, workers: int) -> Iterator[Finding]:
     """What the workers' model and KV cache take together, against what is free now."""
-    config, free = facts.config, available_memory()
-    if settings.max_model_len > config.longest_model_len:
-        positions = f"more than the model's {config.longest_model_len} positions"
-        yield Finding("wrong", "memory", f"max_model_len is {settings.max_model_len}, {positions}")
+    spec, memory, free = facts.spec, settings.memory, available_memory()
+    heads = spec.heads
+    if settings.scheduling.max_model_len > spec.longest_model_len:
+        positions = f"more than the model's {spec.longest_model_len} positions"
+        yield Finding("wrong", "memory", f"max_model_len is {settings.scheduling.max_model_len}, {positions}")
         return
     if on_gpu(settings):
         return
-    per_token = 2 * config.num_layers * config.num_kv_heads * config.head_dim * LEAST_KV[settings.kv_cache_dtype]
-    block_bytes = per_token * settings.block_size
-    kv_bytes = settings.num_blocks * block_bytes or settings.kv_cache_memory
+    per_token = 2 * spec.num_layers * heads.num_kv_heads * heads.head_dim * LEAST_KV[memory.kv_cache_dtype]
+    block_bytes = per_token * memory.block_size
+    kv_bytes = memory.num_blocks * block_bytes or memory.kv_cache_memory
     if kv_bytes:  # does one sequence fit?
-        longest = settings.max_model_len or config.max_position_embeddings
+        longest = settings.scheduling.max_model_len or spec.max_position_embeddings
         try:
-            plan_memory(settings, bytes_per_block=block_bytes, budget=settings.kv_cache_memory, max_model_len=longest)
+            budget = memory.kv_cache_memory
+            plan_memory(memory, settings.scheduling, bytes_per_block=block_bytes, budget=budget, max_model_len=longest)
         except ConfigError as error:
             yield Finding("wrong", "memory", str(error))
-    least_weights = min(facts.num_bytes, (1 if settings.quantization == "int8" else 2) * facts.num_elements)
+    least_weights = min(facts.num_bytes, (1 if settings.engine.quantization == "int8" else 2) * facts.num_elements)
     needed = workers * (kv_bytes + least_weights)
     if needed > free:
         each = f"{workers} workers need" if workers > 1 else "the worker needs"
-        remedy = "lower kv_cache_memory" if settings.kv_cache_memory else "use a smaller model, or quantization=int8"
+        remedy = "lower kv_cache_memory" if memory.kv_cache_memory else "use a smaller model, or quantization=int8"
         yield Finding(
             "wrong",
             "memory",
             f"{each} at least {needed / GIB:.1f} GiB, {workers * kv_bytes / GIB:.1f} of them KV cache, but "
-            f"{free / GIB:.1f} GiB are free; {'lower num_blocks' if settings.num_blocks else remedy}",
+            f"{free / GIB:.1f} GiB are free; {'lower num_blocks' if memory.num_blocks else remedy}",
         )
 
 
 def check_draft_memory(settings: Settings) -> Iterator[Finding]:
     """The KV cache of a draft's model."""
-    needed, free = settings.draft_kv_cache_memory, available_memory()
+    needed, free = settings.speculation.draft_kv_cache_memory, available_memory()
     if not on_gpu(settings) and needed > free:
         text = f"draft_kv_cache_memory is {needed / GIB:.1f} GiB, but {free / GIB:.1f} GiB are free"
         yield Finding("wrong", "draft", text)
@@ -170,4 +173,5 @@ def check_draft_memory(settings: Settings) -> Iterator[Finding]:
 
 def on_gpu(settings: Settings) -> bool:
     """Whether the model may run on a GPU, as far as can be seen without its driver."""
-    return settings.device == "cuda" or (settings.device == "auto" and any(Path(p).exists() for p in GPU_DEVICES))
+    device = settings.engine.device
+    return device == "cuda" or (device == "auto" and any(Path(path).exists() for path in GPU_DEVICES))

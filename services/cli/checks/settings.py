@@ -27,14 +27,14 @@ def examine(
     settings: Settings, log_dir: Path | None = None, *, workers: int = 1, gateways: int = 1
 ) -> Iterator[Finding]:
     """All findings about a deployment with so many replicas, subject by subject."""
-    finding, facts = check_model(settings.model, "model", settings.load_format)
+    finding, facts = check_model(settings.engine.model, "model", settings.engine.load_format)
     yield finding
     if facts is not None:
         yield from check_memory(settings, facts, workers=workers)
-    if settings.draft == "ngram":
+    if settings.speculation.draft == "ngram":
         yield Finding("ok", "draft", "prompt lookup")
-    elif settings.draft != "off":
-        finding, facts = check_model(settings.draft, "draft", settings.load_format)
+    elif settings.speculation.draft != "off":
+        finding, facts = check_model(settings.speculation.draft, "draft", settings.engine.load_format)
         yield finding
         if facts is not None:
             yield from check_draft_memory(settings)
@@ -46,26 +46,26 @@ def examine(
 def check_access(settings: Settings) -> Iterator[Finding]:
     """The keys and certificates, as the gateway will read them."""
     try:
-        access = make_access(settings)
+        access = make_access(settings.access)
     except ConfigError as error:
         yield Finding("wrong", "keys", str(error))
     else:
-        if settings.is_open_to_others:
-            yield Finding("note", "keys", f"none, at host {settings.host}: {KEYS_ADVICE}")
+        if settings.access.is_open_to_others(settings.gateway.host):
+            yield Finding("note", "keys", f"none, at host {settings.gateway.host}: {KEYS_ADVICE}")
         else:
             yield Finding("ok", "keys", "none: any program of this machine may ask" if access.is_open else "needed")
-    if settings.tls_cert_file and (wrong := _wrong_with_tls(settings)):
+    if settings.access.tls_cert_file and (wrong := _wrong_with_tls(settings)):
         yield Finding("wrong", "tls", wrong)
 
 
 def _wrong_with_tls(settings: Settings) -> str:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    named = f"tls_cert_file {settings.tls_cert_file} and tls_key_file {settings.tls_key_file}"
+    named = f"tls_cert_file {settings.access.tls_cert_file} and tls_key_file {settings.access.tls_key_file}"
     try:
-        context.load_cert_chain(settings.tls_cert_file, settings.tls_key_file, password="")
-        named = f"tls_client_ca_file {settings.tls_client_ca_file}"
-        if settings.tls_client_ca_file:
-            context.load_verify_locations(settings.tls_client_ca_file)
+        context.load_cert_chain(settings.access.tls_cert_file, settings.access.tls_key_file, password="")
+        named = f"tls_client_ca_file {settings.access.tls_client_ca_file}"
+        if settings.access.tls_client_ca_file:
+            context.load_verify_locations(settings.access.tls_client_ca_file)
     except (OSError, ValueError) as error:  # an SSLError is an OSError
         return f"{named}: {getattr(error, 'strerror', None) or error}"
     return ""
@@ -74,19 +74,20 @@ def _wrong_with_tls(settings: Settings) -> str:
 def check_directories(settings: Settings, log_dir: Path | None = None) -> Iterator[Finding]:
     """The runtime directory, and whatever else the settings name."""
     yield check_runtime(settings)
-    wanted = {"incident_dir": settings.incident_dir, "--log-dir": str(log_dir) if log_dir is not None else ""}
+    log = str(log_dir) if log_dir is not None else ""
+    wanted = {"incident_dir": settings.deployment.incident_dir, "--log-dir": log}
     for name, directory in wanted.items():
         if directory and (wrong := why_not_writable(Path(directory))):
             yield Finding("wrong", "directory", f"{name} {directory} cannot be written: {wrong}")
     for name in FILES:
-        value = getattr(settings, name)
+        value = settings.flat()[name]
         if value and (wrong := why_not_a_file(Path(value))):
             yield Finding("wrong", "file", f"{name} {value} cannot be written: {wrong}")
 
 
 def check_runtime(settings: Settings) -> Finding:
-    path = settings.runtime_path
-    if settings.transport == "ipc" and not fits(f"{path}/{LONGEST_INSTANCE}"):
+    path = settings.deployment.runtime_path
+    if settings.deployment.transport == "ipc" and not fits(f"{path}/{LONGEST_INSTANCE}"):
         return Finding("wrong", "runtime dir", f"{path} is too long for a socket's name; set a shorter --runtime-dir")
     if wrong := why_not_writable(path):
         return Finding("wrong", "runtime dir", f"{path} cannot be written: {wrong}; set --runtime-dir")
@@ -135,16 +136,16 @@ def check_ports(settings: Settings, gateways: int) -> Iterator[Finding]:
     """Each gateway takes the next port after its neighbour's.  Nothing is kept open."""
     rows = {
         name: range(port, port + gateways) if port > 0 else range(0)
-        for name, port in (("port", settings.port), ("http_port", settings.http_port))
+        for name, port in (("port", settings.gateway.port), ("http_port", settings.gateway.http_port))
     }
     if shared := sorted({*rows["port"]} & {*rows["http_port"]}):
         yield Finding("wrong", "port", f"port and http_port are both {shared[0]}; choose another --http-port")
         return
-    yield from (_check(settings.host, port, name) for name, row in rows.items() for port in row)
-    if not settings.port:
+    yield from (_check(settings.gateway.host, port, name) for name, row in rows.items() for port in row)
+    if not settings.gateway.port:
         yield Finding("ok", "port", "any free one")
-    if settings.transport == "tcp":
-        yield _check("0.0.0.0", settings.scheduler_port, "scheduler_port")
+    if settings.deployment.transport == "tcp":
+        yield _check("0.0.0.0", settings.deployment.scheduler_port, "scheduler_port")
 
 
 def _check(host: str, port: int, name: str) -> Finding:

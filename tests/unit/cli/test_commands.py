@@ -10,7 +10,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import click
-import msgspec
 import pytest
 from click.testing import CliRunner
 
@@ -24,7 +23,7 @@ from services.cli.main import main
 from services.cli.options import sampling_options, settings_options, take_sampling, take_settings
 from services.cli.serve import roles
 from services.cli.supervisor import Replicas
-from shared.config import Settings
+from shared.config import Settings, places
 
 seen: list[Any] = []
 
@@ -44,7 +43,7 @@ def run(*arguments: str, **environment: str) -> Any:
     return seen[0] if seen else result
 
 
-@pytest.mark.parametrize("field", [field.name for field in msgspec.structs.fields(Settings)])
+@pytest.mark.parametrize("field", list(places()))
 def test_every_setting_has_an_option(field: str) -> None:
     help_text = CliRunner().invoke(main, ["serve", "--help"]).output
     assert f"--{field.replace('_', '-')} " in help_text
@@ -55,8 +54,9 @@ def test_options_win_over_the_environment_which_wins_over_the_defaults() -> None
         "-m", "here", "--max-num-seqs", "3", "--no-enable-prefix-caching", "--block-size", "32",
         PAGEANT_MAX_NUM_SEQS="9", PAGEANT_PORT="4",
     )  # fmt: skip
-    assert (settings.model, settings.max_num_seqs, settings.port, settings.block_size) == ("here", 3, 4, 32)
-    assert not settings.enable_prefix_caching and settings.max_n == 64
+    assert (settings.engine.model, settings.scheduling.max_num_seqs) == ("here", 3)
+    assert (settings.gateway.port, settings.memory.block_size) == (4, 32)
+    assert not settings.memory.enable_prefix_caching and settings.scheduling.max_n == 64
     assert (sampling, rest) == ({}, {})
 
 
@@ -73,15 +73,15 @@ def test_a_bad_setting_is_named() -> None:
 def test_a_file_is_read(tmp_path: Path) -> None:
     file = tmp_path / "pageant.toml"
     file.write_text("max_num_seqs = 7\n")
-    assert run("--config", str(file))[0].max_num_seqs == 7
+    assert run("--config", str(file))[0].scheduling.max_num_seqs == 7
 
 
 def test_replicas_and_ports() -> None:
-    names = [role.name for role in roles(Settings(draft="off"), Replicas(workers=2, drafts=2))]
+    names = [role.name for role in roles(Settings.of(draft="off"), Replicas(workers=2, drafts=2))]
     assert names == ["worker-0", "worker-1", "scheduler-0", "tokenizer-0", "detokenizer-0", "gateway-0"]
-    names = [role.name for role in roles(Settings(draft="ngram"), Replicas(drafts=2))]
+    names = [role.name for role in roles(Settings.of(draft="ngram"), Replicas(drafts=2))]
     assert names == ["worker-0", "draft-0", "draft-1", "scheduler-0", "tokenizer-0", "detokenizer-0", "gateway-0"]
-    assert with_port(Settings(port=9)).port == 9 and with_port(Settings(port=0)).port > 0
+    assert with_port(Settings.of(port=9)).gateway.port == 9 and with_port(Settings.of(port=0)).gateway.port > 0
 
 
 def test_the_command_imports_neither_torch_nor_grpc_to_begin() -> None:
@@ -122,22 +122,22 @@ def found(settings: Settings, subject: str) -> list[Finding]:
 
 
 def test_doctor_on_models(tmp_path: Path) -> None:
-    assert verdicts(found(Settings(model=str(tmp_path / "none")), "model")) == ["wrong"]
-    (finding,) = found(Settings(model=str(tmp_path)), "model")
+    assert verdicts(found(Settings.of(model=str(tmp_path / "none")), "model")) == ["wrong"]
+    (finding,) = found(Settings.of(model=str(tmp_path)), "model")
     assert finding.text.endswith("lacks config.json, tokenizer.json, *.safetensors")
-    finding, facts = check_model(Settings().model, "model", "auto")
+    finding, facts = check_model(Settings().engine.model, "model", "auto")
     assert finding.verdict == "ok" and "LlamaForCausalLM, 9.5 MB of weights" in finding.text
     assert facts is not None and facts.num_elements > 1_000_000
     assert verdicts(found(Settings(), "draft")) == []
-    assert verdicts(found(Settings(draft="ngram"), "draft")) == ["ok"]
-    assert verdicts(found(Settings(draft=str(tmp_path / "none")), "draft")) == ["wrong"]
+    assert verdicts(found(Settings.of(draft="ngram"), "draft")) == ["ok"]
+    assert verdicts(found(Settings.of(draft=str(tmp_path / "none")), "draft")) == ["wrong"]
 
 
 @pytest.mark.parametrize(("standing", "verdict"), [("there", "note"), ("absent", "wrong"), ("unreachable", "wrong")])
 def test_doctor_asks_the_hub(monkeypatch: pytest.MonkeyPatch, standing: str, verdict: str) -> None:
     monkeypatch.setattr("services.cli.checks.models.find_snapshot", lambda name: None)
     monkeypatch.setattr("services.cli.checks.models.ask_hub", lambda name: standing)
-    assert verdicts(found(Settings(model="someone/some-model"), "model")) == [verdict]
+    assert verdicts(found(Settings.of(model="someone/some-model"), "model")) == [verdict]
 
 
 def test_doctor_on_ports_and_directories(tmp_path: Path) -> None:
@@ -148,8 +148,8 @@ def test_doctor_on_ports_and_directories(tmp_path: Path) -> None:
         assert why_taken("127.0.0.1", port) is not None
     assert why_taken("127.0.0.1", port) is None
     tmp_path.chmod(0o755)
-    assert check_runtime(Settings(runtime_dir=str(tmp_path))).verdict == "note"
-    assert check_runtime(Settings(runtime_dir="/" + "x" * 120)).verdict == "wrong"
+    assert check_runtime(Settings.of(runtime_dir=str(tmp_path))).verdict == "note"
+    assert check_runtime(Settings.of(runtime_dir="/" + "x" * 120)).verdict == "wrong"
     assert doctor.check_python().verdict == "ok"
 
 

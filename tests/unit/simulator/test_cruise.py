@@ -79,7 +79,10 @@ def state(run: Simulation) -> list[Any]:
         [(worker.free_at, worker.busy, worker.num_steps) for worker in run.workers.values()],
         [(pool.hashes, pool.generations, pool.hash_generations, list(pool.available)) for pool in pools],
         [(pool.num_evictions, list(pool.evicted._times.items())) for pool in pools],
-        [(replica.num_steps, replica.visitors, replica.free_rows) for replica in core.replicas.values()],
+        [
+            (replica.num_steps, core._batchers[replica.instance]._visitors._left, replica.free_rows)
+            for replica in core.replicas.values()
+        ],
         core.counters,
         [core.shares.served(record.tenant) for record in run.observer.records.values()],
     ]

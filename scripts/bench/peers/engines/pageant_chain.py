@@ -40,7 +40,8 @@ class Chain:
         )
         self._wait_until_ready(settings)
         self._loop = asyncio.new_event_loop()
-        self._channel, self._stub = self._loop.run_until_complete(_connect(f"{settings.host}:{settings.port}"))
+        address = f"{settings.gateway.host}:{settings.gateway.port}"
+        self._channel, self._stub = self._loop.run_until_complete(_connect(address))
         self.version = f"pageant {version('pageant')}, {len(tree(self._serve.pid)) - 1} services"
 
     def _wait_until_ready(self, settings: Settings) -> None:
