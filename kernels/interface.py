@@ -7,15 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from torch import Tensor
 
 from kernels.ops import (
+    activation,
     argmax,
     attention,
     draft_verification,
+    experts,
     gumbel_argmax,
     kv_store,
+    layer_norm,
     linear,
     linear_int8,
     rejection,
@@ -23,10 +27,11 @@ from kernels.ops import (
     rotary,
     rotary_store,
     row_writes,
-    silu_mul,
     step_inputs,
 )  # fmt: skip
+from kernels.ops import linear as plain
 from kernels.ops.attention import AttentionMetadata, StaticPlan
+from kernels.ops.experts import ExpertWeights, Routing
 from kernels.ops.kv_cache import KVCache
 from kernels.ops.linear import LinearWeight
 from kernels.ops.rotary_store import HeadNorm
@@ -36,8 +41,24 @@ LogResidual = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 ForbidWords = Callable[[Tensor, Tensor, Tensor, Tensor], None]
 Penalise = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, tuple[Tensor, Tensor, Tensor]], None]
 VerifyDrafts = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+PackExperts = Callable[[Sequence[Tensor], Tensor | None], ExpertWeights]
+Route = Callable[[Tensor, Routing, Tensor | None], tuple[Tensor, Tensor]]
+Experts = Callable[[Tensor, Tensor, Tensor, ExpertWeights, ExpertWeights, str, bool], Tensor]
 PlanStatic = Callable[[Tensor, Sequence[int], int, int, int], StaticPlan]
 PlanAttention = Callable[[Sequence[int], Sequence[int], Tensor, int, Sequence[int]], AttentionMetadata]
+
+
+class PagedAttention(Protocol):
+    def __call__(
+        self,
+        query: Tensor,
+        cache: KVCache,
+        metadata: AttentionMetadata,
+        scale: float,
+        window: int,
+        softcap: float = 0.0,
+        sinks: Tensor | None = None,
+    ) -> Tensor: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,19 +85,28 @@ class Kernels:
     pack_linear: Callable[[Tensor], LinearWeight]
     linear: Callable[[Tensor, LinearWeight, Tensor | None], Tensor]
     plan_attention: PlanAttention
-    paged_attention: Callable[[Tensor, KVCache, AttentionMetadata, float, int], Tensor]
+    paged_attention: PagedAttention
     store_kv: Callable[[Tensor, Tensor, KVCache, Tensor], None]
     rms_norm: Callable[[Tensor, Tensor, float], Tensor]
     add_rms_norm: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
     rotary: Callable[[Tensor, Tensor, Tensor], Tensor]
     rotary_store: Callable[[Tensor, Tensor, Tensor, HeadNorm | None, KVCache, Tensor], Tensor]
-    silu_mul: Callable[[Tensor], Tensor]
+    layer_norm: Callable[[Tensor, Tensor, Tensor | None, float], Tensor]
+    activation: Callable[[Tensor, str], Tensor]
+    gated_activation: Callable[[Tensor, str], Tensor]
     step_inputs: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, int, int], tuple[Tensor, Tensor, Tensor]]
     sampling: SamplingKernels
+    attention_sinks: bool = True  # False: its attention knows no sinks, so that a model that has them is refused
     split: int = 0  # keys: a context that is no longer is attended to in one piece
     static_attention: PlanStatic | None = None  # None: steps cannot be captured as graphs
     linear_int8: Callable[[Tensor, LinearWeight, Tensor | None], Tensor] = linear_int8.linear
+    pack_exact: Callable[[Tensor], LinearWeight] = plain.pack_linear  # never quantised: of routers and gates
+    exact_linear: Callable[[Tensor, LinearWeight, Tensor | None], Tensor] = plain.linear
     write_rows: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None] = row_writes.write_rows
+    route: Route = experts.route
+    pack_experts: PackExperts = experts.pack_experts
+    pack_experts_int8: PackExperts = experts.pack_experts_int8
+    experts: Experts = experts.experts
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +131,9 @@ def reference_kernels() -> Kernels:
         add_rms_norm=rms_norm.add_rms_norm,
         rotary=rotary.rotary,
         rotary_store=rotary_store.rotary_store,
-        silu_mul=silu_mul.silu_mul,
+        layer_norm=layer_norm.layer_norm,
+        activation=activation.activation,
+        gated_activation=activation.gated_activation,
         step_inputs=step_inputs.step_inputs,
         sampling=SamplingKernels(argmax.argmax, gumbel_argmax.gumbel_argmax),
     )

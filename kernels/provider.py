@@ -12,15 +12,16 @@ from importlib.util import find_spec
 
 import torch
 
+from kernels.cpu import activation as cpu_activation
 from kernels.cpu import attention as cpu_attention
 from kernels.cpu import gumbel_argmax as cpu_gumbel_argmax
+from kernels.cpu import layer_norm as cpu_layer_norm
 from kernels.cpu import linear as cpu_linear
 from kernels.cpu import rms_norm as cpu_rms_norm
-from kernels.cpu import silu_mul as cpu_silu_mul
 from kernels.cpu.native import Native
 from kernels.flash.attention import FlashAttention3, FlashInferAttention, HeadShape
 from kernels.interface import AttentionShape, Kernels, SamplingKernels, reference_kernels
-from kernels.ops import argmax, linear, linear_int8, rotary_store
+from kernels.ops import argmax, experts, linear, linear_int8, rotary_store
 
 
 def select_kernels(
@@ -40,9 +41,15 @@ def select_kernels(
         kernels = _cpu_kernels(dtype, batch_invariant)
     else:
         kernels = triton_kernels(shape or AttentionShape()) if has_triton() else reference_kernels()
+    kernels = replace(kernels, pack_exact=kernels.pack_linear, exact_linear=kernels.linear)
     if not quantised:
         return kernels
-    return replace(kernels, pack_linear=linear_int8.pack_linear, linear=kernels.linear_int8)
+    return replace(
+        kernels,
+        pack_linear=linear_int8.pack_linear,
+        linear=kernels.linear_int8,
+        pack_experts=kernels.pack_experts_int8,
+    )
 
 
 def _cpu_kernels(dtype: torch.dtype, batch_invariant: bool) -> Kernels:
@@ -55,17 +62,35 @@ def _cpu_kernels(dtype: torch.dtype, batch_invariant: bool) -> Kernels:
         rms_norm=cpu_rms_norm.rms_norm,
         add_rms_norm=cpu_rms_norm.add_rms_norm,
         rotary_store=partial(rotary_store.rotary_store, normalise=cpu_rms_norm.rms_norm),
-        silu_mul=cpu_silu_mul.silu_mul,
+        layer_norm=cpu_layer_norm.layer_norm,
+        activation=cpu_activation.activation,
+        gated_activation=cpu_activation.gated_activation,
         sampling=SamplingKernels(argmax.argmax, cpu_gumbel_argmax.gumbel_argmax),
     )
     if dtype == torch.float16 or not batch_invariant:
         rounded = linear.linear_rounded if dtype == torch.bfloat16 else linear.linear
-        return replace(kernels, linear=rounded)
-    return replace(
+        return _with_experts(replace(kernels, linear=rounded))
+    invariant = replace(
         kernels,
         row_multiple=cpu_linear.ROW_MULTIPLE,
         pack_linear=cpu_linear.LinearPacker().pack,
         linear=cpu_linear.linear_rounded if dtype == torch.bfloat16 else cpu_linear.linear,
+    )
+    return _with_experts(invariant)
+
+
+def _with_experts(kernels: Kernels) -> Kernels:
+    """The same with experts made of its own ops, whose rows are as alone as theirs."""
+    return replace(
+        kernels,
+        pack_experts=partial(experts.pack_experts, pack=kernels.pack_linear),
+        experts=partial(
+            experts.experts,
+            linear=kernels.linear,
+            linear_int8=kernels.linear_int8,
+            activation=kernels.activation,
+            gated_activation=kernels.gated_activation,
+        ),
     )
 
 
@@ -93,6 +118,7 @@ def with_flash(kernels: Kernels, backend: str, shape: HeadShape, device: torch.d
         plan_attention=served.plan_attention,
         paged_attention=served.paged_attention,
         static_attention=None,
+        attention_sinks=False,
     )
 
 

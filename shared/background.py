@@ -1,4 +1,4 @@
-"""A bounded queue whose items a thread of its own hands on: no event loop waits for a disk or for a reader."""
+"""A bounded queue whose items its own thread delivers: no event loop waits for a disk or for a reader."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ POLL = 0.002  # seconds between looks of `drain`
 class BackgroundQueue(Generic[T]):
     """Items are delivered in order, as many at once as wait.  `put` never waits and never raises.
 
-    Once full, the queue refuses all until half of it is delivered; `on_gap` is then told how many were refused, and
-    what it returns takes their place.  An item larger than the bound is taken when nothing else waits.
+    Once full, the queue refuses all until half of it is delivered; `on_gap` then gets the number of refused items,
+    and what it returns takes their place.  An item larger than the bound is taken when nothing else waits.
 
     Invariant: what waits and what is being delivered together hold `max_items` and `max_bytes` at most, but for that.
     """
@@ -47,7 +47,7 @@ class BackgroundQueue(Generic[T]):
         self._sizes: list[int] = []
         self._num_items = 0  # with those under delivery
         self._num_bytes = 0
-        self._num_refused = 0  # since the last gap that was told
+        self._num_refused = 0  # since the last call of `on_gap`
 
     def put(self, item: T, size: int) -> bool:
         """Queue an item of `size` bytes; False where it is refused."""
@@ -113,7 +113,7 @@ class BackgroundQueue(Generic[T]):
             return batch
 
     def _settle(self, items: list[T], sizes: list[int]) -> None:
-        """Make room, and tell of a gap where there is one and room enough that the next is not near."""
+        """Make room; report a gap, once there is so much room that the next gap is not near."""
         with self._lock:
             self._num_items -= len(items)
             self._num_bytes -= sum(sizes)

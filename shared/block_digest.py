@@ -8,5 +8,5 @@ from zlib import crc32
 
 
 def digest_blocks(block_ids: Sequence[int], generations: Sequence[int]) -> int:
-    """CRC-32 over both columns, in the order of the table; finds what went wrong, not who meant it to."""
+    """CRC-32 over both columns, in the order of the table; finds accidents, not forgery."""
     return crc32(array("q", generations).tobytes(), crc32(array("q", block_ids).tobytes()))

@@ -69,7 +69,7 @@ class Spares:
                 return
 
     def make_room(self, count: int) -> None:
-        """Give up so many at once, for a library that dies where it finds no descriptor.  Raises OSError where there
+        """Release so many at once, for a library that aborts where it finds no descriptor.  Raises OSError where there
         are not so many."""
         self.refill()
         if len(self._held) < count:

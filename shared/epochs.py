@@ -33,11 +33,12 @@ def follows(epoch: int, known: int) -> bool:
 
 
 class EpochFollower:
-    """Which of the schedulers that are heard is believed.
+    """Chooses the scheduler that this process follows.
 
-    One whose number follows on the known one is, at once.  Another is a former one, or nobody: it is not, as long as
-    the known one is heard.  But numbers may be lost, with a directory or with the last that remembered them; so where
-    the known one is silent for `patience` seconds, and one other alone has been heard for as long, that one is.
+    A scheduler whose number follows on the known one is believed at once.  Any other is an earlier life or a
+    stranger, and is not believed while the known one is heard.  But numbers may be lost, with a directory or with the
+    last process that kept them; so where the known one is silent for `patience` seconds, and only one other has been
+    heard for as long, that one is believed.
     """
 
     def __init__(self, patience: float, clock: Callable[[], float]) -> None:
@@ -54,7 +55,7 @@ class EpochFollower:
         return self._clock() - self._heard_at < self._patience
 
     def hear(self, epoch: int) -> bool:
-        """One says its number; whether it is believed."""
+        """Note the number of a scheduler; returns whether that scheduler is believed."""
         if not follows(epoch, self._known) and not self._persists(epoch):
             return False
         self._known, self._heard_at, self._other = epoch, self._clock(), -1

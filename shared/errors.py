@@ -57,7 +57,7 @@ class RequestError(PageantError):
 
 
 class ProtocolError(PageantError):
-    """A peer sent something that cannot be decoded or makes no sense; costs that message only."""
+    """A peer sent a message that cannot be decoded or is malformed; only that message is dropped."""
 
 
 class ModelError(PageantError):

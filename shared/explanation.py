@@ -1,4 +1,4 @@
-"""Where a request's time went, in words: what a log line says, and what a client is told who asks."""
+"""Where a request's time went, in words: for a log line, and for a client that asks."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ MISSED_FOR = {
 
 
 class Explanation(msgspec.Struct, frozen=True):
-    """What a client is told who asks; names are those of the log line and of docs/tracing.md."""
+    """The answer to a client that asks; names are those of the log line and of docs/tracing.md."""
 
     phases: dict[str, float]  # milliseconds; those that took time, in their order
     cause: str  # the longest part, in words
@@ -62,7 +62,7 @@ class Explanation(msgspec.Struct, frozen=True):
 
 
 def explain(latency: LatencyBreakdown) -> Explanation:
-    """A request's time as far as it is booked, without what is none of its client's business."""
+    """A request's time as far as it is booked, without what its client may not learn."""
     latency = for_clients(latency)
     return Explanation(
         phases=milliseconds(latency.spent),
@@ -113,12 +113,12 @@ def _ago(miss: Miss, latency: LatencyBreakdown) -> str:
 
 
 def misses_by_name(latency: LatencyBreakdown) -> dict[str, int]:
-    """Prompt tokens by reason, those that are none left out."""
+    """Prompt tokens by reason, without reasons of no token."""
     return {label: count for label, count in zip(MISS_LABELS, latency.misses, strict=False) if count}
 
 
 def for_clients(latency: LatencyBreakdown) -> LatencyBreakdown:
-    """What may be told to whoever asks: that another tenant's cache has a prompt is not."""
+    """What a client may learn: never that another tenant's cache has a prompt."""
     if not latency.misses or not latency.misses[Miss.SALT]:
         return latency
     misses = list(latency.misses)

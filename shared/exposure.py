@@ -1,6 +1,6 @@
-"""Who can reach a front, and under which names: hosts and origins as the settings write them.
+"""Hosts and origins as the settings write them: which clients reach a server, and under which names.
 
-Knows no transport and no settings; `shared.config` and the fronts ask it.
+Knows no transport and no settings; `shared.config` and the servers call it.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ def is_loopback(host: str) -> bool:
 
 
 def bare_host(header: str) -> str:
-    """The name or address in a Host header, without its port; empty where the header is none."""
+    """The name or address in a Host header, without its port; empty where the header is malformed."""
     if not header or any(character in header for character in "@/?#\\") or not header.isprintable():
         return ""
     try:
         parts = urlsplit(f"//{header}")
-        _ = parts.port  # a port that is none is an error too
+        _ = parts.port  # a malformed port is an error too
     except ValueError:
         return ""
     return (parts.hostname or "").rstrip(".")
@@ -47,7 +47,7 @@ def read_hosts(text: str) -> tuple[str, ...]:
     for entry in found:
         if entry != ANY and not NAME.fullmatch(entry) and not _is_address(entry):
             raise ConfigError(
-                f"allowed_hosts: {entry[:64]!r} is no host; write names or addresses without ports, *.domain, or *"
+                f"allowed_hosts: {entry[:64]!r} is not a host; write names or addresses without ports, *.domain, or *"
             )
     return tuple(found)
 
@@ -58,7 +58,7 @@ def read_origins(text: str) -> tuple[str, ...]:
     for entry in found:
         if entry != ANY and not ORIGIN.fullmatch(entry):
             raise ConfigError(
-                f"cors_allow_origins: {entry[:64]!r} is no origin; write scheme://host[:port] in small letters, or *"
+                f"cors_allow_origins: {entry[:64]!r} is not an origin; write scheme://host[:port] in lower case, or *"
             )
     return tuple(found)
 

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 
 
 class FairSlots:
-    """Owners that wait take turns, each with its oldest wish; an owner holds at most `per_owner` places at a time.
+    """Owners that wait take turns, each with its oldest request; an owner holds at most `per_owner` places at a time.
 
     Invariant: while a place is free, only owners wait that hold as many as they may.
     """

@@ -1,4 +1,4 @@
-"""A format that a request's output is held to: what a client may ask for, and how much of it."""
+"""A format that constrains a request's output: its kinds and limits."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MAX_GRAMMAR_BYTES = 64 << 10  # of a schema, pattern, list of choices or grammar
 MAX_COMPILED_BYTES = 4 * MAX_GRAMMAR_BYTES  # of what the tokenizer makes of it
 MAX_CHOICES = 4096
 
-# JSON is written on one line, as json.dumps does: where any whitespace may come, a model that has lost its way writes
+# JSON is written on one line, as json.dumps does: where any whitespace may come, a model in a loop writes
 # only that.  What an engine calls this key a schema may have too; ours wins.
 JSON_OPTIONS = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 OPTIONS_KEY = "x-guidance"
@@ -36,7 +36,7 @@ class Grammar(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 def check_grammar(grammar: Grammar) -> None:
-    """Raise RequestError where it is too long to be looked at, or is none."""
+    """Raise RequestError where it is too long to be parsed, or is empty."""
     limit, name = MAX_GRAMMAR_BYTES, "MAX_GRAMMAR_BYTES"
     if grammar.kind is GrammarKind.COMPILED:
         limit, name = MAX_COMPILED_BYTES, "MAX_COMPILED_BYTES"

@@ -1,4 +1,4 @@
-"""Work that takes only the time of a core that nobody else wants."""
+"""Work that takes only the idle time of a core."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LEAST_URGENT = 19  # niceness
 def take_idle_time_only() -> None:
     """The calling thread gives way to every other from now on, at once and for good.  Only on Linux.
 
-    The least niceness is not enough: who is only nice still ends its turn, of some milliseconds, while others wait.
+    The least niceness is not enough: a nice thread still ends its time slice of some milliseconds while others wait.
     """
     if sys.platform == "linux":
         confine_to_idle_time(threading.get_native_id())

@@ -66,7 +66,7 @@ def arrived(latency: LatencyBreakdown, hop: Phase, *, now: float, busy_since: fl
 
 
 def checked(latency: LatencyBreakdown) -> LatencyBreakdown:
-    """The breakdown as it came, or an empty one where its numbers make no sense."""
+    """The breakdown as it came, or an empty one where its numbers are impossible."""
     numbers = (*latency.spent, *latency.misses, latency.num_ahead, latency.num_chunks, latency.num_preemptions)
     makes_sense = (
         len(latency.spent) == NUM_PHASES

@@ -60,7 +60,7 @@ def setup_logging(service: ServiceName | str, instance: str, *, level: str = "in
     structlog.contextvars.bind_contextvars(service=str(service), instance=instance)
     said = structlog.wrap_logger(
         structlog.ReturnLogger(), processors=processors, wrapper_class=structlog.BoundLogger
-    ).bind(service=str(service), instance=instance)  # it speaks in the sink's thread, which has no context
+    ).bind(service=str(service), instance=instance)  # it logs in the sink's thread, which has no context
     tell_missing_lines(lambda count: f"{said.warning('log_lines_dropped', num_dropped=count)}\n".encode())
 
 

@@ -26,7 +26,7 @@ Standing = Literal["there", "absent", "unreachable"]
 
 
 def resolve_model_dir(model: str) -> Path:
-    """The directory with `model`'s files.  Raises ModelError where there is none and no hub gives one.
+    """The directory with `model`'s files.  Raises ModelError where neither a directory nor the hub has them.
 
     Only configuration, tokenizer and safetensors files are taken: nothing that could run.
     """
@@ -100,10 +100,10 @@ def _download(repository: str) -> Path:
     try:
         from huggingface_hub import snapshot_download
     except ImportError as error:
-        raise ModelError(f"model {repository!r} is no directory, and huggingface_hub is not installed") from error
+        raise ModelError(f"model {repository!r} is not a directory, and huggingface_hub is not installed") from error
     try:
         return Path(snapshot_download(repository, allow_patterns=list(PATTERNS)))
     except Exception as error:  # the hub's client raises its own, requests', httpx's and OSErrors alike
         raise ModelError(
-            f"model {repository!r} is no directory{suggestion(repository)} and cannot be downloaded: {error}"
+            f"model {repository!r} is not a directory{suggestion(repository)} and cannot be downloaded: {error}"
         ) from error

@@ -31,7 +31,7 @@ class Phase(IntEnum):
     DETOKENISE = 17
     TO_GATEWAY = 18
     CLIENT_BLOCKED = 19
-    UNTOLD = 20  # in the troupe, which did not say more before the call ended
+    UNTOLD = 20  # in the deployment, which sent no more details before the call ended
     FROM_CLIENT = 21  # on its way to the gateway, by the client's own clock
 
     @property

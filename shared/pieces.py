@@ -20,7 +20,7 @@ class Pieces:
     """The piece of every token id: bytes to be joined with their neighbours, or text that is whole.
 
     `num_stripped_spaces` is how many leading spaces the decoder takes from the start of a whole text.
-    `merges_invalid` tells whether a broken character becomes one replacement or one for each of its bytes.
+    `merges_invalid`: whether a broken character becomes one replacement or one for each of its bytes.
     """
 
     def __init__(

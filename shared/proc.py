@@ -1,4 +1,4 @@
-"""What Linux says of a process: nothing on other systems."""
+"""A process's state as Linux reports it; empty on other systems."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ Notice = Callable[[int], bytes]  # the line that says how many were dropped
 
 
 class Sink:
-    """Writes each line whole and in order, or drops it, counts it, and says at the next chance how many are missing.
+    """Writes each line whole and in order, or drops and counts it; the next line that is written reports the number.
 
     What is written at once to a pipe is not more than a pipe takes whole: processes that share one do not cut each
     other's lines.

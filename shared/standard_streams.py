@@ -63,7 +63,7 @@ def in_words(count: int) -> bytes:
 
 def guard_standard_streams() -> None:
     """From now on no line that this process writes can fail or wait.  Last lines have a moment at its end."""
-    signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # a terminal that is set so (tostop) would stop who logs to it
+    signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # a terminal with tostop would stop a process that logs to it
     for name, original, number in (("stdout", sys.__stdout__, 1), ("stderr", sys.__stderr__, 2)):
         stream = getattr(sys, name)
         if isinstance(stream, LineStream):
@@ -85,6 +85,6 @@ def drain_standard_streams() -> None:
 
 
 def tell_missing_lines(notice: Notice) -> None:
-    """How standard error says that lines of it are missing, where it is guarded."""
+    """The line with which standard error reports lost lines, where it is guarded."""
     if isinstance(sys.stderr, LineStream):
         sys.stderr.sink.notice = notice

@@ -1,4 +1,4 @@
-"""What a service makes of text, as parts of a fingerprint: the tokenizer's files, the chat template, the defaults.
+"""The parts of a fingerprint that decide about text: the tokenizer's files, the chat template, the defaults.
 
 Two with the same parts tokenize, render and decode alike.  Knows files; must never know torch.
 """
@@ -25,7 +25,7 @@ def text_fingerprint(directory: Path) -> Fingerprint:
             template = _canonical(named)
             config = _canonical(content)
     except ValueError:
-        pass  # who reads it says so; here any content counts as it is
+        pass  # its reader reports the error; here any content counts as it is
     template += _read(directory / "chat_template.jinja")
     tokenizer = _read(directory / "tokenizer.json")
     special = _read(directory / "special_tokens_map.json")

@@ -84,7 +84,7 @@ class ModelTokenizer:
     def with_bos(self, ids: list[int]) -> list[int]:
         """The ids of a prompt that was encoded with special tokens, and the one for its begin where it lacks it."""
         bos = self._bos_token_id
-        # Checkpoints disagree on who adds bos: the tokenizer's own post-processor, or its configuration.
+        # Checkpoints disagree on what adds bos: the tokenizer's own post-processor, or its configuration.
         if self._add_bos_token and bos is not None and ids[:1] != [bos]:
             return [bos, *ids]
         return ids

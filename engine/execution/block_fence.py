@@ -1,11 +1,11 @@
-"""Keeps a row from blocks that have become another's: the worker's side of the generations of blocks.
+"""Keeps a row from blocks that now belong to another row: the worker's side of the generations of blocks.
 
-The scheduler numbers the lives of every block, and says with each block that it gives to a row which life that is.  Who
-was given an older one holds it no more, whatever the scheduler believes: its row is stale, and stays so until it is
-released or admitted anew.  Nothing here is done for a step that gives nobody a block.
+The scheduler numbers the generations of every block, and sends the generation with each block that it gives to a row.
+A row that was given an older generation no longer holds the block, whatever the scheduler assumes: the row is stale
+until it is released or admitted again.  A step that gives no row a block costs nothing here.
 
-What a refused row was to fill stays unwritten, though the scheduler may have told others already that they find it
-there: that life of the block ends with the refusal, and whoever counts on it is stale too.
+Blocks that a refused row was to fill stay unwritten, though the scheduler may have given them to other rows as a prefix
+already: their generation ends with the refusal, and rows that share them are stale too.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from shared.messages.steps import Refusal, RefusedRow, StepPlan
 
 
 class BlockFence:
-    """What each row holds, and in which generation.
+    """The blocks of each row, and their generations.
 
     Invariant: `_num_holders[b]` rows have block b in its newest known generation, `_newest[b]`.
     """
@@ -32,7 +32,7 @@ class BlockFence:
         self._stale: dict[int, tuple[int, int]] = {}  # row -> one block that is not its own, its generation there
 
     def reset(self) -> None:
-        """Another epoch begins: of it no generation is known, and nobody holds anything."""
+        """Another epoch begins: no generation is known, and no row holds a block."""
         self._newest = [0] * len(self._newest)
         self._num_holders = [0] * len(self._num_holders)
         self._blocks = [None] * len(self._blocks)
@@ -99,7 +99,7 @@ class BlockFence:
             self._generations[row] += generations
 
     def _outdate(self, block: int, generation: int) -> None:
-        """Whoever holds a block in an older generation than this holds it no more."""
+        """Rows that hold a block in an older generation than this become stale."""
         for row, blocks in enumerate(self._blocks):
             if blocks is not None and block in blocks:
                 held = self._generations[row][blocks.index(block)]  # the first is the oldest
@@ -107,7 +107,7 @@ class BlockFence:
                     self._stale.setdefault(row, (block, held))
 
     def _check_copies(self, plan: StepPlan) -> None:
-        """Who would begin with the copy of a block that is not its own any more is stale."""
+        """A row that would begin with the copy of a block that it no longer holds is stale."""
         generations = plan.copy_generations or [self._newest[source] for source, _ in plan.block_copies]
         for (source, destination), generation in zip(plan.block_copies, generations, strict=True):
             if generation < self._newest[source]:

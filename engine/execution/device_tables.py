@@ -1,4 +1,4 @@
-"""The rows' block tables where graphs read them.  What plans change is staged on the host and spread by one launch."""
+"""The rows' block tables where graphs read them.  Changes are staged on the host and written by one launch."""
 
 from __future__ import annotations
 

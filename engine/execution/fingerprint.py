@@ -1,4 +1,4 @@
-"""A worker's fingerprint: everything of it that can change a bit of what it computes, in parts.
+"""A worker's fingerprint: everything that can change a bit of its results, in parts.
 
 Numeric classes follow from tests.  Native kernels of one source agree bit for bit on all processors of a class, which
 `tests/kernels/test_numeric_classes.py` holds; torch's libraries choose their code by processor, so there each model of
@@ -14,8 +14,8 @@ from pathlib import Path
 import msgspec
 import torch
 
+from engine.description.spec import ModelSpec
 from engine.execution.backend import Backend, usable_cores
-from engine.modeling.config import ModelConfig
 from engine.modeling.formats import Formats, name_of
 from engine.modeling.weight_digest import DigestMemory, WeightDigest, identity_of
 from engine.modeling.weights import WeightSource
@@ -23,12 +23,12 @@ from kernels.cpu import build
 from kernels.cpu.loading import load_compiled
 from kernels.cpu.native import Native
 from kernels.ops import digest
-from shared.config import Settings
+from shared.config import EngineSettings, MemorySettings
 from shared.messages.fingerprint import Fingerprint
 from shared.text_digest import digest_of, text_fingerprint
 from shared.version import VERSION
 
-MADE_UP = "dummy"  # weights that the configuration says all of
+MADE_UP = "dummy"  # random weights: the configuration determines them
 MOST_THREADS = 4  # of a digest in numpy's way
 
 
@@ -61,7 +61,7 @@ class DigestedSource:
         found = self._digest.value
         if self._lent is not None:
             self._lent.set_threads(1, pin=False)
-        if identity_of(self._files) == self._identity:  # else they were changed under our hands
+        if identity_of(self._files) == self._identity:  # else the files were changed meanwhile
             self._memory.remember(self._identity, found)
         return found
 
@@ -69,8 +69,8 @@ class DigestedSource:
 def make_digest(native: Native | None) -> WeightDigest:
     """Of the native library where there is one, also for workers that compute otherwise; else of numpy, in threads."""
     if native is not None:
-        return WeightDigest(native.chunk_sums, copy=native.copy)
-    return WeightDigest(digest.chunk_sums, threads=min(MOST_THREADS, usable_cores()))
+        return WeightDigest(native.row_sums, copy=native.copy)
+    return WeightDigest(digest.row_sums, threads=min(MOST_THREADS, usable_cores()))
 
 
 def remembered_digest(source: WeightSource, memory: DigestMemory) -> str:
@@ -79,20 +79,20 @@ def remembered_digest(source: WeightSource, memory: DigestMemory) -> str:
 
 
 def make_fingerprint(
-    settings: Settings, directory: Path, config: ModelConfig, backend: Backend, weights: str
+    engine: EngineSettings, memory: MemorySettings, directory: Path, spec: ModelSpec, backend: Backend, weights: str
 ) -> Fingerprint:
     return msgspec.structs.replace(
         text_fingerprint(directory),
-        load_format=MADE_UP if settings.load_format == "dummy" else "safetensors",
+        load_format=MADE_UP if engine.load_format == "dummy" else "safetensors",
         weights=weights,
-        config=digest_of(repr(config).encode()),
+        config=digest_of(repr(spec).encode()),
         executor=_executor(backend),
         numeric_class=_numeric_class(backend),
         dtype=name_of(backend.formats.compute),
         quantization="int8" if backend.formats.quantised else "none",
         kv_cache_dtype=name_of(backend.formats.kv),
-        batch_invariant="" if backend.native is not None else str(settings.batch_invariant).lower(),
-        block_size="" if backend.native is not None else str(settings.block_size),
+        batch_invariant="" if backend.native is not None else str(engine.batch_invariant).lower(),
+        block_size="" if backend.native is not None else str(memory.block_size),
     )
 
 

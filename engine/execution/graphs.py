@@ -1,8 +1,8 @@
 """Steps as graphs: what a decode or verification launches is captured once for some sizes, and then replayed.
 
 A graph reads and writes memory that stays where it is, so each size has tensors of its own for what a step brings:
-rows, lengths, tiles.  A step is padded to the next size: a token of padding stores no keys, and nobody looks at its
-result.  Graphs of all sizes share one pool of memory, because they run one after the other on one stream.
+rows, lengths, tiles.  A step is padded to the next size: a token of padding stores no keys, and its result is
+not read.  Graphs of all sizes share one pool of memory, because they run one after the other on one stream.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from engine.description.spec import ModelSpec
 from engine.modeling.batch import StepBatch
-from engine.modeling.config import ModelConfig
+from engine.modeling.decoder import Decoder
 from engine.modeling.inputs import StepInputs
 from engine.modeling.kv_pool import KVPool
-from engine.modeling.llama import Decoder
 from kernels.ops.attention import StaticPlan
 from kernels.ops.transfer import to_device
 
@@ -114,7 +114,7 @@ class GraphedDecoder:
 
     def __init__(self, decoder: Decoder, recorder: Recorder, *, max_tokens: int, longest: int) -> None:
         """For steps of up to `max_tokens` tokens, `longest` of an entry: 1 + the most draft tokens."""
-        self.config: ModelConfig = decoder.config
+        self.spec: ModelSpec = decoder.spec
         self._decoder = decoder
         self._recorder = recorder
         self.max_tokens = max_tokens

@@ -1,7 +1,7 @@
-"""Assembles what computes from the settings: files, weights, kernels, memory.
+"""Assembles the model runner from the settings: files, weights, kernels, memory.
 
-`load_runner(settings)` is what the worker's shell calls; the shell knows nothing else of torch.  A draft asks
-`load_model` for the same without the plans.
+The worker's shell calls `load_runner(settings)` and uses nothing else of torch.  A draft calls `load_model`, for the
+same without plans.
 """
 
 from __future__ import annotations
@@ -14,20 +14,21 @@ import msgspec
 import structlog
 import torch
 
+from engine.description.reading import read_config
+from engine.description.spec import ModelSpec
 from engine.execution.backend import Backend, choose_backend
 from engine.execution.device_tables import DeviceTables
 from engine.execution.fingerprint import DigestedSource, make_fingerprint
 from engine.execution.graphs import CudaRecorder, GraphedDecoder, Size
 from engine.execution.memory import MemoryPlan, cpu_budget, gpu_budget, plan_memory
-from engine.execution.profile import peak_activation
+from engine.execution.profile import most_positions, peak_activation
 from engine.execution.row_automata import RowAutomata
 from engine.execution.rows import RowTable
 from engine.execution.runner import ModelRunner
 from engine.modeling.assembly import build_decoder
-from engine.modeling.config import ModelConfig, read_config
+from engine.modeling.decoder import Decoder
 from engine.modeling.formats import name_of
 from engine.modeling.kv_pool import KVPool
-from engine.modeling.llama import Decoder
 from engine.modeling.model import Model
 from engine.modeling.native import build_native
 from engine.modeling.sampler import Sampler
@@ -35,7 +36,7 @@ from engine.modeling.verification import DeviceVerification, HostVerification, V
 from engine.modeling.weight_digest import DigestMemory, user_memory
 from engine.modeling.weights import Progress, WeightSource, open_weights
 from shared.automata.vocabulary import Vocabulary, load_vocabulary
-from shared.config import Settings
+from shared.config import MemorySettings, SchedulingSettings, Settings
 from shared.errors import ConfigError
 from shared.messages.control import WorkerCapacity
 from shared.messages.fingerprint import Fingerprint
@@ -67,10 +68,10 @@ def make_runner(settings: Settings, loaded: LoadedModel) -> ModelRunner:
     capacity = WorkerCapacity(
         num_blocks=loaded.plan.num_blocks,
         block_size=loaded.plan.block_size,
-        max_num_seqs=settings.max_num_seqs,
+        max_num_seqs=settings.scheduling.max_num_seqs,
         max_model_len=loaded.plan.max_model_len,
-        vocab_size=loaded.model.config.vocab_size,
-        model=settings.model_name,
+        vocab_size=loaded.model.spec.vocab_size,
+        model=settings.engine.model_name,
         dtype=name_of(loaded.backend.formats.compute),
         device=loaded.model.device.type,
     )
@@ -83,12 +84,12 @@ def make_runner(settings: Settings, loaded: LoadedModel) -> ModelRunner:
         capacity=capacity,
         fingerprint=loaded.fingerprint,
         no_native=loaded.backend.no_native,
-        automata=RowAutomata(partial(_load_vocabulary, settings.model, capacity.vocab_size)),
+        automata=RowAutomata(partial(_load_vocabulary, settings.engine.model, capacity.vocab_size)),
     )
 
 
 def choose_verification(loaded: LoadedModel) -> Verification:
-    """Of draft tokens: on the device wherever the host would have to wait for it."""
+    """Verification of draft tokens: on the device wherever the host would have to wait for it."""
     on_host = loaded.model.device.type == "cpu"
     return HostVerification(loaded.sampler) if on_host else DeviceVerification(loaded.sampler)
 
@@ -105,27 +106,27 @@ def load_model(
 
     Raises ModelError for the checkpoint's faults, ConfigError for the settings'.
     """
-    directory = resolve_model_dir(settings.model)
-    config = read_config(directory)
-    max_model_len = _wanted_model_len(settings, config)
+    directory = resolve_model_dir(settings.engine.model)
+    spec = read_config(directory)
+    max_model_len = _wanted_model_len(settings.scheduling, spec)
     max_model_len = min(max_model_len, longest or max_model_len)
-    source = open_weights(settings.load_format, directory, config, progress=progress)
-    backend = choose_backend(settings, config, source.dtype)
+    source = open_weights(settings.engine.load_format, directory, spec, progress=progress)
+    backend = choose_backend(settings, spec, source.dtype)
     watched = DigestedSource(source, backend.native, digests) if digests is not None else None
-    model = with_graphs(settings, backend, build(backend, config, source, max_model_len))
+    model = with_graphs(settings, backend, build(backend, spec, source, max_model_len))
     fingerprint = None
     if watched is not None:
-        fingerprint = make_fingerprint(settings, directory, config, backend, watched.value())
-    log.info("model_loaded", model=settings.model_name, **backend.description)
+        fingerprint = make_fingerprint(settings.engine, settings.memory, directory, spec, backend, watched.value())
+    log.info("model_loaded", model=settings.engine.model_name, **backend.description)
     plan = plan_pool(settings, model, max_model_len)
     log.info("memory_planned", num_blocks=plan.num_blocks, num_tokens=plan.num_tokens, summary=str(plan))
     return assemble(settings, model, backend, plan, fingerprint)
 
 
-def build(backend: Backend, config: ModelConfig, source: WeightSource, max_model_len: int) -> Model:
+def build(backend: Backend, spec: ModelSpec, source: WeightSource, max_model_len: int) -> Model:
     if backend.native is not None:
-        return build_native(config, source, backend.formats, backend.native, max_positions=max_model_len)
-    return build_decoder(config, source, backend.formats, backend.kernels, backend.device, max_positions=max_model_len)
+        return build_native(spec, source, backend.formats, backend.native, max_positions=max_model_len)
+    return build_decoder(spec, source, backend.formats, backend.kernels, backend.device, max_positions=max_model_len)
 
 
 def with_graphs(settings: Settings, backend: Backend, model: Model) -> Model:
@@ -134,15 +135,15 @@ def with_graphs(settings: Settings, backend: Backend, model: Model) -> Model:
     `enforce_eager` leaves the graphs out.
     """
     able = backend.device.type == "cuda" and backend.kernels.static_attention is not None
-    if settings.enforce_eager or not able or not isinstance(model, Decoder):
+    if settings.engine.enforce_eager or not able or not isinstance(model, Decoder):
         return model
-    longest = 1 if settings.draft == "off" else 1 + settings.max_num_draft_tokens
-    most = min(settings.max_num_batched_tokens, settings.max_num_seqs * longest)
+    longest = 1 if settings.speculation.draft == "off" else 1 + settings.speculation.max_num_draft_tokens
+    most = most_positions(settings.scheduling, settings.speculation)
     return GraphedDecoder(model, CudaRecorder(), max_tokens=min(most, MAX_GRAPH_TOKENS), longest=longest)
 
 
 def show_progress(sizes: Sequence[Size]) -> Iterable[Size]:
-    """A bar where somebody looks on."""
+    """A progress bar, on a terminal only."""
     if not sys.stderr.isatty():
         return sizes
     from tqdm import tqdm
@@ -150,23 +151,25 @@ def show_progress(sizes: Sequence[Size]) -> Iterable[Size]:
     return tqdm(sizes, desc="capturing graphs", unit="graph", leave=False)
 
 
-def _wanted_model_len(settings: Settings, config: ModelConfig) -> int:
-    if settings.max_model_len > config.longest_model_len:
+def _wanted_model_len(settings: SchedulingSettings, spec: ModelSpec) -> int:
+    if settings.max_model_len > spec.longest_model_len:
         raise ConfigError(
-            f"max_model_len is {settings.max_model_len}, more than the model's {config.longest_model_len} positions"
+            f"max_model_len is {settings.max_model_len}, more than the model's {spec.longest_model_len} positions"
         )
-    return settings.max_model_len or config.max_position_embeddings
+    return settings.max_model_len or spec.max_position_embeddings
 
 
 def plan_pool(settings: Settings, model: Model, max_model_len: int) -> MemoryPlan:
-    if settings.num_blocks:
+    if settings.memory.num_blocks:
         budget = 0
     elif model.device.type == "cpu":
-        budget = cpu_budget(settings)
+        budget = cpu_budget(settings.memory)
     else:
         budget = _gpu_budget(settings, model)
-    block_bytes = model.bytes_per_block(settings.block_size)
-    return plan_memory(settings, bytes_per_block=block_bytes, budget=budget, max_model_len=max_model_len)
+    block_bytes = model.bytes_per_block(settings.memory.block_size)
+    return plan_memory(
+        settings.memory, settings.scheduling, bytes_per_block=block_bytes, budget=budget, max_model_len=max_model_len
+    )
 
 
 def _gpu_budget(settings: Settings, model: Model) -> int:
@@ -178,18 +181,18 @@ def _gpu_budget(settings: Settings, model: Model) -> int:
     free, total = torch.cuda.mem_get_info(model.device)
     elsewhere = max(0, total - free - torch.cuda.memory_reserved(model.device))
     if isinstance(model, GraphedDecoder):
-        peak += peak * model.max_tokens // settings.max_num_batched_tokens
-    return gpu_budget(settings, total=total, weights=weights + elsewhere, peak_activation=peak)
+        peak += peak * model.max_tokens // settings.scheduling.max_num_batched_tokens
+    return gpu_budget(settings.memory, total=total, weights=weights + elsewhere, peak_activation=peak)
 
 
-def _allocate(settings: Settings, model: Model, plan: MemoryPlan) -> KVPool:
-    """Where the size was asked for and cannot be had, another attempt would not help: a ConfigError says so."""
+def _allocate(settings: MemorySettings, model: Model, plan: MemoryPlan) -> KVPool:
+    """Raises ConfigError where the size was set and cannot be allocated: a restart would not help."""
     try:
         return model.allocate(plan.num_blocks, plan.block_size)
     except (MemoryError, OSError, OverflowError, RuntimeError) as error:  # torch's lack of memory is a RuntimeError
         if not (settings.kv_cache_memory or settings.num_blocks):
             raise
-        raise ConfigError(f"{plan} cannot be had ({error}); lower kv_cache_memory or num_blocks") from error
+        raise ConfigError(f"{plan} cannot be allocated ({error}); lower kv_cache_memory or num_blocks") from error
 
 
 def assemble(
@@ -198,17 +201,17 @@ def assemble(
     width = -(-plan.max_model_len // plan.block_size)
     tables = None
     if isinstance(model, GraphedDecoder):
-        tables = DeviceTables(settings.max_num_seqs, width, model.device, backend.kernels.write_rows)
+        tables = DeviceTables(settings.scheduling.max_num_seqs, width, model.device, backend.kernels.write_rows)
     table = RowTable(
-        num_rows=settings.max_num_seqs,
+        num_rows=settings.scheduling.max_num_seqs,
         max_model_len=plan.max_model_len,
         block_size=plan.block_size,
         num_blocks=plan.num_blocks,
-        vocab_size=model.config.vocab_size,
+        vocab_size=model.spec.vocab_size,
         device=model.device,
         device_tables=tables,
     )
-    pool = _allocate(settings, model, plan)
+    pool = _allocate(settings.memory, model, plan)
     if isinstance(model, GraphedDecoder) and tables is not None:
         model.capture(table.tokens, tables.table, plan.block_size, progress=show_progress)
         log.info("graphs_captured", num_graphs=model.num_graphs)

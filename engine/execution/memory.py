@@ -1,11 +1,11 @@
-"""How much KV cache fits, and what it lets the deployment serve."""
+"""How much KV cache fits, and the longest sequence that it allows."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
 
-from shared.config import Settings
+from shared.config import MemorySettings, SchedulingSettings
 from shared.errors import ConfigError
 
 GIB = 1 << 30
@@ -32,31 +32,33 @@ class MemoryPlan:
         )
 
 
-def plan_memory(settings: Settings, *, bytes_per_block: int, budget: int, max_model_len: int) -> MemoryPlan:
+def plan_memory(
+    memory: MemorySettings, scheduling: SchedulingSettings, *, bytes_per_block: int, budget: int, max_model_len: int
+) -> MemoryPlan:
     """Blocks for `budget` bytes, or those that are asked for by number.
 
     `max_model_len` shrinks to what fits where the settings leave it open.  Raises ConfigError where it does not fit.
     """
-    num_blocks = settings.num_blocks or budget // bytes_per_block
-    capacity = num_blocks * settings.block_size
-    if capacity < max_model_len and settings.max_model_len == 0:
+    num_blocks = memory.num_blocks or budget // bytes_per_block
+    capacity = num_blocks * memory.block_size
+    if capacity < max_model_len and scheduling.max_model_len == 0:
         max_model_len = capacity
     if capacity < max_model_len or max_model_len < 2:
-        needed = -(-max(max_model_len, 2) // settings.block_size)
+        needed = -(-max(max_model_len, 2) // memory.block_size)
         raise ConfigError(
             f"the KV cache has {num_blocks} blocks, but one sequence of {max(max_model_len, 2)} tokens needs {needed} "
             f"({needed * bytes_per_block / GIB:.3f} GiB); lower max_model_len, or raise num_blocks, kv_cache_memory or "
             f"gpu_memory_utilization"
         )
-    return MemoryPlan(num_blocks, settings.block_size, bytes_per_block, max_model_len)
+    return MemoryPlan(num_blocks, memory.block_size, bytes_per_block, max_model_len)
 
 
-def cpu_budget(settings: Settings) -> int:
+def cpu_budget(settings: MemorySettings) -> int:
     """Bytes for the KV cache on a CPU."""
     return settings.kv_cache_memory or min(CPU_MOST, int(available_memory() * CPU_SHARE))
 
 
-def gpu_budget(settings: Settings, *, total: int, weights: int, peak_activation: int) -> int:
+def gpu_budget(settings: MemorySettings, *, total: int, weights: int, peak_activation: int) -> int:
     """Bytes for the KV cache on a GPU: this instance's share, less what weights and one full step take."""
     return settings.kv_cache_memory or int(total * settings.gpu_memory_utilization) - weights - peak_activation
 

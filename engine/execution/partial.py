@@ -1,4 +1,4 @@
-"""A plan of which some entries are not computed, and the result that says so."""
+"""A plan of which some entries are not computed, and its result, which names them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BY_ENTRY = ("prompt_logprobs", "refused", "embeddings")
 
 
 def without(plan: StepPlan, entries: Collection[int]) -> StepPlan:
-    """What of a plan is to be computed.  Its new blocks are gone: the rows have them already."""
+    """The part of a plan that is computed, without its new blocks: the rows have them already."""
     kept = [entry for entry in range(len(plan.rows)) if entry not in entries]
     changes: dict[str, Any] = {name: _chosen(getattr(plan, name), kept) for name in COLUMNS}
     changes["num_new_blocks"] = [0] * len(kept)
@@ -27,7 +27,7 @@ def without(plan: StepPlan, entries: Collection[int]) -> StepPlan:
 
 
 def completed(result: StepResult, refused: Sequence[RefusedRow], num_entries: int) -> StepResult:
-    """The result of the whole plan, of which what was `refused` was left out."""
+    """The result of the whole plan, in which the `refused` entries are marked."""
     entries = {one.entry for one in refused}
     kept = [entry for entry in range(num_entries) if entry not in entries]
     num_sampled = [0] * num_entries

@@ -1,4 +1,4 @@
-"""Embeddings: hidden states of a row's prompt, pooled while they pass by."""
+"""Embeddings: hidden states of a row's prompt, pooled chunk by chunk."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from shared.pooling import Pooling, PoolingKind
 
 
 class RowPools:
-    """What the rows of requests for embeddings have come to so far.
+    """The sums of hidden states so far, of the rows of requests for embeddings.
 
-    Sums are float64, so that the vector does not tell in how many chunks a prompt was computed.
+    Sums are float64, so that the vector does not depend on the number of chunks of a prompt.
     """
 
     def __init__(self) -> None:

@@ -1,7 +1,7 @@
-"""The automata of the rows that are held to a grammar, and what each allows next, found in threads of their own.
+"""The automata of the rows that have a grammar, and the tokens that each allows next, computed in threads.
 
-A step samples such a row only if what may come next is known by then.  It is found while the step's forward pass runs,
-from the tokens of the step before; what is not known in time costs that row its sample, and no other row anything.
+A step samples such a row only if its allowed tokens are known by then.  They are computed during the step's forward
+pass, from the tokens of the step before; if they are late, that row alone gets no sample in this step.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ log = structlog.get_logger()
 
 MAX_GRAMMARS = 16  # kept ready; each may come to 30 MB
 PATIENCE = 0.002  # seconds that a step with other rows waits for those that are not ready, and take no idle time
-LONG_PATIENCE = 0.05  # where nobody else waits
+LONG_PATIENCE = 0.05  # where no other row waits
 COSTLY = 0.001  # seconds: what took so long gets idle time only, the next time
 
 
 class StepTokens(Protocol):
-    """What a step yields, once it has ended."""
+    """The tokens of a step, once it has ended."""
 
     def wait(self) -> None:
-        """Until the step has ended."""
+        """Wait until the step has ended."""
         ...
 
     def of(self, sample: int) -> list[int]:
@@ -69,7 +69,7 @@ class Ends:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """An automaton behind all tokens of its sequence."""
+    """An automaton that has consumed all tokens of its sequence."""
 
     automaton: Automaton
     length: int  # of prompt and output
@@ -91,13 +91,13 @@ class Trial:
 
 @dataclass(slots=True)
 class Held:
-    """A row that is held to a grammar."""
+    """A row that has a grammar."""
 
     ends: Ends
     standing: Future[Standing]
     behind: StepTokens | None = None  # the step whose tokens it stands behind
     trial: Trial | None = None  # the last one
-    is_slow: bool = True  # takes idle time, or was waited for in vain; and has not been ready by itself since
+    is_slow: bool = True  # takes idle time, or was late; and has not been ready without a wait since
 
     @property
     def is_ready(self) -> bool:
@@ -221,7 +221,7 @@ class RowAutomata:
     # -- the threads: none where no request has asked
 
     def _thread_for(self, standing: Standing) -> ThreadPoolExecutor:
-        """Whose last step was costly is followed where it costs the others nothing."""
+        """A row whose last step was costly is followed in idle time only."""
         return self._building() if standing.is_costly else self._following()
 
     def _building(self) -> ThreadPoolExecutor:
@@ -240,7 +240,7 @@ def _advance(standing: Standing, ends: Ends, tokens: StepTokens, sample: int) ->
     new, automaton = tokens.of(sample), standing.automaton
     length = standing.length + len(new)
     if new[-1] in ends.eos:
-        return Standing(automaton, length, standing.allowed, 0.0)  # it is over; nobody will use it
+        return Standing(automaton, length, standing.allowed, 0.0)  # it is over and is not used again
     return _stand(automaton, new, ends, length)
 
 
@@ -272,7 +272,7 @@ def _forbid(
 
 
 def _failure(future: Future[Any]) -> str:
-    """What went wrong in words for the client; empty where nothing has, so far."""
+    """The error in words for the client; empty where there is none so far."""
     if not future.done() or (error := future.exception()) is None:
         return ""
     if isinstance(error, GrammarError):
@@ -282,5 +282,5 @@ def _failure(future: Future[Any]) -> str:
 
 
 def _wait(future: Future[Any], deadline: float) -> None:
-    with contextlib.suppress(Exception):  # which is the business of who looks at the future
+    with contextlib.suppress(Exception):  # the reader of the future gets the error
         future.exception(max(0.0, deadline - monotonic()))

@@ -1,6 +1,6 @@
-"""What the worker knows of each row: its tokens, its block table, its sampling parameters.
+"""The worker's state of each row: its tokens, its block table, its sampling parameters.
 
-Soft state: every bit came in a plan, and the scheduler can send it again.
+Soft state: all of it came in plans, and the scheduler can send it again.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from shared.messages.steps import AdmittedSequence
 
 
 class RowsOutOfStep(FatalError):
-    """Rows that a plan does not find as it expects them: computing them would be wrong; others are not concerned."""
+    """Rows whose state contradicts the plan: they must not be computed; other rows are not affected."""
 
     def __init__(self, message: str, rows: list[int]) -> None:
         super().__init__(message)
@@ -113,7 +113,7 @@ class RowTable:
         self.num_blocks[row] = end
 
     def flush(self) -> None:
-        """Bring to the device what was changed since the last step."""
+        """Copy to the device what was changed since the last step."""
         if self._device_tables is not None:
             self._device_tables.flush()
 
@@ -123,7 +123,7 @@ class RowTable:
             raise FatalError(f"plan's rows are not distinct rows below {self.num_rows}: {list(rows)}")
 
     def hold_back(self, rows: Ints) -> None:
-        """These were to be sampled and were not: their last token is computed again, for its logits."""
+        """These rows should have been sampled and were not: their last token is computed again, for its logits."""
         self.num_computed[rows] = self.num_tokens[rows] - 1
         self.lacks_sample[rows] = True
 

@@ -1,6 +1,6 @@
 """The model runner: one plan in, one result out.
 
-Public API: `ModelRunner.capacity` (what the scheduler is told), `.run(plan)`, `.reset()` at a new epoch.  Runs on one
+Public API: `ModelRunner.capacity` (sent to the scheduler), `.run(plan)`, `.reset()` at a new epoch.  Runs on one
 thread and one stream; a plan's work starts after that of the plan before it, so a block freed by the scheduler after
 result n may be written by plan n + 2 without a fence.
 """
@@ -43,7 +43,7 @@ from shared.messages.steps import RefusedRow, StepPlan, StepResult
 
 
 class StepOutputs(msgspec.Struct, frozen=True):
-    """What comes of a step, most of it on its way to the host."""
+    """The results of a step, most of them on their way to the host."""
 
     sampled: SampledTokens
     scores: SampledScores | None
@@ -53,8 +53,8 @@ class StepOutputs(msgspec.Struct, frozen=True):
 
 
 class ModelRunner:
-    """Applies plans in order.  A row on which scheduler and worker disagree is refused, and the others go on; a
-    FatalError means that a plan is none."""
+    """Applies plans in order.  A row on which scheduler and worker disagree is refused, and the others go on;
+    FatalError: the plan is malformed."""
 
     def __init__(
         self,
@@ -96,12 +96,12 @@ class ModelRunner:
         return self._fence.holdings()
 
     def run(self, plan: StepPlan) -> StepResult:
-        """What contradicts a row's state is refused, that row alone; raises FatalError on what no scheduler says."""
+        """Refuse the entries that contradict their row's state.  Raises FatalError on a malformed plan."""
         return self.launch(plan).finish()
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> PendingResult:
-        """The same, but on a GPU its end is not waited for."""
+        """The same, but does not wait for its end on a GPU."""
         clock = start_timer(self._model.device)
         whole, fenced = self._read(plan, self._apply(plan))
         if whole is None:
@@ -118,7 +118,7 @@ class ModelRunner:
         return PendingResult(partial(_result, plan, fenced, found), clock)
 
     def _read(self, plan: StepPlan, fenced: list[RefusedRow]) -> tuple[Schedule | None, list[RefusedRow]]:
-        """What is to be computed, if anything is, and all entries that are not."""
+        """The schedule to compute, or None, and all entries that are refused."""
         part = without(plan, {one.entry for one in fenced}) if fenced else plan
         if not part.rows:
             return None, fenced
@@ -295,5 +295,5 @@ def _pick(
 
 
 def without_vocabulary(eos_token_ids: Sequence[int]) -> Vocabulary:
-    """For a runner that was not told of one."""
+    """For a runner without a tokenizer."""
     raise GrammarError("is not possible: this worker has no tokenizer")

@@ -1,7 +1,7 @@
 """The tokens that a step samples: they stay on the device, and a copy of them is on its way to the host.
 
 Where a device verifies drafts, the host does not know at launch how many tokens each row yields.
-`SampledTokens.yielded` says it once the step has ended.
+`SampledTokens.yielded` holds it once the step has ended.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Turns a plan's columns into what one step computes, and for whom."""
+"""Turns a plan's columns into the batch of one step, and the entries that get results."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from shared.messages.steps import StepPlan
 
 
 class Schedule(msgspec.Struct, frozen=True):
-    """What the model computes, and the entries that want something back."""
+    """What the model computes, and the entries that get results."""
 
     batch: StepBatch
     num_positions: Ints  # [num_entries] 1 where the last token is the last that the row has, or 1 + its drafts

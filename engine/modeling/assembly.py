@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
-from engine.modeling.config import ModelConfig
+from engine.description.names import LayerParts, Part, Parts
+from engine.description.spec import ExpertsSpec, LayerSpec, ModelSpec
+from engine.modeling.decoder import Decoder, DecoderLayer, DenseWeights, MixtureWeights, NormWeight, Projection
 from engine.modeling.formats import Formats
 from engine.modeling.kv_pool import KVLayout
 from engine.modeling.kv_scales import KVScales
-from engine.modeling.llama import Decoder, DecoderLayer, Projection
 from engine.modeling.rope import build_rope_table
-from engine.modeling.tensors import EMBEDDING, GATE_UP, HEAD, NORM, QUERY_KEY_VALUE, expected_tensors, layer_prefix
 from engine.modeling.weights import WeightSource
 from kernels.interface import Kernels
+from kernels.ops.experts import ExpertWeights, Routing
 from kernels.ops.linear import LinearWeight
 from kernels.ops.rotary_store import HeadNorm
 
+Pack = Callable[[Tensor], LinearWeight]
+
 
 def build_decoder(
-    config: ModelConfig,
+    spec: ModelSpec,
     source: WeightSource,
     formats: Formats,
     kernels: Kernels,
@@ -31,92 +36,146 @@ def build_decoder(
 
     Torch multiplies fastest in the format that it computes in, so weights are held in that; only int8 stays int8.
     """
-    reader = _Reader(config, source, formats, kernels, device)
-    embedding = reader.matrix(EMBEDDING)
-    head = kernels.pack_linear(embedding if config.tie_word_embeddings else reader.matrix(HEAD))
-    norm = reader.vector(NORM)
+    reader = _Reader(spec, source, formats, kernels, device)
+    tensors = source.tensors
+    embedding = reader.matrix((tensors.embedding,))
+    head = kernels.pack_linear(embedding if tensors.head is None else reader.matrix((tensors.head,)))
+    positions = None if tensors.positions is None else reader.matrix((tensors.positions,))
+    norm = reader.norm("norm", tensors.norm)
+    assert norm is not None
     source.release()
-    dtype = reader.dtype
+    dtype, head_dim = reader.dtype, spec.heads.head_dim
     return Decoder(
-        config=config,
+        spec=spec,
         kernels=kernels,
-        embedding=None if config.tie_word_embeddings and formats.quantised else embedding,
-        layers=[reader.layer(index) for index in range(config.num_layers)],
+        embedding=None if tensors.head is None and formats.quantised else embedding,
+        positions=positions,
+        layers=[reader.layer(layer, parts) for layer, parts in zip(spec.layers, tensors.layers, strict=True)],
         norm=norm,
         head=head,
-        rope=build_rope_table(config.rope, config.head_dim, max_positions, dtype=dtype, device=device),
-        layout=torch_layout(config, formats, device, source.kv_scales()),
+        ropes=[
+            build_rope_table(rope, head_dim, max_positions, dtype=dtype, device=device) for rope in (*spec.ropes, None)
+        ],
+        layout=torch_layout(spec, formats, device, source.kv_scales()),
     )
 
 
 def torch_layout(
-    config: ModelConfig, formats: Formats, device: torch.device, scales: tuple[KVScales, ...] = ()
+    spec: ModelSpec, formats: Formats, device: torch.device, scales: tuple[KVScales, ...] = ()
 ) -> KVLayout:
     on_device = tuple(KVScales(*(column.to(device) for column in layer)) for layer in scales)
-    return KVLayout(config.num_layers, config.num_kv_heads, config.head_dim, formats.kv, device, on_device)
+    heads = spec.heads
+    return KVLayout(spec.num_layers, heads.num_kv_heads, heads.head_dim, formats.kv, device, on_device)
 
 
 class _Reader:
     """Takes tensors of one checkpoint and converts them."""
 
     def __init__(
-        self, config: ModelConfig, source: WeightSource, formats: Formats, kernels: Kernels, device: torch.device
+        self, spec: ModelSpec, source: WeightSource, formats: Formats, kernels: Kernels, device: torch.device
     ) -> None:
         exact = device.type == "cpu" and formats.compute != torch.float16
         self.dtype = torch.float32 if exact else formats.compute
         self._held = self.dtype if formats.quantised else formats.weights
-        self._config = config
-        self._shapes: dict[str, tuple[int, ...]] = expected_tensors(config)
+        self._spec = spec
         self._source = source
         self._kernels = kernels
         self._device = device
 
-    def matrix(self, name: str) -> Tensor:
-        """Rounded to the format that weights are held in, in the one that they are computed with."""
-        if self._device.type == "cpu":
-            return self._rows(name)
-        rounded = self._source.take(name).to(device=self._device, dtype=self._held, copy=True)
-        return rounded.to(self.dtype)
+    def matrix(self, parts: Parts) -> Tensor:
+        """Matrices below each other, rounded to the format that weights are held in, in the one that computes.
 
-    def _rows(self, *names: str) -> Tensor:
-        """Matrices below each other, each copied once to its place."""
-        shapes = [self._shapes[name] for name in names]
-        joined = torch.empty((sum(rows for rows, _ in shapes), shapes[0][1]), dtype=self.dtype)
-        for name, part in zip(names, torch.split(joined, [rows for rows, _ in shapes]), strict=True):
-            self._source.copied(name, part, rounded=self._held)
+        On a CPU each is copied once to its place.
+        """
+        if self._device.type != "cpu":
+            return _below([self._on_device(part, self._held).to(self.dtype) for part in parts])
+        sizes = [part.wanted[0] for part in parts]
+        joined = torch.empty((sum(sizes), *parts[0].wanted[1:]), dtype=self.dtype)
+        for part, rows in zip(parts, torch.split(joined, sizes), strict=True):
+            self._source.copied(part, rows, rounded=self._held)
         return joined
 
-    def vector(self, name: str) -> Tensor:
-        if self._device.type == "cpu":
-            return self._source.copied(name, torch.empty(self._shapes[name], dtype=self.dtype))
-        return self._source.take(name).to(device=self._device, dtype=self.dtype, copy=True)
+    def vector(self, parts: Parts) -> Tensor:
+        """Vectors behind each other, in the format that computes."""
+        if self._device.type != "cpu":
+            return _below([self._on_device(part, self.dtype) for part in parts])
+        sizes = [part.wanted[0] for part in parts]
+        joined = torch.empty(sum(sizes), dtype=self.dtype)
+        for part, piece in zip(parts, torch.split(joined, sizes), strict=True):
+            self._source.copied(part, piece)
+        return joined
 
-    def layer(self, index: int) -> DecoderLayer:
-        config, prefix = self._config, layer_prefix(index)
-        qkv = self._join(prefix, QUERY_KEY_VALUE, bias=config.qkv_bias)
+    def norm(self, slot: str, parts: LayerParts) -> NormWeight | None:
+        if slot not in parts:
+            return None
+        bias = parts.get(f"{slot}.bias")
+        return NormWeight(self.vector(parts[slot]), None if bias is None else self.vector(bias))
+
+    def layer(self, described: LayerSpec, parts: LayerParts) -> DecoderLayer:
+        mlp = described.mlp
         layer = DecoderLayer(
-            input_norm=self.vector(prefix + "input_layernorm.weight"),
-            qkv=qkv,
-            head_norm=self._head_norm(prefix) if config.qk_norm else None,
-            output=self._join(prefix, ("self_attn.o_proj",), bias=config.output_bias),
-            post_norm=self.vector(prefix + "post_attention_layernorm.weight"),
-            gate_up=self._join(prefix, GATE_UP, bias=config.mlp_bias),
-            down=self._join(prefix, ("mlp.down_proj",), bias=config.mlp_bias),
-            window=config.windows[index],
+            heads=described.attention,
+            input_norm=self.norm("input_norm", parts),
+            qkv=self._projection("qkv", parts),
+            head_norm=self._head_norm(parts),
+            sinks=self.vector(parts["sinks"]).float() if "sinks" in parts else None,
+            output=self._projection("output", parts),
+            attention_norm=self.norm("attention_norm", parts),
+            mlp_norm=self.norm("mlp_norm", parts),
+            activation=mlp.activation,
+            gated=mlp.gated,
+            dense=DenseWeights(*(self._projection(slot, parts) for slot in ("gate_up", "down"))) if mlp.inner else None,
+            mixture=None if mlp.experts is None else self._mixture(mlp.experts, parts, gated=mlp.gated),
+            mlp_output_norm=self.norm("mlp_output_norm", parts),
         )
         self._source.release()
         return layer
 
-    def _head_norm(self, prefix: str) -> HeadNorm:
-        query, key = (self.vector(f"{prefix}self_attn.{name}_norm.weight") for name in ("q", "k"))
-        return HeadNorm(query, key, self._config.rms_norm_eps)
+    def _head_norm(self, parts: LayerParts) -> HeadNorm | None:
+        if "query_norm" not in parts:
+            return None
+        query, key = (self.vector(parts[slot]) for slot in ("query_norm", "key_norm"))
+        return HeadNorm(query, key, self._spec.norm.eps)
 
-    def _join(self, prefix: str, names: tuple[str, ...], *, bias: bool) -> Projection:
+    def _projection(self, slot: str, parts: LayerParts, pack: Pack | None = None) -> Projection:
         """Projections of the same input as one: [sum of out_features, in_features]."""
-        weights = [f"{prefix}{name}.weight" for name in names]
-        on_cpu = self._device.type == "cpu"
-        joined = self._rows(*weights) if on_cpu else torch.cat([self.matrix(name) for name in weights])
-        weight: LinearWeight = self._kernels.pack_linear(joined)
-        if not bias:
-            return Projection(weight, None)
-        return Projection(weight, torch.cat([self.vector(f"{prefix}{name}.bias") for name in names]))
+        bias = parts.get(f"{slot}.bias")
+        weight = (pack or self._kernels.pack_linear)(self.matrix(parts[slot]))
+        return Projection(weight, None if bias is None else self.vector(bias))
+
+    def _mixture(self, experts: ExpertsSpec, parts: LayerParts, *, gated: bool) -> MixtureWeights:
+        exact = self._kernels.pack_exact
+        return MixtureWeights(
+            routing=Routing(
+                score=experts.score,
+                top_k=experts.top_k,
+                renormalise=experts.renormalise,
+                groups=experts.groups,
+                kept_groups=experts.kept_groups,
+                scale=experts.scale,
+            ),
+            router=self._projection("router", parts, exact),
+            correction=self.vector(parts["correction"]).float() if experts.correction else None,
+            gate_up=self._experts("experts_gate_up", parts, experts.count),
+            down=self._experts("experts_down", parts, experts.count),
+            shared_gate=self._projection("shared_gate", parts, exact) if experts.shared_gate else None,
+        )
+
+    def _experts(self, slot: str, parts: LayerParts, count: int) -> ExpertWeights:
+        weights = [self.matrix(one) for one in _by_expert(parts[slot], count)]
+        bias = parts.get(f"{slot}.bias")
+        if bias is None:
+            return self._kernels.pack_experts(weights, None)
+        return self._kernels.pack_experts(weights, torch.stack([self.vector(one) for one in _by_expert(bias, count)]))
+
+    def _on_device(self, part: Part, dtype: torch.dtype) -> Tensor:
+        return self._source.take(part).to(device=self._device, dtype=dtype, copy=True)
+
+
+def _below(pieces: list[Tensor]) -> Tensor:
+    return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+
+
+def _by_expert(parts: Parts, count: int) -> list[Parts]:
+    each = len(parts) // count
+    return [parts[index * each : (index + 1) * each] for index in range(count)]

@@ -12,8 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from engine.modeling.config import ModelConfig
-from engine.modeling.tensors import layer_prefix
+from engine.description.names import NameTable
+from engine.description.spec import ModelSpec
 from shared.errors import ModelError
 
 KEY_NAMES = ("self_attn.k_scale", "self_attn.k_proj.k_scale", "self_attn.k_proj.output_scale")
@@ -34,24 +34,24 @@ def is_kv_scale(name: str) -> bool:
 
 
 def read_kv_scales(
-    config: ModelConfig, names: Collection[str], take: Callable[[str], Tensor]
+    spec: ModelSpec, table: NameTable, names: Collection[str], take: Callable[[str], Tensor]
 ) -> tuple[KVScales, ...]:  # of every layer, or empty
     """Of the tensors that a checkpoint has by these names.  Raises ModelError naming the tensor."""
     scales = {name for name in names if is_kv_scale(name) and not name.endswith(UNUSED_NAMES)}
     if not scales:
         return ()
     found = []
-    for layer in range(config.num_layers):
-        keys, values = (_find(layer, kind, scales) for kind in (KEY_NAMES, VALUE_NAMES))
+    for layer, described in enumerate(spec.layers):
+        keys, values = (_find(table, layer, kind, scales) for kind in (KEY_NAMES, VALUE_NAMES))
         scales -= {keys, values}
-        found.append(KVScales(*(_read(name, take(name), config.num_kv_heads) for name in (keys, values))))
+        found.append(KVScales(*(_read(name, take(name), described.attention.num_kv_heads) for name in (keys, values))))
     if scales:
         raise ModelError(f"tensor {min(scales)} scales no keys or values of this model, or does so a second time")
     return tuple(found)
 
 
-def _find(layer: int, kinds: tuple[str, ...], names: Collection[str]) -> str:
-    wanted = [layer_prefix(layer) + kind for kind in kinds]
+def _find(table: NameTable, layer: int, kinds: tuple[str, ...], names: Collection[str]) -> str:
+    wanted = [table.layer_prefix(layer) + kind for kind in kinds]
     for name in wanted:
         if name in names:
             return name

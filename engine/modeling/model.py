@@ -9,8 +9,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from engine.description.spec import ModelSpec
 from engine.modeling.batch import Ints, StepBatch
-from engine.modeling.config import ModelConfig
 from engine.modeling.kv_pool import KVPool
 
 
@@ -20,7 +20,7 @@ class Model(Protocol):
     Returned tensors may be memory of the model's own: they hold until its next call of the same name.
     """
 
-    config: ModelConfig
+    spec: ModelSpec
 
     @property
     def device(self) -> torch.device: ...

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine.modeling.rope_config import RopeConfig
+from engine.description.rope import RopeConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,26 +20,45 @@ class RopeTable:
 
 
 def build_rope_table(
-    rope: RopeConfig, head_dim: int, max_positions: int, *, dtype: torch.dtype, device: torch.device
+    rope: RopeConfig | None, head_dim: int, max_positions: int, *, dtype: torch.dtype, device: torch.device
 ) -> RopeTable:
-    angles = torch.outer(torch.arange(max_positions).float(), frequencies(rope, head_dim, max_positions))
-    cos, sin = angles.cos() * rope.attention_factor, angles.sin() * rope.attention_factor
+    """Without a rope nothing turns: cosines are one, sines zero.
+
+    Where only a part of each head is rotated, the others' angles are zero.  `head_order` says which dimension then
+    stands where.
+    """
+    angles = torch.zeros(max_positions, head_dim // 2)
+    factor = 1.0
+    if rope is not None:
+        turning, factor = frequencies(rope, rope.rotated(head_dim), max_positions), rope.attention_factor
+        angles[:, : len(turning)] = torch.outer(torch.arange(max_positions).float(), turning)
+    cos, sin = angles.cos() * factor, angles.sin() * factor
+    if rope is not None and rope.rotated(head_dim) < head_dim:
+        cos[:, rope.rotated(head_dim) // 2 :] = 1.0
     both = (torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1))
     return RopeTable(*(table[:, None].to(device=device, dtype=dtype) for table in both))
 
 
-def frequencies(rope: RopeConfig, head_dim: int, max_positions: int) -> Tensor:  # [head_dim / 2] float32
-    """Radians per position of each pair of dimensions."""
-    base = _base_frequencies(rope.theta, head_dim)
+def frequencies(rope: RopeConfig, rotated: int, max_positions: int) -> Tensor:  # [rotated / 2] float32
+    """Radians per position of each pair of dimensions that are rotated."""
+    base = _base_frequencies(rope.theta, rotated)
     if rope.kind == "linear":
         return base / rope.factor
     if rope.kind == "dynamic":
-        return _base_frequencies(_dynamic_theta(rope, head_dim, max_positions), head_dim)
+        return _base_frequencies(_dynamic_theta(rope, rotated, max_positions), rotated)
     if rope.kind == "llama3":
         return _smooth_llama3(base, rope)
     if rope.kind == "yarn":
-        return _ramp_yarn(base, rope, head_dim)
+        return _ramp_yarn(base, rope, rotated)
+    if rope.kind == "longrope":
+        return base / _long_factors(rope, max_positions)
     return base
+
+
+def _long_factors(rope: RopeConfig, max_positions: int) -> Tensor:  # [rotated / 2]
+    """One list for the whole deployment, by its longest sequence: a token's key depends on its own history alone."""
+    factors = rope.long_factors if max_positions > rope.original_max_positions else rope.short_factors
+    return torch.tensor(factors)
 
 
 def _base_frequencies(theta: float, head_dim: int) -> Tensor:  # [head_dim / 2] float32

@@ -21,19 +21,19 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kernels.cpu.build import is_private
-from kernels.cpu.contents import content_of
+from kernels.cpu.contents import rows_of
 from kernels.ops import digest
 from kernels.ops.digest import Sums
 
-ChunkSums = Callable[[NDArray[np.uint8]], Sums]
+RowSums = Callable[[NDArray[np.uint8]], Sums]
 Described = tuple[torch.dtype, torch.Size]
 DIGEST_BYTES = 16
 REMEMBERED = 256  # checkpoints, the latest
-FORMAT = "1"  # of what is remembered, and of the digest
+FORMAT = "2"  # of what is remembered, and of the digest
 
 
 class Copy(Protocol):
-    """Does `out.copy_(source)`, and writes the chunk sums of what it reads."""
+    """Does `out.copy_(source)`, and adds the row sums of what it reads."""
 
     def __call__(self, source: Tensor, out: Tensor, sums: Sums | None = None) -> Tensor: ...
 
@@ -45,17 +45,14 @@ class WeightDigest:
     them, or for a copy.  What is left then is summed by `settle`, or at once by threads of the digest.
     """
 
-    def __init__(
-        self, chunk_sums: ChunkSums = digest.chunk_sums, *, copy: Copy | None = None, threads: int = 0
-    ) -> None:
+    def __init__(self, row_sums: RowSums = digest.row_sums, *, copy: Copy | None = None, threads: int = 0) -> None:
         """`threads` of our own, for sums that take longer than what is done with the tensors meanwhile; 0: none."""
-        self._chunk_sums = chunk_sums
+        self._row_sums = row_sums
         self._copy = copy
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="digest") if threads else None
         self._summed: dict[str, tuple[Described, Future[Sums]]] = {}  # by the pool
         self._settled: dict[str, tuple[Described, Sums]] = {}
         self._left: dict[str, Tensor] = {}
-        self._small: dict[str, Tensor] = {}  # copies
 
     def add(self, name: str, tensor: Tensor) -> None:
         """A contiguous tensor as the checkpoint has it; it does not change until `settle`."""
@@ -65,11 +62,11 @@ class WeightDigest:
             self._left[name] = tensor
 
     def sums(self, name: str) -> Sums | None:
-        """For the tensor's chunk sums, which the caller writes before the next `settle`; None: they are not wanted."""
+        """For the tensor's row sums, to which the caller adds before the next `settle`; None: they are not wanted."""
         tensor = self._left.pop(name, None)
         if tensor is None:
             return None
-        sums = digest.empty_sums(tensor.nbytes)
+        sums = np.zeros(digest.WORDS, np.uint64)
         self._settled[name] = _describe(tensor), sums
         return sums
 
@@ -78,27 +75,22 @@ class WeightDigest:
         return out.copy_(tensor) if self._copy is None else self._copy(tensor, out, self.sums(name))
 
     def settle(self) -> None:
-        """Sum what nothing else did.  Small tensors are copied, and summed all together at last."""
+        """Sum what nothing else did."""
         for name, tensor in self._left.items():
-            if tensor.nbytes <= digest.CHUNK:
-                self._small[name] = tensor.clone()
-            else:
-                self._settled[name] = _describe(tensor), self._sums_of(tensor)
+            self._settled[name] = _describe(tensor), self._sums_of(tensor)
         self._left.clear()
 
     def _sums_of(self, tensor: Tensor) -> Sums:
-        return self._chunk_sums(content_of(tensor))
+        return self._row_sums(rows_of(tensor))
 
     @property
     def value(self) -> str:
         """Hexadecimal, of all that was added; nothing is added after it."""
         self.settle()
-        found = {name: (_describe(tensor), self._sums_of(tensor)) for name, tensor in self._small.items()}
-        found |= self._settled | {name: (how, future.result()) for name, (how, future) in self._summed.items()}
+        found = self._settled | {name: (how, future.result()) for name, (how, future) in self._summed.items()}
         whole = hashlib.blake2b(digest_size=DIGEST_BYTES)
         for name, ((dtype, shape), sums) in sorted(found.items(), key=lambda item: item[0]):
-            described = f"{dtype} {list(shape)} ".encode()
-            whole.update(f"{len(name)} {name}".encode() + hashlib.blake2b(described + sums.tobytes()).digest())
+            whole.update(f"{len(name)} {name} {dtype} {list(shape)} ".encode() + sums.tobytes())
         if self._pool is not None:
             self._pool.shutdown()
         return whole.hexdigest()

@@ -1,23 +1,25 @@
-"""Checkpoint tensors, one at a time: from safetensors files, or made up from the configuration alone.
+"""Checkpoint tensors, one at a time: from safetensors files, or made up from the description alone.
 
-Every name, shape and dtype is checked against the configuration before the first tensor is taken.
+Every name, shape and dtype is checked against the description before the first tensor is taken.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from engine.modeling.config import ModelConfig
+from engine.description.names import Part, Shape, TensorMap
+from engine.description.reading import tensors_of
+from engine.description.spec import ModelSpec
 from engine.modeling.formats import DTYPES
 from engine.modeling.kv_scales import KVScales, is_kv_scale, read_kv_scales
 from engine.modeling.pages import drop_pages
-from engine.modeling.tensors import EMBEDDING, HEAD, IGNORED_SUFFIXES, Shape, expected_tensors
 from engine.modeling.weight_digest import WeightDigest
 from kernels.ops.digest import Sums
 from shared.errors import ModelError
@@ -25,6 +27,7 @@ from shared.errors import ModelError
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 DUMMY_PART = 1 << 20  # random numbers made at a time
+IGNORED_SUFFIXES = ("rotary_emb.inv_freq", "masked_bias", "attn.bias")  # left by old exporters; never weights
 NAMED_AT_MOST = 5  # tensors in one error message
 STORED = {"F64": torch.float32, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
@@ -33,18 +36,21 @@ class WeightSource(Protocol):
     """Gives out tensors as they are stored.  What was taken holds until the next release."""
 
     dtype: torch.dtype  # of all matrices, float32 where they differ
+    tensors: TensorMap
 
-    def take(self, name: str) -> Tensor: ...
+    def take(self, part: Part) -> Tensor:
+        """As the slot wants it; a view of what is stored, where it can be one."""
+        ...
 
-    def copied(self, name: str, out: Tensor, *, rounded: torch.dtype | None = None) -> Tensor:
-        """Copy a tensor into `out`, which is contiguous and has its shape, and return `out`.
+    def copied(self, part: Part, out: Tensor, *, rounded: torch.dtype | None = None) -> Tensor:
+        """Copy a part into `out`, which is contiguous and has its shape, and return `out`.
 
         Its values are `rounded` to another format before.
         """
         ...
 
-    def sums(self, *names: str) -> list[Sums]:
-        """For the chunk sums of tensors that were taken, which the caller writes before the next release.
+    def sums(self, *parts: Part) -> list[Sums]:
+        """For the row sums of tensors that were taken, to which the caller adds before the next release.
 
         Empty where no digest is made of what the caller reads.
         """
@@ -84,29 +90,29 @@ def terminal_progress(total: int) -> Bar:
 
 
 class Checkpoint:
-    """The tensors of `expected_tensors` in a directory's files, which are mapped into memory: read when they are used.
+    """The tensors of a description in a directory's files, which are mapped into memory: read when they are used.
 
     Raises ModelError naming the file, tensor and shapes.
     """
 
-    def __init__(self, directory: Path, config: ModelConfig, *, progress: Progress | None = None) -> None:
+    def __init__(self, directory: Path, spec: ModelSpec, *, progress: Progress | None = None) -> None:
         files = _tensor_files(directory)
         found = {name for names in files.values() for name in names}
-        expected = _check_names(directory, config, found)
+        self.tensors = _check_names(directory, spec, found)
         opened = {file: _open(directory / file) for file in files}
         self._files = {name: opened[file] for file, names in files.items() for name in names}
         self._paths = {name: directory / file for file, names in files.items() for name in names}
+        expected = self.tensors.shapes()
         stored = {name: self._check(name, shape) for name, shape in expected.items()}
-        dtypes = {stored[name] for name, shape in expected.items() if len(shape) == 2}
+        dtypes = {stored[name] for name, shape in expected.items() if len(shape) >= 2}
         self.dtype = dtypes.pop() if len(dtypes) == 1 else torch.float32
-        self._embedding = EMBEDDING if EMBEDDING in expected else HEAD
-        self._left = len(expected_tensors(config))
+        self._left = len(expected)
         self._progress = progress or terminal_progress
         self._bar: Bar | None = None
-        self._taken: list[Tensor] = []
+        self._taken: dict[str, Tensor] = {}
         self._digest: WeightDigest | None = None
         self._scales: dict[str, Tensor] = {}
-        self._kv_scales = read_kv_scales(config, found, self._take_scale)
+        self._kv_scales = read_kv_scales(spec, self.tensors.table, found, self._take_scale)
 
     def kv_scales(self) -> tuple[KVScales, ...]:
         return self._kv_scales
@@ -125,10 +131,15 @@ class Checkpoint:
         for name, scale in self._scales.items():
             digest.add(name, scale)
 
-    def take(self, name: str) -> Tensor:
-        name = self._stored_name(name)
+    def take(self, part: Part) -> Tensor:
+        return view_of(part, self._stored(part.name))
+
+    def _stored(self, name: str) -> Tensor:
+        """Once for all parts of it that are taken before the next release."""
+        if name in self._taken:
+            return self._taken[name]
         tensor: Tensor = self._files[name].get_tensor(name)
-        self._taken.append(tensor)
+        self._taken[name] = tensor
         if self._digest is not None:
             self._digest.add(name, tensor)
         if self._bar is None:
@@ -137,27 +148,23 @@ class Checkpoint:
         self._left -= 1
         return tensor
 
-    def copied(self, name: str, out: Tensor, *, rounded: torch.dtype | None = None) -> Tensor:
-        tensor = self.take(name)
-        if self._digest is None or not _is_exact(tensor.dtype, rounded or out.dtype):
+    def copied(self, part: Part, out: Tensor, *, rounded: torch.dtype | None = None) -> Tensor:
+        tensor = self.take(part)
+        if self._digest is None or not part.is_whole or not _is_exact(tensor.dtype, rounded or out.dtype):
             return _copied(tensor, out, rounded or out.dtype)
-        return self._digest.copied(self._stored_name(name), tensor, out)
+        return self._digest.copied(part.name, tensor, out)
 
-    def sums(self, *names: str) -> list[Sums]:
-        if self._digest is None:
+    def sums(self, *parts: Part) -> list[Sums]:
+        if self._digest is None or not all(part.is_whole for part in parts):
             return []
-        found = [self._digest.sums(self._stored_name(name)) for name in names]
+        found = [self._digest.sums(part.name) for part in parts]
         return [sums for sums in found if sums is not None]
-
-    def _stored_name(self, name: str) -> str:
-        """Of a tied pair, whichever is there stands for the embedding."""
-        return self._embedding if name == EMBEDDING else name
 
     def release(self) -> None:
         """Drop the file's pages of all that has been taken."""
         if self._digest is not None:
             self._digest.settle()
-        for tensor in self._taken:
+        for tensor in self._taken.values():
             drop_pages(tensor)
         self._taken.clear()
         if self._bar is not None and not self._left:
@@ -174,28 +181,35 @@ class Checkpoint:
 
 
 class DummyWeights:
-    """Random tensors, the same for the same configuration and seed: norms are one, biases zero."""
+    """Random tensors, the same for the same description and seed: norms are one, biases and sinks zero."""
 
-    def __init__(self, config: ModelConfig, *, seed: int = 0) -> None:
-        self.dtype = DTYPES.get(config.dtype, torch.float32)
-        self._spread = config.initializer_range
-        self._shapes = expected_tensors(config)
-        self._seeds = {name: seed * len(self._shapes) + index for index, name in enumerate(self._shapes)}
+    def __init__(self, spec: ModelSpec, *, seed: int = 0) -> None:
+        self.tensors = tensors_of(spec)
+        self.dtype = DTYPES.get(spec.dtype, torch.float32)
+        self._spread = spec.initializer_range
+        shapes = self.tensors.shapes()
+        self._seeds = {name: seed * len(shapes) + index for index, name in enumerate(shapes)}
+        self._made: dict[str, Tensor] = {}
 
-    def take(self, name: str) -> Tensor:
-        shape = self._shapes[name]
-        if len(shape) != 2:
-            return torch.zeros(shape) if name.endswith(".bias") else torch.ones(shape)
-        generator = torch.Generator().manual_seed(self._seeds[name])
-        tensor = torch.empty(shape, dtype=self.dtype)
-        for part in torch.split(tensor.flatten(), DUMMY_PART):  # all at once they would be there in float32 too
-            part.copy_(torch.randn(part.shape, generator=generator).mul_(self._spread))
+    def take(self, part: Part) -> Tensor:
+        if part.name not in self._made:
+            self._made[part.name] = self._make(part)
+        return view_of(part, self._made[part.name])
+
+    def _make(self, part: Part) -> Tensor:
+        if len(part.shape) == 1:
+            is_norm = part.name.endswith("weight") and not part.plus_one
+            return torch.ones(part.shape) if is_norm else torch.zeros(part.shape)
+        generator = torch.Generator().manual_seed(self._seeds[part.name])
+        tensor = torch.empty(part.shape, dtype=self.dtype)
+        for piece in torch.split(tensor.flatten(), DUMMY_PART):  # all at once they would be there in float32 too
+            piece.copy_(torch.randn(piece.shape, generator=generator).mul_(self._spread))
         return tensor
 
-    def copied(self, name: str, out: Tensor, *, rounded: torch.dtype | None = None) -> Tensor:
-        return _copied(self.take(name), out, rounded or out.dtype)
+    def copied(self, part: Part, out: Tensor, *, rounded: torch.dtype | None = None) -> Tensor:
+        return _copied(self.take(part), out, rounded or out.dtype)
 
-    def sums(self, *names: str) -> list[Sums]:
+    def sums(self, *parts: Part) -> list[Sums]:
         return []
 
     def kv_scales(self) -> tuple[KVScales, ...]:
@@ -209,14 +223,27 @@ class DummyWeights:
         """The configuration says all that there is to say of them."""
 
     def release(self) -> None:
-        """Nothing is kept."""
+        self._made.clear()
+
+
+def view_of(part: Part, stored: Tensor) -> Tensor:
+    """What a slot wants of a stored tensor; a view of it wherever it can be one."""
+    found = stored if part.expert is None else stored[part.expert]
+    if part.transposed:
+        found = found.T
+    if part.rows is not None:
+        found = found[part.rows]
+    if part.head_order is not None:
+        heads = found.view(-1, len(part.head_order), *found.shape[1:])
+        found = heads[:, list(part.head_order)].flatten(0, 1)
+    return found.float() + 1.0 if part.plus_one else found
 
 
 def open_weights(
-    load_format: str, directory: Path, config: ModelConfig, *, progress: Progress | None = None
+    load_format: str, directory: Path, spec: ModelSpec, *, progress: Progress | None = None
 ) -> WeightSource:
     """What `load_format` names; raises ModelError for the checkpoint's faults."""
-    return DummyWeights(config) if load_format == "dummy" else Checkpoint(directory, config, progress=progress)
+    return DummyWeights(spec) if load_format == "dummy" else Checkpoint(directory, spec, progress=progress)
 
 
 def _is_exact(stored: torch.dtype, dtype: torch.dtype) -> bool:
@@ -273,26 +300,25 @@ def _read_names(path: Path) -> list[str]:
     return list(_open(path).keys())
 
 
-def _check_names(directory: Path, config: ModelConfig, found: set[str]) -> dict[str, Shape]:
-    """The tensors to read and their shapes."""
-    expected = expected_tensors(config)
-    if config.tie_word_embeddings and HEAD in found:
-        shape = expected[EMBEDDING]
-        if EMBEDDING not in found:
-            del expected[EMBEDDING]
-        expected[HEAD] = shape
+def _check_names(directory: Path, spec: ModelSpec, found: set[str]) -> TensorMap:
+    """The tensors to read, under the names that this checkpoint has for them."""
+    tensors = tensors_of(spec, found)
+    table = tensors.table
+    expected = tensors.shapes()
+    head = f"{table.head}.weight"
+    if spec.tie_word_embeddings and head in found:  # of a tied pair, whichever is there stands for the embedding
+        expected[head] = tensors.embedding.shape
+        if tensors.embedding.name not in found:
+            del expected[tensors.embedding.name]
+            tensors = replace(tensors, embedding=Part(head, tensors.embedding.shape))
     missing = sorted(expected.keys() - found)
     if missing:
-        raise ModelError(
-            f"{directory} lacks {_listing(missing)} of the {len(expected)} tensors of {config.architecture}"
-        )
+        raise ModelError(f"{directory} lacks {_listing(missing)} of the {len(expected)} tensors of {spec.architecture}")
     others = (name for name in found - expected.keys() if not name.endswith(IGNORED_SUFFIXES))
-    extra = sorted(name for name in others if not is_kv_scale(name))
+    extra = sorted(name for name in others if not is_kv_scale(name) and not name.startswith(table.unused))
     if extra:
-        raise ModelError(
-            f"{directory} has {_listing(extra)}, which {config.architecture} with this config.json has not"
-        )
-    return expected
+        raise ModelError(f"{directory} has {_listing(extra)}, which {spec.architecture} with this config.json has not")
+    return tensors
 
 
 def _listing(names: list[str]) -> str:

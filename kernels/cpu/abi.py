@@ -6,26 +6,64 @@ import ctypes
 from ctypes import POINTER, Structure, c_char_p, c_float, c_int32, c_int64, c_void_p
 from typing import Any
 
-VERSION = 5  # PG_ABI
+VERSION = 7  # PG_ABI
+
+RMS_NORM, LAYER_NORM = range(2)  # PgNormKind
+SILU, GELU_TANH, CLAMPED_SWIGLU = range(3)  # PgActivation
+SOFTMAX, SOFTMAX_OF_CHOSEN, SIGMOID = range(3)  # PgScore
 
 
 class PgLinear(Structure):
     _fields_ = [("packed", c_void_p), ("bias", c_void_p), ("n", c_int32), ("k", c_int32), ("format", c_int32)]
 
 
+class PgNorm(Structure):
+    _fields_ = [("weight", c_void_p), ("bias", c_void_p), ("kind", c_int32)]
+
+
+class PgExperts(Structure):
+    _fields_ = [
+        ("count", c_int32),
+        ("top_k", c_int32),
+        ("inner", c_int32),
+        ("score", c_int32),
+        ("renormalise", c_int32),
+        ("groups", c_int32),
+        ("kept_groups", c_int32),
+        ("scale", c_float),
+        ("correction", c_void_p),
+        ("router", PgLinear),
+        ("gate_up", POINTER(PgLinear)),
+        ("down", POINTER(PgLinear)),
+        ("shared_gate", PgLinear),
+    ]
+
+
 class PgLayer(Structure):
     _fields_ = [
-        ("input_norm", c_void_p),
-        ("post_norm", c_void_p),
-        ("query_norm", c_void_p),
-        ("key_norm", c_void_p),
+        ("input_norm", PgNorm),
+        ("attention_norm", PgNorm),
+        ("mlp_norm", PgNorm),
+        ("mlp_output_norm", PgNorm),
+        ("query_norm", PgNorm),
+        ("key_norm", PgNorm),
+        ("norm_whole", c_int32),
         ("qkv", PgLinear),
         ("output", PgLinear),
         ("gate_up", PgLinear),
         ("down", PgLinear),
+        ("experts", POINTER(PgExperts)),
+        ("cos", c_void_p),
+        ("sin", c_void_p),
+        ("sinks", c_void_p),
+        ("scale", c_float),
+        ("softcap", c_float),
+        ("window", c_int32),
+        ("inner", c_int32),
+        ("gated", c_int32),
+        ("activation", c_int32),
         ("keys", c_void_p),
         ("values", c_void_p),
-        ("window", c_int32),
     ]
 
 
@@ -36,19 +74,21 @@ class PgModel(Structure):
         ("num_heads", c_int32),
         ("num_kv_heads", c_int32),
         ("head_dim", c_int32),
-        ("inner", c_int32),
         ("vocab", c_int32),
         ("block_size", c_int32),
         ("kv_format", c_int32),
         ("round_activations", c_int32),
         ("max_positions", c_int32),
         ("eps", c_float),
-        ("cos", c_void_p),
-        ("sin", c_void_p),
-        ("norm", c_void_p),
+        ("embed_scale", c_float),
+        ("residual_scale", c_float),
+        ("logit_scale", c_float),
+        ("logit_softcap", c_float),
+        ("norm", PgNorm),
         ("head", PgLinear),
         ("embedding", c_void_p),
         ("embedding_format", c_int32),
+        ("positions", c_void_p),
         ("layers", POINTER(PgLayer)),
     ]
 
@@ -81,8 +121,8 @@ _PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
     "pg_packed_bytes": (c_int64, [c_int64, c_int64, c_int32]),
     "pg_pack_linear": (None, [_ROWS, c_int32, c_int32, c_int64, c_int32, _ADDRESS]),
     "pg_pack_gate_up": (None, [_ROWS, c_int32, c_int64, c_int32, _ADDRESS]),
-    "pg_copy": (None, [_ADDRESS, c_int32, c_int64, c_int32, _ADDRESS, _ADDRESS]),
-    "pg_digest": (None, [_ADDRESS, c_int64, _ADDRESS]),
+    "pg_copy": (None, [_ADDRESS, c_int32, c_int64, c_int64, c_int32, _ADDRESS, _ADDRESS]),
+    "pg_digest": (None, [_ADDRESS, c_int64, c_int64, _ADDRESS]),
     "pg_key_bytes": (c_int64, _KV),
     "pg_value_bytes": (c_int64, _KV),
     "pg_forward": (None, [_MODEL, _STEP, _ADDRESS]),
@@ -90,9 +130,11 @@ _PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
     "pg_greedy": (None, [_MODEL, _ADDRESS, c_int64, _ADDRESS]),
     "pg_extend": (None, [_MODEL, _STEP, c_int64, _ADDRESS, _ADDRESS, _ADDRESS]),
     "pg_linear": (None, [POINTER(PgLinear), c_int32, _ADDRESS, c_int64, _ADDRESS]),
-    "pg_rms_norm": (None, [_ADDRESS, _ADDRESS, c_float, c_int64, c_int64, _ADDRESS]),
+    "pg_norm": (None, [POINTER(PgNorm), _ADDRESS, c_float, c_int64, c_int64, _ADDRESS]),
     "pg_store_kv": (None, [*_KV, _ADDRESS, _ADDRESS, _ADDRESS, c_int64, _ADDRESS, _ADDRESS]),
     "pg_attention": (None, [_MODEL, POINTER(PgLayer), _STEP, _ADDRESS, _ADDRESS]),
+    "pg_feed_forward": (None, [_MODEL, POINTER(PgLayer), _ADDRESS, c_int64, _ADDRESS]),
+    "pg_route": (None, [_MODEL, POINTER(PgLayer), _ADDRESS, c_int64, _ADDRESS, _ADDRESS]),
     "pg_argmax": (None, [_ADDRESS, c_int64, c_int64, _ADDRESS]),
     "pg_gumbel_argmax": (None, [_ADDRESS, c_int64, c_int64, *[_ADDRESS] * 5]),
     "pg_truncation": (None, [_ADDRESS, c_int64, c_int64, *[_ADDRESS] * 5]),

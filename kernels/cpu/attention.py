@@ -93,11 +93,15 @@ def paged_attention(
     metadata: AttentionMetadata,
     scale: float,
     window: int,
+    softcap: float = 0.0,  # 0: none
+    sinks: Tensor | None = None,  # [num_heads] float32
+    *,
     compute: torch.dtype = torch.float64,
 ) -> Tensor:  # [num_tokens, num_heads, head_dim]
     out = query.new_zeros(query.shape)
     for group in metadata.groups[window]:
-        out[group.tokens] = _attend(query[group.tokens], cache, group, scale, compute).to(query.dtype)
+        attended = _attend(query[group.tokens], cache, group, scale, softcap, sinks, compute)
+        out[group.tokens] = attended.to(query.dtype)
     return out
 
 
@@ -106,6 +110,8 @@ def _attend(
     cache: KVCache,
     group: QueryGroup,
     scale: float,
+    softcap: float,
+    sinks: Tensor | None,  # [num_heads] float32
     compute: torch.dtype,
 ) -> Tensor:  # [num_seqs * num_queries, num_heads, head_dim] of the dtype `compute`
     num_seqs, num_queries = group.num_seqs, query.shape[0] // group.num_seqs
@@ -114,11 +120,23 @@ def _attend(
     grouped = (query.to(compute) * scale).view(num_seqs, num_queries, kv_heads, -1, head_dim).permute(0, 2, 3, 1, 4)
     share = grouped.shape[2]
     scores = grouped.reshape(num_seqs, kv_heads, share * num_queries, head_dim) @ keys
-    shaped = scores.view(num_seqs, kv_heads, share, num_queries, -1)
-    weights = torch.softmax(shaped.masked_fill_(group.hidden, float("-inf")), dim=-1).view_as(scores)
+    if softcap:
+        scores.div_(softcap).tanh_().mul_(softcap)
+    shaped = scores.view(num_seqs, kv_heads, share, num_queries, -1).masked_fill_(group.hidden, float("-inf"))
+    weights = _softmax(shaped, sinks).view_as(scores)
     values = _by_sequence(cache.read_values(group.blocks), num_seqs, compute)
     mixed = (weights @ values).view(num_seqs, kv_heads, share, num_queries, head_dim)
     return mixed.permute(0, 3, 1, 2, 4).reshape(query.shape)
+
+
+def _softmax(
+    scores: Tensor,  # [num_seqs, num_kv_heads, share, num_queries, num_keys]
+    sinks: Tensor | None,  # [num_heads] float32
+) -> Tensor:  # [num_seqs, num_kv_heads, share, num_queries, num_keys]
+    if sinks is None:
+        return torch.softmax(scores, dim=-1)
+    column = sinks.to(scores.dtype).view(1, *scores.shape[1:3], 1, 1).expand(*scores.shape[:-1], 1)
+    return torch.softmax(torch.cat((column, scores), dim=-1), dim=-1)[..., 1:].contiguous()
 
 
 def _by_sequence(

@@ -11,17 +11,22 @@ from kernels.ops import digest
 from kernels.ops.digest import Sums
 
 
-def content_of(tensor: Tensor) -> NDArray[np.uint8]:
-    """The bytes of a contiguous tensor."""
-    content: NDArray[np.uint8] = tensor.detach().reshape(-1).view(torch.uint8).numpy()
-    return content
+def rows_of(tensor: Tensor) -> NDArray[np.uint8]:  # [n, bytes of a row]
+    """The bytes of a tensor's last dimension, for all others."""
+    n, k = row_shape(tensor)
+    rows: NDArray[np.uint8] = tensor.detach().reshape(n, k).contiguous().view(torch.uint8).numpy()
+    return rows
 
 
-def address_of_sums(sums: Sums, tensor: Tensor) -> int:
-    """Where C writes the chunk sums of a tensor.  Raises ValueError unless they have room for just that."""
-    wanted = digest.num_chunks(tensor.nbytes), 2
-    if sums.dtype != np.uint64 or sums.shape != wanted or not sums.flags.c_contiguous:
-        raise ValueError(f"sums of {tensor.nbytes} bytes are {sums.dtype} {sums.shape}, expected {wanted} of uint64")
+def row_shape(tensor: Tensor) -> tuple[int, int]:
+    """Number and length of the rows of its last dimension."""
+    return tensor.shape[:-1].numel(), tensor.shape[-1] if tensor.ndim else 1
+
+
+def address_of_sums(sums: Sums) -> int:
+    """Where C adds to the sums of a tensor's rows.  Raises ValueError unless they have room for just that."""
+    if sums.dtype != np.uint64 or sums.shape != (digest.WORDS,) or not sums.flags.c_contiguous:
+        raise ValueError(f"sums are {sums.dtype} {sums.shape}, expected {digest.WORDS} of uint64")
     return int(sums.ctypes.data)
 
 

@@ -7,11 +7,10 @@ share one team of threads, and take turns at it.
 from __future__ import annotations
 
 import ctypes
-import threading
 from collections.abc import Sequence
 from ctypes import byref
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -19,7 +18,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kernels.cpu import abi
-from kernels.cpu.contents import address_of_sums, check, content_of
+from kernels.cpu.contents import address_of_sums, check, row_shape, rows_of
+from kernels.cpu.sampling import Sampling
 from kernels.ops import digest
 from kernels.ops.digest import Sums
 
@@ -34,6 +34,10 @@ UNSUPPORTED = {
     2: "hidden_size or intermediate_size is no multiple of 16",
     3: "block_size is smaller than a vector",
     4: "more than 96 query heads share a KV head",
+    5: "its activation needs a gate",
+    6: "the experts' intermediate size is no multiple of 16",
+    7: "a token takes more than 64 experts, or more than there are",
+    8: "its experts are not in up to 64 groups of one size that hold what a token takes",
 }
 OTHERWISE_UNSUPPORTED = "its dimensions are not served"
 
@@ -112,31 +116,11 @@ class StepColumns:
         return self._step
 
 
-class Native:
+class Native(Sampling):
     """One loaded library, and its team."""
 
-    def __init__(self, functions: ctypes.CDLL) -> None:
-        self._functions = functions
-        self._turn = threading.Lock()
-        self.num_threads = 1
-        self.target: str = functions.pg_target().decode()  # the instruction sets that it is compiled for
-
-    def _call(self, function: Any, *arguments: Any) -> None:
-        with self._turn:
-            function(*arguments)
-
-    @property
-    def fast_bfloat16(self) -> bool:
-        """Whether it multiplies bfloat16 faster than float32."""
-        return "bf16" in self.target
-
-    def set_threads(self, count: int, *, pin: bool) -> None:
-        """`pin`: the team's threads keep to one core each; the caller's own is left alone."""
-        self._call(self._functions.pg_set_threads, count, pin)
-        self.num_threads = count
-
     def why_unsupported(self, model: abi.PgModel) -> str:
-        """Empty where the model's dimensions are served; its pointers are not looked at."""
+        """Empty where the model is served; of its layers, where it has them, only the numbers are looked at."""
         code = self._functions.pg_supports(byref(model))
         return UNSUPPORTED.get(code, OTHERWISE_UNSUPPORTED) if code else ""
 
@@ -153,7 +137,7 @@ class Native:
         packed: Tensor,  # [packed_bytes] uint8, written
         bias: Tensor | None = None,  # [n] float32
         *,
-        sums: Sequence[Sums] = (),  # as chunk_sums has them, one for each of the weights; written
+        sums: Sequence[Sums] = (),  # zeros, one for each of the weights; those of row_sums are added
     ) -> PackedLinear:
         parts = [weights] if isinstance(weights, Tensor) else list(weights)
         n, k = sum(map(len, parts)), parts[0].shape[1]
@@ -173,7 +157,7 @@ class Native:
         packed: Tensor,  # [packed_bytes of 2 inner] uint8, written
         bias: Tensor | None = None,  # [2, inner] float32
         *,
-        sums: Sequence[Sums] = (),  # as chunk_sums has them, of gate and of up; written
+        sums: Sequence[Sums] = (),  # zeros, for gate and up; those of row_sums are added
     ) -> PackedLinear:
         """Columns of both by turns, as the fused activation reads them."""
         inner, k = gate.shape
@@ -198,28 +182,27 @@ class Native:
             row.rows, row.n = tensor.data_ptr(), len(tensor)
         for row, part, tensor, written in zip(rows, parts, tensors, sums, strict=True) if sums else ():
             if tensor.data_ptr() == part.data_ptr():
-                row.sums = address_of_sums(written, part)
+                row.sums = address_of_sums(written)
             else:
-                written[:] = self.chunk_sums(content_of(part))
+                written += self.row_sums(rows_of(part))
         return _Rows(rows, tensors, dtype)
 
     def copy(
         self,
         source: Tensor,  # contiguous
         out: Tensor,  # of the same shape, contiguous
-        sums: Sums | None = None,  # as chunk_sums has them of the source; written
+        sums: Sums | None = None,  # zeros; those of row_sums, of the source, are added
     ) -> Tensor:
         """What `out.copy_(source)` does; formats that pg_copy does not have are left to that."""
         if out.shape != source.shape:
             raise ValueError(f"a tensor of shape {tuple(source.shape)} does not fit one of {tuple(out.shape)}")
         if (source.dtype, out.dtype) not in COPIED or not source.is_contiguous() or not out.is_contiguous():
             if sums is not None:
-                sums[:] = self.chunk_sums(content_of(source))
+                sums += self.row_sums(rows_of(source))
             return out.copy_(source)
-        formats = FORMATS[source.dtype], FORMATS[out.dtype]
-        address = None if sums is None else address_of_sums(sums, source)
-        addresses = source.data_ptr(), out.data_ptr()
-        self._call(self._functions.pg_copy, addresses[0], formats[0], source.numel(), formats[1], addresses[1], address)
+        read = source.data_ptr(), FORMATS[source.dtype], *row_shape(source)
+        address = None if sums is None else address_of_sums(sums)
+        self._call(self._functions.pg_copy, *read, FORMATS[out.dtype], out.data_ptr(), address)
         return out
 
     def _by_turns(
@@ -231,15 +214,15 @@ class Native:
         self.pack_gate_up(bias[0, :, None], bias[1, :, None], torch.float32, packed)
         return packed.view(torch.float32)[: 2 * inner]
 
-    def chunk_sums(
+    def row_sums(
         self,
-        data: NDArray[np.uint8],  # [num_bytes]
+        rows: NDArray[np.uint8],  # [n, num_bytes]
     ) -> Sums:
         """As `kernels.ops.digest` has them."""
-        if data.dtype != np.uint8 or not data.flags.c_contiguous:
+        if rows.dtype != np.uint8 or not rows.flags.c_contiguous:
             raise ValueError("bytes to be digested must be contiguous")
-        sums = digest.empty_sums(len(data))
-        self._call(self._functions.pg_digest, data.ctypes.data, len(data), sums.ctypes.data)
+        sums = np.zeros(digest.WORDS, np.uint64)
+        self._call(self._functions.pg_digest, rows.ctypes.data, *rows.shape, sums.ctypes.data)
         return sums
 
     def key_bytes(self, shape: KVShape) -> int:
@@ -311,10 +294,24 @@ class Native:
         weight: Tensor,  # [hidden] float32
         eps: float,
     ) -> Tensor:  # [m, hidden] float32
+        return self._norm(x, weight, None, abi.RMS_NORM, eps)
+
+    def layer_norm(
+        self,
+        x: Tensor,  # [m, hidden] float32
+        weight: Tensor,  # [hidden] float32
+        bias: Tensor | None,  # [hidden] float32
+        eps: float,
+    ) -> Tensor:  # [m, hidden] float32
+        return self._norm(x, weight, bias, abi.LAYER_NORM, eps)
+
+    def _norm(self, x: Tensor, weight: Tensor, bias: Tensor | None, kind: int, eps: float) -> Tensor:
         check(x, torch.float32, tuple(x.shape))
-        check(weight, torch.float32, (x.shape[1],))
+        for given in (weight,) if bias is None else (weight, bias):
+            check(given, torch.float32, (x.shape[1],))
         out = torch.empty_like(x)
-        self._call(self._functions.pg_rms_norm, x.data_ptr(), weight.data_ptr(), eps, *x.shape, out.data_ptr())
+        norm = abi.PgNorm(weight.data_ptr(), None if bias is None else bias.data_ptr(), kind)
+        self._call(self._functions.pg_norm, byref(norm), x.data_ptr(), eps, *x.shape, out.data_ptr())
         return out
 
     def store_kv(
@@ -350,44 +347,26 @@ class Native:
         )
         return out
 
-    def argmax(
+    def feed_forward(
         self,
-        logits: Tensor,  # [num_rows, vocab_size] float32
-    ) -> Tensor:  # [num_rows] int64
-        check(logits, torch.float32, tuple(logits.shape))
-        token_ids = torch.empty(len(logits), dtype=torch.int64)
-        self._call(self._functions.pg_argmax, logits.data_ptr(), *logits.shape, token_ids.data_ptr())
-        return token_ids
+        model: abi.PgModel,
+        layer: abi.PgLayer,
+        x: Tensor,  # [m, hidden] float32, after the norm
+    ) -> Tensor:  # [m, hidden] float32
+        check(x, torch.float32, (len(x), model.hidden))
+        out = torch.empty_like(x)
+        self._call(self._functions.pg_feed_forward, byref(model), byref(layer), x.data_ptr(), len(x), out.data_ptr())
+        return out
 
-    def gumbel_argmax(
+    def route(
         self,
-        values: Tensor,  # [num_rows, vocab_size] float32: processed logits / temperature
-        cut: Tensor,  # [num_rows] float32
-        last_tied: Tensor,  # [num_rows] int64
-        keys: tuple[Tensor, Tensor],  # each [num_rows] int64, from `kernels.ops.noise.row_keys`
-    ) -> Tensor:  # [num_rows] int64
-        num_rows = len(values)
-        check(values, torch.float32, tuple(values.shape))
-        check(cut, torch.float32, (num_rows,))
-        for column in (last_tied, *keys):
-            check(column, torch.int64, (num_rows,))
-        token_ids = torch.empty(num_rows, dtype=torch.int64)
-        addresses = [column.data_ptr() for column in (cut, last_tied, *keys, token_ids)]
-        self._call(self._functions.pg_gumbel_argmax, values.data_ptr(), *values.shape, *addresses)
-        return token_ids
-
-    def truncation(
-        self,
-        values: Tensor,  # [num_rows, vocab_size] float32: processed logits / temperature
-        depth: Tensor,  # [num_rows] float64: log(min_p); -inf: off
-        top_k: Tensor,  # [num_rows] int64; 0: off
-        top_p: Tensor,  # [num_rows] float64; 1: off
-    ) -> tuple[Tensor, Tensor]:  # cut [num_rows] float32, last_tied [num_rows] int64
-        num_rows = len(values)
-        check(values, torch.float32, tuple(values.shape))
-        for column, dtype in ((depth, torch.float64), (top_k, torch.int64), (top_p, torch.float64)):
-            check(column, dtype, (num_rows,))
-        cut, last_tied = torch.empty(num_rows), torch.empty(num_rows, dtype=torch.int64)
-        addresses = [column.data_ptr() for column in (depth, top_k, top_p, cut, last_tied)]
-        self._call(self._functions.pg_truncation, values.data_ptr(), *values.shape, *addresses)
-        return cut, last_tied
+        model: abi.PgModel,
+        layer: abi.PgLayer,
+        x: Tensor,  # [m, hidden] float32, after the norm
+    ) -> tuple[Tensor, Tensor]:  # ids [m, top_k] int64 and weights [m, top_k] float32, by rank
+        check(x, torch.float32, (len(x), model.hidden))
+        shape = len(x), layer.experts.contents.top_k
+        ids, weights = torch.empty(shape, dtype=torch.int64), torch.empty(shape)
+        addresses = x.data_ptr(), len(x), ids.data_ptr(), weights.data_ptr()
+        self._call(self._functions.pg_route, byref(model), byref(layer), *addresses)
+        return ids, weights

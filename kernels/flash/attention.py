@@ -1,6 +1,7 @@
 """The planner and the op of `kernels.ops.attention` on two libraries' functions.
 
-The library comes as a module, so that what it is called with can be proved without it.  Neither is captured in graphs.
+The library comes as a module, so that what it is called with can be proved without it.  Neither is captured in graphs,
+and neither knows sinks: `Kernels.attention_sinks` says so.
 """
 
 from __future__ import annotations
@@ -26,6 +27,12 @@ class HeadShape:
     num_kv_heads: int
     head_dim: int
     dtype: torch.dtype  # of queries and of the cache
+    scale: float = 0.0  # of scores; 0: head_dim ** -0.5
+    softcap: float = 0.0  # 0: none
+
+    @property
+    def score_scale(self) -> float:
+        return self.scale or self.head_dim**-0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +58,11 @@ def _columns(
         num_tokens=int(starts[-1]),
         longest=max(query_lens),
     )
+
+
+def _check_sinks(sinks: Tensor | None) -> None:
+    if sinks is not None:
+        raise ValueError("this library's attention has no sinks")
 
 
 class FlashInferAttention:
@@ -83,8 +95,8 @@ class FlashInferAttention:
                 self._wrappers[window] = wrapper
             self._wrappers[window].plan(
                 plain.query_start_loc, pages, indices, last, shape.num_heads, shape.num_kv_heads, shape.head_dim,
-                block_size, causal=True, sm_scale=shape.head_dim**-0.5, window_left=window - 1,
-                q_data_type=shape.dtype, kv_data_type=shape.dtype,
+                block_size, causal=True, sm_scale=shape.score_scale, window_left=window - 1,
+                logits_soft_cap=shape.softcap, q_data_type=shape.dtype, kv_data_type=shape.dtype,
             )  # fmt: skip
         return FlashMetadata(
             plain.query_start_loc, plain.seq_lens, plain.block_tables,
@@ -96,10 +108,15 @@ class FlashInferAttention:
         query: Tensor,  # [num_tokens, num_heads, head_dim]; tokens beyond the plan give zeros
         cache: KVCache,
         metadata: AttentionMetadata,
-        scale: float,  # as planned
+        scale: float,  # as planned; ValueError for another, and for another softcap
         window: int,
+        softcap: float = 0.0,  # 0: none
+        sinks: Tensor | None = None,  # ValueError where there are any
     ) -> Tensor:  # [num_tokens, num_heads, head_dim]
         assert isinstance(metadata, FlashMetadata)
+        _check_sinks(sinks)
+        if (scale, softcap) != (self._shape.score_scale, self._shape.softcap):
+            raise ValueError(f"planned for scale {self._shape.score_scale} and softcap {self._shape.softcap}")
         out = torch.zeros_like(query)
         planned = query[: metadata.num_tokens].contiguous()
         out[: metadata.num_tokens] = metadata.wrappers[window].run(planned, (cache.keys, cache.values))
@@ -129,12 +146,15 @@ class FlashAttention3:
         metadata: AttentionMetadata,
         scale: float,
         window: int,
+        softcap: float = 0.0,  # 0: none
+        sinks: Tensor | None = None,  # ValueError where there are any
     ) -> Tensor:  # [num_tokens, num_heads, head_dim]
         assert isinstance(metadata, FlashMetadata)
+        _check_sinks(sinks)
         out = torch.zeros_like(query)
         out[: metadata.num_tokens] = self._library.flash_attn_with_kvcache(
             query[: metadata.num_tokens], cache.keys, cache.values, cache_seqlens=metadata.seq_lens,
             page_table=metadata.block_tables, cu_seqlens_q=metadata.query_start_loc, max_seqlen_q=metadata.longest,
-            softmax_scale=scale, causal=True, window_size=(window - 1, 0) if window else (-1, -1),
+            softmax_scale=scale, causal=True, window_size=(window - 1, 0) if window else (-1, -1), softcap=softcap,
         )  # fmt: skip
         return out

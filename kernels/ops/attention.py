@@ -4,6 +4,9 @@ For the query at position p of a sequence, over its keys k at positions max(0, p
 
     out = sum_k softmax_k(scale * q . key_k) value_k        (window 0: all positions up to p)
 
+Where there is a softcap, softcap * tanh(score / softcap) takes the place of each score.  Where a head has a sink, a
+further term exp(sink), neither scaled nor capped, is added to the sum of its softmax; its value is zero.
+
 The key of position i lies in block block_table[i // block_size] at offset i % block_size.  Each group of
 num_heads / num_kv_heads query heads shares one KV head.
 """
@@ -76,6 +79,8 @@ def paged_attention(
     metadata: AttentionMetadata,
     scale: float,
     window: int,
+    softcap: float = 0.0,  # 0: none
+    sinks: Tensor | None = None,  # [num_heads] float32
 ) -> Tensor:  # [num_tokens, num_heads, head_dim]
     out = query.new_zeros(query.shape)
     starts = metadata.query_start_loc.tolist()
@@ -84,7 +89,7 @@ def paged_attention(
         tokens = slice(starts[index], starts[index + 1])
         keys = cache.read_keys(blocks).flatten(0, 1)[:seq_len]
         values = cache.read_values(blocks).flatten(0, 1)[:seq_len]
-        out[tokens] = _attend(query[tokens], keys, values, scale, window)
+        out[tokens] = _attend(query[tokens], keys, values, scale, window, softcap, sinks)
     return out
 
 
@@ -94,6 +99,8 @@ def _attend(
     values: Tensor,  # [seq_len, num_kv_heads, head_dim]
     scale: float,
     window: int,
+    softcap: float,
+    sinks: Tensor | None,  # [num_heads] float32
 ) -> Tensor:  # [num_queries, num_heads, head_dim]
     share = query.shape[1] // keys.shape[1]
     keys, values = (one.float().repeat_interleave(share, dim=1) for one in (keys, values))
@@ -103,5 +110,10 @@ def _attend(
     if window:
         hidden |= key_positions <= positions - window
     scores = torch.einsum("qhd,khd->hqk", query.float(), keys) * scale
-    weights = torch.softmax(scores.masked_fill(hidden, float("-inf")), dim=-1)
+    if softcap:
+        scores = softcap * torch.tanh(scores / softcap)
+    scores = scores.masked_fill(hidden, float("-inf"))
+    if sinks is not None:
+        scores = torch.cat((sinks.float().view(-1, 1, 1).expand(-1, query.shape[0], 1), scores), dim=-1)
+    weights = torch.softmax(scores, dim=-1)[..., -keys.shape[0] :]
     return torch.einsum("hqk,khd->qhd", weights, values).to(query.dtype)

@@ -1,60 +1,65 @@
-"""Sums that tell one content of memory from another, at the speed of memory; not against one who wants them equal.
+"""Sums that tell one content of rows from another, at the speed of the cache; not against one who wants them equal.
 
-Memory is cut into chunks of CHUNK bytes, the last one filled up with zeros, and a chunk into 32-bit words m_0, m_1, ...
-With fixed keys k_i and a shift s, each chunk has the two sums
+A row is cut into stripes of 4 times 8 words of 64 bits.  The last stripe ends with the row and may begin within the one
+before; a shorter row is filled up with zeros.  A state of as many words begins, with the row's index i and
+phi = 0x9E3779B97F4A7C15, with word j = (32 i + j + 1) phi, and takes stripe after stripe, word for word:
 
-    sum over even i of (m_i + k_(i+s) mod 2^32) * (m_(i+1) + k_(i+s+1) mod 2^32)   mod 2^64,   for s = 0 and s = 4
+    mix(a, m) = (a mod 2^32) * FACTOR  xor  a with its halves exchanged  xor  m
 
-which is NH, the universal hash of UMAC (RFC 4418), twice: two contents that were not made for it agree in both with a
-probability of about 2^-64.
+What was taken by then is multiplied by the next two steps.  At last the first 8 words take the other three times 8, and
+four times zeros.  The sums are those of all rows, mod 2^64, so rows may be added in any order, by several threads.
+
+A change of one word always changes the word of the state that takes it, and stays there but for a chance of about
+2^-64; that several changes cancel each other is as unlikely.
 """
 
 from __future__ import annotations
 
-from functools import cache
-
 import numpy as np
 from numpy.typing import NDArray
 
-CHUNK = 1 << 16  # bytes; PG_DIGEST_CHUNK
-SHIFT = 4  # words
-AT_ONCE = 4  # chunks, so that what is in between stays in the cache
-LOWER = np.uint64(0xFFFFFFFF)
+WORDS = 8  # PG_DIGEST_WORDS
+STATE = 4 * WORDS  # words
+STRIPE = 8 * STATE  # bytes
+PHI, FACTOR = np.uint64(0x9E3779B97F4A7C15), np.uint64(0x9E3779B1)
+LOWER, HALF = np.uint64(0xFFFFFFFF), np.uint64(32)
+AT_ONCE = 1 << 20  # bytes of rows, so that what is in between stays in the cache
 
-Sums = NDArray[np.uint64]  # [num_chunks, 2]
-
-
-def num_chunks(num_bytes: int) -> int:
-    return -(-num_bytes // CHUNK)
-
-
-def empty_sums(num_bytes: int) -> Sums:
-    """For the sums of so many bytes."""
-    return np.empty((num_chunks(num_bytes), 2), np.uint64)
+Sums = NDArray[np.uint64]  # [WORDS]
+Words = NDArray[np.uint64]
 
 
-@cache
-def key_words() -> NDArray[np.uint32]:
-    """Splitmix64 of 1, 2, ...: the lower halves."""
-    x = np.arange(1, CHUNK // 4 + SHIFT + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return (x ^ (x >> np.uint64(31))).astype(np.uint32)
-
-
-def chunk_sums(
-    data: NDArray[np.uint8],  # [num_bytes]
+def row_sums(
+    rows: NDArray[np.uint8],  # [n, num_bytes]
 ) -> Sums:
-    sums = empty_sums(len(data))
-    for begin in range(0, len(sums), AT_ONCE):
-        part = data[begin * CHUNK : (begin + AT_ONCE) * CHUNK]
-        if missing := -len(part) % CHUNK:
-            part = np.concatenate([part, np.zeros(missing, np.uint8)])
-        words = part.view(np.uint32).reshape(-1, CHUNK // 4)
-        for column, shift in enumerate((0, SHIFT)):
-            pairs = (words + key_words()[shift : shift + CHUNK // 4]).view(np.uint64)
-            upper = pairs >> np.uint64(32)
-            pairs &= LOWER
-            pairs *= upper
-            sums[begin : begin + len(words), column] = pairs.sum(axis=1)
+    if rows.shape[1] < STRIPE:
+        rows = np.pad(rows, ((0, 0), (0, -rows.shape[1] % STRIPE)))
+    sums, num_bytes = np.zeros(WORDS, np.uint64), rows.shape[1]
+    many = max(1, AT_ONCE // max(1, num_bytes))
+    for begin in range(0, len(rows), many):
+        part = rows[begin : begin + many]
+        index = np.arange(STATE * begin + 1, STATE * (begin + len(part)) + 1, dtype=np.uint64)
+        state = (index * PHI).reshape(len(part), STATE)
+        for end in range(STRIPE, num_bytes + STRIPE, STRIPE):
+            end = min(end, num_bytes)
+            state = _mix(state, part[:, end - STRIPE : end].copy().view(np.uint64))
+        sums += _fold(state).sum(axis=0, dtype=np.uint64)
     return sums
+
+
+def _mix(state: Words, words: Words) -> Words:
+    mixed = state & LOWER
+    mixed *= FACTOR
+    mixed ^= state >> HALF
+    mixed ^= state << HALF
+    mixed ^= words
+    return mixed
+
+
+def _fold(
+    state: Words,  # [n, STATE]
+) -> Words:  # [n, WORDS]
+    folded, *others = np.split(state, STATE // WORDS, axis=1)
+    for words in (*others, *[np.zeros_like(folded)] * 4):
+        folded = _mix(folded, words)
+    return folded

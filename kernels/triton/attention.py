@@ -8,7 +8,6 @@ Massa and Sizov, Flash-Decoding, 2023).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -20,6 +19,7 @@ from torch import Tensor
 from kernels.ops.attention import AttentionMetadata
 from kernels.ops.kv_cache import KVCache
 from kernels.ops.transfer import to_device
+from kernels.triton.attention_merge import LOG2_E, NOTHING, TO_POWERS_OF_TWO, launch_merges, load_sinks
 from kernels.triton.attention_tiles import (
     SPLIT,
     StaticTiles,
@@ -31,12 +31,7 @@ from kernels.triton.attention_tiles import (
     view_tiles,
 )  # fmt: skip
 from kernels.triton.kv_format import PER_HEAD, PER_TOKEN, scales_of
-from kernels.triton.launch import MIN_DOT, dot_type, num_processors, power_of_2
-
-NOTHING = tl.constexpr(-1.0e30)  # the maximum before the first key: finite, so that differences are numbers
-LOG2_E = math.log2(math.e)
-PROGRAMS = 8  # per multiprocessor, where the number of tiles is not known at launch
-MERGED = 8  # parts that are merged at a time
+from kernels.triton.launch import MIN_DOT, dot_type, num_programs, power_of_2
 
 
 def plan_attention(
@@ -89,6 +84,8 @@ def paged_attention(
     metadata: AttentionMetadata,
     scale: float,
     window: int,
+    softcap: float = 0.0,  # 0: none
+    sinks: Tensor | None = None,  # [num_heads] float32
 ) -> Tensor:  # [num_tokens, num_heads, head_dim]
     assert isinstance(metadata, TiledAttention)
     tiles, shape = metadata.windows[window], metadata.shape
@@ -97,9 +94,9 @@ def paged_attention(
     num_heads, head_dim = query.shape[1:]
     partial = query.new_empty(tiles.num_partials, num_heads, head_dim, dtype=torch.float32)
     lse = query.new_empty(tiles.num_partials, num_heads, dtype=torch.float32)
-    _launch_tiles(query, cache, metadata.block_tables, tiles, shape, out, partial, lse, scale, window)
+    _launch_tiles(query, cache, metadata.block_tables, tiles, shape, out, partial, lse, scale, window, softcap, sinks)
     if tiles.num_partials:
-        _launch_merges(tiles, out, partial, lse)
+        launch_merges(tiles, out, partial, lse, sinks)
     return out
 
 
@@ -114,18 +111,21 @@ def _launch_tiles(
     lse: Tensor,  # [num_partials, num_heads] float32
     scale: float,
     window: int,
+    softcap: float,
+    sinks: Tensor | None,  # [num_heads] float32
 ) -> None:
     num_kv_heads, head_dim = cache.keys.shape[2:]
     group = query.shape[1] // num_kv_heads
     keys, num_warps, num_stages = _tuning(shape.rows, head_dim, query.element_size())
     key_scales, value_scales, scaled = scales_of(cache)
-    attend_tiles[(_num_programs(len(tiles.tiles) * num_kv_heads, query.device),)](
+    attend_tiles[(num_programs(len(tiles.tiles) * num_kv_heads, query.device),)](
         query, cache.keys, cache.values, key_scales, value_scales, block_tables, tiles.counts, tiles.tiles,
-        out, partial, lse, scale * LOG2_E, num_kv_heads, block_tables.stride(0),
+        out, partial, lse, lse if sinks is None else sinks, scale / softcap if softcap else scale * LOG2_E,
+        softcap * LOG2_E, num_kv_heads, block_tables.stride(0),
         query.stride(0), query.stride(1), *cache.keys.stride()[:3], *cache.values.stride()[:3],
         GROUP=group, QUERIES=shape.queries, ROWS=shape.rows, KEYS=keys,
         HEAD_DIM=head_dim, WIDTH=power_of_2(head_dim, at_least=MIN_DOT), BLOCK_SIZE=cache.block_size,
-        WINDOW=window, SCALED=scaled, DOT=dot_type(query.dtype),
+        WINDOW=window, SCALED=scaled, CAPPED=softcap != 0.0, SINKS=sinks is not None, DOT=dot_type(query.dtype),
         num_warps=num_warps, num_stages=num_stages,
     )  # fmt: skip
 
@@ -142,24 +142,6 @@ def _tuning(rows: int, head_dim: int, itemsize: int) -> tuple[int, int, int]:
     return 64 if head_dim <= 128 else 32, 8, 3
 
 
-def _launch_merges(
-    tiles: Tiles,
-    out: Tensor,  # [num_tokens, num_heads, head_dim]
-    partial: Tensor,  # [num_partials, num_heads, head_dim] float32
-    lse: Tensor,  # [num_partials, num_heads] float32
-) -> None:
-    num_heads, head_dim = out.shape[1:]
-    merge_parts[(_num_programs(len(tiles.merges) * num_heads, out.device),)](
-        partial, lse, tiles.counts, tiles.merges, out, num_heads,
-        HEAD_DIM=head_dim, WIDTH=power_of_2(head_dim), PARTS=MERGED, num_warps=2,
-    )  # fmt: skip
-
-
-def _num_programs(most: int, device: torch.device) -> int:
-    """One for each piece of work; where there is room for far more than there will be, some go over several."""
-    return max(1, min(most, PROGRAMS * num_processors(device)))
-
-
 @triton.jit
 def attend_tiles(
     query: tl.tensor,  # [num_tokens, num_heads, head_dim]
@@ -173,7 +155,9 @@ def attend_tiles(
     out: tl.tensor,  # [num_tokens, num_heads, head_dim], contiguous
     partial: tl.tensor,  # [num_partials, num_heads, head_dim] float32
     lse: tl.tensor,  # [num_partials, num_heads] float32, of powers of two
-    scale: float,  # times log2(e)
+    sinks: tl.tensor,  # [num_heads] float32; read where SINKS
+    scale: float,  # times log2(e), or where CAPPED over the cap
+    cap: float,  # times log2(e)
     num_kv_heads: int,
     table_stride: int,
     query_stride: int,
@@ -193,6 +177,8 @@ def attend_tiles(
     BLOCK_SIZE: tl.constexpr,
     WINDOW: tl.constexpr,
     SCALED: tl.constexpr,
+    CAPPED: tl.constexpr,
+    SINKS: tl.constexpr,
     DOT: tl.constexpr,
 ) -> None:
     lanes = tl.arange(0, ROWS)
@@ -228,29 +214,32 @@ def attend_tiles(
         acc = tl.zeros((ROWS, WIDTH), tl.float32)
         total = tl.zeros((ROWS,), tl.float32)
         peak = tl.full((ROWS,), NOTHING, tl.float32)
+        if SINKS:  # a part of a context leaves them to the merge
+            peak = tl.where(partial_index < 0, load_sinks(sinks + heads, real), peak)
+            total = tl.where(partial_index < 0, 1.0, total)
         head_keys = keys + kv_head * key_head_stride
         head_values = values + kv_head * value_head_stride
         if WINDOW > 0:
             for start in range(begin, clear, KEYS):
                 acc, total, peak = fold_keys(
                     acc, total, peak, q, head_keys, head_values, key_scales, value_scales, table, positions,
-                    start, end, kv_head, num_kv_heads, scale, key_block_stride, key_slot_stride,
+                    start, end, kv_head, num_kv_heads, scale, cap, key_block_stride, key_slot_stride,
                     value_block_stride, value_slot_stride,
-                    True, KEYS, HEAD_DIM, WIDTH, BLOCK_SIZE, WINDOW, SCALED, DOT,
+                    True, KEYS, HEAD_DIM, WIDTH, BLOCK_SIZE, WINDOW, SCALED, CAPPED, DOT,
                 )  # fmt: skip
         for start in range(clear, diagonal, KEYS):
             acc, total, peak = fold_keys(
                 acc, total, peak, q, head_keys, head_values, key_scales, value_scales, table, positions,
-                start, end, kv_head, num_kv_heads, scale, key_block_stride, key_slot_stride,
+                start, end, kv_head, num_kv_heads, scale, cap, key_block_stride, key_slot_stride,
                 value_block_stride, value_slot_stride,
-                False, KEYS, HEAD_DIM, WIDTH, BLOCK_SIZE, WINDOW, SCALED, DOT,
+                False, KEYS, HEAD_DIM, WIDTH, BLOCK_SIZE, WINDOW, SCALED, CAPPED, DOT,
             )  # fmt: skip
         for start in range(diagonal, end, KEYS):
             acc, total, peak = fold_keys(
                 acc, total, peak, q, head_keys, head_values, key_scales, value_scales, table, positions,
-                start, end, kv_head, num_kv_heads, scale, key_block_stride, key_slot_stride,
+                start, end, kv_head, num_kv_heads, scale, cap, key_block_stride, key_slot_stride,
                 value_block_stride, value_slot_stride,
-                True, KEYS, HEAD_DIM, WIDTH, BLOCK_SIZE, WINDOW, SCALED, DOT,
+                True, KEYS, HEAD_DIM, WIDTH, BLOCK_SIZE, WINDOW, SCALED, CAPPED, DOT,
             )  # fmt: skip
         if SCALED == PER_HEAD:
             acc = acc * tl.load(value_scales + kv_head)
@@ -283,6 +272,7 @@ def fold_keys(
     kv_head: int,
     num_kv_heads: int,
     scale: float,
+    cap: float,
     key_block_stride: int,
     key_slot_stride: int,
     value_block_stride: int,
@@ -294,6 +284,7 @@ def fold_keys(
     BLOCK_SIZE: tl.constexpr,
     WINDOW: tl.constexpr,
     SCALED: tl.constexpr,
+    CAPPED: tl.constexpr,
     DOT: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
     """The softmax so far, with the next KEYS keys of the sequence."""
@@ -318,6 +309,8 @@ def fold_keys(
     if SCALED == PER_TOKEN:
         scaled = (blocks * BLOCK_SIZE + slots) * num_kv_heads + kv_head
         scores = scores * tl.load(key_scales + scaled, mask=there, other=0.0)[None, :]
+    if CAPPED:
+        scores = cap * tanh(scores)
     if MASKED:
         visible = (key_positions[None, :] <= positions[:, None]) & there[None, :]
         if WINDOW > 0:
@@ -338,39 +331,9 @@ def fold_keys(
 
 
 @triton.jit
-def merge_parts(
-    partial: tl.tensor,  # [num_partials, num_heads, head_dim] float32
-    lse: tl.tensor,  # [num_partials, num_heads] float32
-    counts: tl.tensor,  # [2] int32
-    merges: tl.tensor,  # [num_merges, 3] int32
-    out: tl.tensor,  # [num_tokens, num_heads, head_dim], contiguous
-    num_heads: int,
-    HEAD_DIM: tl.constexpr,
-    WIDTH: tl.constexpr,
-    PARTS: tl.constexpr,
-) -> None:
-    columns = tl.arange(0, WIDTH)
-    for item in range(tl.program_id(0), tl.load(counts + 1) * num_heads, tl.num_programs(0)):
-        record = merges + (item // num_heads) * 3
-        head = item % num_heads
-        token = tl.load(record).to(tl.int64)
-        first = tl.load(record + 1).to(tl.int64)
-        num_parts = tl.load(record + 2)
-        acc = tl.zeros((WIDTH,), tl.float32)
-        total = 0.0
-        peak = -1.0e30
-        for start in range(0, num_parts, PARTS):
-            part = start + tl.arange(0, PARTS)
-            real = part < num_parts
-            places = (first + part) * num_heads + head
-            sums = tl.load(lse + places, mask=real, other=NOTHING)
-            new_peak = tl.maximum(peak, tl.max(sums, 0))
-            weights = tl.where(real, tl.exp2(sums - new_peak), 0.0)
-            held = real[:, None] & (columns < HEAD_DIM)[None, :]
-            found = tl.load(partial + places[:, None] * HEAD_DIM + columns[None, :], mask=held, other=0.0)
-            shrunk = tl.exp2(peak - new_peak)
-            acc = acc * shrunk + tl.sum(found * weights[:, None], 0)
-            total = total * shrunk + tl.sum(weights, 0)
-            peak = new_peak
-        result = (acc / total).to(out.dtype.element_ty)
-        tl.store(out + (token * num_heads + head) * HEAD_DIM + columns, result, mask=columns < HEAD_DIM)
+def tanh(
+    x: tl.tensor,  # float32
+) -> tl.tensor:
+    small = tl.exp2(tl.abs(x) * (-2.0 * TO_POWERS_OF_TWO))
+    size = (1.0 - small) / (1.0 + small)
+    return tl.where(x >= 0.0, size, -size)

@@ -14,6 +14,7 @@ def _probe() -> None:
 
 INTERPRETED: bool = not isinstance(_probe, triton.JITFunction)  # on a CPU, one program after the other in numpy
 MIN_DOT = 16  # rows, columns and depth that every target's matrix units take
+PROGRAMS = 8  # per multiprocessor, where the number of tiles is not known at launch
 DOT_TYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
 
 
@@ -32,6 +33,11 @@ def num_processors(device: torch.device) -> int:
     if device.type != "cuda":
         return 4
     return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def num_programs(most: int, device: torch.device) -> int:
+    """One for each piece of work; where there is room for far more than there will be, some go over several."""
+    return max(1, min(most, PROGRAMS * num_processors(device)))
 
 
 def num_warps(block: int) -> int:

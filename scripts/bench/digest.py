@@ -22,7 +22,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 
-import msgspec
 import structlog
 
 from engine.execution.fingerprint import processor
@@ -65,7 +64,7 @@ def load(settings: Settings, memory: DigestMemory | None, *, from_disk: bool) ->
     """Seconds of wall and of processor time."""
     gc.collect()
     if from_disk:
-        drop_pages(Path(settings.model) / WEIGHTS)
+        drop_pages(Path(settings.engine.model) / WEIGHTS)
     wall, processor = time.perf_counter(), time.process_time()
     load_model(settings, digests=memory)
     return time.perf_counter() - wall, time.process_time() - processor
@@ -107,12 +106,12 @@ def report(name: str, figures: LoadTimes) -> list[Result]:
 
 def measure_all(directory: Path, names: Sequence[str], num_threads: int, num_rounds: int) -> list[Result]:
     load_compiled()  # checks the library, once per process
-    shared = Settings(model=str(directory), num_blocks=8, num_threads=num_threads)
+    shared = Settings.of(model=str(directory), num_blocks=8, num_threads=num_threads)
     lines = []
     for name in names:
         memories = directory / name
         memories.mkdir()
-        settings = msgspec.structs.replace(shared, **SETUPS[name])
+        settings = shared.replace(**SETUPS[name])
         for place in ("disk", "page cache"):
             try:
                 figures = measure(settings, memories, num_rounds, from_disk=place == "disk")

@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 
-import msgspec
 import structlog
 
 from engine.execution.loading import load_runner
@@ -67,12 +66,12 @@ class InvarianceSteps:
 def load(directory: Path, names: Sequence[str], num_threads: int) -> dict[str, InvarianceSteps]:
     """Those of the set-ups that this machine has."""
     found = {}
-    shared = Settings(
+    shared = Settings.of(
         model=str(directory), load_format="dummy", num_blocks=512, max_num_seqs=64, num_threads=num_threads
     )
     for name in names:
         try:
-            found[name] = InvarianceSteps(load_runner(msgspec.structs.replace(shared, **SETUPS[name])))
+            found[name] = InvarianceSteps(load_runner(shared.replace(**SETUPS[name])))
         except ConfigError as error:
             print(f"{name}: left out, {error}", flush=True)
     return found

@@ -38,8 +38,7 @@ from protos.pageant.v1 import inference_pb2_grpc
 from scripts.bench.common.clients import OPTIONS, ask
 from scripts.bench.common.deployment import LocalDeployment, with_stand_in
 from scripts.bench.common.report import Result, bench_parser, finish
-from services.cli.bench.generator import Generator
-from services.cli.bench.outcome import RequestOutcome
+from services.cli.bench.generator import Generator, RequestOutcome
 from shared.metrics import percentile
 from shared.workload import LoadRequest, TextPrompt, arrival_times
 

@@ -20,8 +20,7 @@ from time import thread_time
 
 from scripts.bench.common.report import Result, bench_parser, finish
 from scripts.bench.common.tokens import MODEL
-from services.cli.bench.decoding import WORKER, Decoding
-from services.cli.bench.messages import hops_of_a_step, measure
+from services.cli.bench.messages import WORKER, Decoding, hops_of_a_step, measure
 from shared.messages import StepPlan
 
 TARGET_SIZE, STEP_US, MESSAGES_US = 64, 300.0, 200.0

@@ -36,11 +36,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from scripts.bench.common.deployment import LocalDeployment, with_worker
 from scripts.bench.common.host import awake
 from scripts.bench.common.report import Result, bench_parser, finish
-from services.cli.bench.backend import ServerBackend
-from services.cli.bench.generator import Generator, lateness
+from services.cli.bench.generator import Generator, RequestOutcome, ServerBackend, lateness
 from services.cli.bench.grpc_backend import GrpcBackend
 from services.cli.bench.http_backend import HttpBackend
-from services.cli.bench.outcome import RequestOutcome
 from services.cli.bench.report import Report, RunOptions, report_of
 from services.cli.bench.serve import rates_table
 from shared.metrics import Acceptance, Summary, summarise
@@ -149,7 +147,7 @@ class RatesBench:
     def __init__(self, running: LocalDeployment, seconds: float) -> None:
         settings = running.settings
         self.running = running
-        self.base_url = f"http://127.0.0.1:{settings.http_port}"
+        self.base_url = f"http://127.0.0.1:{settings.gateway.http_port}"
         self.accounts = Accounts(running.log_of("gateway"), self.base_url)
         self.capacity = 0.0  # requests per second
         self._seconds = seconds
@@ -243,8 +241,8 @@ def run_other(command: Sequence[str], running: LocalDeployment, base_url: str, r
     settings = running.settings
     with tempfile.TemporaryDirectory(prefix="pageant-bench-") as directory:
         given = {
-            "backend": "openai", "base-url": base_url, "model": settings.model_name,
-            "tokenizer": Path(settings.model).absolute(), "dataset-name": "random",
+            "backend": "openai", "base-url": base_url, "model": settings.engine.model_name,
+            "tokenizer": Path(settings.engine.model).absolute(), "dataset-name": "random",
             "random-input-len": LENGTHS.input_len, "random-output-len": LENGTHS.output_len,
             "random-range-ratio": LENGTHS.range_ratio, "num-prompts": count, "request-rate": rate, "seed": 1,
             "temperature": 0, "result-dir": directory, "result-filename": "result.json",

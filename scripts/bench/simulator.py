@@ -35,17 +35,15 @@ import uvloop
 
 from scripts.bench.common.host import awake, in_quiet
 from scripts.bench.common.report import Result, bench_parser, finish
-from services.cli.bench.generator import Generator, lateness
+from services.cli.bench.generator import Generator, RequestOutcome, lateness
 from services.cli.bench.grpc_backend import GrpcBackend
-from services.cli.bench.outcome import RequestOutcome
-from services.cli.private import with_private_troupe
+from services.cli.private import with_private_deployment
 from services.scheduler.state.policy import Policy
-from services.simulator.fitting import Fitted, fit, read_recording, undisturbed
-from services.simulator.outcome import SimulatedOutcome as Foretold
-from services.simulator.outcome import outcome_of
-from services.simulator.scatter import Scattered
+from services.simulator.fitting import Fitted, Scattered, fit, read_recording, undisturbed
+from services.simulator.hardware import StepTime
 from services.simulator.simulation import Delays, Simulation
-from services.simulator.step_time import StepTime
+from services.simulator.sweep import SimulatedOutcome as Foretold
+from services.simulator.sweep import outcome_of
 from shared.config import Settings, load_settings
 from shared.messages import WorkerCapacity
 from shared.metrics import Slo, Summary, percentile, rate, summarise
@@ -173,10 +171,11 @@ async def observe(machine: Machine, share: float, args: argparse.Namespace) -> O
 
 async def compare(settings: Settings, args: argparse.Namespace) -> list[Result]:
     """All loads, one after the other."""
-    backend = GrpcBackend(f"{settings.host}:{settings.port}", {"temperature": 0.0, "ignore_eos": True}, explain=True)
+    address = f"{settings.gateway.host}:{settings.gateway.port}"
+    backend = GrpcBackend(address, {"temperature": 0.0, "ignore_eos": True}, explain=True)
     try:
         model = await backend.model(60.0)
-        machine = Machine(backend, Path(settings.record_steps), model.vocab_size)
+        machine = Machine(backend, Path(settings.observation.record_steps), model.vocab_size)
         await machine.run(machine.requests(50, float("inf")))  # warm-up
         (num_blocks,) = await backend.num_blocks()
         lines: list[Result] = []
@@ -221,10 +220,9 @@ def simulated(
     requests: Sequence[LoadRequest],
 ) -> Foretold:  # fmt: skip
     """The same load in virtual time."""
-    capacity = WorkerCapacity(
-        num_blocks, settings.block_size, settings.max_num_seqs, max_model_len, VOCAB_SIZE, "m", "float32", "cpu"
-    )
-    policy = Policy(max_num_batched_tokens=settings.max_num_batched_tokens)
+    block_size, max_num_seqs = settings.memory.block_size, settings.scheduling.max_num_seqs
+    capacity = WorkerCapacity(num_blocks, block_size, max_num_seqs, max_model_len, VOCAB_SIZE, "m", "float32", "cpu")
+    policy = Policy(max_num_batched_tokens=settings.scheduling.max_num_batched_tokens)
     run = Simulation(policy, capacity, 1, step_time, delays)
     run.run(iter(requests))
     return outcome_of(run, Slo())
@@ -260,5 +258,5 @@ def main() -> int:
             return 0
 
         with awake():
-            status = with_private_troupe(load_settings(own, environ={}), work)
+            status = with_private_deployment(load_settings(own, environ={}), work)
     return status or finish(lines, check=args.check, title="what the simulator foretold, against real runs")

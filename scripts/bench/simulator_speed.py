@@ -22,9 +22,8 @@ import msgspec
 from scripts.bench.common.report import Result, bench_parser, finish
 from services.cli.simulate import MANY_OBJECTS
 from services.scheduler.state.policy import Policy
-from services.simulator.hardware import DEVICES, num_blocks, shape_of
+from services.simulator.hardware import DEVICES, Roofline, num_blocks, shape_of
 from services.simulator.simulation import VOCAB_SIZE, Delays, Simulation
-from services.simulator.step_time import Roofline
 from shared.messages import WorkerCapacity
 from shared.workload.traces import Trace, read_trace
 

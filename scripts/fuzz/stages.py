@@ -51,7 +51,7 @@ from shared.tokenization import load_tokenizer
 from shared.transport import MemoryTransport
 
 NEVER = 1e6  # seconds: no timer of an actor goes off meanwhile
-SETTINGS = Settings(
+SETTINGS = Settings.of(
     model=str(MODEL), port=0, http_port=-1, heartbeat_interval=NEVER, heartbeat_timeout=2 * NEVER,
     stall_timeout=2 * NEVER, resume_timeout=2 * NEVER, draft="ngram", max_model_len=512, max_num_seqs=8,
 )  # fmt: skip
@@ -188,7 +188,7 @@ class TokenizerStage(Stage):
     """Without a chat template: rendering is done by children, which the poison corpus goes through."""
 
     def make(self) -> Actor:
-        return TokenizerActor(self.network, SETTINGS, load_tokenizer(resolve_model_dir(SETTINGS.model)), None)
+        return TokenizerActor(self.network, SETTINGS, load_tokenizer(resolve_model_dir(SETTINGS.engine.model)), None)
 
     def prepare(self) -> list[Message]:
         return [self.roster()]

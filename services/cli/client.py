@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from protos.pageant.v1 import inference_pb2, inference_pb2_grpc
+from shared.client.answers import FINISH_REASONS
 
 # A server that is just starting is tried again after milliseconds, where gRPC's own custom is a second.  How long one
 # attempt may take stays as it is: a far or busy server needs more than that.
@@ -21,11 +21,6 @@ CHANNEL_OPTIONS = [
     ("grpc.use_local_subchannel_pool", 1),  # of its own, not shared with other clients in this process
 ]
 PROBE_TIMEOUT = 0.5
-FINISHES = {
-    inference_pb2.FINISH_REASON_STOP: "stop",
-    inference_pb2.FINISH_REASON_LENGTH: "length",
-    inference_pb2.FINISH_REASON_ABORT: "abort",
-}
 
 
 class Figures:
@@ -52,7 +47,7 @@ class Figures:
             self.num_draft_tokens += response.usage.num_draft_tokens
             self.num_accepted_tokens += response.usage.num_accepted_tokens
         if response.finish_reason:
-            self.finish_reason = FINISHES.get(response.finish_reason, "")
+            self.finish_reason = FINISH_REASONS.get(response.finish_reason, "")
         if response.HasField("explanation"):
             self.explanation = response.explanation
 
@@ -109,22 +104,15 @@ class TerminalClient:
         call = self._inference.Generate(
             inference_pb2.GenerateRequest(sampling=sampling, **request), metadata=self._metadata
         )
-        with _cancelled_after(call):
+        try:
             for response in call:
                 figures.add(response)
                 if response.text:
                     parts.append(response.text)
                     write(response.text)
+        finally:
+            call.cancel()  # also at the server, where this is left early
         return "".join(parts), figures
-
-
-@contextlib.contextmanager
-def _cancelled_after(call: Any) -> Iterator[None]:
-    """A call that is left early is stopped at the server too."""
-    try:
-        yield
-    finally:
-        call.cancel()
 
 
 def printable(text: str) -> str:

@@ -1,4 +1,4 @@
-"""`pageant doctor`: what was found on this machine, and what would keep it from serving, in words that help."""
+"""`pageant doctor`: whether this machine can serve, and what has to be changed first."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from services.cli.checks import Cast, Finding
+from services.cli.checks import Finding
 from services.cli.checks import examine as examine_settings
 from shared.config import Settings, settings_environment
 
@@ -36,12 +36,12 @@ def doctor(settings: Settings) -> int:
 
 
 def examine(settings: Settings) -> Iterator[Finding]:
-    """What `pageant serve` checks, and besides what only a process with torch can tell."""
+    """The checks of `pageant serve`, and those that need a process with torch."""
     yield check_python()
     missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
     yield from (missing_package(name) for name in missing)
     model_is_wrong = False
-    for finding in examine_settings(settings, Cast()):
+    for finding in examine_settings(settings):
         model_is_wrong |= finding.verdict == "wrong" and finding.subject in ("model", "memory")
         yield finding
     if "torch" not in missing and not model_is_wrong:
@@ -71,7 +71,7 @@ def ask_plan(settings: Settings) -> dict[str, Any]:
     except subprocess.TimeoutExpired:
         return {"error": f"no memory plan within {PLAN_TIMEOUT:g} s"}
     except ValueError:
-        return {"error": (done.stderr.strip().splitlines() or ["the worker's plan said nothing"])[-1]}
+        return {"error": (done.stderr.strip().splitlines() or ["the worker's plan is empty"])[-1]}
     return plan if isinstance(plan, dict) else {"error": "the worker's plan is no object"}
 
 

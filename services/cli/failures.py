@@ -1,4 +1,4 @@
-"""What a command died of, in one line, and its exit status."""
+"""The error that ended a command, in one line, and its exit status."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MAX_CHARS = 500
 
 
 def end(error: BaseException) -> int:
-    """Say it; returns the exit status."""
+    """Print the error; returns the exit status."""
     if isinstance(error, (KeyboardInterrupt, click.Abort)):
         return EXIT_INTERRUPTED
     if isinstance(error, click.exceptions.Exit):
@@ -44,7 +44,7 @@ def words(error: BaseException) -> str:
 
 
 def say(text: str) -> None:
-    """One line on standard error, whether somebody reads it or not."""
+    """One line on standard error; an error of writing it is ignored."""
     with contextlib.suppress(OSError):
         click.echo(f"pageant: {one_line(text)}", err=True)
 

@@ -10,13 +10,13 @@ import click
 import msgspec
 
 from services.cli.help import SectionedOption
-from shared.config import Settings, load_settings
+from shared.config import Settings, load_settings, places
 from shared.config.catalogue import Setting, catalogue, shown
 from shared.errors import ConfigError
 from shared.exit_status import EXIT_CONFIG
 
 F = TypeVar("F", bound=Callable[..., Any])
-NAMES = tuple(field.name for field in msgspec.structs.fields(Settings))
+NAMES = tuple(places())
 SHORT = {"model": ("-m",)}
 SAY_WHERE = ("runtime_dir",)  # the settings that find a running deployment
 config_option = click.option(
@@ -126,5 +126,5 @@ def sampling_options(command: F) -> F:
 
 def take_sampling(arguments: dict[str, Any]) -> dict[str, Any]:
     """Remove the sampling parameters from a command's arguments: those that were given."""
-    given = {name: arguments.pop(name) for name in (*SAMPLING, "stop")}
+    given = {name: arguments.pop(name) for name in (*SAMPLING, "stop") if name in arguments}
     return {name: value for name, value in given.items() if value not in (None, ())}

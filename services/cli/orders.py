@@ -1,6 +1,6 @@
 """Orders to a running `pageant serve`: one line of JSON over a socket in its runtime directory, lines of text back.
 
-The directory lets in nobody but the deployment's own user.
+Only the deployment's own user has access to the directory.
 """
 
 from __future__ import annotations
@@ -14,15 +14,14 @@ from pathlib import Path
 import click
 import msgspec
 
-from services.cli.rolling import RestartFailedError, rolling_restart
-from services.cli.supervisor import ChildProcess, Supervisor
-from shared.config import Settings
+from services.cli.supervisor import ChildProcess, RestartFailedError, Supervisor, rolling_restart
+from shared.config import DeploymentSettings
 from shared.errors import ConfigError
 from shared.transport.directory import answers, identity, listening, make_private
 
 MAX_LINE = 4096
-ORDER_SECONDS = 5.0  # that a client has to say what it wants; others wait meanwhile
-KEEP_SECONDS = 0.5  # between looks whether the desk is where it was
+ORDER_SECONDS = 5.0  # that a client has to send its order
+KEEP_SECONDS = 0.5  # between checks of the socket's path
 DONE = "done"
 FEWEST = {"gateway": 1, "tokenizer": 1, "scheduler": 1, "worker": 1, "draft": 0, "detokenizer": 1}
 MOST = {"scheduler": 1}
@@ -48,7 +47,7 @@ def objection(order: SupervisorOrder) -> str:
 
 
 class OrderDesk:
-    """Takes one order at a time, whenever `poll` is called; who comes meanwhile waits."""
+    """Takes one order at a time, whenever `poll` is called; further clients wait."""
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self._path = path
@@ -62,7 +61,7 @@ class OrderDesk:
         self._received = b""
 
     def keep(self) -> str:
-        """Listen anew where the runtime directory was deleted or replaced; returns a line to say, or nothing."""
+        """Listen anew where the runtime directory was deleted or replaced; returns a line to report, or nothing."""
         if self._place is not None and identity(self._path) == self._place:
             return ""
         try:
@@ -78,7 +77,7 @@ class OrderDesk:
         return f"{self._path.parent} was gone or another one: the socket for orders is made anew"
 
     def _complain(self, text: str) -> str:
-        """Once."""
+        """The text, unless it is the same as before."""
         is_new, self._trouble = text != self._trouble, text
         return text if is_new else ""
 
@@ -90,38 +89,36 @@ class OrderDesk:
                 self._client.setblocking(False)
                 self._received = b""
                 self._until = self._clock() + ORDER_SECONDS
-        return self._read() if self._client is not None else None
-
-    def _read(self) -> SupervisorOrder | None:
-        assert self._client is not None
+        if self._client is None or not self._has_line(self._client):
+            return None
         try:
-            received = self._client.recv(MAX_LINE)
+            order = msgspec.json.decode(self._received, type=SupervisorOrder)
+            wrong = objection(order)
+        except msgspec.DecodeError as error:
+            wrong = f"not an order: {error}"
+        if wrong:
+            self.finish(wrong)
+            return None
+        return order
+
+    def _has_line(self, client: socket.socket) -> bool:
+        """Receive what has come; a client that leaves, takes too long or sends too much is disconnected."""
+        try:
+            received = client.recv(MAX_LINE)
         except BlockingIOError:
             if self._clock() > self._until:
                 self._hang_up()
-            return None
+            return False
         except OSError:
             received = b""
         self._received += received
         if not received or len(self._received) > MAX_LINE:
             self._hang_up()
-        elif b"\n" in self._received:
-            return self._decode(self._received)
-        return None
-
-    def _decode(self, line: bytes) -> SupervisorOrder | None:
-        try:
-            order = msgspec.json.decode(line, type=SupervisorOrder)
-        except msgspec.DecodeError as error:
-            self.finish(f"not an order: {error}")
-            return None
-        if wrong := objection(order):
-            self.finish(wrong)
-            return None
-        return order
+            return False
+        return b"\n" in self._received
 
     def report(self, text: str) -> None:
-        """A line to whoever gave the order; it does not matter whether they still listen."""
+        """Send a line to the client of the order, if it is still connected."""
         if self._client is not None:
             with contextlib.suppress(OSError):
                 self._client.send(f"{text}\n".encode())
@@ -138,7 +135,7 @@ class OrderDesk:
     def close(self) -> None:
         self._hang_up()
         self._listener.close()
-        if identity(self._path) == self._place:  # else it is somebody else's
+        if identity(self._path) == self._place:  # else it belongs to another process
             self._path.unlink(missing_ok=True)
 
 
@@ -147,7 +144,7 @@ def desk_path(runtime_path: Path) -> Path:
 
 
 def send_order(path: Path, order: SupervisorOrder, show: Callable[[str], None]) -> bool:
-    """Give an order and show what is said of it; True where it was carried out.  Raises OSError where nobody serves."""
+    """Send an order and show the answers; True where it was carried out.  Raises OSError where nothing listens."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.connect(str(path))
         connection.sendall(msgspec.json.encode(order) + b"\n")
@@ -159,13 +156,16 @@ def send_order(path: Path, order: SupervisorOrder, show: Callable[[str], None]) 
     return last == DONE
 
 
-def give(settings: Settings, order: SupervisorOrder) -> int:
+def give(settings: DeploymentSettings, order: SupervisorOrder) -> int:
     """Give an order to the deployment that these settings name; returns the command's exit status."""
     path = desk_path(settings.runtime_path)
     try:
         return 0 if send_order(path, order, click.echo) else 1
     except OSError as error:
-        click.echo(f"pageant: nobody serves in {settings.runtime_path}: {error.strerror}", err=True)
+        click.echo(
+            f"pageant: no `pageant serve` runs with runtime directory {settings.runtime_path}: {error.strerror}",
+            err=True,
+        )
         return 1
 
 

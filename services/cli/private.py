@@ -1,18 +1,18 @@
-"""A troupe of one's own for the time of one piece of work: its sockets and logs are in a directory that goes away."""
+"""A private deployment for one piece of work, such as `pageant quickstart`; its directory is deleted afterwards."""
 
 from __future__ import annotations
 
 import signal
+import sys
 import tempfile
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
-
-import msgspec
+from typing import Any
 
 from services.cli.addresses import with_port
-from services.cli.checks import Cast, examine
+from services.cli.checks import examine
 from services.cli.failures import one_line
 from services.cli.processes import Starter
 from services.cli.serve import TURN, connect, report, roles, wait_until_serving
@@ -24,18 +24,18 @@ MAX_DEATHS = 2  # of one service, before it is given up
 Work = Callable[[Settings], int]  # gets the settings with the port that is served; returns an exit status
 
 
-def with_private_troupe(settings: Settings, work: Work, *, http_port: int = -1) -> int:
-    """Start, work, shut down; returns what the work returned, 1 where the troupe cannot start, 130 on Ctrl-C.
+def with_private_deployment(settings: Settings, work: Work, *, http_port: int = -1) -> int:
+    """Start, work, stop; returns what the work returned, 1 where the services cannot start, 130 on Ctrl-C.
 
     `http_port`: 0: any free one, -1: none.
     """
     signal.signal(signal.SIGTERM, _interrupt)
     with tempfile.TemporaryDirectory(prefix="pageant-") as directory:
-        private = msgspec.structs.replace(
-            settings, runtime_dir=f"{directory}/run", transport="ipc", host="127.0.0.1", port=0, http_port=http_port
+        private = settings.replace(
+            runtime_dir=f"{directory}/run", transport="ipc", host="127.0.0.1", port=0, http_port=http_port
         )
         try:
-            if wrong := next((found for found in examine(private, Cast()) if found.verdict == "wrong"), None):
+            if wrong := next((found for found in examine(private) if found.verdict == "wrong"), None):
                 report(wrong.text)
                 return EXIT_CONFIG
             return _run(with_port(private), work, Path(directory) / "logs")
@@ -43,13 +43,29 @@ def with_private_troupe(settings: Settings, work: Work, *, http_port: int = -1) 
             return 130
 
 
+def quickstart(settings: Settings, prompt: str, sampling: dict[str, Any]) -> int:
+    """Stream one completion of a private deployment, with its figures; returns the exit status."""
+
+    def work(private: Settings) -> int:
+        from services.cli import terminal
+
+        terminal.write(prompt if sys.stdout.isatty() else "")
+        return terminal.generate(connect(private), prompt, sampling)
+
+    return with_private_deployment(settings, work)
+
+
 def _run(settings: Settings, work: Work, log_dir: Path) -> int:
     starter = Starter(settings, log_dir)
     supervisor = Supervisor(roles(settings), starter, report=report)
     supervisor.start()
     client = connect(settings)
+
+    def hopeless() -> bool:
+        return any(child.num_deaths > MAX_DEATHS for child in supervisor.children)
+
     try:
-        if wait_until_serving(client, supervisor, lambda: _hopeless(supervisor)):
+        if wait_until_serving(client, supervisor, hopeless):
             return _work(settings, work, supervisor)
         for child in supervisor.children:
             if child.num_deaths:
@@ -57,11 +73,7 @@ def _run(settings: Settings, work: Work, log_dir: Path) -> int:
         return EXIT_CONFIG if supervisor.failure else 1
     finally:
         client.close()
-        supervisor.stop(settings.drain_timeout)
-
-
-def _hopeless(supervisor: Supervisor) -> bool:
-    return any(child.num_deaths > MAX_DEATHS for child in supervisor.children)
+        supervisor.stop(settings.deployment.drain_timeout)
 
 
 def _work(settings: Settings, work: Work, supervisor: Supervisor) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -11,8 +12,6 @@ import tempfile
 import weakref
 from pathlib import Path
 from typing import BinaryIO
-
-import msgspec
 
 from services.cli.supervisor import ChildProcess, Role
 from shared.actor.status import read_status, words_path
@@ -70,16 +69,16 @@ class Starter:
 
 def settings_of(role: Role, settings: Settings, status_file: Path) -> Settings:
     """What differs from process to process."""
-    settings = msgspec.structs.replace(settings, status_file=str(status_file))
-    if settings.metrics_port > 0:
+    settings = settings.replace(status_file=str(status_file))
+    if settings.observation.metrics_port > 0:
         index = 0 if role.service == "gateway" else role.index  # gateways take the next free one themselves
-        port = settings.metrics_port + METRICS_PORTS * PLACES.index(role.service) + index
-        settings = msgspec.structs.replace(settings, metrics_port=port)
+        port = settings.observation.metrics_port + METRICS_PORTS * PLACES.index(role.service) + index
+        settings = settings.replace(metrics_port=port)
     if role.service != "gateway":
         return settings
-    ports = {name: getattr(settings, name) for name in ("port", "http_port")}
+    ports = {name: getattr(settings.gateway, name) for name in ("port", "http_port")}
     moved = {name: port + role.index for name, port in ports.items() if port > 0}
-    return msgspec.structs.replace(settings, share_port=True, **moved)
+    return settings.replace(share_port=True, **moved)
 
 
 def start(command: list[str], environment: dict[str, str], log_file: Path | None = None) -> subprocess.Popen[bytes]:
@@ -89,16 +88,10 @@ def start(command: list[str], environment: dict[str, str], log_file: Path | None
     among sessions first (sched_autogroup), and a tokenizer's idle work would count for as much as a step.
     """
     command = [sys.executable, "-S", "-E", str(LAUNCH), str(os.getpid()), *command]
-    if log_file is None:
-        return subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, process_group=0)
-    with opened(log_file) as output:
+    with contextlib.nullcontext() if log_file is None else opened(log_file) as out:
+        err = None if out is None else subprocess.STDOUT
         return subprocess.Popen(
-            command,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            process_group=0,
+            command, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=err, process_group=0
         )
 
 

@@ -1,4 +1,4 @@
-"""`pageant serve`: the whole troupe on one machine, supervised until it is told to stop."""
+"""`pageant serve`: all services on one machine, supervised until SIGTERM or Ctrl-C."""
 
 from __future__ import annotations
 
@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from services.cli.addresses import free_port, grpc_address, with_port
-from services.cli.checks import Cast, Finding, examine
+from services.cli.addresses import free_port, grpc_address, ready_block, with_port
+from services.cli.checks import examine
 from services.cli.failures import one_line, words
 from services.cli.orders import Fulfilment, OrderDesk, desk_path
 from services.cli.processes import Starter
-from services.cli.ready import ready_block
-from services.cli.supervisor import KILL_AFTER, Role, Supervisor
+from services.cli.supervisor import KILL_AFTER, Replicas, Role, Supervisor
 from shared.config import Settings
 from shared.descriptors import raise_limit
 from shared.errors import ConfigError
@@ -31,30 +30,20 @@ if TYPE_CHECKING:
 
 __all__ = ["connect", "free_port", "roles", "serve", "with_port"]
 
+ONE_OF_EACH = Replicas()
 TURN = 0.05  # seconds between looks at the children
-FIRST_WORD, NEXT_WORD = (
-    10.0,
-    30.0,
-)  # seconds of starting until it is said what is waited for, and until it is said again
+FIRST_WORD, NEXT_WORD = 10.0, 30.0  # seconds of starting until missing services are named, and named again
 
 
-def roles(
-    settings: Settings,
-    *,
-    workers: int = 1,
-    drafts: int = 1,
-    tokenizers: int = 1,
-    detokenizers: int = 1,
-    gateways: int = 1,
-) -> list[Role]:
-    """Who is needed, the slowest to start first; drafts only where they are not off."""
+def roles(settings: Settings, replicas: Replicas = ONE_OF_EACH) -> list[Role]:
+    """The processes of a deployment, the slowest to start first; drafts only where they are not off."""
     counts = {
-        "worker": workers,
-        "draft": 0 if settings.draft == "off" else drafts,
+        "worker": replicas.workers,
+        "draft": 0 if settings.speculation.draft == "off" else replicas.drafts,
         "scheduler": 1,
-        "tokenizer": tokenizers,
-        "detokenizer": detokenizers,
-        "gateway": gateways,
+        "tokenizer": replicas.tokenizers,
+        "detokenizer": replicas.detokenizers,
+        "gateway": replicas.gateways,
     }
     return [Role(service, index) for service, count in counts.items() for index in range(count)]
 
@@ -69,8 +58,8 @@ def serve(settings: Settings, cast: list[Role], log_dir: Path | None) -> int:
     raise_limit()
     stopped = Interruption()
     starter = Starter(settings, log_dir)
-    supervisor = Supervisor(cast, starter, report=report, patience=settings.handover_timeout + KILL_AFTER)
-    desk = OrderDesk(desk_path(settings.runtime_path))
+    supervisor = Supervisor(cast, starter, report=report, patience=settings.deployment.handover_timeout + KILL_AFTER)
+    desk = OrderDesk(desk_path(settings.deployment.runtime_path))
     fulfilment = Fulfilment(desk, supervisor, starter.is_ready, report=report)
     try:
         supervisor.start()
@@ -81,7 +70,7 @@ def serve(settings: Settings, cast: list[Role], log_dir: Path | None) -> int:
             time.sleep(TURN)
     finally:
         desk.close()
-        supervisor.stop(settings.drain_timeout)
+        supervisor.stop(settings.deployment.drain_timeout)
     if supervisor.failure:
         role, status = supervisor.failure
         report(f"{role.name} cannot work with this configuration: {one_line(starter.last_words(role))}")
@@ -91,27 +80,19 @@ def serve(settings: Settings, cast: list[Role], log_dir: Path | None) -> int:
 
 def why_not(settings: Settings, cast: list[Role], log_dir: Path | None) -> str | None:
     """What keeps this deployment from being started, before any process of it is."""
-    counts = Cast(workers=_count(cast, "worker"), gateways=_count(cast, "gateway"))
-    wrong = next((found for found in examine(settings, counts, log_dir) if found.verdict == "wrong"), None)
-    if wrong is not None:
-        return in_words(wrong)
+    workers, gateways = (sum(role.service == service for role in cast) for service in ("worker", "gateway"))
+    findings = examine(settings, log_dir, workers=workers, gateways=gateways)
+    if (wrong := next((found for found in findings if found.verdict == "wrong"), None)) is not None:
+        return f"{wrong.text} (`pageant doctor` checks everything)"
     try:
         if log_dir is not None:
             log_dir.mkdir(parents=True, exist_ok=True)
-        make_private(settings.runtime_path)
-        if settings.transport == "ipc":
-            claim(settings.runtime_path).close()  # before they meet the processes of another deployment
+        make_private(settings.deployment.runtime_path)
+        if settings.deployment.transport == "ipc":
+            claim(settings.deployment.runtime_path).close()  # before they meet the processes of another deployment
     except (ConfigError, OSError) as error:
         return words(error)
     return None
-
-
-def _count(cast: list[Role], service: str) -> int:
-    return sum(role.service == service for role in cast)
-
-
-def in_words(finding: Finding) -> str:
-    return f"{finding.text} (`pageant doctor` checks everything)"
 
 
 def watch_until_ready(supervisor: Supervisor, starter: Starter, settings: Settings, stopped: Interruption) -> None:
@@ -162,10 +143,10 @@ def connect(settings: Settings) -> TerminalClient:
     from services.cli.client import TerminalClient
 
     authority = None
-    if settings.tls_cert_file:
+    if settings.access.tls_cert_file:
         with contextlib.suppress(OSError):  # the gateway itself says what is wrong with it
-            authority = Path(settings.tls_cert_file).read_bytes()
-    return TerminalClient(grpc_address(settings), authority=authority)
+            authority = Path(settings.access.tls_cert_file).read_bytes()
+    return TerminalClient(grpc_address(settings.gateway), authority=authority)
 
 
 class Interruption:

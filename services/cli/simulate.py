@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import click
 import msgspec
 from tqdm import tqdm
 
+from services.cli.bench.options import SimulateOptions
 from services.cli.tables import aligned
 from services.cli.workloads import WorkloadOptions, requests_of
 from services.scheduler.lifecycle.routing import SCORES
 from services.scheduler.state.policy import Policy
-from services.simulator.fitting import errors, fit, read_recording
-from services.simulator.hardware import DEVICES, Device, num_blocks, shape_of
-from services.simulator.scatter import Scattered
-from services.simulator.step_time import Roofline, StepTime
+from services.simulator.fitting import Scattered, errors, fit, read_recording
+from services.simulator.hardware import DEVICES, Device, Roofline, StepTime, num_blocks, shape_of
 from services.simulator.sweep import (
     VOCAB_SIZE,
     Configuration,
@@ -34,30 +32,6 @@ from shared.metrics import Slo, parse_slo
 from shared.workload import LoadRequest
 
 MANY_OBJECTS = 200_000  # allocations between looks for garbage, of which there is next to none
-
-
-class SimulateOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """One field for each option; lists are swept over."""
-
-    workers: list[int]
-    device: str
-    model: str
-    recorded: Path | None
-    num_blocks: list[int] | None
-    block_size: list[int]
-    max_num_batched_tokens: list[int]
-    routing_policy: list[str]
-    max_num_seqs: int
-    max_model_len: int
-    gpu_memory_utilization: float
-    enable_prefix_caching: bool
-    max_num_queued_reqs: int
-    load_per_worker: bool
-    goodput: tuple[str, ...]
-    attainment: float
-    cost_per_worker: float
-    json: Path | None
-    plot: Path | None
 
 
 def run(options: SimulateOptions, workload: WorkloadOptions) -> int:
@@ -75,7 +49,10 @@ def run(options: SimulateOptions, workload: WorkloadOptions) -> int:
     elapsed = time.perf_counter() - begin
     report(results, options, slo, elapsed)
     if options.json is not None:
-        options.json.write_bytes(msgspec.json.format(msgspec.json.encode(as_json(results, elapsed))))
+        plain = [{"configuration": result.configuration, **msgspec.to_builtins(result.outcome, str_keys=True)}
+                 for result in results]  # fmt: skip
+        written = msgspec.json.encode({"results": plain, "wall_seconds": elapsed})
+        options.json.write_bytes(msgspec.json.format(written))
     if options.plot is not None:
         from services.cli.plots import plot_simulation
 
@@ -108,7 +85,6 @@ def scenario_of(options: SimulateOptions, workload: WorkloadOptions, slo: Slo) -
         slo=slo,
         model=model,
         peak_flops=device.matrix_rate if options.recorded is None else 0.0,
-        sample_every=1.0 if options.plot is not None else 0.0,
     )
 
 
@@ -137,7 +113,7 @@ def combinations(options: SimulateOptions) -> list[Configuration]:
     if unknown := set(options.routing_policy) - set(SCORES):
         raise ConfigError(f"no routing policy {', '.join(unknown)}; there are {', '.join(SCORES)}")
 
-    def blocks(size: int) -> list[int]:
+    def blocks(size: int) -> Sequence[int]:
         if options.num_blocks:
             return options.num_blocks
         if options.recorded is not None:
@@ -183,10 +159,3 @@ def cells(result: SweepResult) -> tuple[str, ...]:
 
 def _ms(seconds: float) -> str:
     return f"{1000 * seconds:.1f}" if seconds < 10 else f"{1000 * seconds:.0f}"
-
-
-def as_json(results: list[SweepResult], elapsed: float) -> dict[str, Any]:
-    """All figures, seconds; without the samples over time."""
-    plain = [{"configuration": result.configuration, **msgspec.to_builtins(result.outcome, str_keys=True)}
-             for result in results]  # fmt: skip
-    return {"results": plain, "wall_seconds": elapsed}

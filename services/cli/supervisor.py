@@ -1,4 +1,5 @@
-"""Keeps a set of services alive: restarts what dies, gives up on what cannot work, and stops all in order.
+"""Keeps a set of services alive: restarts what dies, gives up on what cannot work, replaces one after the other, and
+stops all in order.
 
 It knows neither processes nor the clock: both are given, so that tests need neither.
 """
@@ -7,11 +8,12 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Iterable
-from typing import Protocol
+from collections.abc import Callable, Iterable, Iterator
+from typing import Annotated, Protocol
 
 import msgspec
 
+from services.cli.help import COUNT, Shown
 from shared.exit_status import EXIT_CONFIG
 
 FIRST_DELAY = 0.1  # seconds before the first restart; doubles with every early death
@@ -20,6 +22,9 @@ LONG_LIFE = 30.0  # after a life as long as this the delay begins anew
 KILL_AFTER = 2.0  # beyond the time that a process has to leave
 LEAVE, STOP = signal.SIGUSR1, signal.SIGTERM  # one, while the others stay; all
 POLL = 0.02
+ORDER = ("detokenizer", "tokenizer", "draft", "worker", "scheduler", "gateway")
+OVERLAPPING = frozenset({"detokenizer", "tokenizer", "gateway"})  # small enough to be there twice for a while
+READY_SECONDS = 120.0  # that a successor has to be ready
 
 
 class Process(Protocol):
@@ -42,8 +47,18 @@ class Role(msgspec.Struct, frozen=True):
         return f"{self.service}-{self.index}"
 
 
+class Replicas(msgspec.Struct, frozen=True, kw_only=True):
+    """How many processes of each service `pageant serve` starts."""
+
+    workers: Annotated[int, Shown("Worker replicas.", COUNT)] = 1
+    drafts: Annotated[int, Shown("Draft replicas, unless --draft is off.", COUNT)] = 1
+    tokenizers: Annotated[int, Shown("Tokenizer replicas.", COUNT)] = 1
+    detokenizers: Annotated[int, Shown("Detokenizer replicas.", COUNT)] = 1
+    gateways: Annotated[int, Shown("Gateway replicas, at ports in a row.", COUNT)] = 1
+
+
 class ChildProcess:
-    """A role and whoever plays it now."""
+    """A role and the process that has it now."""
 
     def __init__(self, role: Role) -> None:
         self.role = role
@@ -66,8 +81,8 @@ class ChildProcess:
 
 
 class Supervisor:
-    """Invariant: every role is played by one live process, or waits for its restart, until it is dismissed, or until
-    `stop` or `failure`."""
+    """Invariant: every role has one live process, or waits for its restart, until it is dismissed, or until `stop` or
+    `failure`."""
 
     def __init__(
         self,
@@ -82,7 +97,7 @@ class Supervisor:
     ) -> None:
         """`patience`: seconds that one process has to leave when the others stay."""
         self.children = [ChildProcess(role) for role in roles]
-        self.failure: tuple[Role, int] | None = None  # who cannot work, and its exit status
+        self.failure: tuple[Role, int] | None = None  # the process that cannot work, and its exit status
         self._start = start
         self._report = report
         self._clock = clock
@@ -96,7 +111,7 @@ class Supervisor:
             self._begin(child)
 
     def poll(self) -> None:
-        """See who died or has left, restart whose time has come."""
+        """Note processes that have ended, and start those whose restart is due."""
         for child in list(self.children):
             if child.process is None:
                 if self._clock() >= child.restart_at:
@@ -110,12 +125,12 @@ class Supervisor:
                 self._kill(child)
 
     def cast(self, service: str) -> list[ChildProcess]:
-        """Who plays a service and stays, in the order of their indices."""
+        """The replicas of a service that stay, in the order of their indices."""
         found = [child for child in self.children if child.role.service == service and not child.is_leaving]
         return sorted(found, key=lambda child: child.role.index)
 
     def scale(self, service: str, count: int) -> None:
-        """Have `count` replicas of a service: start those who lack, ask the last ones to leave."""
+        """Have `count` replicas of a service: start missing ones, ask the last ones to leave."""
         present = self.cast(service)
         taken = {child.role.index for child in present}
         for index in [index for index in range(count) if index not in taken][: max(0, count - len(present))]:
@@ -124,14 +139,14 @@ class Supervisor:
             self.dismiss(child)
 
     def engage(self, role: Role) -> ChildProcess:
-        """Start one more, who may play a role that another is about to leave."""
+        """Start one more process, also for a role that another process is about to leave."""
         child = ChildProcess(role)
         self.children.append(child)
         self._begin(child)
         return child
 
     def dismiss(self, child: ChildProcess, *, replace: bool = False) -> None:
-        """Ask one to leave, for good or to be replaced; who does not in time is killed."""
+        """Ask one to leave, for good or to be replaced; it is killed if it does not leave in time."""
         if child.process is None:
             if not replace:
                 self.children.remove(child)
@@ -141,7 +156,7 @@ class Supervisor:
         child.process.send_signal(LEAVE)
 
     def stop(self, drain_timeout: float) -> None:
-        """Ask the gateways to drain, then the others, so that open streams can end; kill who stays."""
+        """Ask the gateways to drain, then the others, so that open streams can end; kill those that do not end."""
         gateways = [child for child in self.children if child.role.service == "gateway"]
         others = [child for child in self.children if child not in gateways]
         for group in (gateways, others):
@@ -203,3 +218,63 @@ class Supervisor:
         if child.process is not None and child.alive:
             self._report(f"{child.role.name} did not stop in time: killed")
             child.process.kill()
+
+
+class RestartFailedError(Exception):
+    """A successor was not ready in time; the processes that are not replaced yet stay."""
+
+
+def rolling_restart(
+    supervisor: Supervisor,
+    services: Iterable[str],
+    is_ready: Callable[[ChildProcess], bool],
+    *,
+    report: Callable[[str], None],
+    clock: Callable[[], float],
+) -> Iterator[None]:
+    """Replace every process of these services; to be advanced between the supervisor's polls.
+
+    Raises RestartFailedError where a successor does not become ready.
+    """
+    for service in [service for service in ORDER if service in set(services)]:
+        for child in supervisor.cast(service):
+            begun = clock()
+            replace = _overlap if service in OVERLAPPING else _succeed
+            yield from replace(supervisor, child, _in_time(is_ready, begun, clock))
+            report(f"{child.role.name} was replaced in {clock() - begun:.1f} s")
+
+
+def _overlap(supervisor: Supervisor, child: ChildProcess, is_ready: Callable[[ChildProcess], bool]) -> Iterator[None]:
+    """The successor is ready before its predecessor leaves."""
+    successor = supervisor.engage(child.role)
+    try:
+        while not is_ready(successor):
+            yield
+    except RestartFailedError:
+        supervisor.dismiss(successor)
+        raise
+    supervisor.dismiss(child)
+    while child in supervisor.children:
+        yield
+
+
+def _succeed(supervisor: Supervisor, child: ChildProcess, is_ready: Callable[[ChildProcess], bool]) -> Iterator[None]:
+    """The predecessor leaves first: there is no room for two, or no place."""
+    life = child.num_lives
+    supervisor.dismiss(child, replace=True)
+    while child.num_lives == life or not is_ready(child):
+        yield
+
+
+def _in_time(
+    is_ready: Callable[[ChildProcess], bool], begun: float, clock: Callable[[], float]
+) -> Callable[[ChildProcess], bool]:
+    """`is_ready`, but it raises RestartFailedError where that is not so in time."""
+
+    def is_ready_by_now(child: ChildProcess) -> bool:
+        ready = is_ready(child)
+        if not ready and clock() - begun > READY_SECONDS:
+            raise RestartFailedError(f"the next {child.role.name} was not ready within {READY_SECONDS:g} s")
+        return ready
+
+    return is_ready_by_now

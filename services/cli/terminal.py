@@ -1,8 +1,12 @@
-"""`pageant generate` and `pageant chat`: text streamed to the terminal as it is made."""
+"""`pageant generate` and `pageant chat`: text streamed as it is made, and line editing at the prompt."""
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import click
@@ -10,11 +14,11 @@ import grpc
 
 from services.cli.client import TerminalClient, printable
 from services.cli.client import explain as in_words
-from services.cli.history import history_path, line_editing
 
 BAR = 40  # characters
-MAX_TOKENS = 256  # of a completion, unless it is told; the end of the sequence may come before
+MAX_TOKENS = 256  # of a completion, unless the option is given; the end of the sequence may come before
 HOW_TO_LEAVE = "Ctrl-D or /quit ends; Ctrl-C stops an answer"
+MAX_LINES = 1000
 
 
 def write(text: str) -> None:
@@ -74,7 +78,7 @@ def _talk(client: TerminalClient, system: str, sampling: dict[str, Any]) -> int:
 
 
 def _read_line() -> str | None:
-    """What was typed; empty where it was taken back by Ctrl-C, None at the end."""
+    """A line of input; empty after Ctrl-C, None at the end."""
     try:
         line = input("> " if sys.stdin.isatty() else "").strip()
     except EOFError:
@@ -89,7 +93,7 @@ def _read_line() -> str | None:
 
 
 def _answer(client: TerminalClient, messages: list[dict[str, str]], sampling: dict[str, Any]) -> str | None:
-    """One answer, or None where there was none; what an interrupted one had said counts."""
+    """One answer, or None where there was none; an interrupted answer counts as far as it came."""
     said: list[str] = []
 
     def show(text: str) -> None:
@@ -107,3 +111,38 @@ def _answer(client: TerminalClient, messages: list[dict[str, str]], sampling: di
     write("\n")
     click.echo(str(figures), err=True)
     return "".join(said)
+
+
+def history_path() -> Path:
+    """In the user's directory for state."""
+    base = os.environ.get("XDG_STATE_HOME", "")
+    return (Path(base) if base.startswith("/") else Path.home() / ".local" / "state") / "pageant" / "chat_history"
+
+
+@contextlib.contextmanager
+def line_editing(path: Path) -> Iterator[None]:
+    """`input` edits its line within, and knows the lines of `path`; a Python without readline has neither.
+
+    A history that cannot be read or written is done without.
+    """
+    try:
+        import readline
+    except ImportError:
+        yield
+        return
+    readline.set_history_length(MAX_LINES)
+    with contextlib.suppress(OSError):
+        readline.read_history_file(path)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            _keep_private(path)
+            readline.write_history_file(path)
+        readline.clear_history()
+
+
+def _keep_private(path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    path.touch(mode=0o600)
+    path.chmod(0o600)

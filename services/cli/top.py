@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 import time
 import urllib.error
@@ -128,10 +129,9 @@ def worker_rows(view: View) -> Iterator[list[str]]:
     old = view.before.by("pageant_worker_steps_total", "worker") if view.before is not None else {}
     for worker in sorted(columns[1]):
         running, blocks, free, cached = (column.get(worker, 0.0) for column in columns)
-        rate = (steps.get(worker, 0.0) - old.get(worker, 0.0)) / view.seconds if worker in old and view.seconds else 0.0
-        used = (blocks - free - cached) / blocks if blocks else 0.0
-        shown = (running, 100 * used, cached, blocks)
-        yield [worker, f"{shown[0]:.0f}", f"{shown[1]:.1f} %", f"{shown[2]:.0f}", f"{shown[3]:.0f}", f"{rate:.1f}"]
+        rate = (steps.get(worker, 0.0) - old[worker]) / view.seconds if worker in old and view.seconds else 0.0
+        used = 100 * (blocks - free - cached) / blocks if blocks else 0.0
+        yield [worker, f"{running:.0f}", f"{used:.1f} %", f"{cached:.0f}", f"{blocks:.0f}", f"{rate:.1f}"]
 
 
 def acceptance(view: View) -> str:
@@ -156,34 +156,24 @@ def bar(share: float) -> str:
     return "█" * full + "░" * (BAR - full)
 
 
-def scrape(url: str, key: str) -> MetricsSample:
-    """Raises OSError where nobody answers."""
-    request = urllib.request.Request(url, headers={"authorization": f"Bearer {key}"} if key else {})
-    try:
-        with urllib.request.urlopen(request, timeout=TIMEOUT) as answer:
-            return MetricsSample(answer.read().decode(), time.monotonic())
-    except urllib.error.HTTPError as error:
-        error.close()  # it holds the connection
-        raise
-
-
 class MetricsReader:
     """Reads again and again; a key that is asked for at the terminal is kept."""
 
     def __init__(self, url: str, key: str, *, ask: Callable[[], str] | None) -> None:
-        self._url = url
-        self._key = key
-        self._ask = ask
+        self._url, self._key, self._ask = url, key, ask
 
     def read(self) -> MetricsSample:
         """Raises OSError where no server answers, or where the key is refused and no terminal can ask for another."""
+        headers = {"authorization": f"Bearer {self._key}"} if self._key else {}
         try:
-            return scrape(self._url, self._key)
+            with urllib.request.urlopen(urllib.request.Request(self._url, headers=headers), timeout=TIMEOUT) as answer:
+                return MetricsSample(answer.read().decode(), time.monotonic())
         except urllib.error.HTTPError as error:
+            error.close()  # it holds the connection
             if error.code != HTTPStatus.UNAUTHORIZED or self._ask is None:
                 raise
-            self._key, self._ask = self._ask(), None  # a second refusal is final
-        return scrape(self._url, self._key)
+        self._key, self._ask = self._ask(), None  # a second refusal is final
+        return self.read()
 
 
 def ask_key() -> str:
@@ -191,16 +181,16 @@ def ask_key() -> str:
 
 
 def watch(read: Callable[[], MetricsSample], interval: float, count: int | None, *, clear: bool) -> None:
-    """Show again and again, `count` times or for ever."""
+    """Show the state every `interval` seconds, `count` times or without end."""
     before: MetricsSample | None = None
-    shown = 0
-    while count is None or shown < count:
+    for shown in itertools.count(1):
         now = read()
         text = "\n".join(lines(View(now, before)))
         click.echo(f"{CLEAR if clear else ''}{text}")
-        before, shown = now, shown + 1
-        if count is None or shown < count:
-            time.sleep(interval)
+        if shown == count:
+            return
+        before = now
+        time.sleep(interval)
 
 
 @command("top")

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from random import Random
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Literal
 
 import click
 import msgspec
 
-from services.cli.help import advanced
+from services.cli.help import EXISTING_FILE, FROM_0, Shown, advanced
 from shared.workload import (
     LoadRequest,
     Ramp,
@@ -25,41 +25,41 @@ from shared.workload import (
     read_trace,
 )
 
-F = TypeVar("F", bound=Callable[..., Any])
+RAMPS = click.Choice(["linear", "exponential"])
 
 
 class WorkloadOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """One field for each option, under the names that users of vLLM's `bench serve` know where there is such a one."""
+    """A load, under the names that users of vLLM's `bench serve` know where there is such a one."""
 
-    dataset_name: Literal["random", "custom", "trace"]
-    dataset_path: Path | None
-    num_prompts: int  # 0: all of a file
-    random_input_len: int
-    random_output_len: int
-    random_prefix_len: int
-    random_range_ratio: float
-    custom_output_len: int
-    chat: bool
-    trace_speed: float
-    trace_length_scale: float
-    request_rate: float | None  # None: a trace's own times, else all at once
-    burstiness: float
-    ramp_up_strategy: Literal["linear", "exponential"] | None
-    ramp_up_start_rps: float
-    ramp_up_end_rps: float
-    seed: int
-
-
-def workload_options(command: F) -> F:
-    """Add the options; `take_workload` takes them."""
-    for option in reversed(OPTIONS):
-        command = option(command)
-    return command
-
-
-def take_workload(arguments: dict[str, Any]) -> WorkloadOptions:
-    """Remove the workload's options from a command's arguments."""
-    return WorkloadOptions(**{name: arguments.pop(name) for name in WorkloadOptions.__struct_fields__})
+    dataset_name: Annotated[
+        Literal["random", "custom", "trace"],
+        Shown("Random ids; a file of JSON lines; a trace (Mooncake .jsonl, Azure .csv)."),
+    ] = "random"
+    dataset_path: Annotated[Path | None, Shown("The file of custom prompts, or the trace.", EXISTING_FILE)] = None
+    num_prompts: Annotated[
+        int, Shown("0: 1000 random ones, else the whole file.  A trace begins anew at its end.", FROM_0)
+    ] = 0
+    random_input_len: Annotated[int, Shown("Tokens of a random prompt.")] = 1024
+    random_output_len: Annotated[int, Shown("max_tokens of it.")] = 128
+    random_prefix_len: Annotated[int, Shown("Tokens that all prompts share.")] = 0
+    random_range_ratio: Annotated[float, advanced("Lengths are uniform in [1 - r, 1 + r] of those named.")] = 0.0
+    custom_output_len: Annotated[int, Shown("max_tokens of custom prompts.")] = 128
+    chat: Annotated[bool, Shown("Send custom prompts as a user's turn of a chat.")] = False
+    trace_speed: Annotated[float, advanced("Times the traced rate.")] = 1.0
+    trace_length_scale: Annotated[float, advanced("Times the traced ones.")] = 1.0
+    request_rate: Annotated[
+        float | None, Shown("Per second; inf: all at once.  Default: a trace's own, or inf.", click.FLOAT)
+    ] = None
+    burstiness: Annotated[
+        float, advanced("Shape of the gamma distribution of gaps: 1 Poisson, less burstier, inf constant.")
+    ] = 1.0
+    ramp_up_strategy: Annotated[
+        Literal["linear", "exponential"] | None,
+        advanced("How the rate grows from the first request to the last.  Default: it stays.", RAMPS),
+    ] = None
+    ramp_up_start_rps: Annotated[float, advanced("Rate of the first requests.")] = 1.0
+    ramp_up_end_rps: Annotated[float, advanced("Rate of the last requests.")] = 10.0
+    seed: Annotated[int, Shown("The same seed gives the same load.")] = 0
 
 
 def requests_of(
@@ -110,30 +110,3 @@ def _path(options: WorkloadOptions) -> Path:
     if options.dataset_path is None:
         raise ValueError(f"--dataset-name {options.dataset_name} needs a --dataset-path")
     return options.dataset_path
-
-
-PATH = click.Path(exists=True, dir_okay=False, path_type=Path)
-OPTIONS = [
-    click.option("--dataset-name", type=click.Choice(["random", "custom", "trace"]), default="random",
-                 show_default=True, help="Random ids; a file of JSON lines; a trace (Mooncake .jsonl, Azure .csv)."),
-    click.option("--dataset-path", type=PATH, help="The file of custom prompts, or the trace."),
-    click.option("--num-prompts", type=click.IntRange(min=0), default=0,
-                 help="Default: 1000 random ones, else the whole file.  A trace begins anew at its end."),
-    click.option("--random-input-len", type=int, default=1024, show_default=True, help="Tokens of a random prompt."),
-    click.option("--random-output-len", type=int, default=128, show_default=True, help="max_tokens of it."),
-    click.option("--random-prefix-len", type=int, default=0, show_default=True, help="Tokens that all prompts share."),
-    advanced("--random-range-ratio", type=float, default=0.0, show_default=True,
-                 help="Lengths are uniform in [1 - r, 1 + r] of those named."),
-    click.option("--custom-output-len", type=int, default=128, show_default=True, help="max_tokens of custom prompts."),
-    click.option("--chat", is_flag=True, help="Send custom prompts as a user's turn of a chat."),
-    advanced("--trace-speed", type=float, default=1.0, show_default=True, help="Times the traced rate."),
-    advanced("--trace-length-scale", type=float, default=1.0, show_default=True, help="Times the traced ones."),
-    click.option("--request-rate", type=float, help="Per second; inf: all at once.  Default: a trace's own, or inf."),
-    advanced("--burstiness", type=float, default=1.0, show_default=True,
-                 help="Shape of the gamma distribution of gaps: 1 Poisson, less burstier, inf constant."),
-    advanced("--ramp-up-strategy", type=click.Choice(["linear", "exponential"]),
-             help="How the rate grows from the first request to the last.  Default: it stays."),
-    advanced("--ramp-up-start-rps", type=float, default=1.0, show_default=True, help="Rate of the first requests."),
-    advanced("--ramp-up-end-rps", type=float, default=10.0, show_default=True, help="Rate of the last requests."),
-    click.option("--seed", type=int, default=0, show_default=True, help="The same seed gives the same load."),
-]  # fmt: skip

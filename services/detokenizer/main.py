@@ -13,6 +13,6 @@ from shared.transport import Transport
 
 def make(transport: Transport, settings: Settings) -> DetokenizerActor:
     """One detokenizer of the configured model.  Raises ModelError where it has no usable tokenizer."""
-    directory = resolve_model_dir(settings.model)
+    directory = resolve_model_dir(settings.engine.model)
     decoders = DecoderFactory(load_tokenizer(directory))
     return DetokenizerActor(transport, settings, decoders, text=text_fingerprint(directory))

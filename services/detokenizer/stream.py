@@ -25,7 +25,7 @@ class TextStream:
         self.num_characters = 0
         self.finish_reason: FinishReason | None = None
         self._first = True
-        self._latency: LatencyBreakdown | None = None  # as it was told last
+        self._latency: LatencyBreakdown | None = None  # the last one
         self._decoder = None
         if opened.detokenize:
             self._decoder = decoders.make(

@@ -1,4 +1,4 @@
-"""All streams of one detokenizer, and what it has to say about them.  No sockets, no clock."""
+"""All streams of one detokenizer, and the messages about them.  No sockets, no clock."""
 
 from __future__ import annotations
 
@@ -59,12 +59,12 @@ class StreamTable:
             self._close((request_id, index))
 
     def forget_gateway(self, gateway: str) -> None:
-        """Drop the streams of a gateway that has left; nobody reads them."""
+        """Drop the streams of a gateway that has left."""
         for key in [key for key, stream in self.streams.items() if stream.opened.header.gateway == gateway]:
             self._close(key)
 
     def clear(self) -> None:
-        """Forget everything: whoever opened these streams is gone."""
+        """Forget everything: the scheduler that opened these streams is gone."""
         self.streams.clear()
         self._closed.clear()
 
@@ -74,8 +74,8 @@ class StreamTable:
         for texts in taken.values():
             for place, said in enumerate(texts):
                 if (latency := said.latency) is not None:
-                    told = LatencyTracker(Phase.DETOKENISE, latency.stamp, latency).breakdown(now)
-                    texts[place] = msgspec.structs.replace(said, latency=told)
+                    booked = LatencyTracker(Phase.DETOKENISE, latency.stamp, latency).breakdown(now)
+                    texts[place] = msgspec.structs.replace(said, latency=booked)
         return taken
 
     def take_rejections(self) -> list[tuple[str, RequestRejected]]:
@@ -137,7 +137,7 @@ class StreamTable:
         self._close(key)
         rejection = RequestRejected(request_id, RejectCode.INTERNAL, "the output could not be decoded")
         self._rejections.append((opened.header.gateway, rejection))
-        # Nobody reads what the scheduler would still generate.
+        # No service reads what the scheduler would still generate.
         self._stopped.append(StopMatched(request_id, index, num_tokens))
 
     def _close(self, key: Key) -> None:

@@ -1,1 +1,1 @@
-"""The draft: guesses how sequences go on.  Whatever it says, it changes no output; whenever it dies, none is lost."""
+"""The draft: proposes how sequences go on.  Its proposals change no output, and its end loses none."""

@@ -1,4 +1,4 @@
-"""The draft's shell: updates in, proposals out by way of the turns; the event loop has signals and heartbeats."""
+"""The draft's shell: the event loop handles updates, signals and heartbeats; the executor sends the proposals."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from collections.abc import Callable
 
 import structlog
 
-from services.draft.executor import Executor
 from services.draft.proposer import Proposer
 from shared.actor import MemberActor
 from shared.actor.actor import Handlers
+from shared.actor.executor import Executor
 from shared.config import Settings
 from shared.errors import FatalError
 from shared.messages import DraftCapacity, DraftInbox, DraftUpdate, Refused, Roster, ServiceName, Tick
@@ -22,7 +22,7 @@ log = structlog.get_logger()
 
 
 class DraftActor(MemberActor):
-    """Holds soft state only: the scheduler tells everything again to a draft that says that it has lost it."""
+    """Holds soft state only: the scheduler sends all of it again to a draft that reports that it has lost rows."""
 
     service = ServiceName.DRAFT
     inbox_union = DraftInbox
@@ -32,13 +32,13 @@ class DraftActor(MemberActor):
         transport: Transport,
         settings: Settings,
         load: Callable[[], Proposer] | None,
-        make_executor: Callable[[Proposer, Transport], Executor],
+        make_executor: Callable[[Proposer, Transport], Executor[DraftUpdate]],
     ) -> None:
         super().__init__(transport, settings)
         self._load = load
         self._make_executor = make_executor
         self._capacity: DraftCapacity | None = None
-        self._executor: Executor | None = None
+        self._executor: Executor[DraftUpdate] | None = None
 
     def handlers(self) -> Handlers:
         return {
@@ -68,7 +68,7 @@ class DraftActor(MemberActor):
         super().request_drain(deadline)
 
     def handle_update(self, update: DraftUpdate) -> None:
-        """Raises ProtocolError on an update of no scheduler."""
+        """Raises ProtocolError on an update that is not from the scheduler of this life."""
         self.check_link(update.epoch)
         if self._executor is not None:
             self._executor.submit(update)
@@ -78,7 +78,7 @@ class DraftActor(MemberActor):
             raise FatalError(f"drafting failed: {self._executor.failure!r}") from self._executor.failure
 
     async def on_stop(self) -> None:
-        """First the roster, so that nothing is waited for; then the thread, which would block the exit."""
+        """Leave the roster, so that nothing waits for this draft; then end the thread, which would block the exit."""
         await super().on_stop()
         if self._executor is not None:
             await asyncio.to_thread(self._executor.close)

@@ -1,4 +1,4 @@
-"""Where a sequence ends, so that nothing is guessed beyond."""
+"""Where a sequence ends: a draft guesses no tokens beyond its end."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Ending(msgspec.Struct, frozen=True):
         return length < self.max_length and not (length >= self.min_length and token_id in self.end_ids)
 
     def cut(self, token_ids: list[int], length: int) -> list[int]:
-        """Of tokens that follow the first `length`, those that can."""
+        """Of tokens that follow the first `length` tokens, those before the sequence ends."""
         for index, token_id in enumerate(token_ids):
             if not self.follows(token_id, length + index + 1):
                 return token_ids[: index + (length + index < self.max_length)]

@@ -10,34 +10,34 @@ from shared.messages import DraftDistribution
 
 @dataclass(slots=True)
 class Followed:
-    """Its tokens are in the row table: first those that were told, then the guess."""
+    """Its tokens are in the row table: first the committed ones, then the guess."""
 
     ending: Ending
     num_told: int
     guess: list[int] = field(default_factory=list)
     distributions: list[DraftDistribution] = field(default_factory=list)  # of the guess: one per token, or none
     block_ids: list[int] = field(default_factory=list)
-    is_blocked: bool = False  # there was no block for it; until more is told
-    is_over: bool = False  # nothing can follow what is told and guessed
+    is_blocked: bool = False  # no block was free for it; until more tokens are committed
+    is_over: bool = False  # nothing can follow its committed and guessed tokens
 
     def __post_init__(self) -> None:
         self.is_over = self.num_told >= self.ending.max_length
 
     def num_confirmed(self, token_ids: list[int]) -> int:
-        """How many of these the guess begins with."""
+        """Number of these tokens with which the guess begins."""
         if self.guess[: len(token_ids)] == token_ids:
             return len(token_ids)
         pairs = zip(self.guess, token_ids, strict=False)
         return next((index for index, (ours, theirs) in enumerate(pairs) if ours != theirs), len(self.guess))
 
     def confirm(self, num_tokens: int) -> None:
-        """The first tokens of the guess were told."""
+        """The first `num_tokens` tokens of the guess were committed."""
         del self.guess[:num_tokens]
         del self.distributions[:num_tokens]
         self.num_told += num_tokens
 
     def correct(self, num_tokens: int) -> None:
-        """So many tokens were told in place of the guess."""
+        """`num_tokens` tokens were committed in place of the guess."""
         self.guess.clear()
         self.distributions.clear()
         self.num_told += num_tokens

@@ -1,13 +1,11 @@
 """Loads a draft model: a second model, with its own memory and threads, in the formats of the deployment.
 
-This and the model's proposer are all of a draft that knows torch.
+Only this module and the model's proposer use torch.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
-
-import msgspec
 
 from engine.execution.loading import load_model
 from services.draft.model import ModelProposer
@@ -16,18 +14,17 @@ from shared.config import Settings
 
 def load_proposer(settings: Settings) -> ModelProposer:
     """Raises ModelError for the checkpoint's faults, ConfigError for the settings'."""
-    loaded = load_model(draft_settings(settings), longest=settings.max_model_len)
-    return ModelProposer(loaded, name=Path(settings.draft).name)
+    loaded = load_model(draft_settings(settings), longest=settings.scheduling.max_model_len)
+    return ModelProposer(loaded, name=Path(settings.speculation.draft).name)
 
 
 def draft_settings(settings: Settings) -> Settings:
     """What the draft's model is loaded with.  Its length is left open: it may be shorter than the target's."""
-    return msgspec.structs.replace(
-        settings,
-        model=settings.draft,
+    return settings.replace(
+        model=settings.speculation.draft,
         served_model_name="",
         max_model_len=0,
-        num_threads=settings.draft_num_threads,
-        kv_cache_memory=settings.draft_kv_cache_memory,
+        num_threads=settings.speculation.draft_num_threads,
+        kv_cache_memory=settings.speculation.draft_kv_cache_memory,
         num_blocks=0,
     )

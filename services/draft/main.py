@@ -3,40 +3,48 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 from services.draft.actor import DraftActor
-from services.draft.executor import Executor, InlineExecutor, ThreadExecutor
 from services.draft.ngram import NGramProposer
 from services.draft.proposer import Proposer
-from shared.config import Settings
-from shared.messages import Tick
+from services.draft.session import DraftSession
+from shared.actor.executor import Executor, InlineExecutor, ThreadExecutor
+from shared.config import SchedulingSettings, Settings, SpeculationSettings
+from shared.messages import DraftUpdate, Tick
 from shared.transport import Transport
 
 
 def make(transport: Transport, settings: Settings) -> DraftActor:
-    """One draft: `settings.draft` says which; one that is off is a member of the troupe and nothing else."""
-    if settings.draft == "off":
-        return DraftActor(transport, settings, None, InlineExecutor)
-    if settings.draft == "ngram":
-        return DraftActor(transport, settings, lambda: _make_lookup(settings), InlineExecutor)
+    """One draft.  Where the setting `draft` is off, it joins the deployment and proposes nothing."""
+    if settings.speculation.draft == "off":
+        return DraftActor(transport, settings, None, _inline)
+    if settings.speculation.draft == "ngram":
+        return DraftActor(
+            transport, settings, partial(_make_lookup, settings.scheduling, settings.speculation), _inline
+        )
     loop = asyncio.get_running_loop()
 
-    def thread_executor(proposer: Proposer, transport: Transport) -> Executor:
+    def in_thread(proposer: Proposer, transport: Transport) -> Executor[DraftUpdate]:
         def wake() -> None:
             loop.call_soon_threadsafe(actor.post, Tick())
 
-        return ThreadExecutor(proposer, transport, on_failure=wake)
+        return ThreadExecutor(DraftSession(proposer), transport, name="drafting", on_failure=wake)
 
-    actor = DraftActor(transport, settings, lambda: _load_model(settings), thread_executor)
+    actor = DraftActor(transport, settings, lambda: _load_model(settings), in_thread)
     return actor
 
 
-def _make_lookup(settings: Settings) -> Proposer:
+def _inline(proposer: Proposer, transport: Transport) -> Executor[DraftUpdate]:
+    return InlineExecutor(DraftSession(proposer), transport)
+
+
+def _make_lookup(scheduling: SchedulingSettings, speculation: SpeculationSettings) -> Proposer:
     return NGramProposer(
-        num_rows=settings.max_num_seqs,
-        max_model_len=settings.max_model_len,
-        shortest=settings.prompt_lookup_min,
-        longest=settings.prompt_lookup_max,
+        num_rows=scheduling.max_num_seqs,
+        max_model_len=scheduling.max_model_len,
+        shortest=speculation.prompt_lookup_min,
+        longest=speculation.prompt_lookup_max,
     )
 
 

@@ -1,11 +1,11 @@
 """A draft model as a proposer.
 
 It has weights, a KV pool and block tables of its own.  So one draft serves several workers, each with another
-numbering of blocks; what it knows of a sequence survives that sequence's preemption; and neither blocks nor their
-copies nor prefixes need to be told.  What it guesses is written to its pool like everything else: where the target
+numbering of blocks; its state of a sequence survives that sequence's preemption; and the scheduler need not send
+blocks, copies or prefixes.  The keys and values of guessed tokens are written to its pool too: where the target
 disagrees, the row is computed again from there.
 
-With the target's noise, seeds and parameters the guess is exactly what the target would take, were it this model.
+It samples with the target's noise, seeds and parameters: the guess is what the target would sample with this model.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from shared.messages import AdmittedSequence, DraftCapacity, DraftDistribution
 from shared.sampling import GREEDY_EPSILON
 
 NONE: list[DraftDistribution] = []
-MOST_AT_ONCE = 8  # tokens of one call: what is told meanwhile waits for its end
+MOST_AT_ONCE = 8  # tokens of one call: updates that come meanwhile wait for its end
 NEAR = 16  # tokens to read, with which a sequence is still computed beside those that only guess
-MOST_TOKENS = 512  # of one forward: what is told meanwhile waits for its end
+MOST_TOKENS = 512  # of one forward pass: updates that come meanwhile wait for its end
 
 
 class ModelProposer:
@@ -54,7 +54,7 @@ class ModelProposer:
         self.capacity = DraftCapacity(
             num_rows=loaded.table.num_rows,
             max_model_len=loaded.plan.max_model_len,
-            vocab_size=loaded.model.config.vocab_size,
+            vocab_size=loaded.model.spec.vocab_size,
             model=name,
         )
 
@@ -62,7 +62,7 @@ class ModelProposer:
     def num_free_blocks(self) -> int:
         return len(self._free)
 
-    # -- what is told
+    # -- updates
 
     def reset(self) -> None:
         self._table.reset()
@@ -70,7 +70,7 @@ class ModelProposer:
         self._free = list(range(self._num_blocks))
 
     def open(self, sequence: AdmittedSequence) -> None:
-        """One that is too long already is followed and never guessed for."""
+        """A sequence that is too long already is followed, but nothing is guessed for it."""
         num_tokens = len(sequence.token_ids) // 4
         if num_tokens <= self._table.max_model_len:
             try:
@@ -93,10 +93,10 @@ class ModelProposer:
             self._correct(row, followed, token_ids[confirmed:])
 
     def _correct(self, row: int, followed: Followed, token_ids: list[int]) -> None:
-        """What was told and not guessed takes the guess's place."""
+        """Committed tokens that differ from the guess replace it."""
         table = self._table
         if min(token_ids) < 0 or max(token_ids) >= self.capacity.vocab_size:
-            raise ProtocolError(f"row {row} is told a token outside the vocabulary of {self.capacity.vocab_size}")
+            raise ProtocolError(f"row {row} gets a token outside the vocabulary of {self.capacity.vocab_size}")
         start = followed.num_told
         followed.correct(len(token_ids))
         end = followed.num_told
@@ -110,7 +110,7 @@ class ModelProposer:
         table.num_tokens[row] = end
         table.num_computed[row] = min(int(table.num_computed[row]), start)
 
-    # -- what is guessed
+    # -- guesses
 
     def finished(self, row: int, goal: int) -> bool:
         followed = self._followed[row]
@@ -125,8 +125,8 @@ class ModelProposer:
 
     @torch.inference_mode()
     def propose(self, goals: Mapping[int, int], rejection: bool) -> int:
-        """The next token of every row that has read all it was told, or a chunk for those behind; where the model can,
-        a few tokens at once."""
+        """The next token of every row whose committed tokens are computed, or a chunk for the rows behind; a few tokens
+        at once where the model can."""
         batch = self._plan(goals)
         if batch is None:
             return 1
@@ -185,8 +185,8 @@ class ModelProposer:
         return StepBatch(rows, computed, scheduled, wanted, table.tokens, table.block_tables, table.block_size)
 
     def _reserve(self, row: int, goal: int) -> bool:
-        """Blocks for all that is told and wanted.  Where there are not enough, a row without any guess gives its own
-        back, so that it does not keep others from theirs; it is computed anew once there is room."""
+        """Blocks for all committed and wanted tokens.  Where there are not enough, a row without any guess frees its
+        blocks for other rows; it is computed again once blocks are free."""
         followed, table = self._followed[row], self._table
         length = min(followed.num_told + goal, followed.ending.max_length)
         num_new = -(-length // table.block_size) - len(followed.block_ids)
@@ -252,6 +252,6 @@ def share_out(
 
 
 def _without_logprobs(sequence: AdmittedSequence) -> AdmittedSequence:
-    """Nobody asks a draft for them, and the most likely token is cheaper without."""
+    """A draft returns no log-probabilities, and the most likely token is cheaper without them."""
     params = msgspec.structs.replace(sequence.params, logprobs=None, prompt_logprobs=None)
     return msgspec.structs.replace(sequence, params=params)

@@ -1,4 +1,4 @@
-"""Prompt lookup: what followed the last few tokens when they were there before.  No model, no torch.
+"""Prompt lookup: the tokens that followed the last few tokens at an earlier place of the text.  No model, no torch.
 
 The longest suffix of `shortest` to `longest` tokens that occurs earlier counts, and its earliest occurrence.
 Source: prompt lookup decoding (Saxena, 2023), with the rule for ties that is customary in serving engines.
@@ -13,7 +13,7 @@ from services.draft.proposer import Guess
 from shared.messages import AdmittedSequence, DraftCapacity
 from shared.packing import unpack_tokens
 
-UNLIMITED = 1 << 24  # tokens; more than any roster believes
+UNLIMITED = 1 << 24  # tokens; more than any model's length
 
 
 class NGramIndex:
@@ -55,7 +55,7 @@ class _Row:
 
 
 class NGramProposer:
-    """A `services.draft.proposer.Proposer`.  One lookup is all it ever knows, so it never runs ahead."""
+    """A `services.draft.proposer.Proposer`.  It makes one lookup and never runs ahead."""
 
     def __init__(self, *, num_rows: int, max_model_len: int, shortest: int, longest: int) -> None:
         self.capacity = DraftCapacity(num_rows, max_model_len or UNLIMITED, vocab_size=0, model="ngram")

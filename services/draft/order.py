@@ -1,4 +1,4 @@
-"""What one update wants of a draft, until it has it."""
+"""The draft tokens that one update asks for, until they are sent."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class ProposalOrder:
     update_id: int
     num_ahead: int
     wanted: dict[int, int] = field(default_factory=dict)  # row -> draft tokens
-    lost: set[int] = field(default_factory=set)  # rows; told with the answer
+    lost: set[int] = field(default_factory=set)  # rows; reported with the answer
     is_answered: bool = False  # what is left to do is to run ahead
     num_sent: int = 0  # tokens of the answer
 

@@ -1,4 +1,4 @@
-"""What every way of guessing is to the rest: prompt lookup, a draft model, heads on the target's states one day."""
+"""The interface of all ways to propose tokens: prompt lookup, and a draft model."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from shared.messages import AdmittedSequence, DraftCapacity, DraftDistribution
 
 
 class Guess(msgspec.Struct, frozen=True):
-    """What may follow the tokens that were told."""
+    """Tokens that may follow the committed ones."""
 
     token_ids: list[int]
     distributions: list[DraftDistribution] = []  # one per token, or none: each was certain
 
 
 class Proposer(Protocol):
-    """Follows sequences by row: opened, told more and more, closed.  Wanted are so many tokens beyond what was told.
+    """Follows sequences by row: opens, extends and closes them.  A goal counts tokens beyond the committed ones.
 
     `open` and `commit` raise ProtocolError where a row cannot be followed; it is closed then.
     """
@@ -34,8 +34,7 @@ class Proposer(Protocol):
     def close(self, row: int) -> None: ...
 
     def commit(self, row: int, token_ids: list[int]) -> None:
-        """These follow, perhaps none.  What they confirm of the guess is no guess any more, and the rest of it stays;
-        where they contradict it, it is dropped."""
+        """Commit these tokens, perhaps none.  Where they confirm the guess its rest stays, else it is dropped."""
 
     def propose(self, goals: Mapping[int, int], rejection: bool) -> int:
         """One piece of work towards guesses of so many tokens, by row: those that nothing keeps waiting come first.
@@ -49,9 +48,9 @@ class Proposer(Protocol):
         ...
 
     def is_behind(self, row: int) -> bool:
-        """Whether so much that was told is yet to be read that others should not wait for it."""
+        """Whether so many committed tokens are not computed yet that other rows should not wait for this one."""
         ...
 
     def guess(self, row: int, count: int) -> Guess:
-        """What there is of the guess, up to `count` tokens."""
+        """The first `count` tokens of the guess, or all where it is shorter."""
         ...

@@ -42,10 +42,10 @@ class DraftSession:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is owed."""
+        """Whether no answer is due."""
         return not self._orders
 
-    # -- what is told
+    # -- updates
 
     def apply(self, update: DraftUpdate) -> None:
         """Forget, open, append, note what is wanted.  An update of an older epoch is ignored.
@@ -56,7 +56,7 @@ class DraftSession:
         if is_late(update.epoch, self._epoch):
             return
         order = ProposalOrder(update.update_id, update.num_ahead)
-        if update.epoch != self._epoch:  # a newer one, or another scheduler's life
+        if update.epoch != self._epoch:  # a newer epoch, or another life of the scheduler
             self._begin(update.epoch)
         elif update.update_id != self._update_id + 1 or update.rejection != self._rejection:
             order.lost |= self._num_told.keys()
@@ -123,14 +123,14 @@ class DraftSession:
             self._proposer.close(row)
 
     def _withdraw(self, row: int) -> None:
-        """Nothing is wanted of a row any more, but what the update that is being applied will say."""
+        """Drop what earlier updates wanted of a row; the update that is applied now says what it wants."""
         for order in self._orders:
             order.wanted.pop(row, None)
 
-    # -- what is owed
+    # -- answers
 
     def turn(self) -> list[DraftProposals]:
-        """The answers that are due; where there is none yet, one piece of work first."""
+        """The answers that are ready; where none is, compute one piece first."""
         answers = self._settle()
         if not answers and self._orders:
             self._work()
@@ -138,7 +138,7 @@ class DraftSession:
         return answers
 
     def _work(self) -> None:
-        """What is waited for comes before what runs ahead."""
+        """Orders without an answer come before orders that run ahead."""
         urgent = [order for order in self._orders if not order.is_answered] or self._orders
         goals = {row: order.goal(row) for order in urgent for row in order.wanted}
         begin = self._clock()
@@ -197,7 +197,7 @@ class DraftSession:
 
 
 def check_columns(update: DraftUpdate) -> None:
-    """Raises ProtocolError unless every row can be told its part."""
+    """Raises ProtocolError unless the columns give every row its part."""
     columns: Mapping[str, list[int]] = {
         "num_tokens": update.num_tokens,
         "num_new": update.num_new,

@@ -1,1 +1,1 @@
-"""The front: gRPC and HTTP on one side, the troupe's messages on the other."""
+"""The front: gRPC and HTTP on one side, the services' messages on the other."""

@@ -55,29 +55,32 @@ class GatewayActor(MemberActor):
 
     def __init__(self, transport: Transport, settings: Settings, instance: str | None = None) -> None:
         super().__init__(transport, settings, instance)
-        self.access = make_access(settings)
-        self.intake = make_intake(settings)
+        self.access = make_access(settings.access)
+        self.intake = make_intake(settings.gateway)
         self.deployment = RosterView(self)
-        self.readiness = Readiness(self, self.deployment, settings.resume_timeout, shares_ports=settings.share_port)
+        seconds, shares_ports = settings.deployment.resume_timeout, settings.gateway.share_port
+        self.readiness = Readiness(self, self.deployment, seconds, shares_ports=shares_ports)
         self.generation = GenerationService(self, self.deployment, self.readiness, settings)
         self.load_reports = LoadReports(self.generation.questions.ask_load)
         self.server = self._grpc_server()
-        self.http = self._http_server() if settings.http_port >= 0 else None
+        self.http = self._http_server() if settings.gateway.http_port >= 0 else None
         self._kinds: dict[str, Fingerprint] = {}  # by name: of the workers, and of those that began open streams
         self._flush_due = False
         self._departure: asyncio.Timeout | None = None  # while it leaves
 
     def _grpc_server(self) -> FrontServer:
         servicers = Servicers(
-            InferenceServicer(self.generation, self.access, self.load_reports, self.settings.model_name),
+            InferenceServicer(self.generation, self.access, self.load_reports, self.settings.engine.model_name),
             ControlServicer(self.generation, self.access, self.request_drain),
             LoadService(self.load_reports, self.readiness),
         )
-        return FrontServer(servicers, self.access, self.intake, self.readiness, self.settings)
+        settings = self.settings
+        return FrontServer(servicers, self.access, self.intake, self.readiness, settings.gateway, settings.access)
 
     def _http_server(self) -> HttpServer:
         gate = Gate(self.generation, self.access, self.settings)
-        return HttpServer(make_app(gate, self.intake, self.load_reports, self.collectors), self.settings)
+        app = make_app(gate, self.intake, self.load_reports, self.collectors)
+        return HttpServer(app, self.settings.gateway, self.settings.access)
 
     def handlers(self) -> Handlers:
         return {
@@ -115,7 +118,7 @@ class GatewayActor(MemberActor):
         seconds = self.leaves_by - steady_time()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds) as self._departure:
-                await (self._hand_over(seconds) if self.settings.share_port else self._until_idle())
+                await (self._hand_over(seconds) if self.settings.gateway.share_port else self._until_idle())
         self._departure = None
         self.generation.recovery.fail_all("the server is shutting down")
         self.stop()
@@ -149,7 +152,7 @@ class GatewayActor(MemberActor):
             **super().snapshot(),
             "unwell": self.readiness.unwell,
             "num_streams": len(self.generation.journal),
-            "num_paused": len(self.generation.recovery.paused.all()),
+            "num_paused": len(self.generation.recovery.paused),
             "num_calls": len(self.generation.calls),
             "num_open_tokens": self.generation.admission.num_tokens,
             "num_waiting": len(self.generation.forecasts),

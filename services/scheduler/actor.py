@@ -11,7 +11,7 @@ import structlog
 from services.scheduler.consistency.results import StepLost
 from services.scheduler.load import load_of, snapshot_of
 from services.scheduler.membership.lives import Lives
-from services.scheduler.membership.roster import Troupe
+from services.scheduler.membership.roster import Membership
 from services.scheduler.scheduler import Scheduler
 from services.scheduler.telemetry.journal import Note
 from services.scheduler.telemetry.stalls import StallWatch
@@ -65,9 +65,9 @@ class SchedulerActor(Actor):
         self.lives = lives or Lives()
         self.epoch = self.lives.epoch
         self.core = core
-        self.troupe = Troupe(mixed_workers=settings.mixed_workers)
-        self.steps = StepLog() if settings.log_steps else StepMeter()
-        self._stalls = StallWatch(settings.stall_timeout)
+        self.membership = Membership(mixed_workers=settings.engine.mixed_workers)
+        self.steps = StepLog() if settings.observation.log_steps else StepMeter()
+        self._stalls = StallWatch(settings.deployment.stall_timeout)
         self._last_tick = self.now
         self._wake_time: float | None = None
         self._last_reconciled = self.now
@@ -96,7 +96,7 @@ class SchedulerActor(Actor):
         }
 
     async def on_start(self) -> None:
-        self.every(self.settings.heartbeat_interval, Tick())
+        self.every(self.settings.deployment.heartbeat_interval, Tick())
         self.phase = LifePhase.READY
         log.info("ready", address=self.inbox.address)
 
@@ -137,17 +137,17 @@ class SchedulerActor(Actor):
             self.afterwards(lambda: log.info("step_finished", **line))
 
     def _renew_link(self, instance: str, error: StepLost) -> None:
-        """Start over after a message has gone missing, as when a connection broke and was made anew."""
+        """Start over after a message was lost, as when a connection broke and was made again."""
         log.error("step_lost", worker=instance, reason=str(error))
         self.core.renew_worker(instance, self.lives.next_link())
 
     def _restart_link(self, instance: str) -> None:
-        """Start over with a worker whose answers make no sense: a new epoch, an empty pool."""
+        """Start over with a worker whose answers are invalid: a new epoch, an empty pool."""
         capacity = self.core.replicas[instance].capacity
         self.core.lose_worker(instance)
         self.core.add_worker(instance, self.lives.next_link(), capacity)
 
-    # -- who holds what
+    # -- ledgers
 
     def handle_holdings(self, message: Holdings) -> None:
         try:
@@ -158,9 +158,9 @@ class SchedulerActor(Actor):
             self._renew_link(next(holders), error)
 
     def _reconcile(self) -> None:
-        """Ask every worker what it holds, and look at our own ledger once what is urgent has left."""
+        """Ask every worker what it holds, and check our own ledger once urgent messages are sent."""
         for instance in self.core.replicas:
-            self.send(self.troupe.address_of(instance), self.core.ask_holdings(instance))
+            self.send(self.membership.address_of(instance), self.core.ask_holdings(instance))
         self.afterwards(self._check_ledgers)
 
     def _check_ledgers(self) -> None:
@@ -176,7 +176,7 @@ class SchedulerActor(Actor):
     def before_flush(self) -> None:
         for instance, replica in self.core.replicas.items():
             while plan := self.core.schedule(instance, self.now):
-                self.send(self.troupe.address_of(instance), plan)
+                self.send(self.membership.address_of(instance), plan)
                 self.steps.planned(replica, plan, self.now)
         if self.core.drafts:
             self._speculate(self.now)
@@ -185,7 +185,7 @@ class SchedulerActor(Actor):
         for gateway, rejection in self.core.outbound.take_rejections():
             self.send(gateway, rejection)
         self._tell_alarms()
-        if (notes := self.core.journal.take()) and self.settings.tracing:
+        if (notes := self.core.journal.take()) and self.settings.observation.tracing:
             self.afterwards(lambda: write_notes(notes))
 
     # -- drafts
@@ -205,17 +205,17 @@ class SchedulerActor(Actor):
 
     def _speculate(self, now: float) -> None:
         for instance, update in self.core.take_updates():
-            self.send(self.troupe.address_of(instance), update)
+            self.send(self.membership.address_of(instance), update)
         wake_time = self.core.wake_time
         if wake_time is not None and wake_time != self._wake_time:
             self._wake_time = wake_time
             self.later(wake_time - now, Wake())
 
-    # -- the troupe
+    # -- members
 
     def _agree(self, message: Hello | Heartbeat) -> None:
-        """A member may know of lives that we do not, after the file that counts them was lost: then we take a number
-        that is greater than theirs, or they would take us for an earlier life.  All links begin anew with it."""
+        """A member may know a greater epoch, after the file that counts lives was lost.  Then this life takes one that
+        is greater still, or members would take it for an earlier life; all links begin again with it."""
         if not self.lives.pass_by(message.newest_epoch):
             return
         log.warning("epoch_raised", epoch=self.lives.epoch, epoch_before=self.epoch, member=message.instance)
@@ -227,13 +227,13 @@ class SchedulerActor(Actor):
             self.core.add_draft(link.instance, self.lives.next_link(), link.capacity)
 
     def handle_hello(self, message: Hello) -> None:
-        if reason := self.troupe.refusal(message, schema_hash(), is_alive=self.is_alive):
+        if reason := self.membership.refusal(message, schema_hash(), is_alive=self.is_alive):
             self._refuse(message.instance, message.address, reason)
             return
         self._agree(message)
         message = with_fingerprint(message)
         self._dismiss_usurpers(message)
-        is_new = self.troupe.join(message, self.now)
+        is_new = self.membership.join(message, self.now)
         if message.worker is not None and (is_new or message.instance not in self.core.replicas):
             self.core.add_worker(message.instance, self.lives.next_link(), message.worker)
         if message.draft is not None and (is_new or message.instance not in self.core.drafts.links):
@@ -243,57 +243,57 @@ class SchedulerActor(Actor):
             self._membership_changed()
         else:
             self.send(message.address, self._roster())
-            if message.instance in self.core.replicas:  # it has lost us for a while: what was under way may be lost too
+            if message.instance in self.core.replicas:  # it was cut off for a while: messages under way may be lost
                 self.send(message.address, self.core.ask_holdings(message.instance))
 
     @property
     def is_alive(self) -> bool:
-        """Whether requests are alive, here or, since an earlier scheduler's time, at the gateways."""
-        return self.core.is_alive or self.troupe.has_streams
+        """Whether requests are alive, here or, from an earlier scheduler, at the gateways."""
+        return self.core.is_alive or self.membership.has_streams
 
     def _refuse(self, instance: str, address: str, reason: str) -> None:
         log.warning("refused", instance_refused=instance, reason=reason)
         self.send(address, Refused(instance, reason))
 
     def _dismiss_usurpers(self, hello: Hello) -> None:
-        """Workers were quicker here than the gateway whose streams they would go on with in other bits.  One that has
-        begun with streams of its own meanwhile stays: those of before wait for their kind."""
+        """Refuse the workers that joined before this gateway and would go on with its streams in other bits.  A worker
+        that has begun streams of its own meanwhile stays: the earlier streams wait for workers of their kind."""
         begun = {request.bound_to for request in self.core.requests.values()}
-        for instance, reason in self.troupe.recall(hello).items():
+        for instance, reason in self.membership.recall(hello).items():
             if (replica := self.core.replicas.get(instance)) is not None and replica.capacity.fingerprint in begun:
                 continue
-            member = next(member for member in self.troupe.members if member.instance == instance)
+            member = next(member for member in self.membership.members if member.instance == instance)
             self._refuse(instance, member.address, reason)
             self.outbox.flush()  # before it is forgotten
-            self._lose(member, "it computes something else than what is alive")
+            self._lose(member, "it does not compute the same as the requests that are alive")
 
     def handle_heartbeat(self, message: Heartbeat) -> None:
         self._agree(message)
-        if self.troupe.heard(message.instance, message.epoch, self.now):
-            self.troupe.note(message)
+        if self.membership.heard(message.instance, message.epoch, self.now):
+            self.membership.note(message)
         elif message.address:
-            self.send(message.address, self._roster())  # it is not in there: it will say hello
+            self.send(message.address, self._roster())  # it is not on it, and will send a hello
 
     def handle_goodbye(self, message: Goodbye) -> None:
-        if member := self.troupe.leave(message.instance, message.epoch):
+        if member := self.membership.leave(message.instance, message.epoch):
             log.info("left", member=member.instance)
             self.core.retire_worker(member.instance)
             self._without(member)
 
     def handle_peer_gone(self, message: PeerGone) -> None:
-        for member in self.troupe.members:
+        for member in self.membership.members:
             if member.address == message.address:
                 self._lose(member, "its process has ended")
 
     def handle_tick(self, _: Tick) -> None:
         now = self.now
-        if now - self._last_tick > self.settings.heartbeat_timeout / 2:
-            self.troupe.excuse(now)  # it was we who stood still: what the others said meanwhile is not read yet
+        if now - self._last_tick > self.settings.deployment.heartbeat_timeout / 2:
+            self.membership.excuse(now)  # this process stood still: messages from that time are not read yet
         self._last_tick = now
-        for member in self.troupe.silent(now, self.settings.heartbeat_timeout):
+        for member in self.membership.silent(now, self.settings.deployment.heartbeat_timeout):
             self._lose(member, "it is silent")
         self.core.expire(self.now)
-        if now - self._last_reconciled >= self.settings.reconcile_interval:
+        if now - self._last_reconciled >= self.settings.deployment.reconcile_interval:
             self._last_reconciled = now
             self._reconcile()
         self._broadcast()
@@ -302,7 +302,7 @@ class SchedulerActor(Actor):
     def _lose(self, member: Member, reason: str) -> None:
         self.core.clock.now = self.now
         log.warning("lost", member=member.instance, reason=reason)
-        self.troupe.leave(member.instance, member.epoch)
+        self.membership.leave(member.instance, member.epoch)
         self.core.lose_worker(member.instance)
         self._without(member)
 
@@ -314,50 +314,50 @@ class SchedulerActor(Actor):
         self._membership_changed()
 
     def _membership_changed(self) -> None:
-        self.core.set_detokenizers(self.troupe.addresses(ServiceName.DETOKENIZER))
+        self.core.set_detokenizers(self.membership.addresses(ServiceName.DETOKENIZER))
         self._broadcast()
 
     def _roster(self) -> Roster:
         return Roster(
             scheduler_epoch=self.epoch,
-            version=self.troupe.version,
-            members=self.troupe.members,
+            version=self.membership.version,
+            members=self.membership.members,
             model=self.core.capacity,
             max_model_len=self.core.max_model_len,
             max_input_length=self.core.max_input_length,
-            stalled="; ".join(filter(None, (self.stalled, *self.troupe.stalled))),
-            fingerprints=self.troupe.fingerprints(is_alive=self.is_alive),
+            stalled="; ".join(filter(None, (self.stalled, *self.membership.stalled))),
+            fingerprints=self.membership.fingerprints(is_alive=self.is_alive),
             former_epochs=self.lives.former,
         )
 
     def _broadcast(self) -> None:
         roster = self._roster()
-        for member in self.troupe.members:
+        for member in self.membership.members:
             self.send(member.address, roster)
 
-    # -- how it stands
+    # -- state
 
     def stall(self) -> str:
-        stuck = self._stalls.look(self.core.replicas.values(), self.troupe.computing, self.now)
+        stuck = self._stalls.look(self.core.replicas.values(), self.membership.computing, self.now)
         return f"no step for the work that waits at {', '.join(stuck)}" if stuck else ""
 
     @property
     def known_members(self) -> list[Member]:
-        return self.troupe.members
+        return self.membership.members
 
     def collectors(self) -> list[Collector]:
         from shared.exposition import EngineCollector
 
         load = load_of(self.core, "", self.steps.tokens)
-        return [*super().collectors(), EngineCollector(self.settings.model_name, load)]
+        return [*super().collectors(), EngineCollector(self.settings.engine.model_name, load)]
 
     def snapshot(self) -> Mapping[str, Any]:
-        return {**super().snapshot(), **snapshot_of(self.core), "members": self.troupe.members}
+        return {**super().snapshot(), **snapshot_of(self.core), "members": self.membership.members}
 
     # -- the end
 
     def on_drain(self, deadline: float) -> None:
-        """Leave at once: the gateways know what their streams have, and ask the next life to go on from there."""
+        """Leave at once: the gateways know what their streams have, and ask the next life to continue."""
         self.stop()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 
 from services.scheduler.scheduler import MAX_STEPS_IN_FLIGHT, Scheduler
 from services.scheduler.state.replica import Replica
@@ -17,6 +18,7 @@ def check(scheduler: Scheduler) -> None:
         _check_rows(replica)
         _check_sequences(replica)
     _check_places(scheduler)
+    _check_side_tables(scheduler)
 
 
 def _require(holds: bool, what: str, replica: Replica | None = None) -> None:
@@ -38,7 +40,7 @@ def _check_blocks(replica: Replica) -> None:
         _require(len(set(table)) == len(table), "a table has no block twice", replica)
         generations = [pool.generations[block] for block in table]
         _require(
-            generations == sequence.block_generations, "who holds a block is the last that it was given to", replica
+            generations == sequence.block_generations, "the holder of a block is the last that it was given to", replica
         )
     by_hash = {block_hash: block for block, block_hash in enumerate(pool.hashes) if block_hash is not None}
     _require(by_hash == pool._by_hash, "the hash map and the descriptors agree", replica)
@@ -82,3 +84,20 @@ def _check_places(scheduler: Scheduler) -> None:
     _require(all(count == 1 for count in places.values()), "every sequence is in one place")
     _require(all(not r.is_finished for r in scheduler.requests.values()), "finished requests are put aside")
     _require(all(r.is_finished for r in scheduler.finished.values()), "only finished requests are put aside")
+
+
+def _check_side_tables(scheduler: Scheduler) -> None:
+    kept = (*scheduler.requests.values(), *scheduler.finished.values(), *scheduler.parking)
+    known = {sequence for request in kept for sequence in request.sequences}
+    tables: dict[str, Iterable[Sequence]] = {
+        "times": scheduler.accounts.sequences,
+        "drafts": scheduler.records.by_sequence,
+        "what goes out with first tokens": scheduler.outbound.firsts,
+    }
+    for name, table in tables.items():
+        _require(known.issuperset(table), f"the table of {name} has only sequences that are kept")
+    placed = {sequence for sequence in known if sequence.status is not Status.FINISHED}
+    _require(placed >= scheduler.forks.unsent, "only beams that are followed have another token than their worker")
+    replicas = set(scheduler.replicas.values())
+    _require(replicas == set(scheduler.accounts.workers), "each worker has its clocks, and no other has any")
+    _require(replicas >= scheduler.forks.replicas, "beams begin at workers that live")

@@ -11,7 +11,7 @@ from services.scheduler.state.replica import Replica
 from shared.messages import Load, WorkerLoad
 from shared.metrics.histogram import STEP_TOKENS, Histogram
 
-MAX_RUNNING = 256  # sequences told of each worker
+MAX_RUNNING = 256  # sequences listed of each worker
 
 
 def load_of(core: Scheduler, request_id: str, step_tokens: Histogram) -> Load:
@@ -64,7 +64,7 @@ def worker_load(replica: Replica) -> WorkerLoad:
 
 
 def snapshot_of(core: Scheduler) -> dict[str, Any]:
-    """Who holds and waits for what, without a word of what is in it."""
+    """What each sequence holds and waits for, without the contents of prompts and outputs."""
     return {
         "load": msgspec.structs.asdict(load_of(core, "", Histogram(STEP_TOKENS))),
         "num_requests": len(core.requests),

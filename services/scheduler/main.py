@@ -6,7 +6,6 @@ import atexit
 import time
 from pathlib import Path
 
-import msgspec
 import structlog
 
 from services.scheduler.actor import SchedulerActor
@@ -15,7 +14,7 @@ from services.scheduler.recording.queued_recording import QueuedRecording
 from services.scheduler.recording.recorder import RecordedScheduler
 from services.scheduler.scheduler import Scheduler
 from services.scheduler.state.policy import Policy
-from shared.config import Settings
+from shared.config import DeploymentSettings, Settings
 from shared.standard_streams import LAST_WORDS_SECONDS
 from shared.transport import Transport
 
@@ -24,10 +23,10 @@ log = structlog.get_logger()
 
 def make(transport: Transport, settings: Settings) -> SchedulerActor:
     """One scheduler with these settings."""
-    return SchedulerActor(transport, settings, make_core(settings), make_lives(settings))
+    return SchedulerActor(transport, settings, make_core(settings), make_lives(settings.deployment))
 
 
-def make_lives(settings: Settings) -> Lives:
+def make_lives(settings: DeploymentSettings) -> Lives:
     """Counted in the runtime directory, where there is one."""
     file = settings.runtime_path / FILE
 
@@ -39,25 +38,23 @@ def make_lives(settings: Settings) -> Lives:
 
 def make_core(settings: Settings) -> Scheduler:
     """The core, and with `record` one that writes down what it is asked."""
-    policy = policy_of(settings)
-    if not settings.record:
+    policy, file, max_bytes = policy_of(settings), settings.observation.record, settings.observation.record_bytes
+    if not file:
         return Scheduler(policy)
 
     def lost(reason: str) -> None:
-        log.error("recording_lost", file=settings.record, reason=reason)
+        log.error("recording_lost", file=file, reason=reason)
 
     def resumed() -> None:
-        log.info("recording_resumed", file=settings.record)
+        log.info("recording_resumed", file=file)
 
-    log.info("recording", file=settings.record, max_bytes=settings.record_bytes)
-    recording = QueuedRecording(
-        Path(settings.record), settings.record_bytes, on_lost=lost, on_resumed=resumed, clock=time.monotonic
-    )
-    atexit.register(recording.close, LAST_WORDS_SECONDS)  # with what it was asked last, whatever it ends of
+    log.info("recording", file=file, max_bytes=max_bytes)
+    recording = QueuedRecording(Path(file), max_bytes, on_lost=lost, on_resumed=resumed, clock=time.monotonic)
+    atexit.register(recording.close, LAST_WORDS_SECONDS)  # writes the last calls
     return RecordedScheduler(policy, recording)
 
 
 def policy_of(settings: Settings) -> Policy:
     """The core's part of the settings: fields of the same names."""
-    values = msgspec.structs.asdict(settings)
+    values = settings.flat()
     return Policy(**{name: values[name] for name in Policy.__dataclass_fields__})

@@ -1,12 +1,12 @@
 """The scheduler's core: events in, plans and outputs out; plain synchronous Python over plain data.
 
-add, abort, stop_matched, stream_lost, expire      what happens to requests
+add, abort, stop_matched, stream_lost, expire      requests come and go
 add_worker, lose_worker, set_detokenizers,
-add_draft, lose_draft                              what happens to the troupe
+add_draft, lose_draft                              workers, detokenizers and drafts come and go
 schedule(worker, now) -> StepPlan | None           the next step, at most two in flight
 apply(worker, StepResult, now)                     what a step yielded
-ask_holdings, reconcile, check_ledgers             whether everybody agrees on who holds what
-propose(DraftProposals)                            what a draft believes that comes next
+ask_holdings, reconcile, check_ledgers             whether the ledgers of scheduler and workers agree
+propose(DraftProposals)                            the draft tokens that a draft proposes
 
 `now` is one clock's time in seconds, Unix time where requests carry latency breakdowns; a call without it happens at
 the time of the call before.  Decisions depend on it only in whether drafts are worth waiting for, and in ageing.
@@ -25,13 +25,16 @@ from services.scheduler.lifecycle.finalizer import RequestFinalizer
 from services.scheduler.lifecycle.intake import RequestIntake
 from services.scheduler.lifecycle.outputs import Outbound
 from services.scheduler.lifecycle.parking import Parking, is_later_call
+from services.scheduler.lifecycle.side_tables import SideTables
 from services.scheduler.lifecycle.step_results import StepResultProcessor
 from services.scheduler.planning.batching import Batcher
 from services.scheduler.speculation.drafting import Drafting
 from services.scheduler.speculation.drafts import DraftLinks
-from services.scheduler.state import phases
+from services.scheduler.speculation.records import DraftRecords
 from services.scheduler.state.counters import Counters
 from services.scheduler.state.fairness import MAX_TENANTS, Shares, parse_weights
+from services.scheduler.state.forks import Forks
+from services.scheduler.state.phases import TimeAccounts
 from services.scheduler.state.policy import Policy
 from services.scheduler.state.replica import Replica
 from services.scheduler.state.sequence import Request, Sequence, Status
@@ -75,9 +78,11 @@ class Scheduler:
     def __init__(self, policy: Policy, journal: EventJournal | None = None, outbound: Outbound | None = None) -> None:
         self.policy = policy
         self.replicas: dict[str, Replica] = {}
-        self.parking = Parking()  # whose clients are gone, and may come back
         self.clock = Clock()
-        self.outbound = outbound or Outbound(self.clock)
+        self.accounts = TimeAccounts(self.clock)
+        self.records = DraftRecords()
+        self.outbound = outbound or Outbound(self.accounts, self.records)
+        self.forks = Forks()
         self.counters = Counters()
         self.shares = Shares(parse_weights(policy.tenant_weights))
         self.journal = journal or EventJournal(self.clock)
@@ -87,16 +92,19 @@ class Scheduler:
             rejection=policy.acceptance == "rejection",
             max_draft_tokens=2 * policy.max_num_draft_tokens + 1,
         )
-        self._books = books = Books(self.counters, self.journal, self.misses, self.shares, self.clock)
+        self._books = books = Books(self.counters, self.journal, self.misses, self.shares, self.accounts)
+        tables = SideTables(self.accounts, self.records, self.outbound)
+        self.parking = Parking(tables)  # requests whose clients are gone, and may come back
         self._intake = RequestIntake(policy, self.replicas)
-        self._assignment = assignment = ReplicaAssignment(policy, self.replicas, books)
-        self._drafting = drafting = Drafting(policy, self.counters, self.drafts, self.replicas)
-        self._finalizer = finalizer = RequestFinalizer(assignment, self.drafts, self.outbound, books)
+        self._assignment = assignment = ReplicaAssignment(policy, self.replicas, self.forks, books)
+        self._drafting = drafting = Drafting(policy, self.counters, self.drafts, self.records, self.replicas)
+        self._finalizer = finalizer = RequestFinalizer(assignment, self.drafts, tables, books)
         self._reconciliation = reconciliation = Reconciliation(books)
         self._step_results = StepResultProcessor(finalizer, assignment, drafting, reconciliation, books)
+        self._batchers: dict[str, Batcher] = {}  # by worker; each lives as long as its replica
         self._detokenizers: list[str] = []
 
-    # -- who is here
+    # -- requests that are here
 
     @property
     def requests(self) -> dict[str, Request]:
@@ -132,7 +140,7 @@ class Scheduler:
 
     @property
     def unassigned(self) -> list[Sequence]:
-        """Those whom no worker has: none lives that has room for them, or none of the kind that began them."""
+        """Sequences without a worker: none lives that has room for them, or none of the kind that began them."""
         return self._assignment.unassigned
 
     @property
@@ -169,13 +177,13 @@ class Scheduler:
         self._assignment.place(request.unfinished)
 
     def _track_latency(self, request: Request, latency: LatencyBreakdown | None) -> None:
-        """From here on the request's time is accounted for, where somebody wants to know."""
+        """From here on the request's time is accounted for, if its client asks for latencies."""
         if latency is not None:
             now = self.clock.now
-            phases.accept(request.sequences, *arrived(latency, Phase.TO_SCHEDULER, now=now, busy_since=now))
+            self.accounts.accept(request.sequences, *arrived(latency, Phase.TO_SCHEDULER, now=now, busy_since=now))
 
     def attach(self, message: AttachRequest, now: float | None = None) -> None:
-        """The client of a kept request has come back, through this gateway: tell it everything there, and go on."""
+        """The client of a kept request has come back, through this gateway: send it all output, and go on."""
         self.clock.now = self.clock.now if now is None else now
         request = self.requests.get(message.request_id) or self.finished.get(message.request_id)
         parked = self.parking.take(message.request_id) if request is None else None
@@ -197,12 +205,12 @@ class Scheduler:
         return self.requests.get(request_id) or self.finished.get(request_id) or self.parking.get(request_id)
 
     def abort(self, request_id: str, gateway: str = "", *, has_everything: bool = False) -> bool:
-        """End a request without a word to its client, who left or has everything.  False where it is unknown, or
-        another gateway's than the one that says so.  One that is kept is put aside as it is."""
+        """End a request without a message to its client, which left or has everything.  False where the request is
+        unknown, or belongs to another gateway than the caller.  One that is kept is put aside as it is."""
         request = self.requests.get(request_id) or self.finished.get(request_id)
         if request is None or gateway not in ("", request.header.gateway):
             return False
-        if has_everything and request.search is None:  # a detokenizer ended what runs: its word of that is on its way
+        if has_everything and request.search is None:  # a detokenizer ended it: its message is on its way
             for sequence in request.unfinished:
                 self._finalizer.finish(sequence)
         if request_id in self.finished:
@@ -212,17 +220,17 @@ class Scheduler:
         if request.header.is_kept:
             self.parking.put(request)
         self.counters.num_aborted += 1
-        self.journal.request("request_aborted", request, **phases.so_far(request, self.clock.now))
+        self.journal.request("request_aborted", request, **self.accounts.so_far(request))
         self._finalizer.drop(request)
         return True
 
     def abort_gateway(self, address: str) -> list[str]:
         """End all requests of a gateway that is gone; returns their ids."""
         everything = (*self.requests.values(), *self.finished.values())
-        orphans = [r.request_id for r in everything if r.header.gateway == address]
-        for request_id in orphans:
+        lost = [r.request_id for r in everything if r.header.gateway == address]
+        for request_id in lost:
             self.abort(request_id)
-        return orphans
+        return lost
 
     def expire(self, now: float) -> list[str]:
         """End the requests whose deadline has passed, or for which no worker has had room for long; returns their ids.
@@ -251,7 +259,7 @@ class Scheduler:
         self._finalizer.fail(request, error)
 
     def stop_matched(self, message: StopMatched) -> None:
-        """A detokenizer has found a stop string, and has told the client so."""
+        """A detokenizer has found a stop string, and has sent the client its end."""
         request = self.requests.get(message.request_id)
         if request is None or request.search is not None or not 0 <= message.index < len(request.sequences):
             return
@@ -260,11 +268,11 @@ class Scheduler:
             self._finalizer.finish(sequence)
 
     def stream_lost(self, message: StreamLost) -> None:
-        """A detokenizer does not know a stream: tell it again from the start; the gateway drops what it has."""
+        """A detokenizer does not know a stream: send it again from the start; the gateway drops what it has."""
         if request := self.requests.get(message.request_id) or self.finished.get(message.request_id):
             self.outbound.emit_again(request)
 
-    # -- the troupe
+    # -- workers and detokenizers
 
     def set_detokenizers(self, addresses: Iterable[str]) -> None:
         """The live detokenizers have changed: streams of one that is gone are opened again elsewhere."""
@@ -278,13 +286,15 @@ class Scheduler:
         """A worker has come, or come back: its pool is empty."""
         if instance in self.replicas:
             self.lose_worker(instance)
-        self.replicas[instance] = Replica(instance, epoch, capacity, self.shares, self.clock)
+        replica = self.replicas[instance] = Replica(instance, epoch, capacity, self.shares, self.clock)
+        self.accounts.add_worker(replica)
+        self._batchers[instance] = Batcher(replica, self.policy, self._drafting, self.forks, self._books)
         self._drafting.renew()
         self._intake.limit()
         self._assignment.rebalance()
 
     def retire_worker(self, instance: str) -> None:
-        """A worker leaves of its own will: its requests go on elsewhere, by the preemption path."""
+        """A worker leaves in order: its requests go on elsewhere, by the preemption path."""
         if replica := self.replicas.pop(instance, None):
             self._forget(replica)
             self._intake.limit()
@@ -293,8 +303,9 @@ class Scheduler:
     def lose_worker(self, instance: str) -> None:
         """A worker has died: its requests go on elsewhere.
 
-        What kills workers is in flight at every death.  One that was so at two without a token in between is
-        quarantined: no other such request runs beside it, so that at the next death it is known, and ends alone.
+        A request that kills workers is in flight at every death.  One that was in flight at two deaths without a token
+        in between is quarantined: no other such request runs beside it, so that the next death identifies it, and it
+        ends alone.
         """
         replica = self.replicas.pop(instance, None)
         if replica is None:
@@ -303,7 +314,7 @@ class Scheduler:
         self._intake.limit()
         self.counters.num_worker_losses += 1
         in_flight = {sequence.request for step in replica.in_flight for sequence in step.sequences}
-        self._assignment.unassigned += self._assignment.vacate(replica, replica.heard_at)
+        self._assignment.unassigned += self._assignment.vacate(replica, self.accounts.workers[replica].heard_at)
         for request in in_flight:
             request.count_death()
         suspects = [request for request in in_flight if request.is_quarantined and not request.is_finished]
@@ -314,6 +325,7 @@ class Scheduler:
         self._assignment.reassign([])
 
     def _forget(self, replica: Replica) -> None:
+        del self._batchers[replica.instance]
         self._reconciliation.forget(replica)
         self._drafting.forget(replica)
 
@@ -328,10 +340,10 @@ class Scheduler:
             return None
         if self._drafting.awaits(replica, now):
             if not replica.in_flight:
-                replica.waits.idle.begin(now)
+                self.accounts.workers[replica].idle.begin(now)
             return None
-        replica.waits.idle.end(now)
-        plan = Batcher(replica, self.policy, self._drafting, self._books).next_plan()
+        self.accounts.workers[replica].idle.end(now)
+        plan = self._batchers[instance].next_plan()
         if plan is not None and self._drafting.speculations:
             self._drafting.planned(replica)
         return plan
@@ -344,15 +356,15 @@ class Scheduler:
             return False
         return self._step_results.take(replica, result, now)
 
-    # -- who holds what
+    # -- ledgers
 
     def ask_holdings(self, instance: str) -> ReportHoldings:
         """What to send to a worker now, in order with its plans."""
         return self._reconciliation.ask(self.replicas[instance])
 
     def reconcile(self, message: Holdings) -> bool:
-        """Set right what a worker holds otherwise than it should.  False where the report is of another life.  Raises
-        StepLost where a plan or an answer has gone missing, ProtocolError where the report makes no sense."""
+        """Correct what a worker holds otherwise than it should.  False where the report is of another life.  Raises
+        StepLost where a plan or an answer has gone missing, ProtocolError where the report is invalid."""
         for replica in self.replicas.values():
             if replica.epoch == message.epoch:
                 self._reconciliation.compare(replica, message)
@@ -360,12 +372,12 @@ class Scheduler:
         return False
 
     def check_ledgers(self) -> None:
-        """Set pools and rows right by the tables of those that run."""
+        """Correct pools and rows by the tables of the running sequences."""
         for replica in self.replicas.values():
             self._reconciliation.check(replica)
 
     def renew_worker(self, instance: str, epoch: int) -> None:
-        """Start over with a worker after a message was lost; nobody is to blame for it."""
+        """Start over with a worker after a message was lost; no request is suspected."""
         self.counters.num_lost_steps += 1
         capacity = self.replicas[instance].capacity
         self.retire_worker(instance)
@@ -385,12 +397,12 @@ class Scheduler:
             self._drafting.end()
 
     def propose(self, message: DraftProposals) -> bool:
-        """Take a draft's proposals in.  False where they are of another life.  Raises ProtocolError where they make no
-        sense: nothing of them is kept."""
+        """Take a draft's proposals in.  False where they are of another life.  Raises ProtocolError where they are
+        invalid: nothing of them is kept."""
         return self._drafting.propose(message, self.capacity)
 
     def take_updates(self) -> list[tuple[str, DraftUpdate]]:
-        """By instance, what each draft is to be told now."""
+        """By instance, the update to send to each draft now."""
         return self.drafts.take_updates()
 
     @property

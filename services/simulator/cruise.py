@@ -1,7 +1,7 @@
 """Steps that give each sequence of a worker one more token, and in which nothing else happens: taken without the core.
 
-Most steps of a simulated worker are like that: nobody comes, nobody ends.  What the core would do in them is known
-beforehand, so they are taken here by counting, and the core's state is told when it is asked again (`settle`).  What
+Most steps of a simulated worker are like that: no request comes, none ends.  What the core would do in them is known
+beforehand, so they are taken here by counting, and the core's state is set when it is used again (`settle`).  What
 others look at meanwhile is never late: blocks are given, named and found in the step in which the core would have given
 and named them, since placement looks into the pools of all workers, and tenants are charged step by step.
 
@@ -110,7 +110,7 @@ class Cruise:
     # -- ends of blocks
 
     def _has_blocks(self, number: int) -> bool:
-        """Whether nobody has to give way for those that sequences need in this step."""
+        """Whether the pool has the blocks that sequences need in this step, without a preemption."""
         available = self._replica.pool.num_available
         return available >= self._turns.count(number) or available >= sum(map(self._grows, self._turning(number)))
 
@@ -125,8 +125,8 @@ class Cruise:
         )
 
     def _turn(self, number: int) -> tuple[list[Sequence], list[list[int]]]:
-        """Give blocks to those that need one, and make those findable that are full; returns the plan: who grows comes
-        after those that do not."""
+        """Give blocks to those that need one, and make those findable that are full; returns the plan:
+        sequences that grow come after the others."""
         replica, turning = self._replica, self._turning(number)
         grown = {self._running[index]: replica.grow(self._running[index], 1) for index in turning if self._grows(index)}
         for index in turning:
@@ -163,8 +163,8 @@ def cruise_of(core: Scheduler, replica: Replica, observer: Observer) -> Cruise |
 
 
 def _is_undisturbed(core: Scheduler, replica: Replica) -> bool:
-    """Whether nobody waits, and nothing is to be told but tokens."""
-    if replica.waiting or replica.branches or replica.released_rows or core.drafts:
+    """Whether no request waits, and workers get nothing but tokens."""
+    if replica.waiting or core.forks or replica.released_rows or core.drafts:
         return False
     return len(replica.running) <= core.policy.max_num_batched_tokens
 

@@ -1,9 +1,10 @@
-"""A step-time model fitted to a recorded run."""
+"""A step-time model fitted to a recorded run, and how steps scatter about it."""
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 from operator import mul
 from pathlib import Path
@@ -19,6 +20,9 @@ MAX_ROUNDS = 5000  # of coordinate descent
 STILL = 1e-9  # relative change under which it has arrived
 NUM_SLOPES = 3  # context tokens, pairs, sequences
 SHARE_PER_KNOT = 8  # recorded steps that a knot needs near it
+MIN_ALIKE = 20  # steps of like size, from which one is drawn
+LONGEST_PAUSE = 0.1  # seconds between two steps that count; in a longer one the worker was idle
+SHIFT = 0.618034  # of the whole: where each worker begins behind the one before it, evenly for any number of them
 
 
 def read_recording(path: Path) -> list[RecordedStep]:
@@ -85,7 +89,7 @@ def fit(steps: Sequence[RecordedStep], arrivals: Sequence[int] = ()) -> Fitted:
 
 
 def undisturbed(steps: Sequence[RecordedStep], arrivals: Sequence[int], per_arrival: float) -> list[RecordedStep]:
-    """The steps without what those who came took from them; of each at least half is left."""
+    """The steps without the time that arriving requests took from them; of each at least half is left."""
     return [
         msgspec.structs.replace(step, seconds=max(0.5 * step.seconds, step.seconds - count * per_arrival))
         for step, count in zip(steps, arrivals, strict=True)
@@ -122,7 +126,7 @@ def hats(knots: Sequence[float], x: float) -> list[float]:
 
 
 def choose_knots(tokens: Sequence[int]) -> list[float]:
-    """About one for each doubling, where there are steps to tell its height."""
+    """About one for each doubling of the tokens, where enough steps were recorded."""
     ordered = sorted(tokens)
     knots = [float(ordered[0])]
     since = 0
@@ -153,3 +157,61 @@ def non_negative_least_squares(rows: Sequence[Sequence[float]], targets: Sequenc
         if all(abs(now - then) <= STILL * max(1.0, now) for now, then in zip(x, before, strict=True)):
             break
     return [value / scale for value, scale in zip(x, scales, strict=True)]
+
+
+@dataclass
+class Alike:
+    """Steps of like size, in the order in which they ran."""
+
+    first: float  # tokens, the fewest
+    times: list[float] = field(default_factory=list)  # seconds since the first recorded step
+    ratios: list[float] = field(default_factory=list)  # of what the fit says
+
+    def add(self, others: Alike) -> None:
+        pairs = sorted(zip(self.times + others.times, self.ratios + others.ratios, strict=True))
+        self.times, self.ratios = [time for time, _ in pairs], [ratio for _, ratio in pairs]
+
+    def at(self, time: float) -> float:
+        """The ratio of the first at this time or later, and after the last of the first."""
+        return self.ratios[bisect_left(self.times, time) % len(self.ratios)]
+
+
+class Scattered:
+    """What a fit says of a step, times what a recorded step of like size took of what the fit says of that.
+
+    A median is foretold well enough by a fit; the slowest of a hundred is not, which is slow because its steps were.
+    And slow steps come together: a machine that does other things too is slow for some milliseconds or minutes, in
+    which a queue grows.  So the recorded step is the one that ran then: the recording is gone through again and again
+    as time passes.  The same run comes out every time.
+    """
+
+    def __init__(self, model: Fitted, steps: Sequence[RecordedStep], factor: float = 1.0) -> None:
+        """`factor`: how many times as long steps take as those that were recorded."""
+        self._model = model
+        self._factor = factor
+        self._alike: list[Alike] = []
+        self._span = 0.0  # seconds
+        for alike in self._by_knot(steps):
+            if self._alike and len(self._alike[-1].times) < MIN_ALIKE:
+                self._alike[-1].add(alike)
+            else:
+                self._alike.append(alike)
+        if len(self._alike) > 1 and len(self._alike[-1].times) < MIN_ALIKE:
+            few = self._alike.pop()
+            self._alike[-1].add(few)
+        self._firsts = [alike.first for alike in self._alike]
+
+    def seconds(self, work: StepWork, start: float = 0.0, worker: int = 0) -> float:
+        alike = self._alike[max(0, bisect_right(self._firsts, work.num_tokens) - 1)]
+        time = (start + worker * SHIFT * self._span) % self._span if self._span else 0.0
+        return self._factor * alike.at(time) * self._model.seconds(work)
+
+    def _by_knot(self, steps: Sequence[RecordedStep]) -> list[Alike]:
+        """The steps from each of the fit's knots to the next."""
+        found = [Alike(knot) for knot in self._model.knots]
+        for before, step in zip([steps[0], *steps], steps, strict=False):
+            self._span += min(max(0.0, step.start - before.start), before.seconds + LONGEST_PAUSE)
+            alike = found[max(0, bisect_right(self._model.knots, step.num_tokens) - 1)]
+            alike.times.append(self._span)
+            alike.ratios.append(step.seconds / self._model.seconds(step.work))
+        return found

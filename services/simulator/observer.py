@@ -42,7 +42,7 @@ class RequestRecord(msgspec.Struct, gc=False):
 
 
 class Observer(Outbound):
-    """What the core says to the troupe, as figures; gaps are pooled in a tally, since there are as many as tokens."""
+    """The core's messages to other services, as figures; gaps, as many as tokens, are pooled in a tally."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -76,10 +76,10 @@ class Observer(Outbound):
             self._finished.append(request_id)
 
     def emit_again(self, request: Request) -> None:
-        """Nobody here forgets."""
+        """Nothing to do: no detokenizer is lost here."""
 
     def close(self, sequence: Sequence) -> None:
-        """Nobody here holds a stream."""
+        """Nothing to do: there are no streams here."""
 
     def reject(self, gateway: str, request_id: str, error: RequestError) -> None:
         self.num_rejected += 1

@@ -17,15 +17,15 @@ from services.scheduler.state.policy import Policy
 from services.scheduler.state.replica import Replica
 from services.scheduler.state.sequence import Request
 from services.simulator.cruise import ANY_TOKEN, Cruise, cruise_of
+from services.simulator.hardware import StepTime, work_of
 from services.simulator.observer import Observer, SilentJournal
-from services.simulator.step_time import StepTime, work_of
 from shared.messages import AddRequest, RequestHeader, StepResult, WorkerCapacity
 from shared.metrics import ModelWork
 from shared.metrics.steps import StepWork
 from shared.sampling import GenerationDefaults, SamplingParams
 from shared.workload import BYTE_VOCABULARY, BlockPrompt, LoadRequest, TokenPrompt
 
-VOCAB_SIZE = BYTE_VOCABULARY  # which tokens they are matters to nobody here, and of these Python keeps one object each
+VOCAB_SIZE = BYTE_VOCABULARY  # the tokens' values do not matter here; of small numbers Python keeps one object each
 DETOKENIZER = "detokenizer"
 
 
@@ -38,7 +38,7 @@ class Delays(msgspec.Struct, frozen=True):
     link: float = 1e-4  # scheduler to worker, and back
     per_step: float = 3e-5  # of the scheduler's time: planning a step and taking its result in
     per_sequence: float = 2.5e-6  # the same, for each sequence in it
-    per_arrival: float = 0.0  # of a worker's time, where it shares its processors with who lets its requests in
+    per_arrival: float = 0.0  # of a worker's time, where services that let requests in share its processors
     scatter: tuple[float, ...] = ()  # by how much the way of one request or another to the scheduler was longer
 
 
@@ -92,27 +92,23 @@ class Simulation:
             self.workers[f"w{index}"] = Worker(self.core.replicas[f"w{index}"], index)
         self.usage = StepTotals()
         self.model = model
-        self.samples: list[LoadSample] = []
         self.end = 0.0
         self._step_time, self._delays = step_time, delays
-        self._events: list[tuple[float, int, Worker | None]] = []  # time, order, whose result; nobody's: an arrival
+        self._events: list[tuple[float, int, Worker | None]] = []  # time, order, worker of a result; None: arrival
         self._num_events = 0
         self._scheduler_free_at = 0.0
         self._arriving: LoadRequest | None = None
         self._num_arrived = 0
         self._params: dict[int, SamplingParams] = {}
 
-    def run(self, requests: Iterator[LoadRequest], sample_every: float = 0.0) -> None:
+    def run(self, requests: Iterator[LoadRequest]) -> None:
         """Until every request has ended.  Raises RuntimeError where some never would."""
         self._await_arrival(requests)
-        next_sample, events = 0.0, self._events
+        events = self._events
         while events:
             now, _, worker = heappop(events)
             if now < self._scheduler_free_at:
                 now = self._scheduler_free_at
-            if sample_every and now >= next_sample:
-                self.samples.append(self._sample(now))
-                next_sample = now + sample_every
             if worker is None:
                 self._arrive(now)
                 self._await_arrival(requests)
@@ -120,7 +116,7 @@ class Simulation:
                 self._take_result(worker, now)
             self.end = now
         if self.core.requests:
-            raise RuntimeError(f"{len(self.core.requests)} requests wait for ever: the scheduler has nothing to plan")
+            raise RuntimeError(f"{len(self.core.requests)} requests never end: the scheduler has nothing to plan")
 
     # -- events
 
@@ -209,19 +205,3 @@ class Simulation:
         garbage should be needed to be rid of them."""
         self.core.abort(request.request_id)
         request.sequences.clear()
-
-    def _sample(self, now: float) -> LoadSample:
-        replicas = self.core.replicas.values()
-        num_running = sum(len(replica.running) for replica in replicas)
-        free = sum(replica.pool.num_available for replica in replicas)
-        size = sum(replica.pool.size for replica in replicas)
-        return LoadSample(now, num_running, self.core.num_waiting, 1 - free / size)
-
-
-class LoadSample(msgspec.Struct, frozen=True):
-    """One moment of all workers together."""
-
-    time: float
-    num_running: int
-    num_waiting: int
-    kv_usage: float

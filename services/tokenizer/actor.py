@@ -36,6 +36,7 @@ from shared.messages import (
     EncodeResult,
     Fingerprint,
     Goodbye,
+    Message,
     PiecesRequest,
     PiecesResult,
     Refused,
@@ -55,6 +56,7 @@ from shared.transport import Transport
 log = structlog.get_logger()
 
 T = TypeVar("T")
+Question = EncodeRequest | DecodeRequest | PiecesRequest
 
 LONG = 0.001  # seconds
 RESUMED_ALLOWANCE = 30.0  # times the usual that a stream under way may wait for a child: it was not too much before
@@ -78,33 +80,32 @@ class TokenizerActor(MemberActor):
         tokenizer: ModelTokenizer,
         renderers: RendererPool | None,
         instance: str | None = None,
-        compilers: CompilerPool | None = None,
         text: Fingerprint | None = None,
     ) -> None:
         super().__init__(transport, settings, instance)
         self.tokenizer = tokenizer
         self.renderers = renderers
-        self.compilers = compilers or CompilerPool(patience=settings.resume_timeout)
+        self.compilers = CompilerPool(patience=settings.deployment.resume_timeout)
         self.rules = PromptRules(
             tokenizer,
-            max_prompt_bytes=settings.max_prompt_bytes,
-            max_logprobs=settings.max_logprobs,
-            max_n=settings.max_n,
+            max_prompt_bytes=settings.gateway.max_prompt_bytes,
+            max_logprobs=settings.scheduling.max_logprobs,
+            max_n=settings.scheduling.max_n,
         )
         self.pieces = TokenPieces(tokenizer)
         self._text = text
-        self.lane = Lane(settings.num_tokenizer_threads, "long-texts")
+        self.lane = Lane(settings.gateway.num_tokenizer_threads, "long-texts")
         self.decodings = Lane(1, "long-decodings")
         self.encoders = EncoderPool(tokenizer.tokenizer.to_str())
-        self.pending: dict[str, object] = {}  # requests in the background that nobody has aborted
+        self.pending: dict[str, object] = {}  # requests in the background that have not been aborted
         self._idle = asyncio.Event()
 
     def handlers(self) -> Handlers:
         return {
             TokenizeRequest: self.handle_tokenize,
-            EncodeRequest: self.handle_encode,
-            DecodeRequest: self.handle_decode,
-            PiecesRequest: self.handle_pieces,
+            EncodeRequest: self.handle_question,
+            DecodeRequest: self.handle_question,
+            PiecesRequest: self.handle_question,
             AbortRequest: self.handle_abort,
             Roster: self.handle_roster,
             Refused: self.handle_refused,
@@ -142,34 +143,17 @@ class TokenizerActor(MemberActor):
                     lambda token_ids: self._admit(request, pack_prompt(token_ids), started),
                 )
 
-    def handle_encode(self, request: EncodeRequest) -> None:
-        with self._contained(request.request_id, request.gateway):
-            self.rules.check_encode(request)
+    def handle_question(self, question: Question) -> None:
+        with self._contained(question.request_id, question.gateway):
+            if isinstance(question, EncodeRequest):
+                self.rules.check_encode(question)
+            else:
+                self.rules.check_packed_size(question.token_ids)
             self._later(
-                request.request_id,
-                request.gateway,
-                lambda: self._prompt(request, adds_special_tokens=request.add_special_tokens),
-                lambda ids: self.send(request.gateway, EncodeResult(request.request_id, pack_tokens(ids))),
-            )
-
-    def handle_decode(self, request: DecodeRequest) -> None:
-        with self._contained(request.request_id, request.gateway):
-            self.rules.check_packed_size(request.token_ids)
-            self._later(
-                request.request_id,
-                request.gateway,
-                lambda: self._decoded(request),
-                lambda text: self.send(request.gateway, DecodeResult(request.request_id, text)),
-            )
-
-    def handle_pieces(self, request: PiecesRequest) -> None:
-        with self._contained(request.request_id, request.gateway):
-            self.rules.check_packed_size(request.token_ids)
-            self._later(
-                request.request_id,
-                request.gateway,
-                lambda: self._pieces(request),
-                lambda pieces: self.send(request.gateway, PiecesResult(request.request_id, pieces)),
+                question.request_id,
+                question.gateway,
+                lambda: self._answer(question),
+                partial(self.send, question.gateway),
             )
 
     def handle_abort(self, message: AbortRequest) -> None:
@@ -181,12 +165,12 @@ class TokenizerActor(MemberActor):
 
     @property
     def max_model_len(self) -> int:
-        return self.roster.max_model_len or self.settings.max_model_len or self.tokenizer.context_length
+        return self.roster.max_model_len or self.settings.scheduling.max_model_len or self.tokenizer.context_length
 
     @property
     def max_input_length(self) -> int:
-        """Tokens; 0 where nobody has said it yet."""
-        return self.roster.max_input_length or self.settings.max_input_length
+        """Tokens; 0 where it is not known yet."""
+        return self.roster.max_input_length or self.settings.scheduling.max_input_length
 
     # -- the work
 
@@ -214,6 +198,16 @@ class TokenizerActor(MemberActor):
     def _encoded(self, request_id: str, encode: Callable[[str], list[int]], text: str) -> list[int]:
         """The text's ids, in any thread; none where the request has been aborted meanwhile."""
         return encode(text) if request_id in self.pending or len(text) <= LONG_TEXT else []
+
+    async def _answer(self, question: Question) -> Message:
+        match question:
+            case EncodeRequest():
+                ids = await self._prompt(question, adds_special_tokens=question.add_special_tokens)
+                return EncodeResult(question.request_id, pack_tokens(ids))
+            case DecodeRequest():
+                return DecodeResult(question.request_id, await self._decoded(question))
+            case PiecesRequest():
+                return PiecesResult(question.request_id, await self._pieces(question))
 
     async def _decoded(self, request: DecodeRequest) -> str:
         def decode() -> str:
@@ -290,7 +284,7 @@ class TokenizerActor(MemberActor):
         if time.monotonic() - started > LONG:
             self.outbox.flush()  # it does not wait for what came with it
         duration = round(time.monotonic() - started, 6)
-        if self.settings.tracing:
+        if self.settings.observation.tracing:
             self.afterwards(
                 lambda: request_logger(log, request.header).info(
                     "request_tokenized", num_prompt_tokens=len(prompt_token_ids) // 4, duration=duration
@@ -325,7 +319,7 @@ class TokenizerActor(MemberActor):
 
     async def _stop_when_done(self, deadline: float) -> None:
         # Requests sent before the others knew may still arrive for a while.
-        await asyncio.sleep(min(self.settings.heartbeat_interval, max(0.0, deadline - steady_time())))
+        await asyncio.sleep(min(self.settings.deployment.heartbeat_interval, max(0.0, deadline - steady_time())))
         if self.pending:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(max(0.0, deadline - steady_time())):

@@ -29,7 +29,7 @@ LEAST_REST = 0.1  # seconds: less is no rest
 START_TIMEOUT = 30.0  # seconds for a child to come up ...
 START_SECONDS = 10.0  # ... and of a processor: what had less by then is kept waiting by a busy machine
 RESTART_PAUSE = 1.0  # seconds before another try
-NUM_SLICES = 4  # that a limit is waited in: who was frozen meanwhile, child or parent, has lost one of them and not all
+NUM_SLICES = 4  # of every wait: a process that was frozen meanwhile, child or parent, has lost one of them and not all
 LONGEST = 10  # times its limit, for a child that wants to run and does not get to
 ROOT = Path(__file__).parents[2]
 
@@ -38,15 +38,11 @@ class ChildError(Exception):
     """A job that has no answer."""
 
 
-class NoChildFreeError(ChildError):
-    """All children were busy for too long."""
-
-
 class LateChildError(ChildError):
     """The child took too long, and is no more."""
 
     def __init__(self, seconds: float) -> None:
-        """`seconds`: for which it had a processor; infinite where nobody knows."""
+        """`seconds`: for which it had a processor; infinite where that is unknown."""
         super().__init__(seconds)
         self.seconds = seconds
 
@@ -67,6 +63,8 @@ class ChildPool(Generic[T]):
         self,
         module: str,
         *,
+        field: str,
+        action: str,
         setup: msgspec.Struct,
         probe: msgspec.Struct,
         answers: msgspec.msgpack.Decoder[T],
@@ -77,7 +75,8 @@ class ChildPool(Generic[T]):
         niceness: int = 0,
         least_seconds: float = 0.0,
     ) -> None:
-        """`patience`: seconds that a job waits for a child; as long as it may take itself, where that is not said.
+        """`field` and `action`: what a child does with what, for refusals.
+        `patience`: seconds that a job waits for a child; as long as it may take itself, where that is not said.
         `niceness`: of the children once they are up, since requests wait for the first ones; of replacements, from
         their start, which with the least one take idle time only.
         `least_seconds`: of a processor, which a job has had before it can be late."""
@@ -85,6 +84,8 @@ class ChildPool(Generic[T]):
         self.patience = patience
         self.num_killed = 0
         self._module = module
+        self._field = field
+        self._action = action
         self._niceness = niceness
         self._least_seconds = least_seconds
         self._resting: dict[Process, asyncio.TimerHandle] = {}
@@ -104,7 +105,7 @@ class ChildPool(Generic[T]):
         await asyncio.gather(*(self._add_child() for _ in range(self._num_children)))
 
     async def close(self) -> None:
-        """Kill all children.  A job under way has no answer, and its child is reaped by who waits for it."""
+        """Kill all children.  A job under way has no answer, and its child is reaped by the task that waits for it."""
         self._closed = True
         for child in self._children:
             _end(child)
@@ -118,14 +119,29 @@ class ChildPool(Generic[T]):
             await self._all_reaped.wait()
 
     async def ask(self, job: msgspec.Struct, allowance: float = 1.0) -> T:
-        """A child's answer to a job, which may wait and take `allowance` times the usual.  Raises ChildError."""
+        """A child's answer to a job, which may wait and take `allowance` times the usual.  Raises RequestError."""
         patience = self.timeout if self.patience is None else self.patience
         try:
             async with awake(allowance * patience):
                 child = await self.free_child()
+            return await self.work(child, job, allowance * self.timeout)
         except TimeoutError:
-            raise NoChildFreeError from None
-        return await self.work(child, job, allowance * self.timeout)
+            raise self._not_now(f"no process became free to {self._action} it within {patience:g} s") from None
+        except LateChildError as late:
+            if late.seconds < self._least_seconds:
+                raise self._not_now(f"its process had a processor for {late.seconds:.2f} s only") from None
+            raise self.refusal(f"takes more than {self.timeout:g} s to {self._action}") from None
+        except BrokenChildError:
+            raise self.refusal(f"takes too much memory or processor time to {self._action}") from None
+
+    def refusal(self, reason: str) -> RequestError:
+        """The job is at fault."""
+        return RequestError(f"{self._field} {reason}", field=self._field)
+
+    def _not_now(self, reason: str) -> RequestError:
+        """The machine is."""
+        wait = int(1000 * self.timeout)
+        return RequestError(f"{self._field}: {reason}", code=RejectCode.UNAVAILABLE, retry_after_ms=wait)
 
     async def free_child(self) -> Process:
         """The next child without work, which is to be given some, or to be given back."""
@@ -147,7 +163,7 @@ class ChildPool(Generic[T]):
         return answer
 
     def rest_after(self, answer: T) -> float:
-        """Seconds for which a child is left alone after this, so that who asks for much leaves time to others."""
+        """Seconds for which a child rests after this, so that a costly job leaves time to others."""
         return 0.0
 
     def _release(self, child: Process, rest: float) -> None:
@@ -238,7 +254,7 @@ class ChildPool(Generic[T]):
             await self._exchange(child, self._probe)
 
     async def _reap(self, child: Process) -> None:
-        """Kill a child whose output nobody reads any more."""
+        """Kill a child whose output is not read any more."""
         _end(child)
         if child.stdin is not None:
             child.stdin.close()
@@ -278,7 +294,7 @@ def _is_kept_waiting(child: Process, begun: list[str] | None, least_seconds: flo
 
 
 def _spent(begun: list[str] | None, now: list[str] | None) -> float:
-    """Seconds of a processor in between; infinite where nobody knows."""
+    """Seconds of a processor in between; infinite where that is unknown."""
     return own_seconds(now) - own_seconds(begun) if begun and now else math.inf
 
 
@@ -288,36 +304,20 @@ async def awake(
 ) -> AsyncIterator[None]:
     """As asyncio.timeout, but time in which the event loop stood still counts as one slice at most; and while
     `may_go_on`, there are more slices, up to `longest` times as many."""
+    loop, timer = asyncio.get_running_loop(), list[asyncio.Handle]()
     async with asyncio.timeout(None) as limit:
-        slices = _Slices(limit, seconds / NUM_SLICES, may_go_on, longest)
+
+        def next_slice(num_slices: int) -> None:
+            if num_slices < NUM_SLICES or (num_slices < longest * NUM_SLICES and may_go_on()):
+                timer[:] = [loop.call_later(seconds / NUM_SLICES, next_slice, num_slices + 1)]
+            else:
+                limit.reschedule(loop.time())
+
+        next_slice(0)
         try:
             yield
         finally:
-            slices.cancel()
-
-
-class _Slices:
-    """The slices of one wait, one after the other; behind the last the limit is over."""
-
-    def __init__(self, limit: asyncio.Timeout, seconds: float, may_go_on: Callable[[], bool], longest: float) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._limit = limit
-        self._seconds = seconds  # of each
-        self._may_go_on = may_go_on
-        self._most = longest * NUM_SLICES
-        self._timer: asyncio.Handle | None = self._loop.call_soon(self._next, 0)
-
-    def cancel(self) -> None:
-        """This and its timer name each other no more."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-    def _next(self, num_slices: int) -> None:
-        if num_slices < NUM_SLICES or (num_slices < self._most and self._may_go_on()):
-            self._timer = self._loop.call_later(self._seconds, self._next, num_slices + 1)
-        else:
-            self._limit.reschedule(self._loop.time())
+            timer[0].cancel()
 
 
 def _end(child: Process) -> None:

@@ -1,46 +1,31 @@
 """One compiling child: python -m services.tokenizer.compiler
 
-Reads a setup and then grammars from standard input, and answers each on standard output.  It is confined before it sees
-a grammar (`services.tokenizer.confinement`), and takes only time that nobody else wants.
+It takes only time of a processor that no other process wants.
 """
 
 from __future__ import annotations
 
-import os
-import sys
+from collections.abc import Callable
+from functools import partial
 from time import process_time
 
-import msgspec
-
-from services.tokenizer.confinement import confine, die_with_parent, limit_cpu, read_frame
-from services.tokenizer.frames import Compilation, CompileJob, CompileSetup, to_frame
+from services.tokenizer.confinement import serve
+from services.tokenizer.frames import ChildSetup, Compilation, CompileJob
 from shared.automata.compiling import Compiler
 from shared.automata.limits import GrammarError
 from shared.grammar import Grammar, GrammarKind
 from shared.idle_time import take_idle_time_only
 
 
-def main() -> None:
-    """Serve until the parent closes the pipe."""
-    die_with_parent(os.getppid())
-    requests, answers = sys.stdin.buffer, sys.stdout.buffer
-    frame = read_frame(requests)
-    if frame is None:
-        return
-    setup = msgspec.msgpack.decode(frame, type=CompileSetup)
+def prepare(_: ChildSetup) -> Callable[[CompileJob], Compilation]:
     compiler = Compiler()
     compiler.compile(Grammar(GrammarKind.JSON_OBJECT))  # has everything read that is read late
     take_idle_time_only()
-    confine(setup.max_memory)
-    jobs = msgspec.msgpack.Decoder(CompileJob)
-    while (frame := read_frame(requests)) is not None:
-        limit_cpu(setup.max_cpu_seconds)
-        answers.write(to_frame(compile_one(compiler, jobs.decode(frame))))
-        answers.flush()
+    return partial(compile_one, compiler)
 
 
 def compile_one(compiler: Compiler, job: CompileJob) -> Compilation:
-    """Whatever a grammar makes the engine do, it has an answer, as long as this process lives."""
+    """Every grammar has an answer, as long as this process lives."""
     if job.grammar is None:
         return Compilation()
     begin = process_time()
@@ -66,4 +51,4 @@ def _compile(compiler: Compiler, grammar: Grammar) -> tuple[str, str]:
 
 
 if __name__ == "__main__":
-    main()
+    serve(ChildSetup, CompileJob, prepare)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import math
 import time
@@ -12,8 +13,7 @@ from collections import OrderedDict
 import msgspec
 
 from services.tokenizer.children import LONGEST, BrokenChildError, LateChildError, LazyChildPool, awake
-from services.tokenizer.frames import Compilation, CompileJob, CompileSetup
-from services.tokenizer.ranked_turns import RankedTurns
+from services.tokenizer.frames import ChildSetup, Compilation, CompileJob
 from shared.debts import Debts
 from shared.errors import RejectCode, RequestError
 from shared.grammar import MAX_COMPILED_BYTES, Grammar, GrammarKind, check_grammar, refusal
@@ -21,15 +21,14 @@ from shared.idle_time import LEAST_URGENT
 
 NUM_COMPILERS = 2
 PATIENCE = 30.0  # seconds that a request waits where a machine has no time for it; `resume_timeout` in service
-SHORT = 0.5  # seconds of debt that are waited out
 COMPILE_TIMEOUT = 1.0  # seconds: with everything around it, an answer comes within two
 MAX_SECONDS = 0.2  # of a processor; real schemas take some milliseconds, 63 at most (docs/structured.md)
-REST = 4.0  # times what one took, until its child takes another: a fifth of a child's time is the most there is
+REST = 4.0  # times the duration of a job, until its child takes another: a fifth of a child's time is the most there is
 COSTLY = 0.03  # seconds of a processor, more than real schemas take
-ENOUGH = 0.1  # seconds of a processor, more than any real schema takes: what had less by its time is kept waiting
-DEBT = 24.0  # times what a costly one took, until its tenant's next is taken ...
-CREDIT = 2.0  # ... but for so many seconds: one that is just costly is nobody's attack
-REFUSAL = 1.5  # seconds until who is in debt is told so: asking again at once would cost others a request each time
+ENOUGH = 0.1  # seconds of a processor, more than any real schema takes: a child that had less was kept waiting
+DEBT = 24.0  # times the duration of a costly job, until its tenant's next is taken ...
+CREDIT = 2.0  # ... less so many seconds: one job that is just costly is no attack
+REFUSAL = 1.5  # seconds that a tenant in debt waits at most: it is refused then, and asking again costs others nothing
 LEAST_RETRY = 0.1  # seconds
 MAX_MEMORY = 512 << 20
 MAX_KNOWN = 256  # grammars whose outcome is remembered: at most 64 MB
@@ -40,8 +39,8 @@ _compilation = msgspec.msgpack.Decoder(Compilation)
 class CompilerPool(LazyChildPool[Compilation]):
     """Compiles grammars; one costs at most `timeout` seconds of one child, and the second time nothing.
 
-    Time in which children want a processor and get none is not theirs: a request waits for its end, for its turn before
-    and for a child, up to `patience` seconds in all.  What it may take is counted in seconds of a processor.
+    Limits are counted in seconds of a processor, because a child may have to wait for one: a request waits for its turn
+    and its answer up to `patience` seconds in all.
     """
 
     def __init__(
@@ -49,7 +48,9 @@ class CompilerPool(LazyChildPool[Compilation]):
     ) -> None:
         super().__init__(
             "services.tokenizer.compiler",
-            setup=CompileSetup(max_memory=MAX_MEMORY, max_cpu_seconds=1),
+            field="grammar",
+            action="compile",
+            setup=ChildSetup(max_memory=MAX_MEMORY, max_cpu_seconds=1),
             probe=CompileJob(None),
             answers=_compilation,
             timeout=timeout,
@@ -61,7 +62,8 @@ class CompilerPool(LazyChildPool[Compilation]):
         )
         self._known: OrderedDict[bytes, Compilation] = OrderedDict()
         self._debts = Debts(CREDIT)  # of tenants
-        self._turns = RankedTurns()
+        self._new = asyncio.Lock()  # of requests that are not under way: one of them at a time is in the queue ...
+        self._queue = asyncio.Lock()  # ... for the next free child, so that streams under way come before the others
 
     async def compile(
         self, grammar: Grammar, allowance: float = 1.0, tenant: str = "", seconds: float = math.inf
@@ -69,8 +71,8 @@ class CompilerPool(LazyChildPool[Compilation]):
         """As a worker reads it.  Raises RequestError that names the field where it is none, or too much.
 
         `allowance`: times the usual that it may take; what failed with the usual one is then tried again.  `seconds`
-        that there are for it, where that is less than `patience`.  A tenant that had costly ones compiled waits before
-        the next, and no other does.
+        that there are for it, where that is less than `patience`.  A tenant that had costly grammars compiled waits
+        before the next, and no other tenant does.
         """
         check_grammar(grammar)
         if grammar.kind is GrammarKind.COMPILED:
@@ -88,25 +90,25 @@ class CompilerPool(LazyChildPool[Compilation]):
     async def _in_turn(
         self, name: bytes, grammar: Grammar, allowance: float, tenant: str, seconds: float
     ) -> Compilation:
-        """Wait for a child: streams under way first, then the tenants with the least debt, so that many costly ones of
-        one tenant are before no other tenant's.  Where many wait for the same one, few have it compiled."""
-        began, child = time.monotonic(), None
-        is_under_way = allowance > 1.0  # then it has paid already, and must not be lost to a debt
+        """Wait for a child: streams under way first, then the others in the order in which they came; but a tenant
+        that got into debt meanwhile gives up its turn.  Where many wait for the same grammar, few compile it."""
+        began = time.monotonic()
+        is_under_way = allowance > 1.0  # then it was compiled before, and must not be lost to a debt
         try:
             async with awake(seconds):
                 await self.started()
-                while child is None:
+                while True:
                     if not is_under_way:
-                        await self._out_of_debt(tenant, grammar, began)
-                    async with self._turns.turn(lambda: (not is_under_way, max(0.0, self._debt(tenant)))):
+                        await self._out_of_debt(tenant, grammar)
+                    async with contextlib.nullcontext() if is_under_way else self._new, self._queue:
                         child = await self.free_child()
                     known = self._known.get(name)  # what others asked for meanwhile
                     if known is not None and not (known.error and is_under_way):
                         self.give_back(child)
                         return known
-                    if not is_under_way and self._debt(tenant) > 0:  # and what this tenant did
-                        self.give_back(child)
-                        child = None
+                    if is_under_way or self._debts.of(tenant) <= 0:
+                        break
+                    self.give_back(child)
         except TimeoutError:
             raise _not_now(grammar, f"waited for {seconds:.1f} s to be compiled", self.timeout) from None
         compilation = await self._compile(child, grammar, allowance, tenant, seconds - (time.monotonic() - began))
@@ -127,25 +129,17 @@ class CompilerPool(LazyChildPool[Compilation]):
             if late.seconds >= COSTLY:
                 self._charge(tenant, self.timeout)
             reason = f"was not compiled in time: it had a processor for {late.seconds:.2f} s"
-            raise _not_now(grammar, reason, max(self.timeout, self._debt(tenant))) from None
+            raise _not_now(grammar, reason, max(self.timeout, self._debts.of(tenant))) from None
         except BrokenChildError:
             error = f"takes more than 1 s of processor time, or {MAX_MEMORY >> 20} MB, to compile"
             return Compilation(error=error, seconds=min(time.monotonic() - began, self.timeout))
 
-    async def _out_of_debt(self, tenant: str, grammar: Grammar, began: float) -> None:
-        """Wait until a tenant may have another one compiled.  Who is refused has waited too, and longer than who is
-        served, so that asking again and again is no attack either."""
-        wait = self._debt(tenant)
-        if wait > SHORT:
-            await asyncio.sleep(began + REFUSAL - time.monotonic())
-            left = max(self._debt(tenant), LEAST_RETRY)
-            raise _not_now(grammar, "has to wait: formats before it took long to compile", left)
-        if wait > 0:
-            await asyncio.sleep(wait)
-
-    def _debt(self, tenant: str) -> float:
-        """Seconds until a tenant has paid; none or less where it may have another one compiled."""
-        return self._debts.of(tenant)
+    async def _out_of_debt(self, tenant: str, grammar: Grammar) -> None:
+        """Wait until a tenant may have another grammar compiled; raises RequestError where that takes too long."""
+        if (wait := self._debts.of(tenant)) > 0:
+            await asyncio.sleep(min(wait, REFUSAL))
+        if (left := self._debts.of(tenant)) > 0:
+            raise _not_now(grammar, "has to wait: formats before it took long to compile", max(left, LEAST_RETRY))
 
     def _charge(self, tenant: str, seconds: float) -> None:
         if seconds > COSTLY:

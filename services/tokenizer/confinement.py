@@ -1,6 +1,6 @@
-"""What every child process of the tokenizer does before it sees anything that a client has written.
+"""What every child process of the tokenizer does: it is confined before it sees anything that a client has written.
 
-Bounded memory, no files, no children of its own; it dies with its parent.  What it does too long, the parent ends.
+Bounded memory, no files, no children of its own; it dies with its parent.  A job that takes too long, the parent ends.
 """
 
 from __future__ import annotations
@@ -11,11 +11,37 @@ import os
 import resource
 import signal
 import sys
-from typing import BinaryIO
+from collections.abc import Callable
+from typing import BinaryIO, TypeVar
 
-from services.tokenizer.frames import PREFIX
+import msgspec
+
+from services.tokenizer.frames import PREFIX, ChildSetup, to_frame
 
 PR_SET_PDEATHSIG = 1
+
+S = TypeVar("S", bound=ChildSetup)
+J = TypeVar("J", bound=msgspec.Struct)
+
+
+def serve(setup: type[S], job: type[J], prepare: Callable[[S], Callable[[J], msgspec.Struct]]) -> None:
+    """Read a setup and then jobs from standard input, and answer each on standard output, until the parent closes the
+    pipe.
+
+    `prepare` returns the function that answers a job.  It reads every file that jobs need: none can be opened later.
+    """
+    die_with_parent(os.getppid())
+    requests, answers = sys.stdin.buffer, sys.stdout.buffer
+    if (frame := read_frame(requests)) is None:
+        return
+    given = msgspec.msgpack.decode(frame, type=setup)
+    answer = prepare(given)
+    confine(given.max_memory)
+    jobs = msgspec.msgpack.Decoder(job)
+    while (frame := read_frame(requests)) is not None:
+        limit_cpu(given.max_cpu_seconds)
+        answers.write(to_frame(answer(jobs.decode(frame))))
+        answers.flush()
 
 
 def read_frame(stream: BinaryIO) -> bytes | None:
@@ -35,12 +61,10 @@ def die_with_parent(parent: int) -> None:
 
 
 def confine(max_memory: int) -> None:
-    """`max_memory` in bytes of address space.  What is imported after this must have been read already."""
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_AS, (max_memory, max_memory))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_NOFILE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))
+    """`max_memory` in bytes of address space.  Modules that are imported later must have been read already."""
+    limits = {resource.RLIMIT_AS: max_memory, resource.RLIMIT_CORE: 0, resource.RLIMIT_FSIZE: 0}
+    for kind, most in (limits | {resource.RLIMIT_NOFILE: 0, resource.RLIMIT_NPROC: 0}).items():
+        resource.setrlimit(kind, (most, most))
 
 
 def limit_cpu(seconds: int) -> None:

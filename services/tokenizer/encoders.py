@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from services.tokenizer.children import BrokenChildError, LateChildError, LazyChildPool, NoChildFreeError
+from services.tokenizer.children import LazyChildPool
 from services.tokenizer.frames import Encoded, EncodeJob, EncodeSetup
-from shared.errors import RejectCode, RequestError
 from shared.fair_slots import FairSlots
 from shared.messages.codec import MAX_MESSAGE_BYTES
 
@@ -26,7 +25,9 @@ class EncoderPool(LazyChildPool[Encoded]):
         """`tokenizer`: as its file has it."""
         super().__init__(
             "services.tokenizer.encoder",
-            setup=EncodeSetup(tokenizer, max_memory=MAX_MEMORY, max_cpu_seconds=int(2 * TIMEOUT)),
+            field="prompt",
+            action="tokenize",
+            setup=EncodeSetup(tokenizer=tokenizer, max_memory=MAX_MEMORY, max_cpu_seconds=int(2 * TIMEOUT)),
             probe=EncodeJob(""),
             answers=_encoded,
             timeout=TIMEOUT,
@@ -40,26 +41,9 @@ class EncoderPool(LazyChildPool[Encoded]):
 
     async def encode(self, tenant: str, job: EncodeJob) -> bytes:
         """Packed ids, once it has had its turn.  Raises RequestError where there are none in time."""
-        try:
-            async with self.slots.turn(tenant):
-                await self.started()
-                encoded = await self.ask(job)
-        except NoChildFreeError:
-            raise _not_now("no process became free to tokenize the prompt") from None
-        except LateChildError as late:
-            if late.seconds < TIMEOUT:
-                raise _not_now(f"the prompt was not tokenized in time: {late.seconds:.1f} s of a processor") from None
-            raise _refusal(f"takes more than {TIMEOUT:g} s to tokenize") from None
-        except BrokenChildError:
-            raise _refusal("takes too much memory or time to tokenize") from None
+        async with self.slots.turn(tenant):
+            await self.started()
+            encoded = await self.ask(job)
         if encoded.error:
-            raise _refusal(encoded.error)
+            raise self.refusal(encoded.error)
         return encoded.token_ids
-
-
-def _not_now(reason: str) -> RequestError:
-    return RequestError(reason, code=RejectCode.UNAVAILABLE, retry_after_ms=int(1000 * TIMEOUT))
-
-
-def _refusal(reason: str) -> RequestError:
-    return RequestError(f"prompt {reason}", field="prompt")

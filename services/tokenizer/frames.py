@@ -1,4 +1,4 @@
-"""What a tokenizer and its children say to each other: length-prefixed msgpack over pipes."""
+"""The messages between a tokenizer and its children: length-prefixed msgpack over pipes."""
 
 from __future__ import annotations
 
@@ -12,15 +12,20 @@ from shared.grammar import Grammar
 PREFIX = struct.Struct("<I")
 
 
-class RenderSetup(msgspec.Struct, frozen=True):
-    """The first frame to a child, for its whole life.  Sizes in bytes, times in seconds."""
+class ChildSetup(msgspec.Struct, frozen=True, kw_only=True):
+    """The first frame to a child, for its whole life.  Sizes in bytes."""
+
+    max_memory: int
+    max_cpu_seconds: int  # per job
+
+
+class RenderSetup(ChildSetup, frozen=True, kw_only=True):
+    """To a child that renders chats."""
 
     template: str
-    tool_template: str  # of chats with tools; empty: the same
+    tool_template: str  # of chats with tools
     special_tokens: dict[str, str]
     max_output_bytes: int
-    max_memory: int
-    max_cpu_seconds: int  # per rendering
 
 
 class RenderJob(msgspec.Struct, frozen=True):
@@ -41,13 +46,6 @@ class Rendering(msgspec.Struct, frozen=True):
     error: str = ""
 
 
-class CompileSetup(msgspec.Struct, frozen=True):
-    """The first frame to a child that compiles grammars."""
-
-    max_memory: int
-    max_cpu_seconds: int  # per grammar
-
-
 class CompileJob(msgspec.Struct, frozen=True):
     """One grammar; None only asks whether the child is up."""
 
@@ -63,12 +61,10 @@ class Compilation(msgspec.Struct, frozen=True):
     seconds: float = 0.0  # of a processor that it took
 
 
-class EncodeSetup(msgspec.Struct, frozen=True):
-    """The first frame to a child that tokenizes."""
+class EncodeSetup(ChildSetup, frozen=True, kw_only=True):
+    """To a child that tokenizes."""
 
     tokenizer: str  # as its file has it
-    max_memory: int
-    max_cpu_seconds: int  # per text
 
 
 class EncodeJob(msgspec.Struct, frozen=True):

@@ -13,7 +13,7 @@ from shared.transport import Transport
 
 def make(transport: Transport, settings: Settings) -> TokenizerActor:
     """One tokenizer of the configured model.  Raises ModelError where it has none that can be used."""
-    directory = resolve_model_dir(settings.model)
+    directory = resolve_model_dir(settings.engine.model)
     tokenizer = load_tokenizer(directory)
     renderers = None
     if tokenizer.chat_template is not None:
@@ -21,7 +21,7 @@ def make(transport: Transport, settings: Settings) -> TokenizerActor:
             tokenizer.chat_template,
             tokenizer.special_tokens,
             tool_template=tokenizer.tool_template,
-            timeout=settings.template_timeout,
-            max_output_bytes=settings.max_prompt_bytes,
+            timeout=settings.gateway.template_timeout,
+            max_output_bytes=settings.gateway.max_prompt_bytes,
         )
     return TokenizerActor(transport, settings, tokenizer, renderers, text=text_fingerprint(directory))

@@ -146,7 +146,7 @@ class PromptRules:
 
 
 def check_deadline(deadline: float | None, now: float) -> None:
-    """Raise RequestError where nobody waits any more."""
+    """Raise RequestError where the deadline has passed."""
     if deadline is not None and now >= deadline:
         raise RequestError("the deadline passed before the prompt was tokenized", code=RejectCode.DEADLINE_EXCEEDED)
 

@@ -9,13 +9,13 @@ from collections.abc import Sequence
 import msgspec
 
 from services.tokenizer.chats import render_job
-from services.tokenizer.children import BrokenChildError, ChildPool, LateChildError, NoChildFreeError
+from services.tokenizer.children import ChildPool
 from services.tokenizer.frames import Rendering, RenderJob, RenderSetup
-from shared.errors import RejectCode, RequestError
+from shared.errors import RequestError
 from shared.messages import ChatMessage, ChatOptions
 
 NUM_RENDERERS = 2
-LEAST_SECONDS = 0.05  # of a processor: many times what a template takes, so who had less was kept waiting
+LEAST_SECONDS = 0.05  # of a processor: many times what a template takes, so a child that had less was kept waiting
 MAX_MEMORY = 512 << 20
 
 _rendering = msgspec.msgpack.Decoder(Rendering)
@@ -36,6 +36,8 @@ class RendererPool(ChildPool[Rendering]):
     ) -> None:
         super().__init__(
             "services.tokenizer.renderer",
+            field="chat",
+            action="render",
             setup=RenderSetup(
                 template=template,
                 tool_template=tool_template or template,
@@ -64,23 +66,7 @@ class RendererPool(ChildPool[Rendering]):
         `allowance`: times the usual that it may wait and take.
         """
         job = render_job(messages, options, time.time() if now is None else now)
-        try:
-            rendering = await self.ask(job, allowance)
-        except NoChildFreeError:
-            raise self._not_now(f"no chat template renderer became free within {self.timeout} s") from None
-        except LateChildError as late:
-            if late.seconds < LEAST_SECONDS:
-                raise self._not_now(f"the chat template had a processor for {late.seconds:.2f} s only") from None
-            raise _refusal(f"the chat template did not finish within {self.timeout} s") from None
-        except BrokenChildError:
-            raise _refusal("the chat template broke its renderer's limits") from None
+        rendering = await self.ask(job, allowance)
         if rendering.error:
-            raise _refusal(rendering.error)
+            raise RequestError(rendering.error, field="chat")
         return rendering.text + (options.opening if options else "")
-
-    def _not_now(self, reason: str) -> RequestError:
-        return RequestError(reason, code=RejectCode.UNAVAILABLE, retry_after_ms=int(1000 * self.timeout))
-
-
-def _refusal(message: str) -> RequestError:
-    return RequestError(message, field="chat")

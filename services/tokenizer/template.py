@@ -1,6 +1,6 @@
 """The chat template in its sandbox: what a template can see and do.
 
-Templates come with the checkpoint, so they are programs of strangers.  The environment is jinja2's immutable sandbox,
+Templates come with the checkpoint, so they are not to be trusted.  The environment is jinja2's immutable sandbox,
 with the globals, filters and tags that templates of the field rely on.  Only the renderer process imports this.
 """
 

@@ -1,4 +1,4 @@
-"""The worker's shell: the event loop has signals and heartbeats, the step thread has the model."""
+"""The worker's shell: the event loop handles signals and heartbeats, the step thread runs the model."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class WorkerActor(MemberActor):
         super().request_drain(deadline)
 
     def handle_plan(self, plan: StepPlan) -> None:
-        """Raises ProtocolError on a plan of no scheduler."""
+        """Raises ProtocolError on a plan that is not from the scheduler of this life."""
         self.check_link(plan.epoch)
         if self._steps is None or self._capacity is None:
             return
@@ -99,7 +99,7 @@ class WorkerActor(MemberActor):
         self._steps.submit(plan)
         for sequence in plan.admitted:
             if sequence.params.beam is not None and len(sequence.token_ids) > 4 * sequence.num_prompt_tokens:
-                continue  # a beam is told anew again and again
+                continue  # a beam search admits its beams again at each fork
             log.info(
                 "sequence_admitted",
                 request_id=sequence.request_id,
@@ -117,23 +117,23 @@ class WorkerActor(MemberActor):
 
     @property
     def is_computing(self) -> bool:
-        return self._steps is not None and self._steps.watch.is_computing(self.settings.stall_timeout)
+        return self._steps is not None and self._steps.watch.is_computing(self.settings.deployment.stall_timeout)
 
     def stall(self) -> str:
-        if self._steps is None or not self._steps.watch.is_stalled(self.settings.stall_timeout):
+        if self._steps is None or not self._steps.watch.is_stalled(self.settings.deployment.stall_timeout):
             return ""
-        return f"a step has not ended within {self._steps.watch.limit(self.settings.stall_timeout):.0f} s"
+        return f"a step has not ended within {self._steps.watch.limit(self.settings.deployment.stall_timeout):.0f} s"
 
     def on_tick(self) -> None:
         if self._steps is None:
             return
         if self._steps.failure is not None:
             raise FatalError(f"a step failed: {self._steps.failure!r}") from self._steps.failure
-        if self._steps.watch.is_hopeless(self.settings.stall_timeout):
+        if self._steps.watch.is_hopeless(self.settings.deployment.stall_timeout):
             raise FatalError(f"a step has taken {self._steps.watch.seconds:.0f} s and does not end")
 
     async def on_stop(self) -> None:
-        """First the roster, so that no plan is made for us; then the thread, which would block the exit."""
+        """Leave the roster, so that no plan comes any more; then end the thread, which would block the exit."""
         await super().on_stop()
         if self._steps is not None:
             await asyncio.to_thread(self._steps.close)

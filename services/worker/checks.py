@@ -1,7 +1,7 @@
-"""Whether a plan makes sense by itself, before anything of it is done.
+"""Checks of a plan by itself, before anything of it is done.
 
-Whether it agrees with the rows is for the rows to say, each for itself: one that does not is refused.  What fails here
-has not come from a scheduler at all.
+The rows check whether the plan agrees with them, each for itself: an entry that does not is refused.  A plan that fails
+here has not come from a scheduler.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def check_plan(plan: StepPlan, capacity: WorkerCapacity) -> None:
     if sum(plan.num_new_blocks) != len(plan.new_block_ids):
         raise ProtocolError(f"a plan has {len(plan.new_block_ids)} block ids for {sum(plan.num_new_blocks)}")
     if any(len(sequence.token_ids) % 4 for sequence in plan.admitted):
-        raise ProtocolError("a plan admits a sequence whose token ids are none")
+        raise ProtocolError("a plan admits a sequence whose token ids are not whole int32")
 
 
 def _check_within(what: str, values: Sequence[int], size: int) -> None:

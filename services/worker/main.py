@@ -23,9 +23,9 @@ def make(transport: Transport, settings: Settings) -> WorkerActor:
         def wake() -> None:
             loop.call_soon_threadsafe(actor.post, Tick())
 
-        if runner.capacity.device == "cuda" and not settings.record_steps:
+        if runner.capacity.device == "cuda" and not settings.observation.record_steps:
             return OverlappedSteps(runner, transport, on_failure=wake)
-        return ThreadSteps(recorded(runner, settings.record_steps), transport, on_failure=wake)
+        return ThreadSteps(recorded(runner, settings.observation.record_steps), transport, on_failure=wake)
 
     actor = WorkerActor(transport, settings, lambda: load_runner(settings), thread_steps)
     return actor

@@ -1,7 +1,7 @@
 """Executes plans on a device that runs behind the host: one thread launches, another waits for answers and sends them.
 
 A step is launched while the one before it computes, so that the device goes from one to the next without a gap.  All
-launches come from one thread and go to one stream: the scheduler's release fence rests on that.
+launches come from one thread and go to one stream: the scheduler's release fence depends on that.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Launcher(RowHolder, Protocol):
 
 
 class OverlappedSteps:
-    """As `services.worker.steps.ThreadSteps`, with results in the order of the plans all the same."""
+    """As `services.worker.steps.ThreadSteps`: results are sent in the order of the plans too."""
 
     def __init__(self, runner: Launcher, transport: Transport, on_failure: Callable[[], None]) -> None:
         self.failure: BaseException | None = None
@@ -97,6 +97,6 @@ class OverlappedSteps:
         return result
 
     def _fail(self, error: BaseException) -> None:
-        self.failure = error
         log.exception("step_failed")
+        self.failure = error
         self._on_failure()

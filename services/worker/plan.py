@@ -14,14 +14,14 @@ from typing import Any
 import msgspec
 import torch
 
+from engine.description.reading import read_config
 from engine.execution.backend import choose_backend, usable_cores
 from engine.execution.fingerprint import make_fingerprint, remembered_digest
 from engine.execution.memory import cpu_budget, gpu_budget, plan_memory
-from engine.modeling.config import read_config
 from engine.modeling.formats import resolve_device
 from engine.modeling.weight_digest import user_memory
 from engine.modeling.weights import open_weights
-from shared.config import Settings, load_settings
+from shared.config import EngineSettings, MemorySettings, Settings, load_settings
 from shared.errors import PageantError
 from shared.logging import setup_logging
 from shared.model_source import resolve_model_dir
@@ -29,17 +29,18 @@ from shared.model_source import resolve_model_dir
 
 def describe(settings: Settings) -> dict[str, Any]:
     """Kernels, formats, memory.  Raises ModelError or ConfigError as the worker would."""
-    directory = resolve_model_dir(settings.model)
-    config = read_config(directory)
-    source = open_weights(settings.load_format, directory, config)
-    backend = choose_backend(settings, config, source.dtype)
+    directory = resolve_model_dir(settings.engine.model)
+    spec = read_config(directory)
+    source = open_weights(settings.engine.load_format, directory, spec)
+    backend = choose_backend(settings, spec, source.dtype)
     weights = remembered_digest(source, user_memory())
-    fingerprint = make_fingerprint(settings, directory, config, backend, weights)
+    fingerprint = make_fingerprint(settings.engine, settings.memory, directory, spec, backend, weights)
     plan = plan_memory(
-        settings,
-        bytes_per_block=backend.layout(config).bytes_per_block(settings.block_size),
-        budget=_budget(settings, directory, backend.device),
-        max_model_len=settings.max_model_len or config.max_position_embeddings,
+        settings.memory,
+        settings.scheduling,
+        bytes_per_block=backend.layout(spec).bytes_per_block(settings.memory.block_size),
+        budget=_budget(settings.memory, directory, backend.device),
+        max_model_len=settings.scheduling.max_model_len or spec.max_position_embeddings,
     )
     return {
         "kernels": backend.name,
@@ -56,13 +57,13 @@ def describe(settings: Settings) -> dict[str, Any]:
     }
 
 
-def describe_device(settings: Settings) -> dict[str, Any]:
+def describe_device(settings: EngineSettings) -> dict[str, Any]:
     device = resolve_device(settings.device)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{usable_cores()} cores"
     return {"torch": torch.__version__, "device": device.type, "device_name": name}
 
 
-def _budget(settings: Settings, directory: Path, device: torch.device) -> int:
+def _budget(settings: MemorySettings, directory: Path, device: torch.device) -> int:
     if device.type == "cpu":
         return cpu_budget(settings)
     weights = sum(path.stat().st_size for path in directory.glob("*.safetensors"))
@@ -71,12 +72,12 @@ def _budget(settings: Settings, directory: Path, device: torch.device) -> int:
 
 
 def main() -> int:
-    """Print what is known; where something is wrong, `error` says what."""
+    """Print the plan; `error` names what is wrong, if anything is."""
     setup_logging("worker", "plan")  # to standard error
     found: dict[str, Any] = {"torch": torch.__version__}
     try:
         settings = load_settings()
-        found |= describe_device(settings)
+        found |= describe_device(settings.engine)
         found |= describe(settings)
     except PageantError as error:
         found["error"] = str(error)

@@ -1,4 +1,4 @@
-"""Which plans may run: those of the newest life of the link, each once, none before the one that is due."""
+"""Which plans may run: plans of the newest epoch, each once, in order."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from shared.messages import Holdings, ReportHoldings, StepPlan, StepResult
 
 log = structlog.get_logger()
 
-Work = StepPlan | ReportHoldings  # what comes from the scheduler, in order
+Work = StepPlan | ReportHoldings  # messages of the scheduler, in order
 
 
 class RowHolder(Protocol):
@@ -35,14 +35,14 @@ class PlanSequencer:
         self._due_step_id = 0
 
     def take(self, work: Work) -> StepPlan | Holdings | None:
-        """The plan, if it is to be run now; or what to answer in its place; or neither."""
+        """The plan, if it is to be run now; or the answer in its place; or None."""
         if is_late(work.epoch, self._epoch):
             log.info("late_work", type=type(work).__name__, epoch=work.epoch)
             return None
         return self._report(work) if isinstance(work, ReportHoldings) else self._take_plan(work)
 
     def _take_plan(self, plan: StepPlan) -> StepPlan | Holdings | None:
-        if plan.epoch != self._epoch:  # a newer one, or another scheduler's life
+        if plan.epoch != self._epoch:  # a newer epoch, or another life of the scheduler
             self._rows.reset()
             self._epoch, self._due_step_id = plan.epoch, 0
         if plan.step_id < self._due_step_id:
@@ -55,7 +55,7 @@ class PlanSequencer:
         return plan
 
     def _report(self, asked: ReportHoldings) -> Holdings:
-        """Of another epoch than the last plan's nothing is held."""
+        """The rows hold nothing of another epoch than the last plan's."""
         if asked.epoch != self._epoch:
             return Holdings(asked.epoch, asked.report_id, asked.next_step_id, 0)
         return Holdings(asked.epoch, asked.report_id, asked.next_step_id, self._due_step_id, *self._rows.holdings())

@@ -1,4 +1,4 @@
-"""How long the step in hand takes, and how long one of its size may: what tells busy from stuck."""
+"""How long the current step takes, and how long a step of its size may take: tells a busy worker from a stuck one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 from shared.messages import StepPlan
 
 PATIENCE = 4  # times as long as the slowest step of that size so far
-HOPELESS = 12  # times the patience with a stalled step, after which starting anew is better
+HOPELESS = 12  # times the limit of a stalled step, after which the worker ends
 
 
 class StepWatch:
@@ -21,7 +21,7 @@ class StepWatch:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._slowest: dict[int, float] = {}  # seconds, by binary digits of the number of tokens
-        self._current: tuple[float, int] | None = None  # since when, how many tokens
+        self._current: tuple[float, int] | None = None  # start, number of tokens
 
     def begin(self, plan: StepPlan) -> None:
         self._current = self._clock(), sum(plan.num_scheduled_tokens)
@@ -35,12 +35,12 @@ class StepWatch:
 
     @property
     def seconds(self) -> float:
-        """That the step in hand has taken so far; 0 where there is none."""
+        """Seconds that the current step has taken so far; 0 where there is none."""
         current = self._current
         return self._clock() - current[0] if current is not None else 0.0
 
     def limit(self, timeout: float) -> float:
-        """Seconds after which the step in hand is stalled; at least `timeout`."""
+        """Seconds after which the current step is stalled; at least `timeout`."""
         current = self._current
         return timeout + PATIENCE * (self._expected(current[1], timeout) if current is not None else 0.0)
 
@@ -54,8 +54,7 @@ class StepWatch:
         return self._current is not None and not self.is_stalled(timeout)
 
     def _expected(self, num_tokens: int, unknown: float) -> float:
-        """Seconds of the slowest step of that size, or what it would be by the next smaller one; `unknown` before
-        any."""
+        """Seconds of the slowest step of that size, or scaled from the next smaller size; `unknown` before any step."""
         digits = num_tokens.bit_length()
         smaller = [known for known in self._slowest if known <= digits]
         if not smaller:

@@ -23,7 +23,7 @@ CLOSE_SECONDS = 5.0
 class RecordedRunner:
     """A runner whose steps leave a line each, in a file of this process's own.
 
-    A step that a disk does not take is missing there; it costs no step its time, and no worker its life.
+    A step that cannot be written is missing there; writing neither delays a step nor ends the worker.
     """
 
     def __init__(self, runner: StepRunner, path: Path) -> None:
@@ -34,7 +34,7 @@ class RecordedRunner:
         self._num_gaps = 0
 
     def close(self) -> None:
-        """Nothing runs after this; a process that ends need not say it."""
+        """Called at the end of the process: losses need no log line any more."""
         self._sink.drain(CLOSE_SECONDS)
         self._file.close()
 

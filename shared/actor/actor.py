@@ -60,18 +60,18 @@ class Actor(ABC):
         self.settings = settings
         self.transport = transport
         self.instance = instance or f"{self.service}-{uuid.uuid4().hex[:8]}"
-        self.epoch = 1 + secrets.randbits(40)  # tells lives of one instance apart; which is newer is never asked of it
+        self.epoch = 1 + secrets.randbits(40)  # differs between lives of one instance; its order means nothing
         self.started = self.now = steady_time()  # Unix seconds; `now` is set once for each batch of messages
         self.phase = LifePhase.STARTING
         self.leaves_by = math.inf  # by the steady clock; once it has been asked to leave
         self.progress = 0
-        self.num_dropped = 0  # messages that made no sense
-        self._place_lost = ""  # why nothing can be made in the runtime directory
-        self.stalled = ""  # why work waits although nothing goes on
-        self.busy_since = time.time()  # Unix seconds; there was no pause between batches since then
+        self.num_dropped = 0  # malformed messages
+        self._place_lost = ""  # why no file can be made in the runtime directory
+        self.stalled = ""  # why work waits without progress
+        self.busy_since = time.time()  # Unix seconds; no pause between batches since then
         self.incidents: Incidents | None = None  # where there is a process to write them
-        self.status_file = StatusFile(settings)
-        self.metrics = MetricsPort(settings, self.collectors)
+        self.status_file = StatusFile(settings.deployment)
+        self.metrics = MetricsPort(settings.observation, settings.gateway, self.collectors)
         self.inbox = transport.bind(self.inbox_name, self.inbox_union)
         self.outbox = transport.outbox()
         if PeerGone in get_args(self.inbox_union):
@@ -108,12 +108,12 @@ class Actor(ABC):
         """After each batch of messages, before what they queued is sent."""
 
     def stall(self) -> str:
-        """Why work waits although nothing goes on, now; empty where it goes on, and where none waits."""
+        """Why work waits without progress now; empty where there is progress, or no work."""
         return ""
 
     @property
     def status(self) -> str:
-        """One word for the container's health check, which takes READY and DRAINING for well."""
+        """One word for the container's health check, for which READY and DRAINING are healthy."""
         return self.phase.name
 
     @property
@@ -123,7 +123,7 @@ class Actor(ABC):
 
     def collectors(self) -> list[Collector]:
         """What /metrics tells: of this process, and of what a subclass adds."""
-        from shared.exposition import ProcessState, process_collector
+        from shared.exposition import ProcessState, ServiceCollector
 
         state = ProcessState(
             service=str(self.service),
@@ -137,10 +137,10 @@ class Actor(ABC):
             members=self.known_members,
             losses=losses(),
         )
-        return [process_collector(lambda: state)]
+        return [ServiceCollector(state)]
 
     def snapshot(self) -> Mapping[str, Any]:
-        """How it stands, for an incident: counts and ids, never what was said."""
+        """The state for an incident: counts and ids, never prompts or outputs."""
         return {
             "phase": self.phase.name,
             "epoch": self.epoch,
@@ -157,7 +157,7 @@ class Actor(ABC):
         self.outbox.send(address, message)
 
     def afterwards(self, work: Callable[[], None]) -> None:
-        """Do what nobody waits for, such as a log line, once this batch's messages have left."""
+        """Do what can wait, such as a log line, once this batch's messages have left."""
         self._afterwards.append(work)
 
     def post(self, message: Message) -> None:
@@ -176,7 +176,7 @@ class Actor(ABC):
         asyncio.get_running_loop().call_later(max(0.0, seconds), self.post, message)
 
     def every(self, seconds: float, message: Message) -> None:
-        """Post `message` to oneself again and again until the actor stops."""
+        """Post `message` to oneself repeatedly until the actor stops."""
 
         async def repeat() -> None:
             while True:
@@ -200,16 +200,16 @@ class Actor(ABC):
         self.status_file.say(STALLED if reason else self.status)
 
     def _keep_place(self) -> None:
-        """The runtime directory may be deleted or replaced meanwhile.  Raises ConfigError where it is another's now."""
+        """Restore the runtime directory after a deletion.  Raises ConfigError where it is another deployment's now."""
         try:
             renewed = self.transport.keep()
         except OSError as error:
             if self._place_lost != str(error):
-                log.error("runtime_dir_lost", directory=str(self.settings.runtime_path), reason=str(error))
+                log.error("runtime_dir_lost", directory=str(self.settings.deployment.runtime_path), reason=str(error))
             self._place_lost = str(error)
             return
         if renewed:
-            log.warning("runtime_dir_renewed", directory=str(self.settings.runtime_path), renewed=renewed)
+            log.warning("runtime_dir_renewed", directory=str(self.settings.deployment.runtime_path), renewed=renewed)
         self._place_lost = ""
 
     def stop(self) -> None:
@@ -263,12 +263,12 @@ class Actor(ABC):
                 work()
 
     def request_drain(self, deadline: float | None = None) -> None:
-        """What SIGTERM means; callable from a signal handler on the loop."""
-        self.post(Drain(deadline=deadline or steady_time() + self.settings.drain_timeout))
+        """Handles SIGTERM; callable from a signal handler on the loop."""
+        self.post(Drain(deadline=deadline or steady_time() + self.settings.deployment.drain_timeout))
 
     def request_handover(self) -> None:
-        """What SIGUSR1 means: leave while the others stay, so that there is time."""
-        self.request_drain(steady_time() + self.settings.handover_timeout)
+        """Handles SIGUSR1: leave while the others stay, with more time."""
+        self.request_drain(steady_time() + self.settings.deployment.handover_timeout)
 
     def _handle(self, message: Message) -> None:
         try:
@@ -289,7 +289,7 @@ class Actor(ABC):
             raise FatalError(f"{type(message).__name__} could not be handled: {error!r}") from error
 
     def _drain(self, message: Drain) -> None:
-        deadline = message.deadline or steady_time() + self.settings.drain_timeout
+        deadline = message.deadline or steady_time() + self.settings.deployment.drain_timeout
         if self.phase < LifePhase.DRAINING:
             self.phase = LifePhase.DRAINING
             self.leaves_by = deadline

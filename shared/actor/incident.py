@@ -30,7 +30,7 @@ from shared.losses import INCIDENT, count_loss
 
 log = structlog.get_logger()
 
-SECRET = ("api_keys",)  # settings that are not told
+SECRET = ("api_keys",)  # settings that are left out
 MAX_FRAMES = 64
 MAX_ERROR_CHARS = 500
 QUIET_SECONDS = 10.0  # after one incident of a process, before the next is worth a file
@@ -39,14 +39,14 @@ Snapshot = Callable[[], Mapping[str, Any]]
 
 
 class Incidents:
-    """Writes the incidents of one process.  Failing to costs a log line: it must never make things worse.
+    """Writes the incidents of one process.  A failure to write costs a log line and nothing else.
 
-    What is kept is put together at once, and written by a thread: the loop that stalls is not held up by a disk too.
+    The content is collected at once, and written by a thread: a slow disk does not delay the event loop.
     """
 
     def __init__(self, settings: Settings, service: str, instance: str, snapshot: Snapshot) -> None:
         self._settings = settings
-        self._directory = settings.incident_path
+        self._directory = settings.deployment.incident_path
         self._service = service
         self._instance = instance
         self._snapshot = snapshot
@@ -74,7 +74,7 @@ class Incidents:
         return path
 
     def drain(self, seconds: float) -> None:
-        """Give what is being written so long to be there."""
+        """Wait at most so long until the file is written."""
         if self._writer is not None:
             self._writer.join(seconds)
 
@@ -83,7 +83,7 @@ class Incidents:
             self._save(path, data)
         except Exception as failure:
             with contextlib.suppress(OSError):
-                path.unlink(missing_ok=True)  # half of it would drive out a whole one
+                path.unlink(missing_ok=True)  # half a file would push out a whole one
             self._lose(cause, failure)
         else:
             log.error("incident", cause=cause, file=str(path))
@@ -103,19 +103,20 @@ class Incidents:
             "state": attempted(self._snapshot),
             "events": recent_events(),
             "process": process(),
-            "settings": {k: v for k, v in msgspec.structs.asdict(self._settings).items() if k not in SECRET},
+            "settings": {k: v for k, v in self._settings.flat().items() if k not in SECRET},
         }
 
     def _save(self, path: Path, data: bytes) -> None:
         self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         path.touch(mode=0o600)
         path.write_bytes(msgspec.json.format(data))
-        for old in sorted(self._directory.glob(f"{self._service}-[0-9]*.json"))[: -self._settings.max_incidents]:
+        kept = self._settings.deployment.max_incidents
+        for old in sorted(self._directory.glob(f"{self._service}-[0-9]*.json"))[:-kept]:
             old.unlink(missing_ok=True)
 
 
 def stacks() -> dict[str, list[str]]:
-    """Where every thread is, innermost last."""
+    """The stack of every thread, innermost frame last."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     return {
         f"{names.get(ident, '?')} ({ident})": lines_of(traceback.extract_stack(frame, limit=MAX_FRAMES))
@@ -128,7 +129,7 @@ def lines_of(frames: traceback.StackSummary) -> list[str]:
 
 
 def described(error: BaseException) -> dict[str, Any]:
-    """Our own words for an error, or its type alone: others' words may quote what they failed at."""
+    """Type, stack and cause of an error; its text only where it is ours: other texts may quote prompts."""
     words = str(error)[:MAX_ERROR_CHARS] if isinstance(error, PageantError) else ""
     cause = error.__cause__ or error.__context__
     return {
@@ -140,7 +141,7 @@ def described(error: BaseException) -> dict[str, Any]:
 
 
 def attempted(snapshot: Snapshot) -> Mapping[str, Any]:
-    """An actor that has lost its footing may not be able to say how it stands."""
+    """The state of an actor, or the error that it raises when asked after a defect."""
     try:
         return snapshot()
     except Exception as error:

@@ -30,16 +30,16 @@ log = structlog.get_logger()
 
 
 class MemberActor(Actor):
-    """Says hello, sends heartbeats, and keeps the last roster.
+    """Sends Hello and heartbeats, and keeps the last roster.
 
     Heartbeats come from the same loop that handles messages, so a stuck actor falls silent.  When the scheduler is a
-    new life (or has forgotten us), hello is said again.
+    new life (or has forgotten this instance), Hello is sent again.
     """
 
     def __init__(self, transport: Transport, settings: Settings, instance: str | None = None) -> None:
         super().__init__(transport, settings, instance)
         self.roster = Roster(scheduler_epoch=0, version=0, members=[])
-        self._following = EpochFollower(settings.heartbeat_timeout, time.monotonic)
+        self._following = EpochFollower(settings.deployment.heartbeat_timeout, time.monotonic)
         self._newest_link = 0  # the greatest number of a link to the scheduler that we follow
         self._num_unbelieved = 0  # rosters
 
@@ -62,27 +62,27 @@ class MemberActor(Actor):
         return []
 
     def why_otherwise(self) -> str:
-        """Why this instance computes otherwise than its settings would have it, where that is so."""
+        """Why this instance computes otherwise than its settings ask; empty where it does not."""
         return ""
 
     def on_roster(self, joined: list[Member], left: list[Member]) -> None:
         """The membership has changed; `self.roster` is already the new one."""
 
     def on_new_scheduler(self) -> None:
-        """The scheduler is another life than before: whatever it knew of us is gone."""
+        """The scheduler is another life than before: it has lost its state of this instance."""
 
     def on_forgotten(self) -> None:
-        """The scheduler that we were with took us for lost: what it had from us it has given up."""
+        """The same scheduler took this instance for lost: it has given up the work that this instance held."""
 
     def on_moved(self) -> None:
-        """Others reach us at another address than before: `self.inbox.address` is already the new one."""
+        """This instance has another address than before: `self.inbox.address` is already the new one."""
 
     def on_tick(self) -> None:
         """Every heartbeat interval."""
 
     @property
     def is_computing(self) -> bool:
-        """Whether a step is under way that has not taken longer than it may; of those who compute."""
+        """Whether a step is computed that has not taken longer than it may; of services that compute."""
         return False
 
     @property
@@ -108,7 +108,7 @@ class MemberActor(Actor):
 
     async def on_start(self) -> None:
         self.say_hello()
-        self.every(self.settings.heartbeat_interval, Tick())
+        self.every(self.settings.deployment.heartbeat_interval, Tick())
 
     def say_hello(self) -> None:
         offers = (self.capacity(), self.draft_capacity(), self.fingerprint(), self.alive())
@@ -140,7 +140,7 @@ class MemberActor(Actor):
 
     @property
     def newest_epoch(self) -> int:
-        """What a scheduler's number must not be below, or it is taken for an earlier life's."""
+        """The greatest epoch that this instance knows; a scheduler with a smaller one is an earlier life."""
         return max(self.roster.scheduler_epoch, self._newest_link)
 
     def check_link(self, epoch: int) -> None:
@@ -161,7 +161,7 @@ class MemberActor(Actor):
         self.on_tick()
 
     def _move(self) -> None:
-        """Leave as who we were, and come as another life: what was sent to the old address is lost."""
+        """Leave with the old address and join as a new life: messages to the old address are lost."""
         log.info("moved", address=self.inbox.address)
         self.send(self.scheduler, Goodbye(self.service, self.instance, self.epoch))
         self.epoch += 1
@@ -200,7 +200,7 @@ class MemberActor(Actor):
             self.on_roster(joined, left)
 
     def _disbelieve(self, roster: Roster) -> None:
-        """It is of an earlier life, or of none.  Raises ProtocolError where it is none of a scheduler at all."""
+        """Drop a roster of an earlier life, or of no scheduler.  Raises ProtocolError where its epoch is impossible."""
         epoch, known = roster.scheduler_epoch, self.roster.scheduler_epoch
         if epoch > known or epoch < 0:
             raise ProtocolError(f"epoch {epoch} does not follow on {known}")
@@ -209,7 +209,7 @@ class MemberActor(Actor):
             log.warning("old_roster", epoch=epoch, epoch_known=known, num_old=self._num_unbelieved)
 
     def handle_refused(self, message: Refused) -> None:
-        """Starting again would not help: another life would be refused as well."""
+        """A restart would not help: another life would be refused as well."""
         if message.instance == self.instance:
             why = f" ({why})" if (why := self.why_otherwise()) else ""
             raise ConfigError(f"refused by the scheduler: {message.reason}{why}")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from shared.config import Settings
+from shared.config import GatewaySettings, ObservationSettings
 
 if TYPE_CHECKING:
     from prometheus_client.registry import Collector
@@ -23,19 +23,22 @@ SHARED_PORTS = 10
 class MetricsPort:
     """Listens as soon as it can: a predecessor of the same place may still have the port.  Nothing depends on it."""
 
-    def __init__(self, settings: Settings, collectors: Callable[[], list[Collector]]) -> None:
-        self._settings = settings
+    def __init__(
+        self, observation: ObservationSettings, gateway: GatewaySettings, collectors: Callable[[], list[Collector]]
+    ) -> None:
+        self._observation = observation
+        self._gateway = gateway
         self._collectors = collectors
         self._has_complained = False
         self.server: MetricsServer | None = None
 
     def open(self) -> None:
-        """Try, unless it listens already or is not to."""
-        if self.server is not None or self._settings.metrics_port < 0:
+        """Try to listen, unless it listens already or has no port."""
+        if self.server is not None or self._observation.metrics_port < 0:
             return
-        from shared.exposition.server import MetricsServer  # nobody else pays for it
+        from shared.exposition.server import MetricsServer  # loaded only where there is a port
 
-        host, reason = self._settings.host.strip("[]"), ""
+        host, reason = self._gateway.host.strip("[]"), ""
         for port in self._ports():
             try:
                 self.server = MetricsServer(host, port, self._collectors)
@@ -45,16 +48,16 @@ class MetricsPort:
                 log.info("listening", address=f"{host}:{self.server.port}", protocol="metrics")
                 return
         if not self._has_complained:
-            log.warning("metrics_wait", address=f"{host}:{self._settings.metrics_port}", reason=reason)
+            log.warning("metrics_wait", address=f"{host}:{self._observation.metrics_port}", reason=reason)
         self._has_complained = True
 
     def _ports(self) -> range:
-        """Who shares its ports with others has the next free one for its metrics, which are its own."""
-        first = self._settings.metrics_port
-        return range(first, min(first + SHARED_PORTS, 65536) if self._settings.share_port and first else first + 1)
+        """A gateway that shares its ports takes the next free one for its own metrics."""
+        first = self._observation.metrics_port
+        return range(first, min(first + SHARED_PORTS, 65536) if self._gateway.share_port and first else first + 1)
 
     def close(self) -> None:
-        """Without waiting for its threads, which may wait for the event loop that asks for this."""
+        """Does not wait for its threads, which may wait for the event loop that calls this."""
         if self.server is not None:
             threading.Thread(target=self.server.close, daemon=True).start()
             self.server = None

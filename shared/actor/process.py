@@ -31,7 +31,7 @@ STUCK = "the event loop does not go round"
 
 
 def run_actor(make: Callable[[Transport, Settings], Actor], settings: Settings | None = None) -> int:
-    """Run one service until it is told to stop; returns the process's exit status."""
+    """Run one service until it stops; returns the process's exit status."""
     guard_standard_streams()
     try:
         settings = settings or load_settings()
@@ -39,20 +39,21 @@ def run_actor(make: Callable[[Transport, Settings], Actor], settings: Settings |
         print(f"pageant: {error}", file=sys.stderr)
         return EXIT_CONFIG
     raise_limit()
-    faulthandler.enable()  # a fault in native code says at least where
+    faulthandler.enable()  # a fault in native code leaves a stack
     status: int = uvloop.run(_main(make, settings))
     return status
 
 
 async def _main(make: Callable[[Transport, Settings], Actor], settings: Settings) -> int:
-    setup_logging("starting", "", level=settings.log_level, format=settings.log_format)
+    level, format = settings.observation.log_level, settings.observation.log_format
+    setup_logging("starting", "", level=level, format=format)
     transport: Transport | None = None
     incidents: Incidents | None = None
     status = 0
     try:
-        transport = make_transport(settings)
+        transport = make_transport(settings.deployment)
         actor = make(transport, settings)
-        setup_logging(actor.service, actor.instance, level=settings.log_level, format=settings.log_format)
+        setup_logging(actor.service, actor.instance, level=level, format=format)
         actor.incidents = incidents = Incidents(settings, actor.service, actor.instance, actor.snapshot)
         loop = asyncio.get_running_loop()
         for name in (signal.SIGTERM, signal.SIGINT):
@@ -64,7 +65,7 @@ async def _main(make: Callable[[Transport, Settings], Actor], settings: Settings
     except* Exception as group:
         errors = _leaves(group)
         status = log_fatal(errors, incidents)
-        write_last_words(settings, "; ".join(map(str, errors)))
+        write_last_words(settings.deployment, "; ".join(map(str, errors)))
     finally:
         if transport is not None:
             transport.close()
@@ -74,7 +75,7 @@ async def _main(make: Callable[[Transport, Settings], Actor], settings: Settings
 
 @contextlib.contextmanager
 def watched(actor: Actor, incidents: Incidents) -> Iterator[None]:
-    """While the actor lives, somebody else looks whether its loop goes round."""
+    """While the actor lives, a watchdog observes its event loop."""
 
     def stall() -> None:
         actor.status_file.say(STALLED)
@@ -82,7 +83,8 @@ def watched(actor: Actor, incidents: Incidents) -> Iterator[None]:
         log.error("stalled", reason=STUCK)
         incidents.write(STUCK)
 
-    watchdog = Watchdog(actor, actor.settings.stall_timeout, on_stall=stall, on_recovery=lambda: log.info("stall_over"))
+    seconds = actor.settings.deployment.stall_timeout
+    watchdog = Watchdog(actor, seconds, on_stall=stall, on_recovery=lambda: log.info("stall_over"))
     watchdog.start()
     try:
         yield
@@ -91,9 +93,9 @@ def watched(actor: Actor, incidents: Incidents) -> Iterator[None]:
 
 
 def log_fatal(errors: Sequence[Exception], incidents: Incidents | None) -> int:
-    """Say what a process dies of; returns its exit status, which is never that of a good end."""
+    """Log the errors that end the process; returns its exit status, which is never 0."""
     for error in errors:
-        # What is wrong with a setting or a checkpoint is in the words; a defect needs its trace.
+        # The text of an error says what is wrong with a setting or a checkpoint; a defect needs its trace.
         trace = (error.__cause__ or error) if not isinstance(error, HOPELESS) else None
         log.error("fatal", error=str(error), type=type(error).__name__, exc_info=trace)
         if incidents is not None and not isinstance(error, HOPELESS):

@@ -1,4 +1,4 @@
-"""A file that says how an actor is, for container health checks: its phase, renewed by its own message loop.
+"""A file with an actor's phase, for container health checks: renewed by its own message loop.
 
 compose.yaml calls a container healthy while the file says READY or DRAINING and is younger than the heartbeat timeout.
 
@@ -14,23 +14,23 @@ from pathlib import Path
 import structlog
 
 from shared.background import BackgroundQueue
-from shared.config import Settings
+from shared.config import DeploymentSettings
 from shared.losses import STATUS, count_loss
 
 log = structlog.get_logger()
 
 STALLED = "STALLED"
 WIDTH = 16  # bytes, of every status
-MAX_WAITING = 8  # that a disk has not taken yet; the newest of them is written
+MAX_WAITING = 8  # that are not written yet; only the newest of them is
 
 
 class StatusFile:
-    """The status of one process, renewed in the background: no disk holds up a loop or ends a service.
+    """The status of one process, renewed in the background: no disk delays the loop or ends the service.
 
-    While it cannot be written it grows old, which its readers take for unhealthy, as they should.
+    A file that cannot be written grows old, and health checks take it for unhealthy.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: DeploymentSettings) -> None:
         self._settings = settings
         self._is_lost = False
         self._queue: BackgroundQueue[str] = BackgroundQueue(
@@ -60,11 +60,11 @@ class StatusFile:
         self._is_lost = False
 
 
-def write_status(settings: Settings, status: str) -> None:
+def write_status(settings: DeploymentSettings, status: str) -> None:
     """Renew the file; nothing happens where none is configured.  Raises OSError.
 
-    It is written over and never made empty first: a file system that is mounted with `discard` (ext4) tells the disk of
-    every block that becomes free, and whoever freed it, here a message loop, waits: up to half a second was seen.
+    It is written over and never made empty first: a file system that is mounted with `discard` (ext4) reports
+    every freed block to the disk, and the message loop, which freed it, waits: up to half a second was seen.
     """
     if not settings.status_file:
         return
@@ -75,8 +75,8 @@ def write_status(settings: Settings, status: str) -> None:
         os.close(file)
 
 
-def write_last_words(settings: Settings, words: str) -> None:
-    """Beside the file: what the process dies of, for its supervisor.  A disk that takes nothing costs the words."""
+def write_last_words(settings: DeploymentSettings, words: str) -> None:
+    """Beside the file: the error that ends the process, for its supervisor.  A full disk loses it."""
     if settings.status_file:
         with contextlib.suppress(OSError):
             words_path(Path(settings.status_file)).write_text(words, encoding="utf-8", errors="replace")
@@ -87,7 +87,7 @@ def words_path(status_file: Path) -> Path:
 
 
 def read_status(path: Path) -> str:
-    """What the file says; an empty string where there is none."""
+    """The content of the file; empty where there is none."""
     try:
         return path.read_text(encoding="ascii").strip()
     except OSError:

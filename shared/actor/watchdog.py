@@ -1,4 +1,4 @@
-"""A thread that sees what a stuck event loop cannot see itself: that it does not go round any more."""
+"""A thread that notices an event loop that is stuck."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ LOOKS = 5  # within the timeout
 
 
 class Watched(Protocol):
-    """An actor.  Timers are messages to itself, so that its progress grows even when nobody asks it anything."""
+    """An actor.  Timers are messages to itself, so that its progress grows even when no other message comes."""
 
     @property
     def progress(self) -> int: ...
 
     @property
     def is_over(self) -> bool:
-        """Whether it has left its loop."""
+        """Whether its run loop has ended."""
 
 
 class Watchdog:

@@ -1,4 +1,4 @@
-"""Where one sequence stands in its grammar."""
+"""The state of one sequence in its grammar."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from shared.automata.limits import GrammarError, parser_limits
-from shared.automata.reasons import in_words, is_refused_token
+from shared.automata.limits import GrammarError, in_words, is_refused_token, parser_limits
 from shared.automata.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
@@ -54,7 +53,7 @@ class Automaton:
         return self._matcher.validate_tokens(list(token_ids))
 
     def allowed_behind(self, token_ids: Sequence[int]) -> Flags:  # [len(token_ids) + 1, vocabulary size]
-        """What may come next, and what behind each of these tokens; behind one that is not allowed everything is.
+        """The tokens allowed next, and after each of these tokens; after one that is not allowed, all are.
 
         The automaton stays where it is.
         """

@@ -1,4 +1,4 @@
-"""From what a client may write to what the engine reads: work for a process that has limits."""
+"""Compiles a client's grammar to the engine's format: for a process with limits."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ import msgspec
 from llguidance import LLMatcher, LLTokenizer
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
-from shared.automata.limits import GrammarError, parser_limits
-from shared.automata.reasons import in_words
+from shared.automata.limits import GrammarError, in_words, parser_limits
 from shared.grammar import JSON_OPTIONS, MAX_CHOICES, MAX_COMPILED_BYTES, Grammar, GrammarKind
 
 ANY_OBJECT = {"type": "object"}
@@ -19,13 +18,13 @@ GBNF_RULE = re.compile(r"^\s*[A-Za-z][\w-]*\s*::=", re.MULTILINE)
 
 
 class Compiler:
-    """Compiles for a vocabulary of bytes: what can be known without the model's own."""
+    """Compiles for a vocabulary of bytes, without the model's own."""
 
     def __init__(self) -> None:
         self._bytes = LLTokenizer("byte")
 
     def compile(self, grammar: Grammar) -> str:
-        """The engine's text, checked.  Raises GrammarError where it is none or goes beyond the limits."""
+        """The engine's text, checked.  Raises GrammarError where it is invalid or exceeds the limits."""
         text = _write(grammar)
         if len(text.encode("utf-8", "surrogatepass")) > MAX_COMPILED_BYTES:
             raise GrammarError(f"becomes more than MAX_COMPILED_BYTES={MAX_COMPILED_BYTES} bytes")
@@ -57,11 +56,11 @@ def _write_schema(schema: Any) -> str:
     if schema is True:
         schema = {}
     if not isinstance(schema, dict):
-        raise GrammarError("must be a JSON schema that something fits: an object, or true")
+        raise GrammarError("must be a JSON schema that allows some value: an object, or true")
     try:
         return LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=JSON_OPTIONS)  # type: ignore[arg-type]
     except ValueError as error:
-        raise GrammarError(f"is no JSON schema: {in_words(str(error))}") from None
+        raise GrammarError(f"is not a JSON schema: {in_words(str(error))}") from None
 
 
 def _choices(choices: Any) -> str:
@@ -74,13 +73,13 @@ def _choices(choices: Any) -> str:
 
 
 def _lark(text: str) -> str:
-    """GBNF tells itself by its arrows."""
+    """GBNF is recognised by its arrows."""
     if not GBNF_RULE.search(text):
         return text
     try:
         return gbnf_to_lark(text)
     except Exception as error:  # a parser of its own kind of errors
-        raise GrammarError(f"is no GBNF: {in_words(str(error))}") from None
+        raise GrammarError(f"is not GBNF: {in_words(str(error))}") from None
 
 
 def _decoded(text: str) -> Any:

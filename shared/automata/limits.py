@@ -1,11 +1,23 @@
-"""How much work one grammar may be: what the check in the tokenizer's child and the workers' automata both keep to."""
+"""How much work one grammar may be, in the tokenizer's child and in workers, and errors in words for its author."""
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # a worker that no request asks for a format does not load the engine
     from llguidance import LLParserLimits
+
+MAX_CHARS = 300
+NEVER_ENDS = "NoExtensionBias"  # the engine's error for a rule that no text can satisfy
+NOT_ALLOWED = re.compile(r"doesn't satisfy the grammar")
+TOO_LARGE = re.compile(r"too (?:many|big|large|complex)|fuel|exceed|limit", re.IGNORECASE)
+REGEX_ERROR = re.compile(r"invalid regex .*regex parse error:$")
+LAST_REASON = re.compile(r"^error: (.+)$", re.MULTILINE)
+SELF_REFERENCE = (
+    "it refers to itself before it says anything: a $ref, or a rule, that leads back to itself with nothing in between "
+    "has no end; put it below a property, an item or a literal, beside something that ends it"
+)
 
 
 class GrammarError(Exception):
@@ -25,3 +37,26 @@ def parser_limits() -> LLParserLimits:
         max_grammar_size=100_000,
         verbose_errors=False,  # they would quote grammar and output
     )
+
+
+def in_words(error: str) -> str:
+    """One line about the grammar."""
+    line = _first_line(error)
+    if NEVER_ENDS in line:
+        return SELF_REFERENCE
+    if REGEX_ERROR.search(line) and (reason := LAST_REASON.search(error)):
+        return f"{line.partition(' (in regex)')[0]}: {reason[1]}"[:MAX_CHARS]
+    if TOO_LARGE.search(line):
+        return f"it is too large: what may be written next takes more work than one format may ({line})"
+    return line
+
+
+def is_refused_token(error: str) -> bool:
+    """Whether the grammar is well, and a token was none that it allows."""
+    return bool(NOT_ALLOWED.search(_first_line(error)))
+
+
+def _first_line(error: str) -> str:
+    """Of the engine's message; what follows are its internals."""
+    lines = error.strip().splitlines()
+    return lines[0][:MAX_CHARS] if lines else "the engine gives no reason"

@@ -12,9 +12,17 @@ docs/grpc.md has more of it.
 
 from __future__ import annotations
 
-from shared.client.answers import Candidate, Delta, GeneratedSequence, Generation, ModelCard, TokenScore, Usage
+from shared.client.answers import (
+    CallError,
+    Candidate,
+    Delta,
+    GeneratedSequence,
+    Generation,
+    ModelCard,
+    TokenScore,
+    Usage,
+)
 from shared.client.client import Client, GenerationStream
-from shared.client.failure import CallError
 from shared.explanation import Explanation
 
 __all__ = [

@@ -1,13 +1,15 @@
-"""What a client gets: plain values, read from the protocol's messages."""
+"""What a client gets: plain values, read from the protocol's messages, and the error of a call that failed."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Any
 
+import grpc
 import msgspec
 
 from protos.pageant.v1 import inference_pb2
+from shared.errors import PageantError
 from shared.explanation import Explanation
 
 FINISH_REASONS = {
@@ -98,8 +100,7 @@ def read_delta(proto: Any) -> Delta:
     """A `GenerateResponse`."""
     usage = None
     if proto.HasField("usage"):
-        told = proto.usage
-        usage = Usage(told.prompt_tokens, told.completion_tokens, told.cached_tokens)
+        usage = Usage(proto.usage.prompt_tokens, proto.usage.completion_tokens, proto.usage.cached_tokens)
     return Delta(
         index=proto.index,
         text=proto.text,
@@ -152,3 +153,32 @@ def _scores(protos: Iterable[Any]) -> list[TokenScore | None]:
 def _score(proto: Any) -> TokenScore:
     top = [Candidate(candidate.token_id, candidate.logprob) for candidate in proto.top]
     return TokenScore(Candidate(proto.token.token_id, proto.token.logprob), proto.rank, top)
+
+
+class CallError(PageantError):
+    """A request that was refused, failed or was ended.
+
+    `code` is gRPC's name of the status, `field` the offending field or empty, `retry_after` seconds or 0.
+    """
+
+    def __init__(self, code: str, message: str, *, field: str = "", retry_after: float = 0.0) -> None:
+        super().__init__(f"{code}: {message}")
+        self.code = code
+        self.field = field
+        self.retry_after = retry_after
+
+
+def call_error(error: grpc.aio.AioRpcError) -> CallError:
+    """The error behind a call's exception."""
+    return status_error(error.code().name, error.details(), error.trailing_metadata())
+
+
+def status_error(code: str, details: str | None, trailing_metadata: Any) -> CallError:
+    """The error behind a status and its trailing metadata."""
+    metadata: dict[str, Any] = dict(trailing_metadata or ())
+    return CallError(
+        code,
+        details or "",
+        field=str(metadata.get("error-field", "")),
+        retry_after=int(metadata.get("retry-after-ms", 0)) / 1000,
+    )

@@ -9,8 +9,7 @@ from typing import Any, Self
 import grpc
 
 from protos.pageant.v1 import inference_pb2, inference_pb2_grpc
-from shared.client.answers import Delta, Generation, ModelCard, gather, read_delta
-from shared.client.failure import call_error, status_error
+from shared.client.answers import Delta, Generation, ModelCard, call_error, gather, read_delta, status_error
 
 END: Any = grpc.aio.EOF  # type: ignore[attr-defined]  # its stubs lack it
 Chat = Iterable[tuple[str, str]]  # (role, content)
@@ -62,7 +61,7 @@ class GenerationStream:
 class Client:
     """A client of one gateway; made and used within one event loop.
 
-    `api_key` where the gateway wants one, `tenant` where it lets anyone name theirs, `credentials` for TLS.
+    `api_key` where the gateway needs one, `tenant` where it needs none, `credentials` for TLS.
     """
 
     def __init__(

@@ -1,8 +1,22 @@
-"""Settings: what they are (`settings`), which values cannot work (`checks`), where they come from (`sources`)."""
+"""Settings: what they are (`settings`, and a module for each section), which values cannot work (`checks`), where they
+come from (`sources`)."""
 
 from __future__ import annotations
 
-from shared.config.settings import MAX_DRAFT_TOKENS, Settings
+from shared.config.access import AccessSettings
+from shared.config.admission import AdmissionSettings
+from shared.config.deployment import DeploymentSettings
+from shared.config.engine import EngineSettings
+from shared.config.gateway import GatewaySettings
+from shared.config.memory import MemorySettings
+from shared.config.observation import ObservationSettings
+from shared.config.scheduling import SchedulingSettings
+from shared.config.settings import Settings, places
 from shared.config.sources import PREFIX, load_settings, settings_environment
+from shared.config.speculation import MAX_DRAFT_TOKENS, SpeculationSettings
 
-__all__ = ["MAX_DRAFT_TOKENS", "PREFIX", "Settings", "load_settings", "settings_environment"]
+__all__ = [
+    "MAX_DRAFT_TOKENS", "PREFIX", "AccessSettings", "AdmissionSettings", "DeploymentSettings", "EngineSettings",
+    "GatewaySettings", "MemorySettings", "ObservationSettings", "SchedulingSettings", "Settings", "SpeculationSettings",
+    "load_settings", "places", "settings_environment",
+]  # fmt: skip

@@ -5,11 +5,13 @@ Services never need it.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, get_type_hints
 
 import msgspec
 
-from shared.config.settings import Settings
+from shared.config.section import Section
+from shared.config.settings import sections
 
 MI = 1 << 20
 
@@ -27,13 +29,14 @@ class Setting(msgspec.Struct, frozen=True):
 
 def catalogue() -> tuple[Setting, ...]:
     """Every setting in the order of their declaration."""
-    hints = get_type_hints(Settings, include_extras=True)
-    return tuple(_setting(field.name, hints[field.name], field.default) for field in msgspec.structs.fields(Settings))
+    return tuple(setting for section in sections().values() for setting in _settings(section))
 
 
-def _setting(name: str, hint: Any, default: Any) -> Setting:
-    meta = hint.__metadata__[0]
-    return Setting(name, hint.__origin__, default, meta.title, meta.extra["is_common"], meta.description)
+def _settings(section: type[Section]) -> Iterator[Setting]:
+    hints = get_type_hints(section, include_extras=True)
+    for field in msgspec.structs.fields(section):
+        kind, (meta,) = hints[field.name].__origin__, hints[field.name].__metadata__
+        yield Setting(field.name, kind, field.default, section.TITLE, meta.extra["is_common"], meta.description)
 
 
 def shown(value: Any) -> str:

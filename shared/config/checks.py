@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
-from shared.config.settings import MAX_DRAFT_TOKENS, Settings
+from shared.config.scheduling import SchedulingSettings
+from shared.config.settings import Settings
+from shared.config.speculation import MAX_DRAFT_TOKENS, SpeculationSettings
 from shared.errors import ConfigError
 from shared.exposure import read_hosts, read_origins
 
@@ -41,37 +45,38 @@ MAX_PORT = 65535
 
 def check_settings(settings: Settings) -> None:
     """Raise ConfigError on values that cannot work."""
-    _check_ranges(settings)
-    _check_scheduling(settings)
-    _check_speculation(settings)
-    if settings.heartbeat_timeout <= settings.heartbeat_interval:
+    _check_ranges(settings.flat())
+    _check_scheduling(settings.scheduling)
+    _check_speculation(settings.speculation)
+    deployment, access = settings.deployment, settings.access
+    if deployment.heartbeat_timeout <= deployment.heartbeat_interval:
         raise ConfigError("heartbeat_timeout must be longer than heartbeat_interval")
-    if settings.stall_timeout <= settings.heartbeat_interval:
+    if deployment.stall_timeout <= deployment.heartbeat_interval:
         raise ConfigError("stall_timeout must be longer than heartbeat_interval")
-    if bool(settings.tls_cert_file) != bool(settings.tls_key_file):
+    if bool(access.tls_cert_file) != bool(access.tls_key_file):
         raise ConfigError("tls_cert_file and tls_key_file must be given together")
-    if settings.tls_client_ca_file and not settings.tls_cert_file:
+    if access.tls_client_ca_file and not access.tls_cert_file:
         raise ConfigError("tls_client_ca_file needs tls_cert_file and tls_key_file")
-    read_hosts(settings.allowed_hosts)
-    read_origins(settings.cors_allow_origins)
+    read_hosts(access.allowed_hosts)
+    read_origins(access.cors_allow_origins)
 
 
-def _check_ranges(settings: Settings) -> None:
-    if not 0 < settings.gpu_memory_utilization <= 1:
-        raise ConfigError(f"gpu_memory_utilization must be in (0, 1], got {settings.gpu_memory_utilization}")
+def _check_ranges(values: Mapping[str, Any]) -> None:
+    if not 0 < values["gpu_memory_utilization"] <= 1:
+        raise ConfigError(f"gpu_memory_utilization must be in (0, 1], got {values['gpu_memory_utilization']}")
     for names, least, words in ((AT_LEAST_ONE, 1, "be at least 1"), (NOT_NEGATIVE, 0, "not be negative")):
         for name in names:
-            if getattr(settings, name) < least:
-                raise ConfigError(f"{name} must {words}, got {getattr(settings, name)}")
+            if values[name] < least:
+                raise ConfigError(f"{name} must {words}, got {values[name]}")
     for name in POSITIVE:
-        if not 0 < getattr(settings, name) < math.inf:
-            raise ConfigError(f"{name} must be a positive number of seconds, got {getattr(settings, name)}")
+        if not 0 < values[name] < math.inf:
+            raise ConfigError(f"{name} must be a positive number of seconds, got {values[name]}")
     for name, least in PORTS.items():
-        if not least <= getattr(settings, name) <= MAX_PORT:
-            raise ConfigError(f"{name} must be in {least}..{MAX_PORT}, got {getattr(settings, name)}")
+        if not least <= values[name] <= MAX_PORT:
+            raise ConfigError(f"{name} must be in {least}..{MAX_PORT}, got {values[name]}")
 
 
-def _check_scheduling(settings: Settings) -> None:
+def _check_scheduling(settings: SchedulingSettings) -> None:
     if settings.max_num_batched_tokens < settings.max_num_seqs:
         raise ConfigError(
             f"max_num_batched_tokens ({settings.max_num_batched_tokens}) must be at least "
@@ -79,7 +84,7 @@ def _check_scheduling(settings: Settings) -> None:
         )
 
 
-def _check_speculation(settings: Settings) -> None:
+def _check_speculation(settings: SpeculationSettings) -> None:
     most = settings.max_num_draft_tokens
     if not 1 <= most <= MAX_DRAFT_TOKENS:
         raise ConfigError(f"max_num_draft_tokens must be in 1..{MAX_DRAFT_TOKENS}, got {most}")

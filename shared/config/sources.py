@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import os
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from shared.config.checks import check_settings
-from shared.config.settings import Settings
+from shared.config.settings import Settings, places
 from shared.errors import ConfigError
 
 PREFIX = "PAGEANT_"
@@ -22,7 +22,7 @@ def load_settings(
     overrides: Mapping[str, Any] | None = None, *, file: Path | None = None, environ: Mapping[str, str] | None = None
 ) -> Settings:
     """Settings from all sources, checked.  Raises ConfigError naming the source and the setting."""
-    known = {field.name for field in msgspec.structs.fields(Settings)}
+    known = places().keys()
     merged: dict[str, Any] = {}
     environ = os.environ if environ is None else environ
     path = file or (Path(environ["PAGEANT_CONFIG"]) if environ.get("PAGEANT_CONFIG") else None)
@@ -34,7 +34,7 @@ def load_settings(
             merged[key] = value
     merged |= {key: value for key, value in (overrides or {}).items() if value is not None}
     try:
-        settings = msgspec.convert(merged, Settings, strict=False)
+        settings = Settings.of(**merged)
     except msgspec.ValidationError as error:
         raise ConfigError(f"bad setting: {error}") from error
     check_settings(settings)
@@ -43,15 +43,15 @@ def load_settings(
 
 def settings_environment(settings: Settings) -> dict[str, str]:
     """The PAGEANT_* variables under which a child process reads these same settings."""
-    return {f"{PREFIX}{name.upper()}": str(value) for name, value in msgspec.structs.asdict(settings).items()}
+    return {f"{PREFIX}{name.upper()}": str(value) for name, value in settings.flat().items()}
 
 
-def _read_file(path: Path, known: set[str]) -> dict[str, Any]:
+def _read_file(path: Path, known: Set[str]) -> dict[str, Any]:
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"cannot read {path}: {error}") from error
-    unknown = sorted(set(content) - known)
+    unknown = sorted(content.keys() - known)
     if unknown:
         raise ConfigError(f"{path} has unknown settings: {', '.join(unknown)}")
     return content

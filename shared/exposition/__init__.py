@@ -7,8 +7,8 @@ inference gateway, read them; the others begin with `pageant_`.
 from __future__ import annotations
 
 from shared.exposition.engine import EngineCollector
-from shared.exposition.process import ProcessState, process_collector
+from shared.exposition.families import exposition
+from shared.exposition.process import ProcessState, ServiceCollector
 from shared.exposition.requests import RequestMeter
-from shared.exposition.text import exposition
 
-__all__ = ["EngineCollector", "ProcessState", "RequestMeter", "exposition", "process_collector"]
+__all__ = ["EngineCollector", "ProcessState", "RequestMeter", "ServiceCollector", "exposition"]

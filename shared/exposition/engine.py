@@ -66,26 +66,15 @@ class EngineCollector(Collector):
             yield make.gauge(name, text, getattr(load, field))
         for field, (name, text) in COUNTERS.items():
             yield make.counter(name, text, getattr(load, field))
-        positions = enumerate(load.num_accepted_tokens_per_position)
-        yield make.counters(
-            PER_POSITION, "Accepted draft tokens by their position in the draft, from 0.",
-            (({"position": str(position)}, count) for position, count in positions), "position",
-        )  # fmt: skip
+        positions = [({"position": str(place)}, n) for place, n in enumerate(load.num_accepted_tokens_per_position)]
+        yield make.counter(PER_POSITION, "Accepted draft tokens by their position in the draft, from 0.", positions)
         for field, (name, text) in WORKER_GAUGES.items():
-            samples = (({"worker": worker.instance}, getattr(worker, field)) for worker in load.workers)
-            yield make.gauges(name, text, samples, "worker")
-        kinds = (({"worker": worker.instance, "fingerprint": worker.fingerprint}, 1) for worker in load.workers)
-        yield make.gauges(
-            FINGERPRINT, "1; the labels name each worker and what it computes with.", kinds, "worker", "fingerprint"
-        )
-        steps = (({"worker": worker.instance}, worker.num_steps) for worker in load.workers)
-        yield make.counters("pageant_worker_steps", "Steps computed.", steps, "worker")
-        yield make.histogram("vllm:iteration_tokens_total", "Tokens per step.", step_tokens(load))
-
-
-def step_tokens(load: Load) -> Histogram:
-    """The scheduler's histogram, as it came over the wire."""
-    histogram = Histogram(STEP_TOKENS)
-    if len(load.step_tokens) == len(histogram.counts):
-        histogram.counts, histogram.sum = list(load.step_tokens), float(load.step_tokens_sum)
-    return histogram
+            yield make.gauge(name, text, [({"worker": one.instance}, getattr(one, field)) for one in load.workers])
+        kinds = [({"worker": one.instance, "fingerprint": one.fingerprint}, 1) for one in load.workers]
+        yield make.gauge(FINGERPRINT, "1; the labels name each worker and what it computes with.", kinds)
+        steps = [({"worker": one.instance}, one.num_steps) for one in load.workers]
+        yield make.counter("pageant_worker_steps", "Steps computed.", steps)
+        tokens = Histogram(STEP_TOKENS)
+        if len(load.step_tokens) == len(tokens.counts):  # else the scheduler has other buckets
+            tokens.counts, tokens.sum = list(load.step_tokens), float(load.step_tokens_sum)
+        yield make.histogram("vllm:iteration_tokens_total", "Tokens per step.", tokens)

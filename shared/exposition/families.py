@@ -1,14 +1,24 @@
-"""How a metric family is made, with the labels that all of one server's share."""
+"""How a metric family is made, with the labels that all of one server's share; and the text that Prometheus reads."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
 
 from shared.metrics.histogram import Histogram
 
-Sample = tuple[Mapping[str, str], float]
+Sample = tuple[Mapping[str, str], float]  # own labels and value
+
+
+def exposition(*collectors: Collector) -> bytes:
+    """All of these at this moment, in the text format."""
+    registry = CollectorRegistry(auto_describe=False)
+    for collector in collectors:
+        registry.register(collector)
+    return generate_latest(registry)
 
 
 class Families:
@@ -17,32 +27,24 @@ class Families:
     def __init__(self, **labels: str) -> None:
         self._labels = labels
 
-    def gauge(self, name: str, text: str, value: float) -> Metric:
-        return self.gauges(name, text, [({}, value)])
+    def gauge(self, name: str, text: str, samples: float | Iterable[Sample]) -> Metric:
+        """`samples`: one value, or several with labels of their own."""
+        return self._family("gauge", name, "", text, samples)
 
-    def counter(self, name: str, text: str, value: float) -> Metric:
-        return self.counters(name, text, [({}, value)])
-
-    def gauges(self, name: str, text: str, samples: Iterable[Sample], *own: str) -> Metric:
-        """`own`: the names of the labels that the samples add."""
-        return self._filled(GaugeMetricFamily(name, text, labels=self._names(own)), samples, own)
-
-    def counters(self, name: str, text: str, samples: Iterable[Sample], *own: str) -> Metric:
-        """`name` without the `_total` that the text has."""
-        return self._filled(CounterMetricFamily(name, text, labels=self._names(own)), samples, own)
+    def counter(self, name: str, text: str, samples: float | Iterable[Sample]) -> Metric:
+        """`name` without the `_total` of its samples."""
+        return self._family("counter", name, "_total", text, samples)
 
     def histogram(self, name: str, text: str, histogram: Histogram) -> Metric:
-        family = HistogramMetricFamily(name, text, labels=self._names(()))
-        family.add_metric(list(self._labels.values()), list(histogram.cumulative()), histogram.sum)
+        family = Metric(name, text, "histogram")
+        for bound, count in histogram.cumulative():
+            family.add_sample(f"{name}_bucket", {**self._labels, "le": bound}, count)
+        family.add_sample(f"{name}_count", self._labels, histogram.count)
+        family.add_sample(f"{name}_sum", self._labels, histogram.sum)
         return family
 
-    def _names(self, own: Iterable[str]) -> list[str]:
-        return [*self._labels, *own]
-
-    def _filled(
-        self, family: GaugeMetricFamily | CounterMetricFamily, samples: Iterable[Sample], own: Iterable[str]
-    ) -> Metric:
-        names = list(own)
-        for labels, value in samples:
-            family.add_metric([*self._labels.values(), *(labels[name] for name in names)], float(value))
+    def _family(self, kind: str, name: str, suffix: str, text: str, samples: float | Iterable[Sample]) -> Metric:
+        family = Metric(name, text, kind)
+        for own, value in [({}, samples)] if isinstance(samples, int | float) else samples:
+            family.add_sample(name + suffix, {**self._labels, **own}, float(value))
         return family

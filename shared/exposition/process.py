@@ -1,9 +1,9 @@
-"""What every service tells of itself."""
+"""The metrics that every service has about itself."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 
 import msgspec
 from prometheus_client.core import Metric
@@ -29,50 +29,35 @@ class ProcessState(msgspec.Struct, frozen=True):
     losses: dict[str, int] = {}  # log lines and the like that could not be written, by kind
 
 
-class _ProcessCollector(Collector):
-    def __init__(self, state: Callable[[], ProcessState]) -> None:
+class ServiceCollector(Collector):
+    """The metrics of one process at one moment."""
+
+    def __init__(self, state: ProcessState) -> None:
         self._state = state
 
     def collect(self) -> Iterator[Metric]:
-        state = self._state()
+        state = self._state
         make = Families(service=state.service, instance_id=state.instance)
-        info = ({"version": VERSION, "phase": state.phase}, 1.0)
-        yield make.gauges(
+        yield make.gauge(
             "pageant_process_info",
             "1; the labels say which version and in which phase: STARTING, READY, DRAINING.",
-            [info],
-            "version",
-            "phase",
+            [({"version": VERSION, "phase": state.phase}, 1)],
         )
-        yield make.gauge(
-            "pageant_process_start_time_seconds", "Unix seconds at the start of the process.", state.started
-        )
+        started = "Unix seconds at the start of the process."
+        yield make.gauge("pageant_process_start_time_seconds", started, state.started)
         yield make.gauge("pageant_stalled", "1 where work waits without progress, else 0.", state.is_stalled)
         yield make.counter("pageant_messages_handled", "Messages handled.", state.progress)
-        yield make.counter(
-            "pageant_messages_dropped", "Messages that contradicted the state of the service.", state.num_dropped
-        )
+        dropped = "Messages that contradicted the state of the service."
+        yield make.counter("pageant_messages_dropped", dropped, state.num_dropped)
         yield make.counter("pageant_messages_undecodable", "Frames that did not decode.", state.num_undecodable)
-        lost = [({"output": kind}, float(count)) for kind, count in state.losses.items()]
-        yield make.counters(
+        yield make.counter(
             "pageant_output_lost",
             "Lines and files that were not written, by kind: log, recording, steps, incident, status.",
-            lost,
-            "output",
+            [({"output": kind}, count) for kind, count in state.losses.items()],
         )
-        yield make.gauges(
+        members = Counter(str(member.service) for member in state.members)
+        yield make.gauge(
             "pageant_members",
             "Live processes of the deployment by service, as this one knows them.",
-            counted(state.members),
-            "member",
+            [({"member": service}, count) for service, count in sorted(members.items())],
         )
-
-
-def counted(members: Iterable[Member]) -> list[tuple[dict[str, str], float]]:
-    counts = Counter(str(member.service) for member in members)
-    return [({"member": service}, count) for service, count in sorted(counts.items())]
-
-
-def process_collector(state: Callable[[], ProcessState]) -> Collector:
-    """Asks `state` at every scrape."""
-    return _ProcessCollector(state)

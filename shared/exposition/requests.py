@@ -9,7 +9,7 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from shared.exposition.engine import ENGINE
-from shared.exposition.families import Families
+from shared.exposition.families import Families, Sample
 from shared.metrics import histogram as buckets
 from shared.metrics.histogram import Histogram
 from shared.phases import QUEUE
@@ -60,7 +60,7 @@ FINISH_REASONS = ("stop", "length", "abort")
 
 
 class RequestMeter(Collector):
-    """Filled as requests go on and end; read whenever somebody scrapes."""
+    """Filled as requests go on and end; read at every scrape."""
 
     def __init__(self, model: str) -> None:
         self.model = model
@@ -96,27 +96,26 @@ class RequestMeter(Collector):
         make = self._families
         for name, (family, text, _) in HISTOGRAMS.items():
             yield make.histogram(family, text, self.histograms[name])
-        reasons = (({"finished_reason": reason}, self.successes[reason]) for reason in FINISH_REASONS)
-        yield make.counters(
+        yield make.counter(
             "vllm:request_success",
             "Requests that ended well, by reason: stop, length, abort.",
-            reasons,
-            "finished_reason",
+            [({"finished_reason": reason}, self.successes[reason]) for reason in FINISH_REASONS],
         )
-        failures = (({"status": status}, count) for status, count in sorted(self.failures.items()))
-        yield make.counters("pageant_request_failures", "Requests that failed, by gRPC status.", failures, "status")
-        phases = (({"phase": phase}, spent / 1e6) for phase, spent in sorted(self.phases.items()))
-        yield make.counters(
+        yield make.counter(
+            "pageant_request_failures", "Requests that failed, by gRPC status.", _labelled("status", self.failures)
+        )
+        yield make.counter(
             "pageant_request_phase_seconds",
             "Seconds that requests spent in each phase (docs/tracing.md).",
-            phases,
-            "phase",
+            _labelled("phase", {phase: spent / 1e6 for phase, spent in self.phases.items()}),
         )
-        misses = (({"reason": reason}, count) for reason, count in sorted(self.misses.items()))
-        yield make.counters(
+        yield make.counter(
             "pageant_prefix_cache_misses",
             "Prompt tokens that the prefix cache did not have, by reason.",
-            misses,
-            "reason",
+            _labelled("reason", self.misses),
         )
         yield make.gauge("pageant_gateway_open_streams", "Streams that are open at this gateway.", self.num_open)
+
+
+def _labelled(label: str, values: Mapping[str, float]) -> Iterator[Sample]:
+    return (({label: name}, value) for name, value in sorted(values.items()))

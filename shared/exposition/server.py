@@ -1,8 +1,8 @@
 """/metrics of one service, on a port of its own; its threads never touch an actor's state.
 
-What is told is put together on the actor's event loop, which owns it; a thread that is asked waits for that.  It is
-told in the plain text format to everybody: in OpenMetrics, which Prometheus would rather have, prometheus_client spells
-`vllm:` as `vllm_`, and no dashboard would find it.
+An actor's metrics are collected on its event loop, which owns them; the thread of a scrape waits for that.  Every
+client gets the plain text format: in OpenMetrics, which Prometheus prefers, prometheus_client writes `vllm:` as
+`vllm_`, and dashboards would not find it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from prometheus_client.exposition import ThreadingWSGIServer
 from prometheus_client.registry import Collector
 
 from shared.descriptors import is_exhausted
-from shared.exposition.text import exposition
+from shared.exposition.families import exposition
 
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse
@@ -33,30 +33,15 @@ MAX_SECONDS = 10.0  # that one may take while others wait
 REST_SECONDS = 0.5  # where there is no descriptor for a connection
 PATHS = ("/metrics", "/")
 
-Collectors = Callable[[], list[Collector]]
-
-
-class _FromLoop(Collector):
-    """Collects on the event loop what is told in a thread."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, collectors: Collectors) -> None:
-        self._loop = loop
-        self._collectors = collectors
-
-    def collect(self) -> Iterator[Metric]:
-        yield from asyncio.run_coroutine_threadsafe(self._gather(), self._loop).result(PATIENCE)
-
-    async def _gather(self) -> list[Metric]:
-        return [metric for collector in self._collectors() for metric in collector.collect()]
-
 
 class _Bounded(ThreadingWSGIServer):
-    """At most `MAX_CONNECTIONS` at a time.  Of more, one that is there for too long gives way to the newest, or the
-    newest is not taken."""
+    """At most `MAX_CONNECTIONS` at a time.  Beyond, the newest takes the place of one that is open for too long, or is
+    refused."""
 
-    def __init__(self, *args: Any, **named: Any) -> None:
+    def __init__(self, address: tuple[str, int], handler: type[WSGIRequestHandler]) -> None:
+        self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         self._since: dict[Any, float] = {}  # connection -> monotonic seconds, oldest first
-        super().__init__(*args, **named)
+        super().__init__(address, handler)
 
     def get_request(self) -> tuple[Any, Any]:
         try:
@@ -84,42 +69,37 @@ class _Bounded(ThreadingWSGIServer):
         super().shutdown_request(request)
 
 
-class _Server4(_Bounded):
-    address_family = socket.AF_INET
-
-
-class _Server6(_Bounded):
-    address_family = socket.AF_INET6
-
-
 class _Silent(WSGIRequestHandler):
     timeout = MAX_SECONDS  # without a byte
 
     def log_message(self, format: str, *args: Any) -> None:
-        """A scrape is no event."""
+        """Scrapes are not logged."""
 
 
-class MetricsServer:
+class MetricsServer(Collector):
     """Listens until it is closed."""
 
-    def __init__(self, host: str, port: int, collectors: Collectors) -> None:
-        """Raises OSError where the port cannot be had.  To be made on the event loop that has what is told."""
-        self._told: list[Collector] = [
-            _FromLoop(asyncio.get_running_loop(), collectors),
-            ProcessCollector(registry=None),
-            PlatformCollector(registry=None),
-        ]
-        server = _Server6 if ":" in host else _Server4
-        self._server: _Bounded = make_server(host, port, self._answer, server_class=server, handler_class=_Silent)
+    def __init__(self, host: str, port: int, collectors: Callable[[], list[Collector]]) -> None:
+        """Raises OSError where the port cannot be had.  To be made on the event loop that `collectors` needs."""
+        self._loop, self._collectors = asyncio.get_running_loop(), collectors
+        self._process: list[Collector] = [ProcessCollector(registry=None), PlatformCollector(registry=None)]
+        self._server: _Bounded = make_server(host, port, self._answer, server_class=_Bounded, handler_class=_Silent)
         self.port = int(self._server.server_port)
         self._thread = Thread(target=self._server.serve_forever, name="metrics", daemon=True)
         self._thread.start()
+
+    def collect(self) -> Iterator[Metric]:
+        """The service's own metrics, collected on its event loop while this thread waits."""
+        yield from asyncio.run_coroutine_threadsafe(self._gather(), self._loop).result(PATIENCE)
+
+    async def _gather(self) -> list[Metric]:
+        return [metric for collector in self._collectors() for metric in collector.collect()]
 
     def _answer(self, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
         if environ.get("PATH_INFO") not in PATHS:
             start_response("404 Not Found", [("Content-Type", "text/plain")])
             return [b"metrics are at /metrics\n"]
-        body = exposition(*self._told)
+        body = exposition(self, *self._process)
         start_response("200 OK", [("Content-Type", CONTENT_TYPE_LATEST), ("Content-Length", str(len(body)))])
         return [body]
 

@@ -38,7 +38,7 @@ class DraftUpdate(Message, frozen=True):
 
 
 class DraftProposals(Message, frozen=True):
-    """What a draft believes will follow.  The columns rows, num_tokens and num_draft_tokens are parallel.
+    """The tokens that a draft proposes.  The columns rows, num_tokens and num_draft_tokens are parallel.
 
     A later answer for a row replaces an earlier one: one that ran ahead begins with what was proposed before.
     """

@@ -1,4 +1,4 @@
-"""What travels with a request to say where its time has gone."""
+"""The time that a request has spent in each phase, as it travels with the request."""
 
 from __future__ import annotations
 

@@ -9,21 +9,29 @@
     TPS    tokens / second of the run
     TP50   the 50th percentile, by linear interpolation between order statistics; TP90, TP99 alike
     goodput    requests / second that met every target (SLO)
-    MFU    arithmetic done / what the device could have done in that time; MBU the same of memory traffic
+    MFU    arithmetic done / what the device could have done in that time
     acceptance    accepted draft tokens / proposed ones; its length: tokens per verification, 1 + accepted / drafts
 
-The start is the moment at which the client meant to send, or at which the server took the request in: who computes says
-which.  Times are seconds here; documents and reports show milliseconds.
+The start is the moment at which the client meant to send, or at which the server took the request in: the caller
+decides.  Times are seconds here; documents and reports show milliseconds.
 """
 
 from __future__ import annotations
 
-from shared.metrics.acceptance import Acceptance
-from shared.metrics.goodput import Slo, parse_slo
 from shared.metrics.latency import Timeline
 from shared.metrics.percentiles import Summary, Tally, percentile, summarise
-from shared.metrics.throughput import peak_concurrency, peak_rate, per_minute, rate, serial_rate
-from shared.metrics.utilisation import ModelWork, utilisation
+from shared.metrics.rates import (
+    Acceptance,
+    ModelWork,
+    Slo,
+    parse_slo,
+    peak_concurrency,
+    peak_rate,
+    per_minute,
+    rate,
+    serial_rate,
+    utilisation,
+)
 
 __all__ = [
     "Acceptance",

@@ -1,17 +1,15 @@
-"""Percentiles and what is said of a set of values."""
+"""Percentiles and other figures of a set of values."""
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from itertools import accumulate
+from operator import mul
 
 import msgspec
-
-
-def percentile(values: Sequence[float], q: float) -> float:
-    """The q-th percentile (0 ... 100) by linear interpolation between order statistics; NaN of nothing."""
-    return _interpolate(sorted(values), q)
 
 
 class Summary(msgspec.Struct, frozen=True):
@@ -27,15 +25,15 @@ class Summary(msgspec.Struct, frozen=True):
         return self.percentiles[50.0]
 
 
+def percentile(values: Sequence[float], q: float) -> float:
+    """The q-th percentile (0 ... 100) by linear interpolation between order statistics; NaN of nothing."""
+    return _interpolate(sorted(values), range(1, len(values) + 1), q)
+
+
 def summarise(values: Iterable[float], qs: Iterable[float] = (90.0, 99.0)) -> Summary:
     """Mean, deviation and percentiles, the median always among them."""
     ordered = sorted(values)
-    percentiles = {q: _interpolate(ordered, q) for q in sorted({50.0, *map(float, qs)})}
-    if not ordered:
-        return Summary(0, math.nan, math.nan, percentiles)
-    mean = math.fsum(ordered) / len(ordered)
-    variance = math.fsum((value - mean) ** 2 for value in ordered) / len(ordered)
-    return Summary(len(ordered), mean, math.sqrt(variance), percentiles)
+    return _summary(ordered, [1] * len(ordered), qs)
 
 
 class Tally:
@@ -59,44 +57,32 @@ class Tally:
 
     def summary(self, qs: Iterable[float] = (90.0, 99.0)) -> Summary:
         """As `summarise`, of what was added."""
-        wanted, count = sorted({50.0, *map(float, qs)}), self.count
-        percentiles = {q: self.percentile(q) for q in wanted}
-        if not count:
-            return Summary(0, math.nan, math.nan, percentiles)
-        mean = math.fsum(value * times for value, times in self.items().items()) / count
-        variance = math.fsum(times * (value - mean) ** 2 for value, times in self.items().items()) / count
-        return Summary(count, mean, math.sqrt(variance), percentiles)
-
-    def percentile(self, q: float) -> float:
-        """As the function of that name; NaN where nothing was added."""
-        count = self.count
-        if not count:
-            return math.nan
-        position = (count - 1) * q / 100
-        low, fraction = int(position), position - int(position)
-        below, above = self._at(low), self._at(min(low + 1, count - 1))
-        return (below + fraction * (above - below)) * self.step
-
-    def _at(self, rank: int) -> int:
-        """The key at this place among all values in order."""
-        seen = 0
-        for key in sorted(self._counts):
-            seen += self._counts[key]
-            if seen > rank:
-                return key
-        raise IndexError(rank)
+        keys = sorted(self._counts)
+        return _summary([key * self.step for key in keys], [self._counts[key] for key in keys], qs)
 
     def items(self) -> Counter[float]:
         """Rounded values and how often each came."""
         return Counter({key * self.step: count for key, count in self._counts.items()})
 
 
-def _interpolate(ordered: Sequence[float], q: float) -> float:
+def _summary(values: Sequence[float], counts: Sequence[int], qs: Iterable[float]) -> Summary:
+    """Of values in order, each of which came so many times."""
+    ends = list(accumulate(counts))
+    percentiles = {q: _interpolate(values, ends, q) for q in sorted({50.0, *map(float, qs)})}
+    if not values:
+        return Summary(0, math.nan, math.nan, percentiles)
+    mean = math.fsum(map(mul, values, counts)) / ends[-1]
+    variance = math.fsum(count * (value - mean) ** 2 for value, count in zip(values, counts, strict=True)) / ends[-1]
+    return Summary(ends[-1], mean, math.sqrt(variance), percentiles)
+
+
+def _interpolate(values: Sequence[float], ends: Sequence[int], q: float) -> float:
+    """`ends`: how many there are up to each value."""
     if not 0 <= q <= 100:
         raise ValueError(f"a percentile must be in [0, 100], got {q}")
-    if not ordered:
+    if not values:
         return math.nan
-    position = (len(ordered) - 1) * q / 100
+    position = (ends[-1] - 1) * q / 100
     low = int(position)
-    above = ordered[min(low + 1, len(ordered) - 1)]
-    return ordered[low] + (position - low) * (above - ordered[low])
+    below, above = (values[bisect_right(ends, rank)] for rank in (low, min(low + 1, ends[-1] - 1)))
+    return below + (position - low) * (above - below)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shared.config import Settings
+from shared.config import DeploymentSettings
 from shared.transport.link import Inbox, Outbox, Transport
 from shared.transport.memory import MemoryTransport
 from shared.transport.sharding import pick, rank
@@ -10,7 +10,7 @@ from shared.transport.sharding import pick, rank
 __all__ = ["Inbox", "MemoryTransport", "Outbox", "Transport", "make_transport", "pick", "rank"]
 
 
-def make_transport(settings: Settings) -> Transport:
+def make_transport(settings: DeploymentSettings) -> Transport:
     """The transport that the settings name.  Raises ConfigError where its directory cannot be used."""
     from shared.transport.zeromq import ZmqTransport  # a process that only picks a destination does not load it
 

@@ -1,4 +1,4 @@
-"""What differs between kinds of addresses: how a socket is bound and connected, and which addresses are believed."""
+"""The kinds of addresses: how a socket is bound and connected, and which addresses are accepted."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Addresses(Protocol):
     def bind(self, name: str, union: Any, socket: zmq.Socket[bytes]) -> ZmqInbox: ...
 
     def objection(self, address: str) -> str:
-        """Why an address that came in a message is not believed; empty where it is."""
+        """Why an address that came in a message is refused; empty where it is accepted."""
 
     def prepare(self, socket: zmq.Socket[bytes]) -> None:
         """Set what a socket needs before it connects."""

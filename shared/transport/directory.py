@@ -20,7 +20,7 @@ LOCK = "scheduler.lock"
 def claim(directory: Path) -> IO[str]:
     """Hold a deployment's directory for its one scheduler, until this file is closed or the process ends.
 
-    Another would take the socket away from the scheduler that is there.  Raises ConfigError where one is.
+    A second scheduler would take the socket from the first.  Raises ConfigError where one runs already.
     """
     while True:
         file = (directory / LOCK).open("w")
@@ -37,7 +37,7 @@ def claim(directory: Path) -> IO[str]:
 
 
 def identity(path: Path) -> tuple[int, int] | None:
-    """Which file is there: a number that no other has while a process holds this one; None where there is none."""
+    """The identity of the file at a path: no other file has it while a process holds this one; None without a file."""
     try:
         status = path.stat()
     except OSError:

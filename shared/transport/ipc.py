@@ -4,7 +4,7 @@ The listening sockets are made here and handed to ZeroMQ, which then unlinks no 
 closes, when the path may be a successor's.
 
 Over ipc:// libzmq (4.3.5, `ipc_listener_t::accept`) aborts the process where it finds no descriptor for a connection.
-So no process may fill its table: those who take connections from clients leave descriptors to the bus.
+So no process may fill its table: services that take connections from clients leave descriptors to the bus.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import IO, Any
 
 import zmq
 
-from shared.config import Settings
+from shared.config import DeploymentSettings
 from shared.errors import ConfigError
 from shared.transport.addresses import SCHEDULER
 from shared.transport.directory import LOCK, answers, claim, fits, identity, is_at, listening, make_private
@@ -22,7 +22,7 @@ from shared.transport.inbox import ZmqInbox
 
 SCHEME = "ipc://"
 ENDING = ".sock"
-OWN_PARENT = "pageant-"  # of the default runtime directory, among everybody's in /tmp
+OWN_PARENT = "pageant-"  # of the default runtime directory, which is in /tmp
 RECONNECT_MS = 25  # ZeroMQ waits for this long, and for a random part of it more
 
 
@@ -31,7 +31,7 @@ class IpcAddresses:
 
     return_seconds = 0.0  # since it can be seen at once whether a process listens
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: DeploymentSettings) -> None:
         self._directory = settings.runtime_path
         self._prefix = f"{SCHEME}{self._directory}/"
         self._claim: IO[str] | None = None
@@ -50,7 +50,7 @@ class IpcAddresses:
             raise ConfigError(f"runtime_dir is too long for a socket's name: {self._directory}")
         if name == SCHEDULER:
             self._claim = claim(self._directory)
-            path.unlink(missing_ok=True)  # an earlier life's; this claim says that it is over
+            path.unlink(missing_ok=True)  # an earlier life's; with this claim that life is over
         self._inboxes.append(IpcInbox(path, union, socket))
         return self._inboxes[-1]
 

@@ -1,7 +1,7 @@
 """CURVE keys of a deployment on tcp://: made at first start in the runtime directory, readable by its owner only.
 
 There are two pairs: every inbox proves itself with the server pair, every sender with the client pair; an inbox lets
-in only the deployment's own client key.  Whoever lacks the directory gets no frame through.
+in only the deployment's own client key.  A process without access to the directory gets no frame through.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class _OneKey:
 
 
 def load_keys(directory: Path) -> Keys:
-    """Read the deployment's keys, making them where nobody has yet.  Safe when many processes start at once."""
+    """Read the deployment's keys, making them where there are none.  Safe when many processes start at once."""
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     path = directory / FILE
     if not path.exists():
@@ -108,7 +108,7 @@ class KeyFile:
         if not self.is_schedulers:
             self._differs_since = now if self._differs_since is None else self._differs_since
             if now - self._differs_since > WAIT_SECONDS:
-                raise FatalError(f"{self._directory / FILE} holds other keys than this process read; it must read them")
+                raise FatalError(f"{self._directory / FILE} holds other keys than this process; a restart reads them")
             return ""
         if now - self._replaced_at < CONTEST_SECONDS:
             raise ConfigError(

@@ -1,4 +1,4 @@
-"""What an actor knows of the network: one inbox, one outbox."""
+"""An actor's interface to the network: one inbox, one outbox."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Inbox(Generic[T]):
         return batch
 
     def readdress(self) -> bool:
-        """Whether others reach us elsewhere since the last call; `address` then says where."""
+        """Whether the address has changed since the last call; `address` is the new one."""
         return False
 
     @property
@@ -69,15 +69,15 @@ class Inbox(Generic[T]):
 
 
 def worth_a_line(count: int) -> bool:
-    """The first, second, fourth, eighth ...: whoever sends a million bad frames cannot fill a disk with log lines."""
+    """The first, second, fourth, eighth ...: a million bad frames do not fill a disk with log lines."""
     return count & (count - 1) == 0
 
 
 class Outbox(Protocol):
     """Collects messages; `flush` sends them on, all to one destination at once.
 
-    `on_gone` is called with a destination's address as soon as nobody listens there any more, where the transport can
-    tell; it must be set before the first flush.
+    `on_gone` is called with a destination's address as soon as no process listens there any more, where the transport
+    can see that; it must be set before the first flush.
     """
 
     on_gone: Callable[[str], None] | None
@@ -103,9 +103,9 @@ class Transport(Protocol):
     def scheduler_address(self) -> str: ...
 
     def keep(self) -> str:
-        """Look whether what this process has in the runtime directory is there still; at every tick.
+        """Check that the files of this process in the runtime directory are still there; at every tick.
 
-        What is not is made anew, and named; an empty string where nothing was missing.  Raises ConfigError where the
+        Missing files are made again, and named; an empty string where none was missing.  Raises ConfigError where the
         directory is another deployment's by now, OSError where nothing can be made in it at present.
         """
 

@@ -47,10 +47,10 @@ class MemoryInbox(Inbox[Any]):
 
 
 class MemoryOutbox:
-    """Delivers straight into the other's mailbox; mail to nobody is lost, as on a real network."""
+    """Delivers straight into the other's mailbox; mail to an absent actor is lost, as on a real network."""
 
     def __init__(self, network: MemoryTransport) -> None:
-        self.on_gone: Callable[[str], None] | None = None  # nobody is told here
+        self.on_gone: Callable[[str], None] | None = None  # never called here
         self._network = network
         self._pending = PendingFrames()
 

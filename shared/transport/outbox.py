@@ -18,7 +18,7 @@ from shared.transport.watch import Watch
 LINGER_MS = 500
 MAX_DESTINATIONS = 512  # half of the sockets that one context can have
 MAX_WATCHED = 128  # of them; each takes two more
-MAX_SHOWN = 100  # characters of an address that is none
+MAX_SHOWN = 100  # characters of a malformed address
 REST_SECONDS = 0.5  # between attempts while this process has no descriptor for another socket
 ROOM = 8  # spare descriptors that a connection may take: ZeroMQ ends the process where it cannot look up a name
 PATIENCE_SECONDS = 30.0  # between looks at which destinations no process listens; after two, their messages are dropped
@@ -62,7 +62,7 @@ class ZmqOutbox:
                 self._send(address, frames)
 
     def _retry(self) -> None:
-        """What is done now and then only."""
+        """Occasional work."""
         now = time.monotonic()
         self._retry_at = now + REST_SECONDS
         self._spares.refill()
@@ -154,7 +154,7 @@ class ZmqOutbox:
         return socket
 
     def _watch(self, address: str, socket: zmq.Socket[bytes]) -> None:
-        """Tell `on_gone`, where there is one.  Of too many, those used last are left to heartbeats."""
+        """Call `on_gone`, where there is one.  Of too many, those used last are left to heartbeats."""
         if (on_gone := self.on_gone) is None or len(self._watches) >= MAX_WATCHED:
             return
         is_vacant = self._addresses.is_vacant

@@ -1,4 +1,4 @@
-"""Rendezvous hashing: who serves a key, with the least movement when members come and go (Thaler, Ravishankar 1996)."""
+"""Rendezvous hashing (Thaler, Ravishankar 1996): the member for a key, few of which move when members come and go."""
 
 from __future__ import annotations
 

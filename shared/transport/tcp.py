@@ -7,7 +7,7 @@ from typing import Any
 
 import zmq
 
-from shared.config import Settings
+from shared.config import DeploymentSettings
 from shared.descriptors import Spares
 from shared.transport.addresses import SCHEDULER
 from shared.transport.inbox import ZmqInbox
@@ -28,7 +28,7 @@ class TcpAddresses:
     return_seconds = RETURN_SECONDS
     is_vacant = None
 
-    def __init__(self, settings: Settings, context: zmq.Context[zmq.Socket[bytes]], spares: Spares) -> None:
+    def __init__(self, settings: DeploymentSettings, context: zmq.Context[zmq.Socket[bytes]], spares: Spares) -> None:
         self._settings = settings
         self._spares = spares
         self._keys = load_keys(settings.runtime_path)
@@ -52,7 +52,7 @@ class TcpAddresses:
         return TcpInbox(f"tcp://{way.begin}:{port}", union, socket, self._spares, way)
 
     def objection(self, address: str) -> str:
-        return "" if ADDRESS.fullmatch(address) else "it is none"
+        return "" if ADDRESS.fullmatch(address) else "it is not a tcp address"
 
     def prepare(self, socket: zmq.Socket[bytes]) -> None:
         socket.setsockopt(zmq.TCP_MAXRT, self._patience_ms)

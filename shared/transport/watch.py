@@ -1,6 +1,6 @@
 """Notices that no process listens any more at the far end of a connection, sooner than heartbeats do.
 
-ZeroMQ reconnects silently, but its socket monitor tells of each connection that closes.  A process that ends closes
+ZeroMQ reconnects silently, but its socket monitor reports each connection that closes.  A process that ends closes
 its connections, whatever ended it; but a network may drop one too.  So a process is gone when no process listens at its
 address, or, where that cannot be seen, when it is not reached again in a moment.
 """
@@ -50,7 +50,7 @@ class Watch:
             self._monitor = None
 
     def _drain(self) -> None:
-        """Its descriptor tells of the first event only, so each time all are taken."""
+        """Its descriptor signals the first event only, so each time all are taken."""
         while self._monitor is not None:
             try:
                 event = recv_monitor_message(self._monitor, zmq.NOBLOCK)["event"]

@@ -10,7 +10,7 @@ from typing import Any
 
 import zmq
 
-from shared.config import Settings
+from shared.config import DeploymentSettings
 from shared.descriptors import Spares
 from shared.messages.codec import MAX_MESSAGE_BYTES
 from shared.transport.addresses import Addresses
@@ -26,7 +26,7 @@ NUM_SPARES = 16  # descriptors that the bus of a process gives up for itself whe
 class ZmqTransport:
     """Sockets of one process."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: DeploymentSettings) -> None:
         self.context = zmq.Context()
         self._spares = Spares(NUM_SPARES)
         self._addresses: Addresses
@@ -65,7 +65,7 @@ class ZmqTransport:
         return self._addresses.keep()
 
     def close(self) -> None:
-        for inbox in self._inboxes:  # the event loop must not watch a socket that is gone
+        for inbox in self._inboxes:  # the event loop must not watch a closed socket
             inbox.close()
         self._addresses.close()
         self._spares.close()

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
-from shared.workload.arrivals import Ramp, arrival_times, ramp_times
-from shared.workload.files import read_prompts
-from shared.workload.prompts import BYTE_VOCABULARY, BlockPrompt, ChatPrompt, Prompt, TextPrompt, TokenPrompt
-from shared.workload.requests import LoadRequest, at_times
-from shared.workload.synthetic import RandomLengths, random_requests
+from shared.workload.requests import (
+    BYTE_VOCABULARY,
+    BlockPrompt,
+    ChatPrompt,
+    LoadRequest,
+    Prompt,
+    Ramp,
+    RandomLengths,
+    TextPrompt,
+    TokenPrompt,
+    arrival_times,
+    at_times,
+    ramp_times,
+    random_requests,
+    read_prompts,
+)
 from shared.workload.traces import Trace, read_trace
 
 __all__ = [

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from shared.workload.prompts import BlockPrompt
-from shared.workload.requests import LoadRequest
+from shared.workload.requests import BlockPrompt, LoadRequest
 
 MOONCAKE_BLOCK = 512  # tokens under one hash id
 UNSHARED_BLOCK = 512  # of a trace that names no contents

@@ -47,6 +47,25 @@ YARN_ROPE = {
     "beta_fast": 4.0,
     "beta_slow": 1.0,
 }
+GEMMA = {"head_dim": 16, "query_pre_attn_scalar": 30, "sliding_window": 11, "layer_types": None}
+GEMMA3_ROPE = {
+    "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
+    "full_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 400.0},
+}
+GRANITE = {
+    "embedding_multiplier": 3.0,
+    "logits_scaling": 0.7,
+    "residual_multiplier": 0.6,
+    "attention_multiplier": 0.4,
+}
+QWEN_MOE = {"num_experts": 7, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
+GPT_OSS = {
+    "num_local_experts": 5,
+    "num_experts_per_tok": 2,
+    "sliding_window": 12,
+    "head_dim": 16,
+    "rope_parameters": {**YARN_ROPE, "truncate": False},
+}
 # name -> (family, what differs from COMMON)
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama-mha": ("Llama", {"num_key_value_heads": 4, "tie_word_embeddings": False}),
@@ -61,21 +80,42 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2-window": ("Qwen2", {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1}),
     "qwen3": ("Qwen3", {"head_dim": 22}),
     "qwen3-yarn": ("Qwen3", {"head_dim": 32, "rope_parameters": YARN_ROPE, "attention_bias": True}),
+    "gpt2": ("GPT2LMHead", {"n_inner": 80, "layer_norm_epsilon": 1e-5}),
+    "gpt2-untied": ("GPT2LMHead", {"tie_word_embeddings": False}),
+    "phi3": ("Phi3", {"sliding_window": 13}),
+    "phi3-partial": ("Phi3", {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}),
+    "gemma2": ("Gemma2", {**GEMMA, "attn_logit_softcapping": 3.0, "final_logit_softcapping": 5.0}),
+    "gemma3": ("Gemma3", {**GEMMA, "rope_parameters": GEMMA3_ROPE}),
+    "olmo2": ("Olmo2", {}),
+    "granite": ("Granite", GRANITE),
+    "smollm3": ("SmolLM3", {"no_rope_layers": [1, 0, 1], "tie_word_embeddings": True}),
+    "mixtral": ("Mixtral", {"num_local_experts": 6, "num_experts_per_tok": 2, "sliding_window": 17}),
+    "qwen2-moe": ("Qwen2Moe", {**QWEN_MOE, "shared_expert_intermediate_size": 48, "num_hidden_layers": 4}),
+    "qwen3-moe": ("Qwen3Moe", {**QWEN_MOE, "head_dim": 22, "norm_topk_prob": True, "mlp_only_layers": [1]}),
+    "gpt-oss": ("GptOss", GPT_OSS),
 }
+# family -> transformers' classes, where they do not follow from it
+CLASSES = {"GPT2LMHead": ("GPT2Config", "GPT2LMHeadModel"), "Gemma3": ("Gemma3TextConfig", "Gemma3ForCausalLM")}
 # Dimensions that the native kernels serve; torch's are odd on purpose.
 EVEN = {"hidden_size": 64, "intermediate_size": 80, "head_dim": 32}
 
 
-def save_checkpoint(directory: Path, variant: str, kernels: str = "torch", **save: Any) -> Any:
-    """Write the variant's checkpoint, in dimensions for `kernels`; returns transformers' model."""
+def save_checkpoint(
+    directory: Path, variant: str, kernels: str = "torch", further: dict[str, Any] | None = None, **save: Any
+) -> Any:
+    """Write the variant's checkpoint, in dimensions for `kernels`; returns transformers' model.
+
+    `further` changes of its configuration come last, `save` is what `save_pretrained` takes.
+    """
     family, changes = VARIANTS[variant]
     torch.manual_seed(7)
     even = EVEN if kernels == "native" else {}
-    config = getattr(transformers, f"{family}Config")(**(COMMON | changes | even))
-    model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
+    config_name, model_name = CLASSES.get(family, (f"{family}Config", f"{family}ForCausalLM"))
+    config = getattr(transformers, config_name)(**(COMMON | changes | even | (further or {})))
+    model = getattr(transformers, model_name)(config).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if name.endswith("bias") or "norm" in name:
+            if name.endswith("bias") or any(part in name for part in ("norm", "ln_", "sinks")):
                 parameter.add_(torch.randn_like(parameter) * 0.2)
     model.save_pretrained(directory, **save)
     return model
@@ -100,7 +140,7 @@ def make_runner(directory: Path, kernels: str = "torch", **changes: Any) -> Mode
         "max_num_seqs": 64,
         "max_num_batched_tokens": 2048,
     }
-    return load_runner(Settings(model=str(directory), **(settings | changes)))
+    return load_runner(Settings.of(model=str(directory), **(settings | changes)))
 
 
 def random_prompt(length: int, seed: int, vocab_size: int = VOCAB) -> list[int]:

@@ -11,11 +11,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from engine.description.reading import parse_config, read_config
 from engine.modeling.assembly import build_decoder
 from engine.modeling.batch import StepBatch
-from engine.modeling.config import parse_config, read_config
+from engine.modeling.decoder import Decoder
 from engine.modeling.formats import Formats
-from engine.modeling.llama import Decoder
 from engine.modeling.weights import Checkpoint
 from kernels.interface import reference_kernels
 from kernels.ops.kv_cache import FP8

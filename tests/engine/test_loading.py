@@ -20,10 +20,10 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
+from engine.description.names import Part
+from engine.description.reading import parse_config, read_config, tensors_of
 from engine.execution.loading import load_runner
-from engine.modeling.config import parse_config, read_config
 from engine.modeling.pages import drop_pages
-from engine.modeling.tensors import expected_tensors
 from engine.modeling.weights import Checkpoint, DummyWeights, WeightSource, terminal_progress
 from shared.config import Settings
 from shared.errors import ModelError
@@ -58,11 +58,11 @@ def edit(directory: Path, change: Callable[[dict[str, Any]], object]) -> None:
 
 def load(directory: Path) -> dict[str, torch.Tensor]:
     config = read_config(directory)
-    return take_all(Checkpoint(directory, config), list(expected_tensors(config)))
+    return take_all(Checkpoint(directory, config), list(tensors_of(config).parts()))
 
 
-def take_all(source: WeightSource, names: list[str]) -> dict[str, torch.Tensor]:
-    taken = {name: source.take(name).clone() for name in names}
+def take_all(source: WeightSource, parts: list[Part]) -> dict[str, torch.Tensor]:
+    taken = {part.name: source.take(part).clone() for part in parts}
     source.release()
     return taken
 
@@ -174,10 +174,10 @@ def test_bad_index(copy: Path, index: str, message: str) -> None:
 def test_dummy_weights_need_no_checkpoint(copy: Path) -> None:
     (copy / "model.safetensors").unlink()
     config = read_config(copy)
-    names = list(expected_tensors(config))
-    first, other = (take_all(DummyWeights(config, seed=seed), names) for seed in (1, 2))
-    again = take_all(DummyWeights(config, seed=1), names[::-1])
-    assert all(torch.equal(first[name], again[name]) for name in names)
+    parts = list(tensors_of(config).parts())
+    first, other = (take_all(DummyWeights(config, seed=seed), parts) for seed in (1, 2))
+    again = take_all(DummyWeights(config, seed=1), parts[::-1])
+    assert all(torch.equal(first[name], again[name]) for name in first)
     assert not torch.equal(first["model.embed_tokens.weight"], other["model.embed_tokens.weight"])
     assert len({float(tensor.std()) for tensor in first.values() if tensor.dim() == 2}) > 20, "no two alike"
     assert len(greedy(copy, load_format="dummy")) == 8
@@ -206,9 +206,9 @@ def test_progress_counts_tensors(copy: Path, both: bool) -> None:
         bars.append(Bar(total))
         return bars[0]
 
-    load_runner(Settings(model=str(copy), num_blocks=8), progress=progress)
+    load_runner(Settings.of(model=str(copy), num_blocks=8), progress=progress)
     (bar,) = bars
-    assert bar.seen == bar.total == len(expected_tensors(read_config(copy)))
+    assert bar.seen == bar.total == len(tensors_of(read_config(copy)).shapes())
     assert bar.closed
 
 
@@ -259,11 +259,13 @@ MINIMAL = {
     "vocab_size": 50,
 }
 
+LONG = {"rope_type": "longrope", "short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
+
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"architectures": ["GPT2LMHeadModel"]}, "architecture 'GPT2LMHeadModel' is not supported; supported: Llama"),
+        ({"architectures": ["OPTForCausalLM"]}, "architecture 'OPTForCausalLM' is not supported; supported: Llama"),
         ({"architectures": None}, "architectures is missing"),
         ({"hidden_size": None}, "hidden_size is missing"),
         ({"vocab_size": "50"}, "vocab_size must be a positive integer, got '50'"),
@@ -276,7 +278,9 @@ MINIMAL = {
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5"),
         ({"rms_norm_eps": -1}, "rms_norm_eps must be a positive number"),
         ({"tie_word_embeddings": "yes"}, "tie_word_embeddings must be true or false"),
-        ({"rope_scaling": {"rope_type": "longrope"}}, "rope type 'longrope' is not supported"),
+        ({"rope_scaling": {"rope_type": "spiral"}}, "rope type 'spiral' is not supported"),
+        ({"rope_scaling": {"rope_type": "longrope"}}, "rope type 'longrope' needs short_factor"),
+        ({"rope_scaling": LONG | {"long_factor": [1.0] * 7}}, "long_factor must have 8 numbers, got 7"),
         ({"rope_scaling": {"type": "linear"}}, "rope type 'linear' needs factor"),
         ({"rope_scaling": {"type": "linear", "factor": 0}}, "factor must be a positive number, got 0"),
         ({"rope_scaling": {"type": "llama3", "factor": 2.0}}, "rope type 'llama3' needs low_freq_factor"),
@@ -312,5 +316,5 @@ def test_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         raise ConnectionError("no route")
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", offline)
-    with pytest.raises(ModelError, match=r"'some/model' is no directory and cannot be downloaded: no route"):
+    with pytest.raises(ModelError, match=r"'some/model' is not a directory and cannot be downloaded: no route"):
         resolve_model_dir("some/model")

@@ -13,10 +13,9 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from engine.description.reading import parse_config, tensors_of
 from engine.execution.loading import load_runner
 from engine.execution.runner import ModelRunner
-from engine.modeling.config import parse_config
-from engine.modeling.tensors import expected_tensors
 from engine.modeling.weights import DummyWeights
 from shared.config import Settings
 from shared.sampling import SamplingParams
@@ -49,7 +48,7 @@ def generate(runner: ModelRunner) -> list[list[int]]:
 def runner_of(directory: Path, kernels: str, formats: Formats) -> ModelRunner:
     if kernels == "native":
         load_build("native")
-    return load_runner(Settings(model=str(directory), kernels=kernels, num_blocks=64, **dict(formats)))  # type: ignore[arg-type]
+    return load_runner(Settings.of(model=str(directory), kernels=kernels, num_blocks=64, **dict(formats)))
 
 
 def directory_of(name: str, request: pytest.FixtureRequest) -> Path:
@@ -104,9 +103,9 @@ def peak():
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) << 10
 
-load_runner(Settings(model=sys.argv[1], kernels="native", num_blocks=4, load_format="dummy", max_model_len=32))
+load_runner(Settings.of(model=sys.argv[1], kernels="native", num_blocks=4, load_format="dummy", max_model_len=32))
 begin = peak()
-runner = load_runner(Settings(model=sys.argv[2], kernels="native", num_blocks=256, max_model_len=1024))
+runner = load_runner(Settings.of(model=sys.argv[2], kernels="native", num_blocks=256, max_model_len=1024))
 driver = Driver(runner)
 for row in range(4):
     driver.add(row, [5] * 1000)
@@ -146,6 +145,6 @@ def write_checkpoint(directory: Path, *, tied: bool, large: bool) -> int:
     (directory / "config.json").write_text(json.dumps(raw), encoding="utf-8")
     config = parse_config(raw)
     source = DummyWeights(config)
-    tensors = {name: source.take(name).bfloat16() for name in expected_tensors(config)}
+    tensors = {part.name: source.take(part).bfloat16() for part in tensors_of(config).parts()}
     save_file(tensors, directory / "model.safetensors")
     return sum(tensor.nbytes for tensor in tensors.values())

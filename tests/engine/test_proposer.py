@@ -32,7 +32,9 @@ from tests.kernels.natives import load_build
 MODEL = Path(__file__).resolve().parents[2] / "models" / "pageant-stories-draft"
 VOCAB = 4096
 LENGTH = 1024  # that the model can address
-SETTINGS = Settings(model=str(MODEL), draft=str(MODEL), dtype="float32", max_num_seqs=16, num_blocks=256, num_threads=1)
+SETTINGS = Settings.of(
+    model=str(MODEL), draft=str(MODEL), dtype="float32", max_num_seqs=16, num_blocks=256, num_threads=1
+)
 PARAMS: dict[str, SamplingParams] = {
     "greedy": GREEDY,
     "seeded": SamplingParams(temperature=1.0),
@@ -152,7 +154,7 @@ class Pair:
 def both(request: pytest.FixtureRequest) -> Pair:
     if request.param == "native":
         load_build("native")
-    settings = msgspec.structs.replace(SETTINGS, kernels=request.param)
+    settings = SETTINGS.replace(kernels=request.param)
     return Pair(load_proposer(settings), load_runner(settings))
 
 
@@ -293,9 +295,9 @@ def test_nothing_is_guessed_beyond_its_length(pair: Pair) -> None:
 
 def small(pair: Pair, num_blocks: int) -> ModelProposer:
     """The draft with a pool of its own of so few blocks."""
-    settings = msgspec.structs.replace(draft_settings(SETTINGS), num_blocks=num_blocks)
+    settings = draft_settings(SETTINGS).replace(num_blocks=num_blocks)
     kernels = "native" if "Native" in type(pair.proposer._model).__name__ else "torch"
-    return ModelProposer(load_model(msgspec.structs.replace(settings, kernels=kernels)), name="small")
+    return ModelProposer(load_model(settings.replace(kernels=kernels)), name="small")
 
 
 def test_a_pool_that_is_too_small_leaves_some_without(pair: Pair) -> None:
@@ -380,16 +382,18 @@ def test_rejection_draws_from_a_stream_of_its_own(pair: Pair) -> None:
 
 
 def test_a_second_model_is_loaded_beside_the_first() -> None:
-    settings = Settings(draft="here", draft_num_threads=3, draft_kv_cache_memory=5 << 20, num_blocks=7, num_threads=2)
+    given = {"draft_num_threads": 3, "draft_kv_cache_memory": 5 << 20, "num_blocks": 7, "num_threads": 2}
+    settings = Settings.of(draft="here", **given)
     changed = draft_settings(settings)
-    assert (changed.model, changed.num_threads, changed.kv_cache_memory, changed.num_blocks) == ("here", 3, 5 << 20, 0)
+    assert (changed.engine.model, changed.engine.num_threads) == ("here", 3)
+    assert (changed.memory.kv_cache_memory, changed.memory.num_blocks) == (5 << 20, 0)
     with pytest.raises(ModelError, match="does not exist"):
-        load_proposer(Settings(draft="/no/such/draft"))
+        load_proposer(Settings.of(draft="/no/such/draft"))
 
 
 @pytest.mark.parametrize(("asked", "served"), [(0, LENGTH), (100, 100), (50_000, LENGTH)])
 def test_a_draft_may_be_shorter_than_its_target(asked: int, served: int) -> None:
-    capacity = load_proposer(msgspec.structs.replace(SETTINGS, kernels="torch", max_model_len=asked)).capacity
+    capacity = load_proposer(SETTINGS.replace(kernels="torch", max_model_len=asked)).capacity
     assert (capacity.max_model_len, capacity.num_rows, capacity.vocab_size) == (served, 16, VOCAB)
     assert capacity.model == "pageant-stories-draft"
 

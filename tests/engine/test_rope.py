@@ -9,9 +9,9 @@ import torch
 import transformers
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from engine.modeling.config import parse_config
+from engine.description.reading import parse_config
+from engine.description.rope import RopeConfig
 from engine.modeling.rope import build_rope_table, frequencies
-from engine.modeling.rope_config import RopeConfig
 from tests.engine.checkpoints import COMMON, LLAMA3_ROPE, YARN_ROPE
 
 LENGTH = 4096
@@ -31,7 +31,7 @@ KINDS: list[dict[str, Any]] = [
 
 def ours(scaling: dict[str, Any], **more: Any) -> RopeConfig:
     raw = COMMON | {"architectures": ["LlamaForCausalLM"], "max_position_embeddings": LENGTH, **more}
-    return parse_config(raw | {"rope_parameters": scaling}).rope
+    return parse_config(raw | {"rope_parameters": scaling}).ropes[0]
 
 
 @pytest.mark.parametrize("scaling", KINDS)
@@ -50,7 +50,7 @@ def test_frequencies(scaling: dict[str, Any], head_dim: int) -> None:
 def test_the_old_key_says_the_same(key: str) -> None:
     scaling = {name: value for name, value in YARN_ROPE.items() if name not in ("rope_type", "rope_theta")}
     raw = COMMON | {"architectures": ["LlamaForCausalLM"], "rope_theta": 1000.0}
-    assert parse_config(raw | {"rope_scaling": {key: "yarn", **scaling}}).rope == ours(YARN_ROPE)
+    assert parse_config(raw | {"rope_scaling": {key: "yarn", **scaling}}).ropes == (ours(YARN_ROPE),)
 
 
 def test_reach() -> None:

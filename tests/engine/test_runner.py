@@ -355,5 +355,5 @@ def test_length_shrinks_to_the_memory(directory: Path) -> None:
 
 def test_blocks_from_memory(directory: Path) -> None:
     block = 2 * 3 * 8 * 1 * 12 * 4
-    settings = Settings(model=str(directory), block_size=8, kv_cache_memory=1000 * block + 1)
+    settings = Settings.of(model=str(directory), block_size=8, kv_cache_memory=1000 * block + 1)
     assert load_runner(settings).capacity.num_blocks == 1000

@@ -25,42 +25,66 @@ from shared.text_digest import text_fingerprint
 from tests.kernels.natives import BUILDS, load_build
 
 MODEL = Path(__file__).resolve().parents[2] / "models" / "pageant-stories-draft"
-SIZES = (0, 1, 4, 63, digest.CHUNK - 1, digest.CHUNK, 5 * digest.CHUNK + 12345)
+STRIPE = digest.STRIPE
+SHAPES = (  # rows, bytes of a row
+    (0, 8), (3, 0), (1, 1), (2, 63), (5, STRIPE - 1), (5, STRIPE), (5, STRIPE + 1), (700, 2048), (33, 3 * STRIPE + 77),
+    (1, 1 << 20),
+)  # fmt: skip
 
 
-def content(size: int) -> np.ndarray:
-    return np.random.default_rng(size).integers(0, 256, size, dtype=np.uint8)
+def content(n: int, num_bytes: int) -> np.ndarray:
+    return np.random.default_rng(n + num_bytes).integers(0, 256, (n, num_bytes), dtype=np.uint8)
 
 
 @pytest.mark.parametrize("name", BUILDS)
-@pytest.mark.parametrize("size", SIZES)
-def test_native_sums_are_those_of_the_reference(name: str, size: int) -> None:
-    data = content(size)
-    assert np.array_equal(load_build(name).chunk_sums(data), digest.chunk_sums(data))
+@pytest.mark.parametrize("shape", SHAPES)
+def test_native_sums_are_those_of_the_reference(name: str, shape: tuple[int, int]) -> None:
+    rows = content(*shape)
+    assert np.array_equal(load_build(name).row_sums(rows), digest.row_sums(rows))
 
 
 def test_the_reference_is_what_its_formula_says() -> None:
     """In Python's own integers."""
-    data = content(digest.CHUNK)
-    words, keys = [int(word) for word in data.view(np.uint32)], [int(key) for key in digest.key_words()]
-    for sums, shift in zip(digest.chunk_sums(data)[0], (0, digest.SHIFT), strict=True):
-        pairs = (
-            ((words[i] + keys[i + shift]) % 2**32) * ((words[i + 1] + keys[i + shift + 1]) % 2**32)
-            for i in range(0, len(words), 2)
-        )
-        assert int(sums) == sum(pairs) % 2**64
+    rows, wanted = content(3, STRIPE + 24), [0] * digest.WORDS
+    for index, row in enumerate(rows):
+        state = [(digest.STATE * index + j + 1) * 0x9E3779B97F4A7C15 % 2**64 for j in range(digest.STATE)]
+        stripes = [[int(word) for word in row[begin : begin + STRIPE].view(np.uint64)] for begin in (0, 24)]
+        for stripe in stripes:
+            state = [mix(a, m) for a, m in zip(state, stripe, strict=True)]
+        folded = state[: digest.WORDS]
+        for other in (*(state[begin : begin + digest.WORDS] for begin in (8, 16, 24)), *[[0] * digest.WORDS] * 4):
+            folded = [mix(a, m) for a, m in zip(folded, other, strict=True)]
+        wanted = [(one + other) % 2**64 for one, other in zip(wanted, folded, strict=True)]
+    assert [int(sum_) for sum_ in digest.row_sums(rows)] == wanted
+
+
+def mix(a: int, m: int) -> int:
+    return (a % 2**32) * 0x9E3779B1 ^ (a >> 32 | a % 2**32 << 32) ^ m
 
 
 def test_every_bit_counts() -> None:
-    data = content(3 * digest.CHUNK)
-    before = digest.chunk_sums(data)
-    for place in np.random.default_rng(1).integers(0, len(data), 200):
+    rows = content(9, 3 * STRIPE + 40)
+    before, flat = digest.row_sums(rows), rows.reshape(-1)
+    for place in np.random.default_rng(1).integers(0, rows.size, 200):
         for flipped in (1, 128):
-            data[place] ^= flipped
-            assert not np.array_equal(digest.chunk_sums(data), before)
-            data[place] ^= flipped
-    swapped = np.concatenate([data[4:8], data[:4], data[8:]])
-    assert not np.array_equal(digest.chunk_sums(swapped), before)
+            flat[place] ^= flipped
+            assert not np.array_equal(digest.row_sums(rows), before)
+            flat[place] ^= flipped
+
+
+def test_every_place_counts() -> None:
+    """Exchanged words, stripes and rows, rows that differ in one bit, zeros that are somewhere else."""
+    rows = content(6, 4 * STRIPE)
+    rows[1] = rows[0]
+    rows[1, -1] ^= 128
+    zeros = np.zeros_like(rows)
+    zeros[2, 512:520] = 1
+    changed = [rows, zeros, np.roll(zeros, 8, 1), np.roll(zeros, STRIPE, 1), np.roll(zeros, 1, 0)]
+    for words in (1, digest.WORDS, digest.STATE):
+        parts = rows.reshape(len(rows), -1, 8 * words)
+        changed.append(np.concatenate([parts[:, 1:2], parts[:, :1], parts[:, 2:]], axis=1).reshape(rows.shape))
+    changed += [rows[[1, 0, 2, 3, 4, 5]], rows[[0, 1, 3, 2, 4, 5]], rows[:5], -rows]
+    assert len({digest.row_sums(np.ascontiguousarray(one)).tobytes() for one in changed}) == len(changed)
 
 
 def value(tensors: dict[str, Tensor], threads: int = 0) -> str:
@@ -82,7 +106,7 @@ def test_names_formats_shapes_and_content_count_and_the_order_does_not() -> None
 
 
 def fingerprint_of(model: Path, **settings: str) -> Fingerprint:
-    found = load_runner(Settings(model=str(model), num_blocks=8, **settings)).fingerprint  # type: ignore[arg-type]
+    found = load_runner(Settings.of(model=str(model), num_blocks=8, **settings)).fingerprint
     assert found is not None
     return found
 

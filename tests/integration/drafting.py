@@ -13,12 +13,12 @@ LINGER = 4  # turns that a draft takes while the target computes: what it then s
 
 def make_proposer(settings: Settings) -> Proposer:
     """As `services.draft.main` chooses."""
-    if settings.draft == "ngram":
+    if settings.speculation.draft == "ngram":
         return NGramProposer(
-            num_rows=settings.max_num_seqs,
-            max_model_len=settings.max_model_len,
-            shortest=settings.prompt_lookup_min,
-            longest=settings.prompt_lookup_max,
+            num_rows=settings.scheduling.max_num_seqs,
+            max_model_len=settings.scheduling.max_model_len,
+            shortest=settings.speculation.prompt_lookup_min,
+            longest=settings.speculation.prompt_lookup_max,
         )
     from services.draft.load import load_proposer
 

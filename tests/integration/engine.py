@@ -23,7 +23,7 @@ from tests.kernels.natives import load_build
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = ROOT / "models" / "pageant-stories"
-SETTINGS = Settings(model=str(MODEL), dtype="float32", num_blocks=256, max_num_seqs=64, num_threads=1)
+SETTINGS = Settings.of(model=str(MODEL), dtype="float32", num_blocks=256, max_num_seqs=64, num_threads=1)
 STEP_SECONDS = 0.01  # of the engine's own clock
 
 
@@ -52,7 +52,7 @@ class Engine:
     """Generates; `runners` are the workers, `drafts` the drafts, by name.  Time passes only with steps."""
 
     def __init__(self, policy: Policy | None = None, *, workers: int = 1, **settings: Any) -> None:
-        self.settings = msgspec.structs.replace(SETTINGS, **settings)
+        self.settings = SETTINGS.replace(**settings)
         self.core = Scheduler(policy or Policy())
         self.core.set_detokenizers(["d"])
         self.runners: dict[str, ModelRunner] = {}
@@ -72,10 +72,10 @@ class Engine:
 
     def join(self, name: str, **settings: Any) -> None:
         """Settings: what this worker has otherwise than the others."""
-        if self.settings.kernels == "native":
+        if self.settings.engine.kernels == "native":
             load_build("native")
         self._epoch += 1
-        self.runners[name] = load_runner(msgspec.structs.replace(self.settings, **settings))
+        self.runners[name] = load_runner(self.settings.replace(**settings))
         self.core.add_worker(name, self._epoch, self.runners[name].capacity)
 
     def lose(self, name: str) -> None:

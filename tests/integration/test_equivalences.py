@@ -1,6 +1,6 @@
 """A token is a pure function of weights, history, parameters, seed and position: whatever happens to a request, its
 tokens are those of its solo run.  Every test also checks that the thing it is about did happen, and runs on the native
-kernels and on torch's."""
+kernels and on torch's, and on the native ones for a model of each kind that `engine.description` describes."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from functools import cache, partial
 import pytest
 
 from services.scheduler.state.policy import Policy
+from tests.engine.checkpoints import save_checkpoint
 from tests.integration.engine import Ask, Engine, ask, token_ids
 
 Tokens = list[list[list[int]]]
@@ -18,10 +19,18 @@ Tokens = list[list[list[int]]]
 Make = partial[Engine]
 
 
-@pytest.fixture(scope="module", params=["native", "torch"])
-def make(request: pytest.FixtureRequest) -> Make:
-    """Engines that compute with these kernels."""
-    return partial(Engine, kernels=request.param)
+KINDS = ("gpt2", "gemma2", "gemma3", "qwen2-moe", "gpt-oss")  # plain, windows and caps, two ropes, experts, sinks
+VOCAB = 4096
+
+
+@pytest.fixture(scope="module", params=["native", "torch", *KINDS])
+def make(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Make:
+    """Engines that compute with these kernels, or a small random model of this kind with the native ones."""
+    if request.param not in KINDS:
+        return partial(Engine, kernels=request.param)
+    directory = tmp_path_factory.mktemp(request.param)
+    save_checkpoint(directory, request.param, "native", {"vocab_size": VOCAB, "max_position_embeddings": 512})
+    return partial(Engine, kernels="native", model=str(directory))
 
 
 @cache
@@ -97,6 +106,13 @@ def test_every_block_size_equals_sixteen(make: Make, block_size: int) -> None:
         pytest.skip("smaller than a vector of AVX-512")
     engine = make(block_size=block_size)
     assert token_ids(engine.generate(list(asks()))) == solo(make)
+
+
+def test_drafts_change_no_token(make: Make) -> None:
+    engine = make(Policy(num_draft_tokens=4, max_num_batched_tokens=4096), draft="ngram")
+    engine.join_draft("draft0")
+    assert token_ids(engine.generate(list(asks()))) == solo(make)
+    assert engine.counters.num_draft_tokens > engine.counters.num_accepted_tokens > 0
 
 
 def test_two_workers_equal_one(make: Make) -> None:

@@ -159,12 +159,12 @@ def test_a_lost_worker_s_sequences_are_drafted_for_elsewhere() -> None:
     for _ in range(6):
         engine.step()
     moved = list(engine.core.replicas["w0"].running)
-    assert any(sequence.num_draft_tokens for sequence in moved)
-    before = {sequence: sequence.num_draft_tokens for sequence in moved}
+    assert any(engine.core.records.of(sequence).num_draft_tokens for sequence in moved)
+    before = {sequence: engine.core.records.of(sequence).num_draft_tokens for sequence in moved}
     engine.lose("w0")
     engine.run()
     assert token_ids(engine.outputs_of(ids, asks())) == solo(make)
-    assert any(sequence.num_draft_tokens > before[sequence] for sequence in moved)
+    assert any(engine.core.records.of(sequence).num_draft_tokens > before[sequence] for sequence in moved)
 
 
 def test_a_draft_that_dies_and_comes_back() -> None:

@@ -152,8 +152,8 @@ async def play(transport: Transport, settings: Settings) -> tuple[dict[str, str]
 
 @pytest.mark.parametrize("kind", ["ipc", "tcp"])
 async def test_in_process_equals_sockets(tmp_path: Path, kind: str) -> None:
-    settings = msgspec.structs.replace(
-        SETTINGS, runtime_dir=str(tmp_path / "run"), transport=kind, scheduler_port=0, advertise_host="127.0.0.1"
+    settings = SETTINGS.replace(
+        runtime_dir=str(tmp_path / "run"), transport=kind, scheduler_port=0, advertise_host="127.0.0.1"
     )
     texts, ends = await play(MemoryTransport(), settings)
     assert isinstance(ends["bad"], RequestRejected)
@@ -162,8 +162,8 @@ async def test_in_process_equals_sockets(tmp_path: Path, kind: str) -> None:
     assert ends["stop"] is FinishReason.STOP
     assert len({texts[f"text{index}"] for index in range(5)}) > 1
     if kind == "tcp":
-        settings = msgspec.structs.replace(settings, scheduler_port=free_port())
-    transport = make_transport(settings)
+        settings = settings.replace(scheduler_port=free_port())
+    transport = make_transport(settings.deployment)
     assert await play(transport, settings) == (texts, ends)
     transport.close()
 

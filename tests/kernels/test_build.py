@@ -263,7 +263,7 @@ def events(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 
 
 def greedy(**settings: Any) -> list[int]:
-    runner = load_runner(Settings(model=MODEL, num_blocks=32, **settings))
+    runner = load_runner(Settings.of(model=MODEL, num_blocks=32, **settings))
     driver = Driver(runner)
     sequence = driver.add(0, random_prompt(20, seed=1, vocab_size=runner.capacity.vocab_size))
     driver.generate(12)

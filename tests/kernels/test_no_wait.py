@@ -19,13 +19,13 @@ import structlog
 import torch
 from torch import Tensor
 
+from engine.description.reading import read_config
 from engine.execution import backend as backend_module
 from engine.execution import loading
 from engine.execution.backend import Backend, choose_backend
 from engine.execution.graphs import DirectRecorder, GraphedDecoder
 from engine.execution.runner import ModelRunner
-from engine.modeling.config import read_config
-from engine.modeling.llama import Decoder
+from engine.modeling.decoder import Decoder
 from engine.modeling.verification import HostVerification
 from engine.modeling.weights import open_weights
 from kernels.interface import AttentionShape
@@ -90,13 +90,14 @@ def unreadable() -> Iterator[None]:
 
 
 def make_runner(model: Path, *, graphs: bool) -> ModelRunner:
-    settings = Settings(
+    settings = Settings.of(
         model=str(model), kernels="torch", device="cpu", dtype="float32", num_blocks=64, max_num_seqs=8, block_size=8
     )
     config = read_config(model)
-    source = open_weights(settings.load_format, model, config)
+    source = open_weights(settings.engine.load_format, model, config)
     backend: Backend = choose_backend(settings, config, source.dtype)
-    shape = AttentionShape(config.num_heads // config.num_kv_heads, config.head_dim)
+    heads = config.heads
+    shape = AttentionShape(heads.num_heads // heads.num_kv_heads, heads.head_dim)
     backend = replace(backend, kernels=triton_kernels(shape), device=DEVICE)
     built = loading.build(backend, config, source, config.max_position_embeddings)
     if graphs:
@@ -125,9 +126,9 @@ def in_the_dark(launch_plan: Callable[..., Any]) -> Callable[..., Any]:
 @pytest.mark.parametrize("eager", [False, True])
 def test_enforce_eager_does_without_graphs(tmp_path: Path, eager: bool) -> None:
     save_checkpoint(tmp_path, "llama-tied")
-    settings = Settings(model=str(tmp_path), kernels="torch", device="cpu", dtype="float32", enforce_eager=eager)
+    settings = Settings.of(model=str(tmp_path), kernels="torch", device="cpu", dtype="float32", enforce_eager=eager)
     config = read_config(tmp_path)
-    source = open_weights(settings.load_format, tmp_path, config)
+    source = open_weights(settings.engine.load_format, tmp_path, config)
     on_cpu = choose_backend(settings, config, source.dtype)
     model = loading.build(on_cpu, config, source, config.max_position_embeddings)
     backend = replace(on_cpu, kernels=triton_kernels(AttentionShape()), device=torch.device("cuda"))
@@ -139,7 +140,7 @@ def test_enforce_eager_does_without_graphs(tmp_path: Path, eager: bool) -> None:
 
 def test_a_gpu_without_triton_is_told_of(tmp_path: Path) -> None:
     save_checkpoint(tmp_path, "llama-tied")
-    settings = Settings(model=str(tmp_path), dtype="float32")
+    settings = Settings.of(model=str(tmp_path), dtype="float32")
     config = read_config(tmp_path)
     with (
         patch.object(backend_module, "has_triton", lambda: False),

@@ -43,7 +43,7 @@ def computed(target: str, formats: str, block_size: int = 16) -> tuple[str, Bits
     except NativeUnavailable as error:
         pytest.skip(f"no native kernels ({target}): {error}")
     settings = {"cpu_target": target, "block_size": block_size, **FORMATS[formats]}
-    runner = load_runner(Settings(model=MODEL, kernels="native", num_blocks=64, **settings))  # type: ignore[arg-type]
+    runner = load_runner(Settings.of(model=MODEL, kernels="native", num_blocks=64, **settings))
     driver = Driver(runner)
     for row in range(3):
         driver.add(row, random_prompt(40 + 30 * row, seed=row, vocab_size=runner.capacity.vocab_size), EVERYTHING)

@@ -9,25 +9,24 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.cpu.contents import content_of
+from kernels.cpu.contents import rows_of
 from kernels.cpu.native import FORMATS, Native
 from kernels.ops import digest
 from kernels.ops.digest import Sums
 from tests.kernels.natives import BUILDS, load_build
 
 STORED = (torch.float32, torch.bfloat16, torch.float16)  # the last is converted before it is packed
-GARBAGE = 0xDEADBEEF
 # Rows of the parts of a weight, and its input features: of those bfloat16 takes an even number, int8 a multiple of 4.
 WEIGHTS = {
-    "less than a chunk": ((5,), 7),
-    "one chunk in all": ((32,), 1024),
-    "rows that end with chunks": ((512,), 1024),
+    "less than a stripe": ((5,), 7),
+    "one panel in all": ((32,), 1024),
+    "rows that end with stripes": ((512,), 1024),
     "an odd number of features": ((333,), 401),
-    "rows longer than a chunk": ((37,), 70001),
+    "long rows": ((37,), 70001),
     "query, key and value": ((130, 67, 67), 811),
     "parts smaller than a panel": ((3, 1, 2, 40), 333),
     "a part that is empty": ((20, 0, 9), 4000),
-    "many chunks": ((1000, 24), 1024),
+    "many panels": ((1000, 24), 1024),
 }
 
 
@@ -48,8 +47,8 @@ def features(wanted: int, dtype: torch.dtype) -> int:
     return -(-wanted // multiple) * multiple
 
 
-def unwritten(tensors: list[Tensor]) -> list[Sums]:
-    return [np.full((digest.num_chunks(tensor.nbytes), 2), GARBAGE, np.uint64) for tensor in tensors]
+def zeros(tensors: list[Tensor]) -> list[Sums]:
+    return [np.zeros(digest.WORDS, np.uint64) for _ in tensors]
 
 
 def memory(native: Native, n: int, k: int, dtype: torch.dtype) -> Tensor:
@@ -58,7 +57,7 @@ def memory(native: Native, n: int, k: int, dtype: torch.dtype) -> Tensor:
 
 def assert_sums(found: list[Sums], tensors: list[Tensor]) -> None:
     for sums, tensor in zip(found, tensors, strict=True):
-        assert np.array_equal(sums, digest.chunk_sums(content_of(tensor)))
+        assert np.array_equal(sums, digest.row_sums(rows_of(tensor)))
 
 
 @pytest.mark.parametrize("stored", STORED)
@@ -70,7 +69,7 @@ def test_a_packed_linear(native: Native, name: str, dtype: torch.dtype, stored: 
     wanted = native.pack_linear(torch.cat(parts), dtype, memory(native, sum(rows), k, dtype))
     for threads in (1, 2, 3):
         native.set_threads(threads, pin=False)
-        sums = unwritten(parts)
+        sums = zeros(parts)
         packed = native.pack_linear(parts, dtype, memory(native, sum(rows), k, dtype), sums=sums)
         assert_sums(sums, parts)
         assert torch.equal(packed.packed, wanted.packed) and packed.n == wanted.n
@@ -85,7 +84,7 @@ def test_packed_gate_and_up(native: Native, inner: int, k: int, dtype: torch.dty
     wanted = native.pack_gate_up(gate, up, dtype, memory(native, 2 * inner, k, dtype))
     for threads in (1, 2, 3):
         native.set_threads(threads, pin=False)
-        sums = unwritten([gate, up])
+        sums = zeros([gate, up])
         packed = native.pack_gate_up(gate, up, dtype, memory(native, 2 * inner, k, dtype), sums=sums)
         assert_sums(sums, [gate, up])
         assert torch.equal(packed.packed, wanted.packed)
@@ -98,7 +97,7 @@ def test_a_copy(native: Native, shape: tuple[int, ...], dtype: torch.dtype, stor
     source = normal(*shape).to(stored)
     for threads in (1, 2, 3):
         native.set_threads(threads, pin=False)
-        (sums,) = unwritten([source])
+        (sums,) = zeros([source])
         copied = native.copy(source, torch.empty(source.shape, dtype=dtype), sums)
         assert_sums([sums], [source])
         assert torch.equal(copied, source.to(dtype)) and copied.dtype == dtype
@@ -107,7 +106,7 @@ def test_a_copy(native: Native, shape: tuple[int, ...], dtype: torch.dtype, stor
 
 def test_parts_of_several_formats(native: Native) -> None:
     parts = [normal(20, 900), normal(9, 900).bfloat16(), normal(11, 900).half()]
-    sums = unwritten(parts)
+    sums = zeros(parts)
     packed = native.pack_linear(parts, torch.bfloat16, memory(native, 40, 900, torch.bfloat16), sums=sums)
     assert_sums(sums, parts)
     wanted = native.pack_linear(torch.cat(parts), torch.bfloat16, memory(native, 40, 900, torch.bfloat16))
@@ -116,17 +115,17 @@ def test_parts_of_several_formats(native: Native) -> None:
 
 def test_what_is_not_contiguous(native: Native) -> None:
     weight = normal(900, 40).t()
-    sums = unwritten([weight])
+    sums = zeros([weight])
     native.pack_linear(weight, torch.float32, memory(native, 40, 900, torch.float32), sums=sums)
     assert_sums(sums, [weight.contiguous()])
 
 
 def test_sums_of_another_size_are_refused(native: Native) -> None:
     weight, packed = normal(40, 900), memory(native, 40, 900, torch.float32)
-    with pytest.raises(ValueError, match="sums of 144000 bytes"):
-        native.pack_linear(weight, torch.float32, packed, sums=[digest.empty_sums(1)])
+    with pytest.raises(ValueError, match="sums are uint64"):
+        native.pack_linear(weight, torch.float32, packed, sums=[np.zeros(1, np.uint64)])
     with pytest.raises(ValueError):
-        native.pack_linear(weight, torch.float32, packed, sums=[digest.empty_sums(weight.nbytes)] * 2)
+        native.pack_linear(weight, torch.float32, packed, sums=zeros([weight, weight]))
     with pytest.raises(ValueError, match="401 input features"):
         native.packed_bytes(40, 401, torch.bfloat16)
     with pytest.raises(ValueError, match="gate is"):

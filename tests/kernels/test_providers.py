@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor
 
 from kernels.interface import Kernels, reference_kernels
+from kernels.ops import activation
 from kernels.ops.attention import AttentionMetadata
 from kernels.ops.kv_cache import KVCache
 from kernels.ops.quantise import dequantise, quantise
@@ -105,24 +109,109 @@ def test_reference_rms_norm_is_torchs() -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("with_bias", [False, True])
+@pytest.mark.parametrize("shape", [(1, 64), (5, 48), (33, 384), (7, 4, 22)])
+def test_layer_norm(dtype: torch.dtype, with_bias: bool, shape: tuple[int, ...]) -> None:
+    """Beside torch's in float64."""
+    x = normal(*shape, dtype=dtype) * 3 + 5
+    weight, bias = normal(shape[-1], dtype=dtype, seed=2), normal(shape[-1], dtype=dtype, seed=3)
+    added = bias if with_bias else None
+    wide = bias.double() if with_bias else None
+    wanted = torch.nn.functional.layer_norm(x.double(), shape[-1:], weight.double(), wide, 1e-5).to(dtype)
+    for kernels in (REFERENCE, select_kernels(CPU, dtype)):
+        assert_near(kernels.layer_norm(x, weight, added, 1e-5), wanted)
+
+
+def test_layer_norm_of_equals_is_the_bias() -> None:
+    weight, bias = normal(40), normal(40, seed=1)
+    for kernels in (REFERENCE, FLOAT32):
+        assert torch.equal(kernels.layer_norm(torch.full((2, 40), 3.0), weight, bias, 1e-5), bias.expand(2, -1))
+
+
+def exact_activation(x: Tensor, kind: str) -> Tensor:
+    """In float64."""
+    if kind == "gelu_tanh":
+        return torch.nn.functional.gelu(x.double(), approximate="tanh")
+    return torch.nn.functional.silu(x.double())
+
+
+def exact_gated(gate_up: Tensor, kind: str) -> Tensor:
+    """In float64."""
+    gate, up = gate_up.double().chunk(2, -1)
+    if kind == "clamped_swiglu":
+        gate = gate.clamp(max=7)
+        return gate * torch.sigmoid(1.702 * gate) * (up.clamp(-7, 7) + 1)
+    return exact_activation(gate, kind) * up
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", activation.GATED)
 @pytest.mark.parametrize("shape", [(1, 64), (5, 48), (33, 142)])
-def test_silu_mul(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+def test_gated_activation(dtype: torch.dtype, kind: str, shape: tuple[int, ...]) -> None:
     gate_up = normal(*shape, dtype=dtype) * 4
-    assert_near(select_kernels(CPU, dtype).silu_mul(gate_up), REFERENCE.silu_mul(gate_up))
+    for kernels in (REFERENCE, select_kernels(CPU, dtype)):
+        assert_near(kernels.gated_activation(gate_up, kind), exact_gated(gate_up, kind).to(dtype))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", activation.PLAIN)
+@pytest.mark.parametrize("shape", [(1, 64), (33, 71), (3, 2, 40)])
+def test_activation(dtype: torch.dtype, kind: str, shape: tuple[int, ...]) -> None:
+    x = normal(*shape, dtype=dtype) * 4
+    for kernels in (REFERENCE, select_kernels(CPU, dtype)):
+        assert_near(kernels.activation(x, kind), exact_activation(x, kind).to(dtype))
+
+
+def test_an_activation_without_a_meaning() -> None:
+    for kernels in (REFERENCE, FLOAT32):
+        with pytest.raises(KeyError):
+            kernels.activation(normal(1, 8), "clamped_swiglu")
+        with pytest.raises(KeyError):
+            kernels.gated_activation(normal(1, 8), "relu")
+
+
+def test_silu_s_bits_are_those_of_its_formula() -> None:
+    """Models that were served before keep their bits."""
+    gate_up = normal(9, 142) * 4
+    gate, up = gate_up.chunk(2, -1)
+    assert torch.equal(REFERENCE.gated_activation(gate_up, "silu"), torch.nn.functional.silu(gate) * up)
+    wide = gate.double()
+    assert torch.equal(FLOAT32.gated_activation(gate_up, "silu"), (wide / ((-wide).exp() + 1)).float() * up)
+
+
+@pytest.mark.parametrize("kind", activation.PLAIN)
+def test_activations_of_extremes(kind: str) -> None:
+    x = torch.tensor([[-1e30, -1e4, -100.0, 0.0, 100.0, 1e4, 1e30]])
+    for kernels in (REFERENCE, FLOAT32):
+        assert_near(kernels.activation(x, kind), x.clamp(min=0))
+
+
+def test_a_clamped_swiglu_of_extremes() -> None:
+    gate_up = torch.tensor([[-1e4, 100.0, 100.0, 100.0, 0.0, 1e4, -1e4, 0.0]])
+    for kernels in (REFERENCE, FLOAT32):
+        found = kernels.gated_activation(gate_up, "clamped_swiglu")
+        most = 7 / (1 + math.exp(-1.702 * 7))
+        assert_near(found, torch.tensor([[0.0, most * 8, most * -6, most]]))
 
 
 def test_silu_of_extremes() -> None:
     gate_up = torch.tensor([[-1e4, -100.0, 0.0, 100.0, 1e4, 1.0, 1.0, 1.0, 1.0, 1.0]])
-    assert_near(FLOAT32.silu_mul(gate_up), torch.tensor([[0.0, 0.0, 0.0, 100.0, 1e4]]))
+    assert_near(FLOAT32.gated_activation(gate_up, "silu"), torch.tensor([[0.0, 0.0, 0.0, 100.0, 1e4]]))
 
 
 @pytest.mark.parametrize("width", [22, 71, 352])
 def test_elementwise_rows_are_alone(width: int) -> None:
     x, weight = normal(77, 2 * width), normal(2 * width)
-    activated, normed = FLOAT32.silu_mul(x), FLOAT32.rms_norm(x, weight, 1e-5)
-    for start, end in ((0, 1), (5, 9), (13, 77)):
-        assert torch.equal(FLOAT32.silu_mul(x[start:end]), activated[start:end])
-        assert torch.equal(FLOAT32.rms_norm(x[start:end], weight, 1e-5), normed[start:end])
+    works: list[Callable[[Tensor], Tensor]] = [
+        lambda some: FLOAT32.rms_norm(some, weight, 1e-5),
+        lambda some: FLOAT32.layer_norm(some, weight, weight, 1e-5),
+        *(lambda some, kind=kind: FLOAT32.activation(some, kind) for kind in activation.PLAIN),
+        *(lambda some, kind=kind: FLOAT32.gated_activation(some, kind) for kind in activation.GATED),
+    ]
+    for work in works:
+        whole = work(x)
+        for start, end in ((0, 1), (5, 9), (13, 77)):
+            assert torch.equal(work(x[start:end]), whole[start:end])
 
 
 @pytest.mark.parametrize("head_dim", [2, 22, 64])
@@ -189,12 +278,20 @@ class Paged:
         self.keys[order[-2:]] = self.values[order[-2:]] = 1e6
         self.query = normal(sum(query_lens) + 3, num_heads, head_dim)
 
-    def attend(self, kernels: Kernels, dtype: torch.dtype, window: int) -> Tensor:
+    def attend(
+        self,
+        kernels: Kernels,
+        dtype: torch.dtype,
+        window: int,
+        softcap: float = 0.0,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
         plan: AttentionMetadata = kernels.plan_attention(
             self.query_lens, self.seq_lens, self.tables, self.block_size, [window]
         )
         cache = KVCache(self.keys.to(dtype), self.values.to(dtype))
-        return kernels.paged_attention(self.query.to(dtype), cache, plan, self.query.shape[-1] ** -0.5, window)
+        scale = self.query.shape[-1] ** -0.5
+        return kernels.paged_attention(self.query.to(dtype), cache, plan, scale, window, softcap, sinks)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -206,6 +303,60 @@ def test_paged_attention(heads: tuple[int, int, int], block_size: int, window: i
     found = paged.attend(select_kernels(CPU, dtype), dtype, window)
     assert_near(found, paged.attend(REFERENCE, dtype, window))
     assert not found[-3:].any()
+
+
+def exact_attention(paged: Paged, window: int, softcap: float, sinks: Tensor | None) -> Tensor:
+    """In float64, one query and head after the other, as the op is defined."""
+    out = torch.zeros_like(paged.query)
+    share, token = paged.query.shape[1] // paged.keys.shape[2], 0
+    for index, (count, length) in enumerate(zip(paged.query_lens, paged.seq_lens, strict=True)):
+        keys, values = (one[paged.tables[index]].flatten(0, 1).double() for one in (paged.keys, paged.values))
+        for position in range(length - count, length):
+            seen = slice(max(0, position - window + 1) if window else 0, position + 1)
+            for head in range(paged.query.shape[1]):
+                query = paged.query[token, head].double()
+                scores = keys[seen, head // share] @ query * query.shape[0] ** -0.5
+                if softcap:
+                    scores = softcap * torch.tanh(scores / softcap)
+                terms = scores.exp()
+                total = terms.sum() + (sinks[head].double().exp() if sinks is not None else 0.0)
+                out[token, head] = ((terms @ values[seen, head // share]) / total).float()
+            token += 1
+    return out
+
+
+@pytest.mark.parametrize("with_sinks", [False, True])
+@pytest.mark.parametrize("softcap", [0.0, 0.7, 30.0])
+@pytest.mark.parametrize("window", [0, 5])
+def test_softcaps_and_sinks(window: int, softcap: float, with_sinks: bool) -> None:
+    paged = Paged([1, 4, 12, 1], [1, 33, 12, 64], (6, 2, 22), 16)
+    sinks = normal(6, seed=5) * 3 if with_sinks else None
+    wanted = exact_attention(paged, window, softcap, sinks)
+    for kernels in (REFERENCE, FLOAT32, select_kernels(CPU, torch.float32, batch_invariant=False)):
+        assert_near(paged.attend(kernels, torch.float32, window, softcap, sinks), wanted)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_sink_of_any_size(dtype: torch.dtype) -> None:
+    """A large one leaves nothing of the values, a small one all of them."""
+    paged = Paged([1, 20], [40, 33], (4, 2, 16), 16)
+    for kernels in (REFERENCE, select_kernels(CPU, dtype)):
+        assert not paged.attend(kernels, dtype, 0, 0.0, torch.full((4,), 1e4)).any()
+        found = paged.attend(kernels, dtype, 0, 0.0, torch.full((4,), -1e4))
+        assert_near(found, paged.attend(kernels, dtype, 0))
+
+
+def test_rows_with_softcap_and_sinks_are_alone() -> None:
+    whole = Paged([1, 4, 1, 1], [65, 33, 150, 64], (6, 2, 22), 16)
+    sinks, place = normal(6, seed=5), 0
+    together = whole.attend(FLOAT32, torch.float32, 0, 20.0, sinks)
+    for index, (count, length) in enumerate(zip(whole.query_lens, whole.seq_lens, strict=True)):
+        cache = KVCache(whole.keys, whole.values)
+        plan = FLOAT32.plan_attention([count], [length], whole.tables[index : index + 1], 16, [0])
+        query = whole.query[place : place + count]
+        alone = FLOAT32.paged_attention(query, cache, plan, 22**-0.5, 0, 20.0, sinks)
+        assert torch.equal(alone, together[place : place + count])
+        place += count
 
 
 def test_long_prompts_are_cut() -> None:

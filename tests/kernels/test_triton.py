@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from kernels.interface import AttentionShape, reference_kernels
 from kernels.ops import (
+    activation,
     attention,
     bad_words,
     draft_verification,
@@ -40,7 +42,7 @@ from kernels.triton import penalties as triton_penalties
 from kernels.triton import rejection as triton_rejection
 from kernels.triton import row_writes as triton_row_writes
 from kernels.triton import truncation as triton_truncation
-from kernels.triton.attention import PROGRAMS
+from kernels.triton.launch import PROGRAMS
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 if DEVICE.type == "cpu" and not launch.INTERPRETED:
@@ -73,7 +75,7 @@ def test_every_kernel_of_the_provider_is_triton_s() -> None:
     others = {
         field.name
         for field in fields(TRITON)
-        if field.name not in ("name", "row_multiple", "sampling")
+        if field.name not in ("name", "row_multiple", "sampling", "attention_sinks")
         and getattr(TRITON, field.name) is getattr(REFERENCE, field.name)
     }
     assert others == {"linear", "pack_linear"}
@@ -104,15 +106,50 @@ def test_rms_norm_of_a_slice() -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(1, 64), (5, 48), (3, 576), (2, 4, 22)])
+def test_layer_norm(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    x, weight = normal(*shape, dtype=dtype) * 3 + 5, normal(shape[-1], dtype=dtype, seed=2)
+    for bias in (None, normal(shape[-1], dtype=dtype, seed=3)):
+        assert_near(TRITON.layer_norm(x, weight, bias, 1e-5), REFERENCE.layer_norm(x, weight, bias, 1e-5), 2.0)
+    assert_near(
+        TRITON.layer_norm(x[..., :16], weight[:16], None, 1.0),
+        REFERENCE.layer_norm(x[..., :16], weight[:16], None, 1.0),
+    )
+
+
+@pytest.mark.parametrize("kind", activation.GATED)
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(1, 64), (3, 142), (2, 4400)])
-def test_silu_mul(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+def test_gated_activation(dtype: torch.dtype, kind: str, shape: tuple[int, ...]) -> None:
     gate_up = normal(*shape, dtype=dtype) * 4
-    assert_near(TRITON.silu_mul(gate_up), REFERENCE.silu_mul(gate_up), 4.0)
+    assert_near(TRITON.gated_activation(gate_up, kind), REFERENCE.gated_activation(gate_up, kind), 4.0)
+
+
+@pytest.mark.parametrize("kind", activation.PLAIN)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(1, 64), (3, 71), (2, 2, 2200)])
+def test_activation(dtype: torch.dtype, kind: str, shape: tuple[int, ...]) -> None:
+    x = normal(*shape, dtype=dtype) * 4
+    assert_near(TRITON.activation(x, kind), REFERENCE.activation(x, kind), 4.0)
+    assert_near(TRITON.activation(x[..., 7:40], kind), REFERENCE.activation(x[..., 7:40], kind), 4.0)
+
+
+@pytest.mark.parametrize("kind", activation.PLAIN)
+def test_activations_of_extremes(kind: str) -> None:
+    x = torch.tensor([[-1e30, -1e4, -100.0, 0.0, 100.0, 1e4, 1e30]], device=DEVICE)
+    assert_near(TRITON.activation(x, kind), x.clamp(min=0))
+
+
+def test_an_activation_without_a_meaning() -> None:
+    with pytest.raises(KeyError):
+        TRITON.activation(normal(1, 8), "clamped_swiglu")
+    with pytest.raises(KeyError):
+        TRITON.gated_activation(normal(1, 8), "relu")
 
 
 def test_silu_of_extremes() -> None:
     gate_up = torch.tensor([[-1e4, -100.0, 0.0, 100.0, 1e4, 1.0, 1.0, 1.0, 1.0, 1.0]], device=DEVICE)
-    assert_near(TRITON.silu_mul(gate_up), torch.tensor([[0.0, 0.0, 0.0, 100.0, 1e4]], device=DEVICE))
+    assert_near(TRITON.gated_activation(gate_up, "silu"), torch.tensor([[0.0, 0.0, 0.0, 100.0, 1e4]], device=DEVICE))
 
 
 def angles(num_tokens: int, head_dim: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -262,17 +299,17 @@ class Paged:
         REFERENCE.store_kv(key, value, self.cache, slots)
         self.query = normal(sum(self.query_lens) + 3, num_heads + 2, head_dim, dtype=self.dtype)[:, :num_heads]
 
-    def wanted(self, window: int) -> Tensor:
+    def wanted(self, window: int, softcap: float = 0.0, sinks: Tensor | None = None) -> Tensor:
         plan = attention.plan_attention(self.query_lens, self.seq_lens, self.tables, self.block_size, [window])
-        return REFERENCE.paged_attention(self.query, self.cache, plan, self.scale, window)
+        return REFERENCE.paged_attention(self.query, self.cache, plan, self.scale, window, softcap, sinks)
 
-    def found(self, window: int, split: int = 64) -> Tensor:
+    def found(self, window: int, split: int = 64, softcap: float = 0.0, sinks: Tensor | None = None) -> Tensor:
         shape = AttentionShape(self.heads[0] // self.heads[1], self.heads[2])
         kernels = triton_kernels(shape)
         plan_attention = kernels.plan_attention
         plan_attention.keywords["split"] = split  # type: ignore[attr-defined]
         plan = plan_attention(self.query_lens, self.seq_lens, self.tables, self.block_size, [window])
-        return kernels.paged_attention(self.query, self.cache, plan, self.scale, window)
+        return kernels.paged_attention(self.query, self.cache, plan, self.scale, window, softcap, sinks)
 
     @property
     def scale(self) -> float:
@@ -326,6 +363,45 @@ def test_attention_over_eight_bits(kv_dtype: torch.dtype, dtype: torch.dtype) ->
     paged = Paged([1, 3, 20], [70, 33, 20], (4, 2, 32), 16, dtype, kv_dtype)
     assert_near(paged.found(0), paged.wanted(0))
     assert_near(paged.found(9), paged.wanted(9))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("with_sinks", [False, True])
+@pytest.mark.parametrize("softcap", [0.0, 0.7, 30.0])
+def test_softcaps_and_sinks(softcap: float, with_sinks: bool, dtype: torch.dtype) -> None:
+    """In tiles, and in parts of contexts, where a sink counts once and not in each."""
+    paged = Paged(*MIXED, (6, 2, 22), 16, dtype)
+    sinks = normal(6, seed=5) * 3 if with_sinks else None
+    for window in (0, 21):
+        found = paged.found(window, softcap=softcap, sinks=sinks)
+        assert_near(found, paged.wanted(window, softcap, sinks))
+        assert not found[-3:].any()
+
+
+@pytest.mark.parametrize("kv_dtype", [torch.int8, FP8])
+def test_softcaps_and_sinks_over_eight_bits(kv_dtype: torch.dtype) -> None:
+    """What is capped is the score of the key that was stored: with its scale."""
+    paged, sinks = Paged([1, 3, 20], [70, 33, 20], (4, 2, 32), 16, torch.float32, kv_dtype), normal(4, seed=5)
+    assert_near(paged.found(0, softcap=1.5, sinks=sinks), paged.wanted(0, 1.5, sinks))
+
+
+@pytest.mark.parametrize("size", [1e4, -1e4, float("-inf")])
+def test_a_sink_of_any_size(size: float) -> None:
+    paged = Paged([1, 20, 1], [150, 33, 9], (4, 2, 16), 16)
+    sinks = torch.full((4,), size, device=DEVICE)
+    assert_near(paged.found(0, sinks=sinks), paged.wanted(0, 0.0, sinks))
+
+
+def test_padding_of_a_graph_with_sinks_holds_zeros() -> None:
+    """A tile that sees no key has a sum nevertheless."""
+    paged = Paged([1, 1], [33, 5], (4, 2, 16), 16)
+    plan = triton_kernels(AttentionShape(2, 16)).static_attention
+    assert plan is not None
+    static = plan(paged.tables.int(), [0], 5, 1, 64)
+    static.fill(np.array([0, 1]), np.array([1, 1]), np.array([33, 5]))
+    found = TRITON.paged_attention(paged.query, paged.cache, static.metadata, paged.scale, 0, 2.0, normal(4, seed=5))
+    assert_near(found[:2], paged.wanted(0, 2.0, normal(4, seed=5))[:2])
+    assert not found[2:].any()
 
 
 def test_a_sequence_is_alone() -> None:

@@ -10,13 +10,13 @@ from unittest.mock import patch
 import pytest
 import torch
 
+from engine.description.reading import read_config
 from engine.execution import loading
 from engine.execution.backend import Backend, choose_backend
 from engine.execution.graphs import CudaRecorder, DirectRecorder, GraphedDecoder, Recorder, StepGraph, step_sizes
 from engine.execution.runner import ModelRunner
 from engine.modeling.batch import StepBatch
-from engine.modeling.config import read_config
-from engine.modeling.llama import Decoder
+from engine.modeling.decoder import Decoder
 from engine.modeling.verification import DeviceVerification
 from engine.modeling.weights import open_weights
 from kernels.interface import AttentionShape
@@ -45,15 +45,16 @@ SAMPLED = SamplingParams(temperature=0.9, top_p=0.95, top_k=50)
 
 def make_runner(model: Path, *, triton: bool, graphs: bool = False, **changes: Any) -> ModelRunner:
     """In float32, where providers agree token for token; graphs are run, not captured, where there is no GPU."""
-    settings = Settings(
+    settings = Settings.of(
         model=str(model), kernels="torch", device="cpu", dtype="float32", num_blocks=64, max_num_seqs=8, **changes
     )
-    directory = resolve_model_dir(settings.model)
+    directory = resolve_model_dir(settings.engine.model)
     config = read_config(directory)
-    source = open_weights(settings.load_format, directory, config)
+    source = open_weights(settings.engine.load_format, directory, config)
     backend: Backend = choose_backend(settings, config, source.dtype)
     if triton:
-        shape = AttentionShape(config.num_heads // config.num_kv_heads, config.head_dim)
+        heads = config.heads
+        shape = AttentionShape(heads.num_heads // heads.num_kv_heads, heads.head_dim)
         kernels = triton_kernels(shape)
         if backend.formats.quantised:
             kernels = replace(kernels, pack_linear=linear_int8.pack_linear, linear=kernels.linear_int8)

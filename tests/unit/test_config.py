@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from shared.config import Settings, load_settings, settings_environment
+from shared.config import Settings, load_settings, places, settings_environment
+from shared.config.settings import sections
 from shared.errors import ConfigError
 
 
@@ -15,9 +16,10 @@ def test_the_command_line_beats_the_environment_beats_the_file(tmp_path: Path) -
     file.write_text('max_num_seqs = 3\nport = 1\nblock_size = 32\nmodel = "m"\n', encoding="utf-8")
     environ = {"PAGEANT_PORT": "2", "PAGEANT_BLOCK_SIZE": "8", "OTHER": "x", "PAGEANT_ENABLE_PREFIX_CACHING": "false"}
     settings = load_settings({"block_size": 64, "host": None}, file=file, environ=environ)
-    assert (settings.max_num_seqs, settings.port, settings.block_size, settings.model) == (3, 2, 64, "m")
-    assert settings.enable_prefix_caching is False
-    assert settings.host == Settings().host
+    assert (settings.scheduling.max_num_seqs, settings.gateway.port) == (3, 2)
+    assert (settings.memory.block_size, settings.engine.model) == (64, "m")
+    assert settings.memory.enable_prefix_caching is False
+    assert settings.gateway.host == Settings().gateway.host
 
 
 def test_a_child_process_reads_the_same_settings() -> None:
@@ -50,3 +52,16 @@ def test_an_unknown_setting_in_the_file_is_named(tmp_path: Path) -> None:
         load_settings(file=file, environ={})
     with pytest.raises(ConfigError, match="cannot read"):
         load_settings(file=tmp_path / "absent.toml", environ={})
+
+
+def test_a_name_belongs_to_one_section() -> None:
+    names = [field for section in sections().values() for field in section.__struct_fields__]
+    assert len(names) == len(set(names)) == len(places()) > 90
+
+
+def test_sections_are_made_of_flat_names_and_give_them_back() -> None:
+    settings = Settings.of(port=5, max_num_seqs="7")
+    assert (settings.gateway.port, settings.scheduling.max_num_seqs) == (5, 7)
+    assert settings.replace(max_num_seqs=8).flat() == Settings().flat() | {"port": 5, "max_num_seqs": 8}
+    with pytest.raises(KeyError, match="max_seqs"):
+        Settings.of(max_seqs=1)

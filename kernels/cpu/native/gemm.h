@@ -14,8 +14,6 @@
 #include "simd.h"
 #include "team.h"
 
-#include <type_traits>
-
 constexpr int MAX_ROWS = W == 16 ? 12 : 4;  // of a microkernel: what the register file holds
 
 // Two features' columns from a panel of `width` columns, F32 or BF16 or (for the KV cache) plain I8 [k][width].
@@ -100,68 +98,20 @@ PG_INLINE I dot(I acc, U x, U w) {
 
 enum Kernel { FLOAT_F32, FLOAT_BF16, DOT_BF16, DOT_I8 };
 
-// One tile of MR rows and NC vectors of columns, NC / 2 panels, into results [NC / 2][MR][NR].
-template <Kernel KERNEL, int MR, int NC>
-PG_INLINE void tile(const Rows &x, int64_t row, const PgLinear &w, int64_t panel, Fetch fetch, float *results) {
-    using Sum = std::conditional_t<KERNEL == DOT_I8, I, F>;
-    const int64_t k = w.k;
-    Sum acc[MR][NC] = {};
-    if constexpr (KERNEL == FLOAT_F32 || KERNEL == FLOAT_BF16) {
-        constexpr int FORMAT = KERNEL == FLOAT_F32 ? PG_F32 : PG_BF16;
-        const int64_t next = NR * k * (KERNEL == FLOAT_F32 ? 4 : 2);
-        const uint8_t *base = (const uint8_t *)w.packed + panel * next;
-        accumulate<FORMAT>(acc, (const float *)x.data + row * x.stride, x.stride, k, NR,
-                           [&](int c) { return base + c / 2 * next + c % 2 * W * 4; }, [&] { fetch.next(); });
-    } else {
-        constexpr int PER = KERNEL == DOT_BF16 ? 2 : 4;  // features in a lane
-        const int64_t next = NR * (k / PER), stride = x.stride / PER;
-        const uint32_t *base = (const uint32_t *)w.packed + panel * next;
-        const uint32_t *rows = (const uint32_t *)x.data + row * stride;
-        for (int64_t j = 0; j < k / PER; j++) {
-            fetch.next();
-            U columns[NC];
-#pragma GCC unroll 8
-            for (int c = 0; c < NC; c++) columns[c] = load<U>(base + c / 2 * next + j * NR + c % 2 * W);
-#pragma GCC unroll 16
-            for (int i = 0; i < MR; i++) {
-                const U given = splat_u(rows[i * stride + j]);
-#pragma GCC unroll 8
-                for (int c = 0; c < NC; c++) acc[i][c] = dot(acc[i][c], given, columns[c]);
-            }
-        }
-    }
-#pragma GCC unroll 16
-    for (int i = 0; i < MR; i++)
-#pragma GCC unroll 8
-        for (int c = 0; c < NC; c++) store(results + (c / 2 * MR + i) * NR + c % 2 * W, acc[i][c]);
+inline Kernel kernel_of(const PgLinear &w, bool round) {
+    if (w.format == PG_I8) return DOT_I8;
+    if (w.format == PG_F32) return FLOAT_F32;
+    return HAS_BF16_DOT && round ? DOT_BF16 : FLOAT_BF16;
 }
 
 // Few rows leave registers for more columns at a time, which hides the latency of their chains.
 constexpr int wide_columns(int rows) { return W == 16 ? (rows == 1 ? 8 : rows <= 4 ? 4 : 2) : (rows == 1 ? 4 : 2); }
 constexpr int MAX_TILE = W == 16 ? MAX_ROWS * NR : MAX_ROWS * NR * 2;  // results of one tile at most
 
-// As many panels as a tile of MR rows takes, at most end - panel; returns how many.
-template <Kernel KERNEL, int MR>
-__attribute__((noinline)) int tile_of(const Rows &x, int64_t row, const PgLinear &w, int64_t panel, int64_t end,
-                                      const Fetch &fetch, float *results) {
-    constexpr int NC = wide_columns(MR);
-    if constexpr (NC > 2)
-        if (panel + NC / 2 <= end) {
-            tile<KERNEL, MR, NC>(x, row, w, panel, fetch, results);
-            return NC / 2;
-        }
-    tile<KERNEL, MR, 2>(x, row, w, panel, fetch, results);
-    return 1;
-}
-
-using TileFunction = int (*)(const Rows &, int64_t, const PgLinear &, int64_t, int64_t, const Fetch &, float *);
-
-template <Kernel KERNEL, int MR = MAX_ROWS>
-TileFunction tile_function(int64_t rows) {
-    if (rows == MR) return tile_of<KERNEL, MR>;
-    if constexpr (MR > 1) return tile_function<KERNEL, MR - 1>(rows);
-    return nullptr;
-}
+// As many panels as a tile of `rows` rows takes, at most end - panel, into results [panels][rows][NR]; returns how many.
+using TileFunction = int (*)(const Rows &x, int64_t row, const PgLinear &w, int64_t panel, int64_t end,
+                             const Fetch &fetch, float *results);
+TileFunction tile_function(Kernel kernel, int64_t rows);  // 1 ... MAX_ROWS
 
 // Integer sums into floats: the scales of column and row, and the 128 that the rows' bytes were shifted by.
 PG_INLINE F rescale(const PgLinear &w, int64_t column, F sum, float row_scale) {
@@ -192,10 +142,7 @@ PG_INLINE void block(Kernel kernel, const Rows &x, int64_t first, int64_t last, 
     for (int64_t panel = begin, taken = 1; panel < end; panel += taken)
         for (int64_t i = 0, row = first; i < tiles; i++) {
             const int64_t next = first + (last - first) * (i + 1) / tiles, rows = next - row;
-            const TileFunction function = kernel == FLOAT_F32    ? tile_function<FLOAT_F32>(rows)
-                                          : kernel == FLOAT_BF16 ? tile_function<FLOAT_BF16>(rows)
-                                          : kernel == DOT_BF16   ? tile_function<DOT_BF16>(rows)
-                                                                 : tile_function<DOT_I8>(rows);
+            const TileFunction function = tile_function(kernel, rows);
             taken = function(x, row, w, panel, tiles == 1 ? end : panel + 1, ahead(kernel, w, panel, i, tiles), results);
             for (int64_t p = 0; p < taken; p++)
                 for (int64_t r = 0; r < rows; r++) {
@@ -212,17 +159,25 @@ PG_INLINE void block(Kernel kernel, const Rows &x, int64_t first, int64_t last, 
         }
 }
 
+// How many blocks m rows of k features are cut into, each of as many as stay in the second-level cache.
+inline int64_t row_blocks(int64_t m, int64_t k) {
+    constexpr int64_t CACHED = 400 << 10;  // bytes
+    int64_t rows = CACHED / (4 * k) / MAX_ROWS * MAX_ROWS;
+    rows = rows < 2 * MAX_ROWS ? 2 * MAX_ROWS : rows > 192 ? 192 : rows;
+    return m <= rows + rows / 2 ? 1 : (m + rows - 1) / rows;
+}
+
+// Panels of one ticket, of so many in all: small enough that members end together.
+inline int64_t panels_at_once(int64_t panels, int members) {
+    const int64_t piece = panels / (members * 8);
+    return piece < 1 ? 1 : piece > 32 ? 32 : piece;
+}
+
 // The members' share of y = x W^T for m rows; no barrier after it.
 template <class Out>
 void multiply(Member &member, Kernel kernel, const Rows &x, int64_t m, const PgLinear &w, Out &&out) {
-    constexpr int64_t CACHED = 400 << 10;  // bytes of rows that stay in the second-level cache
-    const int64_t panels = (w.n + NR - 1) / NR;
-    int64_t rows = CACHED / (4 * (int64_t)w.k) / MAX_ROWS * MAX_ROWS;
-    rows = rows < 2 * MAX_ROWS ? 2 * MAX_ROWS : rows > 192 ? 192 : rows;
-    const int64_t blocks = m <= rows + rows / 2 ? 1 : (m + rows - 1) / rows;
-    int64_t piece = panels / (member.count * 8);  // of one ticket: small enough that members end together
-    piece = piece < 1 ? 1 : piece > 32 ? 32 : piece;
-    const int64_t pieces = (panels + piece - 1) / piece;
+    const int64_t panels = (w.n + NR - 1) / NR, blocks = row_blocks(m, w.k);
+    const int64_t piece = panels_at_once(panels, member.count), pieces = (panels + piece - 1) / piece;
     member.for_each(blocks * pieces, 1, [&](int64_t item, int64_t) {
         const int64_t b = item / pieces, begin = item % pieces * piece;
         const int64_t end = begin + piece < panels ? begin + piece : panels;

@@ -125,6 +125,10 @@ void fetch(const Attention &a, const KeyTile &t, int64_t head) {
     }
 }
 
+void cap(const Attention &a, const KeyTile &t, float *scores) {
+    for (int64_t i = 0; i < t.count; i += W) store(scores + i, softcap(load<F>(scores + i), a.softcap));
+}
+
 // The largest score that a row sees in a tile; hidden ones are overwritten with LOWEST.
 float hide(const Attention &a, const KeyTile &t, int64_t position, float *scores) {
     const int32_t last = (int32_t)(position - t.begin);
@@ -169,6 +173,15 @@ void soften(const Attention &a, const KeyTile &t, int64_t head, float peak, int6
     w.sums[row] = sum;
 }
 
+// What a row's sum of weighted values is multiplied by: its probabilities add up to `sum` below `peak`.  A sink is one
+// more score, whose value is zero; the larger of it and the peak is what both are then below.
+float normaliser(float sum, float peak, const float *sink) {
+    if (!sink) return 1.0f / sum;
+    if (*sink <= peak) return 1.0f / (sum + exp(splat(*sink - peak))[0]);
+    const float factor = exp(splat(peak - *sink))[0];
+    return factor / (sum * factor + 1.0f);
+}
+
 template <int FORMAT>
 void attend_as(const Attention &a, const QueryGroup &g, int64_t head, Workspace &w) {
     const int64_t share = a.num_heads / a.shape.heads, rows = g.count * share, dims = a.shape.head_dim;
@@ -200,6 +213,7 @@ void attend_as(const Attention &a, const QueryGroup &g, int64_t head, Workspace 
             t.count = visible < TILE ? visible : TILE;
             float peaks[MAX_ROWS];
             rows_of<FORMAT>((int)count, true, a, t, head, row, w);
+            for (int64_t j = 0; a.softcap && j < count; j++) cap(a, t, w.scores + (row + j) * TILE);
             for (int64_t j = 0; j < count; j++)
                 peaks[j] = hide(a, t, w.positions[row + j], w.scores + (row + j) * TILE);
             for (int64_t j = 0; j < count; j++) soften(a, t, head, peaks[j], row + j, w);
@@ -207,7 +221,8 @@ void attend_as(const Attention &a, const QueryGroup &g, int64_t head, Workspace 
         }
     }
     for (int64_t i = 0; i < rows; i++) {
-        const F factor = splat(1.0f / reduce_add(w.sums[i]));
+        const float *sink = a.sinks ? a.sinks + head * share + i % share : nullptr;
+        const F factor = splat(normaliser(reduce_add(w.sums[i]), w.peaks[i], sink));
         float *out = a.out + (g.row + i / share) * a.out_stride + (head * share + i % share) * dims;
         for (int64_t d = 0; d < dims; d += W) store(out + d, load<F>(w.mixed + i * dims + d) * factor);
     }

@@ -41,7 +41,8 @@ struct Attention {
     KVShape shape;
     const uint8_t *keys, *values;
     int64_t num_heads, window;
-    float scale;
+    float scale, softcap;  // as PgLayer has them
+    const float *sinks;
     const float *query;  // [rows, query_stride]: heads behind each other
     int64_t query_stride;
     float *out;  // [rows, out_stride]

@@ -16,6 +16,8 @@ void *Buffer::bytes(int64_t size) {
     return data_;
 }
 
+namespace {
+
 void rms_norm_row(const float *x, const float *weight, float eps, int64_t n, float *out) {
     F squares[2] = {};
     for (int64_t i = 0; i < n; i += W) {
@@ -25,6 +27,29 @@ void rms_norm_row(const float *x, const float *weight, float eps, int64_t n, flo
     const float mean = reduce_add(squares[0] + squares[1]) / (float)n;
     const float scale = 1.0f / __builtin_sqrtf(mean + eps);
     for (int64_t i = 0; i < n; i += W) store(out + i, load<F>(x + i) * scale * load<F>(weight + i));
+}
+
+// The variance is of what is left without the mean: no digits are lost where the mean is large.
+void layer_norm_row(const float *x, const float *weight, float eps, int64_t n, float *out) {
+    F sums[2] = {}, squares[2] = {};
+    for (int64_t i = 0; i < n; i += W) sums[i / W % 2] = sums[i / W % 2] + load<F>(x + i);
+    const float mean = reduce_add(sums[0] + sums[1]) / (float)n;
+    for (int64_t i = 0; i < n; i += W) {
+        const F v = load<F>(x + i) - mean;
+        squares[i / W % 2] = fma(v, v, squares[i / W % 2]);
+    }
+    const float scale = 1.0f / __builtin_sqrtf(reduce_add(squares[0] + squares[1]) / (float)n + eps);
+    for (int64_t i = 0; i < n; i += W) store(out + i, (load<F>(x + i) - mean) * scale * load<F>(weight + i));
+}
+
+}  // namespace
+
+void norm_row(const PgNorm &norm, const float *x, float eps, int64_t n, float *out) {
+    if (norm.kind == PG_RMS_NORM)
+        rms_norm_row(x, norm.weight, eps, n, out);
+    else
+        layer_norm_row(x, norm.weight, eps, n, out);
+    for (int64_t i = 0; norm.bias && i < n; i += W) store(out + i, load<F>(out + i) + load<F>(norm.bias + i));
 }
 
 void round_row(float *x, int64_t n) {

@@ -17,12 +17,13 @@ class Buffer {
     int64_t size_ = 0;
 };
 
-void rms_norm_row(const float *x, const float *weight, float eps, int64_t n, float *out);
+void norm_row(const PgNorm &norm, const float *x, float eps, int64_t n, float *out);  // out may be x
 void round_row(float *x, int64_t n);                               // to bfloat16, in place
 void to_bf16_row(const float *x, int64_t n, uint16_t *out);        // n a multiple of 16
 float quantize_row(const float *x, int64_t n, uint8_t *out);       // value + 128; returns the scale
 void rotate_head(float *x, const float *cos, const float *sin, int64_t head_dim);
 
+int64_t largest(const float *values, int64_t n);  // its id, the lowest among equals
 // The token that a row of logits, divided in place, takes: see pg_extend.
 int64_t draw_row(float *logits, int64_t vocab, float temperature, int64_t seed, int64_t position);
 
@@ -48,18 +49,22 @@ PG_INLINE void store_some(float *p, F v, int64_t count) {
     for (int64_t i = 0; i < count; i++) p[i] = v[i];
 }
 
+PG_INLINE void add_bias(const PgLinear &w, int64_t column, F &low, F &high) {
+    if (!w.bias) return;
+    low = low + load_some(w.bias + column, w.n - column);
+    high = high + load_some(w.bias + column + W, w.n - column - W);
+}
+
 // out(row, first column, low half, high half), each half a vector of W columns; columns beyond n are zeros.
 template <class Out>
 void linear(Member &member, const Activations &a, const PgLinear &w, Out &&out) {
     const auto finish = [&](int64_t row, int64_t column, F low, F high) {
-        if (w.bias) {
-            low = low + load_some(w.bias + column, w.n - column);
-            high = high + load_some(w.bias + column + W, w.n - column - W);
-        }
+        add_bias(w, column, low, high);
         out(row, column, low, high);
     };
+    const Kernel kernel = kernel_of(w, a.round);
     const int64_t piece = a.m < 4 * member.count ? 1 : 4;
-    if (w.format == PG_I8) {
+    if (kernel == DOT_I8) {
         uint8_t *bytes = (uint8_t *)a.converted;
         member.for_each(a.m, piece, [&](int64_t row, int64_t end) {
             for (; row < end; row++) a.scales[row] = quantize_row(a.x + row * a.stride, w.k, bytes + row * a.stride);
@@ -67,7 +72,7 @@ void linear(Member &member, const Activations &a, const PgLinear &w, Out &&out) 
         member.barrier();
         return multiply(member, DOT_I8, {bytes, a.stride, a.scales}, a.m, w, finish);
     }
-    if (HAS_BF16_DOT && a.round && w.format == PG_BF16) {
+    if (kernel == DOT_BF16) {
         uint16_t *pairs = (uint16_t *)a.converted;
         member.for_each(a.m, piece, [&](int64_t row, int64_t end) {
             for (; row < end; row++) to_bf16_row(a.x + row * a.stride, w.k, pairs + row * a.stride);
@@ -81,6 +86,5 @@ void linear(Member &member, const Activations &a, const PgLinear &w, Out &&out) 
         });
         member.barrier();
     }
-    const Rows rows{a.x, a.stride, nullptr};
-    multiply(member, w.format == PG_BF16 ? FLOAT_BF16 : FLOAT_F32, rows, a.m, w, finish);
+    multiply(member, kernel, {a.x, a.stride, nullptr}, a.m, w, finish);
 }

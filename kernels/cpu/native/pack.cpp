@@ -1,16 +1,24 @@
 // Weights from rows into panels, once at load.
 #include <algorithm>
+#include <vector>
 
 #include "digest.h"
 #include "ops.h"
 
 namespace {
 
-constexpr int64_t AT_ONCE = ChunkSums::AT_ONCE * PG_DIGEST_CHUNK;  // bytes of rows that are packed, then summed
+constexpr int64_t AT_ONCE = 1 << 18;  // bytes of rows that a thread takes
 
 float value_at(const void *source, int32_t format, int64_t index) {
     return format == PG_F32 ? ((const float *)source)[index] : from_bf16(((const uint16_t *)source)[index]);
 }
+
+struct Row {
+    const void *values;  // NULL in a panel's columns beyond the last row
+    int32_t part;
+    int64_t index;  // in its part
+    bool summed;
+};
 
 // Where rows come from: matrices one below the other, or gate and up taken by turns, W columns of each to a panel.
 struct Source {
@@ -21,7 +29,8 @@ struct Source {
 
     int64_t row_bytes() const { return k * (format == PG_F32 ? 4 : 2); }
 
-    const void *row(int64_t row) const {
+    Row row(int64_t row) const {
+        if (row >= n) return {nullptr, 0, 0, false};
         int32_t part = 0;
         if (by_turns) {
             part = row % NR >= W;
@@ -29,42 +38,87 @@ struct Source {
         } else {
             while (row >= parts[part].n) row -= parts[part++].n;
         }
-        return (const uint8_t *)parts[part].rows + row * row_bytes();
-    }
-
-    // Of the chunks that end in the rows of these panels.
-    void make_sums(int64_t panel, int64_t end_panel) const {
-        ChunkSums chunks;
-        for (int64_t part = 0, start = 0; part < num_parts; start += parts[part++].n) {
-            const int64_t first = by_turns ? panel * W : std::max<int64_t>(panel * NR - start, 0);
-            const int64_t end = by_turns ? end_panel * W : end_panel * NR - start;
-            const PgRows &rows = parts[part];
-            chunks.add(rows.rows, rows.n * row_bytes(), first * row_bytes(), end * row_bytes(), rows.sums);
-        }
+        return {(const uint8_t *)parts[part].rows + row * row_bytes(), part, row, parts[part].sums != nullptr};
     }
 };
 
-void pack_f32(const Source &s, int64_t panel, float *out) {
-    for (int64_t j = 0; j < NR; j++) {
-        const void *row = panel * NR + j < s.n ? s.row(panel * NR + j) : nullptr;
-        for (int64_t i = 0; i < s.k; i++) out[(panel * s.k + i) * NR + j] = row ? value_at(row, s.format, i) : 0.0f;
+// Turns W vectors by 90 degrees: blocks of 1, 2, 4 ... beside the diagonal change places.
+PG_INLINE void transpose(U *rows) {
+#pragma GCC unroll 4
+    for (int size = 1; size < W; size *= 2) {
+        const I at = lanes(), upper = (at & size) != 0;
+        const I to_first = at + (upper & (W - size)), to_second = at + (upper & W) + (~upper & size);
+#pragma GCC unroll 16
+        for (int i = 0; i < W; i++) {
+            if (i & size) continue;
+            const U first = rows[i], second = rows[i + size];
+            rows[i] = __builtin_shuffle(first, second, to_first);
+            rows[i + size] = __builtin_shuffle(first, second, to_second);
+        }
     }
 }
 
-void pack_bf16(const Source &s, int64_t panel, uint16_t *out) {
-    for (int64_t j = 0; j < NR; j++) {
-        const void *row = panel * NR + j < s.n ? s.row(panel * NR + j) : nullptr;
-        for (int64_t i = 0; i < s.k; i++)
-            out[panel * s.k * NR + (i / 2 * NR + j) * 2 + i % 2] = to_bf16(row ? value_at(row, s.format, i) : 0.0f);
+// Vectors of 32 bits, which are a float or two of bfloat16.
+struct Floats {
+    static constexpr int64_t FEATURES = 1;
+    static U read(const float *p) { return load<U>(p); }
+    static U read(const uint16_t *p) { return (U)from_bf16(p); }
+};
+struct Pairs {
+    static constexpr int64_t FEATURES = 2;
+    static U read(const float *p) {
+        const U16 halves[2] = {to_bf16(load<F>(p)), to_bf16(load<F>(p + W))};
+        return load<U>(halves);
+    }
+    static U read(const uint16_t *p) { return load<U>(p); }
+};
+
+// A panel of vectors from the source's values of type T; `sums` of each part.
+template <class To, class T>
+void pack_vectors(const Source &s, int64_t panel, RowSums *sums, uint32_t *out) {
+    constexpr int64_t MANY = W * To::FEATURES;  // features of a vector
+    constexpr int64_t STRIPE = RowState::STRIPE / sizeof(T);
+    for (int64_t half = 0; half < NR; half += W) {
+        Row rows[W];
+        RowState states[W];
+        for (int r = 0; r < W; r++) {
+            rows[r] = s.row(panel * NR + half + r);
+            states[r].begin(rows[r].index);
+        }
+        for (int64_t i = 0; i < s.k; i += MANY) {
+            if (i % STRIPE == 0)
+                for (int r = 0; r < W; r++)
+                    if (rows[r].summed) states[r].take(rows[r].values, i * sizeof(T), s.row_bytes());
+            const int64_t left = std::min(s.k - i, MANY);
+            U block[W];
+            for (int r = 0; r < W; r++) {
+                const T *values = (const T *)rows[r].values + i;
+                T rest[MANY] = {};
+                if (rows[r].values && left < MANY) values = (const T *)memcpy(rest, values, left * sizeof(T));
+                block[r] = rows[r].values ? To::read(values) : U{};
+            }
+            transpose(block);
+            for (int64_t c = 0; c < left / To::FEATURES; c++) store(out + (i / To::FEATURES + c) * NR + half, block[c]);
+        }
+        for (int r = 0; r < W; r++)
+            if (rows[r].summed) sums[rows[r].part].add(states[r]);
     }
 }
 
-void pack_i8(const Source &s, int64_t panel, int64_t columns, int8_t *out) {
+template <class To>
+void pack_vectors(const Source &s, int64_t panel, RowSums *sums, void *packed) {
+    uint32_t *out = (uint32_t *)packed + panel * NR * s.k / To::FEATURES;
+    if (s.format == PG_F32) pack_vectors<To, float>(s, panel, sums, out);
+    else pack_vectors<To, uint16_t>(s, panel, sums, out);
+}
+
+void pack_i8(const Source &s, int64_t panel, int64_t columns, RowSums *part_sums, int8_t *out) {
     float *scales = (float *)(out + columns * s.k);
     int32_t *sums = (int32_t *)(scales + columns);
     for (int64_t j = 0; j < NR; j++) {
         const int64_t column = panel * NR + j;
-        const void *row = column < s.n ? s.row(column) : nullptr;
+        const Row found = s.row(column);
+        const void *row = found.values;
         float peak = 0;
         for (int64_t i = 0; row && i < s.k; i++) {
             const float v = value_at(row, s.format, i), size = v < 0 ? -v : v;
@@ -80,23 +134,26 @@ void pack_i8(const Source &s, int64_t panel, int64_t columns, int8_t *out) {
         }
         scales[column] = peak / 127.0f;
         sums[column] = 128 * sum;
+        if (found.summed) part_sums[found.part].add(found.index, row, s.row_bytes(), [](int64_t, int64_t) {});
     }
 }
 
 void pack(const Source &s, int32_t format, void *packed) {
     const int64_t panels = (s.n + NR - 1) / NR;
     parallel([&](Member &member) {
-        // Panels whose rows fill some chunks; fewer where there are not many pieces for each member.
+        std::vector<RowSums> sums(s.num_parts);
+        // As many panels as AT_ONCE says; fewer where there are not many pieces for each member.
         const int64_t panel_bytes = std::max<int64_t>(NR * s.row_bytes(), 1);
         const int64_t many = std::min(AT_ONCE / panel_bytes, panels / (4 * member.count));
         member.for_each(panels, std::max<int64_t>(many, 1), [&](int64_t panel, int64_t end) {
-            for (int64_t p = panel; p < end; p++) {
-                if (format == PG_F32) pack_f32(s, p, (float *)packed);
-                if (format == PG_BF16) pack_bf16(s, p, (uint16_t *)packed);
-                if (format == PG_I8) pack_i8(s, p, panels * NR, (int8_t *)packed);
+            for (; panel < end; panel++) {
+                if (format == PG_F32) pack_vectors<Floats>(s, panel, sums.data(), packed);
+                if (format == PG_BF16) pack_vectors<Pairs>(s, panel, sums.data(), packed);
+                if (format == PG_I8) pack_i8(s, panel, panels * NR, sums.data(), (int8_t *)packed);
             }
-            s.make_sums(panel, end);  // afterwards: packing computes so much that it does not wait for memory
         });
+        for (int32_t part = 0; part < s.num_parts; part++)
+            if (s.parts[part].sums) sums[part].add_to(s.parts[part].sums);
     });
 }
 
@@ -119,20 +176,23 @@ extern "C" void pg_pack_gate_up(const PgRows *gate_and_up, int32_t source_format
     pack({gate_and_up, 2, source_format, true, 2 * gate_and_up->n, k}, format, packed);
 }
 
-extern "C" void pg_copy(const void *source, int32_t source_format, int64_t count, int32_t format, void *target,
+extern "C" void pg_copy(const void *source, int32_t source_format, int64_t n, int64_t k, int32_t format, void *target,
                         uint64_t *sums) {
-    const int64_t size = source_format == PG_F32 ? 4 : 2, bytes = count * size;
+    const int64_t bytes = k * (source_format == PG_F32 ? 4 : 2), out_bytes = k * (format == PG_F32 ? 4 : 2);
     parallel([&](Member &member) {
-        member.for_each(bytes, AT_ONCE, [&](int64_t begin, int64_t end) {
-            ChunkSums chunks;
-            chunks.add(source, bytes, begin, end, sums);
-            chunks.flush();  // before the copy, which would wait for the same memory
-            if (format == source_format) {
-                memcpy((uint8_t *)target + begin, (const uint8_t *)source + begin, end - begin);
-                return;
+        RowSums found;
+        member.for_each(n, std::max<int64_t>(AT_ONCE / std::max<int64_t>(bytes, 1), 1), [&](int64_t begin, int64_t end) {
+            for (int64_t row = begin; row < end; row++) {
+                const uint8_t *from = (const uint8_t *)source + row * bytes;
+                uint8_t *to = (uint8_t *)target + row * out_bytes;
+                const auto copy = [&](int64_t first, int64_t last) {
+                    if (format == source_format) memcpy(to + first, from + first, last - first);
+                    else for (int64_t i = first / 2; i < last / 2; i++) ((float *)to)[i] = value_at(from, source_format, i);
+                };
+                if (sums) found.add(row, from, bytes, copy);
+                else copy(0, bytes);
             }
-            for (int64_t i = begin / size; i < end / size; i++)
-                ((float *)target)[i] = value_at(source, source_format, i);
         });
+        if (sums) found.add_to(sums);
     });
 }

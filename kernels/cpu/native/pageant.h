@@ -11,8 +11,8 @@
 extern "C" {
 #endif
 
-#define PG_ABI 5
-#define PG_DIGEST_CHUNK 65536  // bytes; kernels/ops/digest.py
+#define PG_ABI 7
+#define PG_DIGEST_WORDS 8  // kernels/ops/digest.py
 
 enum PgFormat { PG_F32 = 0, PG_BF16 = 1, PG_I8 = 2 };
 
@@ -24,26 +24,70 @@ typedef struct {
     int32_t format;     // of the packed weight
 } PgLinear;
 
+enum PgNormKind { PG_RMS_NORM = 0, PG_LAYER_NORM = 1 };
 typedef struct {
-    const float *input_norm, *post_norm;  // [hidden]
-    const float *query_norm, *key_norm;   // [head_dim], or NULL
-    PgLinear qkv, output, gate_up, down;  // gate_up packed by pg_pack_gate_up
-    uint8_t *keys, *values;               // this layer's pool: blocks of pg_key_bytes and pg_value_bytes
-    int32_t window;                       // tokens that a query sees, itself included; 0: all
+    const float *weight, *bias;  // of each feature; weight NULL: there is no norm; bias NULL: none
+    int32_t kind;
+} PgNorm;
+
+// PG_CLAMPED_SWIGLU, for gated layers only: gate = min(gate, 7), up = clamp(up, -7, 7),
+// gate * sigmoid(1.702 gate) * (up + 1).
+enum PgActivation { PG_SILU = 0, PG_GELU_TANH = 1, PG_CLAMPED_SWIGLU = 2 };
+
+// What a router's logits become.  Of these scores a token takes the top_k largest, ranked by score + correction with the
+// lowest id first among equals; its weights are their scores, without the correction, times `scale`.
+enum PgScore {
+    PG_SOFTMAX = 0,            // over all experts
+    PG_SOFTMAX_OF_CHOSEN = 1,  // the top_k of the logits, then the softmax over these
+    PG_SIGMOID = 2,
+};
+
+// A mixture: a token's result is the sum of its experts' times their weights in order of rank, then the shared expert's.
+typedef struct {
+    int32_t count, top_k, inner;  // experts, of which each token takes top_k, of `inner` features each
+    int32_t score, renormalise;   // PgScore; 1: the chosen weights are divided by their sum
+    int32_t groups, kept_groups;  // groups of neighbours, of which a token keeps some: those whose two best are largest
+    float scale;                  // of the weights
+    const float *correction;      // [count], or NULL
+    PgLinear router;              // [count, hidden], PG_F32 or PG_BF16
+    const PgLinear *gate_up, *down;  // [count] each, as PgLayer has them
+    PgLinear shared_gate;  // [1, hidden]: its sigmoid scales the shared expert; packed NULL: not scaled
+} PgExperts;
+
+// h = input_norm(x); x += residual_scale * attention_norm(output(attention(qkv(h))))
+// h = mlp_norm(x);   x += residual_scale * mlp_output_norm(down(activation(gate_up(h))))
+typedef struct {
+    PgNorm input_norm, attention_norm, mlp_norm, mlp_output_norm;  // [hidden]
+    PgNorm query_norm, key_norm;  // [head_dim] of each head, or [heads * head_dim] of all together
+    int32_t norm_whole;           // 1: of all heads together
+    PgLinear qkv, output;
+    PgLinear gate_up, down;    // the MLP's, or the shared expert's; gate_up.packed NULL: there is none
+    const PgExperts *experts;  // NULL: a plain MLP
+    const float *cos, *sin;    // [max_positions, head_dim / 2]; NULL: no rotation
+    const float *sinks;        // [num_heads] logits, each one more term of its softmaxes' sums; or NULL
+    float scale;               // of scores; 0: 1 / sqrt(head_dim)
+    float softcap;             // scores become softcap * tanh(score / softcap); 0: they stay
+    int32_t window;            // tokens that a query sees, itself included; 0: all
+    int32_t inner;             // features of the MLP or the shared expert
+    int32_t gated;             // 1: activation(gate) * up, gate_up packed by pg_pack_gate_up; 0: activation(gate_up)
+    int32_t activation;        // PgActivation
+    uint8_t *keys, *values;    // this layer's pool: blocks of pg_key_bytes and pg_value_bytes
 } PgLayer;
 
 typedef struct {
-    int32_t num_layers, hidden, num_heads, num_kv_heads, head_dim, inner, vocab;
+    int32_t num_layers, hidden, num_heads, num_kv_heads, head_dim, vocab;
     int32_t block_size;         // tokens
     int32_t kv_format;          // of the pool
     int32_t round_activations;  // 1: to bfloat16 before each linear (and bf16 dot products where the processor has them)
     int32_t max_positions;
     float eps;
-    const float *cos, *sin;  // [max_positions, head_dim / 2]
-    const float *norm;       // [hidden]
-    PgLinear head;           // [vocab, hidden]
-    const void *embedding;   // [vocab, hidden] in rows, or NULL: read out of the head's packing
+    float embed_scale, residual_scale, logit_scale;  // of embeddings, of what a layer adds, of logits; 1: as they are
+    float logit_softcap;       // logits become logit_softcap * tanh(logit / logit_softcap); 0: they stay
+    PgNorm norm;               // the last one
+    PgLinear head;             // [vocab, hidden]
+    const void *embedding;     // [vocab, hidden] in rows, or NULL: read out of the head's packing
     int32_t embedding_format;  // PG_F32 or PG_BF16
+    const float *positions;    // [max_positions, hidden], added to the embeddings; or NULL
     const PgLayer *layers;
 } PgModel;
 
@@ -60,21 +104,23 @@ typedef struct {
 int32_t pg_abi(void);
 const char *pg_target(void);             // the instruction sets compiled for, such as "avx512+vnni"
 void pg_set_threads(int32_t count, int32_t pin);  // 1 ... 256; pin: one core each, of those that this process may use
-int32_t pg_supports(const PgModel *model);  // 0, or which dimension is not served: see native.py
+// 0, or what is not served: see native.py.  Of the layers, NULL where they do not matter, only numbers are looked at.
+int32_t pg_supports(const PgModel *model);
 
 // Packing.  Sources are in rows, PG_F32 or PG_BF16; PG_I8 quantises per output channel.
 typedef struct {
     const void *rows;  // [n, k], wherever they lie
     int64_t n;
-    uint64_t *sums;  // written, as pg_digest does; or NULL
+    uint64_t *sums;  // as pg_digest has them, or NULL
 } PgRows;
 int64_t pg_packed_bytes(int64_t n, int64_t k, int32_t format);
 void pg_pack_linear(const PgRows *parts, int32_t num_parts, int32_t source_format, int64_t k, int32_t format,
                     void *packed);  // the parts one below the other
 void pg_pack_gate_up(const PgRows *gate_and_up, int32_t source_format, int64_t k, int32_t format,
                      void *packed);  // two parts of the same n, as [2 n, k]
-// `count` values, in the format that they have or from PG_BF16 to PG_F32; `sums` of the source, or NULL.
-void pg_copy(const void *source, int32_t source_format, int64_t count, int32_t format, void *target, uint64_t *sums);
+// A matrix [n, k] in the format that it has, or from PG_BF16 to PG_F32; `sums` of the source, or NULL.
+void pg_copy(const void *source, int32_t source_format, int64_t n, int64_t k, int32_t format, void *target,
+             uint64_t *sums);
 int64_t pg_key_bytes(int32_t format, int32_t block_size, int32_t num_kv_heads, int32_t head_dim);
 int64_t pg_value_bytes(int32_t format, int32_t block_size, int32_t num_kv_heads, int32_t head_dim);
 
@@ -91,14 +137,18 @@ void pg_extend(const PgModel *model, const PgStep *step, int64_t count, const fl
 
 // Single ops, for tests and study: the same code that pg_forward runs.
 void pg_linear(const PgLinear *weight, int32_t round_activations, const float *x, int64_t m, float *out);
-void pg_rms_norm(const float *x, const float *weight, float eps, int64_t m, int64_t hidden, float *out);
+void pg_norm(const PgNorm *norm, const float *x, float eps, int64_t m, int64_t hidden, float *out);
 void pg_store_kv(int32_t format, int32_t block_size, int32_t num_kv_heads, int32_t head_dim, const float *key,
                  const float *value, const int64_t *slots, int64_t m, uint8_t *keys, uint8_t *values);
 // query [tokens, num_heads, head_dim], the step's tokens in order; keys of its positions are stored already.
 void pg_attention(const PgModel *model, const PgLayer *layer, const PgStep *step, const float *query, float *out);
+// A layer's MLP or mixture: x [m, hidden] after mlp_norm, out [m, hidden] before mlp_output_norm.
+void pg_feed_forward(const PgModel *model, const PgLayer *layer, const float *x, int64_t m, float *out);
+// Which experts each token takes, by rank: ids and weights [m, top_k].
+void pg_route(const PgModel *model, const PgLayer *layer, const float *x, int64_t m, int64_t *ids, float *weights);
 
-// What tells one content of memory from another: sums [chunks of PG_DIGEST_CHUNK bytes, 2].
-void pg_digest(const void *data, int64_t bytes, uint64_t *sums);
+// What tells one content of n rows from another is added to sums [PG_DIGEST_WORDS], zero before.
+void pg_digest(const void *rows, int64_t n, int64_t bytes, uint64_t *sums);
 
 // Sampling over logits [m, vocab]: the best of value + Gumbel noise among the tokens above `cut`, and of those equal
 // to it the ones with ids up to `last_tied` (kernels/ops/gumbel_argmax.py).

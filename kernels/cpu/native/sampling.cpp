@@ -54,25 +54,6 @@ struct Row {
     double score(int64_t id) const { return (double)values[id] + noise(bits_of<uint32_t>(first, second, (uint32_t)id)); }
 };
 
-int64_t largest(const float *values, int64_t vocab) {
-    F best = splat(-__builtin_inff());
-    I where{};
-    int64_t i = 0;
-    for (; i + W <= vocab; i += W) {
-        const F v = load<F>(values + i);
-        const I better = v > best;
-        best = select(better, v, best);
-        where = ((lanes() + (int32_t)i) & better) | (where & ~better);
-    }
-    float top = -__builtin_inff();
-    int64_t id = 0;
-    for (int lane = 0; lane < W; lane++)
-        if (best[lane] > top || (best[lane] == top && where[lane] < id)) top = best[lane], id = where[lane];
-    for (; i < vocab; i++)
-        if (values[i] > top) top = values[i], id = i;
-    return id;
-}
-
 // Exact scores only where an approximate one comes near the best so far.
 int64_t gumbel_argmax(const Row &row) {
     int64_t id = 0;
@@ -101,6 +82,25 @@ int64_t gumbel_argmax(const Row &row) {
 }
 
 }  // namespace
+
+int64_t largest(const float *values, int64_t vocab) {
+    F best = splat(-__builtin_inff());
+    I where{};
+    int64_t i = 0;
+    for (; i + W <= vocab; i += W) {
+        const F v = load<F>(values + i);
+        const I better = v > best;
+        best = select(better, v, best);
+        where = ((lanes() + (int32_t)i) & better) | (where & ~better);
+    }
+    float top = -__builtin_inff();
+    int64_t id = 0;
+    for (int lane = 0; lane < W; lane++)
+        if (best[lane] > top || (best[lane] == top && where[lane] < id)) top = best[lane], id = where[lane];
+    for (; i < vocab; i++)
+        if (values[i] > top) top = values[i], id = i;
+    return id;
+}
 
 int64_t draw_row(float *logits, int64_t vocab, float temperature, int64_t seed, int64_t position) {
     if (temperature == 0.0f) return largest(logits, vocab);

@@ -117,6 +117,23 @@ PG_INLINE F exp(F x) {
     return (F)(scaled & (x > low));
 }
 
+// What a sigmoid divides by; capped, since exp's bits make no sense above 88.
+PG_INLINE F one_plus_exp(F x) { return exp(select(x > 88.0f, splat(88.0f), x)) + 1.0f; }
+
+// tanh(x), relative error about 2e-7 (Cephes' polynomial near zero); of what is no number, the same.
+PG_INLINE F tanh(F x) {
+    const F size = abs(x), square = x * x;
+    F p = splat(-5.70498872745e-3f);
+    p = fma(p, square, splat(2.06390887954e-2f));
+    p = fma(p, square, splat(-5.37397155531e-2f));
+    p = fma(p, square, splat(1.33314422036e-1f));
+    p = fma(p, square, splat(-3.33332819422e-1f));
+    const F near = fma(p * square, x, x), far = 1.0f - 2.0f / one_plus_exp(size * 2.0f);
+    return select(size >= 0.625f, (F)((U)far | ((U)x & 0x80000000u)), near);
+}
+
+PG_INLINE F softcap(F x, float limit) { return tanh(x / limit) * limit; }
+
 // log(x) for normal x > 0, absolute error about 1e-6.
 PG_INLINE F log(F x) {
     U bits = (U)x;

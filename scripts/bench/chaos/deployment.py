@@ -32,14 +32,14 @@ class ChaosDeployment(FaultStage):
     kinds = ("kill", "freeze", "restart", "scale")
 
     def __init__(self, settings: Settings, counts: dict[str, int], log_dir: Path) -> None:
-        super().__init__(f"{settings.host}:{settings.port}", counts)
-        self._other = f"{settings.host}:{settings.port + 1}"
+        super().__init__(f"{settings.gateway.host}:{settings.gateway.port}", counts)
+        self._other = f"{settings.gateway.host}:{settings.gateway.port + 1}"
         self.starter = Starter(settings, log_dir)
         self.supervisor = Supervisor(
             [Role(service, index) for service, count in counts.items() for index in range(count)],
             self.starter,
             report=lambda _: None,
-            patience=settings.drain_timeout + KILL_AFTER,
+            patience=settings.deployment.drain_timeout + KILL_AFTER,
             max_delay=MAX_DELAY,
         )
 
@@ -98,7 +98,7 @@ async def deployed(settings: Settings, counts: dict[str, int], log_dir: Path) ->
         looking.cancel()
         for child in deployment.supervisor.children:
             deployment.signal(child, signal.SIGCONT)
-        deployment.supervisor.stop(settings.drain_timeout)
+        deployment.supervisor.stop(settings.deployment.drain_timeout)
 
 
 def consecutive_ports() -> int:

@@ -71,7 +71,7 @@ class ChaosOrder(msgspec.Struct, frozen=True):
 
 async def perform(directory: Path, order: ChaosOrder, draft: str = "off") -> ChaosResult:
     """On local processes, started for this and stopped at its end."""
-    settings = Settings(
+    settings = Settings.of(
         model=str(MODEL), draft=draft, runtime_dir=str(directory / "run"), port=consecutive_ports(), http_port=-1,
         num_threads=1, num_blocks=2048, log_format="json", drain_timeout=1.0,
     )  # fmt: skip

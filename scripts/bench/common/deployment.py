@@ -47,7 +47,7 @@ class LocalDeployment:
 
     def __init__(self, settings: Settings, logs: Path) -> None:
         self.settings = settings
-        self.address = f"127.0.0.1:{settings.port}"
+        self.address = f"127.0.0.1:{settings.gateway.port}"
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self._logs = logs
 
@@ -154,7 +154,7 @@ class ServedDeployment:
         path = Path(self._directory.name)
         own = {"port": 0, "http_port": -1, "runtime_dir": f"{path}/run", "log_format": "json", "log_level": "warning"}
         chosen = with_port(load_settings(own | settings, environ={}))
-        self.address = f"{chosen.host}:{chosen.port}"
+        self.address = f"{chosen.gateway.host}:{chosen.gateway.port}"
         self._log = path / "serve.log"
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("PAGEANT_")}
         words = [sys.executable, "-m", "services.cli", "serve", "--log-dir", f"{path}/logs"]

@@ -25,7 +25,7 @@ import msgspec
 from scripts.bench.common.host import QUIET, Host, awake
 from scripts.bench.common.report import Result, finish
 from scripts.bench.common.tokens import MODEL
-from services.cli.private import with_private_troupe
+from services.cli.private import with_private_deployment
 from shared.client import Client
 from shared.config import Settings
 from shared.metrics import percentile
@@ -234,9 +234,9 @@ def run_disturbed(
     settings = msgspec.convert({"model": str(MODEL), "max_num_seqs": args.streams + 8}, Settings)
 
     async def work(running: Settings) -> int:
-        async with Client(f"{running.host}:{running.port}") as client:
+        async with Client(f"{running.gateway.host}:{running.gateway.port}") as client:
             lines = await measure(running, args, BusyStreams(client, args.streams))
         return finish(lines, check=args.check, title=title)
 
     with awake():
-        return with_private_troupe(settings, lambda running: asyncio.run(work(running)), http_port=http_port)
+        return with_private_deployment(settings, lambda running: asyncio.run(work(running)), http_port=http_port)

@@ -54,10 +54,9 @@ def write_config(directory: Path, config: dict[str, Any]) -> None:
 
 def shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     """Every tensor's name and shape."""
-    from engine.modeling.config import parse_config
-    from engine.modeling.tensors import expected_tensors
+    from engine.description.reading import parse_config, tensors_of
 
-    return expected_tensors(parse_config(config))
+    return tensors_of(parse_config(config)).shapes()
 
 
 def write_weights(directory: Path, config: dict[str, Any]) -> None:

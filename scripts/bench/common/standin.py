@@ -33,10 +33,11 @@ class StandIn:
         self._rows: dict[int, tuple[int, int]] = {}  # row -> seed, number of prompt tokens
         self._blocks: dict[int, tuple[list[int], list[int]]] = {}  # row -> blocks, their generations
         self.fingerprint, self.no_native = None, ""
+        block_size, max_num_seqs = settings.memory.block_size, settings.scheduling.max_num_seqs
         self.capacity = WorkerCapacity(
-            num_blocks=max(MAX_MODEL_LEN, settings.max_num_seqs * TOKENS_PER_SEQUENCE) // settings.block_size,
-            block_size=settings.block_size,
-            max_num_seqs=settings.max_num_seqs,
+            num_blocks=max(MAX_MODEL_LEN, max_num_seqs * TOKENS_PER_SEQUENCE) // block_size,
+            block_size=block_size,
+            max_num_seqs=max_num_seqs,
             max_model_len=MAX_MODEL_LEN,
             vocab_size=self._speech.tokenizer.vocab_size,
             model="stand-in",

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from kernels.interface import AttentionShape, Kernels
-from kernels.ops import linear_int8
+from kernels.ops import activation, linear_int8
+from kernels.ops.experts import ExpertWeights, Routing
 from kernels.ops.kv_cache import FP8, KVCache
 from kernels.ops.rotary_store import HeadNorm
 from kernels.provider import triton_kernels
@@ -21,6 +23,12 @@ from kernels.triton.truncation import truncation
 from scripts.bench.gpu.shapes import GpuModelShape
 
 BLOCK, ROWS = 16, 4  # tokens of a block, sequences
+EXPERTS, INNER = 16, 64  # features of an expert: few, because the kernels do not depend on how many there are
+ROUTINGS = {
+    "softmax": Routing("softmax", 4, renormalise=True),
+    "softmax of chosen": Routing("softmax_of_chosen", 4, renormalise=True),
+    "sigmoid, groups": Routing("sigmoid", 4, renormalise=True, groups=4, kept_groups=2),
+}
 Launch = Callable[[], object]
 
 
@@ -36,6 +44,7 @@ class Catalogue:
     def launches(self) -> Iterator[tuple[str, Launch]]:
         yield from self._attention()
         yield from self._layers()
+        yield from self._experts()
         yield from self._sampling()
         yield from self._rows()
 
@@ -46,13 +55,19 @@ class Catalogue:
             ("decode, int8 cache", 1, torch.int8, 0), ("decode, fp8 cache", 1, FP8, 0),
         ):  # fmt: skip
             yield f"attention: {name}", lambda q=queries, kv=kv_dtype, w=window: self._attend(q, kv, w)  # type: ignore[misc]
+        for name, queries in (("decode", 1), ("prefill", 64)):
+            yield f"attention: {name}, softcap", lambda q=queries: self._attend(q, dtype, 0, softcap=50.0)  # type: ignore[misc]
+            yield f"attention: {name}, sinks", lambda q=queries: self._attend(q, dtype, 128, sinks=True)  # type: ignore[misc]
 
-    def _attend(self, queries: int, kv_dtype: torch.dtype, window: int) -> Tensor:
+    def _attend(
+        self, queries: int, kv_dtype: torch.dtype, window: int, *, softcap: float = 0.0, sinks: bool = False
+    ) -> Tensor:
         shape, kernels = self._shape, self._kernels
         tables = torch.zeros(ROWS, -(-self._context // BLOCK), dtype=torch.int64)
         plan = kernels.plan_attention([queries] * ROWS, [self._context] * ROWS, tables, BLOCK, [window])
         query = torch.zeros(queries * ROWS, shape.num_heads, shape.head_dim, dtype=self._dtype)
-        return kernels.paged_attention(query, self._cache(kv_dtype), plan, shape.head_dim**-0.5, window)
+        held = torch.zeros(shape.num_heads) if sinks else None
+        return kernels.paged_attention(query, self._cache(kv_dtype), plan, shape.head_dim**-0.5, window, softcap, held)
 
     def _cache(self, dtype: torch.dtype) -> KVCache:
         heads = self._shape.num_kv_heads
@@ -68,8 +83,13 @@ class Catalogue:
         x, weight = torch.zeros(ROWS, shape.hidden, dtype=dtype), torch.zeros(shape.hidden, dtype=dtype)
         yield "rms_norm", lambda: kernels.rms_norm(x, weight, 1e-5)
         yield "add_rms_norm", lambda: kernels.add_rms_norm(x, x, weight, 1e-5)
+        yield "layer_norm", lambda: kernels.layer_norm(x, weight, None, 1e-5)
+        yield "layer_norm, bias", lambda: kernels.layer_norm(x, weight, weight, 1e-5)
         gates = torch.zeros(ROWS, 2 * shape.inner, dtype=dtype)
-        yield "silu_mul", lambda: kernels.silu_mul(gates)
+        for kind in activation.GATED:
+            yield f"gated_activation, {kind}", lambda k=kind: kernels.gated_activation(gates, k)  # type: ignore[misc]
+        for kind in activation.PLAIN:
+            yield f"activation, {kind}", lambda k=kind: kernels.activation(gates, k)  # type: ignore[misc]
         packed = linear_int8.pack_linear(torch.zeros(shape.inner, shape.hidden, dtype=dtype))
         for num_rows in (1, 48, 200):
             some = x[:1].expand(num_rows, -1)
@@ -88,6 +108,22 @@ class Catalogue:
             for normed in (None, norm):
                 label = f"rotary_store{name}{', norm' if normed else ''}"
                 yield label, lambda n=normed, c=cache: kernels.rotary_store(qkv, turns, turns, n, c, slots)  # type: ignore[misc]
+
+    def _experts(self) -> Iterator[tuple[str, Launch]]:
+        hidden, dtype, kernels = self._shape.hidden, self._dtype, self._kernels
+        for name, routing in ROUTINGS.items():
+            logits, correction = torch.zeros(ROWS, EXPERTS), torch.zeros(EXPERTS) if routing.groups > 1 else None
+            yield f"route: {name}", lambda r=routing, z=logits, c=correction: kernels.route(z, r, c)  # type: ignore[misc]
+        for name, pack in (("", kernels.pack_experts), (", int8", kernels.pack_experts_int8)):
+            gate_up = pack([torch.zeros(2 * INNER, hidden, dtype=dtype)] * EXPERTS, None)
+            down = pack([torch.zeros(hidden, INNER, dtype=dtype)] * EXPERTS, torch.zeros(EXPERTS, hidden, dtype=dtype))
+            for num_rows in (1, 200, 800):
+                yield f"experts, {num_rows} rows{name}", partial(self._mix, num_rows, gate_up, down)
+
+    def _mix(self, num_rows: int, gate_up: ExpertWeights, down: ExpertWeights) -> Tensor:
+        x = torch.zeros(num_rows, self._shape.hidden, dtype=self._dtype)
+        ids, weights = torch.zeros(num_rows, 4, dtype=torch.int64), torch.zeros(num_rows, 4)
+        return self._kernels.experts(x, ids, weights, gate_up, down, "silu", True)
 
     def _sampling(self) -> Iterator[tuple[str, Launch]]:
         sampling, vocab_size = self._kernels.sampling, self._shape.vocab_size

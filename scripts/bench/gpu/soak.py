@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-import msgspec
 import torch
 
 from engine.execution.loading import load_runner
@@ -175,12 +174,13 @@ def soak_settings(directory: Path, device: Literal["cpu", "cuda"], **changes: An
         "model": str(directory), "load_format": "dummy", "device": device, "kernels": "torch", "block_size": BLOCK,
         "max_num_seqs": 256, "max_num_batched_tokens": 8192, "draft": "ngram", "max_num_draft_tokens": 8,
     }  # fmt: skip
-    return msgspec.convert(own | changes, Settings)
+    return Settings.of(**own | changes)
 
 
 def run_soak(settings: Settings, seconds: float) -> Soak:
     """Raises what a step raises: torch's out-of-memory error above all."""
-    soak = Soak(load_runner(settings), settings.max_num_batched_tokens, settings.max_num_draft_tokens)
+    budget, drafts = settings.scheduling.max_num_batched_tokens, settings.speculation.max_num_draft_tokens
+    soak = Soak(load_runner(settings), budget, drafts)
     soak.run(seconds)
     return soak
 
@@ -195,4 +195,4 @@ def soaked(directory: Path, seconds: float) -> tuple[float, float, int]:
     """The share of the card that was asked for, the one that is taken in the end, and steps."""
     settings = soak_settings(directory, "cuda")
     soak = run_soak(settings, seconds)
-    return settings.gpu_memory_utilization, taken_share(), soak.step_id
+    return settings.memory.gpu_memory_utilization, taken_share(), soak.step_id

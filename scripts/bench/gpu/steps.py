@@ -31,8 +31,8 @@ class Runs:
     """One model on one device."""
 
     def __init__(self, directory: Path, *, device: str, num_rows: int, max_len: int) -> None:
-        settings = Settings(
-            model=str(directory), load_format="dummy", device=device, kernels="torch", max_num_seqs=num_rows,  # type: ignore[arg-type]
+        settings = Settings.of(
+            model=str(directory), load_format="dummy", device=device, kernels="torch", max_num_seqs=num_rows,
             max_num_batched_tokens=max(CHUNK, num_rows), max_model_len=max_len, block_size=BLOCK,
             num_blocks=num_rows * (max_len // BLOCK) if device == "cpu" else 0,
         )  # fmt: skip

@@ -54,7 +54,7 @@ class Came:
 
 async def soak(running: LocalDeployment, order: SoakOrder) -> Came:
     came = Came({}, Counter())
-    doors = Doors(running.address, running.settings.http_port)
+    doors = Doors(running.address, running.settings.gateway.http_port)
     began = time.monotonic()
     watching = asyncio.create_task(_watch(running, came, order.sample))
     try:

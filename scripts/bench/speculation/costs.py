@@ -134,10 +134,10 @@ def main() -> None:
     args = parser.parse_args()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(30))
     if args.role == "draft":
-        settings = Settings(model=args.model, draft=args.model, draft_num_threads=args.threads)
+        settings = Settings.of(model=args.model, draft=args.model, draft_num_threads=args.threads)
         row: Lone = LoneGuesses(load_proposer(settings))
     else:
-        settings = Settings(model=args.model, num_threads=args.threads, num_blocks=NUM_BLOCKS, max_model_len=1024)
+        settings = Settings.of(model=args.model, num_threads=args.threads, num_blocks=NUM_BLOCKS, max_model_len=1024)
         row = LoneRow(load_runner(settings))
     print(json.dumps(measure_in_turns(row, args.drafts)))
 

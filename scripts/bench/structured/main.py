@@ -70,7 +70,7 @@ async def count(seconds: float) -> AttackOutcome:
 
 
 async def measure(settings: Settings, args: argparse.Namespace, streams: BusyStreams) -> list[Result]:
-    address = f"{settings.host}:{settings.port}"
+    address = f"{settings.gateway.host}:{settings.gateway.port}"
     async with attacker("scripts.bench.structured.attacker", "--address", address) as hostile:
         known = doings(hostile)
         return lines(

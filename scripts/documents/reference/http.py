@@ -19,7 +19,7 @@ from services.gateway.http.app import make_app
 from services.gateway.http.requests import sampling
 from services.gateway.http.requests.fields import WithoutEffect
 from services.gateway.http.responses import endpoint as responses
-from services.gateway.http.responses.bodies import ResponsesBody
+from services.gateway.http.responses.objects import ResponsesBody
 from shared.config import Settings
 
 TEXT = """\

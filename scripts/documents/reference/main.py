@@ -9,11 +9,12 @@ import argparse
 from collections.abc import Callable
 from pathlib import Path
 
-from scripts.documents.reference import cli, grpc, http, messages, metrics, settings
+from scripts.documents.reference import cli, grpc, http, messages, metrics, models, settings
 
 FOLDER = Path(__file__).resolve().parents[3] / "docs" / "reference"
 PAGES: dict[str, Callable[[], str]] = {
     "settings.md": settings.render,
+    "models.md": models.render,
     "cli.md": cli.render,
     "http.md": http.render,
     "grpc.md": grpc.render,

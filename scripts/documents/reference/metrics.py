@@ -6,7 +6,7 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from scripts.documents.reference.markdown import code, page, section, table
-from shared.exposition import EngineCollector, ProcessState, RequestMeter, process_collector
+from shared.exposition import EngineCollector, ProcessState, RequestMeter, ServiceCollector
 from shared.exposition.requests import HISTOGRAMS
 from shared.messages import Load, Member, ServiceName, WorkerLoad
 from shared.metrics.histogram import STEP_TOKENS
@@ -28,7 +28,7 @@ def render() -> str:
         TEXT,
         section("The scheduler", SCHEDULER, _table(EngineCollector("m", _load()))),
         section("A gateway", GATEWAY, _table(_meter())),
-        section("Every service", EVERY, _table(process_collector(_state))),
+        section("Every service", EVERY, _table(ServiceCollector(_state()))),
         section(BUCKETS, table(("histogram", "bounds"), _bounds())),
     )
 

@@ -21,7 +21,7 @@ def render() -> str:
     settings = catalogue()
     topics = dict.fromkeys(setting.topic for setting in settings)
     parts = [section(topic, table(HEAD, (_row(one) for one in settings if one.topic == topic))) for topic in topics]
-    return page("Settings", "shared/config/settings.py", TEXT, *parts)
+    return page("Settings", "shared/config", TEXT, *parts)
 
 
 def _row(one: Setting) -> tuple[str, ...]:

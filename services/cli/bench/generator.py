@@ -1,19 +1,108 @@
-"""An open-loop generator: requests leave when they are due, whatever became of those before them."""
+"""An open-loop generator: requests leave when they are due, whatever happens to those before them."""
 
 from __future__ import annotations
 
 import asyncio
 import math
+import threading
 import time
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
-from services.cli.bench.backend import Streams
-from services.cli.bench.outcome import RequestOutcome
-from services.cli.bench.pacer import Pacer
-from shared.metrics import Timeline
+import msgspec
+
+from shared.metrics import Acceptance, Timeline
 from shared.workload import LoadRequest
 
 LEAD = 0.05  # seconds from the call to time 0 of the run
+
+
+class RequestOutcome(msgspec.Struct):
+    """Times are seconds of one clock, from the run's start.
+
+    `timeline.start` is when the request was meant to be sent: latencies count from there, so that a client that comes
+    late, or waits for a place, hides nothing.  `sent` is when it was.
+    """
+
+    timeline: Timeline
+    sent: float = 0.0
+    late: float = 0.0  # seconds by which the generator itself was behind, without waiting for a place
+    end: float = 0.0
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+    text: str = ""
+    error: str = ""
+    phases: dict[str, float] = {}  # seconds by phase, where the server was asked for them
+
+    @property
+    def succeeded(self) -> bool:
+        return not self.error and bool(self.timeline.times)
+
+    @property
+    def num_output_tokens(self) -> int:
+        return self.timeline.num_tokens
+
+
+def start_header() -> tuple[str, str]:
+    """The header that names the time of sending, so that client and server count from there."""
+    return "x-request-start", f"t={time.time():.6f}"
+
+
+class Served(msgspec.Struct, frozen=True):
+    """The served model; 0 where the interface does not name a figure."""
+
+    name: str
+    vocab_size: int
+    max_model_len: int
+
+
+class Streams(Protocol):
+    """How one request reaches a server."""
+
+    async def stream(self, request: LoadRequest, outcome: RequestOutcome, clock: Callable[[], float]) -> None:
+        """Send it and note in `outcome` the outputs, at `clock()`'s times; a failure goes into `outcome.error`."""
+
+
+class ServerBackend(Streams, Protocol):
+    """A server behind one interface."""
+
+    name: str
+    vocab_size: int
+
+    async def model(self, patience: float) -> Served:
+        """What is served, once the server answers; fails after `patience` seconds."""
+
+    async def acceptance(self) -> Acceptance:
+        """What speculation has yielded since the server's start; all zero where the interface has no such figures."""
+
+    async def close(self) -> None: ...
+
+
+class Pacer:
+    """Calls `due(index)` in the loop at each of the given times, from a thread that sleeps to within some tens of
+    microseconds; the timers of event loops round up to milliseconds, which would go into every latency."""
+
+    def __init__(self, times: Sequence[float], due: Callable[[int], None]) -> None:
+        """`times` are of time.perf_counter, in order."""
+        self._times, self._due = times, due
+        self._loop = asyncio.get_running_loop()
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="pacer", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Nothing is due after this."""
+        self._stopped.set()
+
+    def _run(self) -> None:
+        for index, moment in enumerate(self._times):
+            if (left := moment - time.perf_counter()) > 0:
+                time.sleep(left)
+            if self._stopped.is_set():
+                return
+            self._loop.call_soon_threadsafe(self._due, index)
 
 
 class Generator:

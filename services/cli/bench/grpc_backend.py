@@ -9,8 +9,7 @@ from typing import Any
 import grpc
 
 from protos.pageant.v1 import control_pb2, control_pb2_grpc, inference_pb2, inference_pb2_grpc
-from services.cli.bench.backend import Served, start_header
-from services.cli.bench.outcome import RequestOutcome
+from services.cli.bench.generator import RequestOutcome, Served, start_header
 from shared.metrics import Acceptance
 from shared.packing import unpack_tokens
 from shared.workload import ChatPrompt, LoadRequest, TextPrompt

@@ -9,13 +9,12 @@ import click
 import httpx2
 import msgspec
 
-from services.cli.bench.backend import Served, start_header
-from services.cli.bench.outcome import RequestOutcome
+from services.cli.bench.generator import RequestOutcome, Served, start_header
 from shared.metrics import Acceptance
 from shared.packing import unpack_tokens
 from shared.workload import ChatPrompt, LoadRequest, TextPrompt
 
-SMALL_VOCABULARY = 1000  # ids that every model has; this interface does not tell how many there are
+SMALL_VOCABULARY = 1000  # ids that every model has; this interface does not name the vocabulary's size
 DATA, DONE = "data: ", "[DONE]"
 
 
@@ -49,7 +48,7 @@ class HttpBackend:
         return Served(self._model, self.vocab_size, int(model.get("max_model_len") or 0))
 
     async def acceptance(self) -> Acceptance:
-        """Not told by this interface."""
+        """All zero: this interface has no such figures."""
         return Acceptance()
 
     async def stream(self, request: LoadRequest, outcome: RequestOutcome, clock: Callable[[], float]) -> None:

@@ -18,6 +18,7 @@ from kernels.cpu.native import Native, NativeUnavailable
 from kernels.interface import Kernels
 from kernels.ops.kv_cache import KVCache
 from kernels.provider import select_kernels
+from services.cli.bench.options import KernelOptions
 from services.cli.tables import aligned
 from services.simulator.hardware import DecoderShape, shape_of
 from shared.errors import ConfigError
@@ -29,19 +30,20 @@ Row = tuple[str, str, str, str, str, str]
 Op = tuple[str, int, Callable[[], Any], float, float]  # name, rows, work, floating point operations, bytes read
 
 
-def table(model: str, rows: Sequence[int], context: int, device: str, dtype: str, threads: int) -> str:
+def table(options: KernelOptions) -> str:
     """One line for each operation, number of rows and provider."""
     try:
-        shape = shape_of(model)
+        shape = shape_of(options.model)
     except ConfigError as error:
         raise click.ClickException(str(error)) from error
+    rows, device, threads = options.rows, options.device, options.threads
     torch.set_num_threads(threads or os.cpu_count() or 1)
-    kind = getattr(torch, dtype)
+    kind = getattr(torch, options.dtype)
     lines: list[Row] = []
     with torch.inference_mode():
         kernels = select_kernels(torch.device(device), kind)
         held = torch.float32 if device == "cpu" else kind  # torch's kernels on a CPU hold bfloat16's values in float32
-        for op in torch_ops(kernels, shape, rows, context, torch.device(device), held):
+        for op in torch_ops(kernels, shape, rows, options.context, torch.device(device), held):
             lines.append(line(kernels.name, op, device))
         if device == "cpu":
             lines += native_lines(shape, rows, kind, threads)
@@ -102,7 +104,8 @@ def torch_ops(
         norm = torch.ones(shape.hidden_size, device=device, dtype=dtype)
         gates = torch.randn(count, 2 * shape.intermediate_size, device=device, dtype=dtype)
         yield "rms_norm", count, partial(kernels.rms_norm, x, norm, 1e-5), 0.0, 2.0 * width * x.numel()
-        yield "silu_mul", count, partial(kernels.silu_mul, gates), 0.0, 1.5 * width * gates.numel()
+        gated = partial(kernels.gated_activation, gates, "silu")
+        yield "gated_activation", count, gated, 0.0, 1.5 * width * gates.numel()
     for count in rows:
         yield attention_op(kernels, shape, count, context, device, dtype)
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from typing import Any
 
 import msgspec
 
-from services.cli.bench.generator import lateness
-from services.cli.bench.outcome import RequestOutcome
+from services.cli.bench.generator import RequestOutcome, lateness
 from shared.metrics import (
     Acceptance,
     ModelWork,
@@ -31,12 +30,43 @@ TITLES = {
     "tpot": "Time per Output Token (excl. 1st token)",
     "itl": "Inter-token Latency",
     "e2el": "End-to-end Latency",
+    "tbt": "Time between Tokens",
+    "tpot_with_first": "Time per Output Token (E2EL / tokens)",
 }
-EXTRA_METRICS = {"tbt": "Time between Tokens", "tpot_with_first": "Time per Output Token (E2EL / tokens)"}
+LINES = {
+    "completed": "Successful requests:",
+    "failed": "Failed requests:",
+    "max_concurrency": "Maximum request concurrency:",
+    "request_rate": "Request rate configured (RPS):",
+    "duration": "Benchmark duration (s):",
+    "total_input_tokens": "Total input tokens:",
+    "total_output_tokens": "Total generated tokens:",
+    "request_throughput": "Request throughput (req/s):",
+    "request_goodput": "Request goodput (req/s):",
+    "queries_per_minute": "Queries per minute (QPM):",
+    "serial_queries_per_second": "Queries per second, serial (QPS):",
+    "output_throughput": "Output token throughput (tok/s):",
+    "max_output_tokens_per_s": "Peak output token throughput (tok/s):",
+    "max_concurrent_requests": "Peak concurrent requests:",
+    "total_token_throughput": "Total token throughput (tok/s):",
+    "mfu_percent": "Model FLOPs utilization (%):",
+}
+DETAILS: dict[str, Callable[[RequestOutcome], Any]] = {  # of each request
+    "input_lens": lambda outcome: outcome.num_prompt_tokens,
+    "output_lens": lambda outcome: outcome.num_output_tokens,
+    "ttfts": lambda outcome: outcome.timeline.ttft or 0.0,
+    "itls": lambda outcome: outcome.timeline.itl,
+    "latencies": lambda outcome: outcome.timeline.e2el or 0.0,
+    "start_times": lambda outcome: outcome.sent,
+    "intended_times": lambda outcome: outcome.timeline.start,
+    "queue_times": lambda outcome: outcome.sent - outcome.timeline.start,
+    "generated_texts": lambda outcome: outcome.text,
+    "errors": lambda outcome: outcome.error,
+}
 
 
 class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run was told, as far as its report repeats it."""
+    """The options of a run that its report repeats."""
 
     backend: str
     model: str
@@ -118,74 +148,59 @@ def figures(report: Report) -> dict[str, float]:
 def mfu(report: Report) -> float:
     """The share of the devices' arithmetic that finished requests used; NaN where model or peak is not known.
 
-    Counted once per token and request, as the field does: tokens of a cached prefix cost nothing, and neither padding,
-    nor what a preemption computes again, nor drafts that were rejected count as work.
+    Each token counts once: neither cached prefixes nor padding, recomputation or rejected drafts count as work.  The
+    last output token is sampled and not computed; the token at position i attends to i + 1 keys.
     """
     work, peak = report.options.work, report.options.peak_flops
     if work is None or not peak:
         return math.nan
-    return utilisation(sum(_flops(work, outcome) for outcome in report.completed), report.duration, peak)
-
-
-def _flops(work: ModelWork, outcome: RequestOutcome) -> float:
-    """The last output token is sampled and not computed; the token at position i attends to i + 1 keys."""
-    first, end = outcome.num_cached_tokens, outcome.num_prompt_tokens + outcome.num_output_tokens - 1
-    num_pairs = (end * (end + 1) - first * (first + 1)) // 2
-    return work.flops(end - first, outcome.num_output_tokens, num_pairs)
+    flops = 0.0
+    for outcome in report.completed:
+        first, end = outcome.num_cached_tokens, outcome.num_prompt_tokens + outcome.num_output_tokens - 1
+        num_pairs = (end * (end + 1) - first * (first + 1)) // 2
+        flops += work.flops(end - first, outcome.num_output_tokens, num_pairs)
+    return utilisation(flops, report.duration, peak)
 
 
 def block(report: Report) -> str:
-    """The printed block."""
+    """The printed block; a line whose value was not asked for is left out."""
     options, values = report.options, figures(report)
-    lines = [
-        f"{' Serving Benchmark Result ':=^{WIDTH}}",
-        _line("Successful requests:", values["completed"]),
-        _line("Failed requests:", values["failed"]),
-        *([_line("Maximum request concurrency:", options.max_concurrency)] if options.max_concurrency else []),
-        *([_line("Request rate configured (RPS):", options.request_rate)] if options.request_rate < math.inf else []),
-        _line("Benchmark duration (s):", values["duration"]),
-        _line("Total input tokens:", values["total_input_tokens"]),
-        _line("Total generated tokens:", values["total_output_tokens"]),
-        _line("Request throughput (req/s):", values["request_throughput"]),
-        *([_line("Request goodput (req/s):", values["request_goodput"])] if options.slo else []),
-        _line("Queries per minute (QPM):", values["queries_per_minute"]),
-        _line("Queries per second, serial (QPS):", values["serial_queries_per_second"]),
-        _line("Output token throughput (tok/s):", values["output_throughput"]),
-        _line("Peak output token throughput (tok/s):", values["max_output_tokens_per_s"]),
-        _line("Peak concurrent requests:", values["max_concurrent_requests"]),
-        _line("Total token throughput (tok/s):", values["total_token_throughput"]),
-        *([_line("Model FLOPs utilization (%):", 100 * values["mfu"])] if options.work is not None else []),
-    ]
+    values |= {
+        "max_concurrency": options.max_concurrency or math.nan,
+        "request_rate": options.request_rate if options.request_rate < math.inf else math.nan,
+        "mfu_percent": 100 * values["mfu"],
+    }
+    lines = [f"{' Serving Benchmark Result ':=^{WIDTH}}"]
+    lines += [_line(label, values[key]) for key, label in LINES.items() if not math.isnan(values[key])]
     for name in options.metrics:
-        lines += _section(name, report.summaries[name], options.percentiles)
+        summary, short = report.summaries[name], name.upper()
+        lines.append(f"{TITLES[name]:-^{WIDTH}}")
+        pairs = [("Mean", summary.mean), ("Median", summary.median)]
+        pairs += [(f"P{q:g}", summary.percentiles[q]) for q in options.percentiles]
+        lines += [_line(f"{what} {short} (ms):", 1000 * value) for what, value in pairs]
     if report.acceptance.num_drafts:
-        lines += _speculation(report.acceptance)
+        lines.append(f"{'Speculative Decoding':-^{WIDTH}}")
+        lines += [_line(label, value) for _, label, value in _acceptance(report.acceptance)]
+        lines.append("Per-position acceptance (%):")
+        rates = report.acceptance.rates_per_position
+        lines += [_line(f"  Position {place}:", 100 * rate) for place, rate in enumerate(rates)]
     return "\n".join([*lines, "=" * WIDTH])
 
 
-def _section(name: str, summary: Summary, percentiles: Iterable[float]) -> list[str]:
-    title, short = (TITLES | EXTRA_METRICS)[name], name.upper()
-    pairs = [("Mean", summary.mean), ("Median", summary.median)]
-    pairs += [(f"P{q:g}", summary.percentiles[q]) for q in percentiles]
-    return [f"{title:-^{WIDTH}}", *(_line(f"{what} {short} (ms):", 1000 * value) for what, value in pairs)]
-
-
-def _speculation(acceptance: Acceptance) -> list[str]:
-    lines = [
-        f"{'Speculative Decoding':-^{WIDTH}}",
-        _line("Acceptance rate (%):", 100 * acceptance.rate),
-        _line("Acceptance length:", acceptance.length),
-        _line("Drafts:", acceptance.num_drafts),
-        _line("Draft tokens:", acceptance.num_draft_tokens),
-        _line("Accepted tokens:", acceptance.num_accepted_tokens),
-        "Per-position acceptance (%):",
-    ]
-    return lines + [_line(f"  Position {n}:", 100 * r) for n, r in enumerate(acceptance.rates_per_position)]
+def _acceptance(acceptance: Acceptance) -> tuple[tuple[str, str, float], ...]:
+    """What speculation yielded: JSON key, label and value."""
+    return (
+        ("acceptance_rate", "Acceptance rate (%):", 100 * acceptance.rate),
+        ("acceptance_length", "Acceptance length:", acceptance.length),
+        ("num_drafts", "Drafts:", acceptance.num_drafts),
+        ("draft_tokens", "Draft tokens:", acceptance.num_draft_tokens),
+        ("accepted_tokens", "Accepted tokens:", acceptance.num_accepted_tokens),
+    )
 
 
 def _line(what: str, value: float) -> str:
     text = f"{value:.2f}" if isinstance(value, float) else str(value)
-    return f"{what:<40} {text:<10}".rstrip()
+    return f"{what:<40} {text}"
 
 
 def as_json(report: Report, *, detailed: bool) -> dict[str, Any]:
@@ -206,39 +221,15 @@ def as_json(report: Report, *, detailed: bool) -> dict[str, Any]:
         "rtfx": 0.0,
     }
     for name, summary in report.summaries.items():
-        result |= {f"mean_{name}_ms": 1000 * summary.mean, f"median_{name}_ms": 1000 * summary.median}
-        result[f"std_{name}_ms"] = 1000 * summary.std
-        result |= {f"p{q:g}_{name}_ms": 1000 * value for q, value in summary.percentiles.items() if q != 50.0}
+        of_all = {"mean": summary.mean, "median": summary.median, "std": summary.std}
+        of_all |= {f"p{q:g}": value for q, value in summary.percentiles.items() if q != 50.0}
+        result |= {f"{what}_{name}_ms": 1000 * value for what, value in of_all.items()}
     if report.acceptance.num_drafts:
-        result |= _acceptance_json(report.acceptance)
-    return result | (_details(report.outcomes) if detailed else {})
-
-
-def _acceptance_json(acceptance: Acceptance) -> dict[str, Any]:
-    return {
-        "spec_decode_acceptance_rate": 100 * acceptance.rate,
-        "spec_decode_acceptance_length": acceptance.length,
-        "spec_decode_num_drafts": acceptance.num_drafts,
-        "spec_decode_draft_tokens": acceptance.num_draft_tokens,
-        "spec_decode_accepted_tokens": acceptance.num_accepted_tokens,
-        "spec_decode_per_position_acceptance_rates": acceptance.rates_per_position,
-    }
-
-
-def _details(outcomes: Sequence[RequestOutcome]) -> dict[str, Any]:
-    lines = [outcome.timeline for outcome in outcomes]
-    return {
-        "input_lens": [outcome.num_prompt_tokens for outcome in outcomes],
-        "output_lens": [outcome.num_output_tokens for outcome in outcomes],
-        "ttfts": [line.ttft or 0.0 for line in lines],
-        "itls": [line.itl for line in lines],
-        "latencies": [line.e2el or 0.0 for line in lines],
-        "start_times": [outcome.sent for outcome in outcomes],
-        "intended_times": [line.start for line in lines],
-        "queue_times": [outcome.sent - outcome.timeline.start for outcome in outcomes],
-        "generated_texts": [outcome.text for outcome in outcomes],
-        "errors": [outcome.error for outcome in outcomes],
-    }
+        result |= {f"spec_decode_{key}": value for key, _, value in _acceptance(report.acceptance)}
+        result["spec_decode_per_position_acceptance_rates"] = report.acceptance.rates_per_position
+    if detailed:
+        result |= {name: [value(outcome) for outcome in report.outcomes] for name, value in DETAILS.items()}
+    return result
 
 
 def _given(values: Iterable[float | None]) -> Iterable[float]:

@@ -6,7 +6,6 @@ import asyncio
 import math
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import click
@@ -15,44 +14,20 @@ import msgspec
 import uvloop
 from tqdm import tqdm
 
-from services.cli.bench.backend import ServerBackend
-from services.cli.bench.generator import Generator, lateness
+from services.cli.bench.generator import Generator, RequestOutcome, ServerBackend, lateness
 from services.cli.bench.grpc_backend import GrpcBackend
-from services.cli.bench.outcome import RequestOutcome
+from services.cli.bench.options import ServeOptions
 from services.cli.bench.report import Report, RunOptions, as_json, block, report_of
+from services.cli.private import with_private_deployment
 from services.cli.tables import aligned
 from services.cli.workloads import WorkloadOptions, requests_of
 from services.simulator.hardware import shape_of
+from shared.config import Settings
 from shared.errors import ConfigError
 from shared.metrics import ModelWork, parse_slo
 from shared.workload import LoadRequest
 
 TERA = 10**12
-
-
-class ServeOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """One field for each option."""
-
-    backend: str
-    address: str
-    base_url: str
-    request_rates: list[float] | None  # in turn; None: the workload's own
-    max_concurrency: int
-    num_warmups: int
-    ignore_eos: bool
-    goodput: tuple[str, ...]
-    percentile_metrics: list[str]
-    metric_percentiles: list[float]
-    mfu_model: str  # empty: no MFU
-    peak_tflops: float
-    label: str
-    save_result: bool
-    save_detailed: bool
-    append_result: bool
-    result_dir: Path
-    result_filename: str
-    plot: Path | None
-    ready_check_timeout_sec: float
 
 
 def serve(options: ServeOptions, workload: WorkloadOptions, sampling: dict[str, Any]) -> int:
@@ -74,6 +49,17 @@ def serve(options: ServeOptions, workload: WorkloadOptions, sampling: dict[str, 
 
         plot_measured(reports, options.plot)
     return 0 if all(report.completed for report in reports) else 1
+
+
+def offline(settings: Settings, options: ServeOptions, workload: WorkloadOptions, sampling: dict[str, Any]) -> int:
+    """The same with a private deployment, at an infinite rate where none is given; returns the exit status."""
+    if not options.request_rates and workload.request_rate is None:
+        workload = msgspec.structs.replace(workload, request_rate=math.inf)
+
+    def work(private: Settings) -> int:
+        return serve(msgspec.structs.replace(options, address=f"127.0.0.1:{private.gateway.port}"), workload, sampling)
+
+    return with_private_deployment(settings, work)
 
 
 def work_of(options: ServeOptions) -> ModelWork | None:

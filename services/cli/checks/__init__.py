@@ -5,7 +5,7 @@ Nothing here imports torch or takes longer than a few milliseconds, but for a mo
 
 from __future__ import annotations
 
-from services.cli.checks.everything import Cast, examine
-from services.cli.checks.finding import Finding
+from services.cli.checks.models import Finding
+from services.cli.checks.settings import examine
 
-__all__ = ["Cast", "Finding", "examine"]
+__all__ = ["Finding", "examine"]

@@ -1,102 +1,177 @@
-"""A model's files: are they there, whole, and of a kind that is served?"""
+"""A model: whether its files are there, whole and of a kind that is served, and whether it fits into memory.
+
+Memory is checked on a CPU only, and by the least that a model takes: the worker plans to the byte when it has chosen
+its formats; here only what no choice could mend is refused.  A GPU's memory is not known without its driver.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, Literal
 
 import msgspec
 
-from engine.modeling.config import ModelConfig, read_config
-from services.cli.checks.finding import Finding
-from services.cli.checks.tensor_files import TensorFiles, read_tensor_files
+from engine.description.reading import read_config
+from engine.description.spec import ModelSpec
+from engine.execution.memory import GIB, available_memory, plan_memory
 from shared.config import Settings
-from shared.errors import ModelError
+from shared.errors import ConfigError, ModelError
 from shared.model_source import ask_hub, find_model_dir, find_snapshot, suggestion, why_no_directory
 
+INDEX_FILE, SINGLE_FILE = "model.safetensors.index.json", "model.safetensors"
+LENGTH_BYTES = 8
+MAX_HEADER = 100 << 20  # the format's own limit
+LFS_POINTER = b"version https://git-lfs"
 OTHER_FORMATS = {"*.gguf": "GGUF files", "*.bin": "PyTorch files (*.bin)", "*.pth": "PyTorch files (*.pth)"}
+GPU_DEVICES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
+LEAST_KV = {"auto": 2, "bfloat16": 2, "float32": 4, "int8": 1, "fp8": 1}  # bytes of a number
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """`wrong` keeps this machine from serving; a `note` does not."""
+
+    verdict: Literal["ok", "note", "wrong"]
+    subject: str
+    text: str
 
 
 class CheckpointFacts(msgspec.Struct, frozen=True):
-    """What a model's files say without being loaded."""
+    """What a model's files say without being loaded; without bytes where weights are made up."""
 
-    directory: Path
-    config: ModelConfig
-    tensors: TensorFiles | None  # None: weights are made up
-
-
-def check_model(settings: Settings) -> tuple[list[Finding], CheckpointFacts | None]:
-    """The settings' model; no checkpoint where it must be downloaded first, or something is wrong."""
-    return _check(settings.model, "model", settings)
+    spec: ModelSpec
+    num_bytes: int
+    num_elements: int
 
 
-def check_draft(settings: Settings) -> tuple[list[Finding], CheckpointFacts | None]:
-    if settings.draft == "off":
-        return [], None
-    if settings.draft == "ngram":
-        return [Finding("ok", "draft", "prompt lookup")], None
-    return _check(settings.draft, "draft", settings)
-
-
-def _check(name: str, subject: str, settings: Settings) -> tuple[list[Finding], CheckpointFacts | None]:
+def check_model(name: str, subject: str, load_format: str) -> tuple[Finding, CheckpointFacts | None]:
+    """A model or a draft; no facts where it must be downloaded first, or something is wrong."""
     directory = find_model_dir(name)
     if directory is None:
         if (wrong := why_no_directory(name)) is not None:
-            return [Finding("wrong", subject, _about(subject, wrong))], None
+            return Finding("wrong", subject, wrong if subject == "model" else wrong.replace("model", subject, 1)), None
         directory = find_snapshot(name)
     if directory is None:
-        return [_ask_hub(name, subject)], None
+        return _ask_hub(name, subject), None
     try:
-        checkpoint = read_checkpoint(directory, settings.load_format)
+        facts = read_checkpoint(directory, load_format)
     except ModelError as error:
-        return [Finding("wrong", subject, str(error))], None
-    architecture = checkpoint.config.architecture
-    size = f", {checkpoint.tensors.num_bytes / 1e6:.1f} MB of weights" if checkpoint.tensors else ", random weights"
-    return [Finding("ok", subject, f"{directory}: {architecture}{size}")], checkpoint
-
-
-def _about(subject: str, text: str) -> str:
-    """Words about a model, said of a draft."""
-    return text if subject == "model" else text.replace("model", subject, 1)
+        return Finding("wrong", subject, str(error)), None
+    size = f"{facts.num_bytes / 1e6:.1f} MB of weights" if facts.num_bytes else "random weights"
+    return Finding("ok", subject, f"{directory}: {facts.spec.architecture}, {size}"), facts
 
 
 def _ask_hub(name: str, subject: str) -> Finding:
-    standing = ask_hub(name)
+    standing, hint = ask_hub(name), suggestion(name)
     if standing == "there":
         return Finding("note", subject, f"{name} will be downloaded from the Hugging Face hub")
-    hint = suggestion(name)
-    if standing == "absent":
-        return Finding(
-            "wrong",
-            subject,
-            f"{subject} {name!r} is neither a directory nor a repository of the Hugging Face hub{hint}",
+    text = f"is neither a directory nor a repository of the Hugging Face hub{hint}"
+    if standing != "absent":
+        text = (
+            f"is not a directory{hint or '.'} If it is a repository of the Hugging Face hub: the hub cannot be reached"
         )
-    return Finding(
-        "wrong",
-        subject,
-        f"{subject} {name!r} is not a directory{hint or '.'} If it is a repository of the Hugging Face hub: the hub "
-        "cannot be reached from here",
-    )
+    return Finding("wrong", subject, f"{subject} {name!r} {text}")
 
 
 def read_checkpoint(directory: Path, load_format: str) -> CheckpointFacts:
     """Raises ModelError where a file is absent, not whole, or of a kind that is not served."""
-    absent = list(_absent(directory, load_format))
-    if absent:
-        raise ModelError(f"{directory} lacks {', '.join(absent)}{_instead(directory)}")
-    config = read_config(directory)
-    return CheckpointFacts(directory, config, None if load_format == "dummy" else read_tensor_files(directory))
-
-
-def _absent(directory: Path, load_format: str) -> Iterator[str]:
-    yield from (name for name in ("config.json", "tokenizer.json") if not (directory / name).is_file())
+    absent = [name for name in ("config.json", "tokenizer.json") if not (directory / name).is_file()]
     if load_format != "dummy" and not any(directory.glob("*.safetensors")):
-        yield "*.safetensors"
+        absent.append("*.safetensors")
+    if absent:
+        others = (words for pattern, words in OTHER_FORMATS.items() if any(directory.glob(pattern)))
+        there = next((f"; it has {words}, which are not served: convert them to safetensors" for words in others), "")
+        raise ModelError(f"{directory} lacks {', '.join(absent)}{there}")
+    spec, files = read_config(directory), _tensor_files(directory) if load_format != "dummy" else []
+    tensors = [tensor for path in files for tensor in _read_header(path)]
+    return CheckpointFacts(spec, sum(end - start for _, start, end in tensors), sum(count for count, _, _ in tensors))
 
 
-def _instead(directory: Path) -> str:
-    """What the directory has in place of a checkpoint that is served."""
-    for pattern, words in OTHER_FORMATS.items():
-        if any(directory.glob(pattern)):
-            return f"; it has {words}, which are not served: convert them to safetensors"
-    return ""
+def _tensor_files(directory: Path) -> list[Path]:
+    """The files that the index names, or the only one.  Raises ModelError where one is absent."""
+    index = directory / INDEX_FILE
+    if not index.is_file():
+        single = directory / SINGLE_FILE
+        return [single if single.is_file() else next(directory.glob("*.safetensors"))]
+    try:
+        names = sorted(set(msgspec.json.decode(index.read_bytes(), type=dict[str, Any])["weight_map"].values()))
+    except (OSError, msgspec.DecodeError, LookupError, AttributeError) as error:
+        raise ModelError(f"cannot read {index}: {error}") from error
+    if missing := [name for name in names if not (directory / name).is_file()]:
+        raise ModelError(f"{directory} lacks {', '.join(missing[:3])}{' ...' if missing[3:] else ''} of {len(names)}")
+    return [directory / name for name in names]
+
+
+def _read_header(path: Path) -> list[tuple[int, int, int]]:
+    """Of each tensor its number of elements, and its first byte and its end within the data.
+
+    A file is the length of its header in eight bytes, the header as JSON ({name: {"dtype", "shape", "data_offsets"}}),
+    and the data.
+    """
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            start = file.read(len(LFS_POINTER))
+            if start == LFS_POINTER:
+                raise ModelError(f"{path} is a pointer of Git LFS, not the file: run `git lfs pull` there")
+            length = int.from_bytes(start[:LENGTH_BYTES], "little")
+            if length > min(size - LENGTH_BYTES, MAX_HEADER):
+                raise ModelError(f"{path} is no safetensors file, or not whole")
+            file.seek(LENGTH_BYTES)
+            header = msgspec.json.decode(file.read(length), type=dict[str, dict[str, Any]])
+        header.pop("__metadata__", None)
+        tensors = [(math.prod(one["shape"]), *map(int, one["data_offsets"])) for one in header.values()]
+        end = LENGTH_BYTES + length + max((end for _, _, end in tensors), default=0)
+    except (OSError, msgspec.DecodeError, LookupError, TypeError, ValueError) as error:
+        raise ModelError(f"cannot read {path}: {error}") from error
+    if end > size:
+        raise ModelError(f"{path} is not whole: it has {size} bytes of {end}; download it again")
+    return tensors
+
+
+def check_memory(settings: Settings, facts: CheckpointFacts, *, workers: int) -> Iterator[Finding]:
+    """What the workers' model and KV cache take together, against what is free now."""
+    spec, memory, free = facts.spec, settings.memory, available_memory()
+    heads = spec.heads
+    if settings.scheduling.max_model_len > spec.longest_model_len:
+        positions = f"more than the model's {spec.longest_model_len} positions"
+        yield Finding("wrong", "memory", f"max_model_len is {settings.scheduling.max_model_len}, {positions}")
+        return
+    if on_gpu(settings):
+        return
+    per_token = 2 * spec.num_layers * heads.num_kv_heads * heads.head_dim * LEAST_KV[memory.kv_cache_dtype]
+    block_bytes = per_token * memory.block_size
+    kv_bytes = memory.num_blocks * block_bytes or memory.kv_cache_memory
+    if kv_bytes:  # does one sequence fit?
+        longest = settings.scheduling.max_model_len or spec.max_position_embeddings
+        try:
+            budget = memory.kv_cache_memory
+            plan_memory(memory, settings.scheduling, bytes_per_block=block_bytes, budget=budget, max_model_len=longest)
+        except ConfigError as error:
+            yield Finding("wrong", "memory", str(error))
+    least_weights = min(facts.num_bytes, (1 if settings.engine.quantization == "int8" else 2) * facts.num_elements)
+    needed = workers * (kv_bytes + least_weights)
+    if needed > free:
+        each = f"{workers} workers need" if workers > 1 else "the worker needs"
+        remedy = "lower kv_cache_memory" if memory.kv_cache_memory else "use a smaller model, or quantization=int8"
+        yield Finding(
+            "wrong",
+            "memory",
+            f"{each} at least {needed / GIB:.1f} GiB, {workers * kv_bytes / GIB:.1f} of them KV cache, but "
+            f"{free / GIB:.1f} GiB are free; {'lower num_blocks' if memory.num_blocks else remedy}",
+        )
+
+
+def check_draft_memory(settings: Settings) -> Iterator[Finding]:
+    """The KV cache of a draft's model."""
+    needed, free = settings.speculation.draft_kv_cache_memory, available_memory()
+    if not on_gpu(settings) and needed > free:
+        text = f"draft_kv_cache_memory is {needed / GIB:.1f} GiB, but {free / GIB:.1f} GiB are free"
+        yield Finding("wrong", "draft", text)
+
+
+def on_gpu(settings: Settings) -> bool:
+    """Whether the model may run on a GPU, as far as can be seen without its driver."""
+    device = settings.engine.device
+    return device == "cuda" or (device == "auto" and any(Path(path).exists() for path in GPU_DEVICES))

@@ -1,1 +1,1 @@
-"""What the services' logs tell of requests: `pageant trace`.  docs/tracing.md defines the lines."""
+"""`pageant trace`: requests and steps from the services' logs.  docs/tracing.md defines the lines."""

@@ -2,36 +2,43 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
 import msgspec
 
 from services.cli.help import command
-from services.cli.trace.clocks import align
-from services.cli.trace.reading import STANDARD_INPUT, read
-from services.cli.trace.requests import Logs, RequestTrace, gather
+from services.cli.trace.logs import STANDARD_INPUT, Logs, align, gather, read
+from services.cli.trace.requests import RequestTrace
 from services.cli.trace.where import WhereError, check_name, parse_where
 
 MAX_LISTED = 50
-CLOCKS_APART = 0.001  # seconds that are worth a word
 writable = click.Path(dir_okay=False, writable=True, path_type=Path)
 
 
 @command("trace")
 @click.argument("request", required=False)
 @click.option(
-    "--logs", "-l", multiple=True, metavar="PATH", help="A log file or a folder of them, '-' for standard input; again."
+    "--logs",
+    "-l",
+    multiple=True,
+    metavar="PATH",
+    help="A log file or a folder of them, '-' for standard input; may be given again.",
 )
 @click.option("--slowest", type=click.IntRange(min=1), metavar="N", help="List the N slowest requests.")
 @click.option(
-    "--by", default="e2e", show_default=True, help="What --slowest goes by: e2e, ttft, tpot, queue, a phase ..."
+    "--by",
+    default="e2e",
+    show_default=True,
+    help="The figure that --slowest sorts by: e2e, ttft, tpot, queue, a phase ...",
 )
-@click.option("--where", metavar="CONDITION", help="Only requests for which it holds: 'ttft>500ms and status=OK'.")
+@click.option("--where", metavar="CONDITION", help="Only requests for which it holds: 'ttft > 500ms and status = OK'.")
 @click.option("--perfetto", type=writable, help="Write them for the Perfetto viewer, in Chrome's trace-event format.")
 @click.option("--html", type=writable, help="Write a report: one file, with nothing outside it.")
-@click.option("--otlp", metavar="URL", help="Send them to an OpenTelemetry collector (needs the extra 'otlp').")
+@click.option("--otlp", metavar="URL", help="Send them to an OpenTelemetry collector.")
 def trace(
     request: str | None,
     logs: tuple[str, ...],
@@ -52,20 +59,31 @@ def trace(
     """
     found = select(load(logs), request, where)
     if slowest is not None:
-        check_by(by, found)
+        with refusing("--by"):
+            check_name(by, found.fields)
         found.traces = sorted(found.traces, key=lambda trace: -number(trace, by))[:slowest]
     if perfetto is not None:
-        write_perfetto(found, perfetto)
+        from services.cli.trace.perfetto import trace_events
+
+        perfetto.write_bytes(msgspec.json.encode(trace_events(found)))
+        click.echo(f"{perfetto}: open it at ui.perfetto.dev", err=True)
     if html is not None:
-        write_html(found, html)
+        from services.cli.trace.report import page
+
+        html.write_text(page(found), encoding="utf-8")
+        click.echo(f"{html}: {len(found.traces)} requests, {len(found.step_lines)} steps", err=True)
     if otlp is not None:
-        send_otlp(found, otlp)
+        from services.cli.trace.otlp import export
+
+        if not otlp.startswith(("http://", "https://")):
+            raise click.ClickException(f"--otlp {otlp}: expected a URL with http:// or https://")
+        click.echo(f"{export(found.traces, otlp)} spans sent to {otlp}", err=True)
     if slowest is not None or not (perfetto or html or otlp):
         show(found.traces)
 
 
 def load(sources: tuple[str, ...]) -> Logs:
-    """What the logs tell, with all times on one clock."""
+    """The requests and steps of the logs, with all times on one clock."""
     if not sources:
         if sys.stdin.isatty():
             raise click.UsageError("say with --logs where the logs are, or pipe them in")
@@ -74,10 +92,9 @@ def load(sources: tuple[str, ...]) -> Logs:
         found = gather(read(sources))
     except OSError as error:
         raise click.ClickException(f"cannot read {error.filename}: {error.strerror}") from error
-    moved = {name: seconds for name, seconds in align(found).items() if abs(seconds) >= CLOCKS_APART}
-    if moved:
+    if moved := align(found):
         text = ", ".join(f"{name} {1000 * seconds:+.0f} ms" for name, seconds in sorted(moved.items()))
-        click.echo(f"clocks are apart; moved: {text}", err=True)
+        click.echo(f"clocks differ; moved: {text}", err=True)
     return found
 
 
@@ -86,21 +103,21 @@ def select(logs: Logs, request: str | None, where: str | None) -> Logs:
     if request is not None:
         logs.traces = logs.find(request)
         if not logs.traces:
-            raise click.ClickException(f"no line tells of a request {request!r}")
+            raise click.ClickException(f"no line is about a request {request!r}")
     if where is not None:
-        try:
+        with refusing("--where"):
             condition = parse_where(where, logs.fields)
-        except WhereError as error:
-            raise click.ClickException(f"--where: {error}") from error
         logs.traces = [trace for trace in logs.traces if condition(trace.values)]
     return logs
 
 
-def check_by(name: str, logs: Logs) -> None:
+@contextlib.contextmanager
+def refusing(option: str) -> Iterator[None]:
+    """A condition or a name that cannot be read ends the command with a line that names the option."""
     try:
-        check_name(name, logs.fields)
+        yield
     except WhereError as error:
-        raise click.ClickException(f"--by: {error}") from error
+        raise click.ClickException(f"{option}: {error}") from error
 
 
 def number(trace: RequestTrace, name: str) -> float:
@@ -120,25 +137,3 @@ def show(traces: list[RequestTrace]) -> None:
             click.echo(f"and {len(traces) - MAX_LISTED} more: with --slowest N the slowest are listed", err=True)
     else:
         click.echo("no request", err=True)
-
-
-def write_perfetto(logs: Logs, path: Path) -> None:
-    from services.cli.trace.perfetto import trace_events
-
-    path.write_bytes(msgspec.json.encode(trace_events(logs)))
-    click.echo(f"{path}: open it at ui.perfetto.dev", err=True)
-
-
-def write_html(logs: Logs, path: Path) -> None:
-    from services.cli.trace.report import page
-
-    path.write_text(page(logs), encoding="utf-8")
-    click.echo(f"{path}: {len(logs.traces)} requests, {len(logs.steps)} steps", err=True)
-
-
-def send_otlp(logs: Logs, url: str) -> None:
-    try:
-        from services.cli.trace.otlp import export
-    except ImportError as error:
-        raise click.ClickException(f"--otlp needs the extra: pip install 'pageant[otlp]' ({error})") from error
-    click.echo(f"{export(logs.traces, url)} spans sent to {url}", err=True)

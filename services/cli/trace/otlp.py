@@ -1,4 +1,4 @@
-"""Requests as OpenTelemetry spans with the GenAI attribute names, sent over OTLP; needs the extra `otlp`.
+"""Requests as OpenTelemetry spans with the GenAI attribute names, sent over OTLP/HTTP in its JSON encoding.
 
 Each request is a span of kind SERVER, with a child for each phase.  It belongs to its caller's trace where that sent a
 W3C `traceparent`, and its own id is the one that the gateway gave back in its `traceparent`: the beginning of the
@@ -7,21 +7,21 @@ request's id.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import os
+import urllib.request
+from collections.abc import Iterable
 from typing import Any
+from urllib.parse import unquote
 
-from opentelemetry import trace as api
-from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import BatchSpanProcessor
-from opentelemetry.sdk.trace.id_generator import IdGenerator
-from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
+import msgspec
 
 from services.cli.trace.requests import RequestTrace
 
 PROVIDER = "pageant"
-ATTRIBUTES = {  # ours, theirs
+KIND_INTERNAL, KIND_SERVER, STATUS_ERROR = 1, 2, 2  # numbers of the protocol
+BATCH = 512  # spans in one call
+TIMEOUT = 10.0  # seconds
+ATTRIBUTES = {  # field of the log -> attribute
     "prompt_tokens": "gen_ai.usage.input_tokens",
     "completion_tokens": "gen_ai.usage.output_tokens",
     "cached_tokens": "gen_ai.usage.cache_read.input_tokens",
@@ -32,65 +32,54 @@ ATTRIBUTES = {  # ours, theirs
 
 
 def export(traces: Iterable[RequestTrace], url: str) -> int:
-    """Send all requests that have ended to a collector, over OTLP/HTTP; returns how many spans that were."""
+    """Send all requests that have ended to a collector; returns the number of spans.  Raises OSError.
+
+    Headers, such as a key, are taken from OTEL_EXPORTER_OTLP_HEADERS: name=value,name=value.
+    """
     endpoint = url if url.rstrip("/").endswith("/v1/traces") else f"{url.rstrip('/')}/v1/traces"
-    provider = TracerProvider(resource=Resource.create({"service.name": PROVIDER}), id_generator=Ids())
-    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint), max_queue_size=1 << 20))
-    count = sum(emit(trace, provider) for trace in traces if trace.is_over)
-    provider.shutdown()  # sends what waits
-    return count
+    pairs = (pair.partition("=") for pair in os.environ.get("OTEL_EXPORTER_OTLP_HEADERS", "").split(",") if pair)
+    headers = {name.strip(): unquote(value.strip()) for name, _, value in pairs} | {"content-type": "application/json"}
+    spans = [span for trace in traces if trace.is_over for span in spans_of(trace)]
+    resource = {"attributes": [attribute("service.name", PROVIDER)]}
+    for first in range(0, len(spans), BATCH):
+        scopes = [{"scope": {"name": PROVIDER}, "spans": spans[first : first + BATCH]}]
+        body = msgspec.json.encode({"resourceSpans": [{"resource": resource, "scopeSpans": scopes}]})
+        request = urllib.request.Request(endpoint, body, headers)
+        with urllib.request.urlopen(request, timeout=TIMEOUT):
+            pass
+    return len(spans)
 
 
-class Ids(IdGenerator):
-    """Gives out ids that are known already: a trace's for its root, and made ones for the phases."""
-
-    def __init__(self) -> None:
-        self.trace_id = 0
-        self.span_ids: list[int] = []
-
-    def generate_trace_id(self) -> int:
-        return self.trace_id
-
-    def generate_span_id(self) -> int:
-        return self.span_ids.pop()
-
-
-def emit(trace: RequestTrace, provider: TracerProvider) -> int:
-    """One request's spans; returns how many."""
-    tracer, ids = provider.get_tracer(PROVIDER), provider.id_generator
-    assert isinstance(ids, Ids)
-    ids.trace_id = hexadecimal(trace.trace_id) or hexadecimal(trace.request_id) or 1
-    own = span_id(trace.request_id)
-    ids.span_ids = [*(own ^ place for place in range(len(trace.spans), 0, -1)), own]
-    start = int(trace.start * 1e9)
+def spans_of(trace: RequestTrace) -> list[dict[str, Any]]:
+    """One request's spans, its own first."""
     values = attributes(trace)
-    span = tracer.start_span(
-        f"{values['gen_ai.operation.name']} {values.get('gen_ai.request.model', '')}".strip(),
-        context=api.set_span_in_context(api.NonRecordingSpan(parent_of(trace, ids.trace_id))),
-        kind=SpanKind.SERVER,
-        start_time=start,
-        attributes=values,
-    )
+    trace_id = hexadecimal(trace.trace_id) or hexadecimal(trace.request_id) or 1
+    own = hexadecimal(trace.request_id[:16]) or 1  # as in the gateway's `traceparent`
+    caller = hexadecimal(str(trace.received.fields.get("parent_span_id", ""))) if trace.received is not None else 0
+
+    def span(span_id: int, parent: int, name: str, start_ms: float, end_ms: float, kind: int) -> dict[str, Any]:
+        begin = int(trace.start * 1e9)
+        made = {
+            "traceId": f"{trace_id:032x}", "spanId": f"{span_id:016x}", "name": name, "kind": kind,
+            "startTimeUnixNano": str(begin + int(start_ms * 1e6)), "endTimeUnixNano": str(begin + int(end_ms * 1e6)),
+        }  # fmt: skip
+        return made | ({"parentSpanId": f"{parent:016x}"} if parent else {})
+
+    name = f"{values['gen_ai.operation.name']} {values.get('gen_ai.request.model', '')}".strip()
+    root = span(own, caller, name, 0.0, trace.e2e_ms, KIND_SERVER)
+    root["attributes"] = [attribute(name, value) for name, value in values.items()]
     if trace.status != "OK":
-        span.set_status(Status(StatusCode.ERROR, str(trace.end.get("reason", trace.status))))
-    within = api.set_span_in_context(span)
-    for phase in trace.spans:
-        child = tracer.start_span(phase.phase, context=within, start_time=start + int(phase.start * 1e6))
-        child.end(start + int(phase.end * 1e6))
-    span.end(start + int(trace.e2e_ms * 1e6))
-    return 1 + len(trace.spans)
-
-
-def parent_of(trace: RequestTrace, trace_id: int) -> Any:
-    """The caller's span; an invalid one, which makes a root, where there is none."""
-    caller = trace.received.fields.get("parent_span_id", "") if trace.received is not None else ""
-    return SpanContext(trace_id, hexadecimal(str(caller)), is_remote=True, trace_flags=TraceFlags(TraceFlags.SAMPLED))
+        root["status"] = {"code": STATUS_ERROR, "message": str(trace.end.get("reason", trace.status))}
+    children = (
+        span(own ^ place, own, phase.phase, phase.start, phase.end, KIND_INTERNAL)
+        for place, phase in enumerate(trace.spans, 1)
+    )
+    return [root, *children]
 
 
 def attributes(trace: RequestTrace) -> dict[str, Any]:
-    """By the GenAI conventions, and ours for what they have no name for."""
-    received: Mapping[str, Any] = trace.received.fields if trace.received is not None else {}
-    fields = {**received, **trace.end}
+    """By the GenAI conventions, and names of ours where they have none."""
+    fields = (trace.received.fields if trace.received is not None else {}) | dict(trace.end)
     known = {theirs: fields[ours] for ours, theirs in ATTRIBUTES.items() if fields.get(ours) not in (None, "")}
     values: dict[str, Any] = {
         "gen_ai.operation.name": str(fields.get("operation") or "text_completion"),
@@ -109,9 +98,17 @@ def attributes(trace: RequestTrace) -> dict[str, Any]:
     return values
 
 
-def span_id(request_id: str) -> int:
-    """As the gateway tells its callers."""
-    return hexadecimal(request_id[:16]) or 1
+def attribute(name: str, value: Any) -> dict[str, Any]:
+    """Name and value in the protocol's JSON, in which 64-bit integers are strings."""
+    return {"key": name, "value": _typed(value)}
+
+
+def _typed(value: Any) -> dict[str, Any]:
+    if isinstance(value, list):
+        return {"arrayValue": {"values": [_typed(one) for one in value]}}
+    if isinstance(value, int):
+        return {"intValue": str(value)}
+    return {"doubleValue": value} if isinstance(value, float) else {"stringValue": str(value)}
 
 
 def hexadecimal(digits: str) -> int:

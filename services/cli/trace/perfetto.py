@@ -3,20 +3,18 @@
 Each process of the deployment is a process there.  A request is a slice at its gateway, with its phases as slices in
 the processes where they were spent, and a flow through them: `s` at its first, `t` at each that follows, `f` at its
 last.  Slices of one thread must not overlap, so requests that do are given threads of their own.  Times are
-microseconds since the first thing that is told of.
+microseconds since the first event.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
-from services.cli.trace.phases import GATEWAY, SERVICES, WORKER, is_hop
-from services.cli.trace.requests import Logs, RequestTrace, Span
-from services.cli.trace.steps import COUNTS, StepSpan, step_spans
+from services.cli.trace.logs import COUNTS, Logs, StepSpan
+from services.cli.trace.requests import GATEWAY, HOP_LABELS, SERVICES, WORKER, RequestTrace, Span
 
 STEPS = 1  # the thread of a worker's steps; those of requests follow
 FIRST_LANE = 2
@@ -30,41 +28,36 @@ class Processes:
     def __init__(self) -> None:
         self.events: list[Event] = []
         self._pids: dict[str, int] = {}
-        self._busy: dict[int, list[tuple[float, int]]] = {}  # when each thread is free again
-        self._threads: set[tuple[int, int]] = set()
+        self._lanes: dict[int, list[tuple[float, int]]] = {}  # by process: when each thread is free again
 
     def pid(self, service: str, instance: str) -> int:
         name = instance or service
         if name not in self._pids:
             pid = self._pids[name] = len(self._pids) + 1
             place = SERVICES.index(service) if service in SERVICES else len(SERVICES)
-            self._say(pid, 0, "process_name", name=name)
-            self._say(pid, 0, "process_sort_index", sort_index=place)
+            self._describe("process", pid, 0, name, place)
+            if service == WORKER:
+                self._describe("thread", pid, STEPS, "steps", STEPS)
         return self._pids[name]
 
     def lane(self, pid: int, start: float, end: float) -> int:
-        """A thread that is free from `start` to `end`; asked in the order of starts."""
-        busy = self._busy.setdefault(pid, [])
-        if busy and busy[0][0] <= start:
-            _, tid = heapq.heappop(busy)
+        """A thread that is free from `start` to `end`; to be called in the order of starts."""
+        lanes = self._lanes.setdefault(pid, [])
+        if lanes and lanes[0][0] <= start:
+            tid = heapq.heappop(lanes)[1]
         else:
-            tid = FIRST_LANE + len(busy)
-        heapq.heappush(busy, (end, tid))
-        self.thread(pid, tid, f"requests {tid - FIRST_LANE + 1}")
+            tid = FIRST_LANE + len(lanes)
+            self._describe("thread", pid, tid, f"requests {len(lanes) + 1}", tid)
+        heapq.heappush(lanes, (end, tid))
         return tid
 
-    def thread(self, pid: int, tid: int, name: str) -> None:
-        if (pid, tid) not in self._threads:
-            self._threads.add((pid, tid))
-            self._say(pid, tid, "thread_name", name=name)
-            self._say(pid, tid, "thread_sort_index", sort_index=tid)
-
-    def _say(self, pid: int, tid: int, what: str, **args: Any) -> None:
-        self.events.append({"ph": "M", "name": what, "pid": pid, "tid": tid, "ts": 0, "args": args})
+    def _describe(self, kind: str, pid: int, tid: int, name: str, place: int) -> None:
+        for what, args in ((f"{kind}_name", {"name": name}), (f"{kind}_sort_index", {"sort_index": place})):
+            self.events.append({"ph": "M", "name": what, "pid": pid, "tid": tid, "ts": 0, "args": args})
 
 
 class ServiceVisit(msgspec.Struct):
-    """A stretch of a request's way within one process, and the phases that it spent there."""
+    """A part of a request's way within one process, and the phases that it spent there."""
 
     service: str
     instance: str
@@ -74,47 +67,53 @@ class ServiceVisit(msgspec.Struct):
     pid: int = 0
     tid: int = 0
 
+    def slice(self, name: str, category: str, start: float, end: float, args: Event) -> Event:
+        """`ts` and `ts` + `dur` are rounded alike, so that neighbours do not overlap."""
+        at = round(start, 3)
+        duration = round(max(0.0, round(end, 3) - at), 3)
+        place = {"pid": self.pid, "tid": self.tid}
+        return {"ph": "X", "name": name, "cat": category, **place, "ts": at, "dur": duration, "args": args}
+
 
 def trace_events(logs: Logs) -> dict[str, Any]:
     """The whole file, to be written as JSON."""
-    steps = step_spans(logs.steps)
-    over = [trace for trace in logs.traces if trace.is_over and trace.spans]
+    steps, over = logs.steps(), [trace for trace in logs.traces if trace.is_over and trace.spans]
     origin = min([trace.start for trace in over] + [step.start for step in steps], default=0.0)
-    ways = [(trace, visits_of(trace, us(trace.start, origin))) for trace in over]
-    processes = Processes()
+    ways = [(trace, visits_of(trace, microseconds(trace.start, origin))) for trace in over]
+    processes, events = Processes(), []
     for visit in sorted((visit for _, visits in ways for visit in visits), key=lambda visit: visit.start):
         visit.pid = processes.pid(visit.service, visit.instance)
         visit.tid = processes.lane(visit.pid, visit.start, visit.end)
-    events: list[Event] = []
     for number, (trace, visits) in enumerate(ways, 1):
         events += events_of(trace, visits, number)
     for step in steps:
-        events += events_of_step(step, processes, origin)
+        events += events_of_step(step, processes.pid(WORKER, step.worker), origin)
     return {"traceEvents": processes.events + sorted(events, key=lambda event: event["ts"]), "displayTimeUnit": "ms"}
 
 
 def visits_of(trace: RequestTrace, base: float) -> list[ServiceVisit]:
-    """The gateway's, which is the whole request, and those of the others in order.  It began at `base`."""
-    spans = trace.spans
-    here = [span for span in spans if span.service == GATEWAY and not is_hop(span.phase)]
+    """The gateway's, which is the whole request, and those of the others in order.  The request began at `base`."""
     assert trace.last is not None
-    visits = [ServiceVisit(GATEWAY, trace.last.instance, base, base + 1000 * max(trace.e2e_ms, spans[-1].end), here)]
+    end = base + 1000 * max(trace.e2e_ms, trace.spans[-1].end)
+    visits = [ServiceVisit(GATEWAY, trace.last.instance, base, end, [])]
     away: ServiceVisit | None = None
-    for span in spans:
-        if span.service == GATEWAY or is_hop(span.phase):
-            away = None
-            continue
+    for span in trace.spans:
         start, end = base + 1000 * span.start, base + 1000 * span.end
-        if away is None or away.service != span.service:
-            away = ServiceVisit(span.service, instance_of(trace, span.service), start, end, [])
+        if span.service == GATEWAY:
+            away = None
+            if span.phase not in HOP_LABELS:
+                visits[0].spans.append(span)
+        elif away is None or away.service != span.service:
+            away = ServiceVisit(span.service, instance_of(trace, span.service), start, end, [span])
             visits.append(away)
-        away.spans.append(span)
-        away.end = end
+        else:
+            away.spans.append(span)
+            away.end = end
     return visits
 
 
 def instance_of(trace: RequestTrace, service: str) -> str:
-    """Which process of a service had a request, as far as its lines tell."""
+    """Which process of a service had a request, as far as its lines say."""
     for entry in reversed(trace.entries):
         if entry.service == service:
             return entry.instance
@@ -125,58 +124,41 @@ def instance_of(trace: RequestTrace, service: str) -> str:
 
 def events_of(trace: RequestTrace, visits: list[ServiceVisit], number: int) -> list[Event]:
     """Slices of one request and of its phases, and the flow through them."""
-    events, base = [], visits[0].start
-    for place, visit in enumerate(visits):
-        name = f"request {trace.request_id[:8]}"
-        args = told(trace) if place == 0 else {"request_id": trace.request_id}
-        events.append(slice_of(visit, name, "request", visit.start, visit.end, args))
+    gateway = visits[0]
+    known = {name: value for name, value in trace.end.items() if name not in HIDDEN}
+    known |= {"request_id": trace.request_id, "label": trace.label, "cause": trace.cause}
+    events = []
+    for visit in visits:
+        args = known if visit is gateway else {"request_id": trace.request_id}
+        events.append(visit.slice(f"request {trace.request_id[:8]}", "request", visit.start, visit.end, args))
         for span in visit.spans:
-            start, end = base + 1000 * span.start, base + 1000 * span.end
-            events.append(slice_of(visit, span.phase, "phase", start, end, {"ms": span.ms}))
-    points = [("s" if place == 0 else "t", visit, visit.start) for place, visit in enumerate(visits)]
-    points.append(("f", visits[0], (visits[-1].end + visits[0].end) / 2))  # back at the gateway
-    for kind, visit, at in points:
-        event = {"ph": kind, "id": number, "name": "request", "cat": "request", "ts": round(at, 3)}
-        events.append(event | {"pid": visit.pid, "tid": visit.tid} | ({"bp": "e"} if kind == "f" else {}))
+            start, end = gateway.start + 1000 * span.start, gateway.start + 1000 * span.end
+            events.append(visit.slice(span.phase, "phase", start, end, {"ms": span.ms}))
+    flow = [({"ph": "t"}, visit, visit.start) for visit in visits]
+    flow[0][0]["ph"] = "s"
+    flow.append(({"ph": "f", "bp": "e"}, gateway, (visits[-1].end + gateway.end) / 2))  # back at the gateway
+    for kind, visit, at in flow:
+        named = {"id": number, "name": "request", "cat": "request", "ts": round(at, 3)}
+        events.append({**kind, **named, "pid": visit.pid, "tid": visit.tid})
     return events
 
 
-def events_of_step(step: StepSpan, processes: Processes, origin: float) -> list[Event]:
-    """A step's slice with what was in it, and how full the worker was."""
-    pid = processes.pid(WORKER, step.worker)
-    processes.thread(pid, STEPS, "steps")
-    counts = {name: getattr(step, name) for name in COUNTS}
-    slice_ = {
-        "ph": "X",
-        "name": step.name,
-        "cat": "step",
-        "pid": pid,
-        "tid": STEPS,
-        "ts": us(step.start, origin),
-        "dur": us(step.end, step.start),
-        "args": counts | {"sequences": {f"{row[0][:8]}.{row[1]}": row[2] for row in step.sequences}},
-    }
-    at = {"ph": "C", "pid": pid, "tid": 0, "ts": us(step.start, origin)}
+def events_of_step(step: StepSpan, pid: int, origin: float) -> list[Event]:
+    """A step's slice with its contents, and counters of the worker's blocks and sequences."""
+    start, end = microseconds(step.start, origin), microseconds(step.end, step.start)
+    args: Event = {name: getattr(step, name) for name in COUNTS}
+    args["sequences"] = {f"{request_id[:8]}.{index}": count for request_id, index, count in step.sequences}
+    name = f"step {step.step_id}: {len(step.sequences)} sequences, {step.num_tokens} tokens"
+    at = {"ph": "C", "pid": pid, "tid": 0, "ts": start}
     blocks = {"used": step.num_used_blocks, "free": step.num_blocks - step.num_used_blocks}
     sequences = {"running": step.num_running, "waiting": step.num_waiting}
-    return [slice_, at | {"name": "KV blocks", "args": blocks}, at | {"name": "sequences", "args": sequences}]
+    return [
+        {"ph": "X", "name": name, "cat": "step", "pid": pid, "tid": STEPS, "ts": start, "dur": end, "args": args},
+        at | {"name": "KV blocks", "args": blocks},
+        at | {"name": "sequences", "args": sequences},
+    ]
 
 
-def slice_of(visit: ServiceVisit, name: str, category: str, start: float, end: float, args: Mapping[str, Any]) -> Event:
-    """`ts` and `ts` + `dur` are rounded alike, so that what touches does not overlap."""
-    at = round(start, 3)
-    return {
-        "ph": "X", "name": name, "cat": category, "pid": visit.pid, "tid": visit.tid, "ts": at,
-        "dur": round(max(0.0, round(end, 3) - at), 3), "args": args,
-    }  # fmt: skip
-
-
-def told(trace: RequestTrace) -> dict[str, Any]:
-    """What the viewer shows of a request that is chosen."""
-    known = {name: value for name, value in trace.end.items() if name not in HIDDEN}
-    return known | {"label": trace.label, "cause": trace.cause}
-
-
-def us(at: float, origin: float) -> float:
-    """Microseconds, to the nanosecond."""
+def microseconds(at: float, origin: float) -> float:
+    """From `origin` to `at`, both in seconds, to the nanosecond."""
     return max(0.0, round((at - origin) * 1e6, 3))

@@ -1,90 +1,135 @@
-"""One HTML file about requests and steps, with nothing outside it: `report.html` with the figures put in."""
+"""One HTML file about requests and steps, with neither a script nor anything outside it."""
 
 from __future__ import annotations
 
 import time
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from html import escape
 from pathlib import Path
-from typing import Any
 
-import msgspec
-
-from services.cli.trace.phases import GROUP_ORDER, GROUPS
-from services.cli.trace.requests import Logs, RequestTrace
-from services.cli.trace.steps import step_spans
+from services.cli.trace.logs import Logs, StepSpan
+from services.cli.trace.requests import GROUPS, PHASE_ORDER, RequestTrace
+from services.cli.trace.waterfall import ms
 from shared.metrics import percentile
 
 TEMPLATE = Path(__file__).with_name("report.html")
-PLACE = "/*FIGURES*/null"
-MAX_REQUESTS = 500  # in the waterfall: the slowest
+MAX_REQUESTS = 500  # that are drawn: the slowest
 MAX_STEPS = 20_000
+KINDS = (("decode", "output tokens"), ("draft_wait", "draft tokens"), ("prefill", "prompt tokens"))  # colour, of a step
+HEIGHT, KV_HEIGHT = 110, 60  # of a worker's timeline: tokens, and below them KV blocks
 
 
 def page(logs: Logs) -> str:
     """The file's text."""
-    # No figure can end the script that it stands in: "<" is written in JavaScript's other way.
-    data = msgspec.json.encode(figures(logs)).decode().replace("<", "\\u003c")
-    return TEMPLATE.read_text(encoding="utf-8").replace(PLACE, data)
-
-
-def figures(logs: Logs) -> dict[str, Any]:
-    """What the page draws; times in milliseconds since `origin`, Unix seconds."""
-    over = [trace for trace in logs.traces if trace.is_over]
-    steps = step_spans(logs.steps)
-    origin = min([trace.start for trace in over] + [step.start for step in steps], default=0.0)
+    over, steps = [trace for trace in logs.traces if trace.is_over], logs.steps()
     slowest = sorted(over, key=lambda trace: -trace.e2e_ms)[:MAX_REQUESTS]
-    return {
-        "made": time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime()),
-        "origin": origin,
-        "num_requests": len(over),
-        "num_open": len(logs.traces) - len(over),
-        "figures": {name: quantiles(over, key) for name, key in (("TTFT", "ttft_ms"), ("E2E", "e2e_ms"))},
-        "groups": list(GROUP_ORDER),
-        "group_of": GROUPS,
-        "totals": totals(over),
-        "requests": [of_request(trace, origin) for trace in sorted(slowest, key=lambda trace: trace.start)],
-        "num_steps": len(steps),
-        "steps": [
-            [
-                step.worker, step.step_id, ms(step.start, origin), ms(step.end, origin), len(step.sequences),
-                step.num_tokens, step.num_prefill_tokens, step.num_draft_tokens, step.num_used_blocks, step.num_blocks,
-                step.num_running, step.num_waiting,
-            ]
-            for step in steps[:MAX_STEPS]
-        ],
-    }  # fmt: skip
-
-
-def quantiles(traces: list[RequestTrace], key: str) -> list[float]:
-    """Median, 90th and 99th percentile of a time."""
-    values = [float(trace.end[key]) for trace in traces if trace.end.get(key) is not None]
-    return [round(percentile(values, q), 1) for q in (50, 90, 99)] if values else []
-
-
-def totals(traces: list[RequestTrace]) -> dict[str, float]:
-    """Milliseconds by phase, of all requests."""
-    found: dict[str, float] = {}
-    for trace in traces:
-        for name, spent in trace.phases.items():
-            found[name] = found.get(name, 0.0) + spent
-    return {name: round(spent, 3) for name, spent in found.items()}
-
-
-def of_request(trace: RequestTrace, origin: float) -> dict[str, Any]:
-    end = trace.end
-    return {
-        "id": trace.request_id,
-        "label": trace.label,
-        "status": trace.status,
-        "start": ms(trace.start, origin),
-        "e2e": trace.e2e_ms,
-        "ttft": end.get("ttft_ms"),
-        "tpot": end.get("tpot_ms"),
-        "tokens": [end.get("prompt_tokens", 0), end.get("cached_tokens", 0), end.get("completion_tokens", 0)],
-        "cause": trace.cause,
-        "misses": end.get("misses") or {},
-        "spans": [[span.phase, round(span.start, 3), round(span.ms, 3)] for span in trace.spans],
+    begin = min((trace.start for trace in over), default=0.0)
+    end = max((trace.start + trace.e2e_ms / 1000 for trace in over), default=0.0)
+    parts = {
+        "about": f"{len(over)} requests that ended, {len(logs.traces) - len(over)} that did not · "
+        f"{ms(1000 * (end - begin))} from {clock(begin)} · written {clock(time.time())}",
+        "tiles": "".join(tiles(over)),
+        "legend": legend((group, group) for group in dict.fromkeys(GROUPS[label] for label in PHASE_ORDER)),
+        "totals": "".join(totals(over)),
+        "which": f"The {len(slowest)} slowest, by arrival.",
+        "rows": "".join(rows(sorted(slowest, key=lambda trace: trace.start))) or "No request has ended.",
+        "steps": "".join(timelines(steps)) or "No steps in these logs: the scheduler writes them with log_steps=true.",
     }
+    text = TEMPLATE.read_text(encoding="utf-8")
+    for name, part in parts.items():
+        text = text.replace(f"<!--{name}-->", part)
+    return text
 
 
-def ms(at: float, origin: float) -> float:
-    return round((at - origin) * 1000, 3)
+def clock(at: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(at))
+
+
+def legend(entries: Iterable[tuple[str, str]]) -> str:
+    return "".join(f'<span><i style="background:var(--{colour})"></i>{text}</span> ' for colour, text in entries)
+
+
+def tiles(traces: list[RequestTrace]) -> Iterator[str]:
+    """Quantiles of the times that users notice."""
+    for name, key in (("TTFT", "ttft_ms"), ("E2E", "e2e_ms")):
+        if values := [float(trace.end[key]) for trace in traces if trace.end.get(key) is not None]:
+            for which, q in (("median", 50), ("90th", 90), ("99th", 99)):
+                yield f'<div class="tile"><b>{ms(percentile(values, q))}</b><span>{name}, {which}</span></div>'
+
+
+def totals(traces: list[RequestTrace]) -> Iterator[str]:
+    """A bar for each phase: the time of all requests."""
+    spent = Counter[str]()
+    for trace in traces:
+        spent.update(trace.phases)
+    for phase, total in spent.most_common():
+        words = f"{ms(total)} · {100 * total / spent.total():.1f} %"
+        yield f"<tr><td>{escape(phase)}<td>{words}<td class=bar>{bar(phase, 0, total / max(spent.values()), words)}"
+
+
+def rows(traces: list[RequestTrace]) -> Iterator[str]:
+    """Each request in its place in time; opened, its phases and figures."""
+    first = min((trace.start for trace in traces), default=0.0)
+    whole = max((1000 * (trace.start - first) + trace.e2e_ms for trace in traces), default=0.0) or 1.0
+    for trace in traces:
+        start, end = 1000 * (trace.start - first), trace.end
+        bars = "".join(
+            bar(span.phase, (start + span.start) / whole, span.ms / whole, f"{span.phase}: {ms(span.ms)}")
+            for span in trace.spans
+        )
+        tokens = " + ".join(str(end.get(name, 0)) for name in ("prompt_tokens", "completion_tokens"))
+        figures = [trace.request_id, trace.status, f"{tokens} tokens, {end.get('cached_tokens', 0)} cached"]
+        figures += [f"TTFT {ms(end['ttft_ms'])}"] if end.get("ttft_ms") is not None else []
+        figures += [f"whole {ms(trace.e2e_ms)}", *(f"{n} {name}" for name, n in (end.get("misses") or {}).items())]
+        phases = "".join(
+            f"<tr><td>{escape(span.phase)}<td>{ms(span.start)}<td>{ms(span.ms)}<td class=bar>"
+            + bar(span.phase, span.start / (trace.e2e_ms or 1), span.ms / (trace.e2e_ms or 1), "")
+            for span in trace.spans
+        )
+        yield (
+            f'<details class="row"><summary><span class="name">{escape((trace.label or trace.request_id)[:16])}</span>'
+            f'<span class="line">{bars}</span></summary><p class="cause">{escape(trace.cause)}</p>'
+            f"<p>{escape(' · '.join(figures))}</p><table><tr><th>phase<th>from<th>time<th>{phases}</table></details>\n"
+        )
+
+
+def bar(phase: str, start: float, length: float, tip: str) -> str:
+    """A piece of a line; `start` and `length` are shares of it."""
+    place = f"left:{100 * start:.3f}%;width:{100 * length:.3f}%;background:var(--{GROUPS.get(phase, 'hops')})"
+    return f'<i class="bar" style="{place}" title="{escape(tip)}"></i>'
+
+
+def timelines(steps: list[StepSpan]) -> Iterator[str]:
+    """The steps of each worker: tokens over time, and below them the share of KV blocks in use."""
+    drawn = steps[:MAX_STEPS]
+    for worker in dict.fromkeys(step.worker for step in drawn):
+        own = [step for step in drawn if step.worker == worker]
+        first, whole = own[0].start, max(step.end for step in own) - own[0].start or 1.0
+        most = max(step.num_tokens for step in own) or 1
+        shapes = "".join(shape for step in own for shape in step_shapes(step, first, whole, most))
+        yield (
+            f"<h2>{escape(worker)}</h2><p class=note>{len(own)} of {len(steps)} steps over {ms(1000 * whole)}; at most "
+            f"{most} tokens.  {legend([*KINDS, ('queue', 'KV blocks in use')])}</p>"
+            f'<svg class="timeline" viewBox="0 0 1000 {HEIGHT + KV_HEIGHT}" preserveAspectRatio="none">{shapes}</svg>'
+        )
+
+
+def step_shapes(step: StepSpan, first: float, whole: float, most: int) -> Iterator[str]:
+    """One step: its tokens by kind, one above the other, and its KV blocks; a tip says the figures."""
+    output = step.num_tokens - step.num_prefill_tokens - step.num_draft_tokens
+    x, width = 1000 * (step.start - first) / whole, max(0.3, 1000 * (step.end - step.start) / whole)
+    used = KV_HEIGHT * step.num_used_blocks / (step.num_blocks or 1)
+    yield (
+        f"<g><title>step {step.step_id}: {ms(1000 * (step.end - step.start))}, {len(step.sequences)} sequences, "
+        f"{step.num_tokens} tokens ({step.num_prefill_tokens} of prompts, {step.num_draft_tokens} drafted), KV blocks "
+        f"{step.num_used_blocks} of {step.num_blocks}, {step.num_running} running, {step.num_waiting} waiting</title>"
+    )
+    y = float(HEIGHT)
+    for (colour, _), count in zip(KINDS, (output, step.num_draft_tokens, step.num_prefill_tokens), strict=True):
+        if count > 0:
+            height = HEIGHT * count / most
+            y -= height
+            yield f'<path d="M{x:.2f} {y:.2f}h{width:.2f}v{height:.2f}h-{width:.2f}Z" fill="var(--{colour})"/>'
+    top = HEIGHT + KV_HEIGHT - used
+    yield f'<path d="M{x:.2f} {top:.2f}h{width:.2f}v{used:.2f}h-{width:.2f}Z" fill="var(--queue)"/></g>'

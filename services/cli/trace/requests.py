@@ -1,21 +1,17 @@
-"""Requests put together from log lines: what happened to each, where, and when."""
+"""One request of the logs: where its time went, and what it waits for."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
-from services.cli.trace.phases import place_of, rank
-from services.cli.trace.reading import LogEntry
-from shared.phases import MISS_LABELS, PHASE_LABELS
+from shared.phases import HOPS, IN_ORDER, MISS_LABELS, PHASE_LABELS, QUEUE, Phase
 
 RECEIVED = "request_received"
 ENDS = ("request_finished", "request_cancelled", "request_failed")
-GATEWAY = "gateway"
-STEP = "step_finished"
-STATES = {  # what a request without an end is doing, by the last line that told of it
+STATES = {  # what a request without an end is doing, by its last line
     RECEIVED: "on its way to a tokenizer",
     "request_tokenized": "on its way to the scheduler",
     "request_queued": "waiting in the queue",
@@ -26,10 +22,44 @@ STATES = {  # what a request without an end is doing, by the last line that told
     "sequence_finished": "on its way back to the client",
     "stream_finished": "on its way back to the client",
 }
+GATEWAY, TOKENIZER, SCHEDULER, WORKER, DETOKENIZER = "gateway", "tokenizer", "scheduler", "worker", "detokenizer"
+SERVICES = (GATEWAY, TOKENIZER, SCHEDULER, WORKER, "draft", DETOKENIZER)  # in the order of a request's way
+PHASE_ORDER = tuple(phase.label for phase in IN_ORDER)
+HOP_LABELS = frozenset(hop.label for hop in (Phase.FROM_CLIENT, *HOPS))
+PLACES = {  # where a phase is spent, if not in the scheduler
+    "tokenise": TOKENIZER,
+    "detokenise": DETOKENIZER,
+    **dict.fromkeys(("prefill", "decode", "draft_wait", "recompute"), WORKER),
+    **dict.fromkeys(("gateway", "client_blocked", "untold", *HOP_LABELS), GATEWAY),
+}
+GROUPS = {  # phases that are drawn in one colour
+    **{label: label for label in PHASE_LABELS},
+    **dict.fromkeys(HOP_LABELS, "hops"),
+    **dict.fromkeys((phase.label for phase in QUEUE), "queue"),
+    **dict.fromkeys(("preempted", "recompute", "lost", "untold"), "interrupted"),
+}
+LAST_PHASES = ("to_gateway", "gateway", "client_blocked")  # of an output that reached its gateway
+# The fields of the gateway's lines about a request; times without the `_ms` of the log.
+FIELDS = frozenset(
+    ("queue", "status", "cause", "reason", "field", "finish_reason", "request_id", "trace_id", "label", "tenant",
+     "arrival", "prompt_tokens", "completion_tokens", "cached_tokens", "num_draft_tokens", "num_accepted_tokens",
+     "num_ahead", "num_chunks", "num_preemptions", "ttft", "tpot", "itl_max", "e2e", "evicted_ago", *PHASE_LABELS,
+     *MISS_LABELS)
+)  # fmt: skip
+
+
+class LogEntry(msgspec.Struct):
+    """One log line.  `time` is Unix seconds by the clock of the process that wrote it."""
+
+    event: str
+    time: float
+    service: str
+    instance: str
+    fields: dict[str, Any]  # all of the line
 
 
 class Span(msgspec.Struct, frozen=True):
-    """A phase of a request as a stretch of time: milliseconds from the request's arrival."""
+    """A phase of a request: milliseconds from the request's arrival."""
 
     phase: str
     start: float
@@ -41,17 +71,27 @@ class Span(msgspec.Struct, frozen=True):
 
     @property
     def service(self) -> str:
-        return place_of(self.phase)
+        """The service in which the phase is spent."""
+        return PLACES.get(self.phase, SCHEDULER)
 
 
 class RequestTrace(msgspec.Struct):
-    """One request, as far as the logs tell of it.  Entries are in the order in which things happened."""
+    """The log lines of one request, in the order of their events."""
 
     request_id: str
     entries: list[LogEntry]
     received: LogEntry | None = None
-    last: LogEntry | None = None  # the gateway's last word
-    offset: float = 0.0  # seconds by which the gateway's clock was moved
+    last: LogEntry | None = None  # the gateway's last line about it
+
+    def settle(self) -> None:
+        """Order the lines, and find the first and last of the gateway.  Where several calls asked for the request, the
+        last of them ends it."""
+        self.entries.sort(key=lambda entry: entry.time)
+        for entry in self.entries:
+            if entry.service == GATEWAY and entry.event == RECEIVED:
+                self.received = entry
+            elif entry.service == GATEWAY and entry.event in ENDS:
+                self.last = entry
 
     @property
     def end(self) -> Mapping[str, Any]:
@@ -67,7 +107,7 @@ class RequestTrace(msgspec.Struct):
         """Unix seconds, by the clock of the gateway."""
         arrival = self.end.get("arrival")
         if isinstance(arrival, float | int):
-            return float(arrival) + self.offset
+            return float(arrival)
         if self.last is not None and self.e2e_ms:
             return self.last.time - self.e2e_ms / 1000
         return self.entries[0].time
@@ -91,113 +131,49 @@ class RequestTrace(msgspec.Struct):
     @property
     def phases(self) -> dict[str, float]:
         """Milliseconds by phase, in the order of a request's way."""
-        found = {str(name): float(ms) for name, ms in (self.end.get("phases") or {}).items()}
-        return dict(sorted(found.items(), key=lambda item: rank(item[0])))
+        return in_order(self.end.get("phases"))
 
     @property
     def spans(self) -> list[Span]:
         """The phases one after the other: first those until the first output, then the rest.  Within either part a
         phase that came several times is drawn as one."""
         phases = self.phases
-        first = {str(name): float(ms) for name, ms in (self.end.get("first_phases") or {}).items()}
-        first = {name: min(first[name], phases.get(name, 0.0)) for name in sorted(first, key=rank)}
+        first = {name: min(ms, phases.get(name, 0.0)) for name, ms in in_order(self.end.get("first_phases")).items()}
         rest = {name: ms - first.get(name, 0.0) for name, ms in phases.items()}
-        if "gateway" in rest:  # then it is what becomes of the last output there
-            back = ("to_gateway", "gateway", "client_blocked")
-            rest = {name: rest[name] for name in (*(n for n in rest if n not in back), *back) if name in rest}
-        return laid_out((first, rest))
+        if GATEWAY in rest:  # the gateway's time after the first output is that of the last output
+            rest |= {name: rest.pop(name) for name in LAST_PHASES if name in rest}
+        spans, at = [], 0.0
+        for name, ms in (*first.items(), *rest.items()):
+            if ms > 0:
+                spans.append(Span(name, at, ms))
+                at += ms
+        return spans
 
     @property
     def cause(self) -> str:
         """Why it took so long, in words; of an open request, what it is doing."""
         if self.last is None:
-            return self.state
+            entry = self.entries[-1]
+            return f"{STATES.get(entry.event, entry.event)} ({entry.event} at {entry.instance})"
         if cause := self.end.get("cause"):
             return str(cause)
-        phases = self.phases
-        if not phases:
+        if not self.phases:
             return str(self.end.get("reason") or self.status)
-        name = max(phases, key=lambda phase: phases[phase])
-        return f"{phases[name]:.0f} ms of {self.e2e_ms:.0f}: {name}"
-
-    @property
-    def state(self) -> str:
-        entry = self.entries[-1]
-        return f"{STATES.get(entry.event, entry.event)} ({entry.event} at {entry.instance})"
+        name, ms = max(self.phases.items(), key=lambda item: item[1])
+        return f"{ms:.0f} ms of {self.e2e_ms:.0f}: {name}"
 
     @property
     def values(self) -> dict[str, Any]:
-        """Everything that can be asked after by name; times in milliseconds."""
-        received = self.received.fields if self.received is not None else {}
-        named = {name.removesuffix("_ms"): value for name, value in self.end.items() if name.endswith("_ms")}
-        fields = {name: value for name, value in (received | dict(self.end)).items() if not isinstance(value, dict)}
-        queue = sum(ms for name, ms in self.phases.items() if name.startswith("queue_"))
+        """The fields that conditions may use; times in milliseconds."""
+        fields = (self.received.fields if self.received is not None else {}) | dict(self.end)
+        plain = {name: value for name, value in fields.items() if not isinstance(value, dict)}
+        times = {name.removesuffix("_ms"): value for name, value in plain.items()}
+        queue = sum(ms for name, ms in self.phases.items() if GROUPS.get(name) == "queue")
         own = {"queue": queue, "status": self.status, "cause": self.cause, "request_id": self.request_id}
-        return fields | named | (self.end.get("misses") or {}) | self.phases | own
+        return plain | times | (self.end.get("misses") or {}) | self.phases | own
 
 
-def laid_out(parts: Iterable[Mapping[str, float]]) -> list[Span]:
-    """Phases as spans, each behind the one before; `parts` come in order, and so do the phases of each."""
-    spans, at = [], 0.0
-    for part in parts:
-        for name in part:
-            if part[name] > 0:
-                spans.append(Span(name, at, part[name]))
-                at += part[name]
-    return spans
-
-
-# What the gateway's lines about a request may have, but for times: those are in the docs as `..._ms`.
-FIELDS = frozenset(
-    ("queue", "status", "cause", "reason", "field", "finish_reason", "request_id", "trace_id", "label", "tenant",
-     "arrival", "prompt_tokens", "completion_tokens", "cached_tokens", "num_draft_tokens", "num_accepted_tokens",
-     "num_ahead", "num_chunks", "num_preemptions", "ttft", "tpot", "itl_max", "e2e", "evicted_ago", *PHASE_LABELS,
-     *MISS_LABELS)
-)  # fmt: skip
-
-
-class Logs(msgspec.Struct):
-    """What matters of the logs."""
-
-    traces: list[RequestTrace]  # by arrival
-    steps: list[LogEntry]  # by time; none unless `log_steps` was on
-
-    @property
-    def fields(self) -> frozenset[str]:
-        """The names that can be asked after: those of every log, and what these requests have besides."""
-        return FIELDS.union(*(trace.values for trace in self.traces))
-
-    def find(self, name: str) -> list[RequestTrace]:
-        """The requests of an id (or its beginning), a trace id or a label."""
-        return [
-            trace
-            for trace in self.traces
-            if trace.request_id.startswith(name) or name in (trace.trace_id, trace.label, trace.end.get("label"))
-        ]
-
-
-def gather(entries: Iterable[LogEntry]) -> Logs:
-    """Put lines together.  A request that several calls asked for ends with the last of them."""
-    traces: dict[str, RequestTrace] = {}
-    steps: list[LogEntry] = []
-    for entry in entries:
-        if entry.event == STEP:
-            steps.append(entry)
-        elif request_id := entry.request_id:
-            trace = traces.get(request_id)
-            if trace is None:
-                trace = traces[request_id] = RequestTrace(request_id, [])
-            trace.entries.append(entry)
-    for trace in traces.values():
-        settle(trace)
-    return Logs(sorted(traces.values(), key=lambda t: t.start), sorted(steps, key=lambda entry: entry.time))
-
-
-def settle(trace: RequestTrace) -> None:
-    """Order a request's lines, and find its first and last."""
-    trace.entries.sort(key=lambda entry: entry.time)
-    for entry in trace.entries:
-        if entry.service == GATEWAY and entry.event == RECEIVED:
-            trace.received = entry
-        elif entry.service == GATEWAY and entry.event in ENDS:
-            trace.last = entry
+def in_order(phases: Mapping[str, Any] | None) -> dict[str, float]:
+    """Milliseconds by phase, in the order of a request's way; phases of later versions come last."""
+    found = {str(name): float(ms) for name, ms in (phases or {}).items()}
+    return {name: found[name] for name in (*(label for label in PHASE_ORDER if label in found), *found)}

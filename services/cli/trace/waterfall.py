@@ -1,16 +1,14 @@
-"""One request in the terminal: its phases as bars, why it took so long, and what else its lines tell."""
+"""One request in the terminal: its phases as bars, why it took so long, and its log lines."""
 
 from __future__ import annotations
 
 import shutil
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 import click
 
 from services.cli.tables import aligned
-from services.cli.trace.phases import GROUPS
-from services.cli.trace.requests import RequestTrace, Span
+from services.cli.trace.requests import GROUPS, RequestTrace, Span
 
 COLOURS = {
     "gateway": "white", "hops": "bright_black", "tokenise": "cyan", "queue": "yellow", "prefill": "blue",
@@ -20,6 +18,8 @@ COLOURS = {
 EIGHTHS = " ▏▎▍▌▋▊▉█"
 MAX_WIDTH = 100
 NAME_WIDTH = 15
+LINE_FIELDS = ("cause", "reason", "worker", "num_ahead", "num_prompt_tokens", "num_output_tokens", "row", "step_id",
+               "index")  # fmt: skip
 SHOWN_FIELDS = ("num_ahead", "num_chunks", "num_preemptions", "num_draft_tokens", "num_accepted_tokens")
 
 
@@ -72,44 +72,22 @@ def events(trace: RequestTrace) -> Iterator[str]:
     yield ""
     for entry in trace.entries:
         since = f"{1000 * (entry.time - trace.start):>10.1f} ms"
-        yield click.style(f"{since}  {entry.instance:<22} {entry.event} {details(entry.fields)}", fg="bright_black")
-
-
-def details(fields: dict[str, Any]) -> str:
-    known = (
-        "cause",
-        "reason",
-        "worker",
-        "num_ahead",
-        "num_prompt_tokens",
-        "num_output_tokens",
-        "row",
-        "step_id",
-        "index",
-    )
-    return " ".join(f"{name}={fields[name]}" for name in known if fields.get(name) not in (None, "") and name in fields)
+        fields = " ".join(
+            f"{name}={entry.fields[name]}" for name in LINE_FIELDS if entry.fields.get(name) not in (None, "")
+        )
+        yield click.style(f"{since}  {entry.instance:<22} {entry.event} {fields}", fg="bright_black")
 
 
 def table(traces: Iterable[RequestTrace]) -> str:
     """One line for each request."""
-    rows = [
-        [
-            trace.request_id[:12],
-            trace.label[:16],
-            trace.status,
-            *(cell(trace.end.get(key)) for key in ("e2e_ms", "ttft_ms", "tpot_ms")),
-            str(trace.end.get("prompt_tokens", "")),
-            str(trace.end.get("completion_tokens", "")),
-            trace.cause,
-        ]
-        for trace in traces
-    ]
+    rows = []
+    for trace in traces:
+        times = (trace.end.get(key) for key in ("e2e_ms", "ttft_ms", "tpot_ms"))
+        tokens = (str(trace.end.get(key, "")) for key in ("prompt_tokens", "completion_tokens"))
+        shown = ("" if value is None else ms(value) for value in times)
+        rows.append([trace.request_id[:12], trace.label[:16], trace.status, *shown, *tokens, trace.cause])
     names = ["request", "label", "status", "e2e", "ttft", "tpot", "prompt", "output", "cause"]
     return aligned(names, rows, left=(0, 1, 2, 8))
-
-
-def cell(value: Any) -> str:
-    return ms(value) if isinstance(value, int | float) else ""
 
 
 def ms(value: float) -> str:

@@ -1,14 +1,15 @@
-"""`--where 'ttft > 500ms and (status != OK or evicted > 0)'`: a small language, read by a small parser.
+"""`--where 'ttft > 500ms and (status != OK or evicted > 0)'`: comparisons, joined by `and`, `or`, `not` and brackets.
 
-    condition   comparison | not condition | condition and condition | condition or condition | (condition)
-    comparison  name operator value;   == != < <= > >=, and ~ for "contains"
+    comparison  name operator value;   = == != < <= > >=, and ~ for "contains"
     value       a number, with a unit of time or without (us, ms, s, m), or a word, or text in quotes
 
-Times are compared in milliseconds.  What a request does not have makes a comparison false, but for !=.
+Times are compared in milliseconds.  A comparison with a field that a request lacks is false, except !=.  Python's own
+parser reads how comparisons are joined; nothing of the text is evaluated.
 """
 
 from __future__ import annotations
 
+import ast
 import operator
 import re
 from collections.abc import Callable, Collection, Mapping
@@ -17,31 +18,39 @@ from typing import Any
 
 Condition = Callable[[Mapping[str, Any]], bool]
 
-MAX_DEPTH = 50
 MILLISECONDS = {"us": 0.001, "ms": 1.0, "s": 1000.0, "m": 60_000.0}
 OPERATORS: Mapping[str, Callable[[Any, Any], bool]] = {
     "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge, "=": operator.eq, "==": operator.eq,
-    "!=": operator.ne,
+    "!=": operator.ne, "~": lambda value, wanted: str(wanted).lower() in str(value).lower(),
 }  # fmt: skip
-TOKEN = re.compile(
-    r"""\s*(?:
+COMPARISON = re.compile(
+    r"""\b(?P<name> [A-Za-z_]\w*) \s* (?P<operator> <=|>=|==|!=|<|>|=|~) \s* (?:
         (?P<number> [-+]?\d+(?:\.\d+)?) (?P<unit> us|ms|s|m)? \b
-      | (?P<operator> <=|>=|==|!=|<|>|=|~)
-      | (?P<bracket> [()])
-      | (?P<text> "[^"]*"|'[^']*')
+      | (?P<text> "[^"]*" | '[^']*')
       | (?P<word> [A-Za-z_][\w.:/-]*)
     )""",
     re.VERBOSE,
 )
+JOINTS = re.compile(r"(?: \s | [()] | \b(?:and|or|not)\b )*", re.VERBOSE)
 
 
 class WhereError(ValueError):
-    """A condition that cannot be read; its words say where."""
+    """A condition that cannot be read."""
 
 
 def parse_where(text: str, known: Collection[str]) -> Condition:
     """Raises WhereError, also where a name is not among the `known` ones."""
-    return _Parser(text, known).whole()
+    parts = list(COMPARISON.finditer(text))
+    for part in parts:
+        check_name(part["name"], known)
+    if JOINTS.fullmatch(COMPARISON.sub(" ", text)) is None:
+        raise WhereError(f"cannot read {text!r}: expected comparisons like `ttft > 500ms`, joined by and, or, not")
+    numbers = iter(range(len(parts)))
+    joined = COMPARISON.sub(lambda part: f" _{next(numbers)} ", text)  # `_3` is the comparison numbered 3
+    try:
+        return _joined(ast.parse(joined.strip(), mode="eval").body, [_comparison(part) for part in parts])
+    except (SyntaxError, RecursionError, MemoryError) as error:
+        raise WhereError(f"cannot read {text!r}: {getattr(error, 'msg', 'it is nested too deeply')}") from error
 
 
 def check_name(name: str, known: Collection[str]) -> None:
@@ -53,96 +62,30 @@ def check_name(name: str, known: Collection[str]) -> None:
     raise WhereError(f"no request has a field {name!r}; {hint}There are {', '.join(sorted(known))}")
 
 
-class _Parser:
-    def __init__(self, text: str, known: Collection[str]) -> None:
-        self._known = known
-        self._tokens = list(_tokens(text))
-        self._place = 0
-        self._depth = 0
-
-    def whole(self) -> Condition:
-        condition = self._either()
-        if self._place < len(self._tokens):
-            raise WhereError(f"expected 'and' or 'or' before {self._tokens[self._place][1]!r}")
-        return condition
-
-    def _take(self, *words: str) -> bool:
-        """Whether the next token is one of these; if so it is gone."""
-        if self._place < len(self._tokens) and self._tokens[self._place][1] in words:
-            self._place += 1
-            return True
-        return False
-
-    def _next(self, *kinds: str) -> tuple[str, Any]:
-        if self._place == len(self._tokens):
-            raise WhereError(f"expected a {' or '.join(kinds)} at the end")
-        kind, value = self._tokens[self._place]
-        if kind not in kinds:
-            raise WhereError(f"expected a {' or '.join(kinds)}, not {value!r}")
-        self._place += 1
-        return kind, value
-
-    def _either(self) -> Condition:
-        parts = [self._both()]
-        while self._take("or"):
-            parts.append(self._both())
-        return parts[0] if len(parts) == 1 else lambda values: any(part(values) for part in parts)
-
-    def _both(self) -> Condition:
-        parts = [self._one()]
-        while self._take("and"):
-            parts.append(self._one())
-        return parts[0] if len(parts) == 1 else lambda values: all(part(values) for part in parts)
-
-    def _one(self) -> Condition:
-        self._depth += 1
-        if self._depth > MAX_DEPTH:
-            raise WhereError("the condition is nested too deeply")
-        try:
-            if self._take("not"):
-                inner = self._one()
-                return lambda values: not inner(values)
-            if self._take("("):
-                inner = self._either()
-                if not self._take(")"):
-                    raise WhereError("a bracket is not closed")
-                return inner
-            return self._comparison()
-        finally:
-            self._depth -= 1
-
-    def _comparison(self) -> Condition:
-        _, name = self._next("word")
-        check_name(name, self._known)
-        _, sign = self._next("operator")
-        _, wanted = self._next("number", "word", "text")
-        if sign == "~":
-            return lambda values: str(wanted).lower() in str(values.get(name, "")).lower()
-        compare = OPERATORS[sign]
-        return lambda values: _compared(compare, values.get(name), wanted)
+def _joined(node: ast.expr, comparisons: list[Condition]) -> Condition:
+    if isinstance(node, ast.Name):
+        return comparisons[int(node.id[1:])]
+    if isinstance(node, ast.UnaryOp):
+        inner = _joined(node.operand, comparisons)
+        return lambda values: not inner(values)
+    if not isinstance(node, ast.BoolOp):
+        raise WhereError("comparisons must be joined by and, or, not")
+    parts = [_joined(value, comparisons) for value in node.values]
+    combine = all if isinstance(node.op, ast.And) else any
+    return lambda values: combine(part(values) for part in parts)
 
 
-def _compared(compare: Callable[[Any, Any], bool], value: Any, wanted: Any) -> bool:
-    if value is None:
-        return compare is operator.ne
-    if isinstance(wanted, float) and not isinstance(value, int | float):
-        return compare is operator.ne
-    return bool(compare(value if isinstance(wanted, float) else str(value), wanted))
+def _comparison(part: re.Match[str]) -> Condition:
+    name, compare = part["name"], OPERATORS[part["operator"]]
+    is_number = part["number"] is not None and part["operator"] != "~"
+    wanted: Any = part["word"] or part["number"] or part["text"][1:-1]
+    if is_number:
+        wanted = float(wanted) * MILLISECONDS[part["unit"] or "ms"]
 
+    def holds(values: Mapping[str, Any]) -> bool:
+        value = values.get(name)
+        if value is None or (is_number and not isinstance(value, int | float)):
+            return compare is operator.ne
+        return compare(value if is_number else str(value), wanted)
 
-def _tokens(text: str) -> list[tuple[str, Any]]:
-    tokens: list[tuple[str, Any]] = []
-    place = 0
-    while place < len(text.rstrip()):
-        match = TOKEN.match(text, place)
-        if match is None:
-            raise WhereError(f"cannot read {text[place:].strip()!r}")
-        place = match.end()
-        kind = match.lastgroup if match.lastgroup != "unit" else "number"
-        value: Any = match[kind or ""]
-        if kind == "number":
-            value = float(value) * MILLISECONDS[match["unit"] or "ms"]
-        elif kind == "text":
-            value = value[1:-1]
-        tokens.append((kind or "", value))
-    return tokens
+    return holds

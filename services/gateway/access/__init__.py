@@ -1,1 +1,1 @@
-"""Who may ask a gateway, how much, and how soon it can be served."""
+"""Which clients may ask a gateway, how much, and how soon it can be served."""

@@ -1,4 +1,4 @@
-"""Who may ask: the keys of clients, and the tenant that each stands for.
+"""The keys of clients, and the tenant that each stands for.
 
 Knows no transport: every front shows it a call's headers, under the same names.
 """
@@ -14,7 +14,7 @@ import msgspec
 
 from services.gateway.access.connections import source_of
 from services.gateway.access.header import CallMetadata, read_metadata
-from shared.config import Settings
+from shared.config import AccessSettings
 from shared.errors import ConfigError, RejectCode, RequestError
 
 OPERATOR = "operator"  # the tenant whose keys may look after the gateway too
@@ -35,7 +35,7 @@ class ApiKeys:
             raise ConfigError("api_keys has the same key twice")
 
     def tenant_of(self, key: str) -> str | None:
-        """Compares with all of them, so that the time it takes tells nothing of any."""
+        """Compares with all of them, so that its duration reveals nothing about any."""
         shown, found = digest(key), None
         for known, tenant in self._tenants:
             if hmac.compare_digest(known, shown):
@@ -44,7 +44,7 @@ class ApiKeys:
 
 
 class Access:
-    """Lets calls in: with `keys` those that show one, as its tenant; without, all, as whom they say that they are."""
+    """Admits calls: with `keys` those that show a valid one, as its tenant; else all, as the tenant that they name."""
 
     def __init__(self, keys: ApiKeys | None) -> None:
         self._keys = keys
@@ -54,18 +54,20 @@ class Access:
         return self._keys is None
 
     def caller(self, headers: Headers) -> CallMetadata:
-        """Who calls.  Raises RequestError where no key is shown that opens, or the tenant's name is too long."""
+        """The caller.  Raises RequestError where no valid key is shown, or the tenant's name is too long."""
         headers = list(headers)
         call = read_metadata(headers)
         if self._keys is not None:
             return msgspec.structs.replace(call, tenant=self._tenant(self._keys, headers))
         if len(call.tenant) > MAX_TENANT_CHARS:
-            raise RequestError(f"x-tenant has more than {MAX_TENANT_CHARS} characters", field="x-tenant")
+            raise RequestError(
+                f"x-tenant has {len(call.tenant)} characters, more than {MAX_TENANT_CHARS}", field="x-tenant"
+            )
         return call
 
     def sender(self, headers: Headers, host: str) -> str:
-        """To whom it is put down what a request costs: the tenant where a key says it, else the address, and what the
-        call says of its tenant where there are no keys.  Never raises."""
+        """The account that pays for a request: the tenant where a key names it, else the address, with the tenant that
+        the call names where there are no keys.  Never raises."""
         headers = list(headers)
         if self._keys is None:
             return f"{source_of(host)} {read_metadata(headers).tenant[:MAX_TENANT_CHARS]}"
@@ -99,7 +101,7 @@ def shown_key(headers: Headers) -> str | None:
     return key[: MAX_KEY_CHARS + 1] if key else None
 
 
-def make_access(settings: Settings) -> Access:
+def make_access(settings: AccessSettings) -> Access:
     """The settings' keys.  Raises ConfigError where they cannot be read; what is wrong is never repeated in words."""
     if not (settings.api_keys or settings.api_keys_file):
         return Access(None)

@@ -6,7 +6,7 @@ import ipaddress
 from collections import Counter
 
 from shared import descriptors
-from shared.config import Settings
+from shared.config import GatewaySettings
 
 RESERVED = 128  # descriptors of a gateway for all but its clients: the bus, files, libraries
 NUM_FRONTS = 2  # gRPC and HTTP
@@ -29,9 +29,10 @@ class Connections:
     def excess(self, source: str) -> str:
         """Why no other connection from there is taken now, or an empty string."""
         if self._count >= self.most:
-            return f"{self._count} connections are open, the most that this server takes"
+            return f"{self._count} connections are open, the limit is {self.most} (max_connections)"
         if self._open[source] >= self.per_address:
-            return f"{self._open[source]} connections from one address are open, the most that this server takes"
+            limit = f"{self.per_address} (max_connections_per_address)"
+            return f"{self._open[source]} connections from one address are open, the limit is {limit}"
         return ""
 
     def enter(self, source: str) -> None:
@@ -45,7 +46,7 @@ class Connections:
             del self._open[source]
 
 
-def make_connections(settings: Settings) -> Connections:
+def make_connections(settings: GatewaySettings) -> Connections:
     """Of one front, by the settings and by how many descriptors this process may have."""
     most = max(FEWEST, min(settings.max_connections, (descriptors.limit() - RESERVED) // NUM_FRONTS))
     return Connections(most, max(1, min(settings.max_connections_per_address, most // 2)))

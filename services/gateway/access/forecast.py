@@ -10,9 +10,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 MEMORY = 64  # requests that are remembered
-MIN_SAMPLES = 8  # before which nothing is foretold
+MIN_SAMPLES = 8  # before which nothing is predicted
 REACH = 2  # times as long a queue as was ever seen to pass is the longest that anything is known of
-SAFETY = 1.25  # where many wait, who is let in at the limit would be late half of the time
+SAFETY = 1.25  # where many wait, a request that is admitted at the limit would be late half of the time
 MAX_TENANTS = 1024
 
 
@@ -26,10 +26,10 @@ class Progress:
 
 
 class Forecast:
-    """One queue: who waits in it for a first token, how long a place has taken of late, and how long an output.
+    """One queue: the requests that wait in it for a first token, and how long a place and an output took of late.
 
-    A place is judged by the sums over many waits, not wait by wait: the long ones, which tell something of a queue,
-    then outweigh those that met none.
+    A place is judged by the sums over many waits, not wait by wait: the long ones, which show the queue, then
+    outweigh those that met none.
     """
 
     def __init__(self) -> None:
@@ -89,8 +89,8 @@ class Forecast:
     def needed(self, max_tokens: int | None) -> float:
         """Seconds within which a request cannot be served.
 
-        Where nobody waits it may be as quick as the quickest, so only a first token is counted.  Where there is a queue
-        everybody in it who will be late makes others late for nothing.
+        Where no request waits, this one may be as quick as the quickest, so only a first token is counted.  Where there
+        is a queue, each request in it that will be late makes others late for nothing.
         """
         return SAFETY * self.wait + self.output(max_tokens) if self._num_waiting else self.wait
 

@@ -18,7 +18,7 @@ from shared.sampling import SamplingParams
 TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-[0-9a-f]{2}")
 START = re.compile(r"(?:t=)?([0-9]{9,17}(?:\.[0-9]{1,9})?)")
 BEYOND_SECONDS = 1e9  # the present is more than so many seconds, and less than a thousand times that
-MAX_WAY = 60.0  # seconds: who was under way for longer has another clock
+MAX_WAY = 60.0  # seconds: a request that seems to have taken longer comes from another clock
 SPAN_DIGITS = 16
 MAX_KEY_CHARS = 256
 

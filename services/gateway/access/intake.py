@@ -1,4 +1,4 @@
-"""What is being received: how many bytes at a time, how fast, and of whom no more for now.  No I/O; the clock is given.
+"""Bodies in transit: how many bytes at a time, how fast, and which senders have to wait.  No I/O; the clock is given.
 
 A request counts here from its first byte to its last; what becomes of it then is the admission's (`limits.py`).
 """
@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from shared.config import Settings
+from shared.config import GatewaySettings
 from shared.debts import Debts
 from shared.errors import RejectCode, RequestError
 
@@ -20,7 +20,7 @@ PATIENCE = 0.5  # seconds of debt up to which a sender is only kept waiting
 REFUSAL = 1.5  # seconds, and up to twice as many, until a sender with more debt is refused (`refusal_wait`)
 REFUSED_BYTES_PER_SECOND = 1 << 20  # that one may send for nothing, for ever ...
 CREDIT = 16.0  # ... and so many seconds' worth of it in one burst
-FASTEST = 16 << 20  # bytes a second of one sender, on the average: what is received takes everybody's processors ...
+FASTEST = 16 << 20  # bytes a second of one sender, on the average: receiving takes processors that others need ...
 BURST = 0.25  # ... beyond so many seconds' worth of it
 SLOWEST = 16 << 10  # bytes a second, on the average of a body, once it has had its time
 
@@ -80,9 +80,11 @@ class BodyIntake:
     def take(self, sender: str, num_bytes: int) -> None:
         """Hold so many bytes more; raises RequestError where that is too much."""
         if self._of_sender[sender] + num_bytes > self.limits.sender:
-            raise too_much(f"of this sender {self._of_sender[sender]} bytes", RejectCode.RESOURCE_EXHAUSTED)
+            raise too_much(
+                "from this sender", self._of_sender[sender], self.limits.sender, RejectCode.RESOURCE_EXHAUSTED
+            )
         if self.num_bytes + num_bytes > self.limits.total:
-            raise too_much(f"at this gateway {self.num_bytes} bytes", RejectCode.UNAVAILABLE)
+            raise too_much("at this gateway", self.num_bytes, self.limits.total, RejectCode.UNAVAILABLE)
         self._of_sender[sender] += num_bytes
         self.num_bytes += num_bytes
 
@@ -129,7 +131,7 @@ class Body:
         self._held = 0
 
 
-def make_intake(settings: Settings) -> BodyIntake:
+def make_intake(settings: GatewaySettings) -> BodyIntake:
     """By the settings; every sender can send one request of the largest size, and another one beside it."""
     total = max(settings.max_receiving_bytes, 2 * settings.max_request_bytes)
     return BodyIntake(IntakeLimits(total, max(total // 2, settings.max_request_bytes), settings.body_timeout))
@@ -140,9 +142,9 @@ def refusal_wait() -> float:
     return random.uniform(REFUSAL, 2 * REFUSAL)
 
 
-def too_much(held: str, code: RejectCode) -> RequestError:
+def too_much(where: str, num_bytes: int, limit: int, code: RejectCode) -> RequestError:
     return RequestError(
-        f"{held} of requests are being received, as much as can be (max_receiving_bytes)",
+        f"{num_bytes} bytes of requests are being received {where}, the limit is {limit} (max_receiving_bytes)",
         code=code,
         retry_after_ms=1000,
     )

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from services.gateway.streams.journal import prompt_bytes
-from shared.config import Settings
+from shared.config import AdmissionSettings, SchedulingSettings
 from shared.errors import RejectCode, RequestError
 from shared.messages import DecodeRequest, EncodeRequest, TokenizeRequest
 
@@ -29,17 +29,19 @@ class TenantBounds:
 
 @dataclass(slots=True)
 class Open:
-    """What is open now."""
+    """The requests and tokens that are open now."""
 
     requests: int = 0
     tokens: int = 0
 
-    def excess(self, tokens: int, bounds: TenantBounds) -> str:
-        """What a request of so many tokens would make too much, or nothing.  The first is always let in."""
+    def excess(self, tokens: int, bounds: TenantBounds, kind: str) -> str:
+        """What a request of so many tokens would make too much, or nothing.  The first is always let in.  `kind`: in
+        the names of the settings, `open` or `tenant`."""
         if bounds.requests and self.requests >= bounds.requests:
-            return f"{self.requests} requests are open, of at most {bounds.requests}"
+            return f"{self.requests} requests are open, the limit is max_{kind}_reqs={bounds.requests}"
         if bounds.tokens and self.requests and self.tokens + tokens > bounds.tokens:
-            return f"{self.tokens} tokens are open and {tokens} more are asked for, of at most {bounds.tokens}"
+            limit = f"max_{kind}_tokens={bounds.tokens}"
+            return f"{self.tokens} tokens are open and {tokens} more are asked for, the limit is {limit}"
         return ""
 
     def add(self, tokens: int, sign: int = 1) -> None:
@@ -85,9 +87,9 @@ class Admission:
 
     def enter(self, request_id: str, tenant: str, size: int) -> None:
         """Let in what may come to hold so many tokens."""
-        if excess := self._open.excess(size, self._bounds):
+        if excess := self._open.excess(size, self._bounds, "open"):
             raise self._refusal(f"at this gateway {excess}")
-        if tenant in self._tenants and (excess := self._tenants[tenant].excess(size, self._tenant_bounds)):
+        if tenant in self._tenants and (excess := self._tenants[tenant].excess(size, self._tenant_bounds, "tenant")):
             raise self._refusal(f"of this tenant {excess}")
         self._sizes[request_id] = size
         self._open.add(size)
@@ -117,10 +119,11 @@ class Admission:
         return RequestError(message, code=RejectCode.RESOURCE_EXHAUSTED, retry_after_ms=wait)
 
 
-def make_admission(settings: Settings) -> Admission:
-    requests = settings.max_open_reqs or 2 * (settings.max_num_queued_reqs + settings.max_num_seqs)
-    everyone = TenantBounds(requests, settings.max_open_tokens or 2 * settings.max_num_queued_tokens)
-    return Admission(everyone, TenantBounds(settings.max_tenant_reqs, settings.max_tenant_tokens), max_n=settings.max_n)
+def make_admission(admission: AdmissionSettings, scheduling: SchedulingSettings) -> Admission:
+    requests = admission.max_open_reqs or 2 * (scheduling.max_num_queued_reqs + scheduling.max_num_seqs)
+    everyone = TenantBounds(requests, admission.max_open_tokens or 2 * scheduling.max_num_queued_tokens)
+    each = TenantBounds(admission.max_tenant_reqs, admission.max_tenant_tokens)
+    return Admission(everyone, each, max_n=scheduling.max_n)
 
 
 def tokens_of(request: TokenizeRequest, max_model_len: int, max_n: int) -> int:
@@ -138,14 +141,9 @@ def tokens_of(request: TokenizeRequest, max_model_len: int, max_n: int) -> int:
     return prompt + num_sequences * min(max(0, wanted), longest - prompt)
 
 
-def question_tokens(question: EncodeRequest | DecodeRequest) -> int:
-    """What is to be tokenized, or made text of, and nothing more."""
-    if isinstance(question, DecodeRequest):
-        return len(question.token_ids) // 4
-    return prompt_bytes(question) // CHARS_PER_TOKEN + 1
-
-
-def prompt_tokens(request: TokenizeRequest) -> int:
-    if request.token_ids is not None:
+def prompt_tokens(request: TokenizeRequest | EncodeRequest | DecodeRequest) -> int:
+    """Tokens of a prompt or a question, estimated where it is text."""
+    if not isinstance(request, EncodeRequest) and request.token_ids is not None:
         return len(request.token_ids) // 4
+    assert not isinstance(request, DecodeRequest)  # it has token ids
     return prompt_bytes(request) // CHARS_PER_TOKEN + 1

@@ -38,7 +38,7 @@ class Calls:
         return call
 
     def resolve(self, request_id: str, answer: Message) -> None:
-        """An answer nobody waits for any more is dropped."""
+        """An answer that no call waits for any more is dropped."""
         if (call := self._open.get(request_id)) and not call.answer.done():
             call.answer.set_result(answer)
 
@@ -52,7 +52,7 @@ class Calls:
             async with asyncio.timeout(seconds):
                 return await call.answer
         except TimeoutError:
-            raise unavailable(f"no answer within {seconds:g} s") from None
+            raise unavailable(f"no service answered within {seconds:g} s") from None
         finally:
             self._open.pop(call.question.request_id, None)
             call.answer.cancel()

@@ -1,11 +1,11 @@
-"""Refusals as errors: another service's, and the gateway's own where somebody is missing; and how they read."""
+"""Refusals as errors: another service's, and the gateway's own where a service is missing; and their texts."""
 
 from __future__ import annotations
 
 from shared.errors import RejectCode, RequestError
 from shared.messages import RequestRejected
 
-# A client that is told to come back without a time would come back at once.
+# A client that gets no time to come back would come back at once.
 DEFAULT_RETRY_AFTER_MS = {RejectCode.RESOURCE_EXHAUSTED: 1000, RejectCode.UNAVAILABLE: 500}
 
 MAX_DETAIL_CHARS = 2048  # details travel as a header, and clients bound the size of those

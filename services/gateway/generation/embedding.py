@@ -10,7 +10,6 @@ import msgspec
 
 from services.gateway.generation.service import GenerationService
 from services.gateway.generation.tasks import all_or_none
-from services.gateway.streams.report import StreamReport
 from services.gateway.streams.stream import Stream
 from shared.errors import RejectCode, RequestError
 from shared.messages import TokenizeRequest
@@ -33,7 +32,7 @@ class Embedded(msgspec.Struct, frozen=True):
 
 
 def embedding_params(pooling: Pooling) -> SamplingParams:
-    """With the prompt's embedding comes one token, which nobody is shown."""
+    """With the prompt's embedding comes one token, which no client is shown."""
     return SamplingParams(temperature=0.0, max_tokens=1, seed=0, detokenize=False, speculate=False, pooling=pooling)
 
 
@@ -62,27 +61,18 @@ async def embed(
 
 
 async def _embed(service: GenerationService, request: TokenizeRequest) -> Embedded:
-    report = StreamReport(service.meter)
     found: list[Embedded] = []
 
     async def deliver(stream: Stream) -> None:
         while deltas := await stream.take():
-            report.progressed()
             vectors = (delta.end.embedding for delta in deltas if delta.end is not None)
-            found.extend(
-                Embedded(vector, stream.num_prompt_tokens, stream.num_cached_tokens) for vector in vectors if vector
-            )
+            tokens = stream.num_prompt_tokens, stream.num_cached_tokens
+            found.extend(Embedded(vector, *tokens) for vector in vectors if vector)
 
-    try:
-        await service.generate(request, report, deliver)
-        if not found:
+        if not found and stream.error is None:
             raise RequestError("a worker has computed no embedding", code=RejectCode.INTERNAL)
-    except RequestError as error:
-        report.failed(error)
-        raise
-    except asyncio.CancelledError:
-        report.cancelled(expired=False)
-        raise
+
+    await service.generate(request, deliver)
     return found[0]
 
 

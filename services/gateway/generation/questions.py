@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 
-from services.gateway.access.limits import Admission, question_tokens
+from services.gateway.access.limits import Admission, prompt_tokens
 from services.gateway.bus.bus import Bus
 from services.gateway.bus.calls import Calls, Question
 from services.gateway.bus.deployment import RosterView
@@ -29,7 +29,7 @@ class Questions:
     async def ask_tokenizer(self, question: EncodeRequest | DecodeRequest, seconds: float) -> Message:
         """Ask on a client's behalf: it counts as a request of its tenant while there is no answer."""
         name = question.request_id
-        self._admission.enter(name, question.tenant, question_tokens(question))
+        self._admission.enter(name, question.tenant, prompt_tokens(question))
         try:
             return await self._ask(question, self._deployment.tokenizer(name), seconds)
         except (RequestError, asyncio.CancelledError):  # what is in a queue there need not be begun with
@@ -52,7 +52,7 @@ class Questions:
     async def _ask(self, question: Question, address: str, seconds: float) -> Message:
         if len(self._calls) >= MAX_CALLS:
             raise RequestError(
-                f"{len(self._calls)} questions are open at this gateway, the most that it takes",
+                f"{len(self._calls)} questions are open at this gateway, the limit is {MAX_CALLS}",
                 code=RejectCode.RESOURCE_EXHAUSTED,
                 retry_after_ms=100,
             )

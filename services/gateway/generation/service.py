@@ -1,7 +1,8 @@
-"""Every generation of a gateway, from its admission to its last word, whatever its client speaks."""
+"""Every generation of a gateway, from its admission to its last output, by gRPC or HTTP."""
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 
@@ -47,7 +48,7 @@ log = structlog.get_logger()
 
 BYTES_PER_TOKEN = 8  # of a prompt, generously
 
-# A request that ended thus was ended by the troupe itself, which needs no word of it.
+# The deployment itself ended a request with one of these, and needs no message about it.
 DONE = frozenset({RejectCode.INVALID_ARGUMENT, RejectCode.NOT_FOUND, RejectCode.RESOURCE_EXHAUSTED})
 
 
@@ -59,22 +60,22 @@ class GenerationService:
 
     def __init__(self, bus: Bus, deployment: RosterView, readiness: Readiness, settings: Settings) -> None:
         self._bus = bus
-        self._max_n = settings.max_n
-        self._is_traced = settings.tracing
-        self._max_unread_bytes = settings.max_unread_bytes
+        self._max_n = settings.scheduling.max_n
+        self._is_traced = settings.observation.tracing
+        self._max_unread_bytes = settings.admission.max_unread_bytes
         self.deployment = deployment
         self.readiness = readiness
         self.journal = StreamJournal(
-            max_streams=2 * (settings.max_num_queued_reqs + settings.max_num_seqs),
-            max_bytes=BYTES_PER_TOKEN * settings.max_num_queued_tokens,
+            max_streams=2 * (settings.scheduling.max_num_queued_reqs + settings.scheduling.max_num_seqs),
+            max_bytes=BYTES_PER_TOKEN * settings.scheduling.max_num_queued_tokens,
         )
-        self.admission = make_admission(settings)
+        self.admission = make_admission(settings.admission, settings.scheduling)
         self.forecasts = Forecasts()
         self.calls = Calls()
         self.questions = Questions(bus, deployment, self.calls, self.admission)
-        self.recovery = StreamRecovery(bus, deployment, self.journal, self.calls, settings.resume_timeout)
+        self.recovery = StreamRecovery(bus, deployment, self.journal, self.calls, settings.deployment.resume_timeout)
         self.throttle = FlushThrottle(stretch=stretch())
-        self.meter = RequestMeter(settings.model_name)
+        self.meter = RequestMeter(settings.engine.model_name)
 
     @property
     def address(self) -> str:
@@ -86,17 +87,24 @@ class GenerationService:
     async def generate(
         self,
         request: TokenizeRequest,
-        report: StreamReport,
         deliver: Callable[[Stream], Awaitable[None]],
         *,
         has: Sequence[Position] | None = None,
     ) -> None:
-        """Open a stream and let `deliver` take its output to the end, within the request's deadline.
+        """Open a stream and let `deliver` take its output to the end, within the request's deadline; report the result.
 
         `has`: what a client that comes back has of it.  Raises RequestError where it is refused, fails or expires.
         Being cancelled aborts it.
         """
-        await within(request.header.deadline, self._generate(request, report, deliver, has))
+        report, deadline = StreamReport(self.meter), request.header.deadline
+        try:
+            await within(deadline, self._generate(request, report, deliver, has))
+        except RequestError as error:
+            report.failed(error)
+            raise
+        except asyncio.CancelledError:
+            report.cancelled(expired=deadline is not None and steady_time() >= deadline)
+            raise
 
     async def _generate(
         self,
@@ -114,6 +122,7 @@ class GenerationService:
         finally:
             report.received(request)
         report.opened(stream)
+        stream.on_output = report.progressed
         try:
             await stream.deliver(deliver(stream))
         finally:
@@ -146,7 +155,7 @@ class GenerationService:
         return stream
 
     def close(self, stream: Stream) -> None:
-        """Forget a stream, and let the troupe forget it: aborted, or acknowledged where it had come to its end."""
+        """Forget a stream, and let the other services forget it: aborted, or acknowledged where it had ended."""
         if self.journal.get(stream.header.request_id) is stream:
             self._forget(stream)
             if not (stream.error and stream.error.code in DONE):
@@ -190,7 +199,7 @@ class GenerationService:
         needed = self.forecasts.of(request.header.tenant).needed(request.params.max_tokens)
         if needed > left:
             raise RequestError(
-                f"it would take about {needed:.1f} s, and the deadline is in {left:.1f} s",
+                f"the request would take about {needed:.1f} s, and its deadline is in {left:.1f} s",
                 code=RejectCode.RESOURCE_EXHAUSTED,
                 retry_after_ms=max(1, int(1000 * (needed - left))),
             )
@@ -208,11 +217,11 @@ class GenerationService:
                 stream.accept(news)
                 if (latency := stream.latency) is not None:
                     latency.heard_at = unix_now
-                    if news.latency is not None or news.finish_reason is not None:  # most output tells nothing of time
+                    if news.latency is not None or news.finish_reason is not None:  # most output has no times
                         latency.heard(news, unix_now, self._bus.busy_since)
                 self.forecasts.of(stream.header.tenant).heard(news.request_id, now)
                 if stream.num_unread > self._max_unread_bytes:
-                    stream.overrun(unread(stream.num_unread))
+                    stream.overrun(unread(stream.num_unread, self._max_unread_bytes))
                     self._bus.send(self._bus.scheduler, AbortRequest(news.request_id, "not read"))
                 self.throttle.add(stream)
             except OutputLostError as error:
@@ -226,7 +235,7 @@ class GenerationService:
         self.calls.fail(message.request_id, error)
         if (stream := self.journal.get(message.request_id)) is None:
             return
-        if error.code is RejectCode.UNAVAILABLE:  # the next roster may say that who was missing is back
+        if error.code is RejectCode.UNAVAILABLE:  # the next roster may have the missing service again
             self.recovery.pause(stream)
         else:
             stream.fail(error)
@@ -235,8 +244,8 @@ class GenerationService:
         self.calls.resolve(message.request_id, message)
 
 
-def unread(num_bytes: int) -> RequestError:
+def unread(num_bytes: int, limit: int) -> RequestError:
     return RequestError(
-        f"{num_bytes} bytes of output wait for a client that does not read them, more than max_unread_bytes",
+        f"{num_bytes} bytes of output wait for a client that does not read them, more than max_unread_bytes={limit}",
         code=RejectCode.RESOURCE_EXHAUSTED,
     )

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Sequence
-from typing import TypeVar
+from collections.abc import Awaitable, Coroutine, Sequence
+from typing import Any, TypeVar
 
 from shared.clock import steady_time
 from shared.errors import RejectCode, RequestError
@@ -12,17 +12,17 @@ from shared.errors import RejectCode, RequestError
 T = TypeVar("T")
 
 
-async def all_or_none(works: Sequence[Awaitable[None]]) -> None:
+async def all_or_none(works: Sequence[Coroutine[Any, Any, None]]) -> None:
     """Await all; the first RequestError cancels the others and is the one that is raised."""
-    tasks = [asyncio.ensure_future(work) for work in works]
     try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
-        for task in done:
-            task.result()
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.wait(tasks)
+        async with asyncio.TaskGroup() as group:
+            for work in works:
+                group.create_task(work)
+    except* RequestError as failed:
+        error = failed.exceptions[0]
+    else:
+        return
+    raise error
 
 
 async def within(deadline: float | None, work: Awaitable[T]) -> T:

@@ -26,19 +26,12 @@ from shared.messages import (
 from shared.pooling import Pooling, PoolingKind
 from shared.sampling import SamplingParams
 
-FINISH_REASONS = {
-    FinishReason.STOP: inference_pb2.FINISH_REASON_STOP,
-    FinishReason.LENGTH: inference_pb2.FINISH_REASON_LENGTH,
-    FinishReason.ABORT: inference_pb2.FINISH_REASON_ABORT,
+FINISH_REASONS: dict[FinishReason, Any] = {
+    reason: inference_pb2.FinishReason.Value(f"FINISH_REASON_{reason.name}") for reason in FinishReason
 }
-
-EARLY_STOPPING = {
-    inference_pb2.EARLY_STOPPING_LIKELY: EarlyStopping.LIKELY,
-    inference_pb2.EARLY_STOPPING_FIRST: EarlyStopping.FIRST,
-    inference_pb2.EARLY_STOPPING_NEVER: EarlyStopping.NEVER,
-}
-
-POOLING = {inference_pb2.POOLING_LAST: PoolingKind.LAST, inference_pb2.POOLING_MEAN: PoolingKind.MEAN}
+EARLY_STOPPING = {inference_pb2.EarlyStopping.Value(f"EARLY_STOPPING_{one.name}"): one for one in EarlyStopping}
+POOLING = {inference_pb2.Pooling.Value(f"POOLING_{kind.name}"): kind for kind in PoolingKind}
+GRAMMARS = {str(kind): kind for kind in (GrammarKind.JSON_SCHEMA, GrammarKind.REGEX, GrammarKind.GRAMMAR)}
 
 # Fields whose presence means "given"; anything else keeps the default of SamplingParams.
 OPTIONAL = (
@@ -67,15 +60,8 @@ def sampling_from_proto(proto: Any) -> SamplingParams:
 def beam_from_proto(proto: Any) -> Beam:
     penalty = proto.length_penalty if proto.HasField("length_penalty") else 1.0
     if (early_stopping := EARLY_STOPPING.get(proto.early_stopping)) is None:
-        raise RequestError("early_stopping is none of those that there are", field="early_stopping")
+        raise RequestError(f"early_stopping is the unknown value {proto.early_stopping}", field="early_stopping")
     return Beam(proto.width, penalty, early_stopping)
-
-
-GRAMMARS = {
-    "json_schema": GrammarKind.JSON_SCHEMA,
-    "regex": GrammarKind.REGEX,
-    "grammar": GrammarKind.GRAMMAR,
-}
 
 
 def grammar_from_proto(proto: Any) -> Grammar:
@@ -90,7 +76,7 @@ def grammar_from_proto(proto: Any) -> Grammar:
 
 
 def tokenize_request(proto: Any, header: RequestHeader, params: SamplingParams, max_tokens: int) -> TokenizeRequest:
-    """What the tokenizer is asked, from a `GenerateRequest` whose `params` have a seed."""
+    """The request to a tokenizer, from a `GenerateRequest` or an `EmbedInput`; `params` have a seed."""
     kind = proto.WhichOneof("input")
     if kind == "text":
         return TokenizeRequest(header, params, text=proto.text)
@@ -98,7 +84,7 @@ def tokenize_request(proto: Any, header: RequestHeader, params: SamplingParams, 
         return TokenizeRequest(header, params, chat=chat_messages(proto.chat))
     if kind == "token_ids":
         return TokenizeRequest(header, params, token_ids=packed_prompt(proto.token_ids.ids, max_tokens))
-    raise no_input()
+    raise no_input(proto)
 
 
 def positions(proto: Any) -> list[Position] | None:
@@ -121,8 +107,9 @@ def chat_messages(chat: Any) -> list[ChatMessage]:
     return [ChatMessage(message.role, message.content) for message in chat.messages]
 
 
-def no_input() -> RequestError:
-    return RequestError("input must be given: one of text, chat and token_ids", field="input")
+def no_input(proto: Any) -> RequestError:
+    kinds = ", ".join(field.name for field in proto.DESCRIPTOR.oneofs_by_name["input"].fields)
+    return RequestError(f"input must be given, one of: {kinds}", field="input")
 
 
 def generate_response(request_id: str, delta: StreamDelta, *, with_token_ids: bool, fingerprint: str = "") -> Any:
@@ -149,18 +136,8 @@ def generate_response(request_id: str, delta: StreamDelta, *, with_token_ids: bo
 def pooling_from_proto(proto: Any) -> Pooling:
     kind = POOLING.get(proto.pooling)
     if kind is None:
-        raise RequestError("pooling is none of those that there are", field="pooling")
+        raise RequestError(f"pooling is the unknown value {proto.pooling}", field="pooling")
     return Pooling(kind, proto.normalize if proto.HasField("normalize") else True)
-
-
-def embed_request(proto: Any, header: RequestHeader, params: SamplingParams, max_tokens: int) -> TokenizeRequest:
-    """What the tokenizer is asked for one `EmbedInput`."""
-    kind = proto.WhichOneof("input")
-    if kind == "text":
-        return TokenizeRequest(header, params, text=proto.text)
-    if kind == "token_ids":
-        return TokenizeRequest(header, params, token_ids=packed_prompt(proto.token_ids.ids, max_tokens))
-    raise RequestError("input must be given: a text or token_ids", field="input")
 
 
 def embed_response(embedded: list[Embedded]) -> Any:
@@ -172,19 +149,19 @@ def embed_response(embedded: list[Embedded]) -> Any:
     return response
 
 
-def explanation_to_proto(told: Explanation) -> Any:
+def explanation_to_proto(explanation: Explanation) -> Any:
     proto = inference_pb2.Explanation(
-        cause=told.cause,
-        num_ahead=told.num_ahead,
-        num_chunks=told.num_chunks,
-        num_preemptions=told.num_preemptions,
+        cause=explanation.cause,
+        num_ahead=explanation.num_ahead,
+        num_chunks=explanation.num_chunks,
+        num_preemptions=explanation.num_preemptions,
     )
-    for phase, ms in told.phases.items():
+    for phase, ms in explanation.phases.items():
         proto.phases.add(phase=phase, ms=ms)
-    for reason, num_tokens in told.misses.items():
+    for reason, num_tokens in explanation.misses.items():
         proto.misses.add(reason=reason, tokens=num_tokens)
-    if told.evicted_ago_ms is not msgspec.UNSET:
-        proto.evicted_ago_ms = told.evicted_ago_ms
+    if explanation.evicted_ago_ms is not msgspec.UNSET:
+        proto.evicted_ago_ms = explanation.evicted_ago_ms
     return proto
 
 
@@ -205,14 +182,13 @@ def logprobs_to_proto(entry: TokenLogprobs | None) -> Any:
 
 def load_response(load: Load, num_open_streams: int) -> Any:
     """A scheduler's `Load` for the client."""
-    response = control_pb2.GetLoadResponse(
+    return control_pb2.GetLoadResponse(
         workers=[
             control_pb2.WorkerLoad(**{name: getattr(worker, name) for name in WORKER_LOAD}) for worker in load.workers
         ],
         num_open_streams=num_open_streams,
         **{name: getattr(load, name) for name in LOAD},
     )
-    return response
 
 
 WORKER_LOAD = ("instance", "num_running", "num_blocks", "num_free_blocks", "num_cached_blocks", "num_steps")

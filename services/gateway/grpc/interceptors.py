@@ -1,4 +1,4 @@
-"""What every gRPC call passes before its message is read (`receiving.py`): it must show a key that opens.
+"""What every gRPC call passes before its message is read (`receiving.py`): it must show a valid key.
 
 It is done here, for all methods, so that none can be forgotten.
 """
@@ -15,10 +15,10 @@ from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection
 
 from services.gateway.access.auth import Access
-from services.gateway.grpc.status import abort_args
+from services.gateway.grpc.status import abort
 from shared.errors import RequestError
 
-# Whether it serves, and what its messages are, a gateway tells everybody.
+# Health and reflection need no key.
 OPEN = tuple(
     f"/{name}/" for name in (health_pb2.DESCRIPTOR.services_by_name["Health"].full_name, reflection.SERVICE_NAME)
 )
@@ -27,7 +27,7 @@ Continuation = Callable[[grpc.HandlerCallDetails], Awaitable[Any]]
 
 
 class KeyInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in the stubs alone
-    """Ends calls without a key that opens with UNAUTHENTICATED, before their message is read."""
+    """Ends calls without a valid key with UNAUTHENTICATED, before their message is read."""
 
     def __init__(self, access: Access) -> None:
         self._access = access
@@ -42,7 +42,7 @@ class KeyInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # g
 
 
 class Arrivals(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
-    """Knows whether calls come."""
+    """Counts the calls that arrive."""
 
     def __init__(self) -> None:
         self._count = 0
@@ -62,13 +62,9 @@ class Arrivals(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
 
 
 def refusing(error: RequestError) -> Any:
-    """A handler that ends whatever call it gets with this error.  Of a stream of requests nothing is read unasked."""
+    """A handler that ends every call with this error.  Of a stream of requests nothing is read unasked."""
 
     async def refuse(_: Any, context: Any) -> None:
-        await end(context, error)
+        await abort(context, error)
 
     return grpc.stream_unary_rpc_method_handler(refuse)
-
-
-async def end(context: Any, error: RequestError) -> None:
-    await context.abort(*abort_args(error))

@@ -1,12 +1,13 @@
 """How gRPC's messages come in: within the gateway's bounds in number and in time, and as messages that can be read.
 
 Handlers are registered as if their requests were streams: so it is here that a message is asked for, after the call's
-headers have been looked at.  gRPC's core takes in little of a message that nobody asks for.
+headers have been looked at.  gRPC's core receives little of a message before the handler asks for it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -15,14 +16,15 @@ from google.protobuf.message import DecodeError
 
 from services.gateway.access.auth import Access
 from services.gateway.access.intake import PATIENCE, SMALL, BodyIntake, BodyTimeoutError, refusal_wait
-from services.gateway.grpc.interceptors import OPEN, Continuation, end
+from services.gateway.grpc.interceptors import OPEN, Continuation
+from services.gateway.grpc.status import abort
 from shared.errors import RejectCode, RequestError
 from shared.fair_slots import FairSlots
 
 CONTENDED_SECONDS = 1.0  # that a message may take while others wait for its place
 MOST_SLOW = 16  # calls of a sender in debt that wait to be read; further ones are refused unread
 MAX_DEBTORS = 64  # senders in debt whose calls are read at the same time
-PATIENT = 3  # times `body_timeout` that one may take otherwise: how much of it has come, gRPC does not tell
+PATIENT = 3  # times `body_timeout` that one may take otherwise: gRPC does not say how much of it has come
 REFUSALS = frozenset(
     {
         grpc.StatusCode.INVALID_ARGUMENT,
@@ -63,13 +65,12 @@ class ReceivingInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg
             try:
                 data = await self._affordable(context, sender)
             except RequestError as error:
-                await end(context, error)
-                raise AssertionError("the call is over") from None
+                await abort(context, error)
             try:
                 request = parse(data)
             except (DecodeError, UnicodeDecodeError, RecursionError) as error:
                 self._intake.refused(sender, len(data))
-                await end(context, RequestError(f"the message cannot be read: {str(error)[:200]}", field="message"))
+                await abort(context, RequestError(f"the message cannot be read: {str(error)[:200]}", field="message"))
             size = len(data)
             del data  # a stream may last for hours
             try:
@@ -84,7 +85,7 @@ class ReceivingInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg
     async def _affordable(self, context: Any, sender: str) -> bytes:
         """The call's message.
 
-        gRPC tells how large a message is only once it has been read.  So the calls of a sender in debt are read slowly
+        gRPC says how large a message is only once it has been read.  So the calls of a sender in debt are read slowly
         and one at a time, and the large ones among them are refused.  Small ones are served: a client that shares an
         address with that sender is only slowed down.
         """
@@ -104,40 +105,22 @@ class ReceivingInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg
         return data
 
     async def _message(self, context: Any, sender: str) -> bytes:
-        try:
-            async with self._slots.turn(sender), asyncio.timeout(None) as bound:
-                with _Watch(bound, self._slots, PATIENT * self._intake.limits.seconds):
-                    data = await context.read()
-        except TimeoutError:
-            raise BodyTimeoutError(
-                "the call's message did not come in time", code=RejectCode.DEADLINE_EXCEEDED
-            ) from None
+        """The call's message; it may take long only while no other waits for the place."""
+        async with self._slots.turn(sender):
+            until = time.monotonic() + PATIENT * self._intake.limits.seconds
+            reading = asyncio.ensure_future(context.read())
+            try:
+                while not (await asyncio.wait((reading,), timeout=CONTENDED_SECONDS))[0]:
+                    if self._slots.num_waiting or time.monotonic() >= until:
+                        raise BodyTimeoutError(
+                            "the call's message did not come in time", code=RejectCode.DEADLINE_EXCEEDED
+                        )
+                data = reading.result()
+            finally:
+                reading.cancel()
         if not isinstance(data, bytes):
             raise RequestError("the call has no message", field="message")
         return data
-
-
-class _Watch:
-    """Ends a wait when it lasts too long: soon while others wait for the place, later where none does."""
-
-    def __init__(self, bound: asyncio.Timeout, slots: FairSlots, at_most: float) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._bound = bound
-        self._slots = slots
-        self._until = self._loop.time() + at_most
-        self._timer = self._loop.call_later(CONTENDED_SECONDS, self._look)
-
-    def __enter__(self) -> None:
-        """It has begun."""
-
-    def __exit__(self, *_: object) -> None:
-        self._timer.cancel()
-
-    def _look(self) -> None:
-        if self._slots.num_waiting or self._loop.time() >= self._until:
-            self._bound.reschedule(self._loop.time())
-        else:
-            self._timer = self._loop.call_later(CONTENDED_SECONDS, self._look)
 
 
 def host_of(peer: str) -> str:

@@ -1,8 +1,9 @@
-"""The gRPC server: what it serves, its limits, and its health as the standard service tells it."""
+"""The gRPC server: what it serves, its limits, and its health as the standard service reports it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -19,18 +20,19 @@ from services.gateway.grpc.load_service import LoadService
 from services.gateway.grpc.peers import PeerWatch
 from services.gateway.grpc.receiving import ReceivingInterceptor
 from services.gateway.grpc.servicer import ControlServicer, InferenceServicer
-from services.gateway.grpc.tls import server_credentials
 from services.gateway.health.readiness import Readiness
-from shared.config import Settings
+from shared.config import AccessSettings, GatewaySettings
 from shared.errors import ConfigError
 from shared.exposure import KEYS_ADVICE
 
 log = structlog.get_logger()
 
 MAX_METADATA_BYTES = 16 << 10
-MAX_PENDING = 1 << 15  # calls that came at once: beyond some of them gRPC cancels by chance, without a word; we refuse
+MAX_PENDING = (
+    1 << 15
+)  # calls that came at once: beyond some of them gRPC cancels at random and without a status; we refuse
 LULL, AT_MOST = 0.02, 1.0  # seconds without a new call before the server stops; but it does not wait for ever
-GRACE = 0.5  # seconds between the last word and the closing of connections
+GRACE = 0.5  # seconds between the last answer and the closing of connections
 
 INFERENCE = inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
 CONTROL = control_pb2.DESCRIPTOR.services_by_name["Control"].full_name
@@ -50,13 +52,15 @@ class FrontServer:
     """One grpc.aio server; every call passes `access` and `intake` before a servicer has it."""
 
     def __init__(
-        self, servicers: Servicers, access: Access, intake: BodyIntake, readiness: Readiness, settings: Settings
-    ) -> None:
+        self, servicers: Servicers, access: Access, intake: BodyIntake, readiness: Readiness,
+        settings: GatewaySettings, access_settings: AccessSettings,
+    ) -> None:  # fmt: skip
         self._servicers = servicers
         self._access = access
         self._intake = intake
         self._readiness = readiness
         self._settings = settings
+        self._access_settings = access_settings
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]  # its stubs lack aio
         self._arrivals = Arrivals()
         self._connections = make_connections(settings)
@@ -82,7 +86,7 @@ class FrontServer:
         self._server.add_generic_rpc_handlers((self._servicers.load.handler,))
         reflection.enable_server_reflection((INFERENCE, CONTROL, HEALTH, reflection.SERVICE_NAME), self._server)
         address = f"{self._settings.host}:{self._settings.port}"
-        credentials = server_credentials(self._settings)
+        credentials = server_credentials(self._access_settings)
         try:
             if credentials is None:
                 self.port = self._server.add_insecure_port(address)
@@ -97,17 +101,17 @@ class FrontServer:
             "listening",
             address=f"{self._settings.host}:{self.port}",
             tls=credentials is not None,
-            keys="none: whoever reaches the port may ask" if self._access.is_open else "needed",
+            keys="none: every client that reaches the port may ask" if self._access.is_open else "needed",
         )
-        if self._settings.is_open_to_others:
+        if self._access_settings.is_open_to_others(self._settings.host):
             log.warning("no_api_keys", host=self._settings.host, advice=KEYS_ADVICE)
 
     async def hand_over(self, seconds: float) -> None:
-        """Leave the port to whoever shares it: new calls go there, those that are open have `seconds` to end."""
+        """Leave the port to the gateways that share it: new calls go there, open ones have `seconds` to end."""
         await self._stop(seconds)
 
     async def stop(self) -> None:
-        """Refuse new calls, let the last words out, close."""
+        """Refuse new calls, send the last answers, close."""
         await self._health.enter_graceful_shutdown()
         await self._stop(GRACE)
 
@@ -122,7 +126,7 @@ class FrontServer:
         await PeerWatch(self.port, self._connections.per_address).run()
 
     async def follow_health(self) -> None:
-        """Keep the health service's word the same as `readiness`, as long as the process lives."""
+        """Keep the health service's status the same as `readiness`, as long as the process lives."""
         unwell: str | None = None
         while True:
             if (now := self._readiness.unwell) != unwell:
@@ -139,7 +143,7 @@ class FrontServer:
 
 
 def server_options(max_request_bytes: int, *, share_port: bool = False) -> list[tuple[str, Any]]:
-    """Limits, and pings that find a client who vanished without closing."""
+    """Limits, and pings that find a client that vanished without closing."""
     return [
         ("grpc.so_reuseport", int(share_port)),  # servers on one port share its clients at random
         ("grpc.max_receive_message_length", max_request_bytes),
@@ -154,10 +158,33 @@ def server_options(max_request_bytes: int, *, share_port: bool = False) -> list[
     ]
 
 
-def connection_options(settings: Settings, most: int) -> list[tuple[str, Any]]:
+def connection_options(settings: GatewaySettings, most: int) -> list[tuple[str, Any]]:
     """How many connections there may be, and how long one may be there without a handshake or without a call."""
     return [
         ("grpc.max_allowed_incoming_connections", most),
         ("grpc.server_handshake_timeout_ms", int(1000 * settings.header_timeout)),
         ("grpc.max_connection_idle_ms", int(1000 * settings.idle_timeout)),
     ]
+
+
+def server_credentials(settings: AccessSettings) -> Any:
+    """What the gRPC server shows and asks for; None where the settings name no certificate.
+
+    Raises ConfigError where a file cannot be read or is no PEM.
+    """
+    if not settings.tls_cert_file:
+        return None
+    pair = (read_pem(settings.tls_key_file, "tls_key_file"), read_pem(settings.tls_cert_file, "tls_cert_file"))
+    authority = read_pem(settings.tls_client_ca_file, "tls_client_ca_file") if settings.tls_client_ca_file else None
+    return grpc.ssl_server_credentials([pair], authority, require_client_auth=authority is not None)
+
+
+def read_pem(path: str, setting: str) -> bytes:
+    """A PEM file's bytes; raises ConfigError naming the setting."""
+    try:
+        content = Path(path).read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{setting} {path} cannot be read: {error.strerror}") from error
+    if b"-----BEGIN " not in content:
+        raise ConfigError(f"{setting} {path} is not a PEM file")
+    return content

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 import uuid
-from collections.abc import Callable
-from typing import Any, NoReturn
+from collections.abc import Awaitable, Callable
+from functools import wraps
+from typing import Any
 
 import grpc
 
@@ -18,20 +18,33 @@ from services.gateway.generation.embedding import check_inputs, embed, embedding
 from services.gateway.generation.questions import QUESTION_TIMEOUT
 from services.gateway.generation.service import GenerationService
 from services.gateway.grpc import convert
-from services.gateway.grpc.status import abort_args
+from services.gateway.grpc.status import abort
 from services.gateway.health.load_report import BINARY, LoadReports, is_asked
 from services.gateway.streams.report import StreamReport
-from services.gateway.streams.stream import Stream
+from services.gateway.streams.stream import Stream, StreamDelta
 from shared.clock import steady_time
-from shared.errors import RequestError
+from shared.errors import RejectCode, RequestError
 from shared.messages import DecodeRequest, EncodeRequest, TokenizeRequest
 from shared.packing import unpack_tokens
 
 LOAD_TIMEOUT = 1.0
 FOREVER = 1e8  # seconds; how gRPC spells "no deadline" on some paths
-
-
 MAX_DRAIN_TIMEOUT = 1e7  # seconds
+
+Method = Callable[[Any, Any, Any], Awaitable[Any]]
+
+
+def answering(method: Method) -> Method:
+    """A servicer's method that ends the call with the status of the RequestError that `method` raises."""
+
+    @wraps(method)
+    async def call(servicer: Any, proto: Any, context: Any) -> Any:
+        try:
+            return await method(servicer, proto, context)
+        except RequestError as error:
+            await abort(context, error)
+
+    return call
 
 
 class InferenceServicer:
@@ -43,25 +56,15 @@ class InferenceServicer:
         self._load_reports = load_reports
         self._model_name = model_name
 
+    @answering
     async def Generate(self, proto: Any, context: Any) -> None:
         """Written with `context.write`, not as a generator: a cancelled call then always reaches the `finally`."""
-        report = StreamReport(self._service.meter)
         try:
-            request = self._read(proto, context)
-            await self._service.generate(
-                request,
-                report,
-                lambda stream: self._write(proto, stream, context, report),
-                has=convert.positions(proto),
-            )
+            request, has = self._read(proto, context), convert.positions(proto)
         except RequestError as error:
-            report.failed(error)
-            await abort(context, error)
-        except asyncio.CancelledError:
-            report.cancelled(expired=remaining(context) == 0)
+            StreamReport(self._service.meter).failed(error)
             raise
-        except grpc.aio.InternalError:  # a write to a client who is gone
-            report.cancelled(expired=False)
+        await self._service.generate(request, lambda stream: self._write(proto, stream, context), has=has)
 
     def _read(self, proto: Any, context: Any) -> TokenizeRequest:
         self._check_model(proto.model)
@@ -81,83 +84,81 @@ class InferenceServicer:
         limit = self._service.deployment.roster.max_input_length or MAX_TOKENS_PER_MESSAGE
         return convert.tokenize_request(proto, header, params, limit)
 
-    async def _write(self, proto: Any, stream: Stream, context: Any, report: StreamReport) -> None:
+    async def _write(self, proto: Any, stream: Stream, context: Any) -> None:
         """Send output as it comes.  While one write waits for a slow reader, what follows gathers in the stream."""
         header = stream.header
         await context.send_initial_metadata((("x-request-id", header.request_id), ("traceparent", traceparent(header))))
-        with_token_ids = proto.stream.return_token_ids or not stream.request.params.detokenize
-        while deltas := await stream.take():
-            last = deltas[-1] if stream.finished else None
-            for delta in deltas:
-                report.progressed()
-                if with_token_ids or not delta.empty:
-                    response = convert.generate_response(
-                        header.request_id, delta, with_token_ids=with_token_ids, fingerprint=stream.fingerprint
-                    )
-                    if proto.explain and delta is last and stream.latency is not None:
-                        response.explanation.CopyFrom(convert.explanation_to_proto(stream.latency.explanation()))
-                    await context.write(response)
+        try:
+            while deltas := await stream.take():
+                await self._write_all(proto, stream, deltas, context)
+        except grpc.aio.InternalError:
+            raise RequestError("the client went away", code=RejectCode.CANCELLED) from None
         if is_asked(metadata(context)):
             reports = self._load_reports
             await reports.refresh()
             context.set_trailing_metadata(((BINARY, reports.binary()),))
 
-    async def Embed(self, proto: Any, context: Any) -> Any:
-        try:
-            self._check_model(proto.model)
-            check_inputs(len(proto.inputs))
-            params = embedding_params(convert.pooling_from_proto(proto))
-            caller, limit = self._access.caller(metadata(context)), self._service.deployment.roster.max_input_length
-
-            def make_request(place: int) -> TokenizeRequest:
-                header = make_header(
-                    caller,
-                    gateway=self._service.address,
-                    label="",
-                    priority=proto.priority,
-                    now=time.time(),
-                    remaining=remaining(context),
+    async def _write_all(self, proto: Any, stream: Stream, deltas: list[StreamDelta], context: Any) -> None:
+        with_token_ids = proto.stream.return_token_ids or not stream.request.params.detokenize
+        last = deltas[-1] if stream.finished else None
+        for delta in deltas:
+            if with_token_ids or not delta.empty:
+                response = convert.generate_response(
+                    stream.header.request_id, delta, with_token_ids=with_token_ids, fingerprint=stream.fingerprint
                 )
-                one = proto.inputs[place]
-                return convert.embed_request(one, header, params, limit or MAX_TOKENS_PER_MESSAGE)
+                if proto.explain and delta is last and stream.latency is not None:
+                    response.explanation.CopyFrom(convert.explanation_to_proto(stream.latency.explanation()))
+                await context.write(response)
 
-            return convert.embed_response(await embed(self._service, len(proto.inputs), make_request))
-        except RequestError as error:
-            await abort(context, error)
+    @answering
+    async def Embed(self, proto: Any, context: Any) -> Any:
+        self._check_model(proto.model)
+        check_inputs(len(proto.inputs))
+        params = embedding_params(convert.pooling_from_proto(proto))
+        caller, limit = self._access.caller(metadata(context)), self._service.deployment.roster.max_input_length
 
+        def make_request(place: int) -> TokenizeRequest:
+            header = make_header(
+                caller,
+                gateway=self._service.address,
+                label="",
+                priority=proto.priority,
+                now=time.time(),
+                remaining=remaining(context),
+            )
+            return convert.tokenize_request(proto.inputs[place], header, params, limit or MAX_TOKENS_PER_MESSAGE)
+
+        return convert.embed_response(await embed(self._service, len(proto.inputs), make_request))
+
+    @answering
     async def Tokenize(self, proto: Any, context: Any) -> Any:
-        try:
-            self._check_model(proto.model)
-            kind = proto.WhichOneof("input")
-            if kind is None:
-                raise convert.no_input()
-            question = EncodeRequest(
-                uuid.uuid4().hex,
-                self._service.address,
-                text=proto.text if kind == "text" else None,
-                chat=convert.chat_messages(proto.chat) if kind == "chat" else None,
-                add_special_tokens=proto.add_special_tokens if proto.HasField("add_special_tokens") else True,
-                tenant=self._access.caller(metadata(context)).tenant,
-            )
-            answer: Any = await self._ask(question, context)
-            return inference_pb2.TokenizeResponse(token_ids=unpack_tokens(answer.token_ids))
-        except RequestError as error:
-            await abort(context, error)
+        self._check_model(proto.model)
+        kind = proto.WhichOneof("input")
+        if kind is None:
+            raise convert.no_input(proto)
+        question = EncodeRequest(
+            uuid.uuid4().hex,
+            self._service.address,
+            text=proto.text if kind == "text" else None,
+            chat=convert.chat_messages(proto.chat) if kind == "chat" else None,
+            add_special_tokens=proto.add_special_tokens if proto.HasField("add_special_tokens") else True,
+            tenant=self._access.caller(metadata(context)).tenant,
+        )
+        answer: Any = await self._ask(question, context)
+        return inference_pb2.TokenizeResponse(token_ids=unpack_tokens(answer.token_ids))
 
+    @answering
     async def Detokenize(self, proto: Any, context: Any) -> Any:
-        try:
-            self._check_model(proto.model)
-            question = DecodeRequest(
-                uuid.uuid4().hex,
-                self._service.address,
-                token_ids=packed_prompt(proto.token_ids, MAX_TOKENS_PER_MESSAGE),
-                skip_special_tokens=proto.skip_special_tokens if proto.HasField("skip_special_tokens") else True,
-                tenant=self._access.caller(metadata(context)).tenant,
-            )
-            answer: Any = await self._ask(question, context)
-            return inference_pb2.DetokenizeResponse(text=answer.text)
-        except RequestError as error:
-            await abort(context, error)
+        self._check_model(proto.model)
+        question = DecodeRequest(
+            uuid.uuid4().hex,
+            self._service.address,
+            token_ids=packed_prompt(proto.token_ids, MAX_TOKENS_PER_MESSAGE),
+            skip_special_tokens=proto.skip_special_tokens if proto.HasField("skip_special_tokens") else True,
+            tenant=self._access.caller(metadata(context)).tenant,
+        )
+        answer: Any = await self._ask(question, context)
+        return inference_pb2.DetokenizeResponse(text=answer.text)
 
     async def ListModels(self, _: Any, context: Any) -> Any:
         model = convert.model_proto(self._model_name, self._service.deployment.roster)
@@ -180,44 +181,29 @@ class ControlServicer:
         self._access = access
         self._drain = drain
 
+    @answering
     async def GetLoad(self, _: Any, context: Any) -> Any:
-        try:
-            load: Any = await self._service.questions.ask_load(LOAD_TIMEOUT)
-            return convert.load_response(load, len(self._service.journal))
-        except RequestError as error:
-            await abort(context, error)
+        load: Any = await self._service.questions.ask_load(LOAD_TIMEOUT)
+        return convert.load_response(load, len(self._service.journal))
 
+    @answering
     async def Abort(self, proto: Any, context: Any) -> Any:
         if not (proto.request_id or proto.label):
-            await abort(context, RequestError("request_id or label must be given", field="target"))
-        try:
-            tenant = self._access.caller(metadata(context)).tenant
-        except RequestError as error:
-            await abort(context, error)
+            raise RequestError("request_id or label must be given", field="target")
+        tenant = self._access.caller(metadata(context)).tenant
         num_aborted = self._service.abort(
             request_id=proto.request_id, label=proto.label, tenant=tenant, own_only=not self._access.is_open
         )
         return control_pb2.AbortResponse(num_aborted=num_aborted)
 
+    @answering
     async def Drain(self, proto: Any, context: Any) -> Any:
-        try:
-            self._access.check_operator(self._access.caller(metadata(context)))
-            if not 0 <= proto.timeout <= MAX_DRAIN_TIMEOUT:  # nor NaN
-                limit = f"must be in [0, {MAX_DRAIN_TIMEOUT:g}] seconds, got {proto.timeout}"
-                raise RequestError(f"timeout {limit}", field="timeout")
-        except RequestError as error:
-            await abort(context, error)
+        self._access.check_operator(self._access.caller(metadata(context)))
+        if not 0 <= proto.timeout <= MAX_DRAIN_TIMEOUT:  # nor NaN
+            limit = f"must be in [0, {MAX_DRAIN_TIMEOUT:g}] seconds, got {proto.timeout}"
+            raise RequestError(f"timeout {limit}", field="timeout")
         self._drain(steady_time() + proto.timeout if proto.HasField("timeout") else None)
         return control_pb2.DrainResponse(num_open_streams=len(self._service.journal))
-
-
-async def abort(context: Any, error: RequestError) -> NoReturn:
-    """End the call with the error's status."""
-    try:
-        await context.abort(*abort_args(error))
-    except grpc.aio.InternalError:  # the call is over already: its deadline passed on the client's side too
-        raise grpc.aio.AbortError("nobody is there to be told") from None
-    raise AssertionError("context.abort returned")
 
 
 def remaining(context: Any) -> float | None:

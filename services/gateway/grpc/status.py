@@ -1,37 +1,28 @@
-"""From the reasons for refusing a request to gRPC's statuses, and what tells a client when to try again."""
+"""From the reasons for refusing a request to gRPC's statuses, and the metadata that says when to try again."""
 
 from __future__ import annotations
+
+from typing import Any, NoReturn
 
 import grpc
 
 from services.gateway.bus.refusals import DEFAULT_RETRY_AFTER_MS, details
 from shared.errors import RejectCode, RequestError
 
-STATUS = {
-    RejectCode.INVALID_ARGUMENT: grpc.StatusCode.INVALID_ARGUMENT,
-    RejectCode.RESOURCE_EXHAUSTED: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    RejectCode.DEADLINE_EXCEEDED: grpc.StatusCode.DEADLINE_EXCEEDED,
-    RejectCode.UNAVAILABLE: grpc.StatusCode.UNAVAILABLE,
-    RejectCode.NOT_FOUND: grpc.StatusCode.NOT_FOUND,
-    RejectCode.CANCELLED: grpc.StatusCode.CANCELLED,
-    RejectCode.INTERNAL: grpc.StatusCode.INTERNAL,
-    RejectCode.UNAUTHENTICATED: grpc.StatusCode.UNAUTHENTICATED,
-    RejectCode.PERMISSION_DENIED: grpc.StatusCode.PERMISSION_DENIED,
-}
+STATUS = {code: grpc.StatusCode[code.name] for code in RejectCode}
 
 
-def abort_args(error: RequestError) -> tuple[grpc.StatusCode, str, tuple[tuple[str, str], ...]]:
-    """What `context.abort` takes to end a call with this error."""
-    return STATUS[error.code], details(error), trailing_metadata(error)
+async def abort(context: Any, error: RequestError) -> NoReturn:
+    """End the call with the error's status."""
+    try:
+        await context.abort(STATUS[error.code], details(error), trailing_metadata(error))
+    except grpc.aio.InternalError:  # the call is over already: its deadline passed on the client's side too
+        raise grpc.aio.AbortError("the client has ended the call") from None
+    raise AssertionError("context.abort returned")
 
 
 def trailing_metadata(error: RequestError) -> tuple[tuple[str, str], ...]:
     """`error-field`, `error-reason` and `retry-after-ms`, where they say something."""
-    metadata: list[tuple[str, str]] = []
-    if error.field:
-        metadata.append(("error-field", error.field))
-    if error.reason:
-        metadata.append(("error-reason", error.reason))
-    if wait := error.retry_after_ms or DEFAULT_RETRY_AFTER_MS.get(error.code, 0):
-        metadata.append(("retry-after-ms", str(wait)))
-    return tuple(metadata)
+    wait = error.retry_after_ms or DEFAULT_RETRY_AFTER_MS.get(error.code, 0)
+    values = {"error-field": error.field, "error-reason": error.reason, "retry-after-ms": str(wait or "")}
+    return tuple((name, value) for name, value in values.items() if value)

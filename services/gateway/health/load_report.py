@@ -1,6 +1,6 @@
-"""How loaded the deployment is, told to clients and balancers that ask with a call: Open Request Cost Aggregation.
+"""How loaded the deployment is, for clients and balancers that ask with a call: Open Request Cost Aggregation.
 
-Asked for with the header `endpoint-load-metrics-format`.  Nothing is asked of the scheduler while nobody wants it; then
+Asked for with the header `endpoint-load-metrics-format`.  The scheduler is asked only while clients want it; then
 at most once a second.
 """
 
@@ -25,7 +25,7 @@ TIMEOUT = 0.5  # seconds that a call waits for its first report
 
 
 class LoadReports:
-    """The last load that the scheduler told of.  `ask_load` asks it, and waits for so many seconds."""
+    """The last load that the scheduler reported.  `ask_load` asks it, and waits for so many seconds."""
 
     def __init__(self, ask_load: Callable[[float], Awaitable[Message]]) -> None:
         self._ask_load = ask_load
@@ -33,11 +33,11 @@ class LoadReports:
         self._at = float("-inf")
 
     async def refresh(self) -> None:
-        """Ask, where what is known is old; nothing comes of it where nobody answers in time."""
+        """Ask for the load where the last one is old; it stays where no answer comes in time."""
         now = time.monotonic()
         if now - self._at < FRESH:
             return
-        self._at = now  # who comes meanwhile takes what there is
+        self._at = now  # calls that come meanwhile take the last one
         with contextlib.suppress(RequestError):
             answer: Any = await self._ask_load(TIMEOUT)
             self._load = answer

@@ -1,4 +1,4 @@
-"""Whether the troupe is all there, so that requests can be served, or soon will; and who waits for that to change."""
+"""Whether all services are there, so that requests can be served, or soon will; tasks can wait for a change."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WAIT_FOR_SERVICES = 0.2  # seconds, where they were not there before
 
 
 class Readiness:
-    """`patience`: seconds for which somebody who is missing is taken to be on the way back.  `shares_ports`: others
+    """`patience`: seconds for which a missing service is taken to be on the way back.  `shares_ports`: others
     serve the same ports, so that one that drains still takes what had reached it."""
 
     def __init__(self, bus: Bus, deployment: RosterView, patience: float, *, shares_ports: bool) -> None:
@@ -26,7 +26,7 @@ class Readiness:
         self._patience = patience
         self._shares_ports = shares_ports
         self._scheduler_seen = 0.0
-        self._complete_at = -math.inf  # when nobody was missing last
+        self._complete_at = -math.inf  # when no service was missing last
         self._stalled_elsewhere = ""
         self._changed = asyncio.Event()
 
@@ -44,13 +44,13 @@ class Readiness:
 
     @property
     def unwell(self) -> str:
-        """Why health checks should fail: nobody to serve a request, or work that waits and does not go on.  In a stall
+        """Why health checks should fail: a service is missing, or work that waits does not go on.  In a stall
         requests are taken all the same: it may pass, and they would find no other gateway better."""
         return self.missing or self._stalled_elsewhere
 
     @property
     def _will_serve(self) -> bool:
-        """Whether all are there, or were so lately that who is missing is probably being replaced."""
+        """Whether all are there, or were so lately that a missing one is probably being replaced."""
         phase = self._bus.phase
         if phase is not LifePhase.READY and not (phase is LifePhase.DRAINING and self._shares_ports):
             return False
@@ -70,7 +70,7 @@ class Readiness:
     # -- news
 
     def heard(self, roster: Roster, *, is_current: bool) -> None:
-        """The scheduler lives; a roster that is not current tells nothing more."""
+        """The scheduler lives; a roster that is not current says nothing more."""
         if is_current:
             self._stalled_elsewhere = roster.stalled
         self._scheduler_seen = time.monotonic()
@@ -86,6 +86,6 @@ class Readiness:
         await self._changed.wait()
 
     def notice(self) -> None:
-        """Wake whoever waits in `changed`."""
+        """Wake the tasks that wait in `changed`."""
         self._changed.set()
         self._changed = asyncio.Event()

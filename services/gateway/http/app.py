@@ -16,12 +16,8 @@ from services.gateway.http.chat.endpoint import Chats
 from services.gateway.http.completions.endpoint import Completions
 from services.gateway.http.embeddings import Embeddings
 from services.gateway.http.errors.failures import defect, failure, no_such_route
-from services.gateway.http.middleware.cross_origin import cross_origin
-from services.gateway.http.middleware.hostcheck import HostCheck, allowed_hosts
-from services.gateway.http.middleware.keycheck import KeyMiddleware
-from services.gateway.http.middleware.load_header import LoadHeader
+from services.gateway.http.middleware.headers import AnswerHeaders, Check, cross_origin, host_check, key_check
 from services.gateway.http.middleware.receiving import ReceivingMiddleware
-from services.gateway.http.middleware.tracing import TraceHeader
 from services.gateway.http.operations import Operations
 from services.gateway.http.page import page
 from services.gateway.http.requests.gate import Gate
@@ -54,11 +50,10 @@ def make_app(
     ]
     handlers = {RequestError: failure, HTTPException: no_such_route, Exception: defect}
     around = [
-        Middleware(HostCheck, allowed=allowed_hosts(gate.settings)),
-        *cross_origin(gate.settings),  # before keys are asked for: a preflight carries none
+        Middleware(Check, check=host_check(gate.settings.gateway, gate.settings.access)),
+        *cross_origin(gate.settings.access),  # before keys are asked for: a preflight carries none
         Middleware(ReceivingMiddleware, intake=intake, access=gate.access),
-        Middleware(KeyMiddleware, access=gate.access),
-        Middleware(LoadHeader, reports=load_reports),
-        Middleware(TraceHeader),
+        Middleware(Check, check=key_check(gate.access)),
+        Middleware(AnswerHeaders, reports=load_reports),
     ]
     return Starlette(routes=routes, middleware=around, exception_handlers=handlers)

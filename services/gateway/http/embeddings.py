@@ -103,7 +103,7 @@ class Embeddings:
         ]
         num_tokens = total(embedded)
         usage = EmbeddingUsage(num_tokens, num_tokens)
-        return encode(EmbeddingList(data=data, model=self._gate.settings.model_name, usage=usage))
+        return encode(EmbeddingList(data=data, model=self._gate.settings.engine.model_name, usage=usage))
 
 
 def _check(body: EmbeddingBody) -> None:

@@ -69,16 +69,16 @@ class Operations:
         with contextlib.suppress(RequestError):  # then the gateway tells of itself alone
             answer: Any = await self._gate.service.questions.ask_load(LOAD_TIMEOUT)
             load = answer
-        text = exposition(EngineCollector(self._gate.settings.model_name, load), *self._collectors())
+        text = exposition(EngineCollector(self._gate.settings.engine.model_name, load), *self._collectors())
         return Response(text, media_type=CONTENT_TYPE_LATEST)
 
     def _model(self) -> ListedModel:
         settings = self._gate.settings
         limit = self._gate.max_model_len or None
         return ListedModel(
-            id=settings.model_name,
+            id=settings.engine.model_name,
             created=self._started,
-            root=settings.model_name,
+            root=settings.engine.model_name,
             max_model_len=limit,
             system_fingerprint=self._gate.service.deployment.system_fingerprint or None,
         )

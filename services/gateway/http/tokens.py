@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from services.gateway.http.answers.objects import encode
-from services.gateway.http.chat.bodies import MessageBody
+from services.gateway.http.chat.objects import MessageBody
 from services.gateway.http.chat.prompt import read_messages
 from services.gateway.http.requests.fields import ClientNames, TokenId
 from services.gateway.http.requests.gate import Gate

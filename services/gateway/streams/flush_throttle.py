@@ -50,7 +50,7 @@ class FlushThrottle:
     While rounds are short beside the time between outputs, nothing waits: a rest that ends just after the next output
     came would cost its tokens a delay and save nothing.  When a gateway is behind, it rests after each round: what
     arrives meanwhile leaves in one message per stream, where otherwise ever more messages would take the processor from
-    those who make the tokens.
+    the services that make the tokens.
 
     A round costs what was spent until its last sender had sent.  What the gateway does after that, such as to read a
     request of a megabyte, is nothing that streams should wait for.

@@ -31,9 +31,9 @@ class StreamJournal:
         """Raises RequestError where this gateway already holds as much as it may."""
         size = prompt_bytes(stream.request)
         if len(self) >= self.max_streams:
-            raise _full(f"{len(self)} streams are open at this gateway, the most that it takes")
+            raise _full(f"{len(self)} streams are open at this gateway, the limit is {self.max_streams}")
         if self.num_bytes + size > self.max_bytes and self._streams:
-            raise _full(f"{self.num_bytes} bytes of prompts are open at this gateway, of at most {self.max_bytes}")
+            raise _full(f"{self.num_bytes} bytes of prompts are open at this gateway, the limit is {self.max_bytes}")
         self.num_bytes += size
         self._streams[stream.header.request_id] = stream
 

@@ -83,10 +83,10 @@ class StreamLatency:
         """The breakdown as of now."""
         if self._last is not None:
             return self._last
-        told = self._tracker.breakdown(self._clock())
+        known = self._tracker.breakdown(self._clock())
         misses, evicted_ago = self._misses
         return LatencyBreakdown(
-            told.spent, told.stamp, told.num_ahead, told.num_chunks, told.num_preemptions, misses, evicted_ago
+            known.spent, known.stamp, known.num_ahead, known.num_chunks, known.num_preemptions, misses, evicted_ago
         )
 
     def explanation(self) -> Explanation:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 
 import msgspec
 
@@ -11,10 +12,18 @@ from services.gateway.bus.calls import Calls, PendingCall
 from services.gateway.bus.deployment import RosterView
 from services.gateway.bus.refusals import unavailable
 from services.gateway.streams.journal import StreamJournal
-from services.gateway.streams.paused import PausedStreams
 from services.gateway.streams.stream import Stream
-from services.gateway.streams.watchdog import SilenceWatchdog
 from shared.messages import AttachRequest, StreamLost
+
+PATIENCE = 5.0  # seconds of silence until a stream is sent again; doubles each time, since it may just be queued
+
+
+class Quiet(msgspec.Struct):
+    """How many tokens a stream has, and since when."""
+
+    num_tokens: int
+    since: float
+    patience: float
 
 
 class StreamRecovery:
@@ -28,7 +37,7 @@ class StreamRecovery:
     def __init__(
         self, bus: Bus, deployment: RosterView, journal: StreamJournal, calls: Calls, resume_timeout: float
     ) -> None:
-        self.paused = PausedStreams()
+        self._paused: dict[str, tuple[Stream, float]] = {}  # with the time since when, in the order of pausing
         self.watchdog = SilenceWatchdog()
         self._bus = bus
         self._deployment = deployment
@@ -36,13 +45,18 @@ class StreamRecovery:
         self._calls = calls
         self._resume_timeout = resume_timeout
 
+    @property
+    def paused(self) -> list[Stream]:
+        """Open streams that no service works on: each is sent again once all services are there."""
+        return [stream for stream, _ in self._paused.values() if not stream.ended]
+
     def dispatch(self, stream: Stream) -> None:
         """Send a stream's request, if every service that it needs is there; else pause the stream."""
         stream.tokenizer = self._deployment.tokenizer(stream.header.request_id)
         if self._deployment.absent_for(stream.fingerprint):
             self.pause(stream)
             return
-        self.paused.discard(stream)
+        self.forget(stream)
         request = stream.next_request
         if stream.latency is not None:
             request = msgspec.structs.replace(request, latency=stream.latency.sent())
@@ -51,12 +65,13 @@ class StreamRecovery:
 
     def forget(self, stream: Stream) -> None:
         """The stream has ended, or its client has gone."""
-        self.paused.discard(stream)
+        self._paused.pop(stream.header.request_id, None)
 
     # -- a service is missing
 
     def pause(self, stream: Stream) -> None:
-        self.paused.add(stream, time.monotonic())
+        if not stream.ended:
+            self._paused.setdefault(stream.header.request_id, (stream, time.monotonic()))
 
     def pause_all(self) -> None:
         """The scheduler has forgotten all streams: pause every one."""
@@ -74,7 +89,7 @@ class StreamRecovery:
                 self._ask_again(call)
 
     def _move(self, stream: Stream) -> None:
-        if stream.answered or stream in self.paused:
+        if stream.answered or stream.header.request_id in self._paused:
             stream.tokenizer = self._deployment.tokenizer(stream.header.request_id)
         else:
             self.dispatch(stream)
@@ -89,7 +104,7 @@ class StreamRecovery:
     def resume(self) -> None:
         """Send again what waited for a service, if all services are there now."""
         if not self._deployment.absent:
-            for stream in self.paused.all():
+            for stream in self.paused:
                 self.dispatch(stream)
         for call in self._calls:
             if not call.address:
@@ -97,11 +112,13 @@ class StreamRecovery:
 
     def check_overdue(self, now: float) -> None:
         """End streams that were paused too long; send those again that have been silent too long."""
-        for stream in self.paused.overdue(now, self._resume_timeout):
+        for stream in self.paused:
+            if now - self._paused[stream.header.request_id][1] <= self._resume_timeout:
+                continue
             absent = self._deployment.absent_for(stream.fingerprint)
             stream.fail(unavailable(absent or "no service took the request in time"))
         for stream in self.watchdog.overdue(self._journal, now):
-            if stream not in self.paused:
+            if stream.header.request_id not in self._paused:
                 self._bus.send(self._bus.scheduler, StreamLost(stream.header.request_id, 0))
                 stream.is_resumed = True
                 self.dispatch(stream)
@@ -112,3 +129,30 @@ class StreamRecovery:
             stream.fail(unavailable(reason))
         for call in self._calls:
             self._calls.fail(call.question.request_id, unavailable(reason))
+
+
+class SilenceWatchdog:
+    """Notices open streams that have been silent for long: their request or their output may have been lost without the
+    loss of a process, as when a network was cut and mended.
+
+    It compares the number of tokens of every stream with that of the last look.
+    """
+
+    def __init__(self, patience: float = PATIENCE) -> None:
+        self._patience = patience
+        self._quiet: dict[str, Quiet] = {}
+
+    def overdue(self, streams: Iterable[Stream], now: float) -> list[Stream]:
+        """The streams that are to be sent again; `streams` are all that are open, and others are forgotten."""
+        before, self._quiet = self._quiet, {}
+        found = []
+        for stream in streams:
+            request_id, num_tokens = stream.header.request_id, stream.num_output_tokens
+            quiet = before.get(request_id)
+            if quiet is None or quiet.num_tokens != num_tokens:
+                quiet = Quiet(num_tokens, now, self._patience)
+            elif now - quiet.since > quiet.patience and not stream.ended:
+                quiet = Quiet(num_tokens, now, 2 * quiet.patience)
+                found.append(stream)
+            self._quiet[request_id] = quiet
+        return found

@@ -65,8 +65,8 @@ class StreamReport:
         num_tokens = stream.num_output_tokens
         per_sequence = num_tokens / len(stream.sequences)
         elapsed = self._elapsed()
-        told = stream.latency.finished_fields() if stream.latency is not None else {}
-        self._count(stream, told)
+        account = stream.latency.finished_fields() if stream.latency is not None else {}
+        self._count(stream, account)
         self._log.info(
             "request_finished",
             status="OK",
@@ -80,7 +80,7 @@ class StreamReport:
             itl_max_ms=_ms(self._longest),
             e2e_ms=elapsed,
             finish_reason=stream.finish_reason,
-            **told,
+            **account,
         )
 
     def failed(self, error: RequestError) -> None:
@@ -96,10 +96,10 @@ class StreamReport:
 
     def _ended(self, event: str, **fields: str) -> None:
         latency = self._stream.latency if self._stream is not None else None
-        told = latency.fields() if latency is not None else {}
-        self._log.info(event, **fields, e2e_ms=self._elapsed(), **told)
+        account = latency.fields() if latency is not None else {}
+        self._log.info(event, **fields, e2e_ms=self._elapsed(), **account)
 
-    def _count(self, stream: Stream, told: Mapping[str, Any]) -> None:
+    def _count(self, stream: Stream, account: Mapping[str, Any]) -> None:
         meter, params = self._meter, stream.request.params
         meter.successes[stream.finish_reason] += 1
         first, last = self._first - self._start, self._last - self._start
@@ -110,10 +110,10 @@ class StreamReport:
         meter.observe("output_tokens", stream.num_output_tokens)
         meter.observe("n", params.n)
         meter.observe("max_tokens", params.max_tokens)
-        if told:
-            meter.spent(told.get("phases", {}))
-            meter.missed(told.get("misses", {}))
-            meter.observe("preemptions", told.get("num_preemptions"))
+        if account:
+            meter.spent(account.get("phases", {}))
+            meter.missed(account.get("misses", {}))
+            meter.observe("preemptions", account.get("num_preemptions"))
 
     def _elapsed(self) -> float:
         return _ms(time.perf_counter() - self._start)

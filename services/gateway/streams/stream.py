@@ -35,8 +35,16 @@ class StreamDelta(msgspec.Struct):
 
     @property
     def empty(self) -> bool:
-        """Whether a client who wants no token ids would learn nothing from it."""
+        """Whether it is empty to a client that wants no token ids."""
         return not (self.text or self.logprobs or self.prompt_logprobs or self.end)
+
+    def extend(self, other: StreamDelta) -> None:
+        """By output that follows, as a whole answer gathers it."""
+        self.text += other.text
+        self.token_ids += other.token_ids
+        self.logprobs += other.logprobs
+        self.prompt_logprobs += other.prompt_logprobs
+        self.end = other.end or self.end
 
     def add(self, text: str, token_ids: list[int]) -> None:
         if text:
@@ -81,7 +89,7 @@ class SequenceJournal:
     def accept(self, news: SequenceText, queue: list[StreamDelta]) -> bool:
         """Queue the part of `news` that is new, if any: False where all of it was sent before.
 
-        What the client has from an earlier call is not told again.  The rest goes into a delta that still waits there,
+        What the client has from an earlier call is not sent again.  The rest goes into a delta that still waits there,
         while that is no larger than one message should be.  Raises
         OutputLostError where something between the journal and `news` is missing.
         """
@@ -147,7 +155,7 @@ class Stream:
         self.request = request
         self.is_return = has is not None
         self.tokenizer = tokenizer  # address of the replica that got the request, and gets its abort; "": none has it
-        self.is_resumed = False  # who had it may be gone: another is to go on behind what has come
+        self.is_resumed = False  # the service that had it may be gone: another is to go on behind what has come
         num_sequences = max(1, request.params.n)
         positions = [*(has or ()), *[Position()] * num_sequences]
         self.sequences = [SequenceJournal(index, positions[index]) for index in range(num_sequences)]
@@ -159,6 +167,7 @@ class Stream:
         self.finish_reason = ""  # of the sequence that ended last
         self.fingerprint = ""  # of the worker that began it, as the first news said
         self.latency: StreamLatency | None = None  # None where its time is not tracked
+        self.on_output: Callable[[], None] = lambda: None  # called whenever the sender takes output
         self._pending: list[StreamDelta] = []
         self._changed = asyncio.Event()
         self._is_writing = False  # what was taken
@@ -211,7 +220,7 @@ class Stream:
 
     @property
     def ended(self) -> bool:
-        """Whether nothing more will come from the troupe."""
+        """Whether no more output will come."""
         return self.finished or self.error is not None
 
     @property
@@ -256,7 +265,7 @@ class Stream:
 
     def overrun(self, error: RequestError) -> None:
         """End the stream with a status at once: what is queued is thrown away, and its sender does not wait for a
-        reader who may never come."""
+        reader that may never come."""
         self.error = error
         self._pending.clear()
         self._changed.set()
@@ -296,6 +305,8 @@ class Stream:
         self._is_writing, self._taken, self._woken = bool(deltas), self._woken, None
         for sequence in self.sequences:
             sequence.taken()
+        if deltas:
+            self.on_output()
         if self.latency is not None and deltas:
             self.latency.write_began()
         return deltas

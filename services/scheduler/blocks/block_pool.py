@@ -1,4 +1,4 @@
-"""The blocks of one worker: who holds them, what they contain, which to give out next.
+"""The blocks of one worker: their holders, their contents, and the order in which they are given out.
 
     held       reference count > 0
     cached     reference count 0, contents worth keeping under a hash; on the free list
@@ -7,8 +7,9 @@
 held + cached + free = size, always.  Unhashed blocks are given out before cached ones, and of the cached ones the
 least recently used first.
 
-A block's generation grows whenever it is given to a new owner.  Whoever holds a block keeps the generation in which it
-was given, and names both to the worker, which knows the newest: so what is not one's own any more is found out there.
+A block's generation grows whenever it is given to a new owner.  A sequence keeps the generation in which it was given
+each of its blocks, and plans name both.  The worker knows the newest generation, and so finds a block that was given to
+another owner since.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class BlockPool:
 
     @property
     def num_cached(self) -> int:
-        """Blocks that nobody holds but that a prefix hit can bring back."""
+        """Blocks that no sequence holds but that a prefix hit can bring back."""
         return sum(1 for block in self._free if self.hashes[block] is not None)
 
     @property
@@ -84,8 +85,8 @@ class BlockPool:
         self._free.extend_left(nameless)
 
     def register(self, block: int, block_hash: bytes, generation: int) -> None:
-        """Make a full block findable, by who has filled it in this generation.  Where another block has these contents
-        already, that one stays."""
+        """Make a block findable that was filled in this generation.  Where another block has these contents already,
+        that one stays."""
         if self.hashes[block] is None and block_hash not in self._by_hash and self.generations[block] == generation:
             self.hashes[block] = block_hash
             self.hash_generations[block] = generation
@@ -120,21 +121,21 @@ class BlockPool:
         return block_hash in self._by_hash
 
     def num_held_of(self, blocks: Iterable[int]) -> int:
-        """How many of these somebody holds, so that sharing them takes nothing from the available ones."""
+        """How many of these are held, so that sharing them takes nothing from the available ones."""
         return sum(1 for block in blocks if self.ref_counts[block] > 0)
 
     def distrust(self, block: int, generation: int) -> None:
-        """Let nobody find a block by its hash, and its next owner be newer than `generation`."""
+        """Make a block unfindable by its hash, and its next generation greater than `generation`."""
         self.generations[block] = max(self.generations[block], generation)
         self._forget(block)
 
     def end_life(self, block: int, generation: int) -> None:
-        """What was to be written in this generation never was: whoever holds it in that has nothing."""
+        """The block was never written in this generation: it is invalid for its holders of that generation."""
         if self.generations[block] == generation:
             self.distrust(block, generation + 1)
 
     def agrees(self, held: Mapping[int, int], window: range) -> bool:
-        """Whether the ledger is what `held` says, which is how often each block stands in a table.
+        """Whether the ledger agrees with `held`, which has how often each block stands in a table.
 
         Counts are compared for all blocks; the free list and the hashes, which take longer, for those of the window.
         """
@@ -150,8 +151,8 @@ class BlockPool:
         )
 
     def recount(self, held: Mapping[int, int]) -> tuple[int, int]:
-        """Set the ledger right by the tables.  Returns how many blocks nobody held although they were counted, and how
-        many somebody holds although they were free, or counted too few times."""
+        """Correct the ledger by the tables.  Returns how many blocks were counted although no sequence held them, and
+        how many are held although they were free, or counted too few times."""
         counted = self.ref_counts
         self.ref_counts = [held.get(block, 0) for block in range(self.size)]
         free = dict.fromkeys(block for block in islice(self._free, self.size) if block not in held)

@@ -1,4 +1,4 @@
-"""What time it is, as whoever asks the core says it: the core has no clock of its own."""
+"""The time that the caller passes to the core, which has no clock of its own."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ class FreeList:
             item = self._next[item]
 
     def __contains__(self, item: object) -> bool:
-        """What was taken out is nobody's neighbour any more, though it remembers those that it had."""
+        """An id that was taken out is no neighbour of another any more, though its own links remain."""
         return isinstance(item, int) and self._next[self._prev[item]] == item
 
     def rebuild(self, items: Iterable[int]) -> None:

@@ -1,4 +1,4 @@
-"""What a worker should hold once it has run the plans so far, against what it says that it holds."""
+"""Compares what a worker should hold after the plans so far with what it reports."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Audit:
     """How far one life of a worker has been checked."""
 
     epoch: int
-    num_reports: int = 0  # of its holdings that the worker was asked for
+    num_reports: int = 0  # reports of its holdings that the worker was asked for
     expected: Expected | None = None  # in the last of them
     next_block: int = 0  # where the next check of the scheduler's own pool goes on
     next_sequence: int = 0
@@ -36,8 +36,8 @@ class Audit:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    leaked_rows: list[int]  # that the worker keeps, and nobody has
-    wanting: list[Sequence]  # that have a row which the worker has not, or has other blocks for
+    leaked_rows: list[int]  # the worker keeps them, although no sequence has them
+    wanting: list[Sequence]  # the worker does not have their rows, or has other blocks for them
 
 
 def expected(replica: Replica, report_id: int) -> Expected:
@@ -51,11 +51,11 @@ def expected(replica: Replica, report_id: int) -> Expected:
 
 
 def check_steps(replica: Replica, holdings: Holdings) -> None:
-    """Raise StepLost where a plan has not come to the worker, or an answer not from there; both links keep order."""
+    """Raise StepLost where a plan has not arrived at the worker, or an answer not here; both links keep order."""
     if holdings.due_step_id < holdings.next_step_id:
-        raise StepLost(f"plan {holdings.due_step_id} has not come to worker {replica.instance}")
+        raise StepLost(f"plan {holdings.due_step_id} has not arrived at worker {replica.instance}")
     if holdings.report_id and replica.in_flight and replica.in_flight[0].step_id < holdings.next_step_id:
-        raise StepLost(f"the answer to plan {replica.in_flight[0].step_id} has not come from {replica.instance}")
+        raise StepLost(f"the answer to plan {replica.in_flight[0].step_id} has not arrived from {replica.instance}")
 
 
 def check_report(replica: Replica, holdings: Holdings) -> None:
@@ -64,24 +64,24 @@ def check_report(replica: Replica, holdings: Holdings) -> None:
     if len(rows) != len(holdings.digests) or len(set(rows)) != len(rows):
         raise ProtocolError(f"worker {replica.instance} reports {len(rows)} rows and {len(holdings.digests)} digests")
     if rows and not 0 <= min(rows) <= max(rows) < replica.capacity.max_num_seqs:
-        raise ProtocolError(f"worker {replica.instance} reports rows that it has not")
+        raise ProtocolError(f"worker {replica.instance} reports rows that it does not have")
     if not 0 <= holdings.due_step_id <= replica.num_steps or holdings.next_step_id > replica.num_steps:
-        raise ProtocolError(f"worker {replica.instance} reports of plans that were not made")
+        raise ProtocolError(f"worker {replica.instance} reports plans that were not made")
 
 
 def compare(replica: Replica, before: Expected, holdings: Holdings) -> Difference:
     """What differs, and still matters: rows may have been released and given to others since.
 
-    A report that was overtaken by a plan is of another moment, and says nothing.
+    A report that a plan has overtaken describes another moment, and is ignored.
     """
     if holdings.due_step_id != before.next_step_id:
         return Difference([], [])
-    said = dict(zip(holdings.rows, holdings.digests, strict=True))
+    reported = dict(zip(holdings.rows, holdings.digests, strict=True))
     now = {sequence.row for sequence in replica.running}
-    leaked = [row for row in said if row not in before.digests and row not in before.given_up and row not in now]
+    leaked = [row for row in reported if row not in before.digests and row not in before.given_up and row not in now]
     wanting = [
         holder
         for row, holder in before.holders.items()
-        if said.get(row) != before.digests[row] and holder.row == row and holder.worker == replica.instance
+        if reported.get(row) != before.digests[row] and holder.row == row and holder.worker == replica.instance
     ]
     return Difference(leaked, wanting)

@@ -1,7 +1,7 @@
-"""Keeps scheduler and worker of one mind about who holds what: what differs is set right, counted and told.
+"""Keeps the ledgers of scheduler and worker equal: differences are corrected, counted and logged.
 
-A row that a worker refuses, a block that nobody holds, a message that a broken connection has swallowed: each costs the
-sequences concerned a recomputation, and nobody anything else.
+A row that a worker refuses, a leaked block, or a message that was lost with a connection costs the sequences concerned
+a recomputation, and other sequences nothing.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from dataclasses import asdict
 
 from services.scheduler.consistency.holdings import Audit, check_report, check_steps, compare, expected
 from services.scheduler.consistency.self_check import Mended, check, stale_holders
-from services.scheduler.state import phases
 from services.scheduler.state.replica import Replica
 from services.scheduler.state.sequence import Request, Sequence, Status
 from services.scheduler.state.step import Step
@@ -21,13 +20,14 @@ MAX_REFUSALS = 3  # of one sequence, before its request ends alone
 
 
 class Reconciliation:
-    """Acts on replicas; what it does is in the counters and among the journal's alarms."""
+    """Corrects replicas, and reports that by counters and alarms."""
 
     def __init__(self, books: Books) -> None:
-        self._clock = books.clock
+        self._accounts = books.accounts
         self._counters = books.counters
         self._journal = books.journal
         self._audits: dict[str, Audit] = {}  # by worker
+        self._num_refusals: dict[Sequence, int] = {}  # of its row, by a worker
 
     def _audit(self, replica: Replica) -> Audit:
         audit = self._audits.get(replica.instance)
@@ -42,7 +42,7 @@ class Reconciliation:
     # -- the scheduler's own
 
     def check(self, replica: Replica) -> Mended:
-        """Set pool and rows right by the tables, once who holds what has become another's holds it no more."""
+        """Correct pool and rows by the tables, once stale holders have given up what was given to others."""
         stale = stale_holders(replica)
         for sequence in stale:
             self._recompute(replica, sequence)
@@ -57,6 +57,8 @@ class Reconciliation:
 
     def ask(self, replica: Replica) -> ReportHoldings:
         """To be sent behind the plans so far."""
+        unfinished = (entry for entry in self._num_refusals.items() if entry[0].status is not Status.FINISHED)
+        self._num_refusals = dict(unfinished)
         audit = self._audit(replica)
         audit.num_reports += 1
         audit.expected = expected(replica, audit.num_reports)
@@ -88,8 +90,8 @@ class Reconciliation:
     # -- refusals
 
     def take_refused(self, replica: Replica, step: Step, result: StepResult) -> list[Request]:
-        """Have the rows that were refused computed anew.  Returns the requests of those refused too often."""
-        hopeless: list[Request] = []
+        """Have refused rows computed again.  Returns the requests with a row that was refused too often."""
+        refused_too_often: list[Request] = []
         for refused in result.refused_rows:
             sequence = step.sequences[refused.entry]
             self._note(replica, sequence, refused)
@@ -97,14 +99,13 @@ class Reconciliation:
                 if 0 <= block < replica.pool.size:
                     replica.pool.end_life(block, generation)
             sequence.num_pending -= step.num_samples[refused.entry]
-            sequence.num_drafts = 0
             if sequence.status is Status.RUNNING:
-                sequence.num_refusals += 1
+                self._num_refusals[sequence] = self._num_refusals.get(sequence, 0) + 1
                 self._recompute(replica, sequence)
-            if sequence.num_refusals > MAX_REFUSALS and sequence.request not in hopeless:
-                hopeless.append(sequence.request)
+            if self._num_refusals.get(sequence, 0) > MAX_REFUSALS and sequence.request not in refused_too_often:
+                refused_too_often.append(sequence.request)
         self.check(replica)
-        return [request for request in hopeless if not request.is_finished]
+        return [request for request in refused_too_often if not request.is_finished]
 
     def _note(self, replica: Replica, sequence: Sequence, refused: RefusedRow) -> None:
         self._counters.num_refused_rows += 1
@@ -122,10 +123,10 @@ class Reconciliation:
         )
 
     def _recompute(self, replica: Replica, sequence: Sequence) -> None:
-        """By the preemption path, though it counts for none: no block was lacking."""
+        """By the preemption path, though it does not count as a preemption: no block was lacking."""
         if sequence.status is Status.RUNNING:
             self._counters.num_preemptions += 1
             self._journal.sequence("sequence_preempted", sequence, cause="ledgers_differ", worker=replica.instance)
             replica.preempt(sequence)
             replica.waiting.add(sequence)
-            phases.preempted(sequence, self._clock.now)
+            self._accounts.preempted(sequence)

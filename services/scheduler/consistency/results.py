@@ -1,16 +1,16 @@
-"""Whether a step's result is what its plan asked for."""
+"""Checks that a step's result is what its plan asked for."""
 
 from __future__ import annotations
 
 from services.scheduler.state.replica import Replica
-from services.scheduler.state.sequence import Sequence, Status
+from services.scheduler.state.sequence import Sequence
 from services.scheduler.state.step import Step
 from shared.errors import ProtocolError
 from shared.messages import StepResult
 
 
 class StepLost(ProtocolError):
-    """A plan or its answer went missing on the way; neither side is to blame."""
+    """A plan or its answer was lost on the way; neither process is at fault."""
 
 
 def check_order(replica: Replica, step_id: int) -> bool:
@@ -55,11 +55,11 @@ def check_result(step: Step, result: StepResult, vocab_size: int) -> list[int]:
     if len(result.logprobs) not in (0, len(tokens)):
         raise ProtocolError(f"step {result.step_id}: {len(result.logprobs)} log-probabilities for {len(tokens)} tokens")
     if any(not (0 <= e < len(step.sequences) and result.num_sampled[e] == 0) for e in result.refused):
-        raise ProtocolError(f"step {result.step_id}: refuses what it has sampled, or has not been asked")
+        raise ProtocolError(f"step {result.step_id}: refuses an entry that it has sampled, or that is not in the plan")
     if any(not 0 <= entry < len(step.sequences) for entry in result.prompt_logprobs):
-        raise ProtocolError(f"step {result.step_id}: log-probabilities of a prompt that it did not compute")
+        raise ProtocolError(f"step {result.step_id}: log-probabilities of a prompt that was not in the step")
     if any(not (0 <= e < len(step.sequences) and result.num_sampled[e]) for e in result.embeddings):
-        raise ProtocolError(f"step {result.step_id}: an embedding of what it did not compute to its end")
+        raise ProtocolError(f"step {result.step_id}: an embedding of an entry that was not computed to its end")
     return asked
 
 
@@ -91,18 +91,4 @@ def check_verified(step: Step, result: StepResult, asked: list[int]) -> None:
         accepted = result.sampled_token_ids[offset : offset + count - 1] if count else []
         if accepted != drafts.token_ids[: len(accepted)]:
             raise ProtocolError(f"step {result.step_id}: accepted tokens that were not drafted")
-        offset += count
-
-
-def give_logprobs(step: Step, result: StepResult) -> None:
-    """Hand a step's log-probabilities to the sequences that asked for them."""
-    for entry, sequence in enumerate(step.sequences):
-        if entry in result.prompt_logprobs and sequence.wants_prompt_logprobs and sequence.status is Status.RUNNING:
-            sequence.prompt_logprobs += result.prompt_logprobs[entry]
-    offset = 0
-    for sequence, count in zip(step.sequences, result.num_sampled, strict=True):
-        if sequence.request.search is not None:
-            sequence.said = result.logprobs[offset] if count and result.logprobs else None
-        elif sequence.request.params.logprobs is not None and sequence.status is not Status.FINISHED:
-            sequence.logprobs += result.logprobs[offset : offset + count]
         offset += count

@@ -1,4 +1,4 @@
-"""Whether a replica's pool and rows agree with the tables of those that run, which are the truth; making them agree."""
+"""Corrects a replica's pool and rows by the tables of the running sequences, which are the truth."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ WINDOW = 4096  # blocks whose place on the free list and whose hash one check lo
 
 @dataclass(frozen=True, slots=True)
 class Mended:
-    """What a check found, and has set right."""
+    """What a check found and corrected."""
 
-    num_leaked_blocks: int = 0  # counted, and nobody held them
+    num_leaked_blocks: int = 0  # counted, although no sequence held them
     num_lost_blocks: int = 0  # held, and free or counted too few times
     num_misnamed_blocks: int = 0  # findable under the hash of other contents
-    num_leaked_rows: int = 0  # neither free nor anybody's
-    num_stale_holders: int = 0  # sequences with a block that has become another's
+    num_leaked_rows: int = 0  # neither free nor held by a sequence
+    num_stale_holders: int = 0  # sequences with a block that was given to another
 
     @property
     def is_nothing(self) -> bool:
@@ -29,7 +29,7 @@ class Mended:
 
 
 def stale_holders(replica: Replica) -> list[Sequence]:
-    """Those whose blocks are in another generation by now, or whose row is another's too."""
+    """Sequences whose blocks are in another generation by now, or whose row another sequence holds too."""
     generations = replica.pool.generations
     holders = {sequence.row: sequence for sequence in reversed(replica.running)}
     return [
@@ -41,7 +41,7 @@ def stale_holders(replica: Replica) -> list[Sequence]:
 
 
 def check(replica: Replica, audit: Audit, num_stale_holders: int = 0) -> Mended:
-    """Compare, and set right what differs, when the stale holders have given up what they had.
+    """Compare, and correct the differences, when the stale holders have given up what they had.
 
     Takes about 40 ns per entry of a table and 20 ns per block, and a tenth of a microsecond per block of a window that
     moves on with each check.
@@ -84,7 +84,7 @@ def _misnamed(sequence: Sequence, replica: Replica) -> list[int]:
 
 
 def _recover_rows(replica: Replica) -> int:
-    """Rows that nobody has are free; a row that somebody has is not."""
+    """Rows that no sequence has are free; a row that a sequence has is not."""
     held = {sequence.row for sequence in replica.running}
     free = set(replica.free_rows)
     if len(held) + replica.num_free_rows == replica.capacity.max_num_seqs and not held & free:

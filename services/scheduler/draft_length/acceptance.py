@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-# How the next verification is foretold best, by the likelihood of 8,000 of the bundled pair's; it is flat around these.
+# The values that predict the next verification best, by the likelihood of 8,000 of the bundled pair's; it is flat.
 PRIOR_WEIGHT = 24.0  # draft tokens
 KEPT = 0.9  # per verification, of what a sequence's were before
 KEPT_OF_ALL = 0.998  # of all sequences'
@@ -12,7 +12,7 @@ KEPT_OF_ALL = 0.998  # of all sequences'
 
 @dataclass(slots=True)
 class AcceptanceRate:
-    """How often draft tokens are accepted: a moving share, that of everyone's standing in for what is not known yet."""
+    """How often draft tokens are accepted: a moving average; the share of all sequences stands in for missing data."""
 
     num_tried: float = 0.0  # draft tokens that were looked at: those accepted, and the first that was not
     num_accepted: float = 0.0

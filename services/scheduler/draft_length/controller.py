@@ -35,11 +35,11 @@ CREDIT = 10.0  # steps that trials may lose ...
 BUDGET = 0.01  # ... and of each step after that
 SWITCH = 1.0  # steps that a trial loses whatever it finds
 DRIFT_MEMORY = 6  # steps that the average of the drift looks back
-NO_DRAFTS = 0.25  # draft tokens per sequence: with fewer, a trial says nothing of a mode that wants some
+NO_DRAFTS = 0.25  # draft tokens per sequence: with fewer, a trial shows nothing about a mode that wants some
 FIRST_LENGTH = 4  # draft tokens, at most, of the first mode that is tried; then up to twice as many as were
 CAUTION = 0.4  # of the doubt about a mode, by which it must be better still
 HOPELESS = 1.5  # times what a mode may cost to be the best: its trial ends early
-PROBE = 128  # steps after which the cheapest other mode is tried, whatever it cost before; doubles where it still does
+PROBE = 128  # steps after which the cheapest other mode is tried whatever its cost; doubles while that stays high
 LAST_PROBE = 8192
 CHANGE = 0.7  # of what it cost before ...
 SURPRISES = 2  # ... as often in turn: then what others cost is not known any more either
@@ -97,12 +97,12 @@ class DraftLengthController:
         self._sample.record(seconds, depth)
         if len(self._sample) >= ENOUGH and self._sample.seconds > self._limit:
             self._num_left = 0
-        if self._num_left <= 0 and len(self.costs) == 1:  # nobody else will ask
+        if self._num_left <= 0 and len(self.costs) == 1:  # a single mode: no caller asks for a choice
             self._end_trial(self.mode)
             self._num_left = TRIAL
 
     def _follow(self, seconds: float) -> None:
-        """What a step of the mode in use takes is what it costs: whatever has changed has changed for all."""
+        """A change of the time that a step of the mode in use takes is a change for all modes: the drift."""
         expected = self.seconds(self.mode)
         if expected > 0 and seconds > 0:
             ratio = min(max(seconds / expected, 1 / OUTLIER), OUTLIER)

@@ -11,8 +11,8 @@ MEMORY = 64  # steps that a moving average looks back
 TRIALS = 15  # of a mode, the last ones, that count
 OUTLIER = 1.5  # times the median: what is longer was something else
 LENGTHS = (1, 2, 4, 8, 16, 32, 64)
-COMMON_SENSE = 3.0  # trials that what the line says of a mode weighs beside what was measured of it
-STIFFNESS = 2.0  # trials, times draft tokens squared, that the draft's own time weighs beside the line's slope
+COMMON_SENSE = 3.0  # weight, in trials, of the line's value for a mode beside the measured one
+STIFFNESS = 2.0  # weight, in trials times draft tokens squared, of the draft's own time in the line's slope
 DRAFT_SHARE = 0.1  # of a plain step: what a draft token is believed to cost before one was measured
 HIDDEN = 0.5  # of the draft's time where it runs ahead, before that was measured
 
@@ -84,7 +84,7 @@ class ModeTrial:
 
 class Cost:
     """What a mode has cost: the median of its trials.  A machine may be much faster for a tenth of a second now and
-    then: a trial that begins or ends with such a time tells nothing."""
+    then: a trial that begins or ends with such a time is an outlier."""
 
     def __init__(self) -> None:
         self.seconds = 0.0  # from one result to the next
@@ -127,7 +127,7 @@ def fitted(costs: Sequence[Cost], slope: float) -> FittedLine:
 
 def believed(costs: Mapping[SpeculationMode, Cost], draft_seconds: float) -> dict[SpeculationMode, float]:
     """Seconds that a step of each mode takes: modes with drafts lie near a line, one for each way to wait for them, so
-    that what was measured of one tells of all.  Some mode was measured."""
+    that a measurement of one mode informs about all.  At least one mode was measured."""
     tried = {mode: cost for mode, cost in costs.items() if cost.num_trials}
     anchor = tried.get(PLAIN) or next(iter(tried.values()))
     per_token = draft_seconds or DRAFT_SHARE * anchor.seconds

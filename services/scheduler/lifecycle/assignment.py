@@ -1,4 +1,4 @@
-"""Which worker each sequence is with: who is placed where, and what becomes of those whose worker is gone."""
+"""Assigns sequences to workers, and places those of a lost worker again."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from services.scheduler.lifecycle.admission import RETRY_AFTER_MS
 from services.scheduler.lifecycle.routing import Router
-from services.scheduler.state import phases
+from services.scheduler.state.forks import Forks
 from services.scheduler.state.policy import Policy
 from services.scheduler.state.replica import Replica
 from services.scheduler.state.sequence import Request, Sequence, Status
@@ -16,7 +16,7 @@ from shared.phases import Phase
 
 
 class ReplicaAssignment:
-    """The queues of the workers that live, and who waits for one to come.
+    """The queues of the live workers, and the sequences that wait for a worker to join.
 
     Invariant: every unfinished sequence is waiting or running at one replica, or `unassigned` while no worker lives
     that has room for it and computes the same bits as the one that began it.  A worker's successor may be smaller than
@@ -27,6 +27,7 @@ class ReplicaAssignment:
         self,
         policy: Policy,
         replicas: Mapping[str, Replica],
+        forks: Forks,
         books: Books,
     ) -> None:
         self.unassigned: list[Sequence] = []
@@ -36,7 +37,8 @@ class ReplicaAssignment:
         self._misses = books.misses
         self._counters = books.counters
         self._journal = books.journal
-        self._clock = books.clock
+        self._accounts = books.accounts
+        self._forks = forks
 
     def place(self, sequences: Iterable[Sequence]) -> None:
         """Put sequences into waiting queues; siblings go where the first of them is."""
@@ -47,7 +49,7 @@ class ReplicaAssignment:
                 continue
             replica = placement.replica
             sequence.worker = replica.instance
-            phases.queued(sequence, replica.waits, len(replica.waiting), self._clock.now)
+            self._accounts.queued(sequence, replica)
             replica.waiting.add(sequence)
             if placement.scores:
                 self._journal.sequence("sequence_placed", sequence, worker=sequence.worker, scores=str(placement))
@@ -60,10 +62,14 @@ class ReplicaAssignment:
             self.unassigned.append(beam)
             return
         replica.waiting.add(beam)
-        replica.branches.append((beam, source))
+        self._forks.begin(replica, beam, source)
+
+    def rewrite(self, beam: Sequence) -> None:
+        """The last token of a running beam is not the one that its worker took."""
+        self._forks.unsent.add(beam)
 
     def rebalance(self) -> None:
-        """There is another worker: what has not run yet may go there."""
+        """A worker has joined: sequences that have not run yet may go there."""
         never_run = [s for r in self._replicas.values() for s in r.waiting if s.num_cached_tokens < 0]
         for sequence in never_run:
             self._replicas[sequence.worker].waiting.remove(sequence)
@@ -76,29 +82,31 @@ class ReplicaAssignment:
 
     def overdue(self, now: float, patience: float) -> list[Request]:
         """Requests for which the workers that live have had no room for longer than `patience` seconds.  To be asked
-        again and again; where no worker takes requests, the next one may be large enough."""
-        is_anyone_here = any(not replica.is_draining for replica in self._replicas.values())
-        lacking = dict.fromkeys(sequence.request for sequence in self.unassigned) if is_anyone_here else {}
+        again and again; where there is no worker, the next one may be large enough."""
+        lacking = dict.fromkeys(sequence.request for sequence in self.unassigned) if self._replicas else {}
         self._roomless = {request: self._roomless.get(request, now) for request in lacking}
         return [request for request, since in self._roomless.items() if now - since > patience]
 
     def vacate(self, replica: Replica, heard_at: float) -> list[Sequence]:
-        """Take all sequences from a worker that is gone, and of which nothing was heard since."""
+        """Take all sequences from a worker that is gone, and was last heard of at `heard_at`."""
         self._misses.lose(replica)
-        replica.waits.blame(Phase.LOST, heard_at)
-        orphans = replica.waiting.take_all()
+        self._accounts.workers[replica].blame(Phase.LOST, heard_at)
+        self._forks.take(replica)
+        vacated = replica.waiting.take_all()
         for sequence in list(replica.running):
             self._counters.num_preemptions += 1
             self._journal.sequence("sequence_preempted", sequence, cause="worker_left", worker=replica.instance)
             replica.preempt(sequence)
-            orphans.append(sequence)
-        for sequence in orphans:
-            sequence.worker, sequence.num_pending, sequence.num_in_flight, sequence.num_drafts = "", 0, 0, 0
-            phases.on_worker_lost(sequence, heard_at, self._clock.now)
-        return orphans
+            vacated.append(sequence)
+        for sequence in vacated:
+            sequence.worker, sequence.num_pending, sequence.num_in_flight = "", 0, 0
+            self._accounts.lost_worker(sequence, heard_at)
+        self._accounts.forget_worker(replica)
+        return vacated
 
     def leave(self, sequence: Sequence) -> None:
         """Take a sequence out of wherever it is."""
+        self._forks.forget(sequence)
         if sequence.status is Status.RUNNING:
             self._replicas[sequence.worker].stop(sequence)
         elif sequence in self.unassigned:
@@ -108,9 +116,9 @@ class ReplicaAssignment:
 
 
 def unplaceable(request: Request, seconds: float) -> RequestError:
-    """Why a request ends that no worker could be given for so long."""
+    """The error of a request for which no worker was found for so long."""
     text = (
-        f"for {seconds:g} s no worker that is here could serve this request: none has room for the "
+        f"for {seconds:g} s no live worker could serve this request: none has room for the "
         f"{request.max_length} tokens that it may come to, or none computes as the one that began it"
     )
     return RequestError(text, code=RejectCode.UNAVAILABLE, retry_after_ms=RETRY_AFTER_MS)

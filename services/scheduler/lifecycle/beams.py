@@ -19,13 +19,13 @@ def rest(sequences: Iterable[Sequence]) -> None:
         sequence.status = Status.FINISHED
 
 
-def is_usable(said: TokenLogprobs, search: BeamSearch, vocab_size: int) -> bool:
-    """Whether what a worker said of one position is what a search has to know."""
-    if len(said.token_ids) != len(said.logprobs):
+def is_usable(known: TokenLogprobs, search: BeamSearch, vocab_size: int) -> bool:
+    """Whether a worker has sent the candidates that a search needs at one position."""
+    if len(known.token_ids) != len(known.logprobs):
         return False
-    if len(said.token_ids) < 1 + min(search.num_candidates, vocab_size):
+    if len(known.token_ids) < 1 + min(search.num_candidates, vocab_size):
         return False
-    return min(said.token_ids) >= 0 and max(said.token_ids) < vocab_size
+    return min(known.token_ids) >= 0 and max(known.token_ids) < vocab_size
 
 
 def next_moves(request: Request, search: BeamSearch) -> list[Move]:
@@ -39,7 +39,7 @@ def next_moves(request: Request, search: BeamSearch) -> list[Move]:
 def regroup(request: Request, moves: list[Move], leave: Callable[[Sequence], None]) -> list[tuple[Sequence, Sequence]]:
     """Make the sequences what the moves say; returns those that begin anew, each with the one behind which it does.
 
-    `leave` takes a sequence that is followed no more out of wherever it is.
+    `leave` takes a sequence that is followed no more from its queue or its rows.
     """
     sequences = request.sequences
     kept = {move.slot for move in moves if move.slot == move.source}
@@ -54,7 +54,6 @@ def regroup(request: Request, moves: list[Move], leave: Callable[[Sequence], Non
     for move in moves:
         if move.slot == move.source:
             _extend(sequences[move.slot], move)
-            sequences[move.slot].is_untold |= not move.is_taken
     return begun
 
 
@@ -81,6 +80,5 @@ def conclude(request: Request, search: BeamSearch) -> None:
         sequence.token_ids = [*request.prompt_token_ids, *best.token_ids]
         sequence.logprobs = list(best.logprobs)
         sequence.num_cached_tokens = request.sequences[0].num_cached_tokens
-        sequence.clock = request.sequences[0].clock
         sequence.finish_reason = FinishReason.LENGTH if best.end_id is None else FinishReason.STOP
         sequence.stop_token_id = best.end_id

@@ -1,11 +1,10 @@
-"""How sequences and their requests end: what they let go of, who is told, and where the ended are kept."""
+"""Ends sequences and requests: they give up what they hold, clients get their ends, and finished requests are kept."""
 
 from __future__ import annotations
 
 from services.scheduler.lifecycle.assignment import ReplicaAssignment
-from services.scheduler.lifecycle.outputs import Outbound
+from services.scheduler.lifecycle.side_tables import SideTables
 from services.scheduler.speculation.drafts import DraftLinks
-from services.scheduler.state import phases
 from services.scheduler.state.sequence import Request, Sequence, Status
 from services.scheduler.telemetry.books import Books
 from shared.errors import RequestError
@@ -14,25 +13,26 @@ from shared.errors import RequestError
 class RequestFinalizer:
     """Moves requests from those that are open to those that are finished, or out of both.
 
-    A finished request is kept until its gateway says that it is done with it; one that was dropped is forgotten, and
-    whoever drops it has told its client, or has nobody to tell.
+    A finished request is kept until its gateway acknowledges it.  One that was dropped is forgotten; the caller has
+    informed its client, or the client is gone.
     """
 
     def __init__(
         self,
         assignment: ReplicaAssignment,
         drafts: DraftLinks,
-        outbound: Outbound,
+        tables: SideTables,
         books: Books,
     ) -> None:
         self.open: dict[str, Request] = {}
         self.finished: dict[str, Request] = {}
         self._assignment = assignment
         self._drafts = drafts
-        self.outbound = outbound
+        self._outbound = tables.outbound
+        self.tables = tables
         self._counters = books.counters
         self._journal = books.journal
-        self._clock = books.clock
+        self._accounts = books.accounts
 
     def finish(self, sequence: Sequence) -> None:
         """A sequence has all its tokens; with the last one its request is finished."""
@@ -42,34 +42,33 @@ class RequestFinalizer:
             self._put_aside(sequence.request)
 
     def conclude(self, request: Request) -> None:
-        """A search is over, whose sequences hold nothing any more: tell of them, which nobody has heard of before."""
+        """A search is over, and its sequences hold nothing any more: send them, for the first time."""
         for sequence in request.sequences:
-            if sequence.clock is not None:
-                sequence.clock.is_due = True
-            self.outbound.emit(sequence)
+            self._accounts.due(sequence)
+            self._outbound.emit(sequence)
             self._note(sequence)
         self._put_aside(request)
 
     def fail(self, request: Request, error: RequestError) -> None:
         """End a request with a status."""
-        told = phases.so_far(request, self._clock.now)
-        self._journal.request("request_failed", request, code=error.code, reason=str(error), **told)
+        so_far = self._accounts.so_far(request)
+        self._journal.request("request_failed", request, code=error.code, reason=str(error), **so_far)
         self.drop(request)
-        self.outbound.fail(request, error)
+        self._outbound.fail(request, error)
 
     def drop(self, request: Request) -> None:
-        """End a request without a word to its client."""
+        """End a request without a message to its client."""
         for sequence in request.sequences:
             if sequence.status is not Status.FINISHED:
                 self.leave(sequence)
-                self.outbound.close(sequence)
+                self._outbound.close(sequence)
         del self.open[request.request_id]
-        request.let_go()
+        self.tables.let_go(request)
 
     def forget(self, request: Request) -> None:
         """A finished request is not asked for again."""
         del self.finished[request.request_id]
-        request.let_go()
+        self.tables.let_go(request)
 
     def leave(self, sequence: Sequence) -> None:
         """A sequence lets go of its row, its blocks and its draft."""
@@ -82,13 +81,14 @@ class RequestFinalizer:
         self.finished[request.request_id] = self.open.pop(request.request_id)
 
     def _note(self, sequence: Sequence) -> None:
-        phases.ended(sequence, self._clock.now)
+        self._accounts.ended(sequence)
+        record = self.tables.records.of(sequence)
         self._journal.sequence(
             "sequence_finished",
             sequence,
             num_output_tokens=sequence.num_output_tokens,
             num_cached_tokens=max(0, sequence.num_cached_tokens),
             num_preemptions=sequence.num_preemptions,
-            num_draft_tokens=sequence.num_draft_tokens,
-            num_accepted_tokens=sequence.num_accepted_tokens,
+            num_draft_tokens=record.num_draft_tokens,
+            num_accepted_tokens=record.num_accepted_tokens,
         )

@@ -1,4 +1,4 @@
-"""How requests are taken in: held against what the workers can do, and made, with what their clients have of them."""
+"""Accepts requests: checks them against the limits of the workers, and makes them, with what their clients have."""
 
 from __future__ import annotations
 
@@ -88,5 +88,5 @@ class RequestIntake:
         return request
 
 
-def _not_ready(who: str) -> RequestError:
-    return RequestError(f"no {who} is ready", code=RejectCode.UNAVAILABLE, retry_after_ms=RETRY_AFTER_MS)
+def _not_ready(service: str) -> RequestError:
+    return RequestError(f"no {service} is ready", code=RejectCode.UNAVAILABLE, retry_after_ms=RETRY_AFTER_MS)

@@ -1,8 +1,12 @@
-"""What the core has to say to detokenizers and gateways, gathered until the shell takes it."""
+"""The core's messages to detokenizers and gateways, gathered until the shell takes them."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from services.scheduler.blocks.clock import Clock
+from services.scheduler.speculation.records import DraftRecords
+from services.scheduler.state.phases import TimeAccounts
 from services.scheduler.state.sequence import Request, Sequence
 from shared.errors import RequestError
 from shared.messages import OpenStream, RequestRejected, SequenceTokens, TokenBatch, TokenLogprobs
@@ -12,14 +16,45 @@ NONE: list[TokenLogprobs | None] = []  # no log-probabilities; never written to
 
 
 class Outbound:
-    """Token batches by detokenizer, rejections by gateway."""
+    """Token batches by detokenizer, rejections by gateway; and the output of sequences that is no token."""
 
-    def __init__(self, clock: Clock | None = None) -> None:
-        self._clock = clock or Clock()
+    def __init__(self, accounts: TimeAccounts | None = None, records: DraftRecords | None = None) -> None:
+        self._accounts = TimeAccounts(Clock()) if accounts is None else accounts
+        self._clocks = self._accounts.sequences
+        self._drafted = {} if records is None else records.by_sequence
+        self._prompt_logprobs: dict[Sequence, list[TokenLogprobs | None]] = {}
+        self._embeddings: dict[Sequence, bytes] = {}
         self._opened: dict[str, list[OpenStream]] = {}
         self._tokens: dict[str, list[SequenceTokens]] = {}
         self._closed: dict[str, list[tuple[str, int]]] = {}
         self._rejections: list[tuple[str, RequestRejected]] = []
+
+    # -- what goes out with the first token
+
+    def take_prompt_logprobs(self, sequence: Sequence, start: int, logprobs: Iterable[TokenLogprobs | None]) -> None:
+        """Those of the tokens behind the first `start`; what is computed again after a preemption takes its place."""
+        known = self._prompt_logprobs.setdefault(sequence, [])
+        known[start:] = logprobs
+
+    def take_embedding(self, sequence: Sequence, embedding: bytes) -> None:
+        self._embeddings[sequence] = embedding
+
+    @property
+    def firsts(self) -> Iterable[Sequence]:
+        """The sequences of which there is such output."""
+        return (*self._prompt_logprobs, *self._embeddings)
+
+    def copy(self, sequence: Sequence, to: Sequence) -> None:
+        if sequence in self._prompt_logprobs:
+            self._prompt_logprobs[to] = list(self._prompt_logprobs[sequence])
+        if sequence in self._embeddings:
+            self._embeddings[to] = self._embeddings[sequence]
+
+    def forget(self, sequence: Sequence) -> None:
+        self._prompt_logprobs.pop(sequence, None)
+        self._embeddings.pop(sequence, None)
+
+    # -- streams
 
     def open(self, sequence: Sequence) -> None:
         """Announce a stream before its first token."""
@@ -37,53 +72,59 @@ class Outbound:
             detokenize=params.detokenize,
             min_tokens=params.min_tokens,
             num_cached_tokens=max(0, sequence.num_cached_tokens),
-            prompt_logprobs=[None, *sequence.prompt_logprobs] if sequence.wants_prompt_logprobs else None,
-            embedding=sequence.embedding,
+            prompt_logprobs=self._logprobs_of_prompt(sequence),
+            embedding=self._embeddings.get(sequence),
             fingerprint=request.fingerprint,
         )
         self._opened.setdefault(request.detokenizer, []).append(stream)
+
+    def _logprobs_of_prompt(self, sequence: Sequence) -> list[TokenLogprobs | None] | None:
+        """The log-probabilities of its prompt, where it asks for them; the first token has none."""
+        return [None, *self._prompt_logprobs.get(sequence, ())] if sequence.wants_prompt_logprobs else None
 
     def emit(self, sequence: Sequence) -> None:
         """Send the tokens that were not sent yet, opening the stream before the first."""
         request = sequence.request
         if not request.detokenizer:
             return
-        offset = sequence.num_emitted
+        offset, token_ids = sequence.num_emitted, sequence.token_ids
         if offset == 0:
             self.open(sequence)
-        clock = sequence.clock
+        clock = self._clocks.get(sequence)
+        num_drafted = num_accepted = 0
+        if self._drafted and (record := self._drafted.get(sequence)) is not None:
+            num_drafted, num_accepted = record.num_draft_tokens, record.num_accepted_tokens
         tokens = SequenceTokens(
             request.header.request_id,
             sequence.index,
             offset,
-            sequence.token_ids[request.num_prompt_tokens + offset :],
+            token_ids[request.num_prompt_tokens + offset :],
             sequence.logprobs[offset:] if sequence.logprobs else NONE,
             sequence.finish_reason,
             sequence.stop_token_id,
-            sequence.num_draft_tokens,
-            sequence.num_accepted_tokens,
-            clock.told(self._clock.now) if clock is not None and clock.is_due else None,
+            num_drafted,
+            num_accepted,
+            clock.told(self._accounts.clock.now) if clock is not None and clock.is_due else None,
         )
-        sequence.num_emitted = len(sequence.token_ids) - request.num_prompt_tokens
-        if request.detokenizer in self._tokens:
+        sequence.num_emitted = len(token_ids) - request.num_prompt_tokens
+        try:
             self._tokens[request.detokenizer].append(tokens)
-        else:
+        except KeyError:  # once for each batch: cheaper than to look twice for each sequence
             self._tokens[request.detokenizer] = [tokens]
 
     def emit_again(self, request: Request) -> None:
-        """Tell a detokenizer everything from the start; what the client has already, its gateway drops.  Of a beam
-        search there is nothing to tell before its end."""
+        """Send a detokenizer all output from the start; the gateway drops what the client has already.  A beam search
+        has no output before its end."""
         if request.search is not None and not request.is_finished:
             return
         for sequence in request.sequences:
             if sequence.num_output_tokens:
                 sequence.num_emitted = 0
-                if sequence.clock is not None:
-                    sequence.clock.retell()
+                self._accounts.retell(sequence)
                 self.emit(sequence)
 
     def close(self, sequence: Sequence) -> None:
-        """Tell the detokenizer to forget a stream."""
+        """Have the detokenizer forget a stream."""
         if sequence.request.detokenizer and sequence.num_emitted:
             key = (sequence.request.request_id, sequence.index)
             self._closed.setdefault(sequence.request.detokenizer, []).append(key)
@@ -104,7 +145,7 @@ class Outbound:
                 self._opened.get(address, []),
                 self._tokens.get(address, []),
                 self._closed.get(address, []),
-                self._clock.now,
+                self._accounts.clock.now,
             )
             for address in sorted(destinations)
         }

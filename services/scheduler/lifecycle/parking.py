@@ -1,10 +1,12 @@
-"""Requests whose clients may come back: kept without row or block, and gone on with when they are asked for again."""
+"""Requests whose clients may come back: kept without row or block, and continued when they are asked for again."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterator
 
 from services.scheduler.lifecycle.beams import rest
+from services.scheduler.lifecycle.side_tables import SideTables
 from services.scheduler.state.sequence import Request, Sequence, Status
 from shared.messages import RequestHeader
 
@@ -15,11 +17,15 @@ PARKED_SECONDS = 60.0
 class Parking:
     """The latest requests that lost their client before their end, by id, with the time since when."""
 
-    def __init__(self) -> None:
+    def __init__(self, tables: SideTables) -> None:
+        self._tables = tables
         self._parked: OrderedDict[str, tuple[Request, float | None]] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._parked)
+
+    def __iter__(self) -> Iterator[Request]:
+        return (request for request, _ in self._parked.values())
 
     def get(self, request_id: str) -> Request | None:
         parked = self._parked.get(request_id)
@@ -27,10 +33,14 @@ class Parking:
 
     def put(self, request: Request) -> None:
         """Keep a request's tokens as they are now; the oldest goes where there are too many."""
-        self._parked[request.request_id] = (copy_of(request), None)
+        copy = copy_of(request)
+        self._parked[request.request_id] = (copy, None)
+        if copy.search is None or request.is_finished:
+            for sequence, to in zip(request.sequences, copy.sequences, strict=True):
+                self._tables.copy(sequence, to)
         if len(self._parked) > MAX_PARKED:
             _, (oldest, _) = self._parked.popitem(last=False)
-            oldest.let_go()
+            self._tables.let_go(oldest)
 
     def take(self, request_id: str) -> Request | None:
         parked = self._parked.pop(request_id, None)
@@ -43,7 +53,7 @@ class Parking:
                 self._parked[request_id] = (request, now)
             elif now - since > PARKED_SECONDS:
                 del self._parked[request_id]
-                request.let_go()
+                self._tables.let_go(request)
 
 
 def copy_of(request: Request) -> Request:
@@ -72,16 +82,13 @@ def _copy_of(sequence: Sequence, request: Request) -> Sequence:
         finish_reason=sequence.finish_reason,
         stop_token_id=sequence.stop_token_id,
         logprobs=list(sequence.logprobs),
-        prompt_logprobs=list(sequence.prompt_logprobs) if sequence.num_output_tokens else [],
         num_emitted=sequence.num_emitted,
-        num_draft_tokens=sequence.num_draft_tokens,
-        num_accepted_tokens=sequence.num_accepted_tokens,
     )
 
 
 def is_later_call(header: RequestHeader, known: RequestHeader) -> bool:
-    """Whether a client asks again for what it asked for before.  At one gateway a call's arrival names it, whatever its
-    clock did meanwhile; of calls at two gateways the later one counts."""
+    """Whether a client asks again for what it asked for before.  At one gateway the arrival time names a
+    call, even where its clock was set meanwhile; of calls at two gateways the later one counts."""
     if header.gateway == known.gateway:
         return header.arrival_time != known.arrival_time
     return header.arrival_time > known.arrival_time

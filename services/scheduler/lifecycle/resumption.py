@@ -1,6 +1,6 @@
-"""Requests that an earlier scheduler had begun: each sequence goes on behind the tokens that its client has.
+"""Requests that an earlier scheduler had begun: each sequence continues after the tokens that its client has.
 
-A token is a function of those before it, so what follows is what would have followed.  The detokenizer is told the
+A token is a function of those before it, so what follows is what would have followed.  The detokenizer gets the
 whole output from the start, as when a stream is opened again; the gateway drops what it has sent.
 """
 
@@ -14,7 +14,7 @@ from shared.sampling import check_token_ids
 
 
 def sent_tokens(message: AddRequest, vocab_size: int) -> list[list[int]]:
-    """Per sequence, the output that its client has.  Raises RequestError where it is none of this request's."""
+    """Per sequence, the output that its client has.  Raises RequestError where it cannot be of this request."""
     num_sequences = message.params.n
     if max(len(message.sent_token_ids), len(message.sent_finished)) > num_sequences:
         raise RequestError(f"sent_token_ids has more than n={num_sequences} sequences", field="sent_token_ids")

@@ -49,7 +49,7 @@ class Router:
         sibling = replicas.get(sequence.parent.worker)
         if sequence.index and sibling is not None:
             return Placement(sibling)
-        candidates = [r for r in replicas.values() if not r.is_draining and r.can_serve(sequence)]
+        candidates = [r for r in replicas.values() if r.can_serve(sequence)]
         if len(candidates) < 2:
             return Placement(candidates[0]) if candidates else None
         scores = [self._score(sequence, replica) for replica in candidates]
@@ -107,12 +107,8 @@ def blocks_to_prefill(replica: Replica) -> float:
     return num_tokens / replica.block_size
 
 
-def blocks_held(replica: Replica) -> int:
-    return replica.pool.num_held
-
-
 def kv_usage(replica: Replica) -> float:
-    return blocks_held(replica) / replica.pool.size
+    return replica.pool.num_held / replica.pool.size
 
 
 SCORES: Mapping[str, Score] = {

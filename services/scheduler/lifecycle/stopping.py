@@ -1,4 +1,4 @@
-"""When a sequence ends, as far as token ids tell; stop strings are the detokenizer's."""
+"""The end of a sequence by its token ids; the detokenizer finds stop strings."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""What a deployment computes with: who may join it, so that no output changes in the middle.
+"""The fingerprint of a deployment: only processes that match it may join, so that no output changes in the middle.
 
-It is that of the workers that are there.  While a request is alive it outlives them: the successor of the only worker
-must give the same bits.  It outlives the scheduler too, for the gateways say what the streams began with that are open
-there.
+It is that of the live workers.  While a request is alive it outlives them: the successor of the only worker must give
+the same bits.  It outlives the scheduler too, because gateways send the fingerprints with which their streams began.
 """
 
 from __future__ import annotations
@@ -20,22 +19,22 @@ ALIVE = "the requests that are alive"
 
 
 class Known(msgspec.Struct, frozen=True):
-    """What an instance said in its hello."""
+    """What an instance sent in its hello."""
 
-    whose: str
+    name: str  # of the instance, for messages
     fingerprint: Fingerprint | None
     capacity: WorkerCapacity | None = None  # of workers
 
 
 class FingerprintGuard:
-    """Compares those who come with those who are there, and with the last worker while its requests are alive."""
+    """Compares joining processes with the present ones, and with the last worker while its requests are alive."""
 
     def __init__(self, *, mixed_workers: bool) -> None:
         self.mixed_workers = mixed_workers
         self._last: Known | None = None  # worker
 
     def refusal(self, hello: Hello, present: Iterable[Known], *, is_alive: bool) -> str:
-        """Why an instance cannot join, naming every part that differs; empty where it can."""
+        """The reason why an instance cannot join, with every part that differs; empty where it can."""
         mine = Known(hello.instance, hello.fingerprint, hello.worker)
         others = list(present)
         if is_alive and self._last is not None and not self.mixed_workers:
@@ -43,33 +42,33 @@ class FingerprintGuard:
         return next(filter(None, (self._difference(mine, other) for other in others)), "")
 
     def _difference(self, mine: Known, other: Known) -> str:
-        """Two workers are compared in all that they compute with, others in what they make of text."""
+        """Two workers are compared in all that they compute with, other processes in their handling of text."""
         is_whole = mine.capacity is not None and (other.capacity is not None or other is self._last)
         found = [_capacity_difference(mine, other, AGREED if self.mixed_workers else AGREED_UNMIXED)]
         if mine.fingerprint is not None and other.fingerprint is not None:
             one, two = mine.fingerprint, other.fingerprint
             if self.mixed_workers or not is_whole:
                 one, two = text_of(one), text_of(two)
-            found.append(difference(one, two, other.whose))
+            found.append(difference(one, two, other.name))
         elif is_whole and mine.fingerprint is not other.fingerprint:
-            found.append(f"it has no fingerprint, as {other.whose} has" if mine.fingerprint is None else "")
+            found.append(f"it has no fingerprint, as {other.name} has" if mine.fingerprint is None else "")
         words = "; ".join(filter(None, found)).split("; ")
         return "; ".join(dict.fromkeys(words))  # a dtype is among both
 
     def joined(self, hello: Hello) -> None:
-        """A worker is there: from here on the others are held against it."""
+        """A worker has joined: from here on others are compared with it."""
         if hello.worker is not None:
             self._last = Known(hello.instance, hello.fingerprint, hello.worker)
 
     def recall(self, alive: Sequence[Fingerprint], workers: Iterable[Known]) -> dict[str, str]:
-        """A gateway's streams began with this, under an earlier scheduler.  Workers that have joined before it could
-        say so, and compute something else, have no place here: returns them, with what differs."""
+        """A gateway's streams began with these under an earlier scheduler.  Returns the workers that joined before this
+        gateway and compute otherwise, with the differences; they have to leave."""
         if self.mixed_workers or not alive:
             return {}
-        found = {one.whose: difference(one.fingerprint, alive[0], ALIVE) for one in workers if one.fingerprint}
+        found = {one.name: difference(one.fingerprint, alive[0], ALIVE) for one in workers if one.fingerprint}
         if all(found.values()):
             self._last = Known(ALIVE, alive[0])
-        return {whose: words for whose, words in found.items() if words}
+        return {name: words for name, words in found.items() if words}
 
     def fingerprints(self, workers: Iterable[Known], *, is_alive: bool) -> list[Fingerprint]:
         """Of the workers that are there, each once; else of the last one while its requests are alive."""
@@ -89,5 +88,5 @@ def _capacity_difference(mine: Known, other: Known, names: Iterable[str]) -> str
     one, two = mine.capacity, other.capacity
     differing = (name for name in names if getattr(one, name) != getattr(two, name))
     return "; ".join(
-        f"its {name} is {getattr(one, name)!r}, that of {other.whose} is {getattr(two, name)!r}" for name in differing
+        f"its {name} is {getattr(one, name)!r}, that of {other.name} is {getattr(two, name)!r}" for name in differing
     )

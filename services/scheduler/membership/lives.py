@@ -1,4 +1,4 @@
-"""Which of the scheduler's lives this is, and the numbers of its links: greater than those of all lives before."""
+"""The number of this life of the scheduler, and of its links: greater than those of all lives before."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ MAX_BYTES = 64  # of the file
 
 
 def first_number(life: int) -> int:
-    """Drawn, from the lower half of a life's: so two lives that both believe to be this one differ."""
+    """A random number from the lower half of a life's range, so that two processes that take the same life differ."""
     return SPAN * life + secrets.randbelow(SPAN // 2)
 
 
 class Lives:
     """Keeps the number of the last life in a file, where there is one that can be written.
 
-    Where there is none, it begins at the first life.  Members who know a greater number say so, and then this life
-    takes another that is greater still (`pass_by`).
+    Without a file it begins at the first life.  Members that know a greater number send it, and then this life takes
+    another that is greater still (`pass_by`).
     """
 
     def __init__(self, file: Path | None = None, lost: Callable[[str], None] = lambda reason: None) -> None:
-        """`lost` is told why the file could not be read or written."""
+        """`lost` is called with the reason when the file cannot be read or written."""
         self._file = file
         self._lost = lost
         self.former: list[int] = []  # that this very life had before
@@ -41,8 +41,8 @@ class Lives:
         return self.last
 
     def pass_by(self, epoch: int) -> bool:
-        """Somebody knows this number.  Where it is greater than all of ours, and can be an earlier life's, take one
-        that is greater still.  Returns whether that was done."""
+        """A member knows this number.  Where it is greater than all of ours, and can be an earlier life's, take a
+        number that is greater still.  Returns whether that was done."""
         if epoch <= self.last or not follows(epoch, self.last) or epoch + SPAN > LIMIT:
             return False
         self.former = [*self.former, self.epoch][-MAX_FORMER:]
@@ -65,7 +65,7 @@ class Lives:
         return known if 0 < known <= LIMIT - SPAN else 0
 
     def _keep(self) -> None:
-        """A disk that is full or read-only costs only the memory: the members have one too."""
+        """Where the disk is full or read-only, only the members remember the number."""
         if self._file is None:
             return
         made = self._file.with_name(f"{self._file.name}.{os.getpid()}")

@@ -1,4 +1,4 @@
-"""Who is alive: instances by name, when each was last heard of.  Time is passed in."""
+"""The live instances by name, and when each was last heard of.  Time is passed in."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from services.scheduler.membership.deployment import FingerprintGuard, Known
 from shared.messages import DraftCapacity, Fingerprint, Heartbeat, Hello, Member, ServiceName, WorkerCapacity
 
-# The most of each that anyone has, several times over: beyond it somebody is wrong, and its ledger would fill memory.
+# Several times the greatest real value of each: a greater one is an error, and its ledger would fill memory.
 PLAUSIBLE = {
     "num_blocks": 1 << 22,
     "block_size": 1 << 10,
@@ -31,8 +31,8 @@ class Presence:
     is_computing: bool = False
 
 
-class Troupe:
-    """The membership and its version, which grows with every change."""
+class Membership:
+    """The members and the version of the roster, which grows with every change."""
 
     def __init__(self, *, mixed_workers: bool = False) -> None:
         self.version = 1
@@ -58,7 +58,7 @@ class Troupe:
         return self.deployment.fingerprints(self._known(workers_only=True), is_alive=is_alive)
 
     def recall(self, hello: Hello) -> dict[str, str]:
-        """Learn from a gateway what began its streams; returns the workers that compute something else, and why."""
+        """Note with which fingerprints a gateway's streams began; returns the workers that differ, and why."""
         return self.deployment.recall(hello.alive, self._known(workers_only=True))
 
     def _known(self, *, but: str = "", workers_only: bool = False) -> list[Known]:
@@ -69,7 +69,7 @@ class Troupe:
         ]
 
     def refusal(self, hello: Hello, schema: str, *, is_alive: bool = False) -> str | None:
-        """Why an instance cannot join, in words for its log; None where it can.
+        """The reason why an instance cannot join, for its log; None where it can.
 
         `is_alive`: whether there are requests whose output must not change in the middle.
         """
@@ -80,7 +80,7 @@ class Troupe:
         return self.deployment.refusal(hello, self._known(but=hello.instance), is_alive=is_alive) or None
 
     def _draft_refusal(self, draft: DraftCapacity | None) -> str | None:
-        """A draft speaks in the workers' token ids, or in none of its own."""
+        """A draft uses the workers' token ids, or has no vocabulary of its own."""
         if draft is None:
             return None
         for presence in self._present.values():
@@ -104,7 +104,7 @@ class Troupe:
         return True
 
     def heard(self, instance: str, epoch: int, now: float) -> bool:
-        """Note a heartbeat; False where the instance is not on the roster and should say hello again."""
+        """Note a heartbeat; False where the instance is not on the roster and should send a hello again."""
         presence = self._present.get(instance)
         if presence is None or presence.member.epoch != epoch:
             return False
@@ -112,14 +112,14 @@ class Troupe:
         return True
 
     def note(self, heartbeat: Heartbeat) -> None:
-        """What a member that is on the roster says of itself."""
+        """Note the state that a member on the roster reports."""
         presence = self._present[heartbeat.instance]
         presence.stalled, presence.is_computing = heartbeat.stalled, heartbeat.is_computing
         presence.alive = frozenset(heartbeat.alive)
 
     @property
     def stalled(self) -> list[str]:
-        """Who says that work waits there although nothing goes on, and why."""
+        """The members that report a stall, with their reasons."""
         return [f"{name}: {p.stalled[:MAX_REASON]}" for name, p in self._present.items() if p.stalled]
 
     @property
@@ -128,7 +128,7 @@ class Troupe:
         return frozenset(name for name, presence in self._present.items() if presence.is_computing)
 
     def leave(self, instance: str, epoch: int) -> Member | None:
-        """Strike an instance off; None where that life of it was not there."""
+        """Remove an instance; None where that life of it was not on the roster."""
         presence = self._present.get(instance)
         if presence is None or presence.member.epoch != epoch:
             return None
@@ -136,7 +136,7 @@ class Troupe:
         return self._present.pop(instance).member
 
     def excuse(self, now: float) -> None:
-        """Take everybody's silence so far for our own."""
+        """Do not count the silence of the members so far: this process stood still."""
         for presence in self._present.values():
             presence.last_seen = now
 
@@ -146,7 +146,7 @@ class Troupe:
 
 
 def implausible(capacity: WorkerCapacity | DraftCapacity | None) -> str | None:
-    """Why nobody can offer this; None where somebody can."""
+    """The reason why this cannot be the capacity of a process; None where it can."""
     for name, most in PLAUSIBLE.items():
         value = getattr(capacity, name, None)
         least = 0 if name in CAN_BE_NONE else 1

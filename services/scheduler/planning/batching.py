@@ -1,4 +1,4 @@
-"""Makes one step: who computes how many tokens, in which blocks."""
+"""Plans a worker's steps: which sequences compute how many tokens, in which blocks."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from services.scheduler.planning.forking import awaits_sibling, can_fork, fork
 from services.scheduler.planning.plan_builder import NONE, PlanBuilder
 from services.scheduler.planning.preemption import Preemption
 from services.scheduler.planning.prefixes import Prefixes
-from services.scheduler.planning.sharing import Claims, slow_tenants
+from services.scheduler.planning.sharing import Claims, Visitors
 from services.scheduler.speculation.drafting import Drafting
 from services.scheduler.speculation.speculation import Speculation
-from services.scheduler.state import phases
+from services.scheduler.state.forks import Forks
 from services.scheduler.state.policy import Policy
 from services.scheduler.state.replica import Replica
 from services.scheduler.state.sequence import Sequence, Status
@@ -21,13 +21,20 @@ from services.scheduler.telemetry.books import Books
 from shared.messages import StepPlan
 from shared.phases import Phase
 
+Obstacle = tuple[Phase, Sequence | None]
+NOTHING: Obstacle = (Phase.QUEUE_STEP, None)  # the queue was not looked at
+
 
 class Batcher:
-    """Fills one step's token budget: decodes first, then whoever goes ahead of others for fairness, then prefills that
-    run, then those that wait.
+    """The planner of one replica, which lives as long as the replica does.
+
+    Each step's token budget goes to decodes first, then to the sequences that go ahead of others for fairness, then to
+    running prefills, then to the waiting sequences.
 
     Order within each is by rank.  Where blocks run out, the victim is the cheapest to recompute among those less
     urgent than the one in need, or else itself; so the most urgent always goes on, and every step makes progress.
+
+    Invariant: between two plans it holds nothing of a step, so that it keeps no finished sequence alive.
     """
 
     def __init__(
@@ -35,6 +42,7 @@ class Batcher:
         replica: Replica,
         policy: Policy,
         drafting: Drafting,
+        forks: Forks,
         books: Books,
     ) -> None:
         self.replica = replica
@@ -44,24 +52,46 @@ class Batcher:
         self.journal = books.journal
         self.shares = books.shares
         self.misses = books.misses
-        self.clock = books.clock
-        self.builder = PlanBuilder(replica, policy.max_num_batched_tokens, rejection=policy.acceptance == "rejection")
-        self._verified: set[Sequence] = set()
+        self.accounts = books.accounts
+        self.clocks = books.accounts.workers[replica]
+        self.forks = forks
+        self.builder = PlanBuilder(replica, policy, forks.unsent)
+        self._drafted: set[Sequence] = set()  # with drafts in this step, or in one in flight
         self._prefixes = Prefixes(replica, self.builder, policy)
         self._block_budget = BlockBudget(replica, self._prefixes)
         self._preemption = Preemption(replica, self.builder, books)
         self._ahead = FairShareAdmission(replica, self._block_budget, self._preemption)
-        self._slow = slow_tenants(replica, books.shares) if policy.enable_chunked_prefill else frozenset()
-        self._slow_budget = policy.fair_prefill_tokens or policy.max_num_batched_tokens
-        self._obstacle: tuple[Phase, Sequence | None] = (Phase.QUEUE_STEP, None)  # where the queue stopped, and why
+        self._max_slow_tokens = policy.fair_prefill_tokens or policy.max_num_batched_tokens
+        self._slow_budget = self._max_slow_tokens
+        self._visitors = Visitors(replica, books.shares)
+        self._slow: frozenset[str] = frozenset()
+        self._obstacle = NOTHING  # where the queue stopped, and why
 
     def next_plan(self) -> StepPlan | None:
         """The plan, counted as sent; None where no sequence can go on."""
-        if self.replica.branches:
-            self.counters.num_block_copies += branch_off(self.replica, self.builder, self._block_budget.reserve)
+        try:
+            return self._plan()
+        finally:
+            self._clear()
+
+    def _clear(self) -> None:
+        self.builder.clear()
+        self._drafted.clear()
+        self._ahead.clear()
+        self._slow_budget = self._max_slow_tokens
+        self._obstacle = NOTHING
+
+    def _plan(self) -> StepPlan | None:
+        if self.policy.enable_chunked_prefill:
+            self._slow = self._visitors.slow()
+        if self.forks:
+            branches = self.forks.take(self.replica)
+            reserve = self._block_budget.reserve
+            self.counters.num_block_copies += branch_off(self.replica, self.builder, branches, reserve)
         if self.replica.is_shared:
             claims = Claims(self.replica, self.shares, slack=self.policy.max_num_batched_tokens)
             self._ahead.choose(claims, self.builder.budget - len(self.replica.running), self._may_start)
+        self._note_drafted()
         self._verify()
         growing, prefills = self._decode()
         for sequence in growing:
@@ -78,8 +108,10 @@ class Batcher:
             self._admit_waiting()
         if not (self.builder.step.sequences or self.replica.in_flight):
             self._make_idle_give_way()
-        if self.replica.waiting or self.replica.waits:
-            self.replica.waits.look(self.replica.waiting.firsts, *self._obstacle, self.clock.now)
+        if self.replica.waiting or self.clocks:
+            self.clocks.look(self.replica.waiting.firsts, *self._obstacle, self.accounts.clock.now)
+        if self.policy.enable_chunked_prefill:
+            self._visitors.planned()
         if not self.builder.step.sequences:
             return None
         plan = self.builder.commit()
@@ -88,6 +120,13 @@ class Batcher:
         return plan
 
     # -- running sequences
+
+    def _note_drafted(self) -> None:
+        """How many tokens a step in flight yields for a sequence with drafts is not known: it gets no other."""
+        for step in self.replica.in_flight:
+            if step.num_drafts:
+                parts = zip(step.sequences, step.drafts, strict=True)
+                self._drafted.update(sequence for sequence, drafts in parts if drafts.token_ids)
 
     def _verify(self) -> None:
         """Give draft tokens to the sequences that were asked for: as many as fit, without preempting for them."""
@@ -101,7 +140,7 @@ class Batcher:
                 num_tokens = 1 + len(drafts.token_ids)
                 if num_tokens > 1 and (new_blocks := self._room_for(sequence, num_tokens)) is not None:
                     self.builder.schedule(sequence, num_tokens, 1, new_blocks, drafts)
-                    self._verified.add(sequence)
+                    self._drafted.add(sequence)
                     self.drafting.links.verifies(sequence, drafts)
 
     def _num_drafts(self, sequence: Sequence, speculation: Speculation) -> int:
@@ -127,13 +166,13 @@ class Batcher:
         growing: list[Sequence] = []
         prefills: list[Sequence] = []
         builder, block_size = self.builder, self.replica.block_size
-        verified = self._verified
+        drafted = self._drafted
         for sequence in self.replica.running:
             num_coming = len(sequence.token_ids) + sequence.num_pending
             num_behind = num_coming - sequence.num_computed_tokens
             if num_behind == 0 or num_coming >= sequence.request.max_length:
                 continue
-            if sequence.num_drafts or sequence in verified:
+            if sequence in drafted:
                 continue
             if sequence.num_pending and sequence.request.search is not None:
                 continue  # which token follows is not the worker's to say
@@ -180,13 +219,12 @@ class Batcher:
         for sequence, num_samples in zip(step.sequences, step.num_samples, strict=True):
             if not num_samples:
                 self.counters.num_chunked_prefills += sequence.is_prefilling
-                if sequence.clock is not None:
-                    sequence.clock.num_chunks += 1
+                self.accounts.computed_in_part(sequence)
 
     # -- waiting sequences
 
     def _make_idle_give_way(self) -> None:
-        """Nobody can go on: beams that wait for others of their search make room for these."""
+        """No sequence can go on: beams that wait for others of their search make room for these."""
         for beam in idle_beams(self.replica):
             if self.builder.step.sequences or not self.replica.waiting:
                 return
@@ -225,16 +263,16 @@ class Batcher:
     def _stop(self, sequence: Sequence, cause: Phase) -> bool:
         """The queue goes no further in this step: False."""
         self._obstacle = (cause, sequence)
-        phases.held_up(sequence, self.replica.waits, self.clock.now)
+        self.accounts.held_up(sequence, self.replica)
         return False
 
     def _may_start(self, sequence: Sequence) -> bool:
         """Whether nothing of its own stands in its way."""
         if awaits_sibling(self.replica, sequence):
-            phases.passed_over(sequence, Phase.QUEUE_SIBLING, self.clock.now)
+            self.accounts.passed_over(sequence, Phase.QUEUE_SIBLING)
             return False
         if self._must_be_alone(sequence):
-            phases.passed_over(sequence, Phase.LOST, self.clock.now)
+            self.accounts.passed_over(sequence, Phase.LOST)
             return False
         return not (sequence.num_in_flight or is_idle(sequence))
 
@@ -253,7 +291,7 @@ class Batcher:
         """Start a sequence with what the prefix cache has of it; False where blocks or budget do not allow."""
         replica, hits = self.replica, self._prefixes.hits(sequence)
         if self._prefixes.is_being_filled(sequence, len(hits)):
-            phases.passed_over(sequence, Phase.QUEUE_SIBLING, self.clock.now)
+            self.accounts.passed_over(sequence, Phase.QUEUE_SIBLING)
             return True  # one step later it is a hit, and the next sequence may start now
         num_cached = len(hits) * replica.block_size
         num_tokens = self._chunk(sequence, sequence.num_tokens - num_cached)
@@ -285,12 +323,13 @@ class Batcher:
         self.replica.start(sequence)
         sequence.status = Status.RUNNING
         sequence.num_computed_tokens = num_computed
-        phases.admitted(sequence, self.replica.waits, self.clock.now)
+        self.accounts.admitted(sequence, self.replica)
         if sequence.num_cached_tokens < 0:
             self.shares.charge_prompt(sequence.request.header.tenant, sequence.num_tokens - num_computed)
             sequence.num_cached_tokens = min(num_computed, sequence.request.num_prompt_tokens)
-            num_usable = self._prefixes.num_usable(sequence)
-            self.misses.explain(sequence, self.replica, num_usable, self._prefixes.refusal(sequence))
+            if (clock := self.accounts.sequences.get(sequence)) is not None:
+                num_usable, refusal = self._prefixes.num_usable(sequence), self._prefixes.refusal(sequence)
+                self.misses.explain(sequence, clock, self.replica, num_usable, refusal)
         self.builder.admit(sequence, num_tokens)
         self.journal.sequence(
             "sequence_scheduled", sequence, worker=self.replica.instance, num_cached_tokens=num_computed

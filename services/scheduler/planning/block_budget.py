@@ -21,8 +21,8 @@ class BlockBudget:
         return len(self._replica.running)
 
     def num_blocks(self, sequence: Sequence) -> int:
-        """Blocks without which a sequence is not admitted: those of its tokens, or, so that it will never lack one and
-        nobody need be preempted for it, all that it can come to need."""
+        """Blocks without which a sequence is not admitted: those of its tokens.  A protected one gets all blocks that
+        it can come to need, so that no sequence is preempted for it later."""
         return self._replica.blocks_for(sequence.request.max_length if sequence.is_protected else sequence.num_tokens)
 
     def num_lacking(self, sequence: Sequence, others: list[Sequence]) -> int:

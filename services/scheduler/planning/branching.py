@@ -1,6 +1,8 @@
-"""Beams in the making of a step: they fork in running order, and those that have nothing to do give way."""
+"""Beams in the making of a step: they fork in running order, and idle ones give way."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 from services.scheduler.planning.plan_builder import PlanBuilder
 from services.scheduler.state.replica import Replica
@@ -13,14 +15,16 @@ def is_idle(sequence: Sequence) -> bool:
     return search is not None and search.has_answer(sequence.index)
 
 
-def branch_off(replica: Replica, builder: PlanBuilder, reserve: int) -> int:
-    """Start sequences where others stand; returns how many blocks are copied.  Who finds no row or block waits as
-    others do, and computes again what the prefix cache does not have.
+def branch_off(
+    replica: Replica, builder: PlanBuilder, branches: Iterable[tuple[Sequence, Sequence]], reserve: int
+) -> int:
+    """Start beams where others stand; returns how many blocks are copied.  A beam for which there is no row or block
+    waits as other sequences do, and computes again what the prefix cache does not have.
 
     Before anything else of a step: then those others stand where they stood when the search went on.
     """
     num_copies = len(builder.copies)
-    for sequence, source in replica.take_branches():
+    for sequence, source in branches:
         if sequence.status is Status.WAITING and source.status is Status.RUNNING and not sequence.num_in_flight:
             _branch(replica, builder, sequence, source, reserve)
     return len(builder.copies) - num_copies
@@ -39,10 +43,9 @@ def _branch(replica: Replica, builder: PlanBuilder, sequence: Sequence, source: 
     sequence.num_registered_blocks = source.num_registered_blocks
     sequence.num_computed_tokens = source.num_computed_tokens
     sequence.status = Status.RUNNING
-    sequence.is_untold = True
+    builder.unsent.add(sequence)
 
 
 def idle_beams(replica: Replica) -> list[Sequence]:
-    """Who can give up row and blocks without anything being computed again before its search goes on; the least urgent
-    first."""
+    """Beams that can give up row and blocks at no cost before their search goes on; the least urgent first."""
     return [sequence for sequence in reversed(replica.running) if is_idle(sequence)]

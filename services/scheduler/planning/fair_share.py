@@ -1,4 +1,4 @@
-"""Who goes ahead of other tenants' sequences in a step, and who gives way for it."""
+"""Sequences that go ahead of other tenants' in a step, and the preemptions that make way for them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from services.scheduler.state.sequence import Sequence
 class FairShareAdmission:
     """Waiting sequences that a step starts before it goes on with the prompts that run, in that order.
 
-    Rows and blocks are taken for them before anything of the step is planned: who gives its row has no part in it.
+    Rows and blocks are taken for them before anything of the step is planned: a sequence that gives its row has no part
+    in the step.
     """
 
     def __init__(self, replica: Replica, needs: BlockBudget, preemption: Preemption) -> None:
@@ -29,8 +30,12 @@ class FairShareAdmission:
     def __len__(self) -> int:
         return len(self._chosen)
 
+    def clear(self) -> None:
+        """Nothing is chosen for the next step yet."""
+        self._chosen.clear()
+
     def choose(self, claims: Claims, num_tokens: int, may_start: Callable[[Sequence], bool]) -> None:
-        """Choose who goes ahead of tenants that have more, within so many tokens, and make way for them."""
+        """Choose the sequences that go ahead, within so many tokens, and make way for them."""
         for tenant in claims.tenants():
             for sequence in self._replica.waiting.of(tenant):
                 if num_tokens <= 0 or not may_start(sequence) or not self._make_way(sequence, claims):
@@ -40,7 +45,8 @@ class FairShareAdmission:
                 num_tokens -= sequence.num_tokens
 
     def _make_way(self, sequence: Sequence, claims: Claims) -> bool:
-        """Take the row and the blocks that it lacks from those who have more; False, and nothing, where they cannot."""
+        """Take the row and the blocks that it lacks from tenants that have more; where that cannot be, take nothing and
+        return False."""
         if not (claims.precedes(sequence.tenant) or any(claims.givers(sequence.tenant))):
             return False
         num_rows = len(self._chosen) + 1 - self._replica.num_free_rows
@@ -59,7 +65,7 @@ class FairShareAdmission:
         return True
 
     def _giving(self, givers: Iterable[str], chosen: list[Sequence]) -> Sequence | None:
-        """Who is cheapest to recompute of the first of these tenants that has somebody to give."""
+        """The sequence that is cheapest to recompute, of the first of these tenants that has one to give."""
         for giver in givers:
             candidates = (one for one in self._replica.running if one.tenant == giver and one not in chosen)
             if victim := self._preemption.cheapest(candidates):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import chain
 
 from services.scheduler.draft_length.proposal import NO_DRAFTS, VerifiableDrafts
+from services.scheduler.state.policy import Policy
 from services.scheduler.state.replica import Replica
 from services.scheduler.state.sequence import Sequence
 from services.scheduler.state.step import Step
@@ -14,16 +15,25 @@ NONE: list[int] = []  # no new blocks; never written to
 
 
 class PlanBuilder:
-    """Collects one step; a sequence that is preempted again before the plan is complete leaves no trace."""
+    """Collects one step after the other; a sequence that is preempted before the plan is complete leaves no trace."""
 
-    def __init__(self, replica: Replica, budget: int, *, rejection: bool = False) -> None:
+    def __init__(self, replica: Replica, policy: Policy, unsent: set[Sequence]) -> None:
+        """`unsent`: sequences whose worker has another last token, or does not have the row at all."""
         self.replica = replica
-        self.rejection = rejection
-        self.budget = budget  # tokens that the step can still take
-        self.has_preempted = False
-        self.step = Step(replica.num_steps)
+        self.unsent = unsent
+        self._rejection = policy.acceptance == "rejection"
+        self._max_tokens = policy.max_num_batched_tokens
         self.copies: dict[Sequence, tuple[int, int, int]] = {}  # source, its generation, destination
         self._admitted: list[Sequence] = []
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget the step that was made or given up, and begin the next one."""
+        self.step = Step()
+        self.budget = self._max_tokens  # tokens that the step can still take
+        self.has_preempted = False
+        self.copies.clear()
+        self._admitted.clear()
 
     def schedule(
         self,
@@ -34,12 +44,12 @@ class PlanBuilder:
         drafts: VerifiableDrafts = NO_DRAFTS,
     ) -> None:
         """Give a sequence its part; its table is complete, `new_blocks` being the end of it that the worker lacks.
-        What the worker has to be told anew, it is told with all of its table.
+        A row that the worker has to get anew is sent with its whole table.
 
         `num_tokens` counts the draft tokens too.
         """
-        if sequence.is_untold:
-            sequence.is_untold = False
+        if self.unsent and sequence in self.unsent:
+            self.unsent.remove(sequence)
             self._admitted.append(sequence)
             new_blocks = sequence.block_ids
         step = self.step
@@ -54,7 +64,7 @@ class PlanBuilder:
 
     def admit(self, sequence: Sequence, num_tokens: int) -> None:
         """Schedule a sequence that starts now: the worker has nothing of it."""
-        sequence.is_untold = True
+        self.unsent.add(sequence)
         self.schedule(sequence, num_tokens, int(num_tokens == sequence.num_behind), sequence.block_ids)
 
     def copy(self, sequence: Sequence, source: int, generation: int, destination: int) -> None:
@@ -71,6 +81,7 @@ class PlanBuilder:
     def commit(self) -> StepPlan:
         """Count the step's parts as computed, and their samples as pending: the plan will be sent."""
         step, replica = self.step, self.replica
+        step.step_id = replica.num_steps
         plan = self._build()
         for sequence, num_tokens, num_samples in zip(step.sequences, step.num_scheduled, step.num_samples, strict=True):
             sequence.num_computed_tokens += num_tokens
@@ -86,8 +97,7 @@ class PlanBuilder:
     def _count_drafts(self) -> None:
         """Draft tokens count as computed only once they are accepted."""
         for sequence, drafts in zip(self.step.sequences, self.step.drafts, strict=True):
-            sequence.num_drafts = len(drafts.token_ids)
-            sequence.num_computed_tokens -= sequence.num_drafts
+            sequence.num_computed_tokens -= len(drafts.token_ids)
 
     def _build(self) -> StepPlan:
         step = self.step
@@ -106,7 +116,7 @@ class PlanBuilder:
             num_draft_tokens=[len(part.token_ids) for part in drafts],
             draft_token_ids=list(chain.from_iterable(part.token_ids for part in drafts)),
             draft_distributions=list(chain.from_iterable(part.distributions for part in drafts)),
-            rejection=self.rejection,
+            rejection=self._rejection,
             new_block_generations=[
                 generation
                 for sequence, blocks in zip(step.sequences, step.new_blocks, strict=True)

@@ -1,11 +1,10 @@
-"""Who gives up row and blocks while a step is being made, and what that costs."""
+"""Preemption: which sequence gives up its row and blocks while a step is being made, and what that costs."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 from services.scheduler.planning.plan_builder import PlanBuilder
-from services.scheduler.state import phases
 from services.scheduler.state.replica import Replica
 from services.scheduler.state.sequence import Sequence
 from services.scheduler.telemetry.books import Books
@@ -19,18 +18,18 @@ class Preemption:
         self._builder = builder
         self._counters = books.counters
         self._journal = books.journal
-        self._clock = books.clock
+        self._accounts = books.accounts
 
     def cheapest(self, candidates: Iterable[Sequence]) -> Sequence | None:
-        """Who is the cheapest to recompute, and of those the least urgent; nobody who has given way too often."""
+        """The sequence that is the cheapest to recompute, the least urgent of equals; no protected one."""
         return min((sequence for sequence in candidates if not sequence.is_protected), key=self._order, default=None)
 
     def victim(self, needy: Sequence) -> Sequence:
-        """Who gives way to a running sequence: somebody less urgent, or else itself."""
+        """The sequence that gives way to a running one: a less urgent one, or else that one itself."""
         return self.cheapest(other for other in self._replica.running if other.rank > needy.rank) or needy
 
     def num_freed(self, victim: Sequence) -> int:
-        """Blocks that nobody else holds, and the one kept for it to grow into."""
+        """Blocks that no other sequence holds, and the one kept for it to grow into."""
         ref_counts = self._replica.pool.ref_counts
         return 1 + sum(1 for block in victim.block_ids if ref_counts[block] == 1)
 
@@ -39,7 +38,7 @@ class Preemption:
         self._send_back(victim, cause)
 
     def set_aside(self, idle: Sequence) -> None:
-        """Preempt one that has nothing to do before others have: that does not bring it nearer to being protected."""
+        """Preempt a sequence that waits for others: it does not count towards its protection."""
         self._send_back(idle, "idle")
 
     def _send_back(self, victim: Sequence, cause: str) -> None:
@@ -49,7 +48,7 @@ class Preemption:
         self._builder.drop(victim)
         self._replica.preempt(victim)
         self._replica.waiting.add(victim)
-        phases.preempted(victim, self._clock.now)
+        self._accounts.preempted(victim)
 
     def _order(self, sequence: Sequence) -> tuple[int, list[float]]:
         return self._recompute_cost(sequence), [-part for part in sequence.rank]

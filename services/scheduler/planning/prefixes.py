@@ -69,7 +69,7 @@ class Prefixes:
 
     def register(self, step: Step) -> None:
         """Make the blocks findable that a committed step fills with known tokens: plans are executed in order, so
-        whoever finds one reads it after it was written."""
+        a sequence that finds one reads it after it was written."""
         if not self._is_enabled:
             return
         size = self._replica.block_size

@@ -1,11 +1,11 @@
-"""Whose turn it is at a worker that several tenants want, and who gives way: the rows as they are now, beside the
-counters of what has been served.
+"""Which tenant goes ahead at a worker that several tenants use, and which gives way.  It depends on the rows that each
+holds now, and on the counters of what each has been served.
 
-Counters alone decide who takes a place that is free; where one tenant holds all rows with long outputs, none becomes
-free for long.  So a tenant that has fewer rows by weight than another goes ahead of it, into a row that is taken from
-it where there is no other.  Rows are given by max-min: what moves never makes who gives poorer than who gets, so
-nothing moves back.  Whoever asks for no more than its share of the rows gets it at once, if it was not served far more
-than the others; whoever asks for more, once it has less than half of the other's, since freed rows even out the rest.
+Counters alone decide which tenant takes a free row; where one tenant holds all rows with long outputs, no row becomes
+free for long.  So a tenant with fewer rows by weight than another goes ahead of it, and takes a row from it where none
+is free.  Rows are given by max-min: a move never makes the giver poorer than the taker, so nothing moves back.  A
+tenant that asks for no more than its share of the rows gets it at once, if it was not served far more than the others.
+A tenant that asks for more gets rows once it has less than half of the other's, since freed rows even out the rest.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from services.scheduler.state.fairness import Shares
 from services.scheduler.state.replica import Replica
 
 MEMORY = 1024  # steps for which a tenant that left is expected back
-PATIENCE = 2.0  # times the rows of one whose demand exceeds its share, that another has before it gives one away
+PATIENCE = 2.0  # a tenant gives a row to one that asks for more than its share if it has so many times as many rows
 
 
 class Claims:
-    """Who goes ahead in one step.  Made anew for each; `granted` counts with the rows that are held."""
+    """The tenants that go ahead in one step.  Made anew for each step; a granted row counts as held."""
 
     def __init__(self, replica: Replica, shares: Shares, slack: float) -> None:
         """`slack`: how much more than others, in prompt tokens of weight one, a tenant may have been served that asks
@@ -36,7 +36,7 @@ class Claims:
         self._row_value = replica.capacity.max_num_seqs / sum(map(shares.weight, active)) if active else 0.0
 
     def tenants(self) -> list[str]:
-        """Those that wait and may go ahead of somebody, the least served first."""
+        """The waiting tenants that may go ahead of another, the least served first."""
         richest = max(map(self._wealth, self._num_rows), default=0.0)
         ahead = [
             tenant
@@ -51,7 +51,8 @@ class Claims:
         return bool(others) and all(self._shares.served(other) >= served for other in others)
 
     def givers(self, tenant: str) -> Iterator[str]:
-        """Who has more rows by weight than `tenant` would with one more, and was not served less; the richest first."""
+        """The tenants with more rows by weight than `tenant` would have with one more, and with no less service; the
+        richest first."""
         wealth = self._wealth(tenant, 1) * (1.0 if self._fits(tenant) else PATIENCE)
         served = self._entitlement(tenant)
         for other in sorted(self._num_rows, key=self._wealth, reverse=True):
@@ -61,12 +62,12 @@ class Claims:
                 yield other
 
     def grant(self, tenant: str) -> None:
-        """One of the tenant's gets a row."""
+        """A sequence of the tenant gets a row."""
         self._num_rows[tenant] += 1
         self._num_waiting[tenant] -= 1
 
     def take(self, tenant: str) -> None:
-        """One of the tenant's gives its row."""
+        """A sequence of the tenant gives its row."""
         self._num_rows[tenant] -= 1
         self._num_waiting[tenant] += 1
 
@@ -76,27 +77,55 @@ class Claims:
         return wanted <= self._row_value * self._shares.weight(tenant)
 
     def _entitlement(self, tenant: str) -> float:
-        """What another must have been served for `tenant` to go before it."""
+        """The least service of another tenant with which `tenant` may go before it."""
         return self._shares.served(tenant) - (self._slack if self._fits(tenant) else 0.0)
 
     def _wealth(self, tenant: str, more: int = 0) -> float:
         return (self._num_rows[tenant] + more) / self._shares.weight(tenant)
 
 
-def slow_tenants(replica: Replica, shares: Shares) -> frozenset[str]:
-    """Those who ask for more than their share of the rows, while another who does not is here, or was lately: their
-    prompts make the steps long that the other will have to wait for."""
-    visitors = replica.visitors
-    while visitors and replica.num_steps - next(iter(visitors.values())) > MEMORY:
-        visitors.popitem(last=False)
-    here = {*visitors, *replica.num_rows, *replica.waiting.tenants}
-    if len(here) < 2:
-        return frozenset()
-    waiting = replica.waiting.counts()
-    value = replica.capacity.max_num_seqs / sum(map(shares.weight, here))
-    slow = frozenset(
-        tenant
-        for tenant in here
-        if replica.num_rows[tenant] + waiting.get(tenant, 0) > max(1.0, value * shares.weight(tenant))
-    )
-    return slow if len(slow) < len(here) else frozenset()
+class Visitors:
+    """The tenants of one worker, with those that left it lately."""
+
+    def __init__(self, replica: Replica, shares: Shares) -> None:
+        self._replica = replica
+        self._shares = shares
+        self._present: list[str] = []  # those that had rows behind the last plan
+        self._left: dict[str, int] = {}  # the last step before a tenant left; the one that left first comes first
+
+    def __len__(self) -> int:
+        """How many are remembered that left."""
+        return len(self._left)
+
+    def planned(self) -> None:
+        """A plan is made: these have rows now."""
+        self._present = list(self._replica.num_rows)
+
+    def slow(self) -> frozenset[str]:
+        """The tenants that ask for more than their share of the rows, while another that does not is here, or was
+        lately: their prompts make long the steps for which the other has to wait."""
+        replica, shares = self._replica, self._shares
+        self._note_leavers()
+        here = {*self._left, *replica.num_rows, *replica.waiting.tenants}
+        if len(here) < 2:
+            return frozenset()
+        waiting = replica.waiting.counts()
+        value = replica.capacity.max_num_seqs / sum(map(shares.weight, here))
+        slow = frozenset(
+            tenant
+            for tenant in here
+            if replica.num_rows[tenant] + waiting.get(tenant, 0) > max(1.0, value * shares.weight(tenant))
+        )
+        return slow if len(slow) < len(here) else frozenset()
+
+    def _note_leavers(self) -> None:
+        """At most one for each row is remembered, and none for longer than MEMORY."""
+        left, num_steps = self._left, self._replica.num_steps
+        for tenant in self._present:
+            if tenant not in self._replica.num_rows:
+                left.pop(tenant, None)
+                left[tenant] = num_steps
+        self._present = []
+        most = self._replica.capacity.max_num_seqs
+        while left and (len(left) > most or num_steps - next(iter(left.values())) > MEMORY):
+            del left[next(iter(left))]

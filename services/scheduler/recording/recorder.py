@@ -1,9 +1,8 @@
-"""A core that writes down what it is asked, so that `pageant replay` can ask another the same.
+"""A core that records the calls made to it, so that `pageant replay` can make the same calls to another.
 
-A recording is a row of frames.  The first says how the core began: its settings, or its whole state where older parts
-of the recording are gone.  Then comes a frame for each call, written before it is made, so that the last thing that a
-dying scheduler was asked is there; and after a call a frame with the plan that it made, or with the error that it
-raised.
+A recording is a row of frames.  The first has the core's beginning: its settings, or its whole state where older parts
+of the recording are gone.  Then comes a frame for each call, written before the call is made, so that the last call of
+a scheduler that dies is there; and after a call a frame with the plan that it made, or with the error that it raised.
 
 Recordings hold the token ids of prompts and outputs.
 """
@@ -31,17 +30,17 @@ EVENTS = (
     "add", "abort", "attach", "abort_gateway", "expire", "stop_matched", "stream_lost", "set_detokenizers",
     "add_worker", "retire_worker", "lose_worker", "add_draft", "lose_draft", "schedule", "apply", "propose",
     "take_updates", "ask_holdings", "reconcile", "check_ledgers", "renew_worker",
-)  # fmt: skip  # everything that a shell can ask of a core that changes it
-OWN = frozenset({*EVENTS, "recording", "_is_asked"})  # what a recorded core has that another has not
+)  # fmt: skip  # every call of a shell that changes the core
+OWN = frozenset({*EVENTS, "recording", "_is_asked"})  # attributes that only a recorded core has
 
 _encoder = msgspec.msgpack.Encoder()
 
 
 class Recording(Protocol):
-    """Where frames go: segments, each of which begins with how the core stood."""
+    """Where frames go: segments, each of which begins with the state of the core."""
 
     def write(self, frame: bytes) -> None:
-        """Append a frame; what goes wrong is the recording's own affair."""
+        """Append a frame; the recording handles its own errors."""
 
     @property
     def is_full(self) -> bool:
@@ -52,7 +51,7 @@ class Recording(Protocol):
 
 
 class RecordedScheduler(Scheduler):
-    """Does what a scheduler does.  Calls that it makes of itself are not written: they follow from those that are."""
+    """A scheduler.  Calls that it makes to itself are not written: they follow from those that are."""
 
     def __init__(self, policy: Policy, recording: Recording) -> None:
         super().__init__(policy)
@@ -100,7 +99,7 @@ def framed(*parts: Any) -> bytes:
 
 
 def _settled(value: Any) -> Any:
-    """What can be read once only is read now."""
+    """An iterator can be read once only: it becomes a list."""
     return value if type(value) in SCALARS or isinstance(value, Message) else list(value)
 
 

@@ -1,16 +1,13 @@
-"""Asks a fresh core what a recording says that another was asked, and compares the plans.
+"""Makes the recorded calls to a fresh core, and compares the plans.
 
-The same code makes the same plans, byte for byte.  Where one differs, it is named; where the core raises what it did
-not raise then, or no more what it did, that is named too.  A recording that ends within a call ends as its scheduler
-did.
+The same code makes the same plans, byte for byte.  The first plan that differs is reported, and so is an error that is
+raised only now, or was raised only then.  A recording that ends within a call is of a scheduler that died in that call.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from functools import reduce
 from hashlib import sha256
-from operator import or_
 from typing import Any, BinaryIO
 
 import msgspec
@@ -36,33 +33,30 @@ from shared.messages import (
     schema_hash,
 )
 
-ARGUMENTS: Any = reduce(
-    or_,
-    (
-        AddRequest,
-        AttachRequest,
-        DraftCapacity,
-        DraftProposals,
-        Holdings,
-        StepResult,
-        StopMatched,
-        StreamLost,
-        WorkerCapacity,
-    ),
+ARGUMENTS: Any = (
+    AddRequest
+    | AttachRequest
+    | DraftCapacity
+    | DraftProposals
+    | Holdings
+    | StepResult
+    | StopMatched
+    | StreamLost
+    | WorkerCapacity
 )
 MAX_FRAME_BYTES = 1 << 30
 Check = Callable[[Scheduler], None]
 
 
 class RecordedCall(msgspec.Struct, frozen=True):
-    """One thing that the core was asked, and what came of it then: a plan's bytes, or the error that was raised."""
+    """One call of the core, and its recorded outcome: a plan's bytes, or the error that was raised."""
 
     name: str
     args: list[Any]
     kwargs: dict[str, Any]
     plan: bytes = b""
     error: str = ""
-    is_last: bool = False  # of the recording: what came of it may not have been written any more
+    is_last: bool = False  # of the recording: its outcome may be missing
 
 
 class ReplayDifference(msgspec.Struct, frozen=True):
@@ -77,12 +71,12 @@ class ReplayDifference(msgspec.Struct, frozen=True):
 
 
 class Replayed(msgspec.Struct):
-    """What came of a replay.  `digest` is over all plans' bytes, in order."""
+    """The outcome of a replay.  `digest` is over all plans' bytes, in order."""
 
     num_events: int = 0
     num_plans: int = 0
     num_requests: int = 0
-    seconds: float = 0.0  # between the first and the last call that says when it was
+    seconds: float = 0.0  # between the first and the last call with a time
     digest: str = ""
     difference: ReplayDifference | None = None
     foreign: str = ""  # why another version of the code may have made the recording
@@ -141,7 +135,7 @@ def checked(core: Scheduler, check: Check) -> str:
 
 
 def drain(core: Scheduler) -> None:
-    """Take what a shell would send: it changes nothing of what comes next."""
+    """Take what a shell would send: that changes no later decision."""
     core.outbound.take_batches()
     core.outbound.take_rejections()
     core.journal.take()
@@ -163,7 +157,7 @@ def _short(value: Any, limit: int = 120) -> str:
 
 
 def described(call: RecordedCall) -> str:
-    """A call in one line, without a word of what is in its prompt."""
+    """A call in one line, without the contents of its prompt."""
     return f"{call.name}({', '.join(_name(arg) for arg in call.args)})"
 
 
@@ -179,9 +173,9 @@ def _name(argument: Any) -> str:
 
 
 def begin(frame: list[Any]) -> tuple[Scheduler, str]:
-    """The core as it stood, and why it may be that of other code."""
+    """The core as it was, and the reason why it may be that of other code."""
     if len(frame) != 5 or frame[0] not in (START, STATE):
-        raise ProtocolError("this is no recording of a scheduler")
+        raise ProtocolError("this file is not a recording of a scheduler")
     kind, version, made_by, schema, state = frame
     if version != FORMAT:
         raise ProtocolError(f"the recording has format {version}, and this version reads {FORMAT}")
@@ -207,7 +201,7 @@ def read_frames(file: BinaryIO) -> Iterator[list[Any]]:
     while len(length := file.read(LENGTH_BYTES)) == LENGTH_BYTES:
         size = int.from_bytes(length, "little")
         if size > MAX_FRAME_BYTES:
-            raise ProtocolError(f"a frame of {size} bytes is none")
+            raise ProtocolError(f"a frame of {size} bytes is too large")
         if len(data := file.read(size)) < size:
             return
         try:
@@ -217,7 +211,7 @@ def read_frames(file: BinaryIO) -> Iterator[list[Any]]:
 
 
 def calls(frames: Iterable[list[Any]]) -> Iterator[RecordedCall]:
-    """Calls with what came of them."""
+    """Calls with their outcomes."""
     pending: RecordedCall | None = None
     for kind, *rest in frames:
         if kind == CALL:
@@ -225,13 +219,13 @@ def calls(frames: Iterable[list[Any]]) -> Iterator[RecordedCall]:
                 yield pending
             name, args, kwargs = rest
             if name not in EVENTS:
-                raise ProtocolError(f"a scheduler cannot be asked to {name!r}")
+                raise ProtocolError(f"a scheduler has no call {name!r}")
             pending = RecordedCall(name, args, kwargs)
         elif kind == PLAN and pending is not None:
             pending = msgspec.structs.replace(pending, plan=rest[0])
         elif kind == ERROR and pending is not None:
             pending = msgspec.structs.replace(pending, error=f"{rest[0]}: {rest[1]}")
         else:
-            raise ProtocolError(f"a frame of kind {kind!r} stands in a place where there is none")
+            raise ProtocolError(f"a frame of kind {kind!r} is in a wrong place")
     if pending is not None:
         yield msgspec.structs.replace(pending, is_last=True)

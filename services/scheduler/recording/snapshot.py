@@ -40,7 +40,7 @@ def thaw(rows: Rows) -> dict[str, Any]:
     try:
         return _Thawer(rows).objects()
     except (IndexError, KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
-        raise ProtocolError(f"this is no state of this version of the scheduler: {error!r}") from error
+        raise ProtocolError(f"this is not a state of this version of the scheduler: {error!r}") from error
 
 
 class _Freezer:
@@ -92,7 +92,7 @@ class _Freezer:
 
 def _name(item: Any) -> tuple[str, str]:
     if not item.__module__.startswith(OURS):
-        raise TypeError(f"{item!r} is not the scheduler's own")
+        raise TypeError(f"{item!r} is not of the scheduler's own modules")
     return item.__module__, item.__qualname__
 
 
@@ -127,7 +127,7 @@ class _Thawer:
                     self._fill(self._made[number], row)
         root = self._made[0]
         if not isinstance(root, dict):
-            raise ValueError("row 0 is no mapping")
+            raise ValueError("row 0 is not a mapping")
         return root
 
     def _fill(self, item: Any, row: list[Any]) -> None:
@@ -170,10 +170,10 @@ class _Thawer:
 def _known(module: str, qualname: str) -> Any:
     """A class or function of ours, which is loaded already."""
     if not module.startswith(OURS):
-        raise ValueError(f"{module}.{qualname} is not the scheduler's own")
+        raise ValueError(f"{module}.{qualname} is not of the scheduler's own modules")
     found: Any = sys.modules[module]
     for name in qualname.split("."):
         found = getattr(found, name)
     if getattr(found, "__module__", "") != module or not isinstance(found, type | FunctionType):
-        raise ValueError(f"{module}.{qualname} is no class or function")
+        raise ValueError(f"{module}.{qualname} is neither a class nor a function")
     return found

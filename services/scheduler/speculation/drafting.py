@@ -1,15 +1,17 @@
-"""The drafts' part in the steps: what they are asked, whether a step waits for them, what their proposals tell."""
+"""The drafts' part in the steps: requests to drafts, waiting for them, and verified proposals."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 from services.scheduler.speculation.drafts import DraftLink, DraftLinks
+from services.scheduler.speculation.records import DraftRecords
 from services.scheduler.speculation.speculation import Speculation
 from services.scheduler.state.counters import Counters
 from services.scheduler.state.policy import Policy
 from services.scheduler.state.replica import Replica
 from services.scheduler.state.sequence import Sequence, Status
+from services.scheduler.state.step import Step
 from shared.messages import DraftProposals, WorkerCapacity
 
 
@@ -19,8 +21,16 @@ class Drafting:
     Invariant: each replica has a speculation exactly while there is a draft.
     """
 
-    def __init__(self, policy: Policy, counters: Counters, links: DraftLinks, replicas: Mapping[str, Replica]) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        counters: Counters,
+        links: DraftLinks,
+        records: DraftRecords,
+        replicas: Mapping[str, Replica],
+    ) -> None:
         self.links = links
+        self._records = records
         self._policy = policy
         self._counters = counters
         self._replicas = replicas
@@ -31,7 +41,9 @@ class Drafting:
         if self.links:
             self.speculations = {
                 replica: self.speculations.get(replica)
-                or Speculation(fixed=self._policy.num_draft_tokens, longest=self._policy.max_num_draft_tokens)
+                or Speculation(
+                    self._records, fixed=self._policy.num_draft_tokens, longest=self._policy.max_num_draft_tokens
+                )
                 for replica in self._replicas.values()
             }
 
@@ -49,25 +61,29 @@ class Drafting:
         if link is None:
             return False
         if capacity is None:
-            return True  # nobody could verify them
+            return True  # no worker could verify them
         self.links.take(link, message, capacity.vocab_size)
         if num_steps := max(message.num_draft_tokens, default=0):
             for speculation in self.speculations.values():
                 speculation.drafted(message.draft_time / num_steps)
         return True
 
-    def judge(self, sequence: Sequence, num_accepted: int) -> None:
+    def judge(self, step: Step, num_sampled: list[int]) -> None:
+        """Count the accepted draft tokens of a step: for each sequence one fewer than its sampled tokens."""
+        for sequence, drafts, count in zip(step.sequences, step.drafts, num_sampled, strict=True):
+            if drafts.token_ids and count and sequence.status is not Status.FINISHED:
+                self._judge(sequence, len(drafts.token_ids), count - 1)
+
+    def _judge(self, sequence: Sequence, num_drafts: int, num_accepted: int) -> None:
         """Count the draft tokens that were accepted as computed, unless the sequence has lost what it had computed."""
-        num_drafts, sequence.num_drafts = sequence.num_drafts, 0
         if sequence.status is Status.RUNNING:
             sequence.num_computed_tokens += num_accepted
-        sequence.num_draft_tokens += num_drafts
-        sequence.num_accepted_tokens += num_accepted
+        record = self._records.add(sequence, num_drafts, num_accepted)
         self._counters.verified(num_drafts, num_accepted)
         replica = self._replicas.get(sequence.worker)
         speculation = None if replica is None else self.speculations.get(replica)
         if speculation is not None:
-            speculation.judge(sequence, num_drafts, num_accepted)
+            speculation.judge(record, num_drafts, num_accepted)
 
     def awaits(self, replica: Replica, now: float) -> bool:
         """Whether the next plan has to wait for a step in flight or for drafts, which are asked for here."""
@@ -91,14 +107,14 @@ class Drafting:
             speculation.planned()
 
     def _ask(self, replica: Replica, speculation: Speculation, now: float) -> None:
-        """Tell the drafts what was committed and ask for more; nothing is waited for while prompts are computed."""
+        """Send the drafts what was committed and ask for more; no step waits for them while prompts are computed."""
         awaited: dict[DraftLink, int] = {}
         for sequence in replica.running:
             if sequence.can_verify and sequence.request.step_params.speculate:
                 num_wanted = speculation.num_wanted(sequence)
-                told = self.links.tell(sequence, num_wanted, ahead=speculation.mode.runs_ahead)
-                if told is not None and len(self.links.usable(sequence).token_ids) < num_wanted:
-                    awaited[told[0]] = told[1]
+                asked = self.links.tell(sequence, num_wanted, ahead=speculation.mode.runs_ahead)
+                if asked is not None and len(self.links.usable(sequence).token_ids) < num_wanted:
+                    awaited[asked[0]] = asked[1]
         if any(not sequence.can_verify for sequence in replica.running):
             awaited.clear()
         speculation.ask(awaited, replica.running, now)

@@ -1,7 +1,7 @@
-"""The drafts of a deployment: which follows which sequence, what it was told, what it proposes.
+"""The drafts of a deployment: which draft follows which sequence, what was sent to it, and what it proposes.
 
-A draft is expendable.  It is told what was committed and believed only so far as that agrees with its proposals; one
-that says nothing, or nonsense, costs nothing but its drafts.
+A draft is expendable.  It gets the committed tokens, and only the part of a proposal that agrees with them is used; a
+draft that is silent or wrong costs nothing but its drafts.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from shared.messages import AdmittedSequence, DraftCapacity, DraftProposals, Dra
 class DraftLink:
     """One draft's life; another life is another link, with a greater epoch.
 
-    Invariant: it was told of each row that it follows everything up to `num_told`, in order, by updates of this epoch.
+    Invariant: of each row that it follows, updates of this epoch have sent all tokens up to `num_sent`, in order.
     """
 
     def __init__(self, instance: str, epoch: int, capacity: DraftCapacity) -> None:
@@ -30,7 +30,7 @@ class DraftLink:
         self.sequences: dict[int, Sequence] = {}  # by row
         self.num_updates = 0  # sent
         self.num_answered = 0  # the newest of them that it has answered
-        self.is_late = False  # waited for in vain, and silent since
+        self.is_late = False  # a step waited for it in vain, and it has been silent since
         self._free_rows = list(range(capacity.num_rows - 1, -1, -1))
         self._clear()
 
@@ -61,20 +61,20 @@ class DraftLink:
         self._closed.append(following.row)
 
     def tell(self, sequence: Sequence, following: Following, num_wanted: int, *, ahead: bool) -> int:
-        """What was committed since, and how many draft tokens are wanted; returns the update that will say so."""
-        new = sequence.token_ids[following.num_told :]
+        """Add committed tokens, and how many draft tokens are wanted, to the next update; returns its number."""
+        new = sequence.token_ids[following.num_sent :]
         self._rows.append(following.row)
-        self._num_tokens.append(following.num_told)
+        self._num_tokens.append(following.num_sent)
         self._num_new.append(len(new))
         self._new_token_ids += new
         self._num_wanted.append(num_wanted)
         if ahead:
             self._num_ahead = max(self._num_ahead, num_wanted + 1)
-        following.num_told = sequence.num_tokens
+        following.num_sent = sequence.num_tokens
         return self.num_updates + 1
 
     def take_update(self, *, rejection: bool) -> DraftUpdate | None:
-        """What was gathered since the last one; None where there is nothing to say."""
+        """What was gathered since the last one; None where there is nothing to send."""
         if not (self._closed or self._opened or self._rows):
             return None
         self.num_updates += 1
@@ -96,7 +96,7 @@ class DraftLink:
 
 
 def _for_draft(admitted: AdmittedSequence) -> AdmittedSequence:
-    """A draft has no automata: what breaks a grammar the worker cuts."""
+    """A draft has no automata: the worker cuts what breaks a grammar."""
     if admitted.params.grammar is None:
         return admitted
     return msgspec.structs.replace(admitted, params=msgspec.structs.replace(admitted.params, grammar=None))
@@ -109,7 +109,7 @@ class Following:
     link: DraftLink
     row: int
     opened_by: int  # update; what answers an older one is about another sequence
-    num_told: int  # tokens
+    num_sent: int  # tokens
     proposal: DraftProposal | None = None
     num_verified: int = 0  # tokens, up to the last one that was drafted and verified
 
@@ -141,8 +141,8 @@ class DraftLinks:
         return next((link for link in self.links.values() if link.epoch == epoch), None)
 
     def tell(self, sequence: Sequence, num_wanted: int, *, ahead: bool) -> tuple[DraftLink, int] | None:
-        """Tell a sequence's draft what was committed; returns it and the update that will say so, None where no draft
-        follows the sequence or has room for it."""
+        """Send a sequence's draft what was committed; returns the draft and the number of the update, None where no
+        draft follows the sequence or has room for it."""
         following = self._followings.get(sequence)
         if following is None:
             able = [link for link in self.links.values() if link.can_follow(sequence)]
@@ -157,7 +157,7 @@ class DraftLinks:
             following.link.forget(following)
 
     def take_updates(self) -> list[tuple[str, DraftUpdate]]:
-        """By instance, what each is to be told now."""
+        """By instance, the update to send to each now."""
         updates = ((link.instance, link.take_update(rejection=self._rejection)) for link in self.links.values())
         return [(instance, update) for instance, update in updates if update is not None]
 
@@ -172,7 +172,7 @@ class DraftLinks:
         for row, num_tokens, count in zip(message.rows, message.num_tokens, message.num_draft_tokens, strict=True):
             end = offset + count
             following = self._followed(link, row, message.update_id)
-            if following is not None and num_tokens <= following.num_told:
+            if following is not None and num_tokens <= following.num_sent:
                 tokens, distributions = message.draft_token_ids[offset:end], message.distributions[offset:end]
                 following.proposal = DraftProposal(num_tokens, tokens, distributions)
             offset = end
@@ -196,10 +196,10 @@ class DraftLinks:
         if any(not 0 <= token < vocab_size for token in message.draft_token_ids):
             raise ProtocolError("a draft proposes a token outside the vocabulary")
         if any(count < 0 for count in message.num_tokens) or message.update_id > link.num_updates:
-            raise ProtocolError("a draft answers what it was not told")
+            raise ProtocolError("a draft answers an update that was not sent")
         for distribution in message.distributions:
             if len(distribution.token_ids) != len(distribution.probs) or len(distribution.token_ids) % 4:
-                raise ProtocolError("a draft's distribution has not one probability per token")
+                raise ProtocolError("a draft's distribution does not have one probability per token")
 
     def usable(self, sequence: Sequence) -> VerifiableDrafts:
         """What of a sequence's proposal still follows its tokens; one that does not agree with them is dropped."""

@@ -6,6 +6,7 @@ from services.scheduler.draft_length.acceptance import KEPT_OF_ALL, AcceptanceRa
 from services.scheduler.draft_length.controller import DraftLengthController
 from services.scheduler.draft_length.modes import PLAIN, SpeculationMode, modes_of, yields
 from services.scheduler.speculation.drafts import DraftLink
+from services.scheduler.speculation.records import DraftRecord, DraftRecords
 from services.scheduler.state.sequence import Sequence
 from services.scheduler.state.step import Step
 
@@ -23,7 +24,8 @@ class Speculation:
     Invariant: drafts are asked for only where no step is in flight, and once for each step.
     """
 
-    def __init__(self, *, fixed: int, longest: int) -> None:
+    def __init__(self, records: DraftRecords, *, fixed: int, longest: int) -> None:
+        self._records = records
         self.mode = PLAIN  # of the step that is planned next
         self.has_asked = False  # for the drafts of that step
         self.acceptance = AcceptanceRate(kept=KEPT_OF_ALL)  # of all sequences
@@ -53,12 +55,12 @@ class Speculation:
 
     def _yields(self, running: list[Sequence]) -> list[float]:
         prior = self.acceptance.share(PRIOR)
-        return yields((sequence.acceptance.share(prior) for sequence in running), self._longest)
+        return yields((self._records.of(sequence).acceptance.share(prior) for sequence in running), self._longest)
 
     def num_wanted(self, sequence: Sequence) -> int:
         """Draft tokens for one sequence: up to the mode's, while what one more is likely to bring is worth its part of
         the step."""
-        share = sequence.acceptance.share(self.acceptance.share(PRIOR))
+        share = self._records.of(sequence).acceptance.share(self.acceptance.share(PRIOR))
         count, chance = 0, share
         while count < self.mode.num_draft_tokens and (self._is_fixed or chance >= LEAST_CHANCE):
             count += 1
@@ -74,7 +76,7 @@ class Speculation:
     # -- waiting for drafts
 
     def ask(self, awaited: dict[DraftLink, int], running: list[Sequence], now: float) -> None:
-        """Drafts were asked for; those that are not here are waited for, as long as they are worth."""
+        """Drafts were asked for; the step waits for missing ones as long as they are worth it."""
         self.has_asked = True
         self._awaited = {link: update for link, update in awaited.items() if not link.is_late}
         if self._awaited:
@@ -93,7 +95,7 @@ class Speculation:
         return bool(self._awaited) and now < self._deadline
 
     def give_up(self) -> int:
-        """Go on without the drafts that are not here; returns how many were waited for in vain."""
+        """Go on without the missing drafts; returns how many there are."""
         num_late = len(self._awaited)
         for link in self._awaited:
             link.is_late = True
@@ -102,7 +104,7 @@ class Speculation:
 
     @property
     def wake_time(self) -> float | None:
-        """When waiting will have been long enough; None where nothing is waited for."""
+        """The time at which waiting ends; None where no draft is waited for."""
         return self._deadline if self._awaited else None
 
     def planned(self) -> None:
@@ -113,8 +115,8 @@ class Speculation:
     # -- what was measured
 
     def record(self, step: Step, now: float) -> None:
-        """A step has come back.  Rounds in which every sequence decodes are compared, each counted from the one before,
-        whatever that was, of a mode like its own."""
+        """A step has come back.  Only steps in which every sequence decodes are measured, each from the result of the
+        step before, which must have had a mode like its own."""
         size = size_of(len(step.sequences))
         controller = self._controller(len(step.sequences))
         is_plain_round = not step.num_admitted and sum(step.num_scheduled) == len(step.sequences) + step.num_drafts
@@ -124,13 +126,13 @@ class Speculation:
                 controller.record(now - before, step.num_drafts / len(step.sequences))
         self._last = (now, size, step.mode)
 
-    def judge(self, sequence: Sequence, num_draft_tokens: int, num_accepted: int) -> None:
-        """Note how a sequence's drafts fared."""
+    def judge(self, record: DraftRecord, num_draft_tokens: int, num_accepted: int) -> None:
+        """Note how many of a sequence's draft tokens were accepted."""
         self.acceptance.record(num_draft_tokens, num_accepted)
-        sequence.acceptance.record(num_draft_tokens, num_accepted)
+        record.acceptance.record(num_draft_tokens, num_accepted)
 
     def drafted(self, seconds: float) -> None:
-        """Note what a draft says that one of its steps took."""
+        """Note the seconds that a draft reports for one of its steps."""
         weight = 0.1 if self.draft_seconds else 1.0
         self.draft_seconds += weight * (seconds - self.draft_seconds)
 

@@ -5,7 +5,7 @@ The rules are those of transformers' `GenerationMixin._beam_search`, so that the
 - of all continuations of all beams the `width` likeliest may end; those that do are kept, the best `width` of them,
   by log-probability / length ** length_penalty, the end token counting as one of the length;
 - the `width` likeliest that do not end go on;
-- it is over when all continuations end, for their length, or as `early_stopping` says.
+- it is over when all continuations end by their length, or as `early_stopping` sets.
 
 Knows slots, tokens and scores; nothing of blocks, rows or workers.
 """
@@ -36,7 +36,7 @@ class Move(NamedTuple):
     source: int
     token_id: int
     is_taken: bool  # whether the worker that computed `source` has put this token behind it already
-    logprobs: TokenLogprobs | None  # what the client is told of the token
+    logprobs: TokenLogprobs | None  # of the token, for the client
 
 
 class Hypothesis(NamedTuple):
@@ -67,11 +67,11 @@ class LengthBounds:
 class BeamSearch:
     """One request's search.  Slots are 0 ... width - 1; at first there is one beam, at slot 0, with no output.
 
-    Invariant: `answers` holds what was said of the step in hand, of some of the slots in `scores`.
+    Invariant: `answers` holds the candidates of the present step, for some of the slots in `scores`.
     """
 
     def __init__(self, beam: Beam, end_ids: frozenset[int], num_logprobs: int | None) -> None:
-        """`num_logprobs`: how many of the likeliest at each position the client is told; None: nothing."""
+        """`num_logprobs`: how many of the likeliest tokens at each position the client gets; None: none."""
         self.beam = beam
         self.end_ids = end_ids
         self.num_logprobs = num_logprobs
@@ -93,7 +93,7 @@ class BeamSearch:
         return slot in self.answers
 
     def hear(self, slot: int, candidates: TokenLogprobs) -> None:
-        """What the model says behind a beam: the token that the worker took, then the likeliest in order."""
+        """The candidates behind a beam: the token that the worker took, then the likeliest in order."""
         self.answers[slot] = candidates
 
     def advance(self, outputs: Mapping[int, BeamOutput], bounds: LengthBounds) -> list[Move]:
@@ -116,27 +116,27 @@ class BeamSearch:
         """The likeliest first."""
         found = [
             Continuation(self.scores[slot] + logprob, slot, place, token_id)
-            for slot, said in self.answers.items()
-            for place, (token_id, logprob) in enumerate(zip(said.token_ids[1:], said.logprobs[1:], strict=True))
+            for slot, known in self.answers.items()
+            for place, (token_id, logprob) in enumerate(zip(known.token_ids[1:], known.logprobs[1:], strict=True))
             if token_id not in forbidden
         ]
         return sorted(found, key=lambda one: (-one.score, one.source, one.place))
 
     def _end(self, one: Continuation, output: BeamOutput, length: int) -> None:
         logprobs = output.logprobs
-        if (told := self._told(one)) is not None:
-            logprobs = [*logprobs, told]
+        if (known := self._for_client(one)) is not None:
+            logprobs = [*logprobs, known]
         end_id = one.token_id if one.token_id in self.end_ids else None
         score = self._score(one.score, length)
         self.hypotheses.append(Hypothesis(score, [*output.token_ids, one.token_id], logprobs, end_id))
         self.hypotheses.sort(key=lambda hypothesis: -hypothesis.score)
         del self.hypotheses[self.beam.width :]
 
-    def _told(self, one: Continuation) -> TokenLogprobs | None:
+    def _for_client(self, one: Continuation) -> TokenLogprobs | None:
         if self.num_logprobs is None:
             return None
-        said, count = self.answers[one.source], self.num_logprobs
-        ids, logprobs = said.token_ids[1:], said.logprobs[1:]
+        known, count = self.answers[one.source], self.num_logprobs
+        ids, logprobs = known.token_ids[1:], known.logprobs[1:]
         return TokenLogprobs([one.token_id, *ids[:count]], [logprobs[one.place], *logprobs[:count]], one.place + 1)
 
     def _is_over(self, best: float, length: int, longest: int) -> bool:
@@ -165,4 +165,4 @@ class BeamSearch:
 
     def _move(self, slot: int, one: Continuation) -> Move:
         is_taken = self.answers[one.source].token_ids[0] == one.token_id
-        return Move(slot, one.source, one.token_id, is_taken, self._told(one))
+        return Move(slot, one.source, one.token_id, is_taken, self._for_client(one))

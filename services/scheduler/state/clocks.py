@@ -1,4 +1,4 @@
-"""Clocks of what waits and what is computed; `phases.py` says when each is started and stopped."""
+"""Clocks of waiting and computing; `phases.py` starts and stops them."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class IdleClock:
 
 
 class SequenceClock(LatencyTracker):
-    """One sequence's account.  While it waits in a queue its phase stands for whatever its queue waits for."""
+    """One sequence's account.  While it waits in a queue, its queue counts the time by cause."""
 
     __slots__ = ("_before", "_idle", "_idle_before", "_is_retold", "_queue", "is_due")
 
@@ -70,6 +70,13 @@ class SequenceClock(LatencyTracker):
     @property
     def is_queued(self) -> bool:
         return self._queue is not None
+
+    def follow(self, earlier: SequenceClock, now: float) -> None:
+        """Go on where an earlier clock of the same sequence stands: its client has asked again."""
+        self.phase = earlier.phase
+        self._queue, self._idle = earlier._queue, earlier._idle
+        if earlier._queue is not None:
+            self._before = earlier._queue.totals(now)
 
     def wait(self, queue: QueueClock, now: float) -> None:
         """It waits with its queue."""
@@ -108,7 +115,7 @@ class SequenceClock(LatencyTracker):
         return super().breakdown(now)
 
     def told(self, now: float) -> LatencyBreakdown:
-        """The latency that goes with tokens: with them, what was computed is there."""
+        """The latency that is sent with tokens, which end the computing phases."""
         if self.phase in COMPUTING and not self._is_retold:
             self.num_chunks += 1
             self.enter(Phase.DECODE, now)
@@ -117,5 +124,5 @@ class SequenceClock(LatencyTracker):
         return self.breakdown(now)
 
     def retell(self) -> None:
-        """Tokens that were told before are told again: that says nothing of how far the sequence is."""
+        """Tokens that were sent before are sent again: the phase of the sequence does not change."""
         self.is_due = self._is_retold = True

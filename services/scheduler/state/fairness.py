@@ -1,4 +1,4 @@
-"""Who has been served how much: tenants share by weight what there is to share.
+"""Counters of the service that each tenant has had: tenants share the workers by weight.
 
 Virtual token counters (Sheng et al., "Fairness in Serving Large Language Models", 2024): each tenant's counter grows
 with the tokens computed for it, divided by its weight; of those that wait the one with the least comes first.  A tenant
@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping
 
 from shared.errors import ConfigError
 
-MAX_TENANTS = 4096  # whose counters are kept, beside those that have requests
+MAX_TENANTS = 4096  # with a counter that is kept, beside the tenants that have requests
 OUTPUT_COST = 2.0  # of a generated token, in prompt tokens: what the paper charges
 
 
@@ -31,11 +31,11 @@ class Shares:
 
     @property
     def num_tenants(self) -> int:
-        """Whose counters are kept."""
+        """Tenants with a counter."""
         return len(self._served)
 
     def forget_absent(self, present: Collection[str]) -> None:
-        """Keep the counters of those that are present, and of half of MAX_TENANTS others: those that were served most.
+        """Keep the counters of the present tenants, and of half of MAX_TENANTS others: those that were served most.
 
         A forgotten tenant comes back like a new one, and is lifted like any that has been away.  Only its having been
         served more than those that wait would count then; of those that are forgotten it counts least.

@@ -10,43 +10,46 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from typing import Any
 
+from services.scheduler.blocks.clock import Clock
 from services.scheduler.state.clocks import COMPUTING, IdleClock, QueueClock, SequenceClock
+from services.scheduler.state.replica import Replica
 from services.scheduler.state.sequence import Request, Sequence
 from shared.latency import milliseconds
 from shared.messages import LatencyBreakdown
 from shared.phases import Phase
 
 
-class Waits:
-    """The clocks of one worker's queue, by tenant, and that of its idleness."""
+class WorkerClocks:
+    """The clocks of one worker's queue, by tenant, that of its idleness, and when it was heard of last."""
 
-    def __init__(self) -> None:
+    def __init__(self, now: float) -> None:
         self.idle = IdleClock()
-        self._clocks: dict[str, QueueClock] = {}
+        self.heard_at = now  # when it joined, or answered last
+        self._queues: dict[str, QueueClock] = {}
 
     def __bool__(self) -> bool:
-        return bool(self._clocks)
+        return bool(self._queues)
 
     def of(self, tenant: str, now: float) -> QueueClock:
-        if tenant not in self._clocks:
-            self._clocks[tenant] = QueueClock(now)
-        return self._clocks[tenant]
+        if tenant not in self._queues:
+            self._queues[tenant] = QueueClock(now)
+        return self._queues[tenant]
 
     def look(self, firsts: Collection[Sequence], cause: Phase, head: Sequence | None, now: float) -> None:
         """The queue was looked at: it went no further than `head`, for that cause.  `firsts`: the next of each tenant.
 
-        Who came before `head`, and yet was not looked at, waits for the sake of fairness.
+        A sequence that comes before `head`, and yet was not looked at, waits for the sake of fairness.
         """
         still = {}
         for first in firsts:
             tenant = first.request.header.tenant
             clock = still[tenant] = self.of(tenant, now)
             clock.blame(Phase.QUEUE_FAIRNESS if _is_passed_over(first, head) else cause, now)
-        self._clocks = still
+        self._queues = still
 
     def blame(self, cause: Phase, since: float) -> None:
         """All that wait here have waited for this since then, or since they were looked at last."""
-        for clock in self._clocks.values():
+        for clock in self._queues.values():
             clock.blame(cause, max(since, clock.since))
 
 
@@ -54,72 +57,112 @@ def _is_passed_over(first: Sequence, head: Sequence | None) -> bool:
     return head is not None and first is not head and head.num_cached_tokens < 0 and first.rank < head.rank
 
 
-def accept(sequences: Iterable[Sequence], latency: LatencyBreakdown, since: float) -> None:
-    """Give sequences their accounts: new ones, and those whose client asks for them again.  `since` is when this was
-    asked."""
-    for sequence in sequences:
-        earlier, sequence.clock = sequence.clock, SequenceClock(Phase.QUEUE_STEP, since, latency)
-        if earlier is not None:
-            sequence.clock.phase = earlier.phase
-            sequence.clock._queue, sequence.clock._idle = earlier._queue, earlier._idle
-            if earlier._queue is not None:
-                sequence.clock._before = earlier._queue.totals(since)
+class TimeAccounts:
+    """The clocks of the sequences whose clients ask for latencies, and of the workers.
 
+    Invariant: every replica of the scheduler has its clocks; a sequence that was let go has none.
+    """
 
-def queued(sequence: Sequence, waits: Waits, num_ahead: int, now: float) -> None:
-    """It waits at a worker, behind so many."""
-    if (clock := sequence.clock) is not None:
-        if sequence.num_cached_tokens < 0:
-            clock.num_ahead = num_ahead
-        clock.wait(waits.of(sequence.request.header.tenant, now), now)
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+        self.sequences: dict[Sequence, SequenceClock] = {}
+        self.workers: dict[Replica, WorkerClocks] = {}
 
+    def add_worker(self, replica: Replica) -> None:
+        self.workers[replica] = WorkerClocks(self.clock.now)
 
-def passed_over(sequence: Sequence, phase: Phase, now: float) -> None:
-    """It could be admitted but for a reason of its own."""
-    if (clock := sequence.clock) is not None and clock.phase not in (phase, Phase.PREEMPTED):
-        clock.enter(phase, now)
+    def forget_worker(self, replica: Replica) -> None:
+        del self.workers[replica]
 
+    def forget(self, sequence: Sequence) -> None:
+        self.sequences.pop(sequence, None)
 
-def held_up(sequence: Sequence, waits: Waits, now: float) -> None:
-    """It is the one at which the queue stopped: reasons of its own do not count any more."""
-    if (clock := sequence.clock) is not None and not clock.is_queued and clock.phase is not Phase.PREEMPTED:
-        clock.wait(waits.of(sequence.request.header.tenant, now), now)
+    # -- what happens to a sequence
 
+    def accept(self, sequences: Iterable[Sequence], latency: LatencyBreakdown, since: float) -> None:
+        """Give sequences their accounts: new ones, and those whose client asks for them again.  `since` is when this
+        was asked."""
+        for sequence in sequences:
+            earlier = self.sequences.get(sequence)
+            clock = self.sequences[sequence] = SequenceClock(Phase.QUEUE_STEP, since, latency)
+            if earlier is not None:
+                clock.follow(earlier, since)
 
-def admitted(sequence: Sequence, waits: Waits, now: float) -> None:
-    """It runs: for the first time, or again."""
-    if (clock := sequence.clock) is not None:
-        has_run = sequence.num_cached_tokens >= 0 or sequence.num_output_tokens > 0
-        clock.run(Phase.RECOMPUTE if has_run else Phase.PREFILL, waits.idle, now)
+    def queued(self, sequence: Sequence, replica: Replica) -> None:
+        """It is about to wait at a worker, behind those that wait there."""
+        if (clock := self.sequences.get(sequence)) is not None:
+            if sequence.num_cached_tokens < 0:
+                clock.num_ahead = len(replica.waiting)
+            self._wait(clock, sequence, replica)
 
+    def _wait(self, clock: SequenceClock, sequence: Sequence, replica: Replica) -> None:
+        now = self.clock.now
+        clock.wait(self.workers[replica].of(sequence.request.header.tenant, now), now)
 
-def preempted(sequence: Sequence, now: float) -> None:
-    if (clock := sequence.clock) is not None:
-        clock.num_preemptions += 1
-        clock.enter(Phase.PREEMPTED, now)
+    def passed_over(self, sequence: Sequence, phase: Phase) -> None:
+        """It could be admitted but for a reason of its own."""
+        clock = self.sequences.get(sequence)
+        if clock is not None and clock.phase not in (phase, Phase.PREEMPTED):
+            clock.enter(phase, self.clock.now)
 
+    def held_up(self, sequence: Sequence, replica: Replica) -> None:
+        """It is the one at which the queue stopped: reasons of its own do not count any more."""
+        clock = self.sequences.get(sequence)
+        if clock is not None and not clock.is_queued and clock.phase is not Phase.PREEMPTED:
+            self._wait(clock, sequence, replica)
 
-def on_worker_lost(sequence: Sequence, since: float, now: float) -> None:
-    """Its worker is gone, of which nothing was heard since `since`."""
-    if (clock := sequence.clock) is not None:
-        clock.enter(Phase.LOST, now if clock.is_queued else min(now, max(since, clock.since)))
+    def admitted(self, sequence: Sequence, replica: Replica) -> None:
+        """It runs: for the first time, or again."""
+        if (clock := self.sequences.get(sequence)) is not None:
+            has_run = sequence.num_cached_tokens >= 0 or sequence.num_output_tokens > 0
+            clock.run(Phase.RECOMPUTE if has_run else Phase.PREFILL, self.workers[replica].idle, self.clock.now)
 
+    def computed_in_part(self, sequence: Sequence) -> None:
+        """A chunk of its prompt is in a plan."""
+        if (clock := self.sequences.get(sequence)) is not None:
+            clock.num_chunks += 1
 
-def searched(sequences: Iterable[Sequence], now: float) -> None:
-    """What was computed for a search is there, although nobody is told before its end."""
-    for sequence in sequences:
-        if (clock := sequence.clock) is not None and clock.phase in COMPUTING:
-            clock.told(now)
+    def preempted(self, sequence: Sequence) -> None:
+        if (clock := self.sequences.get(sequence)) is not None:
+            clock.num_preemptions += 1
+            clock.enter(Phase.PREEMPTED, self.clock.now)
 
+    def lost_worker(self, sequence: Sequence, since: float) -> None:
+        """Its worker is gone, of which nothing was heard since `since`."""
+        if (clock := self.sequences.get(sequence)) is not None:
+            now = self.clock.now
+            clock.enter(Phase.LOST, now if clock.is_queued else min(now, max(since, clock.since)))
 
-def ended(sequence: Sequence, now: float) -> None:
-    """What was told of its end is on its way; where it has to be told again, that was lost."""
-    if (clock := sequence.clock) is not None:
-        clock.enter(Phase.LOST, now)
+    def searched(self, sequences: Iterable[Sequence]) -> None:
+        """What was computed for a search is there, although its client gets nothing before the end."""
+        for sequence in sequences:
+            if (clock := self.sequences.get(sequence)) is not None and clock.phase in COMPUTING:
+                clock.told(self.clock.now)
 
+    def concluded(self, sequences: Iterable[Sequence], first: Sequence) -> None:
+        """The sequences of a search that is over have the time of its first one."""
+        if (clock := self.sequences.get(first)) is not None:
+            for sequence in sequences:
+                self.sequences[sequence] = clock
 
-def so_far(request: Request, now: float) -> dict[str, Any]:
-    """The phases of a request that ends before its time: those of its first sequence that has not ended, as fields of
-    a log line."""
-    clock = next((s.clock for s in request.sequences if s.finish_reason is None and s.clock is not None), None)
-    return {} if clock is None else {"phases": milliseconds(clock.breakdown(now).spent)}
+    def due(self, sequence: Sequence) -> None:
+        """The next tokens carry the latency."""
+        if (clock := self.sequences.get(sequence)) is not None:
+            clock.is_due = True
+
+    def retell(self, sequence: Sequence) -> None:
+        """Tokens that were sent before are sent again."""
+        if (clock := self.sequences.get(sequence)) is not None:
+            clock.retell()
+
+    def ended(self, sequence: Sequence) -> None:
+        """The message of its end is on its way; where it has to be sent again, that was lost."""
+        if (clock := self.sequences.get(sequence)) is not None:
+            clock.enter(Phase.LOST, self.clock.now)
+
+    def so_far(self, request: Request) -> dict[str, Any]:
+        """The phases of a request that ends before its time: those of its first sequence that has not ended, as fields
+        of a log line."""
+        unfinished = (sequence for sequence in request.sequences if sequence.finish_reason is None)
+        clock = next((self.sequences[sequence] for sequence in unfinished if sequence in self.sequences), None)
+        return {} if clock is None else {"phases": milliseconds(clock.breakdown(self.clock.now).spent)}

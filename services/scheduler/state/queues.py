@@ -1,4 +1,4 @@
-"""The waiting queue of one worker: who comes next."""
+"""The waiting queue of one worker, and its order."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ class WaitingQueue:
     """Sequences that hold nothing.
 
     Those of one tenant wait in the order of their rank, so that one that was preempted finds its old place again.
-    Among tenants what has run before comes first, being paid for; then whoever was served least.
+    Among tenants, sequences that have run before come first, since their prompts are charged already; then those of the
+    tenant that was served least.
     """
 
     def __init__(self, shares: Shares) -> None:

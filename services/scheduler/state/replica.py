@@ -1,14 +1,13 @@
-"""One worker as the scheduler sees it: its blocks, its rows, its queues, the steps that it has not answered."""
+"""One worker as the scheduler knows it: its blocks, its rows, its queue, the steps that it has not answered."""
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections import Counter, OrderedDict, deque
+from collections import Counter, deque
 
 from services.scheduler.blocks.block_pool import BlockPool
 from services.scheduler.blocks.clock import Clock
 from services.scheduler.state.fairness import Shares
-from services.scheduler.state.phases import Waits
 from services.scheduler.state.queues import WaitingQueue, by_rank
 from services.scheduler.state.sequence import Sequence, Status
 from services.scheduler.state.step import Step
@@ -24,24 +23,18 @@ class Replica:
     def __init__(
         self, instance: str, epoch: int, capacity: WorkerCapacity, shares: Shares, clock: Clock | None = None
     ) -> None:
-        clock = clock or Clock()
         self.instance = instance
         self.epoch = epoch
         self.capacity = capacity
         self.block_size = capacity.block_size
-        self.pool = BlockPool(capacity.num_blocks, clock)
+        self.pool = BlockPool(capacity.num_blocks, clock or Clock())
         self.waiting = WaitingQueue(shares)
-        self.waits = Waits()
         self.running: list[Sequence] = []
         self.num_rows: Counter[str] = Counter()  # held, by tenant
-        self.visitors: OrderedDict[str, int] = OrderedDict()  # tenants that left lately, and the last step before that
         self.in_flight: deque[Step] = deque()
         self.num_steps = 0
-        self.heard_at = clock.now  # when it came, or answered last
         self.released_rows: list[int] = []
-        self.branches: list[tuple[Sequence, Sequence]] = []  # waiting ones, and behind which running ones they begin
         self._free_rows = list(range(capacity.max_num_seqs - 1, -1, -1))
-        self.is_draining = False
 
     @property
     def num_free_rows(self) -> int:
@@ -49,7 +42,7 @@ class Replica:
 
     @property
     def is_shared(self) -> bool:
-        """Whether somebody waits, and not only those of one tenant are here."""
+        """Whether sequences wait, and those here belong to more than one tenant."""
         return bool(self.waiting) and len(self.num_rows.keys() | self.waiting.tenants) > 1
 
     @property
@@ -96,7 +89,7 @@ class Replica:
 
     def register_full(self, sequence: Sequence) -> None:
         """Make a running sequence's blocks findable that are full of known tokens and are computed by the plans sent so
-        far: plans run in order, so whoever finds one reads it after it was written."""
+        far: plans run in order, so a sequence that finds one reads it after it was written."""
         hashes = sequence.hash_blocks(self.block_size)
         num_full = min(sequence.num_computed_tokens // self.block_size, len(hashes))
         for index in range(sequence.num_registered_blocks, num_full):
@@ -115,7 +108,6 @@ class Replica:
         self.num_rows[tenant] -= 1
         if not self.num_rows[tenant]:
             del self.num_rows[tenant]
-        self._note_visitor(tenant)
         self._free_rows.append(sequence.row)
         self.released_rows.append(sequence.row)
         sequence.row = -1
@@ -123,24 +115,11 @@ class Replica:
         sequence.block_ids, sequence.block_generations = [], []
         sequence.num_registered_blocks = 0
 
-    def _note_visitor(self, tenant: str) -> None:
-        """At most one for each row: with more tenants than rows, the one that left first is forgotten."""
-        self.visitors[tenant] = self.num_steps
-        self.visitors.move_to_end(tenant)
-        if len(self.visitors) > self.capacity.max_num_seqs:
-            self.visitors.popitem(last=False)
-
     def preempt(self, sequence: Sequence) -> None:
         """Take everything from a running sequence but its tokens; it is computed again when its turn comes."""
         self.stop(sequence)
         sequence.status = Status.WAITING
         sequence.num_computed_tokens = 0
-        if sequence.wants_prompt_logprobs:
-            sequence.prompt_logprobs.clear()
-
-    def take_branches(self) -> list[tuple[Sequence, Sequence]]:
-        branches, self.branches = self.branches, []
-        return branches
 
     def take_released_rows(self) -> list[int]:
         rows, self.released_rows = self.released_rows, []

@@ -9,9 +9,7 @@ from enum import IntEnum
 import msgspec
 
 from services.scheduler.blocks.prefix_cache import chained, extend_hashes, root_hash
-from services.scheduler.draft_length.acceptance import AcceptanceRate
 from services.scheduler.state.beam_search import BeamSearch
-from services.scheduler.state.clocks import SequenceClock
 from shared.messages import AdmittedSequence, FinishReason, RequestHeader, TokenLogprobs
 from shared.packing import pack_tokens
 from shared.pooling import PoolingKind
@@ -49,6 +47,7 @@ class Request:
     def __post_init__(self) -> None:
         eos_ids = () if self.params.ignore_eos else self.eos_token_ids
         self.end_ids = frozenset((*self.params.stop_token_ids, *eos_ids))
+        self.root = root_hash(self.header.cache_salt)
         self.num_prompt_tokens = len(self.prompt_token_ids)
         self.packed_prompt = self.packed_prompt or pack_tokens(self.prompt_token_ids)
         self.min_length = self.num_prompt_tokens + self.params.min_tokens
@@ -61,6 +60,7 @@ class Request:
             )
 
     end_ids: frozenset[int] = field(init=False)  # tokens that end a sequence
+    root: bytes = field(init=False)  # parent of the names of its first blocks
     num_prompt_tokens: int = field(init=False)
     min_length: int = field(init=False)  # of prompt and output; before it no token ends a sequence
     max_length: int = field(init=False)  # of prompt and output; a sequence of this length has ended
@@ -81,13 +81,13 @@ class Request:
         return sum(sequence.num_output_tokens for sequence in self.sequences)
 
     def let_go(self) -> None:
-        """It is over and forgotten.  A request and its sequences name each other; without this their memory, tokens and
-        hashes included, would wait for a collection of cycles, which an actor makes rarely."""
+        """Forget a request that is over.  A request and its sequences name each other; without this their memory,
+        tokens and hashes included, would wait for a collection of cycles, which an actor makes rarely."""
         self.sequences.clear()
 
     def count_death(self) -> None:
-        """A worker died while it computed this.  Only deaths at the same point count together: what kills workers does
-        so again where it did before, and who got on in between was only there when it happened."""
+        """A worker died while it computed this.  Only deaths at the same point count together: a request that kills
+        workers does so at the same point again; one that advanced in between was only a bystander."""
         num_tokens = self.num_output_tokens
         self.num_worker_deaths = 1 if num_tokens > self.num_tokens_at_death else self.num_worker_deaths + 1
         self.num_tokens_at_death = num_tokens
@@ -117,6 +117,8 @@ class Sequence:
 
     num_computed_tokens chases num_tokens + num_pending: there is no prefill and no decode, only how far behind a
     sequence is.  It counts tokens of plans that are sent, not only of results that have come back.
+
+    These are the fields that every sequence needs; what only one feature keeps of some is in that feature's side table.
     """
 
     request: Request
@@ -135,24 +137,10 @@ class Sequence:
     num_registered_blocks: int = 0
     num_cached_tokens: int = -1  # at the first admission; -1 before
     num_preemptions: int = 0  # for want of blocks
-    num_refusals: int = 0  # by a worker, of its row
     num_emitted: int = 0  # output tokens sent to the detokenizer
     finish_reason: FinishReason | None = None  # where its tokens ended it; a stop string is its detokenizer's finding
     stop_token_id: int | None = None
     logprobs: list[TokenLogprobs | None] = field(default_factory=list)
-    prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
-    root: bytes = b""
-    clock: SequenceClock | None = None  # where its time goes; None where nobody wants to know
-    num_drafts: int = 0  # draft tokens in flight
-    num_draft_tokens: int = 0  # verified
-    num_accepted_tokens: int = 0  # of those
-    acceptance: AcceptanceRate = field(default_factory=AcceptanceRate)
-    embedding: bytes | None = None
-    said: TokenLogprobs | None = None  # with its last sample, where it is a beam
-    is_untold: bool = False  # whether its worker has another token at its end, or has its row not at all
-
-    def __post_init__(self) -> None:
-        self.root = root_hash(self.request.header.cache_salt)
 
     @property
     def tenant(self) -> str:
@@ -222,11 +210,11 @@ class Sequence:
         """Hashes of all blocks of this size that are full of known tokens.
 
         A sequence outlives its worker, and workers may differ in block size: a hash of 16 tokens must never stand for a
-        block of 32, whose second half it says nothing of.
+        block of 32, whose second half it does not cover.
         """
         hashes = self.hashes_by_size.setdefault(block_size, [])
         if not hashes:
-            hashes.extend(chained(self.root, self.request.packed_prompt, block_size))
+            hashes.extend(chained(self.request.root, self.request.packed_prompt, block_size))
         if len(self.token_ids) >= (len(hashes) + 1) * block_size:
-            extend_hashes(hashes, self.root, self.token_ids, block_size)
+            extend_hashes(hashes, self.request.root, self.token_ids, block_size)
         return hashes

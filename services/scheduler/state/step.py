@@ -13,7 +13,7 @@ from services.scheduler.state.sequence import Sequence
 class Step:
     """A plan that is being made, or that was sent and is not answered.  Its columns are parallel."""
 
-    step_id: int
+    step_id: int = -1  # given when the plan is committed
     sequences: list[Sequence] = field(default_factory=list)
     num_computed: list[int] = field(default_factory=list)  # before the step
     num_scheduled: list[int] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""What the core did to requests, for the shell to log; the core itself has no clock and writes nothing."""
+"""The events of requests, which the shell logs; the core itself has no clock and writes nothing."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Note:
 
 @dataclass(frozen=True, slots=True)
 class Alarm:
-    """What should never happen and has: told at once, and kept for whoever looks into it."""
+    """An event that should never happen: it is logged at once, and an incident is kept for the operator."""
 
     event: str
     fields: dict[str, int | str]

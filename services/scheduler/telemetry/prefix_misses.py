@@ -1,7 +1,7 @@
 """Why a prefix cache did not have a prompt: each token that was no hit, by reason.
 
-Names of blocks are salted, so that another tenant's cannot be found by them.  That the same tokens are known under
-another salt is told by fingerprints without one, which never leave the scheduler; clients are not told at all.
+Names of blocks are salted, so that another tenant's cannot be found by them.  Fingerprints without a salt show that the
+same tokens are known under another one; they never leave the scheduler, and clients do not learn of them.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 
 from services.scheduler.blocks.clock import Clock
 from services.scheduler.blocks.eviction_history import EvictionHistory
+from services.scheduler.state.clocks import SequenceClock
 from services.scheduler.state.replica import Replica
 from services.scheduler.state.sequence import Sequence
 from shared.phases import NUM_MISSES, Miss
@@ -27,20 +28,20 @@ class PrefixMissDiagnostics:
         self._replicas = replicas
         self._clock = clock
         self._lost = EvictionHistory(MAX_LOST, clock)
-        self._seen: OrderedDict[int, bytes] = OrderedDict()  # fingerprint -> root of whoever had it last; oldest first
+        self._seen: OrderedDict[int, bytes] = OrderedDict()  # fingerprint -> root of its last request; oldest first
 
     def lose(self, replica: Replica) -> None:
         """A worker is gone, and its cache with it."""
         self._lost.add_all(replica.pool.names)
 
-    def explain(self, sequence: Sequence, replica: Replica, num_usable: int, refusal: Miss | None) -> None:
-        """Note why what is not cached of a sequence's prompt is not.
+    def explain(
+        self, sequence: Sequence, clock: SequenceClock, replica: Replica, num_usable: int, refusal: Miss | None
+    ) -> None:
+        """Note on its clock why what is not cached of a sequence's prompt is not.
 
         The cache was asked for `num_usable` blocks; `refusal` says why it was not asked at all.  A sequence that is
         admitted with its sibling's prompt lacks only what no cache could hold.
         """
-        if (clock := sequence.clock) is None:
-            return
         counts, size = [0] * NUM_MISSES, replica.block_size
         num_prompt, num_cached = sequence.request.num_prompt_tokens, sequence.num_cached_tokens
         if refusal is not None and not num_cached:
@@ -66,8 +67,8 @@ class PrefixMissDiagnostics:
         names, reason = sequence.hash_blocks(replica.block_size) if first < end else [], Miss.NEVER_SEEN
         for index, fingerprint in enumerate(prints):
             if first <= index < end and (index == first or reason is not Miss.NEVER_SEEN):
-                reason = self._reason(names[index], fingerprint, sequence.root, replica) or reason
-            self._see(fingerprint, sequence.root, most)
+                reason = self._reason(names[index], fingerprint, sequence.request.root, replica) or reason
+            self._see(fingerprint, sequence.request.root, most)
             if first <= index < end:
                 yield reason, names[index]
 
@@ -91,7 +92,7 @@ class PrefixMissDiagnostics:
 
 
 def fingerprints(token_ids: list[int], block_size: int) -> Iterator[int]:
-    """Of every prefix of full blocks, a number: good enough to tell a reason, and a quarter of a name's cost."""
+    """Of every prefix of full blocks, a number: good enough to find a reason, and a quarter of a name's cost."""
     fingerprint = 0
     for start in range(0, len(token_ids) - block_size + 1, block_size):
         fingerprint = hash((fingerprint, *token_ids[start : start + block_size]))

@@ -1,4 +1,4 @@
-"""Whether each worker gets on with its work: steps must come, as long as there is any.  Time is passed in."""
+"""Finds workers that have work and make no steps.  Time is passed in."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Mark = tuple[int, int, int]  # changes with every plan and every result
 
 
 class StallWatch:
-    """Remembers of each replica how far it was, and since when it is there."""
+    """Remembers the last step of each replica, and since when it has been the last."""
 
     def __init__(self, timeout: float) -> None:
         self._timeout = timeout

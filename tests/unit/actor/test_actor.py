@@ -7,7 +7,6 @@ import os
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from services.scheduler.main import make as make_scheduler
@@ -31,7 +30,7 @@ from shared.messages import (
 )
 from shared.transport import MemoryTransport
 
-QUICK = Settings(heartbeat_interval=0.02, heartbeat_timeout=0.2)
+QUICK = Settings.of(heartbeat_interval=0.02, heartbeat_timeout=0.2)
 
 
 class Echo(MemberActor):
@@ -124,11 +123,11 @@ async def test_a_silent_member_is_struck_off_and_finds_its_way_back() -> None:
     network = MemoryTransport()
     scheduler, member = make_scheduler(network, QUICK), Echo(network)
     tasks = [asyncio.create_task(actor.run()) for actor in (scheduler, member)]
-    await until(lambda: scheduler.troupe.members)
+    await until(lambda: scheduler.membership.members)
     member._table[Tick] = lambda _: None
-    await until(lambda: not scheduler.troupe.members)
+    await until(lambda: not scheduler.membership.members)
     member._table[Tick] = lambda message: MemberActor.handle_tick(member, message)
-    await until(lambda: scheduler.troupe.members)
+    await until(lambda: scheduler.membership.members)
     for actor in (member, scheduler):
         actor.request_drain()
     await asyncio.gather(*tasks)
@@ -138,8 +137,8 @@ async def test_who_is_reached_elsewhere_comes_again_as_another_life() -> None:
     network = MemoryTransport()
     scheduler, member = make_scheduler(network, QUICK), Echo(network)
     tasks = [asyncio.create_task(actor.run()) for actor in (scheduler, member)]
-    await until(lambda: scheduler.troupe.members)
-    (before,) = scheduler.troupe.members
+    await until(lambda: scheduler.membership.members)
+    (before,) = scheduler.membership.members
     forgotten: list[str] = []
     member.on_forgotten = lambda: forgotten.append(member.inbox.address)  # type: ignore[method-assign]
     moves = iter([True])
@@ -152,8 +151,8 @@ async def test_who_is_reached_elsewhere_comes_again_as_another_life() -> None:
         return True
 
     member.inbox.readdress = readdress  # type: ignore[method-assign]
-    await until(lambda: [one.address for one in scheduler.troupe.members] == ["memory://elsewhere"])
-    (after,) = scheduler.troupe.members
+    await until(lambda: [one.address for one in scheduler.membership.members] == ["memory://elsewhere"])
+    (after,) = scheduler.membership.members
     assert after.instance == before.instance and after.epoch > before.epoch
     await until(lambda: member.roster.members == [after])
     assert forgotten == ["memory://elsewhere"]
@@ -166,12 +165,12 @@ async def test_a_new_scheduler_is_found_at_the_next_heartbeat() -> None:
     network = MemoryTransport()
     first, member = make_scheduler(network, QUICK), Echo(network)
     tasks = [asyncio.create_task(actor.run()) for actor in (first, member)]
-    await until(lambda: first.troupe.members)
+    await until(lambda: first.membership.members)
     tasks[0].cancel()
     await asyncio.gather(tasks[0], return_exceptions=True)
     second = make_scheduler(network, QUICK)
     tasks[0] = asyncio.create_task(second.run())
-    await until(lambda: second.troupe.members)
+    await until(lambda: second.membership.members)
     assert member.roster.scheduler_epoch == second.epoch
     for actor in (member, second):
         actor.request_drain()
@@ -186,7 +185,7 @@ async def test_mixed_versions_refuse_each_other() -> None:
     await until(lambda: member.inbox._mail)
     (refusal,) = [message for message in await member.inbox.recv_batch() if isinstance(message, Refused)]
     assert "mixed versions" in refusal.reason
-    assert not scheduler.troupe.members
+    assert not scheduler.membership.members
     with pytest.raises(ConfigError, match="mixed versions"):
         member.handle_refused(Refused(member.instance, refusal.reason))
     scheduler.request_drain()
@@ -212,7 +211,7 @@ def test_a_member_is_one_life_of_an_instance() -> None:
 async def test_the_status_file_is_renewed_while_the_loop_turns(tmp_path: Path) -> None:
     status = tmp_path / "status"
     network = MemoryTransport()
-    settings = msgspec.structs.replace(QUICK, status_file=str(status))
+    settings = QUICK.replace(status_file=str(status))
     scheduler = make_scheduler(network, settings)
     running = asyncio.create_task(scheduler.run())
     await until(status.exists)
@@ -221,7 +220,7 @@ async def test_the_status_file_is_renewed_while_the_loop_turns(tmp_path: Path) -
     await until(lambda: status.stat().st_mtime_ns > before)
     scheduler.request_drain()
     await running
-    write_status(QUICK, "READY")  # nothing is configured: nothing is written
+    write_status(QUICK.deployment, "READY")  # nothing is configured: nothing is written
 
 
 def test_a_status_is_written_over_the_one_before_and_the_file_never_empty(
@@ -229,9 +228,9 @@ def test_a_status_is_written_over_the_one_before_and_the_file_never_empty(
 ) -> None:
     """Blocks that become free may cost the message loop its time: see `write_status`."""
     status = tmp_path / "status"
-    settings = msgspec.structs.replace(QUICK, status_file=str(status))
+    settings = QUICK.replace(status_file=str(status))
     assert read_status(status) == ""
-    write_status(settings, "NOT_SERVING")
+    write_status(settings.deployment, "NOT_SERVING")
     opened, really = [], os.open
 
     def watched(path: Any, flags: int, mode: int = 0o777) -> int:
@@ -241,6 +240,6 @@ def test_a_status_is_written_over_the_one_before_and_the_file_never_empty(
     monkeypatch.setattr(os, "open", watched)
     size = status.stat().st_size
     for word in ("READY", "STALLED", "DRAINING"):
-        write_status(settings, word)
+        write_status(settings.deployment, word)
         assert read_status(status) == word and status.stat().st_size == size
     assert len(opened) == 3 and not any(flags & os.O_TRUNC for flags in opened)

@@ -14,7 +14,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from services.scheduler.main import make as make_scheduler
@@ -32,7 +31,7 @@ from shared.messages import DetokenizerInbox, Refused, Roster, ServiceName, Tick
 from shared.transport import MemoryTransport
 
 ROOT = Path(__file__).resolve().parents[3]
-QUICK = Settings(heartbeat_interval=0.02, heartbeat_timeout=0.2, stall_timeout=0.1)
+QUICK = Settings.of(heartbeat_interval=0.02, heartbeat_timeout=0.2, stall_timeout=0.1)
 
 
 class Loop:
@@ -149,7 +148,7 @@ async def until(condition: Callable[[], Any]) -> None:
 
 async def test_a_stall_is_in_the_status_file_the_roster_and_an_incident(tmp_path: Path) -> None:
     network = MemoryTransport()
-    settings = msgspec.structs.replace(QUICK, status_file=str(tmp_path / "status"), incident_dir=str(tmp_path / "kept"))
+    settings = QUICK.replace(status_file=str(tmp_path / "status"), incident_dir=str(tmp_path / "kept"))
     scheduler, member, other = make_scheduler(network, QUICK), Stuck(network, settings), Listener(network)
     member.incidents = Incidents(settings, member.service, member.instance, member.snapshot)
     tasks = [asyncio.create_task(actor.run()) for actor in (scheduler, member, other)]
@@ -172,7 +171,7 @@ async def test_a_stall_is_in_the_status_file_the_roster_and_an_incident(tmp_path
 
 
 def incidents(directory: Path, **settings: Any) -> Incidents:
-    chosen = Settings(incident_dir=str(directory / "kept"), api_keys="acme:very-secret-key", **settings)
+    chosen = Settings.of(incident_dir=str(directory / "kept"), api_keys="acme:very-secret-key", **settings)
     return Incidents(chosen, "worker", "worker-1", lambda: {"rows": 3})
 
 
@@ -220,7 +219,7 @@ def test_an_incident_that_cannot_be_written_makes_nothing_worse(tmp_path: Path) 
     def lost() -> dict[str, Any]:
         raise RuntimeError("dictionary changed size")
 
-    kept = Incidents(Settings(incident_dir=str(tmp_path / "other")), "worker", "w", lost)
+    kept = Incidents(Settings.of(incident_dir=str(tmp_path / "other")), "worker", "w", lost)
     path = kept.write("cause")
     kept.drain(30)
     assert path is not None and json.loads(path.read_bytes())["state"] == {"lost": "RuntimeError"}
@@ -240,7 +239,7 @@ def test_a_disk_that_hangs_costs_incidents_and_holds_nobody_up(tmp_path: Path, m
 async def test_a_status_file_that_cannot_be_written_ends_nobody(tmp_path: Path) -> None:
     """A directory that is not there, as after a cleaner of temporary files; then it is there again."""
     network, status = MemoryTransport(), tmp_path / "gone" / "status"
-    scheduler = make_scheduler(network, msgspec.structs.replace(QUICK, status_file=str(status)))
+    scheduler = make_scheduler(network, QUICK.replace(status_file=str(status)))
     before, running = losses(), asyncio.create_task(scheduler.run())
     await until(lambda: losses()[STATUS] > before[STATUS] + 2)
     status.parent.mkdir()

@@ -34,7 +34,7 @@ from shared.messages import (
 )
 from shared.transport import MemoryTransport
 
-QUICK = Settings(heartbeat_interval=0.02, heartbeat_timeout=0.2, reconcile_interval=0.05)
+QUICK = Settings.of(heartbeat_interval=0.02, heartbeat_timeout=0.2, reconcile_interval=0.05)
 CAPACITY = WorkerCapacity(64, 16, 8, 512, 1000, "tiny", "float32", "cpu")
 
 
@@ -128,7 +128,7 @@ async def test_a_life_of_a_smaller_number_takes_a_greater_one(number: int) -> No
         with structlog.testing.capture_logs() as lines:
             one.start(Lives())
             assert one.scheduler.epoch < before
-            await until(lambda: one.scheduler.troupe.members and worker.roster.scheduler_epoch > before)
+            await until(lambda: one.scheduler.membership.members and worker.roster.scheduler_epoch > before)
             await until(lambda: len(worker.links) > num_links)
         assert worker.links[-1] > before and worker.num_new == 1 and worker.phase is LifePhase.READY
         assert [line["member"] for line in lines if line["event"] == "epoch_raised"] == [worker.instance]
@@ -138,7 +138,7 @@ async def test_the_same_number_is_another_life() -> None:
     async with deployment(1) as (one, worker):
         await one.kill(one.scheduler)
         one.start(Lives())
-        await until(lambda: one.scheduler.troupe.members and worker.roster.scheduler_epoch == one.scheduler.epoch)
+        await until(lambda: one.scheduler.membership.members and worker.roster.scheduler_epoch == one.scheduler.epoch)
         num_links = len(worker.links)
         await until(lambda: len(worker.links) > num_links)
         assert worker.num_new == 1

@@ -8,8 +8,7 @@ from itertools import pairwise
 
 import pytest
 
-from services.cli.bench.generator import Generator, lateness
-from services.cli.bench.outcome import RequestOutcome
+from services.cli.bench.generator import Generator, RequestOutcome, lateness
 from shared.metrics import Timeline, peak_concurrency
 from shared.workload import LoadRequest, TokenPrompt
 

@@ -11,7 +11,7 @@ from typing import Any
 import click
 import pytest
 
-from services.cli.bench.outcome import RequestOutcome
+from services.cli.bench.generator import RequestOutcome
 from shared.metrics import Acceptance, Timeline
 from shared.packing import pack_tokens
 from shared.workload import ChatPrompt, LoadRequest, Prompt, TextPrompt, TokenPrompt

@@ -9,9 +9,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from services.cli.bench.outcome import RequestOutcome
+from services.cli.bench.generator import RequestOutcome
+from services.cli.bench.options import ServeOptions
 from services.cli.bench.report import RunOptions, as_json, block, figures, report_of
-from services.cli.bench.serve import ServeOptions, loads, rates_table, save, work_of
+from services.cli.bench.serve import loads, rates_table, save, work_of
 from services.cli.workloads import WorkloadOptions, requests_of
 from shared.errors import ConfigError
 from shared.metrics import Acceptance, ModelWork, Slo, Timeline
@@ -131,19 +132,8 @@ def test_the_block() -> None:
     assert "Acceptance" not in plain
 
 
-WORKLOAD = WorkloadOptions(
-    dataset_name="random", dataset_path=None, num_prompts=6, random_input_len=8, random_output_len=4,
-    random_prefix_len=0, random_range_ratio=0.0, custom_output_len=8, chat=False, trace_speed=1.0,
-    trace_length_scale=1.0, request_rate=None, burstiness=1.0, ramp_up_strategy=None, ramp_up_start_rps=1.0,
-    ramp_up_end_rps=10.0, seed=3,
-)  # fmt: skip
-SERVE = ServeOptions(
-    backend="pageant-grpc", address="", base_url="", request_rates=None,
-    max_concurrency=0, num_warmups=0, ignore_eos=False, goodput=(),
-    percentile_metrics=["ttft"], metric_percentiles=[99.0], mfu_model="", peak_tflops=0.0,
-    label="", save_result=True, save_detailed=False,
-    append_result=False, result_dir=Path(), result_filename="r.json", plot=None, ready_check_timeout_sec=1.0,
-)  # fmt: skip
+WORKLOAD = WorkloadOptions(num_prompts=6, random_input_len=8, random_output_len=4, custom_output_len=8, seed=3)
+SERVE = ServeOptions(num_warmups=0, percentile_metrics=["ttft"], save_result=True, result_filename="r.json")
 
 
 def test_a_workload_is_made_of_its_options(tmp_path: Path) -> None:

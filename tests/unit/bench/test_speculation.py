@@ -43,11 +43,12 @@ def records(none: float, four: float, adaptive: float, streams: int = 1) -> Reco
 def test_arms_differ_only_in_their_drafts() -> None:
     pair = bundled()
     plain, four, adaptive = (load_settings(arm.settings(pair), environ={}) for arm in (NONE, fixed(4), ADAPTIVE))
-    assert (plain.draft, four.num_draft_tokens, adaptive.num_draft_tokens) == ("off", 4, 0)
-    assert four.draft == adaptive.draft == str(pair.draft) and pair.draft.is_dir()
-    mute = load_settings(ASKED.settings(pair), environ={})
+    none, fixed_, free = plain.speculation, four.speculation, adaptive.speculation
+    assert (none.draft, fixed_.num_draft_tokens, free.num_draft_tokens) == ("off", 4, 0)
+    assert fixed_.draft == free.draft == str(pair.draft) and pair.draft.is_dir()
+    mute = load_settings(ASKED.settings(pair), environ={}).speculation
     assert (mute.draft, mute.num_draft_tokens) == ("ngram", 4) and mute.prompt_lookup_min > 1024
-    assert plain.model == four.model == adaptive.model == str(pair.target)
+    assert plain.engine.model == four.engine.model == adaptive.engine.model == str(pair.target)
 
 
 def test_every_arm_is_asked_the_same_and_every_round_something_else() -> None:

@@ -10,20 +10,20 @@ from types import SimpleNamespace
 from typing import Any
 
 import click
-import msgspec
 import pytest
 from click.testing import CliRunner
 
 from services.cli import doctor
 from services.cli.addresses import with_port
-from services.cli.checks.directories import check_runtime
-from services.cli.checks.models import check_draft, check_model
-from services.cli.checks.ports import why_taken
+from services.cli.checks import Finding, examine
+from services.cli.checks.models import check_model
+from services.cli.checks.settings import check_runtime, why_taken
 from services.cli.client import Figures, printable
 from services.cli.main import main
 from services.cli.options import sampling_options, settings_options, take_sampling, take_settings
 from services.cli.serve import roles
-from shared.config import Settings
+from services.cli.supervisor import Replicas
+from shared.config import Settings, places
 
 seen: list[Any] = []
 
@@ -43,7 +43,7 @@ def run(*arguments: str, **environment: str) -> Any:
     return seen[0] if seen else result
 
 
-@pytest.mark.parametrize("field", [field.name for field in msgspec.structs.fields(Settings)])
+@pytest.mark.parametrize("field", list(places()))
 def test_every_setting_has_an_option(field: str) -> None:
     help_text = CliRunner().invoke(main, ["serve", "--help"]).output
     assert f"--{field.replace('_', '-')} " in help_text
@@ -54,8 +54,9 @@ def test_options_win_over_the_environment_which_wins_over_the_defaults() -> None
         "-m", "here", "--max-num-seqs", "3", "--no-enable-prefix-caching", "--block-size", "32",
         PAGEANT_MAX_NUM_SEQS="9", PAGEANT_PORT="4",
     )  # fmt: skip
-    assert (settings.model, settings.max_num_seqs, settings.port, settings.block_size) == ("here", 3, 4, 32)
-    assert not settings.enable_prefix_caching and settings.max_n == 64
+    assert (settings.engine.model, settings.scheduling.max_num_seqs) == ("here", 3)
+    assert (settings.gateway.port, settings.memory.block_size) == (4, 32)
+    assert not settings.memory.enable_prefix_caching and settings.scheduling.max_n == 64
     assert (sampling, rest) == ({}, {})
 
 
@@ -72,15 +73,15 @@ def test_a_bad_setting_is_named() -> None:
 def test_a_file_is_read(tmp_path: Path) -> None:
     file = tmp_path / "pageant.toml"
     file.write_text("max_num_seqs = 7\n")
-    assert run("--config", str(file))[0].max_num_seqs == 7
+    assert run("--config", str(file))[0].scheduling.max_num_seqs == 7
 
 
 def test_replicas_and_ports() -> None:
-    names = [role.name for role in roles(Settings(draft="off"), workers=2, drafts=2)]
+    names = [role.name for role in roles(Settings.of(draft="off"), Replicas(workers=2, drafts=2))]
     assert names == ["worker-0", "worker-1", "scheduler-0", "tokenizer-0", "detokenizer-0", "gateway-0"]
-    names = [role.name for role in roles(Settings(draft="ngram"), drafts=2)]
+    names = [role.name for role in roles(Settings.of(draft="ngram"), Replicas(drafts=2))]
     assert names == ["worker-0", "draft-0", "draft-1", "scheduler-0", "tokenizer-0", "detokenizer-0", "gateway-0"]
-    assert with_port(Settings(port=9)).port == 9 and with_port(Settings(port=0)).port > 0
+    assert with_port(Settings.of(port=9)).gateway.port == 9 and with_port(Settings.of(port=0)).gateway.port > 0
 
 
 def test_the_command_imports_neither_torch_nor_grpc_to_begin() -> None:
@@ -116,23 +117,27 @@ def verdicts(findings: Any) -> list[str]:
     return [finding.verdict for finding in findings]
 
 
+def found(settings: Settings, subject: str) -> list[Finding]:
+    return [finding for finding in examine(settings) if finding.subject == subject]
+
+
 def test_doctor_on_models(tmp_path: Path) -> None:
-    assert verdicts(check_model(Settings(model=str(tmp_path / "none")))[0]) == ["wrong"]
-    (finding,) = check_model(Settings(model=str(tmp_path)))[0]
+    assert verdicts(found(Settings.of(model=str(tmp_path / "none")), "model")) == ["wrong"]
+    (finding,) = found(Settings.of(model=str(tmp_path)), "model")
     assert finding.text.endswith("lacks config.json, tokenizer.json, *.safetensors")
-    (finding,), checkpoint = check_model(Settings())
+    finding, facts = check_model(Settings().engine.model, "model", "auto")
     assert finding.verdict == "ok" and "LlamaForCausalLM, 9.5 MB of weights" in finding.text
-    assert checkpoint is not None and checkpoint.tensors is not None and checkpoint.tensors.num_elements > 1_000_000
-    assert verdicts(check_draft(Settings())[0]) == [] and verdicts(check_draft(Settings(draft="ngram"))[0]) == ["ok"]
-    (finding,) = check_draft(Settings(draft=str(tmp_path / "none")))[0]
-    assert (finding.verdict, finding.subject) == ("wrong", "draft")
+    assert facts is not None and facts.num_elements > 1_000_000
+    assert verdicts(found(Settings(), "draft")) == []
+    assert verdicts(found(Settings.of(draft="ngram"), "draft")) == ["ok"]
+    assert verdicts(found(Settings.of(draft=str(tmp_path / "none")), "draft")) == ["wrong"]
 
 
 @pytest.mark.parametrize(("standing", "verdict"), [("there", "note"), ("absent", "wrong"), ("unreachable", "wrong")])
 def test_doctor_asks_the_hub(monkeypatch: pytest.MonkeyPatch, standing: str, verdict: str) -> None:
     monkeypatch.setattr("services.cli.checks.models.find_snapshot", lambda name: None)
     monkeypatch.setattr("services.cli.checks.models.ask_hub", lambda name: standing)
-    assert verdicts(check_model(Settings(model="someone/some-model"))[0]) == [verdict]
+    assert verdicts(found(Settings.of(model="someone/some-model"), "model")) == [verdict]
 
 
 def test_doctor_on_ports_and_directories(tmp_path: Path) -> None:
@@ -143,8 +148,8 @@ def test_doctor_on_ports_and_directories(tmp_path: Path) -> None:
         assert why_taken("127.0.0.1", port) is not None
     assert why_taken("127.0.0.1", port) is None
     tmp_path.chmod(0o755)
-    assert check_runtime(Settings(runtime_dir=str(tmp_path))).verdict == "note"
-    assert check_runtime(Settings(runtime_dir="/" + "x" * 120)).verdict == "wrong"
+    assert check_runtime(Settings.of(runtime_dir=str(tmp_path))).verdict == "note"
+    assert check_runtime(Settings.of(runtime_dir="/" + "x" * 120)).verdict == "wrong"
     assert doctor.check_python().verdict == "ok"
 
 

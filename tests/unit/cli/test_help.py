@@ -6,12 +6,11 @@ import re
 from collections.abc import Iterator
 
 import click
-import msgspec
 import pytest
 from click.testing import CliRunner
 
 from services.cli.main import main
-from shared.config import Settings
+from shared.config import Settings, places
 from shared.config.catalogue import catalogue
 
 
@@ -71,8 +70,8 @@ def test_a_default_is_shown() -> None:
 
 def test_every_setting_is_in_the_catalogue_with_a_sentence() -> None:
     settings = catalogue()
-    assert [setting.name for setting in settings] == [field.name for field in msgspec.structs.fields(Settings)]
+    assert [setting.name for setting in settings] == list(places())
     for setting in settings:
         assert setting.sentence.endswith(".") and len(setting.sentence.split()) > 1, setting.name
-        assert setting.topic and setting.default == getattr(Settings(), setting.name)
+        assert setting.topic and setting.default == Settings().flat()[setting.name]
     assert 15 < sum(setting.is_common for setting in settings) < 35, "a list that is read at once"

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from services.cli.checks.access import check_access
-from services.cli.checks.finding import Finding
+from services.cli.checks.models import Finding
+from services.cli.checks.settings import check_access
 from shared.config import load_settings
 from shared.exposure import KEYS_ADVICE
 

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from services.cli import serve
+from services.cli.addresses import ready_block
 from services.cli.processes import Starter
-from services.cli.ready import ready_block
 from services.cli.supervisor import Role, Supervisor
 from shared.actor.status import words_path, write_last_words
-from shared.config import Settings
+from shared.config import DeploymentSettings, Settings
 from tests.unit.cli.test_supervisor import FakeProcess
 
 
@@ -30,10 +30,10 @@ def test_one_block_has_the_page_a_curl_line_and_the_chat() -> None:
 
 
 def test_it_says_what_differs_from_the_defaults() -> None:
-    text = ready_block(Settings(host="::", port=1, http_port=2, api_keys="a:12345678", tls_cert_file="c.pem"))
+    text = ready_block(Settings.of(host="::", port=1, http_port=2, api_keys="a:12345678", tls_cert_file="c.pem"))
     assert "https://[::1]:2" in text and "Authorization: Bearer YOUR_KEY" in text and "--cacert c.pem" in text
     assert "pageant chat --address [::1]:1 --api-key YOUR_KEY --tls-ca c.pem" in text and "12345678" not in text
-    assert "curl" not in ready_block(Settings(http_port=-1))
+    assert "curl" not in ready_block(Settings.of(http_port=-1))
 
 
 class Joining:
@@ -73,9 +73,9 @@ def test_a_gateway_that_serves_is_not_enough() -> None:
 
 def test_the_last_words_of_a_service_are_those_beside_its_status_file(tmp_path: Path) -> None:
     status_file = tmp_path / "status"
-    write_last_words(Settings(status_file=str(status_file)), "no such tensor")
+    write_last_words(DeploymentSettings(status_file=str(status_file)), "no such tensor")
     assert words_path(status_file).read_text() == "no such tensor"
-    write_last_words(Settings(status_file=str(tmp_path / "not" / "there")), "lost, without an error")
+    write_last_words(DeploymentSettings(status_file=str(tmp_path / "not" / "there")), "lost, without an error")
     starter = Starter(Settings())
     role = Role("worker")
     assert "above" in starter.last_words(role)

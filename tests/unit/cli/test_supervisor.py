@@ -4,8 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from services.cli.rolling import RestartFailedError, rolling_restart
-from services.cli.supervisor import FIRST_DELAY, LEAVE, LONG_LIFE, MAX_DELAY, STOP, ChildProcess, Role, Supervisor
+from services.cli.supervisor import (
+    FIRST_DELAY,
+    LEAVE,
+    LONG_LIFE,
+    MAX_DELAY,
+    STOP,
+    ChildProcess,
+    RestartFailedError,
+    Role,
+    Supervisor,
+    rolling_restart,
+)
 from shared.exit_status import EXIT_CONFIG
 
 GATEWAY, WORKER = Role("gateway"), Role("worker")

@@ -21,8 +21,8 @@ from click.testing import CliRunner
 
 from services.cli import terminal
 from services.cli.client import Figures
-from services.cli.history import history_path, line_editing
 from services.cli.main import main
+from services.cli.terminal import history_path, line_editing
 from services.cli.top import MetricsReader, MetricsSample, View, seconds
 from shared.exposition import RequestMeter, exposition
 

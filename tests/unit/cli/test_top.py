@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from services.cli.main import main
 from services.cli.top import MetricsSample, View, lines
-from shared.exposition import EngineCollector, ProcessState, RequestMeter, exposition, process_collector
+from shared.exposition import EngineCollector, ProcessState, RequestMeter, ServiceCollector, exposition
 from shared.messages import Load, Member, ServiceName, WorkerLoad
 
 
@@ -26,7 +26,7 @@ def scrape(at: float, *, num_tokens: int, times: list[float], members: int = 2, 
         meter.observe("ttft", seconds)
     gateways = [Member(ServiceName.GATEWAY, f"g{index}", "", 1) for index in range(members)]
     state = ProcessState("gateway", "g0", 1, 5, 0, 0, "READY", False, gateways)
-    text = exposition(EngineCollector("tiny", load), meter, process_collector(lambda: state))
+    text = exposition(EngineCollector("tiny", load), meter, ServiceCollector(state))
     return MetricsSample(text.decode(), at)
 
 

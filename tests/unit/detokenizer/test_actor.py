@@ -48,7 +48,7 @@ class Bench:
         self.network = MemoryTransport()
         self.scheduler = self.network.bind("scheduler", SchedulerInbox)
         self.gateways = {address: self.network.bind(address[9:], GatewayInbox) for address in GATEWAYS}
-        self.actor = DetokenizerActor(self.network, Settings(heartbeat_interval=0.05), decoders, "detokenizer-1")
+        self.actor = DetokenizerActor(self.network, Settings.of(heartbeat_interval=0.05), decoders, "detokenizer-1")
         self.outbox = self.network.outbox()
 
     def send(self, *messages: Message) -> None:

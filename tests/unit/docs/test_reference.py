@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import re
 
-import msgspec
 import pytest
 
 from protos.pageant.v1 import control_pb2, inference_pb2, load_report_pb2
 from scripts.documents.reference.main import FOLDER, PAGES
 from scripts.documents.reference.protos import declarations, read
 from scripts.documents.reference.source import Remark, remarks
-from services.gateway.http.chat.bodies import ChatBody
+from services.gateway.http.chat.objects import ChatBody
 from shared.config import Settings
 from shared.config.catalogue import shown
 from shared.messages.inboxes import INBOXES
@@ -33,8 +32,7 @@ def test_every_page_is_generated_and_in_the_index() -> None:
 def test_settings_have_their_true_defaults() -> None:
     rows = dict(re.findall(r"^\| `(\w+)`[^|]*\| [^|]*\| (.*?) \|", PAGES["settings.md"](), re.MULTILINE))
     assert rows == {
-        field.name: f"`{shown(field.default)}`" if field.default != "" else "empty"
-        for field in msgspec.structs.fields(Settings)
+        name: f"`{shown(default)}`" if default != "" else "empty" for name, default in Settings().flat().items()
     }
 
 

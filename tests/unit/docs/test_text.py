@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from services.cli.main import main
-from shared.config import Settings
+from shared.config import places
 from tests.unit.docs.reading import DOCUMENTS, ROOT, Command, commands, is_command, links, name_of, paths
 from tests.unit.docs.table import TABLE, Needs, RunBy, how
 
@@ -69,7 +69,7 @@ def test_its_program_its_options_and_its_files_exist(command: Command) -> None:
         assert not word.startswith("models/") or (ROOT / word).exists(), f"{command}: there is no {word}"
     for variable in command.variables:
         name = variable.partition("=")[0]
-        known = {f"PAGEANT_{field.upper()}" for field in Settings.__struct_fields__}
+        known = {f"PAGEANT_{field.upper()}" for field in places()}
         assert name in known or any(name in text for text in sources()), f"{command}: nothing reads {name}"
 
 

@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 
 from services.draft.actor import DraftActor
-from services.draft.executor import ThreadExecutor
 from services.draft.main import make
+from services.draft.session import DraftSession
 from shared.actor import LifePhase
+from shared.actor.executor import ThreadExecutor
 from shared.config import Settings
 from shared.errors import FatalError, ModelError
 from shared.messages import (
@@ -47,7 +48,7 @@ class Bench:
         self.network = MemoryTransport()
         self.scheduler = self.network.bind("scheduler", SchedulerInbox)
         self.outbox = self.network.outbox()
-        self.actor = make(self.network, Settings(**(QUICK | settings)))
+        self.actor = make(self.network, Settings.of(**(QUICK | settings)))
 
     def send(self, *messages: Message) -> None:
         for message in messages:
@@ -120,11 +121,11 @@ def with_thread(bench: Bench, proposer: Counter) -> Bench:
     loop, old = asyncio.get_running_loop(), bench.actor
     old.inbox.close()
 
-    def make_executor(proposer: Any, transport: Any) -> ThreadExecutor:
+    def make_executor(proposer: Any, transport: Any) -> ThreadExecutor[DraftUpdate]:
         def wake() -> None:
             loop.call_soon_threadsafe(bench.actor.post, Tick())
 
-        return ThreadExecutor(proposer, LoopTransport(transport, loop), on_failure=wake)
+        return ThreadExecutor(DraftSession(proposer), LoopTransport(transport, loop), name="drafting", on_failure=wake)
 
     bench.actor = DraftActor(bench.network, old.settings, lambda: proposer, make_executor)
     return bench
@@ -216,7 +217,7 @@ from tests.unit.draft.samples import admitted, update
 async def main():
     network = MemoryTransport()
     inbox = network.bind("scheduler", SchedulerInbox)
-    actor = make(network, Settings(draft="ngram"))
+    actor = make(network, Settings.of(draft="ngram"))
     task = asyncio.create_task(actor.run())
     outbox = network.outbox()
     outbox.send(actor.inbox.address, update(1, {0: (5, [], 1)}, opened=[admitted(0, [1, 2, 3, 1, 2])]))

@@ -19,7 +19,7 @@ from services.scheduler.load import load_of
 from services.scheduler.scheduler import Scheduler
 from services.scheduler.state.policy import Policy
 from services.scheduler.telemetry.steplog import StepMeter
-from shared.exposition import EngineCollector, ProcessState, RequestMeter, exposition, process_collector
+from shared.exposition import EngineCollector, ProcessState, RequestMeter, ServiceCollector, exposition
 from shared.exposition.engine import FINGERPRINT
 from shared.exposition.server import MetricsServer
 from shared.messages import Load, Member, ServiceName
@@ -78,7 +78,7 @@ def state() -> ProcessState:
 
 
 def text() -> str:
-    return exposition(EngineCollector("tiny", load()), meter(), process_collector(state)).decode()
+    return exposition(EngineCollector("tiny", load()), meter(), ServiceCollector(state())).decode()
 
 
 @pytest.fixture(scope="module")
@@ -184,7 +184,7 @@ async def test_a_service_serves_its_metrics_from_its_loop() -> None:
 
     def collectors() -> list[Any]:
         calls.append(asyncio.get_running_loop())  # fails in a thread without one
-        return [process_collector(state), EngineCollector("tiny", load_of(core, "", Histogram(STEP_TOKENS)))]
+        return [ServiceCollector(state()), EngineCollector("tiny", load_of(core, "", Histogram(STEP_TOKENS)))]
 
     server = MetricsServer("127.0.0.1", 0, collectors)
     try:
@@ -206,7 +206,7 @@ def read(url: str) -> str:
 async def test_connections_without_a_request_do_not_keep_a_scrape_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shared.exposition.server.MAX_CONNECTIONS", 4)
     monkeypatch.setattr("shared.exposition.server.MAX_SECONDS", 0.2)
-    server = MetricsServer("127.0.0.1", 0, lambda: [process_collector(state)])
+    server = MetricsServer("127.0.0.1", 0, lambda: [ServiceCollector(state())])
     idle: list[socket.socket] = []
     try:
         for _ in range(12):

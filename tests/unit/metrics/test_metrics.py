@@ -83,14 +83,16 @@ def test_a_tally_is_within_half_a_step_of_the_values_themselves(size: int) -> No
         tally.add(value, times)
         values += [value] * times
     for q in QS:
-        assert tally.percentile(q) == pytest.approx(float(np.percentile(values, q)), abs=0.5e-3 + 1e-9)
+        assert tally.summary([q]).percentiles[float(q)] == pytest.approx(
+            float(np.percentile(values, q)), abs=0.5e-3 + 1e-9
+        )
     whole, counted = summarise(values), tally.summary()
     assert counted.count == whole.count == sum(tally.items().values())
     assert (counted.mean, counted.std) == pytest.approx((whole.mean, whole.std), abs=1e-3)
 
 
 def test_nothing_has_no_percentile_and_no_percentile_is_outside() -> None:
-    assert math.isnan(percentile([], 50)) and math.isnan(Tally().percentile(99))
+    assert math.isnan(percentile([], 50)) and math.isnan(Tally().summary().percentiles[99.0])
     assert math.isnan(summarise([]).median) and math.isnan(Tally().summary().mean)
     with pytest.raises(ValueError, match=r"100\.5"):
         percentile([1.0], 100.5)
@@ -134,7 +136,6 @@ def test_work_of_a_step_against_the_formula_by_hand() -> None:
     work = ModelWork(2 * layer, 8 * 10, num_query_features=2 * 2 * 4, kv_bytes_per_token=2 * 2 * 4 * 2)
     decode = 2 * (2 * layer) + 2 * 80 + 2 * (2 * 4 + 2 * 4) * 2 * 5  # one query, 5 keys, 2 heads of 4, 2 layers
     assert work.flops(num_tokens=1, num_samples=1, num_pairs=5) == decode
-    assert work.bytes_moved(num_tokens=1, num_context=5) == 2 * (2 * layer + 80) + 32 * 6
     assert utilisation(work.flops(1, 1, 5), seconds=2.0, peak=decode) == 0.5
     assert utilisation(1.0, 0.0, 1.0) == 0.0
 

@@ -6,7 +6,7 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from services.cli.bench.decoding import DETOKENIZER, WORKER
+from services.cli.bench.messages import DETOKENIZER, WORKER
 from services.scheduler.lifecycle.parking import MAX_PARKED, PARKED_SECONDS
 from services.scheduler.recording.snapshot import MAPPINGS, SEQUENCES, freeze
 from services.scheduler.scheduler import ACKNOWLEDGE_SECONDS, Scheduler
@@ -112,16 +112,18 @@ def test_ten_thousand_tenants_leave_no_container_that_grew_with_them() -> None:
     crowd.core.expire(crowd.now)
     assert len(crowd.core.misses._seen) <= PER_BLOCK * NUM_BLOCKS
     assert crowd.core.shares.num_tenants <= MAX_TENANTS
-    assert len(crowd.core.replicas[WORKER].visitors) <= NUM_ROWS
+    assert len(crowd.core._batchers[WORKER]._visitors) <= NUM_ROWS
     assert crowd.largest() <= MAX_TENANTS
 
 
-def test_visitors_are_bounded_where_no_prompt_is_cut_too() -> None:
-    crowd = Crowd(Policy(enable_chunked_prefill=False))
+def test_no_more_visitors_are_remembered_than_there_are_rows() -> None:
+    crowd = Crowd()
     for _ in range(4 * NUM_ROWS):
         crowd.ask()
     crowd.until_done()
-    assert 0 < len(crowd.core.replicas[WORKER].visitors) <= NUM_ROWS
+    crowd.ask()
+    crowd.step()
+    assert 0 < len(crowd.core._batchers[WORKER]._visitors) <= NUM_ROWS
 
 
 def test_what_is_over_is_freed_without_a_collection() -> None:

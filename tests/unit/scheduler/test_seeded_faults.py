@@ -13,6 +13,7 @@ from services.scheduler.blocks.block_pool import BlockPool
 from services.scheduler.consistency import reconciliation
 from services.scheduler.consistency.self_check import Mended
 from services.scheduler.lifecycle import step_results as answers
+from services.scheduler.lifecycle.side_tables import SideTables
 from services.scheduler.planning.plan_builder import PlanBuilder
 from services.scheduler.scheduler import Scheduler
 from services.scheduler.state.replica import Replica
@@ -146,6 +147,10 @@ def release_not_undone_at_preemption(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Replica, "preempt", keep)
 
 
+def side_tables_keep_what_is_over(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(SideTables, "forget", lambda self, sequence: None)
+
+
 def skipped_fence(patch: pytest.MonkeyPatch) -> None:
     read = BlockFence.read
     patch.setattr(BlockFence, "read", lambda self, plan: read(self, plan) and [])
@@ -179,6 +184,7 @@ IN_ANY_STORM: Iterable[Fault] = (
     lost_message_not_noticed,
     abort_forgotten,
     release_not_undone_at_preemption,
+    side_tables_keep_what_is_over,
 )
 WHERE_LEDGERS_GO_WRONG: Iterable[Fault] = (
     skipped_fence,

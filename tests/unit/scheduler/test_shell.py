@@ -83,7 +83,7 @@ class Stage:
     def __init__(self, **settings: Any) -> None:
         self.network = MemoryTransport()
         values = {"heartbeat_interval": 0.02, "heartbeat_timeout": 30.0, "reconcile_interval": 60.0, **settings}
-        self.scheduler = make(self.network, Settings(**values))
+        self.scheduler = make(self.network, Settings.of(**values))
         self.players: dict[str, Player] = {}
         self.running = asyncio.create_task(self.scheduler.run())
 
@@ -95,7 +95,7 @@ class Stage:
 
     @property
     def members(self) -> set[str]:
-        return {member.instance for member in self.scheduler.troupe.members}
+        return {member.instance for member in self.scheduler.membership.members}
 
     async def until(self, condition: Callable[[], Any]) -> None:
         async with asyncio.timeout(10):
@@ -209,10 +209,10 @@ async def test_an_answer_that_makes_no_sense_restarts_the_link(stage: Stage) -> 
 
 async def test_a_member_that_says_hello_again_gets_the_roster_and_keeps_its_place(stage: Stage) -> None:
     detokenizer = stage.players["d"]
-    version, count = stage.scheduler.troupe.version, len(detokenizer.of(Roster))
+    version, count = stage.scheduler.membership.version, len(detokenizer.of(Roster))
     detokenizer.say_hello()
     await stage.until(lambda: len(detokenizer.of(Roster)) > count)
-    assert stage.scheduler.troupe.version == version
+    assert stage.scheduler.membership.version == version
 
 
 async def test_a_heartbeat_of_an_unknown_member_is_answered_with_a_roster_without_it(stage: Stage) -> None:

@@ -15,7 +15,7 @@ from tests.unit.scheduler.membership.test_deployment import MINE, gateway, other
 
 async def test_a_worker_that_was_quicker_is_refused_after_all() -> None:
     network = MemoryTransport()
-    scheduler = make(network, Settings(heartbeat_interval=0.05, heartbeat_timeout=30.0))
+    scheduler = make(network, Settings.of(heartbeat_interval=0.05, heartbeat_timeout=30.0))
     inboxes = {name: network.bind(name, WorkerInbox) for name in ("quick", "right")}
     running = asyncio.create_task(scheduler.run())
 
@@ -35,6 +35,6 @@ async def test_a_worker_that_was_quicker_is_refused_after_all() -> None:
     await say(worker("right"))
     assert list(scheduler.core.replicas) == ["right"]
     assert scheduler.core.replicas["right"].capacity.fingerprint == MINE.name
-    assert {member.service for member in scheduler.troupe.members} == {ServiceName.WORKER, ServiceName.GATEWAY}
+    assert {member.service for member in scheduler.membership.members} == {ServiceName.WORKER, ServiceName.GATEWAY}
     scheduler.request_drain()
     await running

@@ -13,8 +13,8 @@ from services.scheduler.scheduler import Scheduler
 from services.scheduler.state.policy import Policy
 from services.simulator import simulation
 from services.simulator.cruise import Cruise
-from services.simulator.outcome import outcome_of
 from services.simulator.simulation import Delays, Simulation
+from services.simulator.sweep import outcome_of
 from shared.messages import WorkerCapacity
 from shared.metrics import Slo
 from shared.metrics.steps import StepWork
@@ -62,7 +62,7 @@ def run(
     capacity = WorkerCapacity(blocks, 16, rows, 640, VOCAB, "m", "float32", "cpu")
     chosen = Policy(max_num_queued_reqs=1 << 20, max_num_queued_tokens=1 << 40, **policy)
     made = Simulation(chosen, capacity, workers, Seconds(), Delays())
-    made.run(iter(load(count, rate, lengths, seed, tenants)), sample_every=0.5)
+    made.run(iter(load(count, rate, lengths, seed, tenants)))
     check(made.core)
     return made
 
@@ -74,13 +74,15 @@ def state(run: Simulation) -> list[Any]:
     return [
         outcome_of(run, Slo(ttft=0.1)),
         run.observer.records,
-        run.samples,
         run.end,
         run.usage,
         [(worker.free_at, worker.busy, worker.num_steps) for worker in run.workers.values()],
         [(pool.hashes, pool.generations, pool.hash_generations, list(pool.available)) for pool in pools],
         [(pool.num_evictions, list(pool.evicted._times.items())) for pool in pools],
-        [(replica.num_steps, replica.visitors, replica.free_rows) for replica in core.replicas.values()],
+        [
+            (replica.num_steps, core._batchers[replica.instance]._visitors._left, replica.free_rows)
+            for replica in core.replicas.values()
+        ],
         core.counters,
         [core.shares.served(record.tenant) for record in run.observer.records.values()],
     ]

@@ -7,8 +7,7 @@ from random import Random
 import msgspec
 import pytest
 
-from services.simulator.fitting import fit
-from services.simulator.scatter import MIN_ALIKE, Scattered
+from services.simulator.fitting import MIN_ALIKE, Scattered, fit
 from shared.metrics import percentile
 from shared.metrics.steps import RecordedStep, StepWork
 

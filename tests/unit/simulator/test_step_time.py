@@ -21,8 +21,7 @@ from services.simulator.fitting import (
     turnaround,
     undisturbed,
 )
-from services.simulator.hardware import DEVICES, SHAPES, Device, num_blocks, shape_of
-from services.simulator.step_time import Roofline, work_of
+from services.simulator.hardware import DEVICES, SHAPES, Device, Roofline, num_blocks, shape_of, work_of
 from shared.errors import ConfigError
 from shared.metrics import ModelWork
 from shared.metrics.steps import RecordedStep, StepWork, work_of_columns

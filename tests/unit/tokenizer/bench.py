@@ -50,12 +50,11 @@ class Bench:
         self.scheduler = self.network.bind("scheduler", SchedulerInbox)
         self.gateway = self.network.bind("gateway", GatewayInbox)
         self.model = tokenizer(path)
-        self.settings = Settings(**{"heartbeat_interval": 0.05, "template_timeout": 0.5} | settings)
+        self.settings = Settings.of(**{"heartbeat_interval": 0.05, "template_timeout": 0.5} | settings)
         self.pool = None
         if template is not None:
-            self.pool = RendererPool(
-                template, self.model.special_tokens, timeout=self.settings.template_timeout, max_output_bytes=1 << 20
-            )
+            seconds = self.settings.gateway.template_timeout
+            self.pool = RendererPool(template, self.model.special_tokens, timeout=seconds, max_output_bytes=1 << 20)
         self.actor = TokenizerActor(self.network, self.settings, self.model, self.pool, "tokenizer-1")
         self.outbox = self.network.outbox()
 

@@ -62,7 +62,7 @@ async def test_every_kind_is_compiled(pool: CompilerPool, kind: GrammarKind, tex
     [
         (K.JSON_SCHEMA, "{", "is not JSON"),
         (K.JSON_SCHEMA, "[]", "must be a JSON schema"),
-        (K.JSON_SCHEMA, "false", "something fits"),
+        (K.JSON_SCHEMA, "false", "allows some value"),
         (K.JSON_SCHEMA, '{"type": "strang"}', "cannot be followed"),
         (K.JSON_SCHEMA, '{"type": "object", "dependencies": {"a": ["b"]}}', "dependencies"),
         (K.JSON_SCHEMA, '{"$ref": "https://elsewhere.example/x"}', "cannot be followed"),
@@ -142,7 +142,7 @@ async def test_a_request_waits_for_a_compiler_until_there_is_one() -> None:
         assert not new.done() and not under_way.done()
         pool._idle.put_nowait(child)
         assert (await new).text and (await under_way).text
-        assert not len(pool._turns)
+        assert not pool._new.locked() and not pool._queue.locked()
     finally:
         await pool.close()
 
@@ -185,7 +185,7 @@ async def test_many_costly_formats_of_one_tenant_are_before_nobody_elses(monkeyp
         error for error in await asyncio.gather(*hostile, return_exceptions=True) if isinstance(error, RequestError)
     ]
     assert asked[0] == "costly 0" and asked[1] == "real 9", "a stream under way is next"
-    assert asked[2:] == ["real 0", "real 1", "real 2"], "whoever is in debt is behind those that are not"
+    assert asked[2:] == ["real 0", "real 1", "real 2"], "a tenant in debt is behind those that are not"
     assert len(refused) == 8 and all("has to wait" in str(error) for error in refused)
 
 

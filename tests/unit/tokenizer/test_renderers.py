@@ -121,7 +121,7 @@ async def test_huge_output_is_capped(template: str) -> None:
     started = time.monotonic()
     error = await refusal(template)
     assert time.monotonic() - started < 4
-    assert any(words in str(error) for words in ("too long", "too much memory", "limits", "did not finish"))
+    assert any(words in str(error) for words in ("too long", "too much memory", "takes more than"))
 
 
 @pytest.mark.parametrize("endless", [LOOP, "{{ 10 ** (10 ** (8 + messages | length)) }}"])
@@ -133,7 +133,7 @@ async def test_an_endless_template_is_killed_while_others_are_served(endless: st
         for _ in range(20):
             assert await renderers.render(HELLO) == "hello"
         assert not stuck.done()
-        with pytest.raises(RequestError, match="did not finish"):
+        with pytest.raises(RequestError, match=r"chat takes more than .* to render"):
             await stuck
         assert time.monotonic() - started < 2
         assert renderers.num_killed == 1

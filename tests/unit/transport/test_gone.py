@@ -13,7 +13,7 @@ from typing import Any, Literal
 import pytest
 import zmq
 
-from shared.config import Settings
+from shared.config import DeploymentSettings, Settings
 from shared.messages import AbortRequest, SchedulerInbox
 from shared.transport import Inbox
 from shared.transport.outbox import ZmqOutbox
@@ -26,7 +26,7 @@ Kind = Literal["ipc", "tcp"]
 
 @pytest.fixture
 async def transport(tmp_path: Path) -> AsyncIterator[ZmqTransport]:
-    made = ZmqTransport(Settings(runtime_dir=str(tmp_path / "run")))
+    made = ZmqTransport(DeploymentSettings(runtime_dir=str(tmp_path / "run")))
     yield made
     made.close()
 
@@ -92,9 +92,9 @@ async def test_the_end_of_the_next_life_is_noticed_too(transport: ZmqTransport) 
 
 @pytest.mark.parametrize("kind", ["ipc", "tcp"])
 async def test_a_connection_that_is_made_anew_at_once_is_no_loss(kind: Kind, tmp_path: Path) -> None:
-    settings = Settings(transport=kind, runtime_dir=str(tmp_path), scheduler_port=free_port())
+    settings = Settings.of(transport=kind, runtime_dir=str(tmp_path), scheduler_port=free_port())
     name = "scheduler" if kind == "tcp" else "a"  # whose port is known
-    transport = ZmqTransport(settings)
+    transport = ZmqTransport(settings.deployment)
     outbox = transport.outbox()
     gone = watching(outbox)
     inbox = transport.bind(name, SchedulerInbox)
@@ -137,13 +137,14 @@ async def test_what_was_not_there_yet_or_was_forgotten_has_not_gone(transport: Z
 
 LISTENER = """
 import sys, time
-from shared.config import Settings
+from shared.config import DeploymentSettings
 from shared.messages import SchedulerInbox
 from shared.transport.zeromq import ZmqTransport
 import asyncio
 
 async def main():
-    transport = ZmqTransport(Settings(transport=sys.argv[1], runtime_dir=sys.argv[2], advertise_host="127.0.0.1"))
+    settings = DeploymentSettings(transport=sys.argv[1], runtime_dir=sys.argv[2], advertise_host="127.0.0.1")
+    transport = ZmqTransport(settings)
     inbox = transport.bind("a", SchedulerInbox)
     print(inbox.address, flush=True)
     while True:
@@ -159,8 +160,8 @@ async def test_a_process_that_ends_is_noticed_before_its_heartbeats_are_missed(
     kind: Kind, most_seconds: float, tmp_path: Path
 ) -> None:
     run = str(tmp_path / "run")
-    settings = Settings(transport=kind, runtime_dir=run, advertise_host="127.0.0.1")
-    transport = ZmqTransport(settings)
+    settings = Settings.of(transport=kind, runtime_dir=run, advertise_host="127.0.0.1")
+    transport = ZmqTransport(settings.deployment)
     listener = await asyncio.create_subprocess_exec(
         sys.executable, "-c", LISTENER, kind, run, stdout=asyncio.subprocess.PIPE, cwd=ROOT
     )

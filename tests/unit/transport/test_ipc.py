@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from shared.config import Settings
+from shared.config import DeploymentSettings, Settings
 from shared.errors import ConfigError
 from shared.messages import AbortRequest, DecodeRequest, SchedulerInbox, TokenizerInbox
 from shared.transport import Inbox, Outbox, outbox, zeromq
@@ -24,7 +24,7 @@ MEGABYTE = b"x" * (1 << 20)
 
 @pytest.fixture
 async def transport(tmp_path: Path) -> AsyncIterator[ZmqTransport]:
-    made = ZmqTransport(Settings(runtime_dir=str(tmp_path)))
+    made = ZmqTransport(DeploymentSettings(runtime_dir=str(tmp_path)))
     yield made
     made.close()
 
@@ -32,21 +32,21 @@ async def transport(tmp_path: Path) -> AsyncIterator[ZmqTransport]:
 async def test_sockets_lie_in_a_private_directory(tmp_path: Path) -> None:
     run = tmp_path / "run"
     run.mkdir(mode=0o755)
-    transport = ZmqTransport(Settings(runtime_dir=str(run)))
+    transport = ZmqTransport(DeploymentSettings(runtime_dir=str(run)))
     assert stat.S_IMODE(run.stat().st_mode) == 0o700
     transport.close()
 
 
 async def test_a_runtime_dir_that_is_too_long_says_so(tmp_path: Path) -> None:
-    transport = ZmqTransport(Settings(runtime_dir=str(tmp_path / ("x" * 90))))
+    transport = ZmqTransport(DeploymentSettings(runtime_dir=str(tmp_path / ("x" * 90))))
     with pytest.raises(ConfigError, match="too long"):
         transport.bind("scheduler", SchedulerInbox)
     transport.close()
 
 
 async def test_a_deployment_has_one_scheduler(tmp_path: Path) -> None:
-    settings = Settings(runtime_dir=str(tmp_path))
-    first, second = ZmqTransport(settings), ZmqTransport(settings)
+    settings = Settings.of(runtime_dir=str(tmp_path))
+    first, second = ZmqTransport(settings.deployment), ZmqTransport(settings.deployment)
     first.bind("scheduler", SchedulerInbox)
     with pytest.raises(ConfigError, match="runtime_dir of its own"):
         second.bind("scheduler", SchedulerInbox)
@@ -56,7 +56,7 @@ async def test_a_deployment_has_one_scheduler(tmp_path: Path) -> None:
 
 
 async def test_an_instance_s_socket_file_goes_with_it(tmp_path: Path) -> None:
-    transport = ZmqTransport(Settings(runtime_dir=str(tmp_path)))
+    transport = ZmqTransport(DeploymentSettings(runtime_dir=str(tmp_path)))
     inbox = transport.bind("worker-1", SchedulerInbox)
     assert [path.name for path in tmp_path.iterdir()] == ["worker-1.sock"]
     inbox.close()
@@ -84,7 +84,7 @@ async def test_an_overlong_message_costs_its_sender_the_connection_and_others_no
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(zeromq, "MAX_MESSAGE_BYTES", len(MEGABYTE))
-    transport = ZmqTransport(Settings(runtime_dir=str(tmp_path)))
+    transport = ZmqTransport(DeploymentSettings(runtime_dir=str(tmp_path)))
     inbox, friend, stranger = transport.bind("a", TokenizerInbox), transport.outbox(), transport.outbox()
     stranger.send(inbox.address, DecodeRequest("too long", "g", MEGABYTE))
     stranger.flush()
@@ -138,7 +138,7 @@ async def test_mail_waits_for_a_destination_that_is_not_there_yet(transport: Zmq
 async def test_a_socket_file_of_an_earlier_life_is_replaced_for_the_scheduler(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as earlier:
         earlier.bind(str(tmp_path / "scheduler.sock"))
-    transport = ZmqTransport(Settings(runtime_dir=str(tmp_path)))
+    transport = ZmqTransport(DeploymentSettings(runtime_dir=str(tmp_path)))
     inbox, sender = transport.bind("scheduler", SchedulerInbox), transport.outbox()
     await arrives(inbox, sender, "one")
     sender.close()
@@ -158,8 +158,8 @@ async def test_the_next_life_of_a_destination_gets_what_comes_after(transport: Z
 
 
 async def test_what_was_sent_last_gets_out_before_the_end(tmp_path: Path) -> None:
-    settings = Settings(runtime_dir=str(tmp_path))
-    receiver, leaver = ZmqTransport(settings), ZmqTransport(settings)
+    settings = Settings.of(runtime_dir=str(tmp_path))
+    receiver, leaver = ZmqTransport(settings.deployment), ZmqTransport(settings.deployment)
     inbox, sender = receiver.bind("a", TokenizerInbox), leaver.outbox()
     sender.send(inbox.address, DecodeRequest("big", "g", MEGABYTE))
     sender.close()
@@ -214,8 +214,8 @@ async def test_a_directory_that_was_deleted_or_replaced_is_made_anew(
     harm: Callable[[Path], None], tmp_path: Path
 ) -> None:
     """Who was connected stays so, newcomers find it, and a second scheduler is refused."""
-    settings = Settings(runtime_dir=str(tmp_path / "run"))
-    transport = ZmqTransport(settings)
+    settings = Settings.of(runtime_dir=str(tmp_path / "run"))
+    transport = ZmqTransport(settings.deployment)
     inbox, old = transport.bind("scheduler", SchedulerInbox), transport.outbox()
     await arrives(inbox, old, "before")
     assert transport.keep() == ""
@@ -225,7 +225,7 @@ async def test_a_directory_that_was_deleted_or_replaced_is_made_anew(
     assert transport.keep() == ""
     assert stat.S_IMODE((tmp_path / "run").stat().st_mode) == 0o700
     await arrives(inbox, old, "after")
-    new = ZmqTransport(settings)
+    new = ZmqTransport(settings.deployment)
     newcomer = new.outbox()
     await arrives(inbox, newcomer, "new")
     with pytest.raises(ConfigError, match="a scheduler runs in"):
@@ -238,7 +238,7 @@ async def test_a_directory_that_was_deleted_or_replaced_is_made_anew(
 
 
 async def test_who_waits_to_be_let_in_when_a_socket_is_made_anew_is_let_in(tmp_path: Path) -> None:
-    transport = ZmqTransport(Settings(runtime_dir=str(tmp_path / "run")))
+    transport = ZmqTransport(DeploymentSettings(runtime_dir=str(tmp_path / "run")))
     transport.bind("worker-1", SchedulerInbox)
     with socket.socket(socket.AF_UNIX) as client:
         client.settimeout(5)
@@ -250,11 +250,11 @@ async def test_who_waits_to_be_let_in_when_a_socket_is_made_anew_is_let_in(tmp_p
 
 
 async def test_of_two_schedulers_the_one_without_the_lock_ends_and_leaves_the_other_alone(tmp_path: Path) -> None:
-    settings = Settings(runtime_dir=str(tmp_path / "run"))
-    first = ZmqTransport(settings)
+    settings = Settings.of(runtime_dir=str(tmp_path / "run"))
+    first = ZmqTransport(settings.deployment)
     first.bind("scheduler", SchedulerInbox)
     delete(tmp_path / "run")
-    second = ZmqTransport(settings)
+    second = ZmqTransport(settings.deployment)
     inbox, sender = second.bind("scheduler", SchedulerInbox), second.outbox()
     with pytest.raises(ConfigError, match="a scheduler runs in"):
         first.keep()
@@ -266,7 +266,7 @@ async def test_of_two_schedulers_the_one_without_the_lock_ends_and_leaves_the_ot
 
 
 async def test_a_directory_in_which_nothing_can_be_made_is_tried_again(tmp_path: Path) -> None:
-    transport = ZmqTransport(Settings(runtime_dir=str(tmp_path / "run")))
+    transport = ZmqTransport(DeploymentSettings(runtime_dir=str(tmp_path / "run")))
     inbox, sender = transport.bind("worker-1", SchedulerInbox), transport.outbox()
     await arrives(inbox, sender, "before")
     delete(tmp_path / "run")
@@ -285,8 +285,8 @@ async def test_a_directory_in_which_nothing_can_be_made_is_tried_again(tmp_path:
 
 
 async def test_a_scheduler_that_ends_leaves_its_successor_s_socket_alone(tmp_path: Path) -> None:
-    settings = Settings(runtime_dir=str(tmp_path / "run"))
-    first, second = ZmqTransport(settings), ZmqTransport(settings)
+    settings = Settings.of(runtime_dir=str(tmp_path / "run"))
+    first, second = ZmqTransport(settings.deployment), ZmqTransport(settings.deployment)
     first.bind("scheduler", SchedulerInbox)
     delete(tmp_path / "run")
     (tmp_path / "run").mkdir()

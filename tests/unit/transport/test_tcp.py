@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import zmq
 
-from shared.config import Settings
+from shared.config import DeploymentSettings
 from shared.errors import ConfigError, FatalError
 from shared.messages import AbortRequest, SchedulerInbox, encode
 from shared.transport import tcp
@@ -22,7 +22,7 @@ from shared.transport.zeromq import ZmqTransport
 
 
 async def test_a_stranger_gets_no_frame_through(tmp_path: Path) -> None:
-    settings = Settings(transport="tcp", runtime_dir=str(tmp_path / "run"), advertise_host="127.0.0.1")
+    settings = DeploymentSettings(transport="tcp", runtime_dir=str(tmp_path / "run"), advertise_host="127.0.0.1")
     transport = ZmqTransport(settings)
     inbox = transport.bind("a", SchedulerInbox)
     keys = load_keys(settings.runtime_path)
@@ -49,7 +49,7 @@ async def test_a_stranger_gets_no_frame_through(tmp_path: Path) -> None:
 
 
 async def test_an_inbox_follows_its_host_to_another_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    transport = ZmqTransport(Settings(transport="tcp", runtime_dir=str(tmp_path / "run")))
+    transport = ZmqTransport(DeploymentSettings(transport="tcp", runtime_dir=str(tmp_path / "run")))
     inbox, outbox = transport.bind("a", SchedulerInbox), transport.outbox()
     before = inbox.address
     assert before.startswith("tcp://127.0.0.1:") and not inbox.readdress()
@@ -81,12 +81,12 @@ async def test_a_scheduler_s_name_is_waited_for(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr("socket.gethostbyname", look_up)
     assert Way("scheduler").begin == "127.0.0.1" and not answers
-    with pytest.raises(ConfigError, match="'scheduler': never"):
+    with pytest.raises(ConfigError, match="'scheduler' cannot be reached: never"):
         Way("scheduler")
 
 
 async def test_a_connection_is_made_anew_where_nothing_is_acknowledged(tmp_path: Path) -> None:
-    settings = Settings(transport="tcp", runtime_dir=str(tmp_path / "run"), advertise_host="127.0.0.1")
+    settings = DeploymentSettings(transport="tcp", runtime_dir=str(tmp_path / "run"), advertise_host="127.0.0.1")
     transport = ZmqTransport(settings)
     outbox = transport.outbox()
     outbox.send("tcp://127.0.0.1:9", AbortRequest("lost"))
@@ -99,7 +99,9 @@ async def test_a_connection_is_made_anew_where_nothing_is_acknowledged(tmp_path:
 
 
 async def test_an_address_that_cannot_be_connected_to_leaves_nothing(tmp_path: Path) -> None:
-    transport = ZmqTransport(Settings(transport="tcp", runtime_dir=str(tmp_path / "run"), advertise_host="127.0.0.1"))
+    transport = ZmqTransport(
+        DeploymentSettings(transport="tcp", runtime_dir=str(tmp_path / "run"), advertise_host="127.0.0.1")
+    )
     outbox, gone = transport.outbox(), asyncio.Queue[str]()
     outbox.on_gone = gone.put_nowait
     outbox.send("tcp://127.0.0.1:99999", AbortRequest("1"))
@@ -145,7 +147,9 @@ async def test_the_keys_of_a_running_deployment_are_put_back(tmp_path: Path) -> 
 
 
 async def test_whoever_speaks_over_tcp_keeps_the_keys_in_place(tmp_path: Path) -> None:
-    transport = ZmqTransport(Settings(transport="tcp", runtime_dir=str(tmp_path / "run"), advertise_host="127.0.0.1"))
+    transport = ZmqTransport(
+        DeploymentSettings(transport="tcp", runtime_dir=str(tmp_path / "run"), advertise_host="127.0.0.1")
+    )
     keys = load_keys(tmp_path / "run")
     assert transport.keep() == ""
     shutil.rmtree(tmp_path / "run")
@@ -157,7 +161,7 @@ async def test_a_stranger_over_tcp_holds_a_descriptor_for_a_moment_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tcp, "HANDSHAKE_MS", 200)
-    transport = ZmqTransport(Settings(transport="tcp", runtime_dir=str(tmp_path), advertise_host="127.0.0.1"))
+    transport = ZmqTransport(DeploymentSettings(transport="tcp", runtime_dir=str(tmp_path), advertise_host="127.0.0.1"))
     inbox = transport.bind("a", SchedulerInbox)
     reader, writer = await asyncio.open_connection("127.0.0.1", int(inbox.address.rpartition(":")[2]))
     with contextlib.suppress(ConnectionError):

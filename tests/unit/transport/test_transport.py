@@ -22,7 +22,9 @@ async def transport(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIter
         made = MemoryTransport()
     else:
         run = str(tmp_path / "run")
-        made = make_transport(Settings(transport=request.param, runtime_dir=run, advertise_host="127.0.0.1"))
+        made = make_transport(
+            Settings.of(transport=request.param, runtime_dir=run, advertise_host="127.0.0.1").deployment
+        )
     yield made
     made.close()
 
@@ -108,8 +110,8 @@ async def test_an_address_that_is_none_of_ours_costs_only_its_mail(
 async def test_a_million_destinations_are_not_a_million_sockets(
     kind: Literal["ipc", "tcp"], elsewhere: str, tmp_path: Path
 ) -> None:
-    settings = Settings(transport=kind, runtime_dir=str(tmp_path), advertise_host="127.0.0.1")
-    transport = ZmqTransport(settings)
+    settings = Settings.of(transport=kind, runtime_dir=str(tmp_path), advertise_host="127.0.0.1")
+    transport = ZmqTransport(settings.deployment)
     inbox, outbox = transport.bind("a", SchedulerInbox), transport.outbox()
     for index in range(20_000, 21_200):
         outbox.send(elsewhere.format(run=tmp_path, index=index), AbortRequest("lost"))

@@ -1,4 +1,4 @@
-"""What an answer of either kind, whole or streamed, keeps for its request: identity, usage, and collected output."""
+"""What an answer of either kind, whole or streamed, keeps for its request: identity and usage."""
 
 from __future__ import annotations
 
@@ -8,38 +8,11 @@ from typing import Any
 
 from msgspec import UNSET, UnsetType
 
-from services.gateway.http.answers.explaining import explanations
-from services.gateway.http.answers.objects import TokenUsage, usage_of
+from services.gateway.http.answers.objects import TokenUsage, explanations, usage_of
 from services.gateway.http.requests.fields import GenerationBody
-from services.gateway.streams.stream import Stream, StreamDelta
+from services.gateway.streams.stream import Stream
 from shared.errors import RequestError
-from shared.messages import SequenceText, TokenLogprobs
-
-
-class Collected:
-    """All output of one sequence."""
-
-    def __init__(self) -> None:
-        self.token_ids: list[int] = []
-        self.logprobs: list[TokenLogprobs | None] = []
-        self.prompt_logprobs: list[TokenLogprobs | None] = []
-        self.end: SequenceText | None = None
-        self._text: list[str] = []
-
-    @property
-    def text(self) -> str:
-        return "".join(self._text)
-
-    @property
-    def finish_reason(self) -> str | None:
-        return finish_reason(self.end)
-
-    def add(self, delta: StreamDelta) -> None:
-        self._text += delta.text
-        self.token_ids += delta.token_ids
-        self.logprobs += delta.logprobs
-        self.prompt_logprobs += delta.prompt_logprobs
-        self.end = delta.end or self.end
+from shared.messages import SequenceText
 
 
 def finish_reason(end: SequenceText | None) -> str | None:
@@ -77,5 +50,5 @@ class UsageOptions:
     def last(self, streams: list[Stream]) -> dict[str, Any]:
         """The fields of an event behind all others, which has no choices; empty where it would say nothing."""
         usage = usage_of(streams) if self._at_end else UNSET
-        told = {"usage": usage, "explanations": explanations(streams, self._explain)}
-        return {name: value for name, value in told.items() if value is not UNSET}
+        fields = {"usage": usage, "explanations": explanations(streams, self._explain)}
+        return {name: value for name, value in fields.items() if value is not UNSET}

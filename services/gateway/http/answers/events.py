@@ -24,7 +24,7 @@ EVENT_HEADERS = {
 
 
 class ClientGoneError(Exception):
-    """Nobody reads the answer any more."""
+    """The client reads the answer no longer."""
 
 
 class Events:
@@ -38,7 +38,7 @@ class Events:
         self._turn = asyncio.Lock()  # several sequences write, and the first begins
 
     async def write(self, data: bytes) -> None:
-        """Events with their `data:` and their blank lines.  Waits for a reader who is behind."""
+        """Events with their `data:` and their blank lines.  Waits for a reader that is behind."""
         if not data:
             return
         async with self._turn:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from services.gateway.streams.stream import Stream
+from shared.explanation import Explanation
 
 encode = msgspec.json.Encoder().encode
 
@@ -39,6 +40,7 @@ class PromptLogprob(msgspec.Struct):
     decoded_token: str
 
 
+Explanations = list[Explanation] | UnsetType
 PromptLogprobs = list[dict[str, PromptLogprob] | None]
 
 
@@ -66,6 +68,12 @@ def usage_of(streams: list[Stream]) -> TokenUsage:
 def fingerprint_of(streams: Iterable[Stream]) -> str | None:
     """Of the worker that began them; of several prompts, which mixed workers may have, each once."""
     return ",".join(sorted({stream.fingerprint for stream in streams if stream.fingerprint})) or None
+
+
+def explanations(streams: Sequence[Stream], wanted: bool | None) -> Explanations:
+    """Where the time went, for each prompt; nothing unless it is `wanted`, or where times are not tracked."""
+    found = [stream.latency.explanation() for stream in streams if wanted and stream.latency is not None]
+    return found or UNSET
 
 
 def stop_reason(stream: Stream, reason: str) -> str | int | None:

@@ -31,8 +31,8 @@ function legendEntry(list, name, time, total, background, title = "") {
 }
 
 /* One bar of all phases in their order, what each took, and why it took so long. */
-function showLatency(box, told) {
-  const phases = Object.entries(told.phases).map(([name, time]) => ({ name: words(name), time, colour: colour(name) }));
+function showLatency(box, explanation) {
+  const phases = Object.entries(explanation.phases).map(([name, time]) => ({ name: words(name), time, colour: colour(name) }));
   const total = phases.reduce((sum, one) => sum + one.time, 0) || 1;
   const said = ({ name, time }) => `${name} ${ms(time)}, ${share(time / total)}`;
   box.replaceChildren();
@@ -45,16 +45,16 @@ function showLatency(box, told) {
     part.style.background = one.colour;
     part.title = said(one);
   }
-  element("div", "cause", box, told.cause);
+  element("div", "cause", box, explanation.cause);
   const list = element("ul", "legend", box);
   const [large, small] = [true, false].map((wanted) => phases.filter((one) => (one.time >= SMALL * total) === wanted));
   for (const one of large) legendEntry(list, one.name, one.time, total, one.colour, said(one));
   if (small.length)
     legendEntry(list, small.length > 1 ? `${small.length} others` : small[0].name,
                 small.reduce((sum, one) => sum + one.time, 0), total, "var(--hops)", small.map(said).join("\n"));
-  const misses = Object.entries(told.misses).map(([reason, tokens]) => `${tokens} ${words(reason)}`).join(", ");
-  const counts = [misses && `prompt tokens computed: ${misses}`, told.num_ahead && `${told.num_ahead} requests ahead`,
-                  told.num_chunks > 1 && `prompt in ${told.num_chunks} steps`,
-                  told.num_preemptions && `preemptions: ${told.num_preemptions}`].filter(Boolean);
+  const misses = Object.entries(explanation.misses).map(([reason, tokens]) => `${tokens} ${words(reason)}`).join(", ");
+  const counts = [misses && `prompt tokens computed: ${misses}`, explanation.num_ahead && `${explanation.num_ahead} requests ahead`,
+                  explanation.num_chunks > 1 && `prompt in ${explanation.num_chunks} steps`,
+                  explanation.num_preemptions && `preemptions: ${explanation.num_preemptions}`].filter(Boolean);
   element("div", "counts", box, counts.join(" · "));
 }

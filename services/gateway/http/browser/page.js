@@ -82,7 +82,7 @@ function headers() {
   return key ? { authorization: `Bearer ${key}` } : {};
 }
 
-/* A server that asks for a key says 401: whether one is missing or is not valid is told here, where it can be put right. */
+/* A server that asks for a key says 401: say whether it is missing or not valid, and open the settings. */
 function refusedKey() {
   byId("key").setAttribute("aria-invalid", "true");
   return byId("key").value.trim() ? "the server refuses this API key" : "the server asks for an API key: see Settings";

@@ -8,7 +8,8 @@ from collections.abc import Iterable
 from msgspec import UNSET
 
 from services.gateway.http.chat.objects import AnswerMessage, Function, MessageDelta, ToolCallPart
-from services.gateway.http.parsing import CallArguments, CallBegun, Content, OutputParser, Part, Reasoning
+from services.gateway.http.parsing.parts import CallArguments, CallBegun, Content, Part, Reasoning
+from services.gateway.http.parsing.registry import OutputParser
 
 
 class AnswerReader:
@@ -18,7 +19,7 @@ class AnswerReader:
     """
 
     def __init__(self, parser: OutputParser, *, parallel: bool, reasoning: bool) -> None:
-        """`parallel`: whether several calls may be told, `reasoning`: whether that is told at all."""
+        """`parallel`: whether the answer may have several calls, `reasoning`: whether it has the reasoning."""
         self._parser = parser
         self._parallel = parallel
         self._reasoning = reasoning

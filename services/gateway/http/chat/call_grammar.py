@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from services.gateway.http.chat.bodies import FunctionBody
+from services.gateway.http.chat.objects import FunctionBody
 from services.gateway.http.parsing.parts import CallFormat
 from services.gateway.http.requests.closed_objects import closed
 from shared.errors import RequestError

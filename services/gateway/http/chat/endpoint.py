@@ -9,14 +9,21 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from services.gateway.generation.checks import check_n
-from services.gateway.http.answers.answer import Collected, Identity, UsageOptions, finish_reason
+from services.gateway.http.answers.answer import Identity, UsageOptions, finish_reason
 from services.gateway.http.answers.events import DONE, EventResponse, Events, WholeResponse, event
-from services.gateway.http.answers.explaining import explanations
 from services.gateway.http.answers.logprobs import Entry, TokenTexts, chat_logprobs, ids_of, prompt_logprobs
-from services.gateway.http.answers.objects import PromptLogprobs, encode, fingerprint_of, given, stop_reason, usage_of
+from services.gateway.http.answers.objects import (
+    PromptLogprobs,
+    encode,
+    explanations,
+    fingerprint_of,
+    given,
+    stop_reason,
+    usage_of,
+)
 from services.gateway.http.chat.answer import AnswerReader, DeltaBuilder, MessageBuilder
-from services.gateway.http.chat.bodies import ChatBody
 from services.gateway.http.chat.objects import (
+    ChatBody,
     ChatChoice,
     ChatChunk,
     ChatCompletion,
@@ -25,11 +32,10 @@ from services.gateway.http.chat.objects import (
     MessageDelta,
 )
 from services.gateway.http.chat.prompt import ToolUse, chat_options, echoed, read_messages
-from services.gateway.http.parsing import OutputParser, make_reasoning_parser, make_tool_parser
-from services.gateway.http.requests.beams import read_beam
+from services.gateway.http.parsing.registry import OutputParser, make_reasoning_parser, make_tool_parser
 from services.gateway.http.requests.gate import Gate
 from services.gateway.http.requests.returning import Bookmark, Rest, positions_of
-from services.gateway.http.requests.sampling import refuse_impossible, sampling_params
+from services.gateway.http.requests.sampling import read_beam, refuse_impossible, sampling_params
 from services.gateway.streams.stream import Position, Stream, StreamDelta
 from shared.errors import RequestError
 from shared.messages import SequenceText, TokenizeRequest
@@ -61,16 +67,16 @@ class ChatCall:
         _check(body)
         self.gate = gate
         self.body = body
-        self.identity = Identity("chatcmpl", gate.settings.model_name)
+        self.identity = Identity("chatcmpl", gate.settings.engine.model_name)
         self.texts = TokenTexts(gate.vocabulary, as_ids=bool(body.return_tokens_as_token_ids))
         self.n = 1 if body.n is None else body.n
         self.usage = UsageOptions(body)
         self.messages = read_messages(body.messages, body.message_name)
         self.shown = echoed(body, self.messages)
         self.prompt_token_ids: list[int] = []  # where the answer tells of them
-        self._format = make_tool_parser(gate.settings.tool_call_parser)
-        self.tools = ToolUse(body, self._format, closes=gate.settings.closed_objects != "none")
-        check_n(self.n, gate.settings.max_n)
+        self._format = make_tool_parser(gate.settings.gateway.tool_call_parser)
+        self.tools = ToolUse(body, self._format, closes=gate.settings.gateway.closed_objects != "none")
+        check_n(self.n, gate.settings.scheduling.max_n)
 
     async def request(self, request: Request) -> TokenizeRequest:
         """What the tokenizer is asked; a prompt that the answer tells of is tokenized here already."""
@@ -122,8 +128,8 @@ class ChatCall:
         """A reader for one sequence; a call that was begun for the model is read from its beginning."""
         settings, tools = self.gate.settings, self.tools
         parser = OutputParser(
-            None if tools.opening else make_reasoning_parser(settings.reasoning_parser),
-            make_tool_parser(settings.tool_call_parser) if tools.offered else None,
+            None if tools.opening else make_reasoning_parser(settings.gateway.reasoning_parser),
+            make_tool_parser(settings.gateway.tool_call_parser) if tools.offered else None,
         )
         if tools.opening:
             parser.feed(tools.opening)
@@ -131,23 +137,23 @@ class ChatCall:
 
     async def answer(self, asked: TokenizeRequest) -> bytes:
         """The whole answer as JSON."""
-        collected = [Collected() for _ in range(self.n)]
+        outputs = [StreamDelta(index) for index in range(self.n)]
         readers = [self.reader() for _ in range(self.n)]
         builders = [MessageBuilder(self.shown) for _ in range(self.n)]
 
         async def consume(_: int, stream: Stream, deltas: list[StreamDelta]) -> None:
             for delta in deltas:
-                collected[delta.index].add(delta)
+                outputs[delta.index].extend(delta)
                 builders[delta.index].add(readers[delta.index].feed("".join(delta.text)))
 
         (stream,) = await self.gate.run([asked], consume)
         for reader, builder in zip(readers, builders, strict=True):
             builder.add(reader.finish())
-        entries = collected[0].prompt_logprobs
-        await self.texts.learn(ids_of([*entries, *(entry for one in collected for entry in one.logprobs)]))
+        entries = outputs[0].prompt_logprobs
+        await self.texts.learn(ids_of([*entries, *(entry for one in outputs for entry in one.logprobs)]))
         choices = [
             self._choice(index, stream, one, builder, reader)
-            for index, (one, builder, reader) in enumerate(zip(collected, builders, readers, strict=True))
+            for index, (one, builder, reader) in enumerate(zip(outputs, builders, readers, strict=True))
         ]
         identity, body = self.identity, self.body
         return encode(
@@ -165,7 +171,7 @@ class ChatCall:
         )
 
     def _choice(
-        self, index: int, stream: Stream, one: Collected, builder: MessageBuilder, reader: AnswerReader
+        self, index: int, stream: Stream, one: StreamDelta, builder: MessageBuilder, reader: AnswerReader
     ) -> ChatChoice:
         return ChatChoice(
             index=index,
@@ -194,7 +200,9 @@ class ChatStream:
         """`has`: what of each sequence a client has that comes back."""
         self._call = call
         self._asked = asked
-        self._everything = None if has is None else [[Position()] * call.n]  # is told again, to be read from the start
+        self._everything = (
+            None if has is None else [[Position()] * call.n]
+        )  # is sent again, to be parsed from the start
         self._bookmark = Bookmark(call.n, has, is_kept=asked.header.is_kept)
         self._sequences = [
             SequenceEvents(call, index, Position() if has is None else has[index]) for index in range(call.n)
@@ -261,7 +269,7 @@ class SequenceEvents:
         self._entries: list[Entry] = []
 
     def new(self, delta: StreamDelta) -> StreamDelta | None:
-        """What of `delta` the client has not; the rest is read, and not told."""
+        """What of `delta` the client has not; the rest is parsed, and not sent again."""
         had, new = self._rest.split(delta)
         if had is not None:
             self._builder.deltas(self._reader.feed("".join(had.text)))

@@ -1,12 +1,107 @@
-"""What the answers of /v1/chat/completions are made of."""
+"""What /v1/chat/completions reads and answers: messages, tools, and how the answer is to be."""
 
 from __future__ import annotations
+
+from typing import Any, ClassVar
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from services.gateway.http.answers.explaining import Explanations
-from services.gateway.http.answers.objects import PromptLogprobs, TokenLogprob, TokenUsage
+from services.gateway.http.answers.objects import Explanations, PromptLogprobs, TokenLogprob, TokenUsage
+from services.gateway.http.requests.fields import ClientNames, GenerationBody, Int
+
+
+class ContentPart(msgspec.Struct, kw_only=True):
+    """A part of a message's content; only text can be read here."""
+
+    type: str
+    text: str | None = None
+
+
+class FunctionCall(msgspec.Struct, kw_only=True):
+    name: str
+    arguments: str | None = None
+
+
+class CallBody(msgspec.Struct, kw_only=True):
+    """A call that an assistant made earlier."""
+
+    id: str | None = None
+    type: str | None = None
+    function: FunctionCall
+
+
+class MessageBody(msgspec.Struct, kw_only=True):
+    role: str
+    content: str | list[ContentPart] | None = None
+    name: str | None = None
+    tool_call_id: str | None = None
+    tool_calls: list[CallBody] | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None  # another name for the same
+
+
+class FunctionBody(msgspec.Struct, kw_only=True):
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ToolBody(msgspec.Struct, kw_only=True):
+    type: str
+    function: FunctionBody
+
+
+class FunctionName(msgspec.Struct, kw_only=True):
+    name: str
+
+
+class NamedChoice(msgspec.Struct, kw_only=True):
+    type: str | None = None
+    function: FunctionName
+
+
+class ChatBody(GenerationBody, kw_only=True):
+    client_names: ClassVar[ClientNames] = {
+        "prompt": ("messages",),
+        "chat": ("messages",),
+        "token_ids": ("messages",),
+        "label": ("request_id",),
+        "max_tokens": ("max_completion_tokens", "max_tokens"),
+        "logprobs": ("top_logprobs", "logprobs"),
+        "beam_width": ("beam_width", "best_of", "n"),
+    }
+
+    messages: list[MessageBody]
+    max_tokens: Int | None = None  # default: what is left of the context
+    max_completion_tokens: Int | None = None  # the same, and counts before it
+    logprobs: bool | None = None  # log-probabilities of the output's tokens
+    top_logprobs: Int | None = None  # and of so many likeliest tokens at each position
+    tools: list[dict[str, Any]] | None = None  # needs tool_call_parser
+    tool_choice: str | NamedChoice | None = None  # auto, none, required, or a function's name
+    parallel_tool_calls: bool | None = None
+    best_of: Int | None = None  # as n, or refused
+    reasoning_effort: str | None = None  # a variable of the chat template
+    verbosity: str | None = None  # without effect
+    include_reasoning: bool | None = None  # false: without reasoning_content
+    echo: bool | None = None  # with continue_final_message: the answer begins with that message
+    add_generation_prompt: bool | None = None  # default true: the chat ends with the beginning of an answer
+    continue_final_message: bool | None = None  # the last message stays open, and the output continues it
+    add_special_tokens: bool | None = None  # only false: the template has them
+    chat_template_kwargs: dict[str, Any] | None = None  # further variables of the template
+    # not possible here
+    chat_template: str | None = None
+    documents: Any = None
+    functions: Any = None
+    function_call: Any = None
+    modalities: list[str] | None = None  # only text
+    audio: Any = None
+    prediction: Any = None
+    web_search_options: Any = None
+
+    def message_name(self, place: int) -> str:
+        return f"messages[{place}]"
 
 
 class ChoiceLogprobs(msgspec.Struct):

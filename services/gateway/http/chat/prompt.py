@@ -7,9 +7,9 @@ from typing import Any
 
 import msgspec
 
-from services.gateway.http.chat.bodies import ChatBody, ContentPart, FunctionBody, MessageBody, NamedChoice, ToolBody
 from services.gateway.http.chat.call_grammar import any_calls, named_call
-from services.gateway.http.parsing.parts import ToolParser
+from services.gateway.http.chat.objects import ChatBody, ContentPart, FunctionBody, MessageBody, NamedChoice, ToolBody
+from services.gateway.http.parsing.calls import CallParser
 from services.gateway.http.requests.reading import not_valid
 from shared.errors import RequestError
 from shared.grammar import Grammar
@@ -58,7 +58,7 @@ class ToolUse:
     Where a call is demanded, the answer is begun for the model (`opening`), and held to what may follow (`grammar`).
     """
 
-    def __init__(self, body: ChatBody, parser: ToolParser | None, *, closes: bool = True) -> None:
+    def __init__(self, body: ChatBody, parser: CallParser | None, *, closes: bool = True) -> None:
         """`closes`: a demanded call's arguments have no properties that its schema does not name."""
         choice = "auto" if body.tool_choice is None else body.tool_choice
         self.tools = body.tools or []

@@ -3,26 +3,79 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import ClassVar
 
+import msgspec
+from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
 from services.gateway.generation.checks import check_n
-from services.gateway.http.answers.answer import Collected, Identity, UsageOptions, finish_reason
+from services.gateway.http.answers.answer import Identity, UsageOptions, finish_reason
 from services.gateway.http.answers.events import DONE, EventResponse, Events, WholeResponse, event
-from services.gateway.http.answers.explaining import explanations
 from services.gateway.http.answers.logprobs import Entry, TokenTexts, ids_of, legacy_logprobs, prompt_logprobs
-from services.gateway.http.answers.objects import LegacyLogprobs, encode, fingerprint_of, given, stop_reason, usage_of
-from services.gateway.http.completions.bodies import CompletionBody
-from services.gateway.http.completions.objects import Completion, CompletionChoice
-from services.gateway.http.requests.beams import read_beam
+from services.gateway.http.answers.objects import (
+    Explanations,
+    LegacyLogprobs,
+    PromptLogprobs,
+    TokenUsage,
+    encode,
+    explanations,
+    fingerprint_of,
+    given,
+    stop_reason,
+    usage_of,
+)
+from services.gateway.http.requests.fields import ClientNames, GenerationBody, Int, TokenId
 from services.gateway.http.requests.gate import Gate
 from services.gateway.http.requests.prompts import Prompt, read_prompts
 from services.gateway.http.requests.returning import Bookmark, positions_of
-from services.gateway.http.requests.sampling import refuse_impossible, sampling_params
+from services.gateway.http.requests.sampling import read_beam, refuse_impossible, sampling_params
 from services.gateway.streams.stream import Position, Stream, StreamDelta
 from shared.errors import RequestError
 from shared.messages import TokenizeRequest
+
+
+class CompletionBody(GenerationBody, kw_only=True):
+    client_names: ClassVar[ClientNames] = {
+        "token_ids": ("prompt",),
+        "label": ("request_id",),
+        "n": ("best_of", "n"),
+        "beam_width": ("beam_width", "best_of", "n"),
+        "prompt_logprobs": ("prompt_logprobs", "logprobs"),
+    }
+
+    prompt: str | list[str | Int | list[TokenId]]  # text, token ids, or a list of either (256 at most)
+    max_tokens: Int | None = None  # default 16
+    logprobs: Int | None = None
+    echo: bool | None = None  # the answer begins with the prompt
+    best_of: Int | None = None  # sequences that are generated; the n best are the answer
+    suffix: str | None = None
+    add_special_tokens: bool | None = None  # default true: as the tokenizer does for a prompt
+
+
+class CompletionChoice(msgspec.Struct, kw_only=True):
+    index: int
+    text: str
+    logprobs: LegacyLogprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    token_ids: list[int] | UnsetType = UNSET
+
+
+class Completion(msgspec.Struct, kw_only=True):
+    """A whole answer, or one event of a stream."""
+
+    id: str
+    object: str = "text_completion"
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: TokenUsage | UnsetType | None = UNSET
+    system_fingerprint: str | None = None
+    explanations: Explanations = UNSET
 
 
 class Completions:
@@ -50,7 +103,7 @@ class CompletionCall:
         refuse_impossible(body)
         self.gate = gate
         self.body = body
-        self.identity = Identity("cmpl", gate.settings.model_name)
+        self.identity = Identity("cmpl", gate.settings.engine.model_name)
         self.texts = TokenTexts(gate.vocabulary, as_ids=bool(body.return_tokens_as_token_ids))
         self.prompts = read_prompts(body.prompt)
         self.n = 1 if body.n is None else body.n
@@ -59,7 +112,7 @@ class CompletionCall:
         self.echo = bool(body.echo)
         self.only_prompt = self.echo and body.max_tokens == 0  # nothing new is wanted: the one token made is not shown
         self.usage = UsageOptions(body)
-        check_n(self.best_of, gate.settings.max_n, field="n" if body.best_of is None else "best_of")
+        check_n(self.best_of, gate.settings.scheduling.max_n, field="n" if body.best_of is None else "best_of")
         _check(body, self.n, self.best_of)
 
     async def requests(self, request: Request) -> list[TokenizeRequest]:
@@ -107,21 +160,23 @@ class CompletionCall:
 
     async def answer(self, requests: Sequence[TokenizeRequest]) -> bytes:
         """The whole answer as JSON."""
-        collected = [[Collected() for _ in range(self.best_of)] for _ in self.prompts]
+        outputs = [[StreamDelta(index) for index in range(self.best_of)] for _ in self.prompts]
 
         async def consume(place: int, stream: Stream, deltas: list[StreamDelta]) -> None:
             for delta in deltas:
-                collected[place][delta.index].add(delta)
+                outputs[place][delta.index].extend(delta)
 
         streams = await self.gate.run(requests, consume)
-        await self._learn([sequence for sequences in collected for sequence in sequences])
+        for place, sequences in enumerate(outputs):
+            await self.learn(place, sequences)
         choices: list[CompletionChoice] = []
-        for place, sequences in enumerate(collected):
+        for prompt, stream, sequences in zip(self.prompts, streams, outputs, strict=True):
+            prompt_entries = next((one.prompt_logprobs for one in sequences if one.prompt_logprobs), [])
             for sequence in self._best(sequences):
-                prompt_entries = next((one.prompt_logprobs for one in sequences if one.prompt_logprobs), [])
-                choices.append(self._choice(len(choices), place, streams[place], sequence, prompt_entries))
-        told = explanations(streams, self.body.explain)
-        return encode(self.completion(choices, streams, usage=usage_of(streams), explanations=told))
+                sequence.prompt_logprobs = prompt_entries
+                choices.append(self.choice(len(choices), prompt, stream, sequence))
+        explained = explanations(streams, self.body.explain)
+        return encode(self.completion(choices, streams, usage=usage_of(streams), explanations=explained))
 
     def completion(self, choices: list[CompletionChoice], streams: Iterable[Stream], **more: object) -> Completion:
         return Completion(
@@ -133,37 +188,37 @@ class CompletionCall:
             **more,  # type: ignore[arg-type]
         )
 
-    async def _learn(self, sequences: Sequence[Collected]) -> None:
-        wanted: set[int] = set()
-        if self.body.logprobs is not None:
-            wanted.update(*(ids_of(sequence.logprobs) for sequence in sequences))
-        wanted.update(*(ids_of(sequence.prompt_logprobs) for sequence in sequences))
-        if self.echo and self.body.logprobs is not None:
-            wanted.update(*(prompt.token_ids or [] for prompt in self.prompts))
+    async def learn(self, place: int, deltas: Sequence[StreamDelta]) -> None:
+        """The texts of the tokens that log-probabilities of a prompt's output name."""
+        if self.body.logprobs is None and self.body.prompt_logprobs is None:
+            return
+        wanted = set().union(*(ids_of([*delta.logprobs, *delta.prompt_logprobs]) for delta in deltas))
+        if self.echo:
+            wanted.update(self.prompts[place].token_ids or [])
         await self.texts.learn(wanted)
 
-    def _best(self, sequences: list[Collected]) -> list[Collected]:
+    def _best(self, sequences: list[StreamDelta]) -> list[StreamDelta]:
         """The n of the highest log-probability per token, where more were made."""
         if self.best_of == self.n:
             return sequences
         return sorted(sequences, key=_score, reverse=True)[: self.n]
 
-    def _choice(
-        self, index: int, place: int, stream: Stream, sequence: Collected, prompt_entries: list[Entry]
+    def choice(
+        self, index: int, prompt: Prompt | None, stream: Stream, delta: StreamDelta, offset: int = 0
     ) -> CompletionChoice:
-        body, prompt = self.body, self.prompts[place]
-        text, ids, entries = sequence.text, sequence.token_ids, sequence.logprobs
+        """Of a whole sequence, or of what is new of it behind `offset` characters; `prompt`: with the first of it."""
+        body, text, ids, entries = self.body, "".join(delta.text), delta.token_ids, delta.logprobs
         if self.only_prompt:
             text, ids, entries = "", [], []
-        reason = sequence.end.stop_reason if sequence.end is not None else ""
+        entries_of_prompt = prompt_logprobs(delta.prompt_logprobs, self.texts)
         return CompletionChoice(
             index=index,
-            text=prompt.shown + text,
-            logprobs=self.logprobs(prompt, prompt_entries, ids, entries),
-            finish_reason="length" if self.only_prompt else sequence.finish_reason,
-            stop_reason=stop_reason(stream, reason),
-            prompt_logprobs=given(prompt_logprobs(prompt_entries, self.texts), body.prompt_logprobs is not None),
-            prompt_token_ids=given(prompt.token_ids, body.return_token_ids),
+            text=(prompt.shown if prompt else "") + text,
+            logprobs=self.logprobs(prompt, delta.prompt_logprobs, ids, entries, offset),
+            finish_reason="length" if self.only_prompt and delta.end else finish_reason(delta.end),
+            stop_reason=stop_reason(stream, delta.end.stop_reason) if delta.end else None,
+            prompt_logprobs=given(entries_of_prompt, body.prompt_logprobs is not None and entries_of_prompt),
+            prompt_token_ids=given(prompt.token_ids if prompt else None, body.return_token_ids and prompt),
             token_ids=given(ids, body.return_token_ids),
         )
 
@@ -205,7 +260,7 @@ class CompletionStream:
     async def write(self, events: Events) -> None:
         async def consume(place: int, stream: Stream, deltas: list[StreamDelta]) -> None:
             self._streams[place] = stream
-            await stream.before_writing(self._learn(place, deltas))
+            await stream.before_writing(self._call.learn(place, deltas))
             await events.write(b"".join(self._event(place, stream, delta) for delta in deltas))
 
         call = self._call
@@ -214,39 +269,15 @@ class CompletionStream:
             await events.write(event(encode(call.completion([], streams, **last))))
         await events.write(DONE)
 
-    async def _learn(self, place: int, deltas: list[StreamDelta]) -> None:
-        call = self._call
-        if call.body.logprobs is None and call.body.prompt_logprobs is None:
-            return
-        wanted = set().union(*(ids_of([*delta.logprobs, *delta.prompt_logprobs]) for delta in deltas))
-        if call.echo:
-            wanted.update(call.prompts[place].token_ids or [])
-        await call.texts.learn(wanted)
-
     def _event(self, place: int, stream: Stream, delta: StreamDelta) -> bytes:
         """Empty where the client would learn nothing from it."""
-        call, body = self._call, self._call.body
+        call = self._call
         index = place * call.n + delta.index
         self._bookmark.add(index, delta)
         prompt = None if index in self._shown else call.prompts[place]
-        if delta.empty and not body.return_token_ids and prompt is None:
+        if delta.empty and not call.body.return_token_ids and prompt is None:
             return b""
-        text, ids, entries = "".join(delta.text), delta.token_ids, delta.logprobs
-        if call.only_prompt:
-            text, ids, entries = "", [], []
-        choice = CompletionChoice(
-            index=index,
-            text=(prompt.shown if prompt else "") + text,
-            logprobs=call.logprobs(prompt, delta.prompt_logprobs, ids, entries, self._shown.get(index, 0)),
-            finish_reason="length" if call.only_prompt and delta.end else finish_reason(delta.end),
-            stop_reason=stop_reason(stream, delta.end.stop_reason) if delta.end else None,
-            prompt_logprobs=given(
-                prompt_logprobs(delta.prompt_logprobs, call.texts),
-                body.prompt_logprobs is not None and delta.prompt_logprobs,
-            ),
-            prompt_token_ids=given(prompt.token_ids if prompt else None, body.return_token_ids and prompt),
-            token_ids=given(ids, body.return_token_ids),
-        )
+        choice = call.choice(index, prompt, stream, delta, self._shown.get(index, 0))
         self._shown[index] = self._shown.get(index, 0) + len(choice.text)
         completion = call.completion([choice], [stream], usage=call.usage.now(list(self._streams.values())))
         return self._bookmark.line + event(encode(completion))
@@ -261,7 +292,7 @@ def _check(body: CompletionBody, n: int, best_of: int) -> None:
         raise RequestError("echo with logprobs cannot be streamed for n > 1", field="echo")
 
 
-def _score(sequence: Collected) -> float:
+def _score(sequence: StreamDelta) -> float:
     """Log-probability per token."""
     scores = [entry.logprobs[0] for entry in sequence.logprobs if entry]
     return sum(scores) / len(scores) if scores else -1e9

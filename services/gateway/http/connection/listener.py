@@ -1,4 +1,4 @@
-"""The HTTP front's listening socket: which connections are taken, and what the others are told."""
+"""The HTTP front's listening socket: which connections are taken, and how the others are refused."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ from typing import Any
 import structlog
 
 from services.gateway.access.connections import Connections, source_of
-from services.gateway.http.connection.acceptor import Acceptor
 from services.gateway.http.connection.protocol import BoundedProtocol, whole_response
 from services.gateway.http.errors.failures import error_body
-from shared.descriptors import Spares
+from shared.descriptors import is_exhausted
 from shared.errors import ConfigError, RejectCode, RequestError
 from shared.transport.link import worth_a_line
 
@@ -24,6 +23,7 @@ BACKLOG = 2048
 RECEIVE_BUFFER = 256 << 10  # bytes that the kernel holds of a connection whose body is not read; else megabytes
 MAX_FAREWELLS = 64  # refused connections that stay open for a moment: closed at once, an answer may not be read
 FAREWELL_SECONDS = 1.0
+REST_SECONDS = 0.5  # where no connection can be accepted: the socket stays readable, and the loop would spin
 
 log = structlog.get_logger()
 
@@ -47,7 +47,7 @@ class Listener:
         self._loop = asyncio.get_running_loop()
         self._starting: set[asyncio.Task[None]] = set()
         self._farewells: deque[socket.socket] = deque()
-        self.acceptor = Acceptor(listener, self._take, name="http", spares=Spares(0))
+        self._accepting = self._loop.create_task(accept(listener, self._take))
 
     def _take(self, connection: socket.socket, address: Any) -> None:
         source = source_of(address[0])
@@ -100,7 +100,7 @@ class Listener:
         connection.close()
 
     def close(self) -> None:
-        self.acceptor.close()
+        self._accepting.cancel()
         for task in self._starting:
             task.cancel()
         while self._farewells:
@@ -109,6 +109,23 @@ class Listener:
     async def wait_closed(self) -> None:
         if self._starting:
             await asyncio.wait(self._starting)
+
+
+async def accept(listener: socket.socket, take: Callable[[socket.socket, Any], None]) -> None:
+    """Have `take` get each connection and its address, until this is cancelled; rest where there is no descriptor for
+    another."""
+    loop, num_rests = asyncio.get_running_loop(), 0
+    listener.setblocking(False)
+    while True:
+        try:
+            take(*await loop.sock_accept(listener))
+            seconds = 0.0
+        except OSError as error:  # most often the client is gone already
+            seconds = REST_SECONDS if is_exhausted(error) else 0.0
+            num_rests += bool(seconds)
+            if seconds and worth_a_line(num_rests):
+                log.warning("accept_paused", listener="http", reason=str(error), seconds=seconds, num_pauses=num_rests)
+        await asyncio.sleep(seconds)
 
 
 def listen(host: str, port: int, *, share: bool = False) -> socket.socket:

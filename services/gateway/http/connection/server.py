@@ -18,7 +18,7 @@ from starlette.types import ASGIApp
 from services.gateway.access.connections import Connections, make_connections
 from services.gateway.http.connection.listener import Listener, listen
 from services.gateway.http.connection.protocol import BoundedProtocol
-from shared.config import Settings
+from shared.config import AccessSettings, GatewaySettings
 from shared.errors import ConfigError
 
 log = structlog.get_logger()
@@ -29,21 +29,22 @@ GRACE = 1  # seconds that open connections have at the end
 class HttpServer:
     """Listens on `http_port`; what it receives the application answers."""
 
-    def __init__(self, app: ASGIApp, settings: Settings) -> None:
-        self._settings = settings
+    def __init__(self, app: ASGIApp, gateway: GatewaySettings, access: AccessSettings) -> None:
+        self._gateway = gateway
+        self._access = access
         self._app = app
-        self.connections = make_connections(settings)
+        self.connections = make_connections(gateway)
         self._server: _Server | None = None
         self._serving: asyncio.Task[None] | None = None
         self.port = 0
 
     async def start(self) -> None:
         """Listen; raises ConfigError where the port is taken."""
-        listener = listen(self._settings.host, self._settings.http_port, share=self._settings.share_port)
+        listener = listen(self._gateway.host, self._gateway.http_port, share=self._gateway.share_port)
         self.port = listener.getsockname()[1]
         for name in ("uvicorn", "uvicorn.error", "uvicorn.access"):
             logging.getLogger(name).setLevel(logging.CRITICAL)  # what goes wrong in an endpoint is logged by `defect`
-        settings = self._settings
+        gateway, access = self._gateway, self._access
         config = uvicorn.Config(
             self._app,
             http=BoundedProtocol,
@@ -54,26 +55,26 @@ class HttpServer:
             access_log=False,
             proxy_headers=False,
             server_header=False,
-            timeout_keep_alive=math.ceil(settings.idle_timeout),
+            timeout_keep_alive=math.ceil(gateway.idle_timeout),
             timeout_graceful_shutdown=GRACE,
-            ssl_certfile=settings.tls_cert_file or None,
-            ssl_keyfile=settings.tls_key_file or None,
-            ssl_ca_certs=settings.tls_client_ca_file or None,
-            ssl_cert_reqs=ssl.CERT_REQUIRED if settings.tls_client_ca_file else ssl.CERT_NONE,
+            ssl_certfile=access.tls_cert_file or None,
+            ssl_keyfile=access.tls_key_file or None,
+            ssl_ca_certs=access.tls_client_ca_file or None,
+            ssl_cert_reqs=ssl.CERT_REQUIRED if access.tls_client_ca_file else ssl.CERT_NONE,
         )
         load(config)
-        self._server = _Server(config, self.connections, header_timeout=settings.header_timeout)
+        self._server = _Server(config, self.connections, header_timeout=gateway.header_timeout)
         self._serving = asyncio.create_task(self._server.serve([listener]))
-        log.info("listening", address=f"{self._settings.host}:{self.port}", protocol="http")
+        log.info("listening", address=f"{self._gateway.host}:{self.port}", protocol="http")
 
     def hand_over(self, seconds: float) -> None:
-        """Leave the port to whoever shares it; open requests have `seconds` to end."""
+        """Leave the port to the gateways that share it; open requests have `seconds` to end."""
         if self._server is not None:
             self._server.config.timeout_graceful_shutdown = max(GRACE, int(seconds))
             self._server.should_exit = True
 
     async def stop(self) -> None:
-        """Refuse new connections, let the last words out, close."""
+        """Refuse new connections, send the last answers, close."""
         if self._server is not None and self._serving is not None:
             self._server.should_exit = True
             await self._serving

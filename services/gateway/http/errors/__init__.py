@@ -1,1 +1,1 @@
-"""What a client is told of what went wrong, in the names that it used."""
+"""Errors as clients get them, with the names of fields that they used."""

@@ -1,4 +1,4 @@
-"""From the troupe's reasons for refusing to HTTP's statuses, and OpenAI's shape of an error."""
+"""From the services' reasons for refusing to HTTP's statuses, and OpenAI's shape of an error."""
 
 from __future__ import annotations
 
@@ -33,15 +33,10 @@ STATUS = {
     RejectCode.DEADLINE_EXCEEDED: 504,
 }
 
-TYPES = {
-    400: "invalid_request_error",
+TYPES = {  # other statuses below 500 are invalid requests, those above errors of the server
     401: "authentication_error",
     403: "permission_error",
-    404: "invalid_request_error",
-    405: "invalid_request_error",
     408: "timeout_error",
-    413: "invalid_request_error",
-    415: "invalid_request_error",
     429: "rate_limit_error",
     CLIENT_CLOSED_REQUEST: "cancelled",
     503: "service_unavailable_error",
@@ -116,7 +111,7 @@ async def no_such_route(request: Request, error: Exception) -> Response:
 
 
 async def defect(request: Request, error: Exception) -> Response:
-    """A mistake of ours: the client learns that it is none of theirs, and nothing more."""
+    """A defect of the server: the client learns that the request is not at fault, and nothing more."""
     log.error("request_failed_unexpectedly", path=request.url.path, exc_info=error)
     return Response(
         _encode(500, "the server has failed at this request", None, "internal"), 500, None, "application/json"
@@ -124,5 +119,6 @@ async def defect(request: Request, error: Exception) -> Response:
 
 
 def _encode(status: int, message: str, param: str | None, code: str | None) -> bytes:
-    detail = ErrorDetail(message, TYPES.get(status, "server_error"), param, code)
+    kind = TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
+    detail = ErrorDetail(message, kind, param, code)
     return msgspec.json.encode(ErrorBody(detail))

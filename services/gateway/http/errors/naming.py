@@ -1,7 +1,7 @@
-"""What a client calls that which was refused: the troupe has one name for a field, each endpoint's body has its own.
+"""The client's name of a refused field: the services have one name for it, each endpoint's body has its own.
 
-A body says in `client_names` which of its fields became a field of the troupe's, where the name is not the same, and in
-`message_name` what became a message of the chat.  What no body has is a header.
+A body says in `client_names` which of its fields became a field of the services' messages, where the names differ, and
+in `message_name` what became a message of the chat.  What no body has is a header.
 """
 
 from __future__ import annotations

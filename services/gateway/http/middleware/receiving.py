@@ -21,7 +21,7 @@ CLOSE = (b"connection", b"close")
 
 
 class ReceivingMiddleware:
-    """The outermost middleware: it counts what is received for every endpoint and from every sender."""
+    """Counts the bytes received for every endpoint and from every sender."""
 
     def __init__(self, app: ASGIApp, intake: BodyIntake, access: Access) -> None:
         self._app = app
@@ -127,6 +127,6 @@ def has_body(request: Request) -> bool:
 
 
 def is_large(request: Request) -> bool:
-    """Whether a body may be more than what is read of anybody; one that does not say is."""
+    """Whether a body may be larger than those that are always read; one without a length may be."""
     declared = request.headers.get("content-length", "")
     return not (declared.isdecimal() and int(declared) <= SMALL)

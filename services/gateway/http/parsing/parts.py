@@ -52,13 +52,3 @@ class CallFormat(msgspec.Struct, frozen=True):
     after: str  # behind a call's arguments
     again: str  # before the name of each further call
     end: str = ""  # behind the last call
-
-
-class ToolParser(Parser, Protocol):
-    """A parser of one format of calls."""
-
-    keeps_special_tokens: bool  # whether the format is written with special tokens, which must not be skipped
-    form: CallFormat
-
-    def opening(self, name: str) -> str:
-        """How a call of `name` begins, up to its arguments: put before the answer, it makes the model call it."""

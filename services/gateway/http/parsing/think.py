@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from enum import Enum, auto
+from collections.abc import Callable
 
 from services.gateway.http.parsing.parts import Content, Part, Reasoning
 from services.gateway.http.parsing.text import Trimmed, split_at
 
 BEGIN, END = "<think>", "</think>"
 
-
-class _Place(Enum):
-    START = auto()
-    INSIDE = auto()
-    AFTER = auto()
+State = Callable[[list[Part]], bool]  # reads on; False where it needs more text
 
 
 class ThinkParser:
@@ -23,8 +19,8 @@ class ThinkParser:
     """
 
     def __init__(self, *, begins_inside: bool) -> None:
-        self._begins_inside = begins_inside
-        self._place = _Place.START
+        self._read: State = self._read_start
+        self._after_start: State = self._read_inside if begins_inside else self._read_answer
         self._text = ""
         self._reasoning = Trimmed(at_start=True)
         self._gap = False  # whether whitespace before the answer is still to be dropped
@@ -32,48 +28,44 @@ class ThinkParser:
     def feed(self, text: str) -> list[Part]:
         self._text += text
         parts: list[Part] = []
-        if self._place is _Place.START:
-            self._read_start()
-        if self._place is _Place.INSIDE:
-            self._read_inside(parts)
-        if self._place is _Place.AFTER:
-            self._read_answer(parts)
+        while self._read(parts):
+            pass
         return parts
 
     def finish(self) -> list[Part]:
         parts: list[Part] = []
-        if self._place is _Place.START:
-            self._place = _Place.INSIDE if self._begins_inside else _Place.AFTER
-        if self._place is _Place.INSIDE:
+        if self._read == self._read_start:
+            self._read = self._after_start
+        if self._read == self._read_inside:
             self._think(self._text, parts)
         else:
             self._read_answer(parts)
         return parts
 
-    def _read_start(self) -> None:
+    def _read_start(self, _: list[Part]) -> bool:
         begin = self._text.lstrip()
         if BEGIN.startswith(begin) and begin != BEGIN:
-            return
+            return False
+        self._read = self._after_start
         if begin.startswith(BEGIN):
-            self._text = begin.removeprefix(BEGIN)
-            self._place = _Place.INSIDE
-        else:
-            self._place = _Place.INSIDE if self._begins_inside else _Place.AFTER
+            self._read, self._text = self._read_inside, begin.removeprefix(BEGIN)
+        return True
 
-    def _read_inside(self, parts: list[Part]) -> None:
+    def _read_inside(self, parts: list[Part]) -> bool:
         before, found, self._text = split_at(self._text, END)
         self._think(before, parts)
         if found:
-            self._place = _Place.AFTER
-            self._gap = True
+            self._read, self._gap = self._read_answer, True
+        return found
 
-    def _read_answer(self, parts: list[Part]) -> None:
+    def _read_answer(self, parts: list[Part]) -> bool:
         text, self._text = self._text, ""
         if self._gap:
             text = text.lstrip()
         if text:
             self._gap = False
             parts.append(Content(text))
+        return False
 
     def _think(self, text: str, parts: list[Part]) -> None:
         if text and (shown := self._reasoning.push(text)):

@@ -15,7 +15,9 @@ Int = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 TokenId = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 
 
-ClientNames = Mapping[str, tuple[str, ...]]  # of the troupe's field: those it may come from, the first given counts
+ClientNames = Mapping[
+    str, tuple[str, ...]
+]  # by a field of the services' messages: the body's fields for it, of which the first given counts
 
 
 class StreamOptions(msgspec.Struct, kw_only=True):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
@@ -18,7 +17,6 @@ from services.gateway.generation.tasks import all_or_none
 from services.gateway.http.requests.reading import Bodies, arrival, seconds_left
 from services.gateway.http.requests.returning import key_of
 from services.gateway.http.requests.vocabulary import TokenNames
-from services.gateway.streams.report import StreamReport
 from services.gateway.streams.stream import Position, Stream, StreamDelta
 from shared.config import Settings
 from shared.errors import RequestError
@@ -44,13 +42,13 @@ class Gate:
         self.service = service
         self.access = access
         self.settings = settings
-        self.bodies = Bodies(settings.max_request_bytes)
+        self.bodies = Bodies(settings.gateway.max_request_bytes)
         self.vocabulary = TokenNames(self._pieces)
 
     @property
     def closes_formats(self) -> bool:
         """Whether objects of a JSON schema that an answer is held to have only the properties that it names."""
-        return self.settings.closed_objects == "all"
+        return self.settings.gateway.closed_objects == "all"
 
     @property
     def max_model_len(self) -> int:
@@ -62,7 +60,7 @@ class Gate:
         return self.service.deployment.roster.max_input_length or MAX_TOKENS_PER_MESSAGE
 
     def check_model(self, name: str | None) -> None:
-        check_model(name or "", self.settings.model_name)
+        check_model(name or "", self.settings.engine.model_name)
 
     def header(
         self, request: Request, *, label: str | None = None, priority: int | None = None, place: int = 0
@@ -128,24 +126,14 @@ class Gate:
         streams: dict[int, Stream],
         has: Sequence[Position] | None,
     ) -> None:
-        report = StreamReport(self.service.meter)
-
         async def deliver(stream: Stream) -> None:
             streams[place] = stream
             while deltas := await stream.take():
-                report.progressed()
                 await consume(place, stream, deltas)
             if stream.latency is not None:
                 stream.latency.close()
 
-        try:
-            await self.service.generate(request, report, deliver, has=has)
-        except RequestError as error:
-            report.failed(error)
-            raise
-        except asyncio.CancelledError:
-            report.cancelled(expired=False)
-            raise
+        await self.service.generate(request, deliver, has=has)
 
     # -- questions
 

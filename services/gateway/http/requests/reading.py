@@ -13,8 +13,7 @@ import msgspec
 import structlog
 from starlette.requests import ClientDisconnect, Request
 
-from services.gateway.http.errors.failures import PayloadTooLargeError
-from services.gateway.http.requests.content_type import check_content_type
+from services.gateway.http.errors.failures import PayloadTooLargeError, UnsupportedMediaTypeError
 from shared.errors import RejectCode, RequestError
 
 log = structlog.get_logger()
@@ -23,9 +22,27 @@ T = TypeVar("T")
 
 TIMEOUT_HEADER = "x-request-timeout"  # seconds from now until the client gives up
 MAX_TIMEOUT = 1e7
+CONTENT_TYPE, JSON = "content-type", "application/json"
 PLACE = re.compile(r" - at `(?:key` in `)?\$([^`]*)`$")
 OF_A_MAPPING = re.compile(r"\[\.\.\.\].*")  # msgspec does not say of which key
 MAX_UNKNOWN = 64  # names of unknown fields that are logged, each once
+
+
+def check_content_type(request: Request) -> None:
+    """Raise UnsupportedMediaTypeError unless the body is said to be JSON, once.
+
+    A browser asks a server first (a preflight) before a page of another origin may send `application/json`.  It does
+    not where a form could have sent the same: text/plain, a form's own types, and no type at all.
+    """
+    given = request.headers.getlist(CONTENT_TYPE)
+    if len(given) == 1 and given[0].partition(";")[0].strip().lower() == JSON:
+        return
+    found = f"got {', '.join(given)[:64]!r}" if given else "got none"
+    raise UnsupportedMediaTypeError(
+        f"the body must be JSON and say so: send the header `{CONTENT_TYPE}: {JSON}` ({found}); "
+        f"with curl: -H '{CONTENT_TYPE}: {JSON}'",
+        field=CONTENT_TYPE,
+    )
 
 
 class Bodies:

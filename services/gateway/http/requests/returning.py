@@ -2,7 +2,7 @@
 
 The `Idempotency-Key` header names an answer.  Every event of a stream under a key has an id, which says how much of
 each sequence the client has with it: `12.45,9.31` are 12 tokens and 45 characters of the first and so on.  Sent back as
-`Last-Event-ID`, to any gateway, it is all that is needed to go on behind it: nothing is remembered of who had what.
+`Last-Event-ID`, to any gateway, it is all that is needed to go on behind it: no gateway remembers what a client has.
 """
 
 from __future__ import annotations
@@ -60,15 +60,15 @@ class Bookmark:
 
     @property
     def line(self) -> bytes:
-        """The id of an event as a line; empty where the answer has no key: nobody could come back for it."""
+        """The id of an event as a line; empty where the answer has no key: no client could come back for it."""
         if not self._is_kept:
             return b""
         return b"id: " + ",".join(f"{one.num_tokens}.{one.num_chars}" for one in self._positions).encode() + b"\n"
 
 
 class Rest:
-    """Parts what a client has of one sequence from what it has not, where the whole is told again: whoever reads calls
-    and reasoning out of a text has to read it from the start."""
+    """Parts what a client has of one sequence from what it has not, where the whole is sent again: calls and
+    reasoning can only be parsed from the start of a text."""
 
     def __init__(self, has: Position) -> None:
         self._num_tokens = has.num_tokens

@@ -8,6 +8,7 @@ import msgspec
 
 from services.gateway.http.requests.fields import GenerationBody
 from services.gateway.http.requests.output_format import output_grammar
+from shared.beam import Beam, EarlyStopping
 from shared.errors import RequestError
 from shared.sampling import SamplingParams
 
@@ -34,6 +35,8 @@ NOT_POSSIBLE = {
     "prediction": "predicted outputs",
     "web_search_options": "web search",
 }
+EARLY_STOPPING = {False: EarlyStopping.LIKELY, True: EarlyStopping.FIRST, "never": EarlyStopping.NEVER}
+BEAM_FIELDS = ("beam_width", "length_penalty", "early_stopping")
 MAX_BIAS = 100.0  # OpenAI's bound; more has no more effect
 
 
@@ -66,3 +69,28 @@ def _biases(biases: dict[str, float]) -> dict[int, float]:
             raise RequestError(f"logit_bias has the key {key[:32]!r}, which is no token id", field="logit_bias")
         found[int(key)] = max(-MAX_BIAS, min(MAX_BIAS, bias))
     return found
+
+
+def read_beam(body: GenerationBody, best_of: int | None = None) -> Beam | None:
+    """None where the request samples.  The width is `beam_width`, else best_of, else n; ranges are checked later.
+
+    Raises RequestError on fields of a search without one, and on a search that is streamed.
+    """
+    if not body.use_beam_search:
+        for name in BEAM_FIELDS:
+            if getattr(body, name) is not None:
+                raise RequestError(f"{name} can only be given with use_beam_search", field=name)
+        return None
+    if body.stream:
+        raise RequestError("a beam search cannot be streamed: its answer is known at the end", field="stream")
+    width = next((count for count in (body.beam_width, best_of, body.n) if count is not None), 1)
+    penalty = 1.0 if body.length_penalty is None else body.length_penalty
+    return Beam(width, penalty, _early_stopping(body.early_stopping))
+
+
+def _early_stopping(given: bool | str | None) -> EarlyStopping:
+    if given is None:
+        return EarlyStopping.LIKELY
+    if given not in EARLY_STOPPING:
+        raise RequestError('early_stopping must be true, false or "never"', field="early_stopping")
+    return EARLY_STOPPING[given]

@@ -9,29 +9,30 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from services.gateway.http.answers.answer import Collected, Identity
+from services.gateway.http.answers.answer import Identity, finish_reason
 from services.gateway.http.answers.events import EventResponse, Events, WholeResponse, named_event
-from services.gateway.http.answers.explaining import explanations
-from services.gateway.http.answers.objects import encode
-from services.gateway.http.chat.bodies import MessageBody
+from services.gateway.http.answers.objects import encode, explanations
+from services.gateway.http.chat.objects import MessageBody
 from services.gateway.http.chat.prompt import read_messages
-from services.gateway.http.parsing import Content, OutputParser, Part, Reasoning, make_reasoning_parser
+from services.gateway.http.parsing.parts import Content, Part, Reasoning
+from services.gateway.http.parsing.registry import OutputParser, make_reasoning_parser
 from services.gateway.http.requests.gate import Gate
 from services.gateway.http.requests.output_format import response_format
 from services.gateway.http.requests.returning import POSITION_HEADER, positions_of
-from services.gateway.http.responses.bodies import InputItem, ResponsesBody
 from services.gateway.http.responses.objects import (
     IncompleteDetails,
+    InputItem,
     InputTokensDetails,
     Item,
     OutputTokensDetails,
     ResponseObject,
+    ResponsesBody,
     ResponseUsage,
     TextPart,
 )
 from services.gateway.streams.stream import Stream, StreamDelta
 from shared.errors import RequestError
-from shared.messages import ChatOptions, TokenizeRequest
+from shared.messages import ChatOptions, SequenceText, TokenizeRequest
 from shared.sampling import SamplingParams
 
 NOT_POSSIBLE = {
@@ -65,7 +66,10 @@ class Responses:
         _check(body)
         asked = self._request(request, body)
         if positions_of(request, 1) is not None:
-            raise RequestError("a response is told again from its start only", field=POSITION_HEADER)
+            raise RequestError(
+                f"{POSITION_HEADER} is not supported here: a response is sent again from its start only",
+                field=POSITION_HEADER,
+            )
         headers = {"x-request-id": asked.header.request_id}
         answer = ResponseAnswer(self._gate, body, asked)
         if body.stream:
@@ -99,11 +103,10 @@ class ResponseAnswer:
     def __init__(self, gate: Gate, body: ResponsesBody, asked: TokenizeRequest) -> None:
         self._gate = gate
         self._asked = asked
-        self._parser = OutputParser(make_reasoning_parser(gate.settings.reasoning_parser), None)
-        self._collected = Collected()
+        self._parser = OutputParser(make_reasoning_parser(gate.settings.gateway.reasoning_parser), None)
         self._texts: list[str] = []  # of the item that grows
         self._num_events = 0
-        identity = Identity("resp", gate.settings.model_name)
+        identity = Identity("resp", gate.settings.engine.model_name)
         self._explain = body.explain
         self._response = ResponseObject(
             id=identity.id,
@@ -138,14 +141,13 @@ class ResponseAnswer:
         """Grow by `deltas`; returns the events that say so."""
         said: list[bytes] = []
         for delta in deltas:
-            self._collected.add(delta)
             parts = self._parser.feed("".join(delta.text))
             if delta.end is not None:
                 parts = parts + self._parser.finish()
             for part in parts:
                 said += self._grow(part)
             if delta.end is not None:
-                said += self._finish(stream)
+                said += self._finish(stream, delta.end)
         return said
 
     def _grow(self, part: Part) -> list[bytes]:
@@ -189,10 +191,10 @@ class ResponseAnswer:
             self._event("response.output_item.done", output_index=place["output_index"], item=item),
         ]
 
-    def _finish(self, stream: Stream) -> list[bytes]:
+    def _finish(self, stream: Stream, end: SequenceText) -> list[bytes]:
         """The end; an answer without a word still has its message."""
         said = [] if self._response.output else self._open_item("message")
-        cut = self._collected.finish_reason == "length"
+        cut = finish_reason(end) == "length"
         response = self._response
         response.status = "incomplete" if cut else "completed"
         response.incomplete_details = IncompleteDetails("max_output_tokens") if cut else None

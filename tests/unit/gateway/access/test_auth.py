@@ -26,7 +26,7 @@ BETA = (("x-api-key", "beta-key-1"),)
 
 
 def access(**settings: str) -> Access:
-    return make_access(load_settings(settings, environ={}))
+    return make_access(load_settings(settings, environ={}).access)
 
 
 def code_of(access: Access, *headers: tuple[str, str | bytes]) -> RejectCode:
@@ -204,15 +204,15 @@ async def test_clients_must_show_a_certificate_where_an_authority_is_configured(
 
 
 def test_tls_settings_that_cannot_work_say_which(tmp_path: Path) -> None:
-    from services.gateway.grpc.tls import server_credentials
+    from services.gateway.grpc.server import server_credentials
 
     with pytest.raises(ConfigError, match="together"):
         load_settings({"tls_cert_file": "c"}, environ={})
     with pytest.raises(ConfigError, match="needs tls_cert_file"):
         load_settings({"tls_client_ca_file": "c"}, environ={})
-    settings = Settings(tls_cert_file=str(tmp_path / "c"), tls_key_file=str(tmp_path / "k"))
+    settings = Settings.of(tls_cert_file=str(tmp_path / "c"), tls_key_file=str(tmp_path / "k"))
     with pytest.raises(ConfigError, match=r"tls_key_file .* cannot be read"):
-        server_credentials(settings)
+        server_credentials(settings.access)
     (tmp_path / "k").write_text("no pem")
     with pytest.raises(ConfigError, match=r"tls_key_file .* is not a PEM file"):
-        server_credentials(msgspec.structs.replace(settings))
+        server_credentials(msgspec.structs.replace(settings).access)

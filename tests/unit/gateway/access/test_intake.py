@@ -27,7 +27,7 @@ from services.gateway.access.intake import (
     refusal_wait,
 )
 from services.gateway.grpc.receiving import host_of
-from shared.config import Settings
+from shared.config import GatewaySettings
 from shared.debts import Debts
 from shared.errors import RejectCode, RequestError
 from shared.fair_slots import FairSlots
@@ -54,7 +54,7 @@ def test_bytes_are_bounded_in_all_and_of_each_sender() -> None:
     bodies = [one.body("greedy") for _ in range(4)]
     for body in bodies:
         body.grow(MEGABYTE)
-    with pytest.raises(RequestError, match="of this sender") as refused:
+    with pytest.raises(RequestError, match="from this sender") as refused:
         for _ in range(8):
             bodies[0].grow(MEGABYTE // 8)
     assert refused.value.code is RejectCode.RESOURCE_EXHAUSTED
@@ -153,7 +153,7 @@ def test_who_sends_megabytes_for_nothing_gets_into_debt_and_out_again() -> None:
 
 
 def test_each_sender_can_send_one_of_the_largest() -> None:
-    limits = make_intake(Settings(max_request_bytes=512 << 20)).limits
+    limits = make_intake(GatewaySettings(max_request_bytes=512 << 20)).limits
     assert limits.sender >= 512 << 20 and limits.total >= 2 * (512 << 20)
 
 

@@ -42,7 +42,7 @@ def test_requests_are_bounded_and_each_that_ends_makes_room() -> None:
     first, second, third = (request(name) for name in "abc")
     admission.admit(first, 512)
     admission.admit(second, 512)
-    assert "2 requests are open, of at most 2" in str(refusal(admission, third))
+    assert "2 requests are open, the limit is max_open_reqs=2" in str(refusal(admission, third))
     admission.release(first)
     admission.release(first)  # a second time changes nothing
     admission.admit(third, 512)

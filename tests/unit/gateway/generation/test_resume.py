@@ -11,8 +11,8 @@ import grpc
 import pytest
 
 from protos.pageant.v1.inference_pb2 import GenerateRequest, GenerateResponse
+from services.gateway.streams.recovery import PATIENCE, SilenceWatchdog
 from services.gateway.streams.stream import Stream
-from services.gateway.streams.watchdog import PATIENCE, SilenceWatchdog
 from shared.errors import RejectCode
 from shared.messages import (
     AbortRequest,

@@ -75,7 +75,7 @@ async def test_a_gateway_that_is_cut_off_for_good_ends_so_that_another_life_may_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     network = MemoryTransport()
-    settings = Settings(model="tiny", port=0, http_port=-1, heartbeat_interval=0.02, resume_timeout=0.05)
+    settings = Settings.of(model="tiny", port=0, http_port=-1, heartbeat_interval=0.02, resume_timeout=0.05)
     gateway = GatewayActor(network, settings, "gateway-test")
     running = asyncio.create_task(gateway.run())
     await asyncio.sleep(0.3)

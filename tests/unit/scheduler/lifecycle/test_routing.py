@@ -8,7 +8,6 @@ import pytest
 
 from services.scheduler.lifecycle.routing import (
     Router,
-    blocks_held,
     blocks_to_prefill,
     kv_usage,
     least_loaded,
@@ -61,7 +60,7 @@ def test_least_loaded_counts_requests_and_weighs_those_that_wait_as_the_cache_fi
     for name in w.workers:
         w.plan(name)
     replica = w.scheduler.replicas["w0"]
-    assert len(replica.running) == 1 and not replica.waiting and blocks_held(replica) == 4
+    assert len(replica.running) == 1 and not replica.waiting and replica.pool.num_held == 4
     assert least_loaded(only(w, "r0"), replica) == 1
     for index in range(3, 12):
         w.add(f"r{index}", prompt(40, index))
@@ -114,7 +113,7 @@ def test_blocks_to_prefill_are_those_that_wait_and_the_rest_of_those_that_run() 
     assert blocks_to_prefill(replica) == (72 + 16) / BLOCK
     w.plan("w0")
     assert blocks_to_prefill(replica) == (72 - 32 + 16) / BLOCK
-    assert prefix_aware(only(w, "b"), replica) == 10 * (40 + 16 + 16) / BLOCK + blocks_held(replica)
+    assert prefix_aware(only(w, "b"), replica) == 10 * (40 + 16 + 16) / BLOCK + replica.pool.num_held
     w.run()
     assert blocks_to_prefill(replica) == 0
 
@@ -127,15 +126,10 @@ def test_without_a_prefix_cache_nothing_is_looked_up() -> None:
     w.assert_outputs()
 
 
-def test_siblings_follow_the_first_and_draining_workers_get_nothing() -> None:
+def test_siblings_follow_the_first() -> None:
     w = world("round_robin")
     w.add("siblings", prompt(12), n=3, temperature=1.0)
     assert len({sequence.worker for sequence in w.scheduler.requests["siblings"].sequences}) == 1
-    w.scheduler.replicas["w1"].is_draining = True
-    for index in range(4):
-        w.add(f"r{index}", prompt(12, index))
-    assert {only(w, f"r{index}").worker for index in range(4)} == {"w0", "w2"}
-    w.scheduler.replicas["w1"].is_draining = False
     w.run()
     w.assert_outputs()
 

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from services.scheduler.membership.roster import Troupe
+from services.scheduler.membership.roster import Membership
 from shared.messages import Fingerprint, Heartbeat, Hello, ServiceName, WorkerCapacity
 from shared.messages.fingerprint import PARTS, TEXT_PARTS
 
@@ -34,12 +34,12 @@ def gateway(name: str, *alive: Fingerprint) -> Hello:
     return Hello(ServiceName.GATEWAY, name, f"memory://{name}", 1, "s", alive=list(alive))
 
 
-def refusal(troupe: Troupe, hello: Hello, *, is_alive: bool = False) -> str:
+def refusal(troupe: Membership, hello: Hello, *, is_alive: bool = False) -> str:
     return troupe.refusal(hello, "s", is_alive=is_alive) or ""
 
 
-def troupe_of(*hellos: Hello, mixed_workers: bool = False) -> Troupe:
-    troupe = Troupe(mixed_workers=mixed_workers)
+def troupe_of(*hellos: Hello, mixed_workers: bool = False) -> Membership:
+    troupe = Membership(mixed_workers=mixed_workers)
     for hello in hellos:
         assert not refusal(troupe, hello)
         troupe.join(hello, 0.0)

@@ -446,6 +446,24 @@ def test_without_chunking_a_prompt_waits_for_a_whole_budget() -> None:
     assert world.scheduler.counters.num_chunked_prefills == 0
 
 
+def test_a_planner_lives_as_long_as_its_replica_and_keeps_nothing_of_a_plan() -> None:
+    world = World(num_blocks=16, workers=2)
+    planners = dict(world.scheduler._batchers)
+    for index in range(6):
+        world.add(f"r{index}", prompt(5 + index, index), max_tokens=20)
+        world.step()
+        for name, planner in planners.items():
+            assert world.scheduler._batchers[name] is planner
+            assert not planner.builder.step.sequences and not planner.builder.copies
+            assert planner.builder.budget == world.scheduler.policy.max_num_batched_tokens
+    world.lose("w1")
+    world.join("w1")
+    assert world.scheduler._batchers["w0"] is planners["w0"]
+    assert world.scheduler._batchers["w1"] is not planners["w1"], "another life, another planner"
+    world.run()
+    world.assert_outputs()
+
+
 def test_the_same_events_give_the_same_plans() -> None:
     def run() -> list[object]:
         world = World(num_blocks=16, workers=2)

@@ -214,7 +214,7 @@ def test_a_state_of_foreign_classes_is_refused(tmp_path: Path) -> None:
     rows = [["dict", ["x"], [[1]]], ["object", "subprocess", "Popen", [], []]]
     file = tmp_path / "bad.rec"
     file.write_bytes(recorder.framed(recorder.STATE, recorder.FORMAT, "0", "0", rows))
-    with pytest.raises(ProtocolError, match="not the scheduler's own"):
+    with pytest.raises(ProtocolError, match="not of the scheduler's own modules"):
         replayed(file)
 
 

@@ -18,8 +18,9 @@ def prompt(length: int, first: int = 0) -> list[int]:
     return [(first + 3 * i) % 50 for i in range(length)]
 
 
-def world_of(**limits: int) -> Timed:
-    return Timed(Policy(max_num_batched_tokens=128), block_size=BLOCK, max_model_len=128, **limits)
+def world_of(routing_policy: str = "prefix_aware", **limits: int) -> Timed:
+    policy = Policy(max_num_batched_tokens=128, routing_policy=routing_policy)
+    return Timed(policy, block_size=BLOCK, max_model_len=128, **limits)
 
 
 def run(world: Timed, request_id: str, tokens: list[int], **params: object) -> dict[Miss, int]:
@@ -68,10 +69,10 @@ def test_the_tail_was_evicted_and_the_head_is_there() -> None:
 
 
 def test_another_worker_has_it() -> None:
-    world = world_of()
+    world = world_of("round_robin")
     run(world, "a", prompt(33))
     world.join("w1")
-    world.scheduler.replicas["w0"].is_draining = True
+    run(world, "its turn at w0", [1])
     assert run(world, "b", prompt(33)) == {Miss.OTHER_WORKER: 32, Miss.BELOW_BLOCK: 1}
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from services.scheduler.membership.roster import Troupe
+from services.scheduler.membership.roster import Membership
 from services.scheduler.state.policy import Policy
 from services.scheduler.telemetry.stalls import StallWatch
 from shared.messages import DraftCapacity, Heartbeat, Hello, ServiceName, WorkerCapacity
@@ -51,7 +51,7 @@ def hello(worker: WorkerCapacity | None = None, draft: DraftCapacity | None = No
 def test_nobody_offers_what_nobody_has(field: str, value: int) -> None:
     sizes: dict[str, Any] = {"num_blocks": 64, "block_size": 16, "max_num_seqs": 8}
     sizes |= {"max_model_len": 512, "vocab_size": 1000}
-    troupe = Troupe()
+    troupe = Membership()
     assert troupe.refusal(hello(WorkerCapacity(**sizes, model="m", dtype="d", device="c")), "s") is None
     offer = WorkerCapacity(**(sizes | {field: value}), model="m", dtype="d", device="c")
     if (field, value) != ("vocab_size", 0):
@@ -62,7 +62,7 @@ def test_nobody_offers_what_nobody_has(field: str, value: int) -> None:
 
 
 def test_what_a_heartbeat_says_is_on_the_roster_until_it_says_otherwise() -> None:
-    troupe = Troupe()
+    troupe = Membership()
     troupe.join(hello(), 0.0)
     for stalled, computing in (("stuck", True), ("", False)):
         troupe.note(Heartbeat(ServiceName.WORKER, "w", 1, 5, "a", stalled, computing))

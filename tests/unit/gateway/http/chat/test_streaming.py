@@ -17,7 +17,7 @@ from tokenizers import Tokenizer, decoders, models
 from services.detokenizer.decoder import DecoderFactory
 from services.detokenizer.stream import TextStream
 from services.gateway.http.chat.answer import AnswerReader, DeltaBuilder, MessageBuilder
-from services.gateway.http.parsing import OutputParser, make_reasoning_parser, make_tool_parser
+from services.gateway.http.parsing.registry import OutputParser, make_reasoning_parser, make_tool_parser
 from shared.messages import FinishReason, SequenceTokens
 from shared.tokenization import ModelTokenizer, load_tokenizer
 from tests.unit.detokenizer.models import opened

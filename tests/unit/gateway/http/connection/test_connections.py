@@ -12,7 +12,7 @@ import pytest
 
 from services.gateway.access.connections import FEWEST, Connections, make_connections, source_of
 from shared import descriptors
-from shared.config import Settings, load_settings
+from shared.config import GatewaySettings, load_settings
 from shared.errors import ConfigError
 from tests.unit.gateway.http.client import Http, http
 from tests.unit.gateway.troupe import LAST, until
@@ -99,10 +99,10 @@ def test_places_are_counted_in_all_and_by_source() -> None:
 
 def test_few_descriptors_mean_few_connections(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(descriptors, "limit", lambda: 1024)
-    made = make_connections(Settings())
+    made = make_connections(GatewaySettings())
     assert (made.most, made.per_address) == (448, 224), "both fronts and what is reserved fit in"
     monkeypatch.setattr(descriptors, "limit", lambda: 1 << 16)
-    made = make_connections(Settings(max_connections=100, max_connections_per_address=7))
+    made = make_connections(GatewaySettings(max_connections=100, max_connections_per_address=7))
     assert (made.most, made.per_address) == (100, 7)
 
 

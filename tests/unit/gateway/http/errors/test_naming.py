@@ -8,11 +8,11 @@ import msgspec
 import pytest
 
 from protos.pageant.v1 import inference_pb2
-from services.gateway.http.chat.bodies import ChatBody
-from services.gateway.http.completions.bodies import CompletionBody
+from services.gateway.http.chat.objects import ChatBody
+from services.gateway.http.completions.endpoint import CompletionBody
 from services.gateway.http.embeddings import EmbeddingBody
 from services.gateway.http.errors.naming import HEADERS, sent_name
-from services.gateway.http.responses.bodies import ResponsesBody
+from services.gateway.http.responses.objects import ResponsesBody
 from services.gateway.http.tokens import DetokenizeBody, TokenizeBody
 from shared.errors import CONTEXT_LENGTH_EXCEEDED, RejectCode
 from shared.messages import EncodeRequest, RequestRejected

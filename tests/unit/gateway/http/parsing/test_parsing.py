@@ -8,18 +8,9 @@ from collections.abc import Callable, Iterable
 
 import pytest
 
-from services.gateway.http.parsing import (
-    TOOL_PARSERS,
-    CallArguments,
-    CallBegun,
-    Content,
-    OutputParser,
-    Part,
-    Reasoning,
-    make_reasoning_parser,
-    make_tool_parser,
-)
-from services.gateway.http.parsing.parts import ToolParser
+from services.gateway.http.parsing.calls import CallParser
+from services.gateway.http.parsing.parts import CallArguments, CallBegun, Content, Part, Reasoning
+from services.gateway.http.parsing.registry import TOOL_PARSERS, OutputParser, make_reasoning_parser, make_tool_parser
 
 NUM_SPLITS = 10_000
 WORDS = [
@@ -242,7 +233,7 @@ def test_a_call_that_was_begun_for_the_model_goes_on_from_there(name: str) -> No
 
 @pytest.mark.parametrize("name", TOOL_PARSERS)
 def test_arguments_stream_as_they_are_written(name: str) -> None:
-    made: ToolParser | None = make_tool_parser(name)
+    made: CallParser | None = make_tool_parser(name)
     assert made is not None
     made.feed(made.opening("f"))
     assert made.feed('{"text": "so ') == [CallBegun("f"), CallArguments('{"text": "so ')]

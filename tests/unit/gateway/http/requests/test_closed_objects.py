@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from services.gateway.http.chat.bodies import FunctionBody
 from services.gateway.http.chat.call_grammar import any_calls, named_call
-from services.gateway.http.parsing import make_tool_parser
+from services.gateway.http.chat.objects import FunctionBody
+from services.gateway.http.parsing.registry import make_tool_parser
 from services.gateway.http.requests.closed_objects import closed
 from shared.automata.automaton import Automaton, make_automaton
 from shared.automata.compiling import Compiler

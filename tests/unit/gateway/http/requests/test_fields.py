@@ -13,13 +13,13 @@ import openai
 import pytest
 import structlog
 
-from services.gateway.http.chat.bodies import ChatBody
-from services.gateway.http.completions.bodies import CompletionBody
+from services.gateway.http.chat.objects import ChatBody
+from services.gateway.http.completions.endpoint import CompletionBody
 from services.gateway.http.embeddings import EmbeddingBody
 from services.gateway.http.requests import sampling
 from services.gateway.http.requests.fields import WithoutEffect
 from services.gateway.http.responses import endpoint as responses
-from services.gateway.http.responses.bodies import ResponsesBody
+from services.gateway.http.responses.objects import ResponsesBody
 from services.gateway.http.tokens import DetokenizeBody, TokenizeBody
 from shared.messages import TokenLogprobs
 from shared.packing import unpack_tokens

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from services.gateway.http.chat.bodies import FunctionBody
 from services.gateway.http.chat.call_grammar import any_calls, named_call
-from services.gateway.http.parsing import CallArguments, CallBegun, make_tool_parser
+from services.gateway.http.chat.objects import FunctionBody
+from services.gateway.http.parsing.parts import CallArguments, CallBegun
+from services.gateway.http.parsing.registry import make_tool_parser
 from shared.automata.automaton import Automaton, make_automaton
 from shared.automata.compiling import Compiler
 from shared.automata.vocabulary import load_vocabulary

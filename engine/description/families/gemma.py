@@ -1,0 +1,95 @@
+"""Gemma 2 and Gemma 3: four norms per layer stored as what is added to one, scaled embeddings, windows by turns."""
+
+from __future__ import annotations
+
+import math
+import struct
+from typing import Any
+
+from engine.description.families.dense import FULL, OUTPUT_NORM_SLOTS, SLIDING, attention, model, rope, windows
+from engine.description.keys import ConfigKeys
+from engine.description.names import NameTable
+from engine.description.rope import RopeConfig
+from engine.description.spec import LayerSpec, MlpSpec, ModelSpec
+
+VISION = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.")
+NAMES = (NameTable(slots=OUTPUT_NORM_SLOTS, norms_plus_one=True),)
+# The text part of a checkpoint with a vision part, as transformers writes it now and as it did.
+MULTIMODAL_NAMES = tuple(
+    NameTable(slots=OUTPUT_NORM_SLOTS, norms_plus_one=True, prefix=prefix, head=head, unused=VISION)
+    for prefix, head in (
+        ("model.language_model.", "lm_head"),
+        ("language_model.model.", "language_model.lm_head"),
+    )
+)
+GEMMA3_GLOBAL_THETA, GEMMA3_LOCAL_THETA = 1_000_000.0, 10_000.0
+
+
+def gemma2(c: ConfigKeys) -> ModelSpec:
+    count = c.positive_int("num_hidden_layers")
+    seen = windows(c, [FULL if index % 2 else SLIDING for index in range(count)])
+    return _gemma(c, "Gemma2ForCausalLM", seen, (rope(c),), softcap=_cap(c, "attn_logit_softcapping", 50.0))
+
+
+def gemma3(c: ConfigKeys) -> ModelSpec:
+    count, pattern = c.positive_int("num_hidden_layers"), c.positive_int("sliding_window_pattern", 6)
+    seen = windows(c, [SLIDING if (index + 1) % pattern else FULL for index in range(count)])
+    ropes = (rope(c, kind_of_layer=FULL, theta=GEMMA3_GLOBAL_THETA), _local_rope(c))
+    softcap = _cap(c, "attn_logit_softcapping", 0.0)
+    return _gemma(c, "Gemma3ForCausalLM", seen, ropes, softcap=softcap, qk_norm="head")
+
+
+def _gemma(
+    c: ConfigKeys, architecture: str, seen: list[int], ropes: tuple[RopeConfig, ...], **options: Any
+) -> ModelSpec:
+    for key in ("hidden_activation", "hidden_act"):
+        c.only(key, "gelu_pytorch_tanh", *(["gelu_new"] if key == "hidden_act" else []))
+    c.only("use_bidirectional_attention", False)
+    bias, hidden_size = c.flag("attention_bias"), c.positive_int("hidden_size")
+    scale = c.number("query_pre_attn_scalar", 256) ** -0.5
+    mlp = MlpSpec(inner=c.positive_int("intermediate_size"), activation="gelu_tanh")
+
+    def layer(index: int) -> LayerSpec:
+        heads = attention(
+            c,
+            head_dim=256,
+            scale=scale,
+            window=seen[index],
+            rope=1 if seen[index] and len(ropes) > 1 else 0,  # sliding layers have a base of their own
+            qkv_bias=bias,
+            output_bias=bias,
+            **options,
+        )
+        return LayerSpec(attention=heads, mlp=mlp, attention_norm=True, mlp_output_norm=True)
+
+    return model(
+        c,
+        architecture,
+        layer,
+        ropes=ropes,
+        embed_scale=_as_stored(math.sqrt(hidden_size), c),
+        logit_softcap=_cap(c, "final_logit_softcapping", 30.0 if architecture == "Gemma2ForCausalLM" else 0.0),
+        tie_word_embeddings=c.flag("tie_word_embeddings", True),
+    )
+
+
+def _local_rope(c: ConfigKeys) -> RopeConfig:
+    """Of the sliding layers: never scaled."""
+    parameters = c.raw.get("rope_parameters") or {}
+    if isinstance(parameters, dict) and SLIDING in parameters:
+        return rope(c, kind_of_layer=SLIDING, theta=GEMMA3_LOCAL_THETA)
+    return RopeConfig(theta=c.number("rope_local_base_freq", GEMMA3_LOCAL_THETA))
+
+
+def _cap(c: ConfigKeys, key: str, default: float) -> float:
+    """Of logits; 0 where the file says null."""
+    return c.number(key, default) if c.raw.get(key, default) else 0.0
+
+
+def _as_stored(value: float, c: ConfigKeys) -> float:
+    """In the checkpoint's format: these models were trained with a scale that was rounded to it."""
+    if str(c.raw.get("dtype") or c.raw.get("torch_dtype")) != "bfloat16":
+        return value
+    (bits,) = struct.unpack("<I", struct.pack("<f", value))
+    rounded = (bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000
+    return float(struct.unpack("<f", struct.pack("<I", rounded))[0])

@@ -1,0 +1,69 @@
+"""Values of a config.json, checked as they are read: every error names the key, what it holds and what is served."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from shared.errors import ModelError
+
+
+class ConfigKeys:
+    """One JSON object of a configuration.  All methods raise ModelError naming the key."""
+
+    def __init__(self, raw: Mapping[str, Any]) -> None:
+        self.raw = raw
+
+    def positive_int(self, key: str, default: int | None = None) -> int:
+        value = self._or_default(key, default)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ModelError(f"{key} must be a positive integer, got {value!r}")
+        return value
+
+    def number(self, key: str, default: float | None = None) -> float:
+        """Above zero."""
+        value = self._or_default(key, default)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+            raise ModelError(f"{key} must be a positive number, got {value!r}")
+        return float(value)
+
+    def flag(self, key: str, default: bool = False) -> bool:
+        value = self.raw.get(key)
+        if value is None:
+            return default
+        if not isinstance(value, bool):
+            raise ModelError(f"{key} must be true or false, got {value!r}")
+        return value
+
+    def only(self, key: str, served: Any, *others: Any) -> None:
+        """The key is absent, or holds one of these values: nothing else is served."""
+        value = self.raw.get(key)
+        if value is not None and value not in (served, *others):
+            raise ModelError(f"{key} {value!r} is not supported; supported: {served}")
+
+    def layer_kinds(self, count: int, served: Sequence[str]) -> list[str] | None:
+        """`layer_types`, where it is there: one of the served kinds for each layer."""
+        kinds = self.raw.get("layer_types")
+        if kinds is None:
+            return None
+        if not isinstance(kinds, list) or len(kinds) != count:
+            raise ModelError(f"layer_types must list {count} layers, got {kinds!r}")
+        unknown = sorted({str(kind) for kind in kinds} - set(served))
+        if unknown:
+            raise ModelError(f"layer_types has unsupported kinds: {', '.join(unknown)}")
+        return kinds
+
+    def integers(self, key: str) -> list[int]:
+        """A list of them; empty where it is absent."""
+        value = self.raw.get(key) or []
+        if not isinstance(value, list) or not all(isinstance(one, int) for one in value):
+            raise ModelError(f"{key} must be a list of integers, got {value!r}")
+        return value
+
+    def _or_default(self, key: str, default: Any) -> Any:
+        value = self.raw.get(key)
+        if value is None:
+            value = default
+        if value is None:
+            raise ModelError(f"{key} is missing")
+        return value

@@ -1,0 +1,87 @@
+"""Where a family's checkpoints keep each slot of a description, and how it differs from what the slot wants."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A matrix or vector of one slot: a stored tensor, or a piece of one."""
+
+    name: str
+    shape: Shape  # as it is stored
+    expert: int | None = None  # index of a stored stack of experts
+    transposed: bool = False  # stored as [in_features, out_features]
+    rows: slice | None = None  # of the matrix, after it was transposed
+    head_order: tuple[int, ...] | None = None  # of the dimensions of each head
+    plus_one: bool = False  # stored as what is added to one
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the stored tensor is just what the slot wants."""
+        changes = (self.expert, self.rows, self.head_order)
+        return not (self.transposed or self.plus_one) and all(change is None for change in changes)
+
+    @property
+    def wanted(self) -> Shape:
+        """The shape of what the slot gets."""
+        shape = self.shape if self.expert is None else self.shape[1:]
+        if self.transposed:
+            shape = shape[::-1]
+        if self.rows is None:
+            return shape
+        return (len(range(*self.rows.indices(shape[0]))), *shape[1:])
+
+
+Parts = tuple[Part, ...]  # one below the other
+LayerParts = Mapping[str, Parts]  # by slot; a bias has the slot of its weight and `.bias` behind it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NameTable:
+    """The names that one family's checkpoints use; `slots` are modules of a layer, joined in this order.
+
+    A module of experts has `{expert}` in its name, or it is one stored stack of all experts.
+    """
+
+    slots: Mapping[str, tuple[str, ...]]
+    prefix: str = "model."
+    embedding: str = "embed_tokens"
+    positions: str = ""
+    norm: str = "norm"
+    head: str = "lm_head"  # stands outside the prefix
+    layer: str = "layers.{layer}."
+    transposed: bool = False  # linears of the layers are stored as [in_features, out_features]
+    norms_plus_one: bool = False  # norms are stored as what is added to one
+    experts_transposed: bool = False  # of a stack
+    experts_interleaved: bool = False  # rows of gate and up take turns in a stack
+    unused: tuple[str, ...] = ()  # beginnings of names that a text model has no use for
+
+    def layer_prefix(self, index: int) -> str:
+        return self.prefix + self.layer.format(layer=index)
+
+
+@dataclass(frozen=True, slots=True)
+class TensorMap:
+    """All parts of one model under one table's names."""
+
+    table: NameTable
+    embedding: Part
+    positions: Part | None
+    norm: LayerParts  # slots `norm` and `norm.bias`
+    head: Part | None  # None: the embedding's
+    layers: tuple[LayerParts, ...] = field(repr=False)
+
+    def parts(self) -> Iterator[Part]:
+        yield from (part for part in (self.embedding, self.positions, self.head) if part is not None)
+        for slots in (self.norm, *self.layers):
+            for parts in slots.values():
+                yield from parts
+
+    def shapes(self) -> dict[str, Shape]:
+        """Of the stored tensors, by name."""
+        return {part.name: part.shape for part in self.parts()}

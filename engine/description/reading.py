@@ -1,0 +1,78 @@
+"""A checkpoint's config.json as a description, checked before anything is allocated."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from engine.description.families import FAMILIES, Family
+from engine.description.keys import ConfigKeys
+from engine.description.names import TensorMap
+from engine.description.spec import ModelSpec
+from engine.description.tensors import map_tensors
+from shared.errors import ModelError
+
+
+def read_config(directory: Path) -> ModelSpec:
+    """The description in `directory`.  Raises ModelError naming the file and key."""
+    path = directory / "config.json"
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelError(f"cannot read {path}: {error}") from error
+    if not isinstance(content, dict):
+        raise ModelError(f"{path} is not a JSON object")
+    try:
+        return parse_config(content)
+    except ModelError as error:
+        raise ModelError(f"{path}: {error}") from error
+
+
+def parse_config(raw: Mapping[str, Any]) -> ModelSpec:
+    """A config.json's content, checked.  Raises ModelError naming the key."""
+    architecture, family = _family(raw)
+    _refuse_quantised(raw)
+    if not family.text_of:
+        return family.describe(ConfigKeys(raw))
+    text = raw.get("text_config")
+    if not isinstance(text, Mapping):
+        raise ModelError("text_config is missing or not an object")
+    common = {key: raw[key] for key in ("dtype", "torch_dtype", "tie_word_embeddings") if key in raw}
+    return replace(family.describe(ConfigKeys({**common, **text})), architecture=architecture)
+
+
+def tensors_of(spec: ModelSpec, found: Collection[str] | None = None) -> TensorMap:
+    """The tensors under the spelling that fits best what a checkpoint has; without one the family's first."""
+    maps = [map_tensors(spec, table) for table in FAMILIES[spec.architecture].names]
+    if found is None or len(maps) == 1:
+        return maps[0]
+    return min(maps, key=lambda one: len(one.shapes().keys() - set(found)))
+
+
+def _family(raw: Mapping[str, Any]) -> tuple[str, Family]:
+    names = raw.get("architectures")
+    if not isinstance(names, list) or not names:
+        raise ModelError("architectures is missing or empty")
+    if names[0] not in FAMILIES:
+        raise ModelError(f"architecture {names[0]!r} is not supported; supported: {', '.join(FAMILIES)}")
+    return str(names[0]), FAMILIES[names[0]]
+
+
+def _refuse_quantised(raw: Mapping[str, Any]) -> None:
+    if (scheme := raw.get("quantization_config")) is not None and not _only_kv_cache(scheme):
+        raise ModelError("quantization_config: quantized checkpoints are not supported, but for an fp8 KV cache alone")
+
+
+def _only_kv_cache(scheme: Any) -> bool:
+    """Whether an exporter's scheme leaves the weights as they are, and has static scales of an E4M3 cache."""
+    if not isinstance(scheme, dict) or scheme.get("config_groups"):
+        return False
+    if scheme.get("quant_method") == "modelopt":
+        return scheme.get("quant_algo") is None and scheme.get("kv_cache_quant_algo") == "FP8"
+    cache = scheme.get("kv_cache_scheme")
+    if scheme.get("quant_method") != "compressed-tensors" or not isinstance(cache, dict):
+        return False
+    return (cache.get("type"), cache.get("num_bits"), bool(cache.get("dynamic"))) == ("float", 8, False)

@@ -1,0 +1,225 @@
+"""A described layer's weights as the native library reads them: packed one after the other, straight from a checkpoint.
+
+The structures point into tensors, which the objects here keep alive.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from engine.description.names import LayerParts, Parts
+from engine.description.spec import ExpertsSpec, LayerSpec, ModelSpec
+from engine.modeling.formats import Formats
+from engine.modeling.pages import Arena, padded
+from engine.modeling.weights import WeightSource
+from kernels.cpu import abi
+from kernels.cpu.native import Native, PackedLinear
+
+NORM_KINDS = {"rms": 0, "layer": 1}
+ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "clamped_swiglu": 2}  # PgActivation
+SCORES = {"softmax": 0, "softmax_of_chosen": 1, "sigmoid": 2}  # PgScore
+
+
+@dataclass(frozen=True, slots=True)
+class NativeNorm:
+    weight: Tensor  # [size] float32
+    bias: Tensor | None  # [size] float32
+    kind: str
+
+    @property
+    def struct(self) -> abi.PgNorm:
+        return abi.PgNorm(self.weight.data_ptr(), address(self.bias), NORM_KINDS[self.kind])
+
+
+@dataclass(frozen=True, slots=True)
+class NativeExperts:
+    """A mixture's weights, and the arrays of structures that point at them."""
+
+    router: PackedLinear  # [count, hidden_size]
+    correction: Tensor | None  # [count] float32
+    gate_up: list[PackedLinear]  # of each expert [2 * inner or inner, hidden_size]
+    down: list[PackedLinear]  # of each expert [hidden_size, inner]
+    shared_gate: PackedLinear | None  # [1, hidden_size]
+    _arrays: list[ctypes.Array[abi.PgLinear]] = field(default_factory=list)
+
+    def fill(self, struct: abi.PgExperts) -> None:
+        self._arrays[:] = [
+            (abi.PgLinear * len(linears))(*(one.struct for one in linears)) for linears in (self.gate_up, self.down)
+        ]
+        struct.router, struct.correction = self.router.struct, address(self.correction)
+        struct.gate_up, struct.down = self._arrays
+        if self.shared_gate is not None:
+            struct.shared_gate = self.shared_gate.struct
+
+
+@dataclass(frozen=True, slots=True)
+class NativeLayer:
+    """One layer's weights, packed; a slot that the layer does not have is absent."""
+
+    described: LayerSpec
+    norms: dict[str, NativeNorm]  # by slot
+    linears: dict[str, PackedLinear]  # by slot: qkv, output, gate_up, down (the shared expert's beside a mixture)
+    experts: NativeExperts | None
+    sinks: Tensor | None  # [num_heads] float32
+    rotation: tuple[Tensor, Tensor] | None  # cos and sin, each [max_positions, head_dim / 2] float32
+
+    def struct(self, keys: Tensor, values: Tensor, held: list[object]) -> abi.PgLayer:
+        """What the structure points at beside tensors goes to `held`."""
+        layer = describe_layer(self.described, held)
+        for slot, norm in self.norms.items():
+            setattr(layer, slot, norm.struct)
+        for slot, linear in self.linears.items():
+            setattr(layer, slot, linear.struct)
+        if self.experts is not None:
+            self.experts.fill(layer.experts.contents)
+        if self.rotation is not None:
+            layer.cos, layer.sin = (table.data_ptr() for table in self.rotation)
+        layer.sinks = address(self.sinks)
+        layer.keys, layer.values = keys.data_ptr(), values.data_ptr()
+        return layer
+
+
+def describe_layer(layer: LayerSpec, held: list[object]) -> abi.PgLayer:
+    """The dimensions, without any memory but that of the structures that this one points at, which go to `held`."""
+    heads, mlp = layer.attention, layer.mlp
+    described = abi.PgLayer(
+        norm_whole=heads.qk_norm == "whole",
+        scale=heads.scale,
+        softcap=heads.softcap,
+        window=heads.window,
+        inner=mlp.inner,
+        gated=mlp.gated,
+        activation=ACTIVATIONS[mlp.activation],
+    )
+    if mlp.experts is not None:
+        experts = describe_experts(mlp.experts)
+        held.append(experts)
+        described.experts = ctypes.pointer(experts)
+    return described
+
+
+def describe_experts(experts: ExpertsSpec) -> abi.PgExperts:
+    """The dimensions, without any memory."""
+    return abi.PgExperts(
+        count=experts.count,
+        top_k=experts.top_k,
+        inner=experts.inner,
+        score=SCORES[experts.score],
+        renormalise=experts.renormalise,
+        groups=experts.groups,
+        kept_groups=experts.kept_groups,
+        scale=experts.scale,
+    )
+
+
+class LayerPacker:
+    """Takes tensors of one checkpoint and packs them, one after the other, into one arena."""
+
+    def __init__(self, spec: ModelSpec, source: WeightSource, formats: Formats, native: Native) -> None:
+        self._spec = spec
+        self._source = source
+        self._dtype = formats.weights
+        self._exact = torch.bfloat16 if formats.weights == torch.bfloat16 else torch.float32  # never quantised
+        self._native = native
+        self._arena = Arena(self._total())
+
+    def head(self, parts: Parts) -> PackedLinear:
+        head = self.linear(parts)
+        self._source.release()
+        return head
+
+    def layer(self, described: LayerSpec, parts: LayerParts, rotation: tuple[Tensor, Tensor] | None) -> NativeLayer:
+        mlp, linears = described.mlp, {slot: self._slot(slot, parts) for slot in ("qkv", "output")}
+        if mlp.inner:
+            first = self._gate_up if mlp.gated else self._slot
+            linears |= {"gate_up": first("gate_up", parts), "down": self._slot("down", parts)}
+        layer = NativeLayer(
+            described=described,
+            norms={slot: self._norm(slot, parts) for slot in parts if slot.endswith("_norm")},
+            linears=linears,
+            experts=None if mlp.experts is None else self._experts(mlp.experts, parts, gated=mlp.gated),
+            sinks=self.vector(parts["sinks"]) if "sinks" in parts else None,
+            rotation=rotation,
+        )
+        self._source.release()
+        return layer
+
+    def final_norm(self, parts: LayerParts) -> NativeNorm:
+        norm = self._norm("norm", parts)
+        self._source.release()
+        return norm
+
+    def linear(self, parts: Parts, bias: Parts | None = None, dtype: torch.dtype | None = None) -> PackedLinear:
+        """Parts below each other as one weight [n, k]."""
+        dtype = dtype or self._dtype
+        taken = [self._source.take(part) for part in parts]
+        packed = self._arena.take(self._native.packed_bytes(sum(map(len, taken)), taken[0].shape[1], dtype))
+        sums = self._source.sums(*parts)
+        return self._native.pack_linear(taken, dtype, packed, None if bias is None else self.vector(bias), sums=sums)
+
+    def vector(self, parts: Parts) -> Tensor:
+        return torch.cat([self._source.take(part).to(torch.float32, copy=True) for part in parts])
+
+    def _slot(self, slot: str, parts: LayerParts) -> PackedLinear:
+        return self.linear(parts[slot], parts.get(f"{slot}.bias"))
+
+    def _gate_up(self, slot: str, parts: LayerParts) -> PackedLinear:
+        return self._by_turns(parts[slot], parts.get(f"{slot}.bias"))
+
+    def _by_turns(self, parts: Parts, bias: Parts | None) -> PackedLinear:
+        gate, up = (self._source.take(part) for part in parts)
+        packed = self._arena.take(self._native.packed_bytes(2 * len(gate), gate.shape[1], self._dtype))
+        both = None if bias is None else self.vector(bias).view(2, -1)
+        sums = self._source.sums(*parts)
+        return self._native.pack_gate_up(gate, up, self._dtype, packed, both, sums=sums)
+
+    def _norm(self, slot: str, parts: LayerParts) -> NativeNorm:
+        bias = parts.get(f"{slot}.bias")
+        kind = "rms" if slot in ("query_norm", "key_norm") else self._spec.norm.kind
+        return NativeNorm(self.vector(parts[slot]), None if bias is None else self.vector(bias), kind)
+
+    def _experts(self, experts: ExpertsSpec, parts: LayerParts, *, gated: bool) -> NativeExperts:
+        firsts, downs = (
+            _by_expert(parts[slot], parts.get(f"{slot}.bias"), experts.count)
+            for slot in ("experts_gate_up", "experts_down")
+        )
+        return NativeExperts(
+            router=self.linear(parts["router"], parts.get("router.bias"), self._exact),
+            correction=self.vector(parts["correction"]) if experts.correction else None,
+            gate_up=[(self._by_turns if gated else self.linear)(*both) for both in firsts],
+            down=[self.linear(*both) for both in downs],
+            shared_gate=self.linear(parts["shared_gate"], None, self._exact) if experts.shared_gate else None,
+        )
+
+    def _total(self) -> int:
+        """Bytes of all packed weights."""
+        tensors = self._source.tensors
+        head = (tensors.embedding if tensors.head is None else tensors.head,)
+        total = self._bytes(head, self._dtype)
+        for described, parts in zip(self._spec.layers, tensors.layers, strict=True):
+            count = described.mlp.experts.count if described.mlp.experts else 1
+            for slot, whole in parts.items():
+                if len(whole[0].wanted) != 2:
+                    continue
+                each = len(whole) // count if slot.startswith("experts_") else len(whole)
+                dtype = self._exact if slot in ("router", "shared_gate") else self._dtype
+                total += sum(self._bytes(whole[at : at + each], dtype) for at in range(0, len(whole), each))
+        return total
+
+    def _bytes(self, parts: Parts, dtype: torch.dtype) -> int:
+        rows = sum(part.wanted[0] for part in parts)
+        return padded(self._native.packed_bytes(rows, parts[0].wanted[1], dtype))
+
+
+def _by_expert(parts: Parts, bias: Parts | None, count: int) -> list[tuple[Parts, Parts | None]]:
+    each = len(parts) // count
+    pieces = [slice(index * each, (index + 1) * each) for index in range(count)]
+    return [(parts[piece], None if bias is None else bias[piece]) for piece in pieces]
+
+
+def address(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()

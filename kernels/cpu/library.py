@@ -1,0 +1,31 @@
+"""A loaded library, and whose turn it is."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from typing import Any
+
+
+class Library:
+    """Calls go one at a time: all models of a process share one team of threads."""
+
+    def __init__(self, functions: ctypes.CDLL) -> None:
+        self._functions = functions
+        self._turn = threading.Lock()
+        self.num_threads = 1
+        self.target: str = functions.pg_target().decode()  # the instruction sets that it is compiled for
+
+    def _call(self, function: Any, *arguments: Any) -> None:
+        with self._turn:
+            function(*arguments)
+
+    @property
+    def fast_bfloat16(self) -> bool:
+        """Whether it multiplies bfloat16 faster than float32."""
+        return "bf16" in self.target
+
+    def set_threads(self, count: int, *, pin: bool) -> None:
+        """`pin`: the team's threads keep to one core each; the caller's own is left alone."""
+        self._call(self._functions.pg_set_threads, count, pin)
+        self.num_threads = count

@@ -1,0 +1,104 @@
+// From hidden states to logits, to the greedy token, and to tokens one after the other.
+#include "step.h"
+
+namespace {
+
+Buffer best_of_members, drawn_from;
+
+// The best logit of each row that one member saw, by lane.
+struct Best {
+    F value[2];
+    I id[2];
+};
+
+Activations head_input(const PgModel &m, const float *hidden, int64_t rows) {
+    return spread(hidden, rows, m.hidden, m.round_activations != 0);
+}
+
+// Calls body(finish) with what products of the head become to be logits.
+template <class Body>
+void with_finish(const PgModel &m, Body &&body) {
+    const float scale = m.logit_scale, limit = m.logit_softcap;
+    if (limit) return body([=](F product) { return softcap(product * scale, limit); });
+    if (scale != 1.0f) return body([=](F product) { return product * scale; });
+    body([](F product) { return product; });
+}
+
+}  // namespace
+
+extern "C" void pg_logits(const PgModel *model, const float *hidden, int64_t m, float *logits) {
+    const Activations a = head_input(*model, hidden, m);
+    const int64_t n = model->vocab;
+    with_finish(*model, [&](auto finish) {
+        parallel([&](Member &member) {
+            linear(member, a, model->head, [&](int64_t row, int64_t column, F low, F high) {
+                store_some(logits + row * n + column, finish(low), n - column);
+                store_some(logits + row * n + column + W, finish(high), n - column - W);
+            });
+        });
+    });
+}
+
+extern "C" void pg_greedy(const PgModel *model, const float *hidden, int64_t m, int64_t *ids) {
+    const Activations a = head_input(*model, hidden, m);
+    const int64_t n = model->vocab, count = team_size();
+    Best *all = best_of_members.get<Best>(count * m);
+    const F lowest = splat(-__builtin_inff());
+    for (int64_t i = 0; i < count * m; i++) all[i] = {{lowest, lowest}, {I{}, I{}}};
+    with_finish(*model, [&](auto finish) {  // logits that differ may be equal then
+        parallel([&](Member &member) {
+            Best *best = all + member.id * m;
+            linear(member, a, model->head, [&](int64_t row, int64_t column, F low, F high) {
+                const F given[2] = {finish(low), finish(high)};
+                for (int h = 0; h < 2; h++) {
+                    const I id = lanes() + (int32_t)(column + h * W);
+                    // A member that helps another comes to lower ids after higher ones.
+                    const I tied = (given[h] == best[row].value[h]) & (id < best[row].id[h]);
+                    const I better = ((given[h] > best[row].value[h]) | tied) & (id < (int32_t)n);
+                    best[row].value[h] = select(better, given[h], best[row].value[h]);
+                    best[row].id[h] = (id & better) | (best[row].id[h] & ~better);
+                }
+            });
+        });
+    });
+    for (int64_t row = 0; row < m; row++) {
+        float value = -__builtin_inff();
+        int64_t id = 0;
+        for (int64_t i = 0; i < count; i++)
+            for (int lane = 0; lane < NR; lane++) {
+                const Best &b = all[i * m + row];
+                const float v = b.value[lane / W][lane % W];
+                const int64_t j = b.id[lane / W][lane % W];
+                if (v > value || (v == value && j < id)) value = v, id = j;
+            }
+        ids[row] = id;
+    }
+}
+
+extern "C" void pg_extend(const PgModel *model, const PgStep *step, int64_t count, const float *temperature,
+                          const int64_t *seeds, int64_t *ids) {
+    const int64_t n = step->num_seqs, vocab = model->vocab;
+    std::vector<int64_t> computed(step->computed, step->computed + n), scheduled(step->scheduled, step->scheduled + n);
+    std::vector<float> hidden(n * model->hidden);
+    int64_t *tokens = const_cast<int64_t *>(step->tokens);
+    PgStep next = *step;
+    next.computed = computed.data(), next.scheduled = scheduled.data();
+    bool greedy = true;
+    for (int64_t i = 0; i < n; i++) greedy &= temperature[i] == 0.0f;
+    float *logits = greedy ? nullptr : drawn_from.get<float>(n * vocab);
+    for (int64_t turn = 0; turn < count; turn++, ids += n) {
+        pg_forward(model, &next, hidden.data());
+        for (int64_t i = 0; i < n; i++) computed[i] += scheduled[i], scheduled[i] = 1;
+        if (greedy) {
+            pg_greedy(model, hidden.data(), n, ids);
+        } else {
+            pg_logits(model, hidden.data(), n, logits);
+            parallel([&](Member &member) {
+                member.for_each(n, 1, [&](int64_t i, int64_t) {
+                    ids[i] = draw_row(logits + i * vocab, vocab, temperature[i], seeds[i], computed[i]);
+                });
+            });
+        }
+        for (int64_t i = 0; i < n; i++) tokens[step->rows[i] * step->tokens_stride + computed[i]] = ids[i];
+    }
+}

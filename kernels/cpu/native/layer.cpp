@@ -1,0 +1,138 @@
+// The two halves of a layer.
+#include "activation.h"
+#include "step.h"
+
+namespace {
+
+KVShape kv_shape(const PgModel &m) { return KVShape{m.kv_format, m.block_size, m.num_kv_heads, m.head_dim}; }
+
+// Turns one token's queries and keys to their position and stores its key and value.
+void place_token(const PgModel &m, const PgLayer &layer, const KVShape &shape, int64_t position, int64_t slot,
+                 float *mixed, int64_t kv_head) {
+    const int64_t dims = m.head_dim, share = m.num_heads / m.num_kv_heads, half = dims / 2;
+    const bool by_head = !layer.norm_whole;
+    float *key = mixed + (m.num_heads + kv_head) * dims;
+    const float *value = mixed + (m.num_heads + m.num_kv_heads + kv_head) * dims;
+    const auto place = [&](const PgNorm &norm, float *head) {
+        if (norm.weight && by_head) norm_row(norm, head, m.eps, dims, head);
+        if (layer.cos) rotate_head(head, layer.cos + position * half, layer.sin + position * half, dims);
+    };
+    for (int64_t head = kv_head * share; head < (kv_head + 1) * share; head++) place(layer.query_norm, mixed + head * dims);
+    place(layer.key_norm, key);
+    const int64_t at = slot / m.block_size * shape.block_bytes(), offset = slot % m.block_size;
+    store_key(shape, layer.keys + at, kv_head, offset, key);
+    store_value(shape, layer.values + at, kv_head, offset, value);
+}
+
+// Into s.normed, where the next linear may round what it reads: the residual stays as it is without a norm too.
+void norm(Member &member, const Step &s, const float *x, const PgNorm &norm, int64_t rows) {
+    member.for_each(rows, rows < 4 * member.count ? 1 : 4, [&](int64_t row, int64_t end) {
+        for (; row < end; row++) {
+            const float *from = x + row * s.hidden_stride;
+            float *to = s.normed + row * s.hidden_stride;
+            if (norm.weight)
+                norm_row(norm, from, s.m.eps, s.m.hidden, to);
+            else
+                memcpy(to, from, s.m.hidden * 4);
+        }
+    });
+    member.barrier();
+}
+
+// Queries and keys of all heads together.
+void norm_whole(Member &member, const Step &s, const PgLayer &layer, int64_t rows) {
+    const PgModel &m = s.m;
+    const int64_t queries = m.num_heads * m.head_dim, keys = m.num_kv_heads * m.head_dim;
+    member.for_each(rows, 1, [&](int64_t row, int64_t) {
+        float *query = s.mixed + row * s.mixed_stride, *key = query + queries;
+        if (layer.query_norm.weight) norm_row(layer.query_norm, query, m.eps, queries, query);
+        if (layer.key_norm.weight) norm_row(layer.key_norm, key, m.eps, keys, key);
+    });
+    member.barrier();
+}
+
+void add_linear(Member &member, const Step &s, float *x, int64_t stride, int64_t rows, const PgLinear &w,
+                const PgNorm &norm, float *residual) {
+    const Activations given = s.activations(x, stride, rows);
+    if (!norm.weight) {
+        const float scale = s.m.residual_scale;
+        linear(member, given, w, [&](int64_t row, int64_t column, F low, F high) {
+            float *out = residual + row * s.hidden_stride + column;
+            store(out, load<F>(out) + low * scale);
+            store(out + W, load<F>(out + W) + high * scale);
+        });
+    } else {
+        linear(member, given, w, [&](int64_t row, int64_t column, F low, F high) {
+            store(s.normed + row * s.hidden_stride + column, low);
+            store(s.normed + row * s.hidden_stride + column + W, high);
+        });
+        member.barrier();
+        member.for_each(rows, 1, [&](int64_t row, int64_t) {
+            add_row(s, norm, s.normed + row * s.hidden_stride, residual + row * s.hidden_stride);
+        });
+    }
+    member.barrier();
+}
+
+}  // namespace
+
+Attention attention_of(const PgModel &m, const PgLayer &layer, const float *query, int64_t query_stride, float *out,
+                       int64_t out_stride) {
+    const float scale = layer.scale ? layer.scale : 1.0f / __builtin_sqrtf((float)m.head_dim);
+    return {kv_shape(m), layer.keys,  layer.values, m.num_heads, layer.window, scale,
+            layer.softcap, layer.sinks, query,        query_stride, out,          out_stride};
+}
+
+void attention_half(Member &member, const Step &s, const PgLayer &layer, bool last) {
+    const PgModel &m = s.m;
+    const int64_t all = (int64_t)s.tokens.ids.size(), kept = (int64_t)s.tokens.wanted.size();
+    const KVShape shape = kv_shape(m);
+    norm(member, s, s.residual, layer.input_norm, all);
+    linear(member, s.activations(s.normed, s.hidden_stride, all), layer.qkv,
+           [&](int64_t row, int64_t column, F low, F high) {
+               store(s.mixed + row * s.mixed_stride + column, low);
+               store(s.mixed + row * s.mixed_stride + column + W, high);
+           });
+    member.barrier();
+    if (layer.norm_whole) norm_whole(member, s, layer, all);
+    member.for_each(all * m.num_kv_heads, all < 4 * member.count ? 1 : 4 * m.num_kv_heads,
+                    [&](int64_t item, int64_t end) {
+                        for (; item < end; item++) {
+                            const int64_t row = item / m.num_kv_heads;
+                            place_token(m, layer, shape, s.tokens.positions[row], s.tokens.slots[row],
+                                        s.mixed + row * s.mixed_stride, item % m.num_kv_heads);
+                        }
+                    });
+    member.barrier();
+    const std::vector<AttentionItem> &items = last ? s.tokens.last_items : s.tokens.items;
+    if (last) {  // from here on only the wanted rows matter: their queries and residuals move together
+        const int64_t width = m.num_heads * m.head_dim;
+        member.for_each(kept, 4, [&](int64_t row, int64_t end) {
+            for (; row < end; row++) {
+                const int64_t from = s.tokens.wanted[row];
+                memcpy(s.inner + row * s.inner_stride, s.mixed + from * s.mixed_stride, width * 4);
+                memcpy(s.kept + row * s.hidden_stride, s.residual + from * s.hidden_stride, m.hidden * 4);
+            }
+        });
+        member.barrier();
+    }
+    const Attention a = attention_of(m, layer, last ? s.inner : s.mixed, last ? s.inner_stride : s.mixed_stride,
+                                     s.attended, s.attended_stride);
+    member.for_each((int64_t)items.size(), 1, [&](int64_t i, int64_t) { attend(a, items[i].group, items[i].head); });
+    member.barrier();
+    add_linear(member, s, s.attended, s.attended_stride, last ? kept : all, layer.output, layer.attention_norm,
+               last ? s.kept : s.residual);
+}
+
+void feed_forward_half(Member &member, const Step &s, const PgLayer &layer, float *residual, int64_t rows) {
+    norm(member, s, residual, layer.mlp_norm, rows);
+    feed_forward(member, s, layer, residual, rows);
+}
+
+void feed_forward(Member &member, const Step &s, const PgLayer &layer, float *residual, int64_t rows) {
+    if (layer.experts) return mix_experts(member, s, layer, residual, rows);
+    const Activations given = s.activations(s.normed, s.hidden_stride, rows);
+    with_activation(layer, s.inner, s.inner_stride, [&](auto &&out) { linear(member, given, layer.gate_up, out); });
+    member.barrier();
+    add_linear(member, s, s.inner, s.inner_stride, rows, layer.down, layer.mlp_output_norm, residual);
+}

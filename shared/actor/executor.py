@@ -1,0 +1,120 @@
+"""Executes the work of an actor that computes, and sends the answers to the scheduler: in a thread, or at the call."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from typing import Generic, Protocol, TypeVar
+
+import structlog
+
+from shared.errors import ProtocolError
+from shared.messages import Message
+from shared.transport import Outbox, Transport
+
+log = structlog.get_logger()
+
+W = TypeVar("W")
+W_contra = TypeVar("W_contra", contravariant=True)
+
+
+class Computation(Protocol[W_contra]):
+    """What is computed.  Only one thread uses it."""
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is left to compute of the work so far."""
+
+    def apply(self, work: W_contra) -> None:
+        """Take work, and compute nothing yet.  Raises ProtocolError where the work is malformed."""
+
+    def turn(self) -> Sequence[Message]:
+        """Compute one piece of the work; returns the answers that are ready."""
+
+
+class Executor(Protocol[W_contra]):
+    """Takes work from an actor.  `failure` is the error that ended it, if one did."""
+
+    failure: BaseException | None
+
+    def submit(self, work: W_contra) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class InlineExecutor(Generic[W]):
+    """Computes all of the work within `submit`: for cheap work, and for tests in one thread."""
+
+    def __init__(self, computation: Computation[W], transport: Transport) -> None:
+        self.failure: BaseException | None = None
+        self._computation = computation
+        self._outbox = transport.outbox()
+        self._scheduler = transport.scheduler_address
+
+    def submit(self, work: W) -> None:
+        """Raises ProtocolError where the work is malformed."""
+        self._computation.apply(work)
+        while not self._computation.is_idle:
+            _send(self._computation.turn(), self._outbox, self._scheduler)
+
+    def close(self) -> None:
+        self._outbox.close()
+
+
+class ThreadExecutor(Generic[W]):
+    """Computes in one thread with a socket of its own, so that the event loop never waits for a computation."""
+
+    def __init__(
+        self, computation: Computation[W], transport: Transport, *, name: str, on_failure: Callable[[], None]
+    ) -> None:
+        """`on_failure` is called in the thread, once `failure` is set."""
+        self.failure: BaseException | None = None
+        self._computation = computation
+        self._name = name
+        self._on_failure = on_failure
+        self._work: queue.SimpleQueue[W | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._loop, args=(transport,), name=name, daemon=True)
+        self._thread.start()
+
+    def submit(self, work: W) -> None:
+        self._work.put(work)
+
+    def close(self) -> None:
+        """Finish the piece that is computed now, and drop the rest."""
+        while not self._work.empty():
+            self._work.get_nowait()
+        self._work.put(None)
+        self._thread.join(timeout=60)
+
+    def _loop(self, transport: Transport) -> None:
+        outbox = transport.outbox()
+        try:
+            while self._catch_up():
+                _send(self._computation.turn(), outbox, transport.scheduler_address)
+        except BaseException as error:
+            log.exception(f"{self._name}_failed")
+            self.failure = error
+            self._on_failure()
+        finally:
+            outbox.close()
+
+    def _catch_up(self) -> bool:
+        """Apply all work that has come; wait for work where there is nothing to compute.  False at the end."""
+        while True:
+            try:
+                work = self._work.get(block=self._computation.is_idle)
+            except queue.Empty:
+                return True
+            if work is None:
+                return False
+            try:
+                self._computation.apply(work)
+            except ProtocolError as error:
+                log.warning("message_dropped", type=type(work).__name__, reason=str(error))
+
+
+def _send(answers: Sequence[Message], outbox: Outbox, address: str) -> None:
+    for answer in answers:
+        outbox.send(address, answer)
+    outbox.flush()

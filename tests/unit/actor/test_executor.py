@@ -1,0 +1,147 @@
+"""Work that is computed in a thread or at the call: its order, its end, its failures."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from shared.actor.executor import InlineExecutor, ThreadExecutor
+from shared.errors import ProtocolError
+from shared.messages import Holdings, Message
+from shared.transport.memory import MemoryOutbox, MemoryTransport
+
+
+class Recorder(MemoryOutbox):
+    def __init__(self, network: MemoryTransport, sent: list[tuple[str, int]]) -> None:
+        super().__init__(network)
+        self._sent = sent
+
+    def send(self, address: str, message: Message) -> None:
+        assert isinstance(message, Holdings)
+        self._sent.append((address, message.report_id))
+
+
+class Line(MemoryTransport):
+    """Keeps what is sent over it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sent: list[tuple[str, int]] = []
+
+    def outbox(self) -> Recorder:
+        return Recorder(self, self.sent)
+
+    @property
+    def answers(self) -> list[int]:
+        assert {address for address, _ in self.sent} <= {self.scheduler_address}
+        return [number for _, number in self.sent]
+
+
+class Echo:
+    """Answers each number with itself, two pieces of work after it came; negative numbers are malformed."""
+
+    def __init__(self) -> None:
+        self.gate = threading.Semaphore(1000)  # one piece of work passes for each permit
+        self.began = threading.Semaphore(0)
+        self.broken = -1  # the number at which computing fails
+        self.applied: list[int] = []
+        self._pieces: list[int | None] = []
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._pieces
+
+    def apply(self, work: int) -> None:
+        if work < 0:
+            raise ProtocolError("negative")
+        self.applied.append(work)
+        self._pieces += [None, work]
+
+    def turn(self) -> list[Holdings]:
+        self.began.release()
+        assert self.gate.acquire(timeout=10)
+        piece = self._pieces.pop(0)
+        if piece is not None and piece == self.broken:
+            raise RuntimeError("broken")
+        return [] if piece is None else [Holdings(1, piece, 0, 0)]
+
+
+def until(condition: Callable[[], Any]) -> None:
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+def test_inline_all_is_computed_when_the_call_returns() -> None:
+    line, echo = Line(), Echo()
+    executor = InlineExecutor(echo, line)
+    for number in (3, 1):
+        executor.submit(number)
+    assert line.answers == [3, 1] and executor.failure is None
+    with pytest.raises(ProtocolError):
+        executor.submit(-1)
+    executor.submit(4)
+    assert line.answers == [3, 1, 4]
+
+
+def test_a_thread_answers_in_order_and_malformed_work_costs_itself() -> None:
+    line, echo = Line(), Echo()
+    executor = ThreadExecutor(echo, line, name="echo", on_failure=lambda: None)
+    for number in (3, -1, 1, 2):
+        executor.submit(number)
+    until(lambda: line.answers == [3, 1, 2])
+    executor.submit(5)
+    until(lambda: line.answers == [3, 1, 2, 5])
+    executor.close()
+    assert executor.failure is None
+
+
+def test_work_that_comes_meanwhile_is_applied_before_the_next_piece() -> None:
+    line, echo = Line(), Echo()
+    echo.gate = threading.Semaphore(0)
+    executor = ThreadExecutor(echo, line, name="echo", on_failure=lambda: None)
+    executor.submit(1)
+    assert echo.began.acquire(timeout=10)
+    executor.submit(2)
+    executor.submit(3)
+    echo.gate.release()
+    assert echo.began.acquire(timeout=10)
+    assert echo.applied == [1, 2, 3] and line.answers == []
+    echo.gate.release(100)
+    until(lambda: line.answers == [1, 2, 3])
+    executor.close()
+
+
+def test_closing_finishes_one_piece_and_drops_the_rest() -> None:
+    line, echo = Line(), Echo()
+    echo.gate = threading.Semaphore(1)
+    executor = ThreadExecutor(echo, line, name="echo", on_failure=lambda: None)
+    executor.submit(1)
+    assert echo.began.acquire(timeout=10) and echo.began.acquire(timeout=10)
+    executor.submit(2)
+    closing = threading.Thread(target=executor.close)
+    closing.start()
+    until(lambda: executor._work.qsize() == 1)  # the end alone: 2 is dropped
+    echo.gate.release(100)
+    closing.join(timeout=10)
+    assert not closing.is_alive() and line.answers == [1] and echo.applied == [1]
+
+
+def test_a_failure_ends_the_thread_and_is_reported_once() -> None:
+    line, echo = Line(), Echo()
+    echo.broken = 2
+    failures: list[BaseException | None] = []
+    executor: ThreadExecutor[int] = ThreadExecutor(
+        echo, line, name="echo", on_failure=lambda: failures.append(executor.failure)
+    )
+    for number in (1, 2, 3):
+        executor.submit(number)
+    until(lambda: failures)
+    assert isinstance(executor.failure, RuntimeError) and failures == [executor.failure]
+    executor.close()
+    assert line.answers == [1]
