@@ -140,7 +140,7 @@ class SchedulerStage(Stage):
         return (
             [self._request(core.requests[name]) for name in REQUESTS],
             (replica.epoch, replica.num_steps, [s.step_id for s in replica.in_flight], replica.pool.ref_counts[:]),
-            [member for member in self.actor.troupe.members if member.instance in NAMES.values()],
+            [member for member in self.actor.membership.members if member.instance in NAMES.values()],
             (self.actor.phase, core.capacity, core.max_model_len),
         )
 
@@ -155,7 +155,7 @@ class SchedulerStage(Stage):
             name for name in (*self.actor.core.requests, *self.actor.core.finished) if name not in REQUESTS
         ]:
             self.actor.core.abort(request_id)
-        for member in self.actor.troupe.members:
+        for member in self.actor.membership.members:
             if member.instance not in NAMES.values():
                 self.actor._lose(member, "a stranger")
 
@@ -270,7 +270,7 @@ class DraftStage(Stage):
         return [self.roster(), DraftUpdate(self.epoch, 1, [], opened, [0], [40], [0], [], [0])]
 
     def digest(self) -> object:
-        session = self.actor._executor._session
+        session = self.actor._executor._computation
         return dict(session._num_told), session._epoch, session._update_id, self.standing()
 
 
