@@ -1,1 +1,1 @@
-"""From settings and plans to results: what computes, with how much memory, and the model runner.  Loads torch."""
+"""From plans to results: the model runner, its rows and its tables."""

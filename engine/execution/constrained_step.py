@@ -12,7 +12,7 @@ import numpy as np
 from engine.execution.row_automata import Held, RowAutomata
 from engine.execution.sampled_tokens import MissingSamples, SampledTokens
 from engine.execution.schedule import Schedule
-from engine.modeling.processing import Allowance, Flags
+from engine.sampling.processing import Allowance, Flags
 from shared.messages.steps import StepPlan
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from engine.modeling.batch import Ints
-from engine.modeling.drafts import Drafts, lay_out
-from engine.modeling.proposals import certain_proposals, unpack_distributions
+from engine.sampling.drafts import Drafts, lay_out
+from engine.sampling.proposals import certain_proposals, unpack_distributions
 from shared.errors import FatalError
 from shared.messages.steps import StepPlan
 

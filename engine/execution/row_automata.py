@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 import structlog
 
-from engine.modeling.processing import Flags
+from engine.sampling.processing import Flags
 from shared.automata.automaton import Automaton, make_automaton
 from shared.automata.limits import GrammarError
 from shared.automata.vocabulary import Vocabulary

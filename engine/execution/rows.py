@@ -14,7 +14,7 @@ from torch import Tensor
 
 from engine.execution.device_tables import DeviceTables
 from engine.modeling.batch import Ints
-from engine.modeling.sampling_columns import SamplingColumns
+from engine.sampling.columns import SamplingColumns
 from kernels.ops.transfer import to_device
 from shared.errors import FatalError
 from shared.messages.steps import AdmittedSequence

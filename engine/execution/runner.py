@@ -27,12 +27,12 @@ from engine.execution.sampled_tokens import MissingSamples, SampledTokens
 from engine.execution.schedule import Schedule, read_schedule
 from engine.execution.scoring import SampledScores, Scored, score_rows
 from engine.modeling.batch import Ints
-from engine.modeling.drafts import Drafts
 from engine.modeling.kv_pool import KVPool
 from engine.modeling.model import Model
-from engine.modeling.sampler import Sampler
-from engine.modeling.sampling_columns import NO_LOGPROBS
-from engine.modeling.verification import Verification
+from engine.sampling.columns import NO_LOGPROBS
+from engine.sampling.drafts import Drafts
+from engine.sampling.sampler import Sampler
+from engine.sampling.verification import Verification
 from kernels.ops.transfer import to_device
 from shared.automata.limits import GrammarError
 from shared.automata.vocabulary import Vocabulary

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from engine.execution.schedule import Schedule
 from engine.modeling.batch import Ints
-from engine.modeling.verification import Verdict
+from engine.sampling.verification import Verdict
 from kernels.ops.transfer import mark, to_host
 
 

@@ -8,8 +8,8 @@ import numpy as np
 from engine.execution.drafts import read_counts, read_drafts
 from engine.execution.rows import RowTable
 from engine.modeling.batch import Ints, StepBatch
-from engine.modeling.drafts import Drafts
-from engine.modeling.processing import SampleBatch
+from engine.sampling.drafts import Drafts
+from engine.sampling.processing import SampleBatch
 from shared.messages.steps import StepPlan
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from engine.execution.sampled_tokens import YieldedTokens
 from engine.modeling.batch import Ints
-from engine.modeling.logprobs import Scores, read_scores, score
+from engine.sampling.logprobs import Scores, read_scores, score
 from shared.messages.steps import TokenLogprobs
 
 MOST_ROWS = 64  # scored at a time: the float64 copies of their logits are the memory that this takes

@@ -1,1 +1,1 @@
-"""Models, weights, the physical KV pool and sampling.  Torch lives here; only the worker imports it."""
+"""Decoders that execute a description, in torch and in native code, and the physical KV pool."""

@@ -10,11 +10,11 @@ from torch import Tensor
 from engine.description.names import LayerParts, Part, Parts
 from engine.description.spec import ExpertsSpec, LayerSpec, ModelSpec
 from engine.modeling.decoder import Decoder, DecoderLayer, DenseWeights, MixtureWeights, NormWeight, Projection
-from engine.modeling.formats import Formats
 from engine.modeling.kv_pool import KVLayout
-from engine.modeling.kv_scales import KVScales
 from engine.modeling.rope import build_rope_table
-from engine.modeling.weights import WeightSource
+from engine.weights.formats import Formats
+from engine.weights.kv_scales import KVScales
+from engine.weights.source import WeightSource
 from kernels.interface import Kernels
 from kernels.ops.experts import ExpertWeights, Routing
 from kernels.ops.linear import LinearWeight

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.modeling.kv_scales import KVScales
-from engine.modeling.pages import Arena, padded
+from engine.weights.kv_scales import KVScales
+from engine.weights.pages import Arena, padded
 from kernels.ops.kv_cache import FP8, KVCache
 from kernels.ops.transfer import to_device
 

@@ -15,12 +15,12 @@ from torch import Tensor
 from engine.description.names import Part
 from engine.description.spec import NO_ROPE, ModelSpec
 from engine.modeling.batch import Ints, StepBatch
-from engine.modeling.formats import Formats
 from engine.modeling.kv_pool import KVPool
 from engine.modeling.native_layers import LayerPacker, NativeLayer, NativeNorm, address, describe_layer
-from engine.modeling.pages import Arena, padded
 from engine.modeling.rope import build_rope_table
-from engine.modeling.weights import WeightSource
+from engine.weights.formats import Formats
+from engine.weights.pages import Arena, padded
+from engine.weights.source import WeightSource
 from kernels.cpu import abi
 from kernels.cpu.native import FORMATS, KVShape, Native, PackedLinear, StepColumns
 

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from engine.description.names import LayerParts, Parts
 from engine.description.spec import ExpertsSpec, LayerSpec, ModelSpec
-from engine.modeling.formats import Formats
-from engine.modeling.pages import Arena, padded
-from engine.modeling.weights import WeightSource
+from engine.weights.formats import Formats
+from engine.weights.pages import Arena, padded
+from engine.weights.source import WeightSource
 from kernels.cpu import abi
 from kernels.cpu.native import Native, PackedLinear
 

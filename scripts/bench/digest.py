@@ -24,9 +24,9 @@ from statistics import median
 
 import structlog
 
-from engine.execution.fingerprint import processor
-from engine.execution.loading import load_model
-from engine.modeling.weight_digest import DigestMemory
+from engine.loading.fingerprint import processor
+from engine.loading.load import load_model
+from engine.weights.digest import DigestMemory
 from kernels.cpu.loading import load_compiled
 from scripts.bench.common.models import llama, write_config, write_weights
 from scripts.bench.common.report import Result, bench_parser, finish

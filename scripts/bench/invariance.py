@@ -17,8 +17,8 @@ from statistics import median
 
 import structlog
 
-from engine.execution.loading import load_runner
 from engine.execution.runner import ModelRunner
+from engine.loading.load import load_runner
 from scripts.bench.common.models import llama, write_config
 from scripts.bench.common.plans import PlanMaker
 from scripts.bench.common.report import Result, bench_parser, finish

@@ -29,7 +29,7 @@ from scripts.mutation.reach import PYTEST, Reach, environment, measure
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = {
     "services/scheduler": ["tests/unit/scheduler"],
-    "engine/execution": ["tests/engine", "tests/unit/worker"],
+    "engine/execution": ["tests/engine/execution", "tests/engine/modeling", "tests/unit/worker"],
     "services/detokenizer": ["tests/unit/detokenizer"],
     "services/gateway/streams": ["tests/unit/gateway/streams", "tests/unit/gateway/generation"],
 }

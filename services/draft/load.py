@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from engine.execution.loading import load_model
+from engine.loading.load import load_model
 from services.draft.model import ModelProposer
 from shared.config import Settings
 

@@ -17,11 +17,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.execution.loading import LoadedModel
+from engine.loading.load import LoadedModel
 from engine.modeling.batch import Ints, StepBatch
 from engine.modeling.model import Extends
-from engine.modeling.processing import SampleBatch
-from engine.modeling.proposals import certain
+from engine.sampling.processing import SampleBatch
+from engine.sampling.proposals import certain
 from services.draft.ending import read_ending
 from services.draft.followed import Followed
 from services.draft.proposer import Guess

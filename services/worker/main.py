@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from engine.execution.loading import load_runner
 from engine.execution.runner import ModelRunner
+from engine.loading.load import load_runner
 from services.worker.actor import WorkerActor
 from services.worker.overlapped import OverlappedSteps
 from services.worker.recording import recorded

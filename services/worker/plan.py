@@ -15,12 +15,12 @@ import msgspec
 import torch
 
 from engine.description.reading import read_config
-from engine.execution.backend import choose_backend, usable_cores
-from engine.execution.fingerprint import make_fingerprint, remembered_digest
-from engine.execution.memory import cpu_budget, gpu_budget, plan_memory
-from engine.modeling.formats import resolve_device
-from engine.modeling.weight_digest import user_memory
-from engine.modeling.weights import open_weights
+from engine.loading.backend import choose_backend, usable_cores
+from engine.loading.fingerprint import make_fingerprint, remembered_digest
+from engine.loading.memory import cpu_budget, gpu_budget, plan_memory
+from engine.weights.digest import user_memory
+from engine.weights.formats import resolve_device
+from engine.weights.source import open_weights
 from shared.config import EngineSettings, MemorySettings, Settings, load_settings
 from shared.errors import PageantError
 from shared.logging import setup_logging

@@ -10,8 +10,8 @@ import torch
 import transformers
 from torch import Tensor
 
-from engine.execution.loading import load_runner
 from engine.execution.runner import ModelRunner
+from engine.loading.load import load_runner
 from shared.config import Settings
 from tests.kernels.natives import load_build
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
-from engine.execution.loading import load_runner
 from engine.execution.runner import ModelRunner
+from engine.loading.load import load_runner
 from services.draft.proposer import Proposer
 from services.scheduler.invariants import check
 from services.scheduler.scheduler import Scheduler

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from engine.execution.row_automata import Held
-from engine.modeling.processing import Flags
+from engine.sampling.processing import Flags
 from services.scheduler.state.policy import Policy
 from shared.automata.compiling import Compiler
 from shared.grammar import Grammar, GrammarKind

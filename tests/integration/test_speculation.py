@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from engine.modeling.verification import DeviceVerification
+from engine.sampling.verification import DeviceVerification
 from services.draft.proposer import Guess
 from services.scheduler.state.policy import Policy
 from shared.messages import AdmittedSequence, DraftCapacity

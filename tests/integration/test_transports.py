@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from engine.execution.loading import load_runner
+from engine.loading.load import load_runner
 from services.detokenizer.main import make as make_detokenizer
 from services.scheduler.main import make as make_scheduler
 from services.tokenizer.main import make as make_tokenizer

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 import structlog
 
-from engine.execution.backend import usable_cores
-from engine.execution.loading import load_runner
+from engine.loading.backend import usable_cores
+from engine.loading.load import load_runner
 from kernels.cpu import build, loading, native, self_check
 from kernels.cpu.build import NATIVE, TARGETS, BuildError, library
 from shared.config import Settings
@@ -258,7 +258,7 @@ def events(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
         captured.append({"level": level, **event})
         raise structlog.DropEvent
 
-    monkeypatch.setattr("engine.execution.backend.log", structlog.wrap_logger(logger, processors=[keep]))
+    monkeypatch.setattr("engine.loading.backend.log", structlog.wrap_logger(logger, processors=[keep]))
     return captured
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from engine.description.reading import read_config
-from engine.execution.backend import choose_backend
+from engine.loading.backend import choose_backend
 from kernels.flash.attention import FlashAttention3, FlashInferAttention, HeadShape
 from kernels.interface import reference_kernels
 from kernels.ops import attention

@@ -20,14 +20,14 @@ import torch
 from torch import Tensor
 
 from engine.description.reading import read_config
-from engine.execution import backend as backend_module
-from engine.execution import loading
-from engine.execution.backend import Backend, choose_backend
-from engine.execution.graphs import DirectRecorder, GraphedDecoder
 from engine.execution.runner import ModelRunner
+from engine.loading import backend as backend_module
+from engine.loading import load as loading
+from engine.loading.backend import Backend, choose_backend
+from engine.loading.graphs import DirectRecorder, GraphedDecoder
 from engine.modeling.decoder import Decoder
-from engine.modeling.verification import HostVerification
-from engine.modeling.weights import open_weights
+from engine.sampling.verification import HostVerification
+from engine.weights.source import open_weights
 from kernels.interface import AttentionShape
 from kernels.ops import transfer
 from kernels.provider import has_triton, triton_kernels

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.execution.loading import load_runner
+from engine.loading.load import load_runner
 from kernels.cpu.build import NATIVE
 from kernels.cpu.loading import load
 from kernels.cpu.native import NativeUnavailable

@@ -11,14 +11,14 @@ import pytest
 import torch
 
 from engine.description.reading import read_config
-from engine.execution import loading
-from engine.execution.backend import Backend, choose_backend
-from engine.execution.graphs import CudaRecorder, DirectRecorder, GraphedDecoder, Recorder, StepGraph, step_sizes
 from engine.execution.runner import ModelRunner
+from engine.loading import load as loading
+from engine.loading.backend import Backend, choose_backend
+from engine.loading.graphs import CudaRecorder, DirectRecorder, GraphedDecoder, Recorder, StepGraph, step_sizes
 from engine.modeling.batch import StepBatch
 from engine.modeling.decoder import Decoder
-from engine.modeling.verification import DeviceVerification
-from engine.modeling.weights import open_weights
+from engine.sampling.verification import DeviceVerification
+from engine.weights.source import open_weights
 from kernels.interface import AttentionShape
 from kernels.ops import linear_int8
 from kernels.provider import has_triton, triton_kernels

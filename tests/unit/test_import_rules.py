@@ -39,10 +39,13 @@ ALLOWED: dict[str, set[str]] = {
     "shared.actor": {"STDLIB", "uvloop", "msgspec", "structlog", "prometheus_client", "shared"},
     "shared.automata": {"STDLIB", "llguidance", "msgspec", "shared.grammar"},
     "shared.automata.automaton": {"STDLIB", "llguidance", "numpy", "shared.automata"},
-    "engine.modeling": {"STDLIB", "torch", "numpy", "safetensors", "tqdm", "msgspec", "structlog", "shared", "kernels",
-                        "engine.description"},
-    "engine.execution": {"STDLIB", "torch", "numpy", "tqdm", "msgspec", "structlog", "shared", "kernels",
-                         "engine.description", "engine.modeling"},
+    "engine.weights": {"STDLIB", "torch", "numpy", "safetensors", "tqdm", "shared", "kernels", "engine.description"},
+    "engine.sampling": {"STDLIB", "torch", "numpy", "msgspec", "shared", "kernels"},
+    "engine.modeling": {"STDLIB", "torch", "numpy", "msgspec", "shared", "kernels", "engine.description",
+                        "engine.weights"},
+    "engine.execution": {"STDLIB", "torch", "numpy", "msgspec", "structlog", "shared", "kernels", "engine.sampling",
+                         "engine.modeling"},
+    "engine.loading": {"STDLIB", "torch", "numpy", "tqdm", "msgspec", "structlog", "shared", "kernels", "engine"},
     "engine.description": {"STDLIB", "shared.errors"},
     "engine": {"STDLIB"},
     "shared": {"STDLIB", "msgspec", "structlog", "tokenizers", "huggingface_hub", "shared"},
@@ -100,7 +103,7 @@ ALLOWED: dict[str, set[str]] = {
     "services.cli.top": {"STDLIB", "msgspec", "click", "prometheus_client", "shared", "services.cli"},
     "services.cli.replay": {"STDLIB", "click", "shared", "services.cli.help", "services.scheduler"},
     "services.cli.plots": {"STDLIB", "click", "matplotlib", "services.cli", "services.simulator"},
-    "services.cli.checks": {"STDLIB", "msgspec", "shared", "engine.description", "engine.execution.memory",
+    "services.cli.checks": {"STDLIB", "msgspec", "shared", "engine.description", "engine.loading.memory",
                             "services.gateway.access.auth"},
     "services.cli.bench": {"STDLIB", "msgspec", "click", "tqdm", "grpc", "uvloop", "shared", "protos", "services.cli"},
     "services.cli.bench.serve": {"STDLIB", "msgspec", "click", "tqdm", "grpc", "uvloop", "shared", "services.cli",
@@ -238,10 +241,10 @@ def test_wings_import_downwards_only(house: str) -> None:
 
 
 def test_only_those_who_compute_reach_modeling() -> None:
-    rooms = ("engine.modeling", "engine.execution")
+    rooms = ("engine.weights", "engine.sampling", "engine.modeling", "engine.execution", "engine.loading")
     plain = {
         "engine.description.reading",
-        "engine.execution.memory",
+        "engine.loading.memory",
     }  # figures without torch, for checks before a start
     users = {
         name

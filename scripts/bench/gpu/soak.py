@@ -15,8 +15,8 @@ from typing import Any, Literal
 
 import torch
 
-from engine.execution.loading import load_runner
 from engine.execution.runner import ModelRunner
+from engine.loading.load import load_runner
 from shared.config import Settings
 from shared.messages import AdmittedSequence, StepPlan, StepResult
 from shared.packing import pack_tokens

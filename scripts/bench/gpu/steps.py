@@ -9,9 +9,9 @@ from pathlib import Path
 from statistics import median
 from typing import Literal
 
-from engine.execution.loading import load_runner
 from engine.execution.pending_result import PendingResult
 from engine.execution.runner import ModelRunner
+from engine.loading.load import load_runner
 from scripts.bench.common.plans import PlanMaker
 from services.scheduler.scheduler import Scheduler
 from services.scheduler.state.policy import Policy

@@ -26,9 +26,9 @@ from unittest.mock import patch
 
 import torch
 
-from engine.execution.loading import load_runner
 from engine.execution.pending_result import PendingResult
 from engine.execution.runner import ModelRunner
+from engine.loading.load import load_runner
 from shared.config import Settings
 from shared.messages import StepPlan
 

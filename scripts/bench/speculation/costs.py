@@ -20,8 +20,8 @@ from typing import Protocol
 
 import structlog
 
-from engine.execution.loading import load_runner
 from engine.execution.runner import ModelRunner
+from engine.loading.load import load_runner
 from scripts.bench.common.plans import BLOCK, PlanMaker
 from services.draft.load import load_proposer
 from services.draft.proposer import Proposer

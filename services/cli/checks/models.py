@@ -15,7 +15,7 @@ import msgspec
 
 from engine.description.reading import read_config
 from engine.description.spec import ModelSpec
-from engine.execution.memory import GIB, available_memory, plan_memory
+from engine.loading.memory import GIB, available_memory, plan_memory
 from shared.config import Settings
 from shared.errors import ConfigError, ModelError
 from shared.model_source import ask_hub, find_model_dir, find_snapshot, suggestion, why_no_directory

@@ -11,8 +11,8 @@ import threading
 import time
 from typing import Any
 
-from engine.execution.loading import load_runner
 from engine.execution.runner import ModelRunner
+from engine.loading.load import load_runner
 from scripts.bench.common.proc import peak_rss
 from services.scheduler.main import policy_of
 from services.scheduler.scheduler import Scheduler

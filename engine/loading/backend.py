@@ -1,0 +1,166 @@
+"""What computes the model: the native kernels, or torch on a CPU or GPU; in which formats, with how many threads."""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import structlog
+import torch
+
+from engine.description.spec import ModelSpec
+from engine.modeling.assembly import torch_layout
+from engine.modeling.native import native_layout, why_unsupported
+from engine.weights.formats import Formats, resolve_device, resolve_formats
+from kernels.cpu.loading import load as load_native
+from kernels.cpu.native import Native, NativeUnavailable
+from kernels.flash.attention import HeadShape
+from kernels.interface import AttentionShape, Kernels, SamplingKernels
+from kernels.provider import FLASH_LIBRARIES, has_triton, native_sampling, select_kernels, with_flash
+from shared.config import EngineSettings, MemorySettings, Settings
+from shared.errors import ConfigError
+
+log = structlog.get_logger()
+
+
+class Layout(Protocol):
+    """Of a KV pool."""
+
+    def bytes_per_block(self, block_size: int) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    device: torch.device
+    formats: Formats
+    kernels: Kernels  # torch's
+    native: Native | None  # serves the model instead, where it is there
+    num_threads: int  # of the kernels on a CPU
+    no_native: str  # why a CPU does without native kernels; empty where it has them, or none were asked for
+
+    @property
+    def sampling(self) -> SamplingKernels:
+        return self.kernels.sampling if self.native is None else native_sampling(self.native)
+
+    @property
+    def name(self) -> str:
+        return f"torch {self.kernels.name}" if self.native is None else f"native {self.native.target}"
+
+    @property
+    def description(self) -> dict[str, object]:
+        """For logs."""
+        return {
+            "device": str(self.device),
+            "kernels": self.name,
+            "formats": str(self.formats),
+            "num_threads": self.num_threads,
+        }
+
+    def layout(self, spec: ModelSpec) -> Layout:
+        if self.native is not None:
+            return native_layout(spec, self.native, self.formats)
+        return torch_layout(spec, self.formats, self.device)
+
+
+def choose_backend(settings: Settings, spec: ModelSpec, stored: torch.dtype) -> Backend:
+    """For a checkpoint whose matrices are stored in `stored`.  Raises ConfigError where a kernel is not available.
+
+    Sets the number of threads, of torch and of the native kernels, which are the process's.
+    """
+    device, native, no_native = resolve_device(settings.engine.device), None, ""
+    max_model_len = settings.scheduling.max_model_len or spec.max_position_embeddings
+    if device.type == "cpu" and settings.engine.kernels != "torch":
+        native, no_native = _find_native(settings.engine)
+    formats = _formats(settings.engine, settings.memory, stored, device, native)
+    if native is not None and (reason := why_unsupported(spec, native, formats, settings.memory.block_size)):
+        native, no_native = None, f"this model is not served: {reason}"
+        formats = _formats(settings.engine, settings.memory, stored, device, None)
+    if no_native and settings.engine.kernels == "native":
+        raise ConfigError(f"kernels is 'native', but {no_native}; use kernels=auto or torch")
+    if no_native:
+        log.warning("native_kernels_unavailable", reason=no_native, instead="torch, several times slower")
+    heads = spec.heads
+    kernels = select_kernels(
+        device,
+        formats.compute,
+        quantised=formats.quantised,
+        batch_invariant=settings.engine.batch_invariant,
+        shape=AttentionShape(heads.num_heads // heads.num_kv_heads, heads.head_dim, max_model_len),
+    )
+    if device.type == "cuda" and not has_triton():
+        log.warning("triton_unavailable", reason="triton is not installed", instead="torch, many times slower")
+    if settings.engine.attention_backend in FLASH_LIBRARIES:
+        kernels = _with_flash(settings.engine, spec, formats, device, kernels)
+    return Backend(device, formats, kernels, native, _set_threads(settings.engine, native), no_native)
+
+
+def _with_flash(
+    settings: EngineSettings, spec: ModelSpec, formats: Formats, device: torch.device, kernels: Kernels
+) -> Kernels:
+    backend = settings.attention_backend
+    if device.type == "cpu":
+        raise ConfigError(f"attention_backend is {backend!r}, which is for GPUs")
+    if formats.kv != formats.compute:
+        raise ConfigError(f"attention_backend {backend!r} needs a KV cache of the format of the arithmetic; use triton")
+    heads = spec.heads
+    shape = HeadShape(heads.num_heads, heads.num_kv_heads, heads.head_dim, formats.compute, heads.scale, heads.softcap)
+    if len({(layer.attention.scale, layer.attention.softcap) for layer in spec.layers}) > 1:
+        raise ConfigError(f"attention_backend {backend!r} does not serve layers of several scales; use triton")
+    try:
+        kernels = with_flash(kernels, backend, shape, device)
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"attention_backend is {backend!r}, but {error}; use auto or triton") from error
+    if not kernels.attention_sinks and any(layer.attention.sinks for layer in spec.layers):
+        raise ConfigError(f"attention_backend {backend!r} does not serve this model's attention sinks; use triton")
+    return kernels
+
+
+def _formats(
+    engine: EngineSettings, memory: MemorySettings, stored: torch.dtype, device: torch.device, native: Native | None
+) -> Formats:
+    return resolve_formats(
+        dtype=engine.dtype,
+        quantization=engine.quantization,
+        kv_cache_dtype=memory.kv_cache_dtype,
+        stored=stored,
+        device=device,
+        fast_bfloat16=native is not None and native.fast_bfloat16,
+    )
+
+
+def _find_native(settings: EngineSettings) -> tuple[Native | None, str]:
+    """The native kernels, or why there are none."""
+    try:
+        return load_native(settings.cpu_target, announce=_say_compiling), ""
+    except NativeUnavailable as error:
+        return None, str(error)
+
+
+def _say_compiling(compiler: str) -> None:
+    log.info("native_kernels_compiling", compiler=compiler, seconds="about 20")
+
+
+def _set_threads(settings: EngineSettings, native: Native | None) -> int:
+    """Pinned only where they take all cores: two workers with one thread each would share the first core."""
+    cores = usable_cores()
+    count = settings.num_threads or cores
+    if native is None:
+        if settings.num_threads:
+            torch.set_num_threads(count)
+        return torch.get_num_threads()
+    native.set_threads(count, pin=count == cores == len(os.sched_getaffinity(0)))
+    torch.set_num_threads(1)  # its threads would compete with the native ones
+    return count
+
+
+def usable_cores() -> int:
+    """Cores that this process may run on, less where its control group's share of time is less."""
+    cores = len(os.sched_getaffinity(0))
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()
+        return min(cores, max(1, math.ceil(int(quota) / int(period))))
+    except (OSError, ValueError):  # no such file, or "max"
+        return cores

@@ -1,0 +1,1 @@
+"""Logits into tokens: processing, truncation, drawing, the verification of drafts, log-probabilities."""

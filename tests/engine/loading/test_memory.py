@@ -1,0 +1,69 @@
+"""The memory plan, on sizes made up."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from engine.loading.load import load_model
+from engine.loading.memory import GIB, available_memory, cpu_budget, gpu_budget, plan_memory
+from engine.loading.profile import most_positions
+from shared.config import MemorySettings, SchedulingSettings, Settings, SpeculationSettings
+from shared.errors import ConfigError
+
+BLOCK = 1 << 20
+ANY_LENGTH = SchedulingSettings()
+
+
+def test_blocks_of_a_gpu() -> None:
+    settings = MemorySettings(gpu_memory_utilization=0.5)
+    budget = gpu_budget(settings, total=80 * GIB, weights=16 * GIB, peak_activation=4 * GIB)
+    assert budget == 20 * GIB
+    plan = plan_memory(settings, ANY_LENGTH, bytes_per_block=BLOCK, budget=budget, max_model_len=4096)
+    assert (plan.num_blocks, plan.num_tokens, plan.max_model_len) == (20 << 10, 20 << 14, 4096)
+    assert "20.00 GiB: 20480 blocks of 16 tokens" in str(plan)
+    assert "80.0 sequences of max_model_len=4096" in str(plan)
+
+
+def test_draft_tokens_are_sampled_too() -> None:
+    few = SchedulingSettings(max_num_seqs=64)
+    assert most_positions(few, SpeculationSettings()) == 64
+    assert most_positions(few, SpeculationSettings(draft="ngram", max_num_draft_tokens=7)) == 512
+    narrow = SchedulingSettings(max_num_seqs=64, max_num_batched_tokens=300)
+    assert most_positions(narrow, SpeculationSettings(draft="ngram")) == 300
+
+
+def test_weights_larger_than_the_share() -> None:
+    settings = MemorySettings(gpu_memory_utilization=0.1)
+    budget = gpu_budget(settings, total=80 * GIB, weights=16 * GIB, peak_activation=0)
+    with pytest.raises(ConfigError, match="raise num_blocks, kv_cache_memory or gpu_memory_utilization"):
+        plan_memory(settings, ANY_LENGTH, bytes_per_block=BLOCK, budget=budget, max_model_len=4096)
+
+
+def test_what_is_asked_for_wins() -> None:
+    assert cpu_budget(MemorySettings(kv_cache_memory=5)) == 5
+    assert gpu_budget(MemorySettings(kv_cache_memory=5), total=1, weights=1, peak_activation=1) == 5
+    plan = plan_memory(MemorySettings(num_blocks=7), ANY_LENGTH, bytes_per_block=BLOCK, budget=0, max_model_len=20)
+    assert plan.num_blocks == 7
+
+
+def test_a_cpu_takes_no_more_than_its_share() -> None:
+    assert 0 < cpu_budget(MemorySettings()) <= min(GIB, available_memory())
+
+
+def test_shrinks_only_where_the_length_is_open() -> None:
+    settings = MemorySettings(num_blocks=4)
+    assert plan_memory(settings, ANY_LENGTH, bytes_per_block=BLOCK, budget=0, max_model_len=1000).max_model_len == 64
+    with pytest.raises(ConfigError, match="4 blocks, but one sequence of 1000 tokens needs 63"):
+        plan_memory(
+            settings, SchedulingSettings(max_model_len=1000), bytes_per_block=BLOCK, budget=0, max_model_len=1000
+        )
+
+
+@pytest.mark.parametrize("kernels", ["native", "torch"])
+def test_a_cache_that_was_asked_for_and_cannot_be_had_is_the_settings_fault(kernels: str) -> None:
+    """Another life of the worker would not get it either: exit status 78, not 70."""
+    settings: Any = {"model": "models/pageant-stories-draft", "kernels": kernels, "kv_cache_memory": 1 << 50}
+    with pytest.raises(ConfigError, match=r"cannot be allocated.*lower kv_cache_memory"):
+        load_model(Settings.of(**settings))

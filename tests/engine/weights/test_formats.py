@@ -1,0 +1,85 @@
+"""Which formats the settings and the checkpoint come to."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from engine.modeling.kv_pool import KVLayout, KVPool
+from engine.weights.formats import Formats, resolve_device, resolve_formats
+from kernels.ops.kv_store import store_kv
+from shared.errors import ConfigError
+
+F32, F16, BF16, I8 = torch.float32, torch.float16, torch.bfloat16, torch.int8
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
+
+
+def resolve(stored: torch.dtype, device: torch.device = CPU, *, fast: bool = False, **settings: str) -> Formats:
+    given = {"dtype": "auto", "quantization": "none", "kv_cache_dtype": "auto"} | settings
+    return resolve_formats(**given, stored=stored, device=device, fast_bfloat16=fast)
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        # auto on a CPU: weights as they come, arithmetic in float32
+        (resolve(BF16), Formats(F32, BF16, BF16)),
+        (resolve(F16), Formats(F32, F32, F32)),
+        (resolve(F32), Formats(F32, F32, F32)),
+        # bfloat16 by itself only where it is faster and nothing is lost by it
+        (resolve(BF16, fast=True), Formats(BF16, BF16, BF16)),
+        (resolve(F32, fast=True), Formats(F32, F32, F32)),
+        # by name
+        (resolve(BF16, fast=True, dtype="float32"), Formats(F32, BF16, BF16)),
+        (resolve(F32, dtype="bfloat16"), Formats(BF16, BF16, BF16)),
+        (resolve(BF16, dtype="float16"), Formats(F16, F16, F16)),
+        (resolve(BF16, dtype="half"), Formats(F16, F16, F16)),
+        (resolve(BF16, fast=True, dtype="float"), Formats(F32, BF16, BF16)),
+        (resolve(BF16, kv_cache_dtype="float32"), Formats(F32, BF16, F32)),
+        (resolve(F32, kv_cache_dtype="bfloat16"), Formats(F32, F32, BF16)),
+        (resolve(F32, kv_cache_dtype="int8"), Formats(F32, F32, I8)),
+        # int8 weights
+        (resolve(BF16, quantization="int8"), Formats(F32, I8, BF16)),
+        (resolve(F32, quantization="int8"), Formats(F32, I8, BF16)),
+        (resolve(F32, quantization="int8", kv_cache_dtype="int8"), Formats(F32, I8, I8)),
+        # a GPU computes as the checkpoint is stored
+        (resolve(BF16, GPU), Formats(BF16, BF16, BF16)),
+        (resolve(F16, GPU), Formats(F16, F16, F16)),
+        (resolve(BF16, GPU, dtype="float32"), Formats(F32, F32, F32)),
+        (resolve(BF16, GPU, kv_cache_dtype="int8"), Formats(BF16, BF16, I8)),
+        (resolve(BF16, GPU, kv_cache_dtype="fp8"), Formats(BF16, BF16, torch.float8_e4m3fn)),
+    ],
+)
+def test_formats(found: Formats, expected: Formats) -> None:
+    assert found == expected
+
+
+def test_rounding_is_of_bfloat16_arithmetic_alone() -> None:
+    assert Formats(BF16, BF16, BF16).rounds
+    assert not Formats(F32, BF16, BF16).rounds
+    assert not Formats(BF16, I8, BF16).rounds, "int8 rounds in its own way"
+    assert str(Formats(F32, I8, BF16)) == "float32, weights int8, KV cache bfloat16"
+
+
+def test_fp8_is_for_gpus() -> None:
+    with pytest.raises(ConfigError, match="kv_cache_dtype is 'fp8', which is for GPUs"):
+        resolve(BF16, kv_cache_dtype="fp8")
+
+
+def test_a_pool_in_fp8() -> None:
+    """A byte for each number; the scales belong to no block, and blocks are copied as bytes."""
+    layout = KVLayout(2, 3, 8, torch.float8_e4m3fn, CPU)
+    assert layout.bytes_per_block(16) == 2 * 2 * 16 * 3 * 8
+    caches = layout.make_caches(4, 16)
+    pool = KVPool(4, 16, [tensor for cache in caches for tensor in cache.tensors])
+    assert len(pool.tensors) == 4
+    store_kv(torch.full((1, 3, 8), 1.5), torch.full((1, 3, 8), -2.0), caches[0], torch.tensor([17]))
+    pool.copy_blocks([(1, 3)])
+    for block in (1, 3):
+        assert caches[0].read_keys(torch.tensor([block]))[0, 1].tolist() == [[1.5] * 8] * 3
+        assert caches[0].read_values(torch.tensor([block]))[0, 1].tolist() == [[-2.0] * 8] * 3
+    assert not caches[1].read_keys(torch.arange(4)).any()
+
+
+def test_cpu_by_name() -> None:
+    assert resolve_device("cpu") == CPU
