@@ -92,7 +92,10 @@ def test_the_bundled_models(model: Path, kv_cache_dtype: str) -> None:
     assert len(set(wanted[0])) > 1
 
 
-@pytest.mark.parametrize("variant", ["qwen3", "qwen2-window"])
+FAMILIES = ("qwen3", "qwen2-window", "gpt2", "gemma2", "olmo2", "qwen2-moe", "gpt-oss")  # each kind of layer
+
+
+@pytest.mark.parametrize("variant", FAMILIES)
 def test_families(variant: str, tmp_path: Path) -> None:
     save_checkpoint(tmp_path, variant)
     wanted = generate(make_runner(tmp_path, triton=False), 2)
