@@ -11,7 +11,7 @@ import pytest
 
 from services.scheduler.state.policy import Policy
 from tests.engine.checkpoints import save_checkpoint
-from tests.integration.engine import Ask, Engine, ask, token_ids
+from tests.integration.engine import MODEL, Ask, Engine, ask, token_ids
 
 Tokens = list[list[list[int]]]
 
@@ -109,10 +109,12 @@ def test_every_block_size_equals_sixteen(make: Make, block_size: int) -> None:
 
 
 def test_drafts_change_no_token(make: Make) -> None:
-    engine = make(Policy(num_draft_tokens=4, max_num_batched_tokens=4096), draft="ngram")
+    """The model drafts for itself, so that most of what it guesses is accepted."""
+    policy = Policy(num_draft_tokens=4, max_num_batched_tokens=4096)
+    engine = make(policy, draft=make.keywords.get("model", str(MODEL)))
     engine.join_draft("draft0")
     assert token_ids(engine.generate(list(asks()))) == solo(make)
-    assert engine.counters.num_draft_tokens > engine.counters.num_accepted_tokens > 0
+    assert engine.counters.num_accepted_tokens > 50
 
 
 def test_two_workers_equal_one(make: Make) -> None:
