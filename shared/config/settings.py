@@ -23,7 +23,7 @@ from shared.config.section import Section
 from shared.config.speculation import SpeculationSettings
 
 
-class Settings(msgspec.Struct, frozen=True, kw_only=True):
+class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One deployment's settings; names of limits are vLLM's.  Sizes in bytes, times in seconds, lengths in tokens."""
 
     engine: EngineSettings = EngineSettings()

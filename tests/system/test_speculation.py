@@ -10,7 +10,7 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -76,17 +76,18 @@ def until_drafting(running: Troupe) -> None:
         running.generate([request])
 
 
-def check(running: Troupe, prompts: Prompts, plain: dict[str, Tokens]) -> Any:
-    """Every kind gives its plain tokens with drafts accepted; returns the load at the end."""
+def check(running: Troupe, prompts: Prompts, plain: dict[str, Tokens], *, accepting: Sequence[str] = KINDS) -> Any:
+    """Every kind gives its plain tokens, those of `accepting` with drafts accepted; returns the load at the end."""
     for kind in KINDS:
         before = running.settled_load()
         answers = running.generate(prompts.requests(kind))
         load = running.settled_load()
         assert tokens(answers) == plain[kind], kind
         num_accepted = load.num_accepted_tokens - before.num_accepted_tokens
-        assert num_accepted > 0, kind
         flat = [answer for request in answers for answer in request]
-        assert 0 < sum(answer.num_accepted_tokens for answer in flat) <= num_accepted, "and the clients are told"
+        told = sum(answer.num_accepted_tokens for answer in flat)
+        assert told <= num_accepted, "the clients are told what the scheduler counts"
+        assert told > 0 or kind not in accepting, kind
         assert all(answer.num_accepted_tokens <= answer.num_draft_tokens for answer in flat)
         print(f"{kind}: {num_accepted} of {load.num_draft_tokens - before.num_draft_tokens} draft tokens accepted, "
               f"late {load.num_late_drafts - before.num_late_drafts}")  # fmt: skip
@@ -103,7 +104,7 @@ def test_a_model_draft_changes_no_token(drafting: Troupe, prompts: Prompts, plai
 def test_prompt_lookup_changes_no_token(tmp_path: Path, prompts: Prompts, plain: dict[str, Tokens]) -> None:
     with troupe(tmp_path, *LOOKUP) as started:
         until_drafting(started)
-        check(started, prompts, plain)
+        check(started, prompts, plain, accepting=("T=0",))  # what is sampled seldom repeats the prompt
 
 
 def test_preempted_sequences_keep_their_tokens(tmp_path: Path, prompts: Prompts, plain: dict[str, Tokens]) -> None:

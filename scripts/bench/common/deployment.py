@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any, Self
 
 import grpc
-import msgspec
 
 from protos.pageant.v1 import control_pb2, control_pb2_grpc, inference_pb2_grpc
 from scripts.bench.common.proc import ProcessUsage, command, tree, tree_cpu_seconds, usage
@@ -86,7 +85,7 @@ def with_worker(
     """
     with tempfile.TemporaryDirectory(prefix="pageant-bench-") as directory:
         own = {"model": str(MODEL), "port": 0, "http_port": -1, "runtime_dir": f"{directory}/run", "log_format": "json"}
-        running = LocalDeployment(with_port(msgspec.convert(own | settings, Settings)), Path(directory))
+        running = LocalDeployment(with_port(Settings.of(**(own | settings))), Path(directory))
         environment = os.environ | settings_environment(running.settings)
         commands = {name: [sys.executable, "-m", f"services.{name}"] for name in SERVICES}
         commands["worker"] = [sys.executable, *worker]

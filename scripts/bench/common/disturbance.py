@@ -231,7 +231,7 @@ def run_disturbed(
 ) -> int:
     """The program around it: a private deployment with the bundled model and room for `--streams`."""
     args = parser.parse_args()
-    settings = msgspec.convert({"model": str(MODEL), "max_num_seqs": args.streams + 8}, Settings)
+    settings = Settings.of(model=str(MODEL), max_num_seqs=args.streams + 8)
 
     async def work(running: Settings) -> int:
         async with Client(f"{running.gateway.host}:{running.gateway.port}") as client:
