@@ -10,7 +10,7 @@ import pytest
 
 from services.gateway.bus.refusals import unavailable
 from services.gateway.streams.journal import StreamJournal
-from services.gateway.streams.stream import Stream
+from services.gateway.streams.stream import Stream, StreamDelta
 from shared.errors import ProtocolError, RequestError
 from shared.messages import FinishReason, RequestHeader, SequenceText, TokenizeRequest
 from shared.sampling import SamplingParams
@@ -115,3 +115,28 @@ def test_the_journal_keeps_within_its_bounds() -> None:
     journal.remove(first)
     journal.remove(first)
     assert (len(journal), journal.num_bytes) == (0, 0)
+
+
+@pytest.mark.parametrize("at", [(3, 0), (0, 3)], ids=["tokens", "characters"])
+def test_a_hole_in_tokens_or_in_characters_alone_is_one(at: tuple[int, int]) -> None:
+    with pytest.raises(ProtocolError):
+        make_stream().accept(news("z", [9], at))
+
+
+def test_a_delta_of_ids_alone_is_empty_to_a_client_that_wants_none() -> None:
+    assert StreamDelta(0).empty and StreamDelta(0, token_ids=[1]).empty
+    assert not StreamDelta(0, text=["a"]).empty and not StreamDelta(0, end=news("", [], (0, 0))).empty
+
+
+def test_streams_are_found_by_label_within_their_tenant() -> None:
+    journal = StreamJournal(max_streams=9, max_bytes=1 << 20)
+    for request_id, label, tenant in (("a", "x", "t"), ("b", "x", "u"), ("c", "", "t")):
+        request = TokenizeRequest(header(request_id, label=label, tenant=tenant), SamplingParams(), text="")
+        journal.add(Stream(request, "memory://tokenizer"))
+
+    def found(**wanted: str) -> list[str]:
+        return [stream.header.request_id for stream in journal.find(**wanted)]
+
+    assert found(label="x", tenant="t") == ["a"] and found(label="x", tenant="v") == []
+    assert found(label="", tenant="t") == [], "without a label none is meant"
+    assert found(request_id="b") == ["b"] and found(request_id="d") == []
