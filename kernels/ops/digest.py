@@ -6,7 +6,7 @@ phi = 0x9E3779B97F4A7C15, with word j = (32 i + j + 1) phi, and takes stripe aft
 
     mix(a, m) = (a mod 2^32) * FACTOR  xor  a with its halves exchanged  xor  m
 
-What was taken by then is multiplied by the next two steps.  At last the first 8 words take the other three times 8, and
+Each word that was taken is multiplied in the next two steps.  At last the first 8 words take the other 24, and
 four times zeros.  The sums are those of all rows, mod 2^64, so rows may be added in any order, by several threads.
 
 A change of one word always changes the word of the state that takes it, and stays there but for a chance of about

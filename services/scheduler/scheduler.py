@@ -42,7 +42,6 @@ from services.scheduler.telemetry.books import Books
 from services.scheduler.telemetry.journal import EventJournal
 from services.scheduler.telemetry.prefix_misses import PrefixMissDiagnostics
 from shared.errors import RejectCode, RequestError
-from shared.latency import arrived
 from shared.messages import (
     AddRequest,
     AttachRequest,
@@ -50,7 +49,6 @@ from shared.messages import (
     DraftProposals,
     DraftUpdate,
     Holdings,
-    LatencyBreakdown,
     ReportHoldings,
     StepPlan,
     StepResult,
@@ -58,7 +56,6 @@ from shared.messages import (
     StreamLost,
     WorkerCapacity,
 )
-from shared.phases import Phase
 from shared.transport.sharding import pick
 
 MAX_STEPS_IN_FLIGHT = 2
@@ -156,7 +153,7 @@ class Scheduler:
         """
         self.clock.now = now
         request_id = message.header.request_id
-        if known := self._known(request_id):
+        if known := self.requests.get(request_id) or self.finished.get(request_id) or self.parking.get(request_id):
             header = message.header
             if self.parking.get(request_id) is known or is_later_call(header, known.header):
                 self.attach(AttachRequest(request_id, header.gateway, header.deadline, message.latency), now)
@@ -170,17 +167,11 @@ class Scheduler:
             self.outbound.reject(message.header.gateway, request_id, error)
             return
         request.detokenizer = pick(request_id, self._detokenizers) or ""
-        self._track_latency(request, message.latency)
+        self.accounts.track(request.sequences, message.latency)
         self.requests[request_id] = request
         self.counters.num_prompt_tokens += request.num_prompt_tokens
         self.journal.request("request_queued", request, num_prompt_tokens=request.num_prompt_tokens)
         self._assignment.place(request.unfinished)
-
-    def _track_latency(self, request: Request, latency: LatencyBreakdown | None) -> None:
-        """From here on the request's time is accounted for, if its client asks for latencies."""
-        if latency is not None:
-            now = self.clock.now
-            self.accounts.accept(request.sequences, *arrived(latency, Phase.TO_SCHEDULER, now=now, busy_since=now))
 
     def attach(self, message: AttachRequest, now: float | None = None) -> None:
         """The client of a kept request has come back, through this gateway: send it all output, and go on."""
@@ -191,7 +182,7 @@ class Scheduler:
             error = RequestError("no such request is kept", field="idempotency_key", code=RejectCode.NOT_FOUND)
             self.outbound.reject(message.gateway, message.request_id, error)
             return
-        self._track_latency(request, message.latency)
+        self.accounts.track(request.sequences, message.latency)
         if parked is not None:
             self.requests[message.request_id] = parked
             self._assignment.place(parked.unfinished)
@@ -200,9 +191,6 @@ class Scheduler:
         request.detokenizer = request.detokenizer or pick(request.request_id, self._detokenizers) or ""
         self.journal.request("request_attached", request)
         self.outbound.emit_again(request)
-
-    def _known(self, request_id: str) -> Request | None:
-        return self.requests.get(request_id) or self.finished.get(request_id) or self.parking.get(request_id)
 
     def abort(self, request_id: str, gateway: str = "", *, has_everything: bool = False) -> bool:
         """End a request without a message to its client, which left or has everything.  False where the request is

@@ -14,7 +14,7 @@ from services.scheduler.blocks.clock import Clock
 from services.scheduler.state.clocks import COMPUTING, IdleClock, QueueClock, SequenceClock
 from services.scheduler.state.replica import Replica
 from services.scheduler.state.sequence import Request, Sequence
-from shared.latency import milliseconds
+from shared.latency import arrived, milliseconds
 from shared.messages import LatencyBreakdown
 from shared.phases import Phase
 
@@ -79,6 +79,12 @@ class TimeAccounts:
 
     # -- what happens to a sequence
 
+    def track(self, sequences: Iterable[Sequence], latency: LatencyBreakdown | None) -> None:
+        """From now on their time is accounted for, if their client asks for latencies."""
+        if latency is not None:
+            now = self.clock.now
+            self.accept(sequences, *arrived(latency, Phase.TO_SCHEDULER, now=now, busy_since=now))
+
     def accept(self, sequences: Iterable[Sequence], latency: LatencyBreakdown, since: float) -> None:
         """Give sequences their accounts: new ones, and those whose client asks for them again.  `since` is when this
         was asked."""
@@ -128,7 +134,7 @@ class TimeAccounts:
             clock.enter(Phase.PREEMPTED, self.clock.now)
 
     def lost_worker(self, sequence: Sequence, since: float) -> None:
-        """Its worker is gone, of which nothing was heard since `since`."""
+        """The worker of this request was lost; its last message came at `since`."""
         if (clock := self.sequences.get(sequence)) is not None:
             now = self.clock.now
             clock.enter(Phase.LOST, now if clock.is_queued else min(now, max(since, clock.since)))
