@@ -111,7 +111,7 @@ class ModelSpec:
 
     @property
     def heads(self) -> AttentionSpec:
-        """Of any layer: all have one shape of heads today, which `read_config` holds."""
+        """Of any layer: in every family that is served, all layers have heads of one number and size."""
         return self.layers[0].attention
 
     @property

@@ -104,6 +104,8 @@ class Decoder:
         self._norm = norm
         self._head = head
         self._ropes = tuple(ropes)
+        self._used_ropes = {layer.heads.rope for layer in layers}
+        self._next_norms = (*(layer.input_norm for layer in layers[1:]), norm)
         self._caches: list[KVCache] = []
 
     @property
@@ -126,13 +128,12 @@ class Decoder:
         """Final hidden states of all the step's tokens [num_tokens, hidden_size]; nothing here waits for the device."""
         rotations = {
             index: (self._ropes[index].cos[inputs.positions], self._ropes[index].sin[inputs.positions])
-            for index in {layer.heads.rope for layer in self._layers}
+            for index in self._used_ropes
         }
         residual = self._embed(inputs)
         first = self._layers[0].input_norm
         hidden = residual if first is None else self._normed(residual, first)
-        next_norms = [layer.input_norm for layer in self._layers[1:]] + [self._norm]
-        for layer, cache, next_norm in zip(self._layers, self._caches, next_norms, strict=True):
+        for layer, cache, next_norm in zip(self._layers, self._caches, self._next_norms, strict=True):
             attended = self._attend(layer, hidden, rotations[layer.heads.rope], inputs, cache)
             hidden, residual = self._add(attended, residual, layer.attention_norm, layer.mlp_norm)
             hidden, residual = self._add(self._mlp(layer, hidden), residual, layer.mlp_output_norm, next_norm)
