@@ -72,3 +72,20 @@ def test_table_layout() -> None:
     assert table.cos.shape == table.sin.shape == (5, 1, 8)
     assert torch.equal(table.sin[:, :, :4], -table.sin[:, :, 4:])
     assert torch.equal(table.cos[:, :, :4], table.cos[:, :, 4:])
+
+
+@pytest.mark.parametrize("longest", [1024, LENGTH], ids=["short", "long"])
+def test_longrope_by_the_longest_length(longest: int) -> None:
+    scaling = {
+        "rope_type": "longrope",
+        "rope_theta": 10000.0,
+        "short_factor": [1.0, 1.1, 1.2, 1.3, 1.4, 1.5],
+        "long_factor": [1.0, 2.0, 3.0, 5.0, 8.0, 13.0],
+        "original_max_position_embeddings": 1024,
+    }
+    more = {"original_max_position_embeddings": 1024, "max_position_embeddings": LENGTH}
+    theirs = transformers.LlamaConfig(**(COMMON | more | {"head_dim": 12, "rope_parameters": scaling}))
+    wanted, attention_factor = ROPE_INIT_FUNCTIONS["longrope"](theirs, torch.device("cpu"), seq_len=longest)
+    found = ours(scaling, head_dim=12)
+    torch.testing.assert_close(frequencies(found, 12, longest), wanted, atol=0, rtol=1e-6)
+    assert found.attention_factor == pytest.approx(attention_factor) and attention_factor > 1
