@@ -157,8 +157,7 @@ class Checkpoint:
     def sums(self, *parts: Part) -> list[Sums]:
         if self._digest is None or not all(part.is_whole for part in parts):
             return []
-        found = [self._digest.sums(part.name) for part in parts]
-        return [sums for sums in found if sums is not None]
+        return self._digest.sums(*(part.name for part in parts))
 
     def release(self) -> None:
         """Drop the file's pages of all that has been taken."""
