@@ -161,3 +161,27 @@ async def test_senders_that_come_in_a_rest_are_woken_once_each_at_its_end() -> N
     assert late.num_woken == 1 and hand.num_woken == 2
     hand.throttle.release()
     assert hand.num_woken == 2, "nothing is there to send"
+
+
+async def test_only_output_tells_how_often_output_comes() -> None:
+    hand = Hand(stretch=4.0)
+    for _ in range(50):
+        hand.work(0.0, idle=0.01)
+        hand.output()
+        for _ in range(5):  # as when a stream has ended
+            hand.throttle.release()
+    hand.send(0.004)
+    assert hand.throttle.rest() == 0.0, "less than half of ten milliseconds"
+
+
+async def test_a_round_costs_what_was_spent_until_its_last_sender_had_sent() -> None:
+    hand = Hand(stretch=2.0)
+    hand.output()
+    last, *others = hand.streams
+    hand.work(0.01)
+    for stream in others:
+        stream.sent()
+    hand.work(0.01)
+    last.sent()
+    hand.work(0.01)
+    assert 0.0099 < hand.throttle.rest() < 0.0101, "forty milliseconds from its beginning on, of which thirty are over"
