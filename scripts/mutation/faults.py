@@ -19,7 +19,6 @@ OPERATORS: dict[type[ast.operator], ast.operator] = {
 SILENT = ("log.", "self._log", "structlog.", "request_logger(")
 
 
-
 @dataclass(frozen=True)
 class SmallFault:
     """One replaced stretch of a file's text."""

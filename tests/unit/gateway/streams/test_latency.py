@@ -142,6 +142,7 @@ def test_the_end_s_line_has_the_counts_of_the_last_breakdown() -> None:
     assert fields["first_phases"] == {"prefill": 1000.0, "to_gateway": 1000.0}
     other = Call()
     other.account.sent()
+    assert other.account.breakdown().evicted_ago == -1, "nothing is known of that"
     other.hear(LatencyBreakdown(spent(), 100.0, evicted_ago=0), end=True)
     assert other.account.finished_fields()["evicted_ago_ms"] == 0, "just now"
     other.hear(LatencyBreakdown(spent(), 100.0, evicted_ago=-1), end=True)
