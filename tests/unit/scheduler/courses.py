@@ -15,7 +15,7 @@ from zlib import crc32
 
 import msgspec
 
-from services.scheduler.load import replica_snapshot, worker_load
+from services.scheduler.load import load_of, replica_snapshot
 from services.scheduler.state.policy import Policy
 from shared.beam import Beam, EarlyStopping
 from shared.messages import (
@@ -33,6 +33,7 @@ from shared.messages import (
     TokenLogprobs,
     WorkerCapacity,
 )
+from shared.metrics.histogram import STEP_TOKENS, Histogram
 from shared.packing import pack_tokens
 from shared.phases import NUM_PHASES
 from shared.pooling import Pooling, PoolingKind
@@ -40,6 +41,7 @@ from shared.sampling import GenerationDefaults, SamplingParams
 from tests.unit.scheduler.beam_world import BeamWorker, BeamWorld
 from tests.unit.scheduler.fake_draft import FakeDraft
 from tests.unit.scheduler.fake_worker import capacity
+from tests.unit.scheduler.storm import TamperedStorm
 
 MOTIFS = [[(7 * i + j) % 50 for j in range(8)] for i in range(4)]  # prompts begin with these
 DIGITS = 4  # of a line
@@ -262,9 +264,11 @@ class Course(BeamWorld):
     def finish(self) -> list[str]:
         """The counters and what is held, behind all events."""
         core = self.scheduler
-        self.note("counters", asdict(core.counters), dict(core.shares._served))
+        tokens = Histogram(STEP_TOKENS)
+        tokens.observe(3)
+        self.note("counters", asdict(core.counters), dict(core.shares._served), load_of(core, "q", tokens))
         for replica in core.replicas.values():
-            self.note("worker", replica_snapshot(replica), worker_load(replica))
+            self.note("worker", replica_snapshot(replica))
         return self.lines
 
 
@@ -352,7 +356,36 @@ def beams() -> list[str]:
     return course.finish()
 
 
-COURSES = {course.__name__: course for course in (shares, priorities, losses, drafts, fixed_drafts, beams)}
+class NotedStorm(TamperedStorm):
+    """A storm of which the ledgers are written down behind each event."""
+
+    def __init__(self, seed: int) -> None:
+        self.lines: list[str] = []
+        super().__init__(seed)
+
+    def event(self) -> None:
+        super().event()
+        core, held = self.world.scheduler, []
+        for replica in core.replicas.values():
+            pool = replica.pool
+            names = [name and name.hex()[:4] for name in pool.hashes]
+            held += [list(pool.available), pool.ref_counts, pool.generations, names, pool.num_evictions]
+            held += [replica.free_rows, replica.released_rows, replica_snapshot(replica)]
+        notes = [[note.event, note.header.request_id, note.fields] for note in core.journal.take()]
+        self.lines.append(msgspec.json.encode(said([held, notes, asdict(core.counters)])).decode())
+
+
+def ledgers() -> list[str]:
+    """Links that lose and repeat, ledgers that go wrong and are set right."""
+    lines: list[str] = []
+    for seed in (3, 8):
+        storm = NotedStorm(seed)
+        storm.run(700)
+        lines += storm.lines
+    return lines
+
+
+COURSES = {course.__name__: course for course in (shares, priorities, losses, drafts, fixed_drafts, beams, ledgers)}
 
 
 def digests(lines: list[str]) -> str:
