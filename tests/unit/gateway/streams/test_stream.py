@@ -195,6 +195,8 @@ def test_an_error_ends_a_stream_that_has_not_ended_and_no_other() -> None:
 
 def test_a_stream_knows_what_its_news_said() -> None:
     stream = make_stream(n=2)
+    counts = stream.num_prompt_tokens, stream.num_cached_tokens, stream.num_draft_tokens, stream.num_accepted_tokens
+    assert counts == (0, 0, 0, 0) and stream.num_output_tokens == 0 and not stream.is_resumed
     first = msgspec.structs.replace(news("a", [1], (0, 0)), num_prompt_tokens=7, num_cached_tokens=4, fingerprint="fp")
     stream.accept(first)
     assert (stream.num_prompt_tokens, stream.num_cached_tokens, stream.fingerprint) == (7, 4, "fp")
