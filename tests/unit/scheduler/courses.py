@@ -221,7 +221,8 @@ class Course(BeamWorld):
             core.stream_lost(StreamLost(request_id, 0))
         elif kind == 4 and self.kept:
             header = self.random.choice(self.kept[-4:])
-            core.attach(AttachRequest(header.request_id, "g2", self.now + 5), self.now)
+            latency = LatencyBreakdown([0] * NUM_PHASES, self.now - 0.002)
+            core.attach(AttachRequest(header.request_id, "g2", self.now + 5, latency), self.now)
         elif kind == 5:
             self.now += self.random.choice([0.1, 1.0, 31.0])
             outcome = core.expire(self.now)
