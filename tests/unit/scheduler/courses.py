@@ -9,6 +9,7 @@ import random
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
+from typing import Any
 from zlib import crc32
 
 import msgspec
@@ -21,44 +22,56 @@ from tests.unit.scheduler.course_world import Course, said
 from tests.unit.scheduler.fake_draft import FakeDraft
 from tests.unit.scheduler.storm import TamperedStorm
 
-DIGITS = 4  # of a line
+DIGITS = 4  # of a digest
+GROUP = 4  # events that one digest is of
 
 
 def shares() -> list[str]:
     """Three tenants of different weight want more rows and blocks than there are."""
-    policy = Policy(max_num_batched_tokens=24, tenant_weights="large=2,small=0.5", fair_prefill_tokens=12)
-    course = Course(policy, 1, 1, num_blocks=24, max_num_seqs=5, max_model_len=96)
-    for index in range(260):
-        course.ask() if index % 8 == 0 else course.turn()
-    return course.finish()
+    lines: list[str] = []
+    for seed, weights in enumerate(("large=2,small=0.5", "", "small=4")):
+        policy = Policy(max_num_batched_tokens=24, tenant_weights=weights, fair_prefill_tokens=12)
+        course = Course(policy, 1, seed, num_blocks=24, max_num_seqs=5, max_model_len=96)
+        for index in range(260):
+            course.ask() if index % 8 == 0 else course.turn()
+        lines += course.finish()
+    return lines
 
 
 def priorities() -> list[str]:
     """Several workers, prompts in chunks, little room: what is urgent goes ahead."""
-    policy = Policy(
-        max_num_batched_tokens=20, long_prefill_token_threshold=9, scheduling_policy="priority", priority_ageing=2.0,
-        routing_policy="least_loaded",
-    )  # fmt: skip
-    course = Course(policy, 2, 2, num_blocks=14, max_num_seqs=4, max_model_len=96)
-    for index in range(220):
-        course.ask() if index % 9 == 0 else course.turn()
-    return course.finish()
+    lines: list[str] = []
+    for seed, routing in enumerate(("least_loaded", "prefix_aware", "round_robin")):
+        policy = Policy(
+            max_num_batched_tokens=20, long_prefill_token_threshold=9, scheduling_policy="priority",
+            priority_ageing=2.0, routing_policy=routing,
+        )  # fmt: skip
+        course = Course(policy, 2, seed, num_blocks=14, max_num_seqs=4, max_model_len=96)
+        for index in range(220):
+            course.ask() if index % 9 == 0 else course.turn()
+        lines += course.finish()
+    return lines
 
 
 def losses() -> list[str]:
     """Workers of several sizes and kinds come and go, clients too."""
-    course = Course(Policy(max_num_batched_tokens=32), 2, 3, num_blocks=20, max_num_seqs=6, max_model_len=96)
-    course.acknowledges = False
-    for index in range(500):
-        if index % 11 == 0:
-            course.ask() if index % 3 else course.look()
-        elif index % 7 == 0:
-            course.cut()
-        elif index % 19 == 0:
-            course.change()
-        else:
-            course.turn()
-    return course.finish()
+    lines: list[str] = []
+    variants: list[dict[str, Any]] = [{}, {"enable_prefix_caching": False}, {"enable_chunked_prefill": False}, {}]
+    for seed, variant in enumerate(variants):
+        policy = Policy(max_num_batched_tokens=32, **variant)
+        course = Course(policy, 2, seed, num_blocks=20, max_num_seqs=6, max_model_len=96)
+        course.acknowledges = bool(seed % 2)
+        for index in range(500):
+            if index % 11 == 0:
+                course.ask() if index % 3 else course.look()
+            elif index % 7 == 0:
+                course.cut()
+            elif index % 19 == 0:
+                course.change()
+            else:
+                course.turn()
+        lines += course.finish()
+    return lines
 
 
 def drafts() -> list[str]:
@@ -79,33 +92,39 @@ def drafts() -> list[str]:
 
 def fixed_drafts() -> list[str]:
     """A fixed number of draft tokens, among requests that are cut and workers that die."""
-    policy = Policy(max_num_batched_tokens=24, num_draft_tokens=3, acceptance="rejection")
-    course = Course(policy, 2, 5, num_blocks=16, max_num_seqs=4, max_model_len=96)
-    course.join_draft("d", FakeDraft(2, skill=0.7, num_rows=3))
-    for index in range(240):
-        if index % 9 == 0:
-            course.ask()
-        elif index % 13 == 0:
-            course.cut()
-        elif index % 41 == 0:
-            course.change()
-        course.turn()
-        course.draft()
-    return course.finish()
+    lines: list[str] = []
+    for seed, acceptance in enumerate(("rejection", "coupled", "coupled")):
+        policy = Policy(max_num_batched_tokens=24, num_draft_tokens=3, acceptance=acceptance)
+        course = Course(policy, 2, seed, num_blocks=16, max_num_seqs=4, max_model_len=96)
+        course.join_draft("d", FakeDraft(2, skill=0.7, num_rows=3, forgets=0.05 * seed))
+        for index in range(240):
+            if index % 9 == 0:
+                course.ask()
+            elif index % 13 == 0:
+                course.cut()
+            elif index % 41 == 0:
+                course.change()
+            course.turn()
+            course.draft()
+        lines += course.finish()
+    return lines
 
 
 def beams() -> list[str]:
     """Searches beside samples."""
-    course = Course(Policy(max_num_batched_tokens=32), 1, 6, num_blocks=24, max_num_seqs=6, max_model_len=96)
-    for index in range(200):
-        if index % 14 == 0:
-            course.search()
-        elif index % 33 == 0:
-            course.ask(n=1, logprobs=2)
-        elif index % 29 == 0:
-            course.cut()
-        course.turn()
-    return course.finish()
+    lines: list[str] = []
+    for seed in range(3):
+        course = Course(Policy(max_num_batched_tokens=32), 1, seed, num_blocks=24, max_num_seqs=6, max_model_len=96)
+        for index in range(200):
+            if index % 14 == 0:
+                course.search()
+            elif index % 33 == 0:
+                course.ask(n=1, logprobs=2)
+            elif index % 29 == 0:
+                course.cut()
+            course.turn()
+        lines += course.finish()
+    return lines
 
 
 class NotedStorm(TamperedStorm):
@@ -162,9 +181,10 @@ COURSES: dict[str, Callable[[], list[str]]] = {
 }
 
 
-def digests(lines: list[str]) -> str:
-    """DIGITS hexadecimal digits for each line."""
-    return "".join(f"{crc32(line.encode()) & 0xFFFF:04x}" for line in lines)
+def digests(lines: list[str]) -> list[str]:
+    """DIGITS hexadecimal digits for each GROUP of lines."""
+    groups = ("\n".join(lines[at : at + GROUP]) for at in range(0, len(lines), GROUP))
+    return [f"{crc32(group.encode()) & 0xFFFF:0{DIGITS}x}" for group in groups]
 
 
 if __name__ == "__main__":
