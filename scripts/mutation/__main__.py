@@ -93,13 +93,13 @@ def modules(folder: str) -> list[str]:
 
 def try_all(folder: str, faults: list[SmallFault], scratch: Path, jobs: int) -> Iterator[SmallFault]:
     """The faults that no test notices, each printed as it is found."""
-    places: SimpleQueue[Path] = SimpleQueue()
-    for job in range(jobs):
-        places.put(copied(scratch / f"{folder.replace('/', '-')}-{job}"))
     begin = time.monotonic()
-    first = places.get()
+    first = copied(scratch / f"{folder.replace('/', '-')}-0")
     reach = measure(first, [folder], FOLDERS[folder], scratch)
+    places: SimpleQueue[Path] = SimpleQueue()
     places.put(first)
+    for job in range(1, jobs):  # with what was compiled
+        places.put(Path(shutil.copytree(first, f"{first}-{job}", symlinks=True)))
     print(f"{folder}: {len(faults)} faults, {len(reach.seconds)} tests, measured in {time.monotonic() - begin:.0f} s")
 
     def survives(fault: SmallFault) -> bool:
