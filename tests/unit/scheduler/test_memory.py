@@ -26,6 +26,8 @@ from shared.messages import (
 from shared.packing import pack_tokens
 from shared.phases import NUM_PHASES
 from shared.sampling import GenerationDefaults, SamplingParams
+from tests.unit.scheduler.fake_draft import FakeDraft
+from tests.unit.scheduler.world import World
 
 NUM_ROWS, NUM_BLOCKS, BLOCK_SIZE = 64, 512, 16
 TENANTS = 10_000
@@ -178,3 +180,18 @@ def test_of_many_tenants_those_that_were_served_most_are_remembered() -> None:
     assert shares.served(f"t{MAX_TENANTS}") == MAX_TENANTS
     assert shares.served("t1") == 0.0
     assert "t0" in shares._served, "who is here is not forgotten"
+
+
+def test_what_a_worker_had_goes_with_it() -> None:
+    for leave in (Scheduler.lose_worker, Scheduler.retire_worker):
+        world = World(workers=2)
+        core = world.scheduler
+        world.join_draft("d", FakeDraft())
+        for name in list(core.replicas):
+            core.ask_holdings(name)
+        leave(core, "w0")
+        for table in (core.replicas, core._batchers, core._reconciliation._audits):
+            assert list(table) == ["w1"], leave
+        assert list(core._drafting.speculations) == list(core.replicas.values())
+        core.lose_draft("d")
+        assert not core._drafting.speculations
