@@ -14,7 +14,7 @@ BLOCK = 16  # tokens
 
 
 class PlanMaker:
-    """Plans of greedy rows that may generate `room` tokens each; prompts and draft tokens are drawn at random."""
+    """Plans of greedy rows that may generate `room` tokens each; prompts are drawn at random."""
 
     def __init__(self, runner: ModelRunner, room: int) -> None:
         self._vocabulary = range(runner.capacity.vocab_size)
@@ -28,16 +28,15 @@ class PlanMaker:
         admitted = [AdmittedSequence(row, pack_tokens(self._draw(length)), length, params, 0, []) for row in rows]
         return self._plan(rows, 0, length, admitted=admitted, num_blocks=-(-(length + self._room) // BLOCK))
 
-    def decode(self, rows: Sequence[int], computed: int, num_drafts: int = 0) -> StepPlan:
-        """One token for each row, and so many draft tokens of it verified."""
-        return self._plan(rows, computed, 1 + num_drafts, num_drafts)
+    def decode(self, rows: Sequence[int], computed: int) -> StepPlan:
+        """One token for each row."""
+        return self._plan(rows, computed, 1)
 
     def _plan(
         self,
         rows: Sequence[int],
         computed: int,
         scheduled: int,
-        num_drafts: int = 0,
         admitted: Sequence[AdmittedSequence] = (),
         num_blocks: int = 0,
     ) -> StepPlan:
@@ -47,8 +46,6 @@ class PlanMaker:
             num_computed_tokens=[computed] * len(rows), num_scheduled_tokens=[scheduled] * len(rows),
             num_new_blocks=[num_blocks] * len(rows), block_copies=[], released_rows=[],
             new_block_ids=[row * num_blocks + index for row in rows for index in range(num_blocks)],
-            num_draft_tokens=[num_drafts] * len(rows) if num_drafts else [],
-            draft_token_ids=self._draw(num_drafts * len(rows)),
         )  # fmt: skip
 
     def _draw(self, count: int) -> list[int]:

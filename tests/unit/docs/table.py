@@ -84,7 +84,6 @@ TABLE: dict[str, How] = {
     "scripts/mutate": Needs("an hour"),
     "scripts/prove_lm_eval": RunBy("tests/system/test_lm_eval.py", "lm_eval"),
     "scripts/prove_node": RunBy("tests/system/test_node.py", "node"),
-    "scripts/prove_speculation": Needs("an hour; tests/system/test_speculation.py has a short one"),
     # -- tests and modules
     "pytest": RunBy("scripts/test", "pytest"),
     "python -m examples.": RunBy("tests/system/test_examples.py", "examples."),
