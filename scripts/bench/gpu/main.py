@@ -1,7 +1,6 @@
 """Every figure that the GPU path has a target for, beside the ceilings of the card, measured in the same run.
 
     scripts/bench_gpu [--check] [--only PART,...] [--tune] [--soak-seconds N] [--sanitize]
-    scripts/bench_gpu --dry-run      without a GPU: the plan, every kernel compiled for sm_90, a tiny model's steps
 
 Ceilings: the bandwidth of a large copy (bytes read plus written), and the rate of a large product in bfloat16.  A floor
 is the least time that the bytes or operations of a step can take at its ceiling; a figure is floor / measured.
@@ -24,7 +23,6 @@ import torch
 from scripts.bench.common.report import Result, bench_parser, finish, table
 from scripts.bench.gpu import others
 from scripts.bench.gpu.attention import Problem, copy_bandwidth, matrix_rate, seconds, tune
-from scripts.bench.gpu.dry_run import rehearse
 from scripts.bench.gpu.shapes import LLAMA_3_8B, GpuModelShape
 from scripts.bench.gpu.soak import soaked
 from scripts.bench.gpu.steps import CHUNK, NUM_STEPS, Runs, offline_throughput
@@ -37,7 +35,6 @@ KERNEL_SEQS, KERNEL_CONTEXT, KERNEL_SHARE = 64, 4096, 0.80
 GAP, STREAM_SHARE, MEMORY = 0.03, 0.95, 0.02
 MISSING = "not installed"
 PARTS = ("tests", "attention", "steps", "streams", "timeline", "vllm", "transformers", "soak", "sanitizer")
-BANDWIDTH, RATE = 4.3e12, 790e12  # of one H200, for the plan of a dry run only
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,25 +160,6 @@ def _yes(answer: bool | None) -> float | None:
     return None if answer is None else float(answer)
 
 
-def plan_lines(shape: GpuModelShape) -> list[Result]:
-    """Floors at an H200's usual ceilings, so that a reader knows what to expect of each figure."""
-    note = f"at {BANDWIDTH / 1e12:.1f} TB/s and {RATE / 1e12:.0f} TFLOP/s"
-    lines = [
-        Result("weights read by a step", shape.weight_bytes / 1e9, "GB"),
-        Result("keys and values of a token", shape.kv_bytes_per_token / 1024, "KiB"),
-    ]
-    for num_seqs, context, share in DECODES:
-        floor = shape.decode_bytes(num_seqs, context) / BANDWIDTH * 1000
-        lines.append(Result(f"decode, batch {num_seqs}, context {context}: floor", floor, "ms", note=note))
-        lines.append(Result("  and the step that meets the target", floor / share, "ms"))
-    prefill = shape.prefill_operations(PROMPT) / RATE * 1000
-    lines.append(Result(f"prefill of {PROMPT} tokens: floor", prefill, "ms", note=note))
-    lines.append(Result("  and the step that meets the target", prefill / PROMPT_SHARE, "ms"))
-    kernel = shape.attention_bytes(KERNEL_SEQS, KERNEL_CONTEXT) / BANDWIDTH * 1e6
-    lines.append(Result(f"attention, batch {KERNEL_SEQS}, context {KERNEL_CONTEXT}: floor", kernel, "us", note=note))
-    return lines
-
-
 def measure(only: str, is_tuned: bool, options: Options) -> list[Result]:
     ceilings = Ceilings(copy_bandwidth(), matrix_rate())
     torch.cuda.empty_cache()
@@ -215,7 +193,6 @@ def _run(name: str, bench: GpuBench) -> list[Result]:
 
 def main() -> int:
     parser = bench_parser(__doc__)
-    parser.add_argument("--dry-run", action="store_true", help="what would be measured, and that all of it would run")
     parser.add_argument("--only", default="", help=f"parts of the table, by commas: {', '.join(PARTS)}")
     parser.add_argument("--tune", action="store_true", help="try other launch settings of the attention kernel too")
     parser.add_argument("--trace", type=Path, default=Path("timeline.json"), help="where the device's timeline is kept")
@@ -223,10 +200,8 @@ def main() -> int:
     parser.add_argument("--sanitize", action="store_true", help="the kernels' tests under compute-sanitizer, an hour")
     args = parser.parse_args()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(30))
-    if args.dry_run:
-        return rehearse(plan_lines(LLAMA_3_8B))
     if not torch.cuda.is_available():
-        print("torch sees no GPU here; --dry-run shows what would be measured on one", file=sys.stderr)
+        print("torch sees no GPU here", file=sys.stderr)
         return 1
     options = Options(args.trace, args.soak_seconds, args.sanitize)
     return finish(measure(args.only, args.tune, options), check=args.check, title=torch.cuda.get_device_name())

@@ -71,4 +71,4 @@ class GpuModelShape:
 
 
 LLAMA_3_8B = GpuModelShape(4096, 14336, 32, 32, 8, 128, 128256, 16384)
-TINY = GpuModelShape(64, 96, 2, 4, 2, 16, 300, 256)  # what a dry run goes through
+TINY = GpuModelShape(64, 96, 2, 4, 2, 16, 300, 256)  # what tests go through
