@@ -1,6 +1,6 @@
 """Every figure that the GPU path has a target for, beside the ceilings of the card, measured in the same run.
 
-    scripts/bench_gpu [--check] [--only PART,...] [--tune] [--soak-seconds N] [--sanitize]
+    scripts/bench_gpu [--check] [--only PART,...] [--tune] [--soak-seconds N]
 
 Ceilings: the bandwidth of a large copy (bytes read plus written), and the rate of a large product in bfloat16.  A floor
 is the least time that the bytes or operations of a step can take at its ceiling; a figure is floor / measured.
@@ -34,7 +34,7 @@ PROMPT, PROMPT_SHARE = 8192, 0.60
 KERNEL_SEQS, KERNEL_CONTEXT, KERNEL_SHARE = 64, 4096, 0.80
 GAP, STREAM_SHARE, MEMORY = 0.03, 0.95, 0.02
 MISSING = "not installed"
-PARTS = ("tests", "attention", "steps", "streams", "timeline", "vllm", "transformers", "soak", "sanitizer")
+PARTS = ("attention", "steps", "streams", "timeline", "vllm", "soak")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,6 @@ class Options:
 
     trace: Path
     soak_seconds: float
-    sanitize: bool
     offline: float | None = None  # tokens/s
 
 
@@ -65,10 +64,6 @@ class GpuBench:
     def part(self, name: str) -> list[Result]:
         measure: Callable[[], list[Result]] = getattr(self, name)
         return measure()
-
-    def tests(self) -> list[Result]:
-        passed, words = others.test_kernels()
-        return [Result("kernels' tests on this card", _yes(passed), at_least=1, note=words)]
 
     def attention(self) -> list[Result]:
         problem = Problem(self._shape, KERNEL_SEQS, KERNEL_CONTEXT, "cuda")
@@ -136,28 +131,11 @@ class GpuBench:
             lines.append(Result("offline, of vLLM's rate", own / other, at_least=1))
         return lines
 
-    def transformers(self) -> list[Result]:
-        num_seqs, context, _ = DECODES[1]
-        taken = others.transformers_decode(self._shape, self._directory, num_seqs, context)
-        note = "" if taken else MISSING
-        what = f"transformers: decode, batch {num_seqs}, context {context}: a step"
-        return [Result(what, None if taken is None else taken * 1000, "ms", note=note)]
-
     def soak(self) -> list[Result]:
         asked, taken, num_steps = soaked(self._directory, self._options.soak_seconds)
         note = f"{num_steps} steps in {self._options.soak_seconds:.0f} s; asked for {asked:.2f}"
         off = abs(taken - asked)
         return [Result("soak: memory taken, off what was asked for", off, "of the card", at_most=MEMORY, note=note)]
-
-    def sanitizer(self) -> list[Result]:
-        if not self._options.sanitize:
-            return []
-        clean, words = others.sanitize()
-        return [Result("compute-sanitizer finds nothing in the kernels' tests", _yes(clean), at_least=1, note=words)]
-
-
-def _yes(answer: bool | None) -> float | None:
-    return None if answer is None else float(answer)
 
 
 def measure(only: str, is_tuned: bool, options: Options) -> list[Result]:
@@ -197,11 +175,10 @@ def main() -> int:
     parser.add_argument("--tune", action="store_true", help="try other launch settings of the attention kernel too")
     parser.add_argument("--trace", type=Path, default=Path("timeline.json"), help="where the device's timeline is kept")
     parser.add_argument("--soak-seconds", type=float, default=60, help="how long the soak is")
-    parser.add_argument("--sanitize", action="store_true", help="the kernels' tests under compute-sanitizer, an hour")
     args = parser.parse_args()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(30))
     if not torch.cuda.is_available():
         print("torch sees no GPU here", file=sys.stderr)
         return 1
-    options = Options(args.trace, args.soak_seconds, args.sanitize)
+    options = Options(args.trace, args.soak_seconds)
     return finish(measure(args.only, args.tune, options), check=args.check, title=torch.cuda.get_device_name())

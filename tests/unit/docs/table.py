@@ -72,7 +72,6 @@ TABLE: dict[str, How] = {
     "scripts/test": RunBy("scripts/test", "pytest"),
     "scripts/setup": RunBy("scripts/test", "scripts/setup"),
     "scripts/protos": Needs("a change in protos/"),
-    "scripts/sizes": RunBy("tests/system/test_docs.py", "scripts/sizes"),
     "scripts/chaos": RunBy("tests/system/test_loss.py", "test_the_short_chaos_changes_nothing"),
     "scripts/soak": RunBy("tests/system/test_soak.py", "soak"),
     "scripts/fuzz_bus": RunBy("scripts/fuzz_bus", "exec"),
