@@ -60,6 +60,7 @@ class GpuBench:
     def __init__(self, shape: GpuModelShape, directory: Path, ceilings: Ceilings, options: Options) -> None:
         self._shape, self._directory = shape, directory
         self._ceilings, self._options = ceilings, options
+        self._work = shape.work
 
     def part(self, name: str) -> list[Result]:
         measure: Callable[[], list[Result]] = getattr(self, name)
@@ -67,7 +68,8 @@ class GpuBench:
 
     def attention(self) -> list[Result]:
         problem = Problem(self._shape, KERNEL_SEQS, KERNEL_CONTEXT, "cuda")
-        floor = self._shape.attention_bytes(KERNEL_SEQS, KERNEL_CONTEXT) / self._ceilings.bandwidth
+        per_layer = self._work.kv_bytes_per_token // self._shape.num_layers
+        floor = KERNEL_SEQS * KERNEL_CONTEXT * per_layer / self._ceilings.bandwidth
         what = f"paged decode attention, batch {KERNEL_SEQS}, context {KERNEL_CONTEXT}: of copy bandwidth"
         lines = [Result(what, floor / seconds(problem.triton()), at_least=KERNEL_SHARE)]
         other = problem.flashinfer()
@@ -82,7 +84,7 @@ class GpuBench:
         runs = Runs(self._directory, device="cuda", num_rows=largest, max_len=longest)
         lines = [line for decode in DECODES for line in self._decode(runs, *decode)]
         taken = runs.prefill(PROMPT)
-        rate = self._shape.prefill_operations(PROMPT) / taken / self._ceilings.rate
+        rate = self._work.flops(PROMPT, 1, PROMPT * PROMPT // 2) / taken / self._ceilings.rate
         lines.append(Result(f"prefill of {PROMPT} tokens: of the matrix rate", rate, at_least=PROMPT_SHARE))
         self._options.offline = offline_throughput(runs.runner, others.PROMPTS, others.INPUT, others.OUTPUT, CHUNK)
         lines.append(Result("offline: scheduler and runner in one process", self._options.offline, "tokens/s"))
@@ -90,7 +92,8 @@ class GpuBench:
 
     def _decode(self, runs: Runs, num_seqs: int, context: int, share: float) -> list[Result]:
         device, host = runs.decode(num_seqs, context)
-        floor = self._shape.decode_bytes(num_seqs, context) / self._ceilings.bandwidth
+        read = self._work.weight_bytes + num_seqs * context * self._work.kv_bytes_per_token
+        floor = read / self._ceilings.bandwidth
         what = f"decode, batch {num_seqs}, context {context}"
         return [
             Result(f"{what}: of the floor", floor / device, at_least=share),

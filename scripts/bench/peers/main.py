@@ -95,8 +95,6 @@ class Match:
             say(f"  {error}")
             return
         stack.callback(child.close)
-        if self._args.session_nice:
-            child.prefer(self._args.session_nice)
         say(f"  {engine.name}: {child.version}, loaded in {child.load_seconds:.1f} s")
         self._versions[engine.name] = child.version
         self._contest.children.append(child)
@@ -169,7 +167,6 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--timeout", type=float, default=600, help="seconds that one run may take")
-    parser.add_argument("--session-nice", type=int, default=0, help="of every engine against other sessions: -20 to 19")
     parser.add_argument("--markdown", action="store_true", help="print the README's table")
     parser.add_argument("--json", type=Path, help="append every run to this file")
     args = parser.parse_args()
