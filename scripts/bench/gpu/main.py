@@ -78,7 +78,7 @@ class GpuBench:
         return lines
 
     def steps(self) -> list[Result]:
-        """Decodes and a prompt by plans made by hand, and a whole load by the scheduler's, in this process."""
+        """Decodes, a prompt and a whole load, planned by the scheduler's core in this process."""
         largest = max(num_seqs for num_seqs, _, _ in DECODES)
         longest = PROMPT + 2 * NUM_STEPS
         runs = Runs(self._directory, device="cuda", num_rows=largest, max_len=longest)
