@@ -195,22 +195,12 @@ class RowTable:
             where = to_device(np.stack((rows, places, token_ids)), self.tokens.device)
             self.tokens[where[0], where[1]] = where[2]
 
-    def keep_drafts(
-        self,
-        rows: Ints,  # [n], distinct
-        counts: Ints,  # [n] draft tokens that were computed
-        accepted: Ints,  # [n] those of them that are the rows' from now on
-    ) -> None:
-        """The keys and values of the others are computed again, over these."""
-        self.num_tokens[rows] += accepted
-        self.num_computed[rows] -= counts - accepted
-
     def keep_verified(
         self,
         rows: Ints,  # [n], distinct
-        counts: Ints,  # [n]
-        accepted: Ints,  # [n]
+        counts: Ints,  # [n] draft tokens that were computed
+        accepted: Ints,  # [n] those of them that are the rows' from now on, with the token behind them
     ) -> None:
-        """The same where the device has written the tokens, with the one behind them."""
-        self.keep_drafts(rows, counts, accepted)
-        self.num_tokens[rows] += 1
+        """The tokens are written already.  The keys and values of the other drafts are computed again, over these."""
+        self.num_tokens[rows] += accepted + 1
+        self.num_computed[rows] -= counts - accepted

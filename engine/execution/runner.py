@@ -63,7 +63,6 @@ class ModelRunner:
         pool: KVPool,
         table: RowTable,
         sampler: Sampler,
-        verification: Verification,
         capacity: WorkerCapacity,
         automata: RowAutomata | None = None,
         fingerprint: Fingerprint | None = None,
@@ -77,7 +76,7 @@ class ModelRunner:
         self._pool = pool
         self._table = table
         self._sampler = sampler
-        self._verification = verification
+        self._verification = Verification(sampler)
         self._automata = RowAutomata(without_vocabulary) if automata is None else automata
         self._pools = RowPools()
         self._deferred = DeferredVerification(table)
@@ -215,14 +214,10 @@ class ModelRunner:
             table.append_tokens(rows, sampled.tokens if samples is None else _pick(sampled.tokens, samples))
 
     def _commit_drafts(self, drafts: Drafts, sampled: SampledTokens, rows: Ints, samples: Ints | None) -> None:
-        """`samples` are those of the rows, where some are left out.  What a device has verified is written there
-        already; of rows without drafts it is known how long they are."""
+        """`samples` are those of the rows, where some are left out.  What was verified is written already; of rows
+        without drafts it is known how long they are."""
         chosen = slice(None) if samples is None else samples
         counts = drafts.counts[chosen]
-        if sampled.is_known and (accepted := sampled.yielded.accepted) is not None:
-            self._table.keep_drafts(rows, counts, accepted[chosen])
-            self._table.append_tokens(rows, _pick(sampled.tokens, (drafts.starts + accepted)[chosen]))
-            return
         later = counts > 0
         places = np.arange(len(drafts.counts))[chosen]
         self._table.num_tokens[rows[~later]] += 1

@@ -31,7 +31,6 @@ from engine.modeling.kv_pool import KVPool
 from engine.modeling.model import Model
 from engine.modeling.native import build_native
 from engine.sampling.sampler import Sampler
-from engine.sampling.verification import DeviceVerification, HostVerification, Verification
 from engine.weights.digest import DigestMemory, user_memory
 from engine.weights.formats import name_of
 from engine.weights.source import Progress, WeightSource, open_weights
@@ -80,18 +79,11 @@ def make_runner(settings: Settings, loaded: LoadedModel) -> ModelRunner:
         pool=loaded.pool,
         table=loaded.table,
         sampler=loaded.sampler,
-        verification=choose_verification(loaded),
         capacity=capacity,
         fingerprint=loaded.fingerprint,
         no_native=loaded.backend.no_native,
         automata=RowAutomata(partial(_load_vocabulary, settings.engine.model, capacity.vocab_size)),
     )
-
-
-def choose_verification(loaded: LoadedModel) -> Verification:
-    """Verification of draft tokens: on the device wherever the host would have to wait for it."""
-    on_host = loaded.model.device.type == "cpu"
-    return HostVerification(loaded.sampler) if on_host else DeviceVerification(loaded.sampler)
 
 
 def _load_vocabulary(model: str, size: int, eos_token_ids: Sequence[int]) -> Vocabulary:

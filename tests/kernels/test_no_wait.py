@@ -26,7 +26,7 @@ from engine.loading import load as loading
 from engine.loading.backend import Backend, choose_backend
 from engine.loading.graphs import DirectRecorder, GraphedDecoder
 from engine.modeling.decoder import Decoder
-from engine.sampling.verification import HostVerification
+from engine.sampling.verification import Verdict, Verification
 from engine.weights.source import open_weights
 from kernels.interface import AttentionShape
 from kernels.ops import transfer
@@ -196,8 +196,14 @@ def test_only_greedy_verifications(runner: ModelRunner) -> None:
 
 
 def test_who_reads_is_seen(runner: ModelRunner) -> None:
-    """The host's own way to verify has to know what was sampled."""
-    runner._verification = HostVerification(runner._sampler)
+    """A verification that has to know what was sampled."""
+
+    class Reader(Verification):
+        def settle(self, chosen: Any, *rest: Any) -> Verdict:
+            chosen.cpu().numpy()
+            return super().settle(chosen, *rest)
+
+    runner._verification = Reader(runner._sampler)
     driver = Driver(runner)
     driver.add(0, random_prompt(9, seed=1))
     driver.step({0: 9})

@@ -17,7 +17,6 @@ from engine.loading.backend import Backend, choose_backend
 from engine.loading.graphs import CudaRecorder, DirectRecorder, GraphedDecoder, Recorder, StepGraph, step_sizes
 from engine.modeling.batch import StepBatch
 from engine.modeling.decoder import Decoder
-from engine.sampling.verification import DeviceVerification
 from engine.weights.source import open_weights
 from kernels.interface import AttentionShape
 from kernels.ops import linear_int8
@@ -153,7 +152,6 @@ def test_verification_through_graphs(tmp_path: Path) -> None:
     save_checkpoint(tmp_path, "llama-tied")
     wanted = generate(make_runner(tmp_path, triton=False), 12)
     runner = make_runner(tmp_path, triton=True, graphs=True)
-    runner._verification = DeviceVerification(runner._sampler)
     driver = Driver(runner)
     first = driver.add(0, random_prompt(21, seed=1))
     second = driver.add(3, random_prompt(9, seed=2), SAMPLED, seed=7)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import gc
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import FunctionType, ModuleType
+from typing import Any
 
 from services.cli.bench.messages import DETOKENIZER, WORKER
 from services.scheduler.lifecycle.parking import MAX_PARKED, PARKED_SECONDS
-from services.scheduler.recording.snapshot import MAPPINGS, SEQUENCES, freeze
 from services.scheduler.scheduler import ACKNOWLEDGE_SECONDS, Scheduler
 from services.scheduler.state.fairness import MAX_TENANTS, Shares
 from services.scheduler.state.policy import Policy
@@ -83,9 +85,15 @@ class Crowd:
     def largest(self) -> int:
         """Of all that can be reached from the core, the most entries of one container; descriptors of blocks and rows
         aside, which are made once."""
-        state = {name: value for name, value in vars(self.core).items() if name != "policy"}
-        containers = (row[1] for row in freeze(state) if row[0] in {*SEQUENCES, *MAPPINGS})
-        return max(len(entries) for entries in containers if len(entries) not in (NUM_BLOCKS, NUM_BLOCKS + 1))
+        found: dict[int, Any] = {}
+        todo = [value for name, value in vars(self.core).items() if name != "policy"]
+        while todo:
+            item = todo.pop()
+            if id(item) not in found and not isinstance(item, type | FunctionType | ModuleType):
+                found[id(item)] = item
+                todo += gc.get_referents(item)
+        sizes = (len(item) for item in found.values() if isinstance(item, list | dict | set | deque))
+        return max(size for size in sizes if size not in (NUM_BLOCKS, NUM_BLOCKS + 1))
 
 
 @contextmanager

@@ -7,7 +7,6 @@ import random
 import pytest
 
 from services.scheduler.lifecycle.beams import is_usable
-from services.scheduler.recording.snapshot import freeze, thaw
 from services.scheduler.state.beam_search import BeamSearch
 from services.scheduler.state.policy import Policy
 from shared.beam import Beam, EarlyStopping
@@ -148,16 +147,6 @@ def test_a_resumed_search_tells_everything_from_the_start() -> None:
     world.scheduler.add(message, now=0.0)
     world.run()
     assert [world.outputs["r", index] for index in range(2)] == [one.token_ids for one in found[:2]]
-
-
-def test_a_search_under_way_is_part_of_the_state_that_is_recorded() -> None:
-    world = BeamWorld()
-    world.add_beam("r", PROMPT, Beam(4), n=2, logprobs=1, max_tokens=12)
-    for _ in range(6):
-        world.step()
-    vars(world.scheduler).update(thaw(freeze(vars(world.scheduler))))
-    world.run()
-    world.assert_outputs("r")
 
 
 @pytest.mark.parametrize(
