@@ -161,10 +161,10 @@ def test_sampled_and_accepted_tokens_are_counted() -> None:
     rows.write_drafts(ints(0, 0, 1), ints(6, 7, 7), ints(40, 41, 42))
     assert rows.tokens[0, 6:8].tolist() == [40, 41] and int(rows.tokens[1, 7]) == 42
     rows.num_computed[:3] = 8, 8, 4
-    rows.keep_drafts(ints(0, 1), ints(2, 1), ints(1, 1))
-    assert rows.num_tokens[:3].tolist() == [7, 8, 4] and rows.num_computed[:3].tolist() == [7, 8, 4]
+    rows.keep_verified(ints(0, 1), ints(2, 1), ints(1, 1))
+    assert rows.num_tokens[:3].tolist() == [8, 9, 4] and rows.num_computed[:3].tolist() == [7, 8, 4]
     rows.keep_verified(ints(0, 2), ints(2, 1), ints(0, 1))
-    assert rows.num_tokens[:3].tolist() == [8, 8, 6] and rows.num_computed[:3].tolist() == [5, 8, 4]
+    assert rows.num_tokens[:3].tolist() == [9, 9, 6] and rows.num_computed[:3].tolist() == [5, 8, 4]
 
 
 class Verified(SampledTokens):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import msgspec
 import numpy as np
-import pytest
 import torch
 
 from engine.execution.rows import RowTable
@@ -60,12 +59,9 @@ DRAFTS = [[10, 11], [], [], [12]]
 TOKENS = torch.tensor([10, 21, 22, 23, 12, 25])  # two drafts and one more, none and one more, one and one more
 
 
-@pytest.mark.parametrize("on_device", [False, True])
-def test_refused_drafts_yield_none(on_device: bool) -> None:
-    accepted = np.array([1, 0, 1])
-    verdict = Verdict(TOKENS, torch.from_numpy(accepted), None) if on_device else Verdict(TOKENS, None, accepted)
-    sampled = SampledTokens(schedule(DRAFTS), None, TOKENS, verdict)
-    assert sampled.is_known is not on_device
+def test_refused_drafts_yield_none() -> None:
+    sampled = SampledTokens(schedule(DRAFTS), None, TOKENS, Verdict(TOKENS, torch.tensor([1, 0, 1])))
+    assert sampled.is_known, "nothing is under way on a CPU"
     assert sampled.token_ids == [10, 21, 23, 12, 25] and sampled.counts == [2, 0, 1, 2]
     assert of_each(sampled) == [[10, 21], [23], [12, 25]]
     found = sampled.yielded.accepted
@@ -74,7 +70,7 @@ def test_refused_drafts_yield_none(on_device: bool) -> None:
 
 def test_a_row_with_drafts_that_has_to_wait_yields_none_of_them() -> None:
     plan = schedule(DRAFTS)
-    sampled = SampledTokens(plan, lacking(0), TOKENS, Verdict(TOKENS, None, np.array([2, 0, 0])))
+    sampled = SampledTokens(plan, lacking(0), TOKENS, Verdict(TOKENS, torch.tensor([2, 0, 0])))
     assert sampled.token_ids == [23, 12] and sampled.counts == [0, 0, 1, 1]
     assert of_each(sampled) == [[], [23], [12]]
     assert plan.num_positions.tolist() == [3, 0, 1, 2], "the schedule stays as it is"
