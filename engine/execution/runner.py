@@ -144,7 +144,7 @@ class ModelRunner:
         self._table.append_blocks(plan.rows, plan.num_new_blocks, plan.new_block_ids)
         self._table.flush()
         fenced = self._fence.read(plan)
-        self._pool.copy_blocks(self._fence.keeps(plan, fenced) if fenced else plan.block_copies)
+        self._pool.copy_blocks(self._fence.keeps(plan, fenced)[0])
         return fenced
 
     def _check_copies(self, copies: list[tuple[int, int]]) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from engine.execution.block_fence import BlockFence
+from engine.execution.block_fence import BlockFence, PoolFence
 from services.scheduler.blocks.block_pool import BlockPool
 from services.scheduler.consistency import reconciliation
 from services.scheduler.consistency.self_check import Mended
@@ -66,7 +66,7 @@ def hash_kept_at_reuse(patch: pytest.MonkeyPatch) -> None:
 
 
 def fork_without_copy(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(PlanBuilder, "copy", lambda self, sequence, source, generation, destination: None)
+    patch.setattr(PlanBuilder, "copy", lambda self, sequence, source, generation, destination, pool: None)
 
 
 def hashes_of_another_block_size(patch: pytest.MonkeyPatch) -> None:
@@ -157,7 +157,7 @@ def skipped_fence(patch: pytest.MonkeyPatch) -> None:
 
 
 def unwritten_taken_for_written(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(BlockFence, "_end_lives", lambda self, row, num_computed, num_scheduled: [])
+    patch.setattr(PoolFence, "end_lives", lambda self, row, num_computed, num_scheduled: [])
 
 
 def refused_row_goes_on(patch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ class LateWorker(FakeWorker):
     """Does not give a sequence with a grammar its sample, now and then; a plan that was made before that became known
     is then one token ahead."""
 
-    def __init__(self, seed: int, chance: float, **limits: int) -> None:
+    def __init__(self, seed: int, chance: float, **limits: Any) -> None:
         super().__init__(capacity(**limits))
         self.rng = random.Random(seed)
         self.chance = chance
@@ -66,7 +66,7 @@ class LateWorker(FakeWorker):
         return next(place for place, other in self.rows.items() if other is row)
 
 
-def world_of(seed: int, *, chance: float = 0.4, policy: Policy | None = None, **limits: int) -> World:
+def world_of(seed: int, *, chance: float = 0.4, policy: Policy | None = None, **limits: Any) -> World:
     world = World(policy or Policy(max_num_batched_tokens=24), **limits)
     for name in world.workers:
         world.workers[name] = LateWorker(seed, chance, **limits)
