@@ -71,7 +71,7 @@ def load(directory: Path, names: Sequence[str], num_threads: int) -> dict[str, I
     )
     for name in names:
         try:
-            found[name] = InvarianceSteps(load_runner(shared.replace(**SETUPS[name])))
+            found[name] = InvarianceSteps(load_runner(shared.replace(**SETUPS[name]), has_windows=False))
         except ConfigError as error:
             print(f"{name}: left out, {error}", flush=True)
     return found

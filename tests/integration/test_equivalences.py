@@ -1,6 +1,9 @@
 """A token is a pure function of weights, history, parameters, seed and position: whatever happens to a request, its
 tokens are those of its solo run.  Every test also checks that the thing it is about did happen, and runs on the native
-kernels and on torch's, and on the native ones for a model of each kind that `engine.description` describes."""
+kernels and on torch's, and on the native ones for a model of each kind that `engine.description` describes.
+
+Where layers see a window they have blocks of their own, which a sequence gives up as it goes on; the solo run has none
+of that, as its layers share their blocks."""
 
 from __future__ import annotations
 
@@ -20,17 +23,22 @@ Make = partial[Engine]
 
 
 KINDS = ("gpt2", "gemma2", "gemma3", "qwen2-moe", "gpt-oss")  # plain, windows and caps, two ropes, experts, sinks
+WINDOWS = ("gemma2", "gemma3", "gpt-oss")  # of 11 and 12 tokens: these layers have blocks of their own
+TORCH_KINDS = tuple(f"torch {kind}" for kind in WINDOWS)
+LAYERS = {"gemma3": {"num_hidden_layers": 3, "sliding_window_pattern": 3, "layer_types": None}}  # two of three slide
 VOCAB = 4096
 
 
-@pytest.fixture(scope="module", params=["native", "torch", *KINDS])
+@pytest.fixture(scope="module", params=["native", "torch", *KINDS, *TORCH_KINDS])
 def make(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Make:
     """Engines that compute with these kernels, or a small random model of this kind with the native ones."""
-    if request.param not in KINDS:
-        return partial(Engine, kernels=request.param)
-    directory = tmp_path_factory.mktemp(request.param)
-    save_checkpoint(directory, request.param, "native", {"vocab_size": VOCAB, "max_position_embeddings": 512})
-    return partial(Engine, kernels="native", model=str(directory))
+    *torch, kind = request.param.split()
+    if kind not in KINDS:
+        return partial(Engine, kernels=kind)
+    directory = tmp_path_factory.mktemp(kind)
+    changes = {"vocab_size": VOCAB, "max_position_embeddings": 512, **LAYERS.get(kind, {})}
+    save_checkpoint(directory, kind, "native", changes)
+    return partial(Engine, kernels="torch" if torch else "native", model=str(directory), has_windows=kind in WINDOWS)
 
 
 @cache
@@ -59,7 +67,7 @@ def asks() -> tuple[Ask, ...]:
 @cache
 def solo(make: Make) -> Tokens:
     """Each request alone, unchunked, with an empty cache."""
-    engine = make(Policy(enable_prefix_caching=False))
+    engine = make(Policy(enable_prefix_caching=False), shares_blocks=True)
     return [token_ids(engine.generate([one]))[0] for one in asks()]
 
 

@@ -180,7 +180,7 @@ def soak_settings(directory: Path, device: Literal["cpu", "cuda"], **changes: An
 def run_soak(settings: Settings, seconds: float) -> Soak:
     """Raises what a step raises: torch's out-of-memory error above all."""
     budget, drafts = settings.scheduling.max_num_batched_tokens, settings.speculation.max_num_draft_tokens
-    soak = Soak(load_runner(settings), budget, drafts)
+    soak = Soak(load_runner(settings, has_windows=False), budget, drafts)
     soak.run(seconds)
     return soak
 

@@ -36,7 +36,7 @@ class Runs:
             max_num_batched_tokens=max(CHUNK, num_rows), max_model_len=max_len, block_size=BLOCK,
             num_blocks=num_rows * (max_len // BLOCK) if device == "cpu" else 0,
         )  # fmt: skip
-        self.runner: ModelRunner = load_runner(settings)
+        self.runner: ModelRunner = load_runner(settings, has_windows=False)
         self._plans = PlanMaker(self.runner, NUM_STEPS)
 
     def decode(self, num_seqs: int, context: int) -> tuple[float, float]:

@@ -138,7 +138,7 @@ def main() -> None:
         row: Lone = LoneGuesses(load_proposer(settings))
     else:
         settings = Settings.of(model=args.model, num_threads=args.threads, num_blocks=NUM_BLOCKS, max_model_len=1024)
-        row = LoneRow(load_runner(settings))
+        row = LoneRow(load_runner(settings, has_windows=False))
     print(json.dumps(measure_in_turns(row, args.drafts)))
 
 
