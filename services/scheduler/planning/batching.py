@@ -102,6 +102,8 @@ class Batcher:
         for sequence in prefills:
             num_behind = sequence.num_behind
             if sequence.status is Status.RUNNING and (num_tokens := self._chunk(sequence, num_behind)):
+                if self.replica.sliding:
+                    num_tokens = min(num_tokens, self.replica.room_in_windows(sequence, sequence.num_computed_tokens))
                 self._go_on(sequence, num_tokens, int(num_tokens == num_behind))
         if self.builder.has_preempted:
             self._obstacle = (Phase.QUEUE_BLOCKS, None)
@@ -299,6 +301,7 @@ class Batcher:
         num_all = self._block_budget.num_blocks(sequence) if sequence.is_protected else 0
         replica.share_hit(sequence, hit)
         sequence.num_registered_blocks = len(hit.blocks)
+        num_tokens = min(num_tokens, replica.room_in_windows(sequence, num_cached, self._block_budget.reserve))
         count, *sliding = replica.num_missing(sequence, num_cached + num_tokens)
         replica.grow(sequence, num_all - len(hit.blocks) if num_all else count, *sliding)
         self._begin(sequence, num_cached, num_tokens)

@@ -36,10 +36,9 @@ class BlockBudget:
         promised = sum(self._replica.blocks_for(other.num_tokens) for other in others)
         first, *windows = self.num_lacking_beside(sequence, self._prefixes.hit(sequence))
         columns = zip(windows, self._replica.sliding, strict=True)
-        lengths = [other.num_tokens for other in others]
         return [
             first + promised,
-            *(count + sum(self._num_in_window(one, length) for length in lengths) for count, one in columns),
+            *(count + sum(self._num_in_window(one, other) for other in others) for count, one in columns),
         ]
 
     def num_lacking_to_fork(self) -> list[int]:
@@ -62,15 +61,19 @@ class BlockBudget:
         A protected sequence does not hold all the blocks that it will need, since its window gives some back: it is
         admitted where the protected ones could hold theirs at the same time, and then others give way to it.
         """
-        length = sequence.request.max_length if sequence.is_protected else sequence.num_tokens
-        wanted = min(self._replica.blocks_for(length) - (end - len(found)), one.most_blocks(self._longest_step))
+        wanted = self._num_in_window(one, sequence, first=end - len(found))
         lacking = self._num_lacking(one.pool, wanted, found)
         if not sequence.is_protected:
             return lacking
-        promised = (other.request.max_length for other in self._replica.running if other.is_protected)
-        together = sum(self._num_in_window(one, longest) for longest in (*promised, length))
+        promised = [other for other in self._replica.running if other.is_protected]
+        together = sum(self._num_in_window(one, other) for other in (*promised, sequence))
         return max(lacking, together - one.pool.size)
 
-    def _num_in_window(self, one: SlidingBlocks, length: int) -> int:
-        """Blocks that a sequence of this length holds at most."""
-        return min(self._replica.blocks_for(length), one.most_blocks(self._longest_step))
+    def _num_in_window(self, one: SlidingBlocks, sequence: Sequence, *, first: int = 0) -> int:
+        """Blocks that a sequence needs, from place `first` on, to go on: a step computes no more than they allow.  What
+        a protected one holds at most."""
+        if sequence.is_protected:
+            return min(
+                self._replica.blocks_for(sequence.request.max_length) - first, one.most_blocks(self._longest_step)
+            )
+        return min(self._replica.blocks_for(sequence.num_tokens) - first, one.most_blocks(self._replica.block_size))

@@ -130,6 +130,15 @@ class Replica:
         columns = zip(self.pools, missing, freed, strict=True)
         return all(count <= 0 or count <= pool.num_available - reserve + more for pool, count, more in columns)
 
+    def room_in_windows(self, sequence: Sequence, num_computed: int, reserve: int = 0) -> int:
+        """Tokens behind those computed for which there are blocks in all sliding pools, and the `reserve` beside them;
+        one at least."""
+        ends = [
+            table.end + one.pool.num_available - reserve + one.num_freed(table, num_computed)
+            for one, table in self._windows(sequence)
+        ]
+        return max(1, min(ends) * self.block_size - num_computed) if ends else sys.maxsize
+
     def grow(self, sequence: Sequence, count: int, *sliding: int) -> list[int]:
         """Move a sequence's windows on, and add so many blocks to its tables, at least that many of which must be
         available; returns those of layers without a window.  The plan that is being made must have a part for it."""
