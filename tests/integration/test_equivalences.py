@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 from functools import cache, partial
+from pathlib import Path
 
 import pytest
 
@@ -176,3 +177,18 @@ def test_logprobs_are_those_of_the_solo_run(make: Make) -> None:
     assert first is not None
     assert first.token_ids[0] == 6, "the second prompt token's own log-probability comes first"
     assert all(entry is not None and len(entry.token_ids) == 5 for entry in alone.logprobs)
+
+
+@pytest.mark.parametrize("kernels", ["native", "torch"])
+def test_where_all_layers_see_a_window_no_more_is_held(kernels: str, tmp_path: Path) -> None:
+    """The first pool has numbers, and no memory."""
+    changes = {"vocab_size": VOCAB, "max_position_embeddings": 512}
+    save_checkpoint(tmp_path, "mistral-window", "native", changes)
+    make = partial(Engine, kernels=kernels, model=str(tmp_path), has_windows=True)
+    wanted = [token_ids(make(shares_blocks=True).generate([one]))[0] for one in asks()[:6]]
+    engine = make(Policy(max_num_batched_tokens=48), num_blocks=0, kv_cache_memory=200 << 10, max_model_len=256)
+    assert token_ids(engine.generate(list(asks()[:6]))) == wanted
+    runner = engine.runners["w0"]
+    assert not runner._pool.tensors and len(runner._pool.sliding) == 1
+    held = sum(tensor.nbytes for tensor in runner._pool.sliding[0].tensors)
+    assert held <= 200 << 10, "less than one sequence of max_model_len would take in all layers"
