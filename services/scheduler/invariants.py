@@ -53,7 +53,8 @@ def _check_pool(replica: Replica, pool: BlockPool, tables: list[Table]) -> None:
 def _check_windows(replica: Replica, sequence: Sequence, longest_step: int) -> None:
     for one, table in zip(replica.sliding, sequence.sliding, strict=True):
         computed = sequence.num_computed_tokens
-        _require(table.first <= one.first_place(computed), "a sequence has its window", replica)
+        seen = max(0, computed - one.window + 1)
+        _require(table.first * replica.block_size <= seen, "a sequence has its window", replica)
         _require(computed <= table.end * replica.block_size, "computed tokens have blocks in each pool", replica)
         _require(len(table.block_ids) <= one.most_blocks(longest_step), "a sequence has its window only", replica)
 

@@ -104,7 +104,7 @@ class Replica:
         """Begin a sequence's tables with the full blocks of another one's first tokens; returns how many places."""
         end = num_computed // self.block_size
         sliding = [
-            table.part(one.first_place(num_computed), end)
+            table.part(max(table.first, one.first_place(num_computed)), end)
             for one, table in zip(self.sliding, source.sliding, strict=True)
         ]
         self._share(sequence, source.block_ids[:end], source.block_generations[:end], sliding)

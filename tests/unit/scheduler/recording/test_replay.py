@@ -158,10 +158,13 @@ def test_a_recording_with_a_gap_is_found_out(recording: tuple[Path, World], tmp_
     assert difference is not None and "no plan is made where there was one" in difference.what
 
 
-def test_the_newest_part_of_a_long_run_is_kept_and_good_for_itself(tmp_path: Path) -> None:
+@pytest.mark.parametrize("sliding", [(), ((12, 9),)], ids=["", "windows"])
+def test_the_newest_part_of_a_long_run_is_kept_and_good_for_itself(
+    tmp_path: Path, sliding: tuple[tuple[int, int], ...]
+) -> None:
     """Also in the middle of everything: each part begins with the whole state, prefix cache and drafts included."""
     file, limit = tmp_path / "mailbox.rec", 60_000
-    world = recorded_world(file, limit, workers=2, num_blocks=14)
+    world = recorded_world(file, limit, workers=2, num_blocks=14, sliding=sliding)
     eventful(world, 120, rounds=5)
     parts = [segment(file, age) for age in range(NUM_SEGMENTS)]
     assert sorted(tmp_path.iterdir()) == sorted(parts)
