@@ -126,6 +126,9 @@ class Replica:
 
     def can_grow(self, sequence: Sequence, missing: Iterable[int], reserve: int = 0) -> bool:
         """Whether there are these blocks, and the `reserve` beside them, once its windows have moved on."""
+        if not sequence.sliding:
+            (count,) = missing
+            return count <= 0 or count <= self.pool.num_available - reserve
         freed = [0, *(one.num_freed(table, sequence.num_computed_tokens) for one, table in self._windows(sequence))]
         columns = zip(self.pools, missing, freed, strict=True)
         return all(count <= 0 or count <= pool.num_available - reserve + more for pool, count, more in columns)
@@ -142,9 +145,10 @@ class Replica:
     def grow(self, sequence: Sequence, count: int, *sliding: int) -> list[int]:
         """Move a sequence's windows on, and add so many blocks to its tables, at least that many of which must be
         available; returns those of layers without a window.  The plan that is being made must have a part for it."""
-        for (one, table), missing in zip(self._windows(sequence), sliding, strict=True):
-            one.slide(table, sequence.num_computed_tokens)
-            one.grow(table, max(0, missing))
+        if sliding:
+            for (one, table), missing in zip(self._windows(sequence), sliding, strict=True):
+                one.slide(table, sequence.num_computed_tokens)
+                one.grow(table, max(0, missing))
         pool = self.pool
         new_blocks = pool.allocate(max(0, count))
         sequence.block_ids += new_blocks
@@ -168,7 +172,7 @@ class Replica:
         num_full = min(sequence.num_computed_tokens // self.block_size, len(hashes))
         for index in range(sequence.num_registered_blocks, num_full):
             self.pool.register(sequence.block_ids[index], hashes[index], sequence.block_generations[index])
-            for one, table in self._windows(sequence):
+            for one, table in self._windows(sequence) if self.sliding else ():
                 if (place := index - table.first) >= 0:
                     one.pool.register(table.block_ids[place], hashes[index], table.generations[place])
         sequence.num_registered_blocks = max(sequence.num_registered_blocks, num_full)

@@ -78,7 +78,7 @@ def world_of(seed: int, *, chance: float = 0.4, policy: Policy | None = None, **
 def test_every_output_is_what_it_is_in_time(seed: int, sliding: tuple[tuple[int, int], ...]) -> None:
     """Also where layers see a window, behind which a token is computed again."""
     rng = random.Random(seed)
-    limits = {"block_size": 8, "max_num_seqs": 6, "max_model_len": 112, "sliding": sliding}
+    limits: dict[str, Any] = {"block_size": 8, "max_num_seqs": 6, "max_model_len": 112, "sliding": sliding}
     world = world_of(seed, num_blocks=rng.choice([16, 40]), **limits)
     for index in range(14):
         more: dict[str, Any] = {"grammar": GRAMMAR, "ignore_eos": False} if rng.random() < 0.6 else {}
