@@ -114,6 +114,11 @@ class ModelSpec:
         """Of any layer: in every family that is served, all layers have heads of one number and size."""
         return self.layers[0].attention
 
+    def windows(self, max_model_len: int) -> tuple[int, ...]:
+        """The windows that are shorter than sequences of up to so many tokens, the smallest first."""
+        found = {layer.attention.window for layer in self.layers}
+        return tuple(sorted(window for window in found if 0 < window < max_model_len))
+
     @property
     def longest_model_len(self) -> int:
         """Tokens that the position embedding can address, with rope scaling."""

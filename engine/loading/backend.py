@@ -29,7 +29,7 @@ log = structlog.get_logger()
 class Layout(Protocol):
     """Of a KV pool."""
 
-    def bytes_per_block(self, block_size: int) -> int: ...
+    def layer_bytes(self, block_size: int) -> list[int]: ...
 
 
 @dataclass(frozen=True, slots=True)

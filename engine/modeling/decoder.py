@@ -14,8 +14,8 @@ from torch import Tensor
 
 from engine.description.spec import AttentionSpec, ModelSpec
 from engine.modeling.batch import StepBatch
-from engine.modeling.inputs import StepInputs, build_inputs
-from engine.modeling.kv_pool import KVLayout, KVPool
+from engine.modeling.inputs import PoolInputs, StepInputs, build_inputs
+from engine.modeling.kv_pool import KVLayout, KVPool, LayerPools, Sliding
 from engine.modeling.rope import RopeTable
 from kernels.interface import Kernels
 from kernels.ops.experts import ExpertWeights, Routing
@@ -97,10 +97,11 @@ class Decoder:
         self.spec = spec
         self.kernels = kernels
         self.layout = layout
-        self.windows = tuple(sorted({layer.heads.window for layer in layers}))
+        self._layers = tuple(layers)
+        self._pools = (0,) * len(layers)  # of each layer's keys and values
+        self.windows = self._windows_by_pool(1)  # of the layers of each pool
         self._embedding = embedding
         self._positions = positions
-        self._layers = tuple(layers)
         self._norm = norm
         self._head = head
         self._ropes = tuple(ropes)
@@ -112,12 +113,21 @@ class Decoder:
     def device(self) -> torch.device:
         return self._norm.weight.device
 
-    def bytes_per_block(self, block_size: int) -> int:
-        return self.layout.bytes_per_block(block_size)
+    def layer_bytes(self, block_size: int) -> list[int]:
+        return self.layout.layer_bytes(block_size)
 
-    def allocate(self, num_blocks: int, block_size: int) -> KVPool:
-        self._caches = self.layout.make_caches(num_blocks, block_size)
-        return KVPool(num_blocks, block_size, (tensor for cache in self._caches for tensor in cache.tensors))
+    def allocate(self, num_blocks: int, block_size: int, sliding: Sliding = ()) -> KVPool:
+        pools = LayerPools.of((layer.heads.window for layer in self._layers), num_blocks, sliding)
+        self._pools = pools.pools
+        self.windows = self._windows_by_pool(len(pools.sizes))
+        self._caches = self.layout.make_caches(pools.num_blocks, block_size)
+        return pools.make(block_size, [cache.tensors for cache in self._caches])
+
+    def _windows_by_pool(self, num_pools: int) -> list[tuple[int, ...]]:
+        found: list[set[int]] = [set() for _ in range(num_pools)]
+        for pool, layer in zip(self._pools, self._layers, strict=True):
+            found[pool].add(layer.heads.window)
+        return [tuple(sorted(windows)) for windows in found]
 
     def forward(self, batch: StepBatch) -> Tensor:
         """Final hidden states [sum of wanted, hidden_size]; writes this step's keys and values into the pool."""
@@ -133,8 +143,9 @@ class Decoder:
         residual = self._embed(inputs)
         first = self._layers[0].input_norm
         hidden = residual if first is None else self._normed(residual, first)
-        for layer, cache, next_norm in zip(self._layers, self._caches, self._next_norms, strict=True):
-            attended = self._attend(layer, hidden, rotations[layer.heads.rope], inputs, cache)
+        columns = zip(self._layers, self._caches, self._pools, self._next_norms, strict=True)
+        for layer, cache, pool, next_norm in columns:
+            attended = self._attend(layer, hidden, rotations[layer.heads.rope], inputs.pools[pool], cache)
             hidden, residual = self._add(attended, residual, layer.attention_norm, layer.mlp_norm)
             hidden, residual = self._add(self._mlp(layer, hidden), residual, layer.mlp_output_norm, next_norm)
         return hidden
@@ -191,7 +202,7 @@ class Decoder:
         layer: DecoderLayer,
         hidden: Tensor,  # [num_tokens, hidden_size]
         rotation: Rotation,
-        inputs: StepInputs,
+        inputs: PoolInputs,
         cache: KVCache,
     ) -> Tensor:  # [num_tokens, hidden_size]
         heads = layer.heads

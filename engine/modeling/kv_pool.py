@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from operator import mul
 
 import numpy as np
 import torch
@@ -15,6 +16,7 @@ from engine.weights.pages import Arena, padded
 from kernels.ops.kv_cache import FP8, KVCache
 from kernels.ops.transfer import to_device
 
+Sliding = Sequence[tuple[int, int]]  # windows, and the numbers of blocks of their pools
 TakeBytes = Callable[[int], Tensor]  # size -> [size] uint8 zeros
 
 
@@ -24,19 +26,51 @@ class KVPool:
     Zero at first, so that no stale bit is ever a NaN.
     """
 
-    def __init__(self, num_blocks: int, block_size: int, tensors: Iterable[Tensor]) -> None:
+    def __init__(
+        self, num_blocks: int, block_size: int, tensors: Iterable[Tensor], sliding: Sequence[KVPool] = ()
+    ) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size  # tokens
         self.tensors: tuple[Tensor, ...] = tuple(tensors)  # each [num_blocks, ...]
+        self.sliding = tuple(sliding)  # of the layers that see a window
 
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
-        """Copy (source, destination) blocks in every layer; all sources are read before any destination is written."""
-        if not copies:
+        """Copy (source, destination) blocks in every layer; all sources are read before any destination is written.
+        Those of the layers of `sliding` are other blocks."""
+        if not copies or not self.tensors:
             return
         sources, destinations = to_device(np.array(copies), self.tensors[0].device).unbind(1)
         for tensor in self.tensors:
             held = tensor.view(torch.uint8) if tensor.dtype == FP8 else tensor
             held[destinations] = held[sources]
+
+
+@dataclass(frozen=True, slots=True)
+class LayerPools:
+    """Which pool each layer's keys and values are in: that of its window, where there is one, or else the first."""
+
+    pools: tuple[int, ...]  # of each layer: 0, or from 1 on a sliding one
+    sizes: tuple[int, ...]  # blocks of each pool
+
+    @classmethod
+    def of(cls, windows: Iterable[int], num_blocks: int, sliding: Sliding) -> LayerPools:
+        """For the windows of a model's layers."""
+        places = {window: place for place, (window, _) in enumerate(sliding, 1)}
+        pools = tuple(places.get(window, 0) for window in windows)
+        return cls(pools, (num_blocks, *(size for _, size in sliding)))
+
+    @property
+    def num_blocks(self) -> list[int]:
+        """Of each layer."""
+        return [self.sizes[pool] for pool in self.pools]
+
+    def make(self, block_size: int, tensors: Sequence[Iterable[Tensor]]) -> KVPool:
+        """Of each layer's tensors."""
+        by_pool: list[list[Tensor]] = [[] for _ in self.sizes]
+        for pool, of_layer in zip(self.pools, tensors, strict=True):
+            by_pool[pool] += of_layer
+        first, *sliding = zip(self.sizes, by_pool, strict=True)
+        return KVPool(first[0], block_size, first[1], [KVPool(size, block_size, held) for size, held in sliding])
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,15 +84,17 @@ class KVLayout:
     device: torch.device
     scales: tuple[KVScales, ...] = ()  # of each layer's heads in fp8; empty: all are one
 
-    def bytes_per_block(self, block_size: int) -> int:
+    def layer_bytes(self, block_size: int) -> list[int]:
+        """Of a block, in each layer."""
         scale = torch.float32.itemsize if self.dtype == torch.int8 else 0
         per_token = self.num_kv_heads * (self.head_dim * self.dtype.itemsize + scale)
-        return 2 * self.num_layers * block_size * per_token
+        return [2 * block_size * per_token] * self.num_layers
 
-    def make_caches(self, num_blocks: int, block_size: int) -> list[KVCache]:
-        take = self._memory(self.bytes_per_block(block_size) * num_blocks)
-        shape = (num_blocks, block_size, self.num_kv_heads)
-        return [self._make_cache(layer, shape, take) for layer in range(self.num_layers)]
+    def make_caches(self, num_blocks: Sequence[int], block_size: int) -> list[KVCache]:
+        """With so many blocks in each layer."""
+        take = self._memory(sum(map(mul, self.layer_bytes(block_size), num_blocks)))
+        shapes = [(count, block_size, self.num_kv_heads) for count in num_blocks]
+        return [self._make_cache(layer, shape, take) for layer, shape in enumerate(shapes)]
 
     def _make_cache(self, layer: int, shape: tuple[int, ...], take: TakeBytes) -> KVCache:
         def tensor(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:

@@ -5,6 +5,7 @@ It owns the packed weights, in one stretch of memory, and the KV pool, whose lay
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,7 +16,7 @@ from torch import Tensor
 from engine.description.names import Part
 from engine.description.spec import NO_ROPE, ModelSpec
 from engine.modeling.batch import Ints, StepBatch
-from engine.modeling.kv_pool import KVPool
+from engine.modeling.kv_pool import KVPool, LayerPools, Sliding
 from engine.modeling.native_layers import LayerPacker, NativeLayer, NativeNorm, address, describe_layer
 from engine.modeling.rope import build_rope_table
 from engine.weights.formats import Formats
@@ -35,16 +36,15 @@ class NativeLayout:
     head_dim: int
     dtype: torch.dtype
 
-    def bytes_per_block(self, block_size: int) -> int:
-        return self.num_layers * sum(self._sizes(block_size))
+    def layer_bytes(self, block_size: int) -> list[int]:
+        """Of a block, in each layer."""
+        return [sum(self._sizes(block_size))] * self.num_layers
 
-    def make_blocks(self, num_blocks: int, block_size: int) -> list[tuple[Tensor, Tensor]]:
-        """Of each layer, keys and values [num_blocks, bytes] uint8."""
+    def make_blocks(self, num_blocks: Sequence[int], block_size: int) -> list[tuple[Tensor, Tensor]]:
+        """Of each layer, keys and values [num_blocks, bytes] uint8, with so many blocks."""
         sizes = self._sizes(block_size)
-        arena = Arena(self.num_layers * sum(padded(num_blocks * size) for size in sizes))
-        made = [
-            [arena.take(num_blocks * size).view(num_blocks, size) for size in sizes] for _ in range(self.num_layers)
-        ]
+        arena = Arena(sum(padded(count * size) for count in num_blocks for size in sizes))
+        made = [[arena.take(count * size).view(count, size) for size in sizes] for count in num_blocks]
         return [(keys, values) for keys, values in made]
 
     def _sizes(self, block_size: int) -> tuple[int, int]:
@@ -76,6 +76,8 @@ class NativeDecoder:
         self._held = (embedding, positions, norm, head)
         self._layers = layers
         self._pool: KVPool | None = None
+        self._pools = LayerPools((), ())
+        self._layer_structs = (abi.PgLayer * 0)()
         self._logits = torch.empty(0)
         self._columns: StepColumns | None = None
         self._model = describe(spec, formats)
@@ -86,16 +88,19 @@ class NativeDecoder:
         if embedding is not None:
             self._model.embedding, self._model.embedding_format = embedding.data_ptr(), FORMATS[embedding.dtype]
 
-    def bytes_per_block(self, block_size: int) -> int:
-        return self.layout.bytes_per_block(block_size)
+    def layer_bytes(self, block_size: int) -> list[int]:
+        return self.layout.layer_bytes(block_size)
 
-    def allocate(self, num_blocks: int, block_size: int) -> KVPool:
-        blocks = self.layout.make_blocks(num_blocks, block_size)
+    def allocate(self, num_blocks: int, block_size: int, sliding: Sliding = ()) -> KVPool:
+        self._pools = LayerPools.of((layer.described.attention.window for layer in self._layers), num_blocks, sliding)
+        self._columns = None
+        blocks = self.layout.make_blocks(self._pools.num_blocks, block_size)
         self._structs = []
         structs = [layer.struct(*both, self._structs) for layer, both in zip(self._layers, blocks, strict=True)]
         self._model.block_size = block_size
-        self._model.layers = (abi.PgLayer * len(structs))(*structs)
-        self._pool = KVPool(num_blocks, block_size, (tensor for both in blocks for tensor in both))
+        self._layer_structs = (abi.PgLayer * len(structs))(*structs)
+        self._model.layers = self._layer_structs
+        self._pool = self._pools.make(block_size, blocks)
         return self._pool
 
     def forward(self, batch: StepBatch) -> Tensor:
@@ -137,6 +142,9 @@ class NativeDecoder:
         columns = self._columns
         if columns is None or columns.tokens is not batch.tokens or columns.tables is not batch.block_tables:
             columns = self._columns = StepColumns(batch.tokens, batch.block_tables)
+            width = batch.block_tables.shape[1] // len(self._pools.sizes)
+            for struct, pool in zip(self._layer_structs, self._pools.pools, strict=True):
+                struct.table = pool * width
         return columns.fill(batch.rows, batch.computed, batch.scheduled, batch.wanted)
 
 

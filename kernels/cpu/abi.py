@@ -6,7 +6,7 @@ import ctypes
 from ctypes import POINTER, Structure, c_char_p, c_float, c_int32, c_int64, c_void_p
 from typing import Any
 
-VERSION = 7  # PG_ABI
+VERSION = 8  # PG_ABI
 
 RMS_NORM, LAYER_NORM = range(2)  # PgNormKind
 SILU, GELU_TANH, CLAMPED_SWIGLU = range(3)  # PgActivation
@@ -64,6 +64,7 @@ class PgLayer(Structure):
         ("activation", c_int32),
         ("keys", c_void_p),
         ("values", c_void_p),
+        ("table", c_int64),
     ]
 
 

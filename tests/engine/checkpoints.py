@@ -131,6 +131,7 @@ def oracle_logprobs(
 
 
 def make_runner(directory: Path, kernels: str = "torch", **changes: Any) -> ModelRunner:
+    """One whose plans give all layers the same blocks; those of a scheduler are in tests/integration."""
     if kernels == "native":
         load_build("native")
     settings: dict[str, Any] = {
@@ -140,7 +141,7 @@ def make_runner(directory: Path, kernels: str = "torch", **changes: Any) -> Mode
         "max_num_seqs": 64,
         "max_num_batched_tokens": 2048,
     }
-    return load_runner(Settings.of(model=str(directory), **(settings | changes)))
+    return load_runner(Settings.of(model=str(directory), **(settings | changes)), has_windows=False)
 
 
 def random_prompt(length: int, seed: int, vocab_size: int = VOCAB) -> list[int]:

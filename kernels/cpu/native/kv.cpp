@@ -197,7 +197,7 @@ void attend_as(const Attention &a, const QueryGroup &g, int64_t head, Workspace 
     const int64_t seen = a.window && g.position >= a.window ? g.position - a.window + 1 : 0;
     const int64_t tiles = (rows + MAX_ROWS - 1) / MAX_ROWS;
     const auto tile_at = [&](int64_t begin) {
-        return KeyTile{g.table + a.shape.block_of(begin), begin, end - begin < TILE ? end - begin : TILE};
+        return KeyTile{g.table + a.table + a.shape.block_of(begin), begin, end - begin < TILE ? end - begin : TILE};
     };
     int64_t starts[MAX_QUERY_ROWS / MAX_ROWS + 2];
     for (int64_t i = 0; i <= tiles; i++) starts[i] = rows * i / tiles;

@@ -30,7 +30,7 @@ void store_value(const KVShape &shape, uint8_t *block, int64_t head, int64_t off
 
 // Queries of one sequence at consecutive positions.
 struct QueryGroup {
-    const int64_t *table;  // the sequence's block ids
+    const int64_t *table;  // the sequence's block ids; those of a layer's pool are its `table` columns further
     int64_t position;      // of the first query
     int64_t count;
     int64_t row;  // of the first query in the step's queries
@@ -40,6 +40,7 @@ constexpr int64_t MAX_QUERY_ROWS = 96;  // queries x query heads of a KV head th
 struct Attention {
     KVShape shape;
     const uint8_t *keys, *values;
+    int64_t table;  // as PgLayer has it
     int64_t num_heads, window;
     float scale, softcap;  // as PgLayer has them
     const float *sinks;

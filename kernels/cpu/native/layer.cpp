@@ -7,7 +7,7 @@ namespace {
 KVShape kv_shape(const PgModel &m) { return KVShape{m.kv_format, m.block_size, m.num_kv_heads, m.head_dim}; }
 
 // Turns one token's queries and keys to their position and stores its key and value.
-void place_token(const PgModel &m, const PgLayer &layer, const KVShape &shape, int64_t position, int64_t slot,
+void place_token(const PgModel &m, const PgLayer &layer, const KVShape &shape, int64_t position, int64_t block,
                  float *mixed, int64_t kv_head) {
     const int64_t dims = m.head_dim, share = m.num_heads / m.num_kv_heads, half = dims / 2;
     const bool by_head = !layer.norm_whole;
@@ -19,7 +19,7 @@ void place_token(const PgModel &m, const PgLayer &layer, const KVShape &shape, i
     };
     for (int64_t head = kv_head * share; head < (kv_head + 1) * share; head++) place(layer.query_norm, mixed + head * dims);
     place(layer.key_norm, key);
-    const int64_t at = slot / m.block_size * shape.block_bytes(), offset = slot % m.block_size;
+    const int64_t at = block * shape.block_bytes(), offset = shape.offset_of(position);
     store_key(shape, layer.keys + at, kv_head, offset, key);
     store_value(shape, layer.values + at, kv_head, offset, value);
 }
@@ -79,7 +79,7 @@ void add_linear(Member &member, const Step &s, float *x, int64_t stride, int64_t
 Attention attention_of(const PgModel &m, const PgLayer &layer, const float *query, int64_t query_stride, float *out,
                        int64_t out_stride) {
     const float scale = layer.scale ? layer.scale : 1.0f / __builtin_sqrtf((float)m.head_dim);
-    return {kv_shape(m), layer.keys,  layer.values, m.num_heads, layer.window, scale,
+    return {kv_shape(m), layer.keys,  layer.values, layer.table, m.num_heads, layer.window, scale,
             layer.softcap, layer.sinks, query,        query_stride, out,          out_stride};
 }
 
@@ -99,7 +99,7 @@ void attention_half(Member &member, const Step &s, const PgLayer &layer, bool la
                     [&](int64_t item, int64_t end) {
                         for (; item < end; item++) {
                             const int64_t row = item / m.num_kv_heads;
-                            place_token(m, layer, shape, s.tokens.positions[row], s.tokens.slots[row],
+                            place_token(m, layer, shape, s.tokens.positions[row], s.tokens.blocks[row][layer.table],
                                         s.mixed + row * s.mixed_stride, item % m.num_kv_heads);
                         }
                     });

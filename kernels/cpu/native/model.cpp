@@ -85,14 +85,14 @@ int32_t why_unsupported(const PgExperts &e) {
 }  // namespace
 
 void Tokens::list(const PgModel &m, const PgStep &s) {
-    ids.clear(), positions.clear(), slots.clear(), wanted.clear(), items.clear(), last_items.clear();
+    ids.clear(), positions.clear(), blocks.clear(), wanted.clear(), items.clear(), last_items.clear();
     for (int64_t i = 0; i < s.num_seqs; i++) {
         const int64_t first = s.computed[i], count = s.scheduled[i], last = s.wanted[i], row = (int64_t)ids.size();
         const int64_t *given = s.tokens + s.rows[i] * s.tokens_stride, *table = s.tables + s.rows[i] * s.tables_stride;
         for (int64_t p = first; p < first + count; p++) {
             ids.push_back(given[p]);
             positions.push_back(p);
-            slots.push_back(table[p / m.block_size] * m.block_size + p % m.block_size);
+            blocks.push_back(table + p / m.block_size);
         }
         add_items(m, items, table, first, count, row);
         add_items(m, last_items, table, first + count - last, last, (int64_t)wanted.size());

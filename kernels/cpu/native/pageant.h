@@ -11,7 +11,7 @@
 extern "C" {
 #endif
 
-#define PG_ABI 7
+#define PG_ABI 8
 #define PG_DIGEST_WORDS 8  // kernels/ops/digest.py
 
 enum PgFormat { PG_F32 = 0, PG_BF16 = 1, PG_I8 = 2 };
@@ -72,6 +72,7 @@ typedef struct {
     int32_t gated;             // 1: activation(gate) * up, gate_up packed by pg_pack_gate_up; 0: activation(gate_up)
     int32_t activation;        // PgActivation
     uint8_t *keys, *values;    // this layer's pool: blocks of pg_key_bytes and pg_value_bytes
+    int64_t table;             // columns of the step's tables before those of this layer's blocks
 } PgLayer;
 
 typedef struct {
@@ -97,7 +98,7 @@ typedef struct {
     const int64_t *rows, *computed, *scheduled;  // [num_seqs]
     const int64_t *wanted;                       // [num_seqs] last tokens whose hidden states are returned
     const int64_t *tokens;                       // [rows, tokens_stride] token ids
-    const int64_t *tables;                       // [rows, tables_stride] block ids
+    const int64_t *tables;                       // [rows, tables_stride] block ids: a table of each pool beside the other
     int64_t tokens_stride, tables_stride;
 } PgStep;
 

@@ -17,7 +17,8 @@ struct AttentionItem {
 
 // A step's tokens in one list, and what there is to attend to.
 struct Tokens {
-    std::vector<int64_t> ids, positions, slots;    // of every token
+    std::vector<int64_t> ids, positions;           // of every token
+    std::vector<const int64_t *> blocks;           // of every token, where its first table has its block
     std::vector<int64_t> wanted;                   // places of the tokens whose hidden states are returned
     std::vector<AttentionItem> items, last_items;  // of every token; of the wanted ones, as rows among themselves
 

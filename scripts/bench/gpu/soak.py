@@ -121,7 +121,9 @@ def soak_settings(directory: Path, device: Literal["cpu", "cuda"], **changes: An
 
 def run_soak(settings: Settings, seconds: float) -> Soak:
     soak = Soak(
-        load_runner(settings), settings.scheduling.max_num_batched_tokens, settings.speculation.max_num_draft_tokens
+        load_runner(settings, has_windows=False),
+        settings.scheduling.max_num_batched_tokens,
+        settings.speculation.max_num_draft_tokens,
     )
     soak.run(seconds)
     return soak

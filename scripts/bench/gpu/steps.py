@@ -44,7 +44,7 @@ class Runs:
             max_num_batched_tokens=max(CHUNK, num_rows), max_model_len=max_len, block_size=BLOCK,
             num_blocks=num_rows * (max_len // BLOCK) if device == "cpu" else 0,
         )  # fmt: skip
-        self.runner: ModelRunner = load_runner(settings)
+        self.runner: ModelRunner = load_runner(settings, has_windows=False)
 
     def decode(self, num_seqs: int, context: int) -> tuple[float, float]:
         """Seconds of a step: on the device, and as the host sees them where it launches two ahead."""

@@ -45,9 +45,8 @@ def said(value: Any) -> Any:
     if isinstance(value, AdmittedSequence):
         return [value.row, value.request_id, value.index, len(value.token_ids), value.seed, value.params.logprobs]
     if isinstance(value, Message):
-        defaults = dict(zip(reversed(value.__struct_fields__), reversed(value.__struct_defaults__), strict=False))
-        fields = {name: getattr(value, name) for name in value.__struct_fields__}
-        return {name: said(one) for name, one in fields.items() if name not in defaults or one != defaults[name]}
+        fields = ((field, getattr(value, field.name)) for field in msgspec.structs.fields(value))
+        return {field.name: said(one) for field, one in fields if not is_default(field, one)}
     if isinstance(value, dict):
         return {str(key): said(one) for key, one in value.items()}
     if isinstance(value, (list, tuple)):
@@ -55,6 +54,12 @@ def said(value: Any) -> Any:
     if isinstance(value, float):
         return round(value, 7)
     return value.hex() if isinstance(value, bytes) else value if isinstance(value, (int, type(None))) else str(value)
+
+
+def is_default(field: msgspec.structs.FieldInfo, value: Any) -> bool:
+    if field.default_factory is not msgspec.NODEFAULT:
+        return bool(value == field.default_factory())
+    return field.default is not msgspec.NODEFAULT and bool(value == field.default)
 
 
 class CourseWorker(BeamWorker):

@@ -92,7 +92,7 @@ def test_what_is_refused_is_what_the_meaning_says(seed: int) -> None:
             block for one in refused
             for block in plan.new_block_ids[starts[one.entry] :][: plan.num_new_blocks[one.entry]]
         }  # fmt: skip
-        assert fence.keeps(plan, refused) == [copy for copy in plan.block_copies if copy[1] not in taken]
+        assert fence.keeps(plan, refused) == [[copy for copy in plan.block_copies if copy[1] not in taken]]
         held = [digest_blocks([b for b, _ in lives], [g for _, g in lives]) for _, lives in sorted(plain.lives.items())]
         assert fence.holdings() == (sorted(plain.lives), held)
 

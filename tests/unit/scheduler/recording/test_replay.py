@@ -153,6 +153,15 @@ def test_a_recording_replays_byte_for_byte_without_torch(recording: tuple[Path, 
     assert "30 requests" in done.stdout and "equal" in done.stderr
 
 
+def test_sliding_pools_replay_too(tmp_path: Path) -> None:
+    file = tmp_path / "mailbox.rec"
+    world = recorded_world(file, workers=2, num_blocks=14, sliding=((12, 9),))
+    eventful(world)
+    result = replayed(file, check=check)
+    assert result.difference is None and result.digest == digest_of(world)
+    assert any(plan.sliding for plan in world.trace)
+
+
 def test_a_plan_that_differs_is_named(recording: tuple[Path, World], monkeypatch: pytest.MonkeyPatch) -> None:
     """As after a change of the code: here one step is given a token less."""
     file, _ = recording
