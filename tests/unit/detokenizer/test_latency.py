@@ -124,3 +124,13 @@ def test_what_is_forgotten_is_lost_and_what_was_closed_is_not() -> None:
     assert list(table.streams) == [("r", 0)]
     table.apply(TokenBatch([], [SequenceTokens("s", 0, 0, [5])]))
     assert table.take_notices() == [], "tokens that were under way"
+
+
+def test_of_closed_streams_those_that_ended_last_are_remembered() -> None:
+    table = StreamTable(factory(BUNDLED), max_closed=2)
+    for request_id in ("a", "b"):
+        table.apply(TokenBatch([opened(request_id)], [], [(request_id, 0)]))
+    table.apply(TokenBatch([], [], [("a", 0)]))  # told again
+    table.apply(TokenBatch([opened("c")], [], [("c", 0)]))
+    table.apply(TokenBatch([], [SequenceTokens(request_id, 0, 0, [5]) for request_id in "abc"]))
+    assert table.take_notices() == [StreamLost("b", 0)]
