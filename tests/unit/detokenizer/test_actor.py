@@ -15,6 +15,7 @@ from services.detokenizer.decoder import DecoderFactory
 from services.detokenizer.table import StreamTable
 from shared.config import Settings
 from shared.messages import (
+    Fingerprint,
     FinishReason,
     GatewayInbox,
     Goodbye,
@@ -227,3 +228,6 @@ async def test_what_is_sent_again_or_refused_reaches_the_actor(decoders: Decoder
         await b.heard(b.scheduler)
         b.actor.on_forgotten()
         assert not b.actor.table.streams and b.actor.fingerprint() is None
+        text = Fingerprint(tokenizer="of this one")
+        other = DetokenizerActor(b.network, Settings.of(), decoders, "detokenizer-2", text)
+        assert other.fingerprint() == text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from structlog.testing import capture_logs
 
 from services.detokenizer.stream import TextStream
 from services.detokenizer.table import StreamTable
@@ -124,3 +125,23 @@ def test_what_is_forgotten_is_lost_and_what_was_closed_is_not() -> None:
     assert list(table.streams) == [("r", 0)]
     table.apply(TokenBatch([], [SequenceTokens("s", 0, 0, [5])]))
     assert table.take_notices() == [], "tokens that were under way"
+
+
+def test_of_closed_streams_those_that_ended_last_are_remembered() -> None:
+    table = StreamTable(factory(BUNDLED), max_closed=2)
+    for request_id in ("a", "b"):
+        table.apply(TokenBatch([opened(request_id)], [], [(request_id, 0)]))
+    table.apply(TokenBatch([], [], [("a", 0)]))  # told again
+    table.apply(TokenBatch([opened("c")], [], [("c", 0)]))
+    table.apply(TokenBatch([], [SequenceTokens(request_id, 0, 0, [5]) for request_id in "abc"]))
+    assert table.take_notices() == [StreamLost("b", 0)]
+
+
+def test_an_end_is_logged_where_times_are_accounted_for() -> None:
+    for latency, events in ((SENT, ["stream_finished"]), (None, [])):
+        table = StreamTable(factory(BUNDLED))
+        with capture_logs() as lines:
+            table.apply(TokenBatch([opened()], [tokens([5, 6], 0, latency, FinishReason.LENGTH)]))
+            table.apply(TokenBatch([], [tokens([5, 6], 0, latency, FinishReason.LENGTH)]))
+        assert [line["event"] for line in lines] == events
+        assert all(line["num_output_tokens"] == 2 for line in lines)

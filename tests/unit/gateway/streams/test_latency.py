@@ -108,6 +108,16 @@ def test_a_write_before_the_end_is_no_phase_of_its_own() -> None:
     assert Phase.UNTOLD in call.seconds() and call.seconds()[Phase.CLIENT_BLOCKED] == 4.0, "it is not over any more"
 
 
+def test_what_was_written_before_the_end_does_not_block_it() -> None:
+    call = Call()
+    call.account.sent()
+    call.account.write_began()
+    call.account.write_ended()
+    call.hear(LatencyBreakdown(spent(), 100.0), end=True)
+    call.after(1.0)
+    assert call.seconds() == {Phase.GATEWAY: 1.0}
+
+
 def test_a_second_end_of_writing_is_none() -> None:
     call = Call()
     call.account.sent()
