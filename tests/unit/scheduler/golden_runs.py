@@ -1,6 +1,6 @@
-"""Fixed courses of events, and everything that a scheduler says in them.
+"""Fixed golden runs of events, and everything that a scheduler says in them.
 
-python -m tests.unit.scheduler.courses NAME     prints what is said, to be compared with what another version says
+python -m tests.unit.scheduler.golden_runs NAME     prints what is said, to be compared with what another version says
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from services.scheduler.draft_length.controller import DraftLengthController
 from services.scheduler.draft_length.modes import modes_of, yields
 from services.scheduler.load import replica_snapshot
 from services.scheduler.state.policy import Policy
-from tests.unit.scheduler.course_world import Course, said
+from tests.unit.scheduler.golden_world import GoldenRun, said
 from tests.unit.scheduler.fake_draft import FakeDraft
 from tests.unit.scheduler.storm import TamperedStorm
 
@@ -31,10 +31,10 @@ def shares() -> list[str]:
     lines: list[str] = []
     for seed, weights in enumerate(("large=2,small=0.5", "", "small=4")):
         policy = Policy(max_num_batched_tokens=24, tenant_weights=weights, fair_prefill_tokens=12)
-        course = Course(policy, 1, seed, num_blocks=24, max_num_seqs=5, max_model_len=96)
+        golden = GoldenRun(policy, 1, seed, num_blocks=24, max_num_seqs=5, max_model_len=96)
         for index in range(260):
-            course.ask() if index % 8 == 0 else course.turn()
-        lines += course.finish()
+            golden.ask() if index % 8 == 0 else golden.turn()
+        lines += golden.finish()
     return lines
 
 
@@ -46,10 +46,10 @@ def priorities() -> list[str]:
             max_num_batched_tokens=20, long_prefill_token_threshold=9, scheduling_policy="priority",
             priority_ageing=2.0, routing_policy=routing,
         )  # fmt: skip
-        course = Course(policy, 2, seed, num_blocks=14, max_num_seqs=4, max_model_len=96)
+        golden = GoldenRun(policy, 2, seed, num_blocks=14, max_num_seqs=4, max_model_len=96)
         for index in range(220):
-            course.ask() if index % 9 == 0 else course.turn()
-        lines += course.finish()
+            golden.ask() if index % 9 == 0 else golden.turn()
+        lines += golden.finish()
     return lines
 
 
@@ -59,35 +59,35 @@ def losses() -> list[str]:
     variants: list[dict[str, Any]] = [{}, {"enable_prefix_caching": False}, {"enable_chunked_prefill": False}, {}]
     for seed, variant in enumerate(variants):
         policy = Policy(max_num_batched_tokens=32, **variant)
-        course = Course(policy, 2, seed, num_blocks=20, max_num_seqs=6, max_model_len=96)
-        course.acknowledges = bool(seed % 2)
+        golden = GoldenRun(policy, 2, seed, num_blocks=20, max_num_seqs=6, max_model_len=96)
+        golden.acknowledges = bool(seed % 2)
         for index in range(500):
             if index % 11 == 0:
-                course.ask() if index % 3 else course.look()
+                golden.ask() if index % 3 else golden.look()
             elif index % 7 == 0:
-                course.cut()
+                golden.cut()
             elif index % 19 == 0:
-                course.change()
+                golden.change()
             else:
-                course.turn()
-        lines += course.finish()
+                golden.turn()
+        lines += golden.finish()
     return lines
 
 
 def drafts() -> list[str]:
     """Draft tokens, as many as measured times make worth it; drafts that forget, come and go."""
-    course = Course(Policy(max_num_batched_tokens=64), 1, 4, num_blocks=64, max_num_seqs=6, max_model_len=128)
-    course.join_draft("d", FakeDraft(skill=0.9, forgets=0.02))
+    golden = GoldenRun(Policy(max_num_batched_tokens=64), 1, 4, num_blocks=64, max_num_seqs=6, max_model_len=128)
+    golden.join_draft("d", FakeDraft(skill=0.9, forgets=0.02))
     for index in range(700):
         if index == 300:
-            course.join_draft("e", FakeDraft(1, skill=0.5, num_rows=2))
+            golden.join_draft("e", FakeDraft(1, skill=0.5, num_rows=2))
         if index == 500:
-            course.lose_draft("d")
+            golden.lose_draft("d")
         if index % 20 == 0:
-            course.ask(max_tokens=60, ignore_eos=True, stop_token_ids=[])
-        course.turn()
-        course.draft()
-    return course.finish()
+            golden.ask(max_tokens=60, ignore_eos=True, stop_token_ids=[])
+        golden.turn()
+        golden.draft()
+    return golden.finish()
 
 
 def fixed_drafts() -> list[str]:
@@ -95,18 +95,18 @@ def fixed_drafts() -> list[str]:
     lines: list[str] = []
     for seed, acceptance in enumerate(("rejection", "coupled", "coupled")):
         policy = Policy(max_num_batched_tokens=24, num_draft_tokens=3, acceptance=acceptance)
-        course = Course(policy, 2, seed, num_blocks=16, max_num_seqs=4, max_model_len=96)
-        course.join_draft("d", FakeDraft(2, skill=0.7, num_rows=3, forgets=0.05 * seed))
+        golden = GoldenRun(policy, 2, seed, num_blocks=16, max_num_seqs=4, max_model_len=96)
+        golden.join_draft("d", FakeDraft(2, skill=0.7, num_rows=3, forgets=0.05 * seed))
         for index in range(240):
             if index % 9 == 0:
-                course.ask()
+                golden.ask()
             elif index % 13 == 0:
-                course.cut()
+                golden.cut()
             elif index % 41 == 0:
-                course.change()
-            course.turn()
-            course.draft()
-        lines += course.finish()
+                golden.change()
+            golden.turn()
+            golden.draft()
+        lines += golden.finish()
     return lines
 
 
@@ -114,16 +114,16 @@ def beams() -> list[str]:
     """Searches beside samples."""
     lines: list[str] = []
     for seed in range(3):
-        course = Course(Policy(max_num_batched_tokens=32), 1, seed, num_blocks=24, max_num_seqs=6, max_model_len=96)
+        golden = GoldenRun(Policy(max_num_batched_tokens=32), 1, seed, num_blocks=24, max_num_seqs=6, max_model_len=96)
         for index in range(200):
             if index % 14 == 0:
-                course.search()
+                golden.search()
             elif index % 33 == 0:
-                course.ask(n=1, logprobs=2)
+                golden.ask(n=1, logprobs=2)
             elif index % 29 == 0:
-                course.cut()
-            course.turn()
-        lines += course.finish()
+                golden.cut()
+            golden.turn()
+        lines += golden.finish()
     return lines
 
 
@@ -176,8 +176,8 @@ def choices() -> list[str]:
     return lines
 
 
-COURSES: dict[str, Callable[[], list[str]]] = {
-    course.__name__: course for course in (shares, priorities, losses, drafts, fixed_drafts, beams, ledgers, choices)
+GOLDEN_RUNS: dict[str, Callable[[], list[str]]] = {
+    golden.__name__: golden for golden in (shares, priorities, losses, drafts, fixed_drafts, beams, ledgers, choices)
 }
 
 
@@ -188,4 +188,4 @@ def digests(lines: list[str]) -> list[str]:
 
 
 if __name__ == "__main__":
-    print("\n".join(COURSES[sys.argv[1]]()))
+    print("\n".join(GOLDEN_RUNS[sys.argv[1]]()))

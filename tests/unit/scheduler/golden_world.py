@@ -62,7 +62,7 @@ def is_default(field: msgspec.structs.FieldInfo, value: Any) -> bool:
     return field.default is not msgspec.NODEFAULT and bool(value == field.default)
 
 
-class CourseWorker(BeamWorker):
+class GoldenWorker(BeamWorker):
     """Says log-probabilities and embeddings of prompts too."""
 
     def __init__(self, capacity: WorkerCapacity) -> None:
@@ -85,7 +85,7 @@ class CourseWorker(BeamWorker):
         return msgspec.structs.replace(result, prompt_logprobs=logprobs, embeddings=embeddings)
 
 
-class Course(BeamWorld):
+class GoldenRun(BeamWorld):
     """A world that writes down what its scheduler says."""
 
     def __init__(self, policy: Policy, workers: int, seed: int, **limits: int) -> None:
@@ -101,7 +101,7 @@ class Course(BeamWorld):
 
     def join(self, name: str, size: WorkerCapacity | None = None) -> None:
         super().join(name, size)
-        self.workers[name] = CourseWorker(self.workers[name].capacity)
+        self.workers[name] = GoldenWorker(self.workers[name].capacity)
 
     def note(self, event: str, *details: Any) -> None:
         """What was said since the last event belongs to this one."""
@@ -242,7 +242,7 @@ class Course(BeamWorld):
         elif kind == 2 and name:
             self.epoch += 1
             core.renew_worker(name, self.epoch)
-            self.workers[name], self.plans[name] = CourseWorker(self.workers[name].capacity), deque()
+            self.workers[name], self.plans[name] = GoldenWorker(self.workers[name].capacity), deque()
         elif kind == 3 and name and not self.plans[name]:
             answer = self.workers[name].take(core.ask_holdings(name))
             assert isinstance(answer, Holdings) and core.reconcile(answer)
