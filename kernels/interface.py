@@ -113,8 +113,7 @@ class Kernels:
 class AttentionShape:
     """What a provider may want to know of a model before it plans attention."""
 
-    group: int = 1  # query heads that share a KV head
-    head_dim: int = 64
+    heads: tuple[tuple[int, int], ...] = ((1, 64),)  # of its layers: query heads that share a KV head, and dimensions
     max_model_len: int = 0  # tokens; 0: not known
 
 

@@ -45,6 +45,21 @@ class AttentionSpec:
     def score_scale(self) -> float:
         return self.scale or self.head_dim**-0.5
 
+    @property
+    def group(self) -> int:
+        """Query heads that share a KV head."""
+        return self.num_heads // self.num_kv_heads
+
+    @property
+    def cached_features(self) -> int:
+        """Of keys and values of one token."""
+        return 2 * self.num_kv_heads * self.head_dim
+
+    @property
+    def rotation(self) -> tuple[int, int]:
+        """Which rope turns how many dimensions: what a table of cosines depends on."""
+        return self.rope, self.head_dim
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertsSpec:
@@ -110,9 +125,14 @@ class ModelSpec:
         return len(self.layers)
 
     @property
-    def heads(self) -> AttentionSpec:
-        """Of any layer: in every family that is served, all layers have heads of one number and size."""
-        return self.layers[0].attention
+    def attentions(self) -> tuple[AttentionSpec, ...]:
+        """Of each layer."""
+        return tuple(layer.attention for layer in self.layers)
+
+    @property
+    def head_shapes(self) -> tuple[tuple[int, int], ...]:
+        """Query heads that share a KV head, and dimensions: each pair that a layer has."""
+        return tuple(dict.fromkeys((one.group, one.head_dim) for one in self.attentions))
 
     @property
     def longest_model_len(self) -> int:

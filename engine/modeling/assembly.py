@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from engine.description.names import LayerParts, Part, Parts
-from engine.description.spec import ExpertsSpec, LayerSpec, ModelSpec
+from engine.description.spec import NO_ROPE, ExpertsSpec, LayerSpec, ModelSpec
 from engine.modeling.decoder import Decoder, DecoderLayer, DenseWeights, MixtureWeights, NormWeight, Projection
 from engine.modeling.kv_pool import KVLayout
 from engine.modeling.rope import build_rope_table
@@ -44,7 +44,6 @@ def build_decoder(
     norm = reader.norm("norm", tensors.norm)
     assert norm is not None
     source.release()
-    dtype, head_dim = reader.dtype, spec.heads.head_dim
     return Decoder(
         spec=spec,
         kernels=kernels,
@@ -53,9 +52,12 @@ def build_decoder(
         layers=[reader.layer(layer, parts) for layer, parts in zip(spec.layers, tensors.layers, strict=True)],
         norm=norm,
         head=head,
-        ropes=[
-            build_rope_table(rope, head_dim, max_positions, dtype=dtype, device=device) for rope in (*spec.ropes, None)
-        ],
+        ropes={
+            (index, dims): build_rope_table(
+                None if index == NO_ROPE else spec.ropes[index], dims, max_positions, dtype=reader.dtype, device=device
+            )
+            for index, dims in {heads.rotation for heads in spec.attentions}
+        },
         layout=torch_layout(spec, formats, device, source.kv_scales()),
     )
 
@@ -64,8 +66,7 @@ def torch_layout(
     spec: ModelSpec, formats: Formats, device: torch.device, scales: tuple[KVScales, ...] = ()
 ) -> KVLayout:
     on_device = tuple(KVScales(*(column.to(device) for column in layer)) for layer in scales)
-    heads = spec.heads
-    return KVLayout(spec.num_layers, heads.num_kv_heads, heads.head_dim, formats.kv, device, on_device)
+    return KVLayout(spec.attentions, formats.kv, device, on_device)
 
 
 class _Reader:

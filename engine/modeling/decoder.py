@@ -6,7 +6,7 @@ belongs to which sequence, from its metadata.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -91,7 +91,7 @@ class Decoder:
         layers: Sequence[DecoderLayer],
         norm: NormWeight,
         head: LinearWeight,  # [vocab_size, hidden_size]
-        ropes: Sequence[RopeTable],  # of spec.ropes, and as the last, at NO_ROPE, one that turns nothing
+        ropes: Mapping[tuple[int, int], RopeTable],  # by the layers' rotations
         layout: KVLayout,
     ) -> None:
         self.spec = spec
@@ -103,8 +103,7 @@ class Decoder:
         self._layers = tuple(layers)
         self._norm = norm
         self._head = head
-        self._ropes = tuple(ropes)
-        self._used_ropes = {layer.heads.rope for layer in layers}
+        self._ropes = dict(ropes)
         self._next_norms = (*(layer.input_norm for layer in layers[1:]), norm)
         self._caches: list[KVCache] = []
 
@@ -127,14 +126,13 @@ class Decoder:
     def compute(self, inputs: StepInputs) -> Tensor:
         """Final hidden states of all the step's tokens [num_tokens, hidden_size]; nothing here waits for the device."""
         rotations = {
-            index: (self._ropes[index].cos[inputs.positions], self._ropes[index].sin[inputs.positions])
-            for index in self._used_ropes
+            which: (table.cos[inputs.positions], table.sin[inputs.positions]) for which, table in self._ropes.items()
         }
         residual = self._embed(inputs)
         first = self._layers[0].input_norm
         hidden = residual if first is None else self._normed(residual, first)
         for layer, cache, next_norm in zip(self._layers, self._caches, self._next_norms, strict=True):
-            attended = self._attend(layer, hidden, rotations[layer.heads.rope], inputs, cache)
+            attended = self._attend(layer, hidden, rotations[layer.heads.rotation], inputs, cache)
             hidden, residual = self._add(attended, residual, layer.attention_norm, layer.mlp_norm)
             hidden, residual = self._add(self._mlp(layer, hidden), residual, layer.mlp_output_norm, next_norm)
         return hidden

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.description.names import Part
-from engine.description.spec import NO_ROPE, ModelSpec
+from engine.description.spec import NO_ROPE, AttentionSpec, ModelSpec
 from engine.modeling.batch import Ints, StepBatch
 from engine.modeling.kv_pool import KVPool
 from engine.modeling.native_layers import LayerPacker, NativeLayer, NativeNorm, address, describe_layer
@@ -30,25 +30,21 @@ class NativeLayout:
     """The KV pool's layout: opaque blocks of bytes, of keys and of values."""
 
     native: Native
-    num_layers: int
-    num_kv_heads: int
-    head_dim: int
+    layers: tuple[AttentionSpec, ...]
     dtype: torch.dtype
 
     def bytes_per_block(self, block_size: int) -> int:
-        return self.num_layers * sum(self._sizes(block_size))
+        return sum(sum(self._sizes(heads, block_size)) for heads in self.layers)
 
     def make_blocks(self, num_blocks: int, block_size: int) -> list[tuple[Tensor, Tensor]]:
         """Of each layer, keys and values [num_blocks, bytes] uint8."""
-        sizes = self._sizes(block_size)
-        arena = Arena(self.num_layers * sum(padded(num_blocks * size) for size in sizes))
-        made = [
-            [arena.take(num_blocks * size).view(num_blocks, size) for size in sizes] for _ in range(self.num_layers)
-        ]
+        sizes = [self._sizes(heads, block_size) for heads in self.layers]
+        arena = Arena(sum(padded(num_blocks * size) for both in sizes for size in both))
+        made = [[arena.take(num_blocks * size).view(num_blocks, size) for size in both] for both in sizes]
         return [(keys, values) for keys, values in made]
 
-    def _sizes(self, block_size: int) -> tuple[int, int]:
-        shape = KVShape(self.dtype, block_size, self.num_kv_heads, self.head_dim)
+    def _sizes(self, heads: AttentionSpec, block_size: int) -> tuple[int, int]:
+        shape = KVShape(self.dtype, block_size, heads.num_kv_heads, heads.head_dim)
         return self.native.key_bytes(shape), self.native.value_bytes(shape)
 
 
@@ -141,7 +137,7 @@ class NativeDecoder:
 
 
 def native_layout(spec: ModelSpec, native: Native, formats: Formats) -> NativeLayout:
-    return NativeLayout(native, spec.num_layers, spec.heads.num_kv_heads, spec.heads.head_dim, formats.kv)
+    return NativeLayout(native, spec.attentions, formats.kv)
 
 
 def why_unsupported(spec: ModelSpec, native: Native, formats: Formats, block_size: int) -> str:
@@ -161,9 +157,6 @@ def describe(spec: ModelSpec, formats: Formats) -> abi.PgModel:
     return abi.PgModel(
         num_layers=spec.num_layers,
         hidden=spec.hidden_size,
-        num_heads=spec.heads.num_heads,
-        num_kv_heads=spec.heads.num_kv_heads,
-        head_dim=spec.heads.head_dim,
         vocab=spec.vocab_size,
         kv_format=FORMATS[formats.kv],
         round_activations=formats.rounds,
@@ -183,7 +176,7 @@ def build_native(
     embedding = None if tensors.head is None else _rows(tensors.embedding, source, formats, native)
     head = packer.head((tensors.embedding if tensors.head is None else tensors.head,))
     positions = None if tensors.positions is None else packer.vector((tensors.positions,))
-    tables = {rope: _rotation(spec, rope, max_positions) for rope in {layer.attention.rope for layer in spec.layers}}
+    tables = {which: _rotation(spec, *which, max_positions) for which in {one.rotation for one in spec.attentions}}
     return NativeDecoder(
         spec=spec,
         native=native,
@@ -191,7 +184,7 @@ def build_native(
         embedding=embedding,
         positions=positions,
         layers=[
-            packer.layer(layer, parts, tables[layer.attention.rope])
+            packer.layer(layer, parts, tables[layer.attention.rotation])
             for layer, parts in zip(spec.layers, tensors.layers, strict=True)
         ],
         norm=packer.final_norm(tensors.norm),
@@ -209,13 +202,10 @@ def _rows(part: Part, source: WeightSource, formats: Formats, native: Native) ->
     return rows
 
 
-def _rotation(spec: ModelSpec, rope: int, max_positions: int) -> tuple[Tensor, Tensor] | None:
-    """cos and sin, each [max_positions, head_dim / 2] float32; None: nothing turns."""
+def _rotation(spec: ModelSpec, rope: int, dims: int, max_positions: int) -> tuple[Tensor, Tensor] | None:
+    """cos and sin, each [max_positions, dims / 2] float32; None: nothing turns."""
     if rope == NO_ROPE:
         return None
-    head_dim = spec.heads.head_dim
-    table = build_rope_table(
-        spec.ropes[rope], head_dim, max_positions, dtype=torch.float32, device=NativeDecoder.device
-    )
-    half = head_dim // 2
+    table = build_rope_table(spec.ropes[rope], dims, max_positions, dtype=torch.float32, device=NativeDecoder.device)
+    half = dims // 2
     return table.cos[:, 0, :half].contiguous(), table.sin[:, 0, half:].contiguous()

@@ -87,6 +87,9 @@ def describe_layer(layer: LayerSpec, held: list[object]) -> abi.PgLayer:
     """The dimensions, without any memory but that of the structures that this one points at, which go to `held`."""
     heads, mlp = layer.attention, layer.mlp
     described = abi.PgLayer(
+        num_heads=heads.num_heads,
+        num_kv_heads=heads.num_kv_heads,
+        head_dim=heads.head_dim,
         norm_whole=heads.qk_norm == "whole",
         scale=heads.scale,
         softcap=heads.softcap,

@@ -6,7 +6,7 @@ import ctypes
 from ctypes import POINTER, Structure, c_char_p, c_float, c_int32, c_int64, c_void_p
 from typing import Any
 
-VERSION = 7  # PG_ABI
+VERSION = 8  # PG_ABI
 
 RMS_NORM, LAYER_NORM = range(2)  # PgNormKind
 SILU, GELU_TANH, CLAMPED_SWIGLU = range(3)  # PgActivation
@@ -45,6 +45,9 @@ class PgLayer(Structure):
         ("attention_norm", PgNorm),
         ("mlp_norm", PgNorm),
         ("mlp_output_norm", PgNorm),
+        ("num_heads", c_int32),
+        ("num_kv_heads", c_int32),
+        ("head_dim", c_int32),
         ("query_norm", PgNorm),
         ("key_norm", PgNorm),
         ("norm_whole", c_int32),
@@ -71,9 +74,6 @@ class PgModel(Structure):
     _fields_ = [
         ("num_layers", c_int32),
         ("hidden", c_int32),
-        ("num_heads", c_int32),
-        ("num_kv_heads", c_int32),
-        ("head_dim", c_int32),
         ("vocab", c_int32),
         ("block_size", c_int32),
         ("kv_format", c_int32),

@@ -30,7 +30,7 @@ COPIED = (  # by pg_copy: from and to
     (torch.bfloat16, torch.float32),
 )
 UNSUPPORTED = {
-    1: "head_dim is no multiple of 16, or above 256",
+    1: "head_dim is no multiple of 16, or above 512",
     2: "hidden_size or intermediate_size is no multiple of 16",
     3: "block_size is smaller than a vector",
     4: "more than 96 query heads share a KV head",
@@ -120,7 +120,7 @@ class Native(Sampling):
     """One loaded library, and its team."""
 
     def why_unsupported(self, model: abi.PgModel) -> str:
-        """Empty where the model is served; of its layers, where it has them, only the numbers are looked at."""
+        """Empty where the model is served; of its layers only the numbers are looked at."""
         code = self._functions.pg_supports(byref(model))
         return UNSUPPORTED.get(code, OTHERWISE_UNSUPPORTED) if code else ""
 
@@ -340,7 +340,7 @@ class Native(Sampling):
         step: abi.PgStep,
         query: Tensor,  # [num_tokens, num_heads, head_dim] float32, after rotation
     ) -> Tensor:  # [num_tokens, num_heads, head_dim] float32
-        check(query, torch.float32, (len(query), model.num_heads, model.head_dim))
+        check(query, torch.float32, (len(query), layer.num_heads, layer.head_dim))
         out = torch.empty_like(query)
         self._call(
             self._functions.pg_attention, byref(model), byref(layer), byref(step), query.data_ptr(), out.data_ptr()

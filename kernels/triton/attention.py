@@ -22,12 +22,15 @@ from kernels.ops.transfer import to_device
 from kernels.triton.attention_merge import LOG2_E, NOTHING, TO_POWERS_OF_TWO, launch_merges, load_sinks
 from kernels.triton.attention_tiles import (
     SPLIT,
+    Heads,
     StaticTiles,
     TiledAttention,
     Tiles,
     TileShape,
     pack_tiles,
     plan_tiles,
+    tile_kinds,
+    tile_shapes,
     view_tiles,
 )  # fmt: skip
 from kernels.triton.kv_format import PER_HEAD, PER_TOKEN, scales_of
@@ -41,22 +44,21 @@ def plan_attention(
     block_size: int,
     windows: Sequence[int],
     *,
-    group: int = 1,  # query heads that share a KV head
-    head_dim: int = 64,
+    heads: Sequence[Heads] = ((1, 64),),
     split: int = SPLIT,  # keys
 ) -> TiledAttention:
     lengths, ends = np.array(query_lens, np.int64), np.array(seq_lens, np.int64)
-    shape = TileShape.choose(int(lengths.max()), group, head_dim)
-    rows = np.arange(len(lengths))
-    plans = [plan_tiles(rows, lengths, ends, queries=shape.queries, window=window, split=split) for window in windows]
+    shapes = tile_shapes(heads, int(lengths.max()))
+    rows, kinds = np.arange(len(lengths)), tile_kinds(windows, shapes)
+    plans = [plan_tiles(rows, lengths, ends, queries=queries, window=window, split=split) for window, queries in kinds]
     packed = to_device(pack_tiles(plans), block_tables.device)
     tiles = view_tiles(packed, [(len(tiles), len(merges), partials) for tiles, merges, partials in plans])
     return TiledAttention(
         query_start_loc=torch.from_numpy(np.concatenate(([0], np.cumsum(lengths)))),
         seq_lens=torch.from_numpy(ends),
         block_tables=block_tables.to(torch.int32),
-        shape=shape,
-        windows=dict(zip(windows, tiles, strict=True)),
+        shapes=shapes,
+        tiles=dict(zip(kinds, tiles, strict=True)),
     )
 
 
@@ -67,14 +69,13 @@ def static_attention(
     longest: int,  # tokens of an entry
     longest_context: int,  # tokens of a sequence
     *,
-    group: int = 1,
-    head_dim: int = 64,
+    heads: Sequence[Heads] = ((1, 64),),
     split: int = SPLIT,  # keys
 ) -> StaticTiles:
     """Metadata for a graph, of steps of up to `num_tokens` tokens."""
-    shape = TileShape.choose(longest, group, head_dim)
+    shapes = tile_shapes(heads, longest)
     return StaticTiles(
-        shape, windows, block_tables, num_tokens=num_tokens, longest_context=longest_context, split=split
+        shapes, windows, block_tables, num_tokens=num_tokens, longest_context=longest_context, split=split
     )
 
 
@@ -88,10 +89,11 @@ def paged_attention(
     sinks: Tensor | None = None,  # [num_heads] float32
 ) -> Tensor:  # [num_tokens, num_heads, head_dim]
     assert isinstance(metadata, TiledAttention)
-    tiles, shape = metadata.windows[window], metadata.shape
+    num_heads, head_dim = query.shape[1:]
+    shape = metadata.shapes[num_heads // cache.keys.shape[2], head_dim]
+    tiles = metadata.tiles[window, shape.queries]
     out = query.new_empty(query.shape)
     out[int(metadata.query_start_loc[-1]) :].zero_()
-    num_heads, head_dim = query.shape[1:]
     partial = query.new_empty(tiles.num_partials, num_heads, head_dim, dtype=torch.float32)
     lse = query.new_empty(tiles.num_partials, num_heads, dtype=torch.float32)
     _launch_tiles(query, cache, metadata.block_tables, tiles, shape, out, partial, lse, scale, window, softcap, sinks)

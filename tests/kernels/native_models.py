@@ -217,6 +217,7 @@ class Layer:
         assert kind is not None
         given = {"sinks": self.sinks} | dict(zip(("cos", "sin"), self.rotation or (None, None), strict=True))
         return abi.PgLayer(
+            **dict(zip(("num_heads", "num_kv_heads", "head_dim"), self.heads, strict=True)),
             norm_whole=self.norm_whole,
             **{name: getattr(self, name).struct for name in names},
             **{name: linear.struct for name, linear in packed.items()},
@@ -326,8 +327,6 @@ class Running:
     ) -> None:
         self._native, self.sequences = native, sequences
         first = decoder.layers[0]
-        num_heads, num_kv_heads, head_dim = first.heads
-        shape = KVShape(kv, BLOCK_SIZE, num_kv_heads, head_dim)
         longest = max(map(len, sequences)) + room
         num_blocks = -(-longest // BLOCK_SIZE)
         order = torch.randperm(len(sequences) * num_blocks, generator=torch.Generator().manual_seed(5))
@@ -335,8 +334,9 @@ class Running:
         self.tokens = torch.zeros(len(sequences), longest, dtype=torch.int64)
         for row, sequence in zip(self.tokens, sequences, strict=True):
             row[: len(sequence)] = sequence
-        sizes = native.key_bytes(shape), native.value_bytes(shape)
-        pools = [[torch.zeros(len(order), size, dtype=torch.uint8) for size in sizes] for _ in decoder.layers]
+        shapes = [KVShape(kv, BLOCK_SIZE, *layer.heads[1:]) for layer in decoder.layers]
+        sizes = [(native.key_bytes(shape), native.value_bytes(shape)) for shape in shapes]
+        pools = [[torch.zeros(len(order), size, dtype=torch.uint8) for size in both] for both in sizes]
         structs = [layer.struct(native, weights, pool) for layer, pool in zip(decoder.layers, pools, strict=True)]
         head = decoder.head.pack(native, weights)
         self._held = (decoder, pools, head)
@@ -344,9 +344,6 @@ class Running:
         self.model = abi.PgModel(
             num_layers=len(structs),
             hidden=first.hidden,
-            num_heads=num_heads,
-            num_kv_heads=num_kv_heads,
-            head_dim=head_dim,
             vocab=head.n,
             block_size=BLOCK_SIZE,
             kv_format=FORMATS[kv],

@@ -66,7 +66,7 @@ def make_layer(kind: str, **changes: object) -> Layer:
 
 
 def make_model(*, rounds: bool = False) -> abi.PgModel:
-    return abi.PgModel(hidden=HIDDEN, num_heads=4, num_kv_heads=2, head_dim=16, round_activations=rounds)
+    return abi.PgModel(hidden=HIDDEN, round_activations=rounds)
 
 
 def mixture_of(layer: Layer) -> Mixture:
@@ -230,7 +230,7 @@ UNSUPPORTED = {
 def test_what_is_not_supported_is_said(native: Native, word: str) -> None:
     served = {"count": 32, "top_k": 4, "inner": 48, "groups": 1, "kept_groups": 1}
     experts = abi.PgExperts(**(served | UNSUPPORTED.get(word, {})))
-    layers = (abi.PgLayer * 1)(abi.PgLayer(experts=ctypes.pointer(experts)))
-    dims = {"hidden": 64, "num_heads": 4, "num_kv_heads": 2, "head_dim": 16, "block_size": 16, "num_layers": 1}
-    reason = native.why_unsupported(abi.PgModel(**dims, layers=layers))
+    heads = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 16}
+    layers = (abi.PgLayer * 1)(abi.PgLayer(experts=ctypes.pointer(experts), **heads))
+    reason = native.why_unsupported(abi.PgModel(hidden=64, block_size=16, num_layers=1, layers=layers))
     assert bool(reason) == bool(word)

@@ -116,7 +116,20 @@ def bare() -> Decoder:
     return decoder([Layer.random(HIDDEN, (2, 1, 256), mlp, 9, rotation=rope(256, 1e4))] * 2, norm=NO_NORM)
 
 
-KINDS: list[Kind] = [llama, gemma, olmo2, gpt2, gpt_oss, granite, bare]
+def mixed() -> Decoder:
+    """Heads of another number and size in each layer; the widest come first, and in the middle."""
+    shapes = [(6, 2, 64), (4, 4, 16), (8, 1, 80), (6, 3, 64), (3, 1, 32)]
+    layers = [
+        Layer.random(
+            HIDDEN, heads, MLP.random(HIDDEN, INNER, 40 * place), 40 * place + 9, rotation=rope(heads[2], 1e4),
+            window=20 * (place % 2), **norms(40 * place + 20, "input_norm", "mlp_norm"),
+        )
+        for place, heads in enumerate(shapes)
+    ]  # fmt: skip
+    return decoder(layers)
+
+
+KINDS: list[Kind] = [mixed, llama, gemma, olmo2, gpt2, gpt_oss, granite, bare]
 
 
 def sequences(lengths: tuple[int, ...] = LENGTHS) -> list[Tensor]:
@@ -207,7 +220,7 @@ def test_activations(native: Native, mlp: MLP) -> None:
     layer = Layer.random(HIDDEN, HEADS, mlp, 9)
     size = torch.logspace(-6, 3, 50 * HIDDEN).view(-1, HIDDEN)
     x = torch.cat((size, -size, torch.zeros(1, HIDDEN)))
-    model = abi.PgModel(hidden=HIDDEN, num_heads=6, num_kv_heads=2, head_dim=32, residual_scale=1.0)
+    model = abi.PgModel(hidden=HIDDEN, residual_scale=1.0)
     found = native.feed_forward(model, layer.struct(native, torch.float32), x)
     torch.testing.assert_close(found.double(), mlp(x.double()), rtol=1e-6, atol=1e-6)
     tiny = x.abs() < 1e-3  # where an absolute error would hide what is wrong
@@ -219,7 +232,7 @@ def test_what_is_no_number_stays_none(native: Native) -> None:
     x = torch.full((1, HIDDEN), float("nan"))
     for mlp in ALONE:
         layer = Layer.random(HIDDEN, HEADS, mlp, 9)
-        model = abi.PgModel(hidden=HIDDEN, num_heads=6, num_kv_heads=2, head_dim=32)
+        model = abi.PgModel(hidden=HIDDEN)
         assert bool(native.feed_forward(model, layer.struct(native, torch.float32), x).isnan().all())
     capped = Running(native, gemma(), sequences((3,)))
     assert bool(capped.logits(x).isnan().all())
@@ -261,14 +274,14 @@ def test_layer_norm(native: Native, hidden: int, mean: float) -> None:
 
 
 def test_what_is_not_supported_is_said(native: Native) -> None:
-    served = {"hidden": 64, "num_heads": 4, "num_kv_heads": 2, "head_dim": 16, "block_size": 16, "num_layers": 2}
+    make = partial(abi.PgLayer, num_heads=4, num_kv_heads=2, head_dim=16)
     layers = {
-        "intermediate_size": abi.PgLayer(inner=72),
-        "gate": abi.PgLayer(inner=80, activation=abi.CLAMPED_SWIGLU),
-        "": abi.PgLayer(inner=80, gated=1, activation=abi.CLAMPED_SWIGLU),
+        "intermediate_size": make(inner=72),
+        "gate": make(inner=80, activation=abi.CLAMPED_SWIGLU),
+        "": make(inner=80, gated=1, activation=abi.CLAMPED_SWIGLU),
     }
     for word, layer in layers.items():
-        model = abi.PgModel(**served, layers=(abi.PgLayer * 2)(abi.PgLayer(inner=16), layer))
-        reason = native.why_unsupported(model)
+        pointer = (abi.PgLayer * 2)(make(inner=16), layer)
+        reason = native.why_unsupported(abi.PgModel(hidden=64, block_size=16, num_layers=2, layers=pointer))
         assert word in reason
         assert bool(reason) == bool(word)

@@ -304,7 +304,7 @@ class Paged:
         return REFERENCE.paged_attention(self.query, self.cache, plan, self.scale, window, softcap, sinks)
 
     def found(self, window: int, split: int = 64, softcap: float = 0.0, sinks: Tensor | None = None) -> Tensor:
-        shape = AttentionShape(self.heads[0] // self.heads[1], self.heads[2])
+        shape = AttentionShape(((self.heads[0] // self.heads[1], self.heads[2]),))
         kernels = triton_kernels(shape)
         plan_attention = kernels.plan_attention
         plan_attention.keywords["split"] = split  # type: ignore[attr-defined]
@@ -395,7 +395,7 @@ def test_a_sink_of_any_size(size: float) -> None:
 def test_padding_of_a_graph_with_sinks_holds_zeros() -> None:
     """A tile that sees no key has a sum nevertheless."""
     paged = Paged([1, 1], [33, 5], (4, 2, 16), 16)
-    plan = triton_kernels(AttentionShape(2, 16)).static_attention
+    plan = triton_kernels(AttentionShape(((2, 16),))).static_attention
     assert plan is not None
     static = plan(paged.tables.int(), [0], 5, 1, 64)
     static.fill(np.array([0, 1]), np.array([1, 1]), np.array([33, 5]))

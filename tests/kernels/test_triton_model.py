@@ -53,9 +53,7 @@ def make_runner(model: Path, *, triton: bool, graphs: bool = False, **changes: A
     source = open_weights(settings.engine.load_format, directory, config)
     backend: Backend = choose_backend(settings, config, source.dtype)
     if triton:
-        heads = config.heads
-        shape = AttentionShape(heads.num_heads // heads.num_kv_heads, heads.head_dim)
-        kernels = triton_kernels(shape)
+        kernels = triton_kernels(AttentionShape(config.head_shapes))
         if backend.formats.quantised:
             kernels = replace(kernels, pack_linear=linear_int8.pack_linear, linear=kernels.linear_int8)
         backend = replace(backend, kernels=kernels, device=DEVICE)

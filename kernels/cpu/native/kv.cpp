@@ -3,7 +3,6 @@
 namespace {
 
 constexpr int64_t TILE = 256;  // keys looked at together, at positions that are multiples of it
-constexpr int64_t MAX_HEAD_DIM = 256;
 constexpr float LOWEST = -1e30f;
 
 float quantize(const float *x, int64_t n, float *q) {

@@ -35,6 +35,7 @@ struct QueryGroup {
     int64_t count;
     int64_t row;  // of the first query in the step's queries
 };
+constexpr int64_t MAX_HEAD_DIM = 512;
 constexpr int64_t MAX_QUERY_ROWS = 96;  // queries x query heads of a KV head that are attended to together
 
 struct Attention {

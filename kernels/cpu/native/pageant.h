@@ -11,7 +11,7 @@
 extern "C" {
 #endif
 
-#define PG_ABI 7
+#define PG_ABI 8
 #define PG_DIGEST_WORDS 8  // kernels/ops/digest.py
 
 enum PgFormat { PG_F32 = 0, PG_BF16 = 1, PG_I8 = 2 };
@@ -58,6 +58,7 @@ typedef struct {
 // h = mlp_norm(x);   x += residual_scale * mlp_output_norm(down(activation(gate_up(h))))
 typedef struct {
     PgNorm input_norm, attention_norm, mlp_norm, mlp_output_norm;  // [hidden]
+    int32_t num_heads, num_kv_heads, head_dim;
     PgNorm query_norm, key_norm;  // [head_dim] of each head, or [heads * head_dim] of all together
     int32_t norm_whole;           // 1: of all heads together
     PgLinear qkv, output;
@@ -75,7 +76,7 @@ typedef struct {
 } PgLayer;
 
 typedef struct {
-    int32_t num_layers, hidden, num_heads, num_kv_heads, head_dim, vocab;
+    int32_t num_layers, hidden, vocab;
     int32_t block_size;         // tokens
     int32_t kv_format;          // of the pool
     int32_t round_activations;  // 1: to bfloat16 before each linear (and bf16 dot products where the processor has them)
@@ -104,7 +105,7 @@ typedef struct {
 int32_t pg_abi(void);
 const char *pg_target(void);             // the instruction sets compiled for, such as "avx512+vnni"
 void pg_set_threads(int32_t count, int32_t pin);  // 1 ... 256; pin: one core each, of those that this process may use
-// 0, or what is not served: see native.py.  Of the layers, NULL where they do not matter, only numbers are looked at.
+// 0, or what is not served: see native.py.  Of the layers only numbers are looked at.
 int32_t pg_supports(const PgModel *model);
 
 // Packing.  Sources are in rows, PG_F32 or PG_BF16; PG_I8 quantises per output channel.

@@ -15,13 +15,20 @@ struct AttentionItem {
     int64_t head;
 };
 
-// A step's tokens in one list, and what there is to attend to.
+// What there is to attend to in the layers that have so many KV heads, each shared by so many query heads.
+struct AttentionItems {
+    int64_t kv_heads, share;
+    std::vector<AttentionItem> all, last;  // of every token; of the wanted ones, as rows among themselves
+};
+
+// A step's tokens in one list.
 struct Tokens {
-    std::vector<int64_t> ids, positions, slots;    // of every token
-    std::vector<int64_t> wanted;                   // places of the tokens whose hidden states are returned
-    std::vector<AttentionItem> items, last_items;  // of every token; of the wanted ones, as rows among themselves
+    std::vector<int64_t> ids, positions, slots;  // of every token
+    std::vector<int64_t> wanted;                 // places of the tokens whose hidden states are returned
+    std::vector<AttentionItems> items;           // one for each shape of the layers' heads
 
     void list(const PgModel &m, const PgStep &s);
+    const AttentionItems &items_of(const PgLayer &layer) const;
 };
 
 // A step's buffers as every member sees them.  The functions below end with a barrier.

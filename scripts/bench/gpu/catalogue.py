@@ -38,7 +38,8 @@ class Catalogue:
     def __init__(self, shape: GpuModelShape, dtype: torch.dtype) -> None:
         self._shape, self._dtype = shape, dtype
         self._context = min(600, shape.max_position_embeddings)  # longer than a part, where it can be
-        known = AttentionShape(shape.num_heads // shape.num_kv_heads, shape.head_dim, shape.max_position_embeddings)
+        heads = (shape.num_heads // shape.num_kv_heads, shape.head_dim)
+        known = AttentionShape((heads,), shape.max_position_embeddings)
         self._kernels: Kernels = triton_kernels(known)
 
     def launches(self) -> Iterator[tuple[str, Launch]]:

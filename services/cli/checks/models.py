@@ -133,14 +133,13 @@ def _read_header(path: Path) -> list[tuple[int, int, int]]:
 def check_memory(settings: Settings, facts: CheckpointFacts, *, workers: int) -> Iterator[Finding]:
     """What the workers' model and KV cache take together, against what is free now."""
     spec, memory, free = facts.spec, settings.memory, available_memory()
-    heads = spec.heads
     if settings.scheduling.max_model_len > spec.longest_model_len:
         positions = f"more than the model's {spec.longest_model_len} positions"
         yield Finding("wrong", "memory", f"max_model_len is {settings.scheduling.max_model_len}, {positions}")
         return
     if on_gpu(settings):
         return
-    per_token = 2 * spec.num_layers * heads.num_kv_heads * heads.head_dim * LEAST_KV[memory.kv_cache_dtype]
+    per_token = sum(one.cached_features for one in spec.attentions) * LEAST_KV[memory.kv_cache_dtype]
     block_bytes = per_token * memory.block_size
     kv_bytes = memory.num_blocks * block_bytes or memory.kv_cache_memory
     if kv_bytes:  # does one sequence fit?
