@@ -180,13 +180,14 @@ def _attention_factor(scaling: Mapping[str, Any], factor: float) -> float:
     given = scaling.get("attention_factor")
     if given is not None:
         return _positive("attention_factor", given)
-    mscale, mscale_all_dim = scaling.get("mscale"), scaling.get("mscale_all_dim")
-    if mscale and mscale_all_dim:
-        return _mscale(factor, mscale) / _mscale(factor, mscale_all_dim)
-    return _mscale(factor, 1.0)
+    own, all_dims = scaling.get("mscale"), scaling.get("mscale_all_dim")
+    if own and all_dims:
+        return mscale(factor, own) / mscale(factor, all_dims)
+    return mscale(factor, 1.0)
 
 
-def _mscale(factor: float, weight: float) -> float:
+def mscale(factor: float, weight: float) -> float:
+    """By how much YaRN stretches queries and keys each, for sequences that are `factor` times as long."""
     return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
 
 

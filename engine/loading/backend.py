@@ -104,6 +104,8 @@ def _with_flash(
         raise ConfigError(f"attention_backend is {backend!r}, which is for GPUs")
     if formats.kv != formats.compute:
         raise ConfigError(f"attention_backend {backend!r} needs a KV cache of the format of the arithmetic; use triton")
+    if any(one.latent for one in spec.attentions):
+        raise ConfigError(f"attention_backend {backend!r} does not serve this model's latent attention; use triton")
     shapes = {
         HeadShape(one.num_heads, one.num_kv_heads, one.head_dim, formats.compute, one.scale, one.softcap)
         for one in spec.attentions

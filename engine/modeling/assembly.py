@@ -8,9 +8,12 @@ import torch
 from torch import Tensor
 
 from engine.description.names import LayerParts, Part, Parts
-from engine.description.spec import NO_ROPE, ExpertsSpec, LayerSpec, ModelSpec
-from engine.modeling.decoder import Decoder, DecoderLayer, DenseWeights, MixtureWeights, NormWeight, Projection
+from engine.description.spec import NO_ROPE, ExpertsSpec, LatentSpec, LayerSpec, ModelSpec
+from engine.description.tensors import PER_HEAD_SLOTS
+from engine.modeling.decoder import Decoder, DecoderLayer, DenseWeights, MixtureWeights, NormWeight
 from engine.modeling.kv_pool import KVLayout
+from engine.modeling.latent import LatentWeights
+from engine.modeling.projection import Projection
 from engine.modeling.rope import build_rope_table
 from engine.weights.formats import Formats
 from engine.weights.kv_scales import KVScales
@@ -118,7 +121,8 @@ class _Reader:
             heads=described.attention,
             input_norm=self.norm("input_norm", parts),
             qkv=self._projection("qkv", parts),
-            head_norm=self._head_norm(parts),
+            head_norm=None if described.attention.latent else self._head_norm(parts),
+            latent=self._latent(described.attention.latent, parts) if described.attention.latent else None,
             sinks=self.vector(parts["sinks"]).float() if "sinks" in parts else None,
             output=self._projection("output", parts),
             attention_norm=self.norm("attention_norm", parts),
@@ -138,6 +142,19 @@ class _Reader:
         query, key = (self.vector(parts[slot]) for slot in ("query_norm", "key_norm"))
         return HeadNorm(query, key, self._spec.norm.eps)
 
+    def _latent(self, latent: LatentSpec, parts: LayerParts) -> LatentWeights:
+        key_up, value_up = (
+            self._kernels.pack_heads([self.matrix((part,)) for part in parts[slot]]) for slot in PER_HEAD_SLOTS
+        )
+        return LatentWeights(
+            shape=latent,
+            query_norm=self.vector(parts["query_norm"]) if latent.query_rank else None,
+            query_up=self._projection("query_up", parts) if latent.query_rank else None,
+            key_norm=self.vector(parts["key_norm"]),
+            key_up=key_up,
+            value_up=value_up,
+        )
+
     def _projection(self, slot: str, parts: LayerParts, pack: Pack | None = None) -> Projection:
         """Projections of the same input as one: [sum of out_features, in_features]."""
         bias = parts.get(f"{slot}.bias")
@@ -153,6 +170,7 @@ class _Reader:
                 renormalise=experts.renormalise,
                 groups=experts.groups,
                 kept_groups=experts.kept_groups,
+                group_best=experts.group_best,
                 scale=experts.scale,
             ),
             router=self._projection("router", parts, exact),

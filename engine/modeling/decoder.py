@@ -16,21 +16,15 @@ from engine.description.spec import AttentionSpec, ModelSpec
 from engine.modeling.batch import StepBatch
 from engine.modeling.inputs import StepInputs, build_inputs
 from engine.modeling.kv_pool import KVLayout, KVPool
-from engine.modeling.rope import RopeTable
+from engine.modeling.latent import LatentWeights
+from engine.modeling.projection import Projection
+from engine.modeling.rope import RopeTable, Rotation
 from kernels.interface import Kernels
 from kernels.ops.experts import ExpertWeights, Routing
 from kernels.ops.kv_cache import KVCache
 from kernels.ops.linear import LinearWeight
 from kernels.ops.linear_int8 import read_rows
 from kernels.ops.rotary_store import HeadNorm
-
-Rotation = tuple[Tensor, Tensor]  # cosines and sines, each [num_tokens, 1, head_dim]
-
-
-@dataclass(frozen=True, slots=True)
-class Projection:
-    weight: LinearWeight  # [out_features, in_features]
-    bias: Tensor | None  # [out_features]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +61,7 @@ class DecoderLayer:
     input_norm: NormWeight | None
     qkv: Projection  # [(num_heads + 2 num_kv_heads) * head_dim, hidden_size]
     head_norm: HeadNorm | None
+    latent: LatentWeights | None  # then qkv is [what queries are made of + rank + rotated, hidden_size]
     sinks: Tensor | None  # [num_heads] float32
     output: Projection  # [hidden_size, num_heads * head_dim]
     attention_norm: NormWeight | None
@@ -194,6 +189,9 @@ class Decoder:
     ) -> Tensor:  # [num_tokens, hidden_size]
         heads = layer.heads
         mixed, head_norm = self._project(layer.qkv, hidden), layer.head_norm
+        if layer.latent is not None:
+            values = layer.latent.attend(self.kernels, heads, mixed, rotation, inputs, cache)
+            return self._project(layer.output, values)
         if head_norm is not None and heads.qk_norm == "whole":
             mixed, head_norm = self._norm_whole(mixed, head_norm), None
         mixed = mixed.view(hidden.shape[0], -1, heads.head_dim)
@@ -251,4 +249,4 @@ class Decoder:
         projection: Projection,
         x: Tensor,  # [num_tokens, in_features]
     ) -> Tensor:  # [num_tokens, out_features]
-        return self.kernels.linear(x, projection.weight, projection.bias)
+        return projection(self.kernels, x)

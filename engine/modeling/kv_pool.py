@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.description.spec import AttentionSpec
+from engine.description.spec import AttentionSpec, LatentSpec
 from engine.weights.kv_scales import KVScales
 from engine.weights.pages import Arena, padded
 from kernels.ops.kv_cache import FP8, KVCache
@@ -51,7 +51,7 @@ class KVLayout:
 
     def bytes_per_block(self, block_size: int) -> int:
         scale = torch.float32.itemsize if self.dtype == torch.int8 else 0
-        per_token = sum(2 * one.num_kv_heads * (one.head_dim * self.dtype.itemsize + scale) for one in self.layers)
+        per_token = sum(one.cached_vectors * (one.head_dim * self.dtype.itemsize + scale) for one in self.layers)
         return block_size * per_token
 
     def make_caches(self, num_blocks: int, block_size: int) -> list[KVCache]:
@@ -65,6 +65,8 @@ class KVLayout:
         def tensor(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
             return take(math.prod(shape) * dtype.itemsize).view(dtype).view(shape)
 
+        if heads.latent is not None:
+            return self._latent_cache(layer, tensor((*shape, heads.head_dim), self.dtype), heads.latent, tensor)
         keys, values = (tensor((*shape, heads.head_dim), self.dtype) for _ in range(2))
         if self.dtype == FP8:
             scales = self.scales[layer] if self.scales else self._ones(heads.num_kv_heads)
@@ -72,6 +74,16 @@ class KVLayout:
         if self.dtype != torch.int8:
             return KVCache(keys, values)
         return KVCache(keys, values, tensor(shape, torch.float32), tensor(shape, torch.float32))
+
+    def _latent_cache(
+        self, layer: int, keys: Tensor, latent: LatentSpec, tensor: Callable[[tuple[int, ...], torch.dtype], Tensor]
+    ) -> KVCache:
+        values = keys[..., : latent.rank]
+        if self.dtype == FP8:
+            scale = (self.scales[layer] if self.scales else self._ones(1)).keys
+            return KVCache(keys, values, key_head_scales=scale, value_head_scales=scale, latent=True)
+        scales = tensor(tuple(keys.shape[:3]), torch.float32) if self.dtype == torch.int8 else None
+        return KVCache(keys, values, scales, scales, latent=True)
 
     def _ones(self, count: int) -> KVScales:
         return KVScales(*(torch.ones(count, device=self.device) for _ in range(2)))

@@ -27,7 +27,7 @@ from kernels.cpu.native import FORMATS, KVShape, Native, PackedLinear, StepColum
 
 @dataclass(frozen=True, slots=True)
 class NativeLayout:
-    """The KV pool's layout: opaque blocks of bytes, of keys and of values."""
+    """The KV pool's layout: opaque blocks of bytes, of keys and of values; latents are values alone."""
 
     native: Native
     layers: tuple[AttentionSpec, ...]
@@ -45,7 +45,7 @@ class NativeLayout:
 
     def _sizes(self, heads: AttentionSpec, block_size: int) -> tuple[int, int]:
         shape = KVShape(self.dtype, block_size, heads.num_kv_heads, heads.head_dim)
-        return self.native.key_bytes(shape), self.native.value_bytes(shape)
+        return 0 if heads.latent else self.native.key_bytes(shape), self.native.value_bytes(shape)
 
 
 class NativeDecoder:
@@ -91,7 +91,7 @@ class NativeDecoder:
         structs = [layer.struct(*both, self._structs) for layer, both in zip(self._layers, blocks, strict=True)]
         self._model.block_size = block_size
         self._model.layers = (abi.PgLayer * len(structs))(*structs)
-        self._pool = KVPool(num_blocks, block_size, (tensor for both in blocks for tensor in both))
+        self._pool = KVPool(num_blocks, block_size, (tensor for both in blocks for tensor in both if len(tensor.T)))
         return self._pool
 
     def forward(self, batch: StepBatch) -> Tensor:

@@ -10,6 +10,8 @@ from torch import Tensor
 
 from engine.description.rope import RopeConfig
 
+Rotation = tuple[Tensor, Tensor]  # cosines and sines of a step's tokens, each [num_tokens, 1, head_dim]
+
 
 @dataclass(frozen=True, slots=True)
 class RopeTable:

@@ -6,7 +6,7 @@ import ctypes
 from ctypes import POINTER, Structure, c_char_p, c_float, c_int32, c_int64, c_void_p
 from typing import Any
 
-VERSION = 8  # PG_ABI
+VERSION = 9  # PG_ABI
 
 RMS_NORM, LAYER_NORM = range(2)  # PgNormKind
 SILU, GELU_TANH, CLAMPED_SWIGLU = range(3)  # PgActivation
@@ -30,12 +30,27 @@ class PgExperts(Structure):
         ("renormalise", c_int32),
         ("groups", c_int32),
         ("kept_groups", c_int32),
+        ("group_best", c_int32),
         ("scale", c_float),
         ("correction", c_void_p),
         ("router", PgLinear),
         ("gate_up", POINTER(PgLinear)),
         ("down", POINTER(PgLinear)),
         ("shared_gate", PgLinear),
+    ]
+
+
+class PgLatent(Structure):
+    _fields_ = [
+        ("rank", c_int32),
+        ("rotated", c_int32),
+        ("plain", c_int32),
+        ("value_dim", c_int32),
+        ("query_rank", c_int32),
+        ("eps", c_float),
+        ("query", PgLinear),
+        ("key_up", POINTER(PgLinear)),
+        ("value_up", POINTER(PgLinear)),
     ]
 
 
@@ -53,6 +68,7 @@ class PgLayer(Structure):
         ("norm_whole", c_int32),
         ("qkv", PgLinear),
         ("output", PgLinear),
+        ("latent", POINTER(PgLatent)),
         ("gate_up", PgLinear),
         ("down", PgLinear),
         ("experts", POINTER(PgExperts)),

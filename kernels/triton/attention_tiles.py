@@ -25,8 +25,8 @@ Heads = tuple[int, int]  # query heads that share a KV head, and dimensions
 
 TILE_FIELDS = 8  # row, first token, queries, position, first key, last key + 1, first partial (-1: none), splits
 MERGE_FIELDS = 3  # token, first partial, splits
-MAX_ROWS = 128  # queries x heads of a tile; half as many where heads are wide, which would not fit in registers
-WIDE_HEAD = 128
+MAX_ROWS = 128  # queries x heads of a tile; fewer where heads are wide, which would not fit in registers
+WIDE_HEAD, WIDEST_HEAD = 128, 256  # beyond the one half as many, beyond the other a quarter
 MAX_SPLIT_QUERIES = 64  # an entry with more has tiles enough without being cut
 SPLIT = 512  # keys
 MAX_SPLITS = 32  # of the longest sequence
@@ -46,8 +46,9 @@ class Tiles:
 class TileShape:
     """How large the tiles of a step are; fixed when a graph is captured."""
 
-    rows: int  # a power of 2: queries x heads that share a KV head, padded
+    rows: int  # a power of 2: queries x heads, padded
     queries: int
+    heads: int = 1  # of those that share a KV head: all, or an even part of them where not all fit
 
     @staticmethod
     def choose(
@@ -55,10 +56,11 @@ class TileShape:
         group: int,  # query heads that share a KV head
         head_dim: int,
     ) -> TileShape:
-        most = MAX_ROWS if head_dim <= WIDE_HEAD else MAX_ROWS // 2
-        rows = min(most, power_of_2(longest * group, at_least=MIN_DOT))
-        rows = max(rows, power_of_2(group))
-        return TileShape(rows, rows // group)
+        most = MAX_ROWS // (1 if head_dim <= WIDE_HEAD else 2 if head_dim <= WIDEST_HEAD else 4)
+        heads = next(count for count in range(min(group, most), 0, -1) if group % count == 0)
+        rows = min(most, power_of_2(longest * heads, at_least=MIN_DOT))
+        rows = max(rows, power_of_2(heads))
+        return TileShape(rows, rows // heads, heads)
 
 
 def tile_shapes(heads: Sequence[Heads], longest: int) -> dict[Heads, TileShape]:

@@ -19,7 +19,8 @@ Tokens = list[list[list[int]]]
 Make = partial[Engine]
 
 
-KINDS = ("gpt2", "gemma2", "gemma3", "qwen2-moe", "gpt-oss")  # plain, windows and caps, two ropes, experts, sinks
+# Plain, windows and caps, two ropes, experts, sinks, latents.
+KINDS = ("gpt2", "gemma2", "gemma3", "qwen2-moe", "gpt-oss", "deepseek-v3")
 VOCAB = 4096
 
 

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from kernels.cpu import abi
 from kernels.cpu.native import Native
-from tests.kernels.native_models import MLP, Decoder, Layer, Linear, Mixture, Norm, Running, normal, rope
+from tests.kernels.native_models import MLP, Decoder, Layer, Linear, Mixture, Norm, normal, rope
+from tests.kernels.native_running import Running
 from tests.kernels.natives import BUILDS, load_build
 
 HIDDEN, INNER, SHARED, HEADS = 80, 48, 112, (4, 2, 16)
@@ -33,6 +34,9 @@ KINDS: dict[str, dict[str, Any]] = {
     "groups": {
         "count": 32, "top_k": 6, "score": abi.SIGMOID, "groups": 8, "kept_groups": 3, "corrected": True, "scale": 1.5,
         "renormalise": True, "shared": True,
+    },
+    "groups by their best": {
+        "count": 24, "top_k": 4, "groups": 6, "kept_groups": 2, "group_best": 1, "scale": 1.5, "shared": True,
     },
     "groups of one": {"count": 12, "top_k": 2, "score": abi.SIGMOID, "groups": 12, "kept_groups": 5},
     "gated shared": {"count": 60, "top_k": 4, "shared": True, "shared_gate": True},

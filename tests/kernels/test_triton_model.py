@@ -90,7 +90,17 @@ def test_the_bundled_models(model: Path, kv_cache_dtype: str) -> None:
     assert len(set(wanted[0])) > 1
 
 
-FAMILIES = ("qwen3", "qwen2-window", "gpt2", "gemma2", "olmo2", "qwen2-moe", "gpt-oss")  # each kind of layer
+FAMILIES = (
+    "qwen3",
+    "qwen2-window",
+    "gpt2",
+    "gemma2",
+    "olmo2",
+    "qwen2-moe",
+    "gpt-oss",
+    "deepseek-v2",
+    "deepseek-v3-halves",
+)  # each kind of layer
 
 
 @pytest.mark.parametrize("variant", FAMILIES)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from engine.description.families import gemma, gpt2, gpt_oss, granite, llama, moe, olmo2, phi3, smollm3
+from engine.description.families import deepseek, gemma, gpt2, gpt_oss, granite, llama, moe, olmo2, phi3, smollm3
 from engine.description.keys import ConfigKeys
 from engine.description.names import NameTable
 from engine.description.spec import ModelSpec
@@ -35,4 +35,6 @@ FAMILIES = {
     "Qwen2MoeForCausalLM": Family("Qwen2-MoE", moe.qwen2_moe, moe.QWEN_NAMES),
     "Qwen3MoeForCausalLM": Family("Qwen3-MoE", moe.qwen3_moe, moe.QWEN_NAMES),
     "GptOssForCausalLM": Family("gpt-oss", gpt_oss.gpt_oss, gpt_oss.NAMES),
+    "DeepseekV2ForCausalLM": Family("DeepSeek-V2", deepseek.deepseek_v2, deepseek.NAMES),
+    "DeepseekV3ForCausalLM": Family("DeepSeek-V3", deepseek.deepseek_v3, deepseek.NAMES),
 }

@@ -81,8 +81,14 @@ void add_linear(Member &member, const Step &s, float *x, int64_t stride, int64_t
 Attention attention_of(const PgModel &m, const PgLayer &layer, const float *query, int64_t query_stride, float *out,
                        int64_t out_stride) {
     const float scale = layer.scale ? layer.scale : 1.0f / __builtin_sqrtf((float)layer.head_dim);
-    return {kv_shape(m, layer), layer.keys,  layer.values, layer.num_heads, layer.window, scale,
-            layer.softcap,      layer.sinks, query,        query_stride,    out,          out_stride};
+    const bool latent = layer.latent != nullptr;
+    Attention a;
+    a.shape = kv_shape(m, layer), a.share = query_share(layer), a.window = layer.window;
+    a.keys = latent ? layer.values : layer.keys, a.values = layer.values;
+    a.latent = latent, a.value_dim = latent ? layer.latent->rank : layer.head_dim;
+    a.scale = scale, a.softcap = layer.softcap, a.sinks = layer.sinks;
+    a.query = query, a.query_stride = query_stride, a.out = out, a.out_stride = out_stride;
+    return a;
 }
 
 void attention_half(Member &member, const Step &s, const PgLayer &layer, bool last) {
@@ -98,18 +104,22 @@ void attention_half(Member &member, const Step &s, const PgLayer &layer, bool la
            });
     member.barrier();
     if (layer.norm_whole) norm_whole(member, s, layer, all);
-    member.for_each(all * kv_heads, all < 4 * member.count ? 1 : 4 * kv_heads, [&](int64_t item, int64_t end) {
-        for (; item < end; item++) {
-            const int64_t row = item / kv_heads;
-            place_token(m, layer, shape, s.tokens.positions[row], s.tokens.slots[row], s.mixed + row * s.mixed_stride,
-                        item % kv_heads);
-        }
-    });
-    member.barrier();
+    if (layer.latent) {
+        store_latents(member, s, layer, shape, all);
+    } else {
+        member.for_each(all * kv_heads, all < 4 * member.count ? 1 : 4 * kv_heads, [&](int64_t item, int64_t end) {
+            for (; item < end; item++) {
+                const int64_t row = item / kv_heads;
+                place_token(m, layer, shape, s.tokens.positions[row], s.tokens.slots[row],
+                            s.mixed + row * s.mixed_stride, item % kv_heads);
+            }
+        });
+        member.barrier();
+    }
     const AttentionItems &found = s.tokens.items_of(layer);
     const std::vector<AttentionItem> &items = last ? found.last : found.all;
     if (last) {  // from here on only the wanted rows matter: their queries and residuals move together
-        const int64_t width = layer.num_heads * layer.head_dim;
+        const int64_t width = layer.latent ? latent_first(layer) : layer.num_heads * layer.head_dim;
         member.for_each(kept, 4, [&](int64_t row, int64_t end) {
             for (; row < end; row++) {
                 const int64_t from = s.tokens.wanted[row];
@@ -119,11 +129,15 @@ void attention_half(Member &member, const Step &s, const PgLayer &layer, bool la
         });
         member.barrier();
     }
-    const Attention a = attention_of(m, layer, last ? s.inner : s.mixed, last ? s.inner_stride : s.mixed_stride,
-                                     s.attended, s.attended_stride);
+    const int64_t rows = last ? kept : all;
+    Vectors query = last ? Vectors{s.inner, s.inner_stride} : Vectors{s.mixed, s.mixed_stride};
+    if (layer.latent) query = latent_queries(member, s, layer, query, rows, last);
+    const Attention a = attention_of(m, layer, query.x, query.stride, s.attended, s.attended_stride);
     member.for_each((int64_t)items.size(), 1, [&](int64_t i, int64_t) { attend(a, items[i].group, items[i].head); });
     member.barrier();
-    add_linear(member, s, s.attended, s.attended_stride, last ? kept : all, layer.output, layer.attention_norm,
+    Vectors values{s.attended, s.attended_stride};
+    if (layer.latent) values = latent_values(member, s, layer, rows);
+    add_linear(member, s, values.x, values.stride, rows, layer.output, layer.attention_norm,
                last ? s.kept : s.residual);
 }
 

@@ -37,7 +37,8 @@ extern "C" void pg_attention(const PgModel *model, const PgLayer *layer, const P
     tokens.list(one, *step);
     const std::vector<AttentionItem> &items = tokens.items_of(*layer).all;
     const int64_t width = layer->num_heads * layer->head_dim;
-    const Attention a = attention_of(one, *layer, query, width, out, width);
+    const int64_t out_width = layer->latent ? layer->num_heads * layer->latent->rank : width;
+    const Attention a = attention_of(one, *layer, query, width, out, out_width);
     parallel([&](Member &member) {
         member.for_each((int64_t)items.size(), 1, [&](int64_t i, int64_t) { attend(a, items[i].group, items[i].head); });
     });

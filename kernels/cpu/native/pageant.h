@@ -11,7 +11,7 @@
 extern "C" {
 #endif
 
-#define PG_ABI 8
+#define PG_ABI 9
 #define PG_DIGEST_WORDS 8  // kernels/ops/digest.py
 
 enum PgFormat { PG_F32 = 0, PG_BF16 = 1, PG_I8 = 2 };
@@ -46,13 +46,26 @@ enum PgScore {
 typedef struct {
     int32_t count, top_k, inner;  // experts, of which each token takes top_k, of `inner` features each
     int32_t score, renormalise;   // PgScore; 1: the chosen weights are divided by their sum
-    int32_t groups, kept_groups;  // groups of neighbours, of which a token keeps some: those whose two best are largest
+    int32_t groups, kept_groups;  // groups of neighbours, of which a token keeps some: those whose
+    int32_t group_best;           // best, or two best, are largest together
     float scale;                  // of the weights
     const float *correction;      // [count], or NULL
     PgLinear router;              // [count, hidden], PG_F32 or PG_BF16
     const PgLinear *gate_up, *down;  // [count] each, as PgLayer has them
     PgLinear shared_gate;  // [1, hidden]: its sigmoid scales the shared expert; packed NULL: not scaled
 } PgExperts;
+
+// Latent attention.  `qkv` gives what queries are made of, a latent of `rank` features and `rotated` features that turn
+// with the position.  The cache holds the normed latent and the turned part as the key of the only KV head, and the
+// latent is the value as well.  Queries are [num_heads, plain + rotated]: key_up makes of a head's plain part what
+// meets latents, and value_up makes of its sum of latents the head's values.
+typedef struct {
+    int32_t rank, rotated, plain, value_dim;  // features, multiples of 16
+    int32_t query_rank;                       // of what `query` makes queries of; 0: qkv gives them as they are
+    float eps;                                // of query_norm [query_rank] and key_norm [rank]
+    PgLinear query;                           // [num_heads * (plain + rotated), query_rank]
+    const PgLinear *key_up, *value_up;        // [num_heads] of [rank, plain] and [value_dim, rank], PG_F32 or PG_BF16
+} PgLatent;
 
 // h = input_norm(x); x += residual_scale * attention_norm(output(attention(qkv(h))))
 // h = mlp_norm(x);   x += residual_scale * mlp_output_norm(down(activation(gate_up(h))))
@@ -62,6 +75,7 @@ typedef struct {
     PgNorm query_norm, key_norm;  // [head_dim] of each head, or [heads * head_dim] of all together
     int32_t norm_whole;           // 1: of all heads together
     PgLinear qkv, output;
+    const PgLatent *latent;       // NULL: none; else num_kv_heads is 1, head_dim rank + rotated, and `keys` unused
     PgLinear gate_up, down;    // the MLP's, or the shared expert's; gate_up.packed NULL: there is none
     const PgExperts *experts;  // NULL: a plain MLP
     const float *cos, *sin;    // [max_positions, head_dim / 2]; NULL: no rotation

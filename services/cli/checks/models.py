@@ -139,7 +139,7 @@ def check_memory(settings: Settings, facts: CheckpointFacts, *, workers: int) ->
         return
     if on_gpu(settings):
         return
-    per_token = sum(one.cached_features for one in spec.attentions) * LEAST_KV[memory.kv_cache_dtype]
+    per_token = sum(one.cached_vectors * one.head_dim for one in spec.attentions) * LEAST_KV[memory.kv_cache_dtype]
     block_bytes = per_token * memory.block_size
     kv_bytes = memory.num_blocks * block_bytes or memory.kv_cache_memory
     if kv_bytes:  # does one sequence fit?
