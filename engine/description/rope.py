@@ -9,7 +9,7 @@ from typing import Any
 
 from shared.errors import ModelError
 
-KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
+KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "proportional")
 OLD_KINDS = {"su": "longrope"}
 DEFAULT_THETA = 10000.0
 
@@ -21,6 +21,7 @@ class RopeConfig:
     kind: str = "default"
     theta: float = DEFAULT_THETA
     share: float = 1.0  # of a head's dimensions that are rotated, the first ones
+    turning: float = 1.0  # proportional: of the pairs of two whole halves that turn, the first ones
     interleaved: bool = False  # neighbours are rotated together, not the dimensions of two halves
     factor: float = 1.0
     original_max_positions: int = 0
@@ -95,6 +96,8 @@ def parse_rope(
     share = _share(raw, scaling, partial)
     if kind == "default":
         return RopeConfig(theta=theta, share=share)
+    if kind == "proportional":
+        return RopeConfig(kind=kind, theta=theta, turning=share, factor=_positive("factor", scaling.get("factor", 1.0)))
     original = scaling.get("original_max_position_embeddings") or raw.get("original_max_position_embeddings")
     if kind == "longrope":
         return _longrope(scaling, theta, share, original, max_position_embeddings)

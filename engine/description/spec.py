@@ -54,6 +54,8 @@ class AttentionSpec:
     softcap: float = 0.0  # scores become softcap * tanh(score / softcap); 0: they stay
     sinks: bool = False  # one learned logit of each head is a further term of its softmax, with no value
     qk_norm: Literal["", "head", "whole"] = ""  # of each head's queries and keys, or of all heads together
+    value_norm: bool = False  # each head's values are divided by the root of their mean square
+    keys_are_values: bool = False  # one projection gives both, before norms and rotation
     rope: int = 0  # index of ModelSpec.ropes, or NO_ROPE
     qkv_bias: bool = False
     output_bias: bool = False
@@ -116,6 +118,7 @@ class LayerSpec:
     attention_norm: bool = False  # of the attention's output
     mlp_norm: bool = True
     mlp_output_norm: bool = False
+    scaled: bool = False  # what leaves the layer is multiplied by a number of the checkpoint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

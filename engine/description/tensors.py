@@ -53,6 +53,8 @@ class _LayerParts:
         for slot in norms:
             if getattr(layer, slot):
                 yield from _norm(self._spec, self._table, slot, self._name(slot), hidden)
+        if layer.scaled:
+            yield "scale", (Part(self._name("scale"), (1,)),)
         yield from self._attention()
         mlp = layer.mlp
         if mlp.experts is not None:
@@ -71,7 +73,12 @@ class _LayerParts:
         queries, keys = a.num_heads * a.head_dim, a.num_kv_heads * a.head_dim
         order = None if a.rope == NO_ROPE else self._spec.ropes[a.rope].head_order(a.head_dim)
         rows = (queries, keys, keys)
-        yield from self._linear("qkv", "qkv", rows, hidden, bias=a.qkv_bias, orders=(order, order, None))
+        if a.keys_are_values:
+            query, key = (f"{self._prefix}{name}.weight" for name in self._table.slots["qkv"][:2])
+            given = Part(query, (queries, hidden), head_order=order), Part(key, (keys, hidden), head_order=order)
+            yield "qkv", (*given, Part(key, (keys, hidden), rows=slice(keys)))
+        else:
+            yield from self._linear("qkv", "qkv", rows, hidden, bias=a.qkv_bias, orders=(order, order, None))
         yield from self._linear("output", "output", (hidden,), queries, bias=a.output_bias)
         if a.qk_norm:
             sizes = (a.head_dim, a.head_dim) if a.qk_norm == "head" else (queries, keys)

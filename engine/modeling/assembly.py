@@ -122,6 +122,7 @@ class _Reader:
             input_norm=self.norm("input_norm", parts),
             qkv=self._projection("qkv", parts),
             head_norm=None if described.attention.latent else self._head_norm(parts),
+            value_norm=self._ones(described.attention.head_dim) if described.attention.value_norm else None,
             latent=self._latent(described.attention.latent, parts) if described.attention.latent else None,
             sinks=self.vector(parts["sinks"]).float() if "sinks" in parts else None,
             output=self._projection("output", parts),
@@ -132,9 +133,13 @@ class _Reader:
             dense=DenseWeights(*(self._projection(slot, parts) for slot in ("gate_up", "down"))) if mlp.inner else None,
             mixture=None if mlp.experts is None else self._mixture(mlp.experts, parts, gated=mlp.gated),
             mlp_output_norm=self.norm("mlp_output_norm", parts),
+            scale=self.vector(parts["scale"]) if described.scaled else None,
         )
         self._source.release()
         return layer
+
+    def _ones(self, size: int) -> Tensor:
+        return torch.ones(size, dtype=self.dtype, device=self._device)
 
     def _head_norm(self, parts: LayerParts) -> HeadNorm | None:
         if "query_norm" not in parts:

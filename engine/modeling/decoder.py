@@ -61,6 +61,7 @@ class DecoderLayer:
     input_norm: NormWeight | None
     qkv: Projection  # [(num_heads + 2 num_kv_heads) * head_dim, hidden_size]
     head_norm: HeadNorm | None
+    value_norm: Tensor | None  # [head_dim] ones, where values are normed
     latent: LatentWeights | None  # then qkv is [what queries are made of + rank + rotated, hidden_size]
     sinks: Tensor | None  # [num_heads] float32
     output: Projection  # [hidden_size, num_heads * head_dim]
@@ -71,6 +72,7 @@ class DecoderLayer:
     dense: DenseWeights | None  # the shared expert where there is a mixture
     mixture: MixtureWeights | None
     mlp_output_norm: NormWeight | None
+    scale: Tensor | None  # [1]
 
 
 class Decoder:
@@ -129,7 +131,11 @@ class Decoder:
         for layer, cache, next_norm in zip(self._layers, self._caches, self._next_norms, strict=True):
             attended = self._attend(layer, hidden, rotations[layer.heads.rotation], inputs, cache)
             hidden, residual = self._add(attended, residual, layer.attention_norm, layer.mlp_norm)
-            hidden, residual = self._add(self._mlp(layer, hidden), residual, layer.mlp_output_norm, next_norm)
+            branch, output_norm = self._mlp(layer, hidden), layer.mlp_output_norm
+            if layer.scale is not None:
+                branch = branch if output_norm is None else self._normed(branch, output_norm)
+                branch, residual, output_norm = branch * layer.scale, residual * layer.scale, None
+            hidden, residual = self._add(branch, residual, output_norm, next_norm)
         return hidden
 
     def logits(
@@ -195,6 +201,9 @@ class Decoder:
         if head_norm is not None and heads.qk_norm == "whole":
             mixed, head_norm = self._norm_whole(mixed, head_norm), None
         mixed = mixed.view(hidden.shape[0], -1, heads.head_dim)
+        if layer.value_norm is not None:
+            values = mixed[:, -heads.num_kv_heads :]
+            values.copy_(self.kernels.rms_norm(values.contiguous(), layer.value_norm, self.spec.norm.eps))
         query = self.kernels.rotary_store(mixed, *rotation, head_norm, cache, inputs.slot_mapping)
         attended = self.kernels.paged_attention(
             query, cache, inputs.attention, heads.score_scale, heads.window, heads.softcap, layer.sinks

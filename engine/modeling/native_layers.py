@@ -85,6 +85,7 @@ class NativeLayer:
     experts: NativeExperts | None
     latent: NativeLatent | None
     sinks: Tensor | None  # [num_heads] float32
+    scale: Tensor | None  # [1] float32
     rotation: tuple[Tensor, Tensor] | None  # cos and sin, each [max_positions, rotated dimensions / 2] float32
 
     def struct(self, keys: Tensor, values: Tensor, held: list[object]) -> abi.PgLayer:
@@ -100,7 +101,7 @@ class NativeLayer:
             self.latent.fill(layer.latent.contents)
         if self.rotation is not None:
             layer.cos, layer.sin = (table.data_ptr() for table in self.rotation)
-        layer.sinks = address(self.sinks)
+        layer.sinks, layer.layer_scale = address(self.sinks), address(self.scale)
         layer.keys, layer.values = keys.data_ptr(), values.data_ptr()
         return layer
 
@@ -181,11 +182,12 @@ class LayerPacker:
             linears |= {"gate_up": first("gate_up", parts), "down": self._slot("down", parts)}
         layer = NativeLayer(
             described=described,
-            norms={slot: self._norm(slot, parts) for slot in parts if slot.endswith("_norm")},
+            norms=self._norms(described, parts),
             linears=linears,
             experts=None if mlp.experts is None else self._experts(mlp.experts, parts, gated=mlp.gated),
             latent=self._latent(parts) if described.attention.latent else None,
             sinks=self.vector(parts["sinks"]) if "sinks" in parts else None,
+            scale=self.vector(parts["scale"]) if described.scaled else None,
             rotation=rotation,
         )
         self._source.release()
@@ -219,6 +221,12 @@ class LayerPacker:
         both = None if bias is None else self.vector(bias).view(2, -1)
         sums = self._source.sums(*parts)
         return self._native.pack_gate_up(gate, up, self._dtype, packed, both, sums=sums)
+
+    def _norms(self, described: LayerSpec, parts: LayerParts) -> dict[str, NativeNorm]:
+        norms = {slot: self._norm(slot, parts) for slot in parts if slot.endswith("_norm")}
+        if described.attention.value_norm:
+            norms["value_norm"] = NativeNorm(torch.ones(described.attention.head_dim), None, "rms")
+        return norms
 
     def _norm(self, slot: str, parts: LayerParts) -> NativeNorm:
         bias = parts.get(f"{slot}.bias")

@@ -6,7 +6,7 @@ import ctypes
 from ctypes import POINTER, Structure, c_char_p, c_float, c_int32, c_int64, c_void_p
 from typing import Any
 
-VERSION = 9  # PG_ABI
+VERSION = 10  # PG_ABI
 
 RMS_NORM, LAYER_NORM = range(2)  # PgNormKind
 SILU, GELU_TANH, CLAMPED_SWIGLU = range(3)  # PgActivation
@@ -66,6 +66,7 @@ class PgLayer(Structure):
         ("query_norm", PgNorm),
         ("key_norm", PgNorm),
         ("norm_whole", c_int32),
+        ("value_norm", PgNorm),
         ("qkv", PgLinear),
         ("output", PgLinear),
         ("latent", POINTER(PgLatent)),
@@ -74,6 +75,7 @@ class PgLayer(Structure):
         ("experts", POINTER(PgExperts)),
         ("cos", c_void_p),
         ("sin", c_void_p),
+        ("layer_scale", c_void_p),
         ("sinks", c_void_p),
         ("scale", c_float),
         ("softcap", c_float),

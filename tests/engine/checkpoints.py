@@ -52,6 +52,17 @@ GEMMA3_ROPE = {
     "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
     "full_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 400.0},
 }
+GEMMA4 = {
+    "head_dim": 22,
+    "global_head_dim": 64,
+    "num_global_key_value_heads": 1,
+    "attention_k_eq_v": True,
+    "hidden_size_per_layer_input": 0,
+    "sliding_window": 11,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"],
+    "num_hidden_layers": 4,
+    "final_logit_softcapping": 5.0,
+}
 GRANITE = {
     "embedding_multiplier": 3.0,
     "logits_scaling": 0.7,
@@ -105,6 +116,11 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "phi3-partial": ("Phi3", {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}),
     "gemma2": ("Gemma2", {**GEMMA, "attn_logit_softcapping": 3.0, "final_logit_softcapping": 5.0}),
     "gemma3": ("Gemma3", {**GEMMA, "rope_parameters": GEMMA3_ROPE}),
+    "gemma4": ("Gemma4", GEMMA4),
+    "gemma4-values": (
+        "Gemma4",
+        {**GEMMA4, "attention_k_eq_v": False, "global_head_dim": 16, "layer_types": None, "num_hidden_layers": 6},
+    ),
     "olmo2": ("Olmo2", {}),
     "granite": ("Granite", GRANITE),
     "smollm3": ("SmolLM3", {"no_rope_layers": [1, 0, 1], "tie_word_embeddings": True}),
@@ -122,6 +138,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 # family -> transformers' classes, where they do not follow from it
 CLASSES = {"GPT2LMHead": ("GPT2Config", "GPT2LMHeadModel"), "Gemma3": ("Gemma3TextConfig", "Gemma3ForCausalLM")}
+CLASSES["Gemma4"] = ("Gemma4TextConfig", "Gemma4ForCausalLM")
 # Dimensions that the native kernels serve; torch's are odd on purpose.
 EVEN = {"hidden_size": 64, "intermediate_size": 80, "head_dim": 32}
 
@@ -145,9 +162,13 @@ def save_checkpoint(
         for name, parameter in model.named_parameters():
             if name.endswith("bias") or any(part in name for part in ("norm", "ln_", "sinks")):
                 parameter.add_(torch.randn_like(parameter) * 0.2)
+            if family == "Gemma4" and "q_norm" in name:  # nothing else scales its scores
+                parameter.mul_(0.3)
         for name, buffer in model.named_buffers():
             if name.endswith("correction_bias"):
                 buffer.add_(torch.randn_like(buffer) * 0.2)
+            if name.endswith("layer_scalar"):
+                buffer.mul_(0.6)
     model.save_pretrained(directory, **save)
     return model
 

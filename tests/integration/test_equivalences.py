@@ -19,8 +19,8 @@ Tokens = list[list[list[int]]]
 Make = partial[Engine]
 
 
-# Plain, windows and caps, two ropes, experts, sinks, latents.
-KINDS = ("gpt2", "gemma2", "gemma3", "qwen2-moe", "gpt-oss", "deepseek-v3")
+# Plain, windows and caps, two ropes, heads of two sizes, experts, sinks, latents.
+KINDS = ("gpt2", "gemma2", "gemma3", "gemma4", "qwen2-moe", "gpt-oss", "deepseek-v3")
 VOCAB = 4096
 
 

@@ -246,7 +246,9 @@ class Layer:
     mlp_output_norm: Norm = NO_NORM
     query_norm: Norm = NO_NORM
     key_norm: Norm = NO_NORM
+    value_norm: Norm = NO_NORM
     norm_whole: bool = False
+    layer_scale: Tensor | None = None  # [1]
     rotation: tuple[Tensor, Tensor] | None = None  # cos and sin [max_positions, head_dim / 2]
     sinks: Tensor | None = None  # [num_heads]
     scale: float = 0.0
@@ -280,7 +282,7 @@ class Layer:
         )
 
     def struct(self, native: Native, dtype: torch.dtype, pool: Sequence[Tensor] = ()) -> abi.PgLayer:
-        names = ("input_norm", "attention_norm", "mlp_norm", "mlp_output_norm", "query_norm", "key_norm")
+        names = ("input_norm", "attention_norm", "mlp_norm", "mlp_output_norm", "query_norm", "key_norm", "value_norm")
         packed = {"qkv": self.qkv.pack(native, dtype), "output": self.output.pack(native, dtype)}
         if self.mlp is not None:
             packed["gate_up"] = self.mlp.first.pack(native, dtype, by_turns=self.mlp.gated)
@@ -290,7 +292,8 @@ class Layer:
         self.held.append((packed, experts, latent))
         kind = self.mlp if self.experts is None else self.experts.experts[0]
         assert kind is not None
-        given = {"sinks": self.sinks} | dict(zip(("cos", "sin"), self.rotation or (None, None), strict=True))
+        cos, sin = self.rotation or (None, None)
+        given = {"sinks": self.sinks, "layer_scale": self.layer_scale, "cos": cos, "sin": sin}
         return abi.PgLayer(
             **dict(zip(("num_heads", "num_kv_heads", "head_dim"), self.heads, strict=True)),
             norm_whole=self.norm_whole,
@@ -340,7 +343,8 @@ class Layer:
         query, key, value = (one.view(len(x), -1, head_dim) for one in (query, key, value))
         if not self.norm_whole:
             query, key = self.query_norm(query), self.key_norm(key)
-        key, value = (one.repeat_interleave(share, dim=1) for one in (self.rotated(key), value))
+        both = self.rotated(key), self.value_norm(value)
+        key, value = (one.repeat_interleave(share, dim=1) for one in both)
         return self.rotated(query), key, value
 
     def rotated(self, x: Tensor) -> Tensor:
@@ -353,7 +357,8 @@ class Layer:
     def __call__(self, x: Tensor, residual_scale: float) -> Tensor:
         attended = self.output(self.attend(self.input_norm(x)))
         x = x + residual_scale * self.attention_norm(attended)
-        return x + residual_scale * self.mlp_output_norm(self.feed_forward(self.mlp_norm(x)))
+        x = x + residual_scale * self.mlp_output_norm(self.feed_forward(self.mlp_norm(x)))
+        return x if self.layer_scale is None else x * self.layer_scale.double()
 
     def feed_forward(self, x: Tensor) -> Tensor:
         if self.experts is not None:
@@ -391,10 +396,3 @@ class Decoder:
     ) -> Tensor:  # [n, vocab] float64
         logits = self.head(hidden) * self.logit_scale
         return self.logit_softcap * torch.tanh(logits / self.logit_softcap) if self.logit_softcap else logits
-
-
-def rope(
-    head_dim: int, base: float, max_positions: int = 1024
-) -> tuple[Tensor, Tensor]:  # [max_positions, head_dim / 2]
-    angles = torch.arange(max_positions)[:, None] * base ** (-torch.arange(0, head_dim, 2) / head_dim)
-    return angles.cos(), angles.sin()

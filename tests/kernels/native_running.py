@@ -93,3 +93,10 @@ class Running:
         zeros = np.zeros(len(scheduled))
         step = self.step(scheduled, 1)
         return self._native.extend(self.model, step, count, zeros.astype(np.float32), zeros.astype(np.int64))
+
+
+def rope(
+    head_dim: int, base: float, max_positions: int = 1024
+) -> tuple[Tensor, Tensor]:  # [max_positions, head_dim / 2]
+    angles = torch.arange(max_positions)[:, None] * base ** (-torch.arange(0, head_dim, 2) / head_dim)
+    return angles.cos(), angles.sin()

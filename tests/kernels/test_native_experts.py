@@ -13,8 +13,8 @@ from torch import Tensor
 
 from kernels.cpu import abi
 from kernels.cpu.native import Native
-from tests.kernels.native_models import MLP, Decoder, Layer, Linear, Mixture, Norm, normal, rope
-from tests.kernels.native_running import Running
+from tests.kernels.native_models import MLP, Decoder, Layer, Linear, Mixture, Norm, normal
+from tests.kernels.native_running import Running, rope
 from tests.kernels.natives import BUILDS, load_build
 
 HIDDEN, INNER, SHARED, HEADS = 80, 48, 112, (4, 2, 16)

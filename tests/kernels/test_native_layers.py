@@ -13,8 +13,8 @@ from torch import Tensor
 
 from kernels.cpu import abi
 from kernels.cpu.native import Native
-from tests.kernels.native_models import MLP, NO_NORM, Decoder, Latent, Layer, Linear, Norm, normal, rope
-from tests.kernels.native_running import Running
+from tests.kernels.native_models import MLP, NO_NORM, Decoder, Latent, Layer, Linear, Norm, normal
+from tests.kernels.native_running import Running, rope
 from tests.kernels.natives import BUILDS, load_build
 
 VOCAB, HIDDEN, INNER, HEADS = 150, 80, 112, (6, 2, 32)
@@ -144,7 +144,22 @@ def latent() -> Decoder:
     return decoder([layers[0], llama().layers[0], *layers[1:]])
 
 
-KINDS: list[Kind] = [latent, mixed, llama, gemma, olmo2, gpt2, gpt_oss, granite, bare]
+def gemma4() -> Decoder:
+    """Wider heads in the layer without a window, normed values, layers that are scaled."""
+    every = ("input_norm", "attention_norm", "mlp_norm", "mlp_output_norm")
+    layers = [
+        Layer.random(
+            HIDDEN, heads, MLP.random(HIDDEN, INNER, 30 * place, activation=abi.GELU_TANH), 30 * place + 9,
+            rotation=rope(heads[2], 1e4), window=window, scale=0.3, layer_scale=torch.tensor([0.6 + place]),
+            query_norm=Norm.random(heads[2], 1), key_norm=Norm.random(heads[2], 2), value_norm=Norm.random(heads[2], 3),
+            **norms(30 * place + 20, *every),
+        )
+        for place, (heads, window) in enumerate((((6, 2, 32), 20), ((4, 1, 64), 0)))
+    ]  # fmt: skip
+    return decoder(layers)
+
+
+KINDS: list[Kind] = [gemma4, latent, mixed, llama, gemma, olmo2, gpt2, gpt_oss, granite, bare]
 
 
 def sequences(lengths: tuple[int, ...] = LENGTHS) -> list[Tensor]:

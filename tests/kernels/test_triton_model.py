@@ -95,6 +95,7 @@ FAMILIES = (
     "qwen2-window",
     "gpt2",
     "gemma2",
+    "gemma4",
     "olmo2",
     "qwen2-moe",
     "gpt-oss",

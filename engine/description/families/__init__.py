@@ -28,6 +28,10 @@ FAMILIES = {
     "Gemma2ForCausalLM": Family("Gemma 2", gemma.gemma2, gemma.NAMES),
     "Gemma3ForCausalLM": Family("Gemma 3", gemma.gemma3, gemma.NAMES),
     "Gemma3ForConditionalGeneration": Family("Gemma 3 (its text part)", gemma.gemma3, gemma.MULTIMODAL_NAMES, True),
+    "Gemma4ForCausalLM": Family("Gemma 4", gemma.gemma4, gemma.GEMMA4_NAMES),
+    "Gemma4ForConditionalGeneration": Family(
+        "Gemma 4 (its text part)", gemma.gemma4, gemma.GEMMA4_MULTIMODAL_NAMES, True
+    ),
     "Olmo2ForCausalLM": Family("OLMo 2", olmo2.olmo2, olmo2.NAMES),
     "GraniteForCausalLM": Family("Granite", granite.granite, granite.NAMES),
     "SmolLM3ForCausalLM": Family("SmolLM3", smollm3.smollm3, smollm3.NAMES),

@@ -14,13 +14,14 @@ void place_token(const PgModel &m, const PgLayer &layer, const KVShape &shape, i
     const int64_t dims = layer.head_dim, share = layer.num_heads / layer.num_kv_heads, half = dims / 2;
     const bool by_head = !layer.norm_whole;
     float *key = mixed + (layer.num_heads + kv_head) * dims;
-    const float *value = key + layer.num_kv_heads * dims;
+    float *value = key + layer.num_kv_heads * dims;
     const auto place = [&](const PgNorm &norm, float *head) {
         if (norm.weight && by_head) norm_row(norm, head, m.eps, dims, head);
         if (layer.cos) rotate_head(head, layer.cos + position * half, layer.sin + position * half, dims);
     };
     for (int64_t head = kv_head * share; head < (kv_head + 1) * share; head++) place(layer.query_norm, mixed + head * dims);
     place(layer.key_norm, key);
+    if (layer.value_norm.weight) norm_row(layer.value_norm, value, m.eps, dims, value);
     const int64_t at = slot / m.block_size * shape.block_bytes(), offset = slot % m.block_size;
     store_key(shape, layer.keys + at, kv_head, offset, key);
     store_value(shape, layer.values + at, kv_head, offset, value);
@@ -144,6 +145,12 @@ void attention_half(Member &member, const Step &s, const PgLayer &layer, bool la
 void feed_forward_half(Member &member, const Step &s, const PgLayer &layer, float *residual, int64_t rows) {
     norm(member, s, residual, layer.mlp_norm, rows);
     feed_forward(member, s, layer, residual, rows);
+    if (!layer.layer_scale) return;
+    member.for_each(rows, 1, [&](int64_t row, int64_t) {
+        float *x = residual + row * s.hidden_stride;
+        for (int64_t i = 0; i < s.m.hidden; i += W) store(x + i, load<F>(x + i) * *layer.layer_scale);
+    });
+    member.barrier();
 }
 
 void feed_forward(Member &member, const Step &s, const PgLayer &layer, float *residual, int64_t rows) {

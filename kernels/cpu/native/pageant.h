@@ -11,7 +11,7 @@
 extern "C" {
 #endif
 
-#define PG_ABI 9
+#define PG_ABI 10
 #define PG_DIGEST_WORDS 8  // kernels/ops/digest.py
 
 enum PgFormat { PG_F32 = 0, PG_BF16 = 1, PG_I8 = 2 };
@@ -74,11 +74,13 @@ typedef struct {
     int32_t num_heads, num_kv_heads, head_dim;
     PgNorm query_norm, key_norm;  // [head_dim] of each head, or [heads * head_dim] of all together
     int32_t norm_whole;           // 1: of all heads together
+    PgNorm value_norm;            // [head_dim] of each head's values
     PgLinear qkv, output;
     const PgLatent *latent;       // NULL: none; else num_kv_heads is 1, head_dim rank + rotated, and `keys` unused
     PgLinear gate_up, down;    // the MLP's, or the shared expert's; gate_up.packed NULL: there is none
     const PgExperts *experts;  // NULL: a plain MLP
     const float *cos, *sin;    // [max_positions, head_dim / 2]; NULL: no rotation
+    const float *layer_scale;  // [1] of what leaves the layer, or NULL
     const float *sinks;        // [num_heads] logits, each one more term of its softmaxes' sums; or NULL
     float scale;               // of scores; 0: 1 / sqrt(head_dim)
     float softcap;             // scores become softcap * tanh(score / softcap); 0: they stay

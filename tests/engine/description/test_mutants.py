@@ -57,6 +57,10 @@ def halves(spec: ModelSpec) -> ModelSpec:
     return replace(spec, ropes=tuple(replace(rope, interleaved=False) for rope in spec.ropes))
 
 
+def every_pair(spec: ModelSpec) -> ModelSpec:
+    return replace(spec, ropes=tuple(replace(rope, turning=1.0) for rope in spec.ropes))
+
+
 def unstretched(spec: ModelSpec) -> ModelSpec:
     return replace(spec, ropes=tuple(replace(rope, attention_factor=1.0) for rope in spec.ropes))
 
@@ -80,6 +84,10 @@ MUTANTS: dict[str, tuple[str, Change]] = {
     "embedding not scaled": ("granite", of_model(embed_scale=1.0)),
     "residuals not scaled": ("granite", of_model(residual_scale=1.0)),
     "logits not scaled": ("granite", of_model(logit_scale=1.0)),
+    "values not normed": ("gemma4", of_attention(value_norm=False)),
+    "scores of wide heads scaled as usual": ("gemma4", of_attention(scale=0.0)),
+    "layers not scaled": ("gemma4", of_layers(lambda layer: replace(layer, scaled=False))),
+    "all pairs turned": ("gemma4", every_pair),
     "rope of halves": ("deepseek-v2", halves),
     "rope of neighbours beside a latent": ("deepseek-v3-halves", neighbours),
     "scores not stretched with the rope": ("deepseek-v2", of_attention(scale=48**-0.5)),
