@@ -18,13 +18,14 @@ class Part:
     transposed: bool = False  # stored as [in_features, out_features]
     rows: slice | None = None  # of the matrix, after it was transposed
     head_order: tuple[int, ...] | None = None  # of the dimensions of each head
+    absorbed: bool = False  # its rows, once taken, are columns: a map of keys that queries go through backwards
     plus_one: bool = False  # stored as what is added to one
 
     @property
     def is_whole(self) -> bool:
         """Whether the stored tensor is just what the slot wants."""
         changes = (self.expert, self.rows, self.head_order)
-        return not (self.transposed or self.plus_one) and all(change is None for change in changes)
+        return not (self.transposed or self.absorbed or self.plus_one) and all(change is None for change in changes)
 
     @property
     def wanted(self) -> Shape:
@@ -32,9 +33,9 @@ class Part:
         shape = self.shape if self.expert is None else self.shape[1:]
         if self.transposed:
             shape = shape[::-1]
-        if self.rows is None:
-            return shape
-        return (len(range(*self.rows.indices(shape[0]))), *shape[1:])
+        if self.rows is not None:
+            shape = (len(range(*self.rows.indices(shape[0]))), *shape[1:])
+        return shape[::-1] if self.absorbed else shape
 
 
 Parts = tuple[Part, ...]  # one below the other

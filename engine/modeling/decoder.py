@@ -6,7 +6,7 @@ belongs to which sequence, from its metadata.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,21 +16,15 @@ from engine.description.spec import AttentionSpec, ModelSpec
 from engine.modeling.batch import StepBatch
 from engine.modeling.inputs import PoolInputs, StepInputs, build_inputs
 from engine.modeling.kv_pool import KVLayout, KVPool, LayerPools, Sliding
-from engine.modeling.rope import RopeTable
+from engine.modeling.latent import LatentWeights
+from engine.modeling.projection import Projection
+from engine.modeling.rope import RopeTable, Rotation
 from kernels.interface import Kernels
 from kernels.ops.experts import ExpertWeights, Routing
 from kernels.ops.kv_cache import KVCache
 from kernels.ops.linear import LinearWeight
 from kernels.ops.linear_int8 import read_rows
 from kernels.ops.rotary_store import HeadNorm
-
-Rotation = tuple[Tensor, Tensor]  # cosines and sines, each [num_tokens, 1, head_dim]
-
-
-@dataclass(frozen=True, slots=True)
-class Projection:
-    weight: LinearWeight  # [out_features, in_features]
-    bias: Tensor | None  # [out_features]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +61,8 @@ class DecoderLayer:
     input_norm: NormWeight | None
     qkv: Projection  # [(num_heads + 2 num_kv_heads) * head_dim, hidden_size]
     head_norm: HeadNorm | None
+    value_norm: Tensor | None  # [head_dim] ones, where values are normed
+    latent: LatentWeights | None  # then qkv is [what queries are made of + rank + rotated, hidden_size]
     sinks: Tensor | None  # [num_heads] float32
     output: Projection  # [hidden_size, num_heads * head_dim]
     attention_norm: NormWeight | None
@@ -76,6 +72,7 @@ class DecoderLayer:
     dense: DenseWeights | None  # the shared expert where there is a mixture
     mixture: MixtureWeights | None
     mlp_output_norm: NormWeight | None
+    scale: Tensor | None  # [1]
 
 
 class Decoder:
@@ -91,7 +88,7 @@ class Decoder:
         layers: Sequence[DecoderLayer],
         norm: NormWeight,
         head: LinearWeight,  # [vocab_size, hidden_size]
-        ropes: Sequence[RopeTable],  # of spec.ropes, and as the last, at NO_ROPE, one that turns nothing
+        ropes: Mapping[tuple[int, int], RopeTable],  # by the layers' rotations
         layout: KVLayout,
     ) -> None:
         self.spec = spec
@@ -104,8 +101,7 @@ class Decoder:
         self._positions = positions
         self._norm = norm
         self._head = head
-        self._ropes = tuple(ropes)
-        self._used_ropes = {layer.heads.rope for layer in layers}
+        self._ropes = dict(ropes)
         self._next_norms = (*(layer.input_norm for layer in layers[1:]), norm)
         self._caches: list[KVCache] = []
 
@@ -137,17 +133,20 @@ class Decoder:
     def compute(self, inputs: StepInputs) -> Tensor:
         """Final hidden states of all the step's tokens [num_tokens, hidden_size]; nothing here waits for the device."""
         rotations = {
-            index: (self._ropes[index].cos[inputs.positions], self._ropes[index].sin[inputs.positions])
-            for index in self._used_ropes
+            which: (table.cos[inputs.positions], table.sin[inputs.positions]) for which, table in self._ropes.items()
         }
         residual = self._embed(inputs)
         first = self._layers[0].input_norm
         hidden = residual if first is None else self._normed(residual, first)
         columns = zip(self._layers, self._caches, self._pools, self._next_norms, strict=True)
         for layer, cache, pool, next_norm in columns:
-            attended = self._attend(layer, hidden, rotations[layer.heads.rope], inputs.pools[pool], cache)
+            attended = self._attend(layer, hidden, rotations[layer.heads.rotation], inputs.pools[pool], cache)
             hidden, residual = self._add(attended, residual, layer.attention_norm, layer.mlp_norm)
-            hidden, residual = self._add(self._mlp(layer, hidden), residual, layer.mlp_output_norm, next_norm)
+            branch, output_norm = self._mlp(layer, hidden), layer.mlp_output_norm
+            if layer.scale is not None:
+                branch = branch if output_norm is None else self._normed(branch, output_norm)
+                branch, residual, output_norm = branch * layer.scale, residual * layer.scale, None
+            hidden, residual = self._add(branch, residual, output_norm, next_norm)
         return hidden
 
     def logits(
@@ -207,9 +206,15 @@ class Decoder:
     ) -> Tensor:  # [num_tokens, hidden_size]
         heads = layer.heads
         mixed, head_norm = self._project(layer.qkv, hidden), layer.head_norm
+        if layer.latent is not None:
+            values = layer.latent.attend(self.kernels, heads, mixed, rotation, inputs, cache)
+            return self._project(layer.output, values)
         if head_norm is not None and heads.qk_norm == "whole":
             mixed, head_norm = self._norm_whole(mixed, head_norm), None
         mixed = mixed.view(hidden.shape[0], -1, heads.head_dim)
+        if layer.value_norm is not None:
+            values = mixed[:, -heads.num_kv_heads :]
+            values.copy_(self.kernels.rms_norm(values.contiguous(), layer.value_norm, self.spec.norm.eps))
         query = self.kernels.rotary_store(mixed, *rotation, head_norm, cache, inputs.slot_mapping)
         attended = self.kernels.paged_attention(
             query, cache, inputs.attention, heads.score_scale, heads.window, heads.softcap, layer.sinks
@@ -264,4 +269,4 @@ class Decoder:
         projection: Projection,
         x: Tensor,  # [num_tokens, in_features]
     ) -> Tensor:  # [num_tokens, out_features]
-        return self.kernels.linear(x, projection.weight, projection.bias)
+        return projection(self.kernels, x)

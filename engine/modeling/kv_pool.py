@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from engine.description.spec import AttentionSpec, LatentSpec
 from engine.weights.kv_scales import KVScales
 from engine.weights.pages import Arena, padded
 from kernels.ops.kv_cache import FP8, KVCache
@@ -77,9 +78,7 @@ class LayerPools:
 class KVLayout:
     """The layout that torch kernels read, `kernels.ops.kv_cache`."""
 
-    num_layers: int
-    num_kv_heads: int
-    head_dim: int
+    layers: tuple[AttentionSpec, ...]
     dtype: torch.dtype  # int8 has float32 scales beside it; fp8 has one of each head
     device: torch.device
     scales: tuple[KVScales, ...] = ()  # of each layer's heads in fp8; empty: all are one
@@ -87,32 +86,46 @@ class KVLayout:
     def layer_bytes(self, block_size: int) -> list[int]:
         """Of a block, in each layer."""
         scale = torch.float32.itemsize if self.dtype == torch.int8 else 0
-        per_token = self.num_kv_heads * (self.head_dim * self.dtype.itemsize + scale)
-        return [2 * block_size * per_token] * self.num_layers
+        vectors = ((one.cached_vectors, one.head_dim * self.dtype.itemsize + scale) for one in self.layers)
+        return [block_size * count * size for count, size in vectors]
 
     def make_caches(self, num_blocks: Sequence[int], block_size: int) -> list[KVCache]:
         """With so many blocks in each layer."""
         take = self._memory(sum(map(mul, self.layer_bytes(block_size), num_blocks)))
-        shapes = [(count, block_size, self.num_kv_heads) for count in num_blocks]
-        return [self._make_cache(layer, shape, take) for layer, shape in enumerate(shapes)]
+        return [self._make_cache(index, count, block_size, take) for index, count in enumerate(num_blocks)]
 
-    def _make_cache(self, layer: int, shape: tuple[int, ...], take: TakeBytes) -> KVCache:
+    def _make_cache(self, layer: int, num_blocks: int, block_size: int, take: TakeBytes) -> KVCache:
+        heads = self.layers[layer]
+        shape = (num_blocks, block_size, heads.num_kv_heads)
+
         def tensor(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
             return take(math.prod(shape) * dtype.itemsize).view(dtype).view(shape)
 
-        keys, values = (tensor((*shape, self.head_dim), self.dtype) for _ in range(2))
+        if heads.latent is not None:
+            return self._latent_cache(layer, tensor((*shape, heads.head_dim), self.dtype), heads.latent, tensor)
+        keys, values = (tensor((*shape, heads.head_dim), self.dtype) for _ in range(2))
         if self.dtype == FP8:
-            scales = self.scales[layer] if self.scales else self._ones()
+            scales = self.scales[layer] if self.scales else self._ones(heads.num_kv_heads)
             return KVCache(keys, values, key_head_scales=scales.keys, value_head_scales=scales.values)
         if self.dtype != torch.int8:
             return KVCache(keys, values)
         return KVCache(keys, values, tensor(shape, torch.float32), tensor(shape, torch.float32))
 
-    def _ones(self) -> KVScales:
-        return KVScales(*(torch.ones(self.num_kv_heads, device=self.device) for _ in range(2)))
+    def _latent_cache(
+        self, layer: int, keys: Tensor, latent: LatentSpec, tensor: Callable[[tuple[int, ...], torch.dtype], Tensor]
+    ) -> KVCache:
+        values = keys[..., : latent.rank]
+        if self.dtype == FP8:
+            scale = (self.scales[layer] if self.scales else self._ones(1)).keys
+            return KVCache(keys, values, key_head_scales=scale, value_head_scales=scale, latent=True)
+        scales = tensor(tuple(keys.shape[:3]), torch.float32) if self.dtype == torch.int8 else None
+        return KVCache(keys, values, scales, scales, latent=True)
+
+    def _ones(self, count: int) -> KVScales:
+        return KVScales(*(torch.ones(count, device=self.device) for _ in range(2)))
 
     def _memory(self, size: int) -> TakeBytes:
         """On a CPU zeros cost nothing until they are written: filling a GiB would take a second."""
         if self.device.type == "cpu":
-            return Arena(size + 4 * self.num_layers * padded(1)).take
+            return Arena(size + 4 * len(self.layers) * padded(1)).take
         return lambda size: torch.zeros(size, dtype=torch.uint8, device=self.device)

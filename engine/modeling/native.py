@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.description.names import Part
-from engine.description.spec import NO_ROPE, ModelSpec
+from engine.description.spec import NO_ROPE, AttentionSpec, ModelSpec
 from engine.modeling.batch import Ints, StepBatch
 from engine.modeling.kv_pool import KVPool, LayerPools, Sliding
 from engine.modeling.native_layers import LayerPacker, NativeLayer, NativeNorm, address, describe_layer
@@ -28,28 +28,27 @@ from kernels.cpu.native import FORMATS, KVShape, Native, PackedLinear, StepColum
 
 @dataclass(frozen=True, slots=True)
 class NativeLayout:
-    """The KV pool's layout: opaque blocks of bytes, of keys and of values."""
+    """The KV pool's layout: opaque blocks of bytes, of keys and of values; latents are values alone."""
 
     native: Native
-    num_layers: int
-    num_kv_heads: int
-    head_dim: int
+    layers: tuple[AttentionSpec, ...]
     dtype: torch.dtype
 
     def layer_bytes(self, block_size: int) -> list[int]:
         """Of a block, in each layer."""
-        return [sum(self._sizes(block_size))] * self.num_layers
+        return [sum(self._sizes(heads, block_size)) for heads in self.layers]
 
     def make_blocks(self, num_blocks: Sequence[int], block_size: int) -> list[tuple[Tensor, Tensor]]:
         """Of each layer, keys and values [num_blocks, bytes] uint8, with so many blocks."""
-        sizes = self._sizes(block_size)
-        arena = Arena(sum(padded(count * size) for count in num_blocks for size in sizes))
-        made = [[arena.take(count * size).view(count, size) for size in sizes] for count in num_blocks]
+        sizes = [self._sizes(heads, block_size) for heads in self.layers]
+        columns = list(zip(num_blocks, sizes, strict=True))
+        arena = Arena(sum(padded(count * size) for count, both in columns for size in both))
+        made = [[arena.take(count * size).view(count, size) for size in both] for count, both in columns]
         return [(keys, values) for keys, values in made]
 
-    def _sizes(self, block_size: int) -> tuple[int, int]:
-        shape = KVShape(self.dtype, block_size, self.num_kv_heads, self.head_dim)
-        return self.native.key_bytes(shape), self.native.value_bytes(shape)
+    def _sizes(self, heads: AttentionSpec, block_size: int) -> tuple[int, int]:
+        shape = KVShape(self.dtype, block_size, heads.num_kv_heads, heads.head_dim)
+        return 0 if heads.latent else self.native.key_bytes(shape), self.native.value_bytes(shape)
 
 
 class NativeDecoder:
@@ -100,7 +99,7 @@ class NativeDecoder:
         self._model.block_size = block_size
         self._layer_structs = (abi.PgLayer * len(structs))(*structs)
         self._model.layers = self._layer_structs
-        self._pool = self._pools.make(block_size, blocks)
+        self._pool = self._pools.make(block_size, [[tensor for tensor in both if len(tensor.T)] for both in blocks])
         return self._pool
 
     def forward(self, batch: StepBatch) -> Tensor:
@@ -149,7 +148,7 @@ class NativeDecoder:
 
 
 def native_layout(spec: ModelSpec, native: Native, formats: Formats) -> NativeLayout:
-    return NativeLayout(native, spec.num_layers, spec.heads.num_kv_heads, spec.heads.head_dim, formats.kv)
+    return NativeLayout(native, spec.attentions, formats.kv)
 
 
 def why_unsupported(spec: ModelSpec, native: Native, formats: Formats, block_size: int) -> str:
@@ -169,9 +168,6 @@ def describe(spec: ModelSpec, formats: Formats) -> abi.PgModel:
     return abi.PgModel(
         num_layers=spec.num_layers,
         hidden=spec.hidden_size,
-        num_heads=spec.heads.num_heads,
-        num_kv_heads=spec.heads.num_kv_heads,
-        head_dim=spec.heads.head_dim,
         vocab=spec.vocab_size,
         kv_format=FORMATS[formats.kv],
         round_activations=formats.rounds,
@@ -191,7 +187,7 @@ def build_native(
     embedding = None if tensors.head is None else _rows(tensors.embedding, source, formats, native)
     head = packer.head((tensors.embedding if tensors.head is None else tensors.head,))
     positions = None if tensors.positions is None else packer.vector((tensors.positions,))
-    tables = {rope: _rotation(spec, rope, max_positions) for rope in {layer.attention.rope for layer in spec.layers}}
+    tables = {which: _rotation(spec, *which, max_positions) for which in {one.rotation for one in spec.attentions}}
     return NativeDecoder(
         spec=spec,
         native=native,
@@ -199,7 +195,7 @@ def build_native(
         embedding=embedding,
         positions=positions,
         layers=[
-            packer.layer(layer, parts, tables[layer.attention.rope])
+            packer.layer(layer, parts, tables[layer.attention.rotation])
             for layer, parts in zip(spec.layers, tensors.layers, strict=True)
         ],
         norm=packer.final_norm(tensors.norm),
@@ -217,13 +213,10 @@ def _rows(part: Part, source: WeightSource, formats: Formats, native: Native) ->
     return rows
 
 
-def _rotation(spec: ModelSpec, rope: int, max_positions: int) -> tuple[Tensor, Tensor] | None:
-    """cos and sin, each [max_positions, head_dim / 2] float32; None: nothing turns."""
+def _rotation(spec: ModelSpec, rope: int, dims: int, max_positions: int) -> tuple[Tensor, Tensor] | None:
+    """cos and sin, each [max_positions, dims / 2] float32; None: nothing turns."""
     if rope == NO_ROPE:
         return None
-    head_dim = spec.heads.head_dim
-    table = build_rope_table(
-        spec.ropes[rope], head_dim, max_positions, dtype=torch.float32, device=NativeDecoder.device
-    )
-    half = head_dim // 2
+    table = build_rope_table(spec.ropes[rope], dims, max_positions, dtype=torch.float32, device=NativeDecoder.device)
+    half = dims // 2
     return table.cos[:, 0, :half].contiguous(), table.sin[:, 0, half:].contiguous()

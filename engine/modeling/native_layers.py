@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from engine.description.names import LayerParts, Parts
-from engine.description.spec import ExpertsSpec, LayerSpec, ModelSpec
+from engine.description.spec import ExpertsSpec, LatentSpec, LayerSpec, ModelSpec
+from engine.description.tensors import PER_HEAD_SLOTS
 from engine.weights.formats import Formats
 from engine.weights.pages import Arena, padded
 from engine.weights.source import WeightSource
@@ -57,6 +58,24 @@ class NativeExperts:
 
 
 @dataclass(frozen=True, slots=True)
+class NativeLatent:
+    """The linears of latent attention beside the layer's own, and the arrays of structures that point at them."""
+
+    query: PackedLinear | None  # [num_heads * (plain + rotated), query_rank]
+    key_up: list[PackedLinear]  # of each head [rank, plain]
+    value_up: list[PackedLinear]  # of each head [value_dim, rank]
+    _arrays: list[ctypes.Array[abi.PgLinear]] = field(default_factory=list)
+
+    def fill(self, struct: abi.PgLatent) -> None:
+        self._arrays[:] = [
+            (abi.PgLinear * len(linears))(*(one.struct for one in linears)) for linears in (self.key_up, self.value_up)
+        ]
+        struct.key_up, struct.value_up = self._arrays
+        if self.query is not None:
+            struct.query = self.query.struct
+
+
+@dataclass(frozen=True, slots=True)
 class NativeLayer:
     """One layer's weights, packed; a slot that the layer does not have is absent."""
 
@@ -64,8 +83,10 @@ class NativeLayer:
     norms: dict[str, NativeNorm]  # by slot
     linears: dict[str, PackedLinear]  # by slot: qkv, output, gate_up, down (the shared expert's beside a mixture)
     experts: NativeExperts | None
+    latent: NativeLatent | None
     sinks: Tensor | None  # [num_heads] float32
-    rotation: tuple[Tensor, Tensor] | None  # cos and sin, each [max_positions, head_dim / 2] float32
+    scale: Tensor | None  # [1] float32
+    rotation: tuple[Tensor, Tensor] | None  # cos and sin, each [max_positions, rotated dimensions / 2] float32
 
     def struct(self, keys: Tensor, values: Tensor, held: list[object]) -> abi.PgLayer:
         """What the structure points at beside tensors goes to `held`."""
@@ -76,9 +97,11 @@ class NativeLayer:
             setattr(layer, slot, linear.struct)
         if self.experts is not None:
             self.experts.fill(layer.experts.contents)
+        if self.latent is not None:
+            self.latent.fill(layer.latent.contents)
         if self.rotation is not None:
             layer.cos, layer.sin = (table.data_ptr() for table in self.rotation)
-        layer.sinks = address(self.sinks)
+        layer.sinks, layer.layer_scale = address(self.sinks), address(self.scale)
         layer.keys, layer.values = keys.data_ptr(), values.data_ptr()
         return layer
 
@@ -87,6 +110,9 @@ def describe_layer(layer: LayerSpec, held: list[object]) -> abi.PgLayer:
     """The dimensions, without any memory but that of the structures that this one points at, which go to `held`."""
     heads, mlp = layer.attention, layer.mlp
     described = abi.PgLayer(
+        num_heads=heads.num_heads,
+        num_kv_heads=heads.num_kv_heads,
+        head_dim=heads.head_dim,
         norm_whole=heads.qk_norm == "whole",
         scale=heads.scale,
         softcap=heads.softcap,
@@ -99,7 +125,23 @@ def describe_layer(layer: LayerSpec, held: list[object]) -> abi.PgLayer:
         experts = describe_experts(mlp.experts)
         held.append(experts)
         described.experts = ctypes.pointer(experts)
+    if heads.latent is not None:
+        latent = describe_latent(heads.latent)
+        held.append(latent)
+        described.latent = ctypes.pointer(latent)
     return described
+
+
+def describe_latent(latent: LatentSpec) -> abi.PgLatent:
+    """The dimensions, without any memory."""
+    return abi.PgLatent(
+        rank=latent.rank,
+        rotated=latent.rotated,
+        plain=latent.plain,
+        value_dim=latent.value_dim,
+        query_rank=latent.query_rank,
+        eps=latent.norm_eps,
+    )
 
 
 def describe_experts(experts: ExpertsSpec) -> abi.PgExperts:
@@ -112,6 +154,7 @@ def describe_experts(experts: ExpertsSpec) -> abi.PgExperts:
         renormalise=experts.renormalise,
         groups=experts.groups,
         kept_groups=experts.kept_groups,
+        group_best=experts.group_best,
         scale=experts.scale,
     )
 
@@ -139,10 +182,12 @@ class LayerPacker:
             linears |= {"gate_up": first("gate_up", parts), "down": self._slot("down", parts)}
         layer = NativeLayer(
             described=described,
-            norms={slot: self._norm(slot, parts) for slot in parts if slot.endswith("_norm")},
+            norms=self._norms(described, parts),
             linears=linears,
             experts=None if mlp.experts is None else self._experts(mlp.experts, parts, gated=mlp.gated),
+            latent=self._latent(parts) if described.attention.latent else None,
             sinks=self.vector(parts["sinks"]) if "sinks" in parts else None,
+            scale=self.vector(parts["scale"]) if described.scaled else None,
             rotation=rotation,
         )
         self._source.release()
@@ -177,6 +222,12 @@ class LayerPacker:
         sums = self._source.sums(*parts)
         return self._native.pack_gate_up(gate, up, self._dtype, packed, both, sums=sums)
 
+    def _norms(self, described: LayerSpec, parts: LayerParts) -> dict[str, NativeNorm]:
+        norms = {slot: self._norm(slot, parts) for slot in parts if slot.endswith("_norm")}
+        if described.attention.value_norm:
+            norms["value_norm"] = NativeNorm(torch.ones(described.attention.head_dim), None, "rms")
+        return norms
+
     def _norm(self, slot: str, parts: LayerParts) -> NativeNorm:
         bias = parts.get(f"{slot}.bias")
         kind = "rms" if slot in ("query_norm", "key_norm") else self._spec.norm.kind
@@ -195,6 +246,10 @@ class LayerPacker:
             shared_gate=self.linear(parts["shared_gate"], None, self._exact) if experts.shared_gate else None,
         )
 
+    def _latent(self, parts: LayerParts) -> NativeLatent:
+        keys, values = ([self.linear((part,), None, self._exact) for part in parts[slot]] for slot in PER_HEAD_SLOTS)
+        return NativeLatent(self._slot("query_up", parts) if "query_up" in parts else None, keys, values)
+
     def _total(self) -> int:
         """Bytes of all packed weights."""
         tensors = self._source.tensors
@@ -206,7 +261,8 @@ class LayerPacker:
                 if len(whole[0].wanted) != 2:
                     continue
                 each = len(whole) // count if slot.startswith("experts_") else len(whole)
-                dtype = self._exact if slot in ("router", "shared_gate") else self._dtype
+                each = 1 if slot in PER_HEAD_SLOTS else each
+                dtype = self._exact if slot in ("router", "shared_gate", *PER_HEAD_SLOTS) else self._dtype
                 total += sum(self._bytes(whole[at : at + each], dtype) for at in range(0, len(whole), each))
         return total
 

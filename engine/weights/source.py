@@ -235,6 +235,8 @@ def view_of(part: Part, stored: Tensor) -> Tensor:
     if part.head_order is not None:
         heads = found.view(-1, len(part.head_order), *found.shape[1:])
         found = heads[:, list(part.head_order)].flatten(0, 1)
+    if part.absorbed:
+        found = found.T
     return found.float() + 1.0 if part.plus_one else found
 
 
@@ -313,8 +315,10 @@ def _check_names(directory: Path, spec: ModelSpec, found: set[str]) -> TensorMap
     missing = sorted(expected.keys() - found)
     if missing:
         raise ModelError(f"{directory} lacks {_listing(missing)} of the {len(expected)} tensors of {spec.architecture}")
+    behind = (table.layer_prefix(spec.num_layers + index) for index in range(spec.unused_layers))
+    unused = (*table.unused, *behind)
     others = (name for name in found - expected.keys() if not name.endswith(IGNORED_SUFFIXES))
-    extra = sorted(name for name in others if not is_kv_scale(name) and not name.startswith(table.unused))
+    extra = sorted(name for name in others if not is_kv_scale(name) and not name.startswith(unused))
     if extra:
         raise ModelError(f"{directory} has {_listing(extra)}, which {spec.architecture} with this config.json has not")
     return tensors

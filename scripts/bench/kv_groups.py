@@ -54,8 +54,7 @@ def describe() -> ModelSpec:
 
 
 def divide(spec: ModelSpec, settings: Settings, windows: tuple[int, ...]) -> MemoryPlan:
-    heads = spec.heads
-    layout = KVLayout(spec.num_layers, heads.num_kv_heads, heads.head_dim, torch.bfloat16, torch.device("cpu"))
+    layout = KVLayout(spec.attentions, torch.bfloat16, torch.device("cpu"))
     first, sliding = block_bytes(spec, layout.layer_bytes(settings.memory.block_size), windows)
     return plan_memory(
         settings.memory,

@@ -23,8 +23,9 @@ Tokens = list[list[list[int]]]
 Make = partial[Engine]
 
 
-KINDS = ("gpt2", "gemma2", "gemma3", "qwen2-moe", "gpt-oss")  # plain, windows and caps, two ropes, experts, sinks
-WINDOWS = ("gemma2", "gemma3", "gpt-oss")  # of 11 and 12 tokens: these layers have blocks of their own
+# Plain, windows and caps, two ropes, heads of two sizes, experts, sinks, latents.
+KINDS = ("gpt2", "gemma2", "gemma3", "gemma4", "qwen2-moe", "gpt-oss", "deepseek-v3")
+WINDOWS = ("gemma2", "gemma3", "gemma4", "gpt-oss")  # of 11 and 12 tokens: these layers have blocks of their own
 TORCH_KINDS = tuple(f"torch {kind}" for kind in WINDOWS)
 LAYERS = {"gemma3": {"num_hidden_layers": 3, "sliding_window_pattern": 3, "layer_types": None}}  # two of three slide
 VOCAB = 4096

@@ -57,9 +57,7 @@ def make_runner(
     source = open_weights(settings.engine.load_format, directory, config)
     backend: Backend = choose_backend(settings, config, source.dtype)
     if triton:
-        heads = config.heads
-        shape = AttentionShape(heads.num_heads // heads.num_kv_heads, heads.head_dim)
-        kernels = triton_kernels(shape)
+        kernels = triton_kernels(AttentionShape(config.head_shapes))
         if backend.formats.quantised:
             kernels = replace(kernels, pack_linear=linear_int8.pack_linear, linear=kernels.linear_int8)
         backend = replace(backend, kernels=kernels, device=DEVICE)
@@ -97,7 +95,18 @@ def test_the_bundled_models(model: Path, kv_cache_dtype: str) -> None:
     assert len(set(wanted[0])) > 1
 
 
-FAMILIES = ("qwen3", "qwen2-window", "gpt2", "gemma2", "olmo2", "qwen2-moe", "gpt-oss")  # each kind of layer
+FAMILIES = (
+    "qwen3",
+    "qwen2-window",
+    "gpt2",
+    "gemma2",
+    "gemma4",
+    "olmo2",
+    "qwen2-moe",
+    "gpt-oss",
+    "deepseek-v2",
+    "deepseek-v3-halves",
+)  # each kind of layer
 
 
 @pytest.mark.parametrize("variant", FAMILIES)

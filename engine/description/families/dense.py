@@ -7,7 +7,7 @@ from typing import Any
 
 from engine.description.keys import ConfigKeys
 from engine.description.rope import RopeConfig, parse_rope
-from engine.description.spec import AttentionSpec, LayerSpec, MlpSpec, ModelSpec, NormSpec
+from engine.description.spec import NO_ROPE, AttentionSpec, LayerSpec, MlpSpec, ModelSpec, NormSpec
 from shared.errors import ModelError
 
 LLAMA_SLOTS = {
@@ -60,8 +60,9 @@ def model(c: ConfigKeys, architecture: str, layer: Callable[[int], LayerSpec], *
     if "ropes" not in options:
         options["ropes"] = (rope(c),)
     layers = tuple(layer(index) for index in range(c.positive_int("num_hidden_layers")))
-    for one in options["ropes"]:
-        one.check(layers[0].attention.head_dim)
+    for index, dims in {one.attention.rotation for one in layers}:
+        if index != NO_ROPE:
+            options["ropes"][index].check(dims)
     return ModelSpec(
         architecture=architecture,
         vocab_size=c.positive_int("vocab_size"),

@@ -133,18 +133,18 @@ def _read_header(path: Path) -> list[tuple[int, int, int]]:
 def check_memory(settings: Settings, facts: CheckpointFacts, *, workers: int) -> Iterator[Finding]:
     """What the workers' model and KV cache take together, against what is free now."""
     spec, memory, free = facts.spec, settings.memory, available_memory()
-    heads = spec.heads
     if settings.scheduling.max_model_len > spec.longest_model_len:
         positions = f"more than the model's {spec.longest_model_len} positions"
         yield Finding("wrong", "memory", f"max_model_len is {settings.scheduling.max_model_len}, {positions}")
         return
     if on_gpu(settings):
         return
-    per_layer = 2 * heads.num_kv_heads * heads.head_dim * LEAST_KV[memory.kv_cache_dtype] * memory.block_size
-    kv_bytes = memory.num_blocks * per_layer * spec.num_layers or memory.kv_cache_memory
-    if memory.num_blocks or kv_bytes:  # does one sequence fit?
+    per_token = (one.cached_vectors * one.head_dim for one in spec.attentions)
+    layer_bytes = [int(count * LEAST_KV[memory.kv_cache_dtype] * memory.block_size) for count in per_token]
+    kv_bytes = memory.num_blocks * sum(layer_bytes) or memory.kv_cache_memory
+    if kv_bytes:  # does one sequence fit?
         longest = settings.scheduling.max_model_len or spec.max_position_embeddings
-        first, sliding = block_bytes(spec, [per_layer] * spec.num_layers, spec.windows(longest))
+        first, sliding = block_bytes(spec, layer_bytes, spec.windows(longest))
         try:
             plan = plan_memory(
                 memory,

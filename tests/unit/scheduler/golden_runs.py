@@ -18,8 +18,8 @@ from services.scheduler.draft_length.controller import DraftLengthController
 from services.scheduler.draft_length.modes import modes_of, yields
 from services.scheduler.load import replica_snapshot
 from services.scheduler.state.policy import Policy
-from tests.unit.scheduler.golden_world import GoldenRun, said
 from tests.unit.scheduler.fake_draft import FakeDraft
+from tests.unit.scheduler.golden_world import GoldenRun, said
 from tests.unit.scheduler.storm import TamperedStorm
 
 DIGITS = 4  # of a digest

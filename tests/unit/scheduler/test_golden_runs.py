@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.scheduler.golden_runs import GOLDEN_RUNS, DIGITS, GROUP, digests
+from tests.unit.scheduler.golden_runs import DIGITS, GOLDEN_RUNS, GROUP, digests
 
 KEPT = Path(__file__).with_name("golden_runs.json")  # digests of what was said
 
