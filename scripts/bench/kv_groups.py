@@ -42,7 +42,7 @@ LEAST_SHARE, LEAST_MORE = 0.25, 3.0  # of the bytes with one pool; times the seq
 
 
 @dataclass(frozen=True)
-class Found:
+class HeldKV:
     num_bytes: int  # that one sequence holds
     num_running: int  # at once, with all their tokens
 
@@ -66,7 +66,7 @@ def divide(spec: ModelSpec, settings: Settings, windows: tuple[int, ...]) -> Mem
     )
 
 
-def serve(plan: MemoryPlan, settings: Settings, length: int, num_requests: int) -> Found:
+def serve(plan: MemoryPlan, settings: Settings, length: int, num_requests: int) -> HeldKV:
     """Sequences of this length that all want to run at once."""
     core = Scheduler(Policy(max_num_queued_tokens=1 << 40))
     sliding = [SlidingPool(*one) for one in plan.windows]
@@ -81,14 +81,14 @@ def serve(plan: MemoryPlan, settings: Settings, length: int, num_requests: int) 
     for index in range(num_requests):
         prompt = [1 + (index * 7919 + place) % 100_000 for place in range(length - NUM_OUTPUT)]
         core.add(AddRequest(RequestHeader(f"r{index}", "g0"), params, pack_tokens(prompt), [0]), now=0.0)
-    replica, most = core.replicas[WORKER], Found(0, 0)
+    replica, most = core.replicas[WORKER], HeldKV(0, 0)
     while core.counters.num_preemptions == 0 and (step_plan := core.schedule(WORKER, 0.0)):
         core.apply(WORKER, answer(replica, step_plan), 0.0)
         core.outbound.take_batches()
         core.journal.take()
         whole = [sequence for sequence in replica.running if sequence.num_computed_tokens >= length]
         if len(whole) > most.num_running:
-            most = Found(held(plan, replica) // len(replica.running), len(whole))
+            most = HeldKV(held(plan, replica) // len(replica.running), len(whole))
         if whole and len(whole) == num_requests:
             break
     return most

@@ -77,6 +77,8 @@ def test_batched_equals_solo(make: Make) -> None:
     engine = make(Policy(enable_prefix_caching=False, max_num_batched_tokens=4096))
     assert token_ids(engine.generate(list(asks()))) == solo(make)
     assert engine.core.replicas["w0"].num_steps < 60, "they ran together"
+    left = sum(sum(part.num_left_blocks) for _, plan in engine.plans for part in plan.sliding)
+    assert (left > 50) is make.keywords.get("has_windows", False), "windows left blocks behind"
 
 
 def test_chunked_equals_whole(make: Make) -> None:

@@ -143,7 +143,7 @@ class Sequence:
     worker: str = ""
     block_ids: list[int] = field(default_factory=list)
     block_generations: list[int] = field(default_factory=list)  # parallel: in which of its lives each block is ours
-    sliding: list[SlidingTable] = field(default_factory=list)  # of its worker's sliding pools
+    sliding: list[SlidingTable] = field(init=False, default_factory=list)  # of its worker's sliding pools
     hashes_by_size: dict[int, list[bytes]] = field(default_factory=dict)  # of full blocks, by the size of a block
     num_registered_blocks: int = 0
     num_cached_tokens: int = -1  # at the first admission; -1 before
