@@ -73,6 +73,20 @@ void forward(Member &member, const Step &s, float *hidden) {
     });
 }
 
+// What a layer's first linears give, and what its attention gives.
+int64_t mixed_width(const PgModel &m, const PgLayer &layer) {
+    if (layer.delta) return gates_offset(*layer.delta) + padded(2 * layer.delta->value_heads);
+    return ((layer.attention_gate ? 2 : 1) * m.num_heads + 2 * m.num_kv_heads) * m.head_dim;
+}
+int64_t attended_width(const PgModel &m, const PgLayer &layer) {
+    return layer.delta ? value_features(*layer.delta) : m.num_heads * m.head_dim;
+}
+
+bool is_served(const PgDelta &d) {
+    return d.key_heads > 0 && d.value_heads % d.key_heads == 0 && d.key_dim % 16 == 0 && d.value_dim % 16 == 0 &&
+           d.width >= 2 && d.width <= 4;
+}
+
 // 0, or what of a mixture is not served.
 int32_t why_unsupported(const PgExperts &e) {
     if (e.inner % 16) return 6;
@@ -86,6 +100,7 @@ int32_t why_unsupported(const PgExperts &e) {
 
 void Tokens::list(const PgModel &m, const PgStep &s) {
     ids.clear(), positions.clear(), slots.clear(), wanted.clear(), items.clear(), last_items.clear();
+    list_sequences(s, sequences);
     for (int64_t i = 0; i < s.num_seqs; i++) {
         const int64_t first = s.computed[i], count = s.scheduled[i], last = s.wanted[i], row = (int64_t)ids.size();
         const int64_t *given = s.tokens + s.rows[i] * s.tokens_stride, *table = s.tables + s.rows[i] * s.tables_stride;
@@ -102,8 +117,11 @@ void Tokens::list(const PgModel &m, const PgStep &s) {
 
 Step make_step(const PgModel &m, const Tokens &tokens, int64_t rows, int64_t kept) {
     const int64_t hidden_stride = row_stride(m.hidden);
-    const int64_t mixed_stride = row_stride((m.num_heads + 2 * m.num_kv_heads) * m.head_dim);
-    const int64_t attended_stride = row_stride(m.num_heads * m.head_dim);
+    int64_t mixed_stride = 0, attended_stride = 0;
+    for (int32_t i = 0; i < m.num_layers; i++) {
+        mixed_stride = std::max(mixed_stride, row_stride(mixed_width(m, m.layers[i])));
+        attended_stride = std::max(attended_stride, row_stride(attended_width(m, m.layers[i])));
+    }
     int64_t inner_stride = attended_stride;
     for (int32_t i = 0; i < m.num_layers; i++) inner_stride = std::max(inner_stride, row_stride(m.layers[i].inner));
     const int64_t widest = std::max(hidden_stride, inner_stride);
@@ -155,6 +173,7 @@ extern "C" int32_t pg_supports(const PgModel *model) {
         const PgLayer &layer = model->layers[i];
         if (layer.inner % 16) return 2;
         if (layer.activation == PG_CLAMPED_SWIGLU && !layer.gated) return 5;
+        if (layer.delta && !is_served(*layer.delta)) return 9;
         const int32_t reason = layer.experts ? why_unsupported(*layer.experts) : 0;
         if (reason) return reason;
     }

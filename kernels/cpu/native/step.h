@@ -2,6 +2,7 @@
 #pragma once
 #include <vector>
 
+#include "delta.h"
 #include "kv.h"
 
 inline int64_t padded(int64_t n) { return (n + NR - 1) / NR * NR; }
@@ -20,6 +21,7 @@ struct Tokens {
     std::vector<int64_t> ids, positions, slots;    // of every token
     std::vector<int64_t> wanted;                   // places of the tokens whose hidden states are returned
     std::vector<AttentionItem> items, last_items;  // of every token; of the wanted ones, as rows among themselves
+    std::vector<Sequence> sequences;
 
     void list(const PgModel &m, const PgStep &s);
 };
