@@ -235,7 +235,7 @@ class Decoder:
             return mixed
         if mixture.shared_gate is not None:
             gate = self.kernels.exact_linear(hidden, mixture.shared_gate.weight, None)
-            shared = torch.sigmoid(gate) * shared
+            shared = self.kernels.activation(gate, "sigmoid") * shared
         return mixed + shared
 
     def _feed_forward(
