@@ -18,6 +18,7 @@ class Part:
     transposed: bool = False  # stored as [in_features, out_features]
     rows: slice | None = None  # of the matrix, after it was transposed
     head_order: tuple[int, ...] | None = None  # of the dimensions of each head
+    head_rows: int = 0  # that are stored of each head, where `head_order` takes some of more than it names
     plus_one: bool = False  # stored as what is added to one
 
     @property
@@ -32,6 +33,8 @@ class Part:
         shape = self.shape if self.expert is None else self.shape[1:]
         if self.transposed:
             shape = shape[::-1]
+        if self.head_rows and self.head_order is not None:
+            return (shape[0] // self.head_rows * len(self.head_order), *shape[1:])
         if self.rows is None:
             return shape
         return (len(range(*self.rows.indices(shape[0]))), *shape[1:])

@@ -1,6 +1,6 @@
 """The description of a decoder that all executors run.  Lengths in tokens; a `scale` multiplies.
 
-A layer is, with absent norms left out:
+A layer is, with absent norms left out, and `attention` either attention over a cache or linear attention over a state:
 
     x = x + residual_scale * attention_norm(attention(input_norm(x)))
     x = x + residual_scale * mlp_output_norm(mlp(mlp_norm(x)))
@@ -40,10 +40,38 @@ class AttentionSpec:
     rope: int = 0  # index of ModelSpec.ropes, or NO_ROPE
     qkv_bias: bool = False
     output_bias: bool = False
+    gated: bool = False  # the sigmoid of a linear of the layer's input scales what attention gives, feature by feature
 
     @property
     def score_scale(self) -> float:
         return self.scale or self.head_dim**-0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeltaNetSpec:
+    """Linear attention by the gated delta rule, behind a short convolution; its memory is a state of fixed size.
+
+    A norm of each head's result, and a gate, stand before the output.
+    """
+
+    key_heads: int  # each shared by value_heads / key_heads neighbours
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    conv_width: int  # tokens that the convolution sees, its own included
+
+    @property
+    def key_features(self) -> int:
+        return self.key_heads * self.key_dim
+
+    @property
+    def value_features(self) -> int:
+        return self.value_heads * self.value_dim
+
+    @property
+    def channels(self) -> int:
+        """Features that are convolved: queries, keys, values."""
+        return 2 * self.key_features + self.value_features
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +105,7 @@ class MlpSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerSpec:
-    attention: AttentionSpec
+    attention: AttentionSpec | DeltaNetSpec
     mlp: MlpSpec
     input_norm: bool = True
     attention_norm: bool = False  # of the attention's output
@@ -111,8 +139,18 @@ class ModelSpec:
 
     @property
     def heads(self) -> AttentionSpec:
-        """Of any layer: in every family that is served, all layers have heads of one number and size."""
-        return self.layers[0].attention
+        """Of any layer with a cache: in every family that is served, all of them have heads of one number and size."""
+        return self.attentions[0]
+
+    @property
+    def attentions(self) -> tuple[AttentionSpec, ...]:
+        """Of the layers that have a cache."""
+        return tuple(layer.attention for layer in self.layers if isinstance(layer.attention, AttentionSpec))
+
+    @property
+    def has_states(self) -> bool:
+        """Whether some layers keep a state of each sequence, which unlike a cache cannot be cut back or shared."""
+        return len(self.attentions) < len(self.layers)
 
     @property
     def longest_model_len(self) -> int:

@@ -107,13 +107,13 @@ def _with_flash(
         raise ConfigError(f"attention_backend {backend!r} needs a KV cache of the format of the arithmetic; use triton")
     heads = spec.heads
     shape = HeadShape(heads.num_heads, heads.num_kv_heads, heads.head_dim, formats.compute, heads.scale, heads.softcap)
-    if len({(layer.attention.scale, layer.attention.softcap) for layer in spec.layers}) > 1:
+    if len({(one.scale, one.softcap) for one in spec.attentions}) > 1:
         raise ConfigError(f"attention_backend {backend!r} does not serve layers of several scales; use triton")
     try:
         kernels = with_flash(kernels, backend, shape, device)
     except ModuleNotFoundError as error:
         raise ConfigError(f"attention_backend is {backend!r}, but {error}; use auto or triton") from error
-    if not kernels.attention_sinks and any(layer.attention.sinks for layer in spec.layers):
+    if not kernels.attention_sinks and any(one.sinks for one in spec.attentions):
         raise ConfigError(f"attention_backend {backend!r} does not serve this model's attention sinks; use triton")
     return kernels
 

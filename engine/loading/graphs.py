@@ -133,9 +133,9 @@ class GraphedDecoder:
     def bytes_per_block(self, block_size: int) -> int:
         return self._decoder.bytes_per_block(block_size)
 
-    def allocate(self, num_blocks: int, block_size: int) -> KVPool:
+    def allocate(self, num_blocks: int, block_size: int, num_rows: int = 0) -> KVPool:
         self._graphs.clear()  # they write to the pool that was
-        return self._decoder.allocate(num_blocks, block_size)
+        return self._decoder.allocate(num_blocks, block_size, num_rows)
 
     def logits(
         self,

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from engine.description.names import LayerParts, Part, Parts
-from engine.description.spec import ExpertsSpec, LayerSpec, ModelSpec
+from engine.description.spec import AttentionSpec, DeltaNetSpec, ExpertsSpec, LayerSpec, ModelSpec
 from engine.modeling.decoder import Decoder, DecoderLayer, DenseWeights, MixtureWeights, NormWeight, Projection
 from engine.modeling.kv_pool import KVLayout
+from engine.modeling.linear_attention import DeltaWeights
 from engine.modeling.rope import build_rope_table
 from engine.weights.formats import Formats
 from engine.weights.kv_scales import KVScales
@@ -65,7 +66,7 @@ def torch_layout(
 ) -> KVLayout:
     on_device = tuple(KVScales(*(column.to(device) for column in layer)) for layer in scales)
     heads = spec.heads
-    return KVLayout(spec.num_layers, heads.num_kv_heads, heads.head_dim, formats.kv, device, on_device)
+    return KVLayout(len(spec.attentions), heads.num_kv_heads, heads.head_dim, formats.kv, device, on_device)
 
 
 class _Reader:
@@ -114,7 +115,7 @@ class _Reader:
     def layer(self, described: LayerSpec, parts: LayerParts) -> DecoderLayer:
         mlp = described.mlp
         layer = DecoderLayer(
-            heads=described.attention,
+            mixer=self._mixer(described.attention, parts),
             input_norm=self.norm("input_norm", parts),
             qkv=self._projection("qkv", parts),
             head_norm=self._head_norm(parts),
@@ -130,6 +131,19 @@ class _Reader:
         )
         self._source.release()
         return layer
+
+    def _mixer(self, described: AttentionSpec | DeltaNetSpec, parts: LayerParts) -> AttentionSpec | DeltaWeights:
+        if isinstance(described, AttentionSpec):
+            return described
+        return DeltaWeights(
+            described=described,
+            gates=self._projection("delta.gates", parts, self._kernels.pack_exact).weight,
+            taps=self.matrix(parts["delta.taps"]).squeeze(1).t().contiguous(),
+            rate=self.vector(parts["delta.rate"]).float().exp(),
+            step=self.vector(parts["delta.step"]).float(),
+            norm=self.vector(parts["delta.norm"]),
+            eps=self._spec.norm.eps,
+        )
 
     def _head_norm(self, parts: LayerParts) -> HeadNorm | None:
         if "query_norm" not in parts:

@@ -6,7 +6,7 @@ belongs to which sequence, from its metadata.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +16,7 @@ from engine.description.spec import AttentionSpec, ModelSpec
 from engine.modeling.batch import StepBatch
 from engine.modeling.inputs import StepInputs, build_inputs
 from engine.modeling.kv_pool import KVLayout, KVPool
+from engine.modeling.linear_attention import DeltaStates, DeltaWeights, attend_linearly
 from engine.modeling.rope import RopeTable
 from kernels.interface import Kernels
 from kernels.ops.experts import ExpertWeights, Routing
@@ -63,9 +64,9 @@ class MixtureWeights:
 class DecoderLayer:
     """One layer's weights; a norm that the layer does not have is None."""
 
-    heads: AttentionSpec
+    mixer: AttentionSpec | DeltaWeights
     input_norm: NormWeight | None
-    qkv: Projection  # [(num_heads + 2 num_kv_heads) * head_dim, hidden_size]
+    qkv: Projection  # [(num_heads + 2 num_kv_heads) * head_dim, hidden_size], and where it is gated the gate's rows
     head_norm: HeadNorm | None
     sinks: Tensor | None  # [num_heads] float32
     output: Projection  # [hidden_size, num_heads * head_dim]
@@ -97,16 +98,16 @@ class Decoder:
         self.spec = spec
         self.kernels = kernels
         self.layout = layout
-        self.windows = tuple(sorted({layer.heads.window for layer in layers}))
+        self.windows = tuple(sorted({heads.window for heads in spec.attentions}))
         self._embedding = embedding
         self._positions = positions
         self._layers = tuple(layers)
         self._norm = norm
         self._head = head
         self._ropes = tuple(ropes)
-        self._used_ropes = {layer.heads.rope for layer in layers}
+        self._used_ropes = {heads.rope for heads in spec.attentions}
         self._next_norms = (*(layer.input_norm for layer in layers[1:]), norm)
-        self._caches: list[KVCache] = []
+        self._memories: list[KVCache | DeltaStates] = []  # one of each layer
 
     @property
     def device(self) -> torch.device:
@@ -115,13 +116,20 @@ class Decoder:
     def bytes_per_block(self, block_size: int) -> int:
         return self.layout.bytes_per_block(block_size)
 
-    def allocate(self, num_blocks: int, block_size: int) -> KVPool:
-        self._caches = self.layout.make_caches(num_blocks, block_size)
-        return KVPool(num_blocks, block_size, (tensor for cache in self._caches for tensor in cache.tensors))
+    def allocate(self, num_blocks: int, block_size: int, num_rows: int = 0) -> KVPool:
+        caches = self.layout.make_caches(num_blocks, block_size)
+        each, dtype = iter(caches), self._norm.weight.dtype
+        self._memories = [
+            DeltaStates.make(layer.mixer.described, num_rows, dtype, self.device)
+            if isinstance(layer.mixer, DeltaWeights)
+            else next(each)
+            for layer in self._layers
+        ]
+        return KVPool(num_blocks, block_size, (tensor for cache in caches for tensor in cache.tensors))
 
     def forward(self, batch: StepBatch) -> Tensor:
         """Final hidden states [sum of wanted, hidden_size]; writes this step's keys and values into the pool."""
-        inputs = build_inputs(batch, self.kernels, self.windows)
+        inputs = build_inputs(batch, self.kernels, self.windows, has_states=self.spec.has_states)
         return self.compute(inputs)[inputs.wanted]
 
     def compute(self, inputs: StepInputs) -> Tensor:
@@ -133,8 +141,8 @@ class Decoder:
         residual = self._embed(inputs)
         first = self._layers[0].input_norm
         hidden = residual if first is None else self._normed(residual, first)
-        for layer, cache, next_norm in zip(self._layers, self._caches, self._next_norms, strict=True):
-            attended = self._attend(layer, hidden, rotations[layer.heads.rope], inputs, cache)
+        for layer, memory, next_norm in zip(self._layers, self._memories, self._next_norms, strict=True):
+            attended = self._project(layer.output, self._mix(layer, hidden, rotations, inputs, memory))
             hidden, residual = self._add(attended, residual, layer.attention_norm, layer.mlp_norm)
             hidden, residual = self._add(self._mlp(layer, hidden), residual, layer.mlp_output_norm, next_norm)
         return hidden
@@ -186,24 +194,43 @@ class Decoder:
         total = branch + residual
         return total if next_norm is None else self._normed(total, next_norm), total
 
-    def _attend(
+    def _mix(
         self,
         layer: DecoderLayer,
         hidden: Tensor,  # [num_tokens, hidden_size]
+        rotations: Mapping[int, Rotation],
+        inputs: StepInputs,
+        memory: KVCache | DeltaStates,
+    ) -> Tensor:  # [num_tokens, in_features of the layer's output]
+        mixed, mixer = self._project(layer.qkv, hidden), layer.mixer
+        if isinstance(mixer, AttentionSpec):
+            assert isinstance(memory, KVCache)
+            return self._attend(layer, mixer, mixed, rotations[mixer.rope], inputs, memory)
+        assert isinstance(memory, DeltaStates)
+        assert inputs.states is not None
+        return attend_linearly(mixer, hidden, mixed, self.kernels, memory, inputs.states)
+
+    def _attend(
+        self,
+        layer: DecoderLayer,
+        heads: AttentionSpec,
+        mixed: Tensor,  # [num_tokens, (num_heads + 2 num_kv_heads) * head_dim], and the gate where there is one
         rotation: Rotation,
         inputs: StepInputs,
         cache: KVCache,
-    ) -> Tensor:  # [num_tokens, hidden_size]
-        heads = layer.heads
-        mixed, head_norm = self._project(layer.qkv, hidden), layer.head_norm
+    ) -> Tensor:  # [num_tokens, num_heads * head_dim]
+        head_norm, gate = layer.head_norm, mixed[:, (heads.num_heads + 2 * heads.num_kv_heads) * heads.head_dim :]
         if head_norm is not None and heads.qk_norm == "whole":
             mixed, head_norm = self._norm_whole(mixed, head_norm), None
-        mixed = mixed.view(hidden.shape[0], -1, heads.head_dim)
+        mixed = mixed.view(mixed.shape[0], -1, heads.head_dim)
+        if heads.gated:
+            mixed = mixed[:, : heads.num_heads + 2 * heads.num_kv_heads]
         query = self.kernels.rotary_store(mixed, *rotation, head_norm, cache, inputs.slot_mapping)
         attended = self.kernels.paged_attention(
             query, cache, inputs.attention, heads.score_scale, heads.window, heads.softcap, layer.sinks
         )
-        return self._project(layer.output, attended.flatten(1))
+        attended = attended.flatten(1)
+        return self.kernels.gated_activation(torch.cat((gate, attended), dim=1), "sigmoid") if heads.gated else attended
 
     def _norm_whole(
         self,

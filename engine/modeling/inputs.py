@@ -10,6 +10,7 @@ from torch import Tensor
 from engine.modeling.batch import StepBatch
 from kernels.interface import Kernels
 from kernels.ops.attention import AttentionMetadata
+from kernels.ops.state_plan import StatePlan
 from kernels.ops.transfer import to_device
 
 
@@ -22,9 +23,12 @@ class StepInputs:
     slot_mapping: Tensor  # [num_tokens without padding] int64
     attention: AttentionMetadata
     wanted: Tensor  # [sum of wanted] int64 places of the tokens whose hidden states are returned
+    states: StatePlan | None = None  # of models whose layers keep states
 
 
-def build_inputs(batch: StepBatch, kernels: Kernels, windows: tuple[int, ...]) -> StepInputs:
+def build_inputs(
+    batch: StepBatch, kernels: Kernels, windows: tuple[int, ...], *, has_states: bool = False
+) -> StepInputs:
     """Token ids are gathered on the device, where the newest of them may only just have been sampled."""
     device, size = batch.tokens.device, batch.block_size
     entries = np.repeat(np.arange(len(batch.rows)), batch.scheduled)  # [num_tokens]
@@ -41,7 +45,14 @@ def build_inputs(batch: StepBatch, kernels: Kernels, windows: tuple[int, ...]) -
         slot_mapping=to_device(slots, device),
         attention=_plan_attention(batch, kernels, windows),
         wanted=to_device(batch.wanted_places(), device),
+        states=_plan_states(batch) if has_states else None,
     )
+
+
+def _plan_states(batch: StepBatch) -> StatePlan:
+    """A row's states lie at its number."""
+    starts = np.concatenate(([0], np.cumsum(batch.scheduled)))
+    return StatePlan(*(to_device(column, batch.tokens.device) for column in (batch.rows, starts, batch.computed)))
 
 
 def _plan_attention(batch: StepBatch, kernels: Kernels, windows: tuple[int, ...]) -> AttentionMetadata:

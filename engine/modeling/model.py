@@ -29,8 +29,11 @@ class Model(Protocol):
         """Of the KV pool, all layers together."""
         ...
 
-    def allocate(self, num_blocks: int, block_size: int) -> KVPool:
-        """The pool that `forward` works on from now on; one that was there before is dropped."""
+    def allocate(self, num_blocks: int, block_size: int, num_rows: int = 0) -> KVPool:
+        """The pool that `forward` works on from now on; one that was there before is dropped.
+
+        A model whose layers keep states has them for as many rows.
+        """
         ...
 
     def forward(self, batch: StepBatch) -> Tensor:

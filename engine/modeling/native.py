@@ -16,6 +16,7 @@ from engine.description.names import Part
 from engine.description.spec import NO_ROPE, ModelSpec
 from engine.modeling.batch import Ints, StepBatch
 from engine.modeling.kv_pool import KVPool
+from engine.modeling.native_delta import make_states
 from engine.modeling.native_layers import LayerPacker, NativeLayer, NativeNorm, address, describe_layer
 from engine.modeling.rope import build_rope_table
 from engine.weights.formats import Formats
@@ -76,6 +77,7 @@ class NativeDecoder:
         self._held = (embedding, positions, norm, head)
         self._layers = layers
         self._pool: KVPool | None = None
+        self._states: list[tuple[Tensor, Tensor]] = []
         self._logits = torch.empty(0)
         self._columns: StepColumns | None = None
         self._model = describe(spec, formats)
@@ -89,10 +91,15 @@ class NativeDecoder:
     def bytes_per_block(self, block_size: int) -> int:
         return self.layout.bytes_per_block(block_size)
 
-    def allocate(self, num_blocks: int, block_size: int) -> KVPool:
+    def allocate(self, num_blocks: int, block_size: int, num_rows: int = 0) -> KVPool:
         blocks = self.layout.make_blocks(num_blocks, block_size)
-        self._structs = []
-        structs = [layer.struct(*both, self._structs) for layer, both in zip(self._layers, blocks, strict=True)]
+        self._structs, each = [], iter(blocks)
+        memories = [
+            next(each) if layer.delta is None else make_states(layer.delta.described, num_rows)
+            for layer in self._layers
+        ]
+        self._states = [both for layer, both in zip(self._layers, memories, strict=True) if layer.delta is not None]
+        structs = [layer.struct(both, self._structs) for layer, both in zip(self._layers, memories, strict=True)]
         self._model.block_size = block_size
         self._model.layers = (abi.PgLayer * len(structs))(*structs)
         self._pool = KVPool(num_blocks, block_size, (tensor for both in blocks for tensor in both))
@@ -141,7 +148,7 @@ class NativeDecoder:
 
 
 def native_layout(spec: ModelSpec, native: Native, formats: Formats) -> NativeLayout:
-    return NativeLayout(native, spec.num_layers, spec.heads.num_kv_heads, spec.heads.head_dim, formats.kv)
+    return NativeLayout(native, len(spec.attentions), spec.heads.num_kv_heads, spec.heads.head_dim, formats.kv)
 
 
 def why_unsupported(spec: ModelSpec, native: Native, formats: Formats, block_size: int) -> str:
@@ -183,7 +190,8 @@ def build_native(
     embedding = None if tensors.head is None else _rows(tensors.embedding, source, formats, native)
     head = packer.head((tensors.embedding if tensors.head is None else tensors.head,))
     positions = None if tensors.positions is None else packer.vector((tensors.positions,))
-    tables = {rope: _rotation(spec, rope, max_positions) for rope in {layer.attention.rope for layer in spec.layers}}
+    ropes = [getattr(layer.attention, "rope", NO_ROPE) for layer in spec.layers]
+    tables = {rope: _rotation(spec, rope, max_positions) for rope in set(ropes)}
     return NativeDecoder(
         spec=spec,
         native=native,
@@ -191,8 +199,8 @@ def build_native(
         embedding=embedding,
         positions=positions,
         layers=[
-            packer.layer(layer, parts, tables[layer.attention.rope])
-            for layer, parts in zip(spec.layers, tensors.layers, strict=True)
+            packer.layer(layer, parts, tables[rope])
+            for layer, parts, rope in zip(spec.layers, tensors.layers, ropes, strict=True)
         ],
         norm=packer.final_norm(tensors.norm),
         head=head,

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from engine.description.names import LayerParts, Parts
-from engine.description.spec import ExpertsSpec, LayerSpec, ModelSpec
+from engine.description.spec import AttentionSpec, DeltaNetSpec, ExpertsSpec, LayerSpec, ModelSpec
+from engine.modeling.native_delta import NativeDelta, describe_delta
 from engine.weights.formats import Formats
 from engine.weights.pages import Arena, padded
 from engine.weights.source import WeightSource
@@ -66,8 +67,9 @@ class NativeLayer:
     experts: NativeExperts | None
     sinks: Tensor | None  # [num_heads] float32
     rotation: tuple[Tensor, Tensor] | None  # cos and sin, each [max_positions, head_dim / 2] float32
+    delta: NativeDelta | None = None  # of linear attention
 
-    def struct(self, keys: Tensor, values: Tensor, held: list[object]) -> abi.PgLayer:
+    def struct(self, memory: tuple[Tensor, Tensor], held: list[object]) -> abi.PgLayer:
         """What the structure points at beside tensors goes to `held`."""
         layer = describe_layer(self.described, held)
         for slot, norm in self.norms.items():
@@ -79,22 +81,25 @@ class NativeLayer:
         if self.rotation is not None:
             layer.cos, layer.sin = (table.data_ptr() for table in self.rotation)
         layer.sinks = address(self.sinks)
-        layer.keys, layer.values = keys.data_ptr(), values.data_ptr()
+        first, second = (tensor.data_ptr() for tensor in memory)
+        if self.delta is None:
+            layer.keys, layer.values = first, second
+        else:
+            self.delta.fill(layer.delta.contents, first, second)
         return layer
 
 
 def describe_layer(layer: LayerSpec, held: list[object]) -> abi.PgLayer:
     """The dimensions, without any memory but that of the structures that this one points at, which go to `held`."""
     heads, mlp = layer.attention, layer.mlp
-    described = abi.PgLayer(
-        norm_whole=heads.qk_norm == "whole",
-        scale=heads.scale,
-        softcap=heads.softcap,
-        window=heads.window,
-        inner=mlp.inner,
-        gated=mlp.gated,
-        activation=ACTIVATIONS[mlp.activation],
-    )
+    described = abi.PgLayer(inner=mlp.inner, gated=mlp.gated, activation=ACTIVATIONS[mlp.activation])
+    if isinstance(heads, AttentionSpec):
+        described.norm_whole, described.attention_gate = heads.qk_norm == "whole", heads.gated
+        described.scale, described.softcap, described.window = heads.scale, heads.softcap, heads.window
+    else:
+        delta = describe_delta(heads)
+        held.append(delta)
+        described.delta = ctypes.pointer(delta)
     if mlp.experts is not None:
         experts = describe_experts(mlp.experts)
         held.append(experts)
@@ -144,9 +149,21 @@ class LayerPacker:
             experts=None if mlp.experts is None else self._experts(mlp.experts, parts, gated=mlp.gated),
             sinks=self.vector(parts["sinks"]) if "sinks" in parts else None,
             rotation=rotation,
+            delta=self._delta(described.attention, parts) if isinstance(described.attention, DeltaNetSpec) else None,
         )
         self._source.release()
         return layer
+
+    def _delta(self, described: DeltaNetSpec, parts: LayerParts) -> NativeDelta:
+        taps = self._source.take(parts["delta.taps"][0]).to(torch.float32)
+        return NativeDelta(
+            described=described,
+            gates=self.linear(parts["delta.gates"], None, self._exact),
+            taps=taps.squeeze(1).t().contiguous(),
+            rate=self.vector(parts["delta.rate"]).exp(),
+            step=self.vector(parts["delta.step"]),
+            norm=self.vector(parts["delta.norm"]),
+        )
 
     def final_norm(self, parts: LayerParts) -> NativeNorm:
         norm = self._norm("norm", parts)
@@ -206,7 +223,7 @@ class LayerPacker:
                 if len(whole[0].wanted) != 2:
                     continue
                 each = len(whole) // count if slot.startswith("experts_") else len(whole)
-                dtype = self._exact if slot in ("router", "shared_gate") else self._dtype
+                dtype = self._exact if slot in ("router", "shared_gate", "delta.gates") else self._dtype
                 total += sum(self._bytes(whole[at : at + each], dtype) for at in range(0, len(whole), each))
         return total
 

@@ -60,9 +60,7 @@ def model(c: ConfigKeys, architecture: str, layer: Callable[[int], LayerSpec], *
     if "ropes" not in options:
         options["ropes"] = (rope(c),)
     layers = tuple(layer(index) for index in range(c.positive_int("num_hidden_layers")))
-    for one in options["ropes"]:
-        one.check(layers[0].attention.head_dim)
-    return ModelSpec(
+    spec = ModelSpec(
         architecture=architecture,
         vocab_size=c.positive_int("vocab_size"),
         hidden_size=c.positive_int("hidden_size"),
@@ -72,6 +70,9 @@ def model(c: ConfigKeys, architecture: str, layer: Callable[[int], LayerSpec], *
         initializer_range=c.number("initializer_range", 0.02),
         **({"tie_word_embeddings": c.flag("tie_word_embeddings")} | options),
     )
+    for one in spec.ropes:
+        one.check(spec.heads.head_dim)
+    return spec
 
 
 def windows(c: ConfigKeys, default: Sequence[str]) -> list[int]:

@@ -140,7 +140,7 @@ def check_memory(settings: Settings, facts: CheckpointFacts, *, workers: int) ->
         return
     if on_gpu(settings):
         return
-    per_token = 2 * spec.num_layers * heads.num_kv_heads * heads.head_dim * LEAST_KV[memory.kv_cache_dtype]
+    per_token = 2 * len(spec.attentions) * heads.num_kv_heads * heads.head_dim * LEAST_KV[memory.kv_cache_dtype]
     block_bytes = per_token * memory.block_size
     kv_bytes = memory.num_blocks * block_bytes or memory.kv_cache_memory
     if kv_bytes:  # does one sequence fit?
