@@ -66,7 +66,7 @@ GPT_OSS = {
     "head_dim": 16,
     "rope_parameters": {**YARN_ROPE, "truncate": False},
 }
-HYBRID = {
+HYBRID: dict[str, Any] = {
     "head_dim": 24,
     "num_hidden_layers": 4,
     "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"],
@@ -77,7 +77,7 @@ HYBRID = {
     "linear_value_head_dim": 32,
     "rope_parameters": {"rope_type": "default", "rope_theta": 100.0, "partial_rotary_factor": 0.5},
 }
-HYBRID_MOE = {**QWEN_MOE, "shared_expert_intermediate_size": 48}
+HYBRID_MOE: dict[str, Any] = {**QWEN_MOE, "shared_expert_intermediate_size": 48}
 # name -> (family, what differs from COMMON)
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama-mha": ("Llama", {"num_key_value_heads": 4, "tie_word_embeddings": False}),
