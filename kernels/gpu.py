@@ -38,8 +38,8 @@ def triton_kernels(shape: AttentionShape) -> Kernels:
     return replace(
         reference_kernels(),
         name="triton",
-        plan_attention=partial(attention.plan_attention, group=shape.group, head_dim=shape.head_dim, split=split),
-        static_attention=partial(attention.static_attention, group=shape.group, head_dim=shape.head_dim, split=split),
+        plan_attention=partial(attention.plan_attention, heads=shape.heads, split=split),
+        static_attention=partial(attention.static_attention, heads=shape.heads, split=split),
         split=split,
         paged_attention=attention.paged_attention,
         store_kv=kv_store.store_kv,

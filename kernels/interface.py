@@ -20,6 +20,7 @@ from kernels.ops import (
     draft_verification,
     experts,
     gumbel_argmax,
+    head_linear,
     kv_store,
     layer_norm,
     linear,
@@ -34,6 +35,7 @@ from kernels.ops import (
 from kernels.ops import linear as plain
 from kernels.ops.attention import AttentionMetadata, StaticPlan
 from kernels.ops.experts import ExpertWeights, Routing
+from kernels.ops.head_linear import HeadWeights
 from kernels.ops.kv_cache import KVCache
 from kernels.ops.linear import LinearWeight
 from kernels.ops.rotary_store import HeadNorm
@@ -90,7 +92,7 @@ class Kernels:
     linear: Callable[[Tensor, LinearWeight, Tensor | None], Tensor]
     plan_attention: PlanAttention
     paged_attention: PagedAttention
-    store_kv: Callable[[Tensor, Tensor, KVCache, Tensor], None]
+    store_kv: Callable[[Tensor, Tensor | None, KVCache, Tensor], None]
     rms_norm: Callable[[Tensor, Tensor, float], Tensor]
     add_rms_norm: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
     rotary: Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -111,6 +113,8 @@ class Kernels:
     pack_experts: PackExperts = experts.pack_experts
     pack_experts_int8: PackExperts = experts.pack_experts_int8
     experts: Experts = experts.experts
+    pack_heads: Callable[[Sequence[Tensor]], HeadWeights] = head_linear.pack_heads  # never quantised
+    head_linear: Callable[[Tensor, HeadWeights], Tensor] = head_linear.head_linear
     causal_conv: Callable[[Tensor, Tensor, Tensor, StatePlan], Tensor] = causal_conv.causal_conv
     gated_delta_rule: DeltaRule = delta_rule.gated_delta_rule
 
@@ -119,8 +123,7 @@ class Kernels:
 class AttentionShape:
     """What a provider may want to know of a model before it plans attention."""
 
-    group: int = 1  # query heads that share a KV head
-    head_dim: int = 64
+    heads: tuple[tuple[int, int], ...] = ((1, 64),)  # of its layers: query heads that share a KV head, and dimensions
     max_model_len: int = 0  # tokens; 0: not known
 
 

@@ -21,7 +21,7 @@ from kernels.cpu import rms_norm as cpu_rms_norm
 from kernels.cpu.native import Native
 from kernels.flash.attention import FlashAttention3, FlashInferAttention, HeadShape
 from kernels.interface import AttentionShape, Kernels, SamplingKernels, reference_kernels
-from kernels.ops import argmax, experts, linear, linear_int8, rotary_store
+from kernels.ops import argmax, experts, head_linear, linear, linear_int8, rotary_store
 
 
 def select_kernels(
@@ -80,7 +80,7 @@ def _cpu_kernels(dtype: torch.dtype, batch_invariant: bool) -> Kernels:
 
 
 def _with_experts(kernels: Kernels) -> Kernels:
-    """The same with experts made of its own ops, whose rows are as alone as theirs."""
+    """The same with experts, and linears of single heads, made of its own ops, whose rows are as alone as theirs."""
     return replace(
         kernels,
         pack_experts=partial(experts.pack_experts, pack=kernels.pack_linear),
@@ -91,6 +91,8 @@ def _with_experts(kernels: Kernels) -> Kernels:
             activation=kernels.activation,
             gated_activation=kernels.gated_activation,
         ),
+        pack_heads=partial(head_linear.pack_heads_alone, pack=kernels.pack_linear),
+        head_linear=partial(head_linear.head_linear_alone, linear=kernels.linear),
     )
 
 

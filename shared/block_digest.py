@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from zlib import crc32
 
 
-def digest_blocks(block_ids: Sequence[int], generations: Sequence[int]) -> int:
-    """CRC-32 over both columns, in the order of the table; finds accidents, not forgery."""
-    return crc32(array("q", generations).tobytes(), crc32(array("q", block_ids).tobytes()))
+def digest_blocks(block_ids: Sequence[int], generations: Sequence[int], digest: int = 0) -> int:
+    """CRC-32 over both columns, in the order of the table; finds accidents, not forgery.
+
+    `digest`: that of the row's tables before this one, in other pools."""
+    return crc32(array("q", generations).tobytes(), crc32(array("q", block_ids).tobytes(), digest))

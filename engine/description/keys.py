@@ -20,6 +20,15 @@ class ConfigKeys:
             raise ModelError(f"{key} must be a positive integer, got {value!r}")
         return value
 
+    def count(self, key: str, default: int = 0) -> int:
+        """An integer that may be zero."""
+        value = self.raw.get(key)
+        if value is None:
+            return default
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            raise ModelError(f"{key} must be an integer of at least 0, got {value!r}")
+        return value
+
     def number(self, key: str, default: float | None = None) -> float:
         """Above zero."""
         value = self._or_default(key, default)

@@ -19,13 +19,14 @@ class Part:
     rows: slice | None = None  # of the matrix, after it was transposed
     head_order: tuple[int, ...] | None = None  # of the dimensions of each head
     head_rows: int = 0  # that are stored of each head, where `head_order` takes some of more than it names
+    absorbed: bool = False  # its rows, once taken, are columns: a map of keys that queries go through backwards
     plus_one: bool = False  # stored as what is added to one
 
     @property
     def is_whole(self) -> bool:
         """Whether the stored tensor is just what the slot wants."""
         changes = (self.expert, self.rows, self.head_order)
-        return not (self.transposed or self.plus_one) and all(change is None for change in changes)
+        return not (self.transposed or self.absorbed or self.plus_one) and all(change is None for change in changes)
 
     @property
     def wanted(self) -> Shape:
@@ -33,11 +34,11 @@ class Part:
         shape = self.shape if self.expert is None else self.shape[1:]
         if self.transposed:
             shape = shape[::-1]
+        if self.rows is not None:
+            shape = (len(range(*self.rows.indices(shape[0]))), *shape[1:])
         if self.head_rows and self.head_order is not None:
-            return (shape[0] // self.head_rows * len(self.head_order), *shape[1:])
-        if self.rows is None:
-            return shape
-        return (len(range(*self.rows.indices(shape[0]))), *shape[1:])
+            shape = (shape[0] // self.head_rows * len(self.head_order), *shape[1:])
+        return shape[::-1] if self.absorbed else shape
 
 
 Parts = tuple[Part, ...]  # one below the other

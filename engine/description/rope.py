@@ -9,7 +9,7 @@ from typing import Any
 
 from shared.errors import ModelError
 
-KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
+KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "proportional")
 OLD_KINDS = {"su": "longrope"}
 DEFAULT_THETA = 10000.0
 
@@ -21,6 +21,7 @@ class RopeConfig:
     kind: str = "default"
     theta: float = DEFAULT_THETA
     share: float = 1.0  # of a head's dimensions that are rotated, the first ones
+    turning: float = 1.0  # proportional: of the pairs of two whole halves that turn, the first ones
     interleaved: bool = False  # neighbours are rotated together, not the dimensions of two halves
     factor: float = 1.0
     original_max_positions: int = 0
@@ -95,6 +96,8 @@ def parse_rope(
     share = _share(raw, scaling, partial)
     if kind == "default":
         return RopeConfig(theta=theta, share=share)
+    if kind == "proportional":
+        return RopeConfig(kind=kind, theta=theta, turning=share, factor=_positive("factor", scaling.get("factor", 1.0)))
     original = scaling.get("original_max_position_embeddings") or raw.get("original_max_position_embeddings")
     if kind == "longrope":
         return _longrope(scaling, theta, share, original, max_position_embeddings)
@@ -180,13 +183,14 @@ def _attention_factor(scaling: Mapping[str, Any], factor: float) -> float:
     given = scaling.get("attention_factor")
     if given is not None:
         return _positive("attention_factor", given)
-    mscale, mscale_all_dim = scaling.get("mscale"), scaling.get("mscale_all_dim")
-    if mscale and mscale_all_dim:
-        return _mscale(factor, mscale) / _mscale(factor, mscale_all_dim)
-    return _mscale(factor, 1.0)
+    own, all_dims = scaling.get("mscale"), scaling.get("mscale_all_dim")
+    if own and all_dims:
+        return mscale(factor, own) / mscale(factor, all_dims)
+    return mscale(factor, 1.0)
 
 
-def _mscale(factor: float, weight: float) -> float:
+def mscale(factor: float, weight: float) -> float:
+    """By how much YaRN stretches queries and keys each, for sequences that are `factor` times as long."""
     return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
 
 

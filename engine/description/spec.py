@@ -26,17 +26,36 @@ class NormSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LatentSpec:
+    """Latent attention: the cache holds one normed vector of each token, of which keys and values are linear maps.
+
+    A head's query is `plain` features, which meet the latent through the map of its keys, and `rotated` features,
+    which meet as many that the token keeps beside its latent, the same for all heads.
+    """
+
+    rank: int  # features of a latent
+    rotated: int
+    plain: int
+    value_dim: int  # features of a head's values
+    query_rank: int = 0  # features of a normed vector that queries are made of; 0: of the hidden state
+    norm_eps: float = 1e-6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionSpec:
-    """Grouped-query attention with a paged cache."""
+    """Grouped-query attention with a paged cache.  Where it is latent, one KV head of `rank` + `rotated` features."""
 
     num_heads: int
     num_kv_heads: int
     head_dim: int
+    latent: LatentSpec | None = None
     scale: float = 0.0  # of the scores; 0: 1 / sqrt(head_dim)
     window: int = 0  # tokens that a query sees, itself included; 0: every earlier token
     softcap: float = 0.0  # scores become softcap * tanh(score / softcap); 0: they stay
     sinks: bool = False  # one learned logit of each head is a further term of its softmax, with no value
     qk_norm: Literal["", "head", "whole"] = ""  # of each head's queries and keys, or of all heads together
+    value_norm: bool = False  # each head's values are divided by the root of their mean square
+    keys_are_values: bool = False  # one projection gives both, before norms and rotation
     rope: int = 0  # index of ModelSpec.ropes, or NO_ROPE
     qkv_bias: bool = False
     output_bias: bool = False
@@ -45,6 +64,21 @@ class AttentionSpec:
     @property
     def score_scale(self) -> float:
         return self.scale or self.head_dim**-0.5
+
+    @property
+    def group(self) -> int:
+        """Query heads that share a KV head."""
+        return self.num_heads // self.num_kv_heads
+
+    @property
+    def cached_vectors(self) -> int:
+        """Of `head_dim` features, that the cache holds of one token."""
+        return 1 if self.latent else 2 * self.num_kv_heads
+
+    @property
+    def rotation(self) -> tuple[int, int]:
+        """Which rope turns how many dimensions: what a table of cosines depends on."""
+        return self.rope, self.latent.rotated if self.latent else self.head_dim
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +119,7 @@ class ExpertsSpec:
     renormalise: bool = True  # weights of the chosen are divided by their sum
     groups: int = 1  # experts stand in as many groups, of which the best `kept_groups` are looked at
     kept_groups: int = 1
+    group_best: int = 2  # a group is as good as its best, or its two best, together
     scale: float = 1.0  # of the weights
     router_bias: bool = False
     correction: bool = False  # a bias that counts for the choice alone
@@ -111,6 +146,7 @@ class LayerSpec:
     attention_norm: bool = False  # of the attention's output
     mlp_norm: bool = True
     mlp_output_norm: bool = False
+    scaled: bool = False  # what leaves the layer is multiplied by a number of the checkpoint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,25 +168,31 @@ class ModelSpec:
     logit_softcap: float = 0.0  # 0: logits stay
     dtype: str = ""  # of the checkpoint; empty where it does not say
     initializer_range: float = 0.02  # of made-up weights
+    unused_layers: int = 0  # that a checkpoint may have behind the others, to propose drafts with
 
     @property
     def num_layers(self) -> int:
         return len(self.layers)
 
     @property
-    def heads(self) -> AttentionSpec:
-        """Of any layer with a cache: in every family that is served, all of them have heads of one number and size."""
-        return self.attentions[0]
-
-    @property
     def attentions(self) -> tuple[AttentionSpec, ...]:
-        """Of the layers that have a cache."""
+        """Of the layers that have a cache, in their order: layers of linear attention have no place among them."""
         return tuple(layer.attention for layer in self.layers if isinstance(layer.attention, AttentionSpec))
 
     @property
     def has_states(self) -> bool:
         """Whether some layers keep a state of each sequence, which unlike a cache cannot be cut back or shared."""
         return len(self.attentions) < len(self.layers)
+
+    @property
+    def head_shapes(self) -> tuple[tuple[int, int], ...]:
+        """Query heads that share a KV head, and dimensions: each pair that a layer with a cache has."""
+        return tuple(dict.fromkeys((one.group, one.head_dim) for one in self.attentions))
+
+    def windows(self, max_model_len: int) -> tuple[int, ...]:
+        """The windows that are shorter than sequences of up to so many tokens, the smallest first."""
+        found = {one.window for one in self.attentions}
+        return tuple(sorted(window for window in found if 0 < window < max_model_len))
 
     @property
     def longest_model_len(self) -> int:

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 from engine.description.delta_tensors import delta_parts
 from engine.description.names import NameTable, Part, Parts, TensorMap
-from engine.description.spec import NO_ROPE, AttentionSpec, DeltaNetSpec, ExpertsSpec, LayerSpec, ModelSpec
+from engine.description.spec import NO_ROPE, AttentionSpec, DeltaNetSpec, ExpertsSpec, LatentSpec, LayerSpec, ModelSpec
 
-HEAD_SLOTS = ("qkv", "query_norm", "key_norm")
+PER_HEAD_SLOTS = ("key_up", "value_up")  # whose parts are a matrix each
 
 
 def map_tensors(spec: ModelSpec, table: NameTable) -> TensorMap:
@@ -54,6 +54,8 @@ class _LayerParts:
         for slot in norms:
             if getattr(layer, slot):
                 yield from _norm(self._spec, self._table, slot, self._name(slot), hidden)
+        if layer.scaled:
+            yield "scale", (Part(self._name("scale"), (1,)),)
         if isinstance(layer.attention, DeltaNetSpec):
             yield from delta_parts(layer.attention, self._table, self._prefix, hidden)
         else:
@@ -69,10 +71,17 @@ class _LayerParts:
 
     def _attention(self, a: AttentionSpec) -> Iterator[tuple[str, Parts]]:
         hidden = self._spec.hidden_size
+        if a.latent is not None:
+            yield from self._latent(a, a.latent)
+            return
         queries, keys = a.num_heads * a.head_dim, a.num_kv_heads * a.head_dim
         order = None if a.rope == NO_ROPE else self._spec.ropes[a.rope].head_order(a.head_dim)
         rows = (queries, keys, keys)
-        if a.gated:
+        if a.keys_are_values:
+            query, key = (f"{self._prefix}{name}.weight" for name in self._table.slots["qkv"][:2])
+            given = Part(query, (queries, hidden), head_order=order), Part(key, (keys, hidden), head_order=order)
+            yield "qkv", (*given, Part(key, (keys, hidden), rows=slice(keys)))
+        elif a.gated:
             yield from self._gated_qkv(a, order)
         else:
             yield from self._linear("qkv", "qkv", rows, hidden, bias=a.qkv_bias, orders=(order, order, None))
@@ -103,6 +112,29 @@ class _LayerParts:
                     replace(stored, head_order=tuple(range(dims, 2 * dims))),
                 ),
             )
+
+    def _latent(self, a: AttentionSpec, latent: LatentSpec) -> Iterator[tuple[str, Parts]]:
+        hidden, width = self._spec.hidden_size, latent.plain + latent.rotated
+        turned = self._spec.ropes[a.rope].head_order(latent.rotated)
+        query_order, latent_order = (_behind(plain, turned) for plain in (latent.plain, latent.rank))
+        name, queries = self._name, a.num_heads * width
+        first = name("query_down") if latent.query_rank else name("query")
+        columns = latent.query_rank or hidden
+        given = Part(f"{first}.weight", (latent.query_rank or queries, hidden))
+        cached = Part(f"{name('latent')}.weight", (a.head_dim, hidden), head_order=latent_order)
+        if latent.query_rank:
+            yield "query_norm", (Part(f"{name('query_norm')}.weight", (latent.query_rank,)),)
+            yield "query_up", (Part(f"{name('query_up')}.weight", (queries, columns), head_order=query_order),)
+        else:
+            given = replace(given, head_order=query_order)
+        yield "qkv", (given, cached)
+        yield "key_norm", (Part(f"{name('key_norm')}.weight", (latent.rank,)),)
+        up, each = f"{name('key_value_up')}.weight", latent.plain + latent.value_dim
+        whole, starts = (a.num_heads * each, latent.rank), range(0, a.num_heads * each, each)
+        keys = (Part(up, whole, rows=slice(at, at + latent.plain), absorbed=True) for at in starts)
+        yield "key_up", tuple(keys)
+        yield "value_up", tuple(Part(up, whole, rows=slice(at + latent.plain, at + each)) for at in starts)
+        yield from self._linear("output", "output", (hidden,), a.num_heads * latent.value_dim, bias=False)
 
     def _linear(
         self,
@@ -196,3 +228,8 @@ class _LayerParts:
     def _name(self, slot: str) -> str:
         (name,) = self._table.slots[slot]
         return self._prefix + name
+
+
+def _behind(plain: int, order: tuple[int, ...] | None) -> tuple[int, ...] | None:
+    """The order of a vector's last dimensions as one of all; the `plain` ones before them stay."""
+    return None if order is None else (*range(plain), *(plain + place for place in order))

@@ -25,7 +25,7 @@ class DeviceTables:
         self._values: list[int] = []
 
     def stage(self, row: int, begin: int, block_ids: Sequence[int]) -> None:
-        """The row's blocks from the `begin`-th on."""
+        """What the row's table has from column `begin` on."""
         self._rows.append(row)
         self._begins.append(begin)
         self._counts.append(len(block_ids))

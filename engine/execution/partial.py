@@ -20,6 +20,7 @@ def without(plan: StepPlan, entries: Collection[int]) -> StepPlan:
     changes: dict[str, Any] = {name: _chosen(getattr(plan, name), kept) for name in COLUMNS}
     changes["num_new_blocks"] = [0] * len(kept)
     changes |= {"new_block_ids": [], "new_block_generations": [], "block_copies": [], "copy_generations": []}
+    changes["sliding"] = []
     for name in ("draft_token_ids", "draft_distributions"):
         column = getattr(plan, name)
         changes[name] = list(_parts(column, plan.num_draft_tokens, kept)) if column else column

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from engine.execution.device_tables import DeviceTables
 from engine.modeling.batch import Ints
+from engine.modeling.kv_pool import Sliding
 from engine.sampling.columns import SamplingColumns
 from kernels.ops.transfer import to_device
 from shared.errors import FatalError
@@ -45,17 +46,23 @@ class RowTable:
         vocab_size: int,
         device: torch.device,
         device_tables: DeviceTables | None = None,
+        sliding: Sliding = (),
     ) -> None:
         self.num_rows = num_rows
         self.max_model_len = max_model_len
         self.block_size = block_size
-        self._pool_blocks = num_blocks
+        self._pool_blocks = [num_blocks, *(count for _, count in sliding)]
+        self._windows = np.array([window for window, _ in sliding], dtype=np.int64)[:, None]
         self.vocab_size = vocab_size
         self.tokens: Tensor = torch.zeros(num_rows, max_model_len + 1, dtype=torch.int64, device=device)
         self._host_tokens: Ints | None = self.tokens.numpy() if device.type == "cpu" else None  # the same memory
-        self.block_tables: Ints = np.zeros((num_rows, -(-max_model_len // block_size)), dtype=np.int64)
+        self._width = -(-max_model_len // block_size)
+        num_pools = len(self._pool_blocks)
+        self.block_tables: Ints = np.zeros((num_rows, num_pools * self._width), dtype=np.int64)  # beside each other
         self._device_tables = device_tables
-        self.num_blocks: Ints = np.zeros(num_rows, dtype=np.int64)
+        self._firsts: Ints = np.zeros((num_pools, num_rows), dtype=np.int64)  # the place of each table's first block
+        self._ends: Ints = np.zeros((num_pools, num_rows), dtype=np.int64)  # the place behind its last one
+        self.num_blocks: Ints = self._ends[0]
         self.num_tokens: Ints = np.zeros(num_rows, dtype=np.int64)  # 0: the row is not in use
         self.num_computed: Ints = np.zeros(num_rows, dtype=np.int64)
         self.lacks_sample: NDArray[np.bool_] = np.zeros(num_rows, np.bool_)  # since its last step, or the one before
@@ -64,7 +71,7 @@ class RowTable:
     def reset(self) -> None:
         """Forget every row."""
         self.num_tokens[:] = 0
-        self.num_blocks[:] = 0
+        self._firsts[:] = self._ends[:] = 0
 
     def admit(self, sequence: AdmittedSequence, num_computed: int) -> None:
         """Replace whatever the row held.  `num_computed` tokens are in blocks that come with this plan."""
@@ -79,38 +86,46 @@ class RowTable:
         self.num_tokens[row] = count
         self.num_computed[row] = num_computed
         self.lacks_sample[row] = False
-        self.num_blocks[row] = 0
+        self._firsts[:, row] = self._ends[:, row] = 0
         self.columns.fill(row, sequence.num_prompt_tokens, sequence.params, sequence.seed, sequence.eos_token_ids)
 
     def release(self, rows: Sequence[int]) -> None:
         for row in rows:
             self._check_row(row)
             self.num_tokens[row] = 0
-            self.num_blocks[row] = 0
+            self._firsts[:, row] = self._ends[:, row] = 0
 
-    def append_blocks(self, rows: Sequence[int], counts: Sequence[int], block_ids: Sequence[int]) -> None:
-        """Extend the rows' tables, `counts` blocks each."""
+    def leave_blocks(self, rows: Sequence[int], counts: Sequence[int], pool: int) -> None:
+        """Empty the first `counts` places of the rows' tables in a sliding pool; then they are not read any more."""
+        self._firsts[pool, rows] += np.array(counts, np.int64)
+        self._ends[pool, rows] = np.maximum(self._ends[pool, rows], self._firsts[pool, rows])
+
+    def append_blocks(
+        self, rows: Sequence[int], counts: Sequence[int], block_ids: Sequence[int], pool: int = 0
+    ) -> None:
+        """Extend the rows' tables in one pool, `counts` blocks each."""
         if sum(counts) != len(block_ids):
             raise FatalError(f"plan has {len(block_ids)} new block ids for counts that sum to {sum(counts)}")
         if not block_ids:
             return
-        if min(block_ids) < 0 or max(block_ids) >= self._pool_blocks:
-            raise FatalError(f"plan names a block outside the pool of {self._pool_blocks}")
+        if min(block_ids) < 0 or max(block_ids) >= self._pool_blocks[pool]:
+            raise FatalError(f"plan names a block outside the pool of {self._pool_blocks[pool]}")
         start = 0
         for row, count in zip(rows, counts, strict=True):
             if count:
-                self._extend(row, block_ids[start : start + count])
+                self._extend(row, pool, block_ids[start : start + count])
                 start += count
 
-    def _extend(self, row: int, block_ids: Sequence[int]) -> None:
-        begin = int(self.num_blocks[row])
-        end = begin + len(block_ids)
-        if end > self.block_tables.shape[1]:
-            raise FatalError(f"row {row} is given {end} blocks, more than {self.block_tables.shape[1]}")
-        self.block_tables[row, begin:end] = block_ids
+    def _extend(self, row: int, pool: int, block_ids: Sequence[int]) -> None:
+        end = int(self._ends[pool, row]) + len(block_ids)
+        if end > self._width:
+            raise FatalError(f"row {row} is given {end} blocks, more than {self._width}")
+        column = pool * self._width + end
+        begin = column - len(block_ids)
+        self.block_tables[row, begin:column] = block_ids
         if self._device_tables is not None:
             self._device_tables.stage(row, begin, block_ids)
-        self.num_blocks[row] = end
+        self._ends[pool, row] = end
 
     def flush(self) -> None:
         """Copy to the device what was changed since the last step."""
@@ -144,11 +159,14 @@ class RowTable:
         """
         held, lengths = self.num_computed[rows], self.num_tokens[rows]
         reach = lengths if drafts is None else lengths + drafts
-        limit = np.minimum(reach, self.num_blocks[rows] * self.block_size)
+        limit = np.minimum(reach, self._ends[:, rows].min(axis=0) * self.block_size)
         limit = np.minimum(limit, self.max_model_len)
         wrong = (computed != held) | (ends <= computed) | (ends > limit)
         if drafts is not None:
             wrong |= (drafts > 0) & ((ends != reach) | (computed >= lengths))
+        if len(self._windows):  # what a window still sees must be there
+            seen = np.maximum(computed - self._windows + 1, 0) // self.block_size
+            wrong |= (self._firsts[1:, rows] > seen).any(axis=0)
         if np.count_nonzero(wrong):
             refused = rows[wrong].tolist()
             self._refuse(refused, rows, computed != held, "num_computed_tokens", computed, held)
@@ -195,22 +213,12 @@ class RowTable:
             where = to_device(np.stack((rows, places, token_ids)), self.tokens.device)
             self.tokens[where[0], where[1]] = where[2]
 
-    def keep_drafts(
-        self,
-        rows: Ints,  # [n], distinct
-        counts: Ints,  # [n] draft tokens that were computed
-        accepted: Ints,  # [n] those of them that are the rows' from now on
-    ) -> None:
-        """The keys and values of the others are computed again, over these."""
-        self.num_tokens[rows] += accepted
-        self.num_computed[rows] -= counts - accepted
-
     def keep_verified(
         self,
         rows: Ints,  # [n], distinct
-        counts: Ints,  # [n]
-        accepted: Ints,  # [n]
+        counts: Ints,  # [n] draft tokens that were computed
+        accepted: Ints,  # [n] those of them that are the rows' from now on, with the token behind them
     ) -> None:
-        """The same where the device has written the tokens, with the one behind them."""
-        self.keep_drafts(rows, counts, accepted)
-        self.num_tokens[rows] += 1
+        """The tokens are written already.  The keys and values of the other drafts are computed again, over these."""
+        self.num_tokens[rows] += accepted + 1
+        self.num_computed[rows] -= counts - accepted

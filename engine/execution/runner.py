@@ -63,7 +63,6 @@ class ModelRunner:
         pool: KVPool,
         table: RowTable,
         sampler: Sampler,
-        verification: Verification,
         capacity: WorkerCapacity,
         automata: RowAutomata | None = None,
         fingerprint: Fingerprint | None = None,
@@ -74,14 +73,15 @@ class ModelRunner:
         self.fingerprint = fingerprint
         self.no_native = no_native
         self._model = model
-        self._pool = pool
         self._table = table
         self._sampler = sampler
-        self._verification = verification
+        self._verification = Verification(sampler)
         self._automata = RowAutomata(without_vocabulary) if automata is None else automata
         self._pools = RowPools()
         self._deferred = DeferredVerification(table)
-        self._fence = BlockFence(table.num_rows, pool.num_blocks, pool.block_size)
+        self._pool = pool
+        sizes = [one.num_blocks for one in pool.sliding]
+        self._fence = BlockFence(table.num_rows, pool.num_blocks, pool.block_size, sizes)
 
     def reset(self) -> None:
         """Forget all rows: a new epoch begins, and its scheduler will admit everything again."""
@@ -131,7 +131,9 @@ class ModelRunner:
 
     def _apply(self, plan: StepPlan) -> list[RefusedRow]:
         """The plan's changes of state, but for the entries that are returned: they would touch what is not theirs."""
-        self._check_copies(plan.block_copies)
+        _check_copies(plan.block_copies, self._pool.num_blocks)
+        for pool, part in zip(self._pool.sliding, plan.sliding, strict=False):
+            _check_copies(part.block_copies, pool.num_blocks)
         self._table.release(plan.released_rows)
         self._pools.release(plan.released_rows)
         self._automata.release(plan.released_rows)
@@ -142,14 +144,14 @@ class ModelRunner:
             self._pools.admit(sequence)
         self._deferred.drop([*plan.released_rows, *(sequence.row for sequence in plan.admitted)])
         self._table.append_blocks(plan.rows, plan.num_new_blocks, plan.new_block_ids)
+        for index, sliding in enumerate(plan.sliding, 1):
+            self._table.leave_blocks(plan.rows, sliding.num_left_blocks, index)
+            self._table.append_blocks(plan.rows, sliding.num_new_blocks, sliding.new_block_ids, index)
         self._table.flush()
         fenced = self._fence.read(plan)
-        self._pool.copy_blocks(self._fence.keeps(plan, fenced) if fenced else plan.block_copies)
+        for pool, copies in zip((self._pool, *self._pool.sliding), self._fence.keeps(plan, fenced), strict=False):
+            pool.copy_blocks(copies)
         return fenced
-
-    def _check_copies(self, copies: list[tuple[int, int]]) -> None:
-        if any(not 0 <= block < self._pool.num_blocks for pair in copies for block in pair):
-            raise FatalError(f"plan copies a block outside the pool of {self._pool.num_blocks}: {copies}")
 
     def _sample(
         self,
@@ -215,14 +217,10 @@ class ModelRunner:
             table.append_tokens(rows, sampled.tokens if samples is None else _pick(sampled.tokens, samples))
 
     def _commit_drafts(self, drafts: Drafts, sampled: SampledTokens, rows: Ints, samples: Ints | None) -> None:
-        """`samples` are those of the rows, where some are left out.  What a device has verified is written there
-        already; of rows without drafts it is known how long they are."""
+        """`samples` are those of the rows, where some are left out.  What was verified is written already; of rows
+        without drafts it is known how long they are."""
         chosen = slice(None) if samples is None else samples
         counts = drafts.counts[chosen]
-        if sampled.is_known and (accepted := sampled.yielded.accepted) is not None:
-            self._table.keep_drafts(rows, counts, accepted[chosen])
-            self._table.append_tokens(rows, _pick(sampled.tokens, (drafts.starts + accepted)[chosen]))
-            return
         later = counts > 0
         places = np.arange(len(drafts.counts))[chosen]
         self._table.num_tokens[rows[~later]] += 1
@@ -252,6 +250,11 @@ class ModelRunner:
         rows: slice,
     ) -> Tensor:  # [number of rows, vocab_size] float32
         return self._model.logits(states[rows])
+
+
+def _check_copies(copies: list[tuple[int, int]], num_blocks: int) -> None:
+    if any(not 0 <= block < num_blocks for pair in copies for block in pair):
+        raise FatalError(f"plan copies a block outside the pool of {num_blocks}: {copies}")
 
 
 def _result(plan: StepPlan, fenced: list[RefusedRow], found: StepOutputs, seconds: float) -> StepResult:

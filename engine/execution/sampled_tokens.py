@@ -1,6 +1,6 @@
 """The tokens that a step samples: they stay on the device, and a copy of them is on its way to the host.
 
-Where a device verifies drafts, the host does not know at launch how many tokens each row yields.
+Where drafts are verified, the host does not know at launch how many tokens each row yields.
 `SampledTokens.yielded` holds it once the step has ended.
 """
 
@@ -46,10 +46,9 @@ class SampledTokens:
         self._schedule = schedule
         self._missing = missing
         self._host_tokens = to_host(tokens)
-        self._settled = None if verdict is None else verdict.settled
-        self._accepted = None if verdict is None or verdict.accepted is None else to_host(verdict.accepted)
+        self._accepted = None if verdict is None else to_host(verdict.accepted)
         self._mark = mark(tokens.device)
-        self.is_known = self._accepted is None
+        self.is_known = verdict is None or tokens.device.type == "cpu"
         self._yielded: YieldedTokens | None = None
         self._is_plain = verdict is None and missing is None
 
@@ -64,7 +63,7 @@ class SampledTokens:
         return self._yielded
 
     def _settle(self) -> YieldedTokens:
-        accepted = self._settled
+        accepted = None
         if self._accepted is not None:
             self.wait()
             accepted = self._accepted.numpy().astype(np.int64, copy=False)

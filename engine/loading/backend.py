@@ -29,7 +29,7 @@ log = structlog.get_logger()
 class Layout(Protocol):
     """Of a KV pool."""
 
-    def bytes_per_block(self, block_size: int) -> int: ...
+    def layer_bytes(self, block_size: int) -> list[int]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,13 +82,12 @@ def choose_backend(settings: Settings, spec: ModelSpec, stored: torch.dtype) -> 
         raise ConfigError(f"kernels is 'native', but {no_native}; use kernels=auto or torch")
     if no_native:
         log.warning("native_kernels_unavailable", reason=no_native, instead="torch, several times slower")
-    heads = spec.heads
     kernels = select_kernels(
         device,
         formats.compute,
         quantised=formats.quantised,
         batch_invariant=settings.engine.batch_invariant,
-        shape=AttentionShape(heads.num_heads // heads.num_kv_heads, heads.head_dim, max_model_len),
+        shape=AttentionShape(spec.head_shapes, max_model_len),
     )
     if device.type == "cuda" and not has_triton():
         log.warning("triton_unavailable", reason="triton is not installed", instead="torch, many times slower")
@@ -105,12 +104,16 @@ def _with_flash(
         raise ConfigError(f"attention_backend is {backend!r}, which is for GPUs")
     if formats.kv != formats.compute:
         raise ConfigError(f"attention_backend {backend!r} needs a KV cache of the format of the arithmetic; use triton")
-    heads = spec.heads
-    shape = HeadShape(heads.num_heads, heads.num_kv_heads, heads.head_dim, formats.compute, heads.scale, heads.softcap)
-    if len({(one.scale, one.softcap) for one in spec.attentions}) > 1:
-        raise ConfigError(f"attention_backend {backend!r} does not serve layers of several scales; use triton")
+    if any(one.latent for one in spec.attentions):
+        raise ConfigError(f"attention_backend {backend!r} does not serve this model's latent attention; use triton")
+    shapes = {
+        HeadShape(one.num_heads, one.num_kv_heads, one.head_dim, formats.compute, one.scale, one.softcap)
+        for one in spec.attentions
+    }
+    if len(shapes) > 1:
+        raise ConfigError(f"attention_backend {backend!r} does not serve layers of several heads or scales; use triton")
     try:
-        kernels = with_flash(kernels, backend, shape, device)
+        kernels = with_flash(kernels, backend, shapes.pop(), device)
     except ModuleNotFoundError as error:
         raise ConfigError(f"attention_backend is {backend!r}, but {error}; use auto or triton") from error
     if not kernels.attention_sinks and any(one.sinks for one in spec.attentions):

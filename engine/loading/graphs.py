@@ -18,8 +18,8 @@ from torch import Tensor
 from engine.description.spec import ModelSpec
 from engine.modeling.batch import StepBatch
 from engine.modeling.decoder import Decoder
-from engine.modeling.inputs import StepInputs
-from engine.modeling.kv_pool import KVPool
+from engine.modeling.inputs import PoolInputs, StepInputs
+from engine.modeling.kv_pool import KVPool, Sliding
 from kernels.ops.attention import StaticPlan
 from kernels.ops.transfer import to_device
 
@@ -80,12 +80,12 @@ class StepGraph:
         self,
         decoder: Decoder,
         size: Size,
-        plan: StaticPlan,
+        plans: Sequence[StaticPlan],  # for the layers of each KV pool
         tokens: Tensor,  # [num_rows, longest] int64
-        block_tables: Tensor,  # [num_rows, max_num_blocks] int32
+        block_tables: Sequence[Tensor],  # of each pool [num_rows, max_num_blocks] int32
         block_size: int,
     ) -> None:
-        self._plan = plan
+        self._plans = plans
         self._size = size
         device = tokens.device
         self._columns = torch.zeros(3, size.num_tokens + 1, dtype=torch.int32, device=device)
@@ -93,10 +93,14 @@ class StepGraph:
         unused = torch.empty(0, dtype=torch.int64, device=device)
 
         def run() -> Tensor:
-            found = decoder.kernels.step_inputs(
-                tokens, block_tables, rows[:-1], computed[:-1], starts, block_size, size.num_tokens
-            )
-            return decoder.compute(StepInputs(*found, plan.metadata, unused))
+            found = [
+                decoder.kernels.step_inputs(
+                    tokens, tables, rows[:-1], computed[:-1], starts, block_size, size.num_tokens
+                )
+                for tables in block_tables
+            ]
+            pools = [PoolInputs(slots, plan.metadata) for (_, _, slots), plan in zip(found, plans, strict=True)]
+            return decoder.compute(StepInputs(*found[0][:2], pools, unused))
 
         self.run: Replay = run
 
@@ -106,7 +110,8 @@ class StepGraph:
         columns[0, :count], columns[1, :count] = batch.rows, batch.computed
         columns[2, 1 : count + 1], columns[2, count + 1 :] = ends, ends[-1]
         self._columns.copy_(to_device(columns, self._columns.device), non_blocking=True)
-        self._plan.fill(batch.rows, batch.scheduled, batch.computed + batch.scheduled)
+        for plan in self._plans:
+            plan.fill(batch.rows, batch.scheduled, batch.computed + batch.scheduled)
 
 
 class GraphedDecoder:
@@ -130,12 +135,12 @@ class GraphedDecoder:
     def num_graphs(self) -> int:
         return len(self._graphs)
 
-    def bytes_per_block(self, block_size: int) -> int:
-        return self._decoder.bytes_per_block(block_size)
+    def layer_bytes(self, block_size: int) -> list[int]:
+        return self._decoder.layer_bytes(block_size)
 
-    def allocate(self, num_blocks: int, block_size: int, num_rows: int = 0) -> KVPool:
+    def allocate(self, num_blocks: int, block_size: int, sliding: Sliding = (), num_rows: int = 0) -> KVPool:
         self._graphs.clear()  # they write to the pool that was
-        return self._decoder.allocate(num_blocks, block_size, num_rows)
+        return self._decoder.allocate(num_blocks, block_size, sliding, num_rows)
 
     def logits(
         self,
@@ -152,7 +157,7 @@ class GraphedDecoder:
     def capture(
         self,
         tokens: Tensor,  # [num_rows, max_model_len + 1] int64: the table that every step's batch names
-        block_tables: Tensor,  # [num_rows, max_num_blocks] int32
+        block_tables: Tensor,  # [num_rows, num_pools * max_num_blocks] int32
         block_size: int,
         *,
         progress: Callable[[Sequence[Size]], Iterable[Size]] = iter,
@@ -160,11 +165,14 @@ class GraphedDecoder:
         """The largest first, so that the others fit into the memory that it took."""
         plan_static, split = self._decoder.kernels.static_attention, self._decoder.kernels.split
         assert plan_static is not None
-        longest_context = block_tables.shape[1] * block_size
+        windows = self._decoder.windows
+        tables = block_tables.chunk(len(windows), dim=1)
+        longest_context = tables[0].shape[1] * block_size
         for size in progress(self._sizes(longest_context > split)):
             context = longest_context if size.cuts else min(split, longest_context)
-            plan = plan_static(block_tables, self._decoder.windows, size.num_tokens, size.longest, context)
-            graph = StepGraph(self._decoder, size, plan, tokens, block_tables, block_size)
+            columns = zip(tables, windows, strict=True)
+            plans = [plan_static(table, seen, size.num_tokens, size.longest, context) for table, seen in columns]
+            graph = StepGraph(self._decoder, size, plans, tokens, tables, block_size)
             with torch.inference_mode():
                 self._graphs[size] = graph, self._recorder.record(graph.run)
 

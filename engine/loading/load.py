@@ -23,7 +23,7 @@ from engine.execution.runner import ModelRunner
 from engine.loading.backend import Backend, choose_backend
 from engine.loading.fingerprint import DigestedSource, make_fingerprint
 from engine.loading.graphs import CudaRecorder, GraphedDecoder, Size
-from engine.loading.memory import MemoryPlan, cpu_budget, gpu_budget, plan_memory
+from engine.loading.memory import MemoryPlan, block_bytes, cpu_budget, gpu_budget, plan_memory
 from engine.loading.profile import most_positions, peak_activation
 from engine.modeling.assembly import build_decoder
 from engine.modeling.decoder import Decoder
@@ -31,14 +31,13 @@ from engine.modeling.kv_pool import KVPool
 from engine.modeling.model import Model
 from engine.modeling.native import build_native
 from engine.sampling.sampler import Sampler
-from engine.sampling.verification import DeviceVerification, HostVerification, Verification
 from engine.weights.digest import DigestMemory, user_memory
 from engine.weights.formats import name_of
 from engine.weights.source import Progress, WeightSource, open_weights
 from shared.automata.vocabulary import Vocabulary, load_vocabulary
 from shared.config import MemorySettings, SchedulingSettings, Settings
 from shared.errors import ConfigError
-from shared.messages.control import WorkerCapacity
+from shared.messages.control import SlidingPool, WorkerCapacity
 from shared.messages.fingerprint import Fingerprint
 from shared.model_source import resolve_model_dir
 
@@ -59,14 +58,19 @@ class LoadedModel(msgspec.Struct, frozen=True):
     fingerprint: Fingerprint | None = None  # where it was asked for
 
 
-def load_runner(settings: Settings, *, progress: Progress | None = None) -> ModelRunner:
-    """A runner ready for plans.  Raises ModelError for the checkpoint's faults, ConfigError for the settings'."""
-    return make_runner(settings, load_model(settings, progress=progress, digests=user_memory()))
+def load_runner(settings: Settings, *, progress: Progress | None = None, has_windows: bool = True) -> ModelRunner:
+    """A runner ready for plans; `has_windows` as in `load_model`.
+
+    Raises ModelError for the checkpoint's faults, ConfigError for the settings'.
+    """
+    loaded = load_model(settings, progress=progress, digests=user_memory(), has_windows=has_windows)
+    return make_runner(settings, loaded)
 
 
 def make_runner(settings: Settings, loaded: LoadedModel) -> ModelRunner:
     capacity = WorkerCapacity(
         num_blocks=loaded.plan.num_blocks,
+        sliding=[SlidingPool(window, num_blocks) for window, num_blocks in loaded.plan.windows],
         block_size=loaded.plan.block_size,
         max_num_seqs=settings.scheduling.max_num_seqs,
         max_model_len=loaded.plan.max_model_len,
@@ -80,7 +84,6 @@ def make_runner(settings: Settings, loaded: LoadedModel) -> ModelRunner:
         pool=loaded.pool,
         table=loaded.table,
         sampler=loaded.sampler,
-        verification=choose_verification(loaded),
         capacity=capacity,
         fingerprint=loaded.fingerprint,
         no_native=loaded.backend.no_native,
@@ -88,21 +91,20 @@ def make_runner(settings: Settings, loaded: LoadedModel) -> ModelRunner:
     )
 
 
-def choose_verification(loaded: LoadedModel) -> Verification:
-    """Verification of draft tokens: on the device wherever the host would have to wait for it."""
-    on_host = loaded.model.device.type == "cpu"
-    return HostVerification(loaded.sampler) if on_host else DeviceVerification(loaded.sampler)
-
-
 def _load_vocabulary(model: str, size: int, eos_token_ids: Sequence[int]) -> Vocabulary:
     return load_vocabulary(resolve_model_dir(model), size, eos_token_ids)
 
 
 def load_model(
-    settings: Settings, *, longest: int = 0, progress: Progress | None = None, digests: DigestMemory | None = None
+    settings: Settings,
+    *,
+    longest: int = 0,
+    progress: Progress | None = None,
+    digests: DigestMemory | None = None,
+    has_windows: bool = False,
 ) -> LoadedModel:
     """The settings' model, for sequences of up to `longest` tokens where that is less than it could serve; with its
-    fingerprint where there is a memory for digests.
+    fingerprint where there is a memory for digests.  `has_windows`: layers that see a window have blocks of their own.
 
     Raises ModelError for the checkpoint's faults, ConfigError for the settings'.
     """
@@ -118,7 +120,7 @@ def load_model(
     if watched is not None:
         fingerprint = make_fingerprint(settings.engine, settings.memory, directory, spec, backend, watched.value())
     log.info("model_loaded", model=settings.engine.model_name, **backend.description)
-    plan = plan_pool(settings, model, max_model_len)
+    plan = plan_pool(settings, model, max_model_len, spec.windows(max_model_len) if has_windows else ())
     log.info("memory_planned", num_blocks=plan.num_blocks, num_tokens=plan.num_tokens, summary=str(plan))
     return assemble(settings, model, backend, plan, fingerprint)
 
@@ -159,16 +161,22 @@ def _wanted_model_len(settings: SchedulingSettings, spec: ModelSpec) -> int:
     return settings.max_model_len or spec.max_position_embeddings
 
 
-def plan_pool(settings: Settings, model: Model, max_model_len: int) -> MemoryPlan:
+def plan_pool(settings: Settings, model: Model, max_model_len: int, windows: Sequence[int] = ()) -> MemoryPlan:
+    """`windows`: those of layers that have blocks of their own."""
     if settings.memory.num_blocks:
         budget = 0
     elif model.device.type == "cpu":
         budget = cpu_budget(settings.memory)
     else:
         budget = _gpu_budget(settings, model)
-    block_bytes = model.bytes_per_block(settings.memory.block_size)
+    first, sliding = block_bytes(model.spec, model.layer_bytes(settings.memory.block_size), windows)
     return plan_memory(
-        settings.memory, settings.scheduling, bytes_per_block=block_bytes, budget=budget, max_model_len=max_model_len
+        settings.memory,
+        settings.scheduling,
+        bytes_per_block=first,
+        budget=budget,
+        max_model_len=max_model_len,
+        sliding=sliding,
     )
 
 
@@ -188,7 +196,7 @@ def _gpu_budget(settings: Settings, model: Model) -> int:
 def _allocate(settings: MemorySettings, model: Model, plan: MemoryPlan, num_rows: int) -> KVPool:
     """Raises ConfigError where the size was set and cannot be allocated: a restart would not help."""
     try:
-        return model.allocate(plan.num_blocks, plan.block_size, num_rows)
+        return model.allocate(plan.num_blocks, plan.block_size, plan.windows, num_rows)
     except (MemoryError, OSError, OverflowError, RuntimeError) as error:  # torch's lack of memory is a RuntimeError
         if not (settings.kv_cache_memory or settings.num_blocks):
             raise
@@ -198,7 +206,7 @@ def _allocate(settings: MemorySettings, model: Model, plan: MemoryPlan, num_rows
 def assemble(
     settings: Settings, model: Model, backend: Backend, plan: MemoryPlan, fingerprint: Fingerprint | None = None
 ) -> LoadedModel:
-    width = -(-plan.max_model_len // plan.block_size)
+    width = -(-plan.max_model_len // plan.block_size) * (1 + len(plan.windows))
     tables = None
     if isinstance(model, GraphedDecoder):
         tables = DeviceTables(settings.scheduling.max_num_seqs, width, model.device, backend.kernels.write_rows)
@@ -210,6 +218,7 @@ def assemble(
         vocab_size=model.spec.vocab_size,
         device=model.device,
         device_tables=tables,
+        sliding=plan.windows,
     )
     pool = _allocate(settings.memory, model, plan, settings.scheduling.max_num_seqs)
     if isinstance(model, GraphedDecoder) and tables is not None:

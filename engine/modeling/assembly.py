@@ -8,10 +8,20 @@ import torch
 from torch import Tensor
 
 from engine.description.names import LayerParts, Part, Parts
-from engine.description.spec import AttentionSpec, DeltaNetSpec, ExpertsSpec, LayerSpec, ModelSpec
-from engine.modeling.decoder import Decoder, DecoderLayer, DenseWeights, MixtureWeights, NormWeight, Projection
+from engine.description.spec import NO_ROPE, AttentionSpec, DeltaNetSpec, ExpertsSpec, LatentSpec, LayerSpec, ModelSpec
+from engine.description.tensors import PER_HEAD_SLOTS
+from engine.modeling.decoder import (
+    AttentionWeights,
+    Decoder,
+    DecoderLayer,
+    DenseWeights,
+    MixtureWeights,
+    NormWeight,
+)
 from engine.modeling.kv_pool import KVLayout
+from engine.modeling.latent import LatentWeights
 from engine.modeling.linear_attention import DeltaWeights
+from engine.modeling.projection import Projection
 from engine.modeling.rope import build_rope_table
 from engine.weights.formats import Formats
 from engine.weights.kv_scales import KVScales
@@ -45,7 +55,6 @@ def build_decoder(
     norm = reader.norm("norm", tensors.norm)
     assert norm is not None
     source.release()
-    dtype, head_dim = reader.dtype, spec.heads.head_dim
     return Decoder(
         spec=spec,
         kernels=kernels,
@@ -54,9 +63,12 @@ def build_decoder(
         layers=[reader.layer(layer, parts) for layer, parts in zip(spec.layers, tensors.layers, strict=True)],
         norm=norm,
         head=head,
-        ropes=[
-            build_rope_table(rope, head_dim, max_positions, dtype=dtype, device=device) for rope in (*spec.ropes, None)
-        ],
+        ropes={
+            (index, dims): build_rope_table(
+                None if index == NO_ROPE else spec.ropes[index], dims, max_positions, dtype=reader.dtype, device=device
+            )
+            for index, dims in {heads.rotation for heads in spec.attentions}
+        },
         layout=torch_layout(spec, formats, device, source.kv_scales()),
     )
 
@@ -65,8 +77,7 @@ def torch_layout(
     spec: ModelSpec, formats: Formats, device: torch.device, scales: tuple[KVScales, ...] = ()
 ) -> KVLayout:
     on_device = tuple(KVScales(*(column.to(device) for column in layer)) for layer in scales)
-    heads = spec.heads
-    return KVLayout(len(spec.attentions), heads.num_kv_heads, heads.head_dim, formats.kv, device, on_device)
+    return KVLayout(spec.attentions, formats.kv, device, on_device)
 
 
 class _Reader:
@@ -118,8 +129,6 @@ class _Reader:
             mixer=self._mixer(described.attention, parts),
             input_norm=self.norm("input_norm", parts),
             qkv=self._projection("qkv", parts),
-            head_norm=self._head_norm(parts),
-            sinks=self.vector(parts["sinks"]).float() if "sinks" in parts else None,
             output=self._projection("output", parts),
             attention_norm=self.norm("attention_norm", parts),
             mlp_norm=self.norm("mlp_norm", parts),
@@ -128,13 +137,23 @@ class _Reader:
             dense=DenseWeights(*(self._projection(slot, parts) for slot in ("gate_up", "down"))) if mlp.inner else None,
             mixture=None if mlp.experts is None else self._mixture(mlp.experts, parts, gated=mlp.gated),
             mlp_output_norm=self.norm("mlp_output_norm", parts),
+            scale=self.vector(parts["scale"]) if described.scaled else None,
         )
         self._source.release()
         return layer
 
-    def _mixer(self, described: AttentionSpec | DeltaNetSpec, parts: LayerParts) -> AttentionSpec | DeltaWeights:
-        if isinstance(described, AttentionSpec):
-            return described
+    def _mixer(self, described: AttentionSpec | DeltaNetSpec, parts: LayerParts) -> AttentionWeights | DeltaWeights:
+        if isinstance(described, DeltaNetSpec):
+            return self._delta(described, parts)
+        return AttentionWeights(
+            heads=described,
+            head_norm=None if described.latent else self._head_norm(parts),
+            value_norm=self._ones(described.head_dim) if described.value_norm else None,
+            latent=self._latent(described.latent, parts) if described.latent else None,
+            sinks=self.vector(parts["sinks"]).float() if "sinks" in parts else None,
+        )
+
+    def _delta(self, described: DeltaNetSpec, parts: LayerParts) -> DeltaWeights:
         return DeltaWeights(
             described=described,
             gates=self._projection("delta.gates", parts, self._kernels.pack_exact).weight,
@@ -145,11 +164,27 @@ class _Reader:
             eps=self._spec.norm.eps,
         )
 
+    def _ones(self, size: int) -> Tensor:
+        return torch.ones(size, dtype=self.dtype, device=self._device)
+
     def _head_norm(self, parts: LayerParts) -> HeadNorm | None:
         if "query_norm" not in parts:
             return None
         query, key = (self.vector(parts[slot]) for slot in ("query_norm", "key_norm"))
         return HeadNorm(query, key, self._spec.norm.eps)
+
+    def _latent(self, latent: LatentSpec, parts: LayerParts) -> LatentWeights:
+        key_up, value_up = (
+            self._kernels.pack_heads([self.matrix((part,)) for part in parts[slot]]) for slot in PER_HEAD_SLOTS
+        )
+        return LatentWeights(
+            shape=latent,
+            query_norm=self.vector(parts["query_norm"]) if latent.query_rank else None,
+            query_up=self._projection("query_up", parts) if latent.query_rank else None,
+            key_norm=self.vector(parts["key_norm"]),
+            key_up=key_up,
+            value_up=value_up,
+        )
 
     def _projection(self, slot: str, parts: LayerParts, pack: Pack | None = None) -> Projection:
         """Projections of the same input as one: [sum of out_features, in_features]."""
@@ -166,6 +201,7 @@ class _Reader:
                 renormalise=experts.renormalise,
                 groups=experts.groups,
                 kept_groups=experts.kept_groups,
+                group_best=experts.group_best,
                 scale=experts.scale,
             ),
             router=self._projection("router", parts, exact),

@@ -22,7 +22,7 @@ class StepBatch(msgspec.Struct, frozen=True):
     scheduled: Ints  # [num_seqs] tokens of this step, at least one each
     wanted: Ints  # [num_seqs] last tokens of the step whose hidden states are returned
     tokens: Tensor  # [num_rows, longest] int64 token ids, on the model's device
-    block_tables: Ints  # [num_rows, max_num_blocks] block ids
+    block_tables: Ints  # [num_rows, num_pools * max_num_blocks] block ids: the tables of all pools beside each other
     block_size: int  # tokens
 
     @property

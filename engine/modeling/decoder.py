@@ -6,32 +6,27 @@ belongs to which sequence, from its metadata.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from engine.description.spec import AttentionSpec, ModelSpec
 from engine.modeling.batch import StepBatch
-from engine.modeling.inputs import StepInputs, build_inputs
-from engine.modeling.kv_pool import KVLayout, KVPool
+from engine.modeling.inputs import PoolInputs, StepInputs, build_inputs
+from engine.modeling.kv_pool import KVLayout, KVPool, LayerPools, Sliding
+from engine.modeling.latent import LatentWeights
 from engine.modeling.linear_attention import DeltaStates, DeltaWeights, attend_linearly
-from engine.modeling.rope import RopeTable
+from engine.modeling.projection import Projection
+from engine.modeling.rope import RopeTable, Rotation
 from kernels.interface import Kernels
 from kernels.ops.experts import ExpertWeights, Routing
 from kernels.ops.kv_cache import KVCache
 from kernels.ops.linear import LinearWeight
 from kernels.ops.linear_int8 import read_rows
 from kernels.ops.rotary_store import HeadNorm
-
-Rotation = tuple[Tensor, Tensor]  # cosines and sines, each [num_tokens, 1, head_dim]
-
-
-@dataclass(frozen=True, slots=True)
-class Projection:
-    weight: LinearWeight  # [out_features, in_features]
-    bias: Tensor | None  # [out_features]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,15 +56,32 @@ class MixtureWeights:
 
 
 @dataclass(frozen=True, slots=True)
+class AttentionWeights:
+    """Attention's beside its projections.  It reads (num_heads + 2 num_kv_heads) * head_dim features of each token, and
+    as many as it gives where it is gated; of latents, what queries are made of + rank + rotated."""
+
+    heads: AttentionSpec
+    head_norm: HeadNorm | None
+    value_norm: Tensor | None  # [head_dim] ones, where values are normed
+    latent: LatentWeights | None
+    sinks: Tensor | None  # [num_heads] float32
+
+
+class LayerCache(NamedTuple):
+    """Where a layer's keys and values are."""
+
+    cache: KVCache
+    pool: int  # of those that a step's inputs name
+
+
+@dataclass(frozen=True, slots=True)
 class DecoderLayer:
     """One layer's weights; a norm that the layer does not have is None."""
 
-    mixer: AttentionSpec | DeltaWeights
+    mixer: AttentionWeights | DeltaWeights
     input_norm: NormWeight | None
-    qkv: Projection  # [(num_heads + 2 num_kv_heads) * head_dim, hidden_size], and where it is gated the gate's rows
-    head_norm: HeadNorm | None
-    sinks: Tensor | None  # [num_heads] float32
-    output: Projection  # [hidden_size, num_heads * head_dim]
+    qkv: Projection  # [what `mixer` reads, hidden_size]
+    output: Projection  # [hidden_size, what `mixer` gives]
     attention_norm: NormWeight | None
     mlp_norm: NormWeight | None
     activation: str
@@ -77,6 +89,7 @@ class DecoderLayer:
     dense: DenseWeights | None  # the shared expert where there is a mixture
     mixture: MixtureWeights | None
     mlp_output_norm: NormWeight | None
+    scale: Tensor | None  # [1]
 
 
 class Decoder:
@@ -92,40 +105,47 @@ class Decoder:
         layers: Sequence[DecoderLayer],
         norm: NormWeight,
         head: LinearWeight,  # [vocab_size, hidden_size]
-        ropes: Sequence[RopeTable],  # of spec.ropes, and as the last, at NO_ROPE, one that turns nothing
+        ropes: Mapping[tuple[int, int], RopeTable],  # by the layers' rotations
         layout: KVLayout,
     ) -> None:
         self.spec = spec
         self.kernels = kernels
         self.layout = layout
-        self.windows = tuple(sorted({heads.window for heads in spec.attentions}))
+        self._layers = tuple(layers)
+        self.windows = self._windows_by_pool((0,) * len(spec.attentions), 1)  # of the layers of each pool
         self._embedding = embedding
         self._positions = positions
-        self._layers = tuple(layers)
         self._norm = norm
         self._head = head
-        self._ropes = tuple(ropes)
-        self._used_ropes = {heads.rope for heads in spec.attentions}
+        self._ropes = dict(ropes)
         self._next_norms = (*(layer.input_norm for layer in layers[1:]), norm)
-        self._memories: list[KVCache | DeltaStates] = []  # one of each layer
+        self._memories: list[LayerCache | DeltaStates] = []  # one of each layer
 
     @property
     def device(self) -> torch.device:
         return self._norm.weight.device
 
-    def bytes_per_block(self, block_size: int) -> int:
-        return self.layout.bytes_per_block(block_size)
+    def layer_bytes(self, block_size: int) -> list[int]:
+        return self.layout.layer_bytes(block_size)
 
-    def allocate(self, num_blocks: int, block_size: int, num_rows: int = 0) -> KVPool:
-        caches = self.layout.make_caches(num_blocks, block_size)
-        each, dtype = iter(caches), self._norm.weight.dtype
+    def allocate(self, num_blocks: int, block_size: int, sliding: Sliding = (), num_rows: int = 0) -> KVPool:
+        pools = LayerPools.of((heads.window for heads in self.spec.attentions), num_blocks, sliding)
+        self.windows = self._windows_by_pool(pools.pools, len(pools.sizes))
+        caches = self.layout.make_caches(pools.num_blocks, block_size)
+        each, dtype = map(LayerCache, caches, pools.pools), self._norm.weight.dtype
         self._memories = [
             DeltaStates.make(layer.mixer.described, num_rows, dtype, self.device)
             if isinstance(layer.mixer, DeltaWeights)
             else next(each)
             for layer in self._layers
         ]
-        return KVPool(num_blocks, block_size, (tensor for cache in caches for tensor in cache.tensors))
+        return pools.make(block_size, [cache.tensors for cache in caches])
+
+    def _windows_by_pool(self, pools: Iterable[int], num_pools: int) -> list[tuple[int, ...]]:
+        found: list[set[int]] = [set() for _ in range(num_pools)]
+        for pool, heads in zip(pools, self.spec.attentions, strict=True):
+            found[pool].add(heads.window)
+        return [tuple(sorted(windows)) for windows in found]
 
     def forward(self, batch: StepBatch) -> Tensor:
         """Final hidden states [sum of wanted, hidden_size]; writes this step's keys and values into the pool."""
@@ -135,8 +155,7 @@ class Decoder:
     def compute(self, inputs: StepInputs) -> Tensor:
         """Final hidden states of all the step's tokens [num_tokens, hidden_size]; nothing here waits for the device."""
         rotations = {
-            index: (self._ropes[index].cos[inputs.positions], self._ropes[index].sin[inputs.positions])
-            for index in self._used_ropes
+            which: (table.cos[inputs.positions], table.sin[inputs.positions]) for which, table in self._ropes.items()
         }
         residual = self._embed(inputs)
         first = self._layers[0].input_norm
@@ -144,7 +163,11 @@ class Decoder:
         for layer, memory, next_norm in zip(self._layers, self._memories, self._next_norms, strict=True):
             attended = self._project(layer.output, self._mix(layer, hidden, rotations, inputs, memory))
             hidden, residual = self._add(attended, residual, layer.attention_norm, layer.mlp_norm)
-            hidden, residual = self._add(self._mlp(layer, hidden), residual, layer.mlp_output_norm, next_norm)
+            branch, output_norm = self._mlp(layer, hidden), layer.mlp_output_norm
+            if layer.scale is not None:
+                branch = branch if output_norm is None else self._normed(branch, output_norm)
+                branch, residual, output_norm = branch * layer.scale, residual * layer.scale, None
+            hidden, residual = self._add(branch, residual, output_norm, next_norm)
         return hidden
 
     def logits(
@@ -198,36 +221,46 @@ class Decoder:
         self,
         layer: DecoderLayer,
         hidden: Tensor,  # [num_tokens, hidden_size]
-        rotations: Mapping[int, Rotation],
+        rotations: Mapping[tuple[int, int], Rotation],
         inputs: StepInputs,
-        memory: KVCache | DeltaStates,
+        memory: LayerCache | DeltaStates,
     ) -> Tensor:  # [num_tokens, in_features of the layer's output]
         mixed, mixer = self._project(layer.qkv, hidden), layer.mixer
-        if isinstance(mixer, AttentionSpec):
-            assert isinstance(memory, KVCache)
-            return self._attend(layer, mixer, mixed, rotations[mixer.rope], inputs, memory)
+        if isinstance(mixer, AttentionWeights):
+            assert isinstance(memory, LayerCache)
+            rotation = rotations[mixer.heads.rotation]
+            return self._attend(mixer, mixed, rotation, inputs.pools[memory.pool], memory.cache)
         assert isinstance(memory, DeltaStates)
         assert inputs.states is not None
         return attend_linearly(mixer, hidden, mixed, self.kernels, memory, inputs.states)
 
     def _attend(
         self,
-        layer: DecoderLayer,
-        heads: AttentionSpec,
-        mixed: Tensor,  # [num_tokens, (num_heads + 2 num_kv_heads) * head_dim], and the gate where there is one
+        mixer: AttentionWeights,
+        mixed: Tensor,  # [num_tokens, what it reads]
         rotation: Rotation,
-        inputs: StepInputs,
+        inputs: PoolInputs,
         cache: KVCache,
-    ) -> Tensor:  # [num_tokens, num_heads * head_dim]
-        head_norm, gate = layer.head_norm, mixed[:, (heads.num_heads + 2 * heads.num_kv_heads) * heads.head_dim :]
+    ) -> Tensor:  # [num_tokens, num_heads * head_dim, or of the values that are made of latents]
+        heads, head_norm, num_vectors = (
+            mixer.heads,
+            mixer.head_norm,
+            mixer.heads.num_heads + 2 * mixer.heads.num_kv_heads,
+        )
+        if mixer.latent is not None:
+            return mixer.latent.attend(self.kernels, heads, mixed, rotation, inputs, cache)
+        gate = mixed[:, num_vectors * heads.head_dim :]
         if head_norm is not None and heads.qk_norm == "whole":
             mixed, head_norm = self._norm_whole(mixed, head_norm), None
-        mixed = mixed.view(mixed.shape[0], -1, heads.head_dim)
+        mixed = mixed.view(len(mixed), -1, heads.head_dim)
         if heads.gated:
-            mixed = mixed[:, : heads.num_heads + 2 * heads.num_kv_heads]
+            mixed = mixed[:, :num_vectors]
+        if mixer.value_norm is not None:
+            values = mixed[:, -heads.num_kv_heads :]
+            values.copy_(self.kernels.rms_norm(values.contiguous(), mixer.value_norm, self.spec.norm.eps))
         query = self.kernels.rotary_store(mixed, *rotation, head_norm, cache, inputs.slot_mapping)
         attended = self.kernels.paged_attention(
-            query, cache, inputs.attention, heads.score_scale, heads.window, heads.softcap, layer.sinks
+            query, cache, inputs.attention, heads.score_scale, heads.window, heads.softcap, mixer.sinks
         )
         attended = attended.flatten(1)
         return self.kernels.gated_activation(torch.cat((gate, attended), dim=1), "sigmoid") if heads.gated else attended
@@ -280,4 +313,4 @@ class Decoder:
         projection: Projection,
         x: Tensor,  # [num_tokens, in_features]
     ) -> Tensor:  # [num_tokens, out_features]
-        return self.kernels.linear(x, projection.weight, projection.bias)
+        return projection(self.kernels, x)

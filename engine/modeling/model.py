@@ -11,7 +11,7 @@ from torch import Tensor
 
 from engine.description.spec import ModelSpec
 from engine.modeling.batch import Ints, StepBatch
-from engine.modeling.kv_pool import KVPool
+from engine.modeling.kv_pool import KVPool, Sliding
 
 
 class Model(Protocol):
@@ -25,12 +25,13 @@ class Model(Protocol):
     @property
     def device(self) -> torch.device: ...
 
-    def bytes_per_block(self, block_size: int) -> int:
-        """Of the KV pool, all layers together."""
+    def layer_bytes(self, block_size: int) -> list[int]:
+        """Of a block of the KV pool, in each layer with a cache."""
         ...
 
-    def allocate(self, num_blocks: int, block_size: int, num_rows: int = 0) -> KVPool:
-        """The pool that `forward` works on from now on; one that was there before is dropped.
+    def allocate(self, num_blocks: int, block_size: int, sliding: Sliding = (), num_rows: int = 0) -> KVPool:
+        """The pool that `forward` works on from now on; one that was there before is dropped.  Layers with a window
+        of `sliding` have blocks of their own there.
 
         A model whose layers keep states has them for as many rows.
         """

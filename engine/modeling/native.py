@@ -5,6 +5,7 @@ It owns the packed weights, in one stretch of memory, and the KV pool, whose lay
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,9 +14,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.description.names import Part
-from engine.description.spec import NO_ROPE, ModelSpec
+from engine.description.spec import NO_ROPE, AttentionSpec, ModelSpec
 from engine.modeling.batch import Ints, StepBatch
-from engine.modeling.kv_pool import KVPool
+from engine.modeling.kv_pool import KVPool, LayerPools, Sliding
 from engine.modeling.native_delta import make_states
 from engine.modeling.native_layers import LayerPacker, NativeLayer, NativeNorm, address, describe_layer
 from engine.modeling.rope import build_rope_table
@@ -28,29 +29,27 @@ from kernels.cpu.native import FORMATS, KVShape, Native, PackedLinear, StepColum
 
 @dataclass(frozen=True, slots=True)
 class NativeLayout:
-    """The KV pool's layout: opaque blocks of bytes, of keys and of values."""
+    """The KV pool's layout: opaque blocks of bytes, of keys and of values; latents are values alone."""
 
     native: Native
-    num_layers: int
-    num_kv_heads: int
-    head_dim: int
+    layers: tuple[AttentionSpec, ...]
     dtype: torch.dtype
 
-    def bytes_per_block(self, block_size: int) -> int:
-        return self.num_layers * sum(self._sizes(block_size))
+    def layer_bytes(self, block_size: int) -> list[int]:
+        """Of a block, in each layer."""
+        return [sum(self._sizes(heads, block_size)) for heads in self.layers]
 
-    def make_blocks(self, num_blocks: int, block_size: int) -> list[tuple[Tensor, Tensor]]:
-        """Of each layer, keys and values [num_blocks, bytes] uint8."""
-        sizes = self._sizes(block_size)
-        arena = Arena(self.num_layers * sum(padded(num_blocks * size) for size in sizes))
-        made = [
-            [arena.take(num_blocks * size).view(num_blocks, size) for size in sizes] for _ in range(self.num_layers)
-        ]
+    def make_blocks(self, num_blocks: Sequence[int], block_size: int) -> list[tuple[Tensor, Tensor]]:
+        """Of each layer, keys and values [num_blocks, bytes] uint8, with so many blocks."""
+        sizes = [self._sizes(heads, block_size) for heads in self.layers]
+        columns = list(zip(num_blocks, sizes, strict=True))
+        arena = Arena(sum(padded(count * size) for count, both in columns for size in both))
+        made = [[arena.take(count * size).view(count, size) for size in both] for count, both in columns]
         return [(keys, values) for keys, values in made]
 
-    def _sizes(self, block_size: int) -> tuple[int, int]:
-        shape = KVShape(self.dtype, block_size, self.num_kv_heads, self.head_dim)
-        return self.native.key_bytes(shape), self.native.value_bytes(shape)
+    def _sizes(self, heads: AttentionSpec, block_size: int) -> tuple[int, int]:
+        shape = KVShape(self.dtype, block_size, heads.num_kv_heads, heads.head_dim)
+        return 0 if heads.latent else self.native.key_bytes(shape), self.native.value_bytes(shape)
 
 
 class NativeDecoder:
@@ -77,7 +76,9 @@ class NativeDecoder:
         self._held = (embedding, positions, norm, head)
         self._layers = layers
         self._pool: KVPool | None = None
-        self._states: list[tuple[Tensor, Tensor]] = []
+        self._states: list[tuple[Tensor, Tensor]] = []  # of the layers of linear attention
+        self._pools = LayerPools((), ())
+        self._layer_structs = (abi.PgLayer * 0)()
         self._logits = torch.empty(0)
         self._columns: StepColumns | None = None
         self._model = describe(spec, formats)
@@ -88,11 +89,13 @@ class NativeDecoder:
         if embedding is not None:
             self._model.embedding, self._model.embedding_format = embedding.data_ptr(), FORMATS[embedding.dtype]
 
-    def bytes_per_block(self, block_size: int) -> int:
-        return self.layout.bytes_per_block(block_size)
+    def layer_bytes(self, block_size: int) -> list[int]:
+        return self.layout.layer_bytes(block_size)
 
-    def allocate(self, num_blocks: int, block_size: int, num_rows: int = 0) -> KVPool:
-        blocks = self.layout.make_blocks(num_blocks, block_size)
+    def allocate(self, num_blocks: int, block_size: int, sliding: Sliding = (), num_rows: int = 0) -> KVPool:
+        self._pools = LayerPools.of((heads.window for heads in self.spec.attentions), num_blocks, sliding)
+        self._columns = None
+        blocks = self.layout.make_blocks(self._pools.num_blocks, block_size)
         self._structs, each = [], iter(blocks)
         memories = [
             next(each) if layer.delta is None else make_states(layer.delta.described, num_rows)
@@ -101,8 +104,9 @@ class NativeDecoder:
         self._states = [both for layer, both in zip(self._layers, memories, strict=True) if layer.delta is not None]
         structs = [layer.struct(both, self._structs) for layer, both in zip(self._layers, memories, strict=True)]
         self._model.block_size = block_size
-        self._model.layers = (abi.PgLayer * len(structs))(*structs)
-        self._pool = KVPool(num_blocks, block_size, (tensor for both in blocks for tensor in both))
+        self._layer_structs = (abi.PgLayer * len(structs))(*structs)
+        self._model.layers = self._layer_structs
+        self._pool = self._pools.make(block_size, [[tensor for tensor in both if len(tensor.T)] for both in blocks])
         return self._pool
 
     def forward(self, batch: StepBatch) -> Tensor:
@@ -144,11 +148,16 @@ class NativeDecoder:
         columns = self._columns
         if columns is None or columns.tokens is not batch.tokens or columns.tables is not batch.block_tables:
             columns = self._columns = StepColumns(batch.tokens, batch.block_tables)
+            width = batch.block_tables.shape[1] // len(self._pools.sizes)
+            both = zip(self._layer_structs, self._layers, strict=True)
+            cached = (struct for struct, layer in both if layer.delta is None)
+            for struct, pool in zip(cached, self._pools.pools, strict=True):
+                struct.table = pool * width
         return columns.fill(batch.rows, batch.computed, batch.scheduled, batch.wanted)
 
 
 def native_layout(spec: ModelSpec, native: Native, formats: Formats) -> NativeLayout:
-    return NativeLayout(native, len(spec.attentions), spec.heads.num_kv_heads, spec.heads.head_dim, formats.kv)
+    return NativeLayout(native, spec.attentions, formats.kv)
 
 
 def why_unsupported(spec: ModelSpec, native: Native, formats: Formats, block_size: int) -> str:
@@ -168,9 +177,6 @@ def describe(spec: ModelSpec, formats: Formats) -> abi.PgModel:
     return abi.PgModel(
         num_layers=spec.num_layers,
         hidden=spec.hidden_size,
-        num_heads=spec.heads.num_heads,
-        num_kv_heads=spec.heads.num_kv_heads,
-        head_dim=spec.heads.head_dim,
         vocab=spec.vocab_size,
         kv_format=FORMATS[formats.kv],
         round_activations=formats.rounds,
@@ -190,8 +196,7 @@ def build_native(
     embedding = None if tensors.head is None else _rows(tensors.embedding, source, formats, native)
     head = packer.head((tensors.embedding if tensors.head is None else tensors.head,))
     positions = None if tensors.positions is None else packer.vector((tensors.positions,))
-    ropes = [getattr(layer.attention, "rope", NO_ROPE) for layer in spec.layers]
-    tables = {rope: _rotation(spec, rope, max_positions) for rope in set(ropes)}
+    tables = {which: _rotation(spec, *which, max_positions) for which in {one.rotation for one in spec.attentions}}
     return NativeDecoder(
         spec=spec,
         native=native,
@@ -199,8 +204,10 @@ def build_native(
         embedding=embedding,
         positions=positions,
         layers=[
-            packer.layer(layer, parts, tables[rope])
-            for layer, parts, rope in zip(spec.layers, tensors.layers, ropes, strict=True)
+            packer.layer(
+                layer, parts, tables[one.rotation] if isinstance(one := layer.attention, AttentionSpec) else None
+            )
+            for layer, parts in zip(spec.layers, tensors.layers, strict=True)
         ],
         norm=packer.final_norm(tensors.norm),
         head=head,
@@ -217,13 +224,10 @@ def _rows(part: Part, source: WeightSource, formats: Formats, native: Native) ->
     return rows
 
 
-def _rotation(spec: ModelSpec, rope: int, max_positions: int) -> tuple[Tensor, Tensor] | None:
-    """cos and sin, each [max_positions, head_dim / 2] float32; None: nothing turns."""
+def _rotation(spec: ModelSpec, rope: int, dims: int, max_positions: int) -> tuple[Tensor, Tensor] | None:
+    """cos and sin, each [max_positions, dims / 2] float32; None: nothing turns."""
     if rope == NO_ROPE:
         return None
-    head_dim = spec.heads.head_dim
-    table = build_rope_table(
-        spec.ropes[rope], head_dim, max_positions, dtype=torch.float32, device=NativeDecoder.device
-    )
-    half = head_dim // 2
+    table = build_rope_table(spec.ropes[rope], dims, max_positions, dtype=torch.float32, device=NativeDecoder.device)
+    half = dims // 2
     return table.cos[:, 0, :half].contiguous(), table.sin[:, 0, half:].contiguous()

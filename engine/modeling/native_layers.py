@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from engine.description.names import LayerParts, Parts
-from engine.description.spec import AttentionSpec, DeltaNetSpec, ExpertsSpec, LayerSpec, ModelSpec
+from engine.description.spec import AttentionSpec, DeltaNetSpec, ExpertsSpec, LatentSpec, LayerSpec, ModelSpec
+from engine.description.tensors import PER_HEAD_SLOTS
 from engine.modeling.native_delta import NativeDelta, describe_delta
 from engine.weights.formats import Formats
 from engine.weights.pages import Arena, padded
@@ -58,6 +59,24 @@ class NativeExperts:
 
 
 @dataclass(frozen=True, slots=True)
+class NativeLatent:
+    """The linears of latent attention beside the layer's own, and the arrays of structures that point at them."""
+
+    query: PackedLinear | None  # [num_heads * (plain + rotated), query_rank]
+    key_up: list[PackedLinear]  # of each head [rank, plain]
+    value_up: list[PackedLinear]  # of each head [value_dim, rank]
+    _arrays: list[ctypes.Array[abi.PgLinear]] = field(default_factory=list)
+
+    def fill(self, struct: abi.PgLatent) -> None:
+        self._arrays[:] = [
+            (abi.PgLinear * len(linears))(*(one.struct for one in linears)) for linears in (self.key_up, self.value_up)
+        ]
+        struct.key_up, struct.value_up = self._arrays
+        if self.query is not None:
+            struct.query = self.query.struct
+
+
+@dataclass(frozen=True, slots=True)
 class NativeLayer:
     """One layer's weights, packed; a slot that the layer does not have is absent."""
 
@@ -65,9 +84,11 @@ class NativeLayer:
     norms: dict[str, NativeNorm]  # by slot
     linears: dict[str, PackedLinear]  # by slot: qkv, output, gate_up, down (the shared expert's beside a mixture)
     experts: NativeExperts | None
+    latent: NativeLatent | None
     sinks: Tensor | None  # [num_heads] float32
-    rotation: tuple[Tensor, Tensor] | None  # cos and sin, each [max_positions, head_dim / 2] float32
-    delta: NativeDelta | None = None  # of linear attention
+    scale: Tensor | None  # [1] float32
+    rotation: tuple[Tensor, Tensor] | None  # cos and sin, each [max_positions, rotated dimensions / 2] float32
+    delta: NativeDelta | None  # of linear attention
 
     def struct(self, memory: tuple[Tensor, Tensor], held: list[object]) -> abi.PgLayer:
         """What the structure points at beside tensors goes to `held`."""
@@ -78,9 +99,11 @@ class NativeLayer:
             setattr(layer, slot, linear.struct)
         if self.experts is not None:
             self.experts.fill(layer.experts.contents)
+        if self.latent is not None:
+            self.latent.fill(layer.latent.contents)
         if self.rotation is not None:
             layer.cos, layer.sin = (table.data_ptr() for table in self.rotation)
-        layer.sinks = address(self.sinks)
+        layer.sinks, layer.layer_scale = address(self.sinks), address(self.scale)
         first, second = (tensor.data_ptr() for tensor in memory)
         if self.delta is None:
             layer.keys, layer.values = first, second
@@ -93,18 +116,39 @@ def describe_layer(layer: LayerSpec, held: list[object]) -> abi.PgLayer:
     """The dimensions, without any memory but that of the structures that this one points at, which go to `held`."""
     heads, mlp = layer.attention, layer.mlp
     described = abi.PgLayer(inner=mlp.inner, gated=mlp.gated, activation=ACTIVATIONS[mlp.activation])
-    if isinstance(heads, AttentionSpec):
-        described.norm_whole, described.attention_gate = heads.qk_norm == "whole", heads.gated
-        described.scale, described.softcap, described.window = heads.scale, heads.softcap, heads.window
-    else:
+    if isinstance(heads, DeltaNetSpec):
         delta = describe_delta(heads)
         held.append(delta)
         described.delta = ctypes.pointer(delta)
+    else:
+        _describe_heads(described, heads, held)
     if mlp.experts is not None:
         experts = describe_experts(mlp.experts)
         held.append(experts)
         described.experts = ctypes.pointer(experts)
     return described
+
+
+def _describe_heads(layer: abi.PgLayer, heads: AttentionSpec, held: list[object]) -> None:
+    layer.num_heads, layer.num_kv_heads, layer.head_dim = heads.num_heads, heads.num_kv_heads, heads.head_dim
+    layer.norm_whole, layer.attention_gate = heads.qk_norm == "whole", heads.gated
+    layer.scale, layer.softcap, layer.window = heads.scale, heads.softcap, heads.window
+    if heads.latent is not None:
+        latent = describe_latent(heads.latent)
+        held.append(latent)
+        layer.latent = ctypes.pointer(latent)
+
+
+def describe_latent(latent: LatentSpec) -> abi.PgLatent:
+    """The dimensions, without any memory."""
+    return abi.PgLatent(
+        rank=latent.rank,
+        rotated=latent.rotated,
+        plain=latent.plain,
+        value_dim=latent.value_dim,
+        query_rank=latent.query_rank,
+        eps=latent.norm_eps,
+    )
 
 
 def describe_experts(experts: ExpertsSpec) -> abi.PgExperts:
@@ -117,6 +161,7 @@ def describe_experts(experts: ExpertsSpec) -> abi.PgExperts:
         renormalise=experts.renormalise,
         groups=experts.groups,
         kept_groups=experts.kept_groups,
+        group_best=experts.group_best,
         scale=experts.scale,
     )
 
@@ -144,10 +189,12 @@ class LayerPacker:
             linears |= {"gate_up": first("gate_up", parts), "down": self._slot("down", parts)}
         layer = NativeLayer(
             described=described,
-            norms={slot: self._norm(slot, parts) for slot in parts if slot.endswith("_norm")},
+            norms=self._norms(described, parts),
             linears=linears,
             experts=None if mlp.experts is None else self._experts(mlp.experts, parts, gated=mlp.gated),
+            latent=self._latent(parts) if PER_HEAD_SLOTS[0] in parts else None,
             sinks=self.vector(parts["sinks"]) if "sinks" in parts else None,
+            scale=self.vector(parts["scale"]) if described.scaled else None,
             rotation=rotation,
             delta=self._delta(described.attention, parts) if isinstance(described.attention, DeltaNetSpec) else None,
         )
@@ -194,6 +241,12 @@ class LayerPacker:
         sums = self._source.sums(*parts)
         return self._native.pack_gate_up(gate, up, self._dtype, packed, both, sums=sums)
 
+    def _norms(self, described: LayerSpec, parts: LayerParts) -> dict[str, NativeNorm]:
+        norms = {slot: self._norm(slot, parts) for slot in parts if slot.endswith("_norm")}
+        if isinstance(described.attention, AttentionSpec) and described.attention.value_norm:
+            norms["value_norm"] = NativeNorm(torch.ones(described.attention.head_dim), None, "rms")
+        return norms
+
     def _norm(self, slot: str, parts: LayerParts) -> NativeNorm:
         bias = parts.get(f"{slot}.bias")
         kind = "rms" if slot in ("query_norm", "key_norm") else self._spec.norm.kind
@@ -212,6 +265,10 @@ class LayerPacker:
             shared_gate=self.linear(parts["shared_gate"], None, self._exact) if experts.shared_gate else None,
         )
 
+    def _latent(self, parts: LayerParts) -> NativeLatent:
+        keys, values = ([self.linear((part,), None, self._exact) for part in parts[slot]] for slot in PER_HEAD_SLOTS)
+        return NativeLatent(self._slot("query_up", parts) if "query_up" in parts else None, keys, values)
+
     def _total(self) -> int:
         """Bytes of all packed weights."""
         tensors = self._source.tensors
@@ -223,7 +280,9 @@ class LayerPacker:
                 if len(whole[0].wanted) != 2:
                     continue
                 each = len(whole) // count if slot.startswith("experts_") else len(whole)
-                dtype = self._exact if slot in ("router", "shared_gate", "delta.gates") else self._dtype
+                each = 1 if slot in PER_HEAD_SLOTS else each
+                is_exact = slot in ("router", "shared_gate", "delta.gates", *PER_HEAD_SLOTS)
+                dtype = self._exact if is_exact else self._dtype
                 total += sum(self._bytes(whole[at : at + each], dtype) for at in range(0, len(whole), each))
         return total
 

@@ -10,6 +10,8 @@ from torch import Tensor
 
 from engine.description.rope import RopeConfig
 
+Rotation = tuple[Tensor, Tensor]  # cosines and sines of a step's tokens, each [num_tokens, 1, head_dim]
+
 
 @dataclass(frozen=True, slots=True)
 class RopeTable:
@@ -44,6 +46,9 @@ def frequencies(rope: RopeConfig, rotated: int, max_positions: int) -> Tensor:  
     base = _base_frequencies(rope.theta, rotated)
     if rope.kind == "linear":
         return base / rope.factor
+    if rope.kind == "proportional":
+        turning = torch.arange(rotated // 2) < int(rope.turning * rotated // 2)
+        return base / rope.factor * turning
     if rope.kind == "dynamic":
         return _base_frequencies(_dynamic_theta(rope, rotated, max_positions), rotated)
     if rope.kind == "llama3":

@@ -28,22 +28,6 @@ class Drafts(msgspec.Struct, frozen=True):
     def num_positions(self) -> int:
         return len(self.counts) + len(self.token_ids)
 
-    def equal(
-        self,
-        chosen: Ints,  # [num_positions]
-    ) -> Flags:  # [num_drafts]
-        agreed: Flags = chosen[self.places] == self.token_ids
-        return agreed
-
-    def num_accepted(
-        self,
-        agreed: Flags,  # [num_drafts]
-    ) -> Ints:  # [num_seqs] agreed tokens before the first that is not
-        refused = np.ones(self.num_positions, np.bool_)  # the position behind all drafts ends every run
-        refused[self.places] = ~agreed
-        ends = refused.nonzero()[0]
-        return ends[ends.searchsorted(self.starts)] - self.starts
-
     def yielded(
         self,
         accepted: Ints,  # [num_seqs]

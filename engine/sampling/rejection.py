@@ -1,12 +1,10 @@
 """Verification by rejection sampling: the tokens are not those without drafts, but their distribution is.
 
-The source is in `kernels.ops.rejection`.  A sequence that takes the most likely token accepts by equality; one that
-samples and has no drafts draws as ever, and so does the position behind drafts that were all accepted.
+The source is in `kernels.ops.rejection`.  A sequence that takes the most likely token accepts by equality.  Nothing is
+read from the device, which may run behind the host.
 """
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -14,80 +12,89 @@ from torch import Tensor
 
 from engine.sampling.columns import Ints
 from engine.sampling.drafts import Drafts, Flags
-from engine.sampling.processing import SampleBatch
 from engine.sampling.proposals import Proposals
-from engine.sampling.target import Target, select_target
+from engine.sampling.target import Target
 from kernels.interface import SamplingKernels
 from kernels.ops.noise import ACCEPT_STREAM, RECOVER_STREAM
+from kernels.ops.transfer import to_device
 
 NOTHING = float("-inf")
 
 
-@dataclass(frozen=True, slots=True)
 class Rejection:
-    """One step's.  "Tested" are the drafts, by index, of sequences that sample; only they have anything random."""
+    """One step's.  Each sequence that samples draws once, behind its accepted drafts.
 
-    kernels: SamplingKernels
-    batch: SampleBatch
-    drafts: Drafts
-    proposals: Proposals
+    The host knows which positions sample and what was proposed at each; only what is accepted it does not.
+    """
 
-    def verify(
+    def __init__(self, kernels: SamplingKernels, drafts: Drafts, proposals: Proposals, drawn: Ints) -> None:
+        """`drawn` [n] are the positions of sequences that sample, all of each."""
+        self.sequences = np.flatnonzero(np.isin(drafts.starts, drawn))  # [m]
+        self._kernels = kernels
+        self._drafts = drafts
+        self._proposals = proposals
+        self._drawn = drawn
+
+    def accept(
         self,
-        logits: Tensor,  # [num_positions, vocab_size] float32, processed
-        chosen: Tensor,  # [num_positions] int64: the most likely tokens, overwritten
-    ) -> tuple[Ints, Ints]:  # as `engine.sampling.sampler.Sampler.verify`
-        drafts, agreed = self.drafts, self.drafts.equal(chosen.cpu().numpy())
-        behind, tested = self._those_that_draw()
-        if len(behind):
-            where, target = select_target(logits, chosen, self.batch, behind, self.kernels)
-            chosen[where] = target.draw(self.kernels)
-        if not len(tested):
-            return chosen.cpu().numpy(), drafts.num_accepted(agreed)
-        where, target = select_target(logits, chosen, self.batch, drafts.places[tested], self.kernels)
-        agreed[tested] = self._test(target, tested)
-        accepted = drafts.num_accepted(agreed)
-        chosen[where] = torch.from_numpy(drafts.token_ids[tested]).to(chosen.device)
-        refused = np.flatnonzero(np.isin(drafts.places[tested], drafts.starts + accepted))
-        if len(refused):
-            chosen[where[torch.from_numpy(refused)]] = self._recover(target.select(refused), tested[refused])
-        return chosen.cpu().numpy(), accepted
-
-    def _those_that_draw(self) -> tuple[Ints, Ints]:
-        """Positions behind all drafts of their sequence [n], and tested drafts [m]."""
-        draws = np.zeros(self.drafts.num_positions, np.bool_)
-        draws[self.batch.columns.drawn(self.batch.rows)] = True
-        tested = np.flatnonzero(draws[self.drafts.places])
-        draws[self.drafts.places] = False
-        return np.flatnonzero(draws), tested
-
-    def _test(
-        self,
-        target: Target,  # of the tested drafts' positions
-        tested: Ints,  # [n] drafts
-    ) -> Flags:  # [n] accepted, if those before are
+        target: Target,  # of the drawn positions
+    ) -> tuple[Tensor, Tensor]:  # [n] their drafts, int64, and int32: the same or -1 where one is refused, or none
         device, kept = target.values.device, target.kept
-        draft_ids, proposed = (
-            torch.from_numpy(column[tested]).to(device) for column in (self.drafts.token_ids, self.proposals.own)
-        )
+        place = np.full(self._drafts.num_positions, -1)
+        place[self._drafts.places] = np.arange(len(self._drafts.token_ids))
+        draft = place[self._drawn]
+        is_draft: Flags = draft >= 0
+        draft_ids = to_device(np.where(is_draft, self._drafts.token_ids[draft], 0), device)
+        proposed = to_device(np.where(is_draft, self._proposals.own[draft], 1.0), device)
         keys = target.keys(ACCEPT_STREAM)
-        return self.kernels.accepts(target.values, kept.cut, kept.last_tied, draft_ids, proposed, keys).cpu().numpy()
+        accepted = self._kernels.accepts(target.values, kept.cut, kept.last_tied, draft_ids, proposed, keys)
+        agreed = torch.where(accepted & to_device(is_draft, device), draft_ids, -1)
+        return draft_ids, agreed.int()
 
-    def _recover(
+    def draw(
         self,
-        target: Target,  # of the refused drafts' positions
-        refused: Ints,  # [n] drafts
-    ) -> Tensor:  # [n] int64
-        device, kept, proposals = target.values.device, target.kept, self.proposals
-        place = np.full(len(self.drafts.token_ids), -1)
-        place[refused] = np.arange(len(refused))
-        owners = place[proposals.owners]
-        inside = owners >= 0
-        columns = (owners[inside], proposals.token_ids[inside], proposals.probs[inside])
-        entries = [torch.from_numpy(column).to(device) for column in columns]
-        excess = self.kernels.log_residual(target.values, kept.cut, kept.last_tied, *entries)
-        cut, last = torch.full_like(target.peak, NOTHING), torch.full_like(kept.last_tied, excess.shape[1])
-        recovered = self.kernels.gumbel_argmax(excess, cut, last, target.keys(RECOVER_STREAM))
-        left = (excess > NOTHING).any(1)
+        target: Target,  # of the drawn positions
+        accepted: Tensor,  # [num_seqs] int32
+    ) -> Tensor:  # [m] int64
+        device, kernels = target.values.device, self._kernels
+        columns = (self.sequences, self._drawn.searchsorted(self._drafts.starts[self.sequences]), self._counts)
+        which, firsts, counts = to_device(np.stack(columns), device)
+        accepted = accepted[which].long()
+        places = firsts + accepted
+        values, cut, last_tied = target.values[places], target.kept.cut[places], target.kept.last_tied[places]
+        plain, recovering = (_select(target.keys(stream), places) for stream in (0, RECOVER_STREAM))
+        drawn = kernels.gumbel_argmax(values, cut, last_tied, plain)
+        excess = kernels.log_residual(values, cut, last_tied, *self._entries(accepted))
+        everything = torch.full_like(cut, NOTHING), torch.full_like(last_tied, excess.shape[1])
+        recovered = kernels.gumbel_argmax(excess, *everything, recovering)
         # Rounding may leave nothing where p and q are the same: then p is as good as what is left of it.
-        return recovered if bool(left.all()) else torch.where(left, recovered, target.draw(self.kernels))
+        refused = (accepted < counts) & (excess > NOTHING).any(1)
+        return torch.where(refused, recovered, drawn)
+
+    @property
+    def _counts(self) -> Ints:
+        return self._drafts.counts[self.sequences]
+
+    def _entries(
+        self,
+        accepted: Tensor,  # [m] int64
+    ) -> tuple[Tensor, Tensor, Tensor]:  # as `kernels.ops.rejection.log_residual` takes them
+        """Of the draft behind the accepted ones; those of all others belong to none."""
+        drafts, proposals = self._drafts, self._proposals
+        owner = np.full(len(drafts.counts), -1)
+        owner[self.sequences] = np.arange(len(self.sequences))
+        sequence = np.repeat(np.arange(len(drafts.counts)), drafts.counts)  # [num_drafts]
+        within = drafts.places - drafts.starts[sequence]
+        chosen = owner[sequence[proposals.owners]] >= 0
+        entries = proposals.owners[chosen]
+        columns = np.stack((owner[sequence[entries]], within[entries], proposals.token_ids[chosen]))
+        owners, places, token_ids = to_device(columns, accepted.device)
+        probs = to_device(proposals.probs[chosen], accepted.device)
+        return torch.where(accepted[owners] == places, owners, -1), token_ids, probs
+
+
+def _select(
+    keys: tuple[Tensor, Tensor],  # each [n] int64
+    places: Tensor,  # [m] int64
+) -> tuple[Tensor, Tensor]:  # each [m] int64
+    return keys[0][places], keys[1][places]

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from engine.sampling.columns import Ints
-from engine.sampling.drafts import Drafts
 from engine.sampling.processing import SampleBatch, process_logits
 from engine.sampling.proposals import certain, pack_distributions
-from engine.sampling.rejection import Rejection
 from engine.sampling.target import read_target, select_target
 from engine.sampling.truncation import keep_most_likely
 from kernels.interface import SamplingKernels
@@ -45,20 +42,6 @@ class Sampler:
             where, target = select_target(logits, chosen, batch, places, self.kernels)
             chosen[where] = target.draw(self.kernels)
         return chosen
-
-    def verify(
-        self,
-        logits: Tensor,  # [num_positions, vocab_size] float32, changed in place
-        batch: SampleBatch,  # of the positions, each with the drafts before it in its history
-        drafts: Drafts,
-    ) -> tuple[Ints, Ints]:  # token ids [num_positions], and how many drafts of each sequence are accepted [num_seqs]
-        """A sequence takes the tokens of its positions up to the one behind its accepted drafts; the rest is void."""
-        if drafts.proposals is None:
-            tokens = self.sample(logits, batch).cpu().numpy()
-            return tokens, drafts.num_accepted(drafts.equal(tokens))
-        self.process(logits, batch)
-        chosen = self.kernels.argmax(logits)
-        return Rejection(self.kernels, batch, drafts, drafts.proposals).verify(logits, chosen)
 
     def propose(
         self,

@@ -1,13 +1,12 @@
-"""Where draft tokens are verified: on the host, which then knows at once, or on the device, which nobody waits for.
+"""Draft tokens are verified where the tokens are: on the device, which nobody waits for.
 
-On a device a sequence's accepted drafts are counted where its tokens are, and its history there gets them and the token
-behind them, so that the next step can read them before the host has heard of any.  The tokens are the same either way.
+A sequence's accepted drafts are counted where its tokens are, and its history there gets them and the token
+behind them, so that the next step can read them before the host has heard of any.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import msgspec
 import numpy as np
@@ -15,9 +14,9 @@ import torch
 from torch import Tensor
 
 from engine.sampling.columns import Ints
-from engine.sampling.device_rejection import DeviceRejection
 from engine.sampling.drafts import Drafts
 from engine.sampling.processing import SampleBatch
+from engine.sampling.rejection import Rejection
 from engine.sampling.sampler import Sampler
 from engine.sampling.target import select_target
 from kernels.ops.transfer import to_device
@@ -27,12 +26,14 @@ class Verdict(msgspec.Struct, frozen=True):
     """What a step's positions took.  Behind the token that follows a sequence's accepted drafts all are void."""
 
     tokens: Tensor  # [num_positions] int64
-    accepted: Tensor | None  # [num_seqs] drafts of each, on a device that has written the histories
-    settled: Ints | None = None  # [num_seqs] of each where the host knows it, and the histories are still to be written
+    accepted: Tensor  # [num_seqs] int32 drafts of each
 
 
-class Verification(Protocol):
-    """`batch` is of the positions, each with the drafts before it in its history."""
+class Verification:
+    """`batch` is of the positions, each with the drafts before it in its history, which gets what is taken."""
+
+    def __init__(self, sampler: Sampler) -> None:
+        self._sampler = sampler
 
     def settle(
         self,
@@ -41,7 +42,8 @@ class Verification(Protocol):
         drafts: Drafts,
     ) -> Verdict:
         """By equality."""
-        ...
+        histories = Histories.of(batch, drafts, chosen.device)
+        return Verdict(chosen, self._count(chosen, histories.draft_ids, histories))
 
     def verify(
         self,
@@ -50,38 +52,6 @@ class Verification(Protocol):
         drafts: Drafts,
     ) -> Verdict:
         """As the drafts are to be accepted."""
-        ...
-
-
-class HostVerification:
-    """Where the host has the tokens anyway."""
-
-    def __init__(self, sampler: Sampler) -> None:
-        self._sampler = sampler
-
-    def settle(self, chosen: Tensor, batch: SampleBatch, drafts: Drafts) -> Verdict:
-        return _known(chosen, drafts.num_accepted(drafts.equal(chosen.cpu().numpy())))
-
-    def verify(self, logits: Tensor, batch: SampleBatch, drafts: Drafts) -> Verdict:
-        tokens, accepted = self._sampler.verify(logits, batch, drafts)
-        return _known(torch.from_numpy(tokens), accepted)
-
-
-def _known(tokens: Tensor, accepted: Ints) -> Verdict:
-    return Verdict(tokens, None, accepted)
-
-
-class DeviceVerification:
-    """Where the device runs behind the host."""
-
-    def __init__(self, sampler: Sampler) -> None:
-        self._sampler = sampler
-
-    def settle(self, chosen: Tensor, batch: SampleBatch, drafts: Drafts) -> Verdict:
-        histories = Histories.of(batch, drafts, chosen.device)
-        return Verdict(chosen, self._count(chosen, histories.draft_ids, histories))
-
-    def verify(self, logits: Tensor, batch: SampleBatch, drafts: Drafts) -> Verdict:
         sampler = self._sampler
         if drafts.proposals is None:
             return self.settle(sampler.sample(logits, batch), batch, drafts)
@@ -90,7 +60,7 @@ class DeviceVerification:
         drawn = batch.columns.drawn(batch.rows)
         if not len(drawn):
             return self.settle(chosen, batch, drafts)
-        test = DeviceRejection(sampler.kernels, drafts, drafts.proposals, drawn)
+        test = Rejection(sampler.kernels, drafts, drafts.proposals, drawn)
         where, target = select_target(logits, chosen, batch, drawn, sampler.kernels)
         histories = Histories.of(batch, drafts, logits.device)
         wanted = histories.draft_ids.clone()

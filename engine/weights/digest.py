@@ -7,6 +7,7 @@ The last of these no program can set, so a file that was replaced or written to 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import hashlib
 import os
 import tempfile
@@ -28,8 +29,9 @@ from kernels.ops.digest import Sums
 RowSums = Callable[[NDArray[np.uint8]], Sums]
 Described = tuple[torch.dtype, torch.Size]
 DIGEST_BYTES = 16
+SMALL = 1 << 14  # bytes of a tensor that cost less to hash as they are than to be summed
 REMEMBERED = 256  # checkpoints, the latest
-FORMAT = "2"  # of what is remembered, and of the digest
+FORMAT = "3"  # of what is remembered, and of the digest
 
 
 class Copy(Protocol):
@@ -51,28 +53,30 @@ class WeightDigest:
         self._copy = copy
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="digest") if threads else None
         self._summed: dict[str, tuple[Described, Future[Sums]]] = {}  # by the pool
-        self._settled: dict[str, tuple[Described, Sums]] = {}
+        self._settled: dict[str, tuple[Described, Sums | bytes]] = {}
         self._left: dict[str, Tensor] = {}
 
     def add(self, name: str, tensor: Tensor) -> None:
         """A contiguous tensor as the checkpoint has it; it does not change until `settle`."""
-        if self._pool is not None:
+        if tensor.nbytes <= SMALL:
+            self._settled[name] = _describe(tensor), ctypes.string_at(tensor.data_ptr(), tensor.nbytes)
+        elif self._pool is not None:
             self._summed[name] = _describe(tensor), self._pool.submit(self._sums_of, tensor)
         else:
             self._left[name] = tensor
 
-    def sums(self, name: str) -> Sums | None:
-        """For the tensor's row sums, to which the caller adds before the next `settle`; None: they are not wanted."""
-        tensor = self._left.pop(name, None)
-        if tensor is None:
-            return None
-        sums = np.zeros(digest.WORDS, np.uint64)
-        self._settled[name] = _describe(tensor), sums
-        return sums
+    def sums(self, *names: str) -> list[Sums]:
+        """For the tensors' row sums, to which the caller adds before the next `settle`; empty: not all are wanted."""
+        if not all(name in self._left for name in names) or len(set(names)) < len(names):
+            return []
+        found = list(np.zeros((len(names), digest.WORDS), np.uint64))
+        for name, sums in zip(names, found, strict=True):
+            self._settled[name] = _describe(self._left.pop(name)), sums
+        return found
 
     def copied(self, name: str, tensor: Tensor, out: Tensor) -> Tensor:
         """Copy a tensor that was added into `out`."""
-        return out.copy_(tensor) if self._copy is None else self._copy(tensor, out, self.sums(name))
+        return out.copy_(tensor) if self._copy is None else self._copy(tensor, out, next(iter(self.sums(name)), None))
 
     def settle(self) -> None:
         """Sum what nothing else did."""
@@ -90,7 +94,8 @@ class WeightDigest:
         found = self._settled | {name: (how, future.result()) for name, (how, future) in self._summed.items()}
         whole = hashlib.blake2b(digest_size=DIGEST_BYTES)
         for name, ((dtype, shape), sums) in sorted(found.items(), key=lambda item: item[0]):
-            whole.update(f"{len(name)} {name} {dtype} {list(shape)} ".encode() + sums.tobytes())
+            whole.update(f"{len(name)} {name} {dtype} {list(shape)} ".encode())
+            whole.update(sums if isinstance(sums, bytes) else sums.tobytes())
         if self._pool is not None:
             self._pool.shutdown()
         return whole.hexdigest()

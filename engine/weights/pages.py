@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import mmap
 
 import torch
@@ -46,5 +47,6 @@ def drop_pages(tensor: Tensor) -> None:
         _libc().madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), DONTNEED)
 
 
+@functools.cache
 def _libc() -> ctypes.CDLL:
     return ctypes.CDLL(None)

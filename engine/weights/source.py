@@ -157,8 +157,7 @@ class Checkpoint:
     def sums(self, *parts: Part) -> list[Sums]:
         if self._digest is None or not all(part.is_whole for part in parts):
             return []
-        found = [self._digest.sums(part.name) for part in parts]
-        return [sums for sums in found if sums is not None]
+        return self._digest.sums(*(part.name for part in parts))
 
     def release(self) -> None:
         """Drop the file's pages of all that has been taken."""
@@ -236,6 +235,8 @@ def view_of(part: Part, stored: Tensor) -> Tensor:
     if part.head_order is not None:
         heads = found.view(-1, part.head_rows or len(part.head_order), *found.shape[1:])
         found = heads[:, list(part.head_order)].flatten(0, 1)
+    if part.absorbed:
+        found = found.T
     return found.float() + 1.0 if part.plus_one else found
 
 
@@ -314,8 +315,10 @@ def _check_names(directory: Path, spec: ModelSpec, found: set[str]) -> TensorMap
     missing = sorted(expected.keys() - found)
     if missing:
         raise ModelError(f"{directory} lacks {_listing(missing)} of the {len(expected)} tensors of {spec.architecture}")
+    behind = (table.layer_prefix(spec.num_layers + index) for index in range(spec.unused_layers))
+    unused = (*table.unused, *behind)
     others = (name for name in found - expected.keys() if not name.endswith(IGNORED_SUFFIXES))
-    extra = sorted(name for name in others if not is_kv_scale(name) and not name.startswith(table.unused))
+    extra = sorted(name for name in others if not is_kv_scale(name) and not name.startswith(unused))
     if extra:
         raise ModelError(f"{directory} has {_listing(extra)}, which {spec.architecture} with this config.json has not")
     return tensors

@@ -6,7 +6,7 @@ import ctypes
 from ctypes import POINTER, Structure, c_char_p, c_float, c_int32, c_int64, c_void_p
 from typing import Any
 
-VERSION = 8  # PG_ABI
+VERSION = 12  # PG_ABI
 
 RMS_NORM, LAYER_NORM = range(2)  # PgNormKind
 SILU, GELU_TANH, CLAMPED_SWIGLU = range(3)  # PgActivation
@@ -30,6 +30,7 @@ class PgExperts(Structure):
         ("renormalise", c_int32),
         ("groups", c_int32),
         ("kept_groups", c_int32),
+        ("group_best", c_int32),
         ("scale", c_float),
         ("correction", c_void_p),
         ("router", PgLinear),
@@ -56,22 +57,42 @@ class PgDelta(Structure):
     ]
 
 
+class PgLatent(Structure):
+    _fields_ = [
+        ("rank", c_int32),
+        ("rotated", c_int32),
+        ("plain", c_int32),
+        ("value_dim", c_int32),
+        ("query_rank", c_int32),
+        ("eps", c_float),
+        ("query", PgLinear),
+        ("key_up", POINTER(PgLinear)),
+        ("value_up", POINTER(PgLinear)),
+    ]
+
+
 class PgLayer(Structure):
     _fields_ = [
         ("input_norm", PgNorm),
         ("attention_norm", PgNorm),
         ("mlp_norm", PgNorm),
         ("mlp_output_norm", PgNorm),
+        ("num_heads", c_int32),
+        ("num_kv_heads", c_int32),
+        ("head_dim", c_int32),
         ("query_norm", PgNorm),
         ("key_norm", PgNorm),
         ("norm_whole", c_int32),
+        ("value_norm", PgNorm),
         ("qkv", PgLinear),
         ("output", PgLinear),
+        ("latent", POINTER(PgLatent)),
         ("gate_up", PgLinear),
         ("down", PgLinear),
         ("experts", POINTER(PgExperts)),
         ("cos", c_void_p),
         ("sin", c_void_p),
+        ("layer_scale", c_void_p),
         ("sinks", c_void_p),
         ("scale", c_float),
         ("softcap", c_float),
@@ -81,6 +102,7 @@ class PgLayer(Structure):
         ("activation", c_int32),
         ("keys", c_void_p),
         ("values", c_void_p),
+        ("table", c_int64),
         ("attention_gate", c_int32),
         ("delta", POINTER(PgDelta)),
     ]
@@ -90,9 +112,6 @@ class PgModel(Structure):
     _fields_ = [
         ("num_layers", c_int32),
         ("hidden", c_int32),
-        ("num_heads", c_int32),
-        ("num_kv_heads", c_int32),
-        ("head_dim", c_int32),
         ("vocab", c_int32),
         ("block_size", c_int32),
         ("kv_format", c_int32),

@@ -97,8 +97,8 @@ def paged_attention(
     sinks: Tensor | None = None,  # [num_heads] float32
     *,
     compute: torch.dtype = torch.float64,
-) -> Tensor:  # [num_tokens, num_heads, head_dim]
-    out = query.new_zeros(query.shape)
+) -> Tensor:  # [num_tokens, num_heads, features of a value]
+    out = query.new_zeros(*query.shape[:2], cache.values.shape[-1])
     for group in metadata.groups[window]:
         attended = _attend(query[group.tokens], cache, group, scale, softcap, sinks, compute)
         out[group.tokens] = attended.to(query.dtype)
@@ -125,8 +125,8 @@ def _attend(
     shaped = scores.view(num_seqs, kv_heads, share, num_queries, -1).masked_fill_(group.hidden, float("-inf"))
     weights = _softmax(shaped, sinks).view_as(scores)
     values = _by_sequence(cache.read_values(group.blocks), num_seqs, compute)
-    mixed = (weights @ values).view(num_seqs, kv_heads, share, num_queries, head_dim)
-    return mixed.permute(0, 3, 1, 2, 4).reshape(query.shape)
+    mixed = (weights @ values).view(num_seqs, kv_heads, share, num_queries, -1)
+    return mixed.permute(0, 3, 1, 2, 4).reshape(*query.shape[:2], -1)
 
 
 def _softmax(

@@ -30,7 +30,7 @@ COPIED = (  # by pg_copy: from and to
     (torch.bfloat16, torch.float32),
 )
 UNSUPPORTED = {
-    1: "head_dim is no multiple of 16, or above 256",
+    1: "head_dim is no multiple of 16, or above 576",
     2: "hidden_size or intermediate_size is no multiple of 16",
     3: "block_size is smaller than a vector",
     4: "more than 96 query heads share a KV head",
@@ -38,7 +38,8 @@ UNSUPPORTED = {
     6: "the experts' intermediate size is no multiple of 16",
     7: "a token takes more than 64 experts, or more than there are",
     8: "its experts are not in up to 64 groups of one size that hold what a token takes",
-    9: "its linear attention has heads of no multiple of 16, or its convolution does not see 2 to 4 tokens",
+    9: "a dimension of its latent attention is no multiple of 16",
+    10: "its linear attention has heads of no multiple of 16, or its convolution does not see 2 to 4 tokens",
 }
 OTHERWISE_UNSUPPORTED = "its dimensions are not served"
 
@@ -121,7 +122,7 @@ class Native(LinearAttention):
     """One loaded library, and its team."""
 
     def why_unsupported(self, model: abi.PgModel) -> str:
-        """Empty where the model is served; of its layers, where it has them, only the numbers are looked at."""
+        """Empty where the model is served; of its layers only the numbers are looked at."""
         code = self._functions.pg_supports(byref(model))
         return UNSUPPORTED.get(code, OTHERWISE_UNSUPPORTED) if code else ""
 
@@ -340,9 +341,10 @@ class Native(LinearAttention):
         layer: abi.PgLayer,
         step: abi.PgStep,
         query: Tensor,  # [num_tokens, num_heads, head_dim] float32, after rotation
-    ) -> Tensor:  # [num_tokens, num_heads, head_dim] float32
-        check(query, torch.float32, (len(query), model.num_heads, model.head_dim))
-        out = torch.empty_like(query)
+    ) -> Tensor:  # [num_tokens, num_heads, head_dim, or the latent's rank] float32
+        check(query, torch.float32, (len(query), layer.num_heads, layer.head_dim))
+        value_dim = layer.latent.contents.rank if layer.latent else layer.head_dim
+        out = torch.empty(*query.shape[:2], value_dim)
         self._call(
             self._functions.pg_attention, byref(model), byref(layer), byref(step), query.data_ptr(), out.data_ptr()
         )

@@ -125,14 +125,14 @@ def _native_attention(
     native.store_kv(shape, key, value, slots, keys, values)
     computed, scheduled = (np.array(column) for column in zip(*LENGTHS, strict=True))
     step = StepColumns(torch.zeros(2, 64, dtype=torch.int64), tables).fill(np.arange(2), computed, scheduled, scheduled)
-    model = abi.PgModel(
+    model = abi.PgModel(block_size=BLOCK_SIZE, kv_format=FORMATS[dtype])
+    layer = abi.PgLayer(
         num_heads=HEADS,
         num_kv_heads=KV_HEADS,
         head_dim=HEAD_DIM,
-        block_size=BLOCK_SIZE,
-        kv_format=FORMATS[dtype],
+        keys=keys.data_ptr(),
+        values=values.data_ptr(),
     )
-    layer = abi.PgLayer(keys=keys.data_ptr(), values=values.data_ptr())
     return native.attention(model, layer, step, query)
 
 

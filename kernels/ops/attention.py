@@ -81,8 +81,8 @@ def paged_attention(
     window: int,
     softcap: float = 0.0,  # 0: none
     sinks: Tensor | None = None,  # [num_heads] float32
-) -> Tensor:  # [num_tokens, num_heads, head_dim]
-    out = query.new_zeros(query.shape)
+) -> Tensor:  # [num_tokens, num_heads, features of a value]
+    out = query.new_zeros(*query.shape[:2], cache.values.shape[-1])
     starts = metadata.query_start_loc.tolist()
     for index, seq_len in enumerate(metadata.seq_lens.tolist()):
         blocks = metadata.block_tables[index, : -(-seq_len // cache.block_size)]

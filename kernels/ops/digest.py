@@ -1,16 +1,12 @@
 """Sums that tell one content of rows from another, at the speed of the cache; not against one who wants them equal.
 
-A row is cut into stripes of 4 times 8 words of 64 bits.  The last stripe ends with the row and may begin within the one
-before; a shorter row is filled up with zeros.  A state of as many words begins, with the row's index i and
-phi = 0x9E3779B97F4A7C15, with word j = (32 i + j + 1) phi, and takes stripe after stripe, word for word:
+A row is cut into pieces of 2,048 words of 16 bits with a sign; the last is filled up with zeros.  A piece has two
+sums, each of its words times odd keys, mod 2^32.  All pieces of all rows are numbered; to the words p mod 4 and
+4 + p mod 4 of the result, piece p adds its first and its second sum, times an odd factor of the piece, mod 2^64.  Keys
+and factors are numbers of splitmix64.  Sums are added in any order, by several threads.
 
-    mix(a, m) = (a mod 2^32) * FACTOR  xor  a with its halves exchanged  xor  m
-
-Each word that was taken is multiplied in the next two steps.  At last the first 8 words take the other 24, and
-four times zeros.  The sums are those of all rows, mod 2^64, so rows may be added in any order, by several threads.
-
-A change of one word always changes the word of the state that takes it, and stays there but for a chance of about
-2^-64; that several changes cancel each other is as unlikely.
+A change of one word always changes the result, for it is less than 2^16 and what it is multiplied with is odd.  That
+the changes of several words of a piece cancel each other in both sums has a chance of 2^-30 at most.
 """
 
 from __future__ import annotations
@@ -19,47 +15,44 @@ import numpy as np
 from numpy.typing import NDArray
 
 WORDS = 8  # PG_DIGEST_WORDS
-STATE = 4 * WORDS  # words
-STRIPE = 8 * STATE  # bytes
-PHI, FACTOR = np.uint64(0x9E3779B97F4A7C15), np.uint64(0x9E3779B1)
-LOWER, HALF = np.uint64(0xFFFFFFFF), np.uint64(32)
+PIECE = 2048  # words of 16 bits
 AT_ONCE = 1 << 20  # bytes of rows, so that what is in between stays in the cache
 
 Sums = NDArray[np.uint64]  # [WORDS]
-Words = NDArray[np.uint64]
+
+
+def splitmix(numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Steele, Lea and Flood: Fast Splittable Pseudorandom Number Generators, OOPSLA 2014."""
+    z = (numbers + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+    z = (z ^ z >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ z >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
+    return z ^ z >> np.uint64(31)
+
+
+ODD = np.uint64(1)
+KEYS = (splitmix(np.arange(2 * PIECE, dtype=np.uint64)) >> np.uint64(48) | ODD).astype(np.int16).reshape(2, PIECE)
+_COLUMNS = np.ascontiguousarray(KEYS.T, np.float64)  # [PIECE, 2]; sums of products stay below 2^53, so they are exact
 
 
 def row_sums(
     rows: NDArray[np.uint8],  # [n, num_bytes]
 ) -> Sums:
-    if rows.shape[1] < STRIPE:
-        rows = np.pad(rows, ((0, 0), (0, -rows.shape[1] % STRIPE)))
-    sums, num_bytes = np.zeros(WORDS, np.uint64), rows.shape[1]
-    many = max(1, AT_ONCE // max(1, num_bytes))
-    for begin in range(0, len(rows), many):
+    n, num_bytes = rows.shape
+    sums = np.zeros(WORDS, np.uint64)
+    if not num_bytes:
+        return sums
+    multiple = 2 * PIECE if num_bytes > 2 * PIECE else 2
+    pieces = -(-num_bytes // (2 * PIECE))  # of a row
+    many = max(1, AT_ONCE // num_bytes)
+    for begin in range(0, n, many):
         part = rows[begin : begin + many]
-        index = np.arange(STATE * begin + 1, STATE * (begin + len(part)) + 1, dtype=np.uint64)
-        state = (index * PHI).reshape(len(part), STATE)
-        for end in range(STRIPE, num_bytes + STRIPE, STRIPE):
-            end = min(end, num_bytes)
-            state = _mix(state, part[:, end - STRIPE : end].copy().view(np.uint64))
-        sums += _fold(state).sum(axis=0, dtype=np.uint64)
+        if num_bytes % multiple:
+            part = np.pad(part, ((0, 0), (0, -num_bytes % multiple)))
+        words = np.ascontiguousarray(part).view(np.int16).reshape(len(part) * pieces, -1)
+        found = (words.astype(np.float64) @ _COLUMNS[: words.shape[1]]).astype(np.int64) & 0xFFFFFFFF  # [pieces, 2]
+        numbers = np.arange(begin * pieces, begin * pieces + len(words), dtype=np.uint64)
+        products = found.astype(np.uint64) * (splitmix(numbers) | ODD)[:, None]
+        for first in range(min(4, len(numbers))):
+            place = int(numbers[first]) % 4
+            sums[place::4] += products[first::4].sum(axis=0, dtype=np.uint64)
     return sums
-
-
-def _mix(state: Words, words: Words) -> Words:
-    mixed = state & LOWER
-    mixed *= FACTOR
-    mixed ^= state >> HALF
-    mixed ^= state << HALF
-    mixed ^= words
-    return mixed
-
-
-def _fold(
-    state: Words,  # [n, STATE]
-) -> Words:  # [n, WORDS]
-    folded, *others = np.split(state, STATE // WORDS, axis=1)
-    for words in (*others, *[np.zeros_like(folded)] * 4):
-        folded = _mix(folded, words)
-    return folded

@@ -18,8 +18,9 @@ def verify_drafts(
 ) -> Tensor:  # [num_seqs] int32: the drafts that each keeps; its history has them and the token behind them
     ends = (chosen != draft_ids).nonzero()[:, 0]
     accepted = ends[torch.searchsorted(ends, starts.long())] - starts
-    for row, length, start, count in zip(
-        rows.tolist(), lengths.tolist(), starts.tolist(), accepted.tolist(), strict=True
-    ):
-        tokens[row, length : length + count + 1] = chosen[start : start + count + 1]
+    counts = accepted + 1
+    firsts = counts.cumsum(0) - counts
+    which = torch.arange(len(counts)).repeat_interleave(counts)
+    within = torch.arange(len(which)) - firsts[which]
+    tokens[rows[which].long(), lengths[which] + within] = chosen[starts[which] + within]
     return accepted.to(torch.int32)

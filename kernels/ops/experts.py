@@ -31,14 +31,16 @@ class Routing:
     """How a model chooses experts.  Raises ValueError where it means nothing.
 
     softmax: the largest of a softmax over all.  softmax_of_chosen: the largest logits, and a softmax over those alone.
-    sigmoid: of sigmoid(logit) + correction the largest, within the best groups; the correction is not in the weights.
+    sigmoid: of sigmoid(logit) + correction the largest; the correction is not in the weights.  Of experts in groups,
+    only those of the best groups are looked at.
     """
 
     score: str  # of SCORES
     top_k: int
     renormalise: bool  # weights are divided by their sum; those of softmax_of_chosen sum to 1 anyway
-    groups: int = 1  # of equally many experts that follow each other; for sigmoid alone
-    kept_groups: int = 1  # with the largest sums of their two best experts
+    groups: int = 1  # of equally many experts that follow each other; not for softmax_of_chosen
+    kept_groups: int = 1  # with the largest sums of their best experts
+    group_best: int = 2  # experts of a group that count for that
     scale: float = 1.0  # of the weights, at last
 
     def __post_init__(self) -> None:
@@ -46,8 +48,9 @@ class Routing:
             raise ValueError(f"score is {self.score!r}; it must be one of {', '.join(SCORES)}")
         if self.top_k < 1 or not 1 <= self.kept_groups <= self.groups:
             raise ValueError("top_k and kept_groups must be at least 1, and kept_groups no more than groups")
-        if self.groups > 1 and self.score != "sigmoid":
-            raise ValueError("groups are for scores by sigmoid")
+        most = {"softmax": 1, "softmax_of_chosen": 0, "sigmoid": 2}[self.score]
+        if self.groups > 1 and not 1 <= self.group_best <= most:
+            raise ValueError("groups are for the best of a softmax, or for the two best of sigmoids")
 
     def check(self, count: int) -> None:
         """Raises ValueError where there cannot be `count` experts."""
@@ -95,7 +98,7 @@ def route(
         scores = wide.sigmoid()
         choice = _within_groups(scores.float() if correction is None else scores.float() + correction, routing)
     else:  # the logits' own order, which no rounding of scores can turn into ties
-        scores, choice = torch.softmax(wide, dim=-1), logits
+        scores, choice = torch.softmax(wide, dim=-1), _within_groups(logits, routing)
     ids = choice.sort(dim=-1, descending=True, stable=True).indices[:, : routing.top_k]
     chosen = scores.gather(1, ids)
     if routing.renormalise or routing.score == "softmax_of_chosen":
@@ -110,7 +113,7 @@ def _within_groups(
     if routing.groups == 1:
         return choice
     grouped = choice.reshape(len(choice), routing.groups, -1)
-    worth = grouped.topk(min(2, grouped.shape[2]), dim=-1).values.sum(-1)
+    worth = grouped.topk(min(routing.group_best, grouped.shape[2]), dim=-1).values.sum(-1)
     dropped = worth.sort(dim=-1, descending=True, stable=True).indices[:, routing.kept_groups :]
     hidden = torch.zeros_like(worth, dtype=torch.bool).scatter_(1, dropped, value=True)
     return grouped.masked_fill(hidden[..., None], float("-inf")).flatten(1)

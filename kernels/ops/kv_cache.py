@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -17,14 +17,16 @@ class KVCache:
     """Keys (after rotation) and values by block.
 
     In int8 each token and KV head has a scale of its own; in fp8 each KV head has one, the same for all tokens.
+    Where the cache is latent, values are the first features of the keys, in the same memory and with the same scales.
     """
 
     keys: Tensor  # [num_blocks, block_size, num_kv_heads, head_dim]
-    values: Tensor  # [num_blocks, block_size, num_kv_heads, head_dim]
+    values: Tensor  # [num_blocks, block_size, num_kv_heads, head_dim, or the latent's rank]
     key_scales: Tensor | None = None  # [num_blocks, block_size, num_kv_heads] float32, of int8 keys
     value_scales: Tensor | None = None  # [num_blocks, block_size, num_kv_heads] float32, of int8 values
     key_head_scales: Tensor | None = None  # [num_kv_heads] float32, of fp8 keys
     value_head_scales: Tensor | None = None  # [num_kv_heads] float32, of fp8 values
+    latent: bool = field(default=False, kw_only=True)
 
     @property
     def block_size(self) -> int:
@@ -33,8 +35,8 @@ class KVCache:
     @property
     def tensors(self) -> tuple[Tensor, ...]:
         """All that changes: dimension 0 of each is the block."""
-        scales = (self.key_scales, self.value_scales)
-        return (self.keys, self.values, *(scale for scale in scales if scale is not None))
+        both = (self.keys, self.key_scales), (self.values, self.value_scales)
+        return tuple(one for each in both[: 1 if self.latent else 2] for one in each if one is not None)
 
     def read_keys(
         self,

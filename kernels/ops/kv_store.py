@@ -11,14 +11,15 @@ from kernels.ops.quantise import quantise, saturate_fp8
 
 def store_kv(
     key: Tensor,  # [num_tokens, num_kv_heads, head_dim]
-    value: Tensor,  # [num_tokens, num_kv_heads, head_dim]
+    value: Tensor | None,  # [num_tokens, num_kv_heads, head_dim]; None: the cache is latent
     cache: KVCache,  # written
     slot_mapping: Tensor,  # [num_slots] int64; tokens beyond it, or with one below zero, are padding and not stored
 ) -> None:
     real = (slot_mapping >= 0).nonzero()[:, 0]
     slots = slot_mapping[real]
     _store(key[real], cache.keys, cache.key_scales, cache.key_head_scales, slots)
-    _store(value[real], cache.values, cache.value_scales, cache.value_head_scales, slots)
+    if value is not None:
+        _store(value[real], cache.values, cache.value_scales, cache.value_head_scales, slots)
 
 
 def _store(

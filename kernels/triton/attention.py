@@ -22,12 +22,16 @@ from kernels.ops.transfer import to_device
 from kernels.triton.attention_merge import LOG2_E, NOTHING, TO_POWERS_OF_TWO, launch_merges, load_sinks
 from kernels.triton.attention_tiles import (
     SPLIT,
+    WIDEST_HEAD,
+    Heads,
     StaticTiles,
     TiledAttention,
     Tiles,
     TileShape,
     pack_tiles,
     plan_tiles,
+    tile_kinds,
+    tile_shapes,
     view_tiles,
 )  # fmt: skip
 from kernels.triton.kv_format import PER_HEAD, PER_TOKEN, scales_of
@@ -41,22 +45,21 @@ def plan_attention(
     block_size: int,
     windows: Sequence[int],
     *,
-    group: int = 1,  # query heads that share a KV head
-    head_dim: int = 64,
+    heads: Sequence[Heads] = ((1, 64),),
     split: int = SPLIT,  # keys
 ) -> TiledAttention:
     lengths, ends = np.array(query_lens, np.int64), np.array(seq_lens, np.int64)
-    shape = TileShape.choose(int(lengths.max()), group, head_dim)
-    rows = np.arange(len(lengths))
-    plans = [plan_tiles(rows, lengths, ends, queries=shape.queries, window=window, split=split) for window in windows]
+    shapes = tile_shapes(heads, int(lengths.max()))
+    rows, kinds = np.arange(len(lengths)), tile_kinds(windows, shapes)
+    plans = [plan_tiles(rows, lengths, ends, queries=queries, window=window, split=split) for window, queries in kinds]
     packed = to_device(pack_tiles(plans), block_tables.device)
     tiles = view_tiles(packed, [(len(tiles), len(merges), partials) for tiles, merges, partials in plans])
     return TiledAttention(
         query_start_loc=torch.from_numpy(np.concatenate(([0], np.cumsum(lengths)))),
         seq_lens=torch.from_numpy(ends),
         block_tables=block_tables.to(torch.int32),
-        shape=shape,
-        windows=dict(zip(windows, tiles, strict=True)),
+        shapes=shapes,
+        tiles=dict(zip(kinds, tiles, strict=True)),
     )
 
 
@@ -67,14 +70,13 @@ def static_attention(
     longest: int,  # tokens of an entry
     longest_context: int,  # tokens of a sequence
     *,
-    group: int = 1,
-    head_dim: int = 64,
+    heads: Sequence[Heads] = ((1, 64),),
     split: int = SPLIT,  # keys
 ) -> StaticTiles:
     """Metadata for a graph, of steps of up to `num_tokens` tokens."""
-    shape = TileShape.choose(longest, group, head_dim)
+    shapes = tile_shapes(heads, longest)
     return StaticTiles(
-        shape, windows, block_tables, num_tokens=num_tokens, longest_context=longest_context, split=split
+        shapes, windows, block_tables, num_tokens=num_tokens, longest_context=longest_context, split=split
     )
 
 
@@ -86,13 +88,14 @@ def paged_attention(
     window: int,
     softcap: float = 0.0,  # 0: none
     sinks: Tensor | None = None,  # [num_heads] float32
-) -> Tensor:  # [num_tokens, num_heads, head_dim]
+) -> Tensor:  # [num_tokens, num_heads, features of a value]
     assert isinstance(metadata, TiledAttention)
-    tiles, shape = metadata.windows[window], metadata.shape
-    out = query.new_empty(query.shape)
+    num_heads, value_dim = query.shape[1], cache.values.shape[3]
+    shape = metadata.shapes[num_heads // cache.keys.shape[2], query.shape[2]]
+    tiles = metadata.tiles[window, shape.queries]
+    out = query.new_empty(*query.shape[:2], value_dim)
     out[int(metadata.query_start_loc[-1]) :].zero_()
-    num_heads, head_dim = query.shape[1:]
-    partial = query.new_empty(tiles.num_partials, num_heads, head_dim, dtype=torch.float32)
+    partial = query.new_empty(tiles.num_partials, num_heads, value_dim, dtype=torch.float32)
     lse = query.new_empty(tiles.num_partials, num_heads, dtype=torch.float32)
     _launch_tiles(query, cache, metadata.block_tables, tiles, shape, out, partial, lse, scale, window, softcap, sinks)
     if tiles.num_partials:
@@ -115,17 +118,20 @@ def _launch_tiles(
     sinks: Tensor | None,  # [num_heads] float32
 ) -> None:
     num_kv_heads, head_dim = cache.keys.shape[2:]
-    group = query.shape[1] // num_kv_heads
+    splits = query.shape[1] // num_kv_heads // shape.heads
+    value_dim = cache.values.shape[3]
+    further = head_dim - value_dim
     keys, num_warps, num_stages = _tuning(shape.rows, head_dim, query.element_size())
     key_scales, value_scales, scaled = scales_of(cache)
-    attend_tiles[(num_programs(len(tiles.tiles) * num_kv_heads, query.device),)](
+    attend_tiles[(num_programs(len(tiles.tiles) * num_kv_heads * splits, query.device),)](
         query, cache.keys, cache.values, key_scales, value_scales, block_tables, tiles.counts, tiles.tiles,
         out, partial, lse, lse if sinks is None else sinks, scale / softcap if softcap else scale * LOG2_E,
         softcap * LOG2_E, num_kv_heads, block_tables.stride(0),
         query.stride(0), query.stride(1), *cache.keys.stride()[:3], *cache.values.stride()[:3],
-        GROUP=group, QUERIES=shape.queries, ROWS=shape.rows, KEYS=keys,
-        HEAD_DIM=head_dim, WIDTH=power_of_2(head_dim, at_least=MIN_DOT), BLOCK_SIZE=cache.block_size,
-        WINDOW=window, SCALED=scaled, CAPPED=softcap != 0.0, SINKS=sinks is not None, DOT=dot_type(query.dtype),
+        GROUP=shape.heads, SPLITS=splits, QUERIES=shape.queries, ROWS=shape.rows, KEYS=keys,
+        HEAD_DIM=value_dim, WIDTH=power_of_2(value_dim, at_least=MIN_DOT), LATENT=cache.latent,
+        TURNED=power_of_2(further, at_least=MIN_DOT), EXTRA=further, BLOCK_SIZE=cache.block_size, WINDOW=window,
+        SCALED=scaled, CAPPED=softcap != 0.0, SINKS=sinks is not None, DOT=dot_type(query.dtype),
         num_warps=num_warps, num_stages=num_stages,
     )  # fmt: skip
 
@@ -136,7 +142,9 @@ def _tuning(rows: int, head_dim: int, itemsize: int) -> tuple[int, int, int]:
     Small tiles are bound by memory, and want the next keys on their way early; a table look-up takes a stage by itself.
     """
     if itemsize == 4:
-        return 32, 4 if rows <= 32 else 8, 2
+        return 32 if head_dim <= WIDEST_HEAD else 16, 4 if rows <= 32 else 8, 2
+    if head_dim > WIDEST_HEAD:
+        return 32, 8, 2
     if rows <= 32:
         return 64 if head_dim <= 128 else 32, 4, 5
     return 64 if head_dim <= 128 else 32, 8, 3
@@ -152,8 +160,8 @@ def attend_tiles(
     block_tables: tl.tensor,  # [num_rows, max_num_blocks] int32
     counts: tl.tensor,  # [2] int32
     tiles: tl.tensor,  # [num_tiles, 8] int32
-    out: tl.tensor,  # [num_tokens, num_heads, head_dim], contiguous
-    partial: tl.tensor,  # [num_partials, num_heads, head_dim] float32
+    out: tl.tensor,  # [num_tokens, num_heads, HEAD_DIM], contiguous
+    partial: tl.tensor,  # [num_partials, num_heads, HEAD_DIM] float32
     lse: tl.tensor,  # [num_partials, num_heads] float32, of powers of two
     sinks: tl.tensor,  # [num_heads] float32; read where SINKS
     scale: float,  # times log2(e), or where CAPPED over the cap
@@ -169,11 +177,15 @@ def attend_tiles(
     value_slot_stride: int,
     value_head_stride: int,
     GROUP: tl.constexpr,
+    SPLITS: tl.constexpr,
     QUERIES: tl.constexpr,
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
+    HEAD_DIM: tl.constexpr,  # of values; keys have as many, and where LATENT some more behind them
     WIDTH: tl.constexpr,
+    LATENT: tl.constexpr,
+    TURNED: tl.constexpr,
+    EXTRA: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     WINDOW: tl.constexpr,
     SCALED: tl.constexpr,
@@ -183,10 +195,13 @@ def attend_tiles(
 ) -> None:
     lanes = tl.arange(0, ROWS)
     columns = tl.arange(0, WIDTH)
-    num_heads = num_kv_heads * GROUP
-    for item in range(tl.program_id(0), tl.load(counts) * num_kv_heads, tl.num_programs(0)):
-        record = tiles + (item // num_kv_heads) * 8
-        kv_head = item % num_kv_heads
+    further = tl.arange(0, TURNED)
+    num_groups = num_kv_heads * SPLITS
+    num_heads = num_groups * GROUP
+    for item in range(tl.program_id(0), tl.load(counts) * num_groups, tl.num_programs(0)):
+        record = tiles + (item // num_groups) * 8
+        group = item % num_groups
+        kv_head = group // SPLITS
         table = block_tables + tl.load(record).to(tl.int64) * table_stride
         first_token = tl.load(record + 1)
         num_queries = tl.load(record + 2)
@@ -197,11 +212,16 @@ def attend_tiles(
 
         index = lanes // GROUP
         tokens = (first_token + index).to(tl.int64)
-        heads = kv_head * GROUP + lanes % GROUP
+        heads = group * GROUP + lanes % GROUP
         real = (index < num_queries) & (index < QUERIES)
         held = real[:, None] & (columns < HEAD_DIM)[None, :]
         places = tokens[:, None] * query_stride + heads[:, None] * query_head_stride + columns[None, :]
         q = tl.load(query + places, mask=held, other=0.0).to(DOT)
+        turned = q
+        if LATENT:
+            rest = real[:, None] & (further < EXTRA)[None, :]
+            beside = tokens[:, None] * query_stride + heads[:, None] * query_head_stride + HEAD_DIM + further[None, :]
+            turned = tl.load(query + beside, mask=rest, other=0.0).to(DOT)
         positions = position + index
 
         # Keys up to `clear` may be hidden by the window, those from `diagonal` on by causality; between them none is.
@@ -222,24 +242,24 @@ def attend_tiles(
         if WINDOW > 0:
             for start in range(begin, clear, KEYS):
                 acc, total, peak = fold_keys(
-                    acc, total, peak, q, head_keys, head_values, key_scales, value_scales, table, positions,
+                    acc, total, peak, q, turned, head_keys, head_values, key_scales, value_scales, table, positions,
                     start, end, kv_head, num_kv_heads, scale, cap, key_block_stride, key_slot_stride,
                     value_block_stride, value_slot_stride,
-                    True, KEYS, HEAD_DIM, WIDTH, BLOCK_SIZE, WINDOW, SCALED, CAPPED, DOT,
+                    True, KEYS, HEAD_DIM, WIDTH, LATENT, TURNED, EXTRA, BLOCK_SIZE, WINDOW, SCALED, CAPPED, DOT,
                 )  # fmt: skip
         for start in range(clear, diagonal, KEYS):
             acc, total, peak = fold_keys(
-                acc, total, peak, q, head_keys, head_values, key_scales, value_scales, table, positions,
+                acc, total, peak, q, turned, head_keys, head_values, key_scales, value_scales, table, positions,
                 start, end, kv_head, num_kv_heads, scale, cap, key_block_stride, key_slot_stride,
                 value_block_stride, value_slot_stride,
-                False, KEYS, HEAD_DIM, WIDTH, BLOCK_SIZE, WINDOW, SCALED, CAPPED, DOT,
+                False, KEYS, HEAD_DIM, WIDTH, LATENT, TURNED, EXTRA, BLOCK_SIZE, WINDOW, SCALED, CAPPED, DOT,
             )  # fmt: skip
         for start in range(diagonal, end, KEYS):
             acc, total, peak = fold_keys(
-                acc, total, peak, q, head_keys, head_values, key_scales, value_scales, table, positions,
+                acc, total, peak, q, turned, head_keys, head_values, key_scales, value_scales, table, positions,
                 start, end, kv_head, num_kv_heads, scale, cap, key_block_stride, key_slot_stride,
                 value_block_stride, value_slot_stride,
-                True, KEYS, HEAD_DIM, WIDTH, BLOCK_SIZE, WINDOW, SCALED, CAPPED, DOT,
+                True, KEYS, HEAD_DIM, WIDTH, LATENT, TURNED, EXTRA, BLOCK_SIZE, WINDOW, SCALED, CAPPED, DOT,
             )  # fmt: skip
         if SCALED == PER_HEAD:
             acc = acc * tl.load(value_scales + kv_head)
@@ -261,6 +281,7 @@ def fold_keys(
     total: tl.tensor,  # [ROWS] float32
     peak: tl.tensor,  # [ROWS] float32
     q: tl.tensor,  # [ROWS, WIDTH]
+    turned: tl.tensor,  # [ROWS, TURNED]; read where LATENT
     keys: tl.tensor,
     values: tl.tensor,
     key_scales: tl.tensor,
@@ -281,6 +302,9 @@ def fold_keys(
     KEYS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     WIDTH: tl.constexpr,
+    LATENT: tl.constexpr,
+    TURNED: tl.constexpr,
+    EXTRA: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     WINDOW: tl.constexpr,
     SCALED: tl.constexpr,
@@ -303,7 +327,14 @@ def fold_keys(
         k = tl.load(keys + key_places, mask=held, other=0.0).to(DOT)
     else:
         k = tl.load(keys + key_places).to(DOT)
-    scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
+    scores = tl.dot(q, tl.trans(k), input_precision="ieee")
+    if LATENT:
+        further = tl.arange(0, TURNED)
+        beside = (blocks * key_block_stride + slots * key_slot_stride)[:, None] + HEAD_DIM + further[None, :]
+        rest = there[:, None] & (further < EXTRA)[None, :]
+        behind = tl.load(keys + beside, mask=rest, other=0.0).to(DOT)
+        scores = tl.dot(turned, tl.trans(behind), scores, input_precision="ieee")
+    scores = scores * scale
     if SCALED == PER_HEAD:
         scores = scores * tl.load(key_scales + kv_head)
     if SCALED == PER_TOKEN:
@@ -322,7 +353,9 @@ def fold_keys(
     total = total * shrunk + tl.sum(weights, 1)
     if SCALED == PER_TOKEN:
         weights = weights * tl.load(value_scales + scaled, mask=there, other=0.0)[None, :]
-    if MASKED or HEAD_DIM != WIDTH:
+    if LATENT:
+        v = k
+    elif MASKED or HEAD_DIM != WIDTH:
         v = tl.load(values + value_places, mask=held, other=0.0).to(DOT)
     else:
         v = tl.load(values + value_places).to(DOT)

@@ -21,11 +21,12 @@ from kernels.ops.transfer import to_device
 from kernels.triton.launch import MIN_DOT, power_of_2
 
 Ints = NDArray[np.int64]
+Heads = tuple[int, int]  # query heads that share a KV head, and dimensions
 
 TILE_FIELDS = 8  # row, first token, queries, position, first key, last key + 1, first partial (-1: none), splits
 MERGE_FIELDS = 3  # token, first partial, splits
-MAX_ROWS = 128  # queries x heads of a tile; half as many where heads are wide, which would not fit in registers
-WIDE_HEAD = 128
+MAX_ROWS = 128  # queries x heads of a tile; fewer where heads are wide, which would not fit in registers
+WIDE_HEAD, WIDEST_HEAD = 128, 256  # beyond the one half as many, beyond the other a quarter
 MAX_SPLIT_QUERIES = 64  # an entry with more has tiles enough without being cut
 SPLIT = 512  # keys
 MAX_SPLITS = 32  # of the longest sequence
@@ -33,7 +34,7 @@ MAX_SPLITS = 32  # of the longest sequence
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """The work of the layers that have one window."""
+    """The work of the layers that have one window and one shape of tiles."""
 
     counts: Tensor  # [2] int32: tiles, and tokens to be merged
     tiles: Tensor  # [at least counts[0], TILE_FIELDS] int32
@@ -45,8 +46,9 @@ class Tiles:
 class TileShape:
     """How large the tiles of a step are; fixed when a graph is captured."""
 
-    rows: int  # a power of 2: queries x heads that share a KV head, padded
+    rows: int  # a power of 2: queries x heads, padded
     queries: int
+    heads: int = 1  # of those that share a KV head: all, or an even part of them where not all fit
 
     @staticmethod
     def choose(
@@ -54,10 +56,21 @@ class TileShape:
         group: int,  # query heads that share a KV head
         head_dim: int,
     ) -> TileShape:
-        most = MAX_ROWS if head_dim <= WIDE_HEAD else MAX_ROWS // 2
-        rows = min(most, power_of_2(longest * group, at_least=MIN_DOT))
-        rows = max(rows, power_of_2(group))
-        return TileShape(rows, rows // group)
+        most = MAX_ROWS // (1 if head_dim <= WIDE_HEAD else 2 if head_dim <= WIDEST_HEAD else 4)
+        heads = next(count for count in range(min(group, most), 0, -1) if group % count == 0)
+        rows = min(most, power_of_2(longest * heads, at_least=MIN_DOT))
+        rows = max(rows, power_of_2(heads))
+        return TileShape(rows, rows // heads, heads)
+
+
+def tile_shapes(heads: Sequence[Heads], longest: int) -> dict[Heads, TileShape]:
+    """For entries of up to `longest` queries."""
+    return {one: TileShape.choose(longest, *one) for one in heads}
+
+
+def tile_kinds(windows: Sequence[int], shapes: Mapping[Heads, TileShape]) -> list[tuple[int, int]]:
+    """Each window with each number of queries."""
+    return [(window, queries) for window in windows for queries in sorted({one.queries for one in shapes.values()})]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +78,8 @@ class TiledAttention(AttentionMetadata):
     """`block_tables` is int32 and on the device, with one row per tile's row; query_start_loc and seq_lens stay on
     the host, where the tiles were made of them."""
 
-    shape: TileShape = TileShape(MIN_DOT, 1)
-    windows: Mapping[int, Tiles] = field(default_factory=dict)
+    shapes: Mapping[Heads, TileShape] = field(default_factory=dict)
+    tiles: Mapping[tuple[int, int], Tiles] = field(default_factory=dict)  # by window and queries of a tile
 
 
 def split_size(max_model_len: int) -> int:
@@ -143,8 +156,8 @@ def pack_tiles(
 
 
 def view_tiles(
-    packed: Tensor,  # [sum over windows] int32, on the device: counts, tiles and merges of each
-    sizes: Sequence[tuple[int, int, int]],  # tiles, merges, partials of each window
+    packed: Tensor,  # [sum over kinds] int32, on the device: counts, tiles and merges of each
+    sizes: Sequence[tuple[int, int, int]],  # tiles, merges, partials of each kind
 ) -> list[Tiles]:
     found, start = [], 0
     for num_tiles, num_merges, num_partials in sizes:
@@ -164,7 +177,7 @@ class StaticTiles:
 
     def __init__(
         self,
-        shape: TileShape,
+        shapes: Mapping[Heads, TileShape],
         windows: Sequence[int],
         block_tables: Tensor,  # [num_rows, max_num_blocks] int32
         *,
@@ -174,18 +187,18 @@ class StaticTiles:
     ) -> None:
         parts = max(1, -(-longest_context // split))
         cut = num_tokens if parts > 1 else 0
-        sizes = [(num_tokens * parts, cut, cut * parts)] * len(windows)
+        kinds = tile_kinds(windows, shapes)
+        sizes = [(num_tokens * parts, cut, cut * parts)] * len(kinds)
         length = sum(2 + tiles * TILE_FIELDS + merges * MERGE_FIELDS for tiles, merges, _ in sizes)
         self._packed = torch.zeros(length, dtype=torch.int32, device=block_tables.device)
-        self._windows = tuple(windows)
         self._split = split
         self._num_tokens = num_tokens
         self.metadata = TiledAttention(
             query_start_loc=torch.tensor([0, num_tokens]),
             seq_lens=torch.empty(0, dtype=torch.int64),
             block_tables=block_tables,
-            shape=shape,
-            windows=dict(zip(windows, view_tiles(self._packed, sizes), strict=True)),
+            shapes=shapes,
+            tiles=dict(zip(kinds, view_tiles(self._packed, sizes), strict=True)),
         )
 
     def fill(
@@ -194,11 +207,9 @@ class StaticTiles:
         query_lens: Ints,  # [num_seqs]
         seq_lens: Ints,  # [num_seqs] with this step's tokens
     ) -> None:
-        queries = self.metadata.shape.queries
-        for window in self._windows:
+        for (window, queries), room in self.metadata.tiles.items():
             tiles, merges, _ = plan_tiles(rows, query_lens, seq_lens, queries=queries, window=window, split=self._split)
             tiles = np.concatenate((tiles, _padding(int(query_lens.sum()), self._num_tokens, queries)))
-            room = self.metadata.windows[window]
             self._copy(room.tiles, tiles)
             self._copy(room.merges, merges)
             self._copy(room.counts, np.array([len(tiles), len(merges)]))

@@ -13,17 +13,18 @@ from kernels.triton.launch import num_warps, power_of_2
 
 def store_kv(
     key: Tensor,  # [num_tokens, num_kv_heads, head_dim]
-    value: Tensor,  # [num_tokens, num_kv_heads, head_dim]
+    value: Tensor | None,  # [num_tokens, num_kv_heads, head_dim]; None: the cache is latent
     cache: KVCache,  # written
     slot_mapping: Tensor,  # [num_slots] int64; tokens beyond it, or with one below zero, are padding and not stored
 ) -> None:
     num_kv_heads, head_dim = key.shape[1:]
     key_scales, value_scales, scaled = scales_of(cache)
     heads, width = power_of_2(num_kv_heads), power_of_2(head_dim)
+    given = key if value is None else value
     store_tokens[(len(slot_mapping),)](
-        key, value, cache.keys, cache.values, key_scales, value_scales, slot_mapping, num_kv_heads,
-        *key.stride()[:2], *value.stride()[:2], *cache.keys.stride()[:3], *cache.values.stride()[:3],
-        SCALED=scaled, BLOCK_SIZE=cache.block_size, HEADS=heads, HEAD_DIM=head_dim, WIDTH=width,
+        key, given, cache.keys, cache.values, key_scales, value_scales, slot_mapping, num_kv_heads,
+        *key.stride()[:2], *given.stride()[:2], *cache.keys.stride()[:3], *cache.values.stride()[:3],
+        LATENT=value is None, SCALED=scaled, BLOCK_SIZE=cache.block_size, HEADS=heads, HEAD_DIM=head_dim, WIDTH=width,
         num_warps=num_warps(heads * width),
     )  # fmt: skip
 
@@ -48,6 +49,7 @@ def store_tokens(
     values_block_stride: int,
     values_slot_stride: int,
     values_head_stride: int,
+    LATENT: tl.constexpr,
     SCALED: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     HEADS: tl.constexpr,
@@ -68,9 +70,10 @@ def store_tokens(
         scales = scale_places(key_scales, slot, heads, num_kv_heads, SCALED)
         found = tl.load(new, mask=held, other=0.0).to(tl.float32)
         store_heads(found, tl.max(tl.abs(found), 1), held, place, scales, real, SCALED)
-        new = value + token * value_stride + heads[:, None] * value_head_stride + columns[None, :]
-        place = values + block * values_block_stride + offset * values_slot_stride
-        place = place + heads[:, None] * values_head_stride + columns[None, :]
-        scales = scale_places(value_scales, slot, heads, num_kv_heads, SCALED)
-        found = tl.load(new, mask=held, other=0.0).to(tl.float32)
-        store_heads(found, tl.max(tl.abs(found), 1), held, place, scales, real, SCALED)
+        if not LATENT:
+            new = value + token * value_stride + heads[:, None] * value_head_stride + columns[None, :]
+            place = values + block * values_block_stride + offset * values_slot_stride
+            place = place + heads[:, None] * values_head_stride + columns[None, :]
+            scales = scale_places(value_scales, slot, heads, num_kv_heads, SCALED)
+            found = tl.load(new, mask=held, other=0.0).to(tl.float32)
+            store_heads(found, tl.max(tl.abs(found), 1), held, place, scales, real, SCALED)

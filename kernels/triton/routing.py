@@ -34,7 +34,8 @@ def route(
         logits, logits if correction is None else correction, weights, ids, logits.stride(0), routing.scale,
         SCORE=SCORES.index(routing.score), RENORMALISE=routing.renormalise, CORRECTED=correction is not None,
         TOP_K=routing.top_k, LANES=power_of_2(routing.top_k), GROUPS=routing.groups, KEPT=routing.kept_groups,
-        SIZE=count // routing.groups, ROWS=rows, COLUMNS=columns, num_warps=num_warps(rows * columns),
+        GROUP_BEST=routing.group_best, SIZE=count // routing.groups, ROWS=rows, COLUMNS=columns,
+        num_warps=num_warps(rows * columns),
     )  # fmt: skip
     return weights, ids
 
@@ -50,6 +51,7 @@ def choose_experts(
     SCORE: tl.constexpr,
     RENORMALISE: tl.constexpr,
     CORRECTED: tl.constexpr,
+    GROUP_BEST: tl.constexpr,
     TOP_K: tl.constexpr,
     LANES: tl.constexpr,
     GROUPS: tl.constexpr,
@@ -76,7 +78,7 @@ def choose_experts(
             score = score / tl.sum(tl.sum(score, 1), 0)
     choice = tl.where(left & (choice == choice), choice, float("-inf"))  # what is no number comes last
     if GROUPS > 1:
-        left = left & kept_groups(choice, left, member, GROUPS, KEPT, SIZE, ROWS)[:, None]
+        left = left & kept_groups(choice, left, member, GROUPS, KEPT, GROUP_BEST, SIZE, ROWS)[:, None]
 
     lanes = tl.arange(0, LANES)
     chosen_ids = tl.full((LANES,), 0, tl.int64)
@@ -104,11 +106,12 @@ def kept_groups(
     member: tl.tensor,  # [1, COLUMNS]
     GROUPS: tl.constexpr,
     KEPT: tl.constexpr,
+    GROUP_BEST: tl.constexpr,
     SIZE: tl.constexpr,
     ROWS: tl.constexpr,
-) -> tl.tensor:  # [ROWS] bool: those with the largest sums of their two best experts
+) -> tl.tensor:  # [ROWS] bool: those with the largest sums of their best, or two best, experts
     worth = tl.max(choice, 1)
-    if SIZE > 1:
+    if SIZE > 1 and GROUP_BEST > 1:
         first = tl.min(tl.where(there & (choice == worth[:, None]), member, SIZE), 1)
         worth += tl.max(tl.where(there & (member != first[:, None]), choice, float("-inf")), 1)
     group = tl.arange(0, ROWS)

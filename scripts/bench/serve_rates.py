@@ -1,7 +1,6 @@
 """`pageant bench serve` at six rates, idle to twice the capacity, beside what the services say of the same requests.
 
     scripts/bench_serve_rates [--check] [--seconds 15] [--model models/pageant-stories] [--plot rates.png]
-                              [--other "vllm bench serve"]
 
 All services are real processes with the bundled model.  The capacity is that of a run in which everything is due at
 once.  Of each rate the load generator's figures stand beside the services' own: TTFT of every request from the
@@ -9,9 +8,6 @@ gateway's log, gaps between outputs from the histogram in /metrics.  The service
 to be sent, only when it left (`x-request-start`), so here the generator's TTFT too counts from when it left; the table
 before counts from when it was due.
 Percentiles of gaps come from buckets, so the generator's gaps are put into the same buckets first; means need none.
-
-With `--other`, a command that takes the arguments of vLLM's `bench serve`: that load generator sends a load of the same
-shape over HTTP, its figures beside the services' of the same requests, and this project's own over HTTP after it.
 """
 
 from __future__ import annotations
@@ -19,10 +15,6 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-import shlex
-import subprocess
-import sys
-import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from random import Random
@@ -38,7 +30,6 @@ from scripts.bench.common.host import awake
 from scripts.bench.common.report import Result, bench_parser, finish
 from services.cli.bench.generator import Generator, RequestOutcome, ServerBackend, lateness
 from services.cli.bench.grpc_backend import GrpcBackend
-from services.cli.bench.http_backend import HttpBackend
 from services.cli.bench.report import Report, RunOptions, report_of
 from services.cli.bench.serve import rates_table
 from shared.metrics import Acceptance, Summary, summarise
@@ -46,7 +37,6 @@ from shared.metrics.histogram import ITL, Histogram, quantile
 from shared.workload import LoadRequest, RandomLengths, arrival_times, at_times, random_requests
 
 SHARES = (0.05, 0.25, 0.5, 0.8, 1.2, 2.0)  # of the capacity
-OTHER_SHARE = 0.5  # at which another's generator is compared
 LENGTHS = RandomLengths(input_len=736, output_len=64, range_ratio=0.25)  # the bundled model takes 1,024
 MIN_REQUESTS = 20  # of a rate
 NUM_AT_ONCE = 60  # for the capacity
@@ -133,14 +123,6 @@ def _finished(lines: Sequence[bytes]) -> list[dict[str, float]]:
     return [event for event in events if event.get("event") == "request_finished"]
 
 
-class Found(msgspec.Struct):
-    """What of another's detailed result file is looked at; seconds, one entry for each request."""
-
-    completed: int
-    ttfts: list[float]
-    itls: list[list[float]]
-
-
 class RatesBench:
     """One deployment, its load and its accounts."""
 
@@ -191,27 +173,6 @@ class RatesBench:
         finally:
             await backend.close()
 
-    async def over_http(self) -> list[Result]:
-        backend = HttpBackend(self.base_url, SAMPLING)
-        try:
-            await backend.model(60.0)
-            rate = OTHER_SHARE * self.capacity
-            report, account = await self.measure(backend, rate, self.count(rate))
-            return beside(f"own over HTTP, {rate:.2f}/s", report.outcomes, account)
-        finally:
-            await backend.close()
-
-    def other(self, command: str) -> list[Result]:
-        """Another's load generator, over HTTP."""
-        self.accounts.take()
-        rate = OTHER_SHARE * self.capacity
-        found = run_other(shlex.split(command), self.running, self.base_url, rate, self.count(rate))
-        account = self.accounts.take()
-        gaps = bucketed(gap for gaps in found.itls for gap in gaps)
-        name = f"{Path(shlex.split(command)[0]).name}, {rate:.2f}/s"
-        lines = [Result(f"{name}: failed", len(found.ttfts) - found.completed, f"of {len(found.ttfts)}", at_most=0)]
-        return lines + compared(name, summarise(found.ttfts, QS), gaps, account, "")
-
 
 def beside(name: str, outcomes: Sequence[RequestOutcome], account: GatewayAccount) -> list[Result]:
     """Our own generator's figures and the services'."""
@@ -236,36 +197,15 @@ def compared(name: str, ttft: Summary, gaps: GatewayScrape, account: GatewayAcco
     ]  # fmt: skip
 
 
-def run_other(command: Sequence[str], running: LocalDeployment, base_url: str, rate: float, count: int) -> Found:
-    """Its result file.  Raises subprocess.CalledProcessError where it fails."""
-    settings = running.settings
-    with tempfile.TemporaryDirectory(prefix="pageant-bench-") as directory:
-        given = {
-            "backend": "openai", "base-url": base_url, "model": settings.engine.model_name,
-            "tokenizer": Path(settings.engine.model).absolute(), "dataset-name": "random",
-            "random-input-len": LENGTHS.input_len, "random-output-len": LENGTHS.output_len,
-            "random-range-ratio": LENGTHS.range_ratio, "num-prompts": count, "request-rate": rate, "seed": 1,
-            "temperature": 0, "result-dir": directory, "result-filename": "result.json",
-        }  # fmt: skip
-        options = [part for name, value in given.items() for part in (f"--{name}", str(value))]
-        flags = ["--ignore-eos", "--save-result", "--save-detailed", "--disable-tqdm"]
-        subprocess.run([*command, *options, *flags], check=True, timeout=240, stdout=sys.stderr)
-        return msgspec.json.decode((Path(directory) / "result.json").read_bytes(), type=Found)
-
-
 def main() -> int:
     parser = bench_parser(__doc__)
     parser.add_argument("--seconds", type=float, default=15, help="of arrivals at each rate")
     parser.add_argument("--model", default="models/pageant-stories")
     parser.add_argument("--plot", type=Path, help="latency over rate, throughput and latency, and every run: a PNG")
-    parser.add_argument("--other", default="", help="a command that takes the arguments of vLLM's bench serve")
     args = parser.parse_args()
     with awake(), with_worker(["-m", "services.worker"], model=args.model, http_port=0) as running:
         bench = RatesBench(running, args.seconds)
         reports, lines = uvloop.run(bench.rates())
-        if args.other:
-            lines += bench.other(args.other)
-            lines += uvloop.run(bench.over_http())
         bench.accounts.close()
     print(rates_table(reports))
     if args.plot is not None:

@@ -18,39 +18,12 @@ from tqdm import tqdm
 from scripts.demo_model.model import make_model
 
 
-def orthogonalize(matrix: Tensor) -> Tensor:  # [rows, columns]
-    """The nearest semi-orthogonal matrix, by five Newton-Schulz steps (Jordan et al., Muon, 2024)."""
-    x: Tensor = matrix if matrix.shape[0] <= matrix.shape[1] else matrix.T
-    x = x / (torch.linalg.vector_norm(x) + 1e-7)
-    for _ in range(5):
-        gram = x @ x.T
-        x = 3.4445 * x + (-4.7750 * gram + 2.0315 * gram @ gram) @ x
-    return x if matrix.shape[0] <= matrix.shape[1] else x.T
-
-
-class Muon(torch.optim.Optimizer):
-    """Momentum with orthogonalized steps, in float32: torch's own does them in bfloat16, very slow on many CPUs."""
-
-    def __init__(self, params: list[nn.Parameter]) -> None:
-        super().__init__(params, {"lr": 1e-3, "momentum": 0.95, "weight_decay": 0.1})
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        for group in self.param_groups:
-            lr, momentum = group["lr"], group["momentum"]
-            for p in (p for p in group["params"] if p.grad is not None):
-                buffer = self.state[p].setdefault("momentum", torch.zeros_like(p))
-                buffer.lerp_(p.grad, 1 - momentum)
-                p.mul_(1 - lr * group["weight_decay"])
-                p.add_(orthogonalize(p.grad.lerp(buffer, momentum)), alpha=-lr * 0.2 * max(p.shape) ** 0.5)
-
-
 def optimizers(model: nn.Module) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices inside the layers, AdamW for embeddings and norms."""
+    """Muon (Jordan et al., 2024; torch 2.9) for the matrices inside the layers, AdamW for embeddings and norms."""
     matrices = {name: p for name, p in model.named_parameters() if p.dim() > 1 and "embed" not in name}
     others = [p for name, p in model.named_parameters() if name not in matrices]
     return [
-        Muon(list(matrices.values())),
+        torch.optim.Muon(matrices.values(), weight_decay=0.1, momentum=0.95, adjust_lr_fn="match_rms_adamw"),
         torch.optim.AdamW(others, weight_decay=0.0, betas=(0.9, 0.95)),
     ]
 

@@ -15,7 +15,8 @@ OPERATORS: dict[type[ast.operator], ast.operator] = {
     ast.Add: ast.Sub(), ast.Sub: ast.Add(), ast.Mult: ast.Add(), ast.FloorDiv: ast.Mult(), ast.Div: ast.Mult(),
     ast.Mod: ast.FloorDiv(), ast.BitOr: ast.BitAnd(), ast.BitAnd: ast.BitOr(),
 }  # fmt: skip
-SILENT = ("log.", "self._log", "structlog.")  # calls whose absence changes no behaviour but a log line
+# Calls whose absence changes no behaviour but a log line.
+SILENT = ("log.", "self._log", "structlog.", "request_logger(")
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,7 @@ class SmallFault:
     end: int
     before: str
     after: str
+    code: str = ""  # the line, by which a fault is known when lines above it move
 
     def apply(self, text: str) -> str:
         return text[: self.start] + self.after + text[self.end :]
@@ -43,8 +45,8 @@ def one_line(text: str) -> str:
 def faults_of(path: str, root: Path) -> list[SmallFault]:
     """Every fault that can be put into a file."""
     text = (root / path).read_text(encoding="utf-8")
-    starts = [0]
-    for line in text.splitlines(keepends=True):
+    starts, lines = [0], text.splitlines(keepends=True)
+    for line in lines:
         starts.append(starts[-1] + len(line.encode()))
     data, found = text.encode(), []
     for node, changed in _changes(ast.parse(text)):
@@ -53,7 +55,8 @@ def faults_of(path: str, root: Path) -> list[SmallFault]:
         before = data[start:end].decode()
         first, last = len(data[:start].decode()), len(data[:end].decode())
         after = changed if isinstance(changed, str) else f"({ast.unparse(changed)})"
-        found.append(SmallFault(path, node.lineno, first, last, before, after))
+        code = lines[node.lineno - 1].strip()
+        found.append(SmallFault(path, node.lineno, first, last, before, after, code))
     return found
 
 
@@ -95,9 +98,12 @@ def _is_string(node: ast.expr) -> bool:
 
 
 def _code(node: ast.AST) -> Iterator[ast.AST]:
-    """What runs: no annotations, assertions, messages of errors or log lines, and nothing for type checkers alone."""
+    """What runs: no annotations, assertions (`strict=True` is one), messages of errors or log lines, nothing for type
+    checkers alone, nothing of a class's making (`frozen`, `slots`, `gc`)."""
     for name, value in ast.iter_fields(node):
         if name in ("annotation", "returns", "decorator_list", "type_params"):
+            continue
+        if name == "keywords" and isinstance(node, ast.ClassDef):
             continue
         for child in value if isinstance(value, list) else [value]:
             if not isinstance(child, ast.AST) or isinstance(child, (ast.Assert, ast.Raise, ast.JoinedStr)):
@@ -107,6 +113,8 @@ def _code(node: ast.AST) -> Iterator[ast.AST]:
             if isinstance(child, ast.ClassDef) and "Protocol" in {ast.unparse(base) for base in child.bases}:
                 continue
             if isinstance(child, ast.Call) and ast.unparse(child.func).startswith(SILENT):
+                continue
+            if isinstance(child, ast.keyword) and child.arg == "strict":
                 continue
             yield child
             yield from _code(child)

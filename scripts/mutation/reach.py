@@ -32,12 +32,13 @@ class Reach:
 
 
 def measure(root: Path, source: list[str], tests: list[str], scratch: Path) -> Reach:
-    """Run a folder's tests once.  Raises RuntimeError where one fails."""
+    """Run a folder's tests once; what they compile stays for the runs with faults.  Raises RuntimeError where one
+    fails."""
     data, report = scratch / "coverage", scratch / "durations.xml"
     done = subprocess.run(
         [*PYTEST, *(f"--cov={folder}" for folder in source), "--cov-context=test", "--cov-report=",
          f"--junitxml={report}", *tests],
-        cwd=root, env=environment(root) | {"COVERAGE_FILE": str(data)},
+        cwd=root, env=environment(root) | {"COVERAGE_FILE": str(data), "PYTHONDONTWRITEBYTECODE": ""},
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     if done.returncode:
@@ -59,5 +60,6 @@ def measure(root: Path, source: list[str], tests: list[str], scratch: Path) -> R
 
 
 def environment(root: Path) -> dict[str, str]:
+    """Of a run with a fault: no compiled code of a faulty file may be taken for that of the next."""
     own = {"PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
     return {**os.environ, **own}

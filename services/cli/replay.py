@@ -27,11 +27,11 @@ def replay_command(file: Path, invariants: bool, show_digest: bool, keep: str | 
     """Replay FILE, which a scheduler with --record has written; the exit status is 1 where a plan differs."""
     sys.modules["torch"] = None  # type: ignore[assignment]  # a recording from anywhere is replayed anywhere
     from services.scheduler.invariants import check
-    from services.scheduler.recording.replay import replay
+    from services.scheduler.recording.replay import opened, replay
 
     try:
-        with file.open("rb") as opened:
-            replayed = replay(opened, check if invariants else None)
+        with opened(file) as recording:
+            replayed = replay(recording, check if invariants else None)
     except ProtocolError as error:
         raise click.ClickException(f"{file}: {error}") from error
     if keep:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
+from services.scheduler.blocks.block_pool import BlockPool
 from services.scheduler.scheduler import MAX_STEPS_IN_FLIGHT, Scheduler
 from services.scheduler.state.replica import Replica
-from services.scheduler.state.sequence import Sequence, Status
+from services.scheduler.state.sequence import Sequence, Status, Table
 from shared.errors import FatalError
 
 
@@ -17,6 +18,8 @@ def check(scheduler: Scheduler) -> None:
         _check_blocks(replica)
         _check_rows(replica)
         _check_sequences(replica)
+        for sequence in replica.running:
+            _check_windows(replica, sequence, scheduler.policy.max_num_batched_tokens)
     _check_places(scheduler)
     _check_side_tables(scheduler)
 
@@ -27,23 +30,33 @@ def _require(holds: bool, what: str, replica: Replica | None = None) -> None:
 
 
 def _check_blocks(replica: Replica) -> None:
-    pool = replica.pool
-    held = Counter(block for sequence in replica.running for block in sequence.block_ids)
+    for index, pool in enumerate(replica.pools):
+        _check_pool(replica, pool, [sequence.tables[index] for sequence in replica.running])
+
+
+def _check_pool(replica: Replica, pool: BlockPool, tables: list[Table]) -> None:
+    held = Counter(block for table in tables for block in table.block_ids)
     available = list(pool.available)
     _require(len(available) == len(set(available)) == pool.num_available, "a block is on the free list twice", replica)
     _require(len(held) + len(available) == pool.size, "held + cached + free = total", replica)
     _require(not set(available) & set(held), "no block is both held and free", replica)
     counts = {block: count for block, count in enumerate(pool.ref_counts) if count}
     _require(counts == dict(held), "reference counts equal the entries of live tables", replica)
-    for sequence in replica.running:
-        table = sequence.block_ids
-        _require(len(set(table)) == len(table), "a table has no block twice", replica)
-        generations = [pool.generations[block] for block in table]
-        _require(
-            generations == sequence.block_generations, "the holder of a block is the last that it was given to", replica
-        )
+    for table in tables:
+        _require(len(set(table.block_ids)) == len(table.block_ids), "a table has no block twice", replica)
+        generations = [pool.generations[block] for block in table.block_ids]
+        _require(generations == table.generations, "the holder of a block is the last that it was given to", replica)
     by_hash = {block_hash: block for block, block_hash in enumerate(pool.hashes) if block_hash is not None}
     _require(by_hash == pool._by_hash, "the hash map and the descriptors agree", replica)
+
+
+def _check_windows(replica: Replica, sequence: Sequence, longest_step: int) -> None:
+    for one, table in zip(replica.sliding, sequence.sliding, strict=True):
+        computed = sequence.num_computed_tokens
+        seen = max(0, computed - one.window + 1)
+        _require(table.first * replica.block_size <= seen, "a sequence has its window", replica)
+        _require(computed <= table.end * replica.block_size, "computed tokens have blocks in each pool", replica)
+        _require(len(table.block_ids) <= one.most_blocks(longest_step), "a sequence has its window only", replica)
 
 
 def _check_rows(replica: Replica) -> None:
@@ -71,7 +84,8 @@ def _check_sequences(replica: Replica) -> None:
         _require(sequence.num_pending == pending[sequence], "pending counts the samples in flight", replica)
     for sequence in replica.waiting:
         _require(sequence.status is Status.WAITING, "waiting sequences are WAITING", replica)
-        _require(not sequence.block_ids and sequence.row < 0, "a waiting sequence holds nothing", replica)
+        holds = sequence.block_ids or sequence.sliding
+        _require(not holds and sequence.row < 0, "a waiting sequence holds nothing", replica)
 
 
 def _check_places(scheduler: Scheduler) -> None:

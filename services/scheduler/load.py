@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -18,8 +20,6 @@ def load_of(core: Scheduler, request_id: str, step_tokens: Histogram) -> Load:
     """The answer to one GetLoad."""
     workers = [worker_load(replica) for replica in core.replicas.values()]
     counters = core.counters
-    num_blocks = sum(worker.num_blocks for worker in workers)
-    num_available = sum(worker.num_free_blocks + worker.num_cached_blocks for worker in workers)
     return Load(
         request_id=request_id,
         num_running=sum(worker.num_running for worker in workers),
@@ -41,7 +41,7 @@ def load_of(core: Scheduler, request_id: str, step_tokens: Histogram) -> Load:
         num_stale_draft_tokens=counters.num_stale_draft_tokens,
         num_late_drafts=counters.num_late_drafts,
         num_accepted_tokens_per_position=list(counters.num_accepted_per_position),
-        kv_cache_usage=1 - num_available / num_blocks if num_blocks else 0.0,
+        kv_cache_usage=kv_cache_usage(core.replicas.values()),
         num_expired=counters.num_expired,
         num_worker_losses=counters.num_worker_losses,
         step_tokens=list(step_tokens.counts),
@@ -50,13 +50,24 @@ def load_of(core: Scheduler, request_id: str, step_tokens: Histogram) -> Load:
     )
 
 
+def kv_cache_usage(replicas: Iterable[Replica]) -> float:
+    """The part of the blocks that is held, of the pools (first ones, second ones, ...) of which it is the largest."""
+    held, sizes = Counter[int](), Counter[int]()
+    for replica in replicas:
+        for index, pool in enumerate(replica.pools):
+            held[index] += pool.num_held
+            sizes[index] += pool.size
+    return max((held[index] / size for index, size in sizes.items()), default=0.0)
+
+
 def worker_load(replica: Replica) -> WorkerLoad:
-    num_cached = replica.pool.num_cached
+    """With the blocks of all its pools."""
+    num_cached = sum(pool.num_cached for pool in replica.pools)
     return WorkerLoad(
         instance=replica.instance,
         num_running=len(replica.running),
-        num_blocks=replica.pool.size,
-        num_free_blocks=replica.pool.num_available - num_cached,
+        num_blocks=sum(pool.size for pool in replica.pools),
+        num_free_blocks=sum(pool.num_available for pool in replica.pools) - num_cached,
         num_cached_blocks=num_cached,
         num_steps=replica.num_steps,
         fingerprint=replica.capacity.fingerprint,
@@ -78,7 +89,7 @@ def replica_snapshot(replica: Replica) -> dict[str, Any]:
     return {
         "epoch": replica.epoch,
         "num_free_rows": replica.num_free_rows,
-        "num_available_blocks": replica.pool.num_available,
+        "num_available_blocks": [pool.num_available for pool in replica.pools],
         "num_waiting": len(replica.waiting),
         "in_flight": [
             {"step_id": step.step_id, "num_sequences": len(step.sequences), "num_tokens": sum(step.num_scheduled)}
@@ -92,7 +103,7 @@ def replica_snapshot(replica: Replica) -> dict[str, Any]:
                 "num_tokens": sequence.num_tokens,
                 "num_computed_tokens": sequence.num_computed_tokens,
                 "num_pending": sequence.num_pending,
-                "num_blocks": len(sequence.block_ids),
+                "num_blocks": [len(table.block_ids) for table in sequence.tables],
                 "num_preemptions": sequence.num_preemptions,
             }
             for sequence in replica.running[:MAX_RUNNING]

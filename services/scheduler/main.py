@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import time
 from pathlib import Path
 
 import structlog
@@ -42,14 +41,11 @@ def make_core(settings: Settings) -> Scheduler:
     if not file:
         return Scheduler(policy)
 
-    def lost(reason: str) -> None:
-        log.error("recording_lost", file=file, reason=reason)
-
-    def resumed() -> None:
-        log.info("recording_resumed", file=file)
+    def ended(reason: str) -> None:
+        log.error("recording_ended", file=file, reason=reason)
 
     log.info("recording", file=file, max_bytes=max_bytes)
-    recording = QueuedRecording(Path(file), max_bytes, on_lost=lost, on_resumed=resumed, clock=time.monotonic)
+    recording = QueuedRecording(Path(file), max_bytes, on_end=ended)
     atexit.register(recording.close, LAST_WORDS_SECONDS)  # writes the last calls
     return RecordedScheduler(policy, recording)
 

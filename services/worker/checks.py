@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from shared.errors import ProtocolError
-from shared.messages import StepPlan, WorkerCapacity
+from shared.messages import SlidingPlan, StepPlan, WorkerCapacity
 
+SLIDING_COLUMNS = ("num_left_blocks", "num_new_blocks")
 COLUMNS = ("num_computed_tokens", "num_scheduled_tokens", "num_new_blocks")
 
 
@@ -18,24 +19,38 @@ def check_plan(plan: StepPlan, capacity: WorkerCapacity) -> None:
     """Raise ProtocolError unless the columns fit together and name rows and blocks that there are."""
     count = len(plan.rows)
     for name in COLUMNS:
-        column: list[int] = getattr(plan, name)
-        if len(column) != count or min(column, default=0) < 0:
-            raise ProtocolError(f"a plan has no {name} for each of its {count} rows")
+        _check_column(plan, name, count)
     _check_within("row", plan.rows, capacity.max_num_seqs)
     _check_within("row", plan.released_rows, capacity.max_num_seqs)
     _check_within("row", [sequence.row for sequence in plan.admitted], capacity.max_num_seqs)
-    _check_within("block", plan.new_block_ids, capacity.num_blocks)
-    _check_within("block", [block for pair in plan.block_copies for block in pair], capacity.num_blocks)
-    if len(plan.new_block_generations) != len(plan.new_block_ids):
-        raise ProtocolError(f"a plan has {len(plan.new_block_generations)} generations for its new blocks")
-    if len(plan.copy_generations) != len(plan.block_copies):
-        raise ProtocolError(f"a plan has {len(plan.copy_generations)} generations for its block copies")
+    _check_blocks(plan, capacity.num_blocks)
+    if plan.sliding and len(plan.sliding) != len(capacity.sliding):
+        raise ProtocolError(f"a plan has {len(plan.sliding)} sliding pools, the worker {len(capacity.sliding)}")
+    for part, pool in zip(plan.sliding, capacity.sliding, strict=False):
+        for name in SLIDING_COLUMNS:
+            _check_column(part, name, count)
+        _check_blocks(part, pool.num_blocks)
     if len(set(plan.rows)) != count:
         raise ProtocolError("a plan names a row twice")
-    if sum(plan.num_new_blocks) != len(plan.new_block_ids):
-        raise ProtocolError(f"a plan has {len(plan.new_block_ids)} block ids for {sum(plan.num_new_blocks)}")
     if any(len(sequence.token_ids) % 4 for sequence in plan.admitted):
         raise ProtocolError("a plan admits a sequence whose token ids are not whole int32")
+
+
+def _check_column(part: StepPlan | SlidingPlan, name: str, count: int) -> None:
+    column: list[int] = getattr(part, name)
+    if len(column) != count or min(column, default=0) < 0:
+        raise ProtocolError(f"a plan has no {name} for each of its {count} rows")
+
+
+def _check_blocks(part: StepPlan | SlidingPlan, num_blocks: int) -> None:
+    _check_within("block", part.new_block_ids, num_blocks)
+    _check_within("block", [block for pair in part.block_copies for block in pair], num_blocks)
+    if len(part.new_block_generations) != len(part.new_block_ids):
+        raise ProtocolError(f"a plan has {len(part.new_block_generations)} generations for its new blocks")
+    if len(part.copy_generations) != len(part.block_copies):
+        raise ProtocolError(f"a plan has {len(part.copy_generations)} generations for its block copies")
+    if sum(part.num_new_blocks) != len(part.new_block_ids):
+        raise ProtocolError(f"a plan has {len(part.new_block_ids)} block ids for {sum(part.num_new_blocks)}")
 
 
 def _check_within(what: str, values: Sequence[int], size: int) -> None:

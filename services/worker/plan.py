@@ -17,7 +17,7 @@ import torch
 from engine.description.reading import read_config
 from engine.loading.backend import choose_backend, usable_cores
 from engine.loading.fingerprint import make_fingerprint, remembered_digest
-from engine.loading.memory import cpu_budget, gpu_budget, plan_memory
+from engine.loading.memory import block_bytes, cpu_budget, gpu_budget, plan_memory
 from engine.weights.digest import user_memory
 from engine.weights.formats import resolve_device
 from engine.weights.source import open_weights
@@ -35,12 +35,16 @@ def describe(settings: Settings) -> dict[str, Any]:
     backend = choose_backend(settings, spec, source.dtype)
     weights = remembered_digest(source, user_memory())
     fingerprint = make_fingerprint(settings.engine, settings.memory, directory, spec, backend, weights)
+    max_model_len = settings.scheduling.max_model_len or spec.max_position_embeddings
+    layer_bytes = backend.layout(spec).layer_bytes(settings.memory.block_size)
+    first, sliding = block_bytes(spec, layer_bytes, spec.windows(max_model_len))
     plan = plan_memory(
         settings.memory,
         settings.scheduling,
-        bytes_per_block=backend.layout(spec).bytes_per_block(settings.memory.block_size),
+        bytes_per_block=first,
         budget=_budget(settings.memory, directory, backend.device),
-        max_model_len=settings.scheduling.max_model_len or spec.max_position_embeddings,
+        max_model_len=max_model_len,
+        sliding=sliding,
     )
     return {
         "kernels": backend.name,
@@ -53,7 +57,8 @@ def describe(settings: Settings) -> dict[str, Any]:
         "max_model_len": plan.max_model_len,
         "system_fingerprint": fingerprint.name if weights else "",
         "fingerprint": msgspec.structs.asdict(fingerprint),
-        "bytes": plan.num_blocks * plan.bytes_per_block,
+        "windows": plan.windows,
+        "bytes": plan.num_bytes,
     }
 
 

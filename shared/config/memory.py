@@ -27,5 +27,8 @@ class MemorySettings(Section, frozen=True, kw_only=True):
             "memory if that is less."
         ),
     ] = 0
-    num_blocks: Annotated[int, advanced("Number of KV blocks, in place of the memory plan. 0: the plan's.")] = 0
+    num_blocks: Annotated[
+        int,
+        advanced("Number of KV blocks, in place of the memory plan; layers with a window get no more. 0: the plan's."),
+    ] = 0
     enable_prefix_caching: Annotated[bool, advanced("Reuse the KV cache of equal prefixes, within one tenant.")] = True

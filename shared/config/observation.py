@@ -13,7 +13,7 @@ class ObservationSettings(Section, frozen=True, kw_only=True):
             "File in which the scheduler notes what it is asked, token ids too, for `pageant replay`. Empty: none."
         ),
     ] = ""
-    record_bytes: Annotated[int, advanced("Size of that recording; the newest part is kept.")] = 256 << 20
+    record_bytes: Annotated[int, advanced("Size at which that recording ends; it is compressed.")] = 256 << 20
     record_steps: Annotated[
         str, advanced("File in which the worker notes every step, for `pageant simulate --recorded`. Empty: none.")
     ] = ""

@@ -18,10 +18,17 @@ class ServiceName(StrEnum):
     DRAFT = "draft"
 
 
+class SlidingPool(Message, frozen=True):
+    """Blocks of the layers that see a window of the latest tokens only: a sequence holds those of its window."""
+
+    window: int  # tokens that a query sees, itself included
+    num_blocks: int
+
+
 class WorkerCapacity(Message, frozen=True):
     """What a worker offers.  Where workers may not be mixed, all of a deployment agree on all but num_blocks."""
 
-    num_blocks: int
+    num_blocks: int  # for all layers but those of `sliding`
     block_size: int
     max_num_seqs: int
     max_model_len: int
@@ -30,6 +37,7 @@ class WorkerCapacity(Message, frozen=True):
     dtype: str
     device: str
     fingerprint: str = ""  # its name: workers of the same one give the same bits; the scheduler sets it
+    sliding: list[SlidingPool] = []  # by window, the smallest first; empty: all layers share the blocks above
 
 
 class Hello(Message, frozen=True):

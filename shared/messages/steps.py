@@ -29,6 +29,21 @@ class DraftDistribution(Message, frozen=True):
     probs: bytes  # packed float32
 
 
+class SlidingPlan(Message, frozen=True):
+    """What a plan changes in the tables of one group of sliding layers.
+
+    A table keeps its places: place i is for the tokens from i * block_size on, and those before the window are empty.
+    A worker first empties places of all rows, then appends: to a table without blocks, behind its empty places.
+    """
+
+    num_left_blocks: list[int]  # parallel to the plan's rows: by how many places the first block's moves on
+    num_new_blocks: list[int]  # parallel to the plan's rows
+    new_block_ids: list[int]  # concatenated
+    new_block_generations: list[int]
+    block_copies: list[tuple[int, int]] = []
+    copy_generations: list[int] = []
+
+
 class StepPlan(Message, frozen=True):
     """One forward pass.  The columns rows ... num_new_blocks are parallel, one entry per scheduled sequence.
 
@@ -54,6 +69,7 @@ class StepPlan(Message, frozen=True):
     rejection: bool = False  # accept by rejection sampling; otherwise by equality with what is sampled
     new_block_generations: list[int] = []  # parallel to new_block_ids: which of its lives the block is in
     copy_generations: list[int] = []  # parallel to block_copies, of the sources
+    sliding: list[SlidingPlan] = []  # one for each of the capacity's; empty: nothing changes in any
 
 
 class Refusal(StrEnum):
@@ -78,6 +94,8 @@ class RefusedRow(Message, frozen=True):
     generation: int = 0  # of that block, as the row has it
     known: int = 0  # as the worker knows it
     unwritten: list[tuple[int, int]] = []  # blocks, with generations, that it was to fill and has not
+    pool: int = 0  # of block_id: 0, or a sliding one, from 1
+    sliding_unwritten: list[list[tuple[int, int]]] = []  # as `unwritten`, of each sliding pool
 
 
 class StepResult(Message, frozen=True):
@@ -119,4 +137,4 @@ class Holdings(Message, frozen=True):
     next_step_id: int  # as asked; or of the plan that came too early
     due_step_id: int  # of the plan that is to be run next
     rows: list[int] = []
-    digests: list[int] = []  # of each row's blocks and their generations: shared.block_digest
+    digests: list[int] = []  # of each row's blocks and their generations, in all pools: shared.block_digest

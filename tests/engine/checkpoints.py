@@ -52,6 +52,17 @@ GEMMA3_ROPE = {
     "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
     "full_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 400.0},
 }
+GEMMA4 = {
+    "head_dim": 22,
+    "global_head_dim": 64,
+    "num_global_key_value_heads": 1,
+    "attention_k_eq_v": True,
+    "hidden_size_per_layer_input": 0,
+    "sliding_window": 11,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"],
+    "num_hidden_layers": 4,
+    "final_logit_softcapping": 5.0,
+}
 GRANITE = {
     "embedding_multiplier": 3.0,
     "logits_scaling": 0.7,
@@ -66,6 +77,25 @@ GPT_OSS = {
     "head_dim": 16,
     "rope_parameters": {**YARN_ROPE, "truncate": False},
 }
+# Experts in groups of three and of four; queries of a vector of their own, or of the hidden state.
+DEEPSEEK = {
+    "num_key_value_heads": 4,
+    "first_k_dense_replace": 1,
+    "n_routed_experts": 12,
+    "n_shared_experts": 2,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 32,
+    "routed_scaling_factor": 1.7,
+    "q_lora_rank": 32,
+    "kv_lora_rank": 48,
+    "qk_rope_head_dim": 16,
+    "qk_nope_head_dim": 32,
+    "v_head_dim": 16,
+}
+DEEPSEEK_V2 = DEEPSEEK | {"topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 2}
+DEEPSEEK_V3 = DEEPSEEK | {"n_group": 3, "topk_group": 2, "scoring_func": "sigmoid"}
+MSCALE_ROPE = YARN_ROPE | {"mscale": 0.7, "mscale_all_dim": 1.1}
+WIDE_HEADS = {"num_attention_heads": 8, "num_key_value_heads": 8, "qk_nope_head_dim": 16, "v_head_dim": 48}
 HYBRID: dict[str, Any] = {
     "head_dim": 24,
     "num_hidden_layers": 4,
@@ -98,6 +128,11 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "phi3-partial": ("Phi3", {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}),
     "gemma2": ("Gemma2", {**GEMMA, "attn_logit_softcapping": 3.0, "final_logit_softcapping": 5.0}),
     "gemma3": ("Gemma3", {**GEMMA, "rope_parameters": GEMMA3_ROPE}),
+    "gemma4": ("Gemma4", GEMMA4),
+    "gemma4-values": (
+        "Gemma4",
+        {**GEMMA4, "attention_k_eq_v": False, "global_head_dim": 16, "layer_types": None, "num_hidden_layers": 6},
+    ),
     "olmo2": ("Olmo2", {}),
     "granite": ("Granite", GRANITE),
     "smollm3": ("SmolLM3", {"no_rope_layers": [1, 0, 1], "tie_word_embeddings": True}),
@@ -105,6 +140,13 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2-moe": ("Qwen2Moe", {**QWEN_MOE, "shared_expert_intermediate_size": 48, "num_hidden_layers": 4}),
     "qwen3-moe": ("Qwen3Moe", {**QWEN_MOE, "head_dim": 22, "norm_topk_prob": True, "mlp_only_layers": [1]}),
     "gpt-oss": ("GptOss", GPT_OSS),
+    "deepseek-v2": ("DeepseekV2", {**DEEPSEEK_V2, "rope_parameters": MSCALE_ROPE}),
+    "deepseek-v2-lite": ("DeepseekV2", {**DEEPSEEK, **WIDE_HEADS, "topk_method": "greedy", "q_lora_rank": None}),
+    "deepseek-v3": ("DeepseekV3", {**DEEPSEEK_V3, "rope_parameters": MSCALE_ROPE}),
+    "deepseek-v3-halves": (
+        "DeepseekV3",
+        {**DEEPSEEK_V3, **WIDE_HEADS, "rope_interleave": False, "norm_topk_prob": False, "q_lora_rank": None},
+    ),
 }
 # Of engine.description.families.HYBRIDS, which are computed but not served.
 HYBRID_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -117,6 +159,7 @@ HYBRID_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 CLASSES = {
     "GPT2LMHead": ("GPT2Config", "GPT2LMHeadModel"),
     "Gemma3": ("Gemma3TextConfig", "Gemma3ForCausalLM"),
+    "Gemma4": ("Gemma4TextConfig", "Gemma4ForCausalLM"),
     "Qwen3_5": ("Qwen3_5TextConfig", "Qwen3_5ForCausalLM"),
     "Qwen3_5Moe": ("Qwen3_5MoeTextConfig", "Qwen3_5MoeForCausalLM"),
 }
@@ -133,7 +176,9 @@ def save_checkpoint(
     """
     family, changes = (VARIANTS | HYBRID_VARIANTS)[variant]
     torch.manual_seed(7)
-    even = EVEN if kernels == "native" else {}
+    even = dict(EVEN) if kernels == "native" else {}
+    if "qk_rope_head_dim" in changes:  # these heads have sizes of their own
+        even.pop("head_dim", None)
     config_name, model_name = CLASSES.get(family, (f"{family}Config", f"{family}ForCausalLM"))
     config = getattr(transformers, config_name)(**(COMMON | changes | even | (further or {})))
     model = getattr(transformers, model_name)(config).eval()
@@ -141,6 +186,13 @@ def save_checkpoint(
         for name, parameter in model.named_parameters():
             if name.endswith("bias") or any(part in name for part in ("norm", "ln_", "sinks")):
                 parameter.add_(torch.randn_like(parameter) * 0.2)
+            if family == "Gemma4" and "q_norm" in name:  # nothing else scales its scores
+                parameter.mul_(0.3)
+        for name, buffer in model.named_buffers():
+            if name.endswith("correction_bias"):
+                buffer.add_(torch.randn_like(buffer) * 0.2)
+            if name.endswith("layer_scalar"):
+                buffer.mul_(0.6)
     model.save_pretrained(directory, **save)
     return model
 
@@ -155,6 +207,7 @@ def oracle_logprobs(
 
 
 def make_runner(directory: Path, kernels: str = "torch", **changes: Any) -> ModelRunner:
+    """One whose plans give all layers the same blocks; those of a scheduler are in tests/integration."""
     if kernels == "native":
         load_build("native")
     settings: dict[str, Any] = {
@@ -164,7 +217,7 @@ def make_runner(directory: Path, kernels: str = "torch", **changes: Any) -> Mode
         "max_num_seqs": 64,
         "max_num_batched_tokens": 2048,
     }
-    return load_runner(Settings.of(model=str(directory), **(settings | changes)))
+    return load_runner(Settings.of(model=str(directory), **(settings | changes)), has_windows=False)
 
 
 def random_prompt(length: int, seed: int, vocab_size: int = VOCAB) -> list[int]:

@@ -51,7 +51,18 @@ class Output(msgspec.Struct):
 class Engine:
     """Generates; `runners` are the workers, `drafts` the drafts, by name.  Time passes only with steps."""
 
-    def __init__(self, policy: Policy | None = None, *, workers: int = 1, **settings: Any) -> None:
+    def __init__(
+        self,
+        policy: Policy | None = None,
+        *,
+        workers: int = 1,
+        has_windows: bool = False,
+        shares_blocks: bool = False,
+        **settings: Any,
+    ) -> None:
+        """`has_windows`: the model has layers that see a window; `shares_blocks`: they have no blocks of their own."""
+        self._shares_blocks = shares_blocks
+        self._has_windows = has_windows
         self.settings = SETTINGS.replace(**settings)
         self.core = Scheduler(policy or Policy())
         self.core.set_detokenizers(["d"])
@@ -75,7 +86,9 @@ class Engine:
         if self.settings.engine.kernels == "native":
             load_build("native")
         self._epoch += 1
-        self.runners[name] = load_runner(self.settings.replace(**settings))
+        runner = load_runner(self.settings.replace(**settings), has_windows=not self._shares_blocks)
+        assert bool(runner.capacity.sliding) is (self._has_windows and not self._shares_blocks)
+        self.runners[name] = runner
         self.core.add_worker(name, self._epoch, self.runners[name].capacity)
 
     def lose(self, name: str) -> None:
@@ -149,7 +162,7 @@ class Engine:
         while self.step():
             pass
         for replica in self.core.replicas.values():
-            assert replica.pool.num_available == replica.pool.size, "a block is lost"
+            assert all(pool.num_available == pool.size for pool in replica.pools), "a block is lost"
 
     def generate(self, asks: list[Ask]) -> list[list[Output]]:
         """All sequences' outputs of all requests, computed together."""

@@ -1,11 +1,15 @@
 """A token is a pure function of weights, history, parameters, seed and position: whatever happens to a request, its
 tokens are those of its solo run.  Every test also checks that the thing it is about did happen, and runs on the native
-kernels and on torch's, and on the native ones for a model of each kind that `engine.description` describes."""
+kernels and on torch's, and on the native ones for a model of each kind that `engine.description` describes.
+
+Where layers see a window they have blocks of their own, which a sequence gives up as it goes on; the solo run has none
+of that, as its layers share their blocks."""
 
 from __future__ import annotations
 
 import random
 from functools import cache, partial
+from pathlib import Path
 
 import pytest
 
@@ -19,18 +23,24 @@ Tokens = list[list[list[int]]]
 Make = partial[Engine]
 
 
-KINDS = ("gpt2", "gemma2", "gemma3", "qwen2-moe", "gpt-oss")  # plain, windows and caps, two ropes, experts, sinks
+# Plain, windows and caps, two ropes, heads of two sizes, experts, sinks, latents.
+KINDS = ("gpt2", "gemma2", "gemma3", "gemma4", "qwen2-moe", "gpt-oss", "deepseek-v3")
+WINDOWS = ("gemma2", "gemma3", "gemma4", "gpt-oss")  # of 11 and 12 tokens: these layers have blocks of their own
+TORCH_KINDS = tuple(f"torch {kind}" for kind in WINDOWS)
+LAYERS = {"gemma3": {"num_hidden_layers": 3, "sliding_window_pattern": 3, "layer_types": None}}  # two of three slide
 VOCAB = 4096
 
 
-@pytest.fixture(scope="module", params=["native", "torch", *KINDS])
+@pytest.fixture(scope="module", params=["native", "torch", *KINDS, *TORCH_KINDS])
 def make(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Make:
     """Engines that compute with these kernels, or a small random model of this kind with the native ones."""
-    if request.param not in KINDS:
-        return partial(Engine, kernels=request.param)
-    directory = tmp_path_factory.mktemp(request.param)
-    save_checkpoint(directory, request.param, "native", {"vocab_size": VOCAB, "max_position_embeddings": 512})
-    return partial(Engine, kernels="native", model=str(directory))
+    *torch, kind = request.param.split()
+    if kind not in KINDS:
+        return partial(Engine, kernels=kind)
+    directory = tmp_path_factory.mktemp(kind)
+    changes = {"vocab_size": VOCAB, "max_position_embeddings": 512, **LAYERS.get(kind, {})}
+    save_checkpoint(directory, kind, "native", changes)
+    return partial(Engine, kernels="torch" if torch else "native", model=str(directory), has_windows=kind in WINDOWS)
 
 
 @cache
@@ -59,7 +69,7 @@ def asks() -> tuple[Ask, ...]:
 @cache
 def solo(make: Make) -> Tokens:
     """Each request alone, unchunked, with an empty cache."""
-    engine = make(Policy(enable_prefix_caching=False))
+    engine = make(Policy(enable_prefix_caching=False), shares_blocks=True)
     return [token_ids(engine.generate([one]))[0] for one in asks()]
 
 
@@ -67,6 +77,8 @@ def test_batched_equals_solo(make: Make) -> None:
     engine = make(Policy(enable_prefix_caching=False, max_num_batched_tokens=4096))
     assert token_ids(engine.generate(list(asks()))) == solo(make)
     assert engine.core.replicas["w0"].num_steps < 60, "they ran together"
+    left = sum(sum(part.num_left_blocks) for _, plan in engine.plans for part in plan.sliding)
+    assert (left > 50) is make.keywords.get("has_windows", False), "windows left blocks behind"
 
 
 def test_chunked_equals_whole(make: Make) -> None:
@@ -168,3 +180,18 @@ def test_logprobs_are_those_of_the_solo_run(make: Make) -> None:
     assert first is not None
     assert first.token_ids[0] == 6, "the second prompt token's own log-probability comes first"
     assert all(entry is not None and len(entry.token_ids) == 5 for entry in alone.logprobs)
+
+
+@pytest.mark.parametrize("kernels", ["native", "torch"])
+def test_where_all_layers_see_a_window_no_more_is_held(kernels: str, tmp_path: Path) -> None:
+    """The first pool has numbers, and no memory."""
+    changes = {"vocab_size": VOCAB, "max_position_embeddings": 512}
+    save_checkpoint(tmp_path, "mistral-window", "native", changes)
+    make = partial(Engine, kernels=kernels, model=str(tmp_path), has_windows=True)
+    wanted = [token_ids(make(shares_blocks=True).generate([one]))[0] for one in asks()[:6]]
+    engine = make(Policy(max_num_batched_tokens=48), num_blocks=0, kv_cache_memory=200 << 10, max_model_len=256)
+    assert token_ids(engine.generate(list(asks()[:6]))) == wanted
+    runner = engine.runners["w0"]
+    assert not runner._pool.tensors and len(runner._pool.sliding) == 1
+    held = sum(tensor.nbytes for tensor in runner._pool.sliding[0].tensors)
+    assert held <= 200 << 10, "less than one sequence of max_model_len would take in all layers"

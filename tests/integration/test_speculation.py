@@ -11,7 +11,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from engine.sampling.verification import DeviceVerification
 from services.draft.proposer import Guess
 from services.scheduler.state.policy import Policy
 from shared.messages import AdmittedSequence, DraftCapacity
@@ -84,22 +83,6 @@ def test_nor_on_torch_s_kernels() -> None:
     plain = Engine(Policy(), kernels="torch").generate(few)
     assert token_ids(engine.generate(few)) == token_ids(plain)
     assert engine.counters.num_accepted_tokens > 0
-
-
-@pytest.mark.parametrize("acceptance", ["coupled", "rejection"])
-def test_nor_where_a_device_settles_what_is_accepted(acceptance: str) -> None:
-    """As on a GPU: the worker's own count of a row's tokens follows with the plan that was made from the answer."""
-    few = list(asks())[:6]
-    found = []
-    for on_device in (False, True):
-        engine = Engine(Policy(**FIXED, acceptance=acceptance), kernels="torch", draft=DRAFT)
-        engine.join_draft("draft0")
-        for runner in engine.runners.values():
-            if on_device:
-                runner._verification = DeviceVerification(runner._sampler)
-        found.append(token_ids(engine.generate(few)))
-        assert engine.counters.num_accepted_tokens > 0
-    assert found[0] == found[1]
 
 
 def test_prompt_lookup_changes_no_token() -> None:

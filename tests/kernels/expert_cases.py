@@ -20,6 +20,8 @@ ROUTINGS = {
     "groups": Routing("sigmoid", 4, renormalise=True, groups=4, kept_groups=2, scale=2.5),
     "groups of all": Routing("sigmoid", 5, renormalise=True, groups=3, kept_groups=3),
     "groups of one": Routing("sigmoid", 2, renormalise=True, groups=12, kept_groups=5),
+    "groups by their best": Routing("softmax", 4, renormalise=False, groups=4, kept_groups=2, group_best=1, scale=1.7),
+    "sigmoid, groups by their best": Routing("sigmoid", 3, renormalise=True, groups=3, kept_groups=2, group_best=1),
 }
 COUNT = 12
 
@@ -43,7 +45,8 @@ def wanted_route(logits: list[float], routing: Routing, correction: list[float])
     choice = [a + b for a, b in zip(scores, correction, strict=True)] if sigmoid else logits
     size = len(logits) // routing.groups
     members = [range(group * size, (group + 1) * size) for group in range(routing.groups)]
-    worth = [sum(sorted((choice[one] for one in group), reverse=True)[:2]) for group in members]
+    best = routing.group_best
+    worth = [sum(sorted((choice[one] for one in group), reverse=True)[:best]) for group in members]
     kept = sorted(range(routing.groups), key=lambda group: (-worth[group], group))[: routing.kept_groups]
     allowed = [one for group in kept for one in members[group]]
     ids = sorted(allowed, key=lambda one: (-choice[one], one))[: routing.top_k]

@@ -1,22 +1,20 @@
-"""Random decoders of any kind, for the native kernels and as plain arithmetic in float64."""
+"""Random decoders of any kind as structures of the native kernels, and as plain arithmetic in float64."""
 
 from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from kernels.cpu import abi
-from kernels.cpu.native import FORMATS, KVShape, Native, PackedLinear, StepColumns
+from kernels.cpu.native import Native, PackedLinear
 
-BLOCK_SIZE, EPS = 16, 1e-5
-Ints = NDArray[np.int64]
+EPS = 1e-5
+
 ACTIVATIONS: dict[int, Callable[[Tensor], Tensor]] = {
     abi.SILU: torch.nn.functional.silu,
     abi.GELU_TANH: lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
@@ -116,6 +114,7 @@ class Mixture:
     renormalise: bool = False
     groups: int = 1
     kept_groups: int = 1
+    group_best: int = 2
     scale: float = 1.0
     correction: Tensor | None = None  # [count]
     shared_gate: Linear | None = None  # [1, hidden]
@@ -137,6 +136,7 @@ class Mixture:
             renormalise=self.renormalise,
             groups=self.groups,
             kept_groups=self.kept_groups,
+            group_best=self.group_best,
             scale=self.scale,
             correction=None if self.correction is None else self.correction.data_ptr(),
             router=router.struct,
@@ -154,7 +154,7 @@ class Mixture:
         scores = every[self.score]
         choices = scores if self.correction is None else scores + self.correction.double()
         grouped = choices.view(len(x), self.groups, -1)
-        worth = grouped.topk(min(2, grouped.shape[-1]), dim=-1).values.sum(-1)
+        worth = grouped.topk(min(self.group_best, grouped.shape[-1]), dim=-1).values.sum(-1)
         kept = torch.zeros_like(worth).scatter(1, worth.topk(self.kept_groups, dim=-1).indices, 1.0).bool()
         choices = grouped.masked_fill(~kept[..., None], float("-inf")).flatten(1)
         ids = (-choices).argsort(dim=-1, stable=True)[:, : self.top_k]
@@ -176,6 +176,61 @@ class Mixture:
         return total + scale * shared(x)
 
 
+@dataclass(frozen=True)
+class Latent:
+    """What latent attention has beside a layer's own linears; `mixed` gives what queries are made of, then latents."""
+
+    rank: int
+    rotated: int
+    plain: int
+    value_dim: int
+    query: Linear | None  # [num_heads * (plain + rotated), query_rank]
+    key_up: list[Linear]  # [num_heads] of [rank, plain]
+    value_up: list[Linear]  # [num_heads] of [value_dim, rank]
+    held: list[object] = field(default_factory=list)
+
+    @classmethod
+    def random(
+        cls, num_heads: int, seed: int, *, rank: int, rotated: int, plain: int, value_dim: int, query_rank: int = 0
+    ) -> Latent:
+        width = num_heads * (plain + rotated)
+        query = Linear.random(width, query_rank, seed, scale=2) if query_rank else None
+        heads = range(num_heads)
+        key_up = [Linear.random(rank, plain, seed + 2 * head) for head in heads]
+        value_up = [Linear.random(value_dim, rank, seed + 100 + 2 * head) for head in heads]
+        return cls(rank, rotated, plain, value_dim, query, key_up, value_up)
+
+    def struct(self, native: Native, dtype: torch.dtype) -> abi.PgLatent:
+        exact = torch.bfloat16 if dtype == torch.bfloat16 else torch.float32
+        query = None if self.query is None else self.query.pack(native, dtype)
+        heads = [[one.pack(native, exact) for one in linears] for linears in (self.key_up, self.value_up)]
+        tables = [(abi.PgLinear * len(packed))(*(one.struct for one in packed)) for packed in heads]
+        self.held.append((query, heads, tables))
+        return abi.PgLatent(
+            **{name: getattr(self, name) for name in ("rank", "rotated", "plain", "value_dim")},
+            query_rank=0 if query is None else query.k,
+            eps=EPS,
+            query=abi.PgLinear() if query is None else query.struct,
+            key_up=tables[0],
+            value_up=tables[1],
+        )
+
+    def heads(
+        self,
+        layer: Layer,
+        mixed: Tensor,  # [n, ...] float64
+    ) -> tuple[Tensor, Tensor, Tensor]:  # queries, keys and values [n, num_heads, ...]
+        first = mixed.shape[1] - self.rank - self.rotated
+        given, latent, turned = mixed.tensor_split((first, first + self.rank), dim=1)
+        latent, turned = layer.key_norm(latent), layer.rotated(turned[:, None])
+        query = given if self.query is None else self.query(layer.query_norm(given))
+        query = query.view(len(mixed), -1, self.plain + self.rotated)
+        query = torch.cat((query[..., : self.plain], layer.rotated(query[..., self.plain :])), dim=-1)
+        plain = torch.stack([latent @ one.weight.double() for one in self.key_up], dim=1)
+        key = torch.cat((plain, turned.expand(-1, len(self.key_up), -1)), dim=-1)
+        return query, key, torch.stack([one(latent) for one in self.value_up], dim=1)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Layer:
     hidden: int
@@ -184,13 +239,16 @@ class Layer:
     output: Linear
     mlp: MLP | None  # or the shared expert
     experts: Mixture | None = None
+    latent: Latent | None = None
     input_norm: Norm = NO_NORM
     attention_norm: Norm = NO_NORM
     mlp_norm: Norm = NO_NORM
     mlp_output_norm: Norm = NO_NORM
     query_norm: Norm = NO_NORM
     key_norm: Norm = NO_NORM
+    value_norm: Norm = NO_NORM
     norm_whole: bool = False
+    layer_scale: Tensor | None = None  # [1]
     rotation: tuple[Tensor, Tensor] | None = None  # cos and sin [max_positions, head_dim / 2]
     sinks: Tensor | None = None  # [num_heads]
     scale: float = 0.0
@@ -205,18 +263,39 @@ class Layer:
         output = Linear.random(hidden, num_heads * head_dim, seed + 2)
         return cls(hidden=hidden, heads=heads, qkv=qkv, output=output, mlp=mlp, **changes)  # type: ignore[arg-type]
 
+    @classmethod
+    def random_latent(cls, hidden: int, latent: Latent, mlp: MLP, seed: int, **changes: object) -> Layer:
+        num_heads = len(latent.key_up)
+        first = num_heads * (latent.plain + latent.rotated) if latent.query is None else latent.query.weight.shape[1]
+        norms = {"key_norm": Norm.random(latent.rank, seed + 4)}
+        if latent.query is not None:
+            norms["query_norm"] = Norm.random(first, seed + 6)
+        return cls(
+            hidden=hidden,
+            heads=(num_heads, 1, latent.rank + latent.rotated),
+            qkv=Linear.random(first + latent.rank + latent.rotated, hidden, seed, bias=True, scale=2),
+            output=Linear.random(hidden, num_heads * latent.value_dim, seed + 2),
+            mlp=mlp,
+            latent=latent,
+            scale=(latent.plain + latent.rotated) ** -0.5,
+            **(norms | changes),  # type: ignore[arg-type]
+        )
+
     def struct(self, native: Native, dtype: torch.dtype, pool: Sequence[Tensor] = ()) -> abi.PgLayer:
-        names = ("input_norm", "attention_norm", "mlp_norm", "mlp_output_norm", "query_norm", "key_norm")
+        names = ("input_norm", "attention_norm", "mlp_norm", "mlp_output_norm", "query_norm", "key_norm", "value_norm")
         packed = {"qkv": self.qkv.pack(native, dtype), "output": self.output.pack(native, dtype)}
         if self.mlp is not None:
             packed["gate_up"] = self.mlp.first.pack(native, dtype, by_turns=self.mlp.gated)
             packed["down"] = self.mlp.second.pack(native, dtype)
         experts = None if self.experts is None else self.experts.struct(native, dtype)
-        self.held.append((packed, experts))
+        latent = None if self.latent is None else self.latent.struct(native, dtype)
+        self.held.append((packed, experts, latent))
         kind = self.mlp if self.experts is None else self.experts.experts[0]
         assert kind is not None
-        given = {"sinks": self.sinks} | dict(zip(("cos", "sin"), self.rotation or (None, None), strict=True))
+        cos, sin = self.rotation or (None, None)
+        given = {"sinks": self.sinks, "layer_scale": self.layer_scale, "cos": cos, "sin": sin}
         return abi.PgLayer(
+            **dict(zip(("num_heads", "num_kv_heads", "head_dim"), self.heads, strict=True)),
             norm_whole=self.norm_whole,
             **{name: getattr(self, name).struct for name in names},
             **{name: linear.struct for name, linear in packed.items()},
@@ -228,25 +307,16 @@ class Layer:
             gated=kind.gated,
             activation=kind.activation,
             experts=None if experts is None else ctypes.pointer(experts),
+            latent=None if latent is None else ctypes.pointer(latent),
             **{name: tensor.data_ptr() for name, tensor in zip(("keys", "values"), pool, strict=False)},
         )
 
     def attend(
         self,
         x: Tensor,  # [n, hidden] float64, at positions 0 ... n - 1
-    ) -> Tensor:  # [n, num_heads * head_dim]
-        num_heads, num_kv_heads, head_dim = self.heads
-        share = num_heads // num_kv_heads
-        widths = [count * head_dim for count in (num_heads, num_kv_heads, num_kv_heads)]
-        query, key, value = torch.split(self.qkv(x), widths, dim=-1)
-        if self.norm_whole:
-            query, key = self.query_norm(query), self.key_norm(key)
-        query, key, value = (one.view(len(x), -1, head_dim) for one in (query, key, value))
-        if not self.norm_whole:
-            query, key = self.query_norm(query), self.key_norm(key)
-        query, key = self._rotated(query), self._rotated(key)
-        key, value = (one.repeat_interleave(share, dim=1) for one in (key, value))
-        scores = torch.einsum("qhd,khd->hqk", query, key) * (self.scale or head_dim**-0.5)
+    ) -> Tensor:  # [n, num_heads * features of a value]
+        query, key, value = self._grouped(x) if self.latent is None else self.latent.heads(self, self.qkv(x))
+        scores = torch.einsum("qhd,khd->hqk", query, key) * (self.scale or self.heads[2] ** -0.5)
         if self.softcap:
             scores = self.softcap * torch.tanh(scores / self.softcap)
         places = torch.arange(len(x))
@@ -260,7 +330,24 @@ class Layer:
             probabilities = scores.softmax(-1)
         return torch.einsum("hqk,khd->qhd", probabilities, value).flatten(1)
 
-    def _rotated(self, x: Tensor) -> Tensor:
+    def _grouped(
+        self,
+        x: Tensor,  # [n, hidden] float64
+    ) -> tuple[Tensor, Tensor, Tensor]:  # queries, keys and values [n, num_heads, head_dim]
+        num_heads, num_kv_heads, head_dim = self.heads
+        share = num_heads // num_kv_heads
+        widths = [count * head_dim for count in (num_heads, num_kv_heads, num_kv_heads)]
+        query, key, value = torch.split(self.qkv(x), widths, dim=-1)
+        if self.norm_whole:
+            query, key = self.query_norm(query), self.key_norm(key)
+        query, key, value = (one.view(len(x), -1, head_dim) for one in (query, key, value))
+        if not self.norm_whole:
+            query, key = self.query_norm(query), self.key_norm(key)
+        both = self.rotated(key), self.value_norm(value)
+        key, value = (one.repeat_interleave(share, dim=1) for one in both)
+        return self.rotated(query), key, value
+
+    def rotated(self, x: Tensor) -> Tensor:
         if self.rotation is None:
             return x
         cos, sin = (table[: len(x), None].double() for table in self.rotation)
@@ -270,7 +357,8 @@ class Layer:
     def __call__(self, x: Tensor, residual_scale: float) -> Tensor:
         attended = self.output(self.attend(self.input_norm(x)))
         x = x + residual_scale * self.attention_norm(attended)
-        return x + residual_scale * self.mlp_output_norm(self.feed_forward(self.mlp_norm(x)))
+        x = x + residual_scale * self.mlp_output_norm(self.feed_forward(self.mlp_norm(x)))
+        return x if self.layer_scale is None else x * self.layer_scale.double()
 
     def feed_forward(self, x: Tensor) -> Tensor:
         if self.experts is not None:
@@ -308,92 +396,3 @@ class Decoder:
     ) -> Tensor:  # [n, vocab] float64
         logits = self.head(hidden) * self.logit_scale
         return self.logit_softcap * torch.tanh(logits / self.logit_softcap) if self.logit_softcap else logits
-
-
-class Running:
-    """A decoder in the native kernels, with a pool of blocks for some sequences."""
-
-    def __init__(
-        self,
-        native: Native,
-        decoder: Decoder,
-        sequences: Sequence[Tensor],  # of token ids [n]
-        *,
-        weights: torch.dtype = torch.float32,
-        kv: torch.dtype = torch.float32,
-        rounds: bool = False,
-        room: int = 0,  # for further tokens of each
-    ) -> None:
-        self._native, self.sequences = native, sequences
-        first = decoder.layers[0]
-        num_heads, num_kv_heads, head_dim = first.heads
-        shape = KVShape(kv, BLOCK_SIZE, num_kv_heads, head_dim)
-        longest = max(map(len, sequences)) + room
-        num_blocks = -(-longest // BLOCK_SIZE)
-        order = torch.randperm(len(sequences) * num_blocks, generator=torch.Generator().manual_seed(5))
-        self.tables = order.view(len(sequences), num_blocks).numpy()
-        self.tokens = torch.zeros(len(sequences), longest, dtype=torch.int64)
-        for row, sequence in zip(self.tokens, sequences, strict=True):
-            row[: len(sequence)] = sequence
-        sizes = native.key_bytes(shape), native.value_bytes(shape)
-        pools = [[torch.zeros(len(order), size, dtype=torch.uint8) for size in sizes] for _ in decoder.layers]
-        structs = [layer.struct(native, weights, pool) for layer, pool in zip(decoder.layers, pools, strict=True)]
-        head = decoder.head.pack(native, weights)
-        self._held = (decoder, pools, head)
-        given = {"embedding": decoder.embedding, "positions": decoder.positions}
-        self.model = abi.PgModel(
-            num_layers=len(structs),
-            hidden=first.hidden,
-            num_heads=num_heads,
-            num_kv_heads=num_kv_heads,
-            head_dim=head_dim,
-            vocab=head.n,
-            block_size=BLOCK_SIZE,
-            kv_format=FORMATS[kv],
-            round_activations=rounds,
-            max_positions=longest,
-            eps=EPS,
-            embed_scale=decoder.embed_scale,
-            residual_scale=decoder.residual_scale,
-            logit_scale=decoder.logit_scale,
-            logit_softcap=decoder.logit_softcap,
-            norm=decoder.norm.struct,
-            head=head.struct,
-            **{name: None if tensor is None else tensor.data_ptr() for name, tensor in given.items()},
-            layers=(abi.PgLayer * len(structs))(*structs),
-        )
-        assert native.why_unsupported(self.model) == ""
-        self._columns = StepColumns(self.tokens, self.tables)
-
-    def step(self, scheduled: Mapping[int, tuple[int, int]], wanted: int = 0) -> abi.PgStep:
-        """Of each sequence, the tokens from one position to another; all, or the last `wanted`, give a hidden state."""
-        begins, ends = np.array(list(scheduled.values())).T
-        counts = ends - begins
-        return self._columns.fill(np.array(list(scheduled)), begins, counts, np.minimum(wanted or counts, counts))
-
-    def forward(self, scheduled: Mapping[int, tuple[int, int]]) -> list[Tensor]:
-        """The hidden states [n, hidden] of each."""
-        counts = [end - begin for begin, end in scheduled.values()]
-        hidden = torch.empty(sum(counts), self.model.hidden)
-        self._native.forward(self.model, self.step(scheduled), hidden)
-        return list(torch.split(hidden, counts))
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        logits = torch.empty(len(hidden), self.model.vocab)
-        self._native.logits(self.model, hidden, logits)
-        return logits
-
-    def greedy(self, hidden: Tensor) -> Tensor:
-        return self._native.greedy(self.model, hidden)
-
-    def extend(self, scheduled: Mapping[int, tuple[int, int]], count: int) -> Ints:  # [count, num_seqs]
-        zeros = np.zeros(len(scheduled))
-        step = self.step(scheduled, 1)
-        return self._native.extend(self.model, step, count, zeros.astype(np.float32), zeros.astype(np.int64))
-
-
-def rope(
-    head_dim: int, base: float, max_positions: int = 1024
-) -> tuple[Tensor, Tensor]:  # [max_positions, head_dim / 2]
-    angles = torch.arange(max_positions)[:, None] * base ** (-torch.arange(0, head_dim, 2) / head_dim)
-    return angles.cos(), angles.sin()

@@ -91,7 +91,9 @@ def test_a_route_is_alone(name: str) -> None:
         ({"score": "tanh"}, "one of softmax, softmax_of_chosen, sigmoid"),
         ({"top_k": 0}, "at least 1"),
         ({"score": "sigmoid", "groups": 2, "kept_groups": 3}, "no more than groups"),
-        ({"groups": 2}, "groups are for scores by sigmoid"),
+        ({"groups": 2}, "groups are for the best of a softmax, or for the two best of sigmoids"),
+        ({"score": "sigmoid", "groups": 2, "group_best": 3}, "groups are for"),
+        ({"score": "softmax_of_chosen", "groups": 2, "group_best": 1}, "groups are for"),
     ],
 )
 def test_a_routing_without_a_meaning(fields: dict[str, object], message: str) -> None:

@@ -173,15 +173,16 @@ class Paged:
         longest = max(self.lengths)
         tokens = torch.zeros(len(self.lengths), longest, dtype=torch.int64)
         step = StepColumns(tokens, self.tables).fill(chosen, ends - counts, counts, np.zeros_like(counts))
-        model = abi.PgModel(
+        model = abi.PgModel(block_size=self.block_size, kv_format=FORMATS[self.shape.dtype])
+        keys, values = (block.data_ptr() for block in self.blocks)
+        layer = abi.PgLayer(
             num_heads=self.num_heads,
             num_kv_heads=self.shape.num_kv_heads,
             head_dim=self.head_dim,
-            block_size=self.block_size,
-            kv_format=FORMATS[self.shape.dtype],
+            keys=keys,
+            values=values,
+            window=window,
         )
-        keys, values = (block.data_ptr() for block in self.blocks)
-        layer = abi.PgLayer(keys=keys, values=values, window=window)
         return list(torch.split(self.native.attention(model, layer, step, query), counts.tolist()))
 
     def expected(self, scheduled: list[int], window: int) -> list[Tensor]:
@@ -198,7 +199,7 @@ class Paged:
 
 
 LENGTHS, SCHEDULED = [1, 65, 4, 150, 64, 33, 21, 600], [1, 1, 4, 70, 1, 4, 20, 300]
-HEADS = [(4, 4, 16), (6, 2, 32), (9, 3, 64), (8, 1, 128), (2, 1, 256)]
+HEADS = [(4, 4, 16), (6, 2, 32), (9, 3, 64), (8, 1, 128), (2, 1, 512)]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -357,12 +358,18 @@ def test_quantised_keys_are_the_reference_s(native: Native) -> None:
 def test_builds_agree_on_what_is_supported() -> None:
     """A dimension that is not served is named, and nothing that the tests above went through is refused."""
     library = load_build("native")
-    served = {"hidden": 64, "num_heads": 4, "num_kv_heads": 2, "head_dim": 16, "block_size": 16}
-    assert library.why_unsupported(abi.PgModel(**served)) == ""
-    refused = {"hidden": 40, "head_dim": 24, "block_size": 4, "num_heads": 194}
-    reasons = [library.why_unsupported(abi.PgModel(**(served | {name: value}))) for name, value in refused.items()]
+
+    def reason(heads: tuple[int, int, int] = (4, 2, 16), hidden: int = 64, block_size: int = 16) -> str:
+        """Of a model whose second layer has these heads."""
+        names = ("num_heads", "num_kv_heads", "head_dim")
+        layers = (abi.PgLayer(**dict(zip(names, one, strict=True))) for one in ((4, 2, 16), heads))
+        pointer = (abi.PgLayer * 2)(*layers)
+        return library.why_unsupported(abi.PgModel(num_layers=2, hidden=hidden, block_size=block_size, layers=pointer))
+
+    assert reason() == ""
+    reasons = [reason(hidden=40), reason((4, 2, 24)), reason(block_size=4), reason((194, 2, 16))]
     assert all(reasons)
-    assert len(set(reasons)) == len(refused)
-    for (heads, kv_heads, head_dim), block_size in itertools.product(HEADS, (16, 32, 64)):
-        dims = {"num_heads": heads, "num_kv_heads": kv_heads, "head_dim": head_dim, "block_size": block_size}
-        assert library.why_unsupported(abi.PgModel(**(served | dims))) == ""
+    assert len(set(reasons)) == len(reasons)
+    assert reason((4, 2, 592)) == reason((4, 2, 24))
+    for heads, block_size in itertools.product(HEADS, (16, 32, 64)):
+        assert reason(heads, block_size=block_size) == ""

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from kernels.cpu import abi
 from kernels.cpu.native import Native
-from tests.kernels.native_models import MLP, Decoder, Layer, Linear, Mixture, Norm, Running, normal, rope
+from tests.kernels.native_models import MLP, Decoder, Layer, Linear, Mixture, Norm, normal
+from tests.kernels.native_running import Running, rope
 from tests.kernels.natives import BUILDS, load_build
 
 HIDDEN, INNER, SHARED, HEADS = 80, 48, 112, (4, 2, 16)
@@ -33,6 +34,9 @@ KINDS: dict[str, dict[str, Any]] = {
     "groups": {
         "count": 32, "top_k": 6, "score": abi.SIGMOID, "groups": 8, "kept_groups": 3, "corrected": True, "scale": 1.5,
         "renormalise": True, "shared": True,
+    },
+    "groups by their best": {
+        "count": 24, "top_k": 4, "groups": 6, "kept_groups": 2, "group_best": 1, "scale": 1.5, "shared": True,
     },
     "groups of one": {"count": 12, "top_k": 2, "score": abi.SIGMOID, "groups": 12, "kept_groups": 5},
     "gated shared": {"count": 60, "top_k": 4, "shared": True, "shared_gate": True},
@@ -66,7 +70,7 @@ def make_layer(kind: str, **changes: object) -> Layer:
 
 
 def make_model(*, rounds: bool = False) -> abi.PgModel:
-    return abi.PgModel(hidden=HIDDEN, num_heads=4, num_kv_heads=2, head_dim=16, round_activations=rounds)
+    return abi.PgModel(hidden=HIDDEN, round_activations=rounds)
 
 
 def mixture_of(layer: Layer) -> Mixture:
@@ -230,7 +234,7 @@ UNSUPPORTED = {
 def test_what_is_not_supported_is_said(native: Native, word: str) -> None:
     served = {"count": 32, "top_k": 4, "inner": 48, "groups": 1, "kept_groups": 1}
     experts = abi.PgExperts(**(served | UNSUPPORTED.get(word, {})))
-    layers = (abi.PgLayer * 1)(abi.PgLayer(experts=ctypes.pointer(experts)))
-    dims = {"hidden": 64, "num_heads": 4, "num_kv_heads": 2, "head_dim": 16, "block_size": 16, "num_layers": 1}
-    reason = native.why_unsupported(abi.PgModel(**dims, layers=layers))
+    heads = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 16}
+    layers = (abi.PgLayer * 1)(abi.PgLayer(experts=ctypes.pointer(experts), **heads))
+    reason = native.why_unsupported(abi.PgModel(hidden=64, block_size=16, num_layers=1, layers=layers))
     assert bool(reason) == bool(word)

@@ -26,7 +26,7 @@ from engine.loading import load as loading
 from engine.loading.backend import Backend, choose_backend
 from engine.loading.graphs import DirectRecorder, GraphedDecoder
 from engine.modeling.decoder import Decoder
-from engine.sampling.verification import HostVerification
+from engine.sampling.verification import Verdict, Verification
 from engine.weights.source import open_weights
 from kernels.interface import AttentionShape
 from kernels.ops import transfer
@@ -96,9 +96,7 @@ def make_runner(model: Path, *, graphs: bool) -> ModelRunner:
     config = read_config(model)
     source = open_weights(settings.engine.load_format, model, config)
     backend: Backend = choose_backend(settings, config, source.dtype)
-    heads = config.heads
-    shape = AttentionShape(heads.num_heads // heads.num_kv_heads, heads.head_dim)
-    backend = replace(backend, kernels=triton_kernels(shape), device=DEVICE)
+    backend = replace(backend, kernels=triton_kernels(AttentionShape(config.head_shapes)), device=DEVICE)
     built = loading.build(backend, config, source, config.max_position_embeddings)
     if graphs:
         assert isinstance(built, Decoder)
@@ -131,7 +129,7 @@ def test_enforce_eager_does_without_graphs(tmp_path: Path, eager: bool) -> None:
     source = open_weights(settings.engine.load_format, tmp_path, config)
     on_cpu = choose_backend(settings, config, source.dtype)
     model = loading.build(on_cpu, config, source, config.max_position_embeddings)
-    backend = replace(on_cpu, kernels=triton_kernels(AttentionShape()), device=torch.device("cuda"))
+    backend = replace(on_cpu, kernels=triton_kernels(AttentionShape(config.head_shapes)), device=torch.device("cuda"))
     with patch.object(loading, "CudaRecorder", DirectRecorder):
         made = loading.with_graphs(settings, backend, model)
         assert isinstance(made, Decoder if eager else GraphedDecoder)
@@ -196,8 +194,14 @@ def test_only_greedy_verifications(runner: ModelRunner) -> None:
 
 
 def test_who_reads_is_seen(runner: ModelRunner) -> None:
-    """The host's own way to verify has to know what was sampled."""
-    runner._verification = HostVerification(runner._sampler)
+    """A verification that has to know what was sampled."""
+
+    class Reader(Verification):
+        def settle(self, chosen: Any, *rest: Any) -> Verdict:
+            chosen.cpu().numpy()
+            return super().settle(chosen, *rest)
+
+    runner._verification = Reader(runner._sampler)
     driver = Driver(runner)
     driver.add(0, random_prompt(9, seed=1))
     driver.step({0: 9})

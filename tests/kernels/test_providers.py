@@ -21,6 +21,7 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 4e-2, torch.float16: 5e-3}
 REFERENCE = reference_kernels()
 FLOAT32 = select_kernels(CPU, torch.float32)
+BFLOAT16 = select_kernels(CPU, torch.bfloat16)
 
 
 def normal(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
@@ -261,6 +262,37 @@ def test_store_kv_rounds_and_attention_reads_what_was_stored(dtype: torch.dtype,
     found, wanted = (FLOAT32.paged_attention(query, one, plan, 0.3, 0) for one in (cache, wide))
     assert torch.equal(found, wanted)
     assert_near(found, REFERENCE.paged_attention(query, cache, plan, 0.3, 0))
+
+
+@pytest.mark.parametrize("rounded", [False, True])
+@pytest.mark.parametrize(("num_heads", "in_features", "out_features"), [(4, 32, 48), (3, 7, 5), (16, 128, 512)])
+def test_head_linear(num_heads: int, in_features: int, out_features: int, rounded: bool) -> None:
+    """Each head by its own weight; a row is alone."""
+    x, weights = normal(21, num_heads, in_features), list(normal(num_heads, out_features, in_features, seed=1))
+    if rounded:
+        x, weights = x.bfloat16().float(), [weight.bfloat16().float() for weight in weights]
+    kernels = BFLOAT16 if rounded else FLOAT32
+    packed = kernels.pack_heads(weights)
+    found = kernels.head_linear(x, packed)
+    wanted = torch.stack([x[:, head].double() @ weight.double().t() for head, weight in enumerate(weights)], dim=1)
+    assert_near(found, wanted.float())
+    assert_near(REFERENCE.head_linear(x, REFERENCE.pack_heads(weights)), wanted.float())
+    for rows in (slice(0, 1), slice(5, 9), slice(20, 21)):
+        assert torch.equal(kernels.head_linear(x[rows], packed), found[rows])
+
+
+@pytest.mark.parametrize("heads", [(4, 1, 48), (16, 1, 80)])
+def test_latent_attention(heads: tuple[int, int, int]) -> None:
+    paged = Paged([1, 3, 20], [70, 33, 20], heads, 16)
+    cache = KVCache(paged.keys, paged.keys[..., :32], latent=True)
+    found, wanted = (
+        kernels.paged_attention(
+            paged.query, cache, kernels.plan_attention(paged.query_lens, paged.seq_lens, paged.tables, 16, [0]), 0.3, 0
+        )
+        for kernels in (FLOAT32, REFERENCE)
+    )
+    assert found.shape == (27, heads[0], 32)
+    assert_near(found, wanted)
 
 
 class Paged:

@@ -78,7 +78,7 @@ def test_every_kernel_of_the_provider_is_triton_s() -> None:
         if field.name not in ("name", "row_multiple", "sampling", "attention_sinks")
         and getattr(TRITON, field.name) is getattr(REFERENCE, field.name)
     }
-    assert others == {"linear", "pack_linear", "exact_linear", "pack_exact"}
+    assert others == {"linear", "pack_linear", "exact_linear", "pack_exact", "head_linear", "pack_heads"}
 
 
 # ---- rows
@@ -305,7 +305,7 @@ class Paged:
         return REFERENCE.paged_attention(self.query, self.cache, plan, self.scale, window, softcap, sinks)
 
     def found(self, window: int, split: int = 64, softcap: float = 0.0, sinks: Tensor | None = None) -> Tensor:
-        shape = AttentionShape(self.heads[0] // self.heads[1], self.heads[2])
+        shape = AttentionShape(((self.heads[0] // self.heads[1], self.heads[2]),))
         kernels = triton_kernels(shape)
         plan_attention = kernels.plan_attention
         plan_attention.keywords["split"] = split  # type: ignore[attr-defined]
@@ -358,6 +358,38 @@ def test_more_work_than_programs() -> None:
     assert_near(paged.found(0, split=32), paged.wanted(0))
 
 
+def latent_paged(heads: int, rank: int, rotated: int, dtype: torch.dtype, kv_dtype: torch.dtype) -> Paged:
+    """Whose values are the first features of its keys."""
+    paged = Paged([1, 3, 20, 1], [70, 33, 20, 200], (heads, 1, rank + rotated), 16, dtype, kv_dtype)
+    keys = paged.cache.keys
+    scales = paged.cache.key_scales, paged.cache.key_scales, paged.cache.key_head_scales, paged.cache.key_head_scales
+    paged.cache = KVCache(keys, keys[..., :rank], *scales, latent=True)
+    return paged
+
+
+@pytest.mark.parametrize("kv_dtype", [torch.float32, torch.bfloat16, torch.int8, FP8])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("heads", "rank", "rotated"), [(4, 32, 16), (6, 48, 16), (40, 272, 16)])
+def test_latent_attention(heads: int, rank: int, rotated: int, dtype: torch.dtype, kv_dtype: torch.dtype) -> None:
+    """Of all heads in a tile, or of a part of them where keys are wide."""
+    paged = latent_paged(heads, rank, rotated, dtype, kv_dtype)
+    found = paged.found(0)
+    assert found.shape == (28, heads, rank)
+    assert_near(found, paged.wanted(0))
+    assert not found[-3:].any()
+
+
+@pytest.mark.parametrize("kv_dtype", [torch.float32, torch.int8, FP8])
+def test_latents_are_stored_once(kv_dtype: torch.dtype) -> None:
+    key, slots = normal(6, 1, 40), torch.tensor([3, 40, -1, 17, 8], device=DEVICE)
+    wanted, found = (latent_paged(2, 24, 16, torch.float32, kv_dtype).cache for _ in range(2))
+    REFERENCE.store_kv(key, None, wanted, slots)
+    TRITON.store_kv(key, None, found, slots)
+    assert len(found.tensors) == (2 if kv_dtype == torch.int8 else 1)
+    for one, other in zip(found.tensors, wanted.tensors, strict=True):
+        assert torch.equal(one.view(torch.uint8), other.view(torch.uint8))
+
+
 @pytest.mark.parametrize("kv_dtype", [torch.int8, FP8])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_attention_over_eight_bits(kv_dtype: torch.dtype, dtype: torch.dtype) -> None:
@@ -396,7 +428,7 @@ def test_a_sink_of_any_size(size: float) -> None:
 def test_padding_of_a_graph_with_sinks_holds_zeros() -> None:
     """A tile that sees no key has a sum nevertheless."""
     paged = Paged([1, 1], [33, 5], (4, 2, 16), 16)
-    plan = triton_kernels(AttentionShape(2, 16)).static_attention
+    plan = triton_kernels(AttentionShape(((2, 16),))).static_attention
     assert plan is not None
     static = plan(paged.tables.int(), [0], 5, 1, 64)
     static.fill(np.array([0, 1]), np.array([1, 1]), np.array([33, 5]))

@@ -15,9 +15,9 @@ A_FEW_BYTES = 32  # of a thread: versions of triton differ by that much
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = """
 import torch
-from scripts.bench.gpu.ahead import HOPPER, MI300, compiling
-from scripts.bench.gpu.catalogue import Catalogue
 from scripts.bench.gpu.shapes import LLAMA_3_8B
+from tests.kernels.compiling_ahead import HOPPER, MI300, compiling
+from tests.kernels.launches import Catalogue
 with compiling({target}) as compiled:
     for name, launch in Catalogue(LLAMA_3_8B, torch.bfloat16).launches():
         launch()

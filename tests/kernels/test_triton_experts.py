@@ -49,6 +49,7 @@ def test_route(name: str, corrected: bool, ties: bool) -> None:
     [
         Routing("sigmoid", 8, renormalise=True, groups=8, kept_groups=4, scale=2.5),
         Routing("softmax", 8, renormalise=True),
+        Routing("softmax", 6, renormalise=False, groups=8, kept_groups=3, group_best=1, scale=16.0),
         Routing("softmax_of_chosen", 4, renormalise=True),
     ],
 )

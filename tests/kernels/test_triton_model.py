@@ -17,16 +17,17 @@ from engine.loading.backend import Backend, choose_backend
 from engine.loading.graphs import CudaRecorder, DirectRecorder, GraphedDecoder, Recorder, StepGraph, step_sizes
 from engine.modeling.batch import StepBatch
 from engine.modeling.decoder import Decoder
-from engine.sampling.verification import DeviceVerification
 from engine.weights.source import open_weights
 from kernels.interface import AttentionShape
 from kernels.ops import linear_int8
 from kernels.provider import has_triton, triton_kernels
+from services.scheduler.state.policy import Policy
 from shared.config import Settings
 from shared.model_source import resolve_model_dir
 from shared.sampling import SamplingParams
 from tests.engine.checkpoints import random_prompt, save_checkpoint
 from tests.engine.driver import Driver
+from tests.integration.engine import Engine, ask, token_ids
 
 if not has_triton():
     pytest.skip("triton is not installed", allow_module_level=True)
@@ -43,8 +44,11 @@ BUNDLED, DRAFT = ROOT / "models" / "pageant-stories", ROOT / "models" / "pageant
 SAMPLED = SamplingParams(temperature=0.9, top_p=0.95, top_k=50)
 
 
-def make_runner(model: Path, *, triton: bool, graphs: bool = False, **changes: Any) -> ModelRunner:
-    """In float32, where providers agree token for token; graphs are run, not captured, where there is no GPU."""
+def make_runner(
+    model: Path, *, triton: bool, graphs: bool = False, windows: bool = False, **changes: Any
+) -> ModelRunner:
+    """In float32, where providers agree token for token; graphs are run, not captured, where there is no GPU.
+    `windows`: layers that see one have blocks of their own."""
     settings = Settings.of(
         model=str(model), kernels="torch", device="cpu", dtype="float32", num_blocks=64, max_num_seqs=8, **changes
     )
@@ -53,9 +57,7 @@ def make_runner(model: Path, *, triton: bool, graphs: bool = False, **changes: A
     source = open_weights(settings.engine.load_format, directory, config)
     backend: Backend = choose_backend(settings, config, source.dtype)
     if triton:
-        heads = config.heads
-        shape = AttentionShape(heads.num_heads // heads.num_kv_heads, heads.head_dim)
-        kernels = triton_kernels(shape)
+        kernels = triton_kernels(AttentionShape(config.head_shapes))
         if backend.formats.quantised:
             kernels = replace(kernels, pack_linear=linear_int8.pack_linear, linear=kernels.linear_int8)
         backend = replace(backend, kernels=kernels, device=DEVICE)
@@ -63,7 +65,8 @@ def make_runner(model: Path, *, triton: bool, graphs: bool = False, **changes: A
     if graphs:
         assert isinstance(built, Decoder)
         built = GraphedDecoder(built, recorder(), max_tokens=12, longest=4)
-    plan = loading.plan_pool(settings, built, config.max_position_embeddings)
+    seen = config.windows(config.max_position_embeddings) if windows else ()
+    plan = loading.plan_pool(settings, built, config.max_position_embeddings, seen)
     return loading.make_runner(settings, loading.assemble(settings, built, backend, plan))
 
 
@@ -92,7 +95,18 @@ def test_the_bundled_models(model: Path, kv_cache_dtype: str) -> None:
     assert len(set(wanted[0])) > 1
 
 
-FAMILIES = ("qwen3", "qwen2-window", "gpt2", "gemma2", "olmo2", "qwen2-moe", "gpt-oss")  # each kind of layer
+FAMILIES = (
+    "qwen3",
+    "qwen2-window",
+    "gpt2",
+    "gemma2",
+    "gemma4",
+    "olmo2",
+    "qwen2-moe",
+    "gpt-oss",
+    "deepseek-v2",
+    "deepseek-v3-halves",
+)  # each kind of layer
 
 
 @pytest.mark.parametrize("variant", FAMILIES)
@@ -153,7 +167,6 @@ def test_verification_through_graphs(tmp_path: Path) -> None:
     save_checkpoint(tmp_path, "llama-tied")
     wanted = generate(make_runner(tmp_path, triton=False), 12)
     runner = make_runner(tmp_path, triton=True, graphs=True)
-    runner._verification = DeviceVerification(runner._sampler)
     driver = Driver(runner)
     first = driver.add(0, random_prompt(21, seed=1))
     second = driver.add(3, random_prompt(9, seed=2), SAMPLED, seed=7)
@@ -166,6 +179,25 @@ def test_verification_through_graphs(tmp_path: Path) -> None:
         accepted.append(result.num_sampled[0] - 1)
     assert accepted == [3, 2, 0, 3]
     assert first.output == wanted[0][: len(first.output)] and second.output == wanted[1][: len(second.output)]
+
+
+@pytest.mark.parametrize("graphs", [False, True])
+def test_layers_with_windows_read_blocks_of_their_own(graphs: bool, tmp_path: Path) -> None:
+    """Planned by a scheduler, which gives up the blocks before a window of 11 tokens."""
+    save_checkpoint(tmp_path, "gemma2", further={"num_hidden_layers": 2})
+    asked = [ask(random_prompt(length, seed=length), max_tokens=12) for length in (30, 5)]
+    found = []
+    for windows in (False, True):
+        engine = Engine(Policy(max_num_batched_tokens=24), workers=0)
+        runner = make_runner(tmp_path, triton=True, graphs=graphs, windows=windows)
+        assert bool(runner.capacity.sliding) is windows
+        engine.runners["w0"] = runner
+        engine.core.add_worker("w0", 1, runner.capacity)
+        found.append(token_ids(engine.generate(asked)))
+        replays = isinstance(runner._model, GraphedDecoder)
+        assert replays is graphs
+    assert found[0] == found[1]
+    assert any(sum(part.num_left_blocks) for _, plan in engine.plans for part in plan.sliding)
 
 
 def test_int8_weights(tmp_path: Path) -> None:

@@ -23,7 +23,9 @@ PARAMS = SamplingParams(
     beam=Beam(4, 0.5, EarlyStopping.FIRST),
     pooling=Pooling(PoolingKind.MEAN, normalize=False),
 )
-CAPACITY = m.WorkerCapacity(100, 16, 8, 512, 4096, "stories", "float32", "cpu", "fp_0123456789ab")
+CAPACITY = m.WorkerCapacity(
+    100, 16, 8, 512, 4096, "stories", "float32", "cpu", "fp_0123456789ab", [m.SlidingPool(512, 80)]
+)
 FINGERPRINT = m.Fingerprint(
     tokenizer="aa", chat_template="bb", generation_config="cc", load_format="safetensors", weights="dd", config="ee",
     executor="native 12", numeric_class="avx512", dtype="float32", quantization="none", kv_cache_dtype="bfloat16",
@@ -31,7 +33,7 @@ FINGERPRINT = m.Fingerprint(
 )  # fmt: skip
 LOGPROBS = m.TokenLogprobs([5, 6], [-0.5, -1.5], 1)
 TOKENS = pack_tokens([1, 2, 3])
-REFUSED = m.RefusedRow(0, m.Refusal.STALE_BLOCK, 17, 5, 6, [(18, 2)])
+REFUSED = m.RefusedRow(0, m.Refusal.STALE_BLOCK, 17, 5, 6, [(18, 2)], 1, [[(19, 3)]])
 VECTOR = b"\0\0\x80?"
 CALLING = m.ChatMessage("assistant", "", "Tom", "c0", [m.ToolCall("c1", "weather", '{"city":"Rome"}')], "hm")
 DISTRIBUTION = m.DraftDistribution(TOKENS, b"\0" * 12)
@@ -61,6 +63,7 @@ SAMPLES: list[m.Message] = [
         num_computed_tokens=[0, 9], num_scheduled_tokens=[3, 1], num_new_blocks=[1, 0], new_block_ids=[17],
         block_copies=[(1, 2)], released_rows=[5], num_draft_tokens=[0, 1], draft_token_ids=[9],
         draft_distributions=[DISTRIBUTION], rejection=True, new_block_generations=[6], copy_generations=[5],
+        sliding=[m.SlidingPlan([0, 1], [1, 0], [18], [7], [(2, 3)], [4])],
     ),
     m.DraftUpdate(
         3, 4, closed_rows=[2], opened=[m.AdmittedSequence(0, TOKENS, 3, PARAMS, -7, [2], "r1", "t1", 1)], rows=[0, 1],

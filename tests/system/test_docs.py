@@ -152,8 +152,3 @@ def test_a_transcript_is_what_is_printed_now(transcript: Transcript) -> None:
     """`scripts/transcripts` writes them anew."""
     text = transcript.made_anew()
     assert transcript.says(text), f"{transcript.path.name} has\n{transcript.text}\nand now it is\n{text}"
-
-
-def test_the_script_that_counts_lines_runs() -> None:
-    done = subprocess.run(["scripts/sizes"], cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT, check=False)
-    assert done.returncode == 0 and done.stdout.strip(), done.stderr

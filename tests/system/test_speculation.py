@@ -1,23 +1,24 @@
 """Drafts through real processes: they change no token, whatever happens to them, and are seen to have worked.
 
-A short form of scripts/prove_speculation: some of Spec-Bench's prompts, on the bundled pair.
-PAGEANT_TEST_PROMPTS says how many of them, of 480.
+On the bundled pair, with some of Spec-Bench's prompts: PAGEANT_TEST_PROMPTS says how many of them, of 480.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from scripts.bench.common.proc import cpu_seconds
-from scripts.bench.speculation.prove import KINDS, Prompts, spec_bench
+from shared.tokenization import load_tokenizer
 from tests.system.harness import MODEL, ROOT, Answer, Troupe, ask, troupe
 
 DRAFT = ROOT / "models" / "pageant-stories-draft"
@@ -32,14 +33,49 @@ SMALL_POOL = ("--num-blocks", "80", "--max-num-batched-tokens", "256")
 
 CROWD = "crowd"
 
+# What each kind of request is sampled with.  `mixed` goes through these one after the other, by the prompt's number.
+TEMPERATURES = {"T=0": 0.0, "T=0.7": 0.7, "T=1.0": 1.0}
+MIXED = "mixed"
+MIXTURE: tuple[dict[str, Any], ...] = (
+    {"temperature": 0.8, "top_p": 0.9},
+    {"temperature": 1.0, "top_k": 20},
+    {"temperature": 1.0, "min_p": 0.05, "logprobs": 2},
+    {"temperature": 0.0, "repetition_penalty": 1.2},
+    {"temperature": 0.9, "frequency_penalty": 0.5, "presence_penalty": 0.3},
+    {"temperature": 1.0, "ignore_eos": True},
+    {"temperature": 0.7, "min_tokens": 20, "logit_bias": {10: 2.0}},
+    {"temperature": 1.0, "stop": ["."]},
+)
+KINDS = (*TEMPERATURES, MIXED)
+
 Tokens = list[list[int]]
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """Token ids of every prompt, short enough for the model and what it is to generate."""
+
+    token_ids: list[list[int]]
+
+    def requests(self, kind: str) -> list[Any]:
+        """The same for the same kind: the seed of each is its number."""
+        chosen = [MIXTURE[n % len(MIXTURE)] if kind == MIXED else {"temperature": TEMPERATURES[kind]}
+                  for n in range(len(self.token_ids))]  # fmt: skip
+        return [
+            ask(token_ids=ids, seed=number, max_tokens=NUM_TOKENS, **sampling)
+            for number, (ids, sampling) in enumerate(zip(self.token_ids, chosen, strict=True))
+        ]
 
 
 @pytest.fixture(scope="module")
 def prompts(data_dir: Path) -> Prompts:
-    found = spec_bench(data_dir, MODEL, num_tokens=NUM_TOKENS)
-    assert len(found.token_ids) == 480
-    return Prompts(found.token_ids[:: len(found.token_ids) // NUM_PROMPTS], NUM_TOKENS)
+    """The first turns of Spec-Bench in the model's ids: the end of each, as much as fits."""
+    tokenizer = load_tokenizer(MODEL)
+    room = tokenizer.context_length - NUM_TOKENS
+    lines = (data_dir / "prompts" / "spec-bench.jsonl").read_text(encoding="utf-8").splitlines()
+    assert len(lines) == 480
+    texts = [json.loads(line)["turns"][0] for line in lines[:: len(lines) // NUM_PROMPTS]]
+    return Prompts([tokenizer.encode(text)[-room:] for text in texts])
 
 
 @pytest.fixture(scope="module")

@@ -135,4 +135,4 @@ def test_collaborators_are_told_from_plain_values() -> None:
     assert found[books] == ["counters", "journal", "misses", "shares", "accounts"], "frozen, but what it holds acts"
     assert found["services.scheduler.state.sequence.Sequence"] == ["request"], "token ids and counts are plain values"
     recording = "services.scheduler.recording.queued_recording.QueuedRecording"
-    assert found[recording] == ["on_lost", "on_resumed", "clock"], "functions are collaborators"
+    assert found[recording] == ["on_end"], "functions are collaborators"

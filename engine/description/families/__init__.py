@@ -5,7 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from engine.description.families import gemma, gpt2, gpt_oss, granite, llama, moe, olmo2, phi3, qwen3_next, smollm3
+from engine.description.families import (
+    deepseek,
+    gemma,
+    gpt2,
+    gpt_oss,
+    granite,
+    llama,
+    moe,
+    olmo2,
+    phi3,
+    qwen3_next,
+    smollm3,
+)
 from engine.description.keys import ConfigKeys
 from engine.description.names import NameTable
 from engine.description.spec import ModelSpec
@@ -28,6 +40,10 @@ FAMILIES = {
     "Gemma2ForCausalLM": Family("Gemma 2", gemma.gemma2, gemma.NAMES),
     "Gemma3ForCausalLM": Family("Gemma 3", gemma.gemma3, gemma.NAMES),
     "Gemma3ForConditionalGeneration": Family("Gemma 3 (its text part)", gemma.gemma3, gemma.MULTIMODAL_NAMES, True),
+    "Gemma4ForCausalLM": Family("Gemma 4", gemma.gemma4, gemma.GEMMA4_NAMES),
+    "Gemma4ForConditionalGeneration": Family(
+        "Gemma 4 (its text part)", gemma.gemma4, gemma.GEMMA4_MULTIMODAL_NAMES, True
+    ),
     "Olmo2ForCausalLM": Family("OLMo 2", olmo2.olmo2, olmo2.NAMES),
     "GraniteForCausalLM": Family("Granite", granite.granite, granite.NAMES),
     "SmolLM3ForCausalLM": Family("SmolLM3", smollm3.smollm3, smollm3.NAMES),
@@ -35,6 +51,8 @@ FAMILIES = {
     "Qwen2MoeForCausalLM": Family("Qwen2-MoE", moe.qwen2_moe, moe.QWEN_NAMES),
     "Qwen3MoeForCausalLM": Family("Qwen3-MoE", moe.qwen3_moe, moe.QWEN_NAMES),
     "GptOssForCausalLM": Family("gpt-oss", gpt_oss.gpt_oss, gpt_oss.NAMES),
+    "DeepseekV2ForCausalLM": Family("DeepSeek-V2", deepseek.deepseek_v2, deepseek.NAMES),
+    "DeepseekV3ForCausalLM": Family("DeepSeek-V3", deepseek.deepseek_v3, deepseek.NAMES),
 }
 # Described, and computed by native kernels and torch, but not served: a plan has no place for the states that layers of
 # linear attention keep, so that a prefix, a rejected draft or a token computed again would be wrong.

@@ -7,7 +7,7 @@ from typing import Any
 
 from engine.description.keys import ConfigKeys
 from engine.description.rope import RopeConfig, parse_rope
-from engine.description.spec import AttentionSpec, LayerSpec, MlpSpec, ModelSpec, NormSpec
+from engine.description.spec import NO_ROPE, AttentionSpec, LayerSpec, MlpSpec, ModelSpec, NormSpec
 from shared.errors import ModelError
 
 LLAMA_SLOTS = {
@@ -70,8 +70,9 @@ def model(c: ConfigKeys, architecture: str, layer: Callable[[int], LayerSpec], *
         initializer_range=c.number("initializer_range", 0.02),
         **({"tie_word_embeddings": c.flag("tie_word_embeddings")} | options),
     )
-    for one in spec.ropes:
-        one.check(spec.heads.head_dim)
+    for index, dims in {one.rotation for one in spec.attentions}:
+        if index != NO_ROPE:
+            spec.ropes[index].check(dims)
     return spec
 
 

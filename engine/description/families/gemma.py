@@ -1,4 +1,7 @@
-"""Gemma 2 and Gemma 3: four norms per layer stored as what is added to one, scaled embeddings, windows by turns."""
+"""Gemma 2, 3 and 4: four norms per layer, scaled embeddings, windows by turns.
+
+Gemma 2 and 3 store norms as what is added to one.  Gemma 4 has heads of another size in the layers without a window.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,8 @@ from engine.description.families.dense import FULL, OUTPUT_NORM_SLOTS, SLIDING, 
 from engine.description.keys import ConfigKeys
 from engine.description.names import NameTable
 from engine.description.rope import RopeConfig
-from engine.description.spec import LayerSpec, MlpSpec, ModelSpec
+from engine.description.spec import AttentionSpec, LayerSpec, MlpSpec, ModelSpec
+from shared.errors import ModelError
 
 VISION = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.")
 NAMES = (NameTable(slots=OUTPUT_NORM_SLOTS, norms_plus_one=True),)
@@ -22,7 +26,16 @@ MULTIMODAL_NAMES = tuple(
         ("language_model.model.", "language_model.lm_head"),
     )
 )
+GEMMA4_SLOTS = OUTPUT_NORM_SLOTS | {"scale": ("layer_scalar",)}
+GEMMA4_NAMES = (NameTable(slots=GEMMA4_SLOTS),)
+GEMMA4_SENSES = ("model.vision_tower.", "model.audio_tower.", "model.embed_vision.", "model.embed_audio.")
+GEMMA4_MULTIMODAL_NAMES = (NameTable(slots=GEMMA4_SLOTS, prefix="model.language_model.", unused=GEMMA4_SENSES),)
 GEMMA3_GLOBAL_THETA, GEMMA3_LOCAL_THETA = 1_000_000.0, 10_000.0
+
+GEMMA4_ROPES = {
+    FULL: {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": GEMMA3_GLOBAL_THETA},
+    SLIDING: {"rope_type": "default", "rope_theta": GEMMA3_LOCAL_THETA},
+}
 
 
 def gemma2(c: ConfigKeys) -> ModelSpec:
@@ -37,6 +50,72 @@ def gemma3(c: ConfigKeys) -> ModelSpec:
     ropes = (rope(c, kind_of_layer=FULL, theta=GEMMA3_GLOBAL_THETA), _local_rope(c))
     softcap = _cap(c, "attn_logit_softcapping", 0.0)
     return _gemma(c, "Gemma3ForCausalLM", seen, ropes, softcap=softcap, qk_norm="head")
+
+
+def gemma4(c: ConfigKeys) -> ModelSpec:
+    for key in ("attention_bias", "enable_moe_block"):
+        c.only(key, False)
+    c.only("use_bidirectional_attention", "vision")  # of images, which a text has not
+    for key, default in (("hidden_size_per_layer_input", 256), ("num_kv_shared_layers", 0)):
+        if count := c.count(key, default):
+            raise ModelError(f"{key} {count} is not supported; supported: 0")
+    c.only("hidden_activation", "gelu_pytorch_tanh")
+    mlp = MlpSpec(inner=c.positive_int("intermediate_size"), activation="gelu_tanh")
+    seen = windows(c, _gemma4_kinds(c.positive_int("num_hidden_layers")))
+
+    def layer(index: int) -> LayerSpec:
+        return LayerSpec(
+            attention=_gemma4_heads(c, index, seen[index]),
+            mlp=mlp,
+            attention_norm=True,
+            mlp_output_norm=True,
+            scaled=True,
+        )
+
+    kinds = c.raw.get("rope_parameters") or GEMMA4_ROPES
+    ropes = ConfigKeys({**c.raw, "rope_parameters": kinds})
+    return model(
+        c,
+        "Gemma4ForCausalLM",
+        layer,
+        ropes=(
+            rope(ropes, kind_of_layer=FULL, theta=GEMMA3_GLOBAL_THETA, partial=True),
+            rope(ropes, kind_of_layer=SLIDING, theta=GEMMA3_LOCAL_THETA),
+        ),
+        embed_scale=_as_stored(math.sqrt(c.positive_int("hidden_size")), c),
+        logit_softcap=_cap(c, "final_logit_softcapping", 0.0),
+        tie_word_embeddings=c.flag("tie_word_embeddings", True),
+    )
+
+
+def _gemma4_kinds(count: int) -> list[str]:
+    """Every sixth layer and the last see everything."""
+    return [SLIDING if (index + 1) % 6 and index < count - 1 else FULL for index in range(count)]
+
+
+def _gemma4_heads(c: ConfigKeys, index: int, window: int) -> AttentionSpec:
+    """Of a layer; transformers writes what differs as `per_layer_config`, published files have keys for it."""
+    one_projection = not window and c.flag("attention_k_eq_v")
+    own: Any = {}
+    if not window:
+        own = {"head_dim": c.positive_int("global_head_dim", 512)}
+        if one_projection and c.raw.get("num_global_key_value_heads") is not None:
+            own["num_key_value_heads"] = c.positive_int("num_global_key_value_heads")
+    given = c.raw.get("per_layer_config")
+    if given is not None:
+        own = given.get(str(index), {}) if isinstance(given, dict) else None
+        if not isinstance(own, dict):
+            raise ModelError(f"per_layer_config must be an object of objects, got {given!r}")
+    return attention(
+        ConfigKeys({**c.raw, **own}),
+        head_dim=256,
+        scale=1.0,
+        window=window,
+        qk_norm="head",
+        value_norm=True,
+        keys_are_values=one_projection,
+        rope=1 if window else 0,
+    )
 
 
 def _gemma(

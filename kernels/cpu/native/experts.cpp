@@ -69,7 +69,7 @@ void softmax(float *x, int64_t n) {
     for (int64_t i = 0; i < n; i += W) store(x + i, load<F>(x + i) / sum);
 }
 
-// Leaves the groups whose two best choices are largest; the others' choices are lost.
+// Leaves the groups whose best, or two best, choices are largest; the others' choices are lost.
 void keep_groups(const PgExperts &e, float *choices) {
     const int64_t size = e.count / e.groups;
     float worth[MAX_GROUPS];
@@ -79,7 +79,7 @@ void keep_groups(const PgExperts &e, float *choices) {
         float second = -__builtin_inff();
         for (int64_t i = 0; i < size; i++)
             if (i != best && x[i] > second) second = x[i];
-        worth[group] = size > 1 ? x[best] + second : x[best];
+        worth[group] = size > 1 && e.group_best > 1 ? x[best] + second : x[best];
     }
     bool kept[MAX_GROUPS] = {};
     for (int64_t i = 0; i < e.kept_groups; i++) {

@@ -3,7 +3,6 @@
 namespace {
 
 constexpr int64_t TILE = 256;  // keys looked at together, at positions that are multiples of it
-constexpr int64_t MAX_HEAD_DIM = 256;
 constexpr float LOWEST = -1e30f;
 
 float quantize(const float *x, int64_t n, float *q) {
@@ -97,8 +96,60 @@ __attribute__((noinline)) void mix(const Attention &a, const KeyTile &t, int64_t
     };
     constexpr int WIDE = MR <= 4 && W == 16 ? 4 : 2;
     int64_t d = 0;
-    for (; d + WIDE * W <= s.head_dim; d += WIDE * W) columns(std::integral_constant<int, WIDE>(), d);
-    for (; d < s.head_dim; d += W) columns(std::integral_constant<int, 1>(), d);
+    for (; d + WIDE * W <= a.value_dim; d += WIDE * W) columns(std::integral_constant<int, WIDE>(), d);
+    for (; d < a.value_dim; d += W) columns(std::integral_constant<int, 1>(), d);
+}
+
+// Latents lie in rows: a score is a sum over vectors of features, whose lanes are added last.
+constexpr int AT_ONCE = W == 16 ? 4 : 2;  // tokens, and rows
+
+template <int FORMAT>
+PG_INLINE void load_rows(const uint8_t *base, int64_t token, int64_t d, int64_t dims, F (&rows)[AT_ONCE]) {
+    if constexpr (FORMAT == PG_BF16) {
+        for (int j = 0; j < AT_ONCE; j += 2) {
+            const U both = load<U>((const uint32_t *)base + (token + j) / 2 * dims + d);
+            rows[j] = (F)(both << 16), rows[j + 1] = (F)(both & 0xffff0000u);
+        }
+    } else if constexpr (FORMAT == PG_F32) {
+        for (int j = 0; j < AT_ONCE; j++) rows[j] = load<F>((const float *)base + (token + j) * dims + d);
+    } else {
+        for (int j = 0; j < AT_ONCE; j++)
+            rows[j] = __builtin_convertvector(load<I8>((const int8_t *)base + (token + j) * dims + d), F);
+    }
+}
+
+template <int FORMAT, int MR>
+__attribute__((noinline)) void score_latents(const Attention &a, const KeyTile &t, const float *x, float *out) {
+    const KVShape &s = a.shape;
+    const int64_t dims = s.head_dim;
+    for (int64_t token = 0; token < t.count; token += AT_ONCE) {  // of one block: its size is a multiple
+        const uint8_t *block = a.values + t.blocks[s.block_of(token)] * s.block_bytes();
+        const int64_t offset = s.offset_of(token);
+        F acc[MR][AT_ONCE] = {};
+        for (int64_t d = 0; d < dims; d += W) {
+            F rows[AT_ONCE];
+            load_rows<FORMAT>(block, offset, d, dims, rows);
+#pragma GCC unroll 4
+            for (int i = 0; i < MR; i++) {
+                const F q = load<F>(x + i * dims + d);
+#pragma GCC unroll 4
+                for (int j = 0; j < AT_ONCE; j++) acc[i][j] = fma(q, rows[j], acc[i][j]);
+            }
+        }
+        for (int j = 0; j < AT_ONCE; j++) {
+            const float scale = FORMAT == PG_I8 ? s.scales(block, 0)[offset + j] : 1.0f;
+            for (int i = 0; i < MR; i++) out[i * TILE + token + j] = reduce_add(acc[i][j]) * scale;
+        }
+    }
+}
+
+template <int FORMAT, int MR = AT_ONCE>
+void score_some(int count, const Attention &a, const KeyTile &t, const float *x, float *out) {
+    for (; count >= MR; count -= MR) {
+        score_latents<FORMAT, MR>(a, t, x, out);
+        x += MR * a.shape.head_dim, out += MR * TILE;
+    }
+    if constexpr (MR > 1) score_some<FORMAT, MR - 1>(count, a, t, x, out);
 }
 
 template <int FORMAT, int MR = MAX_ROWS>
@@ -184,7 +235,7 @@ float normaliser(float sum, float peak, const float *sink) {
 
 template <int FORMAT>
 void attend_as(const Attention &a, const QueryGroup &g, int64_t head, Workspace &w) {
-    const int64_t share = a.num_heads / a.shape.heads, rows = g.count * share, dims = a.shape.head_dim;
+    const int64_t share = a.share, rows = g.count * share, dims = a.shape.head_dim, kv_head = a.latent ? 0 : head;
     for (int64_t i = 0; i < rows; i++) {
         const float *q = a.query + (g.row + i / share) * a.query_stride + (head * share + i % share) * dims;
         for (int64_t d = 0; d < dims; d += W) store(w.queries + i * dims + d, load<F>(q + d) * a.scale);
@@ -197,34 +248,37 @@ void attend_as(const Attention &a, const QueryGroup &g, int64_t head, Workspace 
     const int64_t seen = a.window && g.position >= a.window ? g.position - a.window + 1 : 0;
     const int64_t tiles = (rows + MAX_ROWS - 1) / MAX_ROWS;
     const auto tile_at = [&](int64_t begin) {
-        return KeyTile{g.table + a.shape.block_of(begin), begin, end - begin < TILE ? end - begin : TILE};
+        return KeyTile{g.table + a.table + a.shape.block_of(begin), begin, end - begin < TILE ? end - begin : TILE};
     };
     int64_t starts[MAX_QUERY_ROWS / MAX_ROWS + 2];
     for (int64_t i = 0; i <= tiles; i++) starts[i] = rows * i / tiles;
     const bool scattered = tiles == 1;  // more rows than that work long enough on a tile for the next to come by itself
-    if (scattered) fetch(a, tile_at(seen / TILE * TILE), head);
+    if (scattered) fetch(a, tile_at(seen / TILE * TILE), kv_head);
     for (int64_t begin = seen / TILE * TILE; begin < end; begin += TILE) {
         KeyTile t = tile_at(begin);
-        if (scattered && begin + TILE < end) fetch(a, tile_at(begin + TILE), head);
+        if (scattered && begin + TILE < end) fetch(a, tile_at(begin + TILE), kv_head);
         for (int64_t i = 0; i < tiles; i++) {
             const int64_t row = starts[i], count = starts[i + 1] - row;
             const int64_t visible = w.positions[row + count - 1] + 1 - begin;
             if (visible <= 0) continue;
             t.count = visible < TILE ? visible : TILE;
             float peaks[MAX_ROWS];
-            rows_of<FORMAT>((int)count, true, a, t, head, row, w);
+            if (a.latent)
+                score_some<FORMAT>((int)count, a, t, w.queries + row * dims, w.scores + row * TILE);
+            else
+                rows_of<FORMAT>((int)count, true, a, t, kv_head, row, w);
             for (int64_t j = 0; a.softcap && j < count; j++) cap(a, t, w.scores + (row + j) * TILE);
             for (int64_t j = 0; j < count; j++)
                 peaks[j] = hide(a, t, w.positions[row + j], w.scores + (row + j) * TILE);
-            for (int64_t j = 0; j < count; j++) soften(a, t, head, peaks[j], row + j, w);
-            rows_of<FORMAT>((int)count, false, a, t, head, row, w);
+            for (int64_t j = 0; j < count; j++) soften(a, t, kv_head, peaks[j], row + j, w);
+            rows_of<FORMAT>((int)count, false, a, t, kv_head, row, w);
         }
     }
     for (int64_t i = 0; i < rows; i++) {
         const float *sink = a.sinks ? a.sinks + head * share + i % share : nullptr;
         const F factor = splat(normaliser(reduce_add(w.sums[i]), w.peaks[i], sink));
-        float *out = a.out + (g.row + i / share) * a.out_stride + (head * share + i % share) * dims;
-        for (int64_t d = 0; d < dims; d += W) store(out + d, load<F>(w.mixed + i * dims + d) * factor);
+        float *out = a.out + (g.row + i / share) * a.out_stride + (head * share + i % share) * a.value_dim;
+        for (int64_t d = 0; d < a.value_dim; d += W) store(out + d, load<F>(w.mixed + i * dims + d) * factor);
     }
 }
 
@@ -238,11 +292,11 @@ void store_value(const KVShape &shape, uint8_t *block, int64_t head, int64_t off
     put(shape, block, head, offset, value, false);
 }
 
-void attend(const Attention &a, const QueryGroup &group, int64_t kv_head) {
+void attend(const Attention &a, const QueryGroup &group, int64_t head) {
     static thread_local Workspace workspace;
-    if (a.shape.format == PG_BF16) return attend_as<PG_BF16>(a, group, kv_head, workspace);
-    if (a.shape.format == PG_F32) return attend_as<PG_F32>(a, group, kv_head, workspace);
-    attend_as<PG_I8>(a, group, kv_head, workspace);
+    if (a.shape.format == PG_BF16) return attend_as<PG_BF16>(a, group, head, workspace);
+    if (a.shape.format == PG_F32) return attend_as<PG_F32>(a, group, head, workspace);
+    attend_as<PG_I8>(a, group, head, workspace);
 }
 
 extern "C" int64_t pg_key_bytes(int32_t format, int32_t block_size, int32_t num_kv_heads, int32_t head_dim) {

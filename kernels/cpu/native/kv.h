@@ -30,17 +30,22 @@ void store_value(const KVShape &shape, uint8_t *block, int64_t head, int64_t off
 
 // Queries of one sequence at consecutive positions.
 struct QueryGroup {
-    const int64_t *table;  // the sequence's block ids
+    const int64_t *table;  // the sequence's block ids; those of a layer's pool are its `table` columns further
     int64_t position;      // of the first query
     int64_t count;
     int64_t row;  // of the first query in the step's queries
 };
+constexpr int64_t MAX_HEAD_DIM = 576;
 constexpr int64_t MAX_QUERY_ROWS = 96;  // queries x query heads of a KV head that are attended to together
 
 struct Attention {
     KVShape shape;
     const uint8_t *keys, *values;
-    int64_t num_heads, window;
+    int64_t table;      // as PgLayer has it
+    int64_t share;      // query heads of a group
+    int64_t value_dim;  // features of a value: head_dim, but where `latent`
+    bool latent;        // keys are rows as values are, of one head for all groups, whose first features are the values
+    int64_t window;
     float scale, softcap;  // as PgLayer has them
     const float *sinks;
     const float *query;  // [rows, query_stride]: heads behind each other
@@ -49,5 +54,5 @@ struct Attention {
     int64_t out_stride;
 };
 
-// One KV head's share of one group.
-void attend(const Attention &a, const QueryGroup &group, int64_t kv_head);
+// The query heads [head * share, (head + 1) * share) of one group.
+void attend(const Attention &a, const QueryGroup &group, int64_t head);

@@ -4,22 +4,25 @@
 
 namespace {
 
-KVShape kv_shape(const PgModel &m) { return KVShape{m.kv_format, m.block_size, m.num_kv_heads, m.head_dim}; }
+KVShape kv_shape(const PgModel &m, const PgLayer &layer) {
+    return KVShape{m.kv_format, m.block_size, layer.num_kv_heads, layer.head_dim};
+}
 
 // Turns one token's queries and keys to their position and stores its key and value.
-void place_token(const PgModel &m, const PgLayer &layer, const KVShape &shape, int64_t position, int64_t slot,
+void place_token(const PgModel &m, const PgLayer &layer, const KVShape &shape, int64_t position, int64_t block,
                  float *mixed, int64_t kv_head) {
-    const int64_t dims = m.head_dim, share = m.num_heads / m.num_kv_heads, half = dims / 2;
+    const int64_t dims = layer.head_dim, share = layer.num_heads / layer.num_kv_heads, half = dims / 2;
     const bool by_head = !layer.norm_whole;
-    float *key = mixed + (m.num_heads + kv_head) * dims;
-    const float *value = mixed + (m.num_heads + m.num_kv_heads + kv_head) * dims;
+    float *key = mixed + (layer.num_heads + kv_head) * dims;
+    float *value = key + layer.num_kv_heads * dims;
     const auto place = [&](const PgNorm &norm, float *head) {
         if (norm.weight && by_head) norm_row(norm, head, m.eps, dims, head);
         if (layer.cos) rotate_head(head, layer.cos + position * half, layer.sin + position * half, dims);
     };
     for (int64_t head = kv_head * share; head < (kv_head + 1) * share; head++) place(layer.query_norm, mixed + head * dims);
     place(layer.key_norm, key);
-    const int64_t at = slot / m.block_size * shape.block_bytes(), offset = slot % m.block_size;
+    if (layer.value_norm.weight) norm_row(layer.value_norm, value, m.eps, dims, value);
+    const int64_t at = block * shape.block_bytes(), offset = shape.offset_of(position);
     store_key(shape, layer.keys + at, kv_head, offset, key);
     store_value(shape, layer.values + at, kv_head, offset, value);
 }
@@ -42,7 +45,7 @@ void norm(Member &member, const Step &s, const float *x, const PgNorm &norm, int
 // Queries and keys of all heads together.
 void norm_whole(Member &member, const Step &s, const PgLayer &layer, int64_t rows) {
     const PgModel &m = s.m;
-    const int64_t queries = m.num_heads * m.head_dim, keys = m.num_kv_heads * m.head_dim;
+    const int64_t queries = layer.num_heads * layer.head_dim, keys = layer.num_kv_heads * layer.head_dim;
     member.for_each(rows, 1, [&](int64_t row, int64_t) {
         float *query = s.mixed + row * s.mixed_stride, *key = query + queries;
         if (layer.query_norm.weight) norm_row(layer.query_norm, query, m.eps, queries, query);
@@ -57,9 +60,8 @@ void keep_wanted(const Step &s, int64_t row) {
 }
 
 // Scales what attention gave by the sigmoids of the gates, which stand behind the values.
-void gate_attended(Member &member, const Step &s, int64_t rows, bool last) {
-    const PgModel &m = s.m;
-    const int64_t width = m.num_heads * m.head_dim, offset = width + 2 * m.num_kv_heads * m.head_dim;
+void gate_attended(Member &member, const Step &s, const PgLayer &layer, int64_t rows, bool last) {
+    const int64_t width = layer.num_heads * layer.head_dim, offset = width + 2 * layer.num_kv_heads * layer.head_dim;
     member.for_each(rows, 1, [&](int64_t row, int64_t) {
         const float *gate = s.mixed + (last ? s.tokens.wanted[row] : row) * s.mixed_stride + offset;
         float *out = s.attended + row * s.attended_stride;
@@ -103,9 +105,15 @@ void add_linear(Member &member, const Step &s, float *x, int64_t stride, int64_t
 
 Attention attention_of(const PgModel &m, const PgLayer &layer, const float *query, int64_t query_stride, float *out,
                        int64_t out_stride) {
-    const float scale = layer.scale ? layer.scale : 1.0f / __builtin_sqrtf((float)m.head_dim);
-    return {kv_shape(m), layer.keys,  layer.values, m.num_heads, layer.window, scale,
-            layer.softcap, layer.sinks, query,        query_stride, out,          out_stride};
+    const float scale = layer.scale ? layer.scale : 1.0f / __builtin_sqrtf((float)layer.head_dim);
+    const bool latent = layer.latent != nullptr;
+    Attention a;
+    a.shape = kv_shape(m, layer), a.share = query_share(layer), a.window = layer.window;
+    a.keys = latent ? layer.values : layer.keys, a.values = layer.values;
+    a.table = layer.table, a.latent = latent, a.value_dim = latent ? layer.latent->rank : layer.head_dim;
+    a.scale = scale, a.softcap = layer.softcap, a.sinks = layer.sinks;
+    a.query = query, a.query_stride = query_stride, a.out = out, a.out_stride = out_stride;
+    return a;
 }
 
 namespace {
@@ -137,7 +145,8 @@ void attend_linearly(Member &member, const Step &s, const PgDelta &d, bool last)
 void attention_half(Member &member, const Step &s, const PgLayer &layer, bool last) {
     const PgModel &m = s.m;
     const int64_t all = (int64_t)s.tokens.ids.size(), kept = (int64_t)s.tokens.wanted.size();
-    const KVShape shape = kv_shape(m);
+    const KVShape shape = kv_shape(m, layer);
+    const int64_t kv_heads = layer.num_kv_heads;
     norm(member, s, s.residual, layer.input_norm, all);
     store_linear(member, s, layer.qkv, all, 0);
     if (layer.delta) {
@@ -147,18 +156,22 @@ void attention_half(Member &member, const Step &s, const PgLayer &layer, bool la
                           layer.attention_norm, last ? s.kept : s.residual);
     }
     if (layer.norm_whole) norm_whole(member, s, layer, all);
-    member.for_each(all * m.num_kv_heads, all < 4 * member.count ? 1 : 4 * m.num_kv_heads,
-                    [&](int64_t item, int64_t end) {
-                        for (; item < end; item++) {
-                            const int64_t row = item / m.num_kv_heads;
-                            place_token(m, layer, shape, s.tokens.positions[row], s.tokens.slots[row],
-                                        s.mixed + row * s.mixed_stride, item % m.num_kv_heads);
-                        }
-                    });
-    member.barrier();
-    const std::vector<AttentionItem> &items = last ? s.tokens.last_items : s.tokens.items;
+    if (layer.latent) {
+        store_latents(member, s, layer, shape, all);
+    } else {
+        member.for_each(all * kv_heads, all < 4 * member.count ? 1 : 4 * kv_heads, [&](int64_t item, int64_t end) {
+            for (; item < end; item++) {
+                const int64_t row = item / kv_heads;
+                place_token(m, layer, shape, s.tokens.positions[row], s.tokens.blocks[row][layer.table],
+                            s.mixed + row * s.mixed_stride, item % kv_heads);
+            }
+        });
+        member.barrier();
+    }
+    const AttentionItems &found = s.tokens.items_of(layer);
+    const std::vector<AttentionItem> &items = last ? found.last : found.all;
     if (last) {  // from here on only the wanted rows matter: their queries and residuals move together
-        const int64_t width = m.num_heads * m.head_dim;
+        const int64_t width = layer.latent ? latent_first(layer) : layer.num_heads * layer.head_dim;
         member.for_each(kept, 4, [&](int64_t row, int64_t end) {
             for (; row < end; row++) {
                 const int64_t from = s.tokens.wanted[row];
@@ -168,18 +181,28 @@ void attention_half(Member &member, const Step &s, const PgLayer &layer, bool la
         });
         member.barrier();
     }
-    const Attention a = attention_of(m, layer, last ? s.inner : s.mixed, last ? s.inner_stride : s.mixed_stride,
-                                     s.attended, s.attended_stride);
+    const int64_t rows = last ? kept : all;
+    Vectors query = last ? Vectors{s.inner, s.inner_stride} : Vectors{s.mixed, s.mixed_stride};
+    if (layer.latent) query = latent_queries(member, s, layer, query, rows, last);
+    const Attention a = attention_of(m, layer, query.x, query.stride, s.attended, s.attended_stride);
     member.for_each((int64_t)items.size(), 1, [&](int64_t i, int64_t) { attend(a, items[i].group, items[i].head); });
     member.barrier();
-    if (layer.attention_gate) gate_attended(member, s, last ? kept : all, last);
-    add_linear(member, s, s.attended, s.attended_stride, last ? kept : all, layer.output, layer.attention_norm,
+    if (layer.attention_gate) gate_attended(member, s, layer, rows, last);
+    Vectors values{s.attended, s.attended_stride};
+    if (layer.latent) values = latent_values(member, s, layer, rows);
+    add_linear(member, s, values.x, values.stride, rows, layer.output, layer.attention_norm,
                last ? s.kept : s.residual);
 }
 
 void feed_forward_half(Member &member, const Step &s, const PgLayer &layer, float *residual, int64_t rows) {
     norm(member, s, residual, layer.mlp_norm, rows);
     feed_forward(member, s, layer, residual, rows);
+    if (!layer.layer_scale) return;
+    member.for_each(rows, 1, [&](int64_t row, int64_t) {
+        float *x = residual + row * s.hidden_stride;
+        for (int64_t i = 0; i < s.m.hidden; i += W) store(x + i, load<F>(x + i) * *layer.layer_scale);
+    });
+    member.barrier();
 }
 
 void feed_forward(Member &member, const Step &s, const PgLayer &layer, float *residual, int64_t rows) {

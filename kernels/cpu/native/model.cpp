@@ -6,18 +6,40 @@
 namespace {
 
 // Heads outside groups: the keys and values of one head are then read again while they are near.
-void add_items(const PgModel &m, std::vector<AttentionItem> &items, const int64_t *table, int64_t position,
+void add_items(const AttentionItems &shape, std::vector<AttentionItem> &items, const int64_t *table, int64_t position,
                int64_t count, int64_t row) {
-    const int64_t most = MAX_QUERY_ROWS / (m.num_heads / m.num_kv_heads);
-    for (int64_t head = 0; head < m.num_kv_heads; head++)
+    const int64_t most = MAX_QUERY_ROWS / shape.share;
+    for (int64_t head = 0; head < shape.groups; head++)
         for (int64_t i = 0; i < count; i += most)
             items.push_back({{table, position + i, std::min(most, count - i), row + i}, head});
+}
+
+bool has_shape(const AttentionItems &items, const PgLayer &layer) {
+    const int64_t share = query_share(layer);
+    return items.share == share && items.groups == layer.num_heads / share;
+}
+
+// An empty list for each shape that the layers' heads have; memory of the last step is used again.
+void begin_items(const PgModel &m, std::vector<AttentionItems> &items) {
+    size_t count = 0;
+    for (int32_t i = 0; i < m.num_layers; i++) {
+        const PgLayer &layer = m.layers[i];
+        if (layer.delta) continue;
+        size_t known = 0;
+        while (known < count && !has_shape(items[known], layer)) known++;
+        if (known < count) continue;
+        if (count == items.size()) items.emplace_back();
+        items[count].share = query_share(layer), items[count].groups = layer.num_heads / items[count].share;
+        items[count].all.clear(), items[count].last.clear();
+        count++;
+    }
+    items.resize(count);
 }
 
 // The buffers of a step, as large as the largest so far.
 struct Scratch {
     Tokens tokens;
-    Buffer residual, normed, mixed, attended, inner, kept, converted, scales;
+    Buffer residual, normed, mixed, attended, queries, inner, kept, converted, scales;
 } scratch;
 
 void read_embedding(const PgModel &m, int64_t id, float *out) {
@@ -74,12 +96,16 @@ void forward(Member &member, const Step &s, float *hidden) {
 }
 
 // What a layer's first linears give, and what its attention gives.
-int64_t mixed_width(const PgModel &m, const PgLayer &layer) {
+int64_t mixed_width(const PgLayer &layer) {
     if (layer.delta) return gates_offset(*layer.delta) + padded(2 * layer.delta->value_heads);
-    return ((layer.attention_gate ? 2 : 1) * m.num_heads + 2 * m.num_kv_heads) * m.head_dim;
+    return ((layer.attention_gate ? 2 : 1) * layer.num_heads + 2 * layer.num_kv_heads) * layer.head_dim;
 }
-int64_t attended_width(const PgModel &m, const PgLayer &layer) {
-    return layer.delta ? value_features(*layer.delta) : m.num_heads * m.head_dim;
+int64_t attended_width(const PgLayer &layer) {
+    return layer.delta ? value_features(*layer.delta) : layer.num_heads * layer.head_dim;
+}
+
+bool is_served(const PgLatent &l) {
+    return (l.rank | l.rotated | l.plain | l.value_dim | l.query_rank) % 16 == 0;
 }
 
 bool is_served(const PgDelta &d) {
@@ -99,7 +125,8 @@ int32_t why_unsupported(const PgExperts &e) {
 }  // namespace
 
 void Tokens::list(const PgModel &m, const PgStep &s) {
-    ids.clear(), positions.clear(), slots.clear(), wanted.clear(), items.clear(), last_items.clear();
+    ids.clear(), positions.clear(), blocks.clear(), wanted.clear();
+    begin_items(m, items);
     list_sequences(s, sequences);
     for (int64_t i = 0; i < s.num_seqs; i++) {
         const int64_t first = s.computed[i], count = s.scheduled[i], last = s.wanted[i], row = (int64_t)ids.size();
@@ -107,35 +134,52 @@ void Tokens::list(const PgModel &m, const PgStep &s) {
         for (int64_t p = first; p < first + count; p++) {
             ids.push_back(given[p]);
             positions.push_back(p);
-            slots.push_back(table[p / m.block_size] * m.block_size + p % m.block_size);
+            blocks.push_back(table + p / m.block_size);
         }
-        add_items(m, items, table, first, count, row);
-        add_items(m, last_items, table, first + count - last, last, (int64_t)wanted.size());
+        for (AttentionItems &shape : items) {
+            add_items(shape, shape.all, table, first, count, row);
+            add_items(shape, shape.last, table, first + count - last, last, (int64_t)wanted.size());
+        }
         for (int64_t j = count - last; j < count; j++) wanted.push_back(row + j);
     }
 }
 
+const AttentionItems &Tokens::items_of(const PgLayer &layer) const {
+    size_t i = 0;
+    while (!has_shape(items[i], layer)) i++;
+    return items[i];
+}
+
 Step make_step(const PgModel &m, const Tokens &tokens, int64_t rows, int64_t kept) {
     const int64_t hidden_stride = row_stride(m.hidden);
-    int64_t mixed_stride = 0, attended_stride = 0;
+    int64_t mixed_stride = 0, attended_stride = 0, queries_stride = 0, inner_stride = 0;
     for (int32_t i = 0; i < m.num_layers; i++) {
-        mixed_stride = std::max(mixed_stride, row_stride(mixed_width(m, m.layers[i])));
-        attended_stride = std::max(attended_stride, row_stride(attended_width(m, m.layers[i])));
+        const PgLayer &layer = m.layers[i];
+        mixed_stride = std::max(mixed_stride, row_stride(mixed_width(layer)));
+        attended_stride = std::max(attended_stride, row_stride(attended_width(layer)));
+        if (const PgLatent *l = layer.latent) {
+            const int64_t width = layer.num_heads * (l->plain + l->rotated);
+            mixed_stride = std::max(mixed_stride, row_stride(latent_first(layer) + layer.head_dim));
+            attended_stride = std::max(attended_stride, row_stride(width));
+            queries_stride = std::max(queries_stride, row_stride(layer.num_heads * std::max(layer.head_dim, l->value_dim)));
+            inner_stride = std::max(inner_stride, row_stride(latent_first(layer)));
+        }
+        inner_stride = std::max({inner_stride, attended_stride, row_stride(layer.inner)});
     }
-    int64_t inner_stride = attended_stride;
-    for (int32_t i = 0; i < m.num_layers; i++) inner_stride = std::max(inner_stride, row_stride(m.layers[i].inner));
-    const int64_t widest = std::max(hidden_stride, inner_stride);
+    const int64_t widest = std::max({hidden_stride, inner_stride, queries_stride, queries_stride ? mixed_stride : 0});
     return {m,
             tokens,
             hidden_stride,
             mixed_stride,
             attended_stride,
+            queries_stride,
             inner_stride,
             reserve_experts(m, rows),
             scratch.residual.get<float>(rows * hidden_stride),
             scratch.normed.get<float>(rows * hidden_stride),
             scratch.mixed.get<float>(rows * mixed_stride),
             scratch.attended.get<float>(rows * attended_stride),
+            scratch.queries.get<float>(rows * queries_stride),
             scratch.inner.get<float>(rows * inner_stride),
             scratch.kept.get<float>(kept * hidden_stride),
             scratch.converted.get<uint16_t>(rows * widest),
@@ -165,15 +209,16 @@ extern "C" const char *pg_target(void) {
 extern "C" void pg_set_threads(int32_t count, int32_t pin) { team_resize(count, pin != 0); }
 
 extern "C" int32_t pg_supports(const PgModel *model) {
-    if (model->head_dim % 16 || model->head_dim > 256) return 1;
     if (model->hidden % 16) return 2;
     if (model->block_size < W) return 3;
-    if (model->num_heads / model->num_kv_heads > MAX_QUERY_ROWS) return 4;
-    for (int32_t i = 0; model->layers && i < model->num_layers; i++) {
+    for (int32_t i = 0; i < model->num_layers; i++) {
         const PgLayer &layer = model->layers[i];
+        if (layer.head_dim % 16 || layer.head_dim > MAX_HEAD_DIM) return 1;
+        if (!layer.latent && layer.num_heads > MAX_QUERY_ROWS * layer.num_kv_heads) return 4;
+        if (layer.latent && !is_served(*layer.latent)) return 9;
         if (layer.inner % 16) return 2;
         if (layer.activation == PG_CLAMPED_SWIGLU && !layer.gated) return 5;
-        if (layer.delta && !is_served(*layer.delta)) return 9;
+        if (layer.delta && !is_served(*layer.delta)) return 10;
         const int32_t reason = layer.experts ? why_unsupported(*layer.experts) : 0;
         if (reason) return reason;
     }

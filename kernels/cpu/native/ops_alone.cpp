@@ -31,13 +31,16 @@ extern "C" void pg_store_kv(int32_t format, int32_t block_size, int32_t num_kv_h
 
 extern "C" void pg_attention(const PgModel *model, const PgLayer *layer, const PgStep *step, const float *query,
                              float *out) {
+    PgModel one = *model;
+    one.layers = layer, one.num_layers = 1;
     Tokens tokens;
-    tokens.list(*model, *step);
-    const int64_t width = model->num_heads * model->head_dim;
-    const Attention a = attention_of(*model, *layer, query, width, out, width);
+    tokens.list(one, *step);
+    const std::vector<AttentionItem> &items = tokens.items_of(*layer).all;
+    const int64_t width = layer->num_heads * layer->head_dim;
+    const int64_t out_width = layer->latent ? layer->num_heads * layer->latent->rank : width;
+    const Attention a = attention_of(one, *layer, query, width, out, out_width);
     parallel([&](Member &member) {
-        member.for_each((int64_t)tokens.items.size(), 1,
-                        [&](int64_t i, int64_t) { attend(a, tokens.items[i].group, tokens.items[i].head); });
+        member.for_each((int64_t)items.size(), 1, [&](int64_t i, int64_t) { attend(a, items[i].group, items[i].head); });
     });
 }
 

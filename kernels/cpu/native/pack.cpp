@@ -1,5 +1,6 @@
 // Weights from rows into panels, once at load.
 #include <algorithm>
+#include <type_traits>
 #include <vector>
 
 #include "digest.h"
@@ -58,11 +59,16 @@ PG_INLINE void transpose(U *rows) {
     }
 }
 
-// Vectors of 32 bits, which are a float or two of bfloat16.
+// Vectors of 32 bits, which are a float or two of bfloat16.  `sum` takes a block of them with the source's words, the
+// first at `word` of a piece.
 struct Floats {
     static constexpr int64_t FEATURES = 1;
     static U read(const float *p) { return load<U>(p); }
     static U read(const uint16_t *p) { return (U)from_bf16(p); }
+    static PG_INLINE void sum(PieceSums &sums, const U *block, int64_t word, const float *) { sums.take_pairs(block, word); }
+    static PG_INLINE void sum(PieceSums &sums, const U *block, int64_t word, const uint16_t *) {
+        sums.take_uppers(block, word);
+    }
 };
 struct Pairs {
     static constexpr int64_t FEATURES = 2;
@@ -71,24 +77,28 @@ struct Pairs {
         return load<U>(halves);
     }
     static U read(const uint16_t *p) { return load<U>(p); }
+    static PG_INLINE void sum(PieceSums &sums, const U *block, int64_t word, const uint16_t *) {
+        sums.take_pairs(block, word);
+    }
 };
 
 // A panel of vectors from the source's values of type T; `sums` of each part.
 template <class To, class T>
 void pack_vectors(const Source &s, int64_t panel, RowSums *sums, uint32_t *out) {
     constexpr int64_t MANY = W * To::FEATURES;  // features of a vector
-    constexpr int64_t STRIPE = RowState::STRIPE / sizeof(T);
+    constexpr int64_t PIECE = RowSums::PIECE / sizeof(T);
+    constexpr bool IN_LANES = !std::is_same_v<To, Pairs> || !std::is_same_v<T, float>;  // the source's words, unrounded
+    const int64_t bytes = s.row_bytes();
     for (int64_t half = 0; half < NR; half += W) {
         Row rows[W];
-        RowState states[W];
+        bool summed = false;
         for (int r = 0; r < W; r++) {
             rows[r] = s.row(panel * NR + half + r);
-            states[r].begin(rows[r].index);
+            if (IN_LANES) summed |= rows[r].summed;
+            else if (rows[r].summed) sums[rows[r].part].add(rows[r].index, rows[r].values, bytes);
         }
+        PieceSums piece;
         for (int64_t i = 0; i < s.k; i += MANY) {
-            if (i % STRIPE == 0)
-                for (int r = 0; r < W; r++)
-                    if (rows[r].summed) states[r].take(rows[r].values, i * sizeof(T), s.row_bytes());
             const int64_t left = std::min(s.k - i, MANY);
             U block[W];
             for (int r = 0; r < W; r++) {
@@ -99,9 +109,17 @@ void pack_vectors(const Source &s, int64_t panel, RowSums *sums, uint32_t *out) 
             }
             transpose(block);
             for (int64_t c = 0; c < left / To::FEATURES; c++) store(out + (i / To::FEATURES + c) * NR + half, block[c]);
+            if constexpr (IN_LANES) {
+                if (!summed) continue;
+                To::sum(piece, block, i % PIECE * sizeof(T) / 2, (const T *)nullptr);
+                if ((i + MANY) % PIECE && i + MANY < s.k) continue;
+                const I first = piece.sums(0), second = piece.sums(1);
+                for (int r = 0; r < W; r++)
+                    if (rows[r].summed)
+                        sums[rows[r].part].add(RowSums::number(rows[r].index, bytes, i * sizeof(T)), first[r], second[r]);
+                piece = {};
+            }
         }
-        for (int r = 0; r < W; r++)
-            if (rows[r].summed) sums[rows[r].part].add(states[r]);
     }
 }
 
@@ -134,7 +152,7 @@ void pack_i8(const Source &s, int64_t panel, int64_t columns, RowSums *part_sums
         }
         scales[column] = peak / 127.0f;
         sums[column] = 128 * sum;
-        if (found.summed) part_sums[found.part].add(found.index, row, s.row_bytes(), [](int64_t, int64_t) {});
+        if (found.summed) part_sums[found.part].add(found.index, row, s.row_bytes());
     }
 }
 

@@ -11,7 +11,7 @@
 extern "C" {
 #endif
 
-#define PG_ABI 8
+#define PG_ABI 12
 #define PG_DIGEST_WORDS 8  // kernels/ops/digest.py
 
 enum PgFormat { PG_F32 = 0, PG_BF16 = 1, PG_I8 = 2 };
@@ -46,13 +46,26 @@ enum PgScore {
 typedef struct {
     int32_t count, top_k, inner;  // experts, of which each token takes top_k, of `inner` features each
     int32_t score, renormalise;   // PgScore; 1: the chosen weights are divided by their sum
-    int32_t groups, kept_groups;  // groups of neighbours, of which a token keeps some: those whose two best are largest
+    int32_t groups, kept_groups;  // groups of neighbours, of which a token keeps some: those whose
+    int32_t group_best;           // best, or two best, are largest together
     float scale;                  // of the weights
     const float *correction;      // [count], or NULL
     PgLinear router;              // [count, hidden], PG_F32 or PG_BF16
     const PgLinear *gate_up, *down;  // [count] each, as PgLayer has them
     PgLinear shared_gate;  // [1, hidden]: its sigmoid scales the shared expert; packed NULL: not scaled
 } PgExperts;
+
+// Latent attention.  `qkv` gives what queries are made of, a latent of `rank` features and `rotated` features that turn
+// with the position.  The cache holds the normed latent and the turned part as the key of the only KV head, and the
+// latent is the value as well.  Queries are [num_heads, plain + rotated]: key_up makes of a head's plain part what
+// meets latents, and value_up makes of its sum of latents the head's values.
+typedef struct {
+    int32_t rank, rotated, plain, value_dim;  // features, multiples of 16
+    int32_t query_rank;                       // of what `query` makes queries of; 0: qkv gives them as they are
+    float eps;                                // of query_norm [query_rank] and key_norm [rank]
+    PgLinear query;                           // [num_heads * (plain + rotated), query_rank]
+    const PgLinear *key_up, *value_up;        // [num_heads] of [rank, plain] and [value_dim, rank], PG_F32 or PG_BF16
+} PgLatent;
 
 // Linear attention in place of attention: a causal convolution of each channel, then the gated delta rule
 // (kernels/ops/causal_conv.py, kernels/ops/delta_rule.py).  The layer's qkv gives queries, keys and values, which are
@@ -73,12 +86,16 @@ typedef struct {
 // h = mlp_norm(x);   x += residual_scale * mlp_output_norm(down(activation(gate_up(h))))
 typedef struct {
     PgNorm input_norm, attention_norm, mlp_norm, mlp_output_norm;  // [hidden]
+    int32_t num_heads, num_kv_heads, head_dim;
     PgNorm query_norm, key_norm;  // [head_dim] of each head, or [heads * head_dim] of all together
     int32_t norm_whole;           // 1: of all heads together
+    PgNorm value_norm;            // [head_dim] of each head's values
     PgLinear qkv, output;
+    const PgLatent *latent;       // NULL: none; else num_kv_heads is 1, head_dim rank + rotated, and `keys` unused
     PgLinear gate_up, down;    // the MLP's, or the shared expert's; gate_up.packed NULL: there is none
     const PgExperts *experts;  // NULL: a plain MLP
     const float *cos, *sin;    // [max_positions, head_dim / 2]; NULL: no rotation
+    const float *layer_scale;  // [1] of what leaves the layer, or NULL
     const float *sinks;        // [num_heads] logits, each one more term of its softmaxes' sums; or NULL
     float scale;               // of scores; 0: 1 / sqrt(head_dim)
     float softcap;             // scores become softcap * tanh(score / softcap); 0: they stay
@@ -87,13 +104,14 @@ typedef struct {
     int32_t gated;             // 1: activation(gate) * up, gate_up packed by pg_pack_gate_up; 0: activation(gate_up)
     int32_t activation;        // PgActivation
     uint8_t *keys, *values;    // this layer's pool: blocks of pg_key_bytes and pg_value_bytes
+    int64_t table;             // columns of the step's tables before those of this layer's blocks
     int32_t attention_gate;    // 1: qkv has a gate behind the values, [heads * head_dim], whose sigmoid scales what
                                // attention gives
     const PgDelta *delta;      // linear attention; NULL: attention
 } PgLayer;
 
 typedef struct {
-    int32_t num_layers, hidden, num_heads, num_kv_heads, head_dim, vocab;
+    int32_t num_layers, hidden, vocab;
     int32_t block_size;         // tokens
     int32_t kv_format;          // of the pool
     int32_t round_activations;  // 1: to bfloat16 before each linear (and bf16 dot products where the processor has them)
@@ -115,14 +133,14 @@ typedef struct {
     const int64_t *rows, *computed, *scheduled;  // [num_seqs]
     const int64_t *wanted;                       // [num_seqs] last tokens whose hidden states are returned
     const int64_t *tokens;                       // [rows, tokens_stride] token ids
-    const int64_t *tables;                       // [rows, tables_stride] block ids
+    const int64_t *tables;                       // [rows, tables_stride] block ids: a table of each pool beside the other
     int64_t tokens_stride, tables_stride;
 } PgStep;
 
 int32_t pg_abi(void);
 const char *pg_target(void);             // the instruction sets compiled for, such as "avx512+vnni"
 void pg_set_threads(int32_t count, int32_t pin);  // 1 ... 256; pin: one core each, of those that this process may use
-// 0, or what is not served: see native.py.  Of the layers, NULL where they do not matter, only numbers are looked at.
+// 0, or what is not served: see native.py.  Of the layers only numbers are looked at.
 int32_t pg_supports(const PgModel *model);
 
 // Packing.  Sources are in rows, PG_F32 or PG_BF16; PG_I8 quantises per output channel.

@@ -10,28 +10,44 @@ inline int64_t padded(int64_t n) { return (n + NR - 1) / NR * NR; }
 // From a row to the next: an odd number of cache lines, or the rows of a tile would fight for the same places.
 inline int64_t row_stride(int64_t n) { return (n + 15) / 16 % 2 ? padded(n) + 16 : padded(n + 16) + 16; }
 
-// The attention of one group, for one KV head.
+// The attention of one group of queries, for one group of heads.
 struct AttentionItem {
     QueryGroup group;
     int64_t head;
 };
 
-// A step's tokens in one list, and what there is to attend to.
+// Query heads that are attended to together: those of a KV head, or as many as share the reading of latents.
+inline int64_t query_share(const PgLayer &layer) {
+    if (!layer.latent) return layer.num_heads / layer.num_kv_heads;
+    int64_t share = layer.num_heads < 16 ? layer.num_heads : 16;
+    while (layer.num_heads % share) share--;
+    return share;
+}
+
+// What there is to attend to in the layers whose query heads are in so many groups of `share`.
+struct AttentionItems {
+    int64_t groups, share;
+    std::vector<AttentionItem> all, last;  // of every token; of the wanted ones, as rows among themselves
+};
+
+// A step's tokens in one list.
 struct Tokens {
-    std::vector<int64_t> ids, positions, slots;    // of every token
-    std::vector<int64_t> wanted;                   // places of the tokens whose hidden states are returned
-    std::vector<AttentionItem> items, last_items;  // of every token; of the wanted ones, as rows among themselves
+    std::vector<int64_t> ids, positions;  // of every token
+    std::vector<const int64_t *> blocks;  // of every token, where its first table has its block
+    std::vector<int64_t> wanted;          // places of the tokens whose hidden states are returned
+    std::vector<AttentionItems> items;    // one for each shape of the layers' heads
     std::vector<Sequence> sequences;
 
     void list(const PgModel &m, const PgStep &s);
+    const AttentionItems &items_of(const PgLayer &layer) const;
 };
 
 // A step's buffers as every member sees them.  The functions below end with a barrier.
 struct Step {
     const PgModel &m;
     const Tokens &tokens;
-    int64_t hidden_stride, mixed_stride, attended_stride, inner_stride, expert_stride;
-    float *residual, *normed, *mixed, *attended, *inner, *kept;
+    int64_t hidden_stride, mixed_stride, attended_stride, queries_stride, inner_stride, expert_stride;
+    float *residual, *normed, *mixed, *attended, *queries, *inner, *kept;
     void *converted;
     float *scales;
 
@@ -48,6 +64,19 @@ Activations spread(const float *x, int64_t rows, int64_t width, bool round);
 
 Attention attention_of(const PgModel &m, const PgLayer &layer, const float *query, int64_t query_stride, float *out,
                        int64_t out_stride);
+
+// A vector of each row.
+struct Vectors {
+    float *x;
+    int64_t stride;
+};
+
+// Latent attention (latent.cpp).  What stands before the latent in a row of s.mixed; norms and turns every row's latent,
+// and stores it; then queries out of `given`, the wanted rows' where `last`; and values out of s.attended.
+int64_t latent_first(const PgLayer &layer);
+void store_latents(Member &member, const Step &s, const PgLayer &layer, const KVShape &shape, int64_t rows);
+Vectors latent_queries(Member &member, const Step &s, const PgLayer &layer, Vectors given, int64_t rows, bool last);
+Vectors latent_values(Member &member, const Step &s, const PgLayer &layer, int64_t rows);
 
 // A layer adds to the residual; of the last one only wanted rows go on, in `kept`.
 void attention_half(Member &member, const Step &s, const PgLayer &layer, bool last);

@@ -33,10 +33,7 @@ STOP_SECONDS, SERVE_STOP_SECONDS = 10, 30
 REQUEST_SECONDS = 900
 NEVER = 1e6  # seconds: a deployment that is stopped by signal must not take its own silence for a death
 OPTIONS = [("grpc.use_local_subchannel_pool", 1), ("grpc.max_receive_message_length", -1)]
-COUNTS = (
-    "num_drafts", "num_draft_tokens", "num_accepted_tokens", "num_stale_draft_tokens", "num_late_drafts",
-    "num_preemptions",
-)  # fmt: skip
+COUNTS = ("num_drafts", "num_draft_tokens", "num_accepted_tokens")
 
 Request = Any  # a pageant.v1.GenerateRequest
 
@@ -185,15 +182,14 @@ class ServedDeployment:
         return [pid for pid in pids if command(pid).endswith(f"services.{service}")] if service else pids
 
     def counts(self) -> Counter[str]:
-        """What the scheduler has counted so far, by the names of its load; `num_steps` are those of all workers."""
+        """What the scheduler has counted of drafts so far, by the names of its load."""
         with grpc.insecure_channel(self.address, options=OPTIONS) as channel:
             stub: Any = control_pb2_grpc.ControlStub(channel)
             load = stub.GetLoad(control_pb2.GetLoadRequest(), timeout=SERVE_STOP_SECONDS)
-        counted: dict[str, int] = {name: getattr(load, name) for name in COUNTS}
-        return Counter(counted | {"num_steps": sum(worker.num_steps for worker in load.workers)})
+        return Counter({name: getattr(load, name) for name in COUNTS})
 
-    async def play(self, slots: Sequence[Sequence[Request]], ended: Callable[[], None] = lambda: None) -> Played:
-        return await play(self.address, slots, ended)
+    async def play(self, slots: Sequence[Sequence[Request]]) -> Played:
+        return await play(self.address, slots)
 
     def close(self) -> None:
         self.signal_all(signal.SIGCONT)
@@ -231,23 +227,19 @@ def signal_all(pids: Collection[int], number: signal.Signals) -> None:
             os.kill(pid, number)
 
 
-async def play(address: str, slots: Sequence[Sequence[Request]], ended: Callable[[], None] = lambda: None) -> Played:
-    """Every slot a stream at a time, one request after the other, all slots at once; `ended` after each answer."""
+async def play(address: str, slots: Sequence[Sequence[Request]]) -> Played:
+    """Every slot a stream at a time, one request after the other, all slots at once."""
     async with grpc.aio.insecure_channel(address, options=OPTIONS) as channel:
         stub = inference_pb2_grpc.InferenceStub(channel)
         await channel.channel_ready()
         begin = time.perf_counter()
-        played = await asyncio.gather(*(_play_slot(stub, slot, ended) for slot in slots))
+        played = await asyncio.gather(*(_play_slot(stub, slot) for slot in slots))
         seconds = time.perf_counter() - begin
     return Played(begin, seconds, [answer for answers in played for answer in answers])
 
 
-async def _play_slot(stub: Any, slot: Sequence[Request], ended: Callable[[], None]) -> list[Answer]:
-    answers = []
-    for request in slot:
-        answers.append(await generate(stub, request))
-        ended()
-    return answers
+async def _play_slot(stub: Any, slot: Sequence[Request]) -> list[Answer]:
+    return [await generate(stub, request) for request in slot]
 
 
 async def generate(stub: Any, request: Request) -> Answer:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from dataclasses import dataclass
 
@@ -55,12 +54,6 @@ def machine_cpu_seconds() -> float:
 
 def load_average() -> float:
     return float(_first_line("loadavg").split()[0])
-
-
-def prefer(pid: int, nice: int) -> None:
-    """Set the weight of a process's session against other sessions, where the kernel groups by session and lets us."""
-    with contextlib.suppress(OSError):
-        (PROC / str(pid) / "autogroup").write_text(str(nice))
 
 
 def peak_rss(pid: int) -> int:

@@ -63,12 +63,6 @@ def table(lines: Sequence[Result], *, title: str = "") -> str:
     return f"{title}\n{text}" if title else text
 
 
-def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table for a document, its figures to the right."""
-    lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
 def bench_parser(description: str | None, *, has_check: bool = True) -> argparse.ArgumentParser:
     """The options of a bench, usually `--check` among them; its docstring is the help and names the executable."""
     assert description is not None

@@ -69,7 +69,7 @@ class Problem:
 
     def triton(self) -> Callable[[], Tensor]:
         shape = self.shape
-        known = AttentionShape(shape.num_heads // shape.num_kv_heads, shape.head_dim, self.context)
+        known = AttentionShape(((shape.num_heads // shape.num_kv_heads, shape.head_dim),), self.context)
         kernels = triton_kernels(known)
         ones, lengths = [1] * self.num_seqs, [self.context] * self.num_seqs
         plan = kernels.plan_attention(ones, lengths, self.tables, BLOCK, [0])

@@ -1,7 +1,6 @@
 """Every figure that the GPU path has a target for, beside the ceilings of the card, measured in the same run.
 
-    scripts/bench_gpu [--check] [--only PART,...] [--tune] [--soak-seconds N] [--sanitize]
-    scripts/bench_gpu --dry-run      without a GPU: the plan, every kernel compiled for sm_90, a tiny model's steps
+    scripts/bench_gpu [--check] [--only PART,...] [--tune] [--soak-seconds N]
 
 Ceilings: the bandwidth of a large copy (bytes read plus written), and the rate of a large product in bfloat16.  A floor
 is the least time that the bytes or operations of a step can take at its ceiling; a figure is floor / measured.
@@ -24,7 +23,6 @@ import torch
 from scripts.bench.common.report import Result, bench_parser, finish, table
 from scripts.bench.gpu import others
 from scripts.bench.gpu.attention import Problem, copy_bandwidth, matrix_rate, seconds, tune
-from scripts.bench.gpu.dry_run import rehearse
 from scripts.bench.gpu.shapes import LLAMA_3_8B, GpuModelShape
 from scripts.bench.gpu.soak import soaked
 from scripts.bench.gpu.steps import CHUNK, NUM_STEPS, Runs, offline_throughput
@@ -36,8 +34,7 @@ PROMPT, PROMPT_SHARE = 8192, 0.60
 KERNEL_SEQS, KERNEL_CONTEXT, KERNEL_SHARE = 64, 4096, 0.80
 GAP, STREAM_SHARE, MEMORY = 0.03, 0.95, 0.02
 MISSING = "not installed"
-PARTS = ("tests", "attention", "steps", "streams", "timeline", "vllm", "transformers", "soak", "sanitizer")
-BANDWIDTH, RATE = 4.3e12, 790e12  # of one H200, for the plan of a dry run only
+PARTS = ("attention", "steps", "streams", "timeline", "vllm", "soak")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +51,6 @@ class Options:
 
     trace: Path
     soak_seconds: float
-    sanitize: bool
     offline: float | None = None  # tokens/s
 
 
@@ -64,18 +60,16 @@ class GpuBench:
     def __init__(self, shape: GpuModelShape, directory: Path, ceilings: Ceilings, options: Options) -> None:
         self._shape, self._directory = shape, directory
         self._ceilings, self._options = ceilings, options
+        self._work = shape.work
 
     def part(self, name: str) -> list[Result]:
         measure: Callable[[], list[Result]] = getattr(self, name)
         return measure()
 
-    def tests(self) -> list[Result]:
-        passed, words = others.test_kernels()
-        return [Result("kernels' tests on this card", _yes(passed), at_least=1, note=words)]
-
     def attention(self) -> list[Result]:
         problem = Problem(self._shape, KERNEL_SEQS, KERNEL_CONTEXT, "cuda")
-        floor = self._shape.attention_bytes(KERNEL_SEQS, KERNEL_CONTEXT) / self._ceilings.bandwidth
+        per_layer = self._work.kv_bytes_per_token // self._shape.num_layers
+        floor = KERNEL_SEQS * KERNEL_CONTEXT * per_layer / self._ceilings.bandwidth
         what = f"paged decode attention, batch {KERNEL_SEQS}, context {KERNEL_CONTEXT}: of copy bandwidth"
         lines = [Result(what, floor / seconds(problem.triton()), at_least=KERNEL_SHARE)]
         other = problem.flashinfer()
@@ -84,13 +78,13 @@ class GpuBench:
         return lines
 
     def steps(self) -> list[Result]:
-        """Decodes and a prompt by plans made by hand, and a whole load by the scheduler's, in this process."""
+        """Decodes, a prompt and a whole load, planned by the scheduler's core in this process."""
         largest = max(num_seqs for num_seqs, _, _ in DECODES)
         longest = PROMPT + 2 * NUM_STEPS
         runs = Runs(self._directory, device="cuda", num_rows=largest, max_len=longest)
         lines = [line for decode in DECODES for line in self._decode(runs, *decode)]
         taken = runs.prefill(PROMPT)
-        rate = self._shape.prefill_operations(PROMPT) / taken / self._ceilings.rate
+        rate = self._work.flops(PROMPT, 1, PROMPT * PROMPT // 2) / taken / self._ceilings.rate
         lines.append(Result(f"prefill of {PROMPT} tokens: of the matrix rate", rate, at_least=PROMPT_SHARE))
         self._options.offline = offline_throughput(runs.runner, others.PROMPTS, others.INPUT, others.OUTPUT, CHUNK)
         lines.append(Result("offline: scheduler and runner in one process", self._options.offline, "tokens/s"))
@@ -98,7 +92,8 @@ class GpuBench:
 
     def _decode(self, runs: Runs, num_seqs: int, context: int, share: float) -> list[Result]:
         device, host = runs.decode(num_seqs, context)
-        floor = self._shape.decode_bytes(num_seqs, context) / self._ceilings.bandwidth
+        read = self._work.weight_bytes + num_seqs * context * self._work.kv_bytes_per_token
+        floor = read / self._ceilings.bandwidth
         what = f"decode, batch {num_seqs}, context {context}"
         return [
             Result(f"{what}: of the floor", floor / device, at_least=share),
@@ -139,47 +134,11 @@ class GpuBench:
             lines.append(Result("offline, of vLLM's rate", own / other, at_least=1))
         return lines
 
-    def transformers(self) -> list[Result]:
-        num_seqs, context, _ = DECODES[1]
-        taken = others.transformers_decode(self._shape, self._directory, num_seqs, context)
-        note = "" if taken else MISSING
-        what = f"transformers: decode, batch {num_seqs}, context {context}: a step"
-        return [Result(what, None if taken is None else taken * 1000, "ms", note=note)]
-
     def soak(self) -> list[Result]:
         asked, taken, num_steps = soaked(self._directory, self._options.soak_seconds)
         note = f"{num_steps} steps in {self._options.soak_seconds:.0f} s; asked for {asked:.2f}"
         off = abs(taken - asked)
         return [Result("soak: memory taken, off what was asked for", off, "of the card", at_most=MEMORY, note=note)]
-
-    def sanitizer(self) -> list[Result]:
-        if not self._options.sanitize:
-            return []
-        clean, words = others.sanitize()
-        return [Result("compute-sanitizer finds nothing in the kernels' tests", _yes(clean), at_least=1, note=words)]
-
-
-def _yes(answer: bool | None) -> float | None:
-    return None if answer is None else float(answer)
-
-
-def plan_lines(shape: GpuModelShape) -> list[Result]:
-    """Floors at an H200's usual ceilings, so that a reader knows what to expect of each figure."""
-    note = f"at {BANDWIDTH / 1e12:.1f} TB/s and {RATE / 1e12:.0f} TFLOP/s"
-    lines = [
-        Result("weights read by a step", shape.weight_bytes / 1e9, "GB"),
-        Result("keys and values of a token", shape.kv_bytes_per_token / 1024, "KiB"),
-    ]
-    for num_seqs, context, share in DECODES:
-        floor = shape.decode_bytes(num_seqs, context) / BANDWIDTH * 1000
-        lines.append(Result(f"decode, batch {num_seqs}, context {context}: floor", floor, "ms", note=note))
-        lines.append(Result("  and the step that meets the target", floor / share, "ms"))
-    prefill = shape.prefill_operations(PROMPT) / RATE * 1000
-    lines.append(Result(f"prefill of {PROMPT} tokens: floor", prefill, "ms", note=note))
-    lines.append(Result("  and the step that meets the target", prefill / PROMPT_SHARE, "ms"))
-    kernel = shape.attention_bytes(KERNEL_SEQS, KERNEL_CONTEXT) / BANDWIDTH * 1e6
-    lines.append(Result(f"attention, batch {KERNEL_SEQS}, context {KERNEL_CONTEXT}: floor", kernel, "us", note=note))
-    return lines
 
 
 def measure(only: str, is_tuned: bool, options: Options) -> list[Result]:
@@ -215,18 +174,14 @@ def _run(name: str, bench: GpuBench) -> list[Result]:
 
 def main() -> int:
     parser = bench_parser(__doc__)
-    parser.add_argument("--dry-run", action="store_true", help="what would be measured, and that all of it would run")
     parser.add_argument("--only", default="", help=f"parts of the table, by commas: {', '.join(PARTS)}")
     parser.add_argument("--tune", action="store_true", help="try other launch settings of the attention kernel too")
     parser.add_argument("--trace", type=Path, default=Path("timeline.json"), help="where the device's timeline is kept")
     parser.add_argument("--soak-seconds", type=float, default=60, help="how long the soak is")
-    parser.add_argument("--sanitize", action="store_true", help="the kernels' tests under compute-sanitizer, an hour")
     args = parser.parse_args()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(30))
-    if args.dry_run:
-        return rehearse(plan_lines(LLAMA_3_8B))
     if not torch.cuda.is_available():
-        print("torch sees no GPU here; --dry-run shows what would be measured on one", file=sys.stderr)
+        print("torch sees no GPU here", file=sys.stderr)
         return 1
-    options = Options(args.trace, args.soak_seconds, args.sanitize)
+    options = Options(args.trace, args.soak_seconds)
     return finish(measure(args.only, args.tune, options), check=args.check, title=torch.cuda.get_device_name())

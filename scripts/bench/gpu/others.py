@@ -1,4 +1,4 @@
-"""The same shape and load outside our runner: through our own gRPC, in vLLM and in transformers; and the sanitizer.
+"""The same shape and load outside our runner: through our own gRPC, and in vLLM.
 
 vLLM runs in a process of its own, which gives the card back when it ends:
 
@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import importlib
 import json
-import os
 import random
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -20,17 +18,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from scripts.bench.gpu.attention import seconds
-from scripts.bench.gpu.shapes import ROOT, GpuModelShape
 from scripts.bench.gpu.steps import CHUNK
 
 STREAMS, PROMPTS, INPUT, OUTPUT = 256, 1024, 128, 128  # at once, in all, and tokens of each
-SANITIZED = "tests/kernels/test_triton.py"
-TESTS = tuple(f"tests/kernels/test_{name}.py" for name in ("triton", "triton_model", "no_wait", "flash"))
-TEST_SECONDS = 900
-SANITIZER_SECONDS = 3600
 
 
 def load_options(num_prompts: int, num_input: int, num_output: int) -> list[str]:
@@ -85,47 +75,6 @@ def run_vllm(directory: Path, vocab_size: int) -> float:
     begin = time.perf_counter()
     outputs = engine.generate(prompts, params, use_tqdm=False)
     return sum(len(one.outputs[0].token_ids) for one in outputs) / (time.perf_counter() - begin)
-
-
-def test_kernels() -> tuple[bool | None, str]:
-    """Whether the kernels' tests pass on this card, and their last line; None where pytest is not there."""
-    if find_spec("pytest") is None:
-        return None, "pytest is not installed"
-    return _passes([sys.executable, "-m", "pytest", "-q", *TESTS], TEST_SECONDS)
-
-
-def sanitize() -> tuple[bool | None, str]:
-    """Whether compute-sanitizer finds nothing in the kernels' tests, and its last line; None where it is not there."""
-    tool = shutil.which("compute-sanitizer")
-    if tool is None or find_spec("pytest") is None:
-        return None, "compute-sanitizer or pytest is not installed"
-    command = [tool, "--error-exitcode", "1", sys.executable, "-m", "pytest", "-q", "-x", SANITIZED]
-    without_cache = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}  # so that it sees where each tensor ends
-    return _passes(command, SANITIZER_SECONDS, **without_cache)
-
-
-def _passes(command: list[str], seconds: float, **environment: str) -> tuple[bool, str]:
-    done = subprocess.run(
-        command, cwd=ROOT, env=os.environ | environment, capture_output=True, text=True, timeout=seconds, check=False
-    )
-    words = (done.stdout.strip() or done.stderr.strip()).splitlines()
-    return done.returncode == 0, words[-1] if words else ""
-
-
-def transformers_decode(shape: GpuModelShape, directory: Path, num_seqs: int, context: int) -> float | None:
-    """Seconds of a decode step in transformers; None where it is not installed."""
-    if find_spec("transformers") is None:
-        return None
-    import transformers
-
-    config = transformers.AutoConfig.from_pretrained(directory)
-    with torch.device("cuda"):
-        model = transformers.LlamaForCausalLM(config).to(torch.bfloat16).eval()
-    prompt = torch.randint(0, shape.vocab_size, (num_seqs, context), device="cuda")
-    with torch.inference_mode():
-        cache = model(prompt, use_cache=True, logits_to_keep=1).past_key_values
-        token = prompt[:, :1]
-        return seconds(lambda: model(token, past_key_values=cache, use_cache=True).logits.argmax(-1), rounds=10)
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""The model that is measured, and the least bytes and operations that its steps can take."""
+"""The model that is measured."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from scripts.bench.common.models import llama, write_config
+from services.simulator.hardware import DecoderShape
+from shared.metrics import ModelWork
 
 ROOT = Path(__file__).resolve().parents[3]
 TOKENIZER = ROOT / "models" / "pageant-stories"
@@ -27,33 +29,11 @@ class GpuModelShape:
     max_position_embeddings: int
 
     @property
-    def read_weights(self) -> int:
-        """Parameters that every step reads: all but the embedding, of which it takes single rows."""
-        heads = (2 * self.num_heads + 2 * self.num_kv_heads) * self.head_dim
-        layer = self.hidden * heads + 3 * self.hidden * self.inner + 2 * self.hidden
-        return self.num_layers * layer + self.vocab_size * self.hidden + self.hidden
-
-    @property
-    def weight_bytes(self) -> int:
-        return 2 * self.read_weights
-
-    @property
-    def kv_bytes_per_token(self) -> int:
-        return 2 * 2 * self.num_layers * self.num_kv_heads * self.head_dim
-
-    def decode_bytes(self, num_seqs: int, context: int) -> int:
-        """Weights once, and each sequence's keys and values."""
-        return self.weight_bytes + num_seqs * context * self.kv_bytes_per_token
-
-    def prefill_operations(self, num_tokens: int) -> int:
-        """Of the matrices for each token, the head for one, and attention over half of all pairs."""
-        matrices = 2 * (self.read_weights - self.vocab_size * self.hidden) * num_tokens
-        attention = 2 * 2 * self.num_layers * self.num_heads * self.head_dim * num_tokens * num_tokens // 2
-        return matrices + attention + 2 * self.vocab_size * self.hidden
-
-    def attention_bytes(self, num_seqs: int, context: int) -> int:
-        """Keys and values of one layer."""
-        return num_seqs * context * self.kv_bytes_per_token // self.num_layers
+    def work(self) -> ModelWork:
+        """What its tokens cost, as the simulator counts it."""
+        return DecoderShape(
+            self.hidden, self.inner, self.num_layers, self.num_heads, self.num_kv_heads, self.head_dim, self.vocab_size
+        ).work()
 
     def write(self, directory: Path) -> Path:
         """As a model directory without weights, with a tokenizer of a smaller vocabulary."""
@@ -71,4 +51,4 @@ class GpuModelShape:
 
 
 LLAMA_3_8B = GpuModelShape(4096, 14336, 32, 32, 8, 128, 128256, 16384)
-TINY = GpuModelShape(64, 96, 2, 4, 2, 16, 300, 256)  # what a dry run goes through
+TINY = GpuModelShape(64, 96, 2, 4, 2, 16, 300, 256)  # what tests go through

@@ -73,7 +73,7 @@ def _peers(peers: Path, weights: Path) -> Iterator[PeerEngine]:
         options = limits | {"model": str(model)} | more
         return PeerEngine(name, quantization, ENGINES / f"{file}.py", python, options, **fields)
 
-    python = {name: peers / f"v-{name}" / "bin" / "python" for name in ("ov", "vllm", "torch")}
+    python = {name: peers / f"v-{name}" / "bin" / "python" for name in ("ov", "vllm")}
     for kind, quantization in (("fp16", FULL), ("int8", INT8)):
         exported = weights.with_name(f"{weights.name}-ov-{kind}")
         yield engine(
@@ -94,4 +94,3 @@ def _peers(peers: Path, weights: Path) -> Iterator[PeerEngine]:
             needs=(server, converted), by_default=quantization == INT8 or (kind == "bf16") == has_bf16(),
             avoids=frozenset({"b2"}), server=str(server),
         )  # fmt: skip
-    yield engine("transformers", FULL, "transformers", python["torch"], weights, by_default=False, dtype="bfloat16")

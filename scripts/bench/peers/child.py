@@ -15,7 +15,7 @@ from typing import Any
 
 import services.cli.launch as launch
 from scripts.bench.common.deployment import signal_all
-from scripts.bench.common.proc import prefer, tree, tree_cpu_seconds
+from scripts.bench.common.proc import tree, tree_cpu_seconds
 from scripts.bench.peers.catalog import PeerEngine
 from scripts.bench.peers.workloads import Request, Workload
 
@@ -78,11 +78,6 @@ class EngineProcess:
 
     def report(self) -> dict[str, Any]:
         return self._order({"order": "report"}, CLOSE_SECONDS)
-
-    def prefer(self, nice: int) -> None:
-        """Weigh all the engine's processes against the machine's other sessions."""
-        for pid in tree(self._process.pid):
-            prefer(pid, nice)
 
     @contextlib.contextmanager
     def awake(self) -> Iterator[None]:

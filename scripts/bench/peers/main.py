@@ -1,7 +1,7 @@
 """Pageant beside other engines, in turn within one run, on one machine.
 
     scripts/bench_peers --peers DIR [--model S|M|both] [--quantization none|int8|both] [--rounds 3]
-                        [--workloads a,b1,b2,c,d] [--engines NAME,...] [--check] [--markdown]
+                        [--workloads a,b1,b2,c,d] [--engines NAME,...] [--check]
 
 DIR holds the peers, each in an environment of its own; docs/measurements/engines.md says how to install them.  Those
 that are not there are named and left out.  Each engine stays up; an idle peer's processes are stopped while others run.
@@ -20,8 +20,6 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import msgspec
-
 from scripts.bench.common import models
 from scripts.bench.common.proc import load_average, processor
 from scripts.bench.common.report import Result, bench_parser, finish
@@ -30,7 +28,7 @@ from scripts.bench.peers.catalog import CHAIN, FULL, INT8, KV_CACHE_GIB, RUNNER,
 from scripts.bench.peers.child import EngineFailed, EngineProcess
 from scripts.bench.peers.figures import floor_line, memory_line, ratio_lines
 from scripts.bench.peers.rounds import PeerContest
-from scripts.bench.peers.tables import engine_table, readme_table
+from scripts.bench.peers.tables import engine_table
 from scripts.bench.peers.workloads import WORKLOADS
 
 BOTH = "both"
@@ -75,7 +73,6 @@ class Match:
             for name in self._args.workloads:
                 say(f"{self._model} {self._quantization}: {name}, {WORKLOADS[name].what}")
                 self._contest.play(WORKLOADS[name], self._args.rounds, self._measure if name == "a" else lambda: None)
-                self._save(name)
             self._report()
 
     def _entrants(self) -> list[PeerEngine]:
@@ -95,8 +92,6 @@ class Match:
             say(f"  {error}")
             return
         stack.callback(child.close)
-        if self._args.session_nice:
-            child.prefer(self._args.session_nice)
         say(f"  {engine.name}: {child.version}, loaded in {child.load_seconds:.1f} s")
         self._versions[engine.name] = child.version
         self._contest.children.append(child)
@@ -123,26 +118,12 @@ class Match:
 
     def document(self) -> str:
         title = f"{self._title()}; {today()}, {processor()}"
-        if self._args.markdown:
-            return readme_table(self._contest.records, self._versions, f"{title}.")
         how = f"memory read at {median(self._bandwidths) / 1e9:.1f} GB/s ({HOW})" if self._bandwidths else ""
         return "\n".join([engine_table(self._contest.records, self._versions, title), how, *self._contest.remarks])
 
     def _title(self) -> str:
         weights = "16-bit weights" if self._quantization == FULL else "int8 weights"
         return f"Model {self._model}, {weights}"
-
-    def _save(self, workload: str) -> None:
-        """Append a workload's runs, one JSON object per engine: a long match that is ended leaves what it has."""
-        if self._args.json is None:
-            return
-        with self._args.json.open("ab") as file:
-            for (name, engine), record in self._contest.records.items():
-                if name == workload:
-                    key = {"date": today(), "model": self._model, "quantization": self._quantization}
-                    runs = [[run.seconds, run.first, run.other_cores] for run in record.runs]
-                    entry = key | {"workload": workload, "engine": engine, "seconds_first_others": runs}
-                    file.write(msgspec.json.encode(entry) + b"\n")
 
 
 def read_bandwidth() -> float:
@@ -169,9 +150,6 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--timeout", type=float, default=600, help="seconds that one run may take")
-    parser.add_argument("--session-nice", type=int, default=0, help="of every engine against other sessions: -20 to 19")
-    parser.add_argument("--markdown", action="store_true", help="print the README's table")
-    parser.add_argument("--json", type=Path, help="append every run to this file")
     args = parser.parse_args()
     args.peers = args.peers.resolve()
     return args

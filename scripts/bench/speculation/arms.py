@@ -18,7 +18,6 @@ ROOT = Path(__file__).resolve().parents[3]
 BUNDLED, BUNDLED_DRAFT = ROOT / "models" / "pageant-stories", ROOT / "models" / "pageant-stories-draft"
 MAX_DRAFT_TOKENS = 8
 PROMPT_IDS = 16  # of a made pair's prompt
-MUTE = {"draft": "ngram", "prompt_lookup_min": 4096, "prompt_lookup_max": 4096}  # no text repeats so much of itself
 
 NAMES = ("Lily", "Tom", "Ben", "Mia", "Sam", "Anna", "Max", "Lucy", "Tim", "Sue")
 WHO = ("girl", "boy", "dog", "cat", "bird", "bear", "rabbit", "frog", "fish", "bunny")
@@ -28,26 +27,21 @@ OPENINGS = ("Once upon a time,", "One day,", "Long ago,", "In the morning,", "In
 
 @dataclass(frozen=True)
 class Arm:
-    """One way to use a pair.  `num_draft_tokens`: None without a draft, 0 adaptive, else fixed.
-
-    One whose draft `is_mute` has nothing but the price of asking: it plays with a single stream only.
-    """
+    """One way to use a pair.  `num_draft_tokens`: None without a draft, 0 adaptive, else fixed."""
 
     name: str
     num_draft_tokens: int | None
-    is_mute: bool = False
 
     def settings(self, pair: Pair) -> dict[str, Any]:
         chosen: dict[str, Any] = {"model": str(pair.target), **pair.settings}
         if self.num_draft_tokens is None:
             return chosen
         drafting = {"num_draft_tokens": self.num_draft_tokens, "max_num_draft_tokens": MAX_DRAFT_TOKENS}
-        return chosen | drafting | (MUTE if self.is_mute else {"draft": str(pair.draft)})
+        return chosen | drafting | {"draft": str(pair.draft)}
 
 
 NONE = Arm("none", None)
 ADAPTIVE = Arm("adaptive", 0)
-ASKED = Arm("asked", 4, is_mute=True)
 
 
 def fixed(num_draft_tokens: int) -> Arm:

@@ -70,18 +70,9 @@ class ModeRecord:
         return self._ratio("num_accepted_tokens", "num_draft_tokens")
 
     @property
-    def tokens_per_draft(self) -> float:
-        """Of a step that verified drafts, for each sequence: those accepted and one more."""
-        return 1 + (self._ratio("num_accepted_tokens", "num_drafts") or 0.0)
-
-    @property
     def draft_length(self) -> float:
         """Draft tokens of a sequence in a step that verified any."""
         return self._ratio("num_draft_tokens", "num_drafts") or 0.0
-
-    @property
-    def step_seconds(self) -> float:
-        return median(run.seconds / max(1, run.counts["num_steps"]) for run in self.runs)
 
     def _ratio(self, name: str, of: str) -> float | None:
         counted = sum((run.counts for run in self.runs), Counter[str]())
@@ -120,9 +111,8 @@ class ModeContest:
 
     def play(self, num_streams: int) -> None:
         """All rounds at one number of streams."""
-        arms = [arm for arm in self._arms if num_streams == 1 or not arm.is_mute]
         for number in range(self._work.num_rounds):
-            for arm in rotated(arms, number):
+            for arm in rotated(self._arms, number):
                 run = self._turn(arm, num_streams, number)
                 self.records.setdefault((num_streams, arm.name), ModeRecord()).runs.append(run)
                 mark = "~" if run.other_cores > NOISE else ""

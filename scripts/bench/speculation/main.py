@@ -1,6 +1,6 @@
 """What drafts are worth: no speculation, fixed numbers of draft tokens and the adaptive number, in turns in one run.
 
-    scripts/bench_speculation [--pair bundled|made|both] [--check] [--plot FILE] [--markdown]
+    scripts/bench_speculation [--pair bundled|made|both] [--check]
 
 All through the real chain: `pageant serve` and gRPC clients on the same cores, one deployment for each arm, which is
 stopped by signal while another plays.  Each of the concurrent streams sends one request after the other; greedy, an end
@@ -13,33 +13,28 @@ gigabyte): a target of half a billion parameters and a draft that agrees with it
 from __future__ import annotations
 
 import argparse
-import json
 import signal
 import sys
 import tempfile
 from pathlib import Path
 
 from scripts.bench.common.proc import load_average, processor
-from scripts.bench.common.report import Result, bench_parser, finish, markdown
+from scripts.bench.common.report import Result, bench_parser, finish
 from scripts.bench.common.turns import say, today
-from scripts.bench.speculation.arms import ADAPTIVE, ASKED, NONE, Pair, bundled, fixed, made
+from scripts.bench.speculation.arms import ADAPTIVE, NONE, Pair, bundled, fixed, made
 from scripts.bench.speculation.checkpoint import ensure_pair
-from scripts.bench.speculation.contest import ModeContest, Records, Work
-from scripts.bench.speculation.costs import PLAIN, costs_of
+from scripts.bench.speculation.contest import ModeContest, Work
 from scripts.bench.speculation.figures import (
     LEGEND,
     MADE_WORTH,
-    cost_lines,
     lone_lines,
     never_worse_lines,
-    plot,
     rows_of,
     same_tokens_line,
 )
 from services.cli.tables import aligned
 
 BOTH, BUNDLED, MADE = "both", "bundled", "made"
-DRAFT_THREADS = 1  # the setting's default
 
 
 def main() -> int:
@@ -72,37 +67,15 @@ def measure(
     at_least: float | None = None,
 ) -> tuple[list[Result], str]:
     """One pair: its lines for the last table, and the table of its speeds."""
-    drafts = [PLAIN, *lengths]
-    target = costs_of("target", pair.target, num_threads=0, drafts=drafts)
-    draft = costs_of("draft", pair.draft, num_threads=DRAFT_THREADS, drafts=lengths)
-    with ModeContest(pair, [NONE, *map(fixed, lengths), ADAPTIVE, ASKED], work) as contest:
+    with ModeContest(pair, [NONE, *map(fixed, lengths), ADAPTIVE], work) as contest:
         for num_streams in streams:
             contest.play(num_streams)
-            if args.json:
-                save(args.json, pair, num_streams, contest.records)
     records = contest.records
     title = f"{pair.name} pair, {work.num_rounds} rounds of {work.num_requests} x {work.num_tokens} tokens a stream"
-    title += f"; {today()}, {processor()}"
-    if args.plot:
-        plot(records, f"{pair.name} pair", args.plot.with_stem(f"{args.plot.stem}-{pair.name}"))
-    lines = cost_lines(pair.name, target, draft)
-    if 1 in streams:
-        lines += lone_lines(records, pair.name, lengths, target, draft, at_least)
+    lines = lone_lines(records, pair.name, at_least) if 1 in streams else []
     lines += [*never_worse_lines(records, pair.name), same_tokens_line(records, pair.name)]
     head, *rows = rows_of(records)
-    if args.markdown:
-        return lines, f"{title}\n\n{markdown(head, rows)}"
-    return lines, "\n".join([title, aligned(head, rows, left=()), LEGEND])
-
-
-def save(path: Path, pair: Pair, num_streams: int, records: Records) -> None:
-    """Append one JSON object for each run at this number of streams, without the tokens."""
-    with path.open("a", encoding="utf-8") as file:
-        for (streams, arm), record in records.items():
-            for run in record.runs if streams == num_streams else ():
-                entry = vars(run) | {"date": today(), "pair": pair.name, "streams": streams, "arm": arm}
-                del entry["fingerprints"]
-                file.write(json.dumps(entry) + "\n")
+    return lines, "\n".join([f"{title}; {today()}, {processor()}", aligned(head, rows, left=()), LEGEND])
 
 
 def arguments() -> argparse.Namespace:
@@ -122,9 +95,6 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--rate", type=float, default=0.8, help="at which the made draft is right")
     default = Path(tempfile.gettempdir()) / "pageant-made-pair"
     parser.add_argument("--cache", type=Path, default=default, help="where the made pair is kept")
-    parser.add_argument("--plot", type=Path, help="draw PNG files of this name (needs matplotlib)")
-    parser.add_argument("--markdown", action="store_true", help="print tables for a document")
-    parser.add_argument("--json", type=Path, help="append every run to this file")
     return parser.parse_args()
 
 

@@ -15,7 +15,7 @@ import msgspec
 
 from engine.description.reading import read_config
 from engine.description.spec import ModelSpec
-from engine.loading.memory import GIB, available_memory, plan_memory
+from engine.loading.memory import GIB, available_memory, block_bytes, plan_memory
 from shared.config import Settings
 from shared.errors import ConfigError, ModelError
 from shared.model_source import ask_hub, find_model_dir, find_snapshot, suggestion, why_no_directory
@@ -133,21 +133,28 @@ def _read_header(path: Path) -> list[tuple[int, int, int]]:
 def check_memory(settings: Settings, facts: CheckpointFacts, *, workers: int) -> Iterator[Finding]:
     """What the workers' model and KV cache take together, against what is free now."""
     spec, memory, free = facts.spec, settings.memory, available_memory()
-    heads = spec.heads
     if settings.scheduling.max_model_len > spec.longest_model_len:
         positions = f"more than the model's {spec.longest_model_len} positions"
         yield Finding("wrong", "memory", f"max_model_len is {settings.scheduling.max_model_len}, {positions}")
         return
     if on_gpu(settings):
         return
-    per_token = 2 * len(spec.attentions) * heads.num_kv_heads * heads.head_dim * LEAST_KV[memory.kv_cache_dtype]
-    block_bytes = per_token * memory.block_size
-    kv_bytes = memory.num_blocks * block_bytes or memory.kv_cache_memory
+    per_token = (one.cached_vectors * one.head_dim for one in spec.attentions)
+    layer_bytes = [int(count * LEAST_KV[memory.kv_cache_dtype] * memory.block_size) for count in per_token]
+    kv_bytes = memory.num_blocks * sum(layer_bytes) or memory.kv_cache_memory
     if kv_bytes:  # does one sequence fit?
         longest = settings.scheduling.max_model_len or spec.max_position_embeddings
+        first, sliding = block_bytes(spec, layer_bytes, spec.windows(longest))
         try:
-            budget = memory.kv_cache_memory
-            plan_memory(memory, settings.scheduling, bytes_per_block=block_bytes, budget=budget, max_model_len=longest)
+            plan = plan_memory(
+                memory,
+                settings.scheduling,
+                bytes_per_block=first,
+                budget=memory.kv_cache_memory,
+                max_model_len=longest,
+                sliding=sliding,
+            )
+            kv_bytes = plan.num_bytes if memory.num_blocks else kv_bytes
         except ConfigError as error:
             yield Finding("wrong", "memory", str(error))
     least_weights = min(facts.num_bytes, (1 if settings.engine.quantization == "int8" else 2) * facts.num_elements)

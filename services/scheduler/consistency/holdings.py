@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from services.scheduler.consistency.results import StepLost
 from services.scheduler.state.replica import Replica
@@ -18,7 +18,7 @@ class Expected:
 
     report_id: int
     next_step_id: int
-    digests: dict[int, int]  # of each running sequence's table, by row
+    digests: dict[int, int]  # of each running sequence's tables, by row
     holders: dict[int, Sequence]
     given_up: frozenset[int]  # rows that the next plan releases
 
@@ -30,7 +30,7 @@ class Audit:
     epoch: int
     num_reports: int = 0  # reports of its holdings that the worker was asked for
     expected: Expected | None = None  # in the last of them
-    next_block: int = 0  # where the next check of the scheduler's own pool goes on
+    next_blocks: list[int] = field(default_factory=list)  # where the next check of the scheduler's own pools goes on
     next_sequence: int = 0
 
 
@@ -40,11 +40,19 @@ class Difference:
     wanting: list[Sequence]  # the worker does not have their rows, or has other blocks for them
 
 
+def digest_of(sequence: Sequence) -> int:
+    """Of its blocks in all pools, as a worker reports it."""
+    digest = 0
+    for table in sequence.tables:
+        digest = digest_blocks(table.block_ids, table.generations, digest)
+    return digest
+
+
 def expected(replica: Replica, report_id: int) -> Expected:
     return Expected(
         report_id,
         replica.num_steps,
-        {s.row: digest_blocks(s.block_ids, s.block_generations) for s in replica.running},
+        {s.row: digest_of(s) for s in replica.running},
         {s.row: s for s in replica.running},
         frozenset(replica.released_rows),
     )

@@ -95,9 +95,10 @@ class Reconciliation:
         for refused in result.refused_rows:
             sequence = step.sequences[refused.entry]
             self._note(replica, sequence, refused)
-            for block, generation in refused.unwritten:
-                if 0 <= block < replica.pool.size:
-                    replica.pool.end_life(block, generation)
+            for pool, unwritten in zip(replica.pools, (refused.unwritten, *refused.sliding_unwritten), strict=False):
+                for block, generation in unwritten:
+                    if 0 <= block < pool.size:
+                        pool.end_life(block, generation)
             sequence.num_pending -= step.num_samples[refused.entry]
             if sequence.status is Status.RUNNING:
                 self._num_refusals[sequence] = self._num_refusals.get(sequence, 0) + 1
@@ -109,14 +110,17 @@ class Reconciliation:
 
     def _note(self, replica: Replica, sequence: Sequence, refused: RefusedRow) -> None:
         self._counters.num_refused_rows += 1
-        if refused.reason is Refusal.STALE_BLOCK and 0 <= refused.block_id < replica.pool.size:
-            replica.pool.distrust(refused.block_id, refused.known)
+        if refused.reason is Refusal.STALE_BLOCK and 0 <= refused.pool < len(replica.pools):
+            pool = replica.pools[refused.pool]
+            if 0 <= refused.block_id < pool.size:
+                pool.distrust(refused.block_id, refused.known)
         self._journal.alarm(
             "row_refused",
             worker=replica.instance,
             request_id=sequence.request.request_id,
             index=sequence.index,
             reason=str(refused.reason),
+            pool=refused.pool,
             block_id=refused.block_id,
             generation=refused.generation,
             known=refused.known,

@@ -1,4 +1,4 @@
-"""Corrects a replica's pool and rows by the tables of the running sequences, which are the truth."""
+"""Corrects a replica's pools and rows by the tables of the running sequences, which are the truth."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from collections import Counter
 from dataclasses import dataclass
 from itertools import chain
 
+from services.scheduler.blocks.block_pool import BlockPool
 from services.scheduler.consistency.holdings import Audit
 from services.scheduler.state.replica import Replica
-from services.scheduler.state.sequence import Sequence
+from services.scheduler.state.sequence import Sequence, Table
 
 WINDOW = 4096  # blocks whose place on the free list and whose hash one check looks at
 
@@ -30,14 +31,17 @@ class Mended:
 
 def stale_holders(replica: Replica) -> list[Sequence]:
     """Sequences whose blocks are in another generation by now, or whose row another sequence holds too."""
-    generations = replica.pool.generations
     holders = {sequence.row: sequence for sequence in reversed(replica.running)}
     return [
         sequence
         for sequence in replica.running
-        if [generations[block] for block in sequence.block_ids] != sequence.block_generations
-        or holders[sequence.row] is not sequence
+        if any(map(_is_stale, replica.pools, sequence.tables)) or holders[sequence.row] is not sequence
     ]
+
+
+def _is_stale(pool: BlockPool, table: Table) -> bool:
+    generations = pool.generations
+    return [generations[block] for block in table.block_ids] != table.generations
 
 
 def check(replica: Replica, audit: Audit, num_stale_holders: int = 0) -> Mended:
@@ -52,35 +56,41 @@ def check(replica: Replica, audit: Audit, num_stale_holders: int = 0) -> Mended:
 
 
 def _recount(replica: Replica, audit: Audit) -> tuple[int, int]:
-    pool = replica.pool
-    held = Counter(chain.from_iterable(sequence.block_ids for sequence in replica.running))
-    first = audit.next_block
-    window = range(first, min(first + WINDOW, pool.size))
-    audit.next_block = window.stop % pool.size
-    return (0, 0) if pool.agrees(held, window) else pool.recount(held)
+    """Leaked and lost blocks of all pools."""
+    audit.next_blocks = audit.next_blocks or [0] * len(replica.pools)
+    num_leaked = num_lost = 0
+    for index, pool in enumerate(replica.pools):
+        held = Counter(chain.from_iterable(sequence.tables[index].block_ids for sequence in replica.running))
+        first = audit.next_blocks[index]
+        window = range(first, min(first + WINDOW, pool.size))
+        audit.next_blocks[index] = window.stop % pool.size
+        leaked, lost = (0, 0) if pool.agrees(held, window) else pool.recount(held)
+        num_leaked, num_lost = num_leaked + leaked, num_lost + lost
+    return num_leaked, num_lost
 
 
 def _unname(replica: Replica, audit: Audit) -> int:
     """Forget the hashes that are not those of their holders' tokens, of some of the sequences at each check."""
-    pool, num_misnamed, num_seen = replica.pool, 0, 0
+    num_misnamed = num_seen = 0
     for _ in range(len(replica.running)):
         sequence = replica.running[audit.next_sequence % len(replica.running)]
         audit.next_sequence += 1
-        for block in _misnamed(sequence, replica):
-            pool.distrust(block, pool.generations[block])
-            num_misnamed += 1
+        names = sequence.hash_blocks(replica.block_size)
+        for pool, table in zip(replica.pools, sequence.tables, strict=True):
+            for block in _misnamed(pool, table, names[table.first :]):
+                pool.distrust(block, pool.generations[block])
+                num_misnamed += 1
         num_seen += len(sequence.block_ids)
         if num_seen > WINDOW:
             break
     return num_misnamed
 
 
-def _misnamed(sequence: Sequence, replica: Replica) -> list[int]:
-    hashes = replica.pool.hashes
-    names = sequence.hash_blocks(replica.block_size)
-    table = sequence.block_ids
-    wrong = [block for block, name in zip(table, names, strict=False) if hashes[block] not in (None, name)]
-    return wrong + [block for block in table[len(names) :] if hashes[block] is not None]
+def _misnamed(pool: BlockPool, table: Table, names: list[bytes]) -> list[int]:
+    """`names`: of the table's blocks, as many of them as are full."""
+    hashes, blocks = pool.hashes, table.block_ids
+    wrong = [block for block, name in zip(blocks, names, strict=False) if hashes[block] not in (None, name)]
+    return wrong + [block for block in blocks[len(names) :] if hashes[block] is not None]
 
 
 def _recover_rows(replica: Replica) -> int:

@@ -75,7 +75,9 @@ def least_loaded(sequence: Sequence, replica: Replica) -> float:
 
 def prefix_aware(sequence: Sequence, replica: Replica) -> float:
     """What is to be prefilled there with this sequence, and what is held."""
-    return _prefix_cost(sequence, replica, replica.pool.num_cached_of(sequence.hash_blocks(replica.block_size)))
+    names = sequence.hash_blocks(replica.block_size)
+    num_cached = len(replica.find(names).blocks) if replica.sliding else replica.pool.num_cached_of(names)
+    return _prefix_cost(sequence, replica, num_cached)
 
 
 def most_room(sequence: Sequence, replica: Replica) -> float:
@@ -108,7 +110,8 @@ def blocks_to_prefill(replica: Replica) -> float:
 
 
 def kv_usage(replica: Replica) -> float:
-    return replica.pool.num_held / replica.pool.size
+    """Of the pool that is used most."""
+    return max(pool.num_held / pool.size for pool in replica.pools)
 
 
 SCORES: Mapping[str, Score] = {

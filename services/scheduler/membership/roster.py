@@ -16,6 +16,7 @@ PLAUSIBLE = {
     "vocab_size": 1 << 22,
     "num_rows": 1 << 14,
 }
+MAX_SLIDING = 16  # pools of a worker
 MAX_REASON = 200  # characters
 CAN_BE_NONE = {"vocab_size"}
 
@@ -152,4 +153,22 @@ def implausible(capacity: WorkerCapacity | DraftCapacity | None) -> str | None:
         least = 0 if name in CAN_BE_NONE else 1
         if value is not None and not least <= value <= most:
             return f"its {name} is {value}, which must be in {least}..{most}"
+    return implausible_windows(capacity) if isinstance(capacity, WorkerCapacity) else None
+
+
+def implausible_windows(capacity: WorkerCapacity) -> str | None:
+    """The reason why these cannot be a worker's sliding pools; None where they can."""
+    windows = [one.window for one in capacity.sliding]
+    if windows != sorted(set(windows)) or not all(1 <= window <= PLAUSIBLE["max_model_len"] for window in windows):
+        return f"the windows of its sliding pools are {windows[:MAX_SLIDING]}, which must be positive and grow"
+    if len(windows) > MAX_SLIDING:
+        return f"it has {len(windows)} sliding pools, more than {MAX_SLIDING}"
+    for one in capacity.sliding:
+        longest = -(-capacity.max_model_len // capacity.block_size)
+        least = min(longest, -(-one.window // capacity.block_size) + 2)
+        if not least <= one.num_blocks <= PLAUSIBLE["num_blocks"]:
+            return (
+                f"its pool for a window of {one.window} tokens has {one.num_blocks} blocks, which must be in "
+                f"{least}..{PLAUSIBLE['num_blocks']}"
+            )
     return None

@@ -58,7 +58,8 @@ class Batcher:
         self.builder = PlanBuilder(replica, policy, forks.unsent)
         self._drafted: set[Sequence] = set()  # with drafts in this step, or in one in flight
         self._prefixes = Prefixes(replica, self.builder, policy)
-        self._block_budget = BlockBudget(replica, self._prefixes)
+        self._block_budget = BlockBudget(replica, self._prefixes, policy.max_num_batched_tokens)
+        self._longest_chunk = replica.longest_chunk
         self._preemption = Preemption(replica, self.builder, books)
         self._ahead = FairShareAdmission(replica, self._block_budget, self._preemption)
         self._max_slow_tokens = policy.fair_prefill_tokens or policy.max_num_batched_tokens
@@ -101,6 +102,8 @@ class Batcher:
         for sequence in prefills:
             num_behind = sequence.num_behind
             if sequence.status is Status.RUNNING and (num_tokens := self._chunk(sequence, num_behind)):
+                if self.replica.sliding:
+                    num_tokens = min(num_tokens, self.replica.room_in_windows(sequence, sequence.num_computed_tokens))
                 self._go_on(sequence, num_tokens, int(num_tokens == num_behind))
         if self.builder.has_preempted:
             self._obstacle = (Phase.QUEUE_BLOCKS, None)
@@ -152,13 +155,10 @@ class Batcher:
 
     def _room_for(self, sequence: Sequence, num_tokens: int) -> list[int] | None:
         """New blocks for so many tokens more, None where only preemption would bring them."""
-        num_missing = sequence.num_computed_tokens + num_tokens - len(sequence.block_ids) * self.replica.block_size
-        if num_missing <= 0:
-            return NONE
-        num_new = self.replica.blocks_for(num_missing)
-        if num_new > self.replica.pool.num_available - self._block_budget.reserve:
+        missing = self.replica.num_missing(sequence, sequence.num_computed_tokens + num_tokens)
+        if not self.replica.can_grow(sequence, missing, self._block_budget.reserve):
             return None
-        return self.replica.grow(sequence, num_new)
+        return self.replica.grow(sequence, *missing)
 
     def _decode(self) -> tuple[list[Sequence], list[Sequence]]:
         """Give its token to each sequence that lacks one and has room for it in its blocks, as most do.  Returns those
@@ -166,7 +166,7 @@ class Batcher:
         growing: list[Sequence] = []
         prefills: list[Sequence] = []
         builder, block_size = self.builder, self.replica.block_size
-        drafted = self._drafted
+        drafted, has_windows = self._drafted, bool(self.replica.sliding)
         for sequence in self.replica.running:
             num_coming = len(sequence.token_ids) + sequence.num_pending
             num_behind = num_coming - sequence.num_computed_tokens
@@ -178,6 +178,8 @@ class Batcher:
                 continue  # which token follows is not the worker's to say
             if num_behind > 1:
                 prefills.append(sequence)
+            elif has_windows and self.replica.is_at_edge(sequence, num_coming):
+                growing.append(sequence)
             elif num_coming <= len(sequence.block_ids) * block_size and builder.budget > 0:
                 builder.schedule(sequence, 1, 1, NONE)
             else:
@@ -186,18 +188,14 @@ class Batcher:
 
     def _go_on(self, sequence: Sequence, num_tokens: int, num_samples: int) -> None:
         """Give a running sequence its next tokens, preempting others or itself where blocks run out."""
-        num_missing = sequence.num_computed_tokens + num_tokens - len(sequence.block_ids) * self.replica.block_size
-        if num_missing <= 0:
-            self.builder.schedule(sequence, num_tokens, num_samples, NONE)
-            return
-        num_new = self.replica.blocks_for(num_missing)
-        while num_new > self.replica.pool.num_available:
+        missing = self.replica.num_missing(sequence, sequence.num_computed_tokens + num_tokens)
+        while not self.replica.can_grow(sequence, missing):
             victim = self._preemption.victim(sequence)
             self._preemption.preempt(victim, "no_free_blocks")
             self.builder.has_preempted = True
             if victim is sequence:
                 return
-        self.builder.schedule(sequence, num_tokens, num_samples, self.replica.grow(sequence, num_new))
+        self.builder.schedule(sequence, num_tokens, num_samples, self.replica.grow(sequence, *missing))
 
     def _chunk(self, sequence: Sequence, num_behind: int) -> int:
         """How many of its tokens a sequence may compute in this step."""
@@ -210,7 +208,7 @@ class Batcher:
             num_tokens = min(num_tokens, threshold)
         if num_tokens < num_behind and not self.policy.enable_chunked_prefill:
             return 0
-        return num_tokens
+        return min(num_tokens, self._longest_chunk)
 
     def _count_chunks(self, step: Step) -> None:
         """Parts that compute no sequence's last token."""
@@ -289,21 +287,23 @@ class Batcher:
 
     def _admit(self, sequence: Sequence) -> bool:
         """Start a sequence with what the prefix cache has of it; False where blocks or budget do not allow."""
-        replica, hits = self.replica, self._prefixes.hits(sequence)
-        if self._prefixes.is_being_filled(sequence, len(hits)):
+        replica, hit = self.replica, self._prefixes.hit(sequence)
+        if self._prefixes.is_being_filled(sequence, len(hit.blocks)):
             self.accounts.passed_over(sequence, Phase.QUEUE_SIBLING)
             return True  # one step later it is a hit, and the next sequence may start now
-        num_cached = len(hits) * replica.block_size
+        num_cached = len(hit.blocks) * replica.block_size
         num_tokens = self._chunk(sequence, sequence.num_tokens - num_cached)
         if num_tokens == 0:
             is_held_back = self.builder.budget > 0 and sequence.tenant in self._slow
             return self._stop(sequence, Phase.QUEUE_FAIRNESS if is_held_back else Phase.QUEUE_BUDGET)
-        if self._block_budget.num_lacking_beside(sequence, hits) > 0:
+        if max(self._block_budget.num_lacking_beside(sequence, hit)) > 0:
             return self._stop(sequence, Phase.QUEUE_BLOCKS)
         num_all = self._block_budget.num_blocks(sequence) if sequence.is_protected else 0
-        replica.share(sequence, hits, [replica.pool.hash_generations[block] for block in hits])
-        sequence.num_registered_blocks = len(hits)
-        replica.grow(sequence, (num_all or replica.blocks_for(num_cached + num_tokens)) - len(hits))
+        replica.share_hit(sequence, hit)
+        sequence.num_registered_blocks = len(hit.blocks)
+        num_tokens = min(num_tokens, replica.room_in_windows(sequence, num_cached, self._block_budget.reserve))
+        count, *sliding = replica.num_missing(sequence, num_cached + num_tokens)
+        replica.grow(sequence, num_all - len(hit.blocks) if num_all else count, *sliding)
         self._begin(sequence, num_cached, num_tokens)
         self._prefixes.fill(sequence, num_tokens)
         self.counters.num_prefix_cache_queries += sequence.num_tokens
@@ -312,7 +312,7 @@ class Batcher:
 
     def _fork(self, sequence: Sequence) -> bool:
         """Start a sequence on its sibling's prompt; False where no block is left for it."""
-        if self._block_budget.num_lacking_to_fork() > 0:
+        if max(self._block_budget.num_lacking_to_fork()) > 0:
             return self._stop(sequence, Phase.QUEUE_BLOCKS)
         num_computed = fork(self.replica, self.builder, sequence)
         self.counters.num_block_copies += 1

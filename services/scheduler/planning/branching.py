@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from services.scheduler.planning.forking import copy_block
 from services.scheduler.planning.plan_builder import PlanBuilder
 from services.scheduler.state.replica import Replica
 from services.scheduler.state.sequence import Sequence, Status
@@ -32,13 +33,12 @@ def branch_off(
 
 def _branch(replica: Replica, builder: PlanBuilder, sequence: Sequence, source: Sequence, reserve: int) -> None:
     """Full blocks are shared, the one to be written in is copied."""
-    pool = replica.pool
-    num_shared, num_over = divmod(source.num_computed_tokens, replica.block_size)
-    if not replica.num_free_rows or pool.num_available - reserve < (num_over > 0):
+    num_over = source.num_computed_tokens % replica.block_size
+    if not replica.num_free_rows or any(pool.num_available - reserve < (num_over > 0) for pool in replica.pools):
         return
-    replica.share(sequence, source.block_ids[:num_shared], source.block_generations[:num_shared])
-    for block in replica.grow(sequence, int(num_over > 0)):
-        builder.copy(sequence, source.block_ids[num_shared], source.block_generations[num_shared], block)
+    place = replica.share_with(sequence, source, source.num_computed_tokens)
+    if num_over:
+        copy_block(replica, builder, sequence, source, place)
     replica.start(sequence)
     sequence.num_registered_blocks = source.num_registered_blocks
     sequence.num_computed_tokens = source.num_computed_tokens

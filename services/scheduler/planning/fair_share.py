@@ -50,9 +50,9 @@ class FairShareAdmission:
         if not (claims.precedes(sequence.tenant) or any(claims.givers(sequence.tenant))):
             return False
         num_rows = len(self._chosen) + 1 - self._replica.num_free_rows
-        num_blocks = self._block_budget.num_lacking(sequence, self._chosen)
+        lacking = self._block_budget.num_lacking(sequence, self._chosen)
         victims: list[Sequence] = []
-        while len(victims) < num_rows or sum(map(self._preemption.num_freed, victims)) < num_blocks:
+        while len(victims) < num_rows or self._is_short(lacking, victims):
             victim = self._giving(claims.givers(sequence.tenant), victims)
             if victim is None:
                 for other in victims:
@@ -63,6 +63,11 @@ class FairShareAdmission:
         for victim in victims:
             self._preemption.preempt(victim, "fairness")
         return True
+
+    def _is_short(self, lacking: list[int], victims: list[Sequence]) -> bool:
+        """Whether a pool lacks blocks even when these have given up theirs."""
+        freed = zip(*map(self._preemption.num_freed, victims), strict=True) if victims else [(0,)] * len(lacking)
+        return any(sum(counts) < count for counts, count in zip(freed, lacking, strict=True))
 
     def _giving(self, givers: Iterable[str], chosen: list[Sequence]) -> Sequence | None:
         """The sequence that is cheapest to recompute, of the first of these tenants that has one to give."""

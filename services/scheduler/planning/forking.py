@@ -19,7 +19,11 @@ def can_fork(replica: Replica, sequence: Sequence) -> bool:
     parent = sequence.parent
     if not _can_share(replica, sequence):
         return False
-    return parent.status is Status.RUNNING and not parent.is_prefilling and not sequence.is_protected
+    if parent.status is not Status.RUNNING or parent.is_prefilling or sequence.is_protected:
+        return False
+    num_computed = sequence.request.num_prompt_tokens - 1
+    windows = zip(replica.sliding, parent.sliding, strict=True)
+    return all(table.first <= one.first_place(num_computed) for one, table in windows)
 
 
 def _can_share(replica: Replica, sequence: Sequence) -> bool:
@@ -30,12 +34,18 @@ def _can_share(replica: Replica, sequence: Sequence) -> bool:
 
 def fork(replica: Replica, builder: PlanBuilder, sequence: Sequence) -> int:
     """Give a sequence its sibling's prompt: full blocks are shared, the one to be written in is copied.  Returns how
-    many tokens of it are computed.  One block must be available."""
-    parent = sequence.parent
+    many tokens of it are computed.  One block of each pool must be available."""
     num_computed = sequence.request.num_prompt_tokens - 1
-    num_shared = num_computed // replica.block_size
-    replica.share(sequence, parent.block_ids[:num_shared], parent.block_generations[:num_shared])
-    (own,) = replica.grow(sequence, 1)
-    sequence.num_registered_blocks = num_shared
-    builder.copy(sequence, parent.block_ids[num_shared], parent.block_generations[num_shared], own)
+    place = replica.share_with(sequence, sequence.parent, num_computed)
+    sequence.num_registered_blocks = place
+    copy_block(replica, builder, sequence, sequence.parent, place)
     return num_computed
+
+
+def copy_block(replica: Replica, builder: PlanBuilder, sequence: Sequence, source: Sequence, place: int) -> None:
+    """Give a sequence a block of its own behind those that it shares, with what another has at this place.  One of
+    each pool must be available."""
+    replica.grow(sequence, 1, *(1 for _ in replica.sliding))
+    for pool, (theirs, own) in enumerate(zip(source.tables, sequence.tables, strict=True)):
+        at = place - theirs.first
+        builder.copy(sequence, theirs.block_ids[at], theirs.generations[at], own.block_ids[-1], pool)

@@ -9,9 +9,10 @@ from services.scheduler.state.policy import Policy
 from services.scheduler.state.replica import Replica
 from services.scheduler.state.sequence import Sequence
 from services.scheduler.state.step import Step
-from shared.messages import StepPlan
+from shared.messages import SlidingPlan, StepPlan
 
 NONE: list[int] = []  # no new blocks; never written to
+BlockCopy = tuple[int, int, int]  # source, its generation, destination
 
 
 class PlanBuilder:
@@ -23,7 +24,7 @@ class PlanBuilder:
         self.unsent = unsent
         self._rejection = policy.acceptance == "rejection"
         self._max_tokens = policy.max_num_batched_tokens
-        self.copies: dict[Sequence, tuple[int, int, int]] = {}  # source, its generation, destination
+        self.copies: dict[Sequence, list[BlockCopy]] = {}  # of each pool
         self._admitted: list[Sequence] = []
         self.clear()
 
@@ -43,8 +44,8 @@ class PlanBuilder:
         new_blocks: list[int],
         drafts: VerifiableDrafts = NO_DRAFTS,
     ) -> None:
-        """Give a sequence its part; its table is complete, `new_blocks` being the end of it that the worker lacks.
-        A row that the worker has to get anew is sent with its whole table.
+        """Give a sequence its part; its tables are complete, `new_blocks` being the end of the first that the worker
+        lacks.  A row that the worker has to get anew is sent with its whole tables.
 
         `num_tokens` counts the draft tokens too.
         """
@@ -52,6 +53,8 @@ class PlanBuilder:
             self.unsent.remove(sequence)
             self._admitted.append(sequence)
             new_blocks = sequence.block_ids
+            for table in sequence.sliding:
+                table.sent_first = table.sent_end = 0
         step = self.step
         step.sequences.append(sequence)
         step.num_computed.append(sequence.num_computed_tokens)
@@ -67,9 +70,11 @@ class PlanBuilder:
         self.unsent.add(sequence)
         self.schedule(sequence, num_tokens, int(num_tokens == sequence.num_behind), sequence.block_ids)
 
-    def copy(self, sequence: Sequence, source: int, generation: int, destination: int) -> None:
-        """Have a sequence begin with the copy of a block; `generation` is that in which the source is held."""
-        self.copies[sequence] = source, generation, destination
+    def copy(self, sequence: Sequence, source: int, generation: int, destination: int, pool: int) -> None:
+        """Have a sequence begin with the copies of one block of each pool; `generation` is that in which the source is
+        held."""
+        assert len(self.copies.setdefault(sequence, [])) == pool
+        self.copies[sequence].append((source, generation, destination))
 
     def drop(self, sequence: Sequence) -> None:
         """Take a sequence's part back, if it had one."""
@@ -111,7 +116,7 @@ class PlanBuilder:
             num_scheduled_tokens=step.num_scheduled,
             num_new_blocks=[len(blocks) for blocks in step.new_blocks],
             new_block_ids=list(chain.from_iterable(step.new_blocks)),
-            block_copies=[(source, destination) for source, _, destination in self.copies.values()],
+            block_copies=[(source, destination) for (source, _, destination), *_ in self.copies.values()],
             released_rows=self.replica.take_released_rows(),
             num_draft_tokens=[len(part.token_ids) for part in drafts],
             draft_token_ids=list(chain.from_iterable(part.token_ids for part in drafts)),
@@ -123,5 +128,31 @@ class PlanBuilder:
                 if blocks
                 for generation in sequence.block_generations[-len(blocks) :]
             ],
-            copy_generations=[generation for _, generation, _ in self.copies.values()],
+            copy_generations=[generation for (_, generation, _), *_ in self.copies.values()],
+            sliding=self._build_sliding() if self.replica.sliding else [],
         )
+
+    def _build_sliding(self) -> list[SlidingPlan]:
+        """What the worker does not know yet of the windows' tables."""
+        plans = []
+        for pool in range(len(self.replica.sliding)):
+            tables = [sequence.sliding[pool] for sequence in self.step.sequences]
+            new = [(table, max(0, table.sent_end - table.first)) for table in tables]
+            copies = [copies[1 + pool] for copies in self.copies.values()]
+            plans.append(
+                SlidingPlan(
+                    [table.first - table.sent_first for table in tables],
+                    [len(table.block_ids) - start for table, start in new],
+                    [block for table, start in new for block in table.block_ids[start:]],
+                    [generation for table, start in new for generation in table.generations[start:]],
+                    [(source, destination) for source, _, destination in copies],
+                    [generation for _, generation, _ in copies],
+                )
+            )
+            for table in tables:
+                table.sent_first, table.sent_end = table.first, table.end
+        return plans if any(map(changes, plans)) else []
+
+
+def changes(plan: SlidingPlan) -> bool:
+    return bool(plan.new_block_ids or plan.block_copies or any(plan.num_left_blocks))

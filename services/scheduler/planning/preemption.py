@@ -25,13 +25,20 @@ class Preemption:
         return min((sequence for sequence in candidates if not sequence.is_protected), key=self._order, default=None)
 
     def victim(self, needy: Sequence) -> Sequence:
-        """The sequence that gives way to a running one: a less urgent one, or else that one itself."""
-        return self.cheapest(other for other in self._replica.running if other.rank > needy.rank) or needy
+        """The sequence that gives way to a running one: a less urgent one, or else that one itself.
 
-    def num_freed(self, victim: Sequence) -> int:
-        """Blocks that no other sequence holds, and the one kept for it to grow into."""
-        ref_counts = self._replica.pool.ref_counts
-        return 1 + sum(1 for block in victim.block_ids if ref_counts[block] == 1)
+        A protected one lacks blocks only of its windows.  It takes those of more urgent ones too: the protected ones
+        together have room.
+        """
+        victim = self.cheapest(other for other in self._replica.running if other.rank > needy.rank)
+        if victim is None and needy.is_protected and self._replica.sliding:
+            victim = self.cheapest(self._replica.running)
+        return victim or needy
+
+    def num_freed(self, victim: Sequence) -> list[int]:
+        """Of each pool, blocks that no other sequence holds, and the one kept for it to grow into."""
+        columns = zip(self._replica.pools, victim.tables, strict=True)
+        return [1 + sum(1 for block in table.block_ids if pool.ref_counts[block] == 1) for pool, table in columns]
 
     def preempt(self, victim: Sequence, cause: str) -> None:
         victim.num_preemptions += 1

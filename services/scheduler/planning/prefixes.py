@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from services.scheduler.blocks.sliding import PrefixHit
 from services.scheduler.planning.plan_builder import PlanBuilder
 from services.scheduler.state.policy import Policy
 from services.scheduler.state.replica import Replica
@@ -25,9 +26,9 @@ class Prefixes:
 
     # -- what it has
 
-    def hits(self, sequence: Sequence) -> list[int]:
+    def hit(self, sequence: Sequence) -> PrefixHit:
         """Cached blocks of the longest prefix; at least one token is left to compute, for its logits."""
-        return self._replica.pool.lookup(self._usable_hashes(sequence))
+        return self._replica.find(self._usable_hashes(sequence))
 
     def num_usable(self, sequence: Sequence) -> int:
         """Blocks that could be hits: not that of the last token."""

@@ -1,8 +1,8 @@
 """A core that records the calls made to it, so that `pageant replay` can make the same calls to another.
 
-A recording is a row of frames.  The first has the core's beginning: its settings, or its whole state where older parts
-of the recording are gone.  Then comes a frame for each call, written before the call is made, so that the last call of
-a scheduler that dies is there; and after a call a frame with the plan that it made, or with the error that it raised.
+A recording is a row of frames.  The first has the core's settings.  Then comes a frame for each call, written before
+the call is made, so that the last call of a scheduler that dies is there; and after a call a frame with the plan that
+it made, or with the error that it raised.
 
 Recordings hold the token ids of prompts and outputs.
 """
@@ -16,7 +16,6 @@ from typing import Any, Protocol
 
 import msgspec
 
-from services.scheduler.recording.snapshot import SCALARS, freeze
 from services.scheduler.scheduler import Scheduler
 from services.scheduler.state.policy import Policy
 from shared.messages import Message, StepPlan, encode, schema_hash
@@ -25,29 +24,22 @@ from shared.version import VERSION
 FORMAT = 1
 LENGTH_BYTES = 4  # before each frame, little-endian
 MESSAGE = 1  # the extension type of a message within a frame
-START, STATE, CALL, PLAN, ERROR = "start", "state", "call", "plan", "error"
+START, CALL, PLAN, ERROR = "start", "call", "plan", "error"
+SCALARS = frozenset({type(None), bool, int, float, str, bytes})
 EVENTS = (
     "add", "abort", "attach", "abort_gateway", "expire", "stop_matched", "stream_lost", "set_detokenizers",
     "add_worker", "retire_worker", "lose_worker", "add_draft", "lose_draft", "schedule", "apply", "propose",
     "take_updates", "ask_holdings", "reconcile", "check_ledgers", "renew_worker",
 )  # fmt: skip  # every call of a shell that changes the core
-OWN = frozenset({*EVENTS, "recording", "_is_asked"})  # attributes that only a recorded core has
 
 _encoder = msgspec.msgpack.Encoder()
 
 
 class Recording(Protocol):
-    """Where frames go: segments, each of which begins with the state of the core."""
+    """Where frames go."""
 
     def write(self, frame: bytes) -> None:
         """Append a frame; the recording handles its own errors."""
-
-    @property
-    def is_full(self) -> bool:
-        """Whether the next call should begin a new segment."""
-
-    def begin(self, frame: bytes) -> None:
-        """Begin a new segment with its first frame."""
 
 
 class RecordedScheduler(Scheduler):
@@ -57,7 +49,7 @@ class RecordedScheduler(Scheduler):
         super().__init__(policy)
         self.recording = recording
         self._is_asked = False
-        recording.begin(framed(START, FORMAT, VERSION, schema_hash(), asdict(policy)))
+        recording.write(framed(START, FORMAT, VERSION, schema_hash(), asdict(policy)))
         for name in EVENTS:
             setattr(self, name, self._recorded(name, getattr(self, name)))
 
@@ -77,8 +69,6 @@ class RecordedScheduler(Scheduler):
 
     def _ask(self, name: str, method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         recording = self.recording
-        if recording.is_full:
-            recording.begin(framed(STATE, FORMAT, VERSION, schema_hash(), freeze(self._state())))
         recording.write(framed(CALL, name, list(map(_packed, args)), {k: _packed(v) for k, v in kwargs.items()}))
         try:
             result = method(*args, **kwargs)
@@ -88,9 +78,6 @@ class RecordedScheduler(Scheduler):
         if isinstance(result, StepPlan):
             recording.write(framed(PLAN, encode(result)))
         return result
-
-    def _state(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name not in OWN}
 
 
 def framed(*parts: Any) -> bytes:

@@ -6,14 +6,16 @@ raised only now, or was raised only then.  A recording that ends within a call i
 
 from __future__ import annotations
 
+import gzip
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from hashlib import sha256
-from typing import Any, BinaryIO
+from pathlib import Path
+from typing import Any, BinaryIO, cast
 
 import msgspec
 
-from services.scheduler.recording.recorder import CALL, ERROR, EVENTS, FORMAT, LENGTH_BYTES, MESSAGE, PLAN, START, STATE
-from services.scheduler.recording.snapshot import thaw
+from services.scheduler.recording.recorder import CALL, ERROR, EVENTS, FORMAT, LENGTH_BYTES, MESSAGE, PLAN, START
 from services.scheduler.scheduler import Scheduler
 from services.scheduler.state.policy import Policy
 from shared.errors import ProtocolError
@@ -45,6 +47,7 @@ ARGUMENTS: Any = (
     | WorkerCapacity
 )
 MAX_FRAME_BYTES = 1 << 30
+GZIP = b"\x1f\x8b"  # what a compressed recording begins with; earlier versions' were not
 Check = Callable[[Scheduler], None]
 
 
@@ -173,19 +176,22 @@ def _name(argument: Any) -> str:
 
 
 def begin(frame: list[Any]) -> tuple[Scheduler, str]:
-    """The core as it was, and the reason why it may be that of other code."""
-    if len(frame) != 5 or frame[0] not in (START, STATE):
-        raise ProtocolError("this file is not a recording of a scheduler")
-    kind, version, made_by, schema, state = frame
+    """A core with the recorded settings, and the reason why it may be that of other code."""
+    if len(frame) != 5 or frame[0] != START:
+        raise ProtocolError("this file is not a recording of a scheduler from its beginning")
+    _, version, made_by, schema, policy = frame
     if version != FORMAT:
         raise ProtocolError(f"the recording has format {version}, and this version reads {FORMAT}")
     foreign = "" if schema == schema_hash() else f"it was made by version {made_by} with other messages"
-    if kind == START:
-        known = {name: value for name, value in state.items() if name in Policy.__dataclass_fields__}
-        return Scheduler(Policy(**known)), foreign
-    core = Scheduler.__new__(Scheduler)
-    vars(core).update(thaw(state))
-    return core, foreign
+    known = {name: value for name, value in policy.items() if name in Policy.__dataclass_fields__}
+    return Scheduler(Policy(**known)), foreign
+
+
+def opened(path: Path) -> BinaryIO:
+    """Raises OSError."""
+    with path.open("rb") as file:
+        is_compressed = file.read(len(GZIP)) == GZIP
+    return cast(BinaryIO, gzip.open(path)) if is_compressed else path.open("rb")
 
 
 def read_frames(file: BinaryIO) -> Iterator[list[Any]]:
@@ -198,16 +204,26 @@ def read_frames(file: BinaryIO) -> Iterator[list[Any]]:
         return arguments.decode(data)
 
     decoder = msgspec.msgpack.Decoder(list[Any], ext_hook=extended)
-    while len(length := file.read(LENGTH_BYTES)) == LENGTH_BYTES:
+    while len(length := read(file, LENGTH_BYTES)) == LENGTH_BYTES:
         size = int.from_bytes(length, "little")
         if size > MAX_FRAME_BYTES:
             raise ProtocolError(f"a frame of {size} bytes is too large")
-        if len(data := file.read(size)) < size:
+        if len(data := read(file, size)) < size:
             return
         try:
             yield decoder.decode(data)
         except msgspec.DecodeError as error:
             raise ProtocolError(f"a frame cannot be read: {error}") from error
+
+
+def read(file: BinaryIO, size: int) -> bytes:
+    """Fewer bytes at the end, which may lie within a compressed block."""
+    try:
+        return file.read(size)
+    except EOFError:
+        return b""
+    except (gzip.BadGzipFile, zlib.error) as error:
+        raise ProtocolError(f"a compressed recording is damaged: {error}") from error
 
 
 def calls(frames: Iterable[list[Any]]) -> Iterator[RecordedCall]:

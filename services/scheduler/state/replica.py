@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from bisect import bisect_left, insort
 from collections import Counter, deque
+from collections.abc import Iterable
+from collections.abc import Sequence as Seq
 
 from services.scheduler.blocks.block_pool import BlockPool
 from services.scheduler.blocks.clock import Clock
+from services.scheduler.blocks.sliding import PrefixHit, SlidingBlocks, SlidingTable, longest_hit
 from services.scheduler.state.fairness import Shares
 from services.scheduler.state.queues import WaitingQueue, by_rank
 from services.scheduler.state.sequence import Sequence, Status
@@ -27,7 +31,12 @@ class Replica:
         self.epoch = epoch
         self.capacity = capacity
         self.block_size = capacity.block_size
-        self.pool = BlockPool(capacity.num_blocks, clock or Clock())
+        clock = clock or Clock()
+        self.pool = BlockPool(capacity.num_blocks, clock)
+        self.sliding = [
+            SlidingBlocks(one.window, one.num_blocks, capacity.block_size, clock) for one in capacity.sliding
+        ]
+        self.pools = [self.pool, *(one.pool for one in self.sliding)]
         self.waiting = WaitingQueue(shares)
         self.running: list[Sequence] = []
         self.num_rows: Counter[str] = Counter()  # held, by tenant
@@ -53,8 +62,15 @@ class Replica:
     def blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
 
+    @property
+    def longest_chunk(self) -> int:
+        """Tokens that a sequence can compute at once, for the blocks of its windows."""
+        longest, whole = sys.maxsize, self.blocks_for(self.capacity.max_model_len)
+        return min((one.longest_chunk for one in self.sliding if one.pool.size < whole), default=longest)
+
     def has_room(self, sequence: Sequence) -> bool:
-        """Whether a sequence can come to its end here, alone if need be."""
+        """Whether a sequence can come to its end here, alone if need be.  Of its windows there always is room for one
+        sequence: otherwise a worker is not let in."""
         longest = sequence.request.max_length
         return longest <= self.capacity.max_model_len and self.blocks_for(longest) <= self.capacity.num_blocks
 
@@ -74,18 +90,80 @@ class Replica:
         self.num_rows[sequence.tenant] += 1
         insort(self.running, sequence, key=by_rank)
 
-    def share(self, sequence: Sequence, block_ids: list[int], generations: list[int]) -> None:
-        """Begin a sequence's table with blocks that others have filled."""
-        self.pool.share(block_ids)
-        sequence.block_ids, sequence.block_generations = block_ids, generations
+    def find(self, names: Seq[bytes]) -> PrefixHit:
+        """The longest cached prefix of a sequence whose blocks have these names."""
+        return longest_hit(self.pool, self.sliding, names)
 
-    def grow(self, sequence: Sequence, count: int) -> list[int]:
-        """Add so many blocks to a sequence's table; returns them.  At least that many must be available."""
+    def share_hit(self, sequence: Sequence, hit: PrefixHit) -> None:
+        """Begin a sequence's tables with what the prefix cache has of it."""
+        end = len(hit.blocks)
+        sliding = [one.table_of(end, found) for one, found in zip(self.sliding, hit.windows, strict=True)]
+        self._share(sequence, hit.blocks, [self.pool.hash_generations[block] for block in hit.blocks], sliding)
+
+    def share_with(self, sequence: Sequence, source: Sequence, num_computed: int) -> int:
+        """Begin a sequence's tables with the full blocks of another one's first tokens; returns how many places."""
+        end = num_computed // self.block_size
+        sliding = [
+            table.part(max(table.first, one.first_place(num_computed)), end)
+            for one, table in zip(self.sliding, source.sliding, strict=True)
+        ]
+        self._share(sequence, source.block_ids[:end], source.block_generations[:end], sliding)
+        return end
+
+    def _share(
+        self, sequence: Sequence, block_ids: list[int], generations: list[int], sliding: list[SlidingTable]
+    ) -> None:
+        self.pool.share(block_ids)
+        for one, table in zip(self.sliding, sliding, strict=True):
+            one.pool.share(table.block_ids)
+        sequence.block_ids, sequence.block_generations, sequence.sliding = block_ids, generations, sliding
+
+    def num_missing(self, sequence: Sequence, length: int) -> list[int]:
+        """Blocks of each pool that a sequence lacks for so many tokens; none where that is not positive."""
+        wanted = self.blocks_for(length)
+        missing = [wanted - len(sequence.block_ids)]
+        return missing + [wanted - table.end for table in sequence.sliding] if sequence.sliding else missing
+
+    def can_grow(self, sequence: Sequence, missing: Iterable[int], reserve: int = 0) -> bool:
+        """Whether there are these blocks, and the `reserve` beside them, once its windows have moved on."""
+        if not sequence.sliding:
+            (count,) = missing
+            return count <= 0 or count <= self.pool.num_available - reserve
+        freed = [0, *(one.num_freed(table, sequence.num_computed_tokens) for one, table in self._windows(sequence))]
+        columns = zip(self.pools, missing, freed, strict=True)
+        return all(count <= 0 or count <= pool.num_available - reserve + more for pool, count, more in columns)
+
+    def room_in_windows(self, sequence: Sequence, num_computed: int, reserve: int = 0) -> int:
+        """Tokens behind those computed for which there are blocks in all sliding pools, and the `reserve` beside them;
+        one at least."""
+        ends = [
+            table.end + one.pool.num_available - reserve + one.num_freed(table, num_computed)
+            for one, table in self._windows(sequence)
+        ]
+        return max(1, min(ends) * self.block_size - num_computed) if ends else sys.maxsize
+
+    def grow(self, sequence: Sequence, count: int, *sliding: int) -> list[int]:
+        """Move a sequence's windows on, and add so many blocks to its tables, at least that many of which must be
+        available; returns those of layers without a window.  The plan that is being made must have a part for it."""
+        if sliding:
+            for (one, table), missing in zip(self._windows(sequence), sliding, strict=True):
+                one.slide(table, sequence.num_computed_tokens)
+                one.grow(table, max(0, missing))
         pool = self.pool
-        new_blocks = pool.allocate(count)
+        new_blocks = pool.allocate(max(0, count))
         sequence.block_ids += new_blocks
         sequence.block_generations += [pool.generations[block] for block in new_blocks]
         return new_blocks
+
+    def is_at_edge(self, sequence: Sequence, length: int) -> bool:
+        """Whether its windows give up or need blocks for so many tokens."""
+        num_computed, wanted = sequence.num_computed_tokens, self.blocks_for(length)
+        return any(
+            one.first_place(num_computed) > table.first or wanted > table.end for one, table in self._windows(sequence)
+        )
+
+    def _windows(self, sequence: Sequence) -> Iterable[tuple[SlidingBlocks, SlidingTable]]:
+        return zip(self.sliding, sequence.sliding, strict=True)
 
     def register_full(self, sequence: Sequence) -> None:
         """Make a running sequence's blocks findable that are full of known tokens and are computed by the plans sent so
@@ -94,6 +172,9 @@ class Replica:
         num_full = min(sequence.num_computed_tokens // self.block_size, len(hashes))
         for index in range(sequence.num_registered_blocks, num_full):
             self.pool.register(sequence.block_ids[index], hashes[index], sequence.block_generations[index])
+            for one, table in self._windows(sequence) if self.sliding else ():
+                if (place := index - table.first) >= 0:
+                    one.pool.register(table.block_ids[place], hashes[index], table.generations[place])
         sequence.num_registered_blocks = max(sequence.num_registered_blocks, num_full)
 
     def stop(self, sequence: Sequence) -> None:
@@ -111,8 +192,9 @@ class Replica:
         self._free_rows.append(sequence.row)
         self.released_rows.append(sequence.row)
         sequence.row = -1
-        self.pool.release(sequence.block_ids)
-        sequence.block_ids, sequence.block_generations = [], []
+        for pool, table in zip(self.pools, sequence.tables, strict=True):
+            pool.release(table.block_ids)
+        sequence.block_ids, sequence.block_generations, sequence.sliding = [], [], []
         sequence.num_registered_blocks = 0
 
     def preempt(self, sequence: Sequence) -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass, field
 from enum import IntEnum
+from typing import NamedTuple
 
 import msgspec
 
 from services.scheduler.blocks.prefix_cache import chained, extend_hashes, root_hash
+from services.scheduler.blocks.sliding import SlidingTable
 from services.scheduler.state.beam_search import BeamSearch
 from shared.messages import AdmittedSequence, FinishReason, RequestHeader, TokenLogprobs
 from shared.packing import pack_tokens
@@ -18,6 +20,14 @@ from shared.sampling import SamplingParams
 MAX_PREEMPTIONS = 3
 MAX_WORKER_DEATHS = 2
 Rank = tuple[float, int, int]  # priority and age, order of arrival, place among its siblings
+
+
+class Table(NamedTuple):
+    """A sequence's blocks in one pool of its worker, those of places `first` and on."""
+
+    first: int
+    block_ids: list[int]
+    generations: list[int]
 
 
 class Status(IntEnum):
@@ -133,6 +143,7 @@ class Sequence:
     worker: str = ""
     block_ids: list[int] = field(default_factory=list)
     block_generations: list[int] = field(default_factory=list)  # parallel: in which of its lives each block is ours
+    sliding: list[SlidingTable] = field(init=False, default_factory=list)  # of its worker's sliding pools
     hashes_by_size: dict[int, list[bytes]] = field(default_factory=dict)  # of full blocks, by the size of a block
     num_registered_blocks: int = 0
     num_cached_tokens: int = -1  # at the first admission; -1 before
@@ -153,6 +164,12 @@ class Sequence:
     @property
     def num_output_tokens(self) -> int:
         return len(self.token_ids) - self.request.num_prompt_tokens
+
+    @property
+    def tables(self) -> list[Table]:
+        """Of each pool of its worker."""
+        sliding = (Table(table.first, table.block_ids, table.generations) for table in self.sliding)
+        return [Table(0, self.block_ids, self.block_generations), *sliding]
 
     @property
     def num_behind(self) -> int:

@@ -56,8 +56,9 @@ class PrefixMissDiagnostics:
         clock.misses = counts
 
     def _age(self, replica: Replica, name: bytes) -> int:
-        """Milliseconds since a block was evicted."""
-        return max(0, round(1000 * (self._clock.now - (replica.pool.evicted.get(name) or 0.0))))
+        """Milliseconds since a block was evicted, of the first pool that lacks it."""
+        times = (pool.evicted.get(name) for pool in replica.pools if not pool.knows(name))
+        return max(0, round(1000 * (self._clock.now - next((time for time in times if time is not None), 0.0))))
 
     def _reasons(self, sequence: Sequence, replica: Replica, first: int, end: int) -> Iterator[tuple[Miss, bytes]]:
         """Of the blocks `first` to `end`, with their names.  What follows on one that was never seen was not either;
@@ -74,9 +75,10 @@ class PrefixMissDiagnostics:
 
     def _reason(self, name: bytes, fingerprint: int, root: bytes, replica: Replica) -> Miss | None:
         """None where the block is cached here."""
-        if replica.pool.knows(name):
+        evicted = any(not pool.knows(name) and pool.evicted.get(name) is not None for pool in replica.pools)
+        if replica.pool.knows(name) and not evicted:
             return None
-        if replica.pool.evicted.get(name) is not None:
+        if evicted:
             return Miss.EVICTED
         if any(other.pool.knows(name) for other in self._replicas.values() if other is not replica):
             return Miss.OTHER_WORKER

@@ -47,8 +47,8 @@ class StepLog(StepMeter):
             "num_admitted": step.num_admitted,
             "num_running": len(replica.running),
             "num_waiting": len(replica.waiting),
-            "num_used_blocks": replica.pool.size - replica.pool.num_available,
-            "num_blocks": replica.pool.size,
+            "num_used_blocks": sum(pool.num_held for pool in replica.pools),
+            "num_blocks": sum(pool.size for pool in replica.pools),
             "sequences": [
                 [sequence.request.request_id, sequence.index, count]
                 for sequence, count in zip(step.sequences, step.num_scheduled, strict=True)

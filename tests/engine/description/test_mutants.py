@@ -58,6 +58,18 @@ def other_rope(layer: LayerSpec) -> LayerSpec:
     return replace(layer, attention=replace(heads_of(layer), rope=0))
 
 
+def halves(spec: ModelSpec) -> ModelSpec:
+    return replace(spec, ropes=tuple(replace(rope, interleaved=False) for rope in spec.ropes))
+
+
+def every_pair(spec: ModelSpec) -> ModelSpec:
+    return replace(spec, ropes=tuple(replace(rope, turning=1.0) for rope in spec.ropes))
+
+
+def unstretched(spec: ModelSpec) -> ModelSpec:
+    return replace(spec, ropes=tuple(replace(rope, attention_factor=1.0) for rope in spec.ropes))
+
+
 MUTANTS: dict[str, tuple[str, Change]] = {
     "renormalisation left out": ("qwen3-moe", of_experts(renormalise=False)),
     "renormalisation added": ("qwen2-moe", of_experts(renormalise=True)),
@@ -77,6 +89,20 @@ MUTANTS: dict[str, tuple[str, Change]] = {
     "embedding not scaled": ("granite", of_model(embed_scale=1.0)),
     "residuals not scaled": ("granite", of_model(residual_scale=1.0)),
     "logits not scaled": ("granite", of_model(logit_scale=1.0)),
+    "values not normed": ("gemma4", of_attention(value_norm=False)),
+    "scores of wide heads scaled as usual": ("gemma4", of_attention(scale=0.0)),
+    "layers not scaled": ("gemma4", of_layers(lambda layer: replace(layer, scaled=False))),
+    "all pairs turned": ("gemma4", every_pair),
+    "rope of halves": ("deepseek-v2", halves),
+    "rope of neighbours beside a latent": ("deepseek-v3-halves", neighbours),
+    "scores not stretched with the rope": ("deepseek-v2", of_attention(scale=48**-0.5)),
+    "cosines not stretched with the rope": ("deepseek-v3", unstretched),
+    "experts of all groups": ("deepseek-v2", of_experts(groups=1, kept_groups=1)),
+    "one group more": ("deepseek-v3", of_experts(kept_groups=3)),
+    "groups by one expert": ("deepseek-v3", of_experts(group_best=1)),
+    "no correction": ("deepseek-v3", of_experts(correction=False)),
+    "experts not scaled": ("deepseek-v2", of_experts(scale=1.0)),
+    "renormalisation left out of sigmoids": ("deepseek-v3", of_experts(renormalise=False)),
 }
 
 

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from shared.errors import ModelError
-from tests.engine.checkpoints import COMMON, GEMMA, make_runner, random_prompt, save_checkpoint
+from tests.engine.checkpoints import COMMON, GEMMA, GEMMA4, make_runner, random_prompt, save_checkpoint
 from tests.engine.driver import Driver
 from tests.engine.modeling.test_logits import ALL_LOGPROBS
 
@@ -76,9 +76,25 @@ def save_with_vision(directory: Path) -> None:
     transformers.Gemma3ForConditionalGeneration(config).save_pretrained(directory)
 
 
+def save_gemma4_with_vision(directory: Path) -> None:
+    text = COMMON | GEMMA4 | {"hidden_size": 64, "intermediate_size": 80, "head_dim": 32}
+    vision = {
+        "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
+        "num_key_value_heads": 2, "head_dim": 16,
+    }  # fmt: skip
+    config = transformers.Gemma4Config(text_config=text, vision_config=vision, audio_config=None)
+    torch.manual_seed(7)
+    transformers.Gemma4ForConditionalGeneration(config).save_pretrained(directory)
+
+
 @pytest.mark.parametrize("kernels", ["torch", "native"])
-def test_the_text_part_of_a_model_that_sees(kernels: str, tmp_path: Path) -> None:
-    save_with_vision(tmp_path / "both")
+@pytest.mark.parametrize(
+    ("save", "family"), [(save_with_vision, "Gemma3ForCausalLM"), (save_gemma4_with_vision, "Gemma4ForCausalLM")]
+)
+def test_the_text_part_of_a_model_that_sees(
+    save: Callable[[Path], None], family: str, kernels: str, tmp_path: Path
+) -> None:
+    save(tmp_path / "both")
     tensors = load_file(tmp_path / "both" / "model.safetensors")
     assert any("vision_tower" in name for name in tensors)
     config = json.loads((tmp_path / "both" / "config.json").read_text(encoding="utf-8"))
@@ -88,7 +104,7 @@ def test_the_text_part_of_a_model_that_sees(kernels: str, tmp_path: Path) -> Non
     text = {name: tensor for name, tensor in text.items() if name.startswith("model.") and "vision" not in name}
     (tmp_path / "text").mkdir()
     save_file({name: t for name, t in text.items() if "projector" not in name}, tmp_path / "text" / "model.safetensors")
-    written = {**config["text_config"], "architectures": ["Gemma3ForCausalLM"]}
+    written = {**config["text_config"], "architectures": [family]}
     (tmp_path / "text" / "config.json").write_text(json.dumps(written), encoding="utf-8")
     assert found(tmp_path / "both", kernels) == found(tmp_path / "text", kernels)
 

@@ -9,7 +9,6 @@ import pytest
 
 from engine.execution.runner import ModelRunner
 from engine.execution.sampled_tokens import SampledTokens
-from engine.sampling.verification import DeviceVerification
 from tests.engine.checkpoints import make_runner, random_prompt, save_checkpoint
 from tests.engine.driver import Driver
 
@@ -19,9 +18,7 @@ PROMPT = 10
 @pytest.fixture
 def runner(tmp_path: Path) -> ModelRunner:
     save_checkpoint(tmp_path, "llama-tied")
-    made = make_runner(tmp_path)
-    made._verification = DeviceVerification(made._sampler)
-    return made
+    return make_runner(tmp_path)
 
 
 @pytest.fixture

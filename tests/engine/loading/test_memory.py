@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from engine.loading.load import load_model
-from engine.loading.memory import GIB, available_memory, cpu_budget, gpu_budget, plan_memory
+from engine.loading.memory import GIB, WindowBytes, available_memory, cpu_budget, gpu_budget, plan_memory
 from engine.loading.profile import most_positions
 from shared.config import MemorySettings, SchedulingSettings, Settings, SpeculationSettings
 from shared.errors import ConfigError
@@ -67,3 +67,45 @@ def test_a_cache_that_was_asked_for_and_cannot_be_had_is_the_settings_fault(kern
     settings: Any = {"model": "models/pageant-stories-draft", "kernels": kernels, "kv_cache_memory": 1 << 50}
     with pytest.raises(ConfigError, match=r"cannot be allocated.*lower kv_cache_memory"):
         load_model(Settings.of(**settings))
+
+
+KIB = 1 << 10
+WINDOW = (WindowBytes(512, 5 * KIB),)  # five of six layers see 512 tokens
+
+
+def divided(memory: MemorySettings, budget: int = 0, *, rows: int = 256, full: int = KIB, longest: int = 8192) -> Any:
+    scheduling = SchedulingSettings(max_model_len=longest, max_num_seqs=rows, max_num_batched_tokens=2048)
+    return plan_memory(memory, scheduling, bytes_per_block=full, budget=budget, max_model_len=longest, sliding=WINDOW)
+
+
+def test_layers_with_a_window_leave_half_of_their_blocks_to_the_others() -> None:
+    plan = divided(MemorySettings(), 6000 * KIB)
+    assert plan.windows == [(512, 500)]
+    assert plan.num_blocks == 3500 and plan.num_bytes == 6000 * KIB
+    assert "3500 blocks of 16 tokens, 500 for windows of 512, 56000 tokens in all" in str(plan)
+
+
+def test_a_window_has_no_more_blocks_than_all_rows_hold() -> None:
+    plan = divided(MemorySettings(), 60_000 * KIB, rows=4)
+    assert plan.windows == [(512, 4 * 34 + 2 * 128)]
+    assert plan.num_blocks == 60_000 - 5 * 392
+
+
+def test_a_window_has_the_blocks_of_one_sequence_at_least() -> None:
+    plan = divided(MemorySettings(), 260 * KIB, longest=1024)
+    assert plan.windows == [(512, 34)] and plan.num_blocks == 90
+    with pytest.raises(ConfigError, match=r"has 60 blocks, but one sequence of 1024 tokens needs 64"):
+        divided(MemorySettings(), 230 * KIB, longest=1024)
+
+
+def test_blocks_by_number_are_those_of_the_layers_without_a_window() -> None:
+    assert divided(MemorySettings(num_blocks=600)).windows == [(512, 600)]
+    plan = divided(MemorySettings(num_blocks=600), rows=2)
+    assert (plan.num_blocks, plan.windows) == (600, [(512, 2 * 34 + 256)])
+
+
+def test_where_all_layers_have_a_window_the_others_take_no_memory() -> None:
+    plan = divided(MemorySettings(), 5000 * KIB, full=0)
+    assert plan.windows == [(512, 1000)] and plan.num_blocks == 256 * 512 and plan.num_bytes == 5000 * KIB
+    with pytest.raises(ConfigError, match="the KV cache has 0 blocks"):
+        divided(MemorySettings(), 100 * KIB, full=0)

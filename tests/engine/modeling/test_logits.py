@@ -62,7 +62,7 @@ def test_logprobs_are_those_of_transformers(variant: str, kernels: str, tmp_path
     ],
     ids=str,
 )
-@pytest.mark.parametrize("variant", ["llama-tied", "llama-bias"])
+@pytest.mark.parametrize("variant", ["llama-tied", "llama-bias", "deepseek-v2-lite"])
 def test_narrower_formats_are_near(variant: str, settings: dict[str, str], kernels: str, tmp_path: Path) -> None:
     if kernels == "native" and settings.get("dtype") == "float16":
         pytest.skip("float16 is torch's alone")

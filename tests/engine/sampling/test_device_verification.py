@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,9 +16,10 @@ from engine.sampling.drafts import Drafts, lay_out
 from engine.sampling.processing import SampleBatch
 from engine.sampling.proposals import Proposals, certain_proposals
 from engine.sampling.sampler import Sampler
-from engine.sampling.verification import DeviceVerification, HostVerification
+from engine.sampling.verification import Verification
 from kernels.interface import reference_kernels
 from shared.sampling import SamplingParams
+from tests.engine.sampling.on_host import verify_on_host
 
 VOCAB, LONGEST = 40, 24
 KINDS = [
@@ -42,15 +44,17 @@ class Step:
     def verified(self, on_device: bool) -> tuple[list[list[int]], Tensor]:
         """The tokens that each sequence takes, and the histories, which the device writes itself."""
         sampler = Sampler(reference_kernels().sampling)
-        verification = (DeviceVerification if on_device else HostVerification)(sampler)
         histories = self.batch.tokens.clone()
         batch = SampleBatch(self.batch.rows, self.batch.lengths, histories, self.batch.columns)
-        verdict = verification.verify(self.logits.clone(), batch, self.drafts)
-        assert (verdict.settled is None) == on_device
-        accepted = verdict.settled if verdict.accepted is None else verdict.accepted
-        assert accepted is not None
+        tokens: Any
+        accepted: Any
+        if on_device:
+            verdict = Verification(sampler).verify(self.logits.clone(), batch, self.drafts)
+            tokens, accepted = verdict.tokens, verdict.accepted
+        else:
+            tokens, accepted = verify_on_host(sampler, self.logits.clone(), batch, self.drafts)
         ends = zip(self.drafts.starts.tolist(), accepted.tolist(), strict=True)
-        return [verdict.tokens[start : start + count + 1].tolist() for start, count in ends], histories
+        return [tokens[start : start + count + 1].tolist() for start, count in ends], histories
 
 
 def proposals_of(rejection: str, draft_ids: Ints, generator: np.random.Generator) -> Proposals | None:
@@ -117,5 +121,5 @@ def test_where_nothing_is_left_to_draw(value: float) -> None:
 def test_the_test_would_see_a_wrong_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     step = make_step(1, rejection="spread")
     taken, _ = step.verified(on_device=False)
-    monkeypatch.setattr("engine.sampling.device_rejection.RECOVER_STREAM", 7)
+    monkeypatch.setattr("engine.sampling.rejection.RECOVER_STREAM", 7)
     assert step.verified(on_device=True)[0] != taken

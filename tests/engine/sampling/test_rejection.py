@@ -13,10 +13,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.sampling.columns import Ints, SamplingColumns
-from engine.sampling.drafts import lay_out
+from engine.sampling.drafts import Drafts, lay_out
 from engine.sampling.processing import SampleBatch
 from engine.sampling.proposals import certain_proposals, unpack_distributions
 from engine.sampling.sampler import MAX_PROPOSED, Sampler
+from engine.sampling.verification import Verification
 from kernels.ops import rejection as ops
 from kernels.provider import select_kernels
 from shared.messages.steps import DraftDistribution
@@ -36,6 +37,12 @@ PARAMS = {
 }
 SOME = {name: PARAMS[name] for name in ("0.5-top-k", "1.0-all", "1.5-top-p")}
 Probs = NDArray[np.float64]
+
+
+def verify(logits: Tensor, batch: SampleBatch, drafts: Drafts) -> tuple[Ints, Ints]:
+    """Tokens of all positions, and accepted drafts of each sequence."""
+    verdict = Verification(SAMPLER).verify(logits, batch, drafts)
+    return verdict.tokens.numpy(), verdict.accepted.numpy()
 
 
 def chain(seed: int) -> Tensor:
@@ -77,7 +84,7 @@ class Crowd:
         """Of each sequence `repeats` positions from this one on."""
         rows = np.repeat(self.rows, repeats)
         positions = np.tile(np.arange(position, position + repeats), len(self.rows))
-        return SampleBatch(rows, positions, torch.zeros(len(self.rows), 1, dtype=torch.int64), self.columns)
+        return SampleBatch(rows, positions, torch.zeros(len(self.rows), 8, dtype=torch.int64), self.columns)
 
     def propose(self, num_drafts: int) -> tuple[Ints, list[DraftDistribution]]:
         """[NUM_SAMPLES, num_drafts] draft tokens, and what each was drawn from, in the order of a plan."""
@@ -100,9 +107,7 @@ class Crowd:
         proposals = unpack_distributions(distributions, flat, VOCAB) if distributions else certain_proposals(flat)
         starts = np.full((NUM_SAMPLES, 1), self.start)
         before = torch.from_numpy(np.concatenate((starts, drafts), axis=1).reshape(-1))
-        tokens, accepted = SAMPLER.verify(
-            TARGET[before], self.batch(1, num_drafts + 1), lay_out(counts, flat, proposals)
-        )
+        tokens, accepted = verify(TARGET[before], self.batch(1, num_drafts + 1), lay_out(counts, flat, proposals))
         return tokens.reshape(NUM_SAMPLES, num_drafts + 1), accepted
 
 
@@ -190,7 +195,7 @@ def test_two_tokens_together(params: SamplingParams) -> None:
     before = torch.stack((drafts, proposed), 1).reshape(-1)
     flat = proposed.numpy()
     layout = lay_out(np.ones(len(again), np.int64), flat, unpack_distributions(distributions, flat, VOCAB))
-    second[again] = SAMPLER.verify(TARGET[before], twice, layout)[0][::2]
+    second[again] = verify(TARGET[before], twice, layout)[0][::2]
     counts = np.bincount(first * VOCAB + second, minlength=VOCAB**2)
     probs = exact(TARGET[3], params)[:, None] * np.stack([exact(row, params) for row in TARGET])
     assert len(again) > 1000 and int((accepted == 3).sum()) > 1000
@@ -281,14 +286,14 @@ def test_rejection_alone_as_in_the_batch() -> None:
     parts = [slice(start, start + count) for start, count in zip(starts, counts, strict=True)]
     flat = np.concatenate([drafts[part] for part in parts])
     whole = SampleBatch(rows, lengths, batch.tokens, batch.columns)
-    tokens, accepted = SAMPLER.verify(logits.clone(), whole, lay_out(counts, flat, certain_proposals(flat)))
+    tokens, accepted = verify(logits.clone(), whole, lay_out(counts, flat, certain_proposals(flat)))
     assert 0 < accepted.sum() < counts.sum()
     for row, part in enumerate(parts):
         some = slice(part.start, part.stop + 1)
         one = SampleBatch(rows[some], lengths[some], batch.tokens, batch.columns)
         if counts[row]:
             layout = lay_out(counts[row : row + 1], drafts[part], certain_proposals(drafts[part]))
-            found, taken = SAMPLER.verify(logits[some].clone(), one, layout)
+            found, taken = verify(logits[some].clone(), one, layout)
         else:
             found, taken = SAMPLER.sample(logits[some].clone(), one).numpy(), np.zeros(1, np.int64)
         assert taken.tolist() == [accepted[row]]
@@ -303,6 +308,6 @@ def test_where_nothing_is_left() -> None:
         batch = small_batch([params])
         two = SampleBatch(np.zeros(2, np.int64), np.array([1, 2]), batch.tokens, batch.columns)
         layout = lay_out(np.array([1]), np.array([7]), certain_proposals(np.array([7])))
-        tokens, accepted = SAMPLER.verify(torch.full((2, 1000), value), two, layout)
+        tokens, accepted = verify(torch.full((2, 1000), value), two, layout)
         assert accepted.tolist() == [0] and ((tokens >= 0) & (tokens < 1000)).all()
         assert len(SAMPLER.propose(torch.full((1, 1000), value), batch)[1]) == 1

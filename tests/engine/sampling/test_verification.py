@@ -15,7 +15,6 @@ from torch import Tensor
 
 from engine.execution.runner import ModelRunner
 from engine.sampling.proposals import certain
-from engine.sampling.verification import DeviceVerification
 from kernels.ops.bad_words import forbid_words
 from shared.errors import FatalError
 from shared.messages.steps import DraftDistribution, Refusal
@@ -71,7 +70,6 @@ def runner(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     made = make_runner(directory, "torch", **settings)
     sampler = made._sampler
     sampler.kernels = replace(sampler.kernels, forbid_words=forbid_words)
-    made._verification = DeviceVerification(sampler)
     return made
 
 

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from engine.loading.load import load_runner
-from engine.weights.digest import DigestMemory, WeightDigest, identity_of
+from engine.weights.digest import SMALL, DigestMemory, WeightDigest, identity_of
 from kernels.cpu import build
 from kernels.cpu.native import Native
 from kernels.ops import digest
@@ -25,10 +25,11 @@ from shared.text_digest import text_fingerprint
 from tests.kernels.natives import BUILDS, load_build
 
 MODEL = Path(__file__).resolve().parents[3] / "models" / "pageant-stories-draft"
-STRIPE = digest.STRIPE
+STRIPE = 256  # bytes that the native library takes at once
+PIECE = digest.PIECE
 SHAPES = (  # rows, bytes of a row
     (0, 8), (3, 0), (1, 1), (2, 63), (5, STRIPE - 1), (5, STRIPE), (5, STRIPE + 1), (700, 2048), (33, 3 * STRIPE + 77),
-    (1, 1 << 20),
+    (1, 1 << 20), (7, 2 * PIECE - 1), (7, 2 * PIECE), (7, 2 * PIECE + 1), (9, 6 * PIECE + 2),
 )  # fmt: skip
 
 
@@ -44,22 +45,29 @@ def test_native_sums_are_those_of_the_reference(name: str, shape: tuple[int, int
 
 
 def test_the_reference_is_what_its_formula_says() -> None:
-    """In Python's own integers."""
-    rows, wanted = content(3, STRIPE + 24), [0] * digest.WORDS
+    """In Python's own integers; the last piece of a row is filled up with zeros."""
+    rows, wanted = content(3, 2 * PIECE + 25), [0] * digest.WORDS
     for index, row in enumerate(rows):
-        state = [(digest.STATE * index + j + 1) * 0x9E3779B97F4A7C15 % 2**64 for j in range(digest.STATE)]
-        stripes = [[int(word) for word in row[begin : begin + STRIPE].view(np.uint64)] for begin in (0, 24)]
-        for stripe in stripes:
-            state = [mix(a, m) for a, m in zip(state, stripe, strict=True)]
-        folded = state[: digest.WORDS]
-        for other in (*(state[begin : begin + digest.WORDS] for begin in (8, 16, 24)), *[[0] * digest.WORDS] * 4):
-            folded = [mix(a, m) for a, m in zip(folded, other, strict=True)]
-        wanted = [(one + other) % 2**64 for one, other in zip(wanted, folded, strict=True)]
-    assert [int(sum_) for sum_ in digest.row_sums(rows)] == wanted
+        content_of_row = row.tobytes() + bytes(2 * PIECE - 25)
+        for piece in range(2):
+            number, words = 2 * index + piece, content_of_row[2 * PIECE * piece :][: 2 * PIECE]
+            values = [int.from_bytes(words[at : at + 2], "little", signed=True) for at in range(0, 2 * PIECE, 2)]
+            for which in range(2):
+                keys = [as_signed(splitmix(which * PIECE + at) >> 48 | 1) for at in range(PIECE)]
+                sum_ = sum(value * key for value, key in zip(values, keys, strict=True)) % 2**32
+                wanted[4 * which + number % 4] += sum_ * (splitmix(number) | 1)
+    assert [int(sum_) for sum_ in digest.row_sums(rows)] == [sum_ % 2**64 for sum_ in wanted]
 
 
-def mix(a: int, m: int) -> int:
-    return (a % 2**32) * 0x9E3779B1 ^ (a >> 32 | a % 2**32 << 32) ^ m
+def splitmix(number: int) -> int:
+    z = (number + 1) * 0x9E3779B97F4A7C15 % 2**64
+    z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9 % 2**64
+    z = (z ^ z >> 27) * 0x94D049BB133111EB % 2**64
+    return z ^ z >> 31
+
+
+def as_signed(number: int) -> int:
+    return number - 2**16 if number >= 2**15 else number
 
 
 def test_every_bit_counts() -> None:
@@ -80,7 +88,7 @@ def test_every_place_counts() -> None:
     zeros = np.zeros_like(rows)
     zeros[2, 512:520] = 1
     changed = [rows, zeros, np.roll(zeros, 8, 1), np.roll(zeros, STRIPE, 1), np.roll(zeros, 1, 0)]
-    for words in (1, digest.WORDS, digest.STATE):
+    for words in (1, 8, 32):
         parts = rows.reshape(len(rows), -1, 8 * words)
         changed.append(np.concatenate([parts[:, 1:2], parts[:, :1], parts[:, 2:]], axis=1).reshape(rows.shape))
     changed += [rows[[1, 0, 2, 3, 4, 5]], rows[[0, 1, 3, 2, 4, 5]], rows[:5], -rows]
@@ -103,6 +111,24 @@ def test_names_formats_shapes_and_content_count_and_the_order_does_not() -> None
         {"a": one, "b": two.view(torch.int16)}, {"a": one, "c": two}, {"a": one, "b": torch.ones(4, dtype=two.dtype)},
     ]  # fmt: skip
     assert len({wanted, *map(value, others)}) == len(others) + 1
+
+
+def test_small_tensors_are_hashed_as_they_are() -> None:
+    """Those that are summed are told apart by one bit too, and sums are lent once, for all the names or none."""
+    tensors = {"small": torch.zeros(SMALL, dtype=torch.uint8), "large": torch.zeros(SMALL + 1, dtype=torch.uint8)}
+    found = {value(tensors), value(tensors, threads=2)}
+    assert len(found) == 1
+    for tensor in tensors.values():
+        tensor[-1] = 1
+        found.add(value(tensors))
+    assert len(found) == 3
+    made = WeightDigest()
+    for name, tensor in tensors.items():
+        made.add(name, tensor)
+    assert not made.sums("small") and not made.sums("large", "small") and not made.sums("large", "large")
+    (sums,) = made.sums("large")
+    sums += digest.row_sums(tensors["large"].numpy()[None])
+    assert not made.sums("large") and made.value in found
 
 
 def fingerprint_of(model: Path, **settings: str) -> Fingerprint:

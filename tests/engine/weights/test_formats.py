@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from engine.description.spec import AttentionSpec
 from engine.modeling.kv_pool import KVLayout, KVPool
 from engine.weights.formats import Formats, resolve_device, resolve_formats
 from kernels.ops.kv_store import store_kv
@@ -68,9 +69,10 @@ def test_fp8_is_for_gpus() -> None:
 
 def test_a_pool_in_fp8() -> None:
     """A byte for each number; the scales belong to no block, and blocks are copied as bytes."""
-    layout = KVLayout(2, 3, 8, torch.float8_e4m3fn, CPU)
-    assert layout.bytes_per_block(16) == 2 * 2 * 16 * 3 * 8
-    caches = layout.make_caches(4, 16)
+    heads = AttentionSpec(num_heads=6, num_kv_heads=3, head_dim=8)
+    layout = KVLayout((heads, heads), torch.float8_e4m3fn, CPU)
+    assert sum(layout.layer_bytes(16)) == 2 * 2 * 16 * 3 * 8
+    caches = layout.make_caches([4, 4], 16)
     pool = KVPool(4, 16, [tensor for cache in caches for tensor in cache.tensors])
     assert len(pool.tensors) == 4
     store_kv(torch.full((1, 3, 8), 1.5), torch.full((1, 3, 8), -2.0), caches[0], torch.tensor([17]))

@@ -14,11 +14,11 @@ from torch import Tensor
 from engine.description.reading import parse_config, read_config
 from engine.modeling.assembly import build_decoder
 from engine.modeling.batch import StepBatch
-from engine.modeling.decoder import Decoder
+from engine.modeling.decoder import Decoder, LayerCache
 from engine.weights.formats import Formats
 from engine.weights.source import Checkpoint
 from kernels.interface import reference_kernels
-from kernels.ops.kv_cache import FP8, KVCache
+from kernels.ops.kv_cache import FP8
 from shared.errors import ModelError
 from tests.engine.checkpoints import COMMON, random_prompt, save_checkpoint
 
@@ -141,10 +141,10 @@ def test_a_cache_is_scaled_by_them(directory: Path) -> None:
     save_file(tensors, path)
     decoder = build(directory, FP8)
     scaled = states(decoder)
-    cache = decoder._memories[1]
-    assert isinstance(cache, KVCache)
-    assert cache.key_head_scales is not None
-    assert cache.key_head_scales.tolist() == [20.0, 25.0]
+    memory = decoder._memories[1]
+    assert isinstance(memory, LayerCache)
+    assert memory.cache.key_head_scales is not None
+    assert memory.cache.key_head_scales.tolist() == [20.0, 25.0]
     errors = [float((found - exact).norm() / exact.norm()) for found in (cut, scaled)]
     assert errors[1] < 0.1 < errors[0] / 2
 

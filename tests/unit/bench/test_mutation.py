@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ast
+import json
 from pathlib import Path
 
 import pytest
 
-from scripts.mutation.__main__ import FOLDERS, draw, modules, name_of
+from scripts.mutation.__main__ import EQUIVALENT, FOLDERS, ROOT, draw, equivalents, modules, name_of
 from scripts.mutation.faults import SmallFault, faults_of
 from scripts.mutation.reach import Reach
 
@@ -50,7 +51,20 @@ def test_each_fault_changes_what_runs_and_stays_python(tmp_path: Path) -> None:
 def test_a_fault_is_known_by_more_than_its_line(tmp_path: Path) -> None:
     (fault,) = faults("LIMIT = 3\n", tmp_path)
     (moved,) = faults("\n\nLIMIT = 3\n", tmp_path)
-    assert str(fault) != str(moved) and name_of(fault) == name_of(moved) == "module.py: 3 -> 4"
+    assert str(fault) != str(moved) and name_of(fault) == name_of(moved) == ("module.py", "LIMIT = 3", "3", "4")
+
+
+def test_what_is_named_equivalent_is_a_fault_that_there_is() -> None:
+    """An entry goes with the code that it speaks of, and says why nothing can be seen of it."""
+    possible = {name_of(fault) for folder in FOLDERS for path in modules(folder) for fault in faults_of(path, ROOT)}
+    assert equivalents() <= possible, equivalents() - possible
+    assert all(len(entry["reason"]) > 10 for entry in json.loads(EQUIVALENT.read_text(encoding="utf-8")))
+
+
+def test_what_a_class_is_made_of_and_what_is_asserted_is_left_out(tmp_path: Path) -> None:
+    text = "class A(B, frozen=True, slots=True):\n    x = 1\n"
+    text += "for a, b in zip(c, d, strict=True):\n    request_logger(l, h).info('x', n=2)\n"
+    assert [(fault.before, fault.after) for fault in faults(text, tmp_path)] == [("1", "2")]
 
 
 def test_the_quickest_test_comes_first_and_an_import_is_tried_with_its_module_s() -> None:

@@ -18,7 +18,7 @@ from scripts.bench.peers.catalog import CHAIN, FULL, INT8, RUNNER, PeerEngine, e
 from scripts.bench.peers.child import EngineFailed, EngineProcess
 from scripts.bench.peers.figures import best_peer, floor_line, memory_line, ratio_lines, target
 from scripts.bench.peers.rounds import EngineRecord, EngineRun, PeerContest
-from scripts.bench.peers.tables import engine_table, readme_table
+from scripts.bench.peers.tables import engine_table
 from scripts.bench.peers.workloads import WORKLOADS
 from shared.proc import stat
 
@@ -154,9 +154,8 @@ def test_peak_memory() -> None:
 def test_tables_show_every_engine_and_mark_noise() -> None:
     records = {("a", RUNNER): record("a", 1.0, 1.1, others=0.3), ("a", "peer"): record("a", 2.0)}
     versions = {RUNNER: "1", "peer": "2"}
-    text, document = engine_table(records, versions, "title"), readme_table(records, versions, "title")
+    text = engine_table(records, versions, "title")
     assert "~122 (10 % of 2)" in text and "64.0 (0 % of 1)" in text
-    assert "| pageant-runner | ~122 |" in document and "| peer | **64.0** |" in document
 
 
 # -- turns

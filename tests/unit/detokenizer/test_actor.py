@@ -15,6 +15,7 @@ from services.detokenizer.decoder import DecoderFactory
 from services.detokenizer.table import StreamTable
 from shared.config import Settings
 from shared.messages import (
+    Fingerprint,
     FinishReason,
     GatewayInbox,
     Goodbye,
@@ -200,3 +201,33 @@ def test_memory_of_closed_streams_is_bounded(decoders: DecoderFactory) -> None:
     table.take_notices()
     table.apply(TokenBatch([], [end for _, end in streams]))
     assert table.take_notices() == [StreamLost("a", 0)]
+
+
+async def test_what_leaves_beside_a_gateway_takes_no_stream_with_it(decoders: DecoderFactory) -> None:
+    async with bench(decoders) as b:
+        here = [Member(ServiceName.GATEWAY, address, address, 1) for address in GATEWAYS]
+        me = Member(ServiceName.DETOKENIZER, "detokenizer-1", "memory://detokenizer-1", 1)
+        twin = Member(ServiceName.WORKER, "w", GATEWAYS[0], 1)  # of another service, at the same address
+        b.send(Roster(1, 2, [*here, me, twin]), TokenBatch([opened("r")], []))
+        await b.heard(b.scheduler)
+        b.send(Roster(1, 3, [*here, me]))
+        await b.heard(b.scheduler)
+        assert list(b.actor.table.streams) == [("r", 0)]
+        again = Member(ServiceName.GATEWAY, GATEWAYS[0], GATEWAYS[0], 2)
+        b.send(Roster(1, 4, [again, here[1], me]))
+        await b.heard(b.scheduler)
+        assert list(b.actor.table.streams) == [("r", 0)], "it is reached where it was"
+        b.send(Roster(1, 5, [here[1], me]))
+        await b.heard(b.scheduler)
+        assert not b.actor.table.streams
+
+
+async def test_what_is_sent_again_or_refused_reaches_the_actor(decoders: DecoderFactory) -> None:
+    async with bench(decoders) as b:
+        b.send(TokenBatch([opened("r")], []))
+        await b.heard(b.scheduler)
+        b.actor.on_forgotten()
+        assert not b.actor.table.streams and b.actor.fingerprint() is None
+        text = Fingerprint(tokenizer="of this one")
+        other = DetokenizerActor(b.network, Settings.of(), decoders, "detokenizer-2", text)
+        assert other.fingerprint() == text

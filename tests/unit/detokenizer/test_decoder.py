@@ -141,6 +141,19 @@ def test_other_decoders_go_through_the_window(decoder: object) -> None:
     assert whole(made, ids) == offline(model, [4], ids, True)
 
 
+def test_silent_tokens_leave_the_window_its_context() -> None:
+    """A decoder that drops the first space of what it is given must go on seeing what came before."""
+    raw = Tokenizer(WordLevel({"[UNK]": 0, "▁hello": 1, "▁world": 2, "<s>": 3}, unk_token="[UNK]"))
+    raw.decoder = Metaspace()
+    raw.add_special_tokens(["<s>"])
+    model = ModelTokenizer(raw)
+    prompt = [1] * 20
+    for num_silent in (1, 3):
+        ids = [*[3] * num_silent, 2, 3, 1]
+        decoder = WindowDecoder(model, prompt, True)
+        assert whole(decoder, ids) == offline(model, prompt, ids, True) == " world hello"
+
+
 @pytest.mark.parametrize("name", ["tokenizers/gpt2", "tokenizers/llama2"])
 def test_a_stream_of_broken_bytes_takes_linear_time(data_dir: Path, name: str) -> None:
     model = tokenizer(data_dir / name)

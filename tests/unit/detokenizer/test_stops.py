@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from itertools import product
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -82,3 +83,18 @@ def test_long_strings_and_repetitive_text_take_linear_time() -> None:
         matcher.push("aaaa")
     assert time.process_time() - started < 2
     assert matcher.matched is None
+
+
+def test_every_short_text_is_cut_as_the_whole_is() -> None:
+    """Of two letters, with every short stop string: what random texts seldom hit is among these."""
+    stops = ["".join(letters) for size in range(1, 6) for letters in product("ab", repeat=size)]
+    texts = ["".join(letters) for letters in product("ab", repeat=8)]
+    for stop in stops:
+        for text in texts:
+            matcher, shown = StopMatcher([stop], include=False), ""
+            for character in text:
+                shown += matcher.push(character)
+                if matcher.matched is not None:
+                    break
+            expected, winner = cut_whole(text, [stop], False)
+            assert (shown + matcher.flush(), matcher.matched) == (expected, winner), (stop, text)

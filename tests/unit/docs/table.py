@@ -72,7 +72,6 @@ TABLE: dict[str, How] = {
     "scripts/test": RunBy("scripts/test", "pytest"),
     "scripts/setup": RunBy("scripts/test", "scripts/setup"),
     "scripts/protos": Needs("a change in protos/"),
-    "scripts/sizes": RunBy("tests/system/test_docs.py", "scripts/sizes"),
     "scripts/chaos": RunBy("tests/system/test_loss.py", "test_the_short_chaos_changes_nothing"),
     "scripts/soak": RunBy("tests/system/test_soak.py", "soak"),
     "scripts/fuzz_bus": RunBy("scripts/fuzz_bus", "exec"),
@@ -84,7 +83,6 @@ TABLE: dict[str, How] = {
     "scripts/mutate": Needs("an hour"),
     "scripts/prove_lm_eval": RunBy("tests/system/test_lm_eval.py", "lm_eval"),
     "scripts/prove_node": RunBy("tests/system/test_node.py", "node"),
-    "scripts/prove_speculation": Needs("an hour; tests/system/test_speculation.py has a short one"),
     # -- tests and modules
     "pytest": RunBy("scripts/test", "pytest"),
     "python -m examples.": RunBy("tests/system/test_examples.py", "examples."),

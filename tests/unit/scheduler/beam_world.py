@@ -64,7 +64,7 @@ class BeamWorker(FakeWorker):
 class BeamWorld(World):
     """`add_beam` beside what a world has; every search's outcome is known beforehand."""
 
-    def __init__(self, policy: Policy | None = None, workers: int = 1, vocab_size: int = VOCAB, **limits: int) -> None:
+    def __init__(self, policy: Policy | None = None, workers: int = 1, vocab_size: int = VOCAB, **limits: Any) -> None:
         self.vocab_size = vocab_size
         super().__init__(policy, workers, **limits)
 

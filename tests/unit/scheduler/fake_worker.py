@@ -10,7 +10,7 @@ from hashlib import blake2b
 from engine.execution.block_fence import BlockFence
 from engine.execution.partial import completed, without
 from services.worker.plan_sequencer import PlanSequencer, Work
-from shared.messages import AdmittedSequence, Holdings, StepPlan, StepResult, WorkerCapacity
+from shared.messages import AdmittedSequence, Holdings, SlidingPlan, SlidingPool, StepPlan, StepResult, WorkerCapacity
 from shared.packing import unpack_tokens
 
 VOCAB = 50
@@ -22,16 +22,26 @@ def next_token(history: list[int], seed: int) -> int:
 
 
 def capacity(
-    num_blocks: int = 64, block_size: int = 8, max_num_seqs: int = 16, max_model_len: int = 128
+    num_blocks: int = 64,
+    block_size: int = 8,
+    max_num_seqs: int = 16,
+    max_model_len: int = 128,
+    sliding: tuple[tuple[int, int], ...] = (),
 ) -> WorkerCapacity:
-    return WorkerCapacity(num_blocks, block_size, max_num_seqs, max_model_len, VOCAB, "fake", "float32", "cpu")
+    """`sliding`: windows and numbers of blocks."""
+    pools = [SlidingPool(*one) for one in sliding]
+    return WorkerCapacity(
+        num_blocks, block_size, max_num_seqs, max_model_len, VOCAB, "fake", "float32", "cpu", sliding=pools
+    )
 
 
 class Row:
-    def __init__(self, sequence: AdmittedSequence) -> None:
+    def __init__(self, sequence: AdmittedSequence, num_pools: int) -> None:
         self.tokens = unpack_tokens(sequence.token_ids)
         self.seed = sequence.seed
-        self.table: list[int] = []
+        self.tables: list[dict[int, int]] = [{} for _ in range(num_pools)]  # blocks by place
+        self.ends = [0] * num_pools
+        self.firsts = [0] * num_pools
         self.num_computed = -1
 
 
@@ -48,10 +58,12 @@ class FakeWorker:
 
     def __init__(self, capacity: WorkerCapacity) -> None:
         self.capacity = capacity
-        self.slots: dict[tuple[int, int], tuple[int, ...]] = {}
+        self.windows = [0, *(one.window for one in capacity.sliding)]  # of each pool; 0: every token
+        self.slots: dict[tuple[int, int, int], tuple[int, ...]] = {}  # by pool, block and offset
         self.rows: dict[int, Row] = {}
         self.step_tokens: list[int] = []
-        self.fence = BlockFence(capacity.max_num_seqs, capacity.num_blocks, capacity.block_size)
+        sizes = [one.num_blocks for one in capacity.sliding]
+        self.fence = BlockFence(capacity.max_num_seqs, capacity.num_blocks, capacity.block_size, sizes)
         self.line = PlanSequencer(self)
         self.forgotten: set[int] = set()  # rows whose state it has lost
 
@@ -69,11 +81,12 @@ class FakeWorker:
 
     def run(self, plan: StepPlan) -> StepResult:
         refused = self.fence.read(plan)
-        self._copy(self.fence.keeps(plan, refused))
+        for pool, copies in enumerate(self.fence.keeps(plan, refused)):
+            self._copy(pool, copies)
         for row in plan.released_rows:
             self.rows.pop(row, None)
         for admitted in plan.admitted:
-            self.rows[admitted.row] = Row(admitted)
+            self.rows[admitted.row] = Row(admitted, len(self.windows))
             self.forgotten.discard(admitted.row)
         stale = {one.entry for one in refused}
         refused += [
@@ -87,20 +100,36 @@ class FakeWorker:
         part = without(plan, {one.entry for one in refused})
         return completed(self._compute(part), refused, len(plan.rows))
 
-    def _copy(self, copies: list[tuple[int, int]]) -> None:
+    def _copy(self, pool: int, copies: list[tuple[int, int]]) -> None:
         for source, destination in copies:
             for offset in range(self.capacity.block_size):
-                self.slots.pop((destination, offset), None)
-                if (source, offset) in self.slots:
-                    self.slots[destination, offset] = self.slots[source, offset]
+                self.slots.pop((pool, destination, offset), None)
+                if (pool, source, offset) in self.slots:
+                    self.slots[pool, destination, offset] = self.slots[pool, source, offset]
 
     def _extend(self, plan: StepPlan) -> None:
-        cursor = 0
-        for row, count in zip(plan.rows, plan.num_new_blocks, strict=True):
-            self.rows[row].table += plan.new_block_ids[cursor : cursor + count]
-            cursor += count
-        assert cursor == len(plan.new_block_ids)
         assert len(set(plan.rows)) == len(plan.rows)
+        assert len(plan.sliding) in (0, len(self.windows) - 1)
+        for pool, sliding in enumerate(plan.sliding, 1):
+            for row, count in zip(plan.rows, sliding.num_left_blocks, strict=True):
+                self._leave(self.rows[row], pool, count)
+        parts: list[StepPlan | SlidingPlan] = [plan, *plan.sliding]
+        for pool, part in enumerate(parts):
+            cursor = 0
+            for row, count in zip(plan.rows, part.num_new_blocks, strict=True):
+                self._append(self.rows[row], pool, part.new_block_ids[cursor : cursor + count])
+                cursor += count
+            assert cursor == len(part.new_block_ids)
+
+    def _leave(self, row: Row, pool: int, count: int) -> None:
+        row.firsts[pool] += count
+        row.ends[pool] = max(row.ends[pool], row.firsts[pool])
+        for place in [place for place in row.tables[pool] if place < row.firsts[pool]]:
+            del row.tables[pool][place]
+
+    def _append(self, row: Row, pool: int, block_ids: list[int]) -> None:
+        row.tables[pool] |= dict(enumerate(block_ids, row.ends[pool]))
+        row.ends[pool] += len(block_ids)
 
     def _compute(self, plan: StepPlan) -> StepResult:
         rows = [self.rows[row] for row in plan.rows]
@@ -118,14 +147,16 @@ class FakeWorker:
         assert 0 < scheduled <= len(tokens) - computed, "tokens are scheduled that do not exist"
         assert not drafts or computed + scheduled == len(tokens), "drafts that are not verified"
         row.num_computed = computed + scheduled
-        for position in range(computed, computed + scheduled):
-            self.slots[self._slot(row, position)] = tuple(tokens[: position + 1])
+        for pool in range(len(self.windows)):
+            for position in range(computed, computed + scheduled):
+                self.slots[self._slot(row, pool, position)] = tuple(tokens[: position + 1])
 
     def _attend(self, row: Row, computed: int, scheduled: int, drafts: list[int]) -> list[int]:
         tokens = row.tokens + drafts
-        for position in range(computed + scheduled):
-            expected = tuple(tokens[: position + 1])
-            assert self.slots.get(self._slot(row, position)) == expected, "stale or foreign keys and values"
+        for pool, window in enumerate(self.windows):
+            for position in range(max(0, computed - window + 1) if window else 0, computed + scheduled):
+                expected = tuple(tokens[: position + 1])
+                assert self.slots.get(self._slot(row, pool, position)) == expected, "stale or foreign keys and values"
         if computed + scheduled < len(tokens):
             return []
         sampled = [next_token(row.tokens, row.seed)]
@@ -135,6 +166,7 @@ class FakeWorker:
         row.tokens += sampled
         return sampled
 
-    def _slot(self, row: Row, position: int) -> tuple[int, int]:
+    def _slot(self, row: Row, pool: int, position: int) -> tuple[int, int, int]:
         size = self.capacity.block_size
-        return row.table[position // size], position % size
+        assert position // size in row.tables[pool], "a token's block was given up, or never came"
+        return pool, row.tables[pool][position // size], position % size

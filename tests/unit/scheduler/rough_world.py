@@ -10,14 +10,14 @@ import random
 from collections import deque
 from typing import Any
 
+from services.scheduler.consistency.holdings import digest_of
 from services.scheduler.consistency.results import StepLost
 from services.scheduler.invariants import check
 from services.scheduler.state.replica import Replica
 from services.scheduler.state.sequence import MAX_PREEMPTIONS
 from services.worker.plan_sequencer import Work
-from shared.block_digest import digest_blocks
 from shared.errors import ProtocolError
-from shared.messages import Holdings, StepPlan, StepResult, WorkerCapacity
+from shared.messages import Holdings, SlidingPlan, StepPlan, StepResult, WorkerCapacity
 from tests.unit.scheduler.world import World
 
 Answer = StepResult | Holdings
@@ -33,7 +33,7 @@ class RoughWorld(World):
         self.late: list[tuple[str, Work | Answer]] = []  # what an old connection still has
         self.alive: dict[str, int] = {}  # epoch of each link
         self.expected: dict[tuple[int, int], dict[int, int]] = {}  # digests by row after (epoch, step)
-        self.writers: set[tuple[int, int, int]] = set()  # (epoch, block, generation) that somebody writes to
+        self.writers: set[tuple[int, int, int, int]] = set()  # (epoch, pool, block, generation) that somebody writes to
         self.aborted: set[str] = set()
         self.is_broken = False  # ledgers have been tampered with, and not been set right yet
         self.was_tampered_with = False
@@ -74,18 +74,27 @@ class RoughWorld(World):
         return plan
 
     def _expect(self, plan: StepPlan, replica: Replica) -> None:
-        tables = {s.row: digest_blocks(s.block_ids, s.block_generations) for s in replica.running}
+        tables = {s.row: digest_of(s) for s in replica.running}
         self.expected[plan.epoch, plan.step_id] = tables
         if not self.is_broken:
             self._check_writers(plan, replica.block_size)
 
     def _check_writers(self, plan: StepPlan, size: int) -> None:
         """Each life of a block has one writer: what a row is given to write to was nobody's in that generation."""
+        parts: list[StepPlan | SlidingPlan] = [plan, *plan.sliding]
+        for pool, part in enumerate(parts):
+            lefts = part.num_left_blocks if isinstance(part, SlidingPlan) else [0] * len(plan.rows)
+            self._check_writers_of(plan, pool, part, lefts, size)
+
+    def _check_writers_of(
+        self, plan: StepPlan, pool: int, part: StepPlan | SlidingPlan, lefts: list[int], size: int
+    ) -> None:
         admitted, start = {sequence.row for sequence in plan.admitted}, 0
-        for row, computed, count in zip(plan.rows, plan.num_computed_tokens, plan.num_new_blocks, strict=True):
-            num_shared = computed // size if row in admitted else 0
+        columns = zip(plan.rows, plan.num_computed_tokens, part.num_new_blocks, lefts, strict=True)
+        for row, computed, count, left in columns:
+            num_shared = computed // size - left if row in admitted else 0
             for place in range(start + num_shared, start + count):
-                life = plan.epoch, plan.new_block_ids[place], plan.new_block_generations[place]
+                life = plan.epoch, pool, part.new_block_ids[place], part.new_block_generations[place]
                 assert life not in self.writers, "a block has a new owner and its old generation"
                 self.writers.add(life)
             start += count
@@ -174,10 +183,12 @@ class RoughWorld(World):
         replica, worker = self.scheduler.replicas[name], self.workers[name]
         kind = chance.randrange(5)
         sequence = chance.choice(replica.running) if replica.running else None
+        which = chance.randrange(len(replica.pools)) if len(replica.pools) > 1 else 0
+        pool = replica.pools[which]
         if kind == 0 and sequence is not None:  # a double free
-            replica.pool.release([chance.choice(sequence.block_ids)])
-        elif kind == 1 and replica.pool.num_available > 4:  # a release is forgotten
-            replica.pool.allocate(1)
+            pool.release([chance.choice(sequence.tables[which].block_ids)])
+        elif kind == 1 and pool.num_available > 4:  # a release is forgotten
+            pool.allocate(1)
         elif kind == 2 and replica.num_free_rows:
             replica.free_rows = replica.free_rows[1:]
         elif kind == 3 and replica.released_rows:  # the worker is not told

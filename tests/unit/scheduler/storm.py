@@ -22,7 +22,7 @@ class Storm:
     """Requests that come and go, workers and drafts that die and come back, links that lose and repeat.
 
     In half of the storms workers that come differ from those before them in the size and number of their blocks, and
-    in their rows.
+    in their rows.  In a kind of its own (`WindowStorm`) workers have sliding pools too.
     """
 
     def __init__(self, seed: int) -> None:
@@ -40,6 +40,7 @@ class Storm:
             block_size=8,
             max_num_seqs=r.choice([4, 12]),
             max_model_len=112,
+            sliding=self.windows(8),
         )
         self.world.acknowledges = r.random() < 0.5
         self.num_added = 0
@@ -47,6 +48,10 @@ class Storm:
         self.roughness = r.choice([0.0, 0.01, 0.04])  # faults of links among all events
         self.has_drafts = r.random() < 0.5
         self.has_mixed_workers = r.random() < 0.5
+
+    def windows(self, block_size: int) -> tuple[tuple[int, int], ...]:
+        """Windows and numbers of blocks of a worker's sliding pools."""
+        return ()
 
     def run(self, num_events: int) -> None:
         while self.world.num_events < num_events:
@@ -110,6 +115,7 @@ class Storm:
             block_size=block_size,
             max_num_seqs=r.choice([3, limits["max_num_seqs"]]),
             max_model_len=limits["max_model_len"],
+            sliding=self.windows(block_size),
         )
 
     def add(self) -> None:
@@ -178,6 +184,15 @@ class Storm:
         assert every == {request_id for request_id, _ in world.finished} | self.cut | set(world.rejected)
 
 
+class WindowStorm(Storm):
+    """Workers have layers that see a window only, of one size or of two, with blocks that are few or plenty."""
+
+    def windows(self, block_size: int) -> tuple[tuple[int, int], ...]:
+        r = self.random
+        windows = r.choice([(1,), (5,), (16,), (24,), (8, 33)])
+        return tuple((window, -(-window // block_size) + r.choice([2, 3, 8, 40])) for window in windows)
+
+
 class TamperedStorm(Storm):
     """Ledgers go wrong too, and are set right: by the worker's fence, by its report, by the scheduler's own check."""
 
@@ -188,3 +203,7 @@ class TamperedStorm(Storm):
             self.world.check_ledgers()
         else:
             super().disturb(name)
+
+
+class TamperedWindowStorm(TamperedStorm, WindowStorm):
+    """Both."""

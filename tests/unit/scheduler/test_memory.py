@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import gc
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import FunctionType, ModuleType
+from typing import Any
 
 from services.cli.bench.messages import DETOKENIZER, WORKER
 from services.scheduler.lifecycle.parking import MAX_PARKED, PARKED_SECONDS
-from services.scheduler.recording.snapshot import MAPPINGS, SEQUENCES, freeze
 from services.scheduler.scheduler import ACKNOWLEDGE_SECONDS, Scheduler
 from services.scheduler.state.fairness import MAX_TENANTS, Shares
 from services.scheduler.state.policy import Policy
@@ -26,6 +28,8 @@ from shared.messages import (
 from shared.packing import pack_tokens
 from shared.phases import NUM_PHASES
 from shared.sampling import GenerationDefaults, SamplingParams
+from tests.unit.scheduler.fake_draft import FakeDraft
+from tests.unit.scheduler.world import World
 
 NUM_ROWS, NUM_BLOCKS, BLOCK_SIZE = 64, 512, 16
 TENANTS = 10_000
@@ -81,9 +85,15 @@ class Crowd:
     def largest(self) -> int:
         """Of all that can be reached from the core, the most entries of one container; descriptors of blocks and rows
         aside, which are made once."""
-        state = {name: value for name, value in vars(self.core).items() if name != "policy"}
-        containers = (row[1] for row in freeze(state) if row[0] in {*SEQUENCES, *MAPPINGS})
-        return max(len(entries) for entries in containers if len(entries) not in (NUM_BLOCKS, NUM_BLOCKS + 1))
+        found: dict[int, Any] = {}
+        todo = [value for name, value in vars(self.core).items() if name != "policy"]
+        while todo:
+            item = todo.pop()
+            if id(item) not in found and not isinstance(item, type | FunctionType | ModuleType):
+                found[id(item)] = item
+                todo += gc.get_referents(item)
+        sizes = (len(item) for item in found.values() if isinstance(item, list | dict | set | deque))
+        return max(size for size in sizes if size not in (NUM_BLOCKS, NUM_BLOCKS + 1))
 
 
 @contextmanager
@@ -178,3 +188,18 @@ def test_of_many_tenants_those_that_were_served_most_are_remembered() -> None:
     assert shares.served(f"t{MAX_TENANTS}") == MAX_TENANTS
     assert shares.served("t1") == 0.0
     assert "t0" in shares._served, "who is here is not forgotten"
+
+
+def test_what_a_worker_had_goes_with_it() -> None:
+    for leave in (Scheduler.lose_worker, Scheduler.retire_worker):
+        world = World(workers=2)
+        core = world.scheduler
+        world.join_draft("d", FakeDraft())
+        for name in list(core.replicas):
+            core.ask_holdings(name)
+        leave(core, "w0")
+        for table in (core.replicas, core._batchers, core._reconciliation._audits):
+            assert list(table) == ["w1"], leave
+        assert list(core._drafting.speculations) == list(core.replicas.values())
+        core.lose_draft("d")
+        assert not core._drafting.speculations

@@ -10,7 +10,7 @@ from collections import Counter
 
 import pytest
 
-from tests.unit.scheduler.storm import COUNTED, TAMPERED, Storm, TamperedStorm
+from tests.unit.scheduler.storm import COUNTED, TAMPERED, Storm, TamperedStorm, TamperedWindowStorm, WindowStorm
 
 EVENTS = int(os.environ.get("PAGEANT_TEST_EVENTS", "100000"))
 ENOUGH = 60_000  # for each part to see everything
@@ -34,14 +34,16 @@ def rage(kind: type[Storm], part: int, num_events: int) -> Counter[str]:
 
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("part", range(PARTS))
-def test_nothing_is_lost_and_nothing_is_held_twice(part: int) -> None:
-    seen = rage(Storm, part, EVENTS // PARTS)
+@pytest.mark.parametrize("kind", [Storm, WindowStorm])
+def test_nothing_is_lost_and_nothing_is_held_twice(part: int, kind: type[Storm]) -> None:
+    seen = rage(kind, part, EVENTS // PARTS)
     assert EVENTS < ENOUGH or all(seen[name] for name in COUNTED), f"the storms were too calm: {seen}"
     assert not any(seen[name] for name in TAMPERED), f"something was reclaimed that nobody has lost: {seen}"
 
 
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("part", range(PARTS))
-def test_ledgers_that_go_wrong_are_set_right_and_no_token_is_wrong(part: int) -> None:
-    seen = rage(TamperedStorm, part, EVENTS // PARTS // TAMPERED_SHARE)
+@pytest.mark.parametrize("kind", [TamperedStorm, TamperedWindowStorm])
+def test_ledgers_that_go_wrong_are_set_right_and_no_token_is_wrong(part: int, kind: type[Storm]) -> None:
+    seen = rage(kind, part, EVENTS // PARTS // TAMPERED_SHARE)
     assert EVENTS < ENOUGH or all(seen[name] for name in TAMPERED), f"the storms were too calm: {seen}"

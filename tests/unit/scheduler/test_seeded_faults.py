@@ -8,22 +8,25 @@ from typing import Any
 import msgspec
 import pytest
 
-from engine.execution.block_fence import BlockFence
+from engine.execution.block_fence import BlockFence, PoolFence
 from services.scheduler.blocks.block_pool import BlockPool
+from services.scheduler.blocks.sliding import SlidingBlocks
 from services.scheduler.consistency import reconciliation
 from services.scheduler.consistency.self_check import Mended
 from services.scheduler.lifecycle import step_results as answers
 from services.scheduler.lifecycle.side_tables import SideTables
+from services.scheduler.planning import batching, block_budget, forking
 from services.scheduler.planning.plan_builder import PlanBuilder
 from services.scheduler.scheduler import Scheduler
 from services.scheduler.state.replica import Replica
 from services.scheduler.state.sequence import Sequence as SequenceState
+from services.scheduler.state.sequence import Status
 from services.worker.plan_sequencer import PlanSequencer, Work
 from shared.errors import FatalError
-from shared.messages import StepPlan, StepResult
-from tests.unit.scheduler.storm import Storm, TamperedStorm
+from shared.messages import SlidingPlan, StepPlan, StepResult
+from tests.unit.scheduler.storm import Storm, TamperedStorm, TamperedWindowStorm, WindowStorm
 
-CAUGHT = (AssertionError, FatalError)
+CAUGHT = (AssertionError, FatalError, IndexError)  # the last: a table without a place that was asked for
 MAX_STORMS = 12
 EVENTS = 1500
 
@@ -66,7 +69,7 @@ def hash_kept_at_reuse(patch: pytest.MonkeyPatch) -> None:
 
 
 def fork_without_copy(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(PlanBuilder, "copy", lambda self, sequence, source, generation, destination: None)
+    patch.setattr(PlanBuilder, "copy", lambda self, sequence, source, generation, destination, pool: None)
 
 
 def hashes_of_another_block_size(patch: pytest.MonkeyPatch) -> None:
@@ -157,7 +160,7 @@ def skipped_fence(patch: pytest.MonkeyPatch) -> None:
 
 
 def unwritten_taken_for_written(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(BlockFence, "_end_lives", lambda self, row, num_computed, num_scheduled: [])
+    patch.setattr(PoolFence, "end_lives", lambda self, row, num_computed, num_scheduled: [])
 
 
 def refused_row_goes_on(patch: pytest.MonkeyPatch) -> None:
@@ -166,6 +169,87 @@ def refused_row_goes_on(patch: pytest.MonkeyPatch) -> None:
 
 def leak_not_reclaimed(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(reconciliation, "check", lambda replica, audit, num_stale_holders=0: Mended())
+
+
+def window_left_too_early(patch: pytest.MonkeyPatch) -> None:
+    first_place = SlidingBlocks.first_place
+    patch.setattr(SlidingBlocks, "first_place", lambda self, num_computed: first_place(self, num_computed + 8))
+
+
+def window_never_left(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(SlidingBlocks, "slide", lambda self, table, num_computed: None)
+
+
+def windows_kept_by_what_stops(patch: pytest.MonkeyPatch) -> None:
+    stop = Replica.stop
+
+    def keep(self: Replica, sequence: SequenceState) -> None:
+        tables = [list(table.block_ids) for table in sequence.sliding]
+        stop(self, sequence)
+        for one, blocks in zip(self.sliding, tables, strict=True):
+            one.pool.share(blocks[:1])
+
+    patch.setattr(Replica, "stop", keep)
+
+
+def hit_without_its_window(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(SlidingBlocks, "last_gap", lambda self, names, end: -1)
+
+
+def sibling_shares_a_window_that_is_left(patch: pytest.MonkeyPatch) -> None:
+    for module in (batching, block_budget):
+        patch.setattr(module, "can_fork", lambda replica, sequence: can_share(replica, sequence))
+
+
+def can_share(replica: Replica, sequence: SequenceState) -> bool:
+    parent = sequence.parent
+    runs = parent.status is Status.RUNNING and not parent.is_prefilling and not sequence.is_protected
+    return runs and forking._can_share(replica, sequence)
+
+
+def told_otherwise(patch: pytest.MonkeyPatch, **changes: Callable[[SlidingPlan], Any]) -> None:
+    """What the worker is told of windows is changed on the way into the plan."""
+    build = PlanBuilder._build_sliding
+
+    def other(self: PlanBuilder) -> list[SlidingPlan]:
+        plans = build(self)
+        return [msgspec.structs.replace(one, **{name: of(one) for name, of in changes.items()}) for one in plans]
+
+    patch.setattr(PlanBuilder, "_build_sliding", other)
+
+
+def worker_not_told_what_leaves(patch: pytest.MonkeyPatch) -> None:
+    told_otherwise(patch, num_left_blocks=lambda plan: [0] * len(plan.num_left_blocks))
+
+
+def fork_without_copy_in_windows(patch: pytest.MonkeyPatch) -> None:
+    told_otherwise(patch, block_copies=lambda plan: [], copy_generations=lambda plan: [])
+
+
+def window_of_another_generation(patch: pytest.MonkeyPatch) -> None:
+    told_otherwise(patch, new_block_generations=lambda plan: [one - 1 for one in plan.new_block_generations])
+
+
+def window_fence_skipped(patch: pytest.MonkeyPatch) -> None:
+    read = BlockFence.read
+    patch.setattr(BlockFence, "read", lambda self, plan: [one for one in read(self, plan) if one.pool < 1])
+
+
+def leak_in_a_window_not_reclaimed(patch: pytest.MonkeyPatch) -> None:
+    recount = BlockPool.recount
+
+    def first_only(self: BlockPool, held: Any) -> tuple[int, int]:
+        return (0, 0) if any(self is pool for pool in pools) else recount(self, held)
+
+    init = SlidingBlocks.__init__
+
+    def noted(self: SlidingBlocks, *args: Any) -> None:
+        init(self, *args)
+        pools.append(self.pool)
+
+    pools: list[BlockPool] = []
+    patch.setattr(SlidingBlocks, "__init__", noted)
+    patch.setattr(BlockPool, "recount", first_only)
 
 
 IN_ANY_STORM: Iterable[Fault] = (
@@ -185,6 +269,20 @@ IN_ANY_STORM: Iterable[Fault] = (
     abort_forgotten,
     release_not_undone_at_preemption,
     side_tables_keep_what_is_over,
+)
+WITH_WINDOWS: Iterable[Fault] = (
+    window_left_too_early,
+    window_never_left,
+    windows_kept_by_what_stops,
+    hit_without_its_window,
+    sibling_shares_a_window_that_is_left,
+    worker_not_told_what_leaves,
+    fork_without_copy_in_windows,
+    window_of_another_generation,
+)
+WHERE_LEDGERS_OF_WINDOWS_GO_WRONG: Iterable[Fault] = (
+    window_fence_skipped,
+    leak_in_a_window_not_reclaimed,
 )
 WHERE_LEDGERS_GO_WRONG: Iterable[Fault] = (
     skipped_fence,
@@ -220,5 +318,20 @@ def test_a_fault_of_what_sets_ledgers_right_is_found(fault: Fault, monkeypatch: 
     assert events_until_caught(TamperedStorm), "no storm noticed"
 
 
+@pytest.mark.parametrize("fault", [*IN_ANY_STORM, *WITH_WINDOWS], ids=lambda fault: fault.__name__)
+def test_a_fault_is_found_where_layers_see_windows(fault: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
+    fault(monkeypatch)
+    assert events_until_caught(WindowStorm), "no storm noticed"
+
+
+@pytest.mark.parametrize(
+    "fault", [*WHERE_LEDGERS_GO_WRONG, *WHERE_LEDGERS_OF_WINDOWS_GO_WRONG], ids=lambda fault: fault.__name__
+)
+def test_a_fault_of_what_sets_ledgers_of_windows_right_is_found(fault: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
+    fault(monkeypatch)
+    assert events_until_caught(TamperedWindowStorm), "no storm noticed"
+
+
 def test_without_a_fault_there_is_nothing_to_find() -> None:
-    assert events_until_caught(Storm, 4) == events_until_caught(TamperedStorm, 4) == 0
+    for kind in (Storm, TamperedStorm, WindowStorm, TamperedWindowStorm):
+        assert events_until_caught(kind, 4) == 0

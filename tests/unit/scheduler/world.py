@@ -19,7 +19,7 @@ from tests.unit.scheduler.fake_worker import FakeWorker, capacity, next_token
 class World:
     """Everything around one core: it checks the invariants after each event."""
 
-    def __init__(self, policy: Policy | None = None, workers: int = 1, **limits: int) -> None:
+    def __init__(self, policy: Policy | None = None, workers: int = 1, **limits: Any) -> None:
         self.scheduler = self.make_core(policy or Policy(max_num_batched_tokens=32))
         self.limits = limits
         self.workers: dict[str, FakeWorker] = {}
@@ -175,7 +175,7 @@ class World:
         assert not self.scheduler.requests
         assert not self.scheduler.finished
         for replica in self.scheduler.replicas.values():
-            assert replica.pool.num_available == replica.pool.size
+            assert all(pool.num_available == pool.size for pool in replica.pools)
             assert replica.num_free_rows == replica.capacity.max_num_seqs
             assert not replica.in_flight
 

@@ -78,10 +78,10 @@ def test_a_copy_of_what_is_another_s_is_not_begun_with() -> None:
     stale = plan({1: [(6, 1)]}, admitted=[admission(1)], block_copies=[(5, 6)], copy_generations=[2])
     refused = held.read(stale)
     assert [one.entry for one in refused] == [0]
-    assert held.keeps(stale, refused) == []
+    assert held.keeps(stale, refused) == [[]]
     fresh = plan({1: [(7, 1)]}, admitted=[admission(1)], block_copies=[(5, 7)], copy_generations=[3])
     assert held.read(fresh) == []
-    assert held.keeps(fresh, []) == [(5, 7)]
+    assert held.keeps(fresh, []) == [[(5, 7)]]
 
 
 def test_another_epoch_begins_from_nothing() -> None:

@@ -6,13 +6,14 @@ import threading
 import time
 from typing import Any
 
+import msgspec
 import pytest
 
 from services.worker.checks import check_plan
 from services.worker.progress import StepWatch
 from services.worker.steps import ThreadSteps
 from shared.errors import ProtocolError
-from shared.messages import AdmittedSequence, StepPlan, StepResult, WorkerCapacity
+from shared.messages import AdmittedSequence, SlidingPlan, SlidingPool, StepPlan, StepResult, WorkerCapacity
 from shared.packing import pack_tokens
 from shared.sampling import SamplingParams
 from shared.transport import MemoryTransport
@@ -131,3 +132,28 @@ def test_a_plan_of_no_scheduler_is_dropped(changes: dict[str, Any]) -> None:
     check_plan(plan(admitted=[GOOD], released_rows=[7], block_copies=[(0, 63)], copy_generations=[1]), CAPACITY)
     with pytest.raises(ProtocolError):
         check_plan(plan(**changes), CAPACITY)
+
+
+WINDOWS = msgspec.structs.replace(CAPACITY, sliding=[SlidingPool(16, 8)])
+
+
+@pytest.mark.parametrize(
+    "sliding",
+    [
+        [SlidingPlan([0], [1], [3], [1]), SlidingPlan([0], [1], [3], [1])],
+        [SlidingPlan([], [1], [3], [1])],
+        [SlidingPlan([-1], [1], [3], [1])],
+        [SlidingPlan([0], [], [3], [1])],
+        [SlidingPlan([0], [2], [3], [1])],
+        [SlidingPlan([0], [1], [8], [1])],
+        [SlidingPlan([0], [1], [3], [])],
+        [SlidingPlan([0], [0], [], [], [(0, 8)], [1])],
+        [SlidingPlan([0], [0], [], [], [(0, 7)], [])],
+    ],
+)
+def test_windows_of_no_scheduler_are_dropped(sliding: list[SlidingPlan]) -> None:
+    check_plan(plan(sliding=[SlidingPlan([2], [1], [7], [1], [(0, 7)], [1])]), WINDOWS)
+    with pytest.raises(ProtocolError):
+        check_plan(plan(sliding=sliding), WINDOWS)
+    with pytest.raises(ProtocolError):
+        check_plan(plan(sliding=[SlidingPlan([0], [1], [3], [1])]), CAPACITY)

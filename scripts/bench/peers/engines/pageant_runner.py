@@ -31,7 +31,7 @@ class Runner:
 
     def __init__(self, options: dict[str, Any]) -> None:
         settings = load_settings(options["settings"], environ={})
-        runner = load_runner(settings)
+        runner = load_runner(settings, has_windows=False)
         self._core = Scheduler(policy_of(settings))
         self._core.set_detokenizers(["detokenizer"])
         self._core.add_worker(WORKER, 1, runner.capacity)

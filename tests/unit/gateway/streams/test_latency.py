@@ -91,6 +91,74 @@ def test_a_write_that_is_under_way_when_the_end_comes_blocks_from_then_on() -> N
     assert call.seconds() == {Phase.DECODE: 2.0, Phase.CLIENT_BLOCKED: 6.0, Phase.GATEWAY: 0.25}
 
 
+def test_a_write_before_the_end_is_no_phase_of_its_own() -> None:
+    call = Call()
+    call.after(1.0).account.sent()
+    call.account.write_began()
+    call.after(2.0).account.write_ended()
+    assert call.seconds() == {Phase.GATEWAY: 1.0, Phase.UNTOLD: 2.0}
+    call.hear(LatencyBreakdown(spent(gateway=1.0, decode=2.0), call.clock.now), end=True)
+    call.account.write_began()
+    call.after(4.0).account.write_ended()
+    call.after(8.0)
+    assert call.seconds() == {Phase.GATEWAY: 9.0, Phase.DECODE: 2.0, Phase.CLIENT_BLOCKED: 4.0}
+    call.account.sent()
+    call.account.write_began()
+    call.after(16.0).account.write_ended()
+    assert Phase.UNTOLD in call.seconds() and call.seconds()[Phase.CLIENT_BLOCKED] == 4.0, "it is not over any more"
+
+
+def test_what_was_written_before_the_end_does_not_block_it() -> None:
+    call = Call()
+    call.account.sent()
+    call.account.write_began()
+    call.account.write_ended()
+    call.hear(LatencyBreakdown(spent(), 100.0), end=True)
+    call.after(1.0)
+    assert call.seconds() == {Phase.GATEWAY: 1.0}
+
+
+def test_a_second_end_of_writing_is_none() -> None:
+    call = Call()
+    call.account.sent()
+    call.hear(LatencyBreakdown(spent(), 100.0), end=True)
+    call.after(1.0).account.write_ended()
+    call.after(1.0)
+    assert call.seconds() == {Phase.GATEWAY: 2.0}
+
+
+def test_what_came_first_is_kept_and_a_closed_account_stays_as_it_is() -> None:
+    call = Call()
+    call.after(1.0).account.sent()
+    call.after(1.0).hear(LatencyBreakdown(spent(prefill=1.0), 102.0))
+    call.after(1.0).hear(LatencyBreakdown(spent(prefill=1.0, decode=1.0), 103.0))
+    assert call.account.first == {"prefill": 1000.0}
+    call.account.close()
+    before = call.account.breakdown()
+    call.after(5.0)
+    assert call.account.breakdown() == before and call.seconds() == {Phase.PREFILL: 1.0, Phase.DECODE: 1.0}
+
+
+def test_the_end_s_line_has_the_counts_of_the_last_breakdown() -> None:
+    call = Call()
+    call.account.sent()
+    misses = [3, 0, 7] + [0] * (NUM_MISSES - 3)
+    last = LatencyBreakdown(spent(prefill=1.0), 100.0, 5, 4, 2, misses, 1200)
+    call.after(1.0).hear(last, end=True)
+    fields = call.account.finished_fields()
+    assert (fields["num_ahead"], fields["num_chunks"], fields["num_preemptions"]) == (5, 4, 2)
+    assert fields["misses"] == {"below_block": 3, "evicted": 7} and fields["evicted_ago_ms"] == 1200
+    assert call.account.explanation().num_ahead == 5
+    assert fields["first_phases"] == {"prefill": 1000.0, "to_gateway": 1000.0}
+    other = Call()
+    other.account.sent()
+    assert other.account.breakdown().evicted_ago == -1, "nothing is known of that"
+    other.hear(LatencyBreakdown(spent(), 100.0, evicted_ago=0), end=True)
+    assert other.account.finished_fields()["evicted_ago_ms"] == 0, "just now"
+    other.hear(LatencyBreakdown(spent(), 100.0, evicted_ago=-1), end=True)
+    assert "evicted_ago_ms" not in other.account.finished_fields(), "nothing was evicted"
+
+
 def test_what_was_sent_in_vain_is_lost() -> None:
     call = Call()
     call.after(0.5).account.sent()

@@ -91,7 +91,8 @@ def test_a_row_that_the_worker_was_not_told_to_release() -> None:
 def test_a_row_that_the_worker_has_lost_is_computed_anew() -> None:
     world = running()
     sequence = world.scheduler.replicas["w0"].running[0]
-    world.workers["w0"].fence._release(sequence.row)
+    for pool in world.workers["w0"].fence._pools:
+        pool.release(sequence.row)
     world.ask("w0")
     while world.answer("w0"):
         pass

@@ -200,3 +200,4 @@ def test_a_batch_that_lacks_a_few_is_of_the_same_size() -> None:
 def test_the_most_that_is_allowed_is_an_arm_too() -> None:
     assert [mode.num_draft_tokens for mode in modes_of(0, 6)] == [0, 1, 2, 4, 6, 1, 2, 4, 6]
     assert [mode.num_draft_tokens for mode in modes_of(0, 1)] == [0, 1, 1]
+    assert [mode.num_draft_tokens for mode in modes_of(0, 64)][:8] == [0, 1, 2, 4, 8, 16, 32, 64]

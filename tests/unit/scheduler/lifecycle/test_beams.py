@@ -6,11 +6,12 @@ import random
 
 import pytest
 
-from services.scheduler.recording.snapshot import freeze, thaw
+from services.scheduler.lifecycle.beams import is_usable
+from services.scheduler.state.beam_search import BeamSearch
 from services.scheduler.state.policy import Policy
 from shared.beam import Beam, EarlyStopping
 from shared.errors import RejectCode
-from shared.messages import AddRequest, FinishReason, RequestHeader, StreamLost
+from shared.messages import AddRequest, FinishReason, RequestHeader, StreamLost, TokenLogprobs
 from shared.packing import pack_tokens
 from shared.sampling import GenerationDefaults, SamplingParams
 from tests.unit.scheduler.beam_world import BeamWorker, BeamWorld, search
@@ -148,16 +149,6 @@ def test_a_resumed_search_tells_everything_from_the_start() -> None:
     assert [world.outputs["r", index] for index in range(2)] == [one.token_ids for one in found[:2]]
 
 
-def test_a_search_under_way_is_part_of_the_state_that_is_recorded() -> None:
-    world = BeamWorld()
-    world.add_beam("r", PROMPT, Beam(4), n=2, logprobs=1, max_tokens=12)
-    for _ in range(6):
-        world.step()
-    vars(world.scheduler).update(thaw(freeze(vars(world.scheduler))))
-    world.run()
-    world.assert_outputs("r")
-
-
 @pytest.mark.parametrize(
     ("field", "params"),
     [
@@ -228,3 +219,28 @@ def test_searches_among_other_requests_in_a_storm(seed: int) -> None:
     world.assert_outputs(*{key[0] for key in world.finished} - aborted)
     assert len(world.finished) > 30
     world.assert_idle()
+
+
+@pytest.mark.parametrize(
+    ("ids", "num_logprobs", "is_good"),
+    [
+        ([5, 5, 6, 0], 4, True),
+        ([49, 5, 6, 49, 3], 5, True),
+        ([5, 5, 6], 3, False),  # two go on, and one may end before them
+        ([5, 5, 6, 0], 3, False),
+        ([5, 5, 6, 50], 4, False),
+        ([5, 5, 6, -1], 4, False),
+        ([50, 5, 6, 0], 4, False),
+    ],
+)
+def test_candidates_are_all_that_a_search_needs_and_of_the_vocabulary(
+    ids: list[int], num_logprobs: int, is_good: bool
+) -> None:
+    found = TokenLogprobs(ids, [-1.0] * num_logprobs, 1)
+    assert is_usable(found, BeamSearch(Beam(2), frozenset((0,)), None), 50) is is_good
+
+
+def test_where_the_vocabulary_is_smaller_than_a_search_all_of_it_is_enough() -> None:
+    wide = BeamSearch(Beam(9), frozenset((0,)), None)
+    assert is_usable(TokenLogprobs([1, 1, 0, 2], [-1.0] * 4, 1), wide, 3)
+    assert not is_usable(TokenLogprobs([1, 1, 0], [-1.0] * 3, 1), wide, 3)

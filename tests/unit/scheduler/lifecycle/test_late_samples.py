@@ -21,7 +21,7 @@ class LateWorker(FakeWorker):
     """Does not give a sequence with a grammar its sample, now and then; a plan that was made before that became known
     is then one token ahead."""
 
-    def __init__(self, seed: int, chance: float, **limits: int) -> None:
+    def __init__(self, seed: int, chance: float, **limits: Any) -> None:
         super().__init__(capacity(**limits))
         self.rng = random.Random(seed)
         self.chance = chance
@@ -66,17 +66,20 @@ class LateWorker(FakeWorker):
         return next(place for place, other in self.rows.items() if other is row)
 
 
-def world_of(seed: int, *, chance: float = 0.4, policy: Policy | None = None, **limits: int) -> World:
+def world_of(seed: int, *, chance: float = 0.4, policy: Policy | None = None, **limits: Any) -> World:
     world = World(policy or Policy(max_num_batched_tokens=24), **limits)
     for name in world.workers:
         world.workers[name] = LateWorker(seed, chance, **limits)
     return world
 
 
+@pytest.mark.parametrize("sliding", [(), ((1, 14),), ((9, 20),)], ids=["", "one", "nine"])
 @pytest.mark.parametrize("seed", range(12))
-def test_every_output_is_what_it_is_in_time(seed: int) -> None:
+def test_every_output_is_what_it_is_in_time(seed: int, sliding: tuple[tuple[int, int], ...]) -> None:
+    """Also where layers see a window, behind which a token is computed again."""
     rng = random.Random(seed)
-    world = world_of(seed, num_blocks=rng.choice([16, 40]), block_size=8, max_num_seqs=6, max_model_len=112)
+    limits: dict[str, Any] = {"block_size": 8, "max_num_seqs": 6, "max_model_len": 112, "sliding": sliding}
+    world = world_of(seed, num_blocks=rng.choice([16, 40]), **limits)
     for index in range(14):
         more: dict[str, Any] = {"grammar": GRAMMAR, "ignore_eos": False} if rng.random() < 0.6 else {}
         prompt = [rng.randrange(50) for _ in range(rng.randrange(1, 40))]

@@ -8,9 +8,11 @@ import pytest
 
 from services.scheduler.state.policy import Policy
 from shared.errors import RejectCode
+from shared.grammar import Grammar, GrammarKind
 from shared.messages import AddRequest, RequestHeader
 from shared.packing import pack_tokens
 from shared.sampling import GenerationDefaults, SamplingParams
+from tests.unit.scheduler.beam_world import BeamWorld
 from tests.unit.scheduler.world import World, expected
 
 
@@ -155,3 +157,22 @@ def test_who_gets_on_between_two_deaths_is_not_blamed() -> None:
     assert not world.rejected and world.scheduler.counters.num_worker_losses == 4
     world.run()
     world.assert_outputs("long")
+
+
+def test_what_was_sent_has_no_log_probabilities_here_and_what_follows_does() -> None:
+    world = BeamWorld()
+    add(world, resumption("a", [1, 2, 3], [[7, 8]], logprobs=1, max_tokens=4))
+    (sequence,) = world.scheduler.requests["a"].sequences
+    assert sequence.logprobs == [None, None]
+    while world.scheduler.requests:
+        assert world.step()
+    assert len(sequence.logprobs) == 4 and None not in sequence.logprobs[2:]
+
+
+def test_an_end_by_a_grammar_is_left_out_whatever_min_tokens_says() -> None:
+    grammar = Grammar(GrammarKind.COMPILED, "x")
+    world = World()
+    add(world, resumption("a", [1, 2, 3], [[7, 0]], grammar=grammar, min_tokens=5))
+    add(world, resumption("b", [1, 2, 3], [[7, 0]], min_tokens=5, ignore_eos=False))
+    assert world.scheduler.requests["a"].sequences[0].token_ids == [1, 2, 3, 7]
+    assert world.scheduler.requests["b"].sequences[0].token_ids == [1, 2, 3, 7, 0]

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from services.scheduler.membership.roster import Membership
-from shared.messages import Fingerprint, Heartbeat, Hello, ServiceName, WorkerCapacity
+from shared.messages import Fingerprint, Heartbeat, Hello, ServiceName, SlidingPool, WorkerCapacity
 from shared.messages.fingerprint import PARTS, TEXT_PARTS
 
 CAPACITY = WorkerCapacity(64, 16, 8, 512, 1000, "m", "float32", "cpu")
@@ -135,3 +135,24 @@ def test_a_worker_that_was_quicker_than_the_gateway_has_to_go() -> None:
 def test_a_name_for_clients() -> None:
     assert MINE.name.startswith("fp_") and len(MINE.name) == 15
     assert len({MINE.name, *(other(part).name for part in PARTS)}) == len(PARTS) + 1
+
+
+@pytest.mark.parametrize(
+    ("pools", "reason"),
+    [
+        ([(64, 6)], ""),
+        ([(64, 6), (100, 32)], ""),
+        ([(400, 32)], ""),
+        ([(64, 5)], "its pool for a window of 64 tokens has 5 blocks, which must be in 6..4194304"),
+        ([(400, 26)], "its pool for a window of 400 tokens has 26 blocks, which must be in 27..4194304"),
+        ([(64, 1 << 23)], "its pool for a window of 64 tokens has 8388608 blocks, which must be in 6..4194304"),
+        ([(100, 32), (64, 32)], "the windows of its sliding pools are [100, 64], which must be positive and grow"),
+        ([(64, 32), (64, 32)], "the windows of its sliding pools are [64, 64], which must be positive and grow"),
+        ([(0, 32)], "the windows of its sliding pools are [0], which must be positive and grow"),
+        ([(1 << 30, 32)], f"the windows of its sliding pools are [{1 << 30}], which must be positive and grow"),
+        ([(window, 32) for window in range(1, 18)], "it has 17 sliding pools, more than 16"),
+    ],
+)
+def test_sliding_pools_without_room_for_a_sequence(pools: list[tuple[int, int]], reason: str) -> None:
+    sliding = [SlidingPool(*one) for one in pools]
+    assert refusal(troupe_of(), worker("a", sliding=sliding)) == reason

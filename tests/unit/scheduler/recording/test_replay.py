@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import os
+import stat
 import subprocess
 import sys
 import threading
@@ -19,9 +20,8 @@ import pytest
 
 from services.scheduler.invariants import check
 from services.scheduler.recording import recorder, replay
-from services.scheduler.recording.queued_recording import PAUSE_SECONDS, TOO_SLOW, QueuedRecording
-from services.scheduler.recording.recorder import EVENTS, RecordedScheduler, Recording
-from services.scheduler.recording.segments import NUM_SEGMENTS, Segments, segment
+from services.scheduler.recording.queued_recording import NUM_LIVES, TOO_SLOW, QueuedRecording, of_life
+from services.scheduler.recording.recorder import EVENTS, RecordedScheduler
 from services.scheduler.scheduler import Scheduler
 from services.scheduler.state.policy import Policy
 from shared.errors import FatalError, ProtocolError
@@ -39,21 +39,44 @@ POLICY = Policy(max_num_batched_tokens=32)
 LARGE = 1 << 30
 
 
-def never(reason: str) -> None:
-    raise AssertionError(reason)
+class PlainFile:
+    """A recording that is not compressed, as earlier versions wrote them."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def write(self, frame: bytes) -> None:
+        with self._path.open("ab") as file:
+            file.write(frame)
 
 
 class RecordedWorld(World):
-    def __init__(self, segments: Recording, policy: Policy = POLICY, **options: Any) -> None:
-        self.segments = segments
+    def __init__(self, recording: Any, policy: Policy = POLICY, **options: Any) -> None:
+        self.recording = recording
         super().__init__(policy, **options)
 
     def make_core(self, policy: Policy) -> Scheduler:
-        return RecordedScheduler(policy, self.segments)
+        return RecordedScheduler(policy, self.recording)
 
 
-def recorded_world(file: Path, max_bytes: int = LARGE, **options: Any) -> World:
-    return RecordedWorld(Segments(file, max_bytes, never), **options)
+def recorded_world(file: Path, **options: Any) -> World:
+    return RecordedWorld(PlainFile(file), **options)
+
+
+def queued(file: Path, max_bytes: int = LARGE, **options: Any) -> tuple[RecordedWorld, list[str]]:
+    """A world with a recording as in service, and why that has ended."""
+    ends: list[str] = []
+    return RecordedWorld(QueuedRecording(file, max_bytes, on_end=ends.append, **options)), ends
+
+
+def work(world: RecordedWorld) -> None:
+    """Five requests, to their ends, and all of them written."""
+    for _ in range(5):
+        number = len(world.outputs)
+        world.add(f"r{number}", [1 + number % 3] * 9, max_tokens=20, seed=number)
+        world.step()
+    world.run()
+    world.recording.close(30)
 
 
 def eventful(world: World, num_requests: int = 30, rounds: int = 1) -> None:
@@ -82,9 +105,7 @@ def record_decisions(file: Path) -> None:
     policy = Policy(
         max_num_batched_tokens=24, long_prefill_token_threshold=10, scheduling_policy="priority", fair_prefill_tokens=12
     )
-    world = RecordedWorld(
-        Segments(file, LARGE, never), policy, workers=2, num_blocks=14, max_num_seqs=5, max_model_len=96
-    )
+    world = RecordedWorld(PlainFile(file), policy, workers=2, num_blocks=14, max_num_seqs=5, max_model_len=96)
     for index in range(18):
         world.add(
             f"r{index}", [1 + index % 3] * (5 + 4 * (index % 9)), tenant="small" if index % 6 == 5 else "large",
@@ -111,8 +132,8 @@ def digest_of(world: World) -> str:
 
 
 def replayed(file: Path, **options: Any) -> replay.Replayed:
-    with file.open("rb") as opened:
-        return replay.replay(opened, **options)
+    with replay.opened(file) as recording:
+        return replay.replay(recording, **options)
 
 
 @pytest.fixture
@@ -130,6 +151,15 @@ def test_a_recording_replays_byte_for_byte_without_torch(recording: tuple[Path, 
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     assert f"{len(world.trace)} plans, digest {digest_of(world)}" in done.stdout
     assert "30 requests" in done.stdout and "equal" in done.stderr
+
+
+def test_sliding_pools_replay_too(tmp_path: Path) -> None:
+    file = tmp_path / "mailbox.rec"
+    world = recorded_world(file, workers=2, num_blocks=14, sliding=((12, 9),))
+    eventful(world)
+    result = replayed(file, check=check)
+    assert result.difference is None and result.digest == digest_of(world)
+    assert any(plan.sliding for plan in world.trace)
 
 
 def test_a_plan_that_differs_is_named(recording: tuple[Path, World], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,26 +188,6 @@ def test_a_recording_with_a_gap_is_found_out(recording: tuple[Path, World], tmp_
     assert difference is not None and "no plan is made where there was one" in difference.what
 
 
-def test_the_newest_part_of_a_long_run_is_kept_and_good_for_itself(tmp_path: Path) -> None:
-    """Also in the middle of everything: each part begins with the whole state, prefix cache and drafts included."""
-    file, limit = tmp_path / "mailbox.rec", 60_000
-    world = recorded_world(file, limit, workers=2, num_blocks=14)
-    eventful(world, 120, rounds=5)
-    parts = [segment(file, age) for age in range(NUM_SEGMENTS)]
-    assert sorted(tmp_path.iterdir()) == sorted(parts)
-    assert b"start" not in parts[-1].read_bytes()[:20]  # its beginning is gone
-    newest = sha256()
-    for part in reversed(parts):
-        result = replayed(part, check=check)
-        assert result.difference is None and result.num_plans > 10
-        newest.update(bytes.fromhex(result.digest))
-    last = replayed(file)
-    tail = sha256()
-    for plan in world.trace[-last.num_plans :]:
-        tail.update(encode(plan))
-    assert last.digest == tail.hexdigest()
-
-
 def test_what_a_dying_scheduler_was_asked_last_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The replay raises what the scheduler died of, or says that it does so no more."""
     file = tmp_path / "mailbox.rec"
@@ -204,90 +214,68 @@ def test_what_a_dying_scheduler_was_asked_last_is_there(tmp_path: Path, monkeypa
 
 def test_what_is_no_recording_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "no.rec"
-    for content in (b"", b"{}\n" * 20, b"\x05\0\0\0abcde", b"\xff" * 40):
+    for content in (b"", b"{}\n" * 20, b"\x05\0\0\0abcde", b"\xff" * 40, b"\x1f\x8b" + bytes(40)):
         file.write_bytes(content)
         with pytest.raises(ProtocolError):
             replayed(file)
 
 
-def test_a_state_of_foreign_classes_is_refused(tmp_path: Path) -> None:
-    rows = [["dict", ["x"], [[1]]], ["object", "subprocess", "Popen", [], []]]
-    file = tmp_path / "bad.rec"
-    file.write_bytes(recorder.framed(recorder.STATE, recorder.FORMAT, "0", "0", rows))
-    with pytest.raises(ProtocolError, match="not of the scheduler's own modules"):
-        replayed(file)
-
-
-def test_a_full_disk_ends_the_recording_and_nothing_else(tmp_path: Path) -> None:
-    reasons: list[str] = []
-    missing = tmp_path / "missing" / "mailbox.rec"
-    world = RecordedWorld(Segments(missing, LARGE, reasons.append))
-    world.add("r", [1, 2, 3], max_tokens=5)
-    world.run()
-    world.assert_outputs("r")
-    assert len(reasons) == 1 and "No such file" in reasons[0]
-
-
-class Recorder:
-    """A queued recording with a clock of the test's, and what it said."""
-
-    def __init__(self, file: Path, **options: Any) -> None:
-        self.now = 100.0
-        self.said: list[str] = []
-        self.recording = QueuedRecording(
-            file, 1 << 22, on_lost=self.said.append, on_resumed=lambda: self.said.append("resumed"),
-            clock=lambda: self.now, **options,
-        )  # fmt: skip
-        self.world = RecordedWorld(self.recording)
-        self.num_added = 0
-
-    def work(self) -> None:
-        """A few requests, to their ends."""
-        for _ in range(5):
-            self.num_added += 1
-            self.world.add(f"r{self.num_added}", [1 + self.num_added % 3] * 9, max_tokens=20, seed=self.num_added)
-            self.world.step()
-        self.world.run()
-        self.recording.close(30)
-
-
-def test_a_queued_recording_replays_as_any_other(tmp_path: Path) -> None:
-    recorder = Recorder(tmp_path / "mailbox.rec")
-    recorder.work()
+def test_a_compressed_recording_replays_as_any_other(tmp_path: Path) -> None:
+    world, ends = queued(tmp_path / "mailbox.rec")
+    work(world)
     result = replayed(tmp_path / "mailbox.rec", check=check)
-    assert (result.difference, result.num_requests, result.digest) == (None, 5, digest_of(recorder.world))
-    assert recorder.said == []
+    assert (result.difference, result.num_requests, result.digest) == (None, 5, digest_of(world))
+    assert ends == [] and stat.S_IMODE((tmp_path / "mailbox.rec").stat().st_mode) == 0o600
 
 
-def test_a_disk_that_is_full_for_a_while_costs_a_part_and_no_part_has_a_gap(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_recording_ends_at_its_bound(tmp_path: Path) -> None:
+    file, before = tmp_path / "mailbox.rec", losses()
+    world, ends = queued(file, 3000)
+    for _ in range(20):
+        work(world)
+    assert ends == ["it has reached record_bytes"] and file.stat().st_size < 40_000
+    assert losses()[RECORDING] > before[RECORDING]
+    result = replayed(file, check=check)
+    assert result.difference is None and 0 < result.num_plans < len(world.trace)
+
+
+def test_what_earlier_lives_left_is_kept(tmp_path: Path) -> None:
+    file = tmp_path / "mailbox.rec"
+    for number in range(NUM_LIVES + 1):
+        world, _ = queued(file)
+        for _ in range(number + 1):
+            work(world)
+    kept = [replayed(of_life(file, age)).num_requests for age in range(NUM_LIVES)]
+    assert kept == [25, 20, 15, 10] and len(list(tmp_path.iterdir())) == NUM_LIVES
+
+
+def test_a_full_disk_ends_the_recording_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file, before, really = tmp_path / "mailbox.rec", losses(), os.write
-    recorder = Recorder(file)
-    recorder.work()
+    world, ends = queued(file)
+    work(world)
+    num_bytes = file.stat().st_size
 
     def full(number: int, data: Any) -> int:
         if threading.current_thread().name != "recording":
             return really(number, data)
+        if file.stat().st_size < num_bytes + 100:
+            return really(number, data[:100])  # in the middle of a block
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "write", full)
-        recorder.work()
-        assert recorder.said == ["[Errno 28] No space left on device"]
-        recorder.now += PAUSE_SECONDS
-        recorder.work()  # a new part is begun, in vain
-        assert len(recorder.said) == 3 and "No space" in recorder.said[-1]
-    recorder.work()
-    assert losses()[RECORDING] > before[RECORDING] + 50
-    recorder.now += PAUSE_SECONDS
-    recorder.work()
-    assert recorder.said[-1] == "resumed"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["mailbox.rec", "mailbox.rec.1"], "none was driven out"
-    newest, oldest = (replayed(segment(file, age), check=check) for age in (0, 1))
-    assert oldest.difference is None and oldest.num_requests >= 5
-    assert newest.difference is None and newest.num_requests == 5
-    assert b"state" in file.read_bytes()[:20]
+        work(world)
+    work(world)
+    assert ends == ["[Errno 28] No space left on device"]
+    assert losses()[RECORDING] > before[RECORDING]
+    result = replayed(file, check=check)
+    assert result.difference is None and result.num_requests >= 5
+
+
+def test_a_disk_that_is_not_there_costs_the_recording_alone(tmp_path: Path) -> None:
+    world, ends = queued(tmp_path / "missing" / "mailbox.rec")
+    work(world)
+    assert len(ends) == 1 and "No such file" in ends[0]
 
 
 def test_a_disk_that_is_too_slow_holds_nobody_up_and_leaves_no_gap(
@@ -301,22 +289,17 @@ def test_a_disk_that_is_too_slow_holds_nobody_up_and_leaves_no_gap(
         return really(number, data)
 
     monkeypatch.setattr(os, "write", slow)
-    recorder = Recorder(file, max_waiting=200_000)
+    world, ends = queued(file, max_waiting=200_000)
     for index in range(100):
-        recorder.world.add(f"slow{index}", [1, 2, 3], max_tokens=60)
-        recorder.world.run()
-        recorder.world.assert_outputs(f"slow{index}")
-        if recorder.said:
+        world.add(f"slow{index}", [1, 2, 3], max_tokens=60)
+        world.run()
+        world.assert_outputs(f"slow{index}")
+        if ends:
             break
-    assert recorder.said == [TOO_SLOW]
+    assert ends == [TOO_SLOW]
     freed.set()
-    recorder.recording.close(30)
+    world.recording.close(30)
     assert replayed(file).difference is None
-    recorder.now += PAUSE_SECONDS
-    recorder.work()
-    assert recorder.said == [TOO_SLOW, "resumed"]
-    result = replayed(file, check=check)
-    assert result.difference is None and result.num_requests == 5
 
 
 def test_everything_that_the_shell_asks_of_the_core_is_recorded() -> None:
@@ -345,8 +328,8 @@ def test_what_is_decided_is_what_was_decided() -> None:
 def test_what_went_wrong_once_does_not_go_wrong_again(file: Path) -> None:
     """Kept by `pageant replay --keep`.  Plans may differ after a change; nothing may break before they do.  And every
     version reads what earlier ones have written."""
-    with file.open("rb") as opened:
-        num_calls = sum(frame[0] == recorder.CALL for frame in replay.read_frames(opened))
+    with replay.opened(file) as recording:
+        num_calls = sum(frame[0] == recorder.CALL for frame in replay.read_frames(recording))
     difference = replayed(file, check=check).difference
     assert difference is None or ("raises" not in difference.what and "invariant" not in difference.what), difference
     assert num_calls > 0
@@ -378,7 +361,7 @@ def split(data: bytes) -> list[bytes]:
 
 def test_capacity_is_an_argument_that_can_be_recorded(tmp_path: Path) -> None:
     file = tmp_path / "join.rec"
-    core = RecordedScheduler(POLICY, Segments(file, LARGE, never))
+    core = RecordedScheduler(POLICY, PlainFile(file))
     core.set_detokenizers(name for name in ("a", "b"))  # read once, by the recording and the core alike
     core.add_worker("w", 1, capacity())
     assert core.replicas.keys() == {"w"} and core._detokenizers == ["a", "b"]

@@ -9,7 +9,7 @@ import pytest
 
 from services.scheduler.state.policy import Policy
 from shared.errors import ProtocolError
-from shared.messages import DraftProposals, StepPlan, StepResult
+from shared.messages import DraftDistribution, DraftProposals, StepPlan, StepResult
 from tests.unit.scheduler.fake_draft import FakeDraft
 from tests.unit.scheduler.fake_worker import drafts_of
 from tests.unit.scheduler.world import World
@@ -151,6 +151,11 @@ def proposals(**changes: Any) -> DraftProposals:
         {"num_draft_tokens": [3]},
         {"num_draft_tokens": [-1]},
         {"num_draft_tokens": [1000], "draft_token_ids": [1] * 1000},
+        {"num_draft_tokens": [18], "draft_token_ids": [1] * 18},  # twice as many as may be, and one more, are 17
+        {"distributions": [DraftDistribution(b"1234", b"1234")]},
+        {"distributions": [DraftDistribution(b"1234", b"1234"), DraftDistribution(b"1234", b"12345678")]},
+        {"distributions": [DraftDistribution(b"12345", b"12345")] * 2},
+        {"num_tokens": []},
         {"draft_token_ids": [1, 50]},
         {"draft_token_ids": [1, -1]},
         {"num_tokens": [-4]},
@@ -168,6 +173,25 @@ def test_nonsense_is_refused_whole(changes: dict[str, Any]) -> None:
         world.scheduler.propose(proposals(**changes))
     assert world.scheduler.propose(proposals())
     assert not world.scheduler.propose(proposals(epoch=1))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"num_draft_tokens": [17], "draft_token_ids": [1] * 17},
+        {"num_draft_tokens": [0], "draft_token_ids": []},
+        {"draft_token_ids": [0, 49], "distributions": [DraftDistribution(b"12345678", b"12345678")] * 2},
+        {"num_tokens": [0]},
+        {"rows": [0, 9], "num_tokens": [4, 7], "num_draft_tokens": [1, 1]},
+    ],
+)
+def test_what_is_within_its_edges_is_taken(changes: dict[str, Any]) -> None:
+    world = speculating(2)
+    world.add("r", [1, 2, 3], max_tokens=20)
+    world.plan("w0")
+    world.answer("w0")
+    world.plan("w0")
+    assert world.scheduler.propose(proposals(**changes))
 
 
 def test_a_worker_that_accepts_what_was_not_drafted_is_out_of_step() -> None:

@@ -30,6 +30,7 @@ ROUTINGS = {
     "softmax of chosen": Routing("softmax_of_chosen", 4, renormalise=True),
     "sigmoid, groups": Routing("sigmoid", 4, renormalise=True, groups=4, kept_groups=2),
 }
+LATENT_HEADS, RANK, ROTATED = 128, 512, 64  # DeepSeek-V3's
 DELTA_HEADS = 4, 8, 128  # of keys, of values, and their size
 Launch = Callable[[], object]
 
@@ -40,11 +41,13 @@ class Catalogue:
     def __init__(self, shape: GpuModelShape, dtype: torch.dtype) -> None:
         self._shape, self._dtype = shape, dtype
         self._context = min(600, shape.max_position_embeddings)  # longer than a part, where it can be
-        known = AttentionShape(shape.num_heads // shape.num_kv_heads, shape.head_dim, shape.max_position_embeddings)
+        heads = (shape.num_heads // shape.num_kv_heads, shape.head_dim)
+        known = AttentionShape((heads,), shape.max_position_embeddings)
         self._kernels: Kernels = triton_kernels(known)
 
     def launches(self) -> Iterator[tuple[str, Launch]]:
         yield from self._attention()
+        yield from self._latents()
         yield from self._layers()
         yield from self._experts()
         yield from self._linear_attention()
@@ -71,6 +74,23 @@ class Catalogue:
         query = torch.zeros(queries * ROWS, shape.num_heads, shape.head_dim, dtype=self._dtype)
         held = torch.zeros(shape.num_heads) if sinks else None
         return kernels.paged_attention(query, self._cache(kv_dtype), plan, shape.head_dim**-0.5, window, softcap, held)
+
+    def _latents(self) -> Iterator[tuple[str, Launch]]:
+        dtype, width = self._dtype, RANK + ROTATED
+        key, slots = torch.zeros(ROWS, 1, width, dtype=dtype), torch.arange(ROWS)
+        for name, kv_dtype in (("", dtype), (", int8 cache", torch.int8), (", fp8 cache", FP8)):
+            cache = _latent_cache(kv_dtype)
+            yield f"store_kv: latents{name}", lambda cache=cache: self._kernels.store_kv(key, None, cache, slots)  # type: ignore[misc]
+            for heads, queries in ((16, 1), (16, 64), (LATENT_HEADS, 1), (LATENT_HEADS, 64)):
+                label = f"attention: latents, {heads} heads, {queries} queries{name}"
+                yield label, partial(self._attend_latents, heads, queries, cache)
+
+    def _attend_latents(self, heads: int, queries: int, cache: KVCache) -> Tensor:
+        kernels = triton_kernels(AttentionShape(((heads, RANK + ROTATED),), self._context))
+        tables = torch.zeros(ROWS, -(-self._context // BLOCK), dtype=torch.int64)
+        plan = kernels.plan_attention([queries] * ROWS, [self._context] * ROWS, tables, BLOCK, [0])
+        query = torch.zeros(queries * ROWS, heads, RANK + ROTATED, dtype=self._dtype)
+        return kernels.paged_attention(query, cache, plan, 0.1, 0)
 
     def _cache(self, dtype: torch.dtype) -> KVCache:
         heads = self._shape.num_kv_heads
@@ -162,3 +182,10 @@ class Catalogue:
         yield "verify_drafts", lambda: verify_drafts(ints, drafts, starts, histories, small, small)
         yield "write_rows", lambda: write_rows(blocks, torch.arange(ROWS, dtype=torch.int32), small, bounds, small)
         yield "step_inputs", lambda: self._kernels.step_inputs(histories, blocks, small, small, bounds, BLOCK, ROWS)
+
+
+def _latent_cache(dtype: torch.dtype) -> KVCache:
+    keys = torch.zeros(ROWS, BLOCK, 1, RANK + ROTATED).to(dtype)
+    per_token = torch.zeros(ROWS, BLOCK, 1) if dtype == torch.int8 else None
+    per_head = torch.ones(1) if dtype == FP8 else None
+    return KVCache(keys, keys[..., :RANK], per_token, per_token, per_head, per_head, latent=True)

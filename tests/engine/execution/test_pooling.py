@@ -1,0 +1,98 @@
+"""Embeddings, chunk by chunk, of hidden states that the test makes up."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import cast
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from engine.execution.pooling import RowPools
+from engine.execution.schedule import Schedule
+from shared.messages import AdmittedSequence
+from shared.packing import pack_tokens
+from shared.pooling import Pooling, PoolingKind
+from shared.sampling import SamplingParams
+
+STATES = torch.tensor([[1.0, 2.0], [3.0, -4.0], [5.0, 6.0], [-7.0, 8.0], [9.0, 1.0], [2.0, 2.0]])
+
+
+def admitted(row: int, pooling: Pooling | None) -> AdmittedSequence:
+    return AdmittedSequence(row, pack_tokens([1]), 1, SamplingParams(pooling=pooling), 0, [])
+
+
+def pools(*poolings: Pooling | None) -> RowPools:
+    made = RowPools()
+    for row, pooling in enumerate(poolings):
+        made.admit(admitted(row, pooling))
+    return made
+
+
+def schedule(
+    rows: list[int], computed: list[int], scheduled: list[int], ends: list[bool], pooled: list[int]
+) -> Schedule:
+    """Entries that compute so many tokens behind so many; of those in `pooled` all states come back, else the last."""
+    wanted = [
+        count if entry in pooled else int(end) for entry, (count, end) in enumerate(zip(scheduled, ends, strict=True))
+    ]
+    batch = SimpleNamespace(
+        rows=np.array(rows), computed=np.array(computed), scheduled=np.array(scheduled), wanted=np.array(wanted)
+    )
+    found = SimpleNamespace(batch=batch, pooled=np.array(pooled), num_positions=np.array(ends, np.int64))
+    return cast(Schedule, found)
+
+
+MEAN, LAST = Pooling(PoolingKind.MEAN, normalize=False), Pooling(PoolingKind.LAST, normalize=False)
+
+
+def whole(kind: Pooling, states: Tensor) -> Tensor:
+    (found,) = pools(kind).take(schedule([0], [0], [len(states)], [True], [0]), states).values()
+    return found
+
+
+def test_the_mean_and_the_last_of_a_prompt_in_one_step() -> None:
+    assert whole(MEAN, STATES).tolist() == pytest.approx(STATES.mean(0).tolist())
+    assert whole(LAST, STATES).tolist() == STATES[-1].tolist()
+    assert whole(MEAN, STATES).dtype == torch.float32
+
+
+@pytest.mark.parametrize("kind", [PoolingKind.MEAN, PoolingKind.LAST])
+def test_a_vector_is_made_of_length_one_where_that_is_asked_for(kind: PoolingKind) -> None:
+    plain, made = whole(Pooling(kind, normalize=False), STATES), whole(Pooling(kind), STATES)
+    assert float(made.norm()) == pytest.approx(1.0)
+    assert (made * plain.norm()).tolist() == pytest.approx(plain.tolist(), rel=1e-5)
+
+
+def test_chunks_give_what_the_whole_gives() -> None:
+    parts = pools(MEAN)
+    assert parts.take(schedule([0], [0], [2], [False], [0]), STATES[:2]) == {}
+    assert parts.take(schedule([0], [2], [3], [False], [0]), STATES[2:5]) == {}
+    found = parts.take(schedule([0], [5], [1], [True], [0]), STATES[5:])
+    assert found[0].tolist() == whole(MEAN, STATES).tolist()
+
+
+def test_rows_between_others_take_their_own_states() -> None:
+    made = pools(None, MEAN, None, LAST)
+    states = torch.cat((torch.full((1, 2), 99.0), STATES[:3], torch.full((1, 2), 88.0), STATES[3:5]))
+    step = schedule([0, 1, 2, 3], [4, 0, 7, 0], [1, 3, 1, 2], [True, True, True, True], [1, 3])
+    found = made.take(step, states)
+    assert found[1].tolist() == pytest.approx(STATES[:3].mean(0).tolist()) and found[3].tolist() == STATES[4].tolist()
+
+
+@pytest.mark.parametrize("end", ["release", "admit", "reset"])
+def test_what_a_row_had_before_is_forgotten(end: str) -> None:
+    made = pools(MEAN)
+    made.take(schedule([0], [0], [2], [False], [0]), STATES[:2])
+    if end == "release":
+        made.release([0, 5])
+    elif end == "reset":
+        made.reset()
+    made.admit(admitted(0, MEAN))
+    found = made.take(schedule([0], [0], [2], [True], [0]), STATES[2:4])
+    assert found[0].tolist() == pytest.approx(STATES[2:4].mean(0).tolist())
+    assert not made._sums and not made._poolings, "a vector that was made is not kept"
+    made.admit(admitted(0, None))
+    assert not made._poolings

@@ -1,0 +1,247 @@
+"""The rows' numbers: what is known, what is computed, and where a plan and a row disagree."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from engine.execution.deferred_verification import DeferredVerification
+from engine.execution.pending_result import HostTimer, PendingResult, start_timer
+from engine.execution.rows import RowsOutOfStep, RowTable
+from engine.execution.sampled_tokens import SampledTokens
+from engine.modeling.batch import Ints
+from shared.errors import FatalError
+from shared.messages import AdmittedSequence, StepResult
+from shared.packing import pack_tokens
+from shared.sampling import SamplingParams
+
+
+def table(**changes: Any) -> RowTable:
+    values: dict[str, Any] = {
+        "num_rows": 4, "max_model_len": 20, "block_size": 8, "num_blocks": 9, "vocab_size": 50,
+        "device": torch.device("cpu"),
+    }  # fmt: skip
+    return RowTable(**(values | changes))
+
+
+def admit(rows: RowTable, row: int, tokens: list[int], num_computed: int = 0, num_blocks: int = 2) -> None:
+    rows.admit(AdmittedSequence(row, pack_tokens(tokens), len(tokens), SamplingParams(), 0, []), num_computed)
+    rows.append_blocks([row], [num_blocks], list(range(num_blocks)))
+
+
+def ints(*values: int) -> Ints:
+    return np.array(values, np.int64)
+
+
+def filled(*lengths: int) -> RowTable:
+    made = table()
+    for row, length in enumerate(lengths):
+        admit(made, row, [1 + row] * length)
+    return made
+
+
+def test_a_row_has_what_it_was_admitted_with_and_nothing_of_before() -> None:
+    rows = table()
+    admit(rows, 2, [5, 6, 7], 1)
+    assert rows.tokens[2, :3].tolist() == [5, 6, 7]
+    rows.lacks_sample[2] = True
+    admit(rows, 2, [8, 9], 0, 1)
+    found = rows.num_tokens[2], rows.num_computed[2], rows.num_blocks[2], rows.lacks_sample[2]
+    assert found == (2, 0, 1, False)
+    rows.release([2])
+    assert (rows.num_tokens[2], rows.num_blocks[2]) == (0, 0)
+    admit(rows, 1, [1])
+    rows.reset()
+    assert not rows.num_tokens.any() and not rows.num_blocks.any()
+
+
+@pytest.mark.parametrize("tokens", [[], [1] * 21, [50], [-1]])
+def test_what_no_row_can_begin_with_is_refused(tokens: list[int]) -> None:
+    with pytest.raises(FatalError):
+        admit(table(), 0, tokens)
+    admit(table(), 0, [0, 49] * 10, num_blocks=3)
+
+
+@pytest.mark.parametrize("row", [-1, 4])
+def test_rows_that_there_are_not_are_refused(row: int) -> None:
+    with pytest.raises(FatalError):
+        admit(table(), row, [1])
+    with pytest.raises(FatalError):
+        table().release([row])
+    with pytest.raises(FatalError):
+        table().check_rows([row])
+    table().check_rows([0, 3])
+    table().check_rows([])
+    with pytest.raises(FatalError, match="not distinct"):
+        table().check_rows([1, 1])
+
+
+@pytest.mark.parametrize(
+    ("counts", "blocks", "words"),
+    [
+        ([1, 1], [1], "sum to 2"),
+        ([1, 0], [9], "outside"),
+        ([1, 0], [-1], "outside"),
+        ([4, 0], [1, 2, 3, 4], "4 blocks"),
+    ],
+)
+def test_blocks_that_cannot_be_given_are_refused(counts: list[int], blocks: list[int], words: str) -> None:
+    with pytest.raises(FatalError, match=words):
+        table().append_blocks([0, 1], counts, blocks)
+
+
+def test_blocks_go_behind_those_that_a_row_has() -> None:
+    rows = table()
+    rows.append_blocks([3, 0, 1], [2, 0, 1], [0, 8, 5])
+    rows.append_blocks([3, 1], [1, 2], [7, 6, 4])
+    assert rows.num_blocks.tolist() == [0, 3, 0, 3]
+    assert rows.block_tables[3].tolist() == [0, 8, 7] and rows.block_tables[1].tolist() == [5, 6, 4]
+
+
+def check(rows: RowTable, row: int, computed: int, end: int, drafts: int | None = None) -> str:
+    """What of a plan contradicts a row; empty where nothing does."""
+    try:
+        lengths = rows.check_schedule(ints(row), ints(computed), ints(end), None if drafts is None else ints(drafts))
+    except RowsOutOfStep as error:
+        assert error.rows == [row]
+        return str(error).split("plan's ")[1].split(" is")[0]
+    assert lengths.tolist() == [rows.num_tokens[row]]
+    return ""
+
+
+def test_a_plan_goes_on_where_the_row_is_and_ends_within_its_tokens_and_blocks() -> None:
+    rows = filled(10)
+    assert check(rows, 0, 0, 10) == check(rows, 0, 0, 1) == ""
+    assert check(rows, 0, 1, 10) == "num_computed_tokens"
+    assert check(rows, 0, 0, 0) == check(rows, 0, 0, 11) == "planned end"
+    rows.num_blocks[0] = 1
+    assert check(rows, 0, 0, 8) == "" and check(rows, 0, 0, 9) == "planned end"
+
+
+def test_drafts_follow_all_tokens_and_are_computed_with_the_last_of_them() -> None:
+    rows = filled(10)
+    rows.num_computed[0] = 9
+    assert check(rows, 0, 9, 12, 2) == ""
+    assert check(rows, 0, 9, 11, 2) == check(rows, 0, 9, 13, 2) == "planned end"
+    assert check(rows, 0, 9, 10, 0) == ""
+    rows.num_computed[0] = 10
+    assert check(rows, 0, 10, 12, 2) == "planned end", "the last one is computed already"
+    long = filled(19)
+    long.num_blocks[0], long.num_computed[0] = 3, 18
+    assert check(long, 0, 18, 20, 1) == "" and check(long, 0, 18, 21, 2) == "planned end", "max_model_len"
+
+
+def test_only_the_rows_that_disagree_are_named() -> None:
+    rows = filled(5, 5, 5)
+    with pytest.raises(RowsOutOfStep, match="row 1: plan's num_computed_tokens is 2, the worker's own") as found:
+        rows.check_schedule(ints(0, 1, 2), ints(0, 2, 0), ints(5, 5, 7))
+    assert found.value.rows == [1, 2]
+
+
+def test_a_row_that_was_held_back_computes_its_last_token_again() -> None:
+    rows = filled(5, 7)
+    rows.num_computed[:2] = 5, 7
+    assert rows.excess(ints(0, 1), ints(5, 7)) is None
+    rows.hold_back(ints(1))
+    assert rows.num_computed[:2].tolist() == [5, 6]
+    excess = rows.excess(ints(0, 1), ints(5, 7))
+    assert excess is not None and excess.tolist() == [0, 1], "that plan was made before"
+    excess = rows.excess(ints(0, 1), ints(5, 6))
+    assert excess is not None and excess.tolist() == [0, 0]
+    assert rows.excess(ints(0, 1), ints(5, 7)) is None, "it has caught up"
+
+
+def test_sampled_and_accepted_tokens_are_counted() -> None:
+    rows = filled(5, 7, 3)
+    rows.append_tokens(ints(2, 0), torch.tensor([30, 31]))
+    assert rows.num_tokens.tolist() == [6, 7, 4, 0] and int(rows.tokens[2, 3]) == 30 and int(rows.tokens[0, 5]) == 31
+    rows.write_drafts(ints(0, 0, 1), ints(6, 7, 7), ints(40, 41, 42))
+    assert rows.tokens[0, 6:8].tolist() == [40, 41] and int(rows.tokens[1, 7]) == 42
+    rows.num_computed[:3] = 8, 8, 4
+    rows.keep_verified(ints(0, 1), ints(2, 1), ints(1, 1))
+    assert rows.num_tokens[:3].tolist() == [8, 9, 4] and rows.num_computed[:3].tolist() == [7, 8, 4]
+    rows.keep_verified(ints(0, 2), ints(2, 1), ints(0, 1))
+    assert rows.num_tokens[:3].tolist() == [9, 9, 6] and rows.num_computed[:3].tolist() == [5, 8, 4]
+
+
+class Verified(SampledTokens):
+    """A step whose outcome is known: how many drafts of each sample were accepted."""
+
+    def __init__(self, *accepted: int) -> None:
+        self.is_known = False
+        self.num_reads = 0
+        self._outcome = ints(*accepted)
+
+    @property
+    def yielded(self) -> Any:
+        self.num_reads += 1
+        return type("Yielded", (), {"accepted": self._outcome})
+
+
+def test_deferred_rows_are_settled_once_with_their_own_step_s_outcome() -> None:
+    rows = filled(5, 7, 3, 9)
+    deferred = DeferredVerification(rows)
+    first, second = Verified(2, 0, 1), Verified(1)
+    deferred.defer(ints(0, 3), ints(0, 2), ints(2, 1), first)
+    deferred.defer(ints(1), ints(0), ints(3), second)
+    deferred.defer(ints(), ints(), ints(), Verified())
+    deferred.settle([2, -1, 9])
+    assert rows.num_tokens.tolist() == [5, 7, 3, 9] and first.num_reads == 0
+    deferred.settle([3, 2])
+    assert rows.num_tokens.tolist() == [5, 7, 3, 11]
+    deferred.settle([0, 1, 3])
+    assert rows.num_tokens.tolist() == [8, 9, 3, 11] and rows.num_computed.tolist() == [0, -2, 0, 0]
+    assert not deferred._steps
+    deferred.settle([0, 1, 3])
+    assert rows.num_tokens.tolist() == [8, 9, 3, 11]
+
+
+def test_dropped_rows_and_other_epochs_are_never_settled() -> None:
+    rows = filled(5, 7)
+    deferred = DeferredVerification(rows)
+    deferred.drop([0])
+    deferred.defer(ints(0, 1), ints(0, 1), ints(1, 1), Verified(1, 1))
+    deferred.drop([0])
+    deferred.settle([0])
+    assert rows.num_tokens[0] == 5
+    deferred.clear()
+    deferred.settle([1])
+    assert rows.num_tokens[1] == 7 and not deferred._steps
+
+
+# -- the time of a step
+
+
+def test_a_step_on_the_host_is_timed_until_it_was_launched() -> None:
+    timer = start_timer(torch.device("cpu"))
+    assert isinstance(timer, HostTimer)
+    pending = PendingResult(lambda seconds: StepResult(1, 0, [], [], device_time=seconds), timer)
+    first, again = pending.finish().device_time, pending.finish().device_time
+    assert 0.0 < first < 60.0 and first == again
+
+
+def test_a_step_on_a_device_is_timed_by_events_that_wait_without_a_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    log: list[str] = []
+
+    class Event:
+        def __init__(self, *, enable_timing: bool, blocking: bool) -> None:
+            assert enable_timing and blocking
+
+        def record(self) -> None:
+            log.append("record")
+
+        def synchronize(self) -> None:
+            log.append("wait")
+
+        def elapsed_time(self, end: object) -> float:
+            assert end is not self
+            return 250.0
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    timer = start_timer(torch.device("cuda"))
+    timer.stop()
+    assert log == ["record", "record"]
+    assert timer.seconds() == 0.25 and log == ["record", "record", "wait"]

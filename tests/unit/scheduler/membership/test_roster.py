@@ -1,0 +1,82 @@
+"""The live instances: how the roster's version grows, who is silent, and which capacities cannot be."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from services.scheduler.membership.roster import CAN_BE_NONE, MAX_REASON, PLAUSIBLE, Membership, implausible
+from shared.messages import DraftCapacity, Heartbeat, Hello, Member, ServiceName
+from tests.unit.scheduler.membership.test_deployment import CAPACITY, MINE, gateway, refusal, troupe_of, worker
+
+
+def draft(vocab_size: int) -> Hello:
+    return Hello(ServiceName.DRAFT, "d", "memory://d", 1, "s", None, DraftCapacity(8, 128, vocab_size, "m"))
+
+
+@pytest.mark.parametrize("name", PLAUSIBLE)
+def test_a_capacity_has_bounds(name: str) -> None:
+    offer: Any = DraftCapacity(8, 128, 1000, "m") if name == "num_rows" else CAPACITY
+    most, least = PLAUSIBLE[name], 0 if name in CAN_BE_NONE else 1
+    for value in (least, most):
+        assert implausible(msgspec.structs.replace(offer, **{name: value})) is None
+    for value in (least - 1, most + 1):
+        assert f"its {name} is {value}" in (implausible(msgspec.structs.replace(offer, **{name: value})) or "")
+    assert implausible(None) is None
+
+
+def test_a_draft_has_the_workers_vocabulary_or_none() -> None:
+    troupe = troupe_of(gateway("g"), worker("w"))
+    assert not refusal(troupe, draft(0)) and not refusal(troupe, draft(CAPACITY.vocab_size))
+    assert refusal(troupe, draft(7)) == f"its vocab_size is 7, that of w is {CAPACITY.vocab_size}"
+    assert not refusal(troupe_of(gateway("g")), draft(7)), "there is no worker to differ from"
+
+
+def test_the_version_grows_when_an_instance_comes_or_begins_anew_or_goes() -> None:
+    troupe = Membership()
+    first = troupe.version
+    assert first == 1 and troupe.join(gateway("g"), 0.0) and troupe.version == 2
+    assert not troupe.join(gateway("g"), 1.0) and troupe.version == 2
+    assert troupe.join(msgspec.structs.replace(gateway("g"), epoch=5), 1.0) and troupe.version == 3
+    assert troupe.leave("g", 1) is None and troupe.leave("x", 1) is None and troupe.version == 3
+    assert troupe.leave("g", 5) == Member(ServiceName.GATEWAY, "g", "memory://g", 5)
+    assert troupe.version == 4 and troupe.members == []
+
+
+def test_silence_counts_from_the_last_word_of_the_same_life() -> None:
+    troupe = troupe_of(gateway("g"), gateway("h"))
+    assert troupe.heard("g", 1, 5.0) and not troupe.heard("g", 2, 9.0) and not troupe.heard("x", 1, 9.0)
+    assert troupe.silent(10.0, 10.0) == []
+    assert [member.instance for member in troupe.silent(10.5, 10.0)] == ["h"]
+    assert [member.instance for member in troupe.silent(15.5, 10.0)] == ["g", "h"]
+    troupe.excuse(15.5)
+    assert troupe.silent(25.5, 10.0) == [] and len(troupe.silent(25.6, 10.0)) == 2
+
+
+def test_what_members_say_of_themselves() -> None:
+    troupe, found = troupe_of(gateway("g"), worker("w")), []
+
+    def state() -> tuple[bool, list[str], set[str]]:
+        return troupe.has_streams, troupe.stalled, set(troupe.computing)
+
+    found.append(state())
+    troupe.note(Heartbeat(ServiceName.GATEWAY, "g", 1, stalled="x" * (MAX_REASON + 9), alive=["fp"]))
+    troupe.note(Heartbeat(ServiceName.WORKER, "w", 1, is_computing=True))
+    found.append(state())
+    troupe.note(Heartbeat(ServiceName.GATEWAY, "g", 1))
+    found.append(state())
+    troupe.join(gateway("g", MINE), 1.0)
+    found.append(state())
+    assert found == [
+        (False, [], set()), (True, [f"g: {'x' * MAX_REASON}"], {"w"}), (False, [], {"w"}), (True, [], {"w"})
+    ]  # fmt: skip
+
+
+def test_where_members_are() -> None:
+    troupe = troupe_of(gateway("g"), worker("w"), worker("v"))
+    assert troupe.address_of("w") == "memory://w"
+    assert troupe.addresses(ServiceName.WORKER) == ["memory://w", "memory://v"]
+    assert troupe.addresses(ServiceName.DRAFT) == []
+    assert troupe.fingerprints(is_alive=False) == [MINE], "each once"
