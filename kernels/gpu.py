@@ -11,6 +11,8 @@ from kernels.triton import (
     argmax,
     attention,
     bad_words,
+    causal_conv,
+    delta_rule,
     draft_verification,
     experts,
     gumbel_argmax,
@@ -55,6 +57,8 @@ def triton_kernels(shape: AttentionShape) -> Kernels:
         pack_experts=experts.pack_experts,
         pack_experts_int8=experts.pack_experts_int8,
         experts=experts.experts,
+        causal_conv=causal_conv.causal_conv,
+        gated_delta_rule=delta_rule.gated_delta_rule,
         sampling=SamplingKernels(
             argmax.argmax,
             gumbel_argmax.gumbel_argmax,

@@ -15,6 +15,8 @@ from kernels.ops import (
     activation,
     argmax,
     attention,
+    causal_conv,
+    delta_rule,
     draft_verification,
     experts,
     gumbel_argmax,
@@ -37,6 +39,7 @@ from kernels.ops.head_linear import HeadWeights
 from kernels.ops.kv_cache import KVCache
 from kernels.ops.linear import LinearWeight
 from kernels.ops.rotary_store import HeadNorm
+from kernels.ops.state_plan import StatePlan
 
 Accepts = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, tuple[Tensor, Tensor]], Tensor]
 LogResidual = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -46,6 +49,7 @@ VerifyDrafts = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], Tensor
 PackExperts = Callable[[Sequence[Tensor], Tensor | None], ExpertWeights]
 Route = Callable[[Tensor, Routing, Tensor | None], tuple[Tensor, Tensor]]
 Experts = Callable[[Tensor, Tensor, Tensor, ExpertWeights, ExpertWeights, str, bool], Tensor]
+DeltaRule = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, StatePlan], Tensor]
 PlanStatic = Callable[[Tensor, Sequence[int], int, int, int], StaticPlan]
 PlanAttention = Callable[[Sequence[int], Sequence[int], Tensor, int, Sequence[int]], AttentionMetadata]
 
@@ -111,6 +115,8 @@ class Kernels:
     experts: Experts = experts.experts
     pack_heads: Callable[[Sequence[Tensor]], HeadWeights] = head_linear.pack_heads  # never quantised
     head_linear: Callable[[Tensor, HeadWeights], Tensor] = head_linear.head_linear
+    causal_conv: Callable[[Tensor, Tensor, Tensor, StatePlan], Tensor] = causal_conv.causal_conv
+    gated_delta_rule: DeltaRule = delta_rule.gated_delta_rule
 
 
 @dataclass(frozen=True, slots=True)

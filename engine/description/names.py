@@ -18,6 +18,7 @@ class Part:
     transposed: bool = False  # stored as [in_features, out_features]
     rows: slice | None = None  # of the matrix, after it was transposed
     head_order: tuple[int, ...] | None = None  # of the dimensions of each head
+    head_rows: int = 0  # that are stored of each head, where `head_order` takes some of more than it names
     absorbed: bool = False  # its rows, once taken, are columns: a map of keys that queries go through backwards
     plus_one: bool = False  # stored as what is added to one
 
@@ -35,6 +36,8 @@ class Part:
             shape = shape[::-1]
         if self.rows is not None:
             shape = (len(range(*self.rows.indices(shape[0]))), *shape[1:])
+        if self.head_rows and self.head_order is not None:
+            shape = (shape[0] // self.head_rows * len(self.head_order), *shape[1:])
         return shape[::-1] if self.absorbed else shape
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from engine.description.families import FAMILIES, Family
+from engine.description.families import FAMILIES, HYBRIDS, Family
 from engine.description.keys import ConfigKeys
 from engine.description.names import TensorMap
 from engine.description.spec import ModelSpec
@@ -56,6 +56,9 @@ def _family(raw: Mapping[str, Any]) -> tuple[str, Family]:
     names = raw.get("architectures")
     if not isinstance(names, list) or not names:
         raise ModelError("architectures is missing or empty")
+    if names[0] in HYBRIDS and names[0] not in FAMILIES:
+        reason = "its layers of linear attention keep states, for which plans have no place"
+        raise ModelError(f"architectures {names[0]!r} is not served yet: {reason}")
     if names[0] not in FAMILIES:
         raise ModelError(f"architecture {names[0]!r} is not supported; supported: {', '.join(FAMILIES)}")
     return str(names[0]), FAMILIES[names[0]]

@@ -1,6 +1,6 @@
 """The description of a decoder that all executors run.  Lengths in tokens; a `scale` multiplies.
 
-A layer is, with absent norms left out:
+A layer is, with absent norms left out, and `attention` either attention over a cache or linear attention over a state:
 
     x = x + residual_scale * attention_norm(attention(input_norm(x)))
     x = x + residual_scale * mlp_output_norm(mlp(mlp_norm(x)))
@@ -59,6 +59,7 @@ class AttentionSpec:
     rope: int = 0  # index of ModelSpec.ropes, or NO_ROPE
     qkv_bias: bool = False
     output_bias: bool = False
+    gated: bool = False  # the sigmoid of a linear of the layer's input scales what attention gives, feature by feature
 
     @property
     def score_scale(self) -> float:
@@ -78,6 +79,33 @@ class AttentionSpec:
     def rotation(self) -> tuple[int, int]:
         """Which rope turns how many dimensions: what a table of cosines depends on."""
         return self.rope, self.latent.rotated if self.latent else self.head_dim
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeltaNetSpec:
+    """Linear attention by the gated delta rule, behind a short convolution; its memory is a state of fixed size.
+
+    A norm of each head's result, and a gate, stand before the output.
+    """
+
+    key_heads: int  # each shared by value_heads / key_heads neighbours
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    conv_width: int  # tokens that the convolution sees, its own included
+
+    @property
+    def key_features(self) -> int:
+        return self.key_heads * self.key_dim
+
+    @property
+    def value_features(self) -> int:
+        return self.value_heads * self.value_dim
+
+    @property
+    def channels(self) -> int:
+        """Features that are convolved: queries, keys, values."""
+        return 2 * self.key_features + self.value_features
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +140,7 @@ class MlpSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerSpec:
-    attention: AttentionSpec
+    attention: AttentionSpec | DeltaNetSpec
     mlp: MlpSpec
     input_norm: bool = True
     attention_norm: bool = False  # of the attention's output
@@ -148,17 +176,22 @@ class ModelSpec:
 
     @property
     def attentions(self) -> tuple[AttentionSpec, ...]:
-        """Of each layer."""
-        return tuple(layer.attention for layer in self.layers)
+        """Of the layers that have a cache, in their order: layers of linear attention have no place among them."""
+        return tuple(layer.attention for layer in self.layers if isinstance(layer.attention, AttentionSpec))
+
+    @property
+    def has_states(self) -> bool:
+        """Whether some layers keep a state of each sequence, which unlike a cache cannot be cut back or shared."""
+        return len(self.attentions) < len(self.layers)
 
     @property
     def head_shapes(self) -> tuple[tuple[int, int], ...]:
-        """Query heads that share a KV head, and dimensions: each pair that a layer has."""
+        """Query heads that share a KV head, and dimensions: each pair that a layer with a cache has."""
         return tuple(dict.fromkeys((one.group, one.head_dim) for one in self.attentions))
 
     def windows(self, max_model_len: int) -> tuple[int, ...]:
         """The windows that are shorter than sequences of up to so many tokens, the smallest first."""
-        found = {layer.attention.window for layer in self.layers}
+        found = {one.window for one in self.attentions}
         return tuple(sorted(window for window in found if 0 < window < max_model_len))
 
     @property

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from engine.description.delta_tensors import delta_parts
 from engine.description.names import NameTable, Part, Parts, TensorMap
-from engine.description.spec import NO_ROPE, AttentionSpec, ExpertsSpec, LatentSpec, LayerSpec, ModelSpec
+from engine.description.spec import NO_ROPE, AttentionSpec, DeltaNetSpec, ExpertsSpec, LatentSpec, LayerSpec, ModelSpec
 
 PER_HEAD_SLOTS = ("key_up", "value_up")  # whose parts are a matrix each
 
@@ -55,7 +56,10 @@ class _LayerParts:
                 yield from _norm(self._spec, self._table, slot, self._name(slot), hidden)
         if layer.scaled:
             yield "scale", (Part(self._name("scale"), (1,)),)
-        yield from self._attention()
+        if isinstance(layer.attention, DeltaNetSpec):
+            yield from delta_parts(layer.attention, self._table, self._prefix, hidden)
+        else:
+            yield from self._attention(layer.attention)
         mlp = layer.mlp
         if mlp.experts is not None:
             yield from self._experts(mlp.experts)
@@ -65,8 +69,8 @@ class _LayerParts:
             yield from self._linear("gate_up", slots[0], rows, hidden, bias=mlp.bias)
             yield from self._linear("down", slots[1], (hidden,), mlp.inner, bias=mlp.bias)
 
-    def _attention(self) -> Iterator[tuple[str, Parts]]:
-        a, hidden = self._layer.attention, self._spec.hidden_size
+    def _attention(self, a: AttentionSpec) -> Iterator[tuple[str, Parts]]:
+        hidden = self._spec.hidden_size
         if a.latent is not None:
             yield from self._latent(a, a.latent)
             return
@@ -77,6 +81,8 @@ class _LayerParts:
             query, key = (f"{self._prefix}{name}.weight" for name in self._table.slots["qkv"][:2])
             given = Part(query, (queries, hidden), head_order=order), Part(key, (keys, hidden), head_order=order)
             yield "qkv", (*given, Part(key, (keys, hidden), rows=slice(keys)))
+        elif a.gated:
+            yield from self._gated_qkv(a, order)
         else:
             yield from self._linear("qkv", "qkv", rows, hidden, bias=a.qkv_bias, orders=(order, order, None))
         yield from self._linear("output", "output", (hidden,), queries, bias=a.output_bias)
@@ -87,6 +93,25 @@ class _LayerParts:
                 yield slot, (Part(name, (size,), plus_one=self._table.norms_plus_one, head_order=order),)
         if a.sinks:
             yield "sinks", (Part(self._name("sinks"), (a.num_heads,)),)
+
+    def _gated_qkv(self, a: AttentionSpec, order: tuple[int, ...] | None) -> Iterator[tuple[str, Parts]]:
+        """Queries, keys, values, and the gates; a stored head of queries has the gates of its results behind it."""
+        dims = a.head_dim
+        query, key, value = (self._prefix + name for name in self._table.slots["qkv"])
+        both = 2 * a.num_heads * dims
+        for suffix in (".weight", ".bias") if a.qkv_bias else (".weight",):
+            width = (self._spec.hidden_size,) if suffix == ".weight" else ()
+            stored = Part(query + suffix, (both, *width), head_order=order or tuple(range(dims)), head_rows=2 * dims)
+            keys = (a.num_kv_heads * dims, *width)
+            yield (
+                "qkv" + suffix.removeprefix(".weight"),
+                (
+                    stored,
+                    Part(key + suffix, keys, head_order=order),
+                    Part(value + suffix, keys),
+                    replace(stored, head_order=tuple(range(dims, 2 * dims))),
+                ),
+            )
 
     def _latent(self, a: AttentionSpec, latent: LatentSpec) -> Iterator[tuple[str, Parts]]:
         hidden, width = self._spec.hidden_size, latent.plain + latent.rotated

@@ -116,7 +116,7 @@ def _with_flash(
         kernels = with_flash(kernels, backend, shapes.pop(), device)
     except ModuleNotFoundError as error:
         raise ConfigError(f"attention_backend is {backend!r}, but {error}; use auto or triton") from error
-    if not kernels.attention_sinks and any(layer.attention.sinks for layer in spec.layers):
+    if not kernels.attention_sinks and any(one.sinks for one in spec.attentions):
         raise ConfigError(f"attention_backend {backend!r} does not serve this model's attention sinks; use triton")
     return kernels
 

@@ -137,7 +137,7 @@ def with_graphs(settings: Settings, backend: Backend, model: Model) -> Model:
     `enforce_eager` leaves the graphs out.
     """
     able = backend.device.type == "cuda" and backend.kernels.static_attention is not None
-    if settings.engine.enforce_eager or not able or not isinstance(model, Decoder):
+    if settings.engine.enforce_eager or not able or not isinstance(model, Decoder) or model.spec.has_states:
         return model
     longest = 1 if settings.speculation.draft == "off" else 1 + settings.speculation.max_num_draft_tokens
     most = most_positions(settings.scheduling, settings.speculation)
@@ -193,10 +193,10 @@ def _gpu_budget(settings: Settings, model: Model) -> int:
     return gpu_budget(settings.memory, total=total, weights=weights + elsewhere, peak_activation=peak)
 
 
-def _allocate(settings: MemorySettings, model: Model, plan: MemoryPlan) -> KVPool:
+def _allocate(settings: MemorySettings, model: Model, plan: MemoryPlan, num_rows: int) -> KVPool:
     """Raises ConfigError where the size was set and cannot be allocated: a restart would not help."""
     try:
-        return model.allocate(plan.num_blocks, plan.block_size, plan.windows)
+        return model.allocate(plan.num_blocks, plan.block_size, plan.windows, num_rows)
     except (MemoryError, OSError, OverflowError, RuntimeError) as error:  # torch's lack of memory is a RuntimeError
         if not (settings.kv_cache_memory or settings.num_blocks):
             raise
@@ -220,7 +220,7 @@ def assemble(
         device_tables=tables,
         sliding=plan.windows,
     )
-    pool = _allocate(settings.memory, model, plan)
+    pool = _allocate(settings.memory, model, plan, settings.scheduling.max_num_seqs)
     if isinstance(model, GraphedDecoder) and tables is not None:
         model.capture(table.tokens, tables.table, plan.block_size, progress=show_progress)
         log.info("graphs_captured", num_graphs=model.num_graphs)

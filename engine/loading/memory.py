@@ -68,10 +68,11 @@ class MemoryPlan:
 def block_bytes(
     spec: ModelSpec, layer_bytes: Sequence[int], windows: Sequence[int]
 ) -> tuple[int, tuple[WindowBytes, ...]]:
-    """Of a block in all layers without one of these windows, and in those of each."""
+    """Of a block in all layers without one of these windows, and in those of each; `layer_bytes`: in each
+    that has a cache."""
     totals = dict.fromkeys((0, *windows), 0)
-    for layer, size in zip(spec.layers, layer_bytes, strict=True):
-        totals[layer.attention.window if layer.attention.window in windows else 0] += size
+    for one, size in zip(spec.attentions, layer_bytes, strict=True):
+        totals[one.window if one.window in windows else 0] += size
     return totals[0], tuple(WindowBytes(window, totals[window]) for window in windows)
 
 

@@ -26,9 +26,10 @@ def peak_activation(model: Model, settings: Settings) -> int:
     device = model.device
     before = torch.cuda.memory_allocated(device)
     torch.cuda.reset_peak_memory_stats(device)
-    model.allocate(1, settings.memory.block_size)
+    batch = _largest_batch(model, settings)
+    model.allocate(1, settings.memory.block_size, num_rows=len(batch.rows))
     with torch.inference_mode():
-        hidden = model.forward(_largest_batch(model, settings))
+        hidden = model.forward(batch)
         logits = model.logits(hidden[: most_positions(settings.scheduling, settings.speculation)])
         copies = [torch.empty_like(logits) for _ in range(COPIES)]
         tokens = torch.zeros(len(logits), dtype=torch.int64, device=device)[:MOST_ROWS]

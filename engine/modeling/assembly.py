@@ -8,11 +8,19 @@ import torch
 from torch import Tensor
 
 from engine.description.names import LayerParts, Part, Parts
-from engine.description.spec import NO_ROPE, ExpertsSpec, LatentSpec, LayerSpec, ModelSpec
+from engine.description.spec import NO_ROPE, AttentionSpec, DeltaNetSpec, ExpertsSpec, LatentSpec, LayerSpec, ModelSpec
 from engine.description.tensors import PER_HEAD_SLOTS
-from engine.modeling.decoder import Decoder, DecoderLayer, DenseWeights, MixtureWeights, NormWeight
+from engine.modeling.decoder import (
+    AttentionWeights,
+    Decoder,
+    DecoderLayer,
+    DenseWeights,
+    MixtureWeights,
+    NormWeight,
+)
 from engine.modeling.kv_pool import KVLayout
 from engine.modeling.latent import LatentWeights
+from engine.modeling.linear_attention import DeltaWeights
 from engine.modeling.projection import Projection
 from engine.modeling.rope import build_rope_table
 from engine.weights.formats import Formats
@@ -118,13 +126,9 @@ class _Reader:
     def layer(self, described: LayerSpec, parts: LayerParts) -> DecoderLayer:
         mlp = described.mlp
         layer = DecoderLayer(
-            heads=described.attention,
+            mixer=self._mixer(described.attention, parts),
             input_norm=self.norm("input_norm", parts),
             qkv=self._projection("qkv", parts),
-            head_norm=None if described.attention.latent else self._head_norm(parts),
-            value_norm=self._ones(described.attention.head_dim) if described.attention.value_norm else None,
-            latent=self._latent(described.attention.latent, parts) if described.attention.latent else None,
-            sinks=self.vector(parts["sinks"]).float() if "sinks" in parts else None,
             output=self._projection("output", parts),
             attention_norm=self.norm("attention_norm", parts),
             mlp_norm=self.norm("mlp_norm", parts),
@@ -137,6 +141,28 @@ class _Reader:
         )
         self._source.release()
         return layer
+
+    def _mixer(self, described: AttentionSpec | DeltaNetSpec, parts: LayerParts) -> AttentionWeights | DeltaWeights:
+        if isinstance(described, DeltaNetSpec):
+            return self._delta(described, parts)
+        return AttentionWeights(
+            heads=described,
+            head_norm=None if described.latent else self._head_norm(parts),
+            value_norm=self._ones(described.head_dim) if described.value_norm else None,
+            latent=self._latent(described.latent, parts) if described.latent else None,
+            sinks=self.vector(parts["sinks"]).float() if "sinks" in parts else None,
+        )
+
+    def _delta(self, described: DeltaNetSpec, parts: LayerParts) -> DeltaWeights:
+        return DeltaWeights(
+            described=described,
+            gates=self._projection("delta.gates", parts, self._kernels.pack_exact).weight,
+            taps=self.matrix(parts["delta.taps"]).squeeze(1).t().contiguous(),
+            rate=self.vector(parts["delta.rate"]).float().exp(),
+            step=self.vector(parts["delta.step"]).float(),
+            norm=self.vector(parts["delta.norm"]),
+            eps=self._spec.norm.eps,
+        )
 
     def _ones(self, size: int) -> Tensor:
         return torch.ones(size, dtype=self.dtype, device=self._device)

@@ -6,8 +6,9 @@ belongs to which sequence, from its metadata.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,6 +18,7 @@ from engine.modeling.batch import StepBatch
 from engine.modeling.inputs import PoolInputs, StepInputs, build_inputs
 from engine.modeling.kv_pool import KVLayout, KVPool, LayerPools, Sliding
 from engine.modeling.latent import LatentWeights
+from engine.modeling.linear_attention import DeltaStates, DeltaWeights, attend_linearly
 from engine.modeling.projection import Projection
 from engine.modeling.rope import RopeTable, Rotation
 from kernels.interface import Kernels
@@ -54,17 +56,32 @@ class MixtureWeights:
 
 
 @dataclass(frozen=True, slots=True)
+class AttentionWeights:
+    """Attention's beside its projections.  It reads (num_heads + 2 num_kv_heads) * head_dim features of each token, and
+    as many as it gives where it is gated; of latents, what queries are made of + rank + rotated."""
+
+    heads: AttentionSpec
+    head_norm: HeadNorm | None
+    value_norm: Tensor | None  # [head_dim] ones, where values are normed
+    latent: LatentWeights | None
+    sinks: Tensor | None  # [num_heads] float32
+
+
+class LayerCache(NamedTuple):
+    """Where a layer's keys and values are."""
+
+    cache: KVCache
+    pool: int  # of those that a step's inputs name
+
+
+@dataclass(frozen=True, slots=True)
 class DecoderLayer:
     """One layer's weights; a norm that the layer does not have is None."""
 
-    heads: AttentionSpec
+    mixer: AttentionWeights | DeltaWeights
     input_norm: NormWeight | None
-    qkv: Projection  # [(num_heads + 2 num_kv_heads) * head_dim, hidden_size]
-    head_norm: HeadNorm | None
-    value_norm: Tensor | None  # [head_dim] ones, where values are normed
-    latent: LatentWeights | None  # then qkv is [what queries are made of + rank + rotated, hidden_size]
-    sinks: Tensor | None  # [num_heads] float32
-    output: Projection  # [hidden_size, num_heads * head_dim]
+    qkv: Projection  # [what `mixer` reads, hidden_size]
+    output: Projection  # [hidden_size, what `mixer` gives]
     attention_norm: NormWeight | None
     mlp_norm: NormWeight | None
     activation: str
@@ -95,15 +112,14 @@ class Decoder:
         self.kernels = kernels
         self.layout = layout
         self._layers = tuple(layers)
-        self._pools = (0,) * len(layers)  # of each layer's keys and values
-        self.windows = self._windows_by_pool(1)  # of the layers of each pool
+        self.windows = self._windows_by_pool((0,) * len(spec.attentions), 1)  # of the layers of each pool
         self._embedding = embedding
         self._positions = positions
         self._norm = norm
         self._head = head
         self._ropes = dict(ropes)
         self._next_norms = (*(layer.input_norm for layer in layers[1:]), norm)
-        self._caches: list[KVCache] = []
+        self._memories: list[LayerCache | DeltaStates] = []  # one of each layer
 
     @property
     def device(self) -> torch.device:
@@ -112,22 +128,28 @@ class Decoder:
     def layer_bytes(self, block_size: int) -> list[int]:
         return self.layout.layer_bytes(block_size)
 
-    def allocate(self, num_blocks: int, block_size: int, sliding: Sliding = ()) -> KVPool:
-        pools = LayerPools.of((layer.heads.window for layer in self._layers), num_blocks, sliding)
-        self._pools = pools.pools
-        self.windows = self._windows_by_pool(len(pools.sizes))
-        self._caches = self.layout.make_caches(pools.num_blocks, block_size)
-        return pools.make(block_size, [cache.tensors for cache in self._caches])
+    def allocate(self, num_blocks: int, block_size: int, sliding: Sliding = (), num_rows: int = 0) -> KVPool:
+        pools = LayerPools.of((heads.window for heads in self.spec.attentions), num_blocks, sliding)
+        self.windows = self._windows_by_pool(pools.pools, len(pools.sizes))
+        caches = self.layout.make_caches(pools.num_blocks, block_size)
+        each, dtype = map(LayerCache, caches, pools.pools), self._norm.weight.dtype
+        self._memories = [
+            DeltaStates.make(layer.mixer.described, num_rows, dtype, self.device)
+            if isinstance(layer.mixer, DeltaWeights)
+            else next(each)
+            for layer in self._layers
+        ]
+        return pools.make(block_size, [cache.tensors for cache in caches])
 
-    def _windows_by_pool(self, num_pools: int) -> list[tuple[int, ...]]:
+    def _windows_by_pool(self, pools: Iterable[int], num_pools: int) -> list[tuple[int, ...]]:
         found: list[set[int]] = [set() for _ in range(num_pools)]
-        for pool, layer in zip(self._pools, self._layers, strict=True):
-            found[pool].add(layer.heads.window)
+        for pool, heads in zip(pools, self.spec.attentions, strict=True):
+            found[pool].add(heads.window)
         return [tuple(sorted(windows)) for windows in found]
 
     def forward(self, batch: StepBatch) -> Tensor:
         """Final hidden states [sum of wanted, hidden_size]; writes this step's keys and values into the pool."""
-        inputs = build_inputs(batch, self.kernels, self.windows)
+        inputs = build_inputs(batch, self.kernels, self.windows, has_states=self.spec.has_states)
         return self.compute(inputs)[inputs.wanted]
 
     def compute(self, inputs: StepInputs) -> Tensor:
@@ -138,9 +160,8 @@ class Decoder:
         residual = self._embed(inputs)
         first = self._layers[0].input_norm
         hidden = residual if first is None else self._normed(residual, first)
-        columns = zip(self._layers, self._caches, self._pools, self._next_norms, strict=True)
-        for layer, cache, pool, next_norm in columns:
-            attended = self._attend(layer, hidden, rotations[layer.heads.rotation], inputs.pools[pool], cache)
+        for layer, memory, next_norm in zip(self._layers, self._memories, self._next_norms, strict=True):
+            attended = self._project(layer.output, self._mix(layer, hidden, rotations, inputs, memory))
             hidden, residual = self._add(attended, residual, layer.attention_norm, layer.mlp_norm)
             branch, output_norm = self._mlp(layer, hidden), layer.mlp_output_norm
             if layer.scale is not None:
@@ -196,30 +217,53 @@ class Decoder:
         total = branch + residual
         return total if next_norm is None else self._normed(total, next_norm), total
 
-    def _attend(
+    def _mix(
         self,
         layer: DecoderLayer,
         hidden: Tensor,  # [num_tokens, hidden_size]
+        rotations: Mapping[tuple[int, int], Rotation],
+        inputs: StepInputs,
+        memory: LayerCache | DeltaStates,
+    ) -> Tensor:  # [num_tokens, in_features of the layer's output]
+        mixed, mixer = self._project(layer.qkv, hidden), layer.mixer
+        if isinstance(mixer, AttentionWeights):
+            assert isinstance(memory, LayerCache)
+            rotation = rotations[mixer.heads.rotation]
+            return self._attend(mixer, mixed, rotation, inputs.pools[memory.pool], memory.cache)
+        assert isinstance(memory, DeltaStates)
+        assert inputs.states is not None
+        return attend_linearly(mixer, hidden, mixed, self.kernels, memory, inputs.states)
+
+    def _attend(
+        self,
+        mixer: AttentionWeights,
+        mixed: Tensor,  # [num_tokens, what it reads]
         rotation: Rotation,
         inputs: PoolInputs,
         cache: KVCache,
-    ) -> Tensor:  # [num_tokens, hidden_size]
-        heads = layer.heads
-        mixed, head_norm = self._project(layer.qkv, hidden), layer.head_norm
-        if layer.latent is not None:
-            values = layer.latent.attend(self.kernels, heads, mixed, rotation, inputs, cache)
-            return self._project(layer.output, values)
+    ) -> Tensor:  # [num_tokens, num_heads * head_dim, or of the values that are made of latents]
+        heads, head_norm, num_vectors = (
+            mixer.heads,
+            mixer.head_norm,
+            mixer.heads.num_heads + 2 * mixer.heads.num_kv_heads,
+        )
+        if mixer.latent is not None:
+            return mixer.latent.attend(self.kernels, heads, mixed, rotation, inputs, cache)
+        gate = mixed[:, num_vectors * heads.head_dim :]
         if head_norm is not None and heads.qk_norm == "whole":
             mixed, head_norm = self._norm_whole(mixed, head_norm), None
-        mixed = mixed.view(hidden.shape[0], -1, heads.head_dim)
-        if layer.value_norm is not None:
+        mixed = mixed.view(len(mixed), -1, heads.head_dim)
+        if heads.gated:
+            mixed = mixed[:, :num_vectors]
+        if mixer.value_norm is not None:
             values = mixed[:, -heads.num_kv_heads :]
-            values.copy_(self.kernels.rms_norm(values.contiguous(), layer.value_norm, self.spec.norm.eps))
+            values.copy_(self.kernels.rms_norm(values.contiguous(), mixer.value_norm, self.spec.norm.eps))
         query = self.kernels.rotary_store(mixed, *rotation, head_norm, cache, inputs.slot_mapping)
         attended = self.kernels.paged_attention(
-            query, cache, inputs.attention, heads.score_scale, heads.window, heads.softcap, layer.sinks
+            query, cache, inputs.attention, heads.score_scale, heads.window, heads.softcap, mixer.sinks
         )
-        return self._project(layer.output, attended.flatten(1))
+        attended = attended.flatten(1)
+        return self.kernels.gated_activation(torch.cat((gate, attended), dim=1), "sigmoid") if heads.gated else attended
 
     def _norm_whole(
         self,
@@ -251,7 +295,7 @@ class Decoder:
             return mixed
         if mixture.shared_gate is not None:
             gate = self.kernels.exact_linear(hidden, mixture.shared_gate.weight, None)
-            shared = torch.sigmoid(gate) * shared
+            shared = self.kernels.activation(gate, "sigmoid") * shared
         return mixed + shared
 
     def _feed_forward(

@@ -11,6 +11,7 @@ from torch import Tensor
 from engine.modeling.batch import Ints, StepBatch
 from kernels.interface import Kernels
 from kernels.ops.attention import AttentionMetadata
+from kernels.ops.state_plan import StatePlan
 from kernels.ops.transfer import to_device
 
 
@@ -30,9 +31,12 @@ class StepInputs:
     positions: Tensor  # [num_tokens] int64
     pools: Sequence[PoolInputs]  # of the layers of each KV pool
     wanted: Tensor  # [sum of wanted] int64 places of the tokens whose hidden states are returned
+    states: StatePlan | None = None  # of models whose layers keep states
 
 
-def build_inputs(batch: StepBatch, kernels: Kernels, windows: Sequence[tuple[int, ...]]) -> StepInputs:
+def build_inputs(
+    batch: StepBatch, kernels: Kernels, windows: Sequence[tuple[int, ...]], *, has_states: bool = False
+) -> StepInputs:
     """`windows`: the distinct ones of the layers of each KV pool.
 
     Token ids are gathered on the device, where the newest of them may only just have been sampled.
@@ -54,7 +58,14 @@ def build_inputs(batch: StepBatch, kernels: Kernels, windows: Sequence[tuple[int
         positions=where[1],
         pools=pools,
         wanted=to_device(batch.wanted_places(), device),
+        states=_plan_states(batch) if has_states else None,
     )
+
+
+def _plan_states(batch: StepBatch) -> StatePlan:
+    """A row's states lie at its number."""
+    starts = np.concatenate(([0], np.cumsum(batch.scheduled)))
+    return StatePlan(*(to_device(column, batch.tokens.device) for column in (batch.rows, starts, batch.computed)))
 
 
 def _plan_attention(

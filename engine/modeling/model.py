@@ -26,12 +26,15 @@ class Model(Protocol):
     def device(self) -> torch.device: ...
 
     def layer_bytes(self, block_size: int) -> list[int]:
-        """Of a block of the KV pool, in each layer."""
+        """Of a block of the KV pool, in each layer with a cache."""
         ...
 
-    def allocate(self, num_blocks: int, block_size: int, sliding: Sliding = ()) -> KVPool:
+    def allocate(self, num_blocks: int, block_size: int, sliding: Sliding = (), num_rows: int = 0) -> KVPool:
         """The pool that `forward` works on from now on; one that was there before is dropped.  Layers with a window
-        of `sliding` have blocks of their own there."""
+        of `sliding` have blocks of their own there.
+
+        A model whose layers keep states has them for as many rows.
+        """
         ...
 
     def forward(self, batch: StepBatch) -> Tensor:

@@ -17,6 +17,7 @@ from engine.description.names import Part
 from engine.description.spec import NO_ROPE, AttentionSpec, ModelSpec
 from engine.modeling.batch import Ints, StepBatch
 from engine.modeling.kv_pool import KVPool, LayerPools, Sliding
+from engine.modeling.native_delta import make_states
 from engine.modeling.native_layers import LayerPacker, NativeLayer, NativeNorm, address, describe_layer
 from engine.modeling.rope import build_rope_table
 from engine.weights.formats import Formats
@@ -75,6 +76,7 @@ class NativeDecoder:
         self._held = (embedding, positions, norm, head)
         self._layers = layers
         self._pool: KVPool | None = None
+        self._states: list[tuple[Tensor, Tensor]] = []  # of the layers of linear attention
         self._pools = LayerPools((), ())
         self._layer_structs = (abi.PgLayer * 0)()
         self._logits = torch.empty(0)
@@ -90,12 +92,17 @@ class NativeDecoder:
     def layer_bytes(self, block_size: int) -> list[int]:
         return self.layout.layer_bytes(block_size)
 
-    def allocate(self, num_blocks: int, block_size: int, sliding: Sliding = ()) -> KVPool:
-        self._pools = LayerPools.of((layer.described.attention.window for layer in self._layers), num_blocks, sliding)
+    def allocate(self, num_blocks: int, block_size: int, sliding: Sliding = (), num_rows: int = 0) -> KVPool:
+        self._pools = LayerPools.of((heads.window for heads in self.spec.attentions), num_blocks, sliding)
         self._columns = None
         blocks = self.layout.make_blocks(self._pools.num_blocks, block_size)
-        self._structs = []
-        structs = [layer.struct(*both, self._structs) for layer, both in zip(self._layers, blocks, strict=True)]
+        self._structs, each = [], iter(blocks)
+        memories = [
+            next(each) if layer.delta is None else make_states(layer.delta.described, num_rows)
+            for layer in self._layers
+        ]
+        self._states = [both for layer, both in zip(self._layers, memories, strict=True) if layer.delta is not None]
+        structs = [layer.struct(both, self._structs) for layer, both in zip(self._layers, memories, strict=True)]
         self._model.block_size = block_size
         self._layer_structs = (abi.PgLayer * len(structs))(*structs)
         self._model.layers = self._layer_structs
@@ -142,7 +149,9 @@ class NativeDecoder:
         if columns is None or columns.tokens is not batch.tokens or columns.tables is not batch.block_tables:
             columns = self._columns = StepColumns(batch.tokens, batch.block_tables)
             width = batch.block_tables.shape[1] // len(self._pools.sizes)
-            for struct, pool in zip(self._layer_structs, self._pools.pools, strict=True):
+            both = zip(self._layer_structs, self._layers, strict=True)
+            cached = (struct for struct, layer in both if layer.delta is None)
+            for struct, pool in zip(cached, self._pools.pools, strict=True):
                 struct.table = pool * width
         return columns.fill(batch.rows, batch.computed, batch.scheduled, batch.wanted)
 
@@ -195,7 +204,9 @@ def build_native(
         embedding=embedding,
         positions=positions,
         layers=[
-            packer.layer(layer, parts, tables[layer.attention.rotation])
+            packer.layer(
+                layer, parts, tables[one.rotation] if isinstance(one := layer.attention, AttentionSpec) else None
+            )
             for layer, parts in zip(spec.layers, tensors.layers, strict=True)
         ],
         norm=packer.final_norm(tensors.norm),

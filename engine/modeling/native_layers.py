@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from engine.description.names import LayerParts, Parts
-from engine.description.spec import ExpertsSpec, LatentSpec, LayerSpec, ModelSpec
+from engine.description.spec import AttentionSpec, DeltaNetSpec, ExpertsSpec, LatentSpec, LayerSpec, ModelSpec
 from engine.description.tensors import PER_HEAD_SLOTS
+from engine.modeling.native_delta import NativeDelta, describe_delta
 from engine.weights.formats import Formats
 from engine.weights.pages import Arena, padded
 from engine.weights.source import WeightSource
@@ -87,8 +88,9 @@ class NativeLayer:
     sinks: Tensor | None  # [num_heads] float32
     scale: Tensor | None  # [1] float32
     rotation: tuple[Tensor, Tensor] | None  # cos and sin, each [max_positions, rotated dimensions / 2] float32
+    delta: NativeDelta | None  # of linear attention
 
-    def struct(self, keys: Tensor, values: Tensor, held: list[object]) -> abi.PgLayer:
+    def struct(self, memory: tuple[Tensor, Tensor], held: list[object]) -> abi.PgLayer:
         """What the structure points at beside tensors goes to `held`."""
         layer = describe_layer(self.described, held)
         for slot, norm in self.norms.items():
@@ -102,34 +104,39 @@ class NativeLayer:
         if self.rotation is not None:
             layer.cos, layer.sin = (table.data_ptr() for table in self.rotation)
         layer.sinks, layer.layer_scale = address(self.sinks), address(self.scale)
-        layer.keys, layer.values = keys.data_ptr(), values.data_ptr()
+        first, second = (tensor.data_ptr() for tensor in memory)
+        if self.delta is None:
+            layer.keys, layer.values = first, second
+        else:
+            self.delta.fill(layer.delta.contents, first, second)
         return layer
 
 
 def describe_layer(layer: LayerSpec, held: list[object]) -> abi.PgLayer:
     """The dimensions, without any memory but that of the structures that this one points at, which go to `held`."""
     heads, mlp = layer.attention, layer.mlp
-    described = abi.PgLayer(
-        num_heads=heads.num_heads,
-        num_kv_heads=heads.num_kv_heads,
-        head_dim=heads.head_dim,
-        norm_whole=heads.qk_norm == "whole",
-        scale=heads.scale,
-        softcap=heads.softcap,
-        window=heads.window,
-        inner=mlp.inner,
-        gated=mlp.gated,
-        activation=ACTIVATIONS[mlp.activation],
-    )
+    described = abi.PgLayer(inner=mlp.inner, gated=mlp.gated, activation=ACTIVATIONS[mlp.activation])
+    if isinstance(heads, DeltaNetSpec):
+        delta = describe_delta(heads)
+        held.append(delta)
+        described.delta = ctypes.pointer(delta)
+    else:
+        _describe_heads(described, heads, held)
     if mlp.experts is not None:
         experts = describe_experts(mlp.experts)
         held.append(experts)
         described.experts = ctypes.pointer(experts)
+    return described
+
+
+def _describe_heads(layer: abi.PgLayer, heads: AttentionSpec, held: list[object]) -> None:
+    layer.num_heads, layer.num_kv_heads, layer.head_dim = heads.num_heads, heads.num_kv_heads, heads.head_dim
+    layer.norm_whole, layer.attention_gate = heads.qk_norm == "whole", heads.gated
+    layer.scale, layer.softcap, layer.window = heads.scale, heads.softcap, heads.window
     if heads.latent is not None:
         latent = describe_latent(heads.latent)
         held.append(latent)
-        described.latent = ctypes.pointer(latent)
-    return described
+        layer.latent = ctypes.pointer(latent)
 
 
 def describe_latent(latent: LatentSpec) -> abi.PgLatent:
@@ -185,13 +192,25 @@ class LayerPacker:
             norms=self._norms(described, parts),
             linears=linears,
             experts=None if mlp.experts is None else self._experts(mlp.experts, parts, gated=mlp.gated),
-            latent=self._latent(parts) if described.attention.latent else None,
+            latent=self._latent(parts) if PER_HEAD_SLOTS[0] in parts else None,
             sinks=self.vector(parts["sinks"]) if "sinks" in parts else None,
             scale=self.vector(parts["scale"]) if described.scaled else None,
             rotation=rotation,
+            delta=self._delta(described.attention, parts) if isinstance(described.attention, DeltaNetSpec) else None,
         )
         self._source.release()
         return layer
+
+    def _delta(self, described: DeltaNetSpec, parts: LayerParts) -> NativeDelta:
+        taps = self._source.take(parts["delta.taps"][0]).to(torch.float32)
+        return NativeDelta(
+            described=described,
+            gates=self.linear(parts["delta.gates"], None, self._exact),
+            taps=taps.squeeze(1).t().contiguous(),
+            rate=self.vector(parts["delta.rate"]).exp(),
+            step=self.vector(parts["delta.step"]),
+            norm=self.vector(parts["delta.norm"]),
+        )
 
     def final_norm(self, parts: LayerParts) -> NativeNorm:
         norm = self._norm("norm", parts)
@@ -224,7 +243,7 @@ class LayerPacker:
 
     def _norms(self, described: LayerSpec, parts: LayerParts) -> dict[str, NativeNorm]:
         norms = {slot: self._norm(slot, parts) for slot in parts if slot.endswith("_norm")}
-        if described.attention.value_norm:
+        if isinstance(described.attention, AttentionSpec) and described.attention.value_norm:
             norms["value_norm"] = NativeNorm(torch.ones(described.attention.head_dim), None, "rms")
         return norms
 
@@ -262,7 +281,8 @@ class LayerPacker:
                     continue
                 each = len(whole) // count if slot.startswith("experts_") else len(whole)
                 each = 1 if slot in PER_HEAD_SLOTS else each
-                dtype = self._exact if slot in ("router", "shared_gate", *PER_HEAD_SLOTS) else self._dtype
+                is_exact = slot in ("router", "shared_gate", "delta.gates", *PER_HEAD_SLOTS)
+                dtype = self._exact if is_exact else self._dtype
                 total += sum(self._bytes(whole[at : at + each], dtype) for at in range(0, len(whole), each))
         return total
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from engine.description.names import NameTable
-from engine.description.spec import ModelSpec
+from engine.description.spec import AttentionSpec, ModelSpec
 from shared.errors import ModelError
 
 KEY_NAMES = ("self_attn.k_scale", "self_attn.k_proj.k_scale", "self_attn.k_proj.output_scale")
@@ -35,13 +35,15 @@ def is_kv_scale(name: str) -> bool:
 
 def read_kv_scales(
     spec: ModelSpec, table: NameTable, names: Collection[str], take: Callable[[str], Tensor]
-) -> tuple[KVScales, ...]:  # of every layer, or empty
+) -> tuple[KVScales, ...]:  # of every layer with a cache, or empty
     """Of the tensors that a checkpoint has by these names.  Raises ModelError naming the tensor."""
     scales = {name for name in names if is_kv_scale(name) and not name.endswith(UNUSED_NAMES)}
     if not scales:
         return ()
     found = []
     for layer, described in enumerate(spec.layers):
+        if not isinstance(described.attention, AttentionSpec):
+            continue
         keys, values = (_find(table, layer, kind, scales) for kind in (KEY_NAMES, VALUE_NAMES))
         scales -= {keys, values}
         found.append(KVScales(*(_read(name, take(name), described.attention.num_kv_heads) for name in (keys, values))))

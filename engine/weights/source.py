@@ -233,7 +233,7 @@ def view_of(part: Part, stored: Tensor) -> Tensor:
     if part.rows is not None:
         found = found[part.rows]
     if part.head_order is not None:
-        heads = found.view(-1, len(part.head_order), *found.shape[1:])
+        heads = found.view(-1, part.head_rows or len(part.head_order), *found.shape[1:])
         found = heads[:, list(part.head_order)].flatten(0, 1)
     if part.absorbed:
         found = found.T

@@ -6,7 +6,7 @@ import ctypes
 from ctypes import POINTER, Structure, c_char_p, c_float, c_int32, c_int64, c_void_p
 from typing import Any
 
-VERSION = 11  # PG_ABI
+VERSION = 12  # PG_ABI
 
 RMS_NORM, LAYER_NORM = range(2)  # PgNormKind
 SILU, GELU_TANH, CLAMPED_SWIGLU = range(3)  # PgActivation
@@ -37,6 +37,23 @@ class PgExperts(Structure):
         ("gate_up", POINTER(PgLinear)),
         ("down", POINTER(PgLinear)),
         ("shared_gate", PgLinear),
+    ]
+
+
+class PgDelta(Structure):
+    _fields_ = [
+        ("key_heads", c_int32),
+        ("value_heads", c_int32),
+        ("key_dim", c_int32),
+        ("value_dim", c_int32),
+        ("width", c_int32),
+        ("gates", PgLinear),
+        ("taps", c_void_p),
+        ("rate", c_void_p),
+        ("bias", c_void_p),
+        ("norm", PgNorm),
+        ("inputs", c_void_p),
+        ("states", c_void_p),
     ]
 
 
@@ -86,6 +103,8 @@ class PgLayer(Structure):
         ("keys", c_void_p),
         ("values", c_void_p),
         ("table", c_int64),
+        ("attention_gate", c_int32),
+        ("delta", POINTER(PgDelta)),
     ]
 
 
@@ -153,6 +172,8 @@ _PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
     "pg_store_kv": (None, [*_KV, _ADDRESS, _ADDRESS, _ADDRESS, c_int64, _ADDRESS, _ADDRESS]),
     "pg_attention": (None, [_MODEL, POINTER(PgLayer), _STEP, _ADDRESS, _ADDRESS]),
     "pg_feed_forward": (None, [_MODEL, POINTER(PgLayer), _ADDRESS, c_int64, _ADDRESS]),
+    "pg_causal_conv": (None, [POINTER(PgDelta), _STEP, _ADDRESS]),
+    "pg_delta_rule": (None, [POINTER(PgDelta), _STEP, _ADDRESS, _ADDRESS]),
     "pg_route": (None, [_MODEL, POINTER(PgLayer), _ADDRESS, c_int64, _ADDRESS, _ADDRESS]),
     "pg_argmax": (None, [_ADDRESS, c_int64, c_int64, _ADDRESS]),
     "pg_gumbel_argmax": (None, [_ADDRESS, c_int64, c_int64, *[_ADDRESS] * 5]),

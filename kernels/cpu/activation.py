@@ -49,4 +49,10 @@ def _gelu_tanh(
     return wide.div_(exponent.exp_().add_(1)).to(x.dtype)
 
 
-PLAIN: dict[str, Callable[[Tensor], Tensor]] = {"silu": _silu, "gelu_tanh": _gelu_tanh}
+def _sigmoid(
+    x: Tensor,  # [..., intermediate_size]
+) -> Tensor:  # [..., intermediate_size]
+    return x.double().sigmoid_().to(x.dtype)
+
+
+PLAIN: dict[str, Callable[[Tensor], Tensor]] = {"silu": _silu, "gelu_tanh": _gelu_tanh, "sigmoid": _sigmoid}

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from kernels.cpu import abi
 from kernels.cpu.contents import address_of_sums, check, row_shape, rows_of
-from kernels.cpu.sampling import Sampling
+from kernels.cpu.linear_attention import LinearAttention
 from kernels.ops import digest
 from kernels.ops.digest import Sums
 
@@ -39,6 +39,7 @@ UNSUPPORTED = {
     7: "a token takes more than 64 experts, or more than there are",
     8: "its experts are not in up to 64 groups of one size that hold what a token takes",
     9: "a dimension of its latent attention is no multiple of 16",
+    10: "its linear attention has heads of no multiple of 16, or its convolution does not see 2 to 4 tokens",
 }
 OTHERWISE_UNSUPPORTED = "its dimensions are not served"
 
@@ -117,7 +118,7 @@ class StepColumns:
         return self._step
 
 
-class Native(Sampling):
+class Native(LinearAttention):
     """One loaded library, and its team."""
 
     def why_unsupported(self, model: abi.PgModel) -> str:

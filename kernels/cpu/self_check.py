@@ -9,9 +9,11 @@ import torch
 from torch import Tensor
 
 from kernels.cpu import abi
+from kernels.cpu.linear_attention import from_panels, to_panels
 from kernels.cpu.native import FORMATS, KVShape, Native, StepColumns
-from kernels.ops import attention, digest, kv_store, linear, linear_int8, rms_norm, truncation
+from kernels.ops import attention, causal_conv, delta_rule, digest, kv_store, linear, linear_int8, rms_norm, truncation
 from kernels.ops.kv_cache import KVCache
+from kernels.ops.state_plan import StatePlan
 
 TOLERANCE = 1e-4
 HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE = 4, 2, 16, 16
@@ -23,6 +25,7 @@ def first_difference(native: Native) -> str:
     checks: dict[str, Callable[[], bool]] = {"rms_norm": lambda: check_rms_norm(native)}
     checks |= {f"linear in {dtype}": lambda dtype=dtype: check_linear(native, dtype) for dtype in FORMATS}  # type: ignore[misc]
     checks |= {f"attention over {dtype}": lambda dtype=dtype: check_attention(native, dtype) for dtype in FORMATS}  # type: ignore[misc]
+    checks["linear attention"] = lambda: check_linear_attention(native)
     checks["digest"] = lambda: check_digest(native)
     checks["truncation"] = lambda: check_truncation(native)
     return next((name for name, check in checks.items() if not check()), "")
@@ -52,6 +55,30 @@ def check_attention(native: Native, dtype: torch.dtype) -> bool:
     slots = _slots(tables)
     wanted = _reference_attention(dtype, query, key, value, slots, tables)
     return _near(_native_attention(native, dtype, query, key, value, slots, tables), wanted)
+
+
+def check_linear_attention(native: Native) -> bool:
+    """The convolution and the delta rule, each of one sequence that begins and one that goes on."""
+    heads, dim, channels, counts = 2, 16, 3 * 32, [scheduled for _, scheduled in LENGTHS]
+    x, gates, taps = _random(sum(counts), channels), _random(sum(counts), 2 * heads), _random(4, channels)
+    rate, bias = _random(heads).abs(), _random(heads)
+    inputs, states = _random(2, 3, channels), _random(2, heads, dim, dim)
+    held = inputs.clone(), to_panels(states).clone()
+    delta = abi.PgDelta(heads, heads, dim, dim, len(taps), taps=taps.data_ptr())
+    delta.rate, delta.bias = rate.data_ptr(), bias.data_ptr()
+    delta.inputs, delta.states = (tensor.data_ptr() for tensor in held)
+    rows, computed, scheduled = np.arange(2), np.array([0, 33]), np.array(counts)
+    columns = StepColumns(torch.zeros(2, 64, dtype=torch.int64), np.zeros((2, 1), np.int64))
+    step = columns.fill(rows, computed, scheduled, scheduled)
+    starts = torch.tensor([0, counts[0], sum(counts)])
+    plan = StatePlan(torch.from_numpy(rows), starts, torch.from_numpy(computed))
+    convolved = causal_conv.causal_conv(x, taps, inputs, plan)
+    query, key, value = (part.reshape(len(x), heads, dim) for part in x.chunk(3, dim=1))
+    decay, beta = delta_rule.delta_gates(gates, rate, bias)
+    result = delta_rule.gated_delta_rule(query, key, value, decay, beta, states, plan)
+    found = native.causal_conv(delta, step, x), native.delta_rule(delta, step, x, gates)
+    both = zip((*found, held[0], from_panels(held[1])), (convolved, result.flatten(1), inputs, states), strict=True)
+    return all(_near(one, wanted) for one, wanted in both)
 
 
 def check_digest(native: Native) -> bool:

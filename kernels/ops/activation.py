@@ -2,6 +2,7 @@
 
     silu             gate / (1 + exp(-gate)) * up
     gelu_tanh        gate / 2 * (1 + tanh(sqrt(2 / pi) * (gate + 0.044715 gate^3))) * up
+    sigmoid          1 / (1 + exp(-gate)) * up
     clamped_swiglu   g / (1 + exp(-1.702 g)) * (u + 1),  g = min(gate, 7), u = up held within -7 ... 7
 
 The function of the gate is rounded to the tensor's dtype before it is multiplied.  A plain activation is that function
@@ -16,8 +17,12 @@ from torch import Tensor
 from torch.nn.functional import gelu, silu
 
 CLAMP, STEEPNESS = 7.0, 1.702  # of clamped_swiglu
-PLAIN: dict[str, Callable[[Tensor], Tensor]] = {"silu": silu, "gelu_tanh": lambda x: gelu(x, approximate="tanh")}
-GATED = ("silu", "gelu_tanh", "clamped_swiglu")
+PLAIN: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": silu,
+    "gelu_tanh": lambda x: gelu(x, approximate="tanh"),
+    "sigmoid": lambda x: x.sigmoid(),
+}
+GATED = ("silu", "gelu_tanh", "sigmoid", "clamped_swiglu")
 
 
 def activation(

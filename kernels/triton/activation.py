@@ -13,8 +13,8 @@ from kernels.ops.activation import CLAMP, STEEPNESS
 from kernels.triton.launch import num_warps, power_of_2
 
 LONGEST = 2048  # elements of a program
-SILU, GELU_TANH, CLAMPED_SWIGLU = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
-PLAIN = {"silu": SILU.value, "gelu_tanh": GELU_TANH.value}
+SILU, GELU_TANH, CLAMPED_SWIGLU, SIGMOID = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)
+PLAIN = {"silu": SILU.value, "gelu_tanh": GELU_TANH.value, "sigmoid": SIGMOID.value}
 GATED = PLAIN | {"clamped_swiglu": CLAMPED_SWIGLU.value}
 MOST, STEEP = tl.constexpr(CLAMP), tl.constexpr(STEEPNESS)
 TWICE_ROOT, CUBIC = tl.constexpr(2 * math.sqrt(2 / math.pi)), tl.constexpr(0.044715)
@@ -78,12 +78,14 @@ def activate_rows(
 def activate(
     gate: tl.tensor,  # [BLOCK] float32
     KIND: tl.constexpr,
-) -> tl.tensor:  # [BLOCK] float32: gate / (1 + exp(-slope))
+) -> tl.tensor:  # [BLOCK] float32: gate / (1 + exp(-slope)), or of SIGMOID that without the gate
     slope = gate
     if KIND == GELU_TANH:
         slope = TWICE_ROOT * gate * (1.0 + CUBIC * gate * gate)
     if KIND == CLAMPED_SWIGLU:
         gate = tl.minimum(gate, MOST)
         slope = STEEP * gate
+    if KIND == SIGMOID:
+        gate = tl.full(gate.shape, 1.0, tl.float32)
     small = tl.exp(-tl.abs(slope))  # of a sign that cannot overflow
     return gate * tl.where(slope >= 0.0, 1.0, small) / (1.0 + small)

@@ -96,6 +96,18 @@ DEEPSEEK_V2 = DEEPSEEK | {"topk_method": "group_limited_greedy", "n_group": 4, "
 DEEPSEEK_V3 = DEEPSEEK | {"n_group": 3, "topk_group": 2, "scoring_func": "sigmoid"}
 MSCALE_ROPE = YARN_ROPE | {"mscale": 0.7, "mscale_all_dim": 1.1}
 WIDE_HEADS = {"num_attention_heads": 8, "num_key_value_heads": 8, "qk_nope_head_dim": 16, "v_head_dim": 48}
+HYBRID: dict[str, Any] = {
+    "head_dim": 24,
+    "num_hidden_layers": 4,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"],
+    "initializer_range": 0.1,  # with more the float32 of transformers' delta rule shows in the fourth digit
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 6,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 32,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 100.0, "partial_rotary_factor": 0.5},
+}
+HYBRID_MOE: dict[str, Any] = {**QWEN_MOE, "shared_expert_intermediate_size": 48}
 # name -> (family, what differs from COMMON)
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama-mha": ("Llama", {"num_key_value_heads": 4, "tie_word_embeddings": False}),
@@ -136,9 +148,21 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         {**DEEPSEEK_V3, **WIDE_HEADS, "rope_interleave": False, "norm_topk_prob": False, "q_lora_rank": None},
     ),
 }
+# Of engine.description.families.HYBRIDS, which are computed but not served.
+HYBRID_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen3-next": ("Qwen3Next", {**HYBRID, **HYBRID_MOE, "mlp_only_layers": [3]}),
+    "qwen3-next-bias": ("Qwen3Next", {**HYBRID, **HYBRID_MOE, "attention_bias": True, "linear_conv_kernel_dim": 3}),
+    "qwen3.5": ("Qwen3_5", {**HYBRID, "layer_types": [*["linear_attention"] * 3, "full_attention"]}),
+    "qwen3.5-moe": ("Qwen3_5Moe", {**HYBRID, **HYBRID_MOE}),
+}
 # family -> transformers' classes, where they do not follow from it
-CLASSES = {"GPT2LMHead": ("GPT2Config", "GPT2LMHeadModel"), "Gemma3": ("Gemma3TextConfig", "Gemma3ForCausalLM")}
-CLASSES["Gemma4"] = ("Gemma4TextConfig", "Gemma4ForCausalLM")
+CLASSES = {
+    "GPT2LMHead": ("GPT2Config", "GPT2LMHeadModel"),
+    "Gemma3": ("Gemma3TextConfig", "Gemma3ForCausalLM"),
+    "Gemma4": ("Gemma4TextConfig", "Gemma4ForCausalLM"),
+    "Qwen3_5": ("Qwen3_5TextConfig", "Qwen3_5ForCausalLM"),
+    "Qwen3_5Moe": ("Qwen3_5MoeTextConfig", "Qwen3_5MoeForCausalLM"),
+}
 # Dimensions that the native kernels serve; torch's are odd on purpose.
 EVEN = {"hidden_size": 64, "intermediate_size": 80, "head_dim": 32}
 
@@ -150,7 +174,7 @@ def save_checkpoint(
 
     `further` changes of its configuration come last, `save` is what `save_pretrained` takes.
     """
-    family, changes = VARIANTS[variant]
+    family, changes = (VARIANTS | HYBRID_VARIANTS)[variant]
     torch.manual_seed(7)
     even = dict(EVEN) if kernels == "native" else {}
     if "qk_rope_head_dim" in changes:  # these heads have sizes of their own

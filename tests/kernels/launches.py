@@ -13,6 +13,7 @@ from kernels.ops import activation, linear_int8
 from kernels.ops.experts import ExpertWeights, Routing
 from kernels.ops.kv_cache import FP8, KVCache
 from kernels.ops.rotary_store import HeadNorm
+from kernels.ops.state_plan import StatePlan
 from kernels.provider import triton_kernels
 from kernels.triton.bad_words import forbid_words
 from kernels.triton.draft_verification import verify_drafts
@@ -30,6 +31,7 @@ ROUTINGS = {
     "sigmoid, groups": Routing("sigmoid", 4, renormalise=True, groups=4, kept_groups=2),
 }
 LATENT_HEADS, RANK, ROTATED = 128, 512, 64  # DeepSeek-V3's
+DELTA_HEADS = 4, 8, 128  # of keys, of values, and their size
 Launch = Callable[[], object]
 
 
@@ -48,6 +50,7 @@ class Catalogue:
         yield from self._latents()
         yield from self._layers()
         yield from self._experts()
+        yield from self._linear_attention()
         yield from self._sampling()
         yield from self._rows()
 
@@ -128,6 +131,17 @@ class Catalogue:
             for normed in (None, norm):
                 label = f"rotary_store{name}{', norm' if normed else ''}"
                 yield label, lambda n=normed, c=cache: kernels.rotary_store(qkv, turns, turns, n, c, slots)  # type: ignore[misc]
+
+    def _linear_attention(self) -> Iterator[tuple[str, Launch]]:
+        dtype, kernels, (key_heads, value_heads, dim) = self._dtype, self._kernels, DELTA_HEADS
+        channels = (2 * key_heads + value_heads) * dim
+        x, taps, inputs = (torch.zeros(*shape, channels, dtype=dtype) for shape in ((ROWS,), (4,), (ROWS, 3)))
+        ints = torch.arange(ROWS)
+        plan = StatePlan(ints, torch.arange(ROWS + 1), ints)
+        yield "causal_conv", lambda: kernels.causal_conv(x, taps, inputs, plan)
+        keys, values = (torch.zeros(ROWS, heads, dim, dtype=dtype) for heads in (key_heads, value_heads))
+        gates, states = torch.zeros(ROWS, value_heads), torch.zeros(ROWS, value_heads, dim, dim)
+        yield "gated_delta_rule", lambda: kernels.gated_delta_rule(keys, keys, values, gates, gates, states, plan)
 
     def _experts(self) -> Iterator[tuple[str, Launch]]:
         hidden, dtype, kernels = self._shape.hidden, self._dtype, self._kernels

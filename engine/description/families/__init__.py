@@ -5,7 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from engine.description.families import deepseek, gemma, gpt2, gpt_oss, granite, llama, moe, olmo2, phi3, smollm3
+from engine.description.families import (
+    deepseek,
+    gemma,
+    gpt2,
+    gpt_oss,
+    granite,
+    llama,
+    moe,
+    olmo2,
+    phi3,
+    qwen3_next,
+    smollm3,
+)
 from engine.description.keys import ConfigKeys
 from engine.description.names import NameTable
 from engine.description.spec import ModelSpec
@@ -41,4 +53,17 @@ FAMILIES = {
     "GptOssForCausalLM": Family("gpt-oss", gpt_oss.gpt_oss, gpt_oss.NAMES),
     "DeepseekV2ForCausalLM": Family("DeepSeek-V2", deepseek.deepseek_v2, deepseek.NAMES),
     "DeepseekV3ForCausalLM": Family("DeepSeek-V3", deepseek.deepseek_v3, deepseek.NAMES),
+}
+# Described, and computed by native kernels and torch, but not served: a plan has no place for the states that layers of
+# linear attention keep, so that a prefix, a rejected draft or a token computed again would be wrong.
+HYBRIDS = {
+    "Qwen3NextForCausalLM": Family("Qwen3-Next", qwen3_next.qwen3_next, qwen3_next.NEXT_NAMES),
+    "Qwen3_5ForCausalLM": Family("Qwen3.5", qwen3_next.qwen3_5, qwen3_next.NAMES),
+    "Qwen3_5MoeForCausalLM": Family("Qwen3.5-MoE", qwen3_next.qwen3_5_moe, qwen3_next.MOE_NAMES),
+    "Qwen3_5ForConditionalGeneration": Family(
+        "Qwen3.5 (its text part)", qwen3_next.qwen3_5, qwen3_next.MULTIMODAL_NAMES, True
+    ),
+    "Qwen3_5MoeForConditionalGeneration": Family(
+        "Qwen3.5-MoE (its text part)", qwen3_next.qwen3_5_moe, qwen3_next.MULTIMODAL_MOE_NAMES, True
+    ),
 }

@@ -60,10 +60,7 @@ def model(c: ConfigKeys, architecture: str, layer: Callable[[int], LayerSpec], *
     if "ropes" not in options:
         options["ropes"] = (rope(c),)
     layers = tuple(layer(index) for index in range(c.positive_int("num_hidden_layers")))
-    for index, dims in {one.attention.rotation for one in layers}:
-        if index != NO_ROPE:
-            options["ropes"][index].check(dims)
-    return ModelSpec(
+    spec = ModelSpec(
         architecture=architecture,
         vocab_size=c.positive_int("vocab_size"),
         hidden_size=c.positive_int("hidden_size"),
@@ -73,6 +70,10 @@ def model(c: ConfigKeys, architecture: str, layer: Callable[[int], LayerSpec], *
         initializer_range=c.number("initializer_range", 0.02),
         **({"tie_word_embeddings": c.flag("tie_word_embeddings")} | options),
     )
+    for index, dims in {one.rotation for one in spec.attentions}:
+        if index != NO_ROPE:
+            spec.ropes[index].check(dims)
+    return spec
 
 
 def windows(c: ConfigKeys, default: Sequence[str]) -> list[int]:

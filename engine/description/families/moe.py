@@ -46,8 +46,8 @@ def mixtral(c: ConfigKeys) -> ModelSpec:
 
 
 def qwen2_moe(c: ConfigKeys) -> ModelSpec:
-    seen, sparse, bias = qwen_windows(c), _sparse_layers(c), c.flag("qkv_bias", True)
-    experts = _qwen_experts(c, shared_gate=True)
+    seen, sparse, bias = qwen_windows(c), sparse_layers(c), c.flag("qkv_bias", True)
+    experts = qwen_experts(c, shared_gate=True)
     shared = MlpSpec(inner=c.positive_int("shared_expert_intermediate_size"), experts=experts)
 
     def layer(index: int) -> LayerSpec:
@@ -58,8 +58,8 @@ def qwen2_moe(c: ConfigKeys) -> ModelSpec:
 
 
 def qwen3_moe(c: ConfigKeys) -> ModelSpec:
-    seen, sparse, bias = qwen_windows(c), _sparse_layers(c), c.flag("attention_bias")
-    routed = MlpSpec(inner=0, experts=_qwen_experts(c, shared_gate=False))
+    seen, sparse, bias = qwen_windows(c), sparse_layers(c), c.flag("attention_bias")
+    routed = MlpSpec(inner=0, experts=qwen_experts(c, shared_gate=False))
 
     def layer(index: int) -> LayerSpec:
         heads = attention(
@@ -70,10 +70,12 @@ def qwen3_moe(c: ConfigKeys) -> ModelSpec:
     return model(c, "Qwen3MoeForCausalLM", layer)
 
 
-def _qwen_experts(c: ConfigKeys, *, shared_gate: bool) -> ExpertsSpec:
+def qwen_experts(c: ConfigKeys, *, shared_gate: bool, renormalise: bool | None = None) -> ExpertsSpec:
+    """`renormalise`: as norm_topk_prob says where it is None."""
     c.only("hidden_act", "silu", "swish")
+    renormalise = c.flag("norm_topk_prob") if renormalise is None else renormalise
     key = "num_experts" if c.raw.get("num_experts") is not None else "num_local_experts"
-    return _experts(c, key, c.positive_int("moe_intermediate_size"), c.flag("norm_topk_prob"), shared_gate=shared_gate)
+    return _experts(c, key, c.positive_int("moe_intermediate_size"), renormalise, shared_gate=shared_gate)
 
 
 def _experts(c: ConfigKeys, count_key: str, inner: int, renormalise: bool, *, shared_gate: bool = False) -> ExpertsSpec:
@@ -83,7 +85,7 @@ def _experts(c: ConfigKeys, count_key: str, inner: int, renormalise: bool, *, sh
     return ExpertsSpec(count=count, top_k=top_k, inner=inner, renormalise=renormalise, shared_gate=shared_gate)
 
 
-def _sparse_layers(c: ConfigKeys) -> list[bool]:
+def sparse_layers(c: ConfigKeys) -> list[bool]:
     """Which layers have experts; the others are dense."""
     step, dense = c.positive_int("decoder_sparse_step", 1), set(c.integers("mlp_only_layers"))
     return [index not in dense and (index + 1) % step == 0 for index in range(c.positive_int("num_hidden_layers"))]

@@ -54,6 +54,30 @@ void norm_whole(Member &member, const Step &s, const PgLayer &layer, int64_t row
     member.barrier();
 }
 
+// Of the last layer only wanted rows go on: their residuals move together.
+void keep_wanted(const Step &s, int64_t row) {
+    memcpy(s.kept + row * s.hidden_stride, s.residual + s.tokens.wanted[row] * s.hidden_stride, s.m.hidden * 4);
+}
+
+// Scales what attention gave by the sigmoids of the gates, which stand behind the values.
+void gate_attended(Member &member, const Step &s, const PgLayer &layer, int64_t rows, bool last) {
+    const int64_t width = layer.num_heads * layer.head_dim, offset = width + 2 * layer.num_kv_heads * layer.head_dim;
+    member.for_each(rows, 1, [&](int64_t row, int64_t) {
+        const float *gate = s.mixed + (last ? s.tokens.wanted[row] : row) * s.mixed_stride + offset;
+        float *out = s.attended + row * s.attended_stride;
+        for (int64_t i = 0; i < width; i += W) store(out + i, load<F>(out + i) / one_plus_exp(-load<F>(gate + i)));
+    });
+    member.barrier();
+}
+
+void store_linear(Member &member, const Step &s, const PgLinear &w, int64_t rows, int64_t offset) {
+    linear(member, s.activations(s.normed, s.hidden_stride, rows), w, [&](int64_t row, int64_t column, F low, F high) {
+        store(s.mixed + row * s.mixed_stride + offset + column, low);
+        store(s.mixed + row * s.mixed_stride + offset + column + W, high);
+    });
+    member.barrier();
+}
+
 void add_linear(Member &member, const Step &s, float *x, int64_t stride, int64_t rows, const PgLinear &w,
                 const PgNorm &norm, float *residual) {
     const Activations given = s.activations(x, stride, rows);
@@ -92,18 +116,45 @@ Attention attention_of(const PgModel &m, const PgLayer &layer, const float *quer
     return a;
 }
 
+namespace {
+
+// What stands in s.mixed goes through convolution and delta rule into s.attended; of the last layer wanted rows alone.
+void attend_linearly(Member &member, const Step &s, const PgDelta &d, bool last) {
+    const int64_t all = (int64_t)s.tokens.ids.size(), rows = last ? (int64_t)s.tokens.wanted.size() : all;
+    const DeltaRows r{d, s.tokens.sequences, s.mixed, s.mixed_stride, s.mixed + gates_offset(d), s.mixed_stride};
+    convolve(member, r);
+    member.barrier();
+    prepare_delta(member, r, all);
+    member.barrier();
+    apply_delta_rule(member, r);
+    member.barrier();
+    member.for_each(rows, 1, [&](int64_t row, int64_t) {
+        const float *value = s.mixed + (last ? s.tokens.wanted[row] : row) * s.mixed_stride + 2 * key_features(d);
+        const float *gate = value + value_features(d);
+        float *out = s.attended + row * s.attended_stride;
+        for (int64_t head = 0; head < d.value_heads; head++)
+            norm_row(d.norm, value + head * d.value_dim, s.m.eps, d.value_dim, out + head * d.value_dim);
+        for (int64_t i = 0; i < value_features(d); i += W) store(out + i, load<F>(out + i) * silu(load<F>(gate + i)));
+        if (last) keep_wanted(s, row);
+    });
+    member.barrier();
+}
+
+}  // namespace
+
 void attention_half(Member &member, const Step &s, const PgLayer &layer, bool last) {
     const PgModel &m = s.m;
     const int64_t all = (int64_t)s.tokens.ids.size(), kept = (int64_t)s.tokens.wanted.size();
     const KVShape shape = kv_shape(m, layer);
     const int64_t kv_heads = layer.num_kv_heads;
     norm(member, s, s.residual, layer.input_norm, all);
-    linear(member, s.activations(s.normed, s.hidden_stride, all), layer.qkv,
-           [&](int64_t row, int64_t column, F low, F high) {
-               store(s.mixed + row * s.mixed_stride + column, low);
-               store(s.mixed + row * s.mixed_stride + column + W, high);
-           });
-    member.barrier();
+    store_linear(member, s, layer.qkv, all, 0);
+    if (layer.delta) {
+        store_linear(member, s, layer.delta->gates, all, gates_offset(*layer.delta));
+        attend_linearly(member, s, *layer.delta, last);
+        return add_linear(member, s, s.attended, s.attended_stride, last ? kept : all, layer.output,
+                          layer.attention_norm, last ? s.kept : s.residual);
+    }
     if (layer.norm_whole) norm_whole(member, s, layer, all);
     if (layer.latent) {
         store_latents(member, s, layer, shape, all);
@@ -125,7 +176,7 @@ void attention_half(Member &member, const Step &s, const PgLayer &layer, bool la
             for (; row < end; row++) {
                 const int64_t from = s.tokens.wanted[row];
                 memcpy(s.inner + row * s.inner_stride, s.mixed + from * s.mixed_stride, width * 4);
-                memcpy(s.kept + row * s.hidden_stride, s.residual + from * s.hidden_stride, m.hidden * 4);
+                keep_wanted(s, row);
             }
         });
         member.barrier();
@@ -136,6 +187,7 @@ void attention_half(Member &member, const Step &s, const PgLayer &layer, bool la
     const Attention a = attention_of(m, layer, query.x, query.stride, s.attended, s.attended_stride);
     member.for_each((int64_t)items.size(), 1, [&](int64_t i, int64_t) { attend(a, items[i].group, items[i].head); });
     member.barrier();
+    if (layer.attention_gate) gate_attended(member, s, layer, rows, last);
     Vectors values{s.attended, s.attended_stride};
     if (layer.latent) values = latent_values(member, s, layer, rows);
     add_linear(member, s, values.x, values.stride, rows, layer.output, layer.attention_norm,

@@ -24,6 +24,7 @@ void begin_items(const PgModel &m, std::vector<AttentionItems> &items) {
     size_t count = 0;
     for (int32_t i = 0; i < m.num_layers; i++) {
         const PgLayer &layer = m.layers[i];
+        if (layer.delta) continue;
         size_t known = 0;
         while (known < count && !has_shape(items[known], layer)) known++;
         if (known < count) continue;
@@ -94,8 +95,22 @@ void forward(Member &member, const Step &s, float *hidden) {
     });
 }
 
+// What a layer's first linears give, and what its attention gives.
+int64_t mixed_width(const PgLayer &layer) {
+    if (layer.delta) return gates_offset(*layer.delta) + padded(2 * layer.delta->value_heads);
+    return ((layer.attention_gate ? 2 : 1) * layer.num_heads + 2 * layer.num_kv_heads) * layer.head_dim;
+}
+int64_t attended_width(const PgLayer &layer) {
+    return layer.delta ? value_features(*layer.delta) : layer.num_heads * layer.head_dim;
+}
+
 bool is_served(const PgLatent &l) {
     return (l.rank | l.rotated | l.plain | l.value_dim | l.query_rank) % 16 == 0;
+}
+
+bool is_served(const PgDelta &d) {
+    return d.key_heads > 0 && d.value_heads % d.key_heads == 0 && d.key_dim % 16 == 0 && d.value_dim % 16 == 0 &&
+           d.width >= 2 && d.width <= 4;
 }
 
 // 0, or what of a mixture is not served.
@@ -112,6 +127,7 @@ int32_t why_unsupported(const PgExperts &e) {
 void Tokens::list(const PgModel &m, const PgStep &s) {
     ids.clear(), positions.clear(), blocks.clear(), wanted.clear();
     begin_items(m, items);
+    list_sequences(s, sequences);
     for (int64_t i = 0; i < s.num_seqs; i++) {
         const int64_t first = s.computed[i], count = s.scheduled[i], last = s.wanted[i], row = (int64_t)ids.size();
         const int64_t *given = s.tokens + s.rows[i] * s.tokens_stride, *table = s.tables + s.rows[i] * s.tables_stride;
@@ -139,9 +155,8 @@ Step make_step(const PgModel &m, const Tokens &tokens, int64_t rows, int64_t kep
     int64_t mixed_stride = 0, attended_stride = 0, queries_stride = 0, inner_stride = 0;
     for (int32_t i = 0; i < m.num_layers; i++) {
         const PgLayer &layer = m.layers[i];
-        const int64_t heads = layer.num_heads + 2 * layer.num_kv_heads;
-        mixed_stride = std::max(mixed_stride, row_stride(heads * layer.head_dim));
-        attended_stride = std::max(attended_stride, row_stride(layer.num_heads * layer.head_dim));
+        mixed_stride = std::max(mixed_stride, row_stride(mixed_width(layer)));
+        attended_stride = std::max(attended_stride, row_stride(attended_width(layer)));
         if (const PgLatent *l = layer.latent) {
             const int64_t width = layer.num_heads * (l->plain + l->rotated);
             mixed_stride = std::max(mixed_stride, row_stride(latent_first(layer) + layer.head_dim));
@@ -203,6 +218,7 @@ extern "C" int32_t pg_supports(const PgModel *model) {
         if (layer.latent && !is_served(*layer.latent)) return 9;
         if (layer.inner % 16) return 2;
         if (layer.activation == PG_CLAMPED_SWIGLU && !layer.gated) return 5;
+        if (layer.delta && !is_served(*layer.delta)) return 10;
         const int32_t reason = layer.experts ? why_unsupported(*layer.experts) : 0;
         if (reason) return reason;
     }

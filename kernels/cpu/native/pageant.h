@@ -11,7 +11,7 @@
 extern "C" {
 #endif
 
-#define PG_ABI 11
+#define PG_ABI 12
 #define PG_DIGEST_WORDS 8  // kernels/ops/digest.py
 
 enum PgFormat { PG_F32 = 0, PG_BF16 = 1, PG_I8 = 2 };
@@ -67,6 +67,21 @@ typedef struct {
     const PgLinear *key_up, *value_up;        // [num_heads] of [rank, plain] and [value_dim, rank], PG_F32 or PG_BF16
 } PgLatent;
 
+// Linear attention in place of attention: a causal convolution of each channel, then the gated delta rule
+// (kernels/ops/causal_conv.py, kernels/ops/delta_rule.py).  The layer's qkv gives queries, keys and values, which are
+// convolved, and a gate of each value feature: output reads norm(result of each head) * silu(gate).  A sequence's state
+// has the slot of its row; one whose step has `computed` 0 begins with zeros.
+typedef struct {
+    int32_t key_heads, value_heads, key_dim, value_dim;  // neighbouring value heads share a key head; dims in sixteens
+    int32_t width;             // tokens that the convolution sees, its own included: 2 ... 4
+    PgLinear gates;            // [2 value_heads, hidden]: what becomes beta, then what becomes the decay
+    const float *taps;         // [width, channels]: 2 key_heads * key_dim + value_heads * value_dim; the last: its own
+    const float *rate, *bias;  // [value_heads]: decay = exp(-rate * softplus(x + bias))
+    PgNorm norm;               // [value_dim]
+    float *inputs;             // [slots, width - 1, channels] of the convolution, the oldest first
+    float *states;             // [slots, value_heads, value_dim / 16, key_dim, 16]
+} PgDelta;
+
 // h = input_norm(x); x += residual_scale * attention_norm(output(attention(qkv(h))))
 // h = mlp_norm(x);   x += residual_scale * mlp_output_norm(down(activation(gate_up(h))))
 typedef struct {
@@ -90,6 +105,9 @@ typedef struct {
     int32_t activation;        // PgActivation
     uint8_t *keys, *values;    // this layer's pool: blocks of pg_key_bytes and pg_value_bytes
     int64_t table;             // columns of the step's tables before those of this layer's blocks
+    int32_t attention_gate;    // 1: qkv has a gate behind the values, [heads * head_dim], whose sigmoid scales what
+                               // attention gives
+    const PgDelta *delta;      // linear attention; NULL: attention
 } PgLayer;
 
 typedef struct {
@@ -162,6 +180,10 @@ void pg_store_kv(int32_t format, int32_t block_size, int32_t num_kv_heads, int32
 void pg_attention(const PgModel *model, const PgLayer *layer, const PgStep *step, const float *query, float *out);
 // A layer's MLP or mixture: x [m, hidden] after mlp_norm, out [m, hidden] before mlp_output_norm.
 void pg_feed_forward(const PgModel *model, const PgLayer *layer, const float *x, int64_t m, float *out);
+// Both change their rows in place.  x [tokens, channels]; mixed [tokens, channels]: convolved queries, keys and values,
+// of which the values become results; gates [tokens, 2 value_heads], as the linear of the gates gives them.
+void pg_causal_conv(const PgDelta *delta, const PgStep *step, float *x);
+void pg_delta_rule(const PgDelta *delta, const PgStep *step, float *mixed, float *gates);
 // Which experts each token takes, by rank: ids and weights [m, top_k].
 void pg_route(const PgModel *model, const PgLayer *layer, const float *x, int64_t m, int64_t *ids, float *weights);
 

@@ -2,6 +2,7 @@
 #pragma once
 #include <vector>
 
+#include "delta.h"
 #include "kv.h"
 
 inline int64_t padded(int64_t n) { return (n + NR - 1) / NR * NR; }
@@ -35,6 +36,7 @@ struct Tokens {
     std::vector<const int64_t *> blocks;  // of every token, where its first table has its block
     std::vector<int64_t> wanted;          // places of the tokens whose hidden states are returned
     std::vector<AttentionItems> items;    // one for each shape of the layers' heads
+    std::vector<Sequence> sequences;
 
     void list(const PgModel &m, const PgStep &s);
     const AttentionItems &items_of(const PgLayer &layer) const;

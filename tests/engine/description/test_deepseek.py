@@ -44,7 +44,7 @@ V3: dict[str, Any] = V2_LITE | {
 
 def test_v2_lite() -> None:
     spec = parse_config(V2_LITE)
-    heads = spec.layers[5].attention
+    heads = spec.attentions[5]
     assert (heads.num_heads, heads.num_kv_heads, heads.head_dim, heads.rotation) == (16, 1, 576, (0, 64))
     assert heads.latent is not None and heads.latent.query_rank == 0
     assert heads.score_scale == pytest.approx(192**-0.5 * (0.1 * 0.707 * math.log(40) + 1) ** 2)
@@ -59,7 +59,7 @@ def test_v2_lite() -> None:
 def test_v3() -> None:
     spec = parse_config(V3)
     assert [layer.mlp.experts is None for layer in spec.layers] == [True] * 3 + [False] * 58
-    experts, latent = spec.layers[3].mlp.experts, spec.layers[3].attention.latent
+    experts, latent = spec.layers[3].mlp.experts, spec.attentions[3].latent
     assert experts is not None and latent is not None
     assert (experts.score, experts.groups, experts.kept_groups, experts.group_best) == ("sigmoid", 8, 4, 2)
     assert experts.correction and experts.renormalise and experts.scale == 2.5

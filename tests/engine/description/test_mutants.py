@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from engine.description.families import FAMILIES, Family
-from engine.description.spec import NO_ROPE, LayerSpec, ModelSpec
+from engine.description.spec import NO_ROPE, AttentionSpec, LayerSpec, ModelSpec
 from tests.engine.checkpoints import KERNELS, make_runner, oracle_logprobs, random_prompt, save_checkpoint
 from tests.engine.driver import Driver
 from tests.engine.modeling.test_logits import ALL_LOGPROBS, dense
@@ -24,7 +24,12 @@ def of_layers(change: Callable[[LayerSpec], LayerSpec]) -> Change:
 
 
 def of_attention(**fields: Any) -> Change:
-    return of_layers(lambda layer: replace(layer, attention=replace(layer.attention, **fields)))
+    return of_layers(lambda layer: replace(layer, attention=replace(heads_of(layer), **fields)))
+
+
+def heads_of(layer: LayerSpec) -> AttentionSpec:
+    assert isinstance(layer.attention, AttentionSpec)
+    return layer.attention
 
 
 def of_experts(**fields: Any) -> Change:
@@ -41,8 +46,8 @@ def of_model(**fields: Any) -> Change:
 
 
 def wider(layer: LayerSpec) -> LayerSpec:
-    window = layer.attention.window
-    return replace(layer, attention=replace(layer.attention, window=window + 1 if window else 0))
+    window = heads_of(layer).window
+    return replace(layer, attention=replace(heads_of(layer), window=window + 1 if window else 0))
 
 
 def neighbours(spec: ModelSpec) -> ModelSpec:
@@ -50,7 +55,7 @@ def neighbours(spec: ModelSpec) -> ModelSpec:
 
 
 def other_rope(layer: LayerSpec) -> LayerSpec:
-    return replace(layer, attention=replace(layer.attention, rope=0))
+    return replace(layer, attention=replace(heads_of(layer), rope=0))
 
 
 def halves(spec: ModelSpec) -> ModelSpec:

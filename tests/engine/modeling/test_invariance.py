@@ -23,6 +23,7 @@ FORMATS: dict[str, dict[str, str]] = {
     "mistral-window": {"kv_cache_dtype": "int8"},
     "qwen3": {"dtype": "bfloat16"},
     "qwen2": {"quantization": "int8"},
+    "qwen2-moe": {},
 }
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from engine.description.reading import parse_config, read_config
 from engine.modeling.assembly import build_decoder
 from engine.modeling.batch import StepBatch
-from engine.modeling.decoder import Decoder
+from engine.modeling.decoder import Decoder, LayerCache
 from engine.weights.formats import Formats
 from engine.weights.source import Checkpoint
 from kernels.interface import reference_kernels
@@ -141,8 +141,10 @@ def test_a_cache_is_scaled_by_them(directory: Path) -> None:
     save_file(tensors, path)
     decoder = build(directory, FP8)
     scaled = states(decoder)
-    assert decoder._caches[1].key_head_scales is not None
-    assert decoder._caches[1].key_head_scales.tolist() == [20.0, 25.0]
+    memory = decoder._memories[1]
+    assert isinstance(memory, LayerCache)
+    assert memory.cache.key_head_scales is not None
+    assert memory.cache.key_head_scales.tolist() == [20.0, 25.0]
     errors = [float((found - exact).norm() / exact.norm()) for found in (cut, scaled)]
     assert errors[1] < 0.1 < errors[0] / 2
 
