@@ -1,4 +1,4 @@
-"""Draft tokens are verified where the tokens are: on the device, which nobody waits for.
+"""Draft tokens are verified where the tokens are: on the device, without a wait of the host.
 
 A sequence's accepted drafts are counted where its tokens are, and its history there gets them and the token
 behind them, so that the next step can read them before the host has heard of any.

@@ -1,4 +1,4 @@
-"""scripts/bench_speculation: who is asked what, and what is made of what was measured."""
+"""scripts/bench_speculation: the requests that each server gets, and the figures made of the measurements."""
 
 from __future__ import annotations
 

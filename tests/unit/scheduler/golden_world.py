@@ -104,7 +104,7 @@ class GoldenRun(BeamWorld):
         self.workers[name] = GoldenWorker(self.workers[name].capacity)
 
     def note(self, event: str, *details: Any) -> None:
-        """What was said since the last event belongs to this one."""
+        """Messages since the last event belong to this one."""
         core = self.scheduler
         heard = [*self.heard, core.wake_time, core.num_waiting, len(core.parking), len(core.unassigned)]
         heard += [[note.event, note.header.request_id, note.fields, note.at] for note in core.journal.take()]

@@ -1,6 +1,6 @@
 """What a scheduler says in fixed runs of events is what it said: what is to change nothing has changed nothing.
 
-PAGEANT_WRITE_GOLDEN=1 pytest tests/unit/scheduler/test_golden_runs.py     after a deliberate change of what is said
+PAGEANT_WRITE_GOLDEN=1 pytest tests/unit/scheduler/test_golden_runs.py     after a deliberate change of decisions or messages
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import pytest
 
 from tests.unit.scheduler.golden_runs import DIGITS, GOLDEN_RUNS, GROUP, digests
 
-KEPT = Path(__file__).with_name("golden_runs.json")  # digests of what was said
+KEPT = Path(__file__).with_name("golden_runs.json")  # digests of the recorded lines
 
 
 @cache

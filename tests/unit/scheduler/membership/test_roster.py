@@ -1,4 +1,4 @@
-"""The live instances: how the roster's version grows, who is silent, and which capacities cannot be."""
+"""The live instances: how the version of the roster grows, which instances are silent, which capacities are refused."""
 
 from __future__ import annotations
 
