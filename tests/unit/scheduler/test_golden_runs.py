@@ -1,6 +1,8 @@
 """What a scheduler says in fixed runs of events is what it said: what is to change nothing has changed nothing.
 
-PAGEANT_WRITE_GOLDEN=1 pytest tests/unit/scheduler/test_golden_runs.py     after a deliberate change of decisions or messages
+    PAGEANT_WRITE_GOLDEN=1 pytest tests/unit/scheduler/test_golden_runs.py
+
+writes the digests again after a deliberate change of decisions or messages.
 """
 
 from __future__ import annotations
