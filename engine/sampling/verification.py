@@ -30,7 +30,11 @@ class Verdict(msgspec.Struct, frozen=True):
 
 
 class Verification:
-    """`batch` is of the positions, each with the drafts before it in its history, which gets what is taken."""
+    """Accepts or refuses the draft tokens of a step.
+
+    A batch has one entry for each sampled position.  The token history of a position holds the drafts before it; the
+    tokens that are taken are written to that history.
+    """
 
     def __init__(self, sampler: Sampler) -> None:
         self._sampler = sampler

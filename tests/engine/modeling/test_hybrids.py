@@ -33,7 +33,7 @@ from tests.engine.checkpoints import (
     save_checkpoint,
 )
 from tests.engine.driver import Driver, Live
-from tests.engine.modeling.test_logits import ALL_LOGPROBS, dense
+from tests.engine.modeling.test_logits import ALL_LOGPROBS, assert_oracle_agrees, dense
 
 TOLERANCE = 1e-4
 DRAWN = SamplingParams(temperature=0.9, top_p=0.95, logprobs=5, prompt_logprobs=0)
@@ -52,16 +52,7 @@ pytestmark = pytest.mark.usefixtures("hybrids")
 @pytest.mark.parametrize("kernels", KERNELS)
 @pytest.mark.parametrize("variant", HYBRID_VARIANTS)
 def test_logprobs_are_those_of_transformers(variant: str, kernels: str, tmp_path: Path) -> None:
-    oracle = save_checkpoint(tmp_path, variant, kernels)
-    driver = Driver(make_runner(tmp_path, kernels))
-    first = driver.add(5, random_prompt(45, seed=1), ALL_LOGPROBS)
-    second = driver.add(2, random_prompt(19, seed=2), ALL_LOGPROBS)
-    driver.generate(9, chunk=7)
-    for sequence in (first, second):
-        found = dense([*sequence.prompt_logprobs, *sequence.logprobs])
-        wanted = oracle_logprobs(oracle, sequence.token_ids[:-1])
-        torch.testing.assert_close(found, wanted, atol=TOLERANCE, rtol=0)
-        assert sequence.output == wanted[sequence.num_prompt - 1 :].argmax(-1).tolist()
+    assert_oracle_agrees(tmp_path, variant, kernels)
 
 
 FORMATS: dict[str, dict[str, str]] = {

@@ -35,11 +35,10 @@ def dense(positions: Iterable[TokenLogprobs | None]) -> Tensor:  # [num_position
     return torch.stack(rows)
 
 
-@pytest.mark.parametrize("kernels", KERNELS)
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_logprobs_are_those_of_transformers(variant: str, kernels: str, tmp_path: Path) -> None:
-    oracle = save_checkpoint(tmp_path, variant, kernels)
-    driver = Driver(make_runner(tmp_path, kernels))
+def assert_oracle_agrees(directory: Path, variant: str, kernels: str) -> None:
+    """Log-probabilities of prompts in chunks and of outputs within 1e-4 of transformers', and equal greedy tokens."""
+    oracle = save_checkpoint(directory, variant, kernels)
+    driver = Driver(make_runner(directory, kernels))
     first = driver.add(5, random_prompt(45, seed=1), ALL_LOGPROBS)
     second = driver.add(2, random_prompt(19, seed=2), ALL_LOGPROBS)
     driver.generate(9, chunk=7)
@@ -47,6 +46,13 @@ def test_logprobs_are_those_of_transformers(variant: str, kernels: str, tmp_path
         found = dense([*sequence.prompt_logprobs, *sequence.logprobs])
         wanted = oracle_logprobs(oracle, sequence.token_ids[:-1])
         torch.testing.assert_close(found, wanted, atol=1e-4, rtol=0)
+        assert sequence.output == wanted[sequence.num_prompt - 1 :].argmax(-1).tolist()
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_logprobs_are_those_of_transformers(variant: str, kernels: str, tmp_path: Path) -> None:
+    assert_oracle_agrees(tmp_path, variant, kernels)
 
 
 @pytest.mark.parametrize("kernels", KERNELS)
