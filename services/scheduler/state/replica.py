@@ -54,11 +54,6 @@ class Replica:
         """Whether sequences wait, and those here belong to more than one tenant."""
         return bool(self.waiting) and len(self.num_rows.keys() | self.waiting.tenants) > 1
 
-    @property
-    def load(self) -> int:
-        """Work in hand, in tokens: what waits to be computed and what is being held."""
-        return self.waiting.num_tokens + sum(sequence.num_tokens for sequence in self.running)
-
     def blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
 
