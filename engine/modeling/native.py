@@ -219,7 +219,7 @@ def _rows(part: Part, source: WeightSource, formats: Formats, native: Native) ->
     """The embedding, where it is not the head, as float32 or bfloat16."""
     stored = source.take(part)
     held = torch.bfloat16 if torch.bfloat16 in (stored.dtype, formats.weights) else torch.float32
-    rows = native.copy(stored, torch.empty(stored.shape, dtype=held), next(iter(source.sums(part)), None))
+    rows = native.copy(stored, torch.empty(stored.shape, dtype=held), source.sums(part))
     source.release()
     return rows
 

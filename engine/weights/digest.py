@@ -31,7 +31,7 @@ Described = tuple[torch.dtype, torch.Size]
 DIGEST_BYTES = 16
 SMALL = 1 << 14  # bytes of a tensor that cost less to hash as they are than to be summed
 REMEMBERED = 256  # checkpoints, the latest
-FORMAT = "3"  # of what is remembered, and of the digest
+FORMAT = "4"  # of what is remembered, and of the digest
 
 
 class Copy(Protocol):
@@ -65,18 +65,19 @@ class WeightDigest:
         else:
             self._left[name] = tensor
 
-    def sums(self, *names: str) -> list[Sums]:
-        """For the tensors' row sums, to which the caller adds before the next `settle`; empty: not all are wanted."""
-        if not all(name in self._left for name in names) or len(set(names)) < len(names):
-            return []
-        found = list(np.zeros((len(names), digest.WORDS), np.uint64))
-        for name, sums in zip(names, found, strict=True):
-            self._settled[name] = _describe(self._left.pop(name)), sums
+    def sums(self, *names: str) -> Sums | None:  # [len(names), WORDS]
+        """For the tensors' row sums, to which the caller adds before the next `settle`; none: not all are wanted."""
+        left = self._left
+        if not all(name in left for name in names) or len(set(names)) < len(names):
+            return None
+        found = np.zeros((len(names), digest.WORDS), np.uint64)
+        for index, name in enumerate(names):
+            self._settled[name] = _describe(left.pop(name)), found[index]
         return found
 
     def copied(self, name: str, tensor: Tensor, out: Tensor) -> Tensor:
         """Copy a tensor that was added into `out`."""
-        return out.copy_(tensor) if self._copy is None else self._copy(tensor, out, next(iter(self.sums(name)), None))
+        return out.copy_(tensor) if self._copy is None else self._copy(tensor, out, self.sums(name))
 
     def settle(self) -> None:
         """Sum what nothing else did."""

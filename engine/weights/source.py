@@ -49,10 +49,10 @@ class WeightSource(Protocol):
         """
         ...
 
-    def sums(self, *parts: Part) -> list[Sums]:
+    def sums(self, *parts: Part) -> Sums | None:
         """For the row sums of tensors that were taken, to which the caller adds before the next release.
 
-        Empty where no digest is made of what the caller reads.
+        None where no digest is made of what the caller reads.
         """
         ...
 
@@ -154,9 +154,9 @@ class Checkpoint:
             return _copied(tensor, out, rounded or out.dtype)
         return self._digest.copied(part.name, tensor, out)
 
-    def sums(self, *parts: Part) -> list[Sums]:
+    def sums(self, *parts: Part) -> Sums | None:
         if self._digest is None or not all(part.is_whole for part in parts):
-            return []
+            return None
         return self._digest.sums(*(part.name for part in parts))
 
     def release(self) -> None:
@@ -208,8 +208,8 @@ class DummyWeights:
     def copied(self, part: Part, out: Tensor, *, rounded: torch.dtype | None = None) -> Tensor:
         return _copied(self.take(part), out, rounded or out.dtype)
 
-    def sums(self, *parts: Part) -> list[Sums]:
-        return []
+    def sums(self, *parts: Part) -> Sums | None:
+        return None
 
     def kv_scales(self) -> tuple[KVScales, ...]:
         return ()

@@ -23,11 +23,11 @@ def row_shape(tensor: Tensor) -> tuple[int, int]:
     return tensor.shape[:-1].numel(), tensor.shape[-1] if tensor.ndim else 1
 
 
-def address_of_sums(sums: Sums) -> int:
-    """Where C adds to the sums of a tensor's rows.  Raises ValueError unless they have room for just that."""
-    if sums.dtype != np.uint64 or sums.shape != (digest.WORDS,) or not sums.flags.c_contiguous:
-        raise ValueError(f"sums are {sums.dtype} {sums.shape}, expected {digest.WORDS} of uint64")
-    return int(sums.ctypes.data)
+def address_of_sums(sums: Sums, count: int = 1) -> int:
+    """Where C adds to the sums of so many tensors' rows.  Raises ValueError unless they have room for just that."""
+    if sums.dtype != np.uint64 or sums.shape != (count, digest.WORDS) or not sums.flags.c_contiguous:
+        raise ValueError(f"sums are {sums.dtype} {sums.shape}, expected {digest.WORDS} of uint64 for each of {count}")
+    return int(sums.__array_interface__["data"][0])  # sums.ctypes would import a module
 
 
 def check(tensor: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> None:

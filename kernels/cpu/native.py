@@ -139,7 +139,7 @@ class Native(LinearAttention):
         packed: Tensor,  # [packed_bytes] uint8, written
         bias: Tensor | None = None,  # [n] float32
         *,
-        sums: Sequence[Sums] = (),  # zeros, one for each of the weights; those of row_sums are added
+        sums: Sums | None = None,  # [number of weights, WORDS] zeros; those of row_sums are added
     ) -> PackedLinear:
         parts = [weights] if isinstance(weights, Tensor) else list(weights)
         n, k = sum(map(len, parts)), parts[0].shape[1]
@@ -159,7 +159,7 @@ class Native(LinearAttention):
         packed: Tensor,  # [packed_bytes of 2 inner] uint8, written
         bias: Tensor | None = None,  # [2, inner] float32
         *,
-        sums: Sequence[Sums] = (),  # zeros, for gate and up; those of row_sums are added
+        sums: Sums | None = None,  # [2, WORDS] zeros, for gate and up; those of row_sums are added
     ) -> PackedLinear:
         """Columns of both by turns, as the fused activation reads them."""
         inner, k = gate.shape
@@ -173,7 +173,7 @@ class Native(LinearAttention):
         self._call(self._functions.pg_pack_gate_up, read.rows, source_format, k, FORMATS[dtype], packed.data_ptr())
         return PackedLinear(packed, None if bias is None else self._by_turns(bias), 2 * inner, k, dtype)
 
-    def _rows(self, parts: Sequence[Tensor], sums: Sequence[Sums]) -> _Rows:
+    def _rows(self, parts: Sequence[Tensor], sums: Sums | None) -> _Rows:
         """What packing reads; sums of a tensor that it cannot read as it is are made here."""
         dtypes, k = {part.dtype for part in parts}, parts[0].shape[1]
         dtype = dtypes.pop() if dtypes in ({torch.float32}, {torch.bfloat16}) else torch.float32
@@ -182,18 +182,21 @@ class Native(LinearAttention):
         for row, tensor in zip(rows, tensors, strict=True):
             check(tensor, dtype, (len(tensor), k))
             row.rows, row.n = tensor.data_ptr(), len(tensor)
-        for row, part, tensor, written in zip(rows, parts, tensors, sums, strict=True) if sums else ():
-            if tensor.data_ptr() == part.data_ptr():
-                row.sums = address_of_sums(written)
+        if sums is None:
+            return _Rows(rows, tensors, dtype)
+        address = address_of_sums(sums, len(parts))
+        for index, (row, part) in enumerate(zip(rows, parts, strict=True)):
+            if row.rows == part.data_ptr():
+                row.sums = address + index * sums.strides[0]
             else:
-                written += self.row_sums(rows_of(part))
+                sums[index] += self.row_sums(rows_of(part))
         return _Rows(rows, tensors, dtype)
 
     def copy(
         self,
         source: Tensor,  # contiguous
         out: Tensor,  # of the same shape, contiguous
-        sums: Sums | None = None,  # zeros; those of row_sums, of the source, are added
+        sums: Sums | None = None,  # [1, WORDS] zeros; those of row_sums, of the source, are added
     ) -> Tensor:
         """What `out.copy_(source)` does; formats that pg_copy does not have are left to that."""
         if out.shape != source.shape:

@@ -1,12 +1,12 @@
 """Sums that tell one content of rows from another, at the speed of the cache; not against one who wants them equal.
 
-A row is cut into pieces of 2,048 words of 16 bits with a sign; the last is filled up with zeros.  A piece has two
-sums, each of its words times odd keys, mod 2^32.  All pieces of all rows are numbered; to the words p mod 4 and
-4 + p mod 4 of the result, piece p adds its first and its second sum, times an odd factor of the piece, mod 2^64.  Keys
-and factors are numbers of splitmix64.  Sums are added in any order, by several threads.
+A row is cut into pieces of 2,048 words of 16 bits with a sign; the last is filled up with zeros.  A piece's sum is that
+of its words times keys, mod 2^32; the keys are odd, and no two are the same.  All pieces of all rows are numbered; to
+word p mod 4 of the result, piece p adds its sum times an odd factor, a number of splitmix64, mod 2^64.  Sums are added
+in any order, by several threads.
 
-A change of one word always changes the result, for it is less than 2^16 and what it is multiplied with is odd.  That
-the changes of several words of a piece cancel each other in both sums has a chance of 2^-30 at most.
+A change of one word of a piece always changes the result, and so do two words that change places: their differences and
+those of keys are less than 2^16.  That other changes of several words cancel each other has a chance of about 2^-32.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-WORDS = 8  # PG_DIGEST_WORDS
+WORDS = 4  # PG_DIGEST_WORDS
 PIECE = 2048  # words of 16 bits
 AT_ONCE = 1 << 20  # bytes of rows, so that what is in between stays in the cache
 
-Sums = NDArray[np.uint64]  # [WORDS]
+Sums = NDArray[np.uint64]  # [WORDS], or those of several tensors [n, WORDS]
 
 
 def splitmix(numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
@@ -29,9 +29,15 @@ def splitmix(numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
     return z ^ z >> np.uint64(31)
 
 
+def _keys() -> NDArray[np.int16]:  # [PIECE]
+    x = (np.arange(PIECE) * 23167 + 9377) % (1 << 15)
+    x = (x ^ x >> 7) * 19391 % (1 << 15)
+    return (2 * (x ^ x >> 8) + 1).astype(np.int16)
+
+
+KEYS = _keys()
 ODD = np.uint64(1)
-KEYS = (splitmix(np.arange(2 * PIECE, dtype=np.uint64)) >> np.uint64(48) | ODD).astype(np.int16).reshape(2, PIECE)
-_COLUMNS = np.ascontiguousarray(KEYS.T, np.float64)  # [PIECE, 2]; sums of products stay below 2^53, so they are exact
+_COLUMN = KEYS.astype(np.float64)  # sums of products stay below 2^53, so they are exact
 
 
 def row_sums(
@@ -49,10 +55,10 @@ def row_sums(
         if num_bytes % multiple:
             part = np.pad(part, ((0, 0), (0, -num_bytes % multiple)))
         words = np.ascontiguousarray(part).view(np.int16).reshape(len(part) * pieces, -1)
-        found = (words.astype(np.float64) @ _COLUMNS[: words.shape[1]]).astype(np.int64) & 0xFFFFFFFF  # [pieces, 2]
+        found = (words.astype(np.float64) @ _COLUMN[: words.shape[1]]).astype(np.int64) & 0xFFFFFFFF  # [pieces]
         numbers = np.arange(begin * pieces, begin * pieces + len(words), dtype=np.uint64)
-        products = found.astype(np.uint64) * (splitmix(numbers) | ODD)[:, None]
+        products = found.astype(np.uint64) * (splitmix(numbers) | ODD)
         for first in range(min(4, len(numbers))):
             place = int(numbers[first]) % 4
-            sums[place::4] += products[first::4].sum(axis=0, dtype=np.uint64)
+            sums[place : place + 1] += products[first::4].sum(dtype=np.uint64)
     return sums

@@ -47,15 +47,15 @@ def features(wanted: int, dtype: torch.dtype) -> int:
     return -(-wanted // multiple) * multiple
 
 
-def zeros(tensors: list[Tensor]) -> list[Sums]:
-    return [np.zeros(digest.WORDS, np.uint64) for _ in tensors]
+def zeros(tensors: list[Tensor]) -> Sums:
+    return np.zeros((len(tensors), digest.WORDS), np.uint64)
 
 
 def memory(native: Native, n: int, k: int, dtype: torch.dtype) -> Tensor:
     return torch.zeros(native.packed_bytes(n, k, dtype), dtype=torch.uint8)
 
 
-def assert_sums(found: list[Sums], tensors: list[Tensor]) -> None:
+def assert_sums(found: Sums, tensors: list[Tensor]) -> None:
     for sums, tensor in zip(found, tensors, strict=True):
         assert np.array_equal(sums, digest.row_sums(rows_of(tensor)))
 
@@ -97,9 +97,9 @@ def test_a_copy(native: Native, shape: tuple[int, ...], dtype: torch.dtype, stor
     source = normal(*shape).to(stored)
     for threads in (1, 2, 3):
         native.set_threads(threads, pin=False)
-        (sums,) = zeros([source])
+        sums = zeros([source])
         copied = native.copy(source, torch.empty(source.shape, dtype=dtype), sums)
-        assert_sums([sums], [source])
+        assert_sums(sums, [source])
         assert torch.equal(copied, source.to(dtype)) and copied.dtype == dtype
         assert not source.nbytes or copied.data_ptr() != source.data_ptr()
 
@@ -123,7 +123,7 @@ def test_what_is_not_contiguous(native: Native) -> None:
 def test_sums_of_another_size_are_refused(native: Native) -> None:
     weight, packed = normal(40, 900), memory(native, 40, 900, torch.float32)
     with pytest.raises(ValueError, match="sums are uint64"):
-        native.pack_linear(weight, torch.float32, packed, sums=[np.zeros(1, np.uint64)])
+        native.pack_linear(weight, torch.float32, packed, sums=np.zeros((1, 1), np.uint64))
     with pytest.raises(ValueError):
         native.pack_linear(weight, torch.float32, packed, sums=zeros([weight, weight]))
     with pytest.raises(ValueError, match="401 input features"):

@@ -82,6 +82,23 @@ struct Pairs {
     }
 };
 
+// Adds rows, some at a time, to the sums of their parts.
+void sum_rows(const Row *rows, int64_t count, int64_t bytes, RowSums *sums) {
+    const Row *summed[NR];
+    int64_t many = 0;
+    for (int64_t r = 0; r < count; r++)
+        if (rows[r].summed) summed[many++] = rows + r;
+    for (int64_t i = 0; i < many; i += RowSums::MANY)
+        for (int64_t at = 0; at < bytes; at += RowSums::PIECE) {
+            const uint8_t *pieces[RowSums::MANY];
+            uint32_t found[RowSums::MANY];
+            for (int r = 0; r < RowSums::MANY; r++) pieces[r] = (const uint8_t *)summed[std::min(i + r, many - 1)]->values + at;
+            RowSums::sum_pieces(pieces, std::min(bytes - at, RowSums::PIECE), found);
+            for (int64_t r = i; r < std::min(i + RowSums::MANY, many); r++)
+                sums[summed[r]->part].add(RowSums::number(summed[r]->index, bytes, at), found[r - i]);
+        }
+}
+
 // A panel of vectors from the source's values of type T; `sums` of each part.
 template <class To, class T>
 void pack_vectors(const Source &s, int64_t panel, RowSums *sums, uint32_t *out) {
@@ -94,9 +111,9 @@ void pack_vectors(const Source &s, int64_t panel, RowSums *sums, uint32_t *out) 
         bool summed = false;
         for (int r = 0; r < W; r++) {
             rows[r] = s.row(panel * NR + half + r);
-            if (IN_LANES) summed |= rows[r].summed;
-            else if (rows[r].summed) sums[rows[r].part].add(rows[r].index, rows[r].values, bytes);
+            summed |= rows[r].summed;
         }
+        if (!IN_LANES) sum_rows(rows, W, bytes, sums);
         PieceSums piece;
         for (int64_t i = 0; i < s.k; i += MANY) {
             const int64_t left = std::min(s.k - i, MANY);
@@ -113,10 +130,10 @@ void pack_vectors(const Source &s, int64_t panel, RowSums *sums, uint32_t *out) 
                 if (!summed) continue;
                 To::sum(piece, block, i % PIECE * sizeof(T) / 2, (const T *)nullptr);
                 if ((i + MANY) % PIECE && i + MANY < s.k) continue;
-                const I first = piece.sums(0), second = piece.sums(1);
+                const I found = piece.sums();
                 for (int r = 0; r < W; r++)
                     if (rows[r].summed)
-                        sums[rows[r].part].add(RowSums::number(rows[r].index, bytes, i * sizeof(T)), first[r], second[r]);
+                        sums[rows[r].part].add(RowSums::number(rows[r].index, bytes, i * sizeof(T)), found[r]);
                 piece = {};
             }
         }
@@ -133,10 +150,11 @@ void pack_vectors(const Source &s, int64_t panel, RowSums *sums, void *packed) {
 void pack_i8(const Source &s, int64_t panel, int64_t columns, RowSums *part_sums, int8_t *out) {
     float *scales = (float *)(out + columns * s.k);
     int32_t *sums = (int32_t *)(scales + columns);
+    Row rows[NR];
+    for (int64_t j = 0; j < NR; j++) rows[j] = s.row(panel * NR + j);
     for (int64_t j = 0; j < NR; j++) {
         const int64_t column = panel * NR + j;
-        const Row found = s.row(column);
-        const void *row = found.values;
+        const void *row = rows[j].values;
         float peak = 0;
         for (int64_t i = 0; row && i < s.k; i++) {
             const float v = value_at(row, s.format, i), size = v < 0 ? -v : v;
@@ -152,8 +170,8 @@ void pack_i8(const Source &s, int64_t panel, int64_t columns, RowSums *part_sums
         }
         scales[column] = peak / 127.0f;
         sums[column] = 128 * sum;
-        if (found.summed) part_sums[found.part].add(found.index, row, s.row_bytes());
     }
+    sum_rows(rows, NR, s.row_bytes(), part_sums);  // last: the loops above fetch the rows while they compute
 }
 
 void pack(const Source &s, int32_t format, void *packed) {
@@ -200,16 +218,14 @@ extern "C" void pg_copy(const void *source, int32_t source_format, int64_t n, in
     parallel([&](Member &member) {
         RowSums found;
         member.for_each(n, std::max<int64_t>(AT_ONCE / std::max<int64_t>(bytes, 1), 1), [&](int64_t begin, int64_t end) {
-            for (int64_t row = begin; row < end; row++) {
+            const auto copy = [&](int64_t row, int64_t first, int64_t last) {
                 const uint8_t *from = (const uint8_t *)source + row * bytes;
                 uint8_t *to = (uint8_t *)target + row * out_bytes;
-                const auto copy = [&](int64_t first, int64_t last) {
-                    if (format == source_format) memcpy(to + first, from + first, last - first);
-                    else for (int64_t i = first / 2; i < last / 2; i++) ((float *)to)[i] = value_at(from, source_format, i);
-                };
-                if (sums) found.add(row, from, bytes, copy);
-                else copy(0, bytes);
-            }
+                if (format == source_format) memcpy(to + first, from + first, last - first);
+                else for (int64_t i = first / 2; i < last / 2; i++) ((float *)to)[i] = value_at(from, source_format, i);
+            };
+            if (sums) found.add_rows(begin, end, (const uint8_t *)source, bytes, copy);
+            else for (int64_t row = begin; row < end; row++) copy(row, 0, bytes);
         });
         if (sums) found.add_to(sums);
     });

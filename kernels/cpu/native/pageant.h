@@ -12,7 +12,7 @@ extern "C" {
 #endif
 
 #define PG_ABI 12
-#define PG_DIGEST_WORDS 8  // kernels/ops/digest.py
+#define PG_DIGEST_WORDS 4  // kernels/ops/digest.py
 
 enum PgFormat { PG_F32 = 0, PG_BF16 = 1, PG_I8 = 2 };
 
