@@ -4,7 +4,9 @@
 #include <linux/futex.h>
 #include <pthread.h>
 #include <sched.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <climits>
@@ -17,9 +19,14 @@
 namespace {
 
 // A step's phases are some ten microseconds apart, its successor some hundred: so long is worth spinning for.
-// Beyond that a member sleeps.  It never yields: who yields to somebody of lesser priority, such as a compiler of grammars
-// that takes idle time only, comes back with the next tick of the clock, milliseconds later; who sleeps comes at once.
-constexpr int SPINS_IN_STEP = 400, SPINS_BETWEEN = 1000;  // of about 50 ns each
+// Beyond that a member sleeps.  It never yields: a member that yields to a process of lesser priority, such as a compiler
+// of grammars that takes idle time only, comes back with the next tick of the clock, milliseconds later; one that sleeps
+// comes back at once.
+constexpr int SPINS_IN_STEP = 1600, SPINS_BETWEEN = 1000;  // of about 50 ns each
+// Where other processes compute on the team's cores, members that sleep soon do better: a core that one leaves takes
+// another whose own core is busy.  Such processes show as switches of members that did not wait.
+constexpr int SPINS_AMONG_OTHERS = 400;
+constexpr double MANY_SWITCHES = 2, LOOK_EVERY = 5;  // per millisecond of the whole team; milliseconds
 
 struct alignas(64) Counter {
     std::atomic<int64_t> value{0};
@@ -33,8 +40,34 @@ struct alignas(64) Phase {
 } phase;
 static_assert(sizeof phase.number == sizeof(uint32_t));
 
+std::atomic<int> spins_in_step{SPINS_IN_STEP};
+std::atomic<int64_t> switches{0};  // of all members since the last look
+
+double milliseconds() {
+    timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return now.tv_sec * 1e3 + now.tv_nsec * 1e-6;
+}
+
+// Counts this member's switches, at the end of a job; the first one decides for the team.
+void look_around(bool decides) {
+    thread_local double looked = 0;
+    thread_local int64_t seen = 0;
+    const double now = milliseconds(), passed = now - looked;
+    if (passed < LOOK_EVERY) return;
+    looked = now;
+    rusage used;
+    if (getrusage(RUSAGE_THREAD, &used)) return;
+    const int64_t found = switches.fetch_add(used.ru_nivcsw - seen, std::memory_order_relaxed) + used.ru_nivcsw - seen;
+    seen = used.ru_nivcsw;
+    if (!decides) return;
+    switches.store(0, std::memory_order_relaxed);
+    spins_in_step.store(found > MANY_SWITCHES * passed ? SPINS_AMONG_OTHERS : SPINS_IN_STEP, std::memory_order_relaxed);
+}
+
 void await_after(uint32_t now) {
-    for (int i = 0; i < SPINS_IN_STEP; i++) {
+    const int spins = spins_in_step.load(std::memory_order_relaxed);
+    for (int i = 0; i < spins; i++) {
         if (phase.number.load(std::memory_order_acquire) != now) return;
         _mm_pause();
     }
@@ -92,6 +125,7 @@ void serve(int id, int count, bool pin, int64_t done) {
         Member member(id, count);
         current(member, current_context);
         member.barrier();
+        look_around(false);
     }
 }
 
@@ -141,4 +175,5 @@ void team_run(void (*body)(Member &, void *), void *context) {
     Member member(0, size);
     body(member, context);
     member.barrier();
+    if (size > 1) look_around(true);
 }
