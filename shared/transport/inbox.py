@@ -10,7 +10,6 @@ import zmq
 from shared.transport.link import Inbox
 
 MAX_BATCH = 4096
-READABLE = int(zmq.POLLIN)
 
 
 class ZmqInbox(Inbox[Any]):
@@ -31,9 +30,10 @@ class ZmqInbox(Inbox[Any]):
         if self._socket.closed:
             return
         for _ in range(MAX_BATCH):
-            if not self._socket.get(zmq.EVENTS) & READABLE:
+            try:
+                self.deliver(self._socket.recv_multipart(zmq.NOBLOCK))
+            except zmq.Again:
                 return
-            self.deliver(self._socket.recv_multipart(zmq.NOBLOCK))
         self._loop.call_soon(self._drain)
 
     def close(self) -> None:
