@@ -64,7 +64,6 @@ TABLE: dict[str, How] = {
     "scripts/chaos --compose": Needs("a Docker engine; tests/compose runs it"),
     # -- scripts
     "scripts/quickstart": RunBy("tests/system/test_commands.py", "quickstart"),
-    "scripts/transcripts": RunBy("tests/system/test_docs.py", "transcripts"),
     "scripts/chart": RunBy("tests/unit/docs/test_measurements.py", "scripts.documents.chart"),
     "scripts/record_demo": RunBy("tests/system/test_recording.py", "scene"),
     "scripts/reference": RunBy("tests/unit/docs/test_reference.py", "scripts.documents.reference.main"),
