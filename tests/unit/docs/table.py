@@ -73,8 +73,6 @@ TABLE: dict[str, How] = {
     "scripts/protos": Needs("a change in protos/"),
     "scripts/chaos": RunBy("tests/system/test_loss.py", "test_the_short_chaos_changes_nothing"),
     "scripts/soak": RunBy("tests/system/test_soak.py", "soak"),
-    "scripts/fuzz_bus": RunBy("scripts/fuzz_bus", "exec"),
-    "scripts/fuzz": RunBy("scripts/fuzz", "exec"),
     "scripts/bench_gpu": Needs("a GPU"),
     "scripts/bench_peers": Needs("other engines"),
     "scripts/bench_": Needs("a machine with nothing else to do"),
