@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from scripts.bench.structured.hostile import hostile
+from scripts.bench.misuse.hostile import hostile
 from services.tokenizer import children
 from services.tokenizer.children import LONGEST
 from services.tokenizer.compiler import compile_one
