@@ -7,8 +7,7 @@ behind, and without one: from the disk, as a file is loaded for the first time, 
 was loaded before, the digest is remembered, so the second costs it only where the file was written just before.
 
 A figure is the median of the rounds; what is added is the median of what the loads of one round differ by, since other
-work on the machine changes more slowly than that.  Processor time is that of all threads, in user code and in the
-kernel.
+work on the machine changes more slowly than that.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ import os
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 
@@ -40,14 +38,7 @@ SETUPS: dict[str, dict[str, object]] = {  # the native kernels take torch's thre
     "native, bfloat16": {"kernels": "native", "dtype": "bfloat16"},
     "native, int8": {"kernels": "native", "quantization": "int8"},
 }
-
-
-@dataclass
-class LoadTimes:
-    """Of the loads of one set-up; [without, with] a digest, in seconds."""
-
-    wall: list[tuple[float, float]] = field(default_factory=list)
-    processor: list[tuple[float, float]] = field(default_factory=list)
+Times = list[tuple[float, float]]  # seconds of a load without a digest, and with one
 
 
 def write_checkpoint(directory: Path, num_layers: int) -> int:
@@ -60,14 +51,14 @@ def write_checkpoint(directory: Path, num_layers: int) -> int:
     return path.stat().st_size
 
 
-def load(settings: Settings, memory: DigestMemory | None, *, from_disk: bool) -> tuple[float, float]:
-    """Seconds of wall and of processor time."""
+def load(settings: Settings, memory: DigestMemory | None, *, from_disk: bool) -> float:
+    """Seconds."""
     gc.collect()
     if from_disk:
         drop_pages(Path(settings.engine.model) / WEIGHTS)
-    wall, processor = time.perf_counter(), time.process_time()
+    begin = time.perf_counter()
     load_model(settings, digests=memory)
-    return time.perf_counter() - wall, time.process_time() - processor
+    return time.perf_counter() - begin
 
 
 def drop_pages(path: Path) -> None:
@@ -77,31 +68,27 @@ def drop_pages(path: Path) -> None:
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def measure(settings: Settings, memories: Path, num_rounds: int, *, from_disk: bool) -> LoadTimes:
+def measure(settings: Settings, memories: Path, num_rounds: int, *, from_disk: bool) -> Times:
     """Each round loads both ways, first the one and then the other by turns; the round before the first warms up."""
-    figures = LoadTimes()
+    times: Times = []
     for number in range(num_rounds + 1):
         taken = {}
         for digested in (False, True) if number % 2 else (True, False):
             memory = DigestMemory(Path(tempfile.mkdtemp(dir=memories))) if digested else None
             taken[digested] = load(settings, memory, from_disk=from_disk)
         if number:
-            figures.wall.append((taken[False][0], taken[True][0]))
-            figures.processor.append((taken[False][1], taken[True][1]))
-    return figures
+            times.append((taken[False], taken[True]))
+    return times
 
 
-def report(name: str, figures: LoadTimes) -> list[Result]:
-    lines = []
-    for kind, pairs, target in (("", figures.wall, TARGET), (", processor", figures.processor, None)):
-        without, digested = (median(column) for column in zip(*pairs, strict=True))
-        added = median(with_it - without_it for without_it, with_it in pairs)
-        lines += [
-            Result(f"{name}{kind}: load without a digest", 1000 * without, "ms"),
-            Result(f"{name}{kind}: load with a digest", 1000 * digested, "ms"),
-            Result(f"{name}{kind}: added", 100 * added / without, "%", at_most=target),
-        ]
-    return lines
+def report(name: str, times: Times) -> list[Result]:
+    without, digested = (median(column) for column in zip(*times, strict=True))
+    added = median(with_it - without_it for without_it, with_it in times)
+    return [
+        Result(f"{name}: load without a digest", 1000 * without, "ms"),
+        Result(f"{name}: load with a digest", 1000 * digested, "ms"),
+        Result(f"{name}: added", 100 * added / without, "%", at_most=TARGET),
+    ]
 
 
 def measure_all(directory: Path, names: Sequence[str], num_threads: int, num_rounds: int) -> list[Result]:
@@ -114,11 +101,11 @@ def measure_all(directory: Path, names: Sequence[str], num_threads: int, num_rou
         settings = shared.replace(**SETUPS[name])
         for place in ("disk", "page cache"):
             try:
-                figures = measure(settings, memories, num_rounds, from_disk=place == "disk")
+                times = measure(settings, memories, num_rounds, from_disk=place == "disk")
             except ConfigError as error:
                 print(f"{name}: left out, {error}", flush=True)
                 break
-            lines += report(f"{name}, from the {place}", figures)
+            lines += report(f"{name}, from the {place}", times)
     return lines
 
 

@@ -1,4 +1,4 @@
-"""What the scheduler's core and the messages of a step cost, by the number of sequences that decode.
+"""What a step of the scheduler's core costs, by the number of sequences that decode.
 
     scripts/bench_scheduler [--check] [--steps 400] [--sizes 16 64 256 1024]
 
@@ -7,8 +7,7 @@ messages are encoded and no model runs.  The figure is the median step of a wind
 several block boundaries, so that allocating, hashing and registering blocks are in it; it is processor time, since
 others may share the machine.
 
-The messages are those of one step, encoded and decoded at every hop: what `pageant bench messages` measures, beside its
-target.
+What the messages of a step cost is told by `pageant bench messages`.
 """
 
 from __future__ import annotations
@@ -19,11 +18,10 @@ from statistics import mean, median
 from time import thread_time
 
 from scripts.bench.common.report import Result, bench_parser, finish
-from scripts.bench.common.tokens import MODEL
-from services.cli.bench.messages import WORKER, Decoding, hops_of_a_step, measure
+from services.cli.bench.messages import WORKER, Decoding
 from shared.messages import StepPlan
 
-TARGET_SIZE, STEP_US, MESSAGES_US = 64, 300.0, 200.0
+TARGET_SIZE, STEP_US = 64, 300.0
 GROWTH = 1.5  # how much a sequence may cost among 1,024 of what it costs among 64: caches, but nothing quadratic
 
 
@@ -64,22 +62,10 @@ def step_lines(sizes: list[int], num_steps: int) -> list[Result]:
     return lines
 
 
-def message_lines(size: int) -> list[Result]:
-    lines, total = [], 0.0
-    for hop in hops_of_a_step(size, MODEL):
-        encoding, decoding, num_bytes = measure(hop)
-        total += encoding + decoding
-        note = f"encode {encoding:.1f} us, decode {decoding:.1f} us, {num_bytes:,} bytes"
-        lines.append(Result(f"messages of {size} sequences: {hop[0]}", encoding + decoding, "us", note=note))
-    bound = MESSAGES_US if size == TARGET_SIZE else None
-    return [*lines, Result(f"messages of {size} sequences: all hops", total, "us", at_most=bound)]
-
-
 def main() -> int:
     parser = bench_parser(__doc__)
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--sizes", type=int, nargs="+", default=[1, 16, 64, 256, 1024])
     args = parser.parse_args()
     lines = step_lines(args.sizes, args.steps)
-    lines += [line for size in args.sizes for line in message_lines(size)]
-    return finish(lines, check=args.check, title="scheduler: schedule + apply, two steps in flight; messages of a step")
+    return finish(lines, check=args.check, title="scheduler: schedule + apply, two steps in flight")

@@ -14,9 +14,3 @@ from shared.config.scheduling import SchedulingSettings
 from shared.config.settings import Settings, places
 from shared.config.sources import PREFIX, load_settings, settings_environment
 from shared.config.speculation import MAX_DRAFT_TOKENS, SpeculationSettings
-
-__all__ = [
-    "MAX_DRAFT_TOKENS", "PREFIX", "AccessSettings", "AdmissionSettings", "DeploymentSettings", "EngineSettings",
-    "GatewaySettings", "MemorySettings", "ObservationSettings", "SchedulingSettings", "Settings", "SpeculationSettings",
-    "load_settings", "places", "settings_environment",
-]  # fmt: skip

@@ -32,21 +32,3 @@ from shared.metrics.rates import (
     serial_rate,
     utilisation,
 )
-
-__all__ = [
-    "Acceptance",
-    "ModelWork",
-    "Slo",
-    "Summary",
-    "Tally",
-    "Timeline",
-    "parse_slo",
-    "peak_concurrency",
-    "peak_rate",
-    "per_minute",
-    "percentile",
-    "rate",
-    "serial_rate",
-    "summarise",
-    "utilisation",
-]

@@ -19,22 +19,3 @@ from shared.workload.requests import (
     read_prompts,
 )
 from shared.workload.traces import Trace, read_trace
-
-__all__ = [
-    "BYTE_VOCABULARY",
-    "BlockPrompt",
-    "ChatPrompt",
-    "LoadRequest",
-    "Prompt",
-    "Ramp",
-    "RandomLengths",
-    "TextPrompt",
-    "TokenPrompt",
-    "Trace",
-    "arrival_times",
-    "at_times",
-    "ramp_times",
-    "random_requests",
-    "read_prompts",
-    "read_trace",
-]

@@ -1,26 +1,32 @@
-"""The short form of scripts/fuzz_bus: frames that nobody should send, through every service's own run loop."""
+"""Frames that no service would send, through every service's own run loop.
+
+PAGEANT_TEST_FRAMES=1000000 pytest tests/messages/test_fuzz.py -k stranger     so many at each inbox
+"""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 import random
 from typing import get_args
 
 import msgspec
 import pytest
 
-from scripts.fuzz.frames import FrameFuzzer
-from scripts.fuzz.main import begin, fuzz
-from scripts.fuzz.stages import STAGES, SchedulerStage
-from scripts.fuzz.values import Nonsense, described
 from shared import messages as m
 from shared.errors import ProtocolError
 from shared.messages.inboxes import INBOXES, TO_ONESELF, from_others
+from tests.messages.fuzz.frames import FrameFuzzer
+from tests.messages.fuzz.play import begin, fuzz
+from tests.messages.fuzz.stages import STAGES, SchedulerStage
+from tests.messages.fuzz.values import Nonsense, described
 
-NUM_FRAMES = 6_000
+NUM_FRAMES = int(os.environ.get("PAGEANT_TEST_FRAMES", "6000"))
+TIMEOUT = 300 + NUM_FRAMES // 2000  # seconds
 
 
+@pytest.mark.timeout(TIMEOUT)
 @pytest.mark.parametrize("service", STAGES)
 async def test_frames_of_a_stranger_kill_nobody_and_change_nothing(service: str) -> None:
     outcome = await fuzz(service, NUM_FRAMES, seed=7)
@@ -31,6 +37,7 @@ async def test_frames_of_a_stranger_kill_nobody_and_change_nothing(service: str)
     assert outcome.num_handled > NUM_FRAMES // 20, "some make sense enough to be handled"
 
 
+@pytest.mark.timeout(TIMEOUT)
 @pytest.mark.parametrize("service", STAGES)
 async def test_frames_of_an_insider_gone_mad_kill_nobody(service: str) -> None:
     outcome = await fuzz(service, NUM_FRAMES, seed=8, insider=True)

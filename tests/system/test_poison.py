@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import zmq
 
-from scripts.fuzz.frames import FrameFuzzer
 from services.cli.client import TerminalClient
 from shared.messages.inboxes import DetokenizerInbox, GatewayInbox, SchedulerInbox, TokenizerInbox, WorkerInbox
+from tests.messages.fuzz.frames import FrameFuzzer
 from tests.system.harness import Troupe, collect, troupe
 from tests.system.harness import ask as healthy
 from tests.system.poison import Ending, Poison, corpus, swallow

@@ -11,7 +11,7 @@ from typing import Any
 import openai
 import pytest
 
-from scripts.bench.structured.hostile import hostile
+from scripts.bench.misuse.hostile import hostile
 from shared.client import CallError, Client
 from tests.system.harness import ROOT, Troupe, troupe
 

@@ -155,17 +155,20 @@ def import_graph(packages: Iterable[str]) -> dict[str, set[str]]:
 
     `from package import module` imports the module.  That Python loads every package's `__init__` first is not drawn.
     """
-    trees = dict(modules(packages))
-    graph: dict[str, set[str]] = {}
-    for name, tree in trees.items():
-        found = set(imports(tree))
+    plain: dict[str, set[str]] = {}  # by module: `import name`
+    froms: dict[str, list[tuple[str, set[str]]]] = {}  # `from name import ...`; trees themselves are not kept
+    for name, tree in modules(packages):
+        plain[name], froms[name] = set(), []
         for node in ast.walk(tree):
-            if isinstance(node, ast.ImportFrom) and node.module:
-                members = {f"{node.module}.{alias.name}" for alias in node.names}
-                found |= members
-                if members <= trees.keys():
-                    found.discard(node.module)
-        graph[name] = found & trees.keys() - {name}
+            if isinstance(node, ast.Import):
+                plain[name].update(alias.name for alias in node.names)
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                froms[name].append((node.module, {f"{node.module}.{alias.name}" for alias in node.names}))
+    graph: dict[str, set[str]] = {}
+    for name, found in plain.items():
+        for module, members in froms[name]:
+            found |= members if members <= plain.keys() else {module, *members}
+        graph[name] = found & plain.keys() - {name}
     return graph
 
 
@@ -302,6 +305,7 @@ def test_services_without_a_model_never_load_torch(service: str) -> None:
     assert subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=False).returncode == 0
 
 
+@pytest.mark.thorough
 def test_transformers_imports_beside_our_kernels_package() -> None:
     """`kernels` is also a package on the index that transformers probes for."""
     program = "import kernels, transformers; from transformers import LlamaConfig; LlamaConfig()"

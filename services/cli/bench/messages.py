@@ -127,10 +127,12 @@ def measure(hop: Hop) -> tuple[float, float, int]:
 
 
 def table(sizes: Sequence[int], model: Path) -> str:
-    """One row per hop and size."""
+    """One row per hop and size, and one for all hops."""
     rows = []
     for size in sizes:
-        for hop in hops_of_a_step(size, model):
-            encoding, decoding, num_bytes = measure(hop)
-            rows.append((hop[0], str(size), f"{encoding:.1f}", f"{decoding:.1f}", f"{num_bytes:,}"))
+        measured = {hop[0]: measure(hop) for hop in hops_of_a_step(size, model)}
+        encoding, decoding, num_bytes = (sum(column) for column in zip(*measured.values(), strict=True))
+        measured["all hops"] = encoding, decoding, int(num_bytes)
+        for name, (encoding, decoding, num_bytes) in measured.items():
+            rows.append((name, str(size), f"{encoding:.1f}", f"{decoding:.1f}", f"{num_bytes:,}"))
     return aligned(("message", "sequences", "encode, us", "decode, us", "bytes"), rows)

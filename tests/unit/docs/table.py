@@ -64,7 +64,6 @@ TABLE: dict[str, How] = {
     "scripts/chaos --compose": Needs("a Docker engine; tests/compose runs it"),
     # -- scripts
     "scripts/quickstart": RunBy("tests/system/test_commands.py", "quickstart"),
-    "scripts/transcripts": RunBy("tests/system/test_docs.py", "transcripts"),
     "scripts/chart": RunBy("tests/unit/docs/test_measurements.py", "scripts.documents.chart"),
     "scripts/record_demo": RunBy("tests/system/test_recording.py", "scene"),
     "scripts/reference": RunBy("tests/unit/docs/test_reference.py", "scripts.documents.reference.main"),
@@ -74,8 +73,6 @@ TABLE: dict[str, How] = {
     "scripts/protos": Needs("a change in protos/"),
     "scripts/chaos": RunBy("tests/system/test_loss.py", "test_the_short_chaos_changes_nothing"),
     "scripts/soak": RunBy("tests/system/test_soak.py", "soak"),
-    "scripts/fuzz_bus": RunBy("scripts/fuzz_bus", "exec"),
-    "scripts/fuzz": RunBy("scripts/fuzz", "exec"),
     "scripts/bench_gpu": Needs("a GPU"),
     "scripts/bench_peers": Needs("other engines"),
     "scripts/bench_": Needs("a machine with nothing else to do"),

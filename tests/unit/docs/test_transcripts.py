@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from scripts.documents.transcripts import ROOT, TRANSCRIPT, Transcript, transcripts
+from tests.unit.docs.reading import ROOT
+from tests.unit.docs.transcripts import TRANSCRIPT, Transcript, transcripts
 
 TEXT = "there was a girl.\n\nShe\nprompt tokens: 5  time to first token: 80.8 ms\n"
 
@@ -14,6 +15,13 @@ def test_times_and_line_breaks_are_not_compared() -> None:
     assert made.says("there was\na girl.\n\nShe\nprompt tokens: 5  time to first token: 1080.8\nms\n")
     assert not made.says(TEXT.replace("girl", "boy"))
     assert not made.says(TEXT.replace("tokens: 5", "tokens: 6"))
+
+
+def test_what_is_printed_now_takes_the_place_of_the_text(tmp_path: Path) -> None:
+    guide = tmp_path / "start.md"
+    guide.write_text(f"before\n{TEXT}behind\n")
+    Transcript(guide, [], TEXT).write("there was a boy.\n")
+    assert guide.read_text() == "before\nthere was a boy.\nbehind\n"
 
 
 def test_the_first_guide_has_one_and_each_has_a_seed() -> None:

@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from types import FunctionType, ModuleType
 from typing import Any
 
+import pytest
+
 from services.cli.bench.messages import DETOKENIZER, WORKER
 from services.scheduler.lifecycle.parking import MAX_PARKED, PARKED_SECONDS
 from services.scheduler.scheduler import ACKNOWLEDGE_SECONDS, Scheduler
@@ -111,6 +113,7 @@ def alive() -> int:
     return sum(type(item) in (Request, Sequence) for item in gc.get_objects())
 
 
+@pytest.mark.thorough
 def test_ten_thousand_tenants_leave_no_container_that_grew_with_them() -> None:
     crowd = Crowd()
     for number in range(TENANTS):

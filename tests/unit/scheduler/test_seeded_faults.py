@@ -26,6 +26,8 @@ from shared.errors import FatalError
 from shared.messages import SlidingPlan, StepPlan, StepResult
 from tests.unit.scheduler.storm import Storm, TamperedStorm, TamperedWindowStorm, WindowStorm
 
+pytestmark = pytest.mark.thorough
+
 CAUGHT = (AssertionError, FatalError, IndexError)  # the last: a table without a place that was asked for
 MAX_STORMS = 12
 EVENTS = 1500

@@ -28,6 +28,10 @@ class Identity:
         self.created = int(time.time())
         self.model = model
 
+    @property
+    def fields(self) -> dict[str, Any]:
+        return {"id": self.id, "created": self.created, "model": self.model}
+
 
 class UsageOptions:
     """Whether the events of a stream say how many tokens there were, and where the time went; options without a stream

@@ -25,7 +25,6 @@ from services.gateway.http.chat.answer import AnswerReader, DeltaBuilder, Messag
 from services.gateway.http.chat.objects import (
     ChatBody,
     ChatChoice,
-    ChatChunk,
     ChatCompletion,
     ChoiceLogprobs,
     ChunkChoice,
@@ -155,19 +154,20 @@ class ChatCall:
             self._choice(index, stream, one, builder, reader)
             for index, (one, builder, reader) in enumerate(zip(outputs, builders, readers, strict=True))
         ]
-        identity, body = self.identity, self.body
-        return encode(
-            ChatCompletion(
-                id=identity.id,
-                created=identity.created,
-                model=identity.model,
-                choices=choices,
-                usage=usage_of([stream]),
-                system_fingerprint=fingerprint_of([stream]),
-                prompt_logprobs=given(prompt_logprobs(entries, self.texts), body.prompt_logprobs is not None),
-                prompt_token_ids=given(self.prompt_token_ids, body.return_token_ids),
-                explanations=explanations([stream], body.explain),
-            )
+        prompt = given(prompt_logprobs(entries, self.texts), self.body.prompt_logprobs is not None)
+        explained = explanations([stream], self.body.explain)
+        usage = usage_of([stream])
+        return encode(self.completion(choices, stream, usage=usage, prompt_logprobs=prompt, explanations=explained))
+
+    def completion(
+        self, choices: list[ChatChoice] | list[ChunkChoice], stream: Stream, **more: object
+    ) -> ChatCompletion:
+        return ChatCompletion(
+            **self.identity.fields,
+            choices=choices,
+            system_fingerprint=fingerprint_of([stream]),
+            prompt_token_ids=given(self.prompt_token_ids, self.body.return_token_ids and choices),
+            **more,  # type: ignore[arg-type]
         )
 
     def _choice(
@@ -241,17 +241,8 @@ class ChatStream:
         usage = self._call.usage.now([stream])
         return event(encode(self._object(choices, stream, usage=usage, prompt_logprobs=given(prompt, prompt))))
 
-    def _object(self, choices: list[ChunkChoice], stream: Stream, **more: object) -> ChatChunk:
-        identity = self._call.identity
-        return ChatChunk(
-            id=identity.id,
-            created=identity.created,
-            model=identity.model,
-            choices=choices,
-            system_fingerprint=fingerprint_of([stream]),
-            prompt_token_ids=given(self._call.prompt_token_ids, self._call.body.return_token_ids and choices),
-            **more,  # type: ignore[arg-type]
-        )
+    def _object(self, choices: list[ChunkChoice], stream: Stream, **more: object) -> ChatCompletion:
+        return self._call.completion(choices, stream, object="chat.completion.chunk", **more)
 
 
 class SequenceEvents:

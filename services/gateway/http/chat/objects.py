@@ -147,19 +147,6 @@ class ChatChoice(msgspec.Struct, kw_only=True):
     token_ids: list[int] | UnsetType = UNSET
 
 
-class ChatCompletion(msgspec.Struct, kw_only=True):
-    id: str
-    object: str = "chat.completion"
-    created: int
-    model: str
-    choices: list[ChatChoice]
-    usage: TokenUsage
-    system_fingerprint: str | None = None
-    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
-    prompt_token_ids: list[int] | UnsetType = UNSET
-    explanations: Explanations = UNSET
-
-
 class ChunkChoice(msgspec.Struct, kw_only=True):
     index: int
     delta: MessageDelta
@@ -169,14 +156,14 @@ class ChunkChoice(msgspec.Struct, kw_only=True):
     token_ids: list[int] | UnsetType = UNSET
 
 
-class ChatChunk(msgspec.Struct, kw_only=True):
-    """One event of a stream."""
+class ChatCompletion(msgspec.Struct, kw_only=True):
+    """A whole answer, or one event of a stream."""
 
     id: str
-    object: str = "chat.completion.chunk"
+    object: str = "chat.completion"
     created: int
     model: str
-    choices: list[ChunkChoice]
+    choices: list[ChatChoice] | list[ChunkChoice]
     usage: TokenUsage | UnsetType | None = UNSET
     system_fingerprint: str | None = None
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET

@@ -180,9 +180,7 @@ class CompletionCall:
 
     def completion(self, choices: list[CompletionChoice], streams: Iterable[Stream], **more: object) -> Completion:
         return Completion(
-            id=self.identity.id,
-            created=self.identity.created,
-            model=self.identity.model,
+            **self.identity.fields,
             choices=choices,
             system_fingerprint=fingerprint_of(streams),
             **more,  # type: ignore[arg-type]

@@ -16,7 +16,6 @@ from services.gateway.access.intake import (
     CREDIT,
     FASTEST,
     PATIENCE,
-    REFUSAL,
     REFUSED_BYTES_PER_SECOND,
     SMALL,
     Body,
@@ -35,6 +34,12 @@ from shared.messages import EncodeRequest
 from tests.unit.gateway.troupe import LAST, failure, front, until
 
 MEGABYTE = 1 << 20
+REFUSAL = 0.3  # seconds, in the place of the gateway's
+
+
+@pytest.fixture(autouse=True)
+def quick_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.gateway.access.intake.REFUSAL", REFUSAL)
 
 
 class Clock:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from typing import Any
 
@@ -13,6 +14,9 @@ from shared.messages import DraftDistribution, DraftProposals, StepPlan, StepRes
 from tests.unit.scheduler.fake_draft import FakeDraft
 from tests.unit.scheduler.fake_worker import drafts_of
 from tests.unit.scheduler.world import World
+
+EVENTS = int(os.environ.get("PAGEANT_TEST_EVENTS", "100000")) * 2 // 5
+ENOUGH = 24_000  # to see everything
 
 
 def speculating(
@@ -280,7 +284,7 @@ class Storm:
 def test_invariants_hold_through_events_with_drafts() -> None:
     num_events, seed, seen = 0, 0, dict.fromkeys(("num_accepted_tokens", "num_late_drafts", "num_stale_draft_tokens",
                                                   "num_preemptions", "num_worker_losses"), 0)  # fmt: skip
-    while num_events < 40_000:
+    while num_events < EVENTS:
         storm = Storm(seed)
         for _ in range(2000):
             storm.event()
@@ -289,4 +293,4 @@ def test_invariants_hold_through_events_with_drafts() -> None:
             seen[name] += getattr(storm.world.scheduler.counters, name)
         num_events += storm.world.num_events
         seed += 1
-    assert all(seen.values()), f"the storm was too calm: {seen}"
+    assert EVENTS < ENOUGH or all(seen.values()), f"the storm was too calm: {seen}"

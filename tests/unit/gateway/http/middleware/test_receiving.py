@@ -14,7 +14,7 @@ import pytest
 from starlette.types import Message
 
 from services.gateway.access import intake
-from services.gateway.access.intake import CREDIT, REFUSAL, REFUSED_BYTES_PER_SECOND, SMALL, BodyIntake, IntakeLimits
+from services.gateway.access.intake import CREDIT, REFUSED_BYTES_PER_SECOND, SMALL, BodyIntake, IntakeLimits
 from services.gateway.http.connection.listener import RECEIVE_BUFFER, listen
 from services.gateway.http.middleware import receiving
 from services.gateway.http.middleware.receiving import MOST_WHEN_BUSY, Exchange
@@ -24,6 +24,12 @@ from tests.unit.gateway.http.connection.test_connections import Raw, raw
 from tests.unit.gateway.troupe import LAST, until
 
 MEGABYTE = 1 << 20
+REFUSAL = 0.3  # seconds, in the place of the gateway's
+
+
+@pytest.fixture(autouse=True)
+def quick_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.gateway.access.intake.REFUSAL", REFUSAL)
 
 
 def post(length: int | None, *headers: str, path: str = "/v1/completions") -> bytes:

@@ -8,8 +8,8 @@ from typing import Any, get_args
 
 import msgspec
 
-from scripts.fuzz.values import Nonsense
 from shared.messages.inboxes import INBOXES
+from tests.messages.fuzz.values import Nonsense
 
 ABSURD: tuple[Any, ...] = (
     None, True, -1, 0, 2**63, 2**64 - 1, -(2**63), 1e308, float("nan"), "", "x" * 1000, b"", b"\xff" * 9, [], {}, [[]],

@@ -71,7 +71,7 @@ async def count(seconds: float) -> AttackOutcome:
 
 async def measure(settings: Settings, args: argparse.Namespace, streams: BusyStreams) -> list[Result]:
     address = f"{settings.gateway.host}:{settings.gateway.port}"
-    async with attacker("scripts.bench.structured.attacker", "--address", address) as hostile:
+    async with attacker("scripts.bench.misuse.attacker", "--grpc", address) as hostile:
         known = doings(hostile)
         return lines(
             await streams.compare(

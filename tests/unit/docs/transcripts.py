@@ -1,8 +1,8 @@
-"""The transcripts of the documents, made by real runs: scripts/transcripts [--check]
+"""The transcripts of the documents, made by real runs.
 
 A transcript is a fenced block whose first line is `$ scripts/quickstart ...` with a seed; what follows is what that
-printed.  Each is run again, with the bundled model on a private deployment, and written into its document.  With
-`--check` nothing is written, and the status is 1 where a text differs.  Times are of their day and are not compared.
+printed.  Each is run again, with the bundled model on a private deployment, by tests/system/test_docs.py, which with
+PAGEANT_WRITE_GOLDEN=1 writes it into its document.  Times are of their day and are not compared.
 
 The text is a function of the request, and of the arithmetic: native kernels have one order for every sum, and README's
 came out the same with AVX2 and with AVX-512.  Where they cannot be (torch computes then) a token may differ.
@@ -10,8 +10,6 @@ came out the same with AVX2 and with AVX-512.  Where they cannot be (torch compu
 
 from __future__ import annotations
 
-import argparse
-import difflib
 import re
 import shlex
 import subprocess
@@ -21,7 +19,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.unit.docs.reading import ROOT
+
 WIDTH = 120
 TIMEOUT = 300.0  # seconds, of one run
 TRANSCRIPT = re.compile(r"^```\n\$ scripts/quickstart (?P<words>[^\n]*)\n(?P<text>.*?)^```$", re.M | re.S)
@@ -47,6 +46,11 @@ class Transcript:
     def says(self, text: str) -> bool:
         return _comparable(self.text) == _comparable(text)
 
+    def write(self, text: str) -> None:
+        """Put what is printed now into the document."""
+        document = self.path.read_text(encoding="utf-8")
+        self.path.write_text(document.replace(self.text, text, 1), encoding="utf-8")
+
 
 def _wrapped(text: str) -> Iterator[str]:
     for line in text.rstrip("\n").splitlines():
@@ -67,23 +71,3 @@ def transcripts() -> list[Transcript]:
                 raise ValueError(f"{path.name}: a transcript without a seed can never be made again: {match['words']}")
             found.append(Transcript(path, words, match["text"]))
     return found
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="write nothing, exit 1 where one differs")
-    check, status = parser.parse_args().check, 0
-    for transcript in transcripts():
-        text, name = transcript.made_anew(), transcript.path.name
-        if transcript.says(text):
-            print(f"{name}: as it was")
-            continue
-        print(
-            "\n".join(difflib.unified_diff(transcript.text.splitlines(), text.splitlines(), name, "now", lineterm=""))
-        )
-        if check:
-            status = 1
-        else:
-            document = transcript.path.read_text(encoding="utf-8")
-            transcript.path.write_text(document.replace(transcript.text, text, 1), encoding="utf-8")
-    return status

@@ -36,7 +36,7 @@ MAX_CHANGE = 10.0  # percent of the p99 between tokens
 
 async def measure(settings: Settings, args: argparse.Namespace, streams: BusyStreams) -> list[Result]:
     grpc, http = (f"{settings.gateway.host}:{port}" for port in (settings.gateway.port, settings.gateway.http_port))
-    async with attacker("scripts.bench.doors.attacker", "--grpc", grpc, "--http", http) as hostile:
+    async with attacker("scripts.bench.misuse.attacker", "--grpc", grpc, "--http", http) as hostile:
         doings = [(kind, partial(hostile.attack, kind)) for kind in hostile.kinds]
         return lines(await streams.compare(doings, seconds=args.seconds, rounds=args.rounds, pause=args.pause))
 

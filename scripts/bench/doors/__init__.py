@@ -1,1 +1,0 @@
-"""What misuse of the gateway's doors costs other clients."""

@@ -1,0 +1,1 @@
+"""What misuse of a gateway, by large requests and by hostile grammars, costs other clients."""

@@ -1,1 +1,0 @@
-"""What hostile grammars cost other clients."""
