@@ -41,6 +41,7 @@ class Storm:
             max_num_seqs=r.choice([4, 12]),
             max_model_len=112,
             sliding=self.windows(8),
+            num_snapshots=self.num_snapshots(),
         )
         self.world.acknowledges = r.random() < 0.5
         self.num_added = 0
@@ -52,6 +53,10 @@ class Storm:
     def windows(self, block_size: int) -> tuple[tuple[int, int], ...]:
         """Windows and numbers of blocks of a worker's sliding pools."""
         return ()
+
+    def num_snapshots(self) -> int | None:
+        """Of a worker's states; None: it keeps none."""
+        return None
 
     def run(self, num_events: int) -> None:
         while self.world.num_events < num_events:
@@ -116,6 +121,7 @@ class Storm:
             max_num_seqs=r.choice([3, limits["max_num_seqs"]]),
             max_model_len=limits["max_model_len"],
             sliding=self.windows(block_size),
+            num_snapshots=self.num_snapshots(),
         )
 
     def add(self) -> None:
@@ -206,4 +212,15 @@ class TamperedStorm(Storm):
 
 
 class TamperedWindowStorm(TamperedStorm, WindowStorm):
+    """Both."""
+
+
+class StateStorm(Storm):
+    """Workers keep states, and have few or many snapshots of them, or none."""
+
+    def num_snapshots(self) -> int | None:
+        return self.random.choice([0, 1, 2, 5, 20])
+
+
+class TamperedStateStorm(TamperedStorm, StateStorm):
     """Both."""
