@@ -199,6 +199,7 @@ class RoughWorld(World):
             worker.states._due[sequence.row] = -1
         elif kind == 6 and worker.states is not None:  # all snapshots are
             worker.states._lives[:] = 0
+            worker.places.states[2 * replica.capacity.max_num_seqs :] = [(-1,)] * replica.capacity.num_snapshots
         elif kind == 7 and replica.snapshots is not None and replica.snapshots.pool.num_available:
             replica.snapshots.pool.allocate(1)
         else:

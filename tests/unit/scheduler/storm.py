@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 from services.scheduler.state.policy import Policy
@@ -22,8 +23,10 @@ class Storm:
     """Requests that come and go, workers and drafts that die and come back, links that lose and repeat.
 
     In half of the storms workers that come differ from those before them in the size and number of their blocks, and
-    in their rows.  In a kind of its own (`WindowStorm`) workers have sliding pools too.
+    in their rows.  In kinds of their own workers have sliding pools too (`WindowStorm`), or keep states (`StateStorm`).
     """
+
+    block_sizes: Sequence[int] = (4, 8, 16, 32)  # of workers that come
 
     def __init__(self, seed: int) -> None:
         self.random = r = random.Random(seed)
@@ -114,7 +117,7 @@ class Storm:
         if not self.has_mixed_workers:
             return None
         r, limits = self.random, self.world.limits
-        block_size = r.choice([4, 8, 16, 32])
+        block_size = r.choice(self.block_sizes)
         return capacity(
             num_blocks=r.choice([128, 160, 320]) // block_size,
             block_size=block_size,
@@ -216,7 +219,9 @@ class TamperedWindowStorm(TamperedStorm, WindowStorm):
 
 
 class StateStorm(Storm):
-    """Workers keep states, and have few or many snapshots of them, or none."""
+    """Workers keep states, and have few or many snapshots of them, or none; small blocks make more of them."""
+
+    block_sizes = (4, 8)
 
     def num_snapshots(self) -> int | None:
         return self.random.choice([0, 1, 2, 5, 20])
