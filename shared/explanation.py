@@ -46,6 +46,7 @@ MISSED_FOR = {
     Miss.SALT: "cached for another tenant",
     Miss.NOT_ASKED: "not looked up",
     Miss.OFF: "there is no cache",
+    Miss.NO_STATE: "cached without a state",
 }
 
 

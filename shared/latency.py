@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from shared.messages.latency import LatencyBreakdown
-from shared.phases import HOPS, IN_ORDER, NUM_MISSES, NUM_PHASES, PHASE_LABELS, Phase
+from shared.phases import HOPS, IN_ORDER, NUM_MISSES, NUM_PHASES, PHASE_LABELS, Miss, Phase
 
 MICROSECONDS = 1e6
 LONGEST = 1 << 50  # microseconds, about 35 years: more was never spent
@@ -70,7 +70,7 @@ def checked(latency: LatencyBreakdown) -> LatencyBreakdown:
     numbers = (*latency.spent, *latency.misses, latency.num_ahead, latency.num_chunks, latency.num_preemptions)
     makes_sense = (
         len(latency.spent) == NUM_PHASES
-        and len(latency.misses) in (0, NUM_MISSES)
+        and len(latency.misses) in (0, Miss.NO_STATE, NUM_MISSES)  # that one is said where states are kept
         and abs(latency.stamp) < LAST
         and all(-LONGEST < number < LONGEST for number in (*numbers, latency.evicted_ago))
     )

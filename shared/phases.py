@@ -60,6 +60,7 @@ class Miss(IntEnum):
     SALT = 5  # another tenant's cache has it: said in logs, never to clients
     NOT_ASKED = 6  # log-probabilities of the prompt need every position
     OFF = 7  # there is no prefix cache
+    NO_STATE = 8  # its blocks are cached, but no snapshot of the state behind them
 
     @property
     def label(self) -> str:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from engine.description.families import FAMILIES, HYBRIDS, Family
+from engine.description.families import FAMILIES, Family
 from engine.description.keys import ConfigKeys
 from engine.description.names import TensorMap
 from engine.description.spec import ModelSpec
@@ -29,6 +29,11 @@ def read_config(directory: Path) -> ModelSpec:
         return parse_config(content)
     except ModelError as error:
         raise ModelError(f"{path}: {error}") from error
+
+
+def why_no_draft(name: str) -> str:
+    """A draft's model takes tokens back that were not accepted, and states cannot be taken back."""
+    return f"draft {name!r} has linear attention, whose states cannot take tokens back; use another, or draft=ngram"
 
 
 def parse_config(raw: Mapping[str, Any]) -> ModelSpec:
@@ -56,9 +61,6 @@ def _family(raw: Mapping[str, Any]) -> tuple[str, Family]:
     names = raw.get("architectures")
     if not isinstance(names, list) or not names:
         raise ModelError("architectures is missing or empty")
-    if names[0] in HYBRIDS and names[0] not in FAMILIES:
-        reason = "its layers of linear attention keep states, for which plans have no place"
-        raise ModelError(f"architectures {names[0]!r} is not served yet: {reason}")
     if names[0] not in FAMILIES:
         raise ModelError(f"architecture {names[0]!r} is not supported; supported: {', '.join(FAMILIES)}")
     return str(names[0]), FAMILIES[names[0]]

@@ -107,6 +107,16 @@ class DeltaNetSpec:
         """Features that are convolved: queries, keys, values."""
         return 2 * self.key_features + self.value_features
 
+    @property
+    def num_state_values(self) -> int:
+        """Of one sequence."""
+        return self.value_heads * self.key_dim * self.value_dim
+
+    @property
+    def num_held_inputs(self) -> int:
+        """Of one sequence's convolution."""
+        return (self.conv_width - 1) * self.channels
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertsSpec:
@@ -183,6 +193,11 @@ class ModelSpec:
     def has_states(self) -> bool:
         """Whether some layers keep a state of each sequence, which unlike a cache cannot be cut back or shared."""
         return len(self.attentions) < len(self.layers)
+
+    def state_bytes(self, input_bytes: int) -> int:
+        """Of one sequence's states in all layers; a convolution's input has so many bytes, a state is float32."""
+        deltas = (layer.attention for layer in self.layers if isinstance(layer.attention, DeltaNetSpec))
+        return sum(4 * one.num_state_values + input_bytes * one.num_held_inputs for one in deltas)
 
     @property
     def head_shapes(self) -> tuple[tuple[int, int], ...]:

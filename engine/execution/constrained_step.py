@@ -12,6 +12,7 @@ import numpy as np
 from engine.execution.row_automata import Held, RowAutomata
 from engine.execution.sampled_tokens import MissingSamples, SampledTokens
 from engine.execution.schedule import Schedule
+from engine.modeling.batch import Ints
 from engine.sampling.processing import Allowance, Flags
 from shared.messages.steps import StepPlan
 
@@ -66,6 +67,13 @@ class ConstrainedStep:
         self.helds = {index: held for index, held in found if held is not None}
         if self.schedule.drafts is not None:
             self._try_drafts()
+
+    def may_go_back(self) -> Ints:
+        """Entries of which some tokens may have to be computed again: with drafts, or held to a grammar."""
+        drafts = self.schedule.drafts
+        verifies = np.zeros(len(self.schedule.samples), np.bool_) if drafts is None else drafts.counts > 0
+        verifies[list(self.helds)] = True
+        return self.schedule.samples[verifies]
 
     def _try_drafts(self) -> None:
         for index, held in self.helds.items():

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.execution.device_tables import DeviceTables
+from engine.execution.row_states import RowStates
 from engine.modeling.batch import Ints
 from engine.modeling.kv_pool import Sliding
 from engine.sampling.columns import SamplingColumns
@@ -47,8 +48,11 @@ class RowTable:
         device: torch.device,
         device_tables: DeviceTables | None = None,
         sliding: Sliding = (),
+        states: RowStates | None = None,
     ) -> None:
+        """`states`: of models whose layers keep some."""
         self.num_rows = num_rows
+        self.states = states
         self.max_model_len = max_model_len
         self.block_size = block_size
         self._pool_blocks = [num_blocks, *(count for _, count in sliding)]
@@ -72,6 +76,8 @@ class RowTable:
         """Forget every row."""
         self.num_tokens[:] = 0
         self._firsts[:] = self._ends[:] = 0
+        if self.states is not None:
+            self.states.reset()
 
     def admit(self, sequence: AdmittedSequence, num_computed: int) -> None:
         """Replace whatever the row held.  `num_computed` tokens are in blocks that come with this plan."""
@@ -141,6 +147,8 @@ class RowTable:
         """These rows should have been sampled and were not: their last token is computed again, for its logits."""
         self.num_computed[rows] = self.num_tokens[rows] - 1
         self.lacks_sample[rows] = True
+        if self.states is not None:
+            self.states.put_back(rows, self.num_computed[rows])
 
     def excess(self, rows: Ints, computed: Ints) -> Ints | None:  # [num_entries], 0 or 1; None: nowhere any
         """By how much a plan is ahead: one that was in flight counts on the token of a row that was held back."""
@@ -164,12 +172,16 @@ class RowTable:
         wrong = (computed != held) | (ends <= computed) | (ends > limit)
         if drafts is not None:
             wrong |= (drafts > 0) & ((ends != reach) | (computed >= lengths))
+        if self.states is not None:
+            wrong |= (stale := self.states.contradicts(rows, computed))
         if len(self._windows):  # what a window still sees must be there
             seen = np.maximum(computed - self._windows + 1, 0) // self.block_size
             wrong |= (self._firsts[1:, rows] > seen).any(axis=0)
         if np.count_nonzero(wrong):
             refused = rows[wrong].tolist()
             self._refuse(refused, rows, computed != held, "num_computed_tokens", computed, held)
+            if self.states is not None:
+                self._refuse(refused, rows, stale, "num_computed_tokens", computed, self.states.due(rows))
             self._refuse(refused, rows, wrong, "planned end", ends, limit)
         return lengths
 
@@ -222,3 +234,6 @@ class RowTable:
         """The tokens are written already.  The keys and values of the other drafts are computed again, over these."""
         self.num_tokens[rows] += accepted + 1
         self.num_computed[rows] -= counts - accepted
+        if self.states is not None:
+            partly = rows[accepted < counts]
+            self.states.put_back(partly, self.num_computed[partly])

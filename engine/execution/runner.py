@@ -107,15 +107,29 @@ class ModelRunner:
         if whole is None:
             return PendingResult(partial(_empty_result, plan, fenced), clock)
         held = ConstrainedStep(self._automata, whole)
-        hidden = self._model.forward(held.schedule.batch)
+        hidden = self._forward(held)
         schedule, missing = held.hold()
         prompt_scores = self._prompt_scores(schedule, hidden) if len(schedule.scored) else {}
         embeddings = self._pools.take(schedule, hidden) if len(schedule.pooled) else {}
         sampled, scores = self._sample(schedule, hidden, missing)
         self._commit(schedule, sampled, missing)
         held.advance(sampled, missing)
+        if plan.state_saves and self._table.states is not None:
+            self._table.states.save(plan, schedule.batch.rows.tolist())
         found = StepOutputs(sampled, scores, prompt_scores, embeddings, {} if missing is None else missing.refused)
         return PendingResult(partial(_result, plan, fenced, found), clock)
+
+    def _forward(self, held: ConstrainedStep) -> Tensor:  # [sum of wanted, hidden_size]
+        batch, states = held.schedule.batch, self._table.states
+        if states is None:
+            return self._model.forward(batch)
+        if len(entries := held.may_go_back()):
+            states.keep(batch.rows[entries], batch.computed[entries])
+        behind = states.behind(batch.rows, batch.computed)
+        if np.count_nonzero(behind):
+            changes = {"computed": batch.computed - behind, "scheduled": batch.scheduled + behind}
+            batch = msgspec.structs.replace(batch, **changes)
+        return self._model.forward(batch)
 
     def _read(self, plan: StepPlan, fenced: list[RefusedRow]) -> tuple[Schedule | None, list[RefusedRow]]:
         """The schedule to compute, or None, and all entries that are refused."""
@@ -142,6 +156,8 @@ class ModelRunner:
             self._table.admit(sequence, first_computed.get(sequence.row, 0))
             self._automata.admit(sequence)
             self._pools.admit(sequence)
+        if self._table.states is not None:
+            self._table.states.begin(plan)
         self._deferred.drop([*plan.released_rows, *(sequence.row for sequence in plan.admitted)])
         self._table.append_blocks(plan.rows, plan.num_new_blocks, plan.new_block_ids)
         for index, sliding in enumerate(plan.sliding, 1):
@@ -207,6 +223,8 @@ class ModelRunner:
         table, batch = self._table, schedule.batch
         rows, samples = batch.rows[schedule.samples], None
         table.num_computed[batch.rows] = batch.computed + batch.scheduled
+        if table.states is not None:
+            table.states.advance(batch.rows, batch.computed + batch.scheduled)
         if missing is not None:
             table.hold_back(rows[missing.samples])
             samples = np.delete(np.arange(len(rows)), missing.samples)

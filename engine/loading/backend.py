@@ -59,6 +59,10 @@ class Backend:
             "num_threads": self.num_threads,
         }
 
+    def state_bytes(self, spec: ModelSpec) -> int:
+        """Of one sequence's states."""
+        return spec.state_bytes(4 if self.native is not None else self.formats.compute.itemsize)
+
     def layout(self, spec: ModelSpec) -> Layout:
         if self.native is not None:
             return native_layout(spec, self.native, self.formats)

@@ -138,9 +138,9 @@ class GraphedDecoder:
     def layer_bytes(self, block_size: int) -> list[int]:
         return self._decoder.layer_bytes(block_size)
 
-    def allocate(self, num_blocks: int, block_size: int, sliding: Sliding = (), num_rows: int = 0) -> KVPool:
+    def allocate(self, num_blocks: int, block_size: int, sliding: Sliding = (), num_states: int = 0) -> KVPool:
         self._graphs.clear()  # they write to the pool that was
-        return self._decoder.allocate(num_blocks, block_size, sliding, num_rows)
+        return self._decoder.allocate(num_blocks, block_size, sliding, num_states)
 
     def logits(
         self,

@@ -18,6 +18,7 @@ from engine.description.reading import read_config
 from engine.description.spec import ModelSpec
 from engine.execution.device_tables import DeviceTables
 from engine.execution.row_automata import RowAutomata
+from engine.execution.row_states import RowStates
 from engine.execution.rows import RowTable
 from engine.execution.runner import ModelRunner
 from engine.loading.backend import Backend, choose_backend
@@ -28,7 +29,7 @@ from engine.loading.profile import most_positions, peak_activation
 from engine.modeling.assembly import build_decoder
 from engine.modeling.decoder import Decoder
 from engine.modeling.kv_pool import KVPool
-from engine.modeling.model import Model
+from engine.modeling.model import KeepsStates, Model
 from engine.modeling.native import build_native
 from engine.sampling.sampler import Sampler
 from engine.weights.digest import DigestMemory, user_memory
@@ -72,12 +73,14 @@ def make_runner(settings: Settings, loaded: LoadedModel) -> ModelRunner:
         num_blocks=loaded.plan.num_blocks,
         sliding=[SlidingPool(window, num_blocks) for window, num_blocks in loaded.plan.windows],
         block_size=loaded.plan.block_size,
-        max_num_seqs=settings.scheduling.max_num_seqs,
+        max_num_seqs=loaded.plan.states.num_rows,
         max_model_len=loaded.plan.max_model_len,
         vocab_size=loaded.model.spec.vocab_size,
         model=settings.engine.model_name,
         dtype=name_of(loaded.backend.formats.compute),
         device=loaded.model.device.type,
+        keeps_states=loaded.model.spec.has_states,
+        num_snapshots=loaded.plan.states.num_snapshots,
     )
     return ModelRunner(
         model=loaded.model,
@@ -177,6 +180,7 @@ def plan_pool(settings: Settings, model: Model, max_model_len: int, windows: Seq
         budget=budget,
         max_model_len=max_model_len,
         sliding=sliding,
+        bytes_per_state=model.state_bytes if isinstance(model, KeepsStates) else 0,
     )
 
 
@@ -193,10 +197,10 @@ def _gpu_budget(settings: Settings, model: Model) -> int:
     return gpu_budget(settings.memory, total=total, weights=weights + elsewhere, peak_activation=peak)
 
 
-def _allocate(settings: MemorySettings, model: Model, plan: MemoryPlan, num_rows: int) -> KVPool:
+def _allocate(settings: MemorySettings, model: Model, plan: MemoryPlan) -> KVPool:
     """Raises ConfigError where the size was set and cannot be allocated: a restart would not help."""
     try:
-        return model.allocate(plan.num_blocks, plan.block_size, plan.windows, num_rows)
+        return model.allocate(plan.num_blocks, plan.block_size, plan.windows, plan.states.num_states)
     except (MemoryError, OSError, OverflowError, RuntimeError) as error:  # torch's lack of memory is a RuntimeError
         if not (settings.kv_cache_memory or settings.num_blocks):
             raise
@@ -207,11 +211,14 @@ def assemble(
     settings: Settings, model: Model, backend: Backend, plan: MemoryPlan, fingerprint: Fingerprint | None = None
 ) -> LoadedModel:
     width = -(-plan.max_model_len // plan.block_size) * (1 + len(plan.windows))
+    num_rows, states = plan.states.num_rows, None
+    if isinstance(model, KeepsStates) and model.spec.has_states:
+        states = RowStates(model, num_rows, plan.states.num_snapshots)
     tables = None
     if isinstance(model, GraphedDecoder):
-        tables = DeviceTables(settings.scheduling.max_num_seqs, width, model.device, backend.kernels.write_rows)
+        tables = DeviceTables(num_rows, width, model.device, backend.kernels.write_rows)
     table = RowTable(
-        num_rows=settings.scheduling.max_num_seqs,
+        num_rows=num_rows,
         max_model_len=plan.max_model_len,
         block_size=plan.block_size,
         num_blocks=plan.num_blocks,
@@ -219,8 +226,9 @@ def assemble(
         device=model.device,
         device_tables=tables,
         sliding=plan.windows,
+        states=states,
     )
-    pool = _allocate(settings.memory, model, plan, settings.scheduling.max_num_seqs)
+    pool = _allocate(settings.memory, model, plan)
     if isinstance(model, GraphedDecoder) and tables is not None:
         model.capture(table.tokens, tables.table, plan.block_size, progress=show_progress)
         log.info("graphs_captured", num_graphs=model.num_graphs)

@@ -15,6 +15,8 @@ GIB = 1 << 30
 CPU_MOST = GIB
 MOST_BLOCKS = 1 << 21  # where they take no memory
 CPU_SHARE = 0.4  # of the memory that is available
+PER_ROW = 2  # states: its own, and what is kept of it while drafts are verified
+MOST_SNAPSHOTS = 8  # for each row
 
 
 class WindowBytes(NamedTuple):
@@ -34,12 +36,30 @@ class WindowPlan:
 
 
 @dataclass(frozen=True, slots=True)
+class StatesPlan:
+    """Rows, and snapshots of their states."""
+
+    num_rows: int
+    num_snapshots: int = 0
+    bytes_per_state: int = 0  # of one sequence in all layers; 0: the model keeps none
+
+    @property
+    def num_states(self) -> int:
+        return PER_ROW * self.num_rows + self.num_snapshots
+
+    @property
+    def num_bytes(self) -> int:
+        return self.num_states * self.bytes_per_state
+
+
+@dataclass(frozen=True, slots=True)
 class MemoryPlan:
     num_blocks: int
     block_size: int  # tokens
     bytes_per_block: int  # without the layers of `sliding`
     max_model_len: int  # tokens
     sliding: tuple[WindowPlan, ...] = ()
+    states: StatesPlan = StatesPlan(0)
 
     @property
     def num_tokens(self) -> int:
@@ -47,9 +67,9 @@ class MemoryPlan:
 
     @property
     def num_bytes(self) -> int:
-        """Of all pools."""
+        """Of all pools and states."""
         windows = sum(one.num_blocks * one.bytes_per_block for one in self.sliding)
-        return self.num_blocks * self.bytes_per_block + windows
+        return self.num_blocks * self.bytes_per_block + windows + self.states.num_bytes
 
     @property
     def windows(self) -> list[tuple[int, int]]:
@@ -58,9 +78,10 @@ class MemoryPlan:
 
     def __str__(self) -> str:
         windows = "".join(f", {one.num_blocks} for windows of {one.window}" for one in self.sliding)
+        states = f"states of {self.states.num_rows} rows and {self.states.num_snapshots} snapshots, "
         return (
             f"KV cache of {self.num_bytes / GIB:.2f} GiB: {self.num_blocks} blocks of {self.block_size} tokens"
-            f"{windows}, {self.num_tokens} tokens in all, "
+            f"{windows}, {states if self.states.bytes_per_state else ''}{self.num_tokens} tokens in all, "
             f"{self.num_tokens / self.max_model_len:.1f} sequences of max_model_len={self.max_model_len}"
         )
 
@@ -84,12 +105,15 @@ def plan_memory(
     budget: int,
     max_model_len: int,
     sliding: Sequence[WindowBytes] = (),
+    bytes_per_state: int = 0,
 ) -> MemoryPlan:
     """Blocks for `budget` bytes, or those that are asked for by number.  `sliding`: layers that share other blocks than
-    those of `bytes_per_block`.
+    those of `bytes_per_block`; `bytes_per_state`: of a sequence in the layers that keep a state.
 
     `max_model_len` shrinks to what fits where the settings leave it open.  Raises ConfigError where it does not fit.
     """
+    states = plan_states(memory, scheduling, bytes_per_state=bytes_per_state, budget=budget)
+    budget = max(0, budget - states.num_bytes)
     num_blocks, windows = _divide(memory, scheduling, bytes_per_block, budget, max_model_len, sliding)
     capacity = num_blocks * memory.block_size
     if capacity < max_model_len and scheduling.max_model_len == 0:
@@ -97,12 +121,37 @@ def plan_memory(
     if capacity < max_model_len or max_model_len < 2:
         needed = -(-max(max_model_len, 2) // memory.block_size)
         size = needed * bytes_per_block + sum(one.num_blocks * one.bytes_per_block for one in windows)
+        size += states.num_bytes
         raise ConfigError(
             f"the KV cache has {num_blocks} blocks, but one sequence of {max(max_model_len, 2)} tokens needs {needed} "
             f"({size / GIB:.3f} GiB); lower max_model_len, or raise num_blocks, kv_cache_memory or "
             f"gpu_memory_utilization"
         )
-    return MemoryPlan(num_blocks, memory.block_size, bytes_per_block, max_model_len, windows)
+    return MemoryPlan(num_blocks, memory.block_size, bytes_per_block, max_model_len, windows, states)
+
+
+def plan_states(
+    memory: MemorySettings, scheduling: SchedulingSettings, *, bytes_per_state: int, budget: int
+) -> StatesPlan:
+    """At most half of the budget is for states: for as many rows as max_num_seqs if each can have a snapshot beside its
+    own, and for more snapshots then.  Where blocks are asked for by number, all rows have that, whatever it takes.
+
+    Raises ConfigError where there is no room for one row.
+    """
+    most = scheduling.max_num_seqs
+    if bytes_per_state == 0:
+        return StatesPlan(most)
+    if memory.num_blocks:
+        return StatesPlan(most, most, bytes_per_state)
+    room = budget // 2 // bytes_per_state
+    if room <= PER_ROW:
+        raise ConfigError(
+            f"this model keeps a state of {bytes_per_state / GIB:.3f} GiB for each sequence, and one that runs alone "
+            f"needs {PER_ROW + 1} of them in half of the KV cache's {budget / GIB:.2f} GiB; raise kv_cache_memory or "
+            f"gpu_memory_utilization"
+        )
+    num_rows = min(most, room // (PER_ROW + 1))
+    return StatesPlan(num_rows, min(room - PER_ROW * num_rows, MOST_SNAPSHOTS * num_rows), bytes_per_state)
 
 
 def _divide(

@@ -27,7 +27,7 @@ def peak_activation(model: Model, settings: Settings) -> int:
     before = torch.cuda.memory_allocated(device)
     torch.cuda.reset_peak_memory_stats(device)
     batch = _largest_batch(model, settings)
-    model.allocate(1, settings.memory.block_size, num_rows=len(batch.rows))
+    model.allocate(1, settings.memory.block_size, num_states=len(batch.rows))
     with torch.inference_mode():
         hidden = model.forward(batch)
         logits = model.logits(hidden[: most_positions(settings.scheduling, settings.speculation)])

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from engine.description.spec import AttentionSpec, ModelSpec
-from engine.modeling.batch import StepBatch
+from engine.modeling.batch import Ints, StepBatch
 from engine.modeling.inputs import PoolInputs, StepInputs, build_inputs
 from engine.modeling.kv_pool import KVLayout, KVPool, LayerPools, Sliding
 from engine.modeling.latent import LatentWeights
-from engine.modeling.linear_attention import DeltaStates, DeltaWeights, attend_linearly
+from engine.modeling.linear_attention import DeltaStates, DeltaWeights, attend_linearly, copy_rows
 from engine.modeling.projection import Projection
 from engine.modeling.rope import RopeTable, Rotation
 from kernels.interface import Kernels
@@ -128,13 +128,25 @@ class Decoder:
     def layer_bytes(self, block_size: int) -> list[int]:
         return self.layout.layer_bytes(block_size)
 
-    def allocate(self, num_blocks: int, block_size: int, sliding: Sliding = (), num_rows: int = 0) -> KVPool:
+    @property
+    def state_bytes(self) -> int:
+        return self.spec.state_bytes(self._norm.weight.dtype.itemsize)
+
+    def copy_states(
+        self,
+        sources: Ints,  # [n]
+        destinations: Ints,  # [n], distinct
+    ) -> None:
+        held = (one for one in self._memories if isinstance(one, DeltaStates))
+        copy_rows((tensor for one in held for tensor in (one.inputs, one.states)), sources, destinations)
+
+    def allocate(self, num_blocks: int, block_size: int, sliding: Sliding = (), num_states: int = 0) -> KVPool:
         pools = LayerPools.of((heads.window for heads in self.spec.attentions), num_blocks, sliding)
         self.windows = self._windows_by_pool(pools.pools, len(pools.sizes))
         caches = self.layout.make_caches(pools.num_blocks, block_size)
         each, dtype = map(LayerCache, caches, pools.pools), self._norm.weight.dtype
         self._memories = [
-            DeltaStates.make(layer.mixer.described, num_rows, dtype, self.device)
+            DeltaStates.make(layer.mixer.described, num_states, dtype, self.device)
             if isinstance(layer.mixer, DeltaWeights)
             else next(each)
             for layer in self._layers

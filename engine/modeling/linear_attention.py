@@ -5,16 +5,20 @@ States stay from step to step, one of each row of the plans; a sequence that beg
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from engine.description.spec import DeltaNetSpec
+from engine.modeling.batch import Ints
 from kernels.interface import Kernels
 from kernels.ops.delta_rule import delta_gates
 from kernels.ops.linear import LinearWeight
 from kernels.ops.state_plan import StatePlan
+from kernels.ops.transfer import to_device
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +47,16 @@ class DeltaStates:
             torch.zeros(num_rows, d.conv_width - 1, d.channels, dtype=dtype, device=device),
             torch.zeros(num_rows, d.value_heads, d.key_dim, d.value_dim, device=device),
         )
+
+
+def copy_rows(
+    tensors: Iterable[Tensor],  # [num_rows, ...] each
+    sources: Ints,  # [n]
+    destinations: Ints,  # [n], distinct
+) -> None:
+    for tensor in tensors:
+        where = to_device(np.stack((sources, destinations)), tensor.device)
+        tensor[where[1]] = tensor[where[0]]
 
 
 def attend_linearly(

@@ -29,11 +29,11 @@ class Model(Protocol):
         """Of a block of the KV pool, in each layer with a cache."""
         ...
 
-    def allocate(self, num_blocks: int, block_size: int, sliding: Sliding = (), num_rows: int = 0) -> KVPool:
+    def allocate(self, num_blocks: int, block_size: int, sliding: Sliding = (), num_states: int = 0) -> KVPool:
         """The pool that `forward` works on from now on; one that was there before is dropped.  Layers with a window
         of `sliding` have blocks of their own there.
 
-        A model whose layers keep states has them for as many rows.
+        A model whose layers keep states has so many of them; that of a row is the one of its number.
         """
         ...
 
@@ -51,6 +51,24 @@ class Model(Protocol):
         self,
         hidden: Tensor,  # [n, hidden_size]
     ) -> Tensor:  # [n] int64: the most likely tokens, the lowest id among equals
+        ...
+
+
+@runtime_checkable
+class KeepsStates(Protocol):
+    """A model some of whose layers keep a state of each sequence."""
+
+    @property
+    def state_bytes(self) -> int:
+        """Of one sequence, in all layers."""
+        ...
+
+    def copy_states(
+        self,
+        sources: Ints,  # [n]
+        destinations: Ints,  # [n], distinct
+    ) -> None:
+        """In all layers, behind the steps so far."""
         ...
 
 

@@ -17,6 +17,7 @@ from engine.description.names import Part
 from engine.description.spec import NO_ROPE, AttentionSpec, ModelSpec
 from engine.modeling.batch import Ints, StepBatch
 from engine.modeling.kv_pool import KVPool, LayerPools, Sliding
+from engine.modeling.linear_attention import copy_rows
 from engine.modeling.native_delta import make_states
 from engine.modeling.native_layers import LayerPacker, NativeLayer, NativeNorm, address, describe_layer
 from engine.modeling.rope import build_rope_table
@@ -92,13 +93,24 @@ class NativeDecoder:
     def layer_bytes(self, block_size: int) -> list[int]:
         return self.layout.layer_bytes(block_size)
 
-    def allocate(self, num_blocks: int, block_size: int, sliding: Sliding = (), num_rows: int = 0) -> KVPool:
+    @property
+    def state_bytes(self) -> int:
+        return self.spec.state_bytes(torch.float32.itemsize)
+
+    def copy_states(
+        self,
+        sources: Ints,  # [n]
+        destinations: Ints,  # [n], distinct
+    ) -> None:
+        copy_rows([tensor for both in self._states for tensor in both], sources, destinations)
+
+    def allocate(self, num_blocks: int, block_size: int, sliding: Sliding = (), num_states: int = 0) -> KVPool:
         self._pools = LayerPools.of((heads.window for heads in self.spec.attentions), num_blocks, sliding)
         self._columns = None
         blocks = self.layout.make_blocks(self._pools.num_blocks, block_size)
         self._structs, each = [], iter(blocks)
         memories = [
-            next(each) if layer.delta is None else make_states(layer.delta.described, num_rows)
+            next(each) if layer.delta is None else make_states(layer.delta.described, num_states)
             for layer in self._layers
         ]
         self._states = [both for layer, both in zip(self._layers, memories, strict=True) if layer.delta is not None]

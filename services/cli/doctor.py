@@ -89,7 +89,15 @@ def check_plan(plan: dict[str, Any]) -> Iterator[Finding]:
         "memory",
         f"{plan['bytes'] / GIB:.2f} GiB of KV cache: {plan['num_blocks']} blocks of "
         f"{plan['block_size']} tokens hold {plan['num_tokens']} tokens, "
-        f"{plan['num_tokens'] / longest:.1f} requests of max_model_len={longest}",
+        f"{plan['num_tokens'] / longest:.1f} requests of max_model_len={longest}"
+        + (f"; {_states(plan)}" if plan["state_bytes"] else ""),
+    )
+
+
+def _states(plan: dict[str, Any]) -> str:
+    return (
+        f"{plan['state_bytes'] / GIB:.2f} GiB of it are states of linear attention: of {plan['max_num_seqs']} "
+        f"sequences at once, and {plan['num_snapshots']} snapshots"
     )
 
 

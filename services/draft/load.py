@@ -7,14 +7,20 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from engine.description.reading import read_config, why_no_draft
 from engine.loading.load import load_model
 from services.draft.model import ModelProposer
 from shared.config import Settings
+from shared.errors import ConfigError
+from shared.model_source import resolve_model_dir
 
 
 def load_proposer(settings: Settings) -> ModelProposer:
     """Raises ModelError for the checkpoint's faults, ConfigError for the settings'."""
-    loaded = load_model(draft_settings(settings), longest=settings.scheduling.max_model_len)
+    own = draft_settings(settings)
+    if read_config(resolve_model_dir(own.engine.model)).has_states:
+        raise ConfigError(why_no_draft(settings.speculation.draft))
+    loaded = load_model(own, longest=settings.scheduling.max_model_len)
     return ModelProposer(loaded, name=Path(settings.speculation.draft).name)
 
 

@@ -32,6 +32,8 @@ def _require(holds: bool, what: str, replica: Replica | None = None) -> None:
 def _check_blocks(replica: Replica) -> None:
     for index, pool in enumerate(replica.pools):
         _check_pool(replica, pool, [sequence.tables[index] for sequence in replica.running])
+    if replica.snapshots is not None:
+        _check_pool(replica, replica.snapshots.pool, [])
 
 
 def _check_pool(replica: Replica, pool: BlockPool, tables: list[Table]) -> None:

@@ -30,10 +30,25 @@ def check_plan(plan: StepPlan, capacity: WorkerCapacity) -> None:
         for name in SLIDING_COLUMNS:
             _check_column(part, name, count)
         _check_blocks(part, pool.num_blocks)
+    _check_states(plan, capacity)
     if len(set(plan.rows)) != count:
         raise ProtocolError("a plan names a row twice")
     if any(len(sequence.token_ids) % 4 for sequence in plan.admitted):
         raise ProtocolError("a plan admits a sequence whose token ids are not whole int32")
+
+
+def _check_states(plan: StepPlan, capacity: WorkerCapacity) -> None:
+    num_rows = capacity.max_num_seqs if capacity.keeps_states else 0
+    _check_within("row of states", [row for pair in plan.state_forks for row in pair], num_rows)
+    for moves in (plan.state_loads, plan.state_saves):
+        _check_within("row of states", [row for row, _, _ in moves], num_rows)
+        _check_within("snapshot", [snapshot for _, snapshot, _ in moves], capacity.num_snapshots)
+    targets = (
+        [row for row, _ in plan.state_forks] + [row for row, _, _ in plan.state_loads],
+        [snapshot for _, snapshot, _ in plan.state_saves],
+    )
+    if any(len(set(one)) != len(one) for one in targets):
+        raise ProtocolError("a plan names the place of a state twice")
 
 
 def _check_column(part: StepPlan | SlidingPlan, name: str, count: int) -> None:

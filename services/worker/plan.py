@@ -45,6 +45,7 @@ def describe(settings: Settings) -> dict[str, Any]:
         budget=_budget(settings.memory, directory, backend.device),
         max_model_len=max_model_len,
         sliding=sliding,
+        bytes_per_state=backend.state_bytes(spec),
     )
     return {
         "kernels": backend.name,
@@ -58,6 +59,9 @@ def describe(settings: Settings) -> dict[str, Any]:
         "system_fingerprint": fingerprint.name if weights else "",
         "fingerprint": msgspec.structs.asdict(fingerprint),
         "windows": plan.windows,
+        "max_num_seqs": plan.states.num_rows,
+        "num_snapshots": plan.states.num_snapshots,
+        "state_bytes": plan.states.num_bytes,
         "bytes": plan.num_bytes,
     }
 

@@ -9,7 +9,10 @@ class SchedulingSettings(Section, frozen=True, kw_only=True):
     TITLE = "Scheduling"
     max_model_len: Annotated[int, common("Longest prompt with its output. 0: what the model and the memory allow.")] = 0
     max_input_length: Annotated[int, advanced("Longest prompt. 0: max_model_len - 1.")] = 0
-    max_num_seqs: Annotated[int, common("Sequences that run at once on each worker.")] = 128
+    max_num_seqs: Annotated[
+        int,
+        common("Sequences that run at once on each worker; fewer where memory is short for states (linear attention)."),
+    ] = 128
     max_num_batched_tokens: Annotated[int, common("Tokens in one step of a worker.")] = 2048
     enable_chunked_prefill: Annotated[
         bool, advanced("Compute long prompts in pieces, in the same steps as decodes.")

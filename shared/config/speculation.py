@@ -13,7 +13,7 @@ class SpeculationSettings(Section, frozen=True, kw_only=True):
         str,
         common(
             "Speculative decoding: ngram looks drafts up in the text itself; a directory is a smaller model with the "
-            "same tokenizer, run by a process of its own. Drafts change no output."
+            "same tokenizer and without linear attention, run by a process of its own. Drafts change no output."
         ),
     ] = "off"
     num_draft_tokens: Annotated[

@@ -38,6 +38,8 @@ class WorkerCapacity(Message, frozen=True):
     device: str
     fingerprint: str = ""  # its name: workers of the same one give the same bits; the scheduler sets it
     sliding: list[SlidingPool] = []  # by window, the smallest first; empty: all layers share the blocks above
+    keeps_states: bool = False  # of each row, which a prefix in blocks alone cannot bring back
+    num_snapshots: int = 0  # of states, that plans may have saved and loaded
 
 
 class Hello(Message, frozen=True):

@@ -48,6 +48,7 @@ class StepPlan(Message, frozen=True):
     """One forward pass.  The columns rows ... num_new_blocks are parallel, one entry per scheduled sequence.
 
     A worker does, in this order: copy blocks, admit sequences, append new blocks to the rows' tables, run, sample.
+    One that keeps states releases rows first, then takes forks, then loads; it saves behind everything else.
     An entry samples exactly when num_computed_tokens + num_scheduled_tokens reaches the number of tokens that
     the row has; each row's token may still be on the device when the plan is made.  With draft tokens it reaches as
     many further: they are computed and verified, and the entry yields those accepted and one token more.
@@ -70,6 +71,9 @@ class StepPlan(Message, frozen=True):
     new_block_generations: list[int] = []  # parallel to new_block_ids: which of its lives the block is in
     copy_generations: list[int] = []  # parallel to block_copies, of the sources
     sliding: list[SlidingPlan] = []  # one for each of the capacity's; empty: nothing changes in any
+    state_forks: list[tuple[int, int]] = []  # (row, source): rows that take another one's state over, before the step
+    state_loads: list[tuple[int, int, int]] = []  # (row, snapshot, its generation): states that rows begin with
+    state_saves: list[tuple[int, int, int]] = []  # the same: snapshots of states as the step leaves them
 
 
 class Refusal(StrEnum):

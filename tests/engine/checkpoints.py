@@ -148,7 +148,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         {**DEEPSEEK_V3, **WIDE_HEADS, "rope_interleave": False, "norm_topk_prob": False, "q_lora_rank": None},
     ),
 }
-# Of engine.description.families.HYBRIDS, which are computed but not served.
+# With layers of linear attention, whose states plans manage.
 HYBRID_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3-next": ("Qwen3Next", {**HYBRID, **HYBRID_MOE, "mlp_only_layers": [3]}),
     "qwen3-next-bias": ("Qwen3Next", {**HYBRID, **HYBRID_MOE, "attention_bias": True, "linear_conv_kernel_dim": 3}),

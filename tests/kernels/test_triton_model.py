@@ -106,6 +106,7 @@ FAMILIES = (
     "gpt-oss",
     "deepseek-v2",
     "deepseek-v3-halves",
+    "qwen3.5",
 )  # each kind of layer
 
 

@@ -24,7 +24,7 @@ PARAMS = SamplingParams(
     pooling=Pooling(PoolingKind.MEAN, normalize=False),
 )
 CAPACITY = m.WorkerCapacity(
-    100, 16, 8, 512, 4096, "stories", "float32", "cpu", "fp_0123456789ab", [m.SlidingPool(512, 80)]
+    100, 16, 8, 512, 4096, "stories", "float32", "cpu", "fp_0123456789ab", [m.SlidingPool(512, 80)], True, 12
 )
 FINGERPRINT = m.Fingerprint(
     tokenizer="aa", chat_template="bb", generation_config="cc", load_format="safetensors", weights="dd", config="ee",
@@ -64,6 +64,7 @@ SAMPLES: list[m.Message] = [
         block_copies=[(1, 2)], released_rows=[5], num_draft_tokens=[0, 1], draft_token_ids=[9],
         draft_distributions=[DISTRIBUTION], rejection=True, new_block_generations=[6], copy_generations=[5],
         sliding=[m.SlidingPlan([0, 1], [1, 0], [18], [7], [(2, 3)], [4])],
+        state_forks=[(1, 0)], state_loads=[(0, 2, 7)], state_saves=[(1, 3, 8)],
     ),
     m.DraftUpdate(
         3, 4, closed_rows=[2], opened=[m.AdmittedSequence(0, TOKENS, 3, PARAMS, -7, [2], "r1", "t1", 1)], rows=[0, 1],

@@ -53,10 +53,6 @@ FAMILIES = {
     "GptOssForCausalLM": Family("gpt-oss", gpt_oss.gpt_oss, gpt_oss.NAMES),
     "DeepseekV2ForCausalLM": Family("DeepSeek-V2", deepseek.deepseek_v2, deepseek.NAMES),
     "DeepseekV3ForCausalLM": Family("DeepSeek-V3", deepseek.deepseek_v3, deepseek.NAMES),
-}
-# Described, and computed by native kernels and torch, but not served: a plan has no place for the states that layers of
-# linear attention keep, so that a prefix, a rejected draft or a token computed again would be wrong.
-HYBRIDS = {
     "Qwen3NextForCausalLM": Family("Qwen3-Next", qwen3_next.qwen3_next, qwen3_next.NEXT_NAMES),
     "Qwen3_5ForCausalLM": Family("Qwen3.5", qwen3_next.qwen3_5, qwen3_next.NAMES),
     "Qwen3_5MoeForCausalLM": Family("Qwen3.5-MoE", qwen3_next.qwen3_5_moe, qwen3_next.MOE_NAMES),

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from engine.description.reading import read_config
+from engine.description.reading import read_config, why_no_draft
 from engine.description.spec import ModelSpec
 from engine.loading.memory import GIB, available_memory, block_bytes, plan_memory
 from shared.config import Settings
@@ -141,6 +141,7 @@ def check_memory(settings: Settings, facts: CheckpointFacts, *, workers: int) ->
         return
     per_token = (one.cached_vectors * one.head_dim for one in spec.attentions)
     layer_bytes = [int(count * LEAST_KV[memory.kv_cache_dtype] * memory.block_size) for count in per_token]
+    state_bytes = spec.state_bytes(2)
     kv_bytes = memory.num_blocks * sum(layer_bytes) or memory.kv_cache_memory
     if kv_bytes:  # does one sequence fit?
         longest = settings.scheduling.max_model_len or spec.max_position_embeddings
@@ -153,6 +154,7 @@ def check_memory(settings: Settings, facts: CheckpointFacts, *, workers: int) ->
                 budget=memory.kv_cache_memory,
                 max_model_len=longest,
                 sliding=sliding,
+                bytes_per_state=state_bytes,
             )
             kv_bytes = plan.num_bytes if memory.num_blocks else kv_bytes
         except ConfigError as error:
@@ -170,8 +172,10 @@ def check_memory(settings: Settings, facts: CheckpointFacts, *, workers: int) ->
         )
 
 
-def check_draft_memory(settings: Settings) -> Iterator[Finding]:
-    """The KV cache of a draft's model."""
+def check_draft_model(settings: Settings, facts: CheckpointFacts) -> Iterator[Finding]:
+    """Whether it can be a draft's, and its KV cache."""
+    if facts.spec.has_states:
+        yield Finding("wrong", "draft", why_no_draft(settings.speculation.draft))
     needed, free = settings.speculation.draft_kv_cache_memory, available_memory()
     if not on_gpu(settings) and needed > free:
         text = f"draft_kv_cache_memory is {needed / GIB:.1f} GiB, but {free / GIB:.1f} GiB are free"

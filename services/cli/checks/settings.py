@@ -10,7 +10,7 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from services.cli.checks.models import Finding, check_draft_memory, check_memory, check_model
+from services.cli.checks.models import Finding, check_draft_model, check_memory, check_model
 from services.gateway.access.auth import make_access
 from shared.config import Settings
 from shared.errors import ConfigError
@@ -37,7 +37,7 @@ def examine(
         finding, facts = check_model(settings.speculation.draft, "draft", settings.engine.load_format)
         yield finding
         if facts is not None:
-            yield from check_draft_memory(settings)
+            yield from check_draft_model(settings, facts)
     yield from check_access(settings)
     yield from check_ports(settings, gateways)
     yield from check_directories(settings, log_dir)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from services.scheduler.blocks.block_pool import BlockPool
 from services.scheduler.blocks.clock import Clock
+from services.scheduler.blocks.snapshots import Snapshots
 
 
 @dataclass(eq=False, slots=True)
@@ -101,12 +102,19 @@ class SlidingBlocks:
         return self.pool.lookup(names[self.first_place(end * self.block_size) : end])
 
 
-def longest_hit(pool: BlockPool, sliding: Sequence[SlidingBlocks], names: Sequence[bytes]) -> PrefixHit:
-    """The longest prefix of which `pool` has all blocks, and each sliding pool those of the window before its end."""
+def longest_hit(
+    pool: BlockPool, sliding: Sequence[SlidingBlocks], names: Sequence[bytes], snapshots: Snapshots | None = None
+) -> PrefixHit:
+    """The longest prefix of which `pool` has all blocks, and each sliding pool those of the window before its end;
+    where states are kept, one at whose end a snapshot was taken."""
     blocks = pool.lookup(names)
-    if not sliding:
+    if not sliding and snapshots is None:
         return PrefixHit(blocks)
     end = len(blocks)
-    while end and (gap := max(one.last_gap(names, end) for one in sliding)) >= 0:
+    while end:
+        end = end if snapshots is None else snapshots.last(names, end)
+        gap = max((one.last_gap(names, end) for one in sliding), default=-1)
+        if gap < 0:
+            break
         end = gap  # every prefix between the two has this place in its window
     return PrefixHit(blocks[:end], [one.lookup(names, end) for one in sliding])

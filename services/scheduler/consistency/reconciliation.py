@@ -99,6 +99,10 @@ class Reconciliation:
                 for block, generation in unwritten:
                     if 0 <= block < pool.size:
                         pool.end_life(block, generation)
+            if replica.snapshots is not None:
+                for moved in (step.loads, step.saves):
+                    if (snapshot := moved.get(sequence)) is not None:
+                        replica.snapshots.forget(*snapshot)
             sequence.num_pending -= step.num_samples[refused.entry]
             if sequence.status is Status.RUNNING:
                 self._num_refusals[sequence] = self._num_refusals.get(sequence, 0) + 1

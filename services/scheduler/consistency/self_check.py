@@ -56,7 +56,7 @@ def check(replica: Replica, audit: Audit, num_stale_holders: int = 0) -> Mended:
 
 
 def _recount(replica: Replica, audit: Audit) -> tuple[int, int]:
-    """Leaked and lost blocks of all pools."""
+    """Leaked and lost blocks of all pools, and snapshots, of which no sequence holds any."""
     audit.next_blocks = audit.next_blocks or [0] * len(replica.pools)
     num_leaked = num_lost = 0
     for index, pool in enumerate(replica.pools):
@@ -65,6 +65,9 @@ def _recount(replica: Replica, audit: Audit) -> tuple[int, int]:
         window = range(first, min(first + WINDOW, pool.size))
         audit.next_blocks[index] = window.stop % pool.size
         leaked, lost = (0, 0) if pool.agrees(held, window) else pool.recount(held)
+        num_leaked, num_lost = num_leaked + leaked, num_lost + lost
+    if replica.snapshots is not None and not replica.snapshots.pool.agrees({}, range(replica.snapshots.pool.size)):
+        leaked, lost = replica.snapshots.pool.recount({})
         num_leaked, num_lost = num_leaked + leaked, num_lost + lost
     return num_leaked, num_lost
 

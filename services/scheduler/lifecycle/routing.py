@@ -76,7 +76,7 @@ def least_loaded(sequence: Sequence, replica: Replica) -> float:
 def prefix_aware(sequence: Sequence, replica: Replica) -> float:
     """What is to be prefilled there with this sequence, and what is held."""
     names = sequence.hash_blocks(replica.block_size)
-    num_cached = len(replica.find(names).blocks) if replica.sliding else replica.pool.num_cached_of(names)
+    num_cached = len(replica.find(names).blocks) if replica.has_partial_hits else replica.pool.num_cached_of(names)
     return _prefix_cost(sequence, replica, num_cached)
 
 

@@ -15,10 +15,11 @@ PLAUSIBLE = {
     "max_model_len": 1 << 24,
     "vocab_size": 1 << 22,
     "num_rows": 1 << 14,
+    "num_snapshots": 1 << 20,
 }
 MAX_SLIDING = 16  # pools of a worker
 MAX_REASON = 200  # characters
-CAN_BE_NONE = {"vocab_size"}
+CAN_BE_NONE = {"vocab_size", "num_snapshots"}
 
 
 @dataclass(slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from services.scheduler.planning.block_budget import BlockBudget
 from services.scheduler.planning.branching import branch_off, idle_beams, is_idle
+from services.scheduler.planning.checkpoints import Checkpoints
 from services.scheduler.planning.fair_share import FairShareAdmission
 from services.scheduler.planning.forking import awaits_sibling, can_fork, fork
 from services.scheduler.planning.plan_builder import NONE, PlanBuilder
@@ -58,6 +59,7 @@ class Batcher:
         self.builder = PlanBuilder(replica, policy, forks.unsent)
         self._drafted: set[Sequence] = set()  # with drafts in this step, or in one in flight
         self._prefixes = Prefixes(replica, self.builder, policy)
+        self._checkpoints = Checkpoints(replica, self._prefixes)
         self._block_budget = BlockBudget(replica, self._prefixes, policy.max_num_batched_tokens)
         self._longest_chunk = replica.longest_chunk
         self._preemption = Preemption(replica, self.builder, books)
@@ -77,6 +79,7 @@ class Batcher:
 
     def _clear(self) -> None:
         self.builder.clear()
+        self._prefixes.clear()
         self._drafted.clear()
         self._ahead.clear()
         self._slow_budget = self._max_slow_tokens
@@ -101,7 +104,7 @@ class Batcher:
         self._admit_ahead()
         for sequence in prefills:
             num_behind = sequence.num_behind
-            if sequence.status is Status.RUNNING and (num_tokens := self._chunk(sequence, num_behind)):
+            if sequence.status is Status.RUNNING and (num_tokens := self._next_chunk(sequence, num_behind)):
                 if self.replica.sliding:
                     num_tokens = min(num_tokens, self.replica.room_in_windows(sequence, sequence.num_computed_tokens))
                 self._go_on(sequence, num_tokens, int(num_tokens == num_behind))
@@ -117,6 +120,7 @@ class Batcher:
             self._visitors.planned()
         if not self.builder.step.sequences:
             return None
+        self._checkpoints.take(self.builder.step)
         plan = self.builder.commit()
         self._count_chunks(self.builder.step)
         self._prefixes.register(self.builder.step)
@@ -210,6 +214,15 @@ class Batcher:
             return 0
         return min(num_tokens, self._longest_chunk)
 
+    def _next_chunk(self, sequence: Sequence, num_behind: int) -> int:
+        return self._cut(sequence, sequence.num_computed_tokens, self._chunk(sequence, num_behind))
+
+    def _cut(self, sequence: Sequence, num_computed: int, num_tokens: int) -> int:
+        """Of the tokens of a chunk those up to where a snapshot of the state is taken."""
+        if num_tokens < 2 or not self.policy.enable_chunked_prefill:
+            return num_tokens
+        return self._checkpoints.cut(sequence, num_computed, num_tokens)
+
     def _count_chunks(self, step: Step) -> None:
         """Parts that compute no sequence's last token."""
         if all(step.num_samples):
@@ -292,7 +305,7 @@ class Batcher:
             self.accounts.passed_over(sequence, Phase.QUEUE_SIBLING)
             return True  # one step later it is a hit, and the next sequence may start now
         num_cached = len(hit.blocks) * replica.block_size
-        num_tokens = self._chunk(sequence, sequence.num_tokens - num_cached)
+        num_tokens = self._cut(sequence, num_cached, self._chunk(sequence, sequence.num_tokens - num_cached))
         if num_tokens == 0:
             is_held_back = self.builder.budget > 0 and sequence.tenant in self._slow
             return self._stop(sequence, Phase.QUEUE_FAIRNESS if is_held_back else Phase.QUEUE_BUDGET)
@@ -305,6 +318,8 @@ class Batcher:
         count, *sliding = replica.num_missing(sequence, num_cached + num_tokens)
         replica.grow(sequence, num_all - len(hit.blocks) if num_all else count, *sliding)
         self._begin(sequence, num_cached, num_tokens)
+        if (snapshot := self._checkpoints.load(sequence, num_cached // replica.block_size)) is not None:
+            self.builder.step.loads[sequence] = snapshot
         self._prefixes.fill(sequence, num_tokens)
         self.counters.num_prefix_cache_queries += sequence.num_tokens
         self.counters.num_prefix_cache_hits += num_cached

@@ -44,6 +44,7 @@ def _branch(replica: Replica, builder: PlanBuilder, sequence: Sequence, source: 
     sequence.num_computed_tokens = source.num_computed_tokens
     sequence.status = Status.RUNNING
     builder.unsent.add(sequence)
+    builder.fork_state(sequence, source)
 
 
 def idle_beams(replica: Replica) -> list[Sequence]:

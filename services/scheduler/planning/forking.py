@@ -16,8 +16,9 @@ def awaits_sibling(replica: Replica, sequence: Sequence) -> bool:
 
 
 def can_fork(replica: Replica, sequence: Sequence) -> bool:
+    """Not where states are kept: its sibling's has seen the whole prompt.  The prefix cache has a snapshot for it."""
     parent = sequence.parent
-    if not _can_share(replica, sequence):
+    if replica.snapshots is not None or not _can_share(replica, sequence):
         return False
     if parent.status is not Status.RUNNING or parent.is_prefilling or sequence.is_protected:
         return False

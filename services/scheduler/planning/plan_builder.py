@@ -25,6 +25,7 @@ class PlanBuilder:
         self._rejection = policy.acceptance == "rejection"
         self._max_tokens = policy.max_num_batched_tokens
         self.copies: dict[Sequence, list[BlockCopy]] = {}  # of each pool
+        self._state_forks: dict[Sequence, int] = {}  # to the rows of others
         self._admitted: list[Sequence] = []
         self.clear()
 
@@ -34,6 +35,7 @@ class PlanBuilder:
         self.budget = self._max_tokens  # tokens that the step can still take
         self.has_preempted = False
         self.copies.clear()
+        self._state_forks.clear()
         self._admitted.clear()
 
     def schedule(
@@ -76,10 +78,16 @@ class PlanBuilder:
         assert len(self.copies.setdefault(sequence, [])) == pool
         self.copies[sequence].append((source, generation, destination))
 
+    def fork_state(self, sequence: Sequence, source: Sequence) -> None:
+        """Have a sequence begin with the state of another, as it is before the step."""
+        if self.replica.snapshots is not None:
+            self._state_forks[sequence] = source.row
+
     def drop(self, sequence: Sequence) -> None:
         """Take a sequence's part back, if it had one."""
         self.budget += self.step.drop(sequence)
         self.copies.pop(sequence, None)
+        self._state_forks.pop(sequence, None)
         if sequence in self._admitted:
             self._admitted.remove(sequence)
 
@@ -130,6 +138,9 @@ class PlanBuilder:
             ],
             copy_generations=[generation for (_, generation, _), *_ in self.copies.values()],
             sliding=self._build_sliding() if self.replica.sliding else [],
+            state_forks=[(sequence.row, row) for sequence, row in self._state_forks.items()],
+            state_loads=[(sequence.row, *snapshot) for sequence, snapshot in step.loads.items()],
+            state_saves=[(sequence.row, *snapshot) for sequence, snapshot in step.saves.items()],
         )
 
     def _build_sliding(self) -> list[SlidingPlan]:

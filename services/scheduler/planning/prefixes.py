@@ -23,12 +23,14 @@ class Prefixes:
         self._builder = builder
         self._is_enabled = policy.enable_prefix_caching
         self._filling: set[bytes] = set()  # names of blocks
+        self._marks: dict[Sequence, int] = {}  # tokens behind which a snapshot of a state is to be taken
+        self._saving: set[bytes] = set()  # names of these snapshots
 
     # -- what it has
 
     def hit(self, sequence: Sequence) -> PrefixHit:
         """Cached blocks of the longest prefix; at least one token is left to compute, for its logits."""
-        return self._replica.find(self._usable_hashes(sequence))
+        return self._replica.find(self.usable_hashes(sequence))
 
     def num_usable(self, sequence: Sequence) -> int:
         """Blocks that could be hits: not that of the last token."""
@@ -40,12 +42,34 @@ class Prefixes:
             return Miss.OFF
         return Miss.NOT_ASKED if sequence.needs_all_states else None
 
-    def _usable_hashes(self, sequence: Sequence) -> list[bytes]:
+    def usable_hashes(self, sequence: Sequence) -> list[bytes]:
         if self.refusal(sequence) is not None:
             return []
         return sequence.hash_blocks(self._replica.block_size)[: self.num_usable(sequence)]
 
+    def num_known(self, names: list[bytes], first: int) -> int:
+        """How many blocks of these names are cached, or are by the end of this step, from place `first` on."""
+        knows, filling = self._replica.pool.knows, self._filling
+        return next((i for i in range(first, len(names)) if not (knows(names[i]) or names[i] in filling)), len(names))
+
     # -- what the step adds
+
+    def clear(self) -> None:
+        """Forget the step that was made or given up."""
+        self._filling.clear()
+        self._marks.clear()
+        self._saving.clear()
+
+    def mark(self, sequence: Sequence, end: int) -> None:
+        """A snapshot of its state is to be taken behind so many tokens, if the step ends there."""
+        self._marks[sequence] = end
+
+    def marked(self, step: Step) -> list[tuple[Sequence, bytes]]:
+        """The snapshots that a step takes, with their names."""
+        columns = zip(step.sequences, step.num_computed, step.num_scheduled, strict=True)
+        ends = ((sequence, computed + scheduled) for sequence, computed, scheduled in columns)
+        size = self._replica.block_size
+        return [(s, s.hash_blocks(size)[end // size - 1]) for s, end in ends if self._marks.get(s) == end]
 
     def look(self) -> None:
         """Note the prompt blocks that the step computes so far."""
@@ -54,6 +78,8 @@ class Prefixes:
         for sequence, num_tokens in zip(step.sequences, step.num_scheduled, strict=True):
             if num_tokens > 1:
                 self.fill(sequence, num_tokens)
+        self._saving.clear()
+        self._saving.update(name for _, name in self.marked(step))
 
     def fill(self, sequence: Sequence, num_tokens: int) -> None:
         """Note the blocks that the step will have filled with so many tokens of this sequence."""
@@ -61,11 +87,15 @@ class Prefixes:
             size, num_computed = self._replica.block_size, sequence.num_computed_tokens
             names = sequence.hash_blocks(size)
             self._filling.update(names[num_computed // size : (num_computed + num_tokens) // size])
+            if self._marks.get(sequence) == num_computed + num_tokens:
+                self._saving.add(names[(num_computed + num_tokens) // size - 1])
 
     def is_being_filled(self, sequence: Sequence, num_hits: int) -> bool:
         """Whether the step computes for another the block that this sequence, with so many hits, would have to compute
-        first."""
-        hashes = self._usable_hashes(sequence)
+        first; where states are kept, whether the step takes a snapshot that would be a longer hit."""
+        hashes = self.usable_hashes(sequence)
+        if self._replica.snapshots is not None:
+            return not self._saving.isdisjoint(hashes[num_hits:])
         return num_hits < len(hashes) and hashes[num_hits] in self._filling
 
     def register(self, step: Step) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Sequence as Seq
 from services.scheduler.blocks.block_pool import BlockPool
 from services.scheduler.blocks.clock import Clock
 from services.scheduler.blocks.sliding import PrefixHit, SlidingBlocks, SlidingTable, longest_hit
+from services.scheduler.blocks.snapshots import Snapshots
 from services.scheduler.state.fairness import Shares
 from services.scheduler.state.queues import WaitingQueue, by_rank
 from services.scheduler.state.sequence import Sequence, Status
@@ -37,6 +38,7 @@ class Replica:
             SlidingBlocks(one.window, one.num_blocks, capacity.block_size, clock) for one in capacity.sliding
         ]
         self.pools = [self.pool, *(one.pool for one in self.sliding)]
+        self.snapshots = Snapshots(capacity.num_snapshots, clock) if capacity.keeps_states else None
         self.waiting = WaitingQueue(shares)
         self.running: list[Sequence] = []
         self.num_rows: Counter[str] = Counter()  # held, by tenant
@@ -44,6 +46,11 @@ class Replica:
         self.num_steps = 0
         self.released_rows: list[int] = []
         self._free_rows = list(range(capacity.max_num_seqs - 1, -1, -1))
+
+    @property
+    def has_partial_hits(self) -> bool:
+        """Whether a prefix of which the first pool has all blocks may be no hit, or a shorter one."""
+        return bool(self.sliding) or self.snapshots is not None
 
     @property
     def num_free_rows(self) -> int:
@@ -87,7 +94,7 @@ class Replica:
 
     def find(self, names: Seq[bytes]) -> PrefixHit:
         """The longest cached prefix of a sequence whose blocks have these names."""
-        return longest_hit(self.pool, self.sliding, names)
+        return longest_hit(self.pool, self.sliding, names, self.snapshots)
 
     def share_hit(self, sequence: Sequence, hit: PrefixHit) -> None:
         """Begin a sequence's tables with what the prefix cache has of it."""

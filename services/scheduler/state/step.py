@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from services.scheduler.blocks.snapshots import Snapshot
 from services.scheduler.draft_length.modes import PLAIN, SpeculationMode
 from services.scheduler.draft_length.proposal import VerifiableDrafts
 from services.scheduler.state.sequence import Sequence
@@ -22,6 +23,8 @@ class Step:
     drafts: list[VerifiableDrafts] = field(default_factory=list)  # counted in num_scheduled
     num_drafts: int = 0  # draft tokens of all
     num_admitted: int = 0
+    loads: dict[Sequence, Snapshot] = field(default_factory=dict)  # with which states begin
+    saves: dict[Sequence, Snapshot] = field(default_factory=dict)  # taken of states behind the step
     mode: SpeculationMode = PLAIN
 
     def drop(self, sequence: Sequence) -> int:
@@ -29,6 +32,7 @@ class Step:
         if sequence not in self.sequences:
             return 0
         index = self.sequences.index(sequence)
+        self.loads.pop(sequence, None)
         self.num_drafts -= len(self.drafts[index].token_ids)
         for column in (self.sequences, self.num_computed, self.num_samples, self.new_blocks, self.drafts):
             del column[index]

@@ -42,7 +42,8 @@ class PrefixMissDiagnostics:
         The cache was asked for `num_usable` blocks; `refusal` says why it was not asked at all.  A sequence that is
         admitted with its sibling's prompt lacks only what no cache could hold.
         """
-        counts, size = [0] * NUM_MISSES, replica.block_size
+        counts = [0] * (Miss.NO_STATE if replica.snapshots is None else NUM_MISSES)
+        size = replica.block_size
         num_prompt, num_cached = sequence.request.num_prompt_tokens, sequence.num_cached_tokens
         if refusal is not None and not num_cached:
             counts[refusal] = num_prompt
@@ -74,10 +75,10 @@ class PrefixMissDiagnostics:
                 yield reason, names[index]
 
     def _reason(self, name: bytes, fingerprint: int, root: bytes, replica: Replica) -> Miss | None:
-        """None where the block is cached here."""
+        """None where the block is cached here, and that is all that there is to cache."""
         evicted = any(not pool.knows(name) and pool.evicted.get(name) is not None for pool in replica.pools)
         if replica.pool.knows(name) and not evicted:
-            return None
+            return None if replica.snapshots is None else Miss.NO_STATE
         if evicted:
             return Miss.EVICTED
         if any(other.pool.knows(name) for other in self._replicas.values() if other is not replica):

@@ -12,7 +12,6 @@ import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from engine.description.families import FAMILIES, HYBRIDS
 from tests.engine.checkpoints import COMMON, EVEN, HYBRID, save_checkpoint
 from tests.engine.description.test_spellings import found
 
@@ -20,12 +19,6 @@ KEY_HEADS: int = HYBRID["linear_num_key_heads"]
 VALUE_HEADS: int = HYBRID["linear_num_value_heads"]
 KEY: int = HYBRID["linear_key_head_dim"]
 VALUE: int = HYBRID["linear_value_head_dim"]
-
-
-@pytest.fixture(autouse=True)
-def _as_if_they_were_served(monkeypatch: pytest.MonkeyPatch) -> None:
-    for architecture, family in HYBRIDS.items():
-        monkeypatch.setitem(FAMILIES, architecture, family)
 
 
 def by_kind(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

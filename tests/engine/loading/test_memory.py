@@ -7,7 +7,16 @@ from typing import Any
 import pytest
 
 from engine.loading.load import load_model
-from engine.loading.memory import GIB, WindowBytes, available_memory, cpu_budget, gpu_budget, plan_memory
+from engine.loading.memory import (
+    GIB,
+    MemoryPlan,
+    StatesPlan,
+    WindowBytes,
+    available_memory,
+    cpu_budget,
+    gpu_budget,
+    plan_memory,
+)
 from engine.loading.profile import most_positions
 from shared.config import MemorySettings, SchedulingSettings, Settings, SpeculationSettings
 from shared.errors import ConfigError
@@ -67,6 +76,47 @@ def test_a_cache_that_was_asked_for_and_cannot_be_had_is_the_settings_fault(kern
     settings: Any = {"model": "models/pageant-stories-draft", "kernels": kernels, "kv_cache_memory": 1 << 50}
     with pytest.raises(ConfigError, match=r"cannot be allocated.*lower kv_cache_memory"):
         load_model(Settings.of(**settings))
+
+
+STATE = 4 << 20
+
+
+def with_states(memory: MemorySettings, budget: int = 0, *, rows: int = 256) -> MemoryPlan:
+    scheduling = SchedulingSettings(max_num_seqs=rows, max_num_batched_tokens=2048)
+    return plan_memory(
+        memory, scheduling, bytes_per_block=BLOCK, budget=budget, max_model_len=4096, bytes_per_state=STATE
+    )
+
+
+def test_states_take_half_and_leave_as_many_rows_as_fit() -> None:
+    plan = with_states(MemorySettings(), 6000 << 20)
+    assert plan.states == StatesPlan(num_rows=250, num_snapshots=250, bytes_per_state=STATE)
+    assert plan.num_blocks == 3000 and plan.num_bytes == 6000 << 20
+    assert "states of 250 rows and 250 snapshots, 48000 tokens in all" in str(plan)
+
+
+def test_what_few_rows_leave_goes_to_snapshots_and_then_to_blocks() -> None:
+    assert with_states(MemorySettings(), 6000 << 20, rows=100).states == StatesPlan(100, 550, STATE)
+    plan = with_states(MemorySettings(), 6000 << 20, rows=10)
+    assert plan.states == StatesPlan(10, 80, STATE)
+    assert plan.num_blocks == 6000 - 4 * (2 * 10 + 80)
+
+
+def test_blocks_that_are_asked_for_by_number_come_with_all_rows() -> None:
+    plan = with_states(MemorySettings(num_blocks=300), rows=10)
+    assert (plan.num_blocks, plan.states) == (300, StatesPlan(10, 10, STATE))
+
+
+def test_half_of_the_memory_must_hold_three_states() -> None:
+    assert with_states(MemorySettings(num_blocks=0), 600 << 20, rows=1).states == StatesPlan(1, 8, STATE)
+    with pytest.raises(ConfigError, match="raise kv_cache_memory"):
+        with_states(MemorySettings(), 6 * STATE - 1)
+
+
+def test_without_states_rows_are_those_of_the_settings() -> None:
+    plan = plan_memory(MemorySettings(), ANY_LENGTH, bytes_per_block=BLOCK, budget=6000 << 20, max_model_len=4096)
+    assert plan.states == StatesPlan(ANY_LENGTH.max_num_seqs) and plan.num_blocks == 6000
+    assert "states" not in str(plan)
 
 
 KIB = 1 << 10

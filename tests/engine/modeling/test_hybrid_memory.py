@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from engine.description.families import FAMILIES, HYBRIDS
+from engine.description.families import FAMILIES
 from engine.description.reading import parse_config
 from engine.description.spec import AttentionSpec, LayerSpec, ModelSpec
 from engine.loading.memory import WindowBytes, block_bytes
@@ -25,12 +25,6 @@ from tests.engine.checkpoints import COMMON, HYBRID_VARIANTS, KERNELS, VOCAB, ma
 WINDOW, BLOCKS, SIZE = 24, 6, 16
 CHUNKS = (20, 23, 1)
 TURNS = ["linear_attention", "full_attention", "linear_attention", "full_attention"]
-
-
-@pytest.fixture(autouse=True)
-def _as_if_they_were_served(monkeypatch: pytest.MonkeyPatch) -> None:
-    for architecture, family in HYBRIDS.items():
-        monkeypatch.setitem(FAMILIES, architecture, family)
 
 
 def with_window(layer: LayerSpec) -> LayerSpec:
@@ -45,7 +39,7 @@ def sliding(spec: ModelSpec) -> ModelSpec:
 
 def hidden_states(model: Any, tables: Sequence[Sequence[int]], windows: Sequence[tuple[int, int]]) -> Tensor:
     """Of one sequence in row 1, chunk by chunk."""
-    pool = model.allocate(BLOCKS, SIZE, windows, num_rows=2)
+    pool = model.allocate(BLOCKS, SIZE, windows, num_states=2)
     assert [len(pool.tensors), *(len(one.tensors) for one in pool.sliding)] == ([2, 2] if windows else [4])
     tokens = torch.randint(VOCAB, (2, 64), generator=torch.Generator().manual_seed(3))
     columns = np.array([[0] * sum(map(len, tables)), [block for table in tables for block in table]])
@@ -61,7 +55,7 @@ def hidden_states(model: Any, tables: Sequence[Sequence[int]], windows: Sequence
 def test_a_layer_with_a_window_has_its_pool_behind_layers_without_a_cache(
     kernels: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    family = HYBRIDS["Qwen3_5ForCausalLM"]
+    family = FAMILIES["Qwen3_5ForCausalLM"]
     save_checkpoint(tmp_path, "qwen3.5", kernels, further={"layer_types": TURNS})
     full: Any = make_runner(tmp_path, kernels)._model
     without = hidden_states(full, ([4, 1, 3],), ())

@@ -1,4 +1,4 @@
-"""Families with layers of linear attention: what the engine computes of them, which is not served yet."""
+"""Families with layers of linear attention: what the engine computes of them."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from engine.description import delta_tensors
-from engine.description.families import FAMILIES, HYBRIDS
+from engine.description.families import FAMILIES
 from engine.description.names import Parts
-from engine.description.reading import parse_config, read_config
+from engine.description.reading import parse_config
 from engine.execution.runner import ModelRunner
 from engine.modeling import linear_attention, native_layers
 from engine.modeling.decoder import Decoder
@@ -36,17 +36,8 @@ from tests.engine.driver import Driver, Live
 from tests.engine.modeling.test_logits import ALL_LOGPROBS, assert_oracle_agrees, dense
 
 TOLERANCE = 1e-4
+HYBRIDS = ("Qwen3NextForCausalLM", "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM")
 DRAWN = SamplingParams(temperature=0.9, top_p=0.95, logprobs=5, prompt_logprobs=0)
-
-
-@pytest.fixture
-def hybrids(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if they were served."""
-    for architecture, family in HYBRIDS.items():
-        monkeypatch.setitem(FAMILIES, architecture, family)
-
-
-pytestmark = pytest.mark.usefixtures("hybrids")
 
 
 @pytest.mark.parametrize("kernels", KERNELS)
@@ -116,17 +107,6 @@ def test_a_preempted_sequence_begins_again(kernels: str, tmp_path: Path) -> None
 
 
 # ---- what is refused
-
-
-@pytest.mark.parametrize("architecture", HYBRIDS)
-def test_they_are_refused_with_file_key_and_value(
-    architecture: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delitem(FAMILIES, architecture)
-    path = tmp_path / "config.json"
-    path.write_text(f'{{"architectures": ["{architecture}"]}}', encoding="utf-8")
-    with pytest.raises(ModelError, match=f"{path}: architectures '{architecture}' is not served yet"):
-        read_config(tmp_path)
 
 
 WRONG: dict[str, tuple[str, dict[str, Any]]] = {
@@ -202,7 +182,8 @@ def without_gate(patch: pytest.MonkeyPatch) -> None:
 
 def of_names(**fields: Any) -> Callable[[pytest.MonkeyPatch], None]:
     def change(patch: pytest.MonkeyPatch) -> None:
-        for architecture, family in HYBRIDS.items():
+        for architecture in HYBRIDS:
+            family = FAMILIES[architecture]
             names = tuple(replace(table, **fields) for table in family.names)
             patch.setitem(FAMILIES, architecture, family._replace(names=names))
 

@@ -160,6 +160,7 @@ def test_doctor_on_the_memory_plan() -> None:
         "torch": "2", "device": "cpu", "device_name": "2 cores", "formats": "float32", "bytes": 1 << 30,
         "kernels": "native avx2", "num_threads": 2, "no_native": "",
         "num_blocks": 8, "block_size": 16, "num_tokens": 128, "max_model_len": 64,
+        "max_num_seqs": 9, "num_snapshots": 7, "state_bytes": 0,
     }  # fmt: skip
     device, kernels, fingerprint, memory = doctor.check_plan(plan)
     assert device.verdict == kernels.verdict == fingerprint.verdict == memory.verdict == "ok"
@@ -168,6 +169,9 @@ def test_doctor_on_the_memory_plan() -> None:
     assert "known once the weights were loaded" in unknown.text
     assert kernels.text == "native avx2, 2 threads; float32"
     assert "8 blocks of 16 tokens hold 128 tokens, 2.0 requests of max_model_len=64" in memory.text
+    assert "states" not in memory.text
+    *_, memory = doctor.check_plan(plan | {"state_bytes": 1 << 29})
+    assert "0.50 GiB of it are states of linear attention: of 9 sequences at once, and 7 snapshots" in memory.text
     assert verdicts(doctor.check_plan(plan | {"no_native": "no compiler"})) == ["ok", "note", "ok", "ok"]
     assert verdicts(doctor.check_plan({"error": "no such model"})) == ["wrong"]
 

@@ -144,3 +144,25 @@ def test_a_repository_that_the_hub_does_not_have(serve: Callable[..., Result], m
 def test_two_models_are_one_too_many(serve: Callable[..., Result]) -> None:
     done = serve("here", "-m", "there")
     assert done.exit_code == 2 and "not both" in done.output
+
+
+LINEAR = {
+    "architectures": ["Qwen3_5ForCausalLM"], "vocab_size": 4096, "hidden_size": 64, "intermediate_size": 80,
+    "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32,
+    "max_position_embeddings": 512, "hidden_act": "silu", "rms_norm_eps": 1e-6, "rope_theta": 10000.0,
+    "linear_num_key_heads": 2, "linear_num_value_heads": 6, "linear_key_head_dim": 16, "linear_value_head_dim": 32,
+}  # fmt: skip
+WRONG_STATES: dict[str, tuple[dict[str, Any], tuple[str, ...], str]] = {
+    "heads": ({"linear_num_value_heads": 5}, (), "linear_num_value_heads (5) is no multiple"),
+    "no attention": ({"layer_types": ["linear_attention"] * 4}, (), "layer_types without full_attention"),
+    "no room": ({}, ("--kv-cache-memory", "200000"), "this model keeps a state of"),
+    "a draft": ({}, ("--draft", ""), "has linear attention, whose states cannot take tokens back"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG_STATES)
+def test_what_is_wrong_with_linear_attention(case: str, serve: Callable[..., Result], tmp_path: Path) -> None:
+    changes, words, expected = WRONG_STATES[case]
+    model = damaged(tmp_path, lambda d: (d / "config.json").write_text(json.dumps(LINEAR | changes)))
+    words = ("-m", str(MODEL), "--draft", model) if words[:1] == ("--draft",) else ("-m", model, *words)
+    refused(serve(*words, "--load-format", "dummy"), expected)

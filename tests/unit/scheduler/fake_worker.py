@@ -7,8 +7,11 @@ from __future__ import annotations
 
 from hashlib import blake2b
 
+import numpy as np
+
 from engine.execution.block_fence import BlockFence
 from engine.execution.partial import completed, without
+from engine.execution.row_states import Ints, RowStates
 from services.worker.plan_sequencer import PlanSequencer, Work
 from shared.messages import AdmittedSequence, Holdings, SlidingPlan, SlidingPool, StepPlan, StepResult, WorkerCapacity
 from shared.packing import unpack_tokens
@@ -27,12 +30,14 @@ def capacity(
     max_num_seqs: int = 16,
     max_model_len: int = 128,
     sliding: tuple[tuple[int, int], ...] = (),
+    num_snapshots: int | None = None,
 ) -> WorkerCapacity:
-    """`sliding`: windows and numbers of blocks."""
+    """`sliding`: windows and numbers of blocks; `num_snapshots`: of states, None where none are kept."""
     pools = [SlidingPool(*one) for one in sliding]
     return WorkerCapacity(
-        num_blocks, block_size, max_num_seqs, max_model_len, VOCAB, "fake", "float32", "cpu", sliding=pools
-    )
+        num_blocks, block_size, max_num_seqs, max_model_len, VOCAB, "fake", "float32", "cpu", sliding=pools,
+        keeps_states=num_snapshots is not None, num_snapshots=num_snapshots or 0,
+    )  # fmt: skip
 
 
 class Row:
@@ -53,6 +58,18 @@ def drafts_of(plan: StepPlan) -> list[list[int]]:
     return found
 
 
+class FakeStates:
+    """A state is the history that it has seen; a place without one has that of nobody."""
+
+    def __init__(self, count: int) -> None:
+        self.states: list[tuple[int, ...]] = [(-1,)] * count
+
+    def copy_states(self, sources: Ints, destinations: Ints) -> None:
+        taken = [self.states[source] for source in sources.tolist()]
+        for destination, state in zip(destinations.tolist(), taken, strict=True):
+            self.states[destination] = state
+
+
 class FakeWorker:
     """Executes plans in order.  A slot of the pool holds the history that its key and value would depend on."""
 
@@ -66,9 +83,14 @@ class FakeWorker:
         self.fence = BlockFence(capacity.max_num_seqs, capacity.num_blocks, capacity.block_size, sizes)
         self.line = PlanSequencer(self)
         self.forgotten: set[int] = set()  # rows whose state it has lost
+        num_rows, num_snapshots = capacity.max_num_seqs, capacity.num_snapshots
+        self.places = FakeStates(2 * num_rows + num_snapshots)
+        self.states = RowStates(self.places, num_rows, num_snapshots) if capacity.keeps_states else None
 
     def reset(self) -> None:
         self.rows.clear()
+        if self.states is not None:
+            self.states.reset()
         self.fence.reset()
 
     def holdings(self) -> tuple[list[int], list[int]]:
@@ -88,17 +110,24 @@ class FakeWorker:
         for admitted in plan.admitted:
             self.rows[admitted.row] = Row(admitted, len(self.windows))
             self.forgotten.discard(admitted.row)
+        if self.states is not None:
+            self.states.begin(plan)
         stale = {one.entry for one in refused}
         refused += [
             self.fence.refuse(plan, entry)
             for entry, row in enumerate(plan.rows)
-            if row in self.forgotten and entry not in stale
+            if (row in self.forgotten or self._has_no_state(plan, entry)) and entry not in stale
         ]
         self._extend(plan)
-        if not refused:
-            return self._compute(plan)
-        part = without(plan, {one.entry for one in refused})
-        return completed(self._compute(part), refused, len(plan.rows))
+        part = without(plan, {one.entry for one in refused}) if refused else plan
+        result = self._compute(part)
+        if self.states is not None and plan.state_saves:
+            self.states.save(plan, part.rows)
+        return completed(result, refused, len(plan.rows)) if refused else result
+
+    def _has_no_state(self, plan: StepPlan, entry: int) -> bool:
+        row, computed = np.array(plan.rows[entry : entry + 1]), np.array(plan.num_computed_tokens[entry : entry + 1])
+        return self.states is not None and bool(self.states.contradicts(row, computed).any())
 
     def _copy(self, pool: int, copies: list[tuple[int, int]]) -> None:
         for source, destination in copies:
@@ -137,9 +166,28 @@ class FakeWorker:
         self.step_tokens.append(sum(plan.num_scheduled_tokens))
         for part in columns:
             self._write(*part)
+        before = [list(row.tokens) for row in rows]
         sampled = [self._attend(*part) for part in columns]
+        if self.states is not None:
+            for row, tokens, part, some in zip(plan.rows, before, columns, sampled, strict=True):
+                self._pass_state(self.states, row, tokens, part[1:], len(some))
         tokens = [token for some in sampled for token in some]
         return StepResult(plan.epoch, plan.step_id, [len(some) for some in sampled], tokens)
+
+    def _pass_state(
+        self, states: RowStates, row: int, tokens: list[int], part: tuple[int, int, list[int]], num_sampled: int
+    ) -> None:
+        """Through the tokens of the step, and back where drafts were not accepted."""
+        (computed, scheduled, drafts), rows = part, np.array([row])
+        first, end = np.array([computed]), np.array([computed + scheduled])
+        if drafts:
+            states.keep(rows, first)
+        begin = computed - int(states.behind(rows, first)[0])
+        assert not begin or self.places.states[row] == tuple(tokens[:begin]), "a state of other tokens"
+        self.places.states[row] = (*tokens, *drafts)[: computed + scheduled]
+        states.advance(rows, end)
+        if num_sampled <= len(drafts) and drafts:
+            states.put_back(rows, end - (len(drafts) - num_sampled + 1))
 
     def _write(self, row: Row, computed: int, scheduled: int, drafts: list[int]) -> None:
         tokens = row.tokens + drafts

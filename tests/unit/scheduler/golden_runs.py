@@ -127,6 +127,26 @@ def beams() -> list[str]:
     return lines
 
 
+def states() -> list[str]:
+    """Workers that keep states: snapshots are taken, found and given away; searches and drafts beside samples."""
+    lines: list[str] = []
+    for seed in range(3):
+        policy = Policy(max_num_batched_tokens=48, num_draft_tokens=3)
+        golden = GoldenRun(policy, 1, seed, num_blocks=30, max_num_seqs=6, max_model_len=128, num_snapshots=3 + seed)
+        golden.join_draft("d", FakeDraft(2, skill=0.7, num_rows=3))
+        for index in range(240):
+            if index % 14 == 0:
+                golden.search()
+            elif index % 9 == 0:
+                golden.ask()
+            elif index % 29 == 0:
+                golden.cut()
+            golden.turn()
+            golden.draft()
+        lines += golden.finish()
+    return lines
+
+
 class NotedStorm(TamperedStorm):
     """A storm of which the ledgers are written down behind each event."""
 
@@ -177,7 +197,8 @@ def choices() -> list[str]:
 
 
 GOLDEN_RUNS: dict[str, Callable[[], list[str]]] = {
-    golden.__name__: golden for golden in (shares, priorities, losses, drafts, fixed_drafts, beams, ledgers, choices)
+    golden.__name__: golden
+    for golden in (shares, priorities, losses, drafts, fixed_drafts, beams, states, ledgers, choices)
 }
 
 

@@ -181,7 +181,7 @@ class RoughWorld(World):
     def tamper(self, name: str, chance: random.Random) -> None:
         """As a fault of the scheduler's code, or of a machine's memory, would."""
         replica, worker = self.scheduler.replicas[name], self.workers[name]
-        kind = chance.randrange(5)
+        kind = chance.randrange(5 if replica.snapshots is None else 8)
         sequence = chance.choice(replica.running) if replica.running else None
         which = chance.randrange(len(replica.pools)) if len(replica.pools) > 1 else 0
         pool = replica.pools[which]
@@ -195,6 +195,13 @@ class RoughWorld(World):
             replica.released_rows.pop()
         elif kind == 4 and sequence is not None and sequence.row in worker.rows:
             worker.forgotten.add(sequence.row)
+        elif kind == 5 and sequence is not None and worker.states is not None:  # a state is lost
+            worker.states._due[sequence.row] = -1
+        elif kind == 6 and worker.states is not None:  # all snapshots are
+            worker.states._lives[:] = 0
+            worker.places.states[2 * replica.capacity.max_num_seqs :] = [(-1,)] * replica.capacity.num_snapshots
+        elif kind == 7 and replica.snapshots is not None and replica.snapshots.pool.num_available:
+            replica.snapshots.pool.allocate(1)
         else:
             return
         self.is_broken = self.was_tampered_with = True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 from services.scheduler.state.policy import Policy
@@ -22,8 +23,10 @@ class Storm:
     """Requests that come and go, workers and drafts that die and come back, links that lose and repeat.
 
     In half of the storms workers that come differ from those before them in the size and number of their blocks, and
-    in their rows.  In a kind of its own (`WindowStorm`) workers have sliding pools too.
+    in their rows.  In kinds of their own workers have sliding pools too (`WindowStorm`), or keep states (`StateStorm`).
     """
+
+    block_sizes: Sequence[int] = (4, 8, 16, 32)  # of workers that come
 
     def __init__(self, seed: int) -> None:
         self.random = r = random.Random(seed)
@@ -41,6 +44,7 @@ class Storm:
             max_num_seqs=r.choice([4, 12]),
             max_model_len=112,
             sliding=self.windows(8),
+            num_snapshots=self.num_snapshots(),
         )
         self.world.acknowledges = r.random() < 0.5
         self.num_added = 0
@@ -52,6 +56,10 @@ class Storm:
     def windows(self, block_size: int) -> tuple[tuple[int, int], ...]:
         """Windows and numbers of blocks of a worker's sliding pools."""
         return ()
+
+    def num_snapshots(self) -> int | None:
+        """Of a worker's states; None: it keeps none."""
+        return None
 
     def run(self, num_events: int) -> None:
         while self.world.num_events < num_events:
@@ -109,13 +117,14 @@ class Storm:
         if not self.has_mixed_workers:
             return None
         r, limits = self.random, self.world.limits
-        block_size = r.choice([4, 8, 16, 32])
+        block_size = r.choice(self.block_sizes)
         return capacity(
             num_blocks=r.choice([128, 160, 320]) // block_size,
             block_size=block_size,
             max_num_seqs=r.choice([3, limits["max_num_seqs"]]),
             max_model_len=limits["max_model_len"],
             sliding=self.windows(block_size),
+            num_snapshots=self.num_snapshots(),
         )
 
     def add(self) -> None:
@@ -206,4 +215,17 @@ class TamperedStorm(Storm):
 
 
 class TamperedWindowStorm(TamperedStorm, WindowStorm):
+    """Both."""
+
+
+class StateStorm(Storm):
+    """Workers keep states, and have few or many snapshots of them, or none; small blocks make more of them."""
+
+    block_sizes = (4, 8)
+
+    def num_snapshots(self) -> int | None:
+        return self.random.choice([0, 1, 2, 5, 20])
+
+
+class TamperedStateStorm(TamperedStorm, StateStorm):
     """Both."""

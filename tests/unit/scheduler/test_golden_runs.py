@@ -46,5 +46,6 @@ def test_the_runs_are_eventful() -> None:
     said = "".join("".join(lines_of(name)) for name in GOLDEN_RUNS)
     for word in ("sequence_preempted", "block_copies", "num_draft_tokens", "closed", "request_attached", "deadline",
                  "released_rows", "num_wanted", "no worker is ready", "opened", "num_ahead", "closed_rows",
-                 "evicted_ago", "embedding", "prompt_logprobs", "ledgers_differ"):  # fmt: skip
+                 "evicted_ago", "embedding", "prompt_logprobs", "ledgers_differ", "state_loads", "state_saves",
+                 "state_forks"):  # fmt: skip
         assert word in said, word

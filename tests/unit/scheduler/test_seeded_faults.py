@@ -9,22 +9,34 @@ import msgspec
 import pytest
 
 from engine.execution.block_fence import BlockFence, PoolFence
+from engine.execution.row_states import Ints, RowStates
 from services.scheduler.blocks.block_pool import BlockPool
 from services.scheduler.blocks.sliding import SlidingBlocks
+from services.scheduler.blocks.snapshots import Snapshot, Snapshots
 from services.scheduler.consistency import reconciliation
 from services.scheduler.consistency.self_check import Mended
 from services.scheduler.lifecycle import step_results as answers
 from services.scheduler.lifecycle.side_tables import SideTables
 from services.scheduler.planning import batching, block_budget, forking
+from services.scheduler.planning.checkpoints import Checkpoints
 from services.scheduler.planning.plan_builder import PlanBuilder
+from services.scheduler.planning.prefixes import Prefixes
 from services.scheduler.scheduler import Scheduler
 from services.scheduler.state.replica import Replica
 from services.scheduler.state.sequence import Sequence as SequenceState
 from services.scheduler.state.sequence import Status
+from services.scheduler.state.step import Step
 from services.worker.plan_sequencer import PlanSequencer, Work
 from shared.errors import FatalError
 from shared.messages import SlidingPlan, StepPlan, StepResult
-from tests.unit.scheduler.storm import Storm, TamperedStorm, TamperedWindowStorm, WindowStorm
+from tests.unit.scheduler.storm import (
+    StateStorm,
+    Storm,
+    TamperedStateStorm,
+    TamperedStorm,
+    TamperedWindowStorm,
+    WindowStorm,
+)
 
 pytestmark = pytest.mark.thorough
 
@@ -254,6 +266,87 @@ def leak_in_a_window_not_reclaimed(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(BlockPool, "recount", first_only)
 
 
+def snapshot_under_another_name(patch: pytest.MonkeyPatch) -> None:
+    """Wherever a step ends, though the state has not seen the whole block, or more than it."""
+    marked = Prefixes.marked
+
+    def anywhere(self: Prefixes, step: Step) -> list[tuple[SequenceState, bytes]]:
+        columns = zip(step.sequences, step.num_computed, step.num_scheduled, strict=True)
+        self._marks = {one: computed + count for one, computed, count in columns if one in self._marks}
+        return marked(self, step)
+
+    def early(self: Checkpoints, sequence: SequenceState, num_computed: int, num_tokens: int) -> int:
+        cut_at = cut(self, sequence, num_computed, num_tokens)
+        return cut_at - (cut_at > 1 and cut_at < num_tokens)
+
+    cut = Checkpoints.cut
+    patch.setattr(Prefixes, "marked", anywhere)
+    patch.setattr(Checkpoints, "cut", early)
+
+
+def snapshot_of_another_generation(patch: pytest.MonkeyPatch) -> None:
+    use = Snapshots.use
+    patch.setattr(Snapshots, "use", lambda self, name: (use(self, name)[0], use(self, name)[1] - 1))
+
+
+def state_not_loaded(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Checkpoints, "load", lambda self, sequence, num_blocks: None)
+
+
+def hit_without_a_snapshot(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Snapshots, "last", lambda self, names, end: end)
+    patch.setattr(Snapshots, "use", lambda self, name: (0, self.pool.generations[0]))
+
+
+def snapshot_held_for_ever(patch: pytest.MonkeyPatch) -> None:
+    def held(self: Snapshots, name: bytes) -> Snapshot:
+        (found,) = self.pool.lookup([name])
+        self.pool.share([found])
+        return found, self.pool.hash_generations[found]
+
+    patch.setattr(Snapshots, "use", held)
+
+
+def sibling_shares_a_state(patch: pytest.MonkeyPatch) -> None:
+    for module in (batching, block_budget):
+        patch.setattr(module, "can_fork", lambda replica, sequence: can_share(replica, sequence))
+
+
+def state_not_put_back(patch: pytest.MonkeyPatch) -> None:
+    def only_counted(self: RowStates, rows: Ints, due: Ints) -> None:
+        self._seen[rows] = self._due[rows] = due
+
+    patch.setattr(RowStates, "put_back", only_counted)
+
+
+def state_not_kept(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(RowStates, "keep", lambda self, rows, computed: self._kept.__setitem__(rows, computed))
+
+
+def tokens_behind_a_state_not_computed_again(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(RowStates, "behind", lambda self, rows, computed: 0 * computed)
+
+
+def snapshot_of_any_life_loaded(patch: pytest.MonkeyPatch) -> None:
+    begin = RowStates.begin
+
+    def trusting(self: RowStates, plan: StepPlan) -> None:
+        for _, snapshot, generation in plan.state_loads:
+            self._lives[snapshot] = generation
+        begin(self, plan)
+
+    patch.setattr(RowStates, "begin", trusting)
+
+
+def leaked_snapshot_not_reclaimed(patch: pytest.MonkeyPatch) -> None:
+    recount = BlockPool.recount
+
+    def held_only(self: BlockPool, held: Any) -> tuple[int, int]:
+        return recount(self, held) if held else (0, 0)
+
+    patch.setattr(BlockPool, "recount", held_only)
+
+
 IN_ANY_STORM: Iterable[Fault] = (
     double_free,
     forgotten_release,
@@ -285,6 +378,23 @@ WITH_WINDOWS: Iterable[Fault] = (
 WHERE_LEDGERS_OF_WINDOWS_GO_WRONG: Iterable[Fault] = (
     window_fence_skipped,
     leak_in_a_window_not_reclaimed,
+)
+# There a sibling copies no block, and what moves to larger blocks is too short for a snapshot.
+ALSO_WITH_STATES = [fault for fault in IN_ANY_STORM if fault not in (fork_without_copy, hashes_of_another_block_size)]
+WITH_STATES: Iterable[Fault] = (
+    snapshot_under_another_name,
+    snapshot_of_another_generation,
+    state_not_loaded,
+    hit_without_a_snapshot,
+    snapshot_held_for_ever,
+    sibling_shares_a_state,
+    state_not_put_back,
+    state_not_kept,
+    tokens_behind_a_state_not_computed_again,
+)
+WHERE_LEDGERS_OF_STATES_GO_WRONG: Iterable[Fault] = (
+    snapshot_of_any_life_loaded,
+    leaked_snapshot_not_reclaimed,
 )
 WHERE_LEDGERS_GO_WRONG: Iterable[Fault] = (
     skipped_fence,
@@ -334,6 +444,18 @@ def test_a_fault_of_what_sets_ledgers_of_windows_right_is_found(fault: Fault, mo
     assert events_until_caught(TamperedWindowStorm), "no storm noticed"
 
 
+@pytest.mark.parametrize("fault", [*ALSO_WITH_STATES, *WITH_STATES], ids=lambda fault: fault.__name__)
+def test_a_fault_is_found_where_states_are_kept(fault: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
+    fault(monkeypatch)
+    assert events_until_caught(StateStorm), "no storm noticed"
+
+
+@pytest.mark.parametrize("fault", WHERE_LEDGERS_OF_STATES_GO_WRONG, ids=lambda fault: fault.__name__)
+def test_a_fault_of_what_sets_ledgers_of_states_right_is_found(fault: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
+    fault(monkeypatch)
+    assert events_until_caught(TamperedStateStorm), "no storm noticed"
+
+
 def test_without_a_fault_there_is_nothing_to_find() -> None:
-    for kind in (Storm, TamperedStorm, WindowStorm, TamperedWindowStorm):
+    for kind in (Storm, TamperedStorm, WindowStorm, TamperedWindowStorm, StateStorm, TamperedStateStorm):
         assert events_until_caught(kind, 4) == 0

@@ -134,6 +134,29 @@ def test_a_plan_of_no_scheduler_is_dropped(changes: dict[str, Any]) -> None:
         check_plan(plan(**changes), CAPACITY)
 
 
+STATES = msgspec.structs.replace(CAPACITY, keeps_states=True, num_snapshots=3)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"state_forks": [(8, 0)]},
+        {"state_forks": [(0, -1)]},
+        {"state_loads": [(0, 3, 1)]},
+        {"state_loads": [(8, 0, 1)]},
+        {"state_saves": [(0, -1, 1)]},
+        {"state_saves": [(0, 2, 1), (1, 2, 1)]},
+        {"state_loads": [(1, 0, 1)], "state_forks": [(1, 0)]},
+    ],
+)
+def test_states_of_no_scheduler_are_dropped(changes: dict[str, Any]) -> None:
+    good = plan(state_forks=[(1, 0)], state_loads=[(7, 2, 1)], state_saves=[(0, 2, 2)])
+    check_plan(good, STATES)
+    for one, capacity in ((plan(**changes), STATES), (good, CAPACITY)):
+        with pytest.raises(ProtocolError):
+            check_plan(one, capacity)
+
+
 WINDOWS = msgspec.structs.replace(CAPACITY, sliding=[SlidingPool(16, 8)])
 
 

@@ -33,6 +33,15 @@ def run(world: Timed, request_id: str, tokens: list[int], **params: object) -> d
     return counts
 
 
+def test_cached_without_a_state() -> None:
+    """A prompt as long as three blocks is not worth a snapshot; the longer one has one behind its sixth."""
+    world = world_of(num_snapshots=4)
+    assert run(world, "a", prompt(25)) == {Miss.NEVER_SEEN: 24, Miss.BELOW_BLOCK: 1}
+    assert run(world, "b", prompt(25)) == {Miss.NO_STATE: 24, Miss.BELOW_BLOCK: 1}
+    assert run(world, "c", prompt(49)) == {Miss.NO_STATE: 24, Miss.NEVER_SEEN: 24, Miss.BELOW_BLOCK: 1}
+    assert run(world, "d", prompt(49)) == {Miss.BELOW_BLOCK: 1}
+
+
 def test_never_seen() -> None:
     assert run(world_of(), "a", prompt(33)) == {Miss.NEVER_SEEN: 32, Miss.BELOW_BLOCK: 1}
 
