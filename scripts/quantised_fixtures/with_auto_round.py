@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import shutil
 import sys
 import tempfile
 from pathlib import Path
@@ -50,7 +51,7 @@ def dequantised(made: Path) -> dict[str, Tensor]:
     scheme = json.loads((made / "config.json").read_text(encoding="utf-8"))["quantization_config"]
     if "awq" in scheme.get("packing_format", scheme["quant_method"]):
         return _dequantised_awq(tensors, scheme)
-    if scheme["quant_method"] == "fp8":
+    if scheme["data_type"] == "fp":
         return _dequantised_fp8(made, tensors, scheme)
     linear = importlib.import_module("auto_round_extension.torch.qlinear_torch_zp").QuantLinear
     found = {}
@@ -66,13 +67,17 @@ def dequantised(made: Path) -> dict[str, Tensor]:
 
 
 def _dequantised_fp8(made: Path, tensors: dict[str, Tensor], scheme: dict[str, Any]) -> dict[str, Tensor]:
-    """AutoRound has no module for its blocks that runs on a CPU; transformers reads them."""
+    """AutoRound has no module for its blocks that runs on a CPU; transformers reads the same tensors as `fp8`."""
     transformers = importlib.import_module("transformers")
-    how = transformers.FineGrainedFP8Config(weight_block_size=scheme["weight_block_size"], dequantize=True)
-    model = transformers.AutoModelForCausalLM.from_pretrained(made, dtype="auto", quantization_config=how)
-    weights = model.state_dict()
-    modules = [name.removesuffix("_scale_inv") for name in tensors if name.endswith(".weight_scale_inv")]
-    return {name: weights[name] for name in modules}
+    config = json.loads((made / "config.json").read_text(encoding="utf-8"))
+    same = {"quant_method": "fp8", "weight_block_size": scheme["weight_block_size"], "dequantize": True}
+    with tempfile.TemporaryDirectory() as folder:
+        shutil.copyfile(made / "model.safetensors", Path(folder) / "model.safetensors")
+        content = json.dumps(config | {"quantization_config": same})
+        (Path(folder) / "config.json").write_text(content, encoding="utf-8")
+        weights = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype="auto").state_dict()
+    names = [name.removesuffix("_scale_inv") for name in tensors if name.endswith(".weight_scale_inv")]
+    return {name: weights[name] for name in names}
 
 
 def _dequantised_awq(tensors: dict[str, Tensor], scheme: dict[str, Any]) -> dict[str, Tensor]:

@@ -246,6 +246,9 @@ def test_only_those_who_compute_reach_modeling() -> None:
     plain = {
         "engine.description.reading",
         "engine.loading.memory",
+        "engine.weights.inventory",
+        "engine.weights.quantised.form",
+        "engine.weights.quantised.reading",
     }  # figures without torch, for checks before a start
     users = {
         name

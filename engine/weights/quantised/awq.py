@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from engine.weights.quantised.form import (
     SIXTEEN,
-    Keys,
     Matrix,
     Quantisation,
     Same,
+    SchemeKeys,
     Tensors,
     describe_group,
     groups_of,
@@ -62,7 +62,7 @@ def _in_order(words: Tensor) -> Tensor:  # [n, rows / 8] int32 -> [n, rows] uint
     return unpacked(words[:, :, None], BITS)[:, :, list(PLACES)].flatten(1)
 
 
-def read_awq(keys: Keys) -> Quantisation:
+def read_awq(keys: SchemeKeys) -> Quantisation:
     """Modules that are not converted are those with a plain weight: older writers leave the list empty."""
     keys.bits("bits", "w_bit", served=(BITS,))
     version = str(keys.get("version") or "gemm").lower()

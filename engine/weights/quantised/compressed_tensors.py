@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from engine.weights.quantised.form import SIXTEEN, Form, Keys, Matrix, Quantisation, Tensors
+from engine.weights.quantised.form import SIXTEEN, Form, Matrix, Quantisation, SchemeKeys, Tensors
 from engine.weights.quantised.fp8 import Float8, input_tensors
 from engine.weights.quantised.grid import Grid, read_grid
 from engine.weights.quantised.mxfp4 import MX_GROUP, NV_GROUP, Float4
@@ -112,7 +112,7 @@ def _is_class(target: str, module: str) -> bool:
     return target == EMBEDDING if is_embedding else target in LINEAR
 
 
-def read_compressed_tensors(keys: Keys) -> Quantisation:
+def read_compressed_tensors(keys: SchemeKeys) -> Quantisation:
     sparsity = keys.object("sparsity_config").get("format")
     layout = keys.get("format") or MIXED
     for key, value in (("sparsity_config.format", sparsity), ("format", layout)):
@@ -132,14 +132,14 @@ def read_compressed_tensors(keys: Keys) -> Quantisation:
     return Quantisation("compressed-tensors", Targets(ignored, tuple(groups)), rounds_activations=rounds)
 
 
-def _check(keys: Keys, target: str) -> None:
+def _check(keys: SchemeKeys, target: str) -> None:
     try:
         re.compile(target.removeprefix("re:") if target.startswith("re:") else "")
     except re.error as error:
         raise ModelError(f"{keys.path}: {target!r} is no regular expression: {error}") from error
 
 
-def _form(weights: Keys, layout: str) -> Form | None:
+def _form(weights: SchemeKeys, layout: str) -> Form | None:
     if not weights.raw or layout == "dense":
         return None
     kind = weights.one_of("type", ("int", "float"), "int")

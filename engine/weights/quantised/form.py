@@ -85,7 +85,7 @@ class Same:
 
 
 @dataclass(frozen=True, slots=True)
-class Keys:
+class SchemeKeys:
     """A scheme's keys, checked as they are read; errors name the key by its path."""
 
     raw: Mapping[str, Any]
@@ -113,16 +113,16 @@ class Keys:
             raise self.fault(key, f"must be true or false, got {value!r}")
         return value
 
-    def object(self, key: str) -> Keys:
+    def object(self, key: str) -> SchemeKeys:
         """Empty where it is absent."""
         value = self.get(key)
         if value is None:
-            return Keys({}, f"{self.path}.{key}")
+            return SchemeKeys({}, f"{self.path}.{key}")
         if not isinstance(value, dict):
             raise self.fault(key, f"must be an object, got {value!r}")
-        return Keys(value, f"{self.path}.{key}")
+        return SchemeKeys(value, f"{self.path}.{key}")
 
-    def objects(self, key: str) -> Iterator[tuple[str, Keys]]:
+    def objects(self, key: str) -> Iterator[tuple[str, SchemeKeys]]:
         """The objects of an object, by name."""
         whole = self.object(key)
         for name in whole.raw:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from engine.weights.quantised.form import SIXTEEN, Keys, Matrix, Quantisation, Same, Tensors
+from engine.weights.quantised.form import SIXTEEN, Matrix, Quantisation, Same, SchemeKeys, Tensors
 from engine.weights.quantised.grid import ANY, Grid, read_blocks
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def input_tensors(matrix: Matrix) -> dict[str, Tensors]:
     return {name: Tensors((*SIXTEEN, "I8", "F8_E4M3"), shapes, optional=True) for name in INPUTS}
 
 
-def read_fp8(keys: Keys) -> Quantisation:
+def read_fp8(keys: SchemeKeys) -> Quantisation:
     """Modules that are left as they are have a plain weight."""
     keys.one_of("fmt", ("e4m3", "float8_e4m3fn"), "e4m3")
     keys.one_of("expert_dtype", ("fp8",), "fp8")

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 from engine.weights.quantised.form import (
     SIXTEEN,
     Form,
-    Keys,
     Matrix,
     Quantisation,
+    SchemeKeys,
     Tensors,
     describe_group,
     groups_of,
@@ -85,8 +85,9 @@ class Dynamic:
         return next((form for pattern, form in self.rules if re.match(pattern, module)), self.form)
 
 
-def read_gptq(keys: Keys) -> Quantisation:
-    less = FORMATS[keys.one_of("checkpoint_format", list(FORMATS), "gptq")]
+def read_gptq(keys: SchemeKeys) -> Quantisation:
+    key = "checkpoint_format" if keys.get("checkpoint_format") is not None else "format"
+    less = FORMATS[keys.one_of(key, list(FORMATS), "gptq")]
     form = Gptq(keys.bits("bits"), keys.group("group_size"), keys.flag("sym", True), less)
     rules: list[tuple[str, Form | None]] = []
     dynamic = keys.object("dynamic")
@@ -100,7 +101,7 @@ def read_gptq(keys: Keys) -> Quantisation:
     return Quantisation("GPTQ", Dynamic(form, tuple(rules)))
 
 
-def _changed(form: Gptq, keys: Keys) -> Gptq:
+def _changed(form: Gptq, keys: SchemeKeys) -> Gptq:
     return replace(
         form,
         bits=keys.bits("bits") if keys.get("bits") is not None else form.bits,

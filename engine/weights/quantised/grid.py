@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from engine.description.names import Shape
-from engine.weights.quantised.form import Keys, Matrix
+from engine.weights.quantised.form import Matrix, SchemeKeys
 from shared.errors import ModelError
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class Grid:
         return scales.repeat_interleave(self.rows, 0)[: matrix.rows]
 
 
-def read_grid(keys: Keys) -> Grid:
+def read_grid(keys: SchemeKeys) -> Grid:
     """Of compressed-tensors' `strategy`, `group_size` and `block_structure`."""
     group = keys.group("group_size", default=ALL)
     strategy = keys.one_of("strategy", STRATEGIES, "channel" if group == ALL else "group")
@@ -63,7 +63,7 @@ def read_grid(keys: Keys) -> Grid:
     return Grid(1, group) if strategy != "block" else read_blocks(keys, "block_structure")
 
 
-def read_blocks(keys: Keys, key: str) -> Grid:
+def read_blocks(keys: SchemeKeys, key: str) -> Grid:
     """Two integers, output features first."""
     value = keys.get(key)
     try:

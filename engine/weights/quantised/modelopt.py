@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine.weights.quantised.form import Form, Keys, Quantisation, Same
+from engine.weights.quantised.form import Form, Quantisation, Same, SchemeKeys
 from engine.weights.quantised.fp8 import Float8
 from engine.weights.quantised.grid import ANY, Grid
 from engine.weights.quantised.mxfp4 import NV_GROUP, Float4
@@ -13,7 +13,7 @@ FORMS: dict[str, Form] = {
 }
 
 
-def read_modelopt(keys: Keys) -> Quantisation:
+def read_modelopt(keys: SchemeKeys) -> Quantisation:
     """Modules that are left as they are have a plain weight."""
     algorithm = keys.one_of("quant_algo", list(FORMS))
     return Quantisation(f"ModelOpt {algorithm}", Same(FORMS[algorithm]), rounds_activations=True)

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from engine.weights.quantised.form import Keys, Matrix, Quantisation, Same, Tensors
+from engine.weights.quantised.form import Matrix, Quantisation, Same, SchemeKeys, Tensors
 from engine.weights.quantised.fp8 import POWERS, input_tensors
 from shared.errors import ModelError
 
@@ -88,5 +88,5 @@ def _groups(matrix: Matrix, group: int) -> int:
     return matrix.columns // group
 
 
-def read_mxfp4(keys: Keys) -> Quantisation:
+def read_mxfp4(keys: SchemeKeys) -> Quantisation:
     return Quantisation("MXFP4", Same(ExpertStack()))

@@ -13,14 +13,14 @@ from typing import Any
 from engine.weights.quantised.auto_round import read_auto_round
 from engine.weights.quantised.awq import read_awq
 from engine.weights.quantised.compressed_tensors import read_compressed_tensors
-from engine.weights.quantised.form import KEY, Keys, Quantisation
+from engine.weights.quantised.form import KEY, Quantisation, SchemeKeys
 from engine.weights.quantised.fp8 import read_fp8
 from engine.weights.quantised.gptq import read_gptq
 from engine.weights.quantised.modelopt import read_modelopt
 from engine.weights.quantised.mxfp4 import read_mxfp4
 from shared.errors import ModelError
 
-READERS: dict[str, Callable[[Keys], Quantisation]] = {
+READERS: dict[str, Callable[[SchemeKeys], Quantisation]] = {
     "gptq": read_gptq,
     "awq": read_awq,
     "auto-round": read_auto_round,
@@ -76,7 +76,7 @@ def parse_scheme(scheme: Any, path: str = KEY) -> Quantisation | None:
     """The content of `quantization_config`, checked; None where it is for a KV cache alone."""
     if not isinstance(scheme, dict):
         raise ModelError(f"{path} must be an object, got {scheme!r}")
-    keys = Keys(scheme, path)
+    keys = SchemeKeys(scheme, path)
     method = keys.get("quant_method") or _implied(keys)
     method = OTHER_NAMES.get(str(method), method)
     if method not in READERS:
@@ -90,12 +90,12 @@ def parse_scheme(scheme: Any, path: str = KEY) -> Quantisation | None:
     return READERS[method](keys)
 
 
-def _implied(keys: Keys) -> str | None:
+def _implied(keys: SchemeKeys) -> str | None:
     """The method of a scheme that does not say: some writers of compressed-tensors."""
     return "compressed-tensors" if keys.get("config_groups") is not None else None
 
 
-def _check_kv_cache(keys: Keys) -> None:
+def _check_kv_cache(keys: SchemeKeys) -> None:
     """Of schemes of a KV cache that of E4M3 with static scales is served."""
     keys.one_of("kv_cache_quant_algo", ("FP8", None))
     cache = keys.object("kv_cache_scheme")

@@ -185,7 +185,7 @@ def test_doctor_on_a_quantised_checkpoint(tmp_path: Path) -> None:
     model = quantised_copy(tmp_path / "model")
     finding, facts = check_model(str(model), "model", "auto")
     assert finding.verdict == "ok" and facts is not None
-    assert "compressed-tensors: 6 of 9 matrices in 4 bits, groups of 64, symmetric (0.0 MB)" in finding.text
+    assert "compressed-tensors: 6 of 9 matrices in 4 bits, groups of 64, symmetric (0.1 MB)" in finding.text
     assert (
         "not quantised: lm_head, model.embed_tokens, model.layers.*.mlp.down_proj; dequantised at load" in finding.text
     )

@@ -134,7 +134,7 @@ def header(old: bytes, new: bytes) -> Callable[[Path], None]:
 WRONG_QUANTISED: dict[str, tuple[str, Callable[[Path], Any], str]] = {
     "2 bits": ("ct-w4a16", scheme(num_bits=2), "weights.num_bits is 2"),
     "3 bits": ("ct-w4a16", scheme(num_bits=3), "weights.num_bits is 3"),
-    "groups": ("ct-w4a16", scheme(group_size=32), "weight_scale has shape [192, 2], expected [192, 4] (4"),
+    "groups": ("ct-w4a16", scheme(group_size=32), "weight_scale has shape [128, 2], expected [128, 4] (4"),
     "E5M2": ("ct-fp8-tensor", header(b'"F8_E4M3"', b'"F8_E5M2"'), "weight has dtype F8_E5M2, expected F8_E4M3"),
     "name": ("ct-w4a16", header(b"q_proj.weight_scale", b"q_proj.weight_scalf"), "q_proj.weight_scale is missing"),
     "cut off": ("ct-w4a16", lambda d: cut(d / "model.safetensors"), "is not whole"),

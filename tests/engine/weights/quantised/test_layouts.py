@@ -80,7 +80,11 @@ def mixed(module: str, weight: Tensor) -> Encoded | None:
 GPTQ: dict[str, Any] = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False, "sym": False}
 SYMMETRIC = GPTQ | {"sym": True}
 AUTO_ROUND = {"quant_method": "auto-round", "bits": 4, "group_size": 32, "sym": False, "packing_format": "auto_round"}
-EXTRA = {"model.layers.0.self_attn.q_proj": {"bits": 8}, ".*mlp\\.up.*": {"group_size": 16}}
+EXTRA: dict[str, Any] = {
+    "model.layers.0.mlp.up": {"bits": 8},  # a name, and no module's
+    "model.layers.0.self_attn.q_proj": {"bits": 8},
+    ".*mlp\\.up.*": {"group_size": 16},
+}
 ACTORDER = {
     "num_bits": 4,
     "type": "int",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from engine.description.families import FAMILIES, HYBRIDS
 from engine.description.reading import read_config
 from engine.weights.source import Checkpoint
-from tests.engine.checkpoints import KERNELS, make_runner, random_prompt
+from tests.engine.checkpoints import KERNELS, make_runner, random_prompt, save_checkpoint
 from tests.engine.driver import Driver
 from tests.engine.weights.quantised.encoders import change_config, gptq, quantise
 
@@ -66,6 +68,41 @@ def test_other_formats_are_made_of_the_dequantised_weights(
 ) -> None:
     packed, plain = pair
     assert greedy(packed, kernels, **settings) == greedy(plain, kernels, **settings)
+
+
+VARIANTS = ["phi3", "gpt2", "gemma2", "mixtral", "qwen3-moe", "deepseek-v2", "deepseek-v3", "qwen3-next", "qwen3.5"]
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_every_kind_of_part_is_taken_of_codes(variant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Joined, transposed, reordered, absorbed, by expert: as of the same weights stored plainly."""
+    packed, plain = tmp_path / "packed", tmp_path / "plain"
+    save_checkpoint(plain, variant, "native")
+    shutil.copytree(plain, packed)
+    is_transposed = variant == "gpt2"
+    codes, values = (load_file(directory / "model.safetensors") for directory in (packed, plain))
+    linears = [name for name, tensor in codes.items() if tensor.ndim == 2 and tensor.shape[1] % 8 == 0]
+    linears = [name for name in linears if ".weight" in name and len(codes[name]) % 8 == 0 and "embed" not in name]
+    for name in [name for name in linears if re.search(r"[.]\d+[.]", name)]:
+        weight = codes.pop(name)
+        stored, found = symmetric(weight.T if is_transposed else weight)
+        values[name] = found.T.contiguous() if is_transposed else found
+        codes |= {name.removesuffix(".weight") + suffix: tensor for suffix, tensor in stored.items()}
+    save_file(codes, packed / "model.safetensors")
+    save_file({name: tensor.contiguous() for name, tensor in values.items()}, plain / "model.safetensors")
+    change_config(packed, quantization_config=GPTQ)
+    for architecture, family in HYBRIDS.items():
+        monkeypatch.setitem(FAMILIES, architecture, family)
+    spec = read_config(plain)
+    first, second = Checkpoint(packed, spec), Checkpoint(plain, spec)
+    quantised = 0
+    for part in first.tensors.parts():
+        assert torch.equal(first.take(part), second.take(part)), part
+        taken = first.take_codes(part)
+        if taken is not None:
+            quantised += 1
+            assert torch.equal(taken.dequantised(), second.take(part)), part
+    assert quantised >= 4
 
 
 def test_the_fingerprint_says_how_tensors_are_read(tmp_path: Path) -> None:

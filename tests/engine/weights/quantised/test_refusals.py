@@ -99,7 +99,7 @@ TENSORS: dict[str, tuple[Callable[[dict[str, Tensor]], object], str]] = {
     "NaN": (poke(".scales", float("nan")), f"tensor {MODULE}.scales holds scales that are not finite"),
     "infinite": (poke(".scales", float("inf")), f"tensor {MODULE}.scales holds scales that are not finite"),
     "zero": (poke(".scales", 0.0), f"tensor {MODULE}.scales holds scales that are zero"),
-    "short": (replaced(".qweight", torch.zeros(7, 64, dtype=torch.int32)), "has shape [7, 64], expected [8, 64] (4"),
+    "short": (replaced(".qweight", torch.zeros(7, 64, dtype=torch.int32)), "has shape [7, 64], expected [8, 128] (4"),
     "format": (replaced(".qweight", torch.zeros(8, 64)), ".qweight has dtype F32, expected I32"),
     "missing": (lambda tensors: tensors.pop(f"{MODULE}.scales"), f"tensor {MODULE}.scales is missing"),
     "bias": (replaced(".bias", torch.ones(64)), f"tensor {MODULE}.bias is not zero, and {MODULE} has no bias"),
