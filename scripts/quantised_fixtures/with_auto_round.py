@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import shutil
 import sys
 import tempfile
 from pathlib import Path
@@ -52,7 +51,7 @@ def dequantised(made: Path) -> dict[str, Tensor]:
     if "awq" in scheme.get("packing_format", scheme["quant_method"]):
         return _dequantised_awq(tensors, scheme)
     if scheme["data_type"] == "fp":
-        return _dequantised_fp8(made, tensors, scheme)
+        return _dequantised_fp8(tensors, scheme)
     linear = importlib.import_module("auto_round_extension.torch.qlinear_torch_zp").QuantLinear
     found = {}
     for module in [name.removesuffix(".qweight") for name in tensors if name.endswith(".qweight")]:
@@ -66,18 +65,19 @@ def dequantised(made: Path) -> dict[str, Tensor]:
     return found
 
 
-def _dequantised_fp8(made: Path, tensors: dict[str, Tensor], scheme: dict[str, Any]) -> dict[str, Tensor]:
-    """AutoRound has no module for its blocks that runs on a CPU; transformers reads the same tensors as `fp8`."""
-    transformers = importlib.import_module("transformers")
-    config = json.loads((made / "config.json").read_text(encoding="utf-8"))
-    same = {"quant_method": "fp8", "weight_block_size": scheme["weight_block_size"], "dequantize": True}
-    with tempfile.TemporaryDirectory() as folder:
-        shutil.copyfile(made / "model.safetensors", Path(folder) / "model.safetensors")
-        content = json.dumps(config | {"quantization_config": same})
-        (Path(folder) / "config.json").write_text(content, encoding="utf-8")
-        weights = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype="auto").state_dict()
-    names = [name.removesuffix("_scale_inv") for name in tensors if name.endswith(".weight_scale_inv")]
-    return {name: weights[name] for name in names}
+def _dequantised_fp8(tensors: dict[str, Tensor], scheme: dict[str, Any]) -> dict[str, Tensor]:
+    """With the functions that the package cuts weights into blocks with.
+
+    Not by transformers, which makes blocks of equal size where the last ones are cut off.
+    """
+    package = importlib.import_module("auto_round.export.export_to_autoround.export_to_fp8")
+    found = {}
+    for name in [name.removesuffix("_scale_inv") for name in tensors if name.endswith(".weight_scale_inv")]:
+        whole = tensors[name].to(torch.float32), tuple(scheme["weight_block_size"])
+        blocks, shape, padding = package.reshape_pad_tensor_by_group_size(*whole)
+        values = blocks * tensors[f"{name}_scale_inv"].float()[..., None, None]
+        found[name] = package.revert_tensor_by_pad(values, orig_shape=shape, pad_len=padding).to(torch.bfloat16)
+    return found
 
 
 def _dequantised_awq(tensors: dict[str, Tensor], scheme: dict[str, Any]) -> dict[str, Tensor]:

@@ -20,7 +20,6 @@ from tests.engine.checkpoints import KERNELS
 from tests.engine.weights.quantised.served import assert_served
 
 FIXTURES = sorted(path.parent for path in (Path(__file__).parent / "fixtures").glob("*/expected.json"))
-LEFT = {"ct": {"down_proj", "lm_head"}, "auto-round-own": {"k_proj", "lm_head"}}
 DTYPES: dict[str, torch.dtype] = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
