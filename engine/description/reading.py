@@ -39,7 +39,6 @@ def why_no_draft(name: str) -> str:
 def parse_config(raw: Mapping[str, Any]) -> ModelSpec:
     """A config.json's content, checked.  Raises ModelError naming the key."""
     architecture, family = _family(raw)
-    _refuse_quantised(raw)
     if not family.text_of:
         return family.describe(ConfigKeys(raw))
     text = raw.get("text_config")
@@ -64,20 +63,3 @@ def _family(raw: Mapping[str, Any]) -> tuple[str, Family]:
     if names[0] not in FAMILIES:
         raise ModelError(f"architecture {names[0]!r} is not supported; supported: {', '.join(FAMILIES)}")
     return str(names[0]), FAMILIES[names[0]]
-
-
-def _refuse_quantised(raw: Mapping[str, Any]) -> None:
-    if (scheme := raw.get("quantization_config")) is not None and not _only_kv_cache(scheme):
-        raise ModelError("quantization_config: quantized checkpoints are not supported, but for an fp8 KV cache alone")
-
-
-def _only_kv_cache(scheme: Any) -> bool:
-    """Whether an exporter's scheme leaves the weights as they are, and has static scales of an E4M3 cache."""
-    if not isinstance(scheme, dict) or scheme.get("config_groups"):
-        return False
-    if scheme.get("quant_method") == "modelopt":
-        return scheme.get("quant_algo") is None and scheme.get("kv_cache_quant_algo") == "FP8"
-    cache = scheme.get("kv_cache_scheme")
-    if scheme.get("quant_method") != "compressed-tensors" or not isinstance(cache, dict):
-        return False
-    return (cache.get("type"), cache.get("num_bits"), bool(cache.get("dynamic"))) == ("float", 8, False)

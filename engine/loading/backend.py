@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -69,8 +70,10 @@ class Backend:
         return torch_layout(spec, self.formats, self.device)
 
 
-def choose_backend(settings: Settings, spec: ModelSpec, stored: torch.dtype) -> Backend:
-    """For a checkpoint whose matrices are stored in `stored`.  Raises ConfigError where a kernel is not available.
+def choose_backend(settings: Settings, spec: ModelSpec, stored: torch.dtype, *, dequantised: bool = False) -> Backend:
+    """For a checkpoint whose matrices are stored in `stored`, where `dequantised` some as codes.
+
+    Raises ConfigError where a kernel is not available.
 
     Sets the number of threads, of torch and of the native kernels, which are the process's.
     """
@@ -78,10 +81,11 @@ def choose_backend(settings: Settings, spec: ModelSpec, stored: torch.dtype) -> 
     max_model_len = settings.scheduling.max_model_len or spec.max_position_embeddings
     if device.type == "cpu" and settings.engine.kernels != "torch":
         native, no_native = _find_native(settings.engine)
-    formats = _formats(settings.engine, settings.memory, stored, device, native)
+    resolve = partial(_formats, settings.engine, settings.memory, stored, device, dequantised)
+    formats = resolve(native)
     if native is not None and (reason := why_unsupported(spec, native, formats, settings.memory.block_size)):
         native, no_native = None, f"this model is not served: {reason}"
-        formats = _formats(settings.engine, settings.memory, stored, device, None)
+        formats = resolve(None)
     if no_native and settings.engine.kernels == "native":
         raise ConfigError(f"kernels is 'native', but {no_native}; use kernels=auto or torch")
     if no_native:
@@ -126,7 +130,12 @@ def _with_flash(
 
 
 def _formats(
-    engine: EngineSettings, memory: MemorySettings, stored: torch.dtype, device: torch.device, native: Native | None
+    engine: EngineSettings,
+    memory: MemorySettings,
+    stored: torch.dtype,
+    device: torch.device,
+    dequantised: bool,
+    native: Native | None,
 ) -> Formats:
     return resolve_formats(
         dtype=engine.dtype,
@@ -135,6 +144,7 @@ def _formats(
         stored=stored,
         device=device,
         fast_bfloat16=native is not None and native.fast_bfloat16,
+        dequantised=dequantised,
     )
 
 

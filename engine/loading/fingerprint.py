@@ -18,12 +18,13 @@ from engine.description.spec import ModelSpec
 from engine.loading.backend import Backend, usable_cores
 from engine.weights.digest import DigestMemory, WeightDigest, identity_of
 from engine.weights.formats import Formats, name_of
+from engine.weights.quantised.form import Quantisation
 from engine.weights.source import WeightSource
 from kernels.cpu import build
 from kernels.cpu.loading import load_compiled
 from kernels.cpu.native import Native
 from kernels.ops import digest
-from shared.config import EngineSettings, MemorySettings
+from shared.config import Settings
 from shared.messages.fingerprint import Fingerprint
 from shared.text_digest import digest_of, text_fingerprint
 from shared.version import VERSION
@@ -79,13 +80,20 @@ def remembered_digest(source: WeightSource, memory: DigestMemory) -> str:
 
 
 def make_fingerprint(
-    engine: EngineSettings, memory: MemorySettings, directory: Path, spec: ModelSpec, backend: Backend, weights: str
+    settings: Settings,
+    directory: Path,
+    spec: ModelSpec,
+    quantisation: Quantisation | None,  # what the stored tensors mean depends on it
+    backend: Backend,
+    weights: str,
 ) -> Fingerprint:
+    engine, memory = settings.engine, settings.memory
+    described = repr(spec) if quantisation is None else f"{spec!r} {quantisation!r}"
     return msgspec.structs.replace(
         text_fingerprint(directory),
         load_format=MADE_UP if engine.load_format == "dummy" else "safetensors",
         weights=weights,
-        config=digest_of(repr(spec).encode()),
+        config=digest_of(described.encode()),
         executor=_executor(backend),
         numeric_class=_numeric_class(backend),
         dtype=name_of(backend.formats.compute),

@@ -116,12 +116,12 @@ def load_model(
     max_model_len = _wanted_model_len(settings.scheduling, spec)
     max_model_len = min(max_model_len, longest or max_model_len)
     source = open_weights(settings.engine.load_format, directory, spec, progress=progress)
-    backend = choose_backend(settings, spec, source.dtype)
+    backend = choose_backend(settings, spec, source.dtype, dequantised=source.quantisation is not None)
     watched = DigestedSource(source, backend.native, digests) if digests is not None else None
     model = with_graphs(settings, backend, build(backend, spec, source, max_model_len))
     fingerprint = None
     if watched is not None:
-        fingerprint = make_fingerprint(settings.engine, settings.memory, directory, spec, backend, watched.value())
+        fingerprint = make_fingerprint(settings, directory, spec, source.quantisation, backend, watched.value())
     log.info("model_loaded", model=settings.engine.model_name, **backend.description)
     plan = plan_pool(settings, model, max_model_len, spec.windows(max_model_len) if has_windows else ())
     log.info("memory_planned", num_blocks=plan.num_blocks, num_tokens=plan.num_tokens, summary=str(plan))

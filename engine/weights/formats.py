@@ -56,9 +56,12 @@ def resolve_formats(
     stored: torch.dtype,  # of the checkpoint's matrices
     device: torch.device,
     fast_bfloat16: bool = False,  # the processor multiplies bfloat16 faster than float32
+    dequantised: bool = False,  # matrices are made from codes and scales, which 16 bits may round
 ) -> Formats:
     """`auto` computes as the checkpoint is stored on a GPU; on a CPU in float32, or in bfloat16 where that is faster
-    and the checkpoint is in it.  Raises ConfigError for what a device does not hold."""
+    and the checkpoint is in it.  Raises ConfigError for what a device does not hold.
+
+    Dequantised matrices are rounded as the rest of the checkpoint is stored; float32, asked for by name, keeps them."""
     if kv_cache_dtype == "fp8" and device.type == "cpu":
         raise ConfigError("kv_cache_dtype is 'fp8', which is for GPUs; on a CPU use int8 or bfloat16")
     if device.type != "cpu":
@@ -66,7 +69,7 @@ def resolve_formats(
         weights, kv = compute, compute
     else:
         compute = DTYPES.get(dtype) or (stored if fast_bfloat16 and stored == torch.bfloat16 else torch.float32)
-        weights = _held(compute, stored)
+        weights = torch.float32 if dequantised and dtype == "float32" else _held(compute, stored)
         kv = torch.bfloat16 if quantization == "int8" else weights
     if quantization == "int8":
         weights = torch.int8

@@ -14,11 +14,8 @@ from torch import Tensor
 
 from engine.description.names import NameTable
 from engine.description.spec import AttentionSpec, ModelSpec
+from engine.weights.inventory import KV_KEY_NAMES, KV_UNUSED_NAMES, KV_VALUE_NAMES, is_kv_scale
 from shared.errors import ModelError
-
-KEY_NAMES = ("self_attn.k_scale", "self_attn.k_proj.k_scale", "self_attn.k_proj.output_scale")
-VALUE_NAMES = ("self_attn.v_scale", "self_attn.v_proj.v_scale", "self_attn.v_proj.output_scale")
-UNUSED_NAMES = ("self_attn.q_scale",)  # queries are not quantised here
 
 
 class KVScales(NamedTuple):
@@ -28,23 +25,18 @@ class KVScales(NamedTuple):
     values: Tensor  # [num_kv_heads] float32
 
 
-def is_kv_scale(name: str) -> bool:
-    """Whether a checkpoint's tensor is no weight, but says how keys and values are quantised."""
-    return name.endswith((*KEY_NAMES, *VALUE_NAMES, *UNUSED_NAMES))
-
-
 def read_kv_scales(
     spec: ModelSpec, table: NameTable, names: Collection[str], take: Callable[[str], Tensor]
 ) -> tuple[KVScales, ...]:  # of every layer with a cache, or empty
     """Of the tensors that a checkpoint has by these names.  Raises ModelError naming the tensor."""
-    scales = {name for name in names if is_kv_scale(name) and not name.endswith(UNUSED_NAMES)}
+    scales = {name for name in names if is_kv_scale(name) and not name.endswith(KV_UNUSED_NAMES)}
     if not scales:
         return ()
     found = []
     for layer, described in enumerate(spec.layers):
         if not isinstance(described.attention, AttentionSpec):
             continue
-        keys, values = (_find(table, layer, kind, scales) for kind in (KEY_NAMES, VALUE_NAMES))
+        keys, values = (_find(table, layer, kind, scales) for kind in (KV_KEY_NAMES, KV_VALUE_NAMES))
         scales -= {keys, values}
         found.append(KVScales(*(_read(name, take(name), described.attention.num_kv_heads) for name in (keys, values))))
     if scales:

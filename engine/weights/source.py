@@ -5,35 +5,40 @@ Every name, shape and dtype is checked against the description before the first 
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from engine.description.names import Part, Shape, TensorMap
+from engine.description.names import Part, TensorMap
 from engine.description.reading import tensors_of
 from engine.description.spec import ModelSpec
 from engine.weights.digest import WeightDigest
+from engine.weights.files import open_file, tensor_files
 from engine.weights.formats import DTYPES
-from engine.weights.kv_scales import KVScales, is_kv_scale, read_kv_scales
+from engine.weights.inventory import QuantisedMatrix, StoredTensor, take_inventory
+from engine.weights.kv_scales import KVScales, read_kv_scales
 from engine.weights.pages import drop_pages
+from engine.weights.quantised.form import Quantisation
+from engine.weights.quantised.module_tensors import ModuleTensors
+from engine.weights.quantised.reading import read_quantisation
+from kernels.ops.codes import Codes
 from kernels.ops.digest import Sums
 from shared.errors import ModelError
 
-SINGLE_FILE = "model.safetensors"
-INDEX_FILE = "model.safetensors.index.json"
 DUMMY_PART = 1 << 20  # random numbers made at a time
-IGNORED_SUFFIXES = ("rotary_emb.inv_freq", "masked_bias", "attn.bias")  # left by old exporters; never weights
-NAMED_AT_MOST = 5  # tensors in one error message
+HALVES = {"F16", "BF16"}
 STORED = {"F64": torch.float32, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
 class WeightSource(Protocol):
-    """Gives out tensors as they are stored.  What was taken holds until the next release."""
+    """Gives out tensors as they are stored, quantised ones as their values in float32.
+
+    What was taken holds until the next release.
+    """
 
     dtype: torch.dtype  # of all matrices, float32 where they differ
     tensors: TensorMap
@@ -54,6 +59,19 @@ class WeightSource(Protocol):
 
         None where no digest is made of what the caller reads.
         """
+        ...
+
+    def take_codes(self, part: Part) -> Codes | None:
+        """A quantised matrix as it is stored, its rows as the slot wants them; None: `take` alone gives it."""
+        ...
+
+    def quantised_as(self, part: Part) -> QuantisedMatrix | None:
+        """How a part is quantised, without reading it; None: it is not."""
+        ...
+
+    @property
+    def quantisation(self) -> Quantisation | None:
+        """What the checkpoint's configuration says of it."""
         ...
 
     def kv_scales(self) -> tuple[KVScales, ...]:
@@ -96,23 +114,40 @@ class Checkpoint:
     """
 
     def __init__(self, directory: Path, spec: ModelSpec, *, progress: Progress | None = None) -> None:
-        files = _tensor_files(directory)
-        found = {name for names in files.values() for name in names}
-        self.tensors = _check_names(directory, spec, found)
-        opened = {file: _open(directory / file) for file in files}
+        self._quantisation = read_quantisation(directory)
+        files = tensor_files(directory)
+        opened = {file: open_file(directory / file) for file in files}
         self._files = {name: opened[file] for file, names in files.items() for name in names}
         self._paths = {name: directory / file for file, names in files.items() for name in names}
-        expected = self.tensors.shapes()
-        stored = {name: self._check(name, shape) for name, shape in expected.items()}
-        dtypes = {stored[name] for name, shape in expected.items() if len(shape) >= 2}
-        self.dtype = dtypes.pop() if len(dtypes) == 1 else torch.float32
-        self._left = len(expected)
+        self._inventory = take_inventory(directory, spec, self._quantisation, self._headers())
+        self.tensors = self._inventory.tensors
+        self.dtype = self._dtype(spec)
+        self._left = len(self._inventory.names)
         self._progress = progress or terminal_progress
         self._bar: Bar | None = None
         self._taken: dict[str, Tensor] = {}
+        self._made = _Latest()
         self._digest: WeightDigest | None = None
         self._scales: dict[str, Tensor] = {}
-        self._kv_scales = read_kv_scales(spec, self.tensors.table, found, self._take_scale)
+        self._kv_scales = read_kv_scales(spec, self.tensors.table, self._files.keys(), self._take_scale)
+
+    def _headers(self) -> dict[str, StoredTensor]:
+        slices = {name: file.get_slice(name) for name, file in self._files.items()}
+        return {
+            name: StoredTensor(piece.get_dtype(), tuple(piece.get_shape()), self._paths[name])
+            for name, piece in slices.items()
+        }
+
+    def _dtype(self, spec: ModelSpec) -> torch.dtype:
+        """Of the matrices and of scales in 16 bits; where these differ, what config.json says."""
+        plain, quantised = self._inventory.plain, self._inventory.quantised.values()
+        names = [name for name, shape in plain.items() if len(shape) >= 2]
+        found = {STORED[self._files[name].get_slice(name).get_dtype()] for name in names}
+        scales = {self._files[name].get_slice(name).get_dtype() for one in quantised for name in one.names}
+        found |= {STORED[dtype] for dtype in scales & HALVES}
+        if len(found) == 1:
+            return found.pop()
+        return DTYPES.get(spec.dtype, torch.float32) if quantised else torch.float32
 
     def kv_scales(self) -> tuple[KVScales, ...]:
         return self._kv_scales
@@ -131,8 +166,42 @@ class Checkpoint:
         for name, scale in self._scales.items():
             digest.add(name, scale)
 
+    @property
+    def quantisation(self) -> Quantisation | None:
+        return self._quantisation
+
+    def quantised_as(self, part: Part) -> QuantisedMatrix | None:
+        return self._inventory.quantised.get(part.name)
+
     def take(self, part: Part) -> Tensor:
-        return view_of(part, self._stored(part.name))
+        found = self.quantised_as(part)
+        if found is None:
+            return view_of(part, self._stored(part.name))
+        values = self._made.values
+        if values is None or self._made.key != (part.name, part.expert):
+            codes = self._codes(found, part)
+            values = self._made.values = codes.dequantised()
+        return view_of(as_linear(part), values)
+
+    def take_codes(self, part: Part) -> Codes | None:
+        found = self.quantised_as(part)
+        return None if found is None or part.absorbed else rows_of_codes(part, self._codes(found, part))
+
+    def _codes(self, found: QuantisedMatrix, part: Part) -> Codes:
+        """Of a stack one expert's; made once where several parts of it are taken one after the other."""
+        if self._made.codes is None or self._made.key != (part.name, part.expert):
+            stored = {suffix: self._stored(found.module + suffix) for suffix in found.suffixes}
+            if (bias := f"{found.module}.bias") in self._inventory.zero_biases and bool(self._stored(bias).any()):
+                raise ModelError(f"{self._paths[bias]}: tensor {bias} is not zero, and {found.module} has no bias")
+            if part.expert is not None:
+                stored = {suffix: tensor[part.expert] for suffix, tensor in stored.items()}
+            try:
+                codes = found.form.read(ModuleTensors(found.module, stored), found.matrix)
+            except ModelError as error:
+                raise ModelError(f"{self._paths[found.names[0]]}: {error}") from error
+            self._made = _Latest((part.name, part.expert), codes)
+        assert self._made.codes is not None
+        return self._made.codes
 
     def _stored(self, name: str) -> Tensor:
         """Once for all parts of it that are taken before the next release."""
@@ -150,12 +219,13 @@ class Checkpoint:
 
     def copied(self, part: Part, out: Tensor, *, rounded: torch.dtype | None = None) -> Tensor:
         tensor = self.take(part)
-        if self._digest is None or not part.is_whole or not _is_exact(tensor.dtype, rounded or out.dtype):
+        is_stored = part.is_whole and self.quantised_as(part) is None
+        if self._digest is None or not is_stored or not _is_exact(tensor.dtype, rounded or out.dtype):
             return _copied(tensor, out, rounded or out.dtype)
         return self._digest.copied(part.name, tensor, out)
 
     def sums(self, *parts: Part) -> Sums | None:
-        if self._digest is None or not all(part.is_whole for part in parts):
+        if self._digest is None or not all(part.is_whole and self.quantised_as(part) is None for part in parts):
             return None
         return self._digest.sums(*(part.name for part in parts))
 
@@ -166,17 +236,18 @@ class Checkpoint:
         for tensor in self._taken.values():
             drop_pages(tensor)
         self._taken.clear()
+        self._made = _Latest()
         if self._bar is not None and not self._left:
             self._bar.close()
 
-    def _check(self, name: str, expected: Shape) -> torch.dtype:
-        part = self._files[name].get_slice(name)
-        found, dtype = tuple(part.get_shape()), part.get_dtype()
-        if found != expected:
-            raise ModelError(f"{self._paths[name]}: tensor {name} has shape {list(found)}, expected {list(expected)}")
-        if dtype not in STORED:
-            raise ModelError(f"{self._paths[name]}: tensor {name} has dtype {dtype}, expected a floating-point one")
-        return STORED[dtype]
+
+@dataclass(slots=True)
+class _Latest:
+    """The quantised matrix that was taken last: several parts may be pieces of it."""
+
+    key: tuple[str, int | None] | None = None  # name of the part, and the expert of a stack
+    codes: Codes | None = None
+    values: Tensor | None = None
 
 
 class DummyWeights:
@@ -211,6 +282,16 @@ class DummyWeights:
     def sums(self, *parts: Part) -> Sums | None:
         return None
 
+    def take_codes(self, part: Part) -> Codes | None:
+        return None
+
+    def quantised_as(self, part: Part) -> QuantisedMatrix | None:
+        return None
+
+    @property
+    def quantisation(self) -> Quantisation | None:
+        return None
+
     def kv_scales(self) -> tuple[KVScales, ...]:
         return ()
 
@@ -228,16 +309,30 @@ class DummyWeights:
 def view_of(part: Part, stored: Tensor) -> Tensor:
     """What a slot wants of a stored tensor; a view of it wherever it can be one."""
     found = stored if part.expert is None else stored[part.expert]
-    if part.transposed:
+    found = _rows_of(part, found.T if part.transposed else found)
+    if part.absorbed:
         found = found.T
+    return found.float() + 1.0 if part.plus_one else found
+
+
+def _rows_of(part: Part, found: Tensor) -> Tensor:
     if part.rows is not None:
         found = found[part.rows]
     if part.head_order is not None:
         heads = found.view(-1, part.head_rows or len(part.head_order), *found.shape[1:])
         found = heads[:, list(part.head_order)].flatten(0, 1)
-    if part.absorbed:
-        found = found.T
-    return found.float() + 1.0 if part.plus_one else found
+    return found
+
+
+def as_linear(part: Part) -> Part:
+    """A part of one quantised matrix: these are always [out_features, in_features], and of one expert."""
+    return replace(part, transposed=False, expert=None)
+
+
+def rows_of_codes(part: Part, codes: Codes) -> Codes:
+    octets = _rows_of(part, codes.codes.view(torch.uint8)).view(codes.codes.dtype)
+    zeros = None if codes.zeros is None else _rows_of(part, codes.zeros)
+    return replace(codes, codes=octets, scales=_rows_of(part, codes.scales), zeros=zeros)
 
 
 def open_weights(
@@ -255,76 +350,3 @@ def _is_exact(stored: torch.dtype, dtype: torch.dtype) -> bool:
 def _copied(tensor: Tensor, out: Tensor, rounded: torch.dtype) -> Tensor:
     """Without a copy between where the format holds every value."""
     return out.copy_(tensor if _is_exact(tensor.dtype, rounded) else tensor.to(rounded))
-
-
-def _open(path: Path) -> Any:
-    """Imported here: made-up weights need no files, and so no library to read them."""
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        return safe_open(path, framework="pt")
-    except (OSError, SafetensorError) as error:
-        raise ModelError(f"cannot read {path}: {error}") from error
-
-
-def _tensor_files(directory: Path) -> dict[str, list[str]]:
-    """The tensor names in each file, by file name."""
-    if (directory / SINGLE_FILE).is_file():
-        return {SINGLE_FILE: _read_names(directory / SINGLE_FILE)}
-    index = directory / INDEX_FILE
-    if not index.is_file():
-        raise ModelError(f"{directory} has neither {SINGLE_FILE} nor {INDEX_FILE}")
-    files: dict[str, list[str]] = {}
-    for name, file in _read_index(index).items():
-        if Path(file).name != file:
-            raise ModelError(f"{index}: weight_map sends {name} to {file!r}, outside the checkpoint's directory")
-        files.setdefault(file, []).append(name)
-    for file, names in files.items():
-        missing = sorted(set(names) - set(_read_names(directory / file)))
-        if missing:
-            raise ModelError(f"{directory / file} lacks {_listing(missing)}, which {INDEX_FILE} says it holds")
-    return files
-
-
-def _read_index(path: Path) -> Mapping[str, str]:
-    try:
-        content: Any = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ModelError(f"cannot read {path}: {error}") from error
-    weight_map = content.get("weight_map") if isinstance(content, dict) else None
-    if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
-        raise ModelError(f"{path} has no weight_map from tensor names to file names")
-    return weight_map
-
-
-def _read_names(path: Path) -> list[str]:
-    return list(_open(path).keys())
-
-
-def _check_names(directory: Path, spec: ModelSpec, found: set[str]) -> TensorMap:
-    """The tensors to read, under the names that this checkpoint has for them."""
-    tensors = tensors_of(spec, found)
-    table = tensors.table
-    expected = tensors.shapes()
-    head = f"{table.head}.weight"
-    if spec.tie_word_embeddings and head in found:  # of a tied pair, whichever is there stands for the embedding
-        expected[head] = tensors.embedding.shape
-        if tensors.embedding.name not in found:
-            del expected[tensors.embedding.name]
-            tensors = replace(tensors, embedding=Part(head, tensors.embedding.shape))
-    missing = sorted(expected.keys() - found)
-    if missing:
-        raise ModelError(f"{directory} lacks {_listing(missing)} of the {len(expected)} tensors of {spec.architecture}")
-    behind = (table.layer_prefix(spec.num_layers + index) for index in range(spec.unused_layers))
-    unused = (*table.unused, *behind)
-    others = (name for name in found - expected.keys() if not name.endswith(IGNORED_SUFFIXES))
-    extra = sorted(name for name in others if not is_kv_scale(name) and not name.startswith(unused))
-    if extra:
-        raise ModelError(f"{directory} has {_listing(extra)}, which {spec.architecture} with this config.json has not")
-    return tensors
-
-
-def _listing(names: list[str]) -> str:
-    shown = ", ".join(names[:NAMED_AT_MOST])
-    rest = len(names) - NAMED_AT_MOST
-    return f"{shown} and {rest} more" if rest > 0 else shown

@@ -7,6 +7,7 @@ activations are left out, so the plan is a little larger there than the worker's
 from __future__ import annotations
 
 import json
+import math
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,12 @@ import msgspec
 import torch
 
 from engine.description.reading import read_config
-from engine.loading.backend import choose_backend, usable_cores
+from engine.loading.backend import Backend, choose_backend, usable_cores
 from engine.loading.fingerprint import make_fingerprint, remembered_digest
 from engine.loading.memory import block_bytes, cpu_budget, gpu_budget, plan_memory
 from engine.weights.digest import user_memory
 from engine.weights.formats import resolve_device
-from engine.weights.source import open_weights
+from engine.weights.source import WeightSource, open_weights
 from shared.config import EngineSettings, MemorySettings, Settings, load_settings
 from shared.errors import PageantError
 from shared.logging import setup_logging
@@ -32,9 +33,9 @@ def describe(settings: Settings) -> dict[str, Any]:
     directory = resolve_model_dir(settings.engine.model)
     spec = read_config(directory)
     source = open_weights(settings.engine.load_format, directory, spec)
-    backend = choose_backend(settings, spec, source.dtype)
+    backend = choose_backend(settings, spec, source.dtype, dequantised=source.quantisation is not None)
     weights = remembered_digest(source, user_memory())
-    fingerprint = make_fingerprint(settings.engine, settings.memory, directory, spec, backend, weights)
+    fingerprint = make_fingerprint(settings, directory, spec, source.quantisation, backend, weights)
     max_model_len = settings.scheduling.max_model_len or spec.max_position_embeddings
     layer_bytes = backend.layout(spec).layer_bytes(settings.memory.block_size)
     first, sliding = block_bytes(spec, layer_bytes, spec.windows(max_model_len))
@@ -42,7 +43,7 @@ def describe(settings: Settings) -> dict[str, Any]:
         settings.memory,
         settings.scheduling,
         bytes_per_block=first,
-        budget=_budget(settings.memory, directory, backend.device),
+        budget=_budget(settings.memory, _weight_bytes(directory, source, backend), backend.device),
         max_model_len=max_model_len,
         sliding=sliding,
         bytes_per_state=backend.state_bytes(spec),
@@ -72,10 +73,16 @@ def describe_device(settings: EngineSettings) -> dict[str, Any]:
     return {"torch": torch.__version__, "device": device.type, "device_name": name}
 
 
-def _budget(settings: MemorySettings, directory: Path, device: torch.device) -> int:
+def _weight_bytes(directory: Path, source: WeightSource, backend: Backend) -> int:
+    """About what weights take in memory: as much as their files, but where they are dequantised."""
+    if source.quantisation is None:
+        return sum(path.stat().st_size for path in directory.glob("*.safetensors"))
+    return sum(math.prod(shape) for shape in source.tensors.shapes().values()) * backend.formats.weights.itemsize
+
+
+def _budget(settings: MemorySettings, weights: int, device: torch.device) -> int:
     if device.type == "cpu":
         return cpu_budget(settings)
-    weights = sum(path.stat().st_size for path in directory.glob("*.safetensors"))
     total = torch.cuda.get_device_properties(device).total_memory
     return gpu_budget(settings, total=total, weights=weights, peak_activation=0)
 

@@ -104,7 +104,8 @@ ALLOWED: dict[str, set[str]] = {
     "services.cli.replay": {"STDLIB", "click", "shared", "services.cli.help", "services.scheduler"},
     "services.cli.plots": {"STDLIB", "click", "matplotlib", "services.cli", "services.simulator"},
     "services.cli.checks": {"STDLIB", "msgspec", "shared", "engine.description", "engine.loading.memory",
-                            "services.gateway.access.auth"},
+                            "engine.weights.inventory", "engine.weights.quantised", "services.gateway.access.auth"},
+    "engine.weights.inventory": {"STDLIB", "shared.errors", "engine.description", "engine.weights.quantised"},
     "services.cli.bench": {"STDLIB", "msgspec", "click", "tqdm", "grpc", "uvloop", "shared", "protos", "services.cli"},
     "services.cli.bench.serve": {"STDLIB", "msgspec", "click", "tqdm", "grpc", "uvloop", "shared", "services.cli",
                                  "services.simulator"},
@@ -248,6 +249,9 @@ def test_only_those_who_compute_reach_modeling() -> None:
     plain = {
         "engine.description.reading",
         "engine.loading.memory",
+        "engine.weights.inventory",
+        "engine.weights.quantised.form",
+        "engine.weights.quantised.reading",
     }  # figures without torch, for checks before a start
     users = {
         name

@@ -11,7 +11,7 @@ first name under `architectures` in config.json decides which family it is. A ke
 the start with an error that names it.
 
 All families run on the native CPU kernels, on torch and on Triton. How to add one:
-[adding-a-model.md](../adding-a-model.md)."""
+[adding-a-model.md](../adding-a-model.md). All are served from [quantised checkpoints](../quantised.md) too."""
 HEAD = ("family", "architecture in config.json")
 
 

@@ -7,20 +7,26 @@ its formats; here only what no choice could mend is refused.  A GPU's memory is 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping, Set
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 
+from engine.description.names import Shape
 from engine.description.reading import read_config, why_no_draft
 from engine.description.spec import ModelSpec
 from engine.loading.memory import GIB, available_memory, block_bytes, plan_memory
+from engine.weights.inventory import Inventory, StoredTensor, take_inventory
+from engine.weights.quantised.form import WIDTHS, Quantisation
+from engine.weights.quantised.reading import read_quantisation
 from shared.config import Settings
 from shared.errors import ConfigError, ModelError
 from shared.model_source import ask_hub, find_model_dir, find_snapshot, suggestion, why_no_directory
 
 INDEX_FILE, SINGLE_FILE = "model.safetensors.index.json", "model.safetensors"
+LISTED = 4  # kinds of modules in one line
 LENGTH_BYTES = 8
 MAX_HEADER = 100 << 20  # the format's own limit
 LFS_POINTER = b"version https://git-lfs"
@@ -43,6 +49,15 @@ class CheckpointFacts(msgspec.Struct, frozen=True):
     spec: ModelSpec
     num_bytes: int
     num_elements: int
+    quantised: str = ""  # how, for a user; empty: not at all
+
+
+class HeaderEntry(msgspec.Struct, frozen=True):
+    """What the header of a file says of one tensor."""
+
+    dtype: str
+    shape: Shape
+    data_offsets: tuple[int, int]
 
 
 def check_model(name: str, subject: str, load_format: str) -> tuple[Finding, CheckpointFacts | None]:
@@ -59,7 +74,8 @@ def check_model(name: str, subject: str, load_format: str) -> tuple[Finding, Che
     except ModelError as error:
         return Finding("wrong", subject, str(error)), None
     size = f"{facts.num_bytes / 1e6:.1f} MB of weights" if facts.num_bytes else "random weights"
-    return Finding("ok", subject, f"{directory}: {facts.spec.architecture}, {size}"), facts
+    quantised = f"; {facts.quantised}" if facts.quantised else ""
+    return Finding("ok", subject, f"{directory}: {facts.spec.architecture}, {size}{quantised}"), facts
 
 
 def _ask_hub(name: str, subject: str) -> Finding:
@@ -83,9 +99,43 @@ def read_checkpoint(directory: Path, load_format: str) -> CheckpointFacts:
         others = (words for pattern, words in OTHER_FORMATS.items() if any(directory.glob(pattern)))
         there = next((f"; it has {words}, which are not served: convert them to safetensors" for words in others), "")
         raise ModelError(f"{directory} lacks {', '.join(absent)}{there}")
-    spec, files = read_config(directory), _tensor_files(directory) if load_format != "dummy" else []
-    tensors = [tensor for path in files for tensor in _read_header(path)]
-    return CheckpointFacts(spec, sum(end - start for _, start, end in tensors), sum(count for count, _, _ in tensors))
+    spec = read_config(directory)
+    if load_format == "dummy":
+        return CheckpointFacts(spec, 0, 0)
+    quantisation = read_quantisation(directory)
+    headers = [(path, _read_header(path)) for path in _tensor_files(directory)]
+    entries = [entry for _, header in headers for entry in header.values()]
+    num_bytes = sum(entry.data_offsets[1] - entry.data_offsets[0] for entry in entries)
+    if quantisation is None:
+        return CheckpointFacts(spec, num_bytes, sum(math.prod(entry.shape) for entry in entries))
+    found = {
+        name: StoredTensor(entry.dtype, entry.shape, path) for path, header in headers for name, entry in header.items()
+    }
+    inventory = take_inventory(directory, spec, quantisation, found)
+    return CheckpointFacts(spec, num_bytes, inventory.num_elements, describe(quantisation, inventory, found))
+
+
+def describe(quantisation: Quantisation, inventory: Inventory, found: Mapping[str, StoredTensor]) -> str:
+    """Formats with their matrices and bytes, what is left as it is, and what computes them."""
+    matrices = {name for name, shape in inventory.tensors.shapes().items() if len(shape) >= 2}
+    schemes: dict[str, list[int]] = {}
+    for one in inventory.quantised.values():
+        tensors = [found[name] for name in one.names]
+        size = sum(math.prod(tensor.shape) * WIDTHS[tensor.dtype] for tensor in tensors)
+        schemes.setdefault(one.form.label, []).append(size)
+    parts = ", ".join(
+        f"{len(sizes)} of {len(matrices)} matrices in {label} ({sum(sizes) / 1e6:.1f} MB)"
+        for label, sizes in schemes.items()
+    )
+    left = _listed({name.removesuffix(".weight") for name in matrices - inventory.quantised.keys()})
+    kept = "; activations stay in 16 or 32 bits" if quantisation.rounds_activations else ""
+    return f"{quantisation.method}: {parts}{f'; not quantised: {left}' if left else ''}; dequantised at load{kept}"
+
+
+def _listed(modules: Set[str]) -> str:
+    """Kinds of modules, without the numbers of layers and experts."""
+    kinds = sorted({re.sub(r"\.\d+(?=\.)", ".*", module) for module in modules})
+    return ", ".join(kinds[:LISTED]) + (f" and {len(kinds) - LISTED} more" if len(kinds) > LISTED else "")
 
 
 def _tensor_files(directory: Path) -> list[Path]:
@@ -103,8 +153,8 @@ def _tensor_files(directory: Path) -> list[Path]:
     return [directory / name for name in names]
 
 
-def _read_header(path: Path) -> list[tuple[int, int, int]]:
-    """Of each tensor its number of elements, and its first byte and its end within the data.
+def _read_header(path: Path) -> dict[str, HeaderEntry]:
+    """By name.
 
     A file is the length of its header in eight bytes, the header as JSON ({name: {"dtype", "shape", "data_offsets"}}),
     and the data.
@@ -119,15 +169,15 @@ def _read_header(path: Path) -> list[tuple[int, int, int]]:
             if length > min(size - LENGTH_BYTES, MAX_HEADER):
                 raise ModelError(f"{path} is no safetensors file, or not whole")
             file.seek(LENGTH_BYTES)
-            header = msgspec.json.decode(file.read(length), type=dict[str, dict[str, Any]])
+            header = msgspec.json.decode(file.read(length), type=dict[str, msgspec.Raw])
         header.pop("__metadata__", None)
-        tensors = [(math.prod(one["shape"]), *map(int, one["data_offsets"])) for one in header.values()]
-        end = LENGTH_BYTES + length + max((end for _, _, end in tensors), default=0)
-    except (OSError, msgspec.DecodeError, LookupError, TypeError, ValueError) as error:
+        entries = {name: msgspec.json.decode(entry, type=HeaderEntry) for name, entry in header.items()}
+    except (OSError, msgspec.DecodeError) as error:
         raise ModelError(f"cannot read {path}: {error}") from error
+    end = LENGTH_BYTES + length + max((entry.data_offsets[1] for entry in entries.values()), default=0)
     if end > size:
         raise ModelError(f"{path} is not whole: it has {size} bytes of {end}; download it again")
-    return tensors
+    return entries
 
 
 def check_memory(settings: Settings, facts: CheckpointFacts, *, workers: int) -> Iterator[Finding]:
@@ -159,7 +209,9 @@ def check_memory(settings: Settings, facts: CheckpointFacts, *, workers: int) ->
             kv_bytes = plan.num_bytes if memory.num_blocks else kv_bytes
         except ConfigError as error:
             yield Finding("wrong", "memory", str(error))
-    least_weights = min(facts.num_bytes, (1 if settings.engine.quantization == "int8" else 2) * facts.num_elements)
+    least_weights = (1 if settings.engine.quantization == "int8" else 2) * facts.num_elements
+    if not facts.quantised:  # else weights are dequantised: they take more than their files
+        least_weights = min(facts.num_bytes, least_weights)
     needed = workers * (kv_bytes + least_weights)
     if needed > free:
         each = f"{workers} workers need" if workers > 1 else "the worker needs"

@@ -90,7 +90,6 @@ def test_v3() -> None:
         (V3, {"num_experts_per_tok": 200}, r"num_experts_per_tok .200. is larger than the 4 groups of 32 experts"),
         (V3, {"scoring_func": "softmax"}, "scoring_func 'softmax' is not supported"),
         (V3, {"rope_scaling": ROPE | {"mscale": 1.0, "mscale_all_dim": -1}}, "mscale_all_dim must be a positive"),
-        (V3, {"quantization_config": {"quant_method": "fp8"}}, "quantization_config: quantized checkpoints"),
     ],
 )
 def test_what_is_not_served_is_refused_in_one_line(

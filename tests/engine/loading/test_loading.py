@@ -274,7 +274,6 @@ LONG = {"rope_type": "longrope", "short_factor": [1.0] * 8, "long_factor": [2.0]
         ({"num_key_value_heads": 3}, "is no multiple of num_key_value_heads"),
         ({"head_dim": 15}, "head_dim must be even"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported"),
-        ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5"),
         ({"rms_norm_eps": -1}, "rms_norm_eps must be a positive number"),
         ({"tie_word_embeddings": "yes"}, "tie_word_embeddings must be true or false"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -15,9 +17,11 @@ F32, F16, BF16, I8 = torch.float32, torch.float16, torch.bfloat16, torch.int8
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
 
-def resolve(stored: torch.dtype, device: torch.device = CPU, *, fast: bool = False, **settings: str) -> Formats:
-    given = {"dtype": "auto", "quantization": "none", "kv_cache_dtype": "auto"} | settings
-    return resolve_formats(**given, stored=stored, device=device, fast_bfloat16=fast)
+def resolve(
+    stored: torch.dtype, device: torch.device = CPU, *, fast: bool = False, codes: bool = False, **settings: str
+) -> Formats:
+    given: dict[str, Any] = {"dtype": "auto", "quantization": "none", "kv_cache_dtype": "auto"} | settings
+    return resolve_formats(**given, stored=stored, device=device, fast_bfloat16=fast, dequantised=codes)
 
 
 @pytest.mark.parametrize(
@@ -43,6 +47,13 @@ def resolve(stored: torch.dtype, device: torch.device = CPU, *, fast: bool = Fal
         (resolve(BF16, quantization="int8"), Formats(F32, I8, BF16)),
         (resolve(F32, quantization="int8"), Formats(F32, I8, BF16)),
         (resolve(F32, quantization="int8", kv_cache_dtype="int8"), Formats(F32, I8, I8)),
+        # dequantised weights are rounded as the rest is stored, unless float32 is asked for
+        (resolve(BF16, codes=True), Formats(F32, BF16, BF16)),
+        (resolve(BF16, fast=True, codes=True), Formats(BF16, BF16, BF16)),
+        (resolve(BF16, codes=True, dtype="float32"), Formats(F32, F32, F32)),
+        (resolve(F16, codes=True), Formats(F32, F32, F32)),
+        (resolve(BF16, codes=True, dtype="float32", quantization="int8"), Formats(F32, I8, BF16)),
+        (resolve(BF16, GPU, codes=True), Formats(BF16, BF16, BF16)),
         # a GPU computes as the checkpoint is stored
         (resolve(BF16, GPU), Formats(BF16, BF16, BF16)),
         (resolve(F16, GPU), Formats(F16, F16, F16)),

@@ -24,6 +24,7 @@ from services.cli.options import sampling_options, settings_options, take_sampli
 from services.cli.serve import roles
 from services.cli.supervisor import Replicas
 from shared.config import Settings, places
+from tests.unit.cli.quantised import quantised_copy
 
 seen: list[Any] = []
 
@@ -182,3 +183,16 @@ def test_doctor_ends_with_1_where_something_is_wrong(monkeypatch: pytest.MonkeyP
     assert result.exit_code == 1 and "broken model" in result.output
     result = CliRunner().invoke(main, ["doctor", "-m", "/nowhere"])
     assert result.exit_code == 1 and "broken" not in result.output, "the model's files say enough"
+
+
+def test_doctor_on_a_quantised_checkpoint(tmp_path: Path) -> None:
+    model = quantised_copy(tmp_path / "model")
+    finding, facts = check_model(str(model), "model", "auto")
+    assert finding.verdict == "ok" and facts is not None
+    assert "compressed-tensors: 6 of 9 matrices in 4 bits, groups of 64, symmetric (0.1 MB)" in finding.text
+    assert (
+        "not quantised: lm_head, model.embed_tokens, model.layers.*.mlp.down_proj; dequantised at load" in finding.text
+    )
+    assert facts.num_elements == 139_648, "of the weights, not of what they are packed in"
+    finding, _ = check_model(str(quantised_copy(tmp_path / "fp8", "ct-fp8-dynamic")), "model", "auto")
+    assert finding.text.endswith("dequantised at load; activations stay in 16 or 32 bits")

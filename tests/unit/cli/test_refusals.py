@@ -14,6 +14,7 @@ from click.testing import CliRunner, Result
 
 from services.cli.main import main
 from services.cli.supervisor import Supervisor
+from tests.unit.cli.quantised import quantised_copy
 
 ROOT = Path(__file__).resolve().parents[3]
 MODEL = ROOT / "models" / "pageant-stories"
@@ -108,8 +109,51 @@ def test_what_is_wrong_is_said_in_one_line(case: str, serve: Callable[..., Resul
     assert not (tmp_path / "run").exists(), "nothing was begun"
 
 
+def scheme(**changes: Any) -> Callable[[Path], None]:
+    """Change how all matrices of the checkpoint are said to be quantised."""
+
+    def change(directory: Path) -> None:
+        path = directory / "config.json"
+        content = json.loads(path.read_text(encoding="utf-8"))
+        content["quantization_config"]["config_groups"]["group_0"]["weights"] |= changes
+        path.write_text(json.dumps(content), encoding="utf-8")
+
+    return change
+
+
+def header(old: bytes, new: bytes) -> Callable[[Path], None]:
+    def change(directory: Path) -> None:
+        path = directory / "model.safetensors"
+        content = path.read_bytes()
+        assert len(old) == len(new) and old in content
+        path.write_bytes(content.replace(old, new))
+
+    return change
+
+
+WRONG_QUANTISED: dict[str, tuple[str, Callable[[Path], Any], str]] = {
+    "2 bits": ("ct-w4a16", scheme(num_bits=2), "weights.num_bits is 2"),
+    "3 bits": ("ct-w4a16", scheme(num_bits=3), "weights.num_bits is 3"),
+    "groups": ("ct-w4a16", scheme(group_size=32), "weight_scale has shape [128, 2], expected [128, 4] (4"),
+    "E5M2": ("ct-fp8-tensor", header(b'"F8_E4M3"', b'"F8_E5M2"'), "weight has dtype F8_E5M2, expected F8_E4M3"),
+    "name": ("ct-w4a16", header(b"q_proj.weight_scale", b"q_proj.weight_scalf"), "q_proj.weight_scale is missing"),
+    "cut off": ("ct-w4a16", lambda d: cut(d / "model.safetensors"), "is not whole"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", WRONG_QUANTISED)
+def test_a_quantised_checkpoint_is_refused(case: str, serve: Callable[..., Result], tmp_path: Path) -> None:
+    fixture, damage, expected = WRONG_QUANTISED[case]
+    model = quantised_copy(tmp_path / "model", fixture)
+    damage(model)
+    refused(serve("-m", str(model)), expected)
+
+
 WRONG_FILES: dict[str, tuple[Callable[[Path], Any], str]] = {
-    "quantised": (lambda d: rewrite(d / "config.json", quantization_config={"quant_method": "gptq"}), "quantized"),
+    "quantised": (
+        lambda d: rewrite(d / "config.json", quantization_config={"quant_method": "x"}),
+        "quantization_config",
+    ),
     "GGUF": (only_gguf, "GGUF files, which are not served"),
     "no tokenizer": (lambda d: (d / "tokenizer.json").unlink(), "lacks tokenizer.json"),
     "unknown": (lambda d: rewrite(d / "config.json", architectures=["MambaForCausalLM"]), "MambaForCausalLM"),

@@ -78,6 +78,7 @@ TABLE: dict[str, How] = {
     "scripts/bench_": Needs("a machine with nothing else to do"),
     "scripts/run": RunBy("scripts/chaos", "run"),
     "scripts/mutate": Needs("an hour"),
+    "scripts/make_quantised_fixtures": Needs("a package index"),
     "scripts/prove_lm_eval": RunBy("tests/system/test_lm_eval.py", "lm_eval"),
     "scripts/prove_node": RunBy("tests/system/test_node.py", "node"),
     # -- tests and modules

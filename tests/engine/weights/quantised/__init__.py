@@ -1,0 +1,1 @@
+"""Quantised checkpoints: what each format is read as."""
