@@ -39,6 +39,7 @@ SETUPS: dict[str, dict[str, object]] = {  # the native kernels take torch's thre
     "torch": {"kernels": "torch"},
     "native, bfloat16": {"kernels": "native", "dtype": "bfloat16"},
     "native, int8": {"kernels": "native", "quantization": "int8"},
+    "native, int4": {"kernels": "native", "quantization": "int4"},
 }
 
 
