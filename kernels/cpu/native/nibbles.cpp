@@ -3,6 +3,8 @@
 
 #include <vector>
 
+#include "tiles.h"
+
 namespace {
 
 constexpr int TALLEST = W == 16 ? 12 : 4;  // rows of a tile
@@ -71,7 +73,8 @@ PG_INLINE void tile(const uint8_t *rows, int64_t stride, const Nibbles &w, const
         for (int i = 0; i < MR; i++)
 #pragma GCC unroll 8
             for (int c = 0; c < NC; c++)
-                acc[i][c] = begin_of(w.wide, panel + c / 2 * next, c % 2 * W, (int32_t)word_at(rows + i * stride + n + 4));
+                acc[i][c] = begin_of(w.wide, panel + c / 2 * next, c % 2 * W,
+                                     (int32_t)word_at(rows + i * stride + n + 4));
         const uint8_t *codes = panel + head;
         for (int64_t j = 0; j < n; j += 8, codes += NR * 4) {
             U low[NC], high[NC];
@@ -84,7 +87,8 @@ PG_INLINE void tile(const uint8_t *rows, int64_t stride, const Nibbles &w, const
             }
 #pragma GCC unroll 16
             for (int i = 0; i < MR; i++) {
-                const U first = splat_u(word_at(rows + i * stride + j)), second = splat_u(word_at(rows + i * stride + j + 4));
+                const uint8_t *given = rows + i * stride + j;
+                const U first = splat_u(word_at(given)), second = splat_u(word_at(given + 4));
 #pragma GCC unroll 8
                 for (int c = 0; c < NC; c++) acc[i][c] = dot_codes(acc[i][c], low[c], first);
 #pragma GCC unroll 8
@@ -179,26 +183,83 @@ AddGroup add_group_of_rows(int64_t rows) {
     return nullptr;
 }
 
-void unpack(const uint8_t *codes, int64_t n, uint32_t *bytes) {
+// As bytes; with `zero` taken off each.
+void unpack(const uint8_t *codes, int64_t n, int zero, uint32_t *bytes) {
+    const U taken = splat_u((uint32_t)zero * 0x01010101u), sign = splat_u(zero ? 0x80808080u : 0);
+    const auto signed_bytes = [&](U v) { return ((v | sign) - taken) ^ sign; };  // no byte borrows from the next
     for (int64_t j = 0; j < n; j += 8, codes += NR * 4, bytes += 2 * NR)
         for (int64_t c = 0; c < NR; c += W) {
             if (W == 16 || c == 0) _mm_prefetch((const char *)codes + c * 4 + 4096, _MM_HINT_T1);
             const U both = load<U>((const uint32_t *)codes + c);
-            store(bytes + c, low_half(both));
-            store(bytes + NR + c, high_half(both));
+            store(bytes + c, signed_bytes(low_half(both)));
+            store(bytes + NR + c, signed_bytes(high_half(both)));
         }
 }
 
-// Of more rows than a tile has: a group of weights is unpacked once for all of them, and stays in the nearest cache.
-void multiply_many(const uint8_t *rows, int64_t stride, int64_t count, const Nibbles &w, int64_t panel, float *results) {
+// Where one group of a panel is unpacked to.
+uint32_t *group_memory(const Nibbles &w) {
     thread_local std::vector<uint32_t> memory;
     memory.resize(w.group * NR / 4 + 16);
-    uint32_t *bytes = (uint32_t *)(((uintptr_t)memory.data() + 63) / 64 * 64);
+    return (uint32_t *)(((uintptr_t)memory.data() + 63) / 64 * 64);
+}
+
+#if defined(__AMX_INT8__) && defined(__AVX512F__)
+// As add_group, of any number of rows; n a multiple of `features`.
+void add_group_by_tiles(const uint8_t *rows, int64_t stride, int64_t count, const Nibbles &w, const uint8_t *head,
+                        int64_t n, int64_t features, const uint32_t *bytes, bool first, float *results) {
+    const F scales[2] = {scales_of(w.wide, head, 0), scales_of(w.wide, head, W)};
+    alignas(64) int32_t sums[2 * TILE_ROWS * NR];
+    const auto add = [&](int64_t row, int64_t end, const int32_t *from) {
+        for (; row < end; row++, from += NR) {
+            const uint8_t *behind = rows + row * stride + n;
+            const F scale = splat(float_at(behind));
+            float *out = results + row * NR;
+            for (int c = 0; c < 2; c++) {
+                I sum = load<I>(from + c * W);
+                if (w.wide) sum = sum + begin_of(true, head, c * W, (int32_t)word_at(behind + 4));
+                const F before = first ? F{} : load<F>(out + c * W);
+                store(out + c * W, fma(__builtin_convertvector(sum, F), scales[c] * scale, before));
+            }
+        }
+    };
+    // The last sixteen rows may be some of those before, whose sums are left alone.
+    for (int64_t row = 0; row < count; row += 2 * TILE_ROWS) {
+        const int64_t one = row + TILE_ROWS < count ? row : count - TILE_ROWS, middle = one + TILE_ROWS;
+        const int64_t other = middle + TILE_ROWS < count ? middle : count - TILE_ROWS;
+        multiply_tiles(rows + one * stride, rows + other * stride, stride, bytes, n, features, w.wide, sums);
+        add(row, middle, sums + (row - one) * NR);
+        add(middle, other + TILE_ROWS, sums + (TILE_ROWS + middle - other) * NR);
+    }
+}
+
+// False where a group does not go into tiles.
+bool multiply_by_tiles(const uint8_t *rows, int64_t stride, int64_t count, const Nibbles &w, int64_t panel,
+                       float *results) {
+    const int64_t groups = w.groups(), features = tile_features(w);
+    if (count < TILE_ROWS || w.group % features || w.features(groups - 1) % features || !has_tiles()) return false;
+    uint32_t *bytes = group_memory(w);
+    const uint8_t *head = w.packed + panel * w.panel_bytes();
+    const Tiles tiles(features);
+    for (int64_t g = 0; g < groups; g++, head += w.group_bytes(), rows += w.group + ROW_HEAD) {
+        const int64_t n = w.features(g);
+        unpack(head + w.head_bytes(), n, w.wide ? 0 : (int)ZERO, bytes);
+        add_group_by_tiles(rows, stride, count, w, head, n, features, bytes, g == 0, results);
+    }
+    return true;
+}
+#else
+bool multiply_by_tiles(const uint8_t *, int64_t, int64_t, const Nibbles &, int64_t, float *) { return false; }
+#endif
+
+// Of more rows than a tile has: a group of weights is unpacked once for all of them, and stays in the nearest cache.
+void multiply_many(const uint8_t *rows, int64_t stride, int64_t count, const Nibbles &w, int64_t panel, float *results) {
+    if (multiply_by_tiles(rows, stride, count, w, panel, results)) return;
+    uint32_t *bytes = group_memory(w);
     const uint8_t *head = w.packed + panel * w.panel_bytes();
     const int64_t tiles = (count + TALLEST - 1) / TALLEST, groups = w.groups();
     for (int64_t g = 0; g < groups; g++, head += w.group_bytes(), rows += w.group + ROW_HEAD) {
         const int64_t n = w.features(g);
-        unpack(head + w.head_bytes(), n, bytes);
+        unpack(head + w.head_bytes(), n, 0, bytes);
         for (int64_t i = 0, row = 0; i < tiles; i++) {
             const int64_t next = count * (i + 1) / tiles;
             add_group_of_rows(next - row)(rows + row * stride, stride, w, head, n, bytes, g == 0, results + row * NR);

@@ -3,7 +3,7 @@
 // A panel of NR columns has its groups one behind the other, each as
 //     scales [NR] float16                                PG_I4, whose zeros are all 8
 //     scales [NR] float32, then zeros [NR] uint16        PG_U4
-//     [features / 8][NR] words of 32 bits: byte b has feature b of these eight in its low half, and 4 + b in the high one
+//     [features / 8][NR] words of 32 bits: byte b has feature b of these eight in its low half, 4 + b in the high one
 // A row of activations has its groups as int8 [features], then its scale and what zeros make of it: minus the sum of
 // the features, eight times that for PG_I4.
 #pragma once
