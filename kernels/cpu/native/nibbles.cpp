@@ -252,7 +252,8 @@ bool multiply_by_tiles(const uint8_t *, int64_t, int64_t, const Nibbles &, int64
 #endif
 
 // Of more rows than a tile has: a group of weights is unpacked once for all of them, and stays in the nearest cache.
-void multiply_many(const uint8_t *rows, int64_t stride, int64_t count, const Nibbles &w, int64_t panel, float *results) {
+void multiply_many(const uint8_t *rows, int64_t stride, int64_t count, const Nibbles &w, int64_t panel,
+                   float *results) {
     if (multiply_by_tiles(rows, stride, count, w, panel, results)) return;
     uint32_t *bytes = group_memory(w);
     const uint8_t *head = w.packed + panel * w.panel_bytes();

@@ -1,4 +1,5 @@
-// Products of 16 rows at a time where the processor has tiles (AMX): integers, so that no bit shows which way they came.
+// Products of 16 rows at a time where the processor has tiles (AMX): of integers, so that their bits are those of any
+// other way.
 #pragma once
 #include "nibbles.h"
 
