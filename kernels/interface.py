@@ -107,6 +107,7 @@ class Kernels:
     static_attention: PlanStatic | None = None  # None: steps cannot be captured as graphs
     linear_int8: Callable[[Tensor, LinearWeight, Tensor | None], Tensor] = linear_int8.linear
     pack_exact: Callable[[Tensor], LinearWeight] = plain.pack_linear  # never quantised: of routers and gates
+    pack_output: Callable[[Tensor], LinearWeight] = plain.pack_linear  # of the head, which `linear` multiplies too
     exact_linear: Callable[[Tensor, LinearWeight, Tensor | None], Tensor] = plain.linear
     write_rows: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None] = row_writes.write_rows
     route: Route = experts.route

@@ -11,6 +11,7 @@ from importlib import import_module
 from importlib.util import find_spec
 
 import torch
+from torch import Tensor
 
 from kernels.cpu import activation as cpu_activation
 from kernels.cpu import attention as cpu_attention
@@ -21,7 +22,9 @@ from kernels.cpu import rms_norm as cpu_rms_norm
 from kernels.cpu.native import Native
 from kernels.flash.attention import FlashAttention3, FlashInferAttention, HeadShape
 from kernels.interface import AttentionShape, Kernels, SamplingKernels, reference_kernels
-from kernels.ops import argmax, experts, head_linear, linear, linear_int8, rotary_store
+from kernels.ops import argmax, experts, head_linear, linear, linear_codes, linear_int8, rotary_store
+from kernels.ops.experts import Linear
+from kernels.ops.linear import LinearWeight
 
 
 def select_kernels(
@@ -29,6 +32,8 @@ def select_kernels(
     dtype: torch.dtype,
     *,
     quantised: bool = False,
+    group: int = 0,
+    quantised_head: bool = True,
     batch_invariant: bool = True,
     shape: AttentionShape | None = None,
 ) -> Kernels:
@@ -36,20 +41,54 @@ def select_kernels(
     is installed, else the reference.
 
     On a CPU bfloat16 means that the inputs of every linear are rounded to it; sums and all else are float32.
+    Quantised weights are in 4 bits where they have groups, else in int8, as a quantised head is.
     """
     if device.type == "cpu":
         kernels = _cpu_kernels(dtype, batch_invariant)
     else:
         kernels = triton_kernels(shape or AttentionShape()) if has_triton() else reference_kernels()
-    kernels = replace(kernels, pack_exact=kernels.pack_linear, exact_linear=kernels.linear)
+    exact = kernels.pack_linear
+    kernels = replace(kernels, pack_exact=exact, exact_linear=kernels.linear, pack_output=exact)
     if not quantised:
         return kernels
+    if quantised_head:
+        kernels = replace(kernels, pack_output=linear_int8.pack_linear)
+    if group:
+        return _with_codes(kernels, group)
     return replace(
         kernels,
         pack_linear=linear_int8.pack_linear,
-        linear=kernels.linear_int8,
+        linear=kernels.linear_int8 if quantised_head else by_weight(kernels),
         pack_experts=kernels.pack_experts_int8,
     )
+
+
+def _with_codes(kernels: Kernels, group: int) -> Kernels:
+    """The reference of 4 bits, whose rows are alone on every device."""
+    pack, product = partial(linear_codes.pack_linear, group=group), by_weight(kernels)
+    return replace(
+        kernels,
+        pack_linear=pack,
+        linear=product,
+        pack_experts=partial(experts.pack_experts, pack=pack),
+        experts=partial(
+            experts.experts,
+            linear=product,
+            activation=kernels.activation,
+            gated_activation=kernels.gated_activation,
+        ),
+    )
+
+
+def by_weight(kernels: Kernels) -> Linear:
+    """A product with weights of any format."""
+
+    def linear(x: Tensor, weight: LinearWeight, bias: Tensor | None = None) -> Tensor:
+        if weight.codes is not None:
+            return linear_codes.linear(x, weight, bias)
+        return (kernels.exact_linear if weight.scales is None else kernels.linear_int8)(x, weight, bias)
+
+    return linear
 
 
 def _cpu_kernels(dtype: torch.dtype, batch_invariant: bool) -> Kernels:

@@ -94,6 +94,8 @@ def choose_backend(settings: Settings, spec: ModelSpec, stored: torch.dtype, *, 
         device,
         formats.compute,
         quantised=formats.quantised,
+        group=formats.group,
+        quantised_head=formats.quantised_head,
         batch_invariant=settings.engine.batch_invariant,
         shape=AttentionShape(spec.head_shapes, max_model_len),
     )
@@ -140,6 +142,8 @@ def _formats(
     return resolve_formats(
         dtype=engine.dtype,
         quantization=engine.quantization,
+        quantization_group=engine.quantization_group,
+        quantization_head=engine.quantization_head,
         kv_cache_dtype=memory.kv_cache_dtype,
         stored=stored,
         device=device,

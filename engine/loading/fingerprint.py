@@ -97,7 +97,7 @@ def make_fingerprint(
         executor=_executor(backend),
         numeric_class=_numeric_class(backend),
         dtype=name_of(backend.formats.compute),
-        quantization="int8" if backend.formats.quantised else "none",
+        quantization=backend.formats.quantization,
         kv_cache_dtype=name_of(backend.formats.kv),
         batch_invariant="" if backend.native is not None else str(engine.batch_invariant).lower(),
         block_size="" if backend.native is not None else str(memory.block_size),

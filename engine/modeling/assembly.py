@@ -45,12 +45,12 @@ def build_decoder(
 ) -> Decoder:
     """A decoder for sequences of up to `max_positions` tokens.
 
-    Torch multiplies fastest in the format that it computes in, so weights are held in that; only int8 stays int8.
+    Torch multiplies fastest in the format that it computes in, so weights are held in that, but for quantised ones.
     """
     reader = _Reader(spec, source, formats, kernels, device)
     tensors = source.tensors
     embedding = reader.matrix((tensors.embedding,))
-    head = kernels.pack_linear(embedding if tensors.head is None else reader.matrix((tensors.head,)))
+    head = kernels.pack_output(embedding if tensors.head is None else reader.matrix((tensors.head,)))
     positions = None if tensors.positions is None else reader.matrix((tensors.positions,))
     norm = reader.norm("norm", tensors.norm)
     assert norm is not None
@@ -58,7 +58,7 @@ def build_decoder(
     return Decoder(
         spec=spec,
         kernels=kernels,
-        embedding=None if tensors.head is None and formats.quantised else embedding,
+        embedding=None if tensors.head is None and formats.quantised_head else embedding,
         positions=positions,
         layers=[reader.layer(layer, parts) for layer, parts in zip(spec.layers, tensors.layers, strict=True)],
         norm=norm,

@@ -25,7 +25,8 @@ from engine.weights.formats import Formats
 from engine.weights.pages import Arena, padded
 from engine.weights.source import WeightSource
 from kernels.cpu import abi
-from kernels.cpu.native import FORMATS, KVShape, Native, PackedLinear, StepColumns
+from kernels.cpu.native import KVShape, Native, StepColumns
+from kernels.cpu.packing import FORMATS, WEIGHT_FORMATS, PackedLinear
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +175,7 @@ def native_layout(spec: ModelSpec, native: Native, formats: Formats) -> NativeLa
 
 def why_unsupported(spec: ModelSpec, native: Native, formats: Formats, block_size: int) -> str:
     """What keeps the native kernels from this model; empty where nothing does."""
-    if formats.kv not in FORMATS or formats.weights not in FORMATS:
+    if formats.kv not in FORMATS or formats.weights not in WEIGHT_FORMATS:
         return f"they do not compute in {formats}"
     model = describe(spec, formats)
     model.block_size = block_size

@@ -10,7 +10,7 @@ from torch import Tensor
 from engine.description.spec import DeltaNetSpec
 from kernels.cpu import abi
 from kernels.cpu.linear_attention import PANEL
-from kernels.cpu.native import PackedLinear
+from kernels.cpu.packing import PackedLinear
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,8 @@ from engine.weights.formats import Formats
 from engine.weights.pages import Arena, padded
 from engine.weights.source import WeightSource
 from kernels.cpu import abi
-from kernels.cpu.native import Native, PackedLinear
+from kernels.cpu.native import Native
+from kernels.cpu.packing import PackedLinear
 
 NORM_KINDS = {"rms": 0, "layer": 1}
 ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "clamped_swiglu": 2}  # PgActivation
@@ -172,13 +173,13 @@ class LayerPacker:
     def __init__(self, spec: ModelSpec, source: WeightSource, formats: Formats, native: Native) -> None:
         self._spec = spec
         self._source = source
-        self._dtype = formats.weights
+        self._dtype, self._head_dtype, self._group = formats.weights, formats.held_head, formats.group
         self._exact = torch.bfloat16 if formats.weights == torch.bfloat16 else torch.float32  # never quantised
         self._native = native
         self._arena = Arena(self._total())
 
     def head(self, parts: Parts) -> PackedLinear:
-        head = self.linear(parts)
+        head = self.linear(parts, None, self._head_dtype)
         self._source.release()
         return head
 
@@ -221,9 +222,9 @@ class LayerPacker:
         """Parts below each other as one weight [n, k]."""
         dtype = dtype or self._dtype
         taken = [self._source.take(part) for part in parts]
-        packed = self._arena.take(self._native.packed_bytes(sum(map(len, taken)), taken[0].shape[1], dtype))
-        sums = self._source.sums(*parts)
-        return self._native.pack_linear(taken, dtype, packed, None if bias is None else self.vector(bias), sums=sums)
+        packed = self._take(sum(map(len, taken)), taken[0].shape[1], dtype)
+        own, sums = None if bias is None else self.vector(bias), self._source.sums(*parts)
+        return self._native.pack_linear(taken, dtype, packed, own, group=self._group, sums=sums)
 
     def vector(self, parts: Parts) -> Tensor:
         return torch.cat([self._source.take(part).to(torch.float32, copy=True) for part in parts])
@@ -236,10 +237,13 @@ class LayerPacker:
 
     def _by_turns(self, parts: Parts, bias: Parts | None) -> PackedLinear:
         gate, up = (self._source.take(part) for part in parts)
-        packed = self._arena.take(self._native.packed_bytes(2 * len(gate), gate.shape[1], self._dtype))
+        packed = self._take(2 * len(gate), gate.shape[1], self._dtype)
         both = None if bias is None else self.vector(bias).view(2, -1)
         sums = self._source.sums(*parts)
-        return self._native.pack_gate_up(gate, up, self._dtype, packed, both, sums=sums)
+        return self._native.pack_gate_up(gate, up, self._dtype, packed, both, group=self._group, sums=sums)
+
+    def _take(self, n: int, k: int, dtype: torch.dtype) -> Tensor:
+        return self._arena.take(self._native.packed_bytes(n, k, dtype, self._group))
 
     def _norms(self, described: LayerSpec, parts: LayerParts) -> dict[str, NativeNorm]:
         norms = {slot: self._norm(slot, parts) for slot in parts if slot.endswith("_norm")}
@@ -273,7 +277,7 @@ class LayerPacker:
         """Bytes of all packed weights."""
         tensors = self._source.tensors
         head = (tensors.embedding if tensors.head is None else tensors.head,)
-        total = self._bytes(head, self._dtype)
+        total = self._bytes(head, self._head_dtype)
         for described, parts in zip(self._spec.layers, tensors.layers, strict=True):
             count = described.mlp.experts.count if described.mlp.experts else 1
             for slot, whole in parts.items():
@@ -288,7 +292,7 @@ class LayerPacker:
 
     def _bytes(self, parts: Parts, dtype: torch.dtype) -> int:
         rows = sum(part.wanted[0] for part in parts)
-        return padded(self._native.packed_bytes(rows, parts[0].wanted[1], dtype))
+        return padded(self._native.packed_bytes(rows, parts[0].wanted[1], dtype, self._group))
 
 
 def _by_expert(parts: Parts, bias: Parts | None, count: int) -> list[tuple[Parts, Parts | None]]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from kernels.ops.codes import INT4
 from shared.errors import ConfigError
 
 DTYPES = {
@@ -19,24 +20,49 @@ DTYPES = {
 }
 
 
+QUANTISED = {"int8": torch.int8, "int4": INT4}
+
+
 @dataclass(frozen=True, slots=True)
 class Formats:
     compute: torch.dtype  # of the arithmetic; bfloat16 on a CPU: products of bfloat16, summed in float32
     weights: torch.dtype  # of the matrices, as they are held: bfloat16 loses nothing of a checkpoint that is in it
     kv: torch.dtype  # of the KV pool
+    head: torch.dtype | None = None  # of the head, where it is not that of the other matrices
+    group: int = 0  # input features that share a scale of int4
 
     @property
     def quantised(self) -> bool:
-        return self.weights == torch.int8
+        return self.weights in QUANTISED.values()
+
+    @property
+    def held_head(self) -> torch.dtype:
+        return self.head or self.weights
+
+    @property
+    def quantised_head(self) -> bool:
+        return self.held_head == torch.int8
 
     @property
     def rounds(self) -> bool:
         """Whether a CPU rounds the inputs of linears to bfloat16; in int8 they are rounded otherwise."""
-        return self.compute == torch.bfloat16 and not self.quantised
+        return self.compute == torch.bfloat16 and not self.quantised_head
+
+    @property
+    def quantization(self) -> str:
+        """All of it that a bit of the results can depend on."""
+        if not self.quantised:
+            return "none"
+        groups = f", groups of {self.group}" if self.group else ""
+        head = f", head {name_of(self.held_head)}" if self.held_head != torch.int8 else ""
+        return f"{name_of(self.weights)}{groups}{head}"
 
     def __str__(self) -> str:
         names = (name_of(dtype) for dtype in (self.compute, self.weights, self.kv))
-        return "{}, weights {}, KV cache {}".format(*names)
+        plain = "{}, weights {}, KV cache {}".format(*names)
+        groups = f" in groups of {self.group}" if self.group else ""
+        head = f", head {name_of(self.head)}" if self.head else ""
+        return plain.replace(", KV", f"{groups}{head}, KV")
 
 
 def resolve_device(name: str) -> torch.device:
@@ -52,6 +78,8 @@ def resolve_formats(
     *,
     dtype: str,
     quantization: str,
+    quantization_group: int = 64,
+    quantization_head: str = "int8",
     kv_cache_dtype: str,
     stored: torch.dtype,  # of the checkpoint's matrices
     device: torch.device,
@@ -70,10 +98,13 @@ def resolve_formats(
     else:
         compute = DTYPES.get(dtype) or (stored if fast_bfloat16 and stored == torch.bfloat16 else torch.float32)
         weights = torch.float32 if dequantised and dtype == "float32" else _held(compute, stored)
-        kv = torch.bfloat16 if quantization == "int8" else weights
-    if quantization == "int8":
-        weights = torch.int8
-    return Formats(compute, weights, kv if kv_cache_dtype == "auto" else DTYPES[kv_cache_dtype])
+        kv = weights if quantization == "none" else torch.bfloat16
+    kv = kv if kv_cache_dtype == "auto" else DTYPES[kv_cache_dtype]
+    if quantization == "none":
+        return Formats(compute, weights, kv)
+    quantised, head = QUANTISED[quantization], torch.int8 if quantization_head == "int8" else weights
+    group = quantization_group if quantised == INT4 else 0
+    return Formats(compute, quantised, kv, None if head == quantised else head, group)
 
 
 def _held(compute: torch.dtype, stored: torch.dtype) -> torch.dtype:

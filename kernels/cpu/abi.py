@@ -6,7 +6,7 @@ import ctypes
 from ctypes import POINTER, Structure, c_char_p, c_float, c_int32, c_int64, c_void_p
 from typing import Any
 
-VERSION = 12  # PG_ABI
+VERSION = 14  # PG_ABI
 
 RMS_NORM, LAYER_NORM = range(2)  # PgNormKind
 SILU, GELU_TANH, CLAMPED_SWIGLU = range(3)  # PgActivation
@@ -14,7 +14,14 @@ SOFTMAX, SOFTMAX_OF_CHOSEN, SIGMOID = range(3)  # PgScore
 
 
 class PgLinear(Structure):
-    _fields_ = [("packed", c_void_p), ("bias", c_void_p), ("n", c_int32), ("k", c_int32), ("format", c_int32)]
+    _fields_ = [
+        ("packed", c_void_p),
+        ("bias", c_void_p),
+        ("n", c_int32),
+        ("k", c_int32),
+        ("format", c_int32),
+        ("group", c_int32),
+    ]
 
 
 class PgNorm(Structure):
@@ -149,6 +156,10 @@ class PgRows(Structure):
     _fields_ = [("rows", c_void_p), ("n", c_int64), ("sums", c_void_p)]
 
 
+class PgCodes(Structure):
+    _fields_ = [("codes", c_void_p), ("scales", c_void_p), ("zeros", c_void_p), ("n", c_int64)]
+
+
 _MODEL, _STEP, _ROWS, _ADDRESS = POINTER(PgModel), POINTER(PgStep), POINTER(PgRows), c_void_p
 _KV: list[Any] = [c_int32, c_int32, c_int32, c_int32]  # format, block_size, num_kv_heads, head_dim
 _PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
@@ -156,9 +167,9 @@ _PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
     "pg_target": (c_char_p, []),
     "pg_set_threads": (None, [c_int32, c_int32]),
     "pg_supports": (c_int32, [_MODEL]),
-    "pg_packed_bytes": (c_int64, [c_int64, c_int64, c_int32]),
-    "pg_pack_linear": (None, [_ROWS, c_int32, c_int32, c_int64, c_int32, _ADDRESS]),
-    "pg_pack_gate_up": (None, [_ROWS, c_int32, c_int64, c_int32, _ADDRESS]),
+    "pg_packed_bytes": (c_int64, [c_int64, c_int64, c_int32, c_int32]),
+    "pg_pack_linear": (None, [_ROWS, c_int32, c_int32, c_int32, c_int64, c_int32, c_int32, _ADDRESS]),
+    "pg_pack_codes": (None, [POINTER(PgCodes), c_int32, c_int32, c_int64, c_int32, c_int32, _ADDRESS]),
     "pg_copy": (None, [_ADDRESS, c_int32, c_int64, c_int64, c_int32, _ADDRESS, _ADDRESS]),
     "pg_digest": (None, [_ADDRESS, c_int64, c_int64, _ADDRESS]),
     "pg_key_bytes": (c_int64, _KV),

@@ -6,11 +6,8 @@ share one team of threads, and take turns at it.
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Sequence
 from ctypes import byref
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -18,17 +15,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kernels.cpu import abi
-from kernels.cpu.contents import address_of_sums, check, row_shape, rows_of
-from kernels.cpu.linear_attention import LinearAttention
-from kernels.ops import digest
-from kernels.ops.digest import Sums
+from kernels.cpu.contents import check
+from kernels.cpu.packing import FORMATS, PackedLinear, Packing
 
-FORMATS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}  # PgFormat
-COPIED = (  # by pg_copy: from and to
-    (torch.float32, torch.float32),
-    (torch.bfloat16, torch.bfloat16),
-    (torch.bfloat16, torch.float32),
-)
 UNSUPPORTED = {
     1: "head_dim is no multiple of 16, or above 576",
     2: "hidden_size or intermediate_size is no multiple of 16",
@@ -49,22 +38,6 @@ class NativeUnavailable(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class PackedLinear:
-    """A weight in panels, and what keeps its memory alive."""
-
-    packed: Tensor  # uint8
-    bias: Tensor | None  # [n] float32, in the order of the packed columns
-    n: int
-    k: int
-    dtype: torch.dtype
-
-    @property
-    def struct(self) -> abi.PgLinear:
-        bias = None if self.bias is None else self.bias.data_ptr()
-        return abi.PgLinear(self.packed.data_ptr(), bias, self.n, self.k, FORMATS[self.dtype])
-
-
-@dataclass(frozen=True, slots=True)
 class KVShape:
     """The dimensions that a layer's KV pool depends on."""
 
@@ -76,14 +49,6 @@ class KVShape:
     @property
     def arguments(self) -> tuple[int, int, int, int]:
         return FORMATS[self.dtype], self.block_size, self.num_kv_heads, self.head_dim
-
-
-class _Rows(NamedTuple):
-    """Matrices for packing, and what keeps their memory alive."""
-
-    rows: ctypes.Array[abi.PgRows]
-    tensors: list[Tensor]
-    dtype: torch.dtype
 
 
 class StepColumns:
@@ -118,117 +83,13 @@ class StepColumns:
         return self._step
 
 
-class Native(LinearAttention):
+class Native(Packing):
     """One loaded library, and its team."""
 
     def why_unsupported(self, model: abi.PgModel) -> str:
         """Empty where the model is served; of its layers only the numbers are looked at."""
         code = self._functions.pg_supports(byref(model))
         return UNSUPPORTED.get(code, OTHERWISE_UNSUPPORTED) if code else ""
-
-    def packed_bytes(self, n: int, k: int, dtype: torch.dtype) -> int:
-        """Features lie together in twos in bfloat16, in fours in int8."""
-        if k % {torch.float32: 1, torch.bfloat16: 2, torch.int8: 4}[dtype]:
-            raise ValueError(f"{k} input features cannot be packed in {dtype}")
-        return int(self._functions.pg_packed_bytes(n, k, FORMATS[dtype]))
-
-    def pack_linear(
-        self,
-        weights: Tensor | Sequence[Tensor],  # [n, k], wherever it lies, or parts [..., k] of it one below the other
-        dtype: torch.dtype,
-        packed: Tensor,  # [packed_bytes] uint8, written
-        bias: Tensor | None = None,  # [n] float32
-        *,
-        sums: Sums | None = None,  # [number of weights, WORDS] zeros; those of row_sums are added
-    ) -> PackedLinear:
-        parts = [weights] if isinstance(weights, Tensor) else list(weights)
-        n, k = sum(map(len, parts)), parts[0].shape[1]
-        check(packed, torch.uint8, (self.packed_bytes(n, k, dtype),))
-        read = self._rows(parts, sums)
-        source_format = FORMATS[read.dtype]
-        self._call(
-            self._functions.pg_pack_linear, read.rows, len(parts), source_format, k, FORMATS[dtype], packed.data_ptr()
-        )
-        return PackedLinear(packed, bias, n, k, dtype)
-
-    def pack_gate_up(
-        self,
-        gate: Tensor,  # [inner, k]
-        up: Tensor,  # [inner, k], of the same dtype
-        dtype: torch.dtype,
-        packed: Tensor,  # [packed_bytes of 2 inner] uint8, written
-        bias: Tensor | None = None,  # [2, inner] float32
-        *,
-        sums: Sums | None = None,  # [2, WORDS] zeros, for gate and up; those of row_sums are added
-    ) -> PackedLinear:
-        """Columns of both by turns, as the fused activation reads them."""
-        inner, k = gate.shape
-        if up.shape != gate.shape or up.dtype != gate.dtype:
-            raise ValueError(f"gate is {gate.dtype} {list(gate.shape)}, up {up.dtype} {list(up.shape)}")
-        if inner % 16:  # else the last panel would not have a vector of each
-            raise ValueError(f"{inner} rows of gate and up cannot be packed by turns")
-        check(packed, torch.uint8, (self.packed_bytes(2 * inner, k, dtype),))
-        read = self._rows((gate, up), sums)
-        source_format = FORMATS[read.dtype]
-        self._call(self._functions.pg_pack_gate_up, read.rows, source_format, k, FORMATS[dtype], packed.data_ptr())
-        return PackedLinear(packed, None if bias is None else self._by_turns(bias), 2 * inner, k, dtype)
-
-    def _rows(self, parts: Sequence[Tensor], sums: Sums | None) -> _Rows:
-        """What packing reads; sums of a tensor that it cannot read as it is are made here."""
-        dtypes, k = {part.dtype for part in parts}, parts[0].shape[1]
-        dtype = dtypes.pop() if dtypes in ({torch.float32}, {torch.bfloat16}) else torch.float32
-        tensors = [part.to(dtype).contiguous() for part in parts]
-        rows = (abi.PgRows * len(parts))()
-        for row, tensor in zip(rows, tensors, strict=True):
-            check(tensor, dtype, (len(tensor), k))
-            row.rows, row.n = tensor.data_ptr(), len(tensor)
-        if sums is None:
-            return _Rows(rows, tensors, dtype)
-        address = address_of_sums(sums, len(parts))
-        for index, (row, part) in enumerate(zip(rows, parts, strict=True)):
-            if row.rows == part.data_ptr():
-                row.sums = address + index * sums.strides[0]
-            else:
-                sums[index] += self.row_sums(rows_of(part))
-        return _Rows(rows, tensors, dtype)
-
-    def copy(
-        self,
-        source: Tensor,  # contiguous
-        out: Tensor,  # of the same shape, contiguous
-        sums: Sums | None = None,  # [1, WORDS] zeros; those of row_sums, of the source, are added
-    ) -> Tensor:
-        """What `out.copy_(source)` does; formats that pg_copy does not have are left to that."""
-        if out.shape != source.shape:
-            raise ValueError(f"a tensor of shape {tuple(source.shape)} does not fit one of {tuple(out.shape)}")
-        if (source.dtype, out.dtype) not in COPIED or not source.is_contiguous() or not out.is_contiguous():
-            if sums is not None:
-                sums += self.row_sums(rows_of(source))
-            return out.copy_(source)
-        read = source.data_ptr(), FORMATS[source.dtype], *row_shape(source)
-        address = None if sums is None else address_of_sums(sums)
-        self._call(self._functions.pg_copy, *read, FORMATS[out.dtype], out.data_ptr(), address)
-        return out
-
-    def _by_turns(
-        self,
-        bias: Tensor,  # [2, inner] float32
-    ) -> Tensor:  # [2 inner] in the order of the packed columns: that of a weight with one input feature
-        inner = bias.shape[1]
-        packed = torch.empty(self.packed_bytes(2 * inner, 1, torch.float32), dtype=torch.uint8)
-        self.pack_gate_up(bias[0, :, None], bias[1, :, None], torch.float32, packed)
-        return packed.view(torch.float32)[: 2 * inner]
-
-    def row_sums(
-        self,
-        rows: NDArray[np.uint8],  # [n, num_bytes]
-    ) -> Sums:
-        """As `kernels.ops.digest` has them."""
-        if rows.dtype != np.uint8 or not rows.flags.c_contiguous:
-            raise ValueError("bytes to be digested must be contiguous")
-        sums = np.zeros(digest.WORDS, np.uint64)
-        self._call(self._functions.pg_digest, rows.ctypes.data, *rows.shape, sums.ctypes.data)
-        return sums
 
     def key_bytes(self, shape: KVShape) -> int:
         """Of one block of one layer."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -10,8 +11,21 @@ from torch import Tensor
 
 from kernels.cpu import abi
 from kernels.cpu.linear_attention import from_panels, to_panels
-from kernels.cpu.native import FORMATS, KVShape, Native, StepColumns
-from kernels.ops import attention, causal_conv, delta_rule, digest, kv_store, linear, linear_int8, rms_norm, truncation
+from kernels.cpu.native import KVShape, Native, StepColumns
+from kernels.cpu.packing import FORMATS, NIBBLES
+from kernels.ops import (
+    attention,
+    causal_conv,
+    delta_rule,
+    digest,
+    kv_store,
+    linear,
+    linear_codes,
+    linear_int8,
+    rms_norm,
+    truncation,
+)
+from kernels.ops.codes import UINT4, quantise_to_codes
 from kernels.ops.kv_cache import KVCache
 from kernels.ops.state_plan import StatePlan
 
@@ -24,6 +38,7 @@ def first_difference(native: Native) -> str:
     """The first op that is not what its reference says; empty where all are."""
     checks: dict[str, Callable[[], bool]] = {"rms_norm": lambda: check_rms_norm(native)}
     checks |= {f"linear in {dtype}": lambda dtype=dtype: check_linear(native, dtype) for dtype in FORMATS}  # type: ignore[misc]
+    checks |= {f"linear in {dtype}": lambda dtype=dtype: check_codes(native, dtype) for dtype in NIBBLES}  # type: ignore[misc]
     checks |= {f"attention over {dtype}": lambda dtype=dtype: check_attention(native, dtype) for dtype in FORMATS}  # type: ignore[misc]
     checks["linear attention"] = lambda: check_linear_attention(native)
     checks["digest"] = lambda: check_digest(native)
@@ -44,6 +59,18 @@ def check_linear(native: Native, dtype: torch.dtype) -> bool:
     else:
         wanted = linear.linear(x, linear.pack_linear(weight.to(dtype).float()))
     return _near(native.linear(x, packed), wanted)
+
+
+def check_codes(native: Native, dtype: torch.dtype) -> bool:
+    """Groups of 32, the last a half; one row alone, a tile of them, and more."""
+    x, codes = _random(19, 80), quantise_to_codes(_random(72, 80), 32)
+    if dtype == UINT4:
+        assert codes.zeros is not None
+        zeros = codes.zeros.random_(0, 16, generator=_seeded(4))
+        codes = replace(codes, scales=codes.scales * (1 + 2**-20), zeros=zeros)
+    packed = torch.empty(native.packed_bytes(72, 80, dtype, codes.group), dtype=torch.uint8)
+    weight, wanted = native.pack_codes(codes, packed), linear_codes.linear(x, linear_codes.pack_codes(codes))
+    return all(_near(native.linear(x[:rows], weight), wanted[:rows]) for rows in (1, 5, 19))
 
 
 def check_attention(native: Native, dtype: torch.dtype) -> bool:
@@ -137,7 +164,11 @@ def _native_attention(
 
 
 def _random(*shape: int) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
+    return torch.randn(shape, generator=_seeded(sum(shape)))
+
+
+def _seeded(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
 
 
 def _near(found: Tensor, wanted: Tensor) -> bool:

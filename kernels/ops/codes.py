@@ -10,6 +10,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+# How weights of 4 bits are held: with zeros that are all 8 and scales that float16 can hold, or with any.
+INT4: torch.dtype = torch.int4  # type: ignore[attr-defined]
+UINT4: torch.dtype = torch.uint4  # type: ignore[attr-defined]
+ZERO = 8
+LARGEST_SCALE = 65504.0  # of float16
+
 
 @dataclass(frozen=True, slots=True)
 class Codes:
@@ -48,13 +54,16 @@ def quantise_to_codes(
     weight: Tensor,  # [out_features, in_features]
     group: int,
 ) -> Codes:
-    """Symmetric, round to nearest, 4 bits: codes 0 to 15 around 8, the largest |w| of a group at -8 or 8."""
+    """Symmetric, round to nearest, 4 bits: codes 0 to 15 around 8, the largest |w| of a group at -8 or 8.
+
+    Scales are numbers that float16 can hold.
+    """
     rows, columns = weight.shape
     groups = -(-columns // group)
     padded = torch.nn.functional.pad(weight.float(), (0, groups * group - columns)).view(rows, groups, group)
     largest = padded.gather(2, padded.abs().argmax(2, keepdim=True)).squeeze(2)
-    scales = largest / -8
+    scales = (largest / -8).clamp(-LARGEST_SCALE, LARGEST_SCALE).half().float()
     inverse = torch.where(scales == 0, 0, 1 / scales)
-    codes = (padded * inverse[:, :, None]).round().add_(8).clamp_(0, 15).to(torch.uint8)
-    zeros = torch.full((rows, groups), 8, dtype=torch.uint8)
+    codes = (padded * inverse[:, :, None]).round().add_(ZERO).clamp_(0, 15).to(torch.uint8)
+    zeros = torch.full((rows, groups), ZERO, dtype=torch.uint8, device=weight.device)
     return Codes(codes.view(rows, -1)[:, :columns].contiguous(), scales, group, 4, zeros)

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kernels.ops.codes import Codes
+
 
 @dataclass(frozen=True, slots=True)
 class LinearWeight:
@@ -16,6 +18,7 @@ class LinearWeight:
     chunks: tuple[Tensor, ...] = ()  # transposed views [<= chunk, out_features], in order of input features
     tile: int = 0  # rows multiplied at a time
     scales: Tensor | None = None  # [out_features] float32, of a weight in int8
+    codes: Codes | None = None  # of a weight in 4 bits
 
     @property
     def out_features(self) -> int:

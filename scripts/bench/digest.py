@@ -37,6 +37,7 @@ SETUPS: dict[str, dict[str, object]] = {  # the native kernels take torch's thre
     "torch": {"kernels": "torch"},
     "native, bfloat16": {"kernels": "native", "dtype": "bfloat16"},
     "native, int8": {"kernels": "native", "quantization": "int8"},
+    "native, int4": {"kernels": "native", "quantization": "int4"},
 }
 Times = list[tuple[float, float]]  # seconds of a load without a digest, and with one
 

@@ -22,9 +22,20 @@ class EngineSettings(Section, frozen=True, kw_only=True):
         ),
     ] = "auto"
     quantization: Annotated[
-        Literal["none", "int8"],
-        common("int8: weights are quantised at load, per output channel, and activations per row as they come."),
+        Literal["none", "int8", "int4"],
+        common(
+            "Weights are quantised at load. int8: per output channel, and activations per row as they come; int4: in "
+            "groups of input features, and activations to 8 bits in the same groups. See docs/performance.md."
+        ),
     ] = "none"
+    quantization_group: Annotated[
+        Literal[32, 64, 128],
+        advanced("Input features that share a scale of int4 weights: 4.5, 4.25 or 4.125 bits per weight."),
+    ] = 64
+    quantization_head: Annotated[
+        Literal["int8", "none"],
+        advanced("The head of quantised weights, which is the embedding too where both are one. none: as without."),
+    ] = "int8"
     load_format: Annotated[
         Literal["auto", "safetensors", "dummy"], advanced("dummy: random weights are made from config.json alone.")
     ] = "auto"

@@ -11,9 +11,12 @@ import torch
 from torch import Tensor
 
 from kernels.cpu import abi
-from kernels.cpu.native import Native, PackedLinear
+from kernels.cpu.native import Native
+from kernels.cpu.packing import PackedLinear
+from kernels.ops.codes import INT4
 
 EPS = 1e-5
+GROUP = 32  # of int4
 
 ACTIVATIONS: dict[int, Callable[[Tensor], Tensor]] = {
     abi.SILU: torch.nn.functional.silu,
@@ -61,12 +64,12 @@ class Linear:
 
     def pack(self, native: Native, dtype: torch.dtype, *, by_turns: bool = False) -> PackedLinear:
         n, k = self.weight.shape
-        memory = torch.empty(native.packed_bytes(n, k, dtype), dtype=torch.uint8)
+        memory = torch.empty(native.packed_bytes(n, k, dtype, GROUP), dtype=torch.uint8)
         if not by_turns:
-            return native.pack_linear(self.weight, dtype, memory, self.bias)
+            return native.pack_linear(self.weight, dtype, memory, self.bias, group=GROUP)
         bias = None if self.bias is None else self.bias.view(2, -1)
         gate, up = self.weight.chunk(2)
-        return native.pack_gate_up(gate, up, dtype, memory, bias)
+        return native.pack_gate_up(gate, up, dtype, memory, bias, group=GROUP)
 
     def __call__(self, x: Tensor) -> Tensor:
         product = x @ self.weight.double().t()
@@ -121,7 +124,7 @@ class Mixture:
     held: list[object] = field(default_factory=list)
 
     def struct(self, native: Native, dtype: torch.dtype) -> abi.PgExperts:
-        kept = dtype if dtype != torch.int8 else torch.float32
+        kept = dtype if dtype not in (torch.int8, INT4) else torch.float32
         router = self.router.pack(native, kept)
         gate = None if self.shared_gate is None else self.shared_gate.pack(native, kept)
         first = [expert.first.pack(native, dtype, by_turns=expert.gated) for expert in self.experts]

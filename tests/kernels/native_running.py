@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kernels.cpu import abi
-from kernels.cpu.native import FORMATS, KVShape, Native, StepColumns
+from kernels.cpu.native import KVShape, Native, StepColumns
+from kernels.cpu.packing import FORMATS
 from tests.kernels.native_models import EPS, Decoder
 
 BLOCK_SIZE = 16

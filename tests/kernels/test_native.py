@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from kernels.cpu import abi
-from kernels.cpu.native import FORMATS, KVShape, Native, PackedLinear, StepColumns
+from kernels.cpu.native import KVShape, Native, StepColumns
+from kernels.cpu.packing import FORMATS, PackedLinear
 from kernels.interface import reference_kernels
 from kernels.ops import attention, linear, linear_int8, truncation
 from kernels.ops.kv_cache import KVCache

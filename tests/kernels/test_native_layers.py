@@ -13,6 +13,7 @@ from torch import Tensor
 
 from kernels.cpu import abi
 from kernels.cpu.native import Native
+from kernels.ops.codes import INT4
 from tests.kernels.native_models import MLP, NO_NORM, Decoder, Latent, Layer, Linear, Norm, normal
 from tests.kernels.native_running import Running, rope
 from tests.kernels.natives import BUILDS, load_build
@@ -21,7 +22,8 @@ VOCAB, HIDDEN, INNER, HEADS = 150, 80, 112, (6, 2, 32)
 MAX_POSITIONS = 512
 LENGTHS = (1, 37, 300, 5)
 FORMATS = [
-    (torch.float32, False), (torch.bfloat16, False), (torch.bfloat16, True), (torch.float32, True), (torch.int8, False)
+    (torch.float32, False), (torch.bfloat16, False), (torch.bfloat16, True), (torch.float32, True), (torch.int8, False),
+    (INT4, False),
 ]  # fmt: skip
 Kind = Callable[[], Decoder]
 

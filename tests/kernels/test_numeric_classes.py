@@ -29,6 +29,7 @@ FORMATS = {
     "bfloat16 cache": {"dtype": "float32", "kv_cache_dtype": "bfloat16"},
     "int8 cache": {"dtype": "float32", "kv_cache_dtype": "int8"},
     "int8 weights": {"dtype": "float32", "quantization": "int8"},
+    "int4 weights": {"dtype": "float32", "quantization": "int4"},
     "bfloat16": {"dtype": "bfloat16"},
 }
 EVERYTHING = SamplingParams(temperature=0.0, logprobs=20, prompt_logprobs=20)

@@ -10,13 +10,18 @@ import torch
 from torch import Tensor
 
 from kernels.cpu.contents import rows_of
-from kernels.cpu.native import FORMATS, Native
+from kernels.cpu.native import Native
+from kernels.cpu.packing import FORMATS, TOGETHER
 from kernels.ops import digest
+from kernels.ops.codes import INT4
 from kernels.ops.digest import Sums
 from tests.kernels.natives import BUILDS, load_build
 
+DTYPES = (*FORMATS, INT4)
+GROUP = 64  # of int4
 STORED = (torch.float32, torch.bfloat16, torch.float16)  # the last is converted before it is packed
-# Rows of the parts of a weight, and its input features: of those bfloat16 takes an even number, int8 a multiple of 4.
+# Rows of the parts of a weight, and its input features: of those bfloat16 takes an even number, int8 a multiple
+# of 4, int4 one of 16.
 WEIGHTS = {
     "less than a stripe": ((5,), 7),
     "one panel in all": ((32,), 1024),
@@ -43,7 +48,7 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
 
 def features(wanted: int, dtype: torch.dtype) -> int:
     """The next number of them that the format packs."""
-    multiple = {torch.float32: 1, torch.bfloat16: 2, torch.int8: 4}[dtype]
+    multiple = TOGETHER[dtype]
     return -(-wanted // multiple) * multiple
 
 
@@ -52,7 +57,7 @@ def zeros(tensors: list[Tensor]) -> Sums:
 
 
 def memory(native: Native, n: int, k: int, dtype: torch.dtype) -> Tensor:
-    return torch.zeros(native.packed_bytes(n, k, dtype), dtype=torch.uint8)
+    return torch.zeros(native.packed_bytes(n, k, dtype, GROUP), dtype=torch.uint8)
 
 
 def assert_sums(found: Sums, tensors: list[Tensor]) -> None:
@@ -61,31 +66,31 @@ def assert_sums(found: Sums, tensors: list[Tensor]) -> None:
 
 
 @pytest.mark.parametrize("stored", STORED)
-@pytest.mark.parametrize("dtype", FORMATS)
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", WEIGHTS)
 def test_a_packed_linear(native: Native, name: str, dtype: torch.dtype, stored: torch.dtype) -> None:
     rows, k = WEIGHTS[name][0], features(WEIGHTS[name][1], dtype)
     parts = [normal(n, k, seed=index).to(stored) for index, n in enumerate(rows)]
-    wanted = native.pack_linear(torch.cat(parts), dtype, memory(native, sum(rows), k, dtype))
+    wanted = native.pack_linear(torch.cat(parts), dtype, memory(native, sum(rows), k, dtype), group=GROUP)
     for threads in (1, 2, 3):
         native.set_threads(threads, pin=False)
         sums = zeros(parts)
-        packed = native.pack_linear(parts, dtype, memory(native, sum(rows), k, dtype), sums=sums)
+        packed = native.pack_linear(parts, dtype, memory(native, sum(rows), k, dtype), group=GROUP, sums=sums)
         assert_sums(sums, parts)
         assert torch.equal(packed.packed, wanted.packed) and packed.n == wanted.n
 
 
 @pytest.mark.parametrize("stored", STORED)
-@pytest.mark.parametrize("dtype", FORMATS)
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("inner", "k"), [(16, 5), (16, 2048), (112, 401), (48, 70001), (512, 1024), (720, 811)])
 def test_packed_gate_and_up(native: Native, inner: int, k: int, dtype: torch.dtype, stored: torch.dtype) -> None:
     k = features(k, dtype)
     gate, up = (normal(inner, k, seed=seed).to(stored) for seed in range(2))
-    wanted = native.pack_gate_up(gate, up, dtype, memory(native, 2 * inner, k, dtype))
+    wanted = native.pack_gate_up(gate, up, dtype, memory(native, 2 * inner, k, dtype), group=GROUP)
     for threads in (1, 2, 3):
         native.set_threads(threads, pin=False)
         sums = zeros([gate, up])
-        packed = native.pack_gate_up(gate, up, dtype, memory(native, 2 * inner, k, dtype), sums=sums)
+        packed = native.pack_gate_up(gate, up, dtype, memory(native, 2 * inner, k, dtype), group=GROUP, sums=sums)
         assert_sums(sums, [gate, up])
         assert torch.equal(packed.packed, wanted.packed)
 

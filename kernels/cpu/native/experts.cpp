@@ -169,8 +169,14 @@ void list_pieces(const PgLayer &layer, bool second, int members, std::vector<Pie
 }
 
 // Into what the kernel reads; `to` may be `from`, and has room for float32.  Returns the scale of bytes.
-float convert(Kernel kernel, bool round, const float *from, int64_t n, float *to) {
+float convert(const PgLinear &w, bool round, const float *from, float *to) {
+    const Kernel kernel = kernel_of(w, round);
+    const int64_t n = w.k;
     if (kernel == DOT_I8) return quantize_row(from, n, (uint8_t *)to);
+    if (kernel == DOT_I4) {
+        quantize_groups(from, nibbles_of(w), (uint8_t *)to);
+        return 0;
+    }
     if (kernel == DOT_BF16) {
         to_bf16_row(from, n, (uint16_t *)to);
         return 0;
@@ -190,7 +196,7 @@ void multiply_slots(Member &member, const PgLayer &layer, bool second, bool roun
         const Piece &p = pieces[i];
         const PgLinear &w = weight_of(layer, p.expert, second);
         const Kernel kernel = kernel_of(w, round);
-        const int64_t per_word = kernel == DOT_I8 ? 4 : kernel == DOT_BF16 ? 2 : 1;
+        const int64_t per_word = kernel == DOT_I8 || kernel == DOT_I4 ? 4 : kernel == DOT_BF16 ? 2 : 1;
         const Rows rows{slots, stride * per_word, scales};
         block(kernel, rows, p.first, p.last, w, p.begin, p.end, [&](int64_t slot, int64_t column, F low, F high) {
             add_bias(w, column, low, high);
@@ -219,7 +225,7 @@ void mix_rows(Member &member, const Step &s, const PgLayer &layer, float *residu
         member.for_each(rows * taken, piece, [&](int64_t slot, int64_t end) {
             for (; slot < end; slot++) {
                 const PgLinear &w = weight_of(layer, routing.expert_of[slot], second);
-                scales[slot] = convert(kernel_of(w, round), round, from(slot), w.k, to + slot * to_stride);
+                scales[slot] = convert(w, round, from(slot), to + slot * to_stride);
             }
         });
         member.barrier();

@@ -5,13 +5,13 @@
 //     F32   [k][NR]
 //     BF16  [k / 2][NR][2]     a 32-bit lane holds two features of one column
 //     I8    [k / 4][NR][4]     and behind all panels: scales [n] float32, 128 x column sums [n] int32
+//     I4, U4                   nibbles.h
 //
 // A microkernel holds MR rows times NC vectors of columns in registers and walks along the features.  Each result is
 // one chain of fused multiply-adds in order of features, whatever MR and NC are: that makes rows independent of each
 // other, bit for bit, and float32 and bfloat16 panels of the same values give the same bits.
 #pragma once
-#include "pageant.h"
-#include "simd.h"
+#include "nibbles.h"
 #include "team.h"
 
 constexpr int MAX_ROWS = W == 16 ? 12 : 4;  // of a microkernel: what the register file holds
@@ -64,10 +64,11 @@ PG_INLINE void accumulate(F (&acc)[MR][NC], const float *x, int64_t ldx, int64_t
     }
 }
 
-// Rows as the microkernels of a format read them: float32, bfloat16 pairs, or unsigned bytes (value + 128).
+// Rows as the microkernels of a format read them: float32, bfloat16 pairs, unsigned bytes (value + 128), or bytes in
+// groups (nibbles.h).
 struct Rows {
     const void *data;
-    int64_t stride;       // elements
+    int64_t stride;       // elements; bytes of groups
     const float *scales;  // of the bytes, by row
 };
 
@@ -96,10 +97,11 @@ PG_INLINE I dot(I acc, U x, U w) {
 }
 #endif
 
-enum Kernel { FLOAT_F32, FLOAT_BF16, DOT_BF16, DOT_I8 };
+enum Kernel { FLOAT_F32, FLOAT_BF16, DOT_BF16, DOT_I8, DOT_I4 };
 
 inline Kernel kernel_of(const PgLinear &w, bool round) {
     if (w.format == PG_I8) return DOT_I8;
+    if (is_nibbles(w.format)) return DOT_I4;
     if (w.format == PG_F32) return FLOAT_F32;
     return HAS_BF16_DOT && round ? DOT_BF16 : FLOAT_BF16;
 }
@@ -133,10 +135,26 @@ PG_INLINE Fetch ahead(Kernel kernel, const PgLinear &w, int64_t panel, int64_t i
     return {base, 0, 0};
 }
 
+template <class Out>
+PG_INLINE void block_of_nibbles(const Rows &x, int64_t first, int64_t last, const PgLinear &w, int64_t begin,
+                                int64_t end, Out &&out) {
+    alignas(64) float results[NIBBLE_RESULTS];
+    const Nibbles nibbles = nibbles_of(w);
+    for (int64_t panel = begin, taken = 1; panel < end; panel += taken) {
+        taken = multiply_nibbles((const uint8_t *)x.data, x.stride, first, last, nibbles, panel, end, results);
+        for (int64_t p = 0; p < taken; p++)
+            for (int64_t row = first; row < last; row++) {
+                const float *at = results + (p * (last - first) + row - first) * NR;
+                out(row, (panel + p) * NR, load<F>(at), load<F>(at + W));
+            }
+    }
+}
+
 // Rows [first, last) times panels [begin, end): panels outside, so that each stays in the nearest cache.
 template <class Out>
 PG_INLINE void block(Kernel kernel, const Rows &x, int64_t first, int64_t last, const PgLinear &w, int64_t begin,
                      int64_t end, Out &&out) {
+    if (kernel == DOT_I4) return block_of_nibbles(x, first, last, w, begin, end, out);
     alignas(64) float results[MAX_TILE];
     const int64_t tiles = (last - first + MAX_ROWS - 1) / MAX_ROWS;
     for (int64_t panel = begin, taken = 1; panel < end; panel += taken)
@@ -163,7 +181,7 @@ PG_INLINE void block(Kernel kernel, const Rows &x, int64_t first, int64_t last, 
 inline int64_t row_blocks(int64_t m, int64_t k) {
     constexpr int64_t CACHED = 400 << 10;  // bytes
     int64_t rows = CACHED / (4 * k) / MAX_ROWS * MAX_ROWS;
-    rows = rows < 2 * MAX_ROWS ? 2 * MAX_ROWS : rows > 192 ? 192 : rows;
+    rows = rows < 2 * MAX_ROWS ? 2 * MAX_ROWS : rows > 192 ? 192 : rows;  // at most MOST_NIBBLE_ROWS in a block
     return m <= rows + rows / 2 ? 1 : (m + rows - 1) / rows;
 }
 

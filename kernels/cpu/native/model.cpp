@@ -52,6 +52,7 @@ void read_embedding(const PgModel &m, int64_t id, float *out) {
         for (int64_t i = 0; i < n; i += W) store(out + i, from_bf16((const uint16_t *)m.embedding + id * n + i));
         return;
     }
+    if (is_nibbles(m.head.format)) return read_nibbles(nibbles_of(m.head), id, out);
     const int64_t column = id % NR, base = id / NR * NR * n;
     if (m.head.format == PG_F32)
         for (int64_t i = 0; i < n; i++) out[i] = ((const float *)m.head.packed)[base + i * NR + column];

@@ -72,6 +72,16 @@ void linear(Member &member, const Activations &a, const PgLinear &w, Out &&out) 
         member.barrier();
         return multiply(member, DOT_I8, {bytes, a.stride, a.scales}, a.m, w, finish);
     }
+    if (kernel == DOT_I4) {
+        uint8_t *bytes = (uint8_t *)a.converted;
+        const Nibbles nibbles = nibbles_of(w);
+        const int64_t stride = 2 * a.stride;  // of bytes, with room for what stands behind each group
+        member.for_each(a.m, piece, [&](int64_t row, int64_t end) {
+            for (; row < end; row++) quantize_groups(a.x + row * a.stride, nibbles, bytes + row * stride);
+        });
+        member.barrier();
+        return multiply(member, DOT_I4, {bytes, stride, nullptr}, a.m, w, finish);
+    }
     if (kernel == DOT_BF16) {
         uint16_t *pairs = (uint16_t *)a.converted;
         member.for_each(a.m, piece, [&](int64_t row, int64_t end) {

@@ -3,45 +3,10 @@
 #include <type_traits>
 #include <vector>
 
-#include "digest.h"
 #include "ops.h"
+#include "pack.h"
 
 namespace {
-
-constexpr int64_t AT_ONCE = 1 << 18;  // bytes of rows that a thread takes
-
-float value_at(const void *source, int32_t format, int64_t index) {
-    return format == PG_F32 ? ((const float *)source)[index] : from_bf16(((const uint16_t *)source)[index]);
-}
-
-struct Row {
-    const void *values;  // NULL in a panel's columns beyond the last row
-    int32_t part;
-    int64_t index;  // in its part
-    bool summed;
-};
-
-// Where rows come from: matrices one below the other, or gate and up taken by turns, W columns of each to a panel.
-struct Source {
-    const PgRows *parts;
-    int32_t num_parts, format;
-    bool by_turns;
-    int64_t n, k;
-
-    int64_t row_bytes() const { return k * (format == PG_F32 ? 4 : 2); }
-
-    Row row(int64_t row) const {
-        if (row >= n) return {nullptr, 0, 0, false};
-        int32_t part = 0;
-        if (by_turns) {
-            part = row % NR >= W;
-            row = row / NR * W + row % W;
-        } else {
-            while (row >= parts[part].n) row -= parts[part++].n;
-        }
-        return {(const uint8_t *)parts[part].rows + row * row_bytes(), part, row, parts[part].sums != nullptr};
-    }
-};
 
 // Turns W vectors by 90 degrees: blocks of 1, 2, 4 ... beside the diagonal change places.
 PG_INLINE void transpose(U *rows) {
@@ -81,23 +46,6 @@ struct Pairs {
         sums.take_pairs(block, word);
     }
 };
-
-// Adds rows, some at a time, to the sums of their parts.
-void sum_rows(const Row *rows, int64_t count, int64_t bytes, RowSums *sums) {
-    const Row *summed[NR];
-    int64_t many = 0;
-    for (int64_t r = 0; r < count; r++)
-        if (rows[r].summed) summed[many++] = rows + r;
-    for (int64_t i = 0; i < many; i += RowSums::MANY)
-        for (int64_t at = 0; at < bytes; at += RowSums::PIECE) {
-            const uint8_t *pieces[RowSums::MANY];
-            uint32_t found[RowSums::MANY];
-            for (int r = 0; r < RowSums::MANY; r++) pieces[r] = (const uint8_t *)summed[std::min(i + r, many - 1)]->values + at;
-            RowSums::sum_pieces(pieces, std::min(bytes - at, RowSums::PIECE), found);
-            for (int64_t r = i; r < std::min(i + RowSums::MANY, many); r++)
-                sums[summed[r]->part].add(RowSums::number(summed[r]->index, bytes, at), found[r - i]);
-        }
-}
 
 // A panel of vectors from the source's values of type T; `sums` of each part.
 template <class To, class T>
@@ -174,7 +122,8 @@ void pack_i8(const Source &s, int64_t panel, int64_t columns, RowSums *part_sums
     sum_rows(rows, NR, s.row_bytes(), part_sums);  // last: the loops above fetch the rows while they compute
 }
 
-void pack(const Source &s, int32_t format, void *packed) {
+void pack(const Source &s, int32_t format, int32_t group, void *packed) {
+    const Nibbles nibbles = nibbles_of(packed, s.k, format, group);
     const int64_t panels = (s.n + NR - 1) / NR;
     parallel([&](Member &member) {
         std::vector<RowSums> sums(s.num_parts);
@@ -185,6 +134,7 @@ void pack(const Source &s, int32_t format, void *packed) {
             for (; panel < end; panel++) {
                 if (format == PG_F32) pack_vectors<Floats>(s, panel, sums.data(), packed);
                 if (format == PG_BF16) pack_vectors<Pairs>(s, panel, sums.data(), packed);
+                if (format == PG_I4) pack_nibbles(s, panel, nibbles, sums.data());
                 if (format == PG_I8) pack_i8(s, panel, panels * NR, sums.data(), (int8_t *)packed);
             }
         });
@@ -195,21 +145,17 @@ void pack(const Source &s, int32_t format, void *packed) {
 
 }  // namespace
 
-extern "C" int64_t pg_packed_bytes(int64_t n, int64_t k, int32_t format) {
+extern "C" int64_t pg_packed_bytes(int64_t n, int64_t k, int32_t format, int32_t group) {
     const int64_t columns = (n + NR - 1) / NR * NR;
+    if (is_nibbles(format)) return columns / NR * nibbles_of(nullptr, k, format, group).panel_bytes();
     return format == PG_F32 ? columns * k * 4 : format == PG_BF16 ? columns * k * 2 : columns * (k + 8);
 }
 
-extern "C" void pg_pack_linear(const PgRows *parts, int32_t num_parts, int32_t source_format, int64_t k, int32_t format,
-                               void *packed) {
+extern "C" void pg_pack_linear(const PgRows *parts, int32_t num_parts, int32_t by_turns, int32_t source_format, int64_t k,
+                               int32_t format, int32_t group, void *packed) {
     int64_t n = 0;
     for (int32_t part = 0; part < num_parts; part++) n += parts[part].n;
-    pack({parts, num_parts, source_format, false, n, k}, format, packed);
-}
-
-extern "C" void pg_pack_gate_up(const PgRows *gate_and_up, int32_t source_format, int64_t k, int32_t format,
-                                void *packed) {
-    pack({gate_and_up, 2, source_format, true, 2 * gate_and_up->n, k}, format, packed);
+    pack({parts, num_parts, source_format, by_turns != 0, n, k}, format, group, packed);
 }
 
 extern "C" void pg_copy(const void *source, int32_t source_format, int64_t n, int64_t k, int32_t format, void *target,

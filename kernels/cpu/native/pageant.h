@@ -11,10 +11,11 @@
 extern "C" {
 #endif
 
-#define PG_ABI 12
+#define PG_ABI 14
 #define PG_DIGEST_WORDS 4  // kernels/ops/digest.py
 
-enum PgFormat { PG_F32 = 0, PG_BF16 = 1, PG_I8 = 2 };
+// The last two are of weights alone: 4 bits, with scales of groups; PG_I4's are float16, and its zeros 8.
+enum PgFormat { PG_F32 = 0, PG_BF16 = 1, PG_I8 = 2, PG_I4 = 3, PG_U4 = 4 };
 
 // y = x W^T + b, the weight packed by pg_pack_linear.
 typedef struct {
@@ -22,6 +23,7 @@ typedef struct {
     const float *bias;  // [n], or NULL
     int32_t n, k;       // out_features, in_features
     int32_t format;     // of the packed weight
+    int32_t group;      // input features of a scale, of a weight of 4 bits
 } PgLinear;
 
 enum PgNormKind { PG_RMS_NORM = 0, PG_LAYER_NORM = 1 };
@@ -143,17 +145,26 @@ void pg_set_threads(int32_t count, int32_t pin);  // 1 ... 256; pin: one core ea
 // 0, or what is not served: see native.py.  Of the layers only numbers are looked at.
 int32_t pg_supports(const PgModel *model);
 
-// Packing.  Sources are in rows, PG_F32 or PG_BF16; PG_I8 quantises per output channel.
+// Packing.  Sources are in rows, PG_F32 or PG_BF16; PG_I8 quantises per output channel, PG_I4 in groups of input features
+// (kernels/ops/codes.py), of which k is a multiple of 16.  `group` means nothing to other formats.
 typedef struct {
     const void *rows;  // [n, k], wherever they lie
     int64_t n;
     uint64_t *sums;  // as pg_digest has them, or NULL
 } PgRows;
-int64_t pg_packed_bytes(int64_t n, int64_t k, int32_t format);
-void pg_pack_linear(const PgRows *parts, int32_t num_parts, int32_t source_format, int64_t k, int32_t format,
-                    void *packed);  // the parts one below the other
-void pg_pack_gate_up(const PgRows *gate_and_up, int32_t source_format, int64_t k, int32_t format,
-                     void *packed);  // two parts of the same n, as [2 n, k]
+int64_t pg_packed_bytes(int64_t n, int64_t k, int32_t format, int32_t group);
+// The parts one below the other; or by turns, gate and up of the same n, as [2 n, k].
+void pg_pack_linear(const PgRows *parts, int32_t num_parts, int32_t by_turns, int32_t source_format, int64_t k,
+                    int32_t format, int32_t group, void *packed);
+// Of codes that are there, in PG_I4 or PG_U4.
+typedef struct {
+    const uint8_t *codes;  // [n, k] 0 ... 15
+    const float *scales;   // [n, groups]; for PG_I4 numbers that float16 can hold
+    const uint8_t *zeros;  // [n, groups], or NULL: 0
+    int64_t n;
+} PgCodes;
+void pg_pack_codes(const PgCodes *parts, int32_t num_parts, int32_t by_turns, int64_t k, int32_t format, int32_t group,
+                   void *packed);
 // A matrix [n, k] in the format that it has, or from PG_BF16 to PG_F32; `sums` of the source, or NULL.
 void pg_copy(const void *source, int32_t source_format, int64_t n, int64_t k, int32_t format, void *target,
              uint64_t *sums);

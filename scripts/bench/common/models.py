@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import json
 import sysconfig
-from math import prod
 from pathlib import Path
 from typing import Any
 
 SEED = 1234
+GROUP = 64  # input features of a scale of int4, as the settings have it
 SCALE = 0.02  # standard deviation of the weights
 FEW_TOKENS = 8000  # that the tokenizer learns; the rest of the vocabulary is padding
 SPECIAL = ["<|endoftext|>", "<s>", "</s>"]
@@ -90,18 +90,28 @@ def _write_tokenizer(directory: Path, vocab_size: int) -> None:
     (directory / "tokenizer_config.json").write_text(json.dumps(settings, indent=2))
 
 
-def weight_bytes(name: str, *, halved: bool = False) -> int:
-    """Of all tensors of S or M in bfloat16, or with the matrices in half as many bytes."""
-    return sum(_tensor_bytes(name, halved).values())
+def weight_bytes(name: str, *, quantization: str = "none") -> int:
+    """Of all tensors of S or M in bfloat16, or with quantised matrices: what a worker holds of them."""
+    return sum(_tensor_bytes(name, quantization).values())
 
 
-def streamed_bytes(name: str, *, halved: bool = False) -> int:
+def streamed_bytes(name: str, *, quantization: str = "none") -> int:
     """Of the tensors that every token reads whole: all but an embedding that is not the head too."""
-    sizes = _tensor_bytes(name, halved)
+    sizes = _tensor_bytes(name, quantization)
     return sum(sizes.values()) - (sizes[EMBEDDING] if HEAD in sizes else 0)
 
 
-def _tensor_bytes(name: str, halved: bool) -> dict[str, int]:
+def _tensor_bytes(name: str, quantization: str) -> dict[str, int]:
+    """An int4 matrix has a scale of two bytes for each 64 input features; heads are in int8 then."""
     return {
-        tensor: prod(shape) * (1 if halved and len(shape) == 2 else 2) for tensor, shape in shapes(SPECS[name]).items()
+        tensor: shape[0] * (_row_bytes(tensor, shape[1], quantization) if len(shape) == 2 else 2)
+        for tensor, shape in shapes(SPECS[name]).items()
     }
+
+
+def _row_bytes(tensor: str, width: int, quantization: str) -> int:
+    if quantization == "none":
+        return 2 * width
+    if quantization == "int8" or tensor in (EMBEDDING, HEAD):
+        return width
+    return width // 2 + 2 * -(-width // GROUP)

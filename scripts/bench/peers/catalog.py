@@ -16,8 +16,9 @@ NUM_SEQS = 64
 NUM_BATCHED_TOKENS = 2048
 MODEL_LEN = 2560  # tokens
 KV_CACHE_GIB = 3
-FULL, INT8 = "none", "int8"  # quantizations
+FULL, INT8, INT4 = "none", "int8", "int4"  # quantizations
 RUNNER, CHAIN = "pageant-runner", "pageant"
+RUNNER_INT8 = "pageant-runner-int8"  # beside int4, which is to lose nothing to it in batches
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class PeerEngine:
 
     @property
     def is_ours(self) -> bool:
-        return self.name in (RUNNER, CHAIN)
+        return self.name in (RUNNER, CHAIN, RUNNER_INT8)
 
     @property
     def missing(self) -> list[Path]:
@@ -58,7 +59,11 @@ def ours(peers: Path, model: str, quantization: str) -> list[PeerEngine]:
         settings["quantization"] = quantization
     here, options = Path(sys.executable), {"settings": settings}
     files = {RUNNER: "pageant_runner.py", CHAIN: "pageant_chain.py"}
-    return [PeerEngine(name, quantization, ENGINES / file, here, options) for name, file in files.items()]
+    found = [PeerEngine(name, quantization, ENGINES / file, here, options) for name, file in files.items()]
+    if quantization == INT4:
+        wider = {"settings": settings | {"quantization": INT8}}
+        found.append(PeerEngine(RUNNER_INT8, quantization, ENGINES / files[RUNNER], here, wider))
+    return found
 
 
 def _peers(peers: Path, weights: Path) -> Iterator[PeerEngine]:
@@ -73,8 +78,8 @@ def _peers(peers: Path, weights: Path) -> Iterator[PeerEngine]:
         options = limits | {"model": str(model)} | more
         return PeerEngine(name, quantization, ENGINES / f"{file}.py", python, options, **fields)
 
-    python = {name: peers / f"v-{name}" / "bin" / "python" for name in ("ov", "vllm")}
-    for kind, quantization in (("fp16", FULL), ("int8", INT8)):
+    python = {name: peers / f"v-{name}" / "bin" / "python" for name in ("ov", "vllm", "misc")}
+    for kind, quantization in (("fp16", FULL), ("int8", INT8), ("int4", INT4)):
         exported = weights.with_name(f"{weights.name}-ov-{kind}")
         yield engine(
             f"openvino-{kind}", quantization, "openvino", python["ov"], exported,
@@ -86,11 +91,16 @@ def _peers(peers: Path, weights: Path) -> Iterator[PeerEngine]:
             f"vllm-{kind}", FULL, "vllm", python["vllm"], weights,
             by_default=by_default, dtype=dtype, max_num_batched_tokens=0,
         )  # fmt: skip
+    exported = weights.with_name(f"{weights.name}-ort-int4")
+    yield engine(
+        "onnxruntime-int4", INT4, "onnxruntime", python["misc"], exported,
+        needs=(exported,), avoids=frozenset({"b2"}),
+    )  # fmt: skip
     server = peers / "llama.cpp" / "build" / "bin" / "llama-server"
-    for kind, quantization in (("bf16", FULL), ("f16", FULL), ("q8_0", INT8)):
+    for kind, quantization in (("bf16", FULL), ("f16", FULL), ("q8_0", INT8), ("q4_0", INT4), ("q4_k_m", INT4)):
         converted = weights / f"{weights.name}-{kind}.gguf"
         yield engine(
             f"llamacpp-{kind}", quantization, "llamacpp", Path(sys.executable), converted,
-            needs=(server, converted), by_default=quantization == INT8 or (kind == "bf16") == has_bf16(),
+            needs=(server, converted), by_default=quantization != FULL or (kind == "bf16") == has_bf16(),
             avoids=frozenset({"b2"}), server=str(server),
         )  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from scripts.bench.common.report import Result
-from scripts.bench.peers.catalog import CHAIN, FULL, INT8, RUNNER
+from scripts.bench.peers.catalog import CHAIN, FULL, INT4, INT8, RUNNER, RUNNER_INT8
 from scripts.bench.peers.rounds import EngineRecord
 from scripts.bench.peers.workloads import WORKLOADS
 
@@ -17,14 +17,21 @@ RUNNER_TARGETS = {
 }
 CHAIN_TARGET = 1.0
 INT8_TARGET = 1.1
-FLOOR_TARGET = 0.8  # of the speed that reading the weights once per token allows
+INT4_TARGETS = {"a": 1.5, "c": 1.05}
+INT4_OF_INT8 = 0.95  # of our own int8, 32 alike
+FLOOR_TARGETS = {FULL: 0.8, INT8: 0.8, INT4: 0.85}  # of the speed that reading the weights once per token allows
 MEMORY_TARGET = 1.15  # of weights and KV pool
+
+
+OURS = (RUNNER, CHAIN, RUNNER_INT8)
 
 
 def target(engine: str, model: str, quantization: str, workload: str) -> float | None:
     """How many times the best peer an engine of ours is to be; None where nothing is asked."""
     if engine not in (RUNNER, CHAIN):
         return None
+    if quantization == INT4:
+        return INT4_TARGETS.get(workload) if engine == RUNNER else None
     if quantization == INT8:
         return INT8_TARGET if model == "S" and engine == RUNNER else None
     return RUNNER_TARGETS[model][workload] if engine == RUNNER else CHAIN_TARGET
@@ -32,14 +39,20 @@ def target(engine: str, model: str, quantization: str, workload: str) -> float |
 
 def best_peer(records: Records, workload: str) -> tuple[str, EngineRecord] | None:
     """The fastest by its median; None where no peer finished."""
-    peers = [(engine, r) for (name, engine), r in records.items() if name == workload and engine not in (RUNNER, CHAIN)]
+    peers = [(engine, r) for (name, engine), r in records.items() if name == workload and engine not in OURS]
     return max(peers, key=lambda pair: pair[1].speed, default=None)
 
 
 def ratio_lines(records: Records, model: str, quantization: str) -> list[Result]:
     """One line for each engine of ours and workload that was run."""
     played = [name for name in WORKLOADS if any(name == workload for workload, _ in records)]
-    return [ratio_line(records, model, quantization, e, name) for e in (RUNNER, CHAIN) for name in played]
+    lines = [ratio_line(records, model, quantization, e, name) for e in (RUNNER, CHAIN) for name in played]
+    own, wider = records.get(("b1", RUNNER)), records.get(("b1", RUNNER_INT8))
+    if own is not None and wider is not None:
+        note = f"{shown(own)} against {shown(wider)} {WORKLOADS['b1'].unit}"
+        what = f"{RUNNER} {quantization} / int8, {model}, b1 ({WORKLOADS['b1'].what})"
+        lines.append(Result(what, own.speed / wider.speed, "x", at_least=INT4_OF_INT8, note=note))
+    return lines
 
 
 def ratio_line(records: Records, model: str, quantization: str, engine: str, workload: str) -> Result:
@@ -60,18 +73,18 @@ def shown(record: EngineRecord) -> str:
     return f"{'~' if record.num_noisy else ''}{value:,.{0 if value >= 100 else 1 if value >= 10 else 2}f}"
 
 
-def floor_line(records: Records, model: str, streamed: int, bandwidth: float) -> Result:
+def floor_line(records: Records, model: str, quantization: str, streamed: int, bandwidth: float) -> Result:
     """Decoding at batch 1 against reading `streamed` bytes of weights per token at `bandwidth` bytes per second."""
     what = f"{RUNNER}, {model}, decode at batch 1 / memory floor"
     record = records.get(("a", RUNNER))
     if record is None or not record.decode_seconds:
-        return Result(what, None, at_least=FLOOR_TARGET)
+        return Result(what, None, at_least=FLOOR_TARGETS[quantization])
     num_steps = WORKLOADS["a"].requests(0, 1000)[0][1] - 1
     per_token, floor = record.decode_seconds / num_steps, streamed / bandwidth
     note = (
         f"{1e3 * per_token:.2f} ms per token, {streamed / 1e6:.0f} MB at {bandwidth / 1e9:.1f} GB/s = {1e3 * floor:.2f}"
     )
-    return Result(what, floor / per_token, at_least=FLOOR_TARGET, note=note)
+    return Result(what, floor / per_token, at_least=FLOOR_TARGETS[quantization], note=note)
 
 
 def memory_line(engine: str, model: str, peak_rss: int, weights: int, pool: int) -> Result:

@@ -1,6 +1,6 @@
 """Pageant beside other engines, in turn within one run, on one machine.
 
-    scripts/bench_peers --peers DIR [--model S|M|both] [--quantization none|int8|both] [--rounds 3]
+    scripts/bench_peers --peers DIR [--model S|M|both] [--quantization none|int8|int4|both] [--rounds 3]
                         [--workloads a,b1,b2,c,d] [--engines NAME,...] [--check]
 
 DIR holds the peers, each in an environment of its own; docs/measurements/engines.md says how to install them.  Those
@@ -24,7 +24,7 @@ from scripts.bench.common import models
 from scripts.bench.common.proc import load_average, processor
 from scripts.bench.common.report import Result, bench_parser, finish
 from scripts.bench.common.turns import say, today
-from scripts.bench.peers.catalog import CHAIN, FULL, INT8, KV_CACHE_GIB, RUNNER, PeerEngine, engines
+from scripts.bench.peers.catalog import CHAIN, FULL, INT4, INT8, KV_CACHE_GIB, RUNNER, PeerEngine, engines
 from scripts.bench.peers.child import EngineFailed, EngineProcess
 from scripts.bench.peers.figures import floor_line, memory_line, ratio_lines
 from scripts.bench.peers.rounds import PeerContest
@@ -109,9 +109,9 @@ class Match:
         records = self._contest.records
         found = ratio_lines(records, self._model, self._quantization)
         if self._bandwidths:
-            streamed = models.streamed_bytes(self._model, halved=self._quantization == INT8)
-            found.append(floor_line(records, self._model, streamed, median(self._bandwidths)))
-        weights = models.weight_bytes(self._model, halved=self._quantization == INT8)
+            streamed = models.streamed_bytes(self._model, quantization=self._quantization)
+            found.append(floor_line(records, self._model, self._quantization, streamed, median(self._bandwidths)))
+        weights = models.weight_bytes(self._model, quantization=self._quantization)
         for engine, report in self._reports.items():
             found.append(memory_line(engine, self._model, report["worker_peak_rss"], weights, KV_CACHE_GIB << 30))
         return found
@@ -122,7 +122,7 @@ class Match:
         return "\n".join([engine_table(self._contest.records, self._versions, title), how, *self._contest.remarks])
 
     def _title(self) -> str:
-        weights = "16-bit weights" if self._quantization == FULL else "int8 weights"
+        weights = "16-bit weights" if self._quantization == FULL else f"{self._quantization} weights"
         return f"Model {self._model}, {weights}"
 
 
@@ -143,7 +143,7 @@ def arguments() -> argparse.Namespace:
     parser = bench_parser(__doc__)
     parser.add_argument("--peers", type=Path, required=True, help="the folder of the peers and of the models")
     parser.add_argument("--model", choices=["S", "M", BOTH], default="S")
-    parser.add_argument("--quantization", choices=[FULL, INT8, BOTH], default=FULL)
+    parser.add_argument("--quantization", choices=[FULL, INT8, INT4, BOTH], default=FULL)
     parser.add_argument("--workloads", type=_names(WORKLOADS), default=list(WORKLOADS), help="a,b1,b2,c,d")
     parser.add_argument(
         "--engines", type=lambda text: set(text.split(",")), default=set(), help=f"{RUNNER},{CHAIN},..."

@@ -32,6 +32,7 @@ MAX_HEADER = 100 << 20  # the format's own limit
 LFS_POINTER = b"version https://git-lfs"
 OTHER_FORMATS = {"*.gguf": "GGUF files", "*.bin": "PyTorch files (*.bin)", "*.pth": "PyTorch files (*.pth)"}
 GPU_DEVICES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
+LEAST_WEIGHT = {"none": 2, "int8": 1, "int4": 0.5}  # bytes of a number
 LEAST_KV = {"auto": 2, "bfloat16": 2, "float32": 4, "int8": 1, "fp8": 1}  # bytes of a number
 
 
@@ -209,13 +210,13 @@ def check_memory(settings: Settings, facts: CheckpointFacts, *, workers: int) ->
             kv_bytes = plan.num_bytes if memory.num_blocks else kv_bytes
         except ConfigError as error:
             yield Finding("wrong", "memory", str(error))
-    least_weights = (1 if settings.engine.quantization == "int8" else 2) * facts.num_elements
+    least_weights = int(LEAST_WEIGHT[settings.engine.quantization] * facts.num_elements)
     if not facts.quantised:  # else weights are dequantised: they take more than their files
         least_weights = min(facts.num_bytes, least_weights)
     needed = workers * (kv_bytes + least_weights)
     if needed > free:
         each = f"{workers} workers need" if workers > 1 else "the worker needs"
-        remedy = "lower kv_cache_memory" if memory.kv_cache_memory else "use a smaller model, or quantization=int8"
+        remedy = "lower kv_cache_memory" if memory.kv_cache_memory else "use a smaller model, or quantization=int4"
         yield Finding(
             "wrong",
             "memory",

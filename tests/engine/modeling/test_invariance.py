@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,12 +19,14 @@ PARAMS = SamplingParams(temperature=0.9, top_p=0.95, logprobs=5, prompt_logprobs
 NUM_TOKENS = 24
 
 
-FORMATS: dict[str, dict[str, str]] = {
+FORMATS: dict[str, dict[str, Any]] = {
     "llama-mha": {},
     "mistral-window": {"kv_cache_dtype": "int8"},
     "qwen3": {"dtype": "bfloat16"},
     "qwen2": {"quantization": "int8"},
     "qwen2-moe": {},
+    "llama-tied": {"quantization": "int4", "quantization_group": 32},
+    "mixtral": {"quantization": "int4", "quantization_head": "none", "dtype": "bfloat16"},
 }
 
 

@@ -30,7 +30,7 @@ Formats = tuple[tuple[str, str], ...]
 FLOAT32: Formats = (("dtype", "float32"),)  # said, since `auto` is what a processor is fastest in
 EXACT: list[Formats] = [FLOAT32, *((*FLOAT32, ("kv_cache_dtype", stored)) for stored in ("float32", "int8"))]
 # Inputs of linears are rounded: a last bit can move one by a whole step, which soon has moved others.
-ROUNDED: list[Formats] = [(("dtype", "bfloat16"),), (("quantization", "int8"),)]
+ROUNDED: list[Formats] = [(("dtype", "bfloat16"),), (("quantization", "int8"),), (("quantization", "int4"),)]
 
 
 def generate(runner: ModelRunner) -> list[list[int]]:

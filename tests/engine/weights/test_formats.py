@@ -10,6 +10,7 @@ import torch
 from engine.description.spec import AttentionSpec
 from engine.modeling.kv_pool import KVLayout, KVPool
 from engine.weights.formats import Formats, resolve_device, resolve_formats
+from kernels.ops.codes import INT4
 from kernels.ops.kv_store import store_kv
 from shared.errors import ConfigError
 
@@ -18,7 +19,7 @@ CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
 
 def resolve(
-    stored: torch.dtype, device: torch.device = CPU, *, fast: bool = False, codes: bool = False, **settings: str
+    stored: torch.dtype, device: torch.device = CPU, *, fast: bool = False, codes: bool = False, **settings: Any
 ) -> Formats:
     given: dict[str, Any] = {"dtype": "auto", "quantization": "none", "kv_cache_dtype": "auto"} | settings
     return resolve_formats(**given, stored=stored, device=device, fast_bfloat16=fast, dequantised=codes)
@@ -54,6 +55,13 @@ def resolve(
         (resolve(F16, codes=True), Formats(F32, F32, F32)),
         (resolve(BF16, codes=True, dtype="float32", quantization="int8"), Formats(F32, I8, BF16)),
         (resolve(BF16, GPU, codes=True), Formats(BF16, BF16, BF16)),
+        # int4 weights
+        (resolve(BF16, quantization="int4"), Formats(F32, INT4, BF16, I8, 64)),
+        (resolve(BF16, quantization="int4", quantization_group=32), Formats(F32, INT4, BF16, I8, 32)),
+        (resolve(BF16, quantization="int4", quantization_head="none"), Formats(F32, INT4, BF16, BF16, 64)),
+        (resolve(F32, quantization="int4", quantization_head="none"), Formats(F32, INT4, BF16, F32, 64)),
+        (resolve(BF16, quantization="int8", quantization_head="none"), Formats(F32, I8, BF16, BF16)),
+        (resolve(BF16, GPU, quantization="int4", quantization_head="none"), Formats(BF16, INT4, BF16, BF16, 64)),
         # a GPU computes as the checkpoint is stored
         (resolve(BF16, GPU), Formats(BF16, BF16, BF16)),
         (resolve(F16, GPU), Formats(F16, F16, F16)),
@@ -70,7 +78,19 @@ def test_rounding_is_of_bfloat16_arithmetic_alone() -> None:
     assert Formats(BF16, BF16, BF16).rounds
     assert not Formats(F32, BF16, BF16).rounds
     assert not Formats(BF16, I8, BF16).rounds, "int8 rounds in its own way"
+    assert not Formats(BF16, INT4, BF16, I8, 64).rounds
+    assert Formats(BF16, INT4, BF16, BF16, 64).rounds, "the head's inputs"
     assert str(Formats(F32, I8, BF16)) == "float32, weights int8, KV cache bfloat16"
+    named = str(Formats(F32, INT4, BF16, I8, 32))
+    assert named == "float32, weights int4 in groups of 32, head int8, KV cache bfloat16"
+
+
+def test_what_a_fingerprint_says_of_quantisation() -> None:
+    assert Formats(F32, BF16, BF16).quantization == "none"
+    assert Formats(F32, I8, BF16).quantization == "int8"
+    assert Formats(F32, I8, BF16, BF16).quantization == "int8, head bfloat16"
+    assert Formats(F32, INT4, BF16, I8, 64).quantization == "int4, groups of 64"
+    assert Formats(F32, INT4, BF16, F32, 32).quantization == "int4, groups of 32, head float32"
 
 
 def test_fp8_is_for_gpus() -> None:

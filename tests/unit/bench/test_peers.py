@@ -14,7 +14,7 @@ import pytest
 from scripts.bench.common import models
 from scripts.bench.common.proc import tree
 from scripts.bench.common.turns import rotated
-from scripts.bench.peers.catalog import CHAIN, FULL, INT8, RUNNER, PeerEngine, engines
+from scripts.bench.peers.catalog import CHAIN, FULL, INT4, INT8, RUNNER, RUNNER_INT8, PeerEngine, engines
 from scripts.bench.peers.child import EngineFailed, EngineProcess
 from scripts.bench.peers.figures import best_peer, floor_line, memory_line, ratio_lines, target
 from scripts.bench.peers.rounds import EngineRecord, EngineRun, PeerContest
@@ -126,6 +126,17 @@ def test_seconds_are_better_when_fewer() -> None:
     assert [line.missed for line in ratio_lines(records, "S", FULL)] == [False, True]
 
 
+def test_int4_is_compared_with_our_int8_too_which_is_no_peer() -> None:
+    records = {
+        ("b1", RUNNER): record("b1", 1.0),
+        ("b1", RUNNER_INT8): record("b1", 0.9),
+        ("b1", "p"): record("b1", 2.0),
+    }
+    peer, chain, wider = ratio_lines(records, "S", INT4)
+    assert (peer.measured, chain.measured) == (2.0, None)
+    assert wider.measured == pytest.approx(0.9) and wider.missed
+
+
 def test_a_figure_that_is_absent_misses_its_target() -> None:
     alone = ratio_lines({("c", RUNNER): record("c", 1.0)}, "M", FULL)
     assert [(line.measured, line.missed) for line in alone] == [(None, True), (None, True)]
@@ -136,14 +147,16 @@ def test_targets() -> None:
     assert [target(RUNNER, "M", FULL, name) for name in WORKLOADS] == [1.0, 1.25, 1.25, 1.1, 1.1]
     assert {target(CHAIN, model, FULL, name) for model in "SM" for name in WORKLOADS} == {1.0}
     assert target(RUNNER, "S", INT8, "b1") == 1.1
+    assert [target(RUNNER, "M", INT4, name) for name in WORKLOADS] == [1.5, None, None, 1.05, None]
     assert target(RUNNER, "M", INT8, "b1") is None and target("openvino-fp16", "S", FULL, "a") is None
 
 
 def test_decoding_against_the_memory_floor() -> None:
     records = {("a", RUNNER): record("a", 1.37, first=0.1)}  # 127 steps of 10 ms
-    line = floor_line(records, "S", streamed=90_000_000, bandwidth=10e9)
+    line = floor_line(records, "S", FULL, streamed=90_000_000, bandwidth=10e9)
     assert line.measured == pytest.approx(0.9) and not line.missed
-    assert floor_line({}, "S", streamed=1, bandwidth=1.0).missed
+    assert floor_line(records, "S", INT4, streamed=84_000_000, bandwidth=10e9).missed
+    assert floor_line({}, "S", FULL, streamed=1, bandwidth=1.0).missed
 
 
 def test_peak_memory() -> None:
@@ -239,6 +252,10 @@ def test_absent_peers_are_known_by_what_is_missing(tmp_path: Path) -> None:
     assert found["openvino-int8"].missing[0] == tmp_path / "v-ov" / "bin" / "python"
     assert not found[RUNNER].missing
     assert found[RUNNER].options["settings"]["quantization"] == INT8
+    found = {engine.name: engine for engine in engines(tmp_path, "S", INT4)}
+    peers = {"openvino-int4", "onnxruntime-int4", "llamacpp-q4_0", "llamacpp-q4_k_m"}
+    assert set(found) == {RUNNER, RUNNER_INT8, CHAIN} | peers
+    assert found[RUNNER_INT8].options["settings"]["quantization"] == INT8 and found[RUNNER_INT8].is_ours
 
 
 # -- models
@@ -247,4 +264,9 @@ def test_absent_peers_are_known_by_what_is_missing(tmp_path: Path) -> None:
 def test_the_models_have_their_sizes() -> None:
     assert {name: models.weight_bytes(name) // 2 for name in models.SPECS} == {"S": 134_515_008, "M": 348_701_696}
     assert models.streamed_bytes("S") == models.weight_bytes("S"), "the embedding is the head too"
+    held = models.weight_bytes("S", quantization="int4")
+    layers = 30 * 576 * (576 * 2 + 384 + 3 * 1536)
+    # 9 groups of 64 in 576 features, 24 in 1,536: a scale for each in every row
+    scales = 2 * 30 * (9 * (576 + 2 * 192 + 576 + 2 * 1536) + 24 * 576)
+    assert held == layers // 2 + scales + 49_152 * 576 + 2 * 576 * 61
     assert models.weight_bytes("M") - models.streamed_bytes("M") == 2 * 32_000 * 1024
