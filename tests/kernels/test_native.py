@@ -91,6 +91,16 @@ def test_float32_and_bfloat16_panels_of_the_same_values_give_the_same_bits(nativ
     assert torch.equal(wide, narrow)
 
 
+@pytest.mark.parametrize("in_features", [16, 48, 64, 576])
+def test_products_of_bfloat16_are_near_the_exact_ones(native: Native, in_features: int) -> None:
+    """By vectors, or by tiles where the features are a multiple of 32."""
+    x, weight = normal(70, in_features), normal(361, in_features, seed=1).bfloat16()
+    packed, wanted = pack(native, weight, torch.bfloat16), x.bfloat16().double() @ weight.double().t()
+    for rows in (1, 15, 16, 17, 31, 32, 33, 70):
+        found = native.linear(x[:rows].contiguous(), packed, rounds=True)
+        torch.testing.assert_close(found, wanted[:rows].float(), atol=2e-6 * in_features, rtol=1e-5)
+
+
 def test_rounding_is_of_what_goes_in(native: Native) -> None:
     x, weight = normal(9, 144), normal(64, 144, seed=1).bfloat16()
     found = native.linear(x, pack(native, weight, torch.bfloat16), rounds=True)

@@ -197,6 +197,7 @@ void multiply_slots(Member &member, const PgLayer &layer, bool second, bool roun
             out(slot, column, low, high);
         });
     });
+    release_tiles();
     member.barrier();
 }
 

@@ -13,6 +13,7 @@
 #include "pageant.h"
 #include "simd.h"
 #include "team.h"
+#include "tiles.h"
 
 constexpr int MAX_ROWS = W == 16 ? 12 : 4;  // of a microkernel: what the register file holds
 
@@ -104,6 +105,14 @@ inline Kernel kernel_of(const PgLinear &w, bool round) {
     return HAS_BF16_DOT && round ? DOT_BF16 : FLOAT_BF16;
 }
 
+// Whether tiles multiply: where sums depend on that, all rows of a weight or none.
+inline bool by_tiles(Kernel kernel, const PgLinear &w, int64_t rows) {
+    constexpr int64_t FEW = 4;  // rows of bytes that vectors multiply as fast
+    if (!HAS_TILES || !tiles_allowed()) return false;
+    if (kernel == DOT_I8) return w.k % TILE_BYTES == 0 && rows > FEW;
+    return kernel == DOT_BF16 && w.k % (TILE_BYTES / 2) == 0;
+}
+
 // Few rows leave registers for more columns at a time, which hides the latency of their chains.
 constexpr int wide_columns(int rows) { return W == 16 ? (rows == 1 ? 8 : rows <= 4 ? 4 : 2) : (rows == 1 ? 4 : 2); }
 constexpr int MAX_TILE = W == 16 ? MAX_ROWS * NR : MAX_ROWS * NR * 2;  // results of one tile at most
@@ -133,10 +142,44 @@ PG_INLINE Fetch ahead(Kernel kernel, const PgLinear &w, int64_t panel, int64_t i
     return {base, 0, 0};
 }
 
+// One panel's sums of `rows` rows, [rows][NR], to out.
+template <class Out>
+PG_INLINE void hand_out(Kernel kernel, const Rows &x, int64_t row, int64_t rows, const PgLinear &w, int64_t panel,
+                        const float *sums, Out &&out) {
+    const int64_t column = panel * NR;
+    for (int64_t r = 0; r < rows; r++, sums += NR) {
+        F low = load<F>(sums), high = load<F>(sums + W);
+        if (kernel == DOT_I8) {
+            low = rescale(w, column, low, x.scales[row + r]);
+            high = rescale(w, column + W, high, x.scales[row + r]);
+        }
+        out(row + r, column, low, high);
+    }
+}
+
+// A panel is read once where there are few rows: then it fetches a little ahead of itself, else the next panel.
+template <class Out>
+PG_INLINE void block_by_tiles(Kernel kernel, const Rows &x, int64_t first, int64_t last, const PgLinear &w,
+                              int64_t begin, int64_t end, Out &&out) {
+    constexpr int64_t DISTANCE = 8192;
+    alignas(64) float results[TILE_ROWS * NR];
+    const int64_t width = kernel == DOT_I8 ? 1 : 2, bytes = NR * w.k * width;
+    for (int64_t panel = begin; panel < end; panel++)
+        for (int64_t row = first; row < last; row += TILE_ROWS) {
+            const int64_t rows = last - row < TILE_ROWS ? last - row : TILE_ROWS;
+            const char *at = (const char *)w.packed + panel * bytes;
+            const char *next = last - first <= TILE_ROWS ? at + DISTANCE : row == first ? at + bytes : nullptr;
+            const char *given = (const char *)x.data + row * x.stride * width;
+            multiply_tiles({kernel == DOT_I8, given, x.stride * width, rows, at, next, w.k * width / TILE_BYTES}, results);
+            hand_out(kernel, x, row, rows, w, panel, results, out);
+        }
+}
+
 // Rows [first, last) times panels [begin, end): panels outside, so that each stays in the nearest cache.
 template <class Out>
 PG_INLINE void block(Kernel kernel, const Rows &x, int64_t first, int64_t last, const PgLinear &w, int64_t begin,
                      int64_t end, Out &&out) {
+    if (by_tiles(kernel, w, last - first)) return block_by_tiles(kernel, x, first, last, w, begin, end, out);
     alignas(64) float results[MAX_TILE];
     const int64_t tiles = (last - first + MAX_ROWS - 1) / MAX_ROWS;
     for (int64_t panel = begin, taken = 1; panel < end; panel += taken)
@@ -145,16 +188,7 @@ PG_INLINE void block(Kernel kernel, const Rows &x, int64_t first, int64_t last, 
             const TileFunction function = tile_function(kernel, rows);
             taken = function(x, row, w, panel, tiles == 1 ? end : panel + 1, ahead(kernel, w, panel, i, tiles), results);
             for (int64_t p = 0; p < taken; p++)
-                for (int64_t r = 0; r < rows; r++) {
-                    const float *at = results + (p * rows + r) * NR;
-                    const int64_t column = (panel + p) * NR;
-                    F low = load<F>(at), high = load<F>(at + W);
-                    if (kernel == DOT_I8) {
-                        low = rescale(w, column, low, x.scales[row + r]);
-                        high = rescale(w, column + W, high, x.scales[row + r]);
-                    }
-                    out(row + r, column, low, high);
-                }
+                hand_out(kernel, x, row, rows, w, panel + p, results + p * rows * NR, out);
             row = next;
         }
 }
@@ -183,4 +217,5 @@ void multiply(Member &member, Kernel kernel, const Rows &x, int64_t m, const PgL
         const int64_t end = begin + piece < panels ? begin + piece : panels;
         block(kernel, x, m * b / blocks, m * (b + 1) / blocks, w, begin, end, out);
     });
+    release_tiles();
 }

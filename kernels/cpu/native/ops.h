@@ -27,13 +27,17 @@ int64_t largest(const float *values, int64_t n);  // its id, the lowest among eq
 // The token that a row of logits, divided in place, takes: see pg_extend.
 int64_t draw_row(float *logits, int64_t vocab, float temperature, int64_t seed, int64_t position);
 
+// From one converted row of so many bytes to the next: an odd number of cache lines, and none that belongs to two rows.
+constexpr int64_t CONVERTED_MORE = 64;  // elements of two bytes that this may take beyond a row's own
+inline int64_t converted_stride(int64_t bytes) { return ((bytes + 63) / 64 | 1) * 64; }
+
 // Activations of one linear after another, converted to what the microkernel of the weight's format reads.
 struct Activations {
     float *x;        // [m, stride]
     int64_t stride;  // elements
     int64_t m;
     bool round;      // to bfloat16
-    void *converted;  // [m, stride] of two bytes
+    void *converted;  // [m, stride + CONVERTED_MORE] of two bytes
     float *scales;    // [m]
 };
 
@@ -66,19 +70,21 @@ void linear(Member &member, const Activations &a, const PgLinear &w, Out &&out) 
     const int64_t piece = a.m < 4 * member.count ? 1 : 4;
     if (kernel == DOT_I8) {
         uint8_t *bytes = (uint8_t *)a.converted;
+        const int64_t stride = converted_stride(w.k);
         member.for_each(a.m, piece, [&](int64_t row, int64_t end) {
-            for (; row < end; row++) a.scales[row] = quantize_row(a.x + row * a.stride, w.k, bytes + row * a.stride);
+            for (; row < end; row++) a.scales[row] = quantize_row(a.x + row * a.stride, w.k, bytes + row * stride);
         });
         member.barrier();
-        return multiply(member, DOT_I8, {bytes, a.stride, a.scales}, a.m, w, finish);
+        return multiply(member, DOT_I8, {bytes, stride, a.scales}, a.m, w, finish);
     }
     if (kernel == DOT_BF16) {
         uint16_t *pairs = (uint16_t *)a.converted;
+        const int64_t stride = converted_stride(2 * w.k) / 2;
         member.for_each(a.m, piece, [&](int64_t row, int64_t end) {
-            for (; row < end; row++) to_bf16_row(a.x + row * a.stride, w.k, pairs + row * a.stride);
+            for (; row < end; row++) to_bf16_row(a.x + row * a.stride, w.k, pairs + row * stride);
         });
         member.barrier();
-        return multiply(member, DOT_BF16, {pairs, a.stride, nullptr}, a.m, w, finish);
+        return multiply(member, DOT_BF16, {pairs, stride, nullptr}, a.m, w, finish);
     }
     if (a.round) {
         member.for_each(a.m, piece, [&](int64_t row, int64_t end) {
