@@ -21,8 +21,7 @@ bool tiles_allowed();
 
 struct Tiles {
     bool bytes;        // unsigned times signed ones, else pairs of bfloat16
-    const void *rows;  // the first of them
-    int64_t stride;    // bytes
+    const void *rows;  // [steps][count][TILE_BYTES]
     int64_t count;     // 1 ... TILE_ROWS
     const void *panel;
     const void *next;  // what to fetch meanwhile, as much as the panel has; or NULL
@@ -31,6 +30,15 @@ struct Tiles {
 
 // Sums [count][NR], 32-bit integers of bytes and float32 of bfloat16.
 void multiply_tiles(const Tiles &t, float *results);
+
+// Attention over a cache of bfloat16 (kv.h), for `count` rows.  Scores of 32 keys, 16 at each of `columns`, whose pairs of
+// features are `width` bytes apart; queries [steps][count][TILE_BYTES]; from a row's scores to the next: `stride` floats.
+void score_tiles(const void *queries, int64_t count, int64_t steps, const uint8_t *const columns[2], int64_t width,
+                 float *scores, int64_t stride);
+
+// mixed [count][dims] += probabilities [count][stride] times values: of each sixteen tokens 8 pairs [8][dims][2].
+void mix_tiles(const uint16_t *probabilities, int64_t stride, int64_t count, const uint8_t *const *values,
+               int64_t sixteens, int64_t dims, float *mixed);
 
 // To be called by a thread that has multiplied, before it does something else.
 void release_tiles();
