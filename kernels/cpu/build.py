@@ -59,8 +59,13 @@ class BuildTarget:
 _V3 = frozenset(("avx2", "fma", "bmi1", "bmi2", "f16c", "movbe", "abm"))
 _V4 = _V3 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
 _VNNI = _V4 | {"avx512_vnni"}
+_BF16 = _VNNI | {"avx512_bf16"}
+_VECTORS = ("-march=x86-64-v4", "-mavx512vnni", "-mavx512bf16")
 TARGETS: dict[str, BuildTarget] = {  # the best first
-    "cooperlake": BuildTarget(("-march=x86-64-v4", "-mavx512vnni", "-mavx512bf16"), _VNNI | {"avx512_bf16"}),
+    "sapphirerapids": BuildTarget(
+        (*_VECTORS, "-mamx-tile", "-mamx-int8", "-mamx-bf16"), _BF16 | {"amx_tile", "amx_int8", "amx_bf16"}
+    ),
+    "cooperlake": BuildTarget(_VECTORS, _BF16),
     "cascadelake": BuildTarget(("-march=x86-64-v4", "-mavx512vnni"), _VNNI),
     "x86-64-v4": BuildTarget(("-march=x86-64-v4",), _V4),
     "x86-64-v3": BuildTarget(("-march=x86-64-v3",), _V3),

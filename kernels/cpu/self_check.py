@@ -38,6 +38,7 @@ def first_difference(native: Native) -> str:
     """The first op that is not what its reference says; empty where all are."""
     checks: dict[str, Callable[[], bool]] = {"rms_norm": lambda: check_rms_norm(native)}
     checks |= {f"linear in {dtype}": lambda dtype=dtype: check_linear(native, dtype) for dtype in FORMATS}  # type: ignore[misc]
+    checks["linear of rounded rows"] = lambda: check_rounded_linear(native)
     checks |= {f"linear in {dtype}": lambda dtype=dtype: check_codes(native, dtype) for dtype in NIBBLES}  # type: ignore[misc]
     checks |= {f"attention over {dtype}": lambda dtype=dtype: check_attention(native, dtype) for dtype in FORMATS}  # type: ignore[misc]
     checks["linear attention"] = lambda: check_linear_attention(native)
@@ -59,6 +60,14 @@ def check_linear(native: Native, dtype: torch.dtype) -> bool:
     else:
         wanted = linear.linear(x, linear.pack_linear(weight.to(dtype).float()))
     return _near(native.linear(x, packed), wanted)
+
+
+def check_rounded_linear(native: Native) -> bool:
+    """By products of bfloat16 where the processor has them, of vectors or of tiles."""
+    x, weight = _random(37, 64), _random(72, 64).bfloat16()
+    packed = torch.empty(native.packed_bytes(72, 64, weight.dtype), dtype=torch.uint8)
+    found = native.linear(x, native.pack_linear(weight, weight.dtype, packed), rounds=True)
+    return _near(found, linear.linear(x.bfloat16().float(), linear.pack_linear(weight.float())))
 
 
 def check_codes(native: Native, dtype: torch.dtype) -> bool:

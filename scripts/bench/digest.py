@@ -26,8 +26,9 @@ from engine.loading.fingerprint import processor
 from engine.loading.load import load_model
 from engine.weights.digest import DigestMemory
 from kernels.cpu.loading import load_compiled
-from scripts.bench.common.models import llama, write_config, write_weights
+from scripts.bench.common.models import write_config, write_weights
 from scripts.bench.common.report import Result, bench_parser, finish
+from scripts.bench.common.specs import llama
 from shared.config import Settings
 from shared.errors import ConfigError
 

@@ -10,7 +10,7 @@ from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP
 
-from scripts.bench.common.models import llama
+from scripts.bench.common.specs import llama
 
 OWN: dict[str, Any] = {
     "head_dim": 32, "max_position_embeddings": 1024, "tie_word_embeddings": True, "bos_token_id": 0, "eos_token_id": 0,

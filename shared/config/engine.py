@@ -50,7 +50,7 @@ class EngineSettings(Section, frozen=True, kw_only=True):
         ),
     ] = "auto"
     cpu_target: Annotated[
-        Literal["native", "x86-64-v3", "x86-64-v4", "cascadelake", "cooperlake"],
+        Literal["native", "x86-64-v3", "x86-64-v4", "cascadelake", "cooperlake", "sapphirerapids"],
         advanced("Kind of processor that the native kernels are compiled for. native: this one."),
     ] = "native"
     batch_invariant: Annotated[

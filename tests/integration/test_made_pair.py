@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from scripts.bench.common.models import llama
+from scripts.bench.common.specs import llama
 from scripts.bench.speculation.checkpoint import MadePair, ensure_pair, one_cycle, partly_exchanged
 from tests.integration.engine import Engine, ask, token_ids
 

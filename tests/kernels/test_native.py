@@ -92,6 +92,16 @@ def test_float32_and_bfloat16_panels_of_the_same_values_give_the_same_bits(nativ
     assert torch.equal(wide, narrow)
 
 
+@pytest.mark.parametrize("in_features", [16, 48, 64, 576])
+def test_products_of_bfloat16_are_near_the_exact_ones(native: Native, in_features: int) -> None:
+    """By vectors, or by tiles where the features are a multiple of 32."""
+    x, weight = normal(70, in_features), normal(361, in_features, seed=1).bfloat16()
+    packed, wanted = pack(native, weight, torch.bfloat16), x.bfloat16().double() @ weight.double().t()
+    for rows in (1, 15, 16, 17, 31, 32, 33, 70):
+        found = native.linear(x[:rows].contiguous(), packed, rounds=True)
+        torch.testing.assert_close(found, wanted[:rows].float(), atol=2e-6 * in_features, rtol=1e-5)
+
+
 def test_rounding_is_of_what_goes_in(native: Native) -> None:
     x, weight = normal(9, 144), normal(64, 144, seed=1).bfloat16()
     found = native.linear(x, pack(native, weight, torch.bfloat16), rounds=True)
@@ -166,7 +176,9 @@ class Paged:
         blocks: np.ndarray = self.tables[index, places // self.block_size]
         return blocks * self.block_size + places % self.block_size
 
-    def attend(self, scheduled: list[int], window: int, order: list[int] | None = None) -> list[Tensor]:
+    def attend(
+        self, scheduled: list[int], window: int, order: list[int] | None = None, *, rounds: bool = False
+    ) -> list[Tensor]:
         """Of each sequence in `order`, the outputs of its last `scheduled` tokens."""
         chosen = np.array(order if order is not None else range(len(self.lengths)))
         counts, ends = np.array(scheduled)[chosen], np.array(self.lengths)[chosen]
@@ -175,6 +187,7 @@ class Paged:
         tokens = torch.zeros(len(self.lengths), longest, dtype=torch.int64)
         step = StepColumns(tokens, self.tables).fill(chosen, ends - counts, counts, np.zeros_like(counts))
         model = abi.PgModel(block_size=self.block_size, kv_format=FORMATS[self.shape.dtype])
+        model.round_activations = rounds
         keys, values = (block.data_ptr() for block in self.blocks)
         layer = abi.PgLayer(
             num_heads=self.num_heads,
@@ -216,35 +229,72 @@ def test_attention(
         torch.testing.assert_close(found, wanted, atol=2e-5, rtol=1e-4)
 
 
+@pytest.mark.parametrize("window", [0, 5, 100])
+@pytest.mark.parametrize("heads", HEADS)
+def test_attention_of_rounded_queries_is_near(native: Native, heads: tuple[int, int, int], window: int) -> None:
+    """By tiles, where there are any, queries and probabilities are rounded to bfloat16 too."""
+    paged = Paged(native, LENGTHS, heads, 16, torch.bfloat16)
+    both = zip(paged.attend(SCHEDULED, window, rounds=True), paged.expected(SCHEDULED, window), strict=True)
+    for found, wanted in both:
+        torch.testing.assert_close(found, wanted, atol=3e-2, rtol=2e-2)
+        assert float((found - wanted).abs().mean()) < 2e-3
+
+
+@pytest.mark.parametrize("heads", [(9, 3, 64), (6, 2, 32)])
+def test_attention_of_rounded_queries_does_not_hang_on_the_block_size(
+    native: Native, heads: tuple[int, int, int]
+) -> None:
+    first, *others = (
+        Paged(native, LENGTHS, heads, size, torch.bfloat16).attend(SCHEDULED, 0, rounds=True) for size in (16, 32, 64)
+    )
+    for other in others:
+        assert all(torch.equal(one, two) for one, two in zip(first, other, strict=True))
+
+
+@pytest.mark.parametrize("rounds", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("window", [0, 1, 37, 256, 300])
 @pytest.mark.parametrize("heads", [(9, 3, 64), (8, 1, 16)])
 def test_attention_of_a_token_is_alone(
-    native: Native, heads: tuple[int, int, int], window: int, dtype: torch.dtype
+    native: Native, heads: tuple[int, int, int], window: int, dtype: torch.dtype, rounds: bool
 ) -> None:
     """Bit for bit: by itself or beside others, in whole prompts or in chunks of any size, in any order."""
     paged = Paged(native, LENGTHS, heads, 16, dtype)
-    whole = paged.attend(LENGTHS, window)
+    whole = paged.attend(LENGTHS, window, rounds=rounds)
     for scheduled in ([1] * 8, SCHEDULED, [min(length, 13) for length in LENGTHS]):
-        for found, wanted in zip(paged.attend(scheduled, window), whole, strict=True):
+        for found, wanted in zip(paged.attend(scheduled, window, rounds=rounds), whole, strict=True):
             assert torch.equal(found, wanted[-len(found) :])
     order = [5, 3, 0, 7]
-    for index, found in zip(order, paged.attend(LENGTHS, window, order), strict=True):
+    for index, found in zip(order, paged.attend(LENGTHS, window, order, rounds=rounds), strict=True):
         assert torch.equal(found, whole[index])
     for index in range(len(LENGTHS)):
-        assert torch.equal(paged.attend(LENGTHS, window, [index])[0], whole[index])
+        assert torch.equal(paged.attend(LENGTHS, window, [index], rounds=rounds)[0], whole[index])
+
+
+def test_what_lies_behind_a_sequence_has_no_part_in_it(native: Native) -> None:
+    """Values of tokens to come may be anything, even no numbers, where a block was another sequence's before."""
+    for length in (1, 2, 13, 16, 35):
+        paged = Paged(native, [length], (4, 2, 32), 16, torch.bfloat16)
+        before = paged.attend([length], 0, rounds=True)[0]
+        block, first = int(paged.tables[0, (length - 1) // 16]), length + length % 2
+        later = torch.arange(first, -(-length // 16) * 16) % 16 + block * 16
+        wild = torch.full((len(later), 2, 32), float("nan"))
+        if len(later):
+            paged.native.store_kv(paged.shape, wild, wild, later, *paged.blocks)
+        assert torch.equal(paged.attend([length], 0, rounds=True)[0], before)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_store_touches_its_slots_only(native: Native, dtype: torch.dtype) -> None:
     """Storing one token more leaves what attention reads of the others as it was."""
     paged = Paged(native, [40, 24], (4, 2, 32), 16, dtype)
-    before = paged.attend([1, 24], 0)
+    before = [paged.attend([1, 24], 0, rounds=rounds) for rounds in (False, True)]
     free = int(paged.tables[1, 1]) * 16 + 8
     token = normal(1, 2, 32, seed=9) * 100
     native.store_kv(paged.shape, token, token, torch.tensor([free]), *paged.blocks)
-    for found, wanted in zip(paged.attend([1, 24], 0), before, strict=True):
-        assert torch.equal(found, wanted)
+    for rounds in (False, True):
+        for found, wanted in zip(paged.attend([1, 24], 0, rounds=rounds), before[rounds], strict=True):
+            assert torch.equal(found, wanted)
 
 
 @pytest.mark.parametrize("vocab_size", [1, 7, 16, 100, 361, 5000])

@@ -7,7 +7,7 @@
 namespace {
 
 // Passes bound the memory that slots take; each reads an expert's weights once for all its rows.
-constexpr int64_t ROWS_AT_ONCE = 512;
+constexpr int64_t SLOT_BYTES = 96 << 20, FEWEST_AT_ONCE = 512;
 
 // Which experts the rows of a pass take, the shared one as the last of them.  A slot is a row's place with one expert;
 // slots are in order of experts, and within an expert of rows.
@@ -30,7 +30,9 @@ struct Piece {
 struct Scratch {
     Routing routing;
     std::vector<Piece> pieces[2];  // of the first linears and of the second
-    Buffer logits, choices, slots, inner, scales;
+    Buffer logits, choices, slots, inner;
+    Buffer given, scales;           // rows as the experts' first linears read them, and the scales of bytes
+    Buffer gathered[Member::MOST];  // of each member: the rows of its ticket
 } scratch;
 
 // Counting sort: stable, so that a slot's row never depends on how the team worked.
@@ -118,8 +120,9 @@ void choose(const PgExperts &e, float *logits, float *choices, int64_t *ids, flo
     for (int64_t rank = 0; rank < e.top_k; rank++) weights[rank] *= e.scale;
 }
 
-// Each row's experts and weights, from what stands in `given`.
-void route(Member &member, const PgLayer &layer, const Activations &given) {
+// Each row's experts and weights, from what stands in `given`; calls also(row) when the router has read all rows.
+template <class Also>
+void route(Member &member, const PgLayer &layer, const Activations &given, Also &&also) {
     const PgExperts &e = *layer.experts;
     Routing &routing = scratch.routing;
     const int64_t stride = logits_stride(e), taken = routing.taken;
@@ -141,19 +144,21 @@ void route(Member &member, const PgLayer &layer, const Activations &given) {
         const float gate = gated ? (1.0f / one_plus_exp(splat(-own[padded(e.count)])))[0] : 1.0f;
         choose(e, own, choices + row * stride, ids, weights);
         if (shared) ids[e.top_k] = e.count, weights[e.top_k] = gate;
+        also(row);
     });
     member.barrier();
 }
 
 // One expert after the other: what a member reads comes in long stretches.
-void list_pieces(const PgLayer &layer, bool second, int members, std::vector<Piece> &pieces) {
+void list_pieces(const PgLayer &layer, bool second, bool round, int members, std::vector<Piece> &pieces) {
     const Routing &routing = scratch.routing;
     const auto each_block = [&](auto &&body) {
         for (int64_t expert = 0; expert < routing.num_experts; expert++) {
             const int64_t start = routing.starts[expert], rows = routing.starts[expert + 1] - start;
             if (!rows) continue;
             const PgLinear &w = weight_of(layer, expert, second);
-            const int64_t blocks = row_blocks(rows, w.k);
+            const bool tiled = by_tiles(kernel_of(w, round), w, rows);
+            const int64_t blocks = tiled ? tiled_blocks(rows, w.k) : row_blocks(rows, w.k);
             for (int64_t b = 0; b < blocks; b++)
                 body(expert, start + rows * b / blocks, start + rows * (b + 1) / blocks, (w.n + NR - 1) / NR);
         }
@@ -168,41 +173,77 @@ void list_pieces(const PgLayer &layer, bool second, int members, std::vector<Pie
     });
 }
 
-// Into what the kernel reads; `to` may be `from`, and has room for float32.  Returns the scale of bytes.
-float convert(const PgLinear &w, bool round, const float *from, float *to) {
+// Into what the kernel of a weight reads; `gap` as RowLayout has it.  Returns the scale of bytes.
+float convert(const PgLinear &w, bool round, const float *from, void *to, int64_t gap) {
     const Kernel kernel = kernel_of(w, round);
-    const int64_t n = w.k;
-    if (kernel == DOT_I8) return quantize_row(from, n, (uint8_t *)to);
+    if (kernel == DOT_I8) return quantize_row(from, w.k, (uint8_t *)to, gap);
     if (kernel == DOT_I4) {
         quantize_groups(from, nibbles_of(w), (uint8_t *)to);
         return 0;
     }
     if (kernel == DOT_BF16) {
-        to_bf16_row(from, n, (uint16_t *)to);
+        to_bf16_row(from, w.k, (uint16_t *)to, gap);
         return 0;
     }
-    if (to != from) memcpy(to, from, n * 4);
-    if (round) round_row(to, n);
+    memcpy(to, from, w.k * 4);
+    if (round) round_row((float *)to, w.k);
     return 0;
 }
 
-// All slots' rows times their experts' weights.
-template <class Out>
-void multiply_slots(Member &member, const PgLayer &layer, bool second, bool round, const float *slots, int64_t stride,
+// A converted row to another place.
+void copy_row(const uint8_t *from, int64_t bytes, uint8_t *to, int64_t gap) {
+    for (int64_t i = 0; i < bytes; i += 64, to += gap) memcpy(to, from + i, std::min<int64_t>(bytes - i, 64));
+}
+
+bool read_alike(const PgLinear &one, const PgLinear &other) {
+    return one.format == other.format && one.k == other.k && one.group == other.group;
+}
+
+// Rows that were converted once for all slots: as `like` reads them.
+struct Given {
+    const PgLinear &like;
+    const uint8_t *rows;
+    RowLayout layout;
+    const float *scales;
+};
+
+// All slots' rows times their experts' weights.  A slot's row is one of `given`, or from(slot) to be converted.
+template <class From, class Out>
+void multiply_slots(Member &member, const PgLayer &layer, bool second, bool round, const Given *given, From &&from,
                     Out &&out) {
     const std::vector<Piece> &pieces = scratch.pieces[second];
-    const float *scales = scratch.scales.get<float>(0);
+    const Routing &routing = scratch.routing;
     member.for_each((int64_t)pieces.size(), 1, [&](int64_t i, int64_t) {
         const Piece &p = pieces[i];
         const PgLinear &w = weight_of(layer, p.expert, second);
         const Kernel kernel = kernel_of(w, round);
-        const int64_t per_word = kernel == DOT_I8 || kernel == DOT_I4 ? 4 : kernel == DOT_BF16 ? 2 : 1;
-        const Rows rows{slots, stride * per_word, scales};
-        block(kernel, rows, p.first, p.last, w, p.begin, p.end, [&](int64_t slot, int64_t column, F low, F high) {
+        const int64_t count = p.last - p.first;
+        const RowLayout layout = layout_of(kernel, w, count);
+        const auto finish = [&](int64_t row, int64_t column, F low, F high) {
             add_bias(w, column, low, high);
-            out(slot, column, low, high);
-        });
+            out(p.first + row, column, low, high);
+        };
+        const bool ready = given && read_alike(given->like, w);
+        if (ready && count == 1) {
+            const int64_t row = routing.row_of[p.first];
+            const Rows one = layout.rows(kernel, given->rows + given->layout.at(row), given->scales + row);
+            return block(kernel, one, 0, 1, w, p.begin, p.end, finish);
+        }
+        float *scales = scratch.gathered[member.id].get<float>(padded(count) + count * layout.stride(layout.bytes) / 4);
+        uint8_t *rows = (uint8_t *)(scales + padded(count));
+        for (int64_t r = 0; r < count; r++) {
+            const int64_t slot = p.first + r, row = routing.row_of[slot];
+            uint8_t *to = rows + layout.at(r);
+            if (ready) {
+                copy_row(given->rows + given->layout.at(row), layout.bytes, to, layout.gap(r));
+                scales[r] = given->scales[row];
+            } else {
+                scales[r] = convert(w, round, from(slot), to, layout.gap(r));
+            }
+        }
+        block(kernel, layout.rows(kernel, rows, scales), 0, count, w, p.begin, p.end, finish);
     });
+    release_tiles();
     member.barrier();
 }
 
@@ -214,30 +255,27 @@ void mix_rows(Member &member, const Step &s, const PgLayer &layer, float *residu
     const int64_t taken = routing.taken, stride = s.hidden_stride, inner_stride = s.expert_stride;
     float *normed = s.normed + first * stride, *slots = scratch.slots.get<float>(0);
     float *inner = scratch.inner.get<float>(0), *scales = scratch.scales.get<float>(0);
-    route(member, layer, s.activations(normed, stride, rows));
+    const PgLinear &like = layer.experts->gate_up[0];
+    uint8_t *converted = scratch.given.get<uint8_t>(0);
+    RowLayout plain = layout_of(kernel_of(like, round), like, rows);
+    plain.tiled = false;
+    const Given given{like, converted, plain, scales};
+    route(member, layer, s.activations(normed, stride, rows), [&](int64_t row) {
+        scales[row] = convert(like, round, normed + row * stride, converted + plain.at(row), plain.gap(row));
+    });
     if (member.id == 0) {
         scratch.routing.assign(rows);
-        for (bool second : {false, true}) list_pieces(layer, second, member.count, scratch.pieces[second]);
+        for (bool second : {false, true}) list_pieces(layer, second, round, member.count, scratch.pieces[second]);
     }
     member.barrier();
-    const int64_t piece = rows * taken < 4 * member.count ? 1 : 4;
-    const auto convert_slots = [&](bool second, auto &&from, float *to, int64_t to_stride) {
-        member.for_each(rows * taken, piece, [&](int64_t slot, int64_t end) {
-            for (; slot < end; slot++) {
-                const PgLinear &w = weight_of(layer, routing.expert_of[slot], second);
-                scales[slot] = convert(w, round, from(slot), to + slot * to_stride);
-            }
-        });
-        member.barrier();
-    };
-    convert_slots(false, [&](int64_t slot) { return normed + routing.row_of[slot] * stride; }, slots, stride);
+    const auto row_of_slot = [&](int64_t slot) { return normed + routing.row_of[slot] * stride; };
     with_activation(layer, inner, inner_stride,
-                    [&](auto &&out) { multiply_slots(member, layer, false, round, slots, stride, out); });
-    convert_slots(true, [&](int64_t slot) { return inner + slot * inner_stride; }, inner, inner_stride);
-    multiply_slots(member, layer, true, round, inner, inner_stride, [&](int64_t slot, int64_t column, F low, F high) {
-        store(slots + slot * stride + column, low);
-        store(slots + slot * stride + column + W, high);
-    });
+                    [&](auto &&out) { multiply_slots(member, layer, false, round, &given, row_of_slot, out); });
+    multiply_slots(member, layer, true, round, nullptr, [&](int64_t slot) { return inner + slot * inner_stride; },
+                   [&](int64_t slot, int64_t column, F low, F high) {
+                       store(slots + slot * stride + column, low);
+                       store(slots + slot * stride + column + W, high);
+                   });
     member.for_each(rows, 1, [&](int64_t row, int64_t) {
         float *sum = normed + row * stride;
         const int64_t *own = routing.slots.data() + row * taken;
@@ -266,29 +304,44 @@ void begin_layer(const PgLayer &layer, int64_t rows) {
 
 }  // namespace
 
-int64_t reserve_experts(const PgModel &m, int64_t rows) {
-    int64_t stride = 0, taken = 0, logits = 0;
-    rows = std::min(rows, ROWS_AT_ONCE);
+namespace {
+
+// How many rows of a pass have room for what its slots hold.
+int64_t rows_at_once(const PgModel &m, const PgLayer &layer) {
+    const int64_t taken = layer.experts->top_k + has_shared(layer);
+    const int64_t bytes = 4 * taken * (row_stride(m.hidden) + row_stride(std::max(layer.experts->inner, layer.inner)));
+    return std::max(SLOT_BYTES / bytes, FEWEST_AT_ONCE);
+}
+
+}  // namespace
+
+int64_t reserve_experts(const PgModel &m, int64_t all) {
+    int64_t stride = 0;
+    for (int32_t i = 0; i < m.num_layers; i++) {
+        const PgLayer &layer = m.layers[i];
+        if (layer.experts) stride = std::max({stride, row_stride(layer.experts->inner), row_stride(layer.inner)});
+    }
     for (int32_t i = 0; i < m.num_layers; i++) {
         const PgLayer &layer = m.layers[i];
         if (!layer.experts) continue;
-        stride = std::max({stride, row_stride(layer.experts->inner), row_stride(layer.inner)});
-        taken = std::max<int64_t>(taken, layer.experts->top_k + has_shared(layer));
-        logits = std::max(logits, logits_stride(*layer.experts));
+        const int64_t rows = std::min(all, rows_at_once(m, layer));
+        const int64_t taken = layer.experts->top_k + has_shared(layer);
+        scratch.logits.get<float>(rows * logits_stride(*layer.experts));
+        scratch.choices.get<float>(rows * logits_stride(*layer.experts));
+        scratch.slots.get<float>(rows * taken * row_stride(m.hidden));
+        scratch.inner.get<float>(rows * taken * stride);
+        scratch.given.get<uint8_t>(rows * RowLayout::stride(4 * m.hidden));
+        scratch.scales.get<float>(rows);
     }
-    scratch.logits.get<float>(rows * logits);
-    scratch.choices.get<float>(rows * logits);
-    scratch.slots.get<float>(rows * taken * row_stride(m.hidden));
-    scratch.inner.get<float>(rows * taken * stride);
-    scratch.scales.get<float>(rows * taken);
     return stride;
 }
 
 void mix_experts(Member &member, const Step &s, const PgLayer &layer, float *residual, int64_t rows) {
-    if (member.id == 0) begin_layer(layer, std::min(rows, ROWS_AT_ONCE));
+    const int64_t most = rows_at_once(s.m, layer);
+    if (member.id == 0) begin_layer(layer, std::min(rows, most));
     member.barrier();
-    for (int64_t first = 0; first < rows; first += ROWS_AT_ONCE)
-        mix_rows(member, s, layer, residual, first, std::min(rows - first, ROWS_AT_ONCE));
+    for (int64_t first = 0; first < rows; first += most)
+        mix_rows(member, s, layer, residual, first, std::min(rows - first, most));
 }
 
 extern "C" void pg_route(const PgModel *model, const PgLayer *layer, const float *x, int64_t m, int64_t *ids,
@@ -296,12 +349,13 @@ extern "C" void pg_route(const PgModel *model, const PgLayer *layer, const float
     const PgExperts &e = *layer->experts;
     PgModel one = *model;
     one.layers = layer, one.num_layers = 1;
-    for (int64_t first = 0; first < m; first += ROWS_AT_ONCE) {
-        const int64_t rows = std::min(m - first, ROWS_AT_ONCE);
+    const int64_t most = rows_at_once(one, *layer);
+    for (int64_t first = 0; first < m; first += most) {
+        const int64_t rows = std::min(m - first, most);
         const Activations given = spread(x + first * one.hidden, rows, one.hidden, one.round_activations != 0);
         reserve_experts(one, rows);
         begin_layer(*layer, rows);
-        parallel([&](Member &member) { route(member, *layer, given); });
+        parallel([&](Member &member) { route(member, *layer, given, [](int64_t) {}); });
         const Routing &routing = scratch.routing;
         for (int64_t row = 0; row < rows; row++)
             for (int64_t rank = 0; rank < e.top_k; rank++) {

@@ -13,6 +13,7 @@
 #pragma once
 #include "nibbles.h"
 #include "team.h"
+#include "tiles.h"
 
 constexpr int MAX_ROWS = W == 16 ? 12 : 4;  // of a microkernel: what the register file holds
 
@@ -70,6 +71,7 @@ struct Rows {
     const void *data;
     int64_t stride;       // elements; bytes of groups
     const float *scales;  // of the bytes, by row
+    int64_t tiled = 0;    // how many rows there are in groups for tiles, see RowLayout; 0: one behind the other
 };
 
 // bf16 dot products: the processor's own where it has them.
@@ -104,6 +106,38 @@ inline Kernel kernel_of(const PgLinear &w, bool round) {
     if (is_nibbles(w.format)) return DOT_I4;
     if (w.format == PG_F32) return FLOAT_F32;
     return HAS_BF16_DOT && round ? DOT_BF16 : FLOAT_BF16;
+}
+
+// Whether tiles multiply: where sums depend on that, all rows of a weight or none.
+inline bool by_tiles(Kernel kernel, const PgLinear &w, int64_t rows) {
+    constexpr int64_t FEW = 4;  // rows of bytes that vectors multiply as fast
+    if (!HAS_TILES || !tiles_allowed()) return false;
+    if (kernel == DOT_I8) return w.k % TILE_BYTES == 0 && rows > FEW;
+    return kernel == DOT_BF16 && w.k % (TILE_BYTES / 2) == 0;
+}
+
+// How converted rows lie: one behind the other, an odd number of cache lines apart, none of which belongs to two rows; or
+// for tiles in groups of TILE_ROWS, in each the first 64 bytes of all rows, then the next ones, so that tiles read one
+// long stretch.
+struct RowLayout {
+    int64_t bytes, count;  // of a row; rows
+    bool tiled;
+
+    static int64_t stride(int64_t bytes) { return ((bytes + 63) / 64 | 1) * 64; }
+    int64_t at(int64_t row) const { return tiled ? (row - row % TILE_ROWS) * bytes + row % TILE_ROWS * 64 : row * stride(bytes); }
+    int64_t gap(int64_t row) const {  // from 64 bytes of a row to its next ones
+        const int64_t rest = count - (row - row % TILE_ROWS);
+        return !tiled ? 64 : rest < TILE_ROWS ? rest * 64 : TILE_ROWS * 64;
+    }
+    Rows rows(Kernel kernel, const void *data, const float *scales) const {
+        const int64_t width = kernel == DOT_I8 || kernel == DOT_I4 ? 1 : kernel == DOT_BF16 ? 2 : 4;
+        return {data, stride(bytes) / width, scales, tiled ? count : 0};
+    }
+};
+inline RowLayout layout_of(Kernel kernel, const PgLinear &w, int64_t rows) {
+    const int64_t bytes = kernel == DOT_I4 ? w.k + nibbles_of(w).groups() * ROW_HEAD
+                                           : w.k * (kernel == DOT_I8 ? 1 : kernel == DOT_BF16 ? 2 : 4);
+    return {bytes, rows, by_tiles(kernel, w, rows)};
 }
 
 // Few rows leave registers for more columns at a time, which hides the latency of their chains.
@@ -150,11 +184,45 @@ PG_INLINE void block_of_nibbles(const Rows &x, int64_t first, int64_t last, cons
     }
 }
 
+// One panel's sums of `rows` rows, [rows][NR], to out.
+template <class Out>
+PG_INLINE void hand_out(Kernel kernel, const Rows &x, int64_t row, int64_t rows, const PgLinear &w, int64_t panel,
+                        const float *sums, Out &&out) {
+    const int64_t column = panel * NR;
+    for (int64_t r = 0; r < rows; r++, sums += NR) {
+        F low = load<F>(sums), high = load<F>(sums + W);
+        if (kernel == DOT_I8) {
+            low = rescale(w, column, low, x.scales[row + r]);
+            high = rescale(w, column + W, high, x.scales[row + r]);
+        }
+        out(row + r, column, low, high);
+    }
+}
+
+// A panel is read once where there are few rows: then it fetches a little ahead of itself, else the next panel.
+// `first` begins a group of rows.
+template <class Out>
+PG_INLINE void block_by_tiles(Kernel kernel, const Rows &x, int64_t first, int64_t last, const PgLinear &w,
+                              int64_t begin, int64_t end, Out &&out) {
+    constexpr int64_t DISTANCE = 8192;
+    alignas(64) float results[TILE_ROWS * NR];
+    const int64_t row_bytes = w.k * (kernel == DOT_I8 ? 1 : 2), bytes = NR * row_bytes;
+    for (int64_t panel = begin; panel < end; panel++)
+        for (int64_t row = first; row < last; row += TILE_ROWS) {
+            const int64_t rows = x.tiled - row < TILE_ROWS ? x.tiled - row : TILE_ROWS;
+            const char *at = (const char *)w.packed + panel * bytes, *given = (const char *)x.data + row * row_bytes;
+            const char *next = last - first <= TILE_ROWS ? at + DISTANCE : row == first ? at + bytes : nullptr;
+            multiply_tiles({kernel == DOT_I8, given, rows, at, next, row_bytes / TILE_BYTES}, results);
+            hand_out(kernel, x, row, rows, w, panel, results, out);
+        }
+}
+
 // Rows [first, last) times panels [begin, end): panels outside, so that each stays in the nearest cache.
 template <class Out>
 PG_INLINE void block(Kernel kernel, const Rows &x, int64_t first, int64_t last, const PgLinear &w, int64_t begin,
                      int64_t end, Out &&out) {
     if (kernel == DOT_I4) return block_of_nibbles(x, first, last, w, begin, end, out);
+    if (x.tiled) return block_by_tiles(kernel, x, first, last, w, begin, end, out);
     alignas(64) float results[MAX_TILE];
     const int64_t tiles = (last - first + MAX_ROWS - 1) / MAX_ROWS;
     for (int64_t panel = begin, taken = 1; panel < end; panel += taken)
@@ -163,16 +231,7 @@ PG_INLINE void block(Kernel kernel, const Rows &x, int64_t first, int64_t last, 
             const TileFunction function = tile_function(kernel, rows);
             taken = function(x, row, w, panel, tiles == 1 ? end : panel + 1, ahead(kernel, w, panel, i, tiles), results);
             for (int64_t p = 0; p < taken; p++)
-                for (int64_t r = 0; r < rows; r++) {
-                    const float *at = results + (p * rows + r) * NR;
-                    const int64_t column = (panel + p) * NR;
-                    F low = load<F>(at), high = load<F>(at + W);
-                    if (kernel == DOT_I8) {
-                        low = rescale(w, column, low, x.scales[row + r]);
-                        high = rescale(w, column + W, high, x.scales[row + r]);
-                    }
-                    out(row + r, column, low, high);
-                }
+                hand_out(kernel, x, row, rows, w, panel + p, results + p * rows * NR, out);
             row = next;
         }
 }
@@ -185,6 +244,14 @@ inline int64_t row_blocks(int64_t m, int64_t k) {
     return m <= rows + rows / 2 ? 1 : (m + rows - 1) / rows;
 }
 
+// The same for tiles, which want more work for each panel that comes from memory.
+inline int64_t tiled_blocks(int64_t m, int64_t k) {
+    constexpr int64_t CACHED = 1 << 20;  // bytes
+    int64_t rows = CACHED / (2 * k) / TILE_ROWS * TILE_ROWS;
+    rows = rows < 2 * TILE_ROWS ? 2 * TILE_ROWS : rows;
+    return m <= rows + rows / 2 ? 1 : (m + rows - 1) / rows;
+}
+
 // Panels of one ticket, of so many in all: small enough that members end together.
 inline int64_t panels_at_once(int64_t panels, int members) {
     const int64_t piece = panels / (members * 8);
@@ -194,11 +261,16 @@ inline int64_t panels_at_once(int64_t panels, int members) {
 // The members' share of y = x W^T for m rows; no barrier after it.
 template <class Out>
 void multiply(Member &member, Kernel kernel, const Rows &x, int64_t m, const PgLinear &w, Out &&out) {
-    const int64_t panels = (w.n + NR - 1) / NR, blocks = row_blocks(m, w.k);
+    const int64_t panels = (w.n + NR - 1) / NR, blocks = x.tiled ? tiled_blocks(m, w.k) : row_blocks(m, w.k);
     const int64_t piece = panels_at_once(panels, member.count), pieces = (panels + piece - 1) / piece;
+    const auto cut = [&](int64_t b) {
+        const int64_t row = m * b / blocks;
+        return x.tiled && b < blocks ? row - row % TILE_ROWS : row;
+    };
     member.for_each(blocks * pieces, 1, [&](int64_t item, int64_t) {
         const int64_t b = item / pieces, begin = item % pieces * piece;
         const int64_t end = begin + piece < panels ? begin + piece : panels;
-        block(kernel, x, m * b / blocks, m * (b + 1) / blocks, w, begin, end, out);
+        block(kernel, x, cut(b), cut(b + 1), w, begin, end, out);
     });
+    release_tiles();
 }

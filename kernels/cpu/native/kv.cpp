@@ -40,6 +40,9 @@ struct alignas(64) Workspace {
     F sums[MAX_QUERY_ROWS];                        // of the probabilities, by position modulo W
     float peaks[MAX_QUERY_ROWS];
     int64_t positions[MAX_QUERY_ROWS];
+    uint16_t rounded[MAX_QUERY_ROWS * MAX_HEAD_DIM];  // queries, each TILE_ROWS of them as RowLayout has them
+    uint16_t probabilities[TILE_ROWS * TILE];         // [rows, TILE], of the rows at hand
+    uint8_t last_values[16 * MAX_HEAD_DIM * 2];       // of the last tokens of a tile, zeros behind them
 };
 
 // One tile: the first of its keys' positions, and how many of them any query sees.
@@ -98,6 +101,39 @@ __attribute__((noinline)) void mix(const Attention &a, const KeyTile &t, int64_t
     int64_t d = 0;
     for (; d + WIDE * W <= a.value_dim; d += WIDE * W) columns(std::integral_constant<int, WIDE>(), d);
     for (; d < a.value_dim; d += W) columns(std::integral_constant<int, 1>(), d);
+}
+
+// The same by tiles, for up to TILE_ROWS rows: 32 keys at a time, of one block or of two.
+void score_by_tiles(const Attention &a, const KeyTile &t, int64_t head, int64_t row, int64_t count, Workspace &w) {
+    const KVShape &s = a.shape;
+    const auto column = [&](int64_t token) {
+        return a.keys + t.blocks[s.block_of(token)] * s.block_bytes() + head * s.head_bytes() + s.offset_of(token) * 4;
+    };
+    for (int64_t token = 0; token < t.count; token += 32) {
+        const uint8_t *first = column(token);
+        const uint8_t *columns[2] = {first, token + 16 < t.count ? column(token + 16) : first};  // not looked at
+        score_tiles(w.rounded + row * s.head_dim, count, s.head_dim / 32, columns, s.block_size * 4,
+                    w.scores + row * TILE + token, TILE);
+    }
+}
+
+// Tokens that no row sees have no part in it: whatever lies where their values will be.
+void mix_by_tiles(const Attention &a, const KeyTile &t, int64_t head, int64_t row, int64_t count, Workspace &w) {
+    const KVShape &s = a.shape;
+    const int64_t dims = s.head_dim, sixteens = (t.count + 15) / 16, rest = t.count % 16;
+    const uint8_t *values[TILE / 16];
+    for (int64_t i = 0; i < sixteens; i++)
+        values[i] = a.values + t.blocks[s.block_of(16 * i)] * s.block_bytes() + head * s.head_bytes() +
+                    s.offset_of(16 * i) * dims * 2;
+    if (rest) {
+        const uint8_t *from = values[sixteens - 1];
+        const int64_t pair = 4 * dims, whole = rest / 2 * pair;
+        memcpy(w.last_values, from, whole);
+        memset(w.last_values + whole, 0, 8 * pair - whole);
+        for (int64_t d = 0; rest % 2 && d < dims; d++) memcpy(w.last_values + whole + 4 * d, from + whole + 4 * d, 2);
+        values[sixteens - 1] = w.last_values;
+    }
+    mix_tiles(w.probabilities, TILE, count, values, sixteens, dims, w.mixed + row * dims);
 }
 
 // Latents lie in rows: a score is a sum over vectors of features, whose lanes are added last.
@@ -200,7 +236,8 @@ float hide(const Attention &a, const KeyTile &t, int64_t position, float *scores
 }
 
 // Scores of a row into probabilities below its running peak; what is hidden becomes exactly zero.
-void soften(const Attention &a, const KeyTile &t, int64_t head, float peak, int64_t row, Workspace &w) {
+// By tiles, they are the `index`th of `probabilities`.
+void soften(const Attention &a, const KeyTile &t, int64_t head, float peak, int64_t row, int64_t index, Workspace &w) {
     const KVShape &s = a.shape;
     if (peak > w.peaks[row]) {
         const F factor = exp(splat(w.peaks[row] - peak));
@@ -219,7 +256,8 @@ void soften(const Attention &a, const KeyTile &t, int64_t head, float peak, int6
             const uint8_t *block = a.values + t.blocks[s.block_of(v * W)] * s.block_bytes();
             p = p * load<F>(s.scales(block, head) + s.offset_of(v * W));
         }
-        store(scores + v * W, p);
+        if (a.tiled) store(w.probabilities + index * TILE + v * W, to_bf16(p));
+        else store(scores + v * W, p);
     }
     w.sums[row] = sum;
 }
@@ -244,14 +282,17 @@ void attend_as(const Attention &a, const QueryGroup &g, int64_t head, Workspace 
         w.peaks[i] = LOWEST;
         w.positions[i] = g.position + i / share;
     }
+    const int64_t most = a.tiled ? TILE_ROWS : MAX_ROWS, tiles = (rows + most - 1) / most;
+    int64_t starts[MAX_QUERY_ROWS / MAX_ROWS + 2];
+    for (int64_t i = 0; i <= tiles; i++) starts[i] = rows * i / tiles;
+    for (int64_t i = 0; a.tiled && i < tiles; i++)
+        for (int64_t row = starts[i], count = starts[i + 1] - row; row < starts[i + 1]; row++)
+            to_bf16_row(w.queries + row * dims, dims, w.rounded + starts[i] * dims + (row - starts[i]) * 32, 64 * count);
     const int64_t end = g.position + g.count;
     const int64_t seen = a.window && g.position >= a.window ? g.position - a.window + 1 : 0;
-    const int64_t tiles = (rows + MAX_ROWS - 1) / MAX_ROWS;
     const auto tile_at = [&](int64_t begin) {
         return KeyTile{g.table + a.table + a.shape.block_of(begin), begin, end - begin < TILE ? end - begin : TILE};
     };
-    int64_t starts[MAX_QUERY_ROWS / MAX_ROWS + 2];
-    for (int64_t i = 0; i <= tiles; i++) starts[i] = rows * i / tiles;
     const bool scattered = tiles == 1;  // more rows than that work long enough on a tile for the next to come by itself
     if (scattered) fetch(a, tile_at(seen / TILE * TILE), kv_head);
     for (int64_t begin = seen / TILE * TILE; begin < end; begin += TILE) {
@@ -262,18 +303,22 @@ void attend_as(const Attention &a, const QueryGroup &g, int64_t head, Workspace 
             const int64_t visible = w.positions[row + count - 1] + 1 - begin;
             if (visible <= 0) continue;
             t.count = visible < TILE ? visible : TILE;
-            float peaks[MAX_ROWS];
-            if (a.latent)
+            float peaks[TILE_ROWS];
+            if (a.tiled)
+                score_by_tiles(a, t, kv_head, row, count, w);
+            else if (a.latent)
                 score_some<FORMAT>((int)count, a, t, w.queries + row * dims, w.scores + row * TILE);
             else
                 rows_of<FORMAT>((int)count, true, a, t, kv_head, row, w);
             for (int64_t j = 0; a.softcap && j < count; j++) cap(a, t, w.scores + (row + j) * TILE);
             for (int64_t j = 0; j < count; j++)
                 peaks[j] = hide(a, t, w.positions[row + j], w.scores + (row + j) * TILE);
-            for (int64_t j = 0; j < count; j++) soften(a, t, kv_head, peaks[j], row + j, w);
-            rows_of<FORMAT>((int)count, false, a, t, kv_head, row, w);
+            for (int64_t j = 0; j < count; j++) soften(a, t, kv_head, peaks[j], row + j, j, w);
+            if (a.tiled) mix_by_tiles(a, t, kv_head, row, count, w);
+            else rows_of<FORMAT>((int)count, false, a, t, kv_head, row, w);
         }
     }
+    release_tiles();
     for (int64_t i = 0; i < rows; i++) {
         const float *sink = a.sinks ? a.sinks + head * share + i % share : nullptr;
         const F factor = splat(normaliser(reduce_add(w.sums[i]), w.peaks[i], sink));

@@ -52,6 +52,7 @@ struct Attention {
     int64_t query_stride;
     float *out;  // [rows, out_stride]
     int64_t out_stride;
+    bool tiled;  // by tiles, of queries and probabilities that are rounded to bfloat16
 };
 
 // The query heads [head * share, (head + 1) * share) of one group.

@@ -113,6 +113,8 @@ Attention attention_of(const PgModel &m, const PgLayer &layer, const float *quer
     a.table = layer.table, a.latent = latent, a.value_dim = latent ? layer.latent->rank : layer.head_dim;
     a.scale = scale, a.softcap = layer.softcap, a.sinks = layer.sinks;
     a.query = query, a.query_stride = query_stride, a.out = out, a.out_stride = out_stride;
+    a.tiled = HAS_TILES && m.round_activations && m.kv_format == PG_BF16 && !latent && layer.head_dim % 32 == 0 &&
+              tiles_allowed();
     return a;
 }
 

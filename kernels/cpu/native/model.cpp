@@ -183,7 +183,7 @@ Step make_step(const PgModel &m, const Tokens &tokens, int64_t rows, int64_t kep
             scratch.queries.get<float>(rows * queries_stride),
             scratch.inner.get<float>(rows * inner_stride),
             scratch.kept.get<float>(kept * hidden_stride),
-            scratch.converted.get<uint16_t>(rows * widest),
+            scratch.converted.get<uint16_t>(rows * (widest + CONVERTED_MORE)),
             scratch.scales.get<float>(rows)};
 }
 
@@ -191,7 +191,8 @@ Activations spread(const float *x, int64_t rows, int64_t width, bool round) {
     const int64_t stride = row_stride(width);
     float *copy = scratch.normed.get<float>(rows * stride);
     for (int64_t row = 0; row < rows; row++) memcpy(copy + row * stride, x + row * width, width * 4);
-    return {copy, stride, rows, round, scratch.converted.get<uint16_t>(rows * stride), scratch.scales.get<float>(rows)};
+    return {copy, stride, rows, round, scratch.converted.get<uint16_t>(rows * (stride + CONVERTED_MORE)),
+            scratch.scales.get<float>(rows)};
 }
 
 extern "C" void pg_forward(const PgModel *model, const PgStep *step, float *hidden) {
@@ -204,7 +205,9 @@ extern "C" void pg_forward(const PgModel *model, const PgStep *step, float *hidd
 extern "C" int32_t pg_abi(void) { return PG_ABI; }
 
 extern "C" const char *pg_target(void) {
-    return W == 16 ? (HAS_BF16_DOT ? "avx512+bf16" : "avx512") : "avx2";
+    if (W < 16) return "avx2";
+    if (HAS_TILES && tiles_allowed()) return "avx512+bf16+amx";
+    return HAS_BF16_DOT ? "avx512+bf16" : "avx512";
 }
 
 extern "C" void pg_set_threads(int32_t count, int32_t pin) { team_resize(count, pin != 0); }

@@ -3,7 +3,7 @@
 
 #include <vector>
 
-#include "tiles.h"
+#include "nibble_tiles.h"
 
 namespace {
 
@@ -203,12 +203,12 @@ uint32_t *group_memory(const Nibbles &w) {
     return (uint32_t *)(((uintptr_t)memory.data() + 63) / 64 * 64);
 }
 
-#if defined(__AMX_INT8__) && defined(__AVX512F__)
+#if defined(__AMX_TILE__) && defined(__AMX_INT8__) && defined(__AVX512F__) && !defined(PG_EMULATE_BF16)
 // As add_group, of any number of rows; n a multiple of `features`.
 void add_group_by_tiles(const uint8_t *rows, int64_t stride, int64_t count, const Nibbles &w, const uint8_t *head,
                         int64_t n, int64_t features, const uint32_t *bytes, bool first, float *results) {
     const F scales[2] = {scales_of(w.wide, head, 0), scales_of(w.wide, head, W)};
-    alignas(64) int32_t sums[2 * TILE_ROWS * NR];
+    alignas(64) int32_t sums[2 * TILE_HEIGHT * NR];
     const auto add = [&](int64_t row, int64_t end, const int32_t *from) {
         for (; row < end; row++, from += NR) {
             const uint8_t *behind = rows + row * stride + n;
@@ -223,12 +223,12 @@ void add_group_by_tiles(const uint8_t *rows, int64_t stride, int64_t count, cons
         }
     };
     // The last sixteen rows may be some of those before, whose sums are left alone.
-    for (int64_t row = 0; row < count; row += 2 * TILE_ROWS) {
-        const int64_t one = row + TILE_ROWS < count ? row : count - TILE_ROWS, middle = one + TILE_ROWS;
-        const int64_t other = middle + TILE_ROWS < count ? middle : count - TILE_ROWS;
-        multiply_tiles(rows + one * stride, rows + other * stride, stride, bytes, n, features, w.wide, sums);
+    for (int64_t row = 0; row < count; row += 2 * TILE_HEIGHT) {
+        const int64_t one = row + TILE_HEIGHT < count ? row : count - TILE_HEIGHT, middle = one + TILE_HEIGHT;
+        const int64_t other = middle + TILE_HEIGHT < count ? middle : count - TILE_HEIGHT;
+        multiply_group(rows + one * stride, rows + other * stride, stride, bytes, n, features, w.wide, sums);
         add(row, middle, sums + (row - one) * NR);
-        add(middle, other + TILE_ROWS, sums + (TILE_ROWS + middle - other) * NR);
+        add(middle, other + TILE_HEIGHT, sums + (TILE_HEIGHT + middle - other) * NR);
     }
 }
 
@@ -236,10 +236,10 @@ void add_group_by_tiles(const uint8_t *rows, int64_t stride, int64_t count, cons
 bool multiply_by_tiles(const uint8_t *rows, int64_t stride, int64_t count, const Nibbles &w, int64_t panel,
                        float *results) {
     const int64_t groups = w.groups(), features = tile_features(w);
-    if (count < TILE_ROWS || w.group % features || w.features(groups - 1) % features || !has_tiles()) return false;
+    if (count < TILE_HEIGHT || w.group % features || w.features(groups - 1) % features || !tiles_allowed()) return false;
     uint32_t *bytes = group_memory(w);
     const uint8_t *head = w.packed + panel * w.panel_bytes();
-    const Tiles tiles(features);
+    const NibbleTiles tiles(features);
     for (int64_t g = 0; g < groups; g++, head += w.group_bytes(), rows += w.group + ROW_HEAD) {
         const int64_t n = w.features(g);
         unpack(head + w.head_bytes(), n, w.wide ? 0 : (int)ZERO, bytes);

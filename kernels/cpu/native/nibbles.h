@@ -32,7 +32,6 @@ inline Nibbles nibbles_of(const PgLinear &w) { return nibbles_of(w.packed, w.k, 
 constexpr int64_t ROW_HEAD = 8;  // bytes behind a group of activations
 constexpr int64_t ZERO = 8;      // of PG_I4
 
-// `out` may be x: what is written never overtakes what is read.
 void quantize_groups(const float *x, const Nibbles &w, uint8_t *out);
 
 // Rows [first, last) of activations, `stride` bytes apart, times as many panels as go together, at most end - panel,

@@ -3,14 +3,18 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 
+constexpr int64_t HUGE_PAGE = 2 << 20;
+
 Buffer::~Buffer() { free(data_); }
 
 void *Buffer::bytes(int64_t size) {
     if (size > size_) {
         free(data_);
-        const int64_t rounded = (size + size / 4 + 4095) / 4096 * 4096;
-        data_ = aligned_alloc(4096, rounded);
+        const int64_t unit = size < 2 * HUGE_PAGE ? 4096 : HUGE_PAGE;  // rows of a large one lie on a page each
+        const int64_t rounded = (size + size / 4 + unit - 1) / unit * unit;
+        data_ = aligned_alloc(unit, rounded);
         if (!data_) abort();
+        if (unit == HUGE_PAGE) madvise(data_, rounded, MADV_HUGEPAGE);  // a wish
         size_ = rounded;
     }
     return data_;
@@ -56,17 +60,18 @@ void round_row(float *x, int64_t n) {
     for (int64_t i = 0; i < n; i += W) store(x + i, round_bf16(load<F>(x + i)));
 }
 
-void to_bf16_row(const float *x, int64_t n, uint16_t *out) {
-    for (int64_t i = 0; i < n; i += W) store(out + i, to_bf16(load<F>(x + i)));
+void to_bf16_row(const float *x, int64_t n, uint16_t *out, int64_t gap) {
+    const int64_t skip = gap / 2 - 32;
+    for (int64_t i = 0; i < n; i += W) store(out + i + i / 32 * skip, to_bf16(load<F>(x + i)));
 }
 
-float quantize_row(const float *x, int64_t n, uint8_t *out) {
+float quantize_row(const float *x, int64_t n, uint8_t *out, int64_t gap) {
     F largest{};
     for (int64_t i = 0; i < n; i += W) largest = max(largest, abs(load<F>(x + i)));
     const float peak = reduce_max(largest), factor = peak > 0 ? 127.0f / peak : 0.0f;
     for (int64_t i = 0; i < n; i += W) {
         const I q = __builtin_convertvector(round_even(load<F>(x + i) * factor), I) + 128;
-        store(out + i, __builtin_convertvector(q, I8));
+        store(out + i + i / 64 * (gap - 64), __builtin_convertvector(q, I8));
     }
     return peak / 127.0f;
 }

@@ -19,13 +19,16 @@ class Buffer {
 
 void norm_row(const PgNorm &norm, const float *x, float eps, int64_t n, float *out);  // out may be x
 void round_row(float *x, int64_t n);                               // to bfloat16, in place
-void to_bf16_row(const float *x, int64_t n, uint16_t *out);        // n a multiple of 16
-float quantize_row(const float *x, int64_t n, uint8_t *out);       // value + 128; returns the scale
+// Rows for dot products, n a multiple of 16; from 64 bytes of `out` to the next ones: RowLayout::gap.
+void to_bf16_row(const float *x, int64_t n, uint16_t *out, int64_t gap = 64);
+float quantize_row(const float *x, int64_t n, uint8_t *out, int64_t gap = 64);  // value + 128; returns the scale
 void rotate_head(float *x, const float *cos, const float *sin, int64_t head_dim);
 
 int64_t largest(const float *values, int64_t n);  // its id, the lowest among equals
 // The token that a row of logits, divided in place, takes: see pg_extend.
 int64_t draw_row(float *logits, int64_t vocab, float temperature, int64_t seed, int64_t position);
+
+constexpr int64_t CONVERTED_MORE = 64;  // elements of two bytes that a converted row may take beyond its own
 
 // Activations of one linear after another, converted to what the microkernel of the weight's format reads.
 struct Activations {
@@ -33,7 +36,7 @@ struct Activations {
     int64_t stride;  // elements
     int64_t m;
     bool round;      // to bfloat16
-    void *converted;  // [m, stride] of two bytes
+    void *converted;  // [m, stride + CONVERTED_MORE] of two bytes
     float *scales;    // [m]
 };
 
@@ -64,31 +67,20 @@ void linear(Member &member, const Activations &a, const PgLinear &w, Out &&out) 
     };
     const Kernel kernel = kernel_of(w, a.round);
     const int64_t piece = a.m < 4 * member.count ? 1 : 4;
-    if (kernel == DOT_I8) {
-        uint8_t *bytes = (uint8_t *)a.converted;
+    if (kernel == DOT_I8 || kernel == DOT_I4 || kernel == DOT_BF16) {
+        uint8_t *converted = (uint8_t *)a.converted;
+        const RowLayout layout = layout_of(kernel, w, a.m);
         member.for_each(a.m, piece, [&](int64_t row, int64_t end) {
-            for (; row < end; row++) a.scales[row] = quantize_row(a.x + row * a.stride, w.k, bytes + row * a.stride);
+            for (; row < end; row++) {
+                const float *x = a.x + row * a.stride;
+                uint8_t *to = converted + layout.at(row);
+                if (kernel == DOT_I8) a.scales[row] = quantize_row(x, w.k, to, layout.gap(row));
+                else if (kernel == DOT_I4) quantize_groups(x, nibbles_of(w), to);
+                else to_bf16_row(x, w.k, (uint16_t *)to, layout.gap(row));
+            }
         });
         member.barrier();
-        return multiply(member, DOT_I8, {bytes, a.stride, a.scales}, a.m, w, finish);
-    }
-    if (kernel == DOT_I4) {
-        uint8_t *bytes = (uint8_t *)a.converted;
-        const Nibbles nibbles = nibbles_of(w);
-        const int64_t stride = 2 * a.stride;  // of bytes, with room for what stands behind each group
-        member.for_each(a.m, piece, [&](int64_t row, int64_t end) {
-            for (; row < end; row++) quantize_groups(a.x + row * a.stride, nibbles, bytes + row * stride);
-        });
-        member.barrier();
-        return multiply(member, DOT_I4, {bytes, stride, nullptr}, a.m, w, finish);
-    }
-    if (kernel == DOT_BF16) {
-        uint16_t *pairs = (uint16_t *)a.converted;
-        member.for_each(a.m, piece, [&](int64_t row, int64_t end) {
-            for (; row < end; row++) to_bf16_row(a.x + row * a.stride, w.k, pairs + row * a.stride);
-        });
-        member.barrier();
-        return multiply(member, DOT_BF16, {pairs, a.stride, nullptr}, a.m, w, finish);
+        return multiply(member, kernel, layout.rows(kernel, converted, a.scales), a.m, w, finish);
     }
     if (a.round) {
         member.for_each(a.m, piece, [&](int64_t row, int64_t end) {

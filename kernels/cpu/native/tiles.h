@@ -1,74 +1,44 @@
-// Products of 16 rows at a time where the processor has tiles (AMX): of integers, so that their bits are those of any
-// other way.
+// Products by the processor's tiles (AMX): 16 rows by 16 columns of sums at once, 64 bytes of features at a time.
+//
+// The panels of gemm.h in BF16 and I8 are what tiles read: 64 bytes of a column's features are 16 lanes below each other.
+// Sums of bytes are exact.  Those of bfloat16 are rounded once for every 32 features, in another order than the vectors'
+// products: where there are tiles, they multiply every number of rows, so that a row never depends on the others.
 #pragma once
-#include "nibbles.h"
+#include "pageant.h"
+#include "simd.h"
 
-#if defined(__AMX_INT8__) && defined(__AVX512F__)
-#include <sys/syscall.h>
-#include <unistd.h>
+#if defined(__AMX_TILE__) && defined(__AMX_BF16__) && defined(__AMX_INT8__) && !defined(PG_EMULATE_BF16)
+constexpr bool HAS_TILES = true;
+#else
+constexpr bool HAS_TILES = false;
+#endif
 
-constexpr int64_t TILE_ROWS = 16, TILE_BYTES = 64;
+constexpr int64_t TILE_ROWS = 32;   // of one product: two tiles below each other
+constexpr int64_t TILE_BYTES = 64;  // of features
 
-// The system gives tiles to a process that asks for them, once for all its threads.
-inline bool has_tiles() {
-    constexpr long REQUEST = 0x1023, TILE_DATA = 18;  // ARCH_REQ_XCOMP_PERM
-    static const bool given = syscall(SYS_arch_prctl, REQUEST, TILE_DATA) == 0;
-    return given;
-}
+// Whether the system lets this process use tiles; asked once.
+bool tiles_allowed();
 
-// How far groups go in tiles: as many features as one tile takes at a time.
-inline int64_t tile_features(const Nibbles &w) { return w.group < TILE_BYTES ? w.group : TILE_BYTES; }
-
-// This thread's tiles while it lives: 0 to 3 sums, 4 and 5 activations of 16 rows each, 6 and 7 weights.
-class Tiles {
-  public:
-    explicit Tiles(int64_t features) {
-        struct alignas(64) {
-            uint8_t palette, first, reserved[14];
-            uint16_t bytes[16];
-            uint8_t rows[16];
-        } shape{};
-        const auto set = [&](int tile, int64_t rows, int64_t bytes) {
-            shape.rows[tile] = (uint8_t)rows, shape.bytes[tile] = (uint16_t)bytes;
-        };
-        shape.palette = 1;
-        for (int tile : {0, 1, 2, 3}) set(tile, TILE_ROWS, TILE_BYTES);
-        for (int tile : {4, 5}) set(tile, TILE_ROWS, features);
-        for (int tile : {6, 7}) set(tile, features / 4, TILE_BYTES);
-        _tile_loadconfig(&shape);
-    }
-    ~Tiles() { _tile_release(); }
-    Tiles(const Tiles &) = delete;
-    Tiles &operator=(const Tiles &) = delete;
+struct Tiles {
+    bool bytes;        // unsigned times signed ones, else pairs of bfloat16
+    const void *rows;  // [steps][count][TILE_BYTES]
+    int64_t count;     // 1 ... TILE_ROWS
+    const void *panel;
+    const void *next;  // what to fetch meanwhile, as much as the panel has; or NULL
+    int64_t steps;     // of TILE_BYTES of features
 };
 
-// Sums [2 * 16][NR] of n features, for 16 rows and for 16 others; the weights' bytes have a sign unless `wide`.
-inline void multiply_tiles(const uint8_t *rows, const uint8_t *others, int64_t stride, const uint32_t *bytes, int64_t n,
-                           int64_t features, bool wide, int32_t *sums) {
-    _tile_zero(0);
-    _tile_zero(1);
-    _tile_zero(2);
-    _tile_zero(3);
-    for (int64_t i = 0; i < n; i += features, bytes += features / 4 * NR) {
-        _tile_loadd(6, bytes, NR * 4);
-        _tile_loadd(4, rows + i, stride);
-        _tile_loadd(7, bytes + W, NR * 4);
-        _tile_loadd(5, others + i, stride);
-        if (wide) {
-            _tile_dpbsud(0, 4, 6);
-            _tile_dpbsud(1, 4, 7);
-            _tile_dpbsud(2, 5, 6);
-            _tile_dpbsud(3, 5, 7);
-        } else {
-            _tile_dpbssd(0, 4, 6);
-            _tile_dpbssd(1, 4, 7);
-            _tile_dpbssd(2, 5, 6);
-            _tile_dpbssd(3, 5, 7);
-        }
-    }
-    _tile_stored(0, sums, NR * 4);
-    _tile_stored(1, sums + W, NR * 4);
-    _tile_stored(2, sums + TILE_ROWS * NR, NR * 4);
-    _tile_stored(3, sums + TILE_ROWS * NR + W, NR * 4);
-}
-#endif
+// Sums [count][NR], 32-bit integers of bytes and float32 of bfloat16.
+void multiply_tiles(const Tiles &t, float *results);
+
+// Attention over a cache of bfloat16 (kv.h), for `count` rows.  Scores of 32 keys, 16 at each of `columns`, whose pairs of
+// features are `width` bytes apart; queries [steps][count][TILE_BYTES]; from a row's scores to the next: `stride` floats.
+void score_tiles(const void *queries, int64_t count, int64_t steps, const uint8_t *const columns[2], int64_t width,
+                 float *scores, int64_t stride);
+
+// mixed [count][dims] += probabilities [count][stride] times values: of each sixteen tokens 8 pairs [8][dims][2].
+void mix_tiles(const uint16_t *probabilities, int64_t stride, int64_t count, const uint8_t *const *values,
+               int64_t sixteens, int64_t dims, float *mixed);
+
+// To be called by a thread that has multiplied, before it does something else.
+void release_tiles();

@@ -1,15 +1,17 @@
-"""Checkpoints of real layout with random weights, in Hugging Face's format; two of them are made for `bench_peers`:
-
-S   134.5 M parameters, hidden 576, 30 layers, 9 / 3 heads, vocabulary 49,152, tied
-M   348.7 M parameters, hidden 1,024, 24 layers, 16 / 8 heads, vocabulary 32,000
-"""
+"""Checkpoints of real layout with random weights, in Hugging Face's format, of what specs.py describes."""
 
 from __future__ import annotations
 
 import json
 import sysconfig
+from math import prod
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from scripts.bench.common.specs import SPECS
+
+if TYPE_CHECKING:
+    from engine.description.names import Part, TensorMap
 
 SEED = 1234
 GROUP = 64  # input features of a scale of int4, as the settings have it
@@ -19,27 +21,8 @@ SPECIAL = ["<|endoftext|>", "<s>", "</s>"]
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 
-def llama(hidden: int, inner: int, layers: int, heads: tuple[int, int], vocab_size: int, **own: Any) -> dict[str, Any]:
-    """A config.json; `heads`: of queries, and of keys and values.  `own` fields override the others."""
-    fields: dict[str, Any] = {
-        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu", "head_dim": 64,
-        "hidden_size": hidden, "intermediate_size": inner, "num_hidden_layers": layers,
-        "num_attention_heads": heads[0], "num_key_value_heads": heads[1], "vocab_size": vocab_size,
-        "max_position_embeddings": 8192, "rms_norm_eps": 1e-5, "rope_theta": 10_000.0, "tie_word_embeddings": False,
-        "attention_bias": False, "mlp_bias": False, "torch_dtype": "bfloat16",
-        "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
-    }  # fmt: skip
-    return fields | own
-
-
-SPECS: dict[str, dict[str, Any]] = {
-    "S": llama(576, 1536, 30, (9, 3), 49152, tie_word_embeddings=True, rope_theta=100_000.0),
-    "M": llama(1024, 2816, 24, (16, 8), 32000),
-}
-
-
 def ensure(directory: Path, name: str) -> None:
-    """Make S or M in the folder where it is not complete yet; the configuration is written last."""
+    """Make a model in the folder where it is not complete yet; the configuration is written last."""
     if (directory / "config.json").exists():
         return
     directory.mkdir(parents=True, exist_ok=True)
@@ -54,23 +37,40 @@ def write_config(directory: Path, config: dict[str, Any]) -> None:
 
 def shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     """Every tensor's name and shape."""
+    return _tensors(config).shapes()
+
+
+def _tensors(config: dict[str, Any]) -> TensorMap:
     from engine.description.reading import parse_config, tensors_of
 
-    return tensors_of(parse_config(config)).shapes()
+    return tensors_of(parse_config(config))
 
 
 def write_weights(directory: Path, config: dict[str, Any]) -> None:
-    """model.safetensors: normal matrices and norms of one, in bfloat16."""
+    """model.safetensors, in bfloat16: norms of one, and everything else normal."""
     import torch
     from safetensors.torch import save_file
 
-    generator = torch.Generator().manual_seed(SEED)
-    tensors = {
-        name: torch.ones(shape) if len(shape) == 1 else torch.empty(shape).normal_(0, SCALE, generator=generator)
-        for name, shape in shapes(config).items()
-    }
-    content = {name: tensor.bfloat16() for name, tensor in tensors.items()}
+    tensors, generator = _tensors(config), torch.Generator().manual_seed(SEED)
+    norms = _norms(tensors)
+
+    def made(name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        if name in norms:
+            return torch.full(shape, norms[name], dtype=torch.bfloat16)
+        return torch.empty(shape).normal_(0, SCALE, generator=generator).bfloat16()
+
+    content = {name: made(name, shape) for name, shape in tensors.shapes().items()}
     save_file(content, directory / "model.safetensors", metadata={"format": "pt"})
+
+
+def _norms(tensors: TensorMap) -> dict[str, float]:
+    """The weights of norms by name, and as what a norm of one is stored."""
+    found: dict[str, float] = {}
+    for slots in (tensors.norm, *tensors.layers):
+        for slot, parts in slots.items():
+            if slot == "norm" or slot.endswith("_norm"):
+                found |= {part.name: 0.0 if part.plus_one else 1.0 for part in parts}
+    return found
 
 
 def _write_tokenizer(directory: Path, vocab_size: int) -> None:
@@ -91,27 +91,35 @@ def _write_tokenizer(directory: Path, vocab_size: int) -> None:
 
 
 def weight_bytes(name: str, *, quantization: str = "none") -> int:
-    """Of all tensors of S or M in bfloat16, or with quantised matrices: what a worker holds of them."""
-    return sum(_tensor_bytes(name, quantization).values())
+    """Of all tensors of a model in bfloat16, or with quantised matrices: what a worker holds of them."""
+    return sum(_tensor_bytes(tensor, shape, quantization) for tensor, shape in shapes(SPECS[name]).items())
 
 
 def streamed_bytes(name: str, *, quantization: str = "none") -> int:
-    """Of the tensors that every token reads whole: all but an embedding that is not the head too."""
-    sizes = _tensor_bytes(name, quantization)
-    return sum(sizes.values()) - (sizes[EMBEDDING] if HEAD in sizes else 0)
+    """Of what a token alone reads: all but embeddings that are not the head too, and experts that it does not take."""
+    from engine.description.reading import parse_config, tensors_of
+
+    spec = parse_config(SPECS[name])
+    tensors = tensors_of(spec)
+
+    def read(part: Part) -> int:
+        return _tensor_bytes(part.name, part.shape if part.expert is None else part.shape[1:], quantization)
+
+    head = tensors.embedding if tensors.head is None else tensors.head
+    total = read(head) + sum(read(part) for parts in tensors.norm.values() for part in parts)
+    for layer, slots in zip(spec.layers, tensors.layers, strict=True):
+        experts = layer.mlp.experts
+        for slot, parts in slots.items():
+            wanted = list({(part.name, part.expert): part for part in parts}.values())
+            share = experts.top_k / experts.count if experts is not None and slot.startswith("experts_") else 1
+            total += int(share * sum(map(read, wanted)))
+    return total
 
 
-def _tensor_bytes(name: str, quantization: str) -> dict[str, int]:
-    """An int4 matrix has a scale of two bytes for each 64 input features; heads are in int8 then."""
-    return {
-        tensor: shape[0] * (_row_bytes(tensor, shape[1], quantization) if len(shape) == 2 else 2)
-        for tensor, shape in shapes(SPECS[name]).items()
-    }
-
-
-def _row_bytes(tensor: str, width: int, quantization: str) -> int:
-    if quantization == "none":
-        return 2 * width
-    if quantization == "int8" or tensor in (EMBEDDING, HEAD):
-        return width
-    return width // 2 + 2 * -(-width // GROUP)
+def _tensor_bytes(name: str, shape: tuple[int, ...], quantization: str) -> int:
+    """Vectors stay as they are.  An int4 matrix has a scale of two bytes for each 64 input features, heads are int8."""
+    if quantization == "none" or len(shape) == 1:
+        return 2 * prod(shape)
+    if quantization == "int8" or name in (EMBEDDING, HEAD):
+        return prod(shape)
+    return prod(shape[:-1]) * (shape[-1] // 2 + 2 * -(-shape[-1] // GROUP))

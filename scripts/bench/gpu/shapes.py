@@ -6,7 +6,8 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from scripts.bench.common.models import llama, write_config
+from scripts.bench.common.models import write_config
+from scripts.bench.common.specs import llama
 from services.simulator.hardware import DecoderShape
 from shared.metrics import ModelWork
 

@@ -1,10 +1,12 @@
 """Pageant beside other engines, in turn within one run, on one machine.
 
-    scripts/bench_peers --peers DIR [--model S|M|both] [--quantization none|int8|int4|both] [--rounds 3]
-                        [--workloads a,b1,b2,c,d] [--engines NAME,...] [--check]
+    scripts/bench_peers --peers DIR [--family dense|moe|gpt2|gemma|all] [--model NAME|both]
+                        [--quantization none|int8|int4|both] [--rounds 3] [--workloads a,b1,b2,c,d]
+                        [--engines NAME,...] [--check]
 
 DIR holds the peers, each in an environment of its own; docs/measurements/engines.md says how to install them.  Those
-that are not there are named and left out.  Each engine stays up; an idle peer's processes are stopped while others run.
+that are not there, or cannot load a model, are named and left out.  Each engine stays up; an idle peer's processes are
+stopped while others run.  A family is one or two models of a kind (scripts/bench/common/specs.py).
 """
 
 from __future__ import annotations
@@ -23,15 +25,17 @@ from typing import Any
 from scripts.bench.common import models
 from scripts.bench.common.proc import load_average, processor
 from scripts.bench.common.report import Result, bench_parser, finish
+from scripts.bench.common.specs import FAMILIES, SPECS
 from scripts.bench.common.turns import say, today
 from scripts.bench.peers.catalog import CHAIN, FULL, INT4, INT8, KV_CACHE_GIB, RUNNER, PeerEngine, engines
 from scripts.bench.peers.child import EngineFailed, EngineProcess
+from scripts.bench.peers.conversion import ConversionFailed, convert_missing
 from scripts.bench.peers.figures import floor_line, memory_line, ratio_lines
 from scripts.bench.peers.rounds import PeerContest
 from scripts.bench.peers.tables import engine_table
 from scripts.bench.peers.workloads import WORKLOADS
 
-BOTH = "both"
+BOTH, ALL = "both", "all"
 NUM_BYTES, PASSES = 512 << 20, 6  # far beyond any cache
 HOW = f"torch.sum of {NUM_BYTES >> 20} MiB, a thread per core, best of {PASSES}"
 
@@ -43,7 +47,7 @@ def main() -> int:
     say(f"{today()}, {processor()}, load {load_average():.2f}; the engines' logs are in {logs}")
     lines: list[Result] = []
     documents = []
-    for model in ["S", "M"] if args.model == BOTH else [args.model]:
+    for model in args.models:
         models.ensure(args.peers / "models" / model, model)
         for quantization in [FULL, INT8] if args.quantization == BOTH else [args.quantization]:
             match = Match(args, model, quantization, logs)
@@ -61,7 +65,7 @@ class Match:
         self._args = args
         self._model, self._quantization = model, quantization
         self._logs = logs
-        self._contest = PeerContest([], models.SPECS[model]["vocab_size"], args.timeout)
+        self._contest = PeerContest([], SPECS[model]["vocab_size"], args.timeout)
         self._versions: dict[str, str] = {}
         self._reports: dict[str, dict[str, Any]] = {}
         self._bandwidths: list[float] = []
@@ -81,15 +85,20 @@ class Match:
         known = engines(self._args.peers, self._model, self._quantization)
         wanted = [e for e in known if (e.by_default if not asked else asked & {e.name, e.name.partition("-")[0]})]
         for engine in wanted:
-            if engine.missing:
-                say(f"not here: {engine.name} (no {engine.missing[0]})")
+            try:
+                convert_missing(self._args.peers, engine)
+            except ConversionFailed as error:
+                self._contest.leave_out(str(error))
+            else:
+                if engine.missing:
+                    self._contest.leave_out(f"not here: {engine.name} (no {engine.missing[0]})")
         return [engine for engine in wanted if not engine.missing]
 
     def _enter(self, engine: PeerEngine, stack: ExitStack) -> None:
         try:
             child = EngineProcess(engine, self._logs)
         except EngineFailed as error:
-            say(f"  {error}")
+            self._contest.leave_out(str(error))
             return
         stack.callback(child.close)
         say(f"  {engine.name}: {child.version}, loaded in {child.load_seconds:.1f} s")
@@ -142,7 +151,8 @@ def read_bandwidth() -> float:
 def arguments() -> argparse.Namespace:
     parser = bench_parser(__doc__)
     parser.add_argument("--peers", type=Path, required=True, help="the folder of the peers and of the models")
-    parser.add_argument("--model", choices=["S", "M", BOTH], default="S")
+    parser.add_argument("--family", choices=[*FAMILIES, ALL], help="all models of a kind, in place of --model")
+    parser.add_argument("--model", choices=[*SPECS, BOTH], default="S", help="both: S and M")
     parser.add_argument("--quantization", choices=[FULL, INT8, INT4, BOTH], default=FULL)
     parser.add_argument("--workloads", type=_names(WORKLOADS), default=list(WORKLOADS), help="a,b1,b2,c,d")
     parser.add_argument(
@@ -152,7 +162,16 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--timeout", type=float, default=600, help="seconds that one run may take")
     args = parser.parse_args()
     args.peers = args.peers.resolve()
+    args.models = _models(args.family, args.model)
     return args
+
+
+def _models(family: str | None, model: str) -> tuple[str, ...]:
+    if family == ALL:
+        return tuple(SPECS)
+    if family is None:
+        return FAMILIES["dense"] if model == BOTH else (model,)
+    return FAMILIES[family]
 
 
 def _names(known: dict[str, Any]) -> Any:

@@ -118,6 +118,10 @@ class PeerContest:
             self.children.remove(child)
             child.close()
 
+    def leave_out(self, reason: str) -> None:
+        """What is told of an engine that takes no part at all."""
+        self._remark(reason)
+
     def _remark(self, text: str) -> None:
         say(f"  {text}")
         self.remarks.append(text)

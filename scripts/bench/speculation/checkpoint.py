@@ -19,7 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from scripts.bench.common.models import EMBEDDING, HEAD, SCALE, llama, shapes, write_config
+from scripts.bench.common.models import EMBEDDING, HEAD, SCALE, shapes, write_config
+from scripts.bench.common.specs import llama
 
 SEED = 20_240
 QUIET = 1e-3  # further factor of the matrices that write to the residual stream

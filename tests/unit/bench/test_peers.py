@@ -11,12 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from scripts.bench.common import models
 from scripts.bench.common.proc import tree
+from scripts.bench.common.specs import FAMILIES, SPECS
 from scripts.bench.common.turns import rotated
 from scripts.bench.peers.catalog import CHAIN, FULL, INT4, INT8, RUNNER, RUNNER_INT8, PeerEngine, engines
 from scripts.bench.peers.child import EngineFailed, EngineProcess
+from scripts.bench.peers.conversion import ConversionFailed, convert_missing
 from scripts.bench.peers.figures import best_peer, floor_line, memory_line, ratio_lines, target
+from scripts.bench.peers.main import arguments
 from scripts.bench.peers.rounds import EngineRecord, EngineRun, PeerContest
 from scripts.bench.peers.tables import engine_table
 from scripts.bench.peers.workloads import WORKLOADS
@@ -151,6 +153,25 @@ def test_targets() -> None:
     assert target(RUNNER, "M", INT8, "b1") is None and target("openvino-fp16", "S", FULL, "a") is None
 
 
+def test_mixtures_have_targets_for_three_workloads_and_other_kinds_for_all() -> None:
+    for model in FAMILIES["moe"]:
+        assert [target(RUNNER, model, FULL, name) for name in WORKLOADS] == [1.2, 1.2, None, 1.2, None]
+        assert [target(CHAIN, model, FULL, name) for name in WORKLOADS] == [1.0, 1.0, None, 1.0, None]
+    for model in (*FAMILIES["gpt2"], *FAMILIES["gemma"]):
+        for engine in (RUNNER, CHAIN):
+            assert [target(engine, model, FULL, name) for name in WORKLOADS] == [1.0] * 5
+    assert {model for models in FAMILIES.values() for model in models} == set(SPECS)
+
+
+def test_a_figure_without_a_target_is_told_and_not_missed() -> None:
+    records = {("b2", RUNNER): record("b2", 2.0), ("b2", "peer"): record("b2", 1.0)}
+    runner, chain = ratio_lines(records, "moe", FULL)
+    assert runner.measured == pytest.approx(0.5) and not runner.missed and not chain.missed
+    slow = {("a", RUNNER): record("a", 1.37, first=0.1)}
+    line = floor_line(slow, "moe", FULL, streamed=1_000_000, bandwidth=10e9)
+    assert line.measured == pytest.approx(0.01) and not line.missed
+
+
 def test_decoding_against_the_memory_floor() -> None:
     records = {("a", RUNNER): record("a", 1.37, first=0.1)}  # 127 steps of 10 ms
     line = floor_line(records, "S", FULL, streamed=90_000_000, bandwidth=10e9)
@@ -258,15 +279,59 @@ def test_absent_peers_are_known_by_what_is_missing(tmp_path: Path) -> None:
     assert found[RUNNER_INT8].options["settings"]["quantization"] == INT8 and found[RUNNER_INT8].is_ours
 
 
-# -- models
+@pytest.mark.parametrize("model", ["moe", "gpt-oss", "gpt2", "gemma3"])
+def test_every_model_has_the_same_engines(model: str, tmp_path: Path) -> None:
+    found = {engine.name: engine for engine in engines(tmp_path, model, FULL)}
+    assert {RUNNER, CHAIN, "vllm-bf16", "llamacpp-bf16"} <= set(found)
+    assert found["llamacpp-bf16"].needs[1] == tmp_path / "models" / model / f"{model}-bf16.gguf"
 
 
-def test_the_models_have_their_sizes() -> None:
-    assert {name: models.weight_bytes(name) // 2 for name in models.SPECS} == {"S": 134_515_008, "M": 348_701_696}
-    assert models.streamed_bytes("S") == models.weight_bytes("S"), "the embedding is the head too"
-    held = models.weight_bytes("S", quantization="int4")
-    layers = 30 * 576 * (576 * 2 + 384 + 3 * 1536)
-    # 9 groups of 64 in 576 features, 24 in 1,536: a scale for each in every row
-    scales = 2 * 30 * (9 * (576 + 2 * 192 + 576 + 2 * 1536) + 24 * 576)
-    assert held == layers // 2 + scales + 49_152 * 576 + 2 * 576 * 61
-    assert models.weight_bytes("M") - models.streamed_bytes("M") == 2 * 32_000 * 1024
+CONVERTER = """
+import sys
+_, directory, _, kind, _, target = sys.argv
+print("loading", directory)
+if kind == "q8_0":
+    raise SystemExit("this family is not known")
+open(target, "w").write(kind)
+"""
+
+
+def test_what_llamacpp_reads_is_converted_once_where_the_converter_is(tmp_path: Path) -> None:
+    engine = next(e for e in engines(tmp_path, "moe", FULL) if e.name == "llamacpp-bf16")
+    (tmp_path / "models" / "moe").mkdir(parents=True)
+    assert convert_missing(tmp_path, engine) is None, "no converter"
+    (tmp_path / "v-torch" / "bin").mkdir(parents=True)
+    (tmp_path / "v-torch" / "bin" / "python").symlink_to(sys.executable)
+    (tmp_path / "llama.cpp").mkdir()
+    (tmp_path / "llama.cpp" / "convert_hf_to_gguf.py").write_text(CONVERTER)
+    made = convert_missing(tmp_path, engine)
+    assert made == engine.needs[1] and made.read_text() == "bf16"
+    assert [path.name for path in made.parent.iterdir()] == ["moe-bf16.gguf"]
+    assert convert_missing(tmp_path, engine) is None, "it is there"
+    runner = next(iter(engines(tmp_path, "moe", FULL)))
+    assert convert_missing(tmp_path, runner) is None, "it reads the checkpoint itself"
+    refused = next(e for e in engines(tmp_path, "moe", INT8) if e.name == "llamacpp-q8_0")
+    with pytest.raises(ConversionFailed, match=r"llamacpp-q8_0: no moe-q8_0\.gguf: this family is not known"):
+        convert_missing(tmp_path, refused)
+    assert not refused.needs[1].exists()
+
+
+def test_who_is_left_out_is_told_with_the_reason() -> None:
+    contest = PeerContest([], VOCAB, timeout=1)
+    contest.leave_out("peer: does not know the family")
+    assert contest.remarks == ["peer: does not know the family"]
+
+
+@pytest.mark.parametrize(
+    ("options", "played"),
+    [
+        ([], ("S",)),
+        (["--model", "both"], ("S", "M")),
+        (["--family", "moe"], ("moe", "gpt-oss")),
+        (["--family", "gemma"], ("gemma3",)),
+        (["--family", "all"], tuple(SPECS)),
+    ],
+)
+def test_models_of_a_run(options: list[str], played: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["bench_peers", "--peers", ".", *options])
+    assert arguments().models == played
