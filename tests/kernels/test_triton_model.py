@@ -59,7 +59,8 @@ def make_runner(
     if triton:
         kernels = triton_kernels(AttentionShape(config.head_shapes))
         if backend.formats.quantised:
-            kernels = replace(kernels, pack_linear=linear_int8.pack_linear, linear=kernels.linear_int8)
+            packed = linear_int8.pack_linear
+            kernels = replace(kernels, pack_linear=packed, pack_output=packed, linear=kernels.linear_int8)
         backend = replace(backend, kernels=kernels, device=DEVICE)
     built = loading.build(backend, config, source, config.max_position_embeddings)
     if graphs:
