@@ -1,5 +1,5 @@
-# Two images: `front` for the services without torch (gateway, tokenizer, scheduler, detokenizer), and `worker`, which
-# is also the draft's.
+# Two images: `front` for the services without torch (gateway, tokenizer, scheduler, detokenizer, store), and `worker`,
+# which is also the draft's; `worker-gpu` takes the place of the latter where there are GPUs.
 # pip's own settings (PIP_INDEX_URL, PIP_EXTRA_INDEX_URL) may be given as build arguments; none is needed.
 ARG BASE=python:3.11-slim
 
@@ -33,6 +33,15 @@ RUN --mount=type=cache,target=/var/cache/pip,sharing=locked \
     pip --python /opt/venv/bin/python install --only-binary :all: "${TORCH_SPEC}" -r /worker.txt \
  && rm -rf /opt/venv/lib/python3*/site-packages/torch/include
 
+# For GPUs: TRITON_SPEC adds a triton where torch does not bring its own, as one for CPUs does not.
+FROM worker-packages AS gpu-packages
+ARG TRITON_SPEC=
+RUN --mount=type=cache,target=/var/cache/pip,sharing=locked \
+    if [ -n "${TRITON_SPEC}" ]; then \
+      pip --python /opt/venv/bin/python install --only-binary :all: "${TORCH_SPEC}" "${TRITON_SPEC}"; \
+    fi \
+ && /opt/venv/bin/python -c "import triton; print('triton', triton.__version__)"
+
 # The native kernels for each kind of processor: the image has no compiler.  Without them the worker computes in torch,
 # several times slower, and says so at its start; so an image that cannot have a compiler is still an image.
 FROM ${BASE} AS native
@@ -53,10 +62,11 @@ COPY services services
 COPY shared shared
 RUN python -m compileall -q --invalidation-mode unchecked-hash .
 
-# A user without rights, and the directory of the deployment's keys: a volume mounted there takes over its owner.
+# A user without rights, and the directories of the deployment's keys and of clients' files: a volume mounted there takes
+# over its owner.
 FROM ${BASE} AS runtime
 RUN useradd --uid 1000 --no-create-home --home-dir /tmp --shell /usr/sbin/nologin pageant \
- && install -d -o pageant -g pageant -m 0700 /run/pageant
+ && install -d -o pageant -g pageant -m 0700 /run/pageant /var/lib/pageant
 ENV PATH=/opt/venv/bin:$PATH \
     PYTHONDONTWRITEBYTECODE=1 \
     PYTHONUNBUFFERED=1 \
@@ -76,4 +86,23 @@ FROM runtime AS worker
 COPY --from=worker-packages /opt/venv /opt/venv
 COPY --from=source /app /app
 COPY --from=native /app/prebuilt /app/kernels/cpu/prebuilt
+CMD ["services.worker"]
+
+# Triton compiles kernels while the worker runs, each with a launcher in C that includes Python.h.  Both are loaded from
+# its cache, where a volume keeps them: the directory must not be `noexec`, as /tmp is here.
+FROM runtime AS worker-gpu
+USER root
+RUN apt-get update \
+ && header="$(/usr/bin/env python -c 'import sysconfig; print(sysconfig.get_paths()["include"])')/Python.h" \
+ && apt-get install -y --no-install-recommends gcc libc6-dev $(test -e "$header" || echo python3-dev) \
+ && rm -rf /var/lib/apt/lists/* \
+ && install -d -o pageant -g pageant -m 0700 /var/cache/triton
+ENV TRITON_CACHE_DIR=/var/cache/triton \
+    CUDA_CACHE_PATH=/var/cache/triton/driver \
+    LD_LIBRARY_PATH=/usr/lib/x86_64-linux-gnu:/usr/lib/aarch64-linux-gnu
+# The driver's libcuda.so.1 is put there when the container starts; with a read-only root no ldconfig may have noticed.
+COPY --from=gpu-packages /opt/venv /opt/venv
+COPY --from=source /app /app
+COPY --from=native /app/prebuilt /app/kernels/cpu/prebuilt
+USER pageant
 CMD ["services.worker"]

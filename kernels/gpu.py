@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import partial
 
 from kernels.interface import AttentionShape, Kernels, SamplingKernels, reference_kernels
+from kernels.ops import linear_decoded as ops_decoded
 from kernels.triton import (
     activation,
     argmax,
@@ -18,7 +19,9 @@ from kernels.triton import (
     gumbel_argmax,
     kv_store,
     layer_norm,
+    linear_decoded,
     linear_int8,
+    lora,
     penalties,
     rejection,
     rms_norm,
@@ -51,7 +54,10 @@ def triton_kernels(shape: AttentionShape) -> Kernels:
         activation=activation.activation,
         gated_activation=activation.gated_activation,
         step_inputs=step_inputs.step_inputs,
+        linear=linear_decoded.linear,
         linear_int8=linear_int8.linear,
+        pack_decoded=ops_decoded.pack_decoded,
+        lora=lora.lora,
         write_rows=row_writes.write_rows,
         route=routing.route,
         pack_experts=experts.pack_experts,

@@ -25,6 +25,7 @@ from kernels.ops import (
     layer_norm,
     linear,
     linear_int8,
+    lora,
     rejection,
     rms_norm,
     rotary,
@@ -34,10 +35,12 @@ from kernels.ops import (
 )  # fmt: skip
 from kernels.ops import linear as plain
 from kernels.ops.attention import AttentionMetadata, StaticPlan
+from kernels.ops.codes import Codes
 from kernels.ops.experts import ExpertWeights, Routing
 from kernels.ops.head_linear import HeadWeights
 from kernels.ops.kv_cache import KVCache
 from kernels.ops.linear import LinearWeight
+from kernels.ops.lora import LoraWeights
 from kernels.ops.rotary_store import HeadNorm
 from kernels.ops.state_plan import StatePlan
 
@@ -109,6 +112,7 @@ class Kernels:
     pack_exact: Callable[[Tensor], LinearWeight] = plain.pack_linear  # never quantised: of routers and gates
     pack_output: Callable[[Tensor], LinearWeight] = plain.pack_linear  # of the head, which `linear` multiplies too
     exact_linear: Callable[[Tensor, LinearWeight, Tensor | None], Tensor] = plain.linear
+    pack_decoded: Callable[[Codes], LinearWeight] | None = None  # for `linear`; raises ValueError
     write_rows: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None] = row_writes.write_rows
     route: Route = experts.route
     pack_experts: PackExperts = experts.pack_experts
@@ -116,6 +120,7 @@ class Kernels:
     experts: Experts = experts.experts
     pack_heads: Callable[[Sequence[Tensor]], HeadWeights] = head_linear.pack_heads  # never quantised
     head_linear: Callable[[Tensor, HeadWeights], Tensor] = head_linear.head_linear
+    lora: Callable[[Tensor, Tensor, LoraWeights, Tensor], Tensor] = lora.lora
     causal_conv: Callable[[Tensor, Tensor, Tensor, StatePlan], Tensor] = causal_conv.causal_conv
     gated_delta_rule: DeltaRule = delta_rule.gated_delta_rule
 

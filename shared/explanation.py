@@ -35,6 +35,7 @@ GROUPS: Mapping[str, tuple[Phase, ...]] = {
     "until the client had read": (Phase.CLIENT_BLOCKED,),
     "not answered": (Phase.UNTOLD,),
     "on the way from the client": (Phase.FROM_CLIENT,),
+    "waiting for the model to be loaded": (Phase.WAKING,),
 }
 GROUP_OF_PHASE = tuple(next(words for words, phases in GROUPS.items() if phase in phases) for phase in Phase)
 MISSED_FOR = {

@@ -20,7 +20,7 @@ class Phase(IntEnum):
     QUEUE_BLOCKS = 6
     QUEUE_ROWS = 7
     QUEUE_FAIRNESS = 8
-    QUEUE_SIBLING = 9  # another sequence computes the prompt, or its beginning
+    QUEUE_SIBLING = 9  # another sequence computes the prompt, or its beginning; or it comes from a store
     PREFILL = 10
     DECODE = 11
     DRAFT_WAIT = 12
@@ -33,6 +33,7 @@ class Phase(IntEnum):
     CLIENT_BLOCKED = 19
     UNTOLD = 20  # in the deployment, which sent no more details before the call ended
     FROM_CLIENT = 21  # on its way to the gateway, by the client's own clock
+    WAKING = 22  # its model slept, and is being loaded
 
     @property
     def label(self) -> str:

@@ -15,7 +15,8 @@ import msgspec
 from shared.beam import Beam, check_beam, refuse_beside_beam
 from shared.errors import CONTEXT_LENGTH_EXCEEDED, RequestError
 from shared.grammar import Grammar, check_grammar
-from shared.pooling import Pooling
+from shared.pooling import Pooling, PoolingKind
+from shared.reasoning import ThinkingBudget
 
 GREEDY_EPSILON = 1e-5
 MAX_BIASED_TOKENS = 1024
@@ -25,6 +26,7 @@ MAX_BAD_WORD_LENGTH = 256  # characters or tokens
 MAX_STOP_STRINGS = 64
 MAX_STOP_LENGTH = 1024
 MAX_STOP_TOKEN_IDS = 1024
+MAX_TAG_LENGTH = 64  # tokens of a tag of reasoning
 MAX_COUNT = 2**31 - 1  # of tokens, however they are asked for
 REPETITION = (1e-6, 1e6)  # beyond these a float32 logit is lost
 
@@ -65,6 +67,12 @@ class SamplingParams(msgspec.Struct, array_like=True, frozen=True, gc=False, kw_
     grammar: Grammar | None = None  # that the output is held to
     beam: Beam | None = None  # a beam search instead of sampling
     pooling: Pooling | None = None  # an embedding of the prompt is wanted; it comes with one token, which is dropped
+    thinking: ThinkingBudget | None = None  # how long the output may reason
+
+    @property
+    def is_held(self) -> bool:
+        """Whether what may come next depends on an automaton."""
+        return self.grammar is not None or self.thinking is not None
 
     @property
     def greedy(self) -> bool:
@@ -107,6 +115,7 @@ class Limits(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     max_n: int = 64
     max_num_blocks: int = 1 << 30
     block_size: int = 16
+    classifies: bool | None = None  # whether the model gives scores to labels, and does not generate; None: not known
 
 
 def check_sampling(params: SamplingParams, limits: Limits, num_prompt_tokens: int) -> None:
@@ -120,7 +129,11 @@ def check_sampling(params: SamplingParams, limits: Limits, num_prompt_tokens: in
     if params.beam is not None:
         check_beam(params.beam, n=params.n, max_width=limits.max_n, vocab_size=limits.vocab_size)
         _check_beside_beam(params)
-    if params.pooling is not None and (params.n, params.max_tokens, params.beam, params.grammar) != (1, 1, None, None):
+    _check_task(params, classifies=limits.classifies)
+    if params.thinking is not None:
+        _check_thinking(params, params.thinking, limits.vocab_size)
+    held = (params.grammar, params.thinking)
+    if params.pooling is not None and (params.n, params.max_tokens, params.beam, *held) != (1, 1, None, None, None):
         raise _bad("pooling", "is of one prompt, with one token and no more")
 
 
@@ -232,6 +245,26 @@ def _check_grammar(p: SamplingParams, grammar: Grammar) -> None:
         raise _bad("allowed_token_ids", f"cannot be given with {grammar.field}")
 
 
+def _check_task(p: SamplingParams, *, classifies: bool | None) -> None:
+    wants_scores = p.pooling is not None and p.pooling.kind is PoolingKind.CLASSIFY
+    if wants_scores and classifies is False:
+        raise _bad("model", "has no head that gives scores to texts (an architecture ...ForSequenceClassification)")
+    if p.pooling is None and classifies:
+        raise _bad("model", "gives scores to texts and generates none; ask /classify, /score or /rerank")
+
+
+def _check_thinking(p: SamplingParams, budget: ThinkingBudget, vocab_size: int) -> None:
+    if not 0 <= budget.num_tokens <= MAX_COUNT:
+        raise _bad(budget.field, f"must be from 0 to {MAX_COUNT}, or -1 for no limit, got {budget.num_tokens}")
+    tags = (budget.tags.begin, *budget.tags.ends, budget.tags.forced)
+    if len(tags) < 3 or not all(0 < len(tag) <= MAX_TAG_LENGTH for tag in tags):
+        raise _bad(budget.field, "is not possible without the tokens that open and close reasoning")
+    for tag in tags:
+        check_token_ids(budget.field, tag, vocab_size)
+    if p.allowed_token_ids is not None:
+        raise _bad("allowed_token_ids", f"cannot be given with {budget.field}")
+
+
 def _check_beside_beam(p: SamplingParams) -> None:
     """A beam search follows the likeliest; it neither samples nor bends what is likely, and ends by tokens only."""
     given = {
@@ -248,6 +281,7 @@ def _check_beside_beam(p: SamplingParams) -> None:
         "stop": bool(p.stop),
         "prompt_logprobs": p.prompt_logprobs is not None,
         p.grammar.field if p.grammar is not None else "grammar": p.grammar is not None,
+        p.thinking.field if p.thinking is not None else "thinking": p.thinking is not None,
     }
     for field, is_given in given.items():
         if is_given:
@@ -261,7 +295,7 @@ def check_token_ids(field: str, token_ids: Iterable[int], vocab_size: int) -> No
         return
     for token_id in ids:
         if not 0 <= token_id < vocab_size:
-            raise _bad(field, f"contains out-of-vocabulary token id {token_id}; the vocabulary size is {vocab_size}")
+            raise _bad(field, f"contains token id {token_id}, which is out of vocabulary: it has {vocab_size} ids")
 
 
 def _in_range(field: str, value: float | None, low: float, high: float, *, low_open: bool = False) -> None:

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from tokenizers import Tokenizer
 
 from shared.errors import ModelError
 from shared.sampling import GenerationDefaults
 
+GENERIC = ("PreTrainedTokenizerFast", "TokenizersBackend")  # transformers' classes that ignore add_bos_token
+TEMPLATE_MARKS = ("{{", "{%", "\n")
 NFC_SHRINKAGE = 4  # canonical composition joins at most four code points into one
 
 
@@ -59,6 +60,7 @@ class ModelTokenizer:
         tool_template: str | None = None,
         defaults: GenerationDefaults | None = None,
         context_length: int = 0,
+        config: dict[str, Any] | None = None,
     ) -> None:
         tokenizer.no_truncation()
         tokenizer.no_padding()
@@ -73,9 +75,17 @@ class ModelTokenizer:
         self.tool_template = tool_template  # where chats with tools have one of their own
         self.defaults = defaults or GenerationDefaults()
         self.context_length = context_length
+        self._config = config or {}
         self.max_chars_per_token = _max_chars_per_token(self.spec, vocab)
         self._add_bos_token = add_bos_token
         self._bos_token_id: int | None = tokenizer.token_to_id(self.special_tokens.get("bos_token", ""))
+
+    @property
+    def description(self) -> str:
+        """The checkpoint's configuration of its tokenizer as JSON, with the chat template that is used."""
+        described = {"tokenizer_class": type(self.tokenizer).__name__} | self._config
+        described["chat_template"] = self.chat_template
+        return json.dumps(described)
 
     def encode(self, text: str) -> list[int]:
         """Ids of a prompt, with the special tokens that the model expects around it."""
@@ -102,8 +112,13 @@ class ModelTokenizer:
         return text
 
 
-def load_tokenizer(model_dir: Path) -> ModelTokenizer:
-    """Read a checkpoint's tokenizer.  Raises ModelError naming the file that is absent or unusable."""
+def load_tokenizer(model_dir: Path, chat_template: str = "") -> ModelTokenizer:
+    """Read a checkpoint's tokenizer; `chat_template`: a file that is used in place of its own, or the template itself.
+
+    Raises ModelError naming the file that is absent or unusable.
+    """
+    from tokenizers import Tokenizer  # workers without grammars do without the library
+
     path = model_dir / "tokenizer.json"
     if not path.is_file():
         raise ModelError(
@@ -118,16 +133,18 @@ def load_tokenizer(model_dir: Path) -> ModelTokenizer:
     model = _read_json(model_dir / "config.json")
     text_model = model | _dict(model.get("text_config"))
     special = _special_tokens(_read_json(model_dir / "special_tokens_map.json")) | _special_tokens(config)
-    add_bos_token = config.get("add_bos_token")
+    is_generic = config.get("tokenizer_class") in GENERIC
+    add_bos_token = None if is_generic else config.get("add_bos_token")
     return ModelTokenizer(
         tokenizer,
         vocab_size=_int(text_model.get("vocab_size")),
         add_bos_token=add_bos_token if isinstance(add_bos_token, bool) else None,
         special_tokens=special,
-        chat_template=_chat_template(model_dir, config),
-        tool_template=_named_templates(config).get("tool_use"),
+        chat_template=_given_template(chat_template) if chat_template else _chat_template(model_dir, config),
+        tool_template=None if chat_template else _named_templates(config).get("tool_use"),
         defaults=_defaults(model_dir, text_model, tokenizer.token_to_id(special.get("eos_token", ""))),
         context_length=_int(text_model.get("max_position_embeddings")),
+        config=config,
     )
 
 
@@ -158,14 +175,23 @@ def _chat_template(model_dir: Path, config: dict[str, Any]) -> str | None:
     """A file of its own wins over the configuration's, as where both exist the file is the newer way."""
     path = model_dir / "chat_template.jinja"
     if path.is_file():
-        try:
-            return path.read_text(encoding="utf-8")
-        except (OSError, ValueError) as error:
-            raise ModelError(f"{path} cannot be read: {error}") from error
+        return _read_template(path)
     template = config.get("chat_template")
     if named := _named_templates(config):
         template = named.get("default", next(iter(named.values())))
     return template if isinstance(template, str) and template else None
+
+
+def _given_template(given: str) -> str:
+    """Of a setting, which may have the template in it: no file is called as one."""
+    return given if any(mark in given for mark in TEMPLATE_MARKS) else _read_template(Path(given))
+
+
+def _read_template(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{path} cannot be read: {error}") from error
 
 
 def _named_templates(config: dict[str, Any]) -> dict[str, Any]:

@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from shared.errors import ModelError
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """A file's JSON object.  Raises ModelError naming the file."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelError(f"cannot read {path}: {error}") from error
+    if not isinstance(content, dict):
+        raise ModelError(f"{path} is not a JSON object")
+    return content
 
 
 class ConfigKeys:

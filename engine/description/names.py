@@ -21,12 +21,14 @@ class Part:
     head_rows: int = 0  # that are stored of each head, where `head_order` takes some of more than it names
     absorbed: bool = False  # its rows, once taken, are columns: a map of keys that queries go through backwards
     plus_one: bool = False  # stored as what is added to one
+    cut: slice | None = None  # of the rows that the slot wants, after all of that: those of one rank of a group
 
     @property
     def is_whole(self) -> bool:
         """Whether the stored tensor is just what the slot wants."""
-        changes = (self.expert, self.rows, self.head_order)
-        return not (self.transposed or self.absorbed or self.plus_one) and all(change is None for change in changes)
+        if self.transposed or self.absorbed or self.plus_one:
+            return False
+        return self.expert is None and self.rows is None and self.head_order is None and self.cut is None
 
     @property
     def wanted(self) -> Shape:
@@ -38,6 +40,8 @@ class Part:
             shape = (len(range(*self.rows.indices(shape[0]))), *shape[1:])
         if self.head_rows and self.head_order is not None:
             shape = (shape[0] // self.head_rows * len(self.head_order), *shape[1:])
+        if self.cut is not None:
+            shape = (len(range(*self.cut.indices(shape[0]))), *shape[1:])
         return shape[::-1] if self.absorbed else shape
 
 
@@ -58,6 +62,7 @@ class NameTable:
     positions: str = ""
     norm: str = "norm"
     head: str = "lm_head"  # stands outside the prefix
+    classifier: str = "score"  # the same
     layer: str = "layers.{layer}."
     transposed: bool = False  # linears of the layers are stored as [in_features, out_features]
     norms_plus_one: bool = False  # norms are stored as what is added to one
@@ -67,6 +72,21 @@ class NameTable:
 
     def layer_prefix(self, index: int) -> str:
         return self.prefix + self.layer.format(layer=index)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MtpNames:
+    """Of the layer behind a family's own that drafts: its modules, and what it does otherwise than others."""
+
+    count_key: str  # of config.json: how many such layers there are
+    prefix: str  # `{layer}`: the number of the family's own layers
+    layer: str  # of the decoder layer, behind the prefix
+    embedding_norm: str
+    hidden_norm: str
+    combine: str
+    norm: str
+    feeds_normed: bool  # the next position reads what is behind the last norm
+    skips_first: bool = False  # the embedding that position 0 reads is zero
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +99,11 @@ class TensorMap:
     norm: LayerParts  # slots `norm` and `norm.bias`
     head: Part | None  # None: the embedding's
     layers: tuple[LayerParts, ...] = field(repr=False)
+    classifier: Part | None = None
 
     def parts(self) -> Iterator[Part]:
-        yield from (part for part in (self.embedding, self.positions, self.head) if part is not None)
+        alone = (self.embedding, self.positions, self.head, self.classifier)
+        yield from (part for part in alone if part is not None)
         for slots in (self.norm, *self.layers):
             for parts in slots.values():
                 yield from parts

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from engine.description.families import FAMILIES, Family
-from engine.description.keys import ConfigKeys
+from engine.description.keys import ConfigKeys, read_object
+from engine.description.labels import CLASSIFIES, GENERATES, read_labels
 from engine.description.names import TensorMap
 from engine.description.spec import ModelSpec
 from engine.description.tensors import map_tensors
@@ -19,12 +19,7 @@ from shared.errors import ModelError
 def read_config(directory: Path) -> ModelSpec:
     """The description in `directory`.  Raises ModelError naming the file and key."""
     path = directory / "config.json"
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ModelError(f"cannot read {path}: {error}") from error
-    if not isinstance(content, dict):
-        raise ModelError(f"{path} is not a JSON object")
+    content = read_object(path)
     try:
         return parse_config(content)
     except ModelError as error:
@@ -39,6 +34,8 @@ def why_no_draft(name: str) -> str:
 def parse_config(raw: Mapping[str, Any]) -> ModelSpec:
     """A config.json's content, checked.  Raises ModelError naming the key."""
     architecture, family = _family(raw)
+    if str(raw["architectures"][0]).endswith(CLASSIFIES):
+        return replace(family.describe(ConfigKeys(raw)), tie_word_embeddings=True, **read_labels(raw))
     if not family.text_of:
         return family.describe(ConfigKeys(raw))
     text = raw.get("text_config")
@@ -60,6 +57,8 @@ def _family(raw: Mapping[str, Any]) -> tuple[str, Family]:
     names = raw.get("architectures")
     if not isinstance(names, list) or not names:
         raise ModelError("architectures is missing or empty")
-    if names[0] not in FAMILIES:
-        raise ModelError(f"architecture {names[0]!r} is not supported; supported: {', '.join(FAMILIES)}")
-    return str(names[0]), FAMILIES[names[0]]
+    name = str(names[0])
+    base = name.removesuffix(CLASSIFIES) + GENERATES if name.endswith(CLASSIFIES) else name
+    if base not in FAMILIES:
+        raise ModelError(f"architecture {name!r} is not supported; supported: {', '.join(FAMILIES)}")
+    return base, FAMILIES[base]

@@ -14,6 +14,7 @@ from typing import Literal
 from engine.description.rope import RopeConfig
 
 Activation = Literal["silu", "gelu_tanh", "clamped_swiglu"]
+LabelActivation = Literal["softmax", "sigmoid", "none"]
 NO_ROPE = -1
 
 
@@ -178,6 +179,8 @@ class ModelSpec:
     logit_softcap: float = 0.0  # 0: logits stay
     dtype: str = ""  # of the checkpoint; empty where it does not say
     initializer_range: float = 0.02  # of made-up weights
+    labels: tuple[str, ...] = ()  # of a classifier of whole texts, which stands in the place of the head
+    label_activation: LabelActivation = "softmax"  # what makes their logits scores
     unused_layers: int = 0  # that a checkpoint may have behind the others, to propose drafts with
 
     @property

@@ -28,6 +28,7 @@ def map_tensors(spec: ModelSpec, table: NameTable) -> TensorMap:
             dict(_LayerParts(spec, layer, table, table.layer_prefix(index)).slots())
             for index, layer in enumerate(spec.layers)
         ),
+        classifier=Part(f"{table.classifier}.weight", (len(spec.labels), spec.hidden_size)) if spec.labels else None,
     )
 
 

@@ -29,10 +29,12 @@ class PoolFence:
         self._num_rows = num_rows
         self._num_blocks = num_blocks
         self._block_size = block_size
+        self.num_resets = 0
         self.reset()
 
     def reset(self) -> None:
         """Another epoch begins: no generation is known, and no row holds a block."""
+        self.num_resets += 1  # first: another thread may be comparing generations
         self._newest = [0] * self._num_blocks
         self._num_holders = [0] * self._num_blocks
         self._blocks: list[list[int] | None] = [None] * self._num_rows  # None: the row is not in use
@@ -116,6 +118,22 @@ class PoolFence:
                 if held < generation:
                     self.stale.setdefault(row, (block, held))
 
+    def num_agreeing(self, block_ids: Sequence[int], generations: Sequence[int]) -> int:
+        """How many blocks, the first ones, are in these generations still."""
+        pairs = enumerate(zip(block_ids, generations, strict=True))
+        return next((place for place, (block, one) in pairs if self._newest[block] != one), len(block_ids))
+
+    def claim(self, block_ids: Sequence[int], generations: Sequence[int]) -> int:
+        """Blocks are filled from elsewhere in these generations: rows that hold them in an older one become stale.
+        Returns how many, the first ones, were in an older generation; no other is taken."""
+        for place, (block, generation) in enumerate(zip(block_ids, generations, strict=True)):
+            if generation <= self._newest[block]:
+                return place
+            if self._num_holders[block]:
+                self._outdate(block, generation)
+            self._newest[block], self._num_holders[block] = generation, 0
+        return len(block_ids)
+
     def check_copies(self, rows: Sequence[int], part: StepPlan | SlidingPlan) -> None:
         """A row that would begin with the copy of a block that it no longer holds is stale."""
         generations = part.copy_generations or [self._newest[source] for source, _ in part.block_copies]
@@ -143,6 +161,11 @@ class BlockFence:
     def __init__(self, num_rows: int, num_blocks: int, block_size: int, sliding: Sequence[int] = ()) -> None:
         """`sliding`: numbers of blocks of the sliding pools."""
         self._pools = [PoolFence(num_rows, size, block_size) for size in (num_blocks, *sliding)]
+
+    @property
+    def first(self) -> PoolFence:
+        """That of the pool that no window has."""
+        return self._pools[0]
 
     def reset(self) -> None:
         for pool in self._pools:

@@ -1,14 +1,34 @@
-"""Reads the draft tokens of a plan, and refuses what cannot be."""
+"""Reads the draft tokens of a plan, and refuses what cannot be; a worker's own drafter."""
 
 from __future__ import annotations
 
-import numpy as np
+from typing import Protocol
 
-from engine.modeling.batch import Ints
+import numpy as np
+from torch import Tensor
+
+from engine.modeling.batch import Ints, StepBatch
 from engine.sampling.drafts import Drafts, lay_out
 from engine.sampling.proposals import certain_proposals, unpack_distributions
 from shared.errors import FatalError
 from shared.messages.steps import StepPlan
+
+
+class Drafter(Protocol):
+    """A head that drafts what may follow the rows."""
+
+    captures: tuple[int, ...]  # layers of the model whose inputs it reads; empty: the final hidden states
+
+    def follow(
+        self,
+        batch: StepBatch,
+        captured: Tensor,  # [num_tokens, number of captures * hidden_size]
+        wanted: Ints,  # [num_seqs] drafts
+        *,
+        is_certain: bool = False,  # they have to be the likeliest
+    ) -> tuple[list[int], list[int]]:
+        """Once the rows have the step's tokens: drafts of each sequence, and all of them one after the other."""
+        ...
 
 
 def read_counts(plan: StepPlan) -> Ints | None:

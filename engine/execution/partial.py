@@ -10,7 +10,14 @@ import msgspec
 
 from shared.messages.steps import RefusedRow, StepPlan, StepResult
 
-COLUMNS = ("rows", "num_computed_tokens", "num_scheduled_tokens", "num_new_blocks", "num_draft_tokens")
+COLUMNS = (
+    "rows",
+    "num_computed_tokens",
+    "num_scheduled_tokens",
+    "num_new_blocks",
+    "num_draft_tokens",
+    "num_wanted_drafts",
+)
 BY_ENTRY = ("prompt_logprobs", "refused", "embeddings")
 
 
@@ -31,15 +38,21 @@ def completed(result: StepResult, refused: Sequence[RefusedRow], num_entries: in
     """The result of the whole plan, in which the `refused` entries are marked."""
     entries = {one.entry for one in refused}
     kept = [entry for entry in range(num_entries) if entry not in entries]
-    num_sampled = [0] * num_entries
-    for entry, count in zip(kept, result.num_sampled, strict=True):
-        num_sampled[entry] = count
+    num_drafts = _spread(result.num_head_drafts, kept, num_entries) if result.num_head_drafts else []
     return msgspec.structs.replace(
         result,
-        num_sampled=num_sampled,
+        num_sampled=_spread(result.num_sampled, kept, num_entries),
+        num_head_drafts=num_drafts,
         refused_rows=list(refused),
         **{name: {kept[entry]: value for entry, value in getattr(result, name).items()} for name in BY_ENTRY},
     )
+
+
+def _spread(column: Sequence[int], kept: Sequence[int], num_entries: int) -> list[int]:
+    found = [0] * num_entries
+    for entry, count in zip(kept, column, strict=True):
+        found[entry] = count
+    return found
 
 
 def _chosen(column: Sequence[int], kept: Sequence[int]) -> list[int]:

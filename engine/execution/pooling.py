@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -10,8 +11,28 @@ from torch import Tensor
 
 from engine.execution.schedule import Schedule
 from kernels.ops.transfer import to_host
+from shared.errors import FatalError
 from shared.messages.steps import AdmittedSequence
 from shared.pooling import Pooling, PoolingKind
+
+
+@dataclass(frozen=True, slots=True)
+class Classifier:
+    """The head of a checkpoint that tells texts apart."""
+
+    weight: Tensor  # [num_labels, hidden_size] float32
+    activation: str  # softmax, sigmoid or none
+
+    def score(
+        self,
+        state: Tensor,  # [hidden_size] float64
+        *,
+        activates: bool,
+    ) -> Tensor:  # [num_labels] float64
+        logits = self.weight.double() @ state
+        if not activates or self.activation == "none":
+            return logits
+        return logits.sigmoid() if self.activation == "sigmoid" else logits.softmax(0)
 
 
 class RowPools:
@@ -20,7 +41,8 @@ class RowPools:
     Sums are float64, so that the vector does not depend on the number of chunks of a prompt.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, classifier: Classifier | None = None) -> None:
+        self._classifier = classifier
         self._poolings: dict[int, Pooling] = {}
         self._sums: dict[int, Tensor] = {}  # [hidden_size] float64
 
@@ -55,6 +77,16 @@ class RowPools:
                 found[entry] = self._finish(row, states[-1], int(batch.computed[entry] + batch.scheduled[entry]))
         return found
 
+    def _score(
+        self,
+        last: Tensor,  # [hidden_size] float64
+        *,
+        activates: bool,
+    ) -> Tensor:  # [num_labels] float64
+        if self._classifier is None:
+            raise FatalError("a request asks for scores of labels, and this model has none")
+        return self._classifier.score(last, activates=activates)
+
     def _add(
         self,
         row: int,
@@ -70,6 +102,8 @@ class RowPools:
         num_tokens: int,
     ) -> Tensor:  # [hidden_size] float32
         pooling = self._poolings.pop(row)
+        if pooling.kind is PoolingKind.CLASSIFY:
+            return to_host(self._score(last, activates=pooling.normalize).float())
         vector = self._sums.pop(row) / num_tokens if pooling.kind is PoolingKind.MEAN else last
         if pooling.normalize:
             vector = torch.nn.functional.normalize(vector, dim=0)

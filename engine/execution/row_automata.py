@@ -1,7 +1,7 @@
-"""The automata of the rows that have a grammar, and the tokens that each allows next, computed in threads.
+"""The automata of the rows that have a grammar or a budget of reasoning, and the tokens that each allows next.
 
-A step samples such a row only if its allowed tokens are known by then.  They are computed during the step's forward
-pass, from the tokens of the step before; if they are late, that row alone gets no sample in this step.
+A step samples such a row only if its allowed tokens are known by then.  They are computed in threads during the step's
+forward pass, from the tokens of the step before; if they are late, that row alone gets no sample in this step.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 import structlog
 
+from engine.execution.budgeted import BudgetedAutomaton
 from engine.sampling.processing import Flags
 from shared.automata.automaton import Automaton, make_automaton
 from shared.automata.limits import GrammarError
@@ -71,7 +72,7 @@ class Ends:
 class Standing:
     """An automaton that has consumed all tokens of its sequence."""
 
-    automaton: Automaton
+    automaton: Automaton | BudgetedAutomaton
     length: int  # of prompt and output
     allowed: Flags  # [vocab_size] next
     seconds: float  # of a core, that it took
@@ -126,8 +127,11 @@ class RowAutomata:
     automaton is in one thread at a time; what was not ready in time is left alone until it is.
     """
 
-    def __init__(self, load: Callable[[Sequence[int]], Vocabulary], *, patience: float = PATIENCE) -> None:
+    def __init__(
+        self, load: Callable[[Sequence[int]], Vocabulary], *, patience: float = PATIENCE, vocab_size: int = 0
+    ) -> None:
         self.patience = patience
+        self._vocab_size = vocab_size
         self._load = load
         self._vocabularies: dict[tuple[int, ...], Vocabulary] = {}
         self._ready: OrderedDict[str, Automaton] = OrderedDict()  # used by the building thread alone
@@ -152,11 +156,23 @@ class RowAutomata:
         """Begin to build a sequence's automaton, where it has one; whatever its row had before is over."""
         self.release([sequence.row])
         params = sequence.params
-        if params.grammar is not None:
-            min_length = sequence.num_prompt_tokens + params.min_tokens
-            eos = tuple(sequence.eos_token_ids)
-            ends = Ends(eos, tuple(params.stop_token_ids), min_length, params.ignore_eos)
-            self._rows[sequence.row] = Held(ends, self._building().submit(self._build, sequence, ends))
+        if params.is_held:
+            held = self._without_grammar(sequence) if params.grammar is None else self._with_grammar(sequence)
+            self._rows[sequence.row] = held
+
+    def _with_grammar(self, sequence: AdmittedSequence) -> Held:
+        params = sequence.params
+        min_length = sequence.num_prompt_tokens + params.min_tokens
+        eos = tuple(sequence.eos_token_ids)
+        ends = Ends(eos, tuple(params.stop_token_ids), min_length, params.ignore_eos)
+        return Held(ends, self._building().submit(self._build, sequence, ends))
+
+    def _without_grammar(self, sequence: AdmittedSequence) -> Held:
+        """A budget alone takes no time, and leaves ends as they are."""
+        ends = Ends((), (), 0, ignores_eos=False)
+        known: Future[Standing] = Future()
+        known.set_result(self._lead(None, sequence, ends))
+        return Held(ends, known, is_slow=False)
 
     def of(self, row: int) -> Held | None:
         return self._rows.get(row)
@@ -197,9 +213,17 @@ class RowAutomata:
         grammar = sequence.params.grammar
         if grammar is None or grammar.kind is not GrammarKind.COMPILED:
             raise GrammarError("was not compiled")
-        automaton = self._pristine(grammar.text, ends.eos).copy()
-        history = unpack_tokens(sequence.token_ids)
-        return _stand(automaton, history[sequence.num_prompt_tokens :], ends, len(history))
+        return self._lead(self._pristine(grammar.text, ends.eos).copy(), sequence, ends)
+
+    def _lead(self, grammar: Automaton | None, sequence: AdmittedSequence, ends: Ends) -> Standing:
+        """Through the output so far."""
+        history, budget = unpack_tokens(sequence.token_ids), sequence.params.thinking
+        output = history[sequence.num_prompt_tokens :]
+        if budget is not None:
+            budgeted = BudgetedAutomaton(budget, self._vocab_size, grammar, ends.eos)
+            return _stand(budgeted, output, ends, len(history))
+        assert grammar is not None
+        return _stand(grammar, output, ends, len(history))
 
     def _pristine(self, text: str, eos_token_ids: tuple[int, ...]) -> Automaton:
         """An automaton at its start, for the model's vocabulary with these ends of sequence."""
@@ -244,7 +268,7 @@ def _advance(standing: Standing, ends: Ends, tokens: StepTokens, sample: int) ->
     return _stand(automaton, new, ends, length)
 
 
-def _stand(automaton: Automaton, new: list[int], ends: Ends, length: int) -> Standing:
+def _stand(automaton: Automaton | BudgetedAutomaton, new: list[int], ends: Ends, length: int) -> Standing:
     """Behind `new` tokens more, `length` with all before."""
     begin = thread_time()
     automaton.advance(new)

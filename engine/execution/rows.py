@@ -12,11 +12,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from engine.execution.adapters import UNKNOWN, AdapterBank
 from engine.execution.device_tables import DeviceTables
 from engine.execution.row_states import RowStates
 from engine.modeling.batch import Ints
 from engine.modeling.kv_pool import Sliding
 from engine.sampling.columns import SamplingColumns
+from kernels.ops.lora import NO_ADAPTER
 from kernels.ops.transfer import to_device
 from shared.errors import FatalError
 from shared.messages.steps import AdmittedSequence
@@ -49,6 +51,7 @@ class RowTable:
         device_tables: DeviceTables | None = None,
         sliding: Sliding = (),
         states: RowStates | None = None,
+        adapters: AdapterBank | None = None,
     ) -> None:
         """`states`: of models whose layers keep some."""
         self.num_rows = num_rows
@@ -71,10 +74,13 @@ class RowTable:
         self.num_computed: Ints = np.zeros(num_rows, dtype=np.int64)
         self.lacks_sample: NDArray[np.bool_] = np.zeros(num_rows, np.bool_)  # since its last step, or the one before
         self.columns = SamplingColumns(num_rows)
+        self._bank = adapters
+        self._adapters: dict[int, str] = {}  # digests, of the rows that have one
 
     def reset(self) -> None:
         """Forget every row."""
         self.num_tokens[:] = 0
+        self._adapters.clear()
         self._firsts[:] = self._ends[:] = 0
         if self.states is not None:
             self.states.reset()
@@ -93,12 +99,16 @@ class RowTable:
         self.num_computed[row] = num_computed
         self.lacks_sample[row] = False
         self._firsts[:, row] = self._ends[:, row] = 0
+        self._adapters.pop(row, None)
+        if sequence.adapter:
+            self._adapters[row] = sequence.adapter
         self.columns.fill(row, sequence.num_prompt_tokens, sequence.params, sequence.seed, sequence.eos_token_ids)
 
     def release(self, rows: Sequence[int]) -> None:
         for row in rows:
             self._check_row(row)
             self.num_tokens[row] = 0
+            self._adapters.pop(row, None)
             self._firsts[:, row] = self._ends[:, row] = 0
 
     def leave_blocks(self, rows: Sequence[int], counts: Sequence[int], pool: int) -> None:
@@ -132,6 +142,14 @@ class RowTable:
         if self._device_tables is not None:
             self._device_tables.stage(row, begin, block_ids)
         self._ends[pool, row] = end
+
+    def adapters(self, rows: Ints) -> Ints | None:
+        """Places of the rows' adapters as they are now, NO_ADAPTER or UNKNOWN; None where none has any."""
+        if not self._adapters:
+            return None
+        find = self._bank.place_of if self._bank is not None else _place_of_none
+        places = np.array([find(self._adapters.get(row, "")) for row in rows.tolist()], np.int64)
+        return places if np.count_nonzero(places != NO_ADAPTER) else None
 
     def flush(self) -> None:
         """Copy to the device what was changed since the last step."""
@@ -172,6 +190,8 @@ class RowTable:
         wrong = (computed != held) | (ends <= computed) | (ends > limit)
         if drafts is not None:
             wrong |= (drafts > 0) & ((ends != reach) | (computed >= lengths))
+        if (adapters := self.adapters(rows)) is not None:
+            wrong |= adapters == UNKNOWN
         if self.states is not None:
             wrong |= (stale := self.states.contradicts(rows, computed))
         if len(self._windows):  # what a window still sees must be there
@@ -179,6 +199,8 @@ class RowTable:
             wrong |= (self._firsts[1:, rows] > seen).any(axis=0)
         if np.count_nonzero(wrong):
             refused = rows[wrong].tolist()
+            if adapters is not None:
+                self._refuse(refused, rows, adapters == UNKNOWN, "adapter", adapters, adapters)
             self._refuse(refused, rows, computed != held, "num_computed_tokens", computed, held)
             if self.states is not None:
                 self._refuse(refused, rows, stale, "num_computed_tokens", computed, self.states.due(rows))
@@ -237,3 +259,8 @@ class RowTable:
         if self.states is not None:
             partly = rows[accepted < counts]
             self.states.put_back(partly, self.num_computed[partly])
+
+
+def _place_of_none(digest: str) -> int:
+    """Where no adapters are served."""
+    return UNKNOWN if digest else NO_ADAPTER

@@ -7,6 +7,7 @@ result n may be written by plan n + 2 without a fence.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from functools import partial
 
@@ -15,20 +16,24 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from engine.execution.adapters import AdapterBank
+from engine.execution.block_access import access_to
 from engine.execution.block_fence import BlockFence
 from engine.execution.constrained_step import ConstrainedStep, cut_drafts
 from engine.execution.deferred_verification import DeferredVerification
+from engine.execution.drafts import Drafter
 from engine.execution.partial import completed, without
 from engine.execution.pending_result import PendingResult, start_timer
-from engine.execution.pooling import RowPools
+from engine.execution.pooling import Classifier, RowPools
 from engine.execution.row_automata import RowAutomata
 from engine.execution.rows import RowsOutOfStep, RowTable
 from engine.execution.sampled_tokens import MissingSamples, SampledTokens
 from engine.execution.schedule import Schedule, read_schedule
 from engine.execution.scoring import SampledScores, Scored, score_rows
-from engine.modeling.batch import Ints
+from engine.modeling.batch import Ints, StepBatch
 from engine.modeling.kv_pool import KVPool
-from engine.modeling.model import Model
+from engine.modeling.model import Captures, Model
+from engine.modeling.pool_backing import SETTLE, IdleTime, PageBacking
 from engine.sampling.columns import NO_LOGPROBS
 from engine.sampling.drafts import Drafts
 from engine.sampling.sampler import Sampler
@@ -50,6 +55,8 @@ class StepOutputs(msgspec.Struct, frozen=True):
     prompt_scores: dict[int, Scored]  # by entry
     embeddings: dict[int, Tensor]  # by entry: [hidden_size] float32
     refused: dict[int, str]  # by entry
+    num_drafts: list[int]  # of each entry, of the model's head
+    draft_ids: list[int]
 
 
 class ModelRunner:
@@ -67,21 +74,34 @@ class ModelRunner:
         automata: RowAutomata | None = None,
         fingerprint: Fingerprint | None = None,
         no_native: str = "",
+        adapters: AdapterBank | None = None,
+        classifier: Classifier | None = None,
+        drafter: Drafter | None = None,
     ) -> None:
         """`fingerprint`: what it computes with; `no_native`: why that is torch where native kernels would be faster."""
         self.capacity = capacity
         self.fingerprint = fingerprint
         self.no_native = no_native
+        self.adapters = adapters
         self._model = model
+        self._drafter = drafter
         self._table = table
         self._sampler = sampler
         self._verification = Verification(sampler)
-        self._automata = RowAutomata(without_vocabulary) if automata is None else automata
-        self._pools = RowPools()
+        self._automata = (
+            RowAutomata(without_vocabulary, vocab_size=capacity.vocab_size) if automata is None else automata
+        )
+        self._pools = RowPools(classifier)
         self._deferred = DeferredVerification(table)
         self._pool = pool
         sizes = [one.num_blocks for one in pool.sliding]
         self._fence = BlockFence(table.num_rows, pool.num_blocks, pool.block_size, sizes)
+        self._idle = IdleTime()
+        self._backings = [PageBacking(one.tensors, one.num_blocks, self._idle) for one in (pool, *pool.sliding)]
+        self.blocks = None if capacity.keeps_states else access_to(pool, self._fence.first, fingerprint)
+        if self.blocks is not None:
+            places = {"block_space": self.blocks.space, "block_bytes": self.blocks.block_bytes}
+            self.capacity = msgspec.structs.replace(capacity, **places)
 
     def reset(self) -> None:
         """Forget all rows: a new epoch begins, and its scheduler will admit everything again."""
@@ -90,6 +110,9 @@ class ModelRunner:
         self._pools.reset()
         self._deferred.clear()
         self._fence.reset()
+        self._idle.go_on(SETTLE)
+        for backing in self._backings:
+            backing.follow(0)
 
     def holdings(self) -> tuple[list[int], list[int]]:
         """The rows in use, and a digest of the blocks of each, as of the plan that was launched last."""
@@ -102,12 +125,20 @@ class ModelRunner:
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> PendingResult:
         """The same, but does not wait for its end on a GPU."""
+        self._idle.pause()
+        try:
+            with contextlib.nullcontext() if self.adapters is None else self.adapters.lock:
+                return self._launch(plan)
+        finally:
+            self._idle.go_on()
+
+    def _launch(self, plan: StepPlan) -> PendingResult:
         clock = start_timer(self._model.device)
         whole, fenced = self._read(plan, self._apply(plan))
         if whole is None:
             return PendingResult(partial(_empty_result, plan, fenced), clock)
         held = ConstrainedStep(self._automata, whole)
-        hidden = self._forward(held)
+        batch, hidden, captured = self._forward(held)
         schedule, missing = held.hold()
         prompt_scores = self._prompt_scores(schedule, hidden) if len(schedule.scored) else {}
         embeddings = self._pools.take(schedule, hidden) if len(schedule.pooled) else {}
@@ -116,20 +147,36 @@ class ModelRunner:
         held.advance(sampled, missing)
         if plan.state_saves and self._table.states is not None:
             self._table.states.save(plan, schedule.batch.rows.tolist())
-        found = StepOutputs(sampled, scores, prompt_scores, embeddings, {} if missing is None else missing.refused)
+        refused = {} if missing is None else missing.refused
+        drafts = self._draft(plan, batch, captured)
+        found = StepOutputs(sampled, scores, prompt_scores, embeddings, refused, *drafts)
         return PendingResult(partial(_result, plan, fenced, found), clock)
 
-    def _forward(self, held: ConstrainedStep) -> Tensor:  # [sum of wanted, hidden_size]
+    def _forward(
+        self, held: ConstrainedStep
+    ) -> tuple[StepBatch, Tensor, Tensor | None]:  # what is computed, [sum of wanted, hidden_size], of all tokens
         batch, states = held.schedule.batch, self._table.states
-        if states is None:
-            return self._model.forward(batch)
-        if len(entries := held.may_go_back()):
-            states.keep(batch.rows[entries], batch.computed[entries])
-        behind = states.behind(batch.rows, batch.computed)
-        if np.count_nonzero(behind):
-            changes = {"computed": batch.computed - behind, "scheduled": batch.scheduled + behind}
-            batch = msgspec.structs.replace(batch, **changes)
-        return self._model.forward(batch)
+        if states is not None:
+            if len(entries := held.may_go_back()):
+                states.keep(batch.rows[entries], batch.computed[entries])
+            behind = states.behind(batch.rows, batch.computed)
+            if np.count_nonzero(behind):
+                changes = {"computed": batch.computed - behind, "scheduled": batch.scheduled + behind}
+                batch = msgspec.structs.replace(batch, **changes)
+        if self._drafter is not None and isinstance(self._model, Captures):
+            return batch, *self._model.forward_captured(batch, self._drafter.captures)
+        return batch, self._model.forward(batch), None
+
+    def _draft(self, plan: StepPlan, batch: StepBatch, captured: Tensor | None) -> tuple[list[int], list[int]]:
+        """Of each entry that was computed, how many, and all that the model's head drafts."""
+        if self._drafter is None or captured is None:
+            return [], []
+        rows = batch.rows.tolist()
+        self._deferred.settle(rows)
+        by_row = dict(zip(plan.rows, plan.num_wanted_drafts, strict=True)) if plan.num_wanted_drafts else {}
+        wanted = np.array([by_row.get(row, 0) for row in rows], np.int64)
+        counts, ids = self._drafter.follow(batch, captured, wanted, is_certain=plan.rejection)
+        return (counts, ids) if ids else ([], [])
 
     def _read(self, plan: StepPlan, fenced: list[RefusedRow]) -> tuple[Schedule | None, list[RefusedRow]]:
         """The schedule to compute, or None, and all entries that are refused."""
@@ -164,6 +211,10 @@ class ModelRunner:
             self._table.leave_blocks(plan.rows, sliding.num_left_blocks, index)
             self._table.append_blocks(plan.rows, sliding.num_new_blocks, sliding.new_block_ids, index)
         self._table.flush()
+        new_block_ids = (plan.new_block_ids, *(sliding.new_block_ids for sliding in plan.sliding))
+        for backing, ids in zip(self._backings, new_block_ids, strict=False):
+            if ids:
+                backing.follow(max(ids) + 1)
         fenced = self._fence.read(plan)
         for pool, copies in zip((self._pool, *self._pool.sliding), self._fence.keeps(plan, fenced), strict=False):
             pool.copy_blocks(copies)
@@ -182,7 +233,7 @@ class ModelRunner:
             hidden = hidden[to_device(schedule.sampled_places(), hidden.device)]
         if np.count_nonzero(columns.plain[batch.rows]) == len(batch.rows):
             return self._take_likeliest(schedule, hidden, missing), None
-        logits = self._model.logits(hidden)
+        logits = self._model.logits(hidden, self._head_adapters(batch.rows))
         asked = np.flatnonzero(columns.logprobs[batch.rows] != NO_LOGPROBS)
         raw = logits[to_device(asked, logits.device)] if len(asked) else None
         if schedule.drafts is None:
@@ -198,7 +249,7 @@ class ModelRunner:
         hidden: Tensor,  # [num_positions, hidden_size]
         missing: MissingSamples | None,
     ) -> SampledTokens:
-        chosen = self._model.greedy(hidden)
+        chosen = self._model.greedy(hidden, self._head_adapters(schedule.positions.rows))
         if schedule.drafts is None:
             return SampledTokens(schedule, missing, chosen, None)
         verdict = self._verification.settle(chosen, schedule.positions, schedule.drafts)
@@ -259,15 +310,27 @@ class ModelRunner:
             states = hidden[int(starts[entry]) :][:count]
             targets = self._table.tokens[row, first : first + count]
             asked = np.full(count, int(columns.prompt_logprobs[row]))
-            found[entry] = score_rows(partial(self._logits_of, states), targets, asked, self._table.vocab_size)
+            adapters = self._head_adapters(np.full(count, row))
+            found[entry] = score_rows(
+                partial(self._logits_of, states, adapters), targets, asked, self._table.vocab_size
+            )
         return found
 
     def _logits_of(
         self,
         states: Tensor,  # [n, hidden_size]
+        adapters: Ints | None,  # [n]
         rows: slice,
     ) -> Tensor:  # [number of rows, vocab_size] float32
-        return self._model.logits(states[rows])
+        return self._model.logits(states[rows], None if adapters is None else adapters[rows])
+
+    def _head_adapters(
+        self,
+        rows: Ints,  # [n]
+    ) -> Ints | None:  # [n] places of adapters; None: none changes the head
+        if self.adapters is None or not self.adapters.changes_head:
+            return None
+        return self._table.adapters(rows)
 
 
 def _check_copies(copies: list[tuple[int, int]], num_blocks: int) -> None:
@@ -288,6 +351,8 @@ def _result(plan: StepPlan, fenced: list[RefusedRow], found: StepOutputs, second
         device_time=seconds,
         refused=found.refused,
         embeddings={entry: vector.numpy().astype("<f4").tobytes() for entry, vector in found.embeddings.items()},
+        num_head_drafts=found.num_drafts,
+        head_draft_ids=found.draft_ids,
     )
     return completed(result, fenced, len(plan.rows)) if fenced else result
 

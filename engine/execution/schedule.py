@@ -50,7 +50,8 @@ def read_schedule(plan: StepPlan, table: RowTable) -> Schedule:
         wanted = num_positions.copy()
         for whole in (scored, pooled[table.columns.pools_all[rows[pooled]]]):
             wanted[whole] = scheduled[whole]
-    batch = StepBatch(rows, computed, scheduled, wanted, table.tokens, table.block_tables, table.block_size)
+    tables = table.tokens, table.block_tables, table.block_size
+    batch = StepBatch(rows, computed, scheduled, wanted, *tables, table.adapters(rows))
     samples = num_positions.nonzero()[0]
     positions = SampleBatch(rows[samples], lengths[samples], table.tokens, table.columns)
     drafts = None if counts is None else read_drafts(plan, counts[samples], table.vocab_size)

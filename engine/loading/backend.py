@@ -70,8 +70,11 @@ class Backend:
         return torch_layout(spec, self.formats, self.device)
 
 
-def choose_backend(settings: Settings, spec: ModelSpec, stored: torch.dtype, *, dequantised: bool = False) -> Backend:
-    """For a checkpoint whose matrices are stored in `stored`, where `dequantised` some as codes.
+def choose_backend(
+    settings: Settings, spec: ModelSpec, stored: torch.dtype, *, quantised: bool = False, codes: bool = False
+) -> Backend:
+    """For a checkpoint whose matrices are stored in `stored`, where `quantised` some otherwise, where `codes` as some
+    that kernels multiply as they are.
 
     Raises ConfigError where a kernel is not available.
 
@@ -81,7 +84,7 @@ def choose_backend(settings: Settings, spec: ModelSpec, stored: torch.dtype, *, 
     max_model_len = settings.scheduling.max_model_len or spec.max_position_embeddings
     if device.type == "cpu" and settings.engine.kernels != "torch":
         native, no_native = _find_native(settings.engine)
-    resolve = partial(_formats, settings.engine, settings.memory, stored, device, dequantised)
+    resolve = partial(_formats, settings.engine, settings.memory, stored, device, quantised, codes)
     formats = resolve(native)
     if native is not None and (reason := why_unsupported(spec, native, formats, settings.memory.block_size)):
         native, no_native = None, f"this model is not served: {reason}"
@@ -136,7 +139,8 @@ def _formats(
     memory: MemorySettings,
     stored: torch.dtype,
     device: torch.device,
-    dequantised: bool,
+    quantised: bool,
+    codes: bool,
     native: Native | None,
 ) -> Formats:
     return resolve_formats(
@@ -148,7 +152,9 @@ def _formats(
         stored=stored,
         device=device,
         fast_bfloat16=native is not None and native.fast_bfloat16,
-        dequantised=dequantised,
+        quantised=quantised,
+        codes=codes,
+        native=native is not None,
     )
 
 
@@ -161,18 +167,19 @@ def _find_native(settings: EngineSettings) -> tuple[Native | None, str]:
 
 
 def _say_compiling(compiler: str) -> None:
-    log.info("native_kernels_compiling", compiler=compiler, seconds="about 20")
+    log.info("native_kernels_compiling", compiler=compiler, seconds="about 35")
 
 
 def _set_threads(settings: EngineSettings, native: Native | None) -> int:
     """Pinned only where they take all cores: two workers with one thread each would share the first core."""
     cores = usable_cores()
-    count = settings.num_threads or cores
+    count = settings.num_threads or max(1, cores // settings.tensor_parallel_size)
     if native is None:
         if settings.num_threads:
             torch.set_num_threads(count)
         return torch.get_num_threads()
-    native.set_threads(count, pin=count == cores == len(os.sched_getaffinity(0)))
+    alone = settings.tensor_parallel_size == 1
+    native.set_threads(count, pin=alone and count == cores == len(os.sched_getaffinity(0)))
     torch.set_num_threads(1)  # its threads would compete with the native ones
     return count
 

@@ -121,9 +121,12 @@ def _numeric_class(backend: Backend) -> str:
 
 
 def native_class(target: str, formats: Formats) -> str:
-    """AVX2 and AVX-512 sum in vectors of another length; products of bfloat16 are rounded as the processor does it."""
-    vectors = target.partition("+")[0]
-    return target if formats.rounds else vectors
+    """AVX2 and AVX-512 sum in vectors of another length; products of bfloat16 are rounded as the processor does it.
+
+    A quantised model's attention has such products where tiles compute it.
+    """
+    by_tiles = "amx" in target and formats.rounds_attention
+    return target if formats.rounds or by_tiles else target.partition("+")[0]
 
 
 def processor() -> str:

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from engine.description.spec import ModelSpec
-from engine.modeling.batch import StepBatch
+from engine.lora.adapter import LoraAdapter
+from engine.modeling.batch import Ints, StepBatch
 from engine.modeling.decoder import Decoder
 from engine.modeling.inputs import PoolInputs, StepInputs
 from engine.modeling.kv_pool import KVPool, Sliding
@@ -145,14 +146,16 @@ class GraphedDecoder:
     def logits(
         self,
         hidden: Tensor,  # [n, hidden_size]
+        adapters: Ints | None = None,  # [n]
     ) -> Tensor:  # [n, vocab_size] float32
-        return self._decoder.logits(hidden)
+        return self._decoder.logits(hidden, adapters)
 
     def greedy(
         self,
         hidden: Tensor,  # [n, hidden_size]
+        adapters: Ints | None = None,  # [n]
     ) -> Tensor:  # [n] int64
-        return self._decoder.greedy(hidden)
+        return self._decoder.greedy(hidden, adapters)
 
     def capture(
         self,
@@ -193,7 +196,18 @@ class GraphedDecoder:
             return hidden[: batch.num_wanted]
         return hidden[to_device(batch.wanted_places(), hidden.device)]
 
+    def reserve_adapters(self, count: int, max_rank: int) -> None:
+        self._decoder.reserve_adapters(count, max_rank)
+
+    def hold_adapter(self, place: int, adapter: LoraAdapter) -> None:
+        self._decoder.hold_adapter(place, adapter)
+
+    def drop_adapter(self, place: int) -> None:
+        self._decoder.drop_adapter(place)
+
     def _size_of(self, batch: StepBatch) -> Size | None:
+        if batch.adapters is not None:
+            return None
         longest, total = int(batch.scheduled.max()), int(batch.scheduled.sum())
         bucket = next((size for size in self._buckets if size >= total), 0)
         length = next((length for length in self._lengths if length >= longest), 0)

@@ -9,34 +9,45 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Sequence
 from functools import partial
+from pathlib import Path
 
 import msgspec
 import structlog
 import torch
+from torch import Tensor
 
+from engine.description.names import Part, TensorMap
+from engine.description.ranks import why_not_cut
 from engine.description.reading import read_config
 from engine.description.spec import ModelSpec
+from engine.execution.adapters import AdapterBank
 from engine.execution.device_tables import DeviceTables
+from engine.execution.pooling import Classifier
 from engine.execution.row_automata import RowAutomata
 from engine.execution.row_states import RowStates
 from engine.execution.rows import RowTable
 from engine.execution.runner import ModelRunner
+from engine.heads.drafter import HeadDrafter
+from engine.heads.model import HeadModel
 from engine.loading.backend import Backend, choose_backend
 from engine.loading.fingerprint import DigestedSource, make_fingerprint
 from engine.loading.graphs import CudaRecorder, GraphedDecoder, Size
+from engine.loading.heads import build_head, find_head
 from engine.loading.memory import MemoryPlan, block_bytes, cpu_budget, gpu_budget, plan_memory
 from engine.loading.profile import most_positions, peak_activation
+from engine.loading.ranks import Ranks, build_part, join
+from engine.lora.adapter import LoraAdapter, Take, read_adapter
 from engine.modeling.assembly import build_decoder
 from engine.modeling.decoder import Decoder
 from engine.modeling.kv_pool import KVPool
-from engine.modeling.model import KeepsStates, Model
+from engine.modeling.model import HoldsAdapters, KeepsStates, Model
 from engine.modeling.native import build_native
 from engine.sampling.sampler import Sampler
 from engine.weights.digest import DigestMemory, user_memory
 from engine.weights.formats import name_of
-from engine.weights.source import Progress, WeightSource, open_weights
+from engine.weights.source import Progress, WeightSource, has_codes, open_weights
 from shared.automata.vocabulary import Vocabulary, load_vocabulary
-from shared.config import MemorySettings, SchedulingSettings, Settings
+from shared.config import AdapterSettings, MemorySettings, SchedulingSettings, Settings
 from shared.errors import ConfigError
 from shared.messages.control import SlidingPool, WorkerCapacity
 from shared.messages.fingerprint import Fingerprint
@@ -57,14 +68,19 @@ class LoadedModel(msgspec.Struct, frozen=True):
     backend: Backend
     plan: MemoryPlan
     fingerprint: Fingerprint | None = None  # where it was asked for
+    adapters: AdapterBank | None = None
+    classifier: Classifier | None = None
+    drafter: HeadDrafter | None = None
 
 
-def load_runner(settings: Settings, *, progress: Progress | None = None, has_windows: bool = True) -> ModelRunner:
-    """A runner ready for plans; `has_windows` as in `load_model`.
+def load_runner(
+    settings: Settings, *, progress: Progress | None = None, has_windows: bool = True, ranks: Ranks | None = None
+) -> ModelRunner:
+    """A runner ready for plans; `has_windows` and `ranks` as in `load_model`.
 
     Raises ModelError for the checkpoint's faults, ConfigError for the settings'.
     """
-    loaded = load_model(settings, progress=progress, digests=user_memory(), has_windows=has_windows)
+    loaded = load_model(settings, progress=progress, digests=user_memory(), has_windows=has_windows, ranks=ranks)
     return make_runner(settings, loaded)
 
 
@@ -81,6 +97,10 @@ def make_runner(settings: Settings, loaded: LoadedModel) -> ModelRunner:
         device=loaded.model.device.type,
         keeps_states=loaded.model.spec.has_states,
         num_snapshots=loaded.plan.states.num_snapshots,
+        max_loras=settings.adapters.max_loras if loaded.adapters is not None else 0,
+        num_held_loras=loaded.adapters.count if loaded.adapters is not None else 0,
+        labels=list(loaded.model.spec.labels),
+        max_head_drafts=0 if loaded.drafter is None else loaded.drafter.most,
     )
     return ModelRunner(
         model=loaded.model,
@@ -90,7 +110,12 @@ def make_runner(settings: Settings, loaded: LoadedModel) -> ModelRunner:
         capacity=capacity,
         fingerprint=loaded.fingerprint,
         no_native=loaded.backend.no_native,
-        automata=RowAutomata(partial(_load_vocabulary, settings.engine.model, capacity.vocab_size)),
+        adapters=loaded.adapters,
+        classifier=loaded.classifier,
+        drafter=loaded.drafter,
+        automata=RowAutomata(
+            partial(_load_vocabulary, settings.engine.model, capacity.vocab_size), vocab_size=capacity.vocab_size
+        ),
     )
 
 
@@ -105,27 +130,79 @@ def load_model(
     progress: Progress | None = None,
     digests: DigestMemory | None = None,
     has_windows: bool = False,
+    ranks: Ranks | None = None,
 ) -> LoadedModel:
     """The settings' model, for sequences of up to `longest` tokens where that is less than it could serve; with its
     fingerprint where there is a memory for digests.  `has_windows`: layers that see a window have blocks of their own.
+    `ranks`: the others of a group in which this process has a part of the model.
 
     Raises ModelError for the checkpoint's faults, ConfigError for the settings'.
     """
     directory = resolve_model_dir(settings.engine.model)
     spec = read_config(directory)
+    check_ranks(settings, spec)
+    found_head = None if digests is None else find_head(settings, directory, spec)
     max_model_len = _wanted_model_len(settings.scheduling, spec)
     max_model_len = min(max_model_len, longest or max_model_len)
     source = open_weights(settings.engine.load_format, directory, spec, progress=progress)
-    backend = choose_backend(settings, spec, source.dtype, dequantised=source.quantisation is not None)
+    codes = has_codes(spec, source)
+    backend = choose_backend(settings, spec, source.dtype, quantised=source.quantisation is not None, codes=codes)
     watched = DigestedSource(source, backend.native, digests) if digests is not None else None
-    model = with_graphs(settings, backend, build(backend, spec, source, max_model_len))
+    part = None if ranks is None else build_part(ranks.place, backend, spec, source, max_positions=max_model_len)
+    model = with_graphs(settings, backend, part or build(backend, spec, source, max_model_len))
+    classifier = read_classifier(spec, source, backend.device)
     fingerprint = None
     if watched is not None:
         fingerprint = make_fingerprint(settings, directory, spec, source.quantisation, backend, watched.value())
     log.info("model_loaded", model=settings.engine.model_name, **backend.description)
-    plan = plan_pool(settings, model, max_model_len, spec.windows(max_model_len) if has_windows else ())
+    head = None if found_head is None else build_head(settings, found_head, directory, model, backend, max_model_len)
+    layer_bytes = backend.layout(spec).layer_bytes(settings.memory.block_size)  # of all ranks together
+    windows = spec.windows(max_model_len) if has_windows else ()
+    plan = plan_pool(settings, model, max_model_len, windows, layer_bytes, head)
+    if ranks is not None and part is not None and fingerprint is not None:
+        model, plan = join(ranks, settings, backend, spec, part, plan, fingerprint)
     log.info("memory_planned", num_blocks=plan.num_blocks, num_tokens=plan.num_tokens, summary=str(plan))
-    return assemble(settings, model, backend, plan, fingerprint)
+    take = partial(_take, settings.engine.load_format, directory, spec)
+    adapters = None if digests is None else make_bank(settings.adapters, model, source.tensors, take)
+    found = assemble(settings, model, backend, plan, fingerprint, adapters, head)
+    return msgspec.structs.replace(found, classifier=classifier)
+
+
+def check_ranks(settings: Settings, spec: ModelSpec) -> None:
+    """Raises ConfigError where the model cannot be cut into as many ranks as are asked for."""
+    count = settings.engine.tensor_parallel_size
+    if count > 1 and (why := why_not_cut(spec, count)):
+        raise ConfigError(why)
+
+
+def read_classifier(spec: ModelSpec, source: WeightSource, device: torch.device) -> Classifier | None:
+    """None where the model generates."""
+    part = source.tensors.classifier
+    if part is None:
+        return None
+    weight = source.take(part).to(device, torch.float32, copy=True)
+    source.release()
+    return Classifier(weight, spec.label_activation)
+
+
+def _take(load_format: str, directory: Path, spec: ModelSpec, part: Part) -> Tensor:
+    return open_weights(load_format, directory, spec).take(part)
+
+
+def make_bank(
+    settings: AdapterSettings, model: Model, tensors: TensorMap, take: Take | None = None
+) -> AdapterBank | None:
+    """None where no adapters are served.  `take` reads one of the base model's tensors."""
+    if not settings.max_loras or not isinstance(model, HoldsAdapters):
+        return None
+    read = partial(_read_adapter, model.spec, tensors, take)
+    return AdapterBank(model, read, count=settings.num_held, max_rank=settings.max_lora_rank)
+
+
+def _read_adapter(
+    spec: ModelSpec, tensors: TensorMap, take: Take | None, directory: Path, max_rank: int
+) -> LoraAdapter:
+    return read_adapter(directory, spec, tensors, max_rank=max_rank, take=take)
 
 
 def build(backend: Backend, spec: ModelSpec, source: WeightSource, max_model_len: int) -> Model:
@@ -140,7 +217,13 @@ def with_graphs(settings: Settings, backend: Backend, model: Model) -> Model:
     `enforce_eager` leaves the graphs out.
     """
     able = backend.device.type == "cuda" and backend.kernels.static_attention is not None
-    if settings.engine.enforce_eager or not able or not isinstance(model, Decoder) or model.spec.has_states:
+    if (
+        settings.engine.enforce_eager
+        or settings.speculation.has_head
+        or not able
+        or not isinstance(model, Decoder)
+        or model.spec.has_states
+    ):
         return model
     longest = 1 if settings.speculation.draft == "off" else 1 + settings.speculation.max_num_draft_tokens
     most = most_positions(settings.scheduling, settings.speculation)
@@ -164,15 +247,24 @@ def _wanted_model_len(settings: SchedulingSettings, spec: ModelSpec) -> int:
     return settings.max_model_len or spec.max_position_embeddings
 
 
-def plan_pool(settings: Settings, model: Model, max_model_len: int, windows: Sequence[int] = ()) -> MemoryPlan:
-    """`windows`: those of layers that have blocks of their own."""
+def plan_pool(
+    settings: Settings,
+    model: Model,
+    max_model_len: int,
+    windows: Sequence[int] = (),
+    layer_bytes: Sequence[int] | None = None,
+    head: HeadModel | None = None,
+) -> MemoryPlan:
+    """`windows`: those of layers with blocks of their own; `layer_bytes`: of a block in each layer, where the model
+    is a part of the worker's."""
     if settings.memory.num_blocks:
         budget = 0
     elif model.device.type == "cpu":
         budget = cpu_budget(settings.memory)
     else:
         budget = _gpu_budget(settings, model)
-    first, sliding = block_bytes(model.spec, model.layer_bytes(settings.memory.block_size), windows)
+    first, sliding = block_bytes(model.spec, layer_bytes or model.layer_bytes(settings.memory.block_size), windows)
+    first += 0 if head is None else HeadDrafter.block_bytes(head, settings.memory.block_size)
     return plan_memory(
         settings.memory,
         settings.scheduling,
@@ -208,7 +300,13 @@ def _allocate(settings: MemorySettings, model: Model, plan: MemoryPlan) -> KVPoo
 
 
 def assemble(
-    settings: Settings, model: Model, backend: Backend, plan: MemoryPlan, fingerprint: Fingerprint | None = None
+    settings: Settings,
+    model: Model,
+    backend: Backend,
+    plan: MemoryPlan,
+    fingerprint: Fingerprint | None = None,
+    adapters: AdapterBank | None = None,
+    head: HeadModel | None = None,
 ) -> LoadedModel:
     width = -(-plan.max_model_len // plan.block_size) * (1 + len(plan.windows))
     num_rows, states = plan.states.num_rows, None
@@ -227,9 +325,16 @@ def assemble(
         device_tables=tables,
         sliding=plan.windows,
         states=states,
+        adapters=adapters,
     )
-    pool = _allocate(settings.memory, model, plan)
+    pool, sampler, drafter = _allocate(settings.memory, model, plan), Sampler(backend.sampling), None
+    if head is not None:
+        most = settings.speculation.max_num_draft_tokens
+        drafter = HeadDrafter(head, table, sampler, num_blocks=plan.num_blocks, most=most)
+        drafter.join(pool)
     if isinstance(model, GraphedDecoder) and tables is not None:
         model.capture(table.tokens, tables.table, plan.block_size, progress=show_progress)
         log.info("graphs_captured", num_graphs=model.num_graphs)
-    return LoadedModel(model, pool, table, Sampler(backend.sampling), backend, plan, fingerprint)
+    return LoadedModel(
+        model, pool, table, sampler, backend, plan, fingerprint, adapters, classifier=None, drafter=drafter
+    )

@@ -10,23 +10,19 @@ from torch import Tensor
 from engine.description.names import LayerParts, Part, Parts
 from engine.description.spec import NO_ROPE, AttentionSpec, DeltaNetSpec, ExpertsSpec, LatentSpec, LayerSpec, ModelSpec
 from engine.description.tensors import PER_HEAD_SLOTS
-from engine.modeling.decoder import (
-    AttentionWeights,
-    Decoder,
-    DecoderLayer,
-    DenseWeights,
-    MixtureWeights,
-    NormWeight,
-)
+from engine.modeling.decoder import Decoder
 from engine.modeling.kv_pool import KVLayout
 from engine.modeling.latent import LatentWeights
+from engine.modeling.layer_weights import AttentionWeights, DecoderLayer, DenseWeights, MixtureWeights, NormWeight
 from engine.modeling.linear_attention import DeltaWeights
 from engine.modeling.projection import Projection
 from engine.modeling.rope import build_rope_table
 from engine.weights.formats import Formats
 from engine.weights.kv_scales import KVScales
-from engine.weights.source import WeightSource
+from engine.weights.source import WeightSource, decoded_codes, kept_codes
 from kernels.interface import Kernels
+from kernels.ops import linear_codes
+from kernels.ops.codes import joined
 from kernels.ops.experts import ExpertWeights, Routing
 from kernels.ops.linear import LinearWeight
 from kernels.ops.rotary_store import HeadNorm
@@ -47,10 +43,10 @@ def build_decoder(
 
     Torch multiplies fastest in the format that it computes in, so weights are held in that, but for quantised ones.
     """
-    reader = _Reader(spec, source, formats, kernels, device)
+    reader = DecoderReader(spec, source, formats, kernels, device)
     tensors = source.tensors
     embedding = reader.matrix((tensors.embedding,))
-    head = kernels.pack_output(embedding if tensors.head is None else reader.matrix((tensors.head,)))
+    head = reader.head(embedding)
     positions = None if tensors.positions is None else reader.matrix((tensors.positions,))
     norm = reader.norm("norm", tensors.norm)
     assert norm is not None
@@ -80,7 +76,7 @@ def torch_layout(
     return KVLayout(spec.attentions, formats.kv, device, on_device)
 
 
-class _Reader:
+class DecoderReader:
     """Takes tensors of one checkpoint and converts them."""
 
     def __init__(
@@ -89,6 +85,7 @@ class _Reader:
         exact = device.type == "cpu" and formats.compute != torch.float16
         self.dtype = torch.float32 if exact else formats.compute
         self._held = self.dtype if formats.quantised else formats.weights
+        self._keeps_codes, self._quantises = formats.keeps_codes, formats.quantised
         self._spec = spec
         self._source = source
         self._kernels = kernels
@@ -128,13 +125,13 @@ class _Reader:
         layer = DecoderLayer(
             mixer=self._mixer(described.attention, parts),
             input_norm=self.norm("input_norm", parts),
-            qkv=self._projection("qkv", parts),
-            output=self._projection("output", parts),
+            qkv=self.projection("qkv", parts),
+            output=self.projection("output", parts),
             attention_norm=self.norm("attention_norm", parts),
             mlp_norm=self.norm("mlp_norm", parts),
             activation=mlp.activation,
             gated=mlp.gated,
-            dense=DenseWeights(*(self._projection(slot, parts) for slot in ("gate_up", "down"))) if mlp.inner else None,
+            dense=DenseWeights(*(self.projection(slot, parts) for slot in ("gate_up", "down"))) if mlp.inner else None,
             mixture=None if mlp.experts is None else self._mixture(mlp.experts, parts, gated=mlp.gated),
             mlp_output_norm=self.norm("mlp_output_norm", parts),
             scale=self.vector(parts["scale"]) if described.scaled else None,
@@ -156,7 +153,7 @@ class _Reader:
     def _delta(self, described: DeltaNetSpec, parts: LayerParts) -> DeltaWeights:
         return DeltaWeights(
             described=described,
-            gates=self._projection("delta.gates", parts, self._kernels.pack_exact).weight,
+            gates=self.projection("delta.gates", parts, self._kernels.pack_exact).weight,
             taps=self.matrix(parts["delta.taps"]).squeeze(1).t().contiguous(),
             rate=self.vector(parts["delta.rate"]).float().exp(),
             step=self.vector(parts["delta.step"]).float(),
@@ -180,17 +177,42 @@ class _Reader:
         return LatentWeights(
             shape=latent,
             query_norm=self.vector(parts["query_norm"]) if latent.query_rank else None,
-            query_up=self._projection("query_up", parts) if latent.query_rank else None,
+            query_up=self.projection("query_up", parts) if latent.query_rank else None,
             key_norm=self.vector(parts["key_norm"]),
             key_up=key_up,
             value_up=value_up,
         )
 
-    def _projection(self, slot: str, parts: LayerParts, pack: Pack | None = None) -> Projection:
+    def projection(self, slot: str, parts: LayerParts, pack: Pack | None = None) -> Projection:
         """Projections of the same input as one: [sum of out_features, in_features]."""
         bias = parts.get(f"{slot}.bias")
-        weight = (pack or self._kernels.pack_linear)(self.matrix(parts[slot]))
+        weight = self._weight(parts[slot]) if pack is None else pack(self.matrix(parts[slot]))
         return Projection(weight, None if bias is None else self.vector(bias))
+
+    def _weight(self, parts: Parts) -> LinearWeight:
+        return self._kept(parts) or self._decoded(parts) or self._kernels.pack_linear(self.matrix(parts))
+
+    def _kept(self, parts: Parts) -> LinearWeight | None:
+        """As the codes that the checkpoint has; None: they are to be dequantised."""
+        codes = kept_codes(self._source, parts) if self._keeps_codes else None
+        return None if codes is None else linear_codes.pack_codes(joined(codes).to(self._device))
+
+    def _decoded(self, parts: Parts) -> LinearWeight | None:
+        """As codes that become numbers while they are multiplied; None: they are to be dequantised."""
+        pack = None if self._quantises else self._kernels.pack_decoded
+        codes = decoded_codes(self._source, parts) if pack is not None else None
+        if pack is None or codes is None:
+            return None
+        try:
+            return pack(joined(codes).to(self._device))
+        except ValueError:  # of another kind, or parts that cannot be joined
+            return None
+
+    def head(self, embedding: Tensor) -> LinearWeight:
+        part = self._source.tensors.head
+        if part is None:
+            return self._kernels.pack_output(embedding)
+        return self._kept((part,)) or self._decoded((part,)) or self._kernels.pack_output(self.matrix((part,)))
 
     def _mixture(self, experts: ExpertsSpec, parts: LayerParts, *, gated: bool) -> MixtureWeights:
         exact = self._kernels.pack_exact
@@ -204,19 +226,19 @@ class _Reader:
                 group_best=experts.group_best,
                 scale=experts.scale,
             ),
-            router=self._projection("router", parts, exact),
+            router=self.projection("router", parts, exact),
             correction=self.vector(parts["correction"]).float() if experts.correction else None,
             gate_up=self._experts("experts_gate_up", parts, experts.count),
             down=self._experts("experts_down", parts, experts.count),
-            shared_gate=self._projection("shared_gate", parts, exact) if experts.shared_gate else None,
+            shared_gate=self.projection("shared_gate", parts, exact) if experts.shared_gate else None,
         )
 
     def _experts(self, slot: str, parts: LayerParts, count: int) -> ExpertWeights:
-        weights = [self.matrix(one) for one in _by_expert(parts[slot], count)]
-        bias = parts.get(f"{slot}.bias")
-        if bias is None:
-            return self._kernels.pack_experts(weights, None)
-        return self._kernels.pack_experts(weights, torch.stack([self.vector(one) for one in _by_expert(bias, count)]))
+        by_expert, bias = _by_expert(parts[slot], count), parts.get(f"{slot}.bias")
+        own = None if bias is None else torch.stack([self.vector(one) for one in _by_expert(bias, count)])
+        if self._keeps_codes:  # then experts are multiplied one by one
+            return ExpertWeights(tuple(map(self._weight, by_expert)), own)
+        return self._kernels.pack_experts([self.matrix(one) for one in by_expert], own)
 
     def _on_device(self, part: Part, dtype: torch.dtype) -> Tensor:
         return self._source.take(part).to(device=self._device, dtype=dtype, copy=True)

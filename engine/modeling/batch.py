@@ -24,6 +24,7 @@ class StepBatch(msgspec.Struct, frozen=True):
     tokens: Tensor  # [num_rows, longest] int64 token ids, on the model's device
     block_tables: Ints  # [num_rows, num_pools * max_num_blocks] block ids: the tables of all pools beside each other
     block_size: int  # tokens
+    adapters: Ints | None = None  # [num_seqs] places of held ones, or -1; None: no sequence has one
 
     @property
     def num_wanted(self) -> int:

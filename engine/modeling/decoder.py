@@ -7,89 +7,33 @@ belongs to which sequence, from its metadata.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from engine.description.spec import AttentionSpec, ModelSpec
+from engine.description.spec import ModelSpec
+from engine.lora.adapter import LoraAdapter
 from engine.modeling.batch import Ints, StepBatch
 from engine.modeling.inputs import PoolInputs, StepInputs, build_inputs
 from engine.modeling.kv_pool import KVLayout, KVPool, LayerPools, Sliding
-from engine.modeling.latent import LatentWeights
+from engine.modeling.layer_weights import (
+    Adapted,
+    AttentionWeights,
+    DecoderLayer,
+    DenseWeights,
+    LayerCache,
+    NormWeight,
+)
 from engine.modeling.linear_attention import DeltaStates, DeltaWeights, attend_linearly, copy_rows
 from engine.modeling.projection import Projection
 from engine.modeling.rope import RopeTable, Rotation
+from engine.modeling.stacked_lora import StackedAdapters
 from kernels.interface import Kernels
-from kernels.ops.experts import ExpertWeights, Routing
 from kernels.ops.kv_cache import KVCache
 from kernels.ops.linear import LinearWeight
 from kernels.ops.linear_int8 import read_rows
 from kernels.ops.rotary_store import HeadNorm
-
-
-@dataclass(frozen=True, slots=True)
-class NormWeight:
-    weight: Tensor  # [hidden_size]
-    bias: Tensor | None  # [hidden_size], of layer norms
-
-
-@dataclass(frozen=True, slots=True)
-class DenseWeights:
-    """A feed-forward layer's: gate and up together where it is gated, else up alone."""
-
-    gate_up: Projection  # [2 * inner or inner, hidden_size]
-    down: Projection  # [hidden_size, inner]
-
-
-@dataclass(frozen=True, slots=True)
-class MixtureWeights:
-    """A mixture of experts'."""
-
-    routing: Routing
-    router: Projection  # [count, hidden_size], never quantised
-    correction: Tensor | None  # [count]
-    gate_up: ExpertWeights
-    down: ExpertWeights
-    shared_gate: Projection | None  # [1, hidden_size]
-
-
-@dataclass(frozen=True, slots=True)
-class AttentionWeights:
-    """Attention's beside its projections.  It reads (num_heads + 2 num_kv_heads) * head_dim features of each token, and
-    as many as it gives where it is gated; of latents, what queries are made of + rank + rotated."""
-
-    heads: AttentionSpec
-    head_norm: HeadNorm | None
-    value_norm: Tensor | None  # [head_dim] ones, where values are normed
-    latent: LatentWeights | None
-    sinks: Tensor | None  # [num_heads] float32
-
-
-class LayerCache(NamedTuple):
-    """Where a layer's keys and values are."""
-
-    cache: KVCache
-    pool: int  # of those that a step's inputs name
-
-
-@dataclass(frozen=True, slots=True)
-class DecoderLayer:
-    """One layer's weights; a norm that the layer does not have is None."""
-
-    mixer: AttentionWeights | DeltaWeights
-    input_norm: NormWeight | None
-    qkv: Projection  # [what `mixer` reads, hidden_size]
-    output: Projection  # [hidden_size, what `mixer` gives]
-    attention_norm: NormWeight | None
-    mlp_norm: NormWeight | None
-    activation: str
-    gated: bool
-    dense: DenseWeights | None  # the shared expert where there is a mixture
-    mixture: MixtureWeights | None
-    mlp_output_norm: NormWeight | None
-    scale: Tensor | None  # [1]
+from kernels.ops.transfer import to_device
 
 
 class Decoder:
@@ -115,22 +59,23 @@ class Decoder:
         self.windows = self._windows_by_pool((0,) * len(spec.attentions), 1)  # of the layers of each pool
         self._embedding = embedding
         self._positions = positions
-        self._norm = norm
-        self._head = head
+        self.norm = norm
+        self.head = head
         self._ropes = dict(ropes)
         self._next_norms = (*(layer.input_norm for layer in layers[1:]), norm)
         self._memories: list[LayerCache | DeltaStates] = []  # one of each layer
+        self._adapters: StackedAdapters | None = None
 
     @property
     def device(self) -> torch.device:
-        return self._norm.weight.device
+        return self.norm.weight.device
 
     def layer_bytes(self, block_size: int) -> list[int]:
         return self.layout.layer_bytes(block_size)
 
     @property
     def state_bytes(self) -> int:
-        return self.spec.state_bytes(self._norm.weight.dtype.itemsize)
+        return self.spec.state_bytes(self.norm.weight.dtype.itemsize)
 
     def copy_states(
         self,
@@ -144,7 +89,7 @@ class Decoder:
         pools = LayerPools.of((heads.window for heads in self.spec.attentions), num_blocks, sliding)
         self.windows = self._windows_by_pool(pools.pools, len(pools.sizes))
         caches = self.layout.make_caches(pools.num_blocks, block_size)
-        each, dtype = map(LayerCache, caches, pools.pools), self._norm.weight.dtype
+        each, dtype = map(LayerCache, caches, pools.pools), self.norm.weight.dtype
         self._memories = [
             DeltaStates.make(layer.mixer.described, num_states, dtype, self.device)
             if isinstance(layer.mixer, DeltaWeights)
@@ -159,6 +104,17 @@ class Decoder:
             found[pool].add(heads.window)
         return [tuple(sorted(windows)) for windows in found]
 
+    def reserve_adapters(self, count: int, max_rank: int) -> None:
+        self._adapters = StackedAdapters(count, max_rank, len(self._layers), self.norm.weight.dtype, self.device)
+
+    def hold_adapter(self, place: int, adapter: LoraAdapter) -> None:
+        assert self._adapters is not None
+        self._adapters.hold(place, adapter)
+
+    def drop_adapter(self, place: int) -> None:
+        assert self._adapters is not None
+        self._adapters.drop(place)
+
     def forward(self, batch: StepBatch) -> Tensor:
         """Final hidden states [sum of wanted, hidden_size]; writes this step's keys and values into the pool."""
         inputs = build_inputs(batch, self.kernels, self.windows, has_states=self.spec.has_states)
@@ -166,16 +122,54 @@ class Decoder:
 
     def compute(self, inputs: StepInputs) -> Tensor:
         """Final hidden states of all the step's tokens [num_tokens, hidden_size]; nothing here waits for the device."""
+        return self._through(self._embed(inputs), inputs)
+
+    def forward_captured(
+        self, batch: StepBatch, layers: Sequence[int]
+    ) -> tuple[Tensor, Tensor]:  # as of `forward`, and [num_tokens, number of layers * hidden_size]
+        inputs = build_inputs(batch, self.kernels, self.windows, has_states=self.spec.has_states)
+        captured: dict[int, Tensor] = {}
+        hidden = self._through(self._embed(inputs), inputs, layers=layers, captured=captured)
+        rows = torch.cat([captured[layer] for layer in layers], dim=1) if layers else hidden
+        return hidden[inputs.wanted], rows[: int(batch.scheduled.sum())]
+
+    def forward_from(
+        self,
+        batch: StepBatch,
+        inputs: Tensor,  # [num_tokens, hidden_size]
+        beside: Tensor | None,  # [num_tokens, 2 * hidden_size]
+    ) -> Tensor:  # [sum of wanted, hidden_size]
+        given = build_inputs(batch, self.kernels, self.windows)
+        more = len(given.positions) - len(inputs)
+        padded = (one if one is None else torch.nn.functional.pad(one, (0, 0, 0, more)) for one in (inputs, beside))
+        residual, read = padded
+        assert residual is not None
+        return self._through(residual, given, beside=read, is_normed=False)[given.wanted]
+
+    def _through(
+        self,
+        residual: Tensor,  # [num_tokens, hidden_size]
+        inputs: StepInputs,
+        *,
+        beside: Tensor | None = None,  # [num_tokens, ...] what the first layer reads in the place of its normed input
+        is_normed: bool = True,  # what comes back
+        layers: Sequence[int] = (),
+        captured: dict[int, Tensor] | None = None,  # gets what enters these layers
+    ) -> Tensor:  # [num_tokens, hidden_size]
         rotations = {
             which: (table.cos[inputs.positions], table.sin[inputs.positions]) for which, table in self._ropes.items()
         }
-        residual = self._embed(inputs)
         first = self._layers[0].input_norm
-        hidden = residual if first is None else self._normed(residual, first)
-        for layer, memory, next_norm in zip(self._layers, self._memories, self._next_norms, strict=True):
-            attended = self._project(layer.output, self._mix(layer, hidden, rotations, inputs, memory))
+        hidden = beside if beside is not None else residual if first is None else self._normed(residual, first)
+        next_norms = self._next_norms if is_normed else (*self._next_norms[:-1], None)
+        columns = zip(self._layers, self._memories, next_norms, self._adapted(inputs), strict=True)
+        for index, (layer, memory, next_norm, adapted) in enumerate(columns):
+            if captured is not None and index in layers:
+                captured[index] = residual.clone()
+            mixed = self._mix(layer, hidden, rotations, inputs, memory, adapted)
+            attended = adapted.add("output", mixed, self._project(layer.output, mixed))
             hidden, residual = self._add(attended, residual, layer.attention_norm, layer.mlp_norm)
-            branch, output_norm = self._mlp(layer, hidden), layer.mlp_output_norm
+            branch, output_norm = self._mlp(layer, hidden, adapted), layer.mlp_output_norm
             if layer.scale is not None:
                 branch = branch if output_norm is None else self._normed(branch, output_norm)
                 branch, residual, output_norm = branch * layer.scale, residual * layer.scale, None
@@ -185,8 +179,9 @@ class Decoder:
     def logits(
         self,
         hidden: Tensor,  # [num_rows, hidden_size]
+        adapters: Ints | None = None,  # [num_rows] places of held ones, or -1
     ) -> Tensor:  # [num_rows, vocab_size] float32
-        logits, cap = self.kernels.linear(hidden, self._head, None).float(), self.spec.logit_softcap
+        logits, cap = self._products(hidden, adapters).float(), self.spec.logit_softcap
         if self.spec.logit_scale != 1.0:
             logits = logits * self.spec.logit_scale
         return torch.tanh(logits / cap) * cap if cap else logits
@@ -194,16 +189,31 @@ class Decoder:
     def greedy(
         self,
         hidden: Tensor,  # [num_rows, hidden_size]
+        adapters: Ints | None = None,  # [num_rows] places of held ones, or -1
     ) -> Tensor:  # [num_rows] int64
         if self.spec.logit_softcap:
-            return self.kernels.sampling.argmax(self.logits(hidden))
-        return self.kernels.sampling.argmax(self.kernels.linear(hidden, self._head, None))
+            return self.kernels.sampling.argmax(self.logits(hidden, adapters))
+        return self.kernels.sampling.argmax(self._products(hidden, adapters))
+
+    def _products(
+        self,
+        hidden: Tensor,  # [num_rows, hidden_size]
+        adapters: Ints | None,  # [num_rows]
+    ) -> Tensor:  # [num_rows, vocab_size]
+        products = self.kernels.linear(hidden, self.head, None)
+        weights = None if self._adapters is None else self._adapters.head()
+        if adapters is None or weights is None:
+            return products
+        return self.kernels.lora(hidden, products, weights, to_device(adapters, hidden.device))
 
     def _embed(self, inputs: StepInputs) -> Tensor:  # [num_tokens, hidden_size]
         if self._embedding is None:
-            hidden = read_rows(self._head, inputs.token_ids).to(self._norm.weight.dtype)
+            hidden = read_rows(self.head, inputs.token_ids).to(self.norm.weight.dtype)
         else:
             hidden = torch.nn.functional.embedding(inputs.token_ids, self._embedding)
+        if inputs.adapters is not None and self._adapters is not None:
+            found = self._adapters.embedded(inputs.token_ids, inputs.adapters)
+            hidden = hidden if found is None else self.kernels.lora(found[0], hidden, found[1], inputs.adapters)
         if self.spec.embed_scale != 1.0:
             hidden = hidden * self.spec.embed_scale
         return hidden if self._positions is None else hidden + self._positions[inputs.positions]
@@ -236,8 +246,9 @@ class Decoder:
         rotations: Mapping[tuple[int, int], Rotation],
         inputs: StepInputs,
         memory: LayerCache | DeltaStates,
+        adapted: Adapted,
     ) -> Tensor:  # [num_tokens, in_features of the layer's output]
-        mixed, mixer = self._project(layer.qkv, hidden), layer.mixer
+        mixed, mixer = adapted.add("qkv", hidden, self._project(layer.qkv, hidden)), layer.mixer
         if isinstance(mixer, AttentionWeights):
             assert isinstance(memory, LayerCache)
             rotation = rotations[mixer.heads.rotation]
@@ -294,8 +305,9 @@ class Decoder:
         self,
         layer: DecoderLayer,
         hidden: Tensor,  # [num_tokens, hidden_size]
+        adapted: Adapted,
     ) -> Tensor:  # [num_tokens, hidden_size]
-        shared = None if layer.dense is None else self._feed_forward(layer, layer.dense, hidden)
+        shared = None if layer.dense is None else self._feed_forward(layer, layer.dense, hidden, adapted)
         if layer.mixture is None:
             assert shared is not None
             return shared
@@ -315,10 +327,17 @@ class Decoder:
         layer: DecoderLayer,
         weights: DenseWeights,
         hidden: Tensor,  # [num_tokens, hidden_size]
+        adapted: Adapted,
     ) -> Tensor:  # [num_tokens, hidden_size]
-        inner = self._project(weights.gate_up, hidden)
+        inner = adapted.add("gate_up", hidden, self._project(weights.gate_up, hidden))
         activate = self.kernels.gated_activation if layer.gated else self.kernels.activation
-        return self._project(weights.down, activate(inner, layer.activation))
+        inner = activate(inner, layer.activation)
+        return adapted.add("down", inner, self._project(weights.down, inner))
+
+    def _adapted(self, inputs: StepInputs) -> list[Adapted]:
+        if inputs.adapters is None or self._adapters is None:
+            return [Adapted(self.kernels)] * len(self._layers)
+        return [Adapted(self.kernels, weights, inputs.adapters) for weights in self._adapters.layers]
 
     def _project(
         self,

@@ -11,6 +11,7 @@ from torch import Tensor
 from engine.modeling.batch import Ints, StepBatch
 from kernels.interface import Kernels
 from kernels.ops.attention import AttentionMetadata
+from kernels.ops.lora import NO_ADAPTER
 from kernels.ops.state_plan import StatePlan
 from kernels.ops.transfer import to_device
 
@@ -32,6 +33,7 @@ class StepInputs:
     pools: Sequence[PoolInputs]  # of the layers of each KV pool
     wanted: Tensor  # [sum of wanted] int64 places of the tokens whose hidden states are returned
     states: StatePlan | None = None  # of models whose layers keep states
+    adapters: Tensor | None = None  # [num_tokens] int64 places of held adapters, or -1
 
 
 def build_inputs(
@@ -59,7 +61,14 @@ def build_inputs(
         pools=pools,
         wanted=to_device(batch.wanted_places(), device),
         states=_plan_states(batch) if has_states else None,
+        adapters=None if batch.adapters is None else _adapters(batch, entries, padding),
     )
+
+
+def _adapters(batch: StepBatch, entries: Ints, padding: int) -> Tensor:
+    assert batch.adapters is not None
+    padded = np.pad(batch.adapters[entries], (0, padding), constant_values=NO_ADAPTER)
+    return to_device(padded, batch.tokens.device)
 
 
 def _plan_states(batch: StepBatch) -> StatePlan:

@@ -14,7 +14,7 @@ from torch import Tensor
 from engine.description.spec import AttentionSpec, LatentSpec
 from engine.weights.kv_scales import KVScales
 from engine.weights.pages import Arena, padded
-from kernels.ops.kv_cache import FP8, KVCache
+from kernels.ops.kv_cache import FP8S, KVCache
 from kernels.ops.transfer import to_device
 
 Sliding = Sequence[tuple[int, int]]  # windows, and the numbers of blocks of their pools
@@ -26,6 +26,8 @@ class KVPool:
 
     Zero at first, so that no stale bit is ever a NaN.
     """
+
+    is_part = False  # a block has more bytes elsewhere, at the other ranks of a group
 
     def __init__(
         self, num_blocks: int, block_size: int, tensors: Iterable[Tensor], sliding: Sequence[KVPool] = ()
@@ -42,7 +44,7 @@ class KVPool:
             return
         sources, destinations = to_device(np.array(copies), self.tensors[0].device).unbind(1)
         for tensor in self.tensors:
-            held = tensor.view(torch.uint8) if tensor.dtype == FP8 else tensor
+            held = tensor.view(torch.uint8) if tensor.dtype in FP8S else tensor
             held[destinations] = held[sources]
 
 
@@ -104,7 +106,7 @@ class KVLayout:
         if heads.latent is not None:
             return self._latent_cache(layer, tensor((*shape, heads.head_dim), self.dtype), heads.latent, tensor)
         keys, values = (tensor((*shape, heads.head_dim), self.dtype) for _ in range(2))
-        if self.dtype == FP8:
+        if self.dtype in FP8S:
             scales = self.scales[layer] if self.scales else self._ones(heads.num_kv_heads)
             return KVCache(keys, values, key_head_scales=scales.keys, value_head_scales=scales.values)
         if self.dtype != torch.int8:
@@ -115,7 +117,7 @@ class KVLayout:
         self, layer: int, keys: Tensor, latent: LatentSpec, tensor: Callable[[tuple[int, ...], torch.dtype], Tensor]
     ) -> KVCache:
         values = keys[..., : latent.rank]
-        if self.dtype == FP8:
+        if self.dtype in FP8S:
             scale = (self.scales[layer] if self.scales else self._ones(1)).keys
             return KVCache(keys, values, key_head_scales=scale, value_head_scales=scale, latent=True)
         scales = tensor(tuple(keys.shape[:3]), torch.float32) if self.dtype == torch.int8 else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -10,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.description.spec import ModelSpec
+from engine.lora.adapter import LoraAdapter
 from engine.modeling.batch import Ints, StepBatch
 from engine.modeling.kv_pool import KVPool, Sliding
 
@@ -44,12 +46,14 @@ class Model(Protocol):
     def logits(
         self,
         hidden: Tensor,  # [n, hidden_size]
+        adapters: Ints | None = None,  # [n] places of held ones whose heads the rows have, or -1
     ) -> Tensor:  # [n, vocab_size] float32
         ...
 
     def greedy(
         self,
         hidden: Tensor,  # [n, hidden_size]
+        adapters: Ints | None = None,  # [n] as those of `logits`
     ) -> Tensor:  # [n] int64: the most likely tokens, the lowest id among equals
         ...
 
@@ -69,6 +73,34 @@ class KeepsStates(Protocol):
         destinations: Ints,  # [n], distinct
     ) -> None:
         """In all layers, behind the steps so far."""
+        ...
+
+
+@runtime_checkable
+class Captures(Protocol):
+    """A model that shows what it computes of every token, for a draft head."""
+
+    def forward_captured(
+        self, batch: StepBatch, layers: Sequence[int]
+    ) -> tuple[Tensor, Tensor]:  # as of `forward`, and [num_tokens, number of layers * hidden_size]
+        """What enters these layers, which rise; without any the final hidden states."""
+        ...
+
+
+@runtime_checkable
+class HoldsAdapters(Protocol):
+    """A model whose linears adapters may change, each sequence's by its own."""
+
+    def reserve_adapters(self, count: int, max_rank: int) -> None:
+        """Places for so many, of no larger rank; what is held is dropped."""
+        ...
+
+    def hold_adapter(self, place: int, adapter: LoraAdapter) -> None:
+        """No step that runs may name the place."""
+        ...
+
+    def drop_adapter(self, place: int) -> None:
+        """The same."""
         ...
 
 

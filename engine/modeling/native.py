@@ -5,9 +5,11 @@ It owns the packed weights, in one stretch of memory, and the KV pool, whose lay
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import ctypes
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -15,18 +17,22 @@ from torch import Tensor
 
 from engine.description.names import Part
 from engine.description.spec import NO_ROPE, AttentionSpec, ModelSpec
+from engine.lora.adapter import LoraAdapter
 from engine.modeling.batch import Ints, StepBatch
 from engine.modeling.kv_pool import KVPool, LayerPools, Sliding
 from engine.modeling.linear_attention import copy_rows
 from engine.modeling.native_delta import make_states
 from engine.modeling.native_layers import LayerPacker, NativeLayer, NativeNorm, address, describe_layer
+from engine.modeling.native_lora import NativeAdapters
 from engine.modeling.rope import build_rope_table
 from engine.weights.formats import Formats
+from engine.weights.kv_scales import KVScales
 from engine.weights.pages import Arena, padded
 from engine.weights.source import WeightSource
 from kernels.cpu import abi
 from kernels.cpu.native import KVShape, Native, StepColumns
-from kernels.cpu.packing import FORMATS, WEIGHT_FORMATS, PackedLinear
+from kernels.cpu.packing import FORMATS, KV_FORMATS, WEIGHT_FORMATS, PackedLinear
+from kernels.ops.kv_cache import FP8S
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +60,15 @@ class NativeLayout:
         return 0 if heads.latent else self.native.key_bytes(shape), self.native.value_bytes(shape)
 
 
+@dataclass(frozen=True, slots=True)
+class RankFirsts:
+    """Features of the whole model before those of a rank."""
+
+    hidden: int
+    vocab: int
+    layers: tuple[tuple[int, int, int], ...]  # of what attention gives, of the MLP, and of each expert
+
+
 class NativeDecoder:
     """A `engine.modeling.model.Model`.  The structures that the library reads point into tensors held here."""
 
@@ -68,14 +83,18 @@ class NativeDecoder:
         embedding: Tensor | None,  # [vocab_size, hidden_size] float32 or bfloat16; None: the head's rows
         positions: Tensor | None,  # [max_position_embeddings, hidden_size] float32, learned
         layers: list[NativeLayer],
-        norm: NativeNorm,
+        norm: NativeNorm | None,  # None: what comes back is not normed
         head: PackedLinear,  # [vocab_size, hidden_size]
         max_positions: int,
+        kv_scales: tuple[KVScales, ...] = (),  # of each layer with a cache, in fp8
+        firsts: RankFirsts | None = None,  # of a rank of a group, whose heads alone the spec has
     ) -> None:
         self.spec = spec
+        self._firsts = firsts
+        self._kv_scales = kv_scales if formats.kv in FP8S else ()
         self.layout = native_layout(spec, native, formats)
         self._native = native
-        self._held = (embedding, positions, norm, head)
+        self._held = (embedding, positions, norm)
         self._layers = layers
         self._pool: KVPool | None = None
         self._states: list[tuple[Tensor, Tensor]] = []  # of the layers of linear attention
@@ -85,11 +104,22 @@ class NativeDecoder:
         self._columns: StepColumns | None = None
         self._model = describe(spec, formats)
         self._model.max_positions = max_positions
-        self._model.norm, self._model.head = norm.struct, head.struct
+        self.head = head
+        self._model.head = head.struct
+        if norm is not None:
+            self._model.norm = norm.struct
         self._model.positions = address(positions)
         self._structs: list[object] = []  # that the layers' point at
+        self._adapters: NativeAdapters | None = None
+        if firsts is not None:
+            self._model.first_hidden, self._model.first_vocab = firsts.hidden, firsts.vocab
         if embedding is not None:
             self._model.embedding, self._model.embedding_format = embedding.data_ptr(), FORMATS[embedding.dtype]
+
+    def dense_linears(self) -> Iterator[PackedLinear]:
+        """Those that every row goes through, without the head."""
+        for layer in self._layers:
+            yield from layer.linears.values()
 
     def layer_bytes(self, block_size: int) -> list[int]:
         return self.layout.layer_bytes(block_size)
@@ -116,32 +146,80 @@ class NativeDecoder:
         ]
         self._states = [both for layer, both in zip(self._layers, memories, strict=True) if layer.delta is not None]
         structs = [layer.struct(both, self._structs) for layer, both in zip(self._layers, memories, strict=True)]
+        cached = (struct for struct, layer in zip(structs, self._layers, strict=True) if layer.delta is None)
+        for struct, scales in zip(cached, self._kv_scales, strict=False):
+            values = scales.keys if struct.latent else scales.values  # a latent is a key and a value
+            struct.key_scales, struct.value_scales = scales.keys.data_ptr(), values.data_ptr()
+        for struct, first in zip(structs, () if self._firsts is None else self._firsts.layers, strict=False):
+            struct.first_attended, struct.first_inner, struct.first_expert = first
         self._model.block_size = block_size
         self._layer_structs = (abi.PgLayer * len(structs))(*structs)
         self._model.layers = self._layer_structs
         self._pool = self._pools.make(block_size, [[tensor for tensor in both if len(tensor.T)] for both in blocks])
         return self._pool
 
+    def reserve_adapters(self, count: int, max_rank: int) -> None:
+        self._adapters = NativeAdapters(count, self._native.lora_width)
+        self._model.adapters = self._adapters.table
+
+    def hold_adapter(self, place: int, adapter: LoraAdapter) -> None:
+        assert self._adapters is not None
+        self._adapters.hold(place, adapter)
+
+    def drop_adapter(self, place: int) -> None:
+        assert self._adapters is not None
+        self._adapters.drop(place)
+
     def forward(self, batch: StepBatch) -> Tensor:
         hidden = torch.empty(batch.num_wanted, self.spec.hidden_size)
         self._native.forward(self._model, self._step(batch), hidden)
         return hidden
 
+    def forward_captured(
+        self, batch: StepBatch, layers: Sequence[int]
+    ) -> tuple[Tensor, Tensor]:  # as of `forward`, and [num_tokens, number of layers * hidden_size]
+        if not layers:
+            everything = self.forward(msgspec.structs.replace(batch, wanted=batch.scheduled))
+            return everything[torch.from_numpy(batch.wanted_places())], everything
+        step, size = self._step(batch), self.spec.hidden_size
+        hidden = torch.empty(batch.num_wanted, size)
+        captured = torch.empty(int(batch.scheduled.sum()), len(layers) * size)
+        chosen = np.array(layers, np.int32)
+        step.captured, step.num_captured, step.captures = chosen.ctypes.data, len(chosen), captured.data_ptr()
+        self._native.forward(self._model, step, hidden)
+        step.captured, step.num_captured, step.captures = None, 0, None
+        return hidden, captured
+
+    def forward_from(
+        self,
+        batch: StepBatch,
+        inputs: Tensor,  # [num_tokens, hidden_size]
+        beside: Tensor | None,  # [num_tokens, 2 * hidden_size], changed
+    ) -> Tensor:  # [sum of wanted, hidden_size]
+        step, hidden = self._step(batch), torch.empty(batch.num_wanted, self.spec.hidden_size)
+        given = inputs.contiguous()
+        step.inputs, step.beside = given.data_ptr(), address(beside)
+        self._native.forward(self._model, step, hidden)
+        step.inputs = step.beside = None
+        return hidden
+
     def logits(
         self,
         hidden: Tensor,  # [n, hidden_size]
+        adapters: Ints | None = None,  # [n] places of held ones, or -1
     ) -> Tensor:  # [n, vocab_size] float32: memory that is used again by the next call
         if len(self._logits) < len(hidden):
             self._logits = torch.empty(len(hidden), self.spec.vocab_size)
         logits = self._logits[: len(hidden)]
-        self._native.logits(self._model, hidden, logits)
+        self._native.logits(self._model, hidden, logits, adapters)
         return logits
 
     def greedy(
         self,
         hidden: Tensor,  # [n, hidden_size]
+        adapters: Ints | None = None,  # [n] places of held ones, or -1
     ) -> Tensor:  # [n] int64
-        return self._native.greedy(self._model, hidden)
+        return self._native.greedy(self._model, hidden, adapters)
 
     def extend(
         self,
@@ -161,12 +239,38 @@ class NativeDecoder:
         columns = self._columns
         if columns is None or columns.tokens is not batch.tokens or columns.tables is not batch.block_tables:
             columns = self._columns = StepColumns(batch.tokens, batch.block_tables)
-            width = batch.block_tables.shape[1] // len(self._pools.sizes)
-            both = zip(self._layer_structs, self._layers, strict=True)
-            cached = (struct for struct, layer in both if layer.delta is None)
-            for struct, pool in zip(cached, self._pools.pools, strict=True):
-                struct.table = pool * width
-        return columns.fill(batch.rows, batch.computed, batch.scheduled, batch.wanted)
+            self._place_tables(batch.block_tables.shape[1])
+        return columns.fill(batch.rows, batch.computed, batch.scheduled, batch.wanted, batch.adapters)
+
+    def _place_tables(self, num_columns: int) -> None:
+        """Of each layer in a row of so many, those of all pools beside each other."""
+        width = num_columns // len(self._pools.sizes)
+        both = zip(self._layer_structs, self._layers, strict=True)
+        cached = (struct for struct, layer in both if layer.delta is None)
+        for struct, pool in zip(cached, self._pools.pools, strict=True):
+            struct.table = pool * width
+
+    # A rank of a group: `join` comes behind `allocate`.
+
+    def join(self, group: abi.PgGroup) -> None:
+        """From now on all calls are the group's."""
+        self._place_tables(group.table_columns)
+        self._model.group = ctypes.pointer(group)
+
+    def follow(self) -> None:
+        """Until the group ends."""
+        self._native.follow(self._model)
+
+    def copy_group_blocks(self, pool: int, copies: Sequence[tuple[int, int]]) -> None:
+        """(source, destination) blocks of a pool by its number, in all ranks."""
+        width = self._model.group.contents.table_columns // len(self._pools.sizes)
+        self._native.copy_group_blocks(self._model, pool * width, copies)
+
+    def use_group_logits(self, memory: Tensor) -> None:
+        """`logits` gives views of the group's shared memory, [bytes] uint8."""
+        start = self._native.group_logits(self._model) - memory.data_ptr()
+        count, width = self._model.group.contents.max_rows, self.spec.vocab_size
+        self._logits = memory[start : start + 4 * count * width].view(torch.float32).view(count, width)
 
 
 def native_layout(spec: ModelSpec, native: Native, formats: Formats) -> NativeLayout:
@@ -175,14 +279,20 @@ def native_layout(spec: ModelSpec, native: Native, formats: Formats) -> NativeLa
 
 def why_unsupported(spec: ModelSpec, native: Native, formats: Formats, block_size: int) -> str:
     """What keeps the native kernels from this model; empty where nothing does."""
-    if formats.kv not in FORMATS or formats.weights not in WEIGHT_FORMATS:
+    if formats.kv not in KV_FORMATS or formats.weights not in WEIGHT_FORMATS:
         return f"they do not compute in {formats}"
+    held: list[object] = []
+    return native.why_unsupported(describe_whole(spec, formats, block_size, held))
+
+
+def describe_whole(spec: ModelSpec, formats: Formats, block_size: int, held: list[object]) -> abi.PgModel:
+    """The dimensions of a model and its layers; what the structure points at goes to `held`."""
     model = describe(spec, formats)
     model.block_size = block_size
-    held: list[object] = []
     layers = (abi.PgLayer * spec.num_layers)(*(describe_layer(layer, held) for layer in spec.layers))
     model.layers = layers
-    return native.why_unsupported(model)
+    held.append(layers)
+    return model
 
 
 def describe(spec: ModelSpec, formats: Formats) -> abi.PgModel:
@@ -191,8 +301,9 @@ def describe(spec: ModelSpec, formats: Formats) -> abi.PgModel:
         num_layers=spec.num_layers,
         hidden=spec.hidden_size,
         vocab=spec.vocab_size,
-        kv_format=FORMATS[formats.kv],
+        kv_format=KV_FORMATS[formats.kv],
         round_activations=formats.rounds,
+        round_attention=formats.rounds_attention,
         eps=spec.norm.eps,
         embed_scale=spec.embed_scale,
         residual_scale=spec.residual_scale,
@@ -202,14 +313,20 @@ def describe(spec: ModelSpec, formats: Formats) -> abi.PgModel:
 
 
 def build_native(
-    spec: ModelSpec, source: WeightSource, formats: Formats, native: Native, *, max_positions: int
+    spec: ModelSpec,
+    source: WeightSource,
+    formats: Formats,
+    native: Native,
+    *,
+    max_positions: int,
+    firsts: RankFirsts | None = None,
 ) -> NativeDecoder:
     """A decoder for sequences of up to `max_positions` tokens, packed layer by layer straight from the checkpoint."""
     packer, tensors = LayerPacker(spec, source, formats, native), source.tensors
     embedding = None if tensors.head is None else _rows(tensors.embedding, source, formats, native)
     head = packer.head((tensors.embedding if tensors.head is None else tensors.head,))
     positions = None if tensors.positions is None else packer.vector((tensors.positions,))
-    tables = {which: _rotation(spec, *which, max_positions) for which in {one.rotation for one in spec.attentions}}
+    tables = {which: make_rotation(spec, *which, max_positions) for which in {one.rotation for one in spec.attentions}}
     return NativeDecoder(
         spec=spec,
         native=native,
@@ -225,6 +342,8 @@ def build_native(
         norm=packer.final_norm(tensors.norm),
         head=head,
         max_positions=max_positions,
+        kv_scales=source.kv_scales(),
+        firsts=firsts,
     )
 
 
@@ -237,7 +356,7 @@ def _rows(part: Part, source: WeightSource, formats: Formats, native: Native) ->
     return rows
 
 
-def _rotation(spec: ModelSpec, rope: int, dims: int, max_positions: int) -> tuple[Tensor, Tensor] | None:
+def make_rotation(spec: ModelSpec, rope: int, dims: int, max_positions: int) -> tuple[Tensor, Tensor] | None:
     """cos and sin, each [max_positions, dims / 2] float32; None: nothing turns."""
     if rope == NO_ROPE:
         return None

@@ -17,10 +17,14 @@ from engine.description.tensors import PER_HEAD_SLOTS
 from engine.modeling.native_delta import NativeDelta, describe_delta
 from engine.weights.formats import Formats
 from engine.weights.pages import Arena, padded
-from engine.weights.source import WeightSource
+from engine.weights.quantised.kept import EXACT_SLOTS, common_form, decoded_bytes, decoded_form, slots_of
+from engine.weights.source import WeightSource, decoded_codes, kept_codes
 from kernels.cpu import abi
+from kernels.cpu.coded import DECODED, coding_of
 from kernels.cpu.native import Native
-from kernels.cpu.packing import PackedLinear
+from kernels.cpu.packing import PackedLinear, codes_format
+from kernels.ops.codes import UINT4
+from shared.errors import ModelError
 
 NORM_KINDS = {"rms": 0, "layer": 1}
 ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "clamped_swiglu": 2}  # PgActivation
@@ -174,12 +178,15 @@ class LayerPacker:
         self._spec = spec
         self._source = source
         self._dtype, self._head_dtype, self._group = formats.weights, formats.held_head, formats.group
+        self._keeps_codes = formats.keeps_codes
         self._exact = torch.bfloat16 if formats.weights == torch.bfloat16 else torch.float32  # never quantised
         self._native = native
         self._arena = Arena(self._total())
 
     def head(self, parts: Parts) -> PackedLinear:
-        head = self.linear(parts, None, self._head_dtype)
+        """A head that is the embedding too is no codes, whose rows would be read in their order."""
+        own = self._source.tensors.head is not None
+        head = (own and self._kept(parts, None, self._head_dtype)) or self.linear(parts, None, self._head_dtype)
         self._source.release()
         return head
 
@@ -230,12 +237,42 @@ class LayerPacker:
         return torch.cat([self._source.take(part).to(torch.float32, copy=True) for part in parts])
 
     def _slot(self, slot: str, parts: LayerParts) -> PackedLinear:
-        return self.linear(parts[slot], parts.get(f"{slot}.bias"))
+        return self._weight(parts[slot], parts.get(f"{slot}.bias"))
 
     def _gate_up(self, slot: str, parts: LayerParts) -> PackedLinear:
         return self._by_turns(parts[slot], parts.get(f"{slot}.bias"))
 
+    def _weight(self, parts: Parts, bias: Parts | None) -> PackedLinear:
+        return self._kept(parts, bias, self._dtype) or self.linear(parts, bias)
+
+    def _kept(
+        self, parts: Parts, bias: Parts | None, dtype: torch.dtype, *, by_turns: bool = False
+    ) -> PackedLinear | None:
+        """As the codes that the checkpoint has: multiplied so, or decoded to `dtype` while they are multiplied.
+
+        None: they are to be dequantised.
+        """
+        own = None if bias is None else self.vector(bias)
+        if own is not None and by_turns:
+            own = own.view(2, -1)
+        codes = kept_codes(self._source, parts) if self._keeps_codes else None
+        if codes is not None:
+            n, k = sum(part.shape[0] for part in codes), codes[0].shape[1]
+            packed = self._arena.take(self._native.packed_bytes(n, k, codes_format(codes), codes[0].group))
+            return self._native.pack_codes(codes, packed, own, by_turns=by_turns)
+        codes = decoded_codes(self._source, parts) if dtype in DECODED else None
+        if codes is None:
+            return None
+        n, k = sum(part.shape[0] for part in codes), codes[0].shape[1]
+        packed = self._arena.take(self._native.coded_bytes(n, k, coding_of(codes), codes[0].group))
+        try:
+            return self._native.pack_coded(codes, dtype, packed, own, by_turns=by_turns)
+        except ValueError as error:
+            raise ModelError(f"tensor {parts[0].name}: {error}") from error
+
     def _by_turns(self, parts: Parts, bias: Parts | None) -> PackedLinear:
+        if (kept := self._kept(parts, bias, self._dtype, by_turns=True)) is not None:
+            return kept
         gate, up = (self._source.take(part) for part in parts)
         packed = self._take(2 * len(gate), gate.shape[1], self._dtype)
         both = None if bias is None else self.vector(bias).view(2, -1)
@@ -264,8 +301,8 @@ class LayerPacker:
         return NativeExperts(
             router=self.linear(parts["router"], parts.get("router.bias"), self._exact),
             correction=self.vector(parts["correction"]) if experts.correction else None,
-            gate_up=[(self._by_turns if gated else self.linear)(*both) for both in firsts],
-            down=[self.linear(*both) for both in downs],
+            gate_up=[(self._by_turns if gated else self._weight)(*both) for both in firsts],
+            down=[self._weight(*both) for both in downs],
             shared_gate=self.linear(parts["shared_gate"], None, self._exact) if experts.shared_gate else None,
         )
 
@@ -274,25 +311,25 @@ class LayerPacker:
         return NativeLatent(self._slot("query_up", parts) if "query_up" in parts else None, keys, values)
 
     def _total(self) -> int:
-        """Bytes of all packed weights."""
+        """Bytes of all packed weights, or more: whether codes can be packed narrowly shows when they are read."""
         tensors = self._source.tensors
-        head = (tensors.embedding if tensors.head is None else tensors.head,)
-        total = self._bytes(head, self._head_dtype)
-        for described, parts in zip(self._spec.layers, tensors.layers, strict=True):
-            count = described.mlp.experts.count if described.mlp.experts else 1
-            for slot, whole in parts.items():
-                if len(whole[0].wanted) != 2:
-                    continue
-                each = len(whole) // count if slot.startswith("experts_") else len(whole)
-                each = 1 if slot in PER_HEAD_SLOTS else each
-                is_exact = slot in ("router", "shared_gate", "delta.gates", *PER_HEAD_SLOTS)
-                dtype = self._exact if is_exact else self._dtype
-                total += sum(self._bytes(whole[at : at + each], dtype) for at in range(0, len(whole), each))
-        return total
+        total = 0 if tensors.head is not None else self._bytes((tensors.embedding,), self._head_dtype)
+        for parts in slots_of(self._spec, tensors):
+            total += self._bytes(parts, self._head_dtype if parts == (tensors.head,) else self._dtype)
+        each = (layer[slot] for layer in tensors.layers for slot in EXACT_SLOTS if slot in layer)
+        return total + sum(self._bytes((part,), self._exact) for parts in each for part in parts)
 
     def _bytes(self, parts: Parts, dtype: torch.dtype) -> int:
-        rows = sum(part.wanted[0] for part in parts)
-        return padded(self._native.packed_bytes(rows, parts[0].wanted[1], dtype, self._group))
+        rows, columns = sum(part.wanted[0] for part in parts), parts[0].wanted[1]
+        kept = common_form(parts, self._source.quantised_as) if self._keeps_codes else None
+        sizes = []
+        if kept is not None:
+            sizes.append(self._native.packed_bytes(rows, columns, torch.int8 if kept.bits == 8 else UINT4, kept.group))
+        elif dtype in DECODED and (kept := decoded_form(parts, self._source.quantised_as)) is not None:
+            sizes.append(decoded_bytes(parts, kept))
+        if kept is None or kept.may_be_sorted:
+            sizes.append(self._native.packed_bytes(rows, columns, dtype, self._group))
+        return padded(max(sizes))
 
 
 def _by_expert(parts: Parts, bias: Parts | None, count: int) -> list[tuple[Parts, Parts | None]]:

@@ -71,7 +71,7 @@ class SamplingColumns:
         self.scores_prompt[row] = params.prompt_logprobs is not None
         self.constraints[row] = read_constraints(num_prompt, params, eos_token_ids)
         self.constrained[row] = self.constraints[row] is not None
-        self.has_grammar[row] = params.grammar is not None
+        self.has_grammar[row] = params.is_held
         self.pools[row] = params.pooling is not None
         self.pools_all[row] = params.pooling is not None and params.pooling.kind is PoolingKind.MEAN
         self.bare[row] = self._is_bare(row)

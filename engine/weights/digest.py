@@ -30,6 +30,8 @@ RowSums = Callable[[NDArray[np.uint8]], Sums]
 Described = tuple[torch.dtype, torch.Size]
 DIGEST_BYTES = 16
 SMALL = 1 << 14  # bytes of a tensor that cost less to hash as they are than to be summed
+SUMS_BYTES = 8 * digest.WORDS
+BLOCK = 512  # tensors whose sums lie together
 REMEMBERED = 256  # checkpoints, the latest
 FORMAT = "4"  # of what is remembered, and of the digest
 
@@ -53,14 +55,18 @@ class WeightDigest:
         self._copy = copy
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="digest") if threads else None
         self._summed: dict[str, tuple[Described, Future[Sums]]] = {}  # by the pool
-        self._settled: dict[str, tuple[Described, Sums | bytes]] = {}
+        self._hashed: dict[str, tuple[Described, bytes]] = {}  # content or sums
         self._left: dict[str, Tensor] = {}
+        self._lent: list[tuple[Sums, int, list[str], list[Described]]] = []  # from which row on others add
+        self._block, self._used = np.zeros((BLOCK, digest.WORDS), np.uint64), 0
 
     def add(self, name: str, tensor: Tensor) -> None:
-        """A contiguous tensor as the checkpoint has it; it does not change until `settle`."""
-        if tensor.nbytes <= SMALL:
-            self._settled[name] = _describe(tensor), ctypes.string_at(tensor.data_ptr(), tensor.nbytes)
-        elif self._pool is not None:
+        """A contiguous tensor as the checkpoint has it; it does not change until `settle`.
+
+        This and `sums` run between weights, whose bytes have driven their code and data out of the caches: each
+        does as little as it can.
+        """
+        if self._pool is not None and tensor.nbytes > SMALL:
             self._summed[name] = _describe(tensor), self._pool.submit(self._sums_of, tensor)
         else:
             self._left[name] = tensor
@@ -68,12 +74,22 @@ class WeightDigest:
     def sums(self, *names: str) -> Sums | None:  # [len(names), WORDS]
         """For the tensors' row sums, to which the caller adds before the next `settle`; none: not all are wanted."""
         left = self._left
-        if not all(name in left for name in names) or len(set(names)) < len(names):
-            return None
-        found = np.zeros((len(names), digest.WORDS), np.uint64)
-        for index, name in enumerate(names):
-            self._settled[name] = _describe(left.pop(name)), found[index]
-        return found
+        taken: list[str] = []
+        described: list[Described] = []
+        for name in names:
+            tensor = left.get(name)
+            if tensor is None or name in taken or tensor.nbytes <= SMALL:
+                return None
+            taken.append(name)
+            described.append((tensor.dtype, tensor.shape))
+        for name in taken:
+            del left[name]
+        begin, self._used = self._used, self._used + len(taken)
+        if self._used > len(self._block):
+            self._block = np.zeros((max(BLOCK, len(taken)), digest.WORDS), np.uint64)
+            begin, self._used = 0, len(taken)
+        self._lent.append((self._block, begin, taken, described))
+        return self._block[begin : self._used]
 
     def copied(self, name: str, tensor: Tensor, out: Tensor) -> Tensor:
         """Copy a tensor that was added into `out`."""
@@ -82,7 +98,11 @@ class WeightDigest:
     def settle(self) -> None:
         """Sum what nothing else did."""
         for name, tensor in self._left.items():
-            self._settled[name] = _describe(tensor), self._sums_of(tensor)
+            if tensor.nbytes <= SMALL:
+                content = ctypes.string_at(tensor.data_ptr(), tensor.nbytes)
+            else:
+                content = self._sums_of(tensor).tobytes()
+            self._hashed[name] = _describe(tensor), content
         self._left.clear()
 
     def _sums_of(self, tensor: Tensor) -> Sums:
@@ -92,14 +112,19 @@ class WeightDigest:
     def value(self) -> str:
         """Hexadecimal, of all that was added; nothing is added after it."""
         self.settle()
-        found = self._settled | {name: (how, future.result()) for name, (how, future) in self._summed.items()}
-        whole = hashlib.blake2b(digest_size=DIGEST_BYTES)
-        for name, ((dtype, shape), sums) in sorted(found.items(), key=lambda item: item[0]):
-            whole.update(f"{len(name)} {name} {dtype} {list(shape)} ".encode())
-            whole.update(sums if isinstance(sums, bytes) else sums.tobytes())
+        found = self._hashed | {name: (how, future.result().tobytes()) for name, (how, future) in self._summed.items()}
+        for block, begin, names, described in self._lent:
+            sums = block[begin : begin + len(names)].tobytes()
+            for index, (name, how) in enumerate(zip(names, described, strict=True)):
+                found[name] = how, sums[index * SUMS_BYTES : (index + 1) * SUMS_BYTES]
+        whole = bytearray()
+        for name in sorted(found):
+            (dtype, shape), content = found[name]
+            whole += f"{len(name)} {name} {dtype} {list(shape)} ".encode()
+            whole += content
         if self._pool is not None:
             self._pool.shutdown()
-        return whole.hexdigest()
+        return hashlib.blake2b(whole, digest_size=DIGEST_BYTES).hexdigest()
 
 
 def _describe(tensor: Tensor) -> Described:
@@ -133,9 +158,12 @@ class DigestMemory:
             self._forget_oldest()
 
     def _forget_oldest(self) -> None:
-        files = sorted(self._folder.iterdir(), key=lambda path: path.stat().st_mtime_ns)
-        for path in files[: max(0, len(files) - REMEMBERED)]:
-            path.unlink(missing_ok=True)
+        """Looks at the files only where there are too many."""
+        too_many = len(os.listdir(self._folder)) - REMEMBERED  # noqa: PTH208 - makes no objects
+        if too_many > 0:
+            files = sorted(self._folder.iterdir(), key=lambda path: path.stat().st_mtime_ns)
+            for path in files[:too_many]:
+                path.unlink(missing_ok=True)
 
 
 def user_memory() -> DigestMemory:

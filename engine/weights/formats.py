@@ -17,6 +17,8 @@ DTYPES = {
     "bfloat16": torch.bfloat16,
     "int8": torch.int8,
     "fp8": torch.float8_e4m3fn,
+    "fp8_e4m3": torch.float8_e4m3fn,
+    "fp8_e5m2": torch.float8_e5m2,
 }
 
 
@@ -30,6 +32,7 @@ class Formats:
     kv: torch.dtype  # of the KV pool
     head: torch.dtype | None = None  # of the head, where it is not that of the other matrices
     group: int = 0  # input features that share a scale of int4
+    keeps_codes: bool = False  # the checkpoint's integer codes, which meet activations in 8 bits
 
     @property
     def quantised(self) -> bool:
@@ -49,20 +52,27 @@ class Formats:
         return self.compute == torch.bfloat16 and not self.quantised_head
 
     @property
+    def rounds_attention(self) -> bool:
+        """Whether a CPU with tiles rounds queries and probabilities to bfloat16, which keys and values are in."""
+        return self.compute == self.kv == torch.bfloat16
+
+    @property
     def quantization(self) -> str:
         """All of it that a bit of the results can depend on."""
         if not self.quantised:
-            return "none"
+            return "as stored" if self.keeps_codes else "none"
         groups = f", groups of {self.group}" if self.group else ""
         head = f", head {name_of(self.held_head)}" if self.held_head != torch.int8 else ""
-        return f"{name_of(self.weights)}{groups}{head}"
+        stored = ", codes as stored" if self.keeps_codes else ""
+        return f"{name_of(self.weights)}{groups}{head}{stored}"
 
     def __str__(self) -> str:
         names = (name_of(dtype) for dtype in (self.compute, self.weights, self.kv))
         plain = "{}, weights {}, KV cache {}".format(*names)
         groups = f" in groups of {self.group}" if self.group else ""
         head = f", head {name_of(self.head)}" if self.head else ""
-        return plain.replace(", KV", f"{groups}{head}, KV")
+        stored = " beside the checkpoint's codes" if self.keeps_codes else ""
+        return plain.replace(", KV", f"{groups}{head}{stored}, KV")
 
 
 def resolve_device(name: str) -> torch.device:
@@ -84,27 +94,38 @@ def resolve_formats(
     stored: torch.dtype,  # of the checkpoint's matrices
     device: torch.device,
     fast_bfloat16: bool = False,  # the processor multiplies bfloat16 faster than float32
-    dequantised: bool = False,  # matrices are made from codes and scales, which 16 bits may round
+    quantised: bool = False,  # the checkpoint; matrices made from codes and scales may be rounded by 16 bits
+    codes: bool = False,  # it has integer codes that kernels multiply as they are
+    native: bool = False,  # fast ones
 ) -> Formats:
     """`auto` computes as the checkpoint is stored on a GPU; on a CPU in float32, or in bfloat16 where that is faster
     and the checkpoint is in it.  Raises ConfigError for what a device does not hold.
 
-    Dequantised matrices are rounded as the rest of the checkpoint is stored; float32, asked for by name, keeps them."""
-    if kv_cache_dtype == "fp8" and device.type == "cpu":
-        raise ConfigError("kv_cache_dtype is 'fp8', which is for GPUs; on a CPU use int8 or bfloat16")
+    Dequantised matrices are rounded as the rest of the checkpoint is stored; float32, asked for by name, keeps them.
+    Integer codes stay beside int4, and where nothing is asked for but native kernels are there, which then hold other
+    matrices of float16 in bfloat16.
+    """
+    exact = DTYPES.get(dtype) == torch.float32
+    keeps = codes and quantization == "int4"
+    if quantization == "auto":
+        keeps = codes and native and not exact
+        stored = torch.bfloat16 if keeps and stored == torch.float16 else stored
+        quantization = "none"
+    if kv_cache_dtype == "fp8_e5m2" and device.type != "cpu":
+        raise ConfigError("kv_cache_dtype is 'fp8_e5m2', which is for CPUs; on a GPU use fp8_e4m3")
     if device.type != "cpu":
         compute = stored if dtype == "auto" else DTYPES[dtype]
         weights, kv = compute, compute
     else:
         compute = DTYPES.get(dtype) or (stored if fast_bfloat16 and stored == torch.bfloat16 else torch.float32)
-        weights = torch.float32 if dequantised and dtype == "float32" else _held(compute, stored)
+        weights = torch.float32 if quantised and exact else _held(compute, stored)
         kv = weights if quantization == "none" else torch.bfloat16
     kv = kv if kv_cache_dtype == "auto" else DTYPES[kv_cache_dtype]
     if quantization == "none":
-        return Formats(compute, weights, kv)
-    quantised, head = QUANTISED[quantization], torch.int8 if quantization_head == "int8" else weights
-    group = quantization_group if quantised == INT4 else 0
-    return Formats(compute, quantised, kv, None if head == quantised else head, group)
+        return Formats(compute, weights, kv, keeps_codes=keeps)
+    narrow, head = QUANTISED[quantization], torch.int8 if quantization_head == "int8" else weights
+    group = quantization_group if narrow == INT4 else 0
+    return Formats(compute, narrow, kv, None if head == narrow else head, group, keeps)
 
 
 def _held(compute: torch.dtype, stored: torch.dtype) -> torch.dtype:

@@ -13,7 +13,7 @@ from pathlib import Path
 from engine.description.names import Part, Shape, TensorMap
 from engine.description.reading import tensors_of
 from engine.description.spec import ModelSpec
-from engine.weights.quantised.form import KEY, PLAIN, Form, Matrix, Quantisation
+from engine.weights.quantised.form import KEY, PLAIN, Form, Matrix, Quantisation, StoredCodes
 from shared.errors import ModelError
 
 IGNORED_SUFFIXES = ("rotary_emb.inv_freq", "masked_bias", "attn.bias")  # left by old exporters; never weights
@@ -45,6 +45,10 @@ class QuantisedMatrix:
     @property
     def names(self) -> list[str]:
         return [self.module + suffix for suffix in self.suffixes]
+
+    @property
+    def codes(self) -> StoredCodes:
+        return self.form.codes(self.matrix, self.suffixes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from engine.description.names import Part, TensorMap
+from engine.description.names import Part, Parts, TensorMap
 from engine.description.reading import tensors_of
 from engine.description.spec import ModelSpec
 from engine.weights.digest import WeightDigest
@@ -23,11 +23,13 @@ from engine.weights.inventory import QuantisedMatrix, StoredTensor, take_invento
 from engine.weights.kv_scales import KVScales, read_kv_scales
 from engine.weights.pages import drop_pages
 from engine.weights.quantised.form import Quantisation
+from engine.weights.quantised.kept import common_form, decoded_form, kept_slots
 from engine.weights.quantised.module_tensors import ModuleTensors
 from engine.weights.quantised.reading import read_quantisation
-from kernels.ops.codes import Codes
+from kernels.ops.codes import Codes, same_order
 from kernels.ops.digest import Sums
 from shared.errors import ModelError
+from shared.heap import trim_heap
 
 DUMMY_PART = 1 << 20  # random numbers made at a time
 HALVES = {"F16", "BF16"}
@@ -118,7 +120,7 @@ class Checkpoint:
         files = tensor_files(directory)
         opened = {file: open_file(directory / file) for file in files}
         self._files = {name: opened[file] for file, names in files.items() for name in names}
-        self._paths = {name: directory / file for file, names in files.items() for name in names}
+        self._paths = {name: path for file, names in files.items() for path in [directory / file] for name in names}
         self._inventory = take_inventory(directory, spec, self._quantisation, self._headers())
         self.tensors = self._inventory.tensors
         self.dtype = self._dtype(spec)
@@ -225,9 +227,13 @@ class Checkpoint:
         return self._digest.copied(part.name, tensor, out)
 
     def sums(self, *parts: Part) -> Sums | None:
-        if self._digest is None or not all(part.is_whole and self.quantised_as(part) is None for part in parts):
+        if self._digest is None:
             return None
-        return self._digest.sums(*(part.name for part in parts))
+        quantised = self._inventory.quantised
+        for part in parts:
+            if not part.is_whole or part.name in quantised:
+                return None
+        return self._digest.sums(*[part.name for part in parts])
 
     def release(self) -> None:
         """Drop the file's pages of all that has been taken."""
@@ -236,7 +242,9 @@ class Checkpoint:
         for tensor in self._taken.values():
             drop_pages(tensor)
         self._taken.clear()
-        self._made = _Latest()
+        if self._made.codes is not None:
+            self._made = _Latest()
+            trim_heap()
         if self._bar is not None and not self._left:
             self._bar.close()
 
@@ -250,7 +258,31 @@ class _Latest:
     values: Tensor | None = None
 
 
-class DummyWeights:
+class PlainWeights:
+    """What a source says that has neither codes nor scales, nor files with a digest."""
+
+    def sums(self, *parts: Part) -> Sums | None:
+        return None
+
+    def take_codes(self, part: Part) -> Codes | None:
+        return None
+
+    def quantised_as(self, part: Part) -> QuantisedMatrix | None:
+        return None
+
+    @property
+    def quantisation(self) -> Quantisation | None:
+        return None
+
+    def kv_scales(self) -> tuple[KVScales, ...]:
+        return ()
+
+    @property
+    def files(self) -> list[Path]:
+        return []
+
+
+class DummyWeights(PlainWeights):
     """Random tensors, the same for the same description and seed: norms are one, biases and sinks zero."""
 
     def __init__(self, spec: ModelSpec, *, seed: int = 0) -> None:
@@ -279,26 +311,6 @@ class DummyWeights:
     def copied(self, part: Part, out: Tensor, *, rounded: torch.dtype | None = None) -> Tensor:
         return _copied(self.take(part), out, rounded or out.dtype)
 
-    def sums(self, *parts: Part) -> Sums | None:
-        return None
-
-    def take_codes(self, part: Part) -> Codes | None:
-        return None
-
-    def quantised_as(self, part: Part) -> QuantisedMatrix | None:
-        return None
-
-    @property
-    def quantisation(self) -> Quantisation | None:
-        return None
-
-    def kv_scales(self) -> tuple[KVScales, ...]:
-        return ()
-
-    @property
-    def files(self) -> list[Path]:
-        return []
-
     def watch(self, digest: WeightDigest) -> None:
         """The configuration says all that there is to say of them."""
 
@@ -309,19 +321,20 @@ class DummyWeights:
 def view_of(part: Part, stored: Tensor) -> Tensor:
     """What a slot wants of a stored tensor; a view of it wherever it can be one."""
     found = stored if part.expert is None else stored[part.expert]
-    found = _rows_of(part, found.T if part.transposed else found)
+    found = rows_of_part(part, found.T if part.transposed else found)
     if part.absorbed:
         found = found.T
     return found.float() + 1.0 if part.plus_one else found
 
 
-def _rows_of(part: Part, found: Tensor) -> Tensor:
+def rows_of_part(part: Part, found: Tensor) -> Tensor:
+    """Those that a part takes of a matrix [out_features, ...], in its order."""
     if part.rows is not None:
         found = found[part.rows]
     if part.head_order is not None:
         heads = found.view(-1, part.head_rows or len(part.head_order), *found.shape[1:])
         found = heads[:, list(part.head_order)].flatten(0, 1)
-    return found
+    return found if part.cut is None else found[part.cut]
 
 
 def as_linear(part: Part) -> Part:
@@ -330,9 +343,9 @@ def as_linear(part: Part) -> Part:
 
 
 def rows_of_codes(part: Part, codes: Codes) -> Codes:
-    octets = _rows_of(part, codes.codes.view(torch.uint8)).view(codes.codes.dtype)
-    zeros = None if codes.zeros is None else _rows_of(part, codes.zeros)
-    return replace(codes, codes=octets, scales=_rows_of(part, codes.scales), zeros=zeros)
+    octets = rows_of_part(part, codes.codes.view(torch.uint8)).view(codes.codes.dtype)
+    zeros = None if codes.zeros is None else rows_of_part(part, codes.zeros)
+    return replace(codes, codes=octets, scales=rows_of_part(part, codes.scales), zeros=zeros)
 
 
 def open_weights(
@@ -340,6 +353,31 @@ def open_weights(
 ) -> WeightSource:
     """What `load_format` names; raises ModelError for the checkpoint's faults."""
     return DummyWeights(spec) if load_format == "dummy" else Checkpoint(directory, spec, progress=progress)
+
+
+def kept_codes(source: WeightSource, parts: Parts) -> list[Codes] | None:
+    """Of matrices that are joined, as they are stored; None: their values have to be taken.
+
+    Only when they are read is known whether their input features are in one order.
+    """
+    return None if common_form(parts, source.quantised_as) is None else _taken_codes(source, parts)
+
+
+def decoded_codes(source: WeightSource, parts: Parts) -> list[Codes] | None:
+    """The same of matrices that are decoded while they are multiplied, in the order of their input features."""
+    found = None if decoded_form(parts, source.quantised_as) is None else _taken_codes(source, parts)
+    return None if found is None or found[0].gather is not None else found
+
+
+def _taken_codes(source: WeightSource, parts: Parts) -> list[Codes] | None:
+    taken = [source.take_codes(part) for part in parts]
+    found = [codes for codes in taken if codes is not None]
+    return found if len(found) == len(parts) and same_order(found) else None
+
+
+def has_codes(spec: ModelSpec, source: WeightSource) -> bool:
+    """Whether some of a model's matrices are codes that kernels multiply as they are."""
+    return bool(kept_slots(spec, source.tensors, source.quantised_as))
 
 
 def _is_exact(stored: torch.dtype, dtype: torch.dtype) -> bool:

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import ctypes
-from ctypes import POINTER, Structure, c_char_p, c_float, c_int32, c_int64, c_void_p
+from ctypes import POINTER, Structure, c_char_p, c_float, c_int32, c_int64, c_uint64, c_void_p
 from typing import Any
 
-VERSION = 14  # PG_ABI
+VERSION = 18  # PG_ABI
 
 RMS_NORM, LAYER_NORM = range(2)  # PgNormKind
 SILU, GELU_TANH, CLAMPED_SWIGLU = range(3)  # PgActivation
+PHASES = (  # PgPhase
+    *("linears", "conversion", "scores", "softmax", "mixing", "attention's rest"),
+    *("norms", "rotary and KV store", "waiting", "other", "adapters"),
+)
 SOFTMAX, SOFTMAX_OF_CHOSEN, SIGMOID = range(3)  # PgScore
+ALIVE, LEFT, DISAGREED, NO_ROOM, RANK_DIED = range(5)  # PgEnd
+
+
+class PgCoding(Structure):
+    _fields_ = [("format", c_int32), ("scales", c_int32), ("zeros", c_int32), ("decoded", c_int32)]
 
 
 class PgLinear(Structure):
@@ -21,6 +30,8 @@ class PgLinear(Structure):
         ("k", c_int32),
         ("format", c_int32),
         ("group", c_int32),
+        ("gather", c_void_p),
+        ("coding", PgCoding),
     ]
 
 
@@ -112,6 +123,38 @@ class PgLayer(Structure):
         ("table", c_int64),
         ("attention_gate", c_int32),
         ("delta", POINTER(PgDelta)),
+        ("key_scales", c_void_p),
+        ("value_scales", c_void_p),
+        ("first_attended", c_int32),
+        ("first_inner", c_int32),
+        ("first_expert", c_int32),
+    ]
+
+
+class PgLoraPart(Structure):
+    _fields_ = [("down", c_void_p), ("up", c_void_p), ("rank", c_int32), ("n", c_int32), ("scale", c_float)]
+
+
+class PgLora(Structure):
+    _fields_ = [("parts", PgLoraPart * 3), ("num_parts", c_int32), ("format", c_int32)]
+
+
+class PgGroup(Structure):
+    _fields_ = [
+        ("memory", c_void_p),
+        ("rank", c_int32),
+        ("ranks", c_int32),
+        ("spins", c_int32),
+        ("attended", c_int32),
+        ("inner", c_int32),
+        ("vocab", c_int32),
+        ("joins", c_int32),
+        ("expert_bytes", c_int64),
+        ("max_tokens", c_int64),
+        ("max_seqs", c_int64),
+        ("max_rows", c_int64),
+        ("table_columns", c_int64),
+        ("digest", c_uint64),
     ]
 
 
@@ -135,6 +178,11 @@ class PgModel(Structure):
         ("embedding_format", c_int32),
         ("positions", c_void_p),
         ("layers", POINTER(PgLayer)),
+        ("adapters", POINTER(POINTER(PgLora))),
+        ("round_attention", c_int32),
+        ("group", POINTER(PgGroup)),
+        ("first_hidden", c_int32),
+        ("first_vocab", c_int32),
     ]
 
 
@@ -149,6 +197,13 @@ class PgStep(Structure):
         ("tables", c_void_p),
         ("tokens_stride", c_int64),
         ("tables_stride", c_int64),
+        ("adapters", c_void_p),
+        ("listed", c_void_p),
+        ("inputs", c_void_p),
+        ("beside", c_void_p),
+        ("captured", c_void_p),
+        ("num_captured", c_int64),
+        ("captures", c_void_p),
     ]
 
 
@@ -161,6 +216,7 @@ class PgCodes(Structure):
 
 
 _MODEL, _STEP, _ROWS, _ADDRESS = POINTER(PgModel), POINTER(PgStep), POINTER(PgRows), c_void_p
+_GROUP = POINTER(PgGroup)
 _KV: list[Any] = [c_int32, c_int32, c_int32, c_int32]  # format, block_size, num_kv_heads, head_dim
 _PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
     "pg_abi": (c_int32, []),
@@ -170,14 +226,28 @@ _PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
     "pg_packed_bytes": (c_int64, [c_int64, c_int64, c_int32, c_int32]),
     "pg_pack_linear": (None, [_ROWS, c_int32, c_int32, c_int32, c_int64, c_int32, c_int32, _ADDRESS]),
     "pg_pack_codes": (None, [POINTER(PgCodes), c_int32, c_int32, c_int64, c_int32, c_int32, _ADDRESS]),
+    "pg_coded_bytes": (c_int64, [c_int64, c_int64, c_int32, POINTER(PgCoding)]),
+    "pg_pack_coded": (c_int64, [POINTER(PgCodes), c_int32, c_int32, c_int64, c_int32, POINTER(PgCoding), _ADDRESS]),
     "pg_copy": (None, [_ADDRESS, c_int32, c_int64, c_int64, c_int32, _ADDRESS, _ADDRESS]),
+    "pg_count": (None, [c_int32]),
+    "pg_counted": (None, [_ADDRESS]),
+    "pg_peak": (c_int64, [c_int32, c_int64]),
+    "pg_read": (c_int64, [_ADDRESS, c_int64]),
     "pg_digest": (None, [_ADDRESS, c_int64, c_int64, _ADDRESS]),
     "pg_key_bytes": (c_int64, _KV),
     "pg_value_bytes": (c_int64, _KV),
     "pg_forward": (None, [_MODEL, _STEP, _ADDRESS]),
-    "pg_logits": (None, [_MODEL, _ADDRESS, c_int64, _ADDRESS]),
-    "pg_greedy": (None, [_MODEL, _ADDRESS, c_int64, _ADDRESS]),
+    "pg_logits": (None, [_MODEL, _ADDRESS, c_int64, _ADDRESS, _ADDRESS]),
+    "pg_greedy": (None, [_MODEL, _ADDRESS, c_int64, _ADDRESS, _ADDRESS]),
     "pg_extend": (None, [_MODEL, _STEP, c_int64, _ADDRESS, _ADDRESS, _ADDRESS]),
+    "pg_expert_bytes": (c_int64, [_MODEL]),
+    "pg_group_bytes": (c_int64, [_GROUP, c_int64]),
+    "pg_group_state": (c_int32, [_GROUP]),
+    "pg_group_end": (None, [_GROUP, c_int32]),
+    "pg_group_logits": (c_void_p, [_MODEL]),
+    "pg_group_copy": (None, [_MODEL, c_int64, _ADDRESS, c_int64]),
+    "pg_follow": (c_int32, [_MODEL]),
+    "pg_gather": (None, [_GROUP, c_int64, _ADDRESS, c_int64, c_int64, _ADDRESS]),
     "pg_linear": (None, [POINTER(PgLinear), c_int32, _ADDRESS, c_int64, _ADDRESS]),
     "pg_norm": (None, [POINTER(PgNorm), _ADDRESS, c_float, c_int64, c_int64, _ADDRESS]),
     "pg_store_kv": (None, [*_KV, _ADDRESS, _ADDRESS, _ADDRESS, c_int64, _ADDRESS, _ADDRESS]),
@@ -186,6 +256,8 @@ _PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
     "pg_causal_conv": (None, [POINTER(PgDelta), _STEP, _ADDRESS]),
     "pg_delta_rule": (None, [POINTER(PgDelta), _STEP, _ADDRESS, _ADDRESS]),
     "pg_route": (None, [_MODEL, POINTER(PgLayer), _ADDRESS, c_int64, _ADDRESS, _ADDRESS]),
+    "pg_lora": (None, [POINTER(POINTER(PgLora)), _ADDRESS, c_int64, c_int64, c_int64, c_int32, _ADDRESS]),
+    "pg_lora_width": (c_int32, []),
     "pg_argmax": (None, [_ADDRESS, c_int64, c_int64, _ADDRESS]),
     "pg_gumbel_argmax": (None, [_ADDRESS, c_int64, c_int64, *[_ADDRESS] * 5]),
     "pg_truncation": (None, [_ADDRESS, c_int64, c_int64, *[_ADDRESS] * 5]),

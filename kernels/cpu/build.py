@@ -23,6 +23,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,11 +34,12 @@ CPUINFO = Path("/proc/cpuinfo")
 COMPILERS = ("c++", "g++", "clang++")
 # Contraction is off because the sources say themselves where a product and a sum are fused.
 FLAGS = ("-std=c++17", "-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fPIC", "-pthread")
-TIMEOUT = 300.0  # seconds for one compilation, which takes twenty where nothing else runs
+TIMEOUT = 300.0  # seconds for one source, which takes seconds where nothing else runs
+MOST_AT_A_TIME = 16  # sources: each takes some 300 MB
 PAUSES = (1.0, 4.0)  # seconds before a compilation that failed is tried again: memory, processes, disk come back
 NATIVE = "native"
 
-Announce = Callable[[str], None]  # called with the compiler before it starts, which takes half a minute
+Announce = Callable[[str], None]  # called with the compiler before it starts, which takes a minute of one core
 
 
 class BuildError(Exception):
@@ -132,19 +134,32 @@ def find_compiler() -> list[str]:
 
 
 def compile_library(output: Path, compiler: Sequence[str], flags: Sequence[str]) -> None:
-    """All sources into `output`, which appears whole or not at all.  Raises BuildError."""
-    handle, partial = tempfile.mkstemp(dir=output.parent, prefix=output.stem, suffix=".tmp")
-    os.close(handle)
-    sources = [str(path) for path in sorted(SOURCES.glob("*.cpp"))]
-    command = [*compiler, *FLAGS, *flags, "-shared", *sources, "-o", partial]
-    try:
-        status, errors = _run(command)
-        if status:
-            raise CompilerFailedError(f"{compiler[0]} failed: {_first_error(errors)}")
-        Path(partial).chmod(0o755)
-        Path(partial).replace(output)
-    finally:
-        Path(partial).unlink(missing_ok=True)
+    """All sources, as many at a time as there are cores, into `output`, which appears whole or not at all.
+
+    Raises BuildError.
+    """
+    command = [*compiler, *FLAGS, *flags]
+    cores = min(len(os.sched_getaffinity(0)), MOST_AT_A_TIME)
+    with (
+        tempfile.TemporaryDirectory(dir=output.parent, prefix=output.stem) as folder,
+        ThreadPoolExecutor(cores) as pool,
+    ):
+        partial = Path(folder) / output.name
+        objects = {str(path): f"{folder}/{path.stem}.o" for path in sorted(SOURCES.glob("*.cpp"))}
+        try:
+            list(pool.map(lambda pair: _compile([*command, "-c", pair[0], "-o", pair[1]]), objects.items()))
+        except BuildError:
+            pool.shutdown(cancel_futures=True)
+            raise
+        _compile([*command, "-shared", *objects.values(), "-o", str(partial)])
+        partial.chmod(0o755)
+        partial.replace(output)
+
+
+def _compile(command: Sequence[str]) -> None:
+    status, errors = _run(command)
+    if status:
+        raise CompilerFailedError(f"{command[0]} failed: {_first_error(errors)}")
 
 
 def _run(command: Sequence[str]) -> tuple[int, str]:
@@ -173,7 +188,9 @@ def _run(command: Sequence[str]) -> tuple[int, str]:
 
 
 def _compiled_once(output: Path, compiler: Sequence[str], flags: Sequence[str], announce: Announce) -> Path:
-    """Of several workers that start at once, one compiles and the others wait for it."""
+    """Of several workers that start at once, one compiles and the others wait for it, but not for another library."""
+    if output.is_file():
+        return output
     with (output.parent / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not output.is_file():

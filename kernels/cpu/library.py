@@ -17,8 +17,11 @@ class Library:
         self.target: str = functions.pg_target().decode()  # the instruction sets that it is compiled for
 
     def _call(self, function: Any, *arguments: Any) -> None:
+        self._answer(function, *arguments)
+
+    def _answer(self, function: Any, *arguments: Any) -> Any:
         with self._turn:
-            function(*arguments)
+            return function(*arguments)
 
     @property
     def fast_bfloat16(self) -> bool:

@@ -6,7 +6,9 @@ share one team of threads, and take turns at it.
 
 from __future__ import annotations
 
-from ctypes import byref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from ctypes import POINTER, byref, pointer
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,7 +18,8 @@ from torch import Tensor
 
 from kernels.cpu import abi
 from kernels.cpu.contents import check
-from kernels.cpu.packing import FORMATS, PackedLinear, Packing
+from kernels.cpu.packing import KV_FORMATS, PackedLinear
+from kernels.cpu.ranks import RankCalls
 
 UNSUPPORTED = {
     1: "head_dim is no multiple of 16, or above 576",
@@ -30,6 +33,7 @@ UNSUPPORTED = {
     9: "a dimension of its latent attention is no multiple of 16",
     10: "its linear attention has heads of no multiple of 16, or its convolution does not see 2 to 4 tokens",
 }
+_NONE = POINTER(abi.PgLora)()
 OTHERWISE_UNSUPPORTED = "its dimensions are not served"
 
 
@@ -48,7 +52,7 @@ class KVShape:
 
     @property
     def arguments(self) -> tuple[int, int, int, int]:
-        return FORMATS[self.dtype], self.block_size, self.num_kv_heads, self.head_dim
+        return KV_FORMATS[self.dtype], self.block_size, self.num_kv_heads, self.head_dim
 
 
 class StepColumns:
@@ -63,9 +67,10 @@ class StepColumns:
         if tables.dtype != np.int64 or not tables.flags.c_contiguous:
             raise ValueError("block tables must be contiguous int64")
         self.tokens, self.tables = tokens, tables
-        self._columns = np.zeros((4, len(tables)), np.int64)
-        addresses = [column.ctypes.data for column in (*self._columns, tables)]
+        self._columns = np.zeros((5, len(tables)), np.int64)
+        addresses = [column.ctypes.data for column in (*self._columns[:4], tables)]
         strides = (tokens.stride(0), tables.shape[1])
+        self._adapters = self._columns[4].ctypes.data
         self._step = abi.PgStep(0, *addresses[:4], tokens.data_ptr(), addresses[4], *strides)
 
     def fill(
@@ -74,17 +79,42 @@ class StepColumns:
         computed: NDArray[np.int64],  # [num_seqs]
         scheduled: NDArray[np.int64],  # [num_seqs]
         wanted: NDArray[np.int64],  # [num_seqs]
+        adapters: NDArray[np.int64] | None = None,  # [num_seqs] places of held ones, or -1
     ) -> abi.PgStep:
         """Holds until the next call."""
         num_seqs, columns = len(rows), self._columns
         columns[0, :num_seqs], columns[1, :num_seqs] = rows, computed
         columns[2, :num_seqs], columns[3, :num_seqs] = scheduled, wanted
         self._step.num_seqs = num_seqs
+        self._step.adapters = None if adapters is None else self._adapters
+        if adapters is not None:
+            columns[4, :num_seqs] = adapters
         return self._step
 
 
-class Native(Packing):
+class Native(RankCalls):
     """One loaded library, and its team."""
+
+    @contextmanager
+    def counting(self) -> Iterator[dict[str, int]]:
+        """At the end of the block: the clock's cycles of all threads together, by what they did in it."""
+        cycles = dict.fromkeys(abi.PHASES, 0)
+        found = np.zeros(len(cycles), np.int64)
+        self._call(self._functions.pg_count, 1)
+        try:
+            yield cycles
+        finally:
+            self._call(self._functions.pg_count, 0)
+            self._call(self._functions.pg_counted, found.ctypes.data)
+            cycles.update(zip(abi.PHASES, found.tolist(), strict=True))
+
+    def spin(self, kind: int, rounds: int) -> int:
+        """Rounds of one instruction (PgPeak) by every thread: the operations that were done, 0 where it is lacking."""
+        return int(self._answer(self._functions.pg_peak, kind, rounds))
+
+    def read(self, memory: Tensor) -> None:
+        """All of it, by all threads together."""
+        self._call(self._functions.pg_read, memory.data_ptr(), memory.nbytes)
 
     def why_unsupported(self, model: abi.PgModel) -> str:
         """Empty where the model is served; of its layers only the numbers are looked at."""
@@ -112,19 +142,27 @@ class Native(Packing):
         model: abi.PgModel,
         hidden: Tensor,  # [n, hidden] float32
         logits: Tensor,  # [n, vocab] float32, written
+        adapters: NDArray[np.int64] | None = None,  # [n] of the model's, or -1
     ) -> None:
         check(hidden, torch.float32, (len(logits), model.hidden))
         check(logits, torch.float32, (len(hidden), model.vocab))
-        self._call(self._functions.pg_logits, byref(model), hidden.data_ptr(), len(hidden), logits.data_ptr())
+        chosen = None if adapters is None else np.ascontiguousarray(adapters, np.int64)
+        address = None if chosen is None else chosen.ctypes.data
+        self._call(self._functions.pg_logits, byref(model), hidden.data_ptr(), len(hidden), address, logits.data_ptr())
 
     def greedy(
         self,
         model: abi.PgModel,
         hidden: Tensor,  # [n, hidden] float32
+        adapters: NDArray[np.int64] | None = None,  # [n] of the model's, or -1
     ) -> Tensor:  # [n] int64
         check(hidden, torch.float32, (len(hidden), model.hidden))
         token_ids = torch.empty(len(hidden), dtype=torch.int64)
-        self._call(self._functions.pg_greedy, byref(model), hidden.data_ptr(), len(hidden), token_ids.data_ptr())
+        chosen = None if adapters is None else np.ascontiguousarray(adapters, np.int64)
+        address = None if chosen is None else chosen.ctypes.data
+        self._call(
+            self._functions.pg_greedy, byref(model), hidden.data_ptr(), len(hidden), address, token_ids.data_ptr()
+        )
         return token_ids
 
     def extend(
@@ -223,6 +261,25 @@ class Native(Packing):
         check(x, torch.float32, (len(x), model.hidden))
         out = torch.empty_like(x)
         self._call(self._functions.pg_feed_forward, byref(model), byref(layer), x.data_ptr(), len(x), out.data_ptr())
+        return out
+
+    @property
+    def lora_width(self) -> int:
+        """Columns of a vector, as adapters are packed."""
+        return int(self._functions.pg_lora_width())
+
+    def lora(
+        self,
+        x: Tensor,  # [m, k] float32
+        out: Tensor,  # [m, n] float32, added to
+        adapters: Sequence[abi.PgLora | None],  # of each row
+        *,
+        round_rows: bool = False,  # to bfloat16, where the processor has dot products of it
+    ) -> Tensor:
+        check(x, torch.float32, (len(adapters), x.shape[1]))
+        check(out, torch.float32, (len(adapters), out.shape[1]))
+        table = (POINTER(abi.PgLora) * len(adapters))(*(_NONE if one is None else pointer(one) for one in adapters))
+        self._call(self._functions.pg_lora, table, x.data_ptr(), *x.shape, out.shape[1], round_rows, out.data_ptr())
         return out
 
     def route(

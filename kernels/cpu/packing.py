@@ -13,13 +13,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kernels.cpu import abi
+from kernels.cpu.coded import CodedPacking, Coding, coding_of
 from kernels.cpu.contents import address_of_sums, check, row_shape, rows_of
-from kernels.cpu.linear_attention import LinearAttention
 from kernels.ops import digest
-from kernels.ops.codes import INT4, UINT4, ZERO, Codes
+from kernels.ops.codes import INT4, UINT4, ZERO, Codes, is_int8, same_order
 from kernels.ops.digest import Sums
 
 FORMATS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}  # PgFormat
+KV_FORMATS = FORMATS | {torch.float8_e4m3fn: 5, torch.float8_e5m2: 6}
 NIBBLES = {INT4: 3, UINT4: 4}
 WEIGHT_FORMATS = FORMATS | NIBBLES
 TOGETHER = {torch.float32: 1, torch.bfloat16: 2, torch.int8: 4} | dict.fromkeys(NIBBLES, 16)  # input features
@@ -40,11 +41,17 @@ class PackedLinear:
     k: int
     dtype: torch.dtype
     group: int = 0  # input features of a scale, in 4 bits
+    gather: Tensor | None = None  # [k] int32: column k is of input feature gather[k]; none: of k
+    coding: Coding | None = None  # of codes that are decoded to `dtype` while they are multiplied
 
     @property
     def struct(self) -> abi.PgLinear:
-        bias = None if self.bias is None else self.bias.data_ptr()
-        return abi.PgLinear(self.packed.data_ptr(), bias, self.n, self.k, WEIGHT_FORMATS[self.dtype], self.group)
+        bias, gather = (None if one is None else one.data_ptr() for one in (self.bias, self.gather))
+        form = WEIGHT_FORMATS[self.dtype] if self.coding is None else self.coding.format
+        whole = abi.PgLinear(self.packed.data_ptr(), bias, self.n, self.k, form, self.group, gather)
+        if self.coding is not None:
+            whole.coding = self.coding.struct(self.dtype)
+        return whole
 
 
 class _Rows(NamedTuple):
@@ -56,10 +63,12 @@ class _Rows(NamedTuple):
 
 
 def codes_format(parts: Sequence[Codes]) -> torch.dtype:
-    """The narrowest of NIBBLES that loses nothing.  Raises ValueError for what none of them holds."""
+    """The narrowest of NIBBLES that loses nothing, or int8.  Raises ValueError for what none of them holds."""
+    if all(map(is_int8, parts)):
+        return torch.int8
     for part in parts:
-        if part.bits != 4 or part.table is not None or part.gather is not None or part.codes.dtype != torch.uint8:
-            raise ValueError("the native kernels multiply codes of 4 bits, without a table and in order of features")
+        if part.bits != 4 or part.table is not None or part.codes.dtype != torch.uint8:
+            raise ValueError("the native kernels multiply codes of 4 bits without a table, and int8 by output feature")
     return INT4 if all(map(_is_narrow, parts)) else UINT4
 
 
@@ -69,7 +78,7 @@ def _is_narrow(codes: Codes) -> bool:
     return torch.equal(codes.scales.half().float(), codes.scales)
 
 
-class Packing(LinearAttention):
+class Packing(CodedPacking):
     def packed_bytes(self, n: int, k: int, dtype: torch.dtype, group: int = 0) -> int:
         """Features lie together in twos in bfloat16, in fours in int8, in groups in 4 bits.
 
@@ -132,12 +141,12 @@ class Packing(LinearAttention):
         *,
         by_turns: bool = False,  # gate and up, as pack_gate_up has them; else one below the other
     ) -> PackedLinear:
-        """A weight that is quantised already.  Raises ValueError where codes_format does."""
+        """A weight that is quantised already.  Raises ValueError where codes_format does, or parts cannot be joined."""
         parts = [parts] if isinstance(parts, Codes) else list(parts)
         dtype, (first, *others) = codes_format(parts), parts
         n, k, group = sum(part.shape[0] for part in parts), first.shape[1], first.group
-        if any((part.shape[1], part.group) != (k, group) for part in others):
-            raise ValueError("parts of one weight must have the same input features and groups")
+        if any((part.shape[1], part.group) != (k, group) for part in others) or not same_order(parts):
+            raise ValueError("parts of one weight must have the same input features, groups and order")
         if by_turns and (len(parts) != 2 or n % 32 or any(part.shape != first.shape for part in others)):
             raise ValueError("only a gate and an up of as many rows, a multiple of 16, can be packed by turns")
         check(packed, torch.uint8, (self.packed_bytes(n, k, dtype, group),))
@@ -153,7 +162,24 @@ class Packing(LinearAttention):
         arguments = len(parts), by_turns, k, WEIGHT_FORMATS[dtype], group, packed.data_ptr()
         self._call(self._functions.pg_pack_codes, rows, *arguments)
         own = self._by_turns(bias) if by_turns and bias is not None else bias
-        return PackedLinear(packed, own, n, k, dtype, group)
+        gather = None if first.gather is None else first.gather.to(torch.int32)
+        return PackedLinear(packed, own, n, k, dtype, 0 if dtype == torch.int8 else group, gather)
+
+    def pack_coded(
+        self,
+        parts: Codes | Sequence[Codes],  # [n, k] each, of the same groups, in the order of the input features
+        dtype: torch.dtype,  # float32 or bfloat16: what they are multiplied as
+        packed: Tensor,  # [coded_bytes] uint8, written
+        bias: Tensor | None = None,  # [n] float32; [2, inner] by turns
+        *,
+        by_turns: bool = False,  # as of pack_codes
+    ) -> PackedLinear:
+        """Multiplied as if pack_linear had what the codes stand for.  Raises ValueError as fill_coded does."""
+        parts = [parts] if isinstance(parts, Codes) else list(parts)
+        coding, (n, k) = coding_of(parts), (sum(part.shape[0] for part in parts), parts[0].shape[1])
+        self.fill_coded(parts, coding, packed, by_turns=by_turns)
+        own = self._by_turns(bias) if by_turns and bias is not None else bias
+        return PackedLinear(packed, own, n, k, dtype, min(parts[0].group, k), coding=coding)
 
     def _rows(self, parts: Sequence[Tensor], sums: Sums | None) -> _Rows:
         """What packing reads; sums of a tensor that it cannot read as it is are made here."""

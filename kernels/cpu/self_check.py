@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from kernels.cpu import abi
+from kernels.cpu.coded import coding_of
 from kernels.cpu.linear_attention import from_panels, to_panels
 from kernels.cpu.native import KVShape, Native, StepColumns
-from kernels.cpu.packing import FORMATS, NIBBLES
+from kernels.cpu.packing import FORMATS, KV_FORMATS, NIBBLES
 from kernels.ops import (
     attention,
     causal_conv,
@@ -25,8 +26,8 @@ from kernels.ops import (
     rms_norm,
     truncation,
 )
-from kernels.ops.codes import UINT4, quantise_to_codes
-from kernels.ops.kv_cache import KVCache
+from kernels.ops.codes import E2M1, UINT4, Codes, quantise_to_codes
+from kernels.ops.kv_cache import FP8S, KVCache
 from kernels.ops.state_plan import StatePlan
 
 TOLERANCE = 1e-4
@@ -40,7 +41,8 @@ def first_difference(native: Native) -> str:
     checks |= {f"linear in {dtype}": lambda dtype=dtype: check_linear(native, dtype) for dtype in FORMATS}  # type: ignore[misc]
     checks["linear of rounded rows"] = lambda: check_rounded_linear(native)
     checks |= {f"linear in {dtype}": lambda dtype=dtype: check_codes(native, dtype) for dtype in NIBBLES}  # type: ignore[misc]
-    checks |= {f"attention over {dtype}": lambda dtype=dtype: check_attention(native, dtype) for dtype in FORMATS}  # type: ignore[misc]
+    checks |= {f"linear of {name}": lambda codes=codes: check_decoded(native, codes) for name, codes in decoded_codes()}  # type: ignore[misc]
+    checks |= {f"attention over {dtype}": lambda dtype=dtype: check_attention(native, dtype) for dtype in KV_FORMATS}  # type: ignore[misc]
     checks["linear attention"] = lambda: check_linear_attention(native)
     checks["digest"] = lambda: check_digest(native)
     checks["truncation"] = lambda: check_truncation(native)
@@ -80,6 +82,32 @@ def check_codes(native: Native, dtype: torch.dtype) -> bool:
     packed = torch.empty(native.packed_bytes(72, 80, dtype, codes.group), dtype=torch.uint8)
     weight, wanted = native.pack_codes(codes, packed), linear_codes.linear(x, linear_codes.pack_codes(codes))
     return all(_near(native.linear(x[:rows], weight), wanted[:rows]) for rows in (1, 5, 19))
+
+
+def decoded_codes() -> Iterator[tuple[str, Codes]]:
+    """Of every kind that is decoded, in groups of 32, the last a half."""
+    scales, generator = _random(72, 3).abs() / 8, _seeded(5)
+    octets = torch.randint(0, 256, (72, 80), dtype=torch.uint8, generator=generator)
+    zeros = torch.randint(0, 16, (72, 3), dtype=torch.uint8, generator=generator)
+    yield "E4M3", Codes((32 * _random(72, 80)).to(torch.float8_e4m3fn), scales, 32, 8)
+    yield "E2M1", Codes(octets & 15, scales.bfloat16().float(), 32, 4, table=E2M1)
+    yield "4 bits", Codes(octets & 15, scales.half().float(), 32, 4, torch.full_like(zeros, 8))
+    yield "4 bits with zeros", Codes(octets & 15, scales, 32, 4, zeros)
+    yield "8 bits", Codes(octets, scales, 32, 8, zeros + 120)
+
+
+def check_decoded(native: Native, codes: Codes) -> bool:
+    """As numbers of float32 and of bfloat16; one row alone, and more than a tile."""
+    x, size = _random(37, 80), native.coded_bytes(72, 80, coding_of([codes]), codes.group)
+    packed, values = torch.empty(size, dtype=torch.uint8), codes.dequantised()
+    for dtype in (torch.float32, torch.bfloat16):
+        weight = native.pack_coded(codes, dtype, packed)
+        for rounds in (False, True):
+            given, held = x.bfloat16().float() if rounds else x, values.to(dtype).float()
+            wanted = linear.linear(given, linear.pack_linear(held))
+            if not all(_near(native.linear(x[:rows], weight, rounds=rounds), wanted[:rows]) for rows in (1, 37)):
+                return False
+    return True
 
 
 def check_attention(native: Native, dtype: torch.dtype) -> bool:
@@ -143,7 +171,8 @@ def _reference_attention(
 ) -> Tensor:
     shape = (int(tables.max()) + 1, BLOCK_SIZE, KV_HEADS)
     scales = [torch.zeros(shape) if dtype == torch.int8 else None for _ in range(2)]
-    cache = KVCache(*(torch.zeros((*shape, HEAD_DIM), dtype=dtype) for _ in range(2)), *scales)
+    by_head = [torch.ones(KV_HEADS) if dtype in FP8S else None for _ in range(2)]
+    cache = KVCache(*(torch.zeros((*shape, HEAD_DIM), dtype=dtype) for _ in range(2)), *scales, *by_head)
     kv_store.store_kv(key, value, cache, slots)
     lengths = [scheduled for _, scheduled in LENGTHS]
     plan = attention.plan_attention(lengths, [sum(both) for both in LENGTHS], torch.from_numpy(tables), BLOCK_SIZE, [0])
@@ -161,7 +190,7 @@ def _native_attention(
     native.store_kv(shape, key, value, slots, keys, values)
     computed, scheduled = (np.array(column) for column in zip(*LENGTHS, strict=True))
     step = StepColumns(torch.zeros(2, 64, dtype=torch.int64), tables).fill(np.arange(2), computed, scheduled, scheduled)
-    model = abi.PgModel(block_size=BLOCK_SIZE, kv_format=FORMATS[dtype])
+    model = abi.PgModel(block_size=BLOCK_SIZE, kv_format=KV_FORMATS[dtype])
     layer = abi.PgLayer(
         num_heads=HEADS,
         num_kv_heads=KV_HEADS,

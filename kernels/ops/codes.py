@@ -5,7 +5,8 @@ w[n, k] = (value(codes[n, k]) - zeros[n, g]) * scales[n, g],  g = k // group
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -14,7 +15,10 @@ from torch import Tensor
 INT4: torch.dtype = torch.int4  # type: ignore[attr-defined]
 UINT4: torch.dtype = torch.uint4  # type: ignore[attr-defined]
 ZERO = 8
+MIDDLE = 128  # of octets: the zero of int8
 LARGEST_SCALE = 65504.0  # of float16
+# FP4, E2M1: the sign is the highest bit of four.
+E2M1 = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +50,44 @@ class Codes:
             return values
         return torch.empty_like(values).index_copy_(1, self.gather[:columns], values)
 
+    def to(self, device: torch.device) -> Codes:
+        tensors = {name: getattr(self, name) for name in ("codes", "scales", "zeros", "table", "gather")}
+        moved = {name: tensor.to(device) for name, tensor in tensors.items() if tensor is not None}
+        return replace(self, **moved)
+
     def _by_column(self, groups: Tensor) -> Tensor:  # [out_features, in_features]
         return groups.repeat_interleave(self.group, 1)[:, : self.codes.shape[1]]
+
+
+def is_int8(codes: Codes) -> bool:
+    """Whether it is int8 with a scale for each output feature, as `kernels.ops.linear_int8` multiplies it."""
+    if codes.bits != 8 or codes.codes.dtype != torch.uint8 or codes.table is not None or codes.gather is not None:
+        return False
+    return codes.group >= codes.shape[1] and codes.zeros is not None and bool((codes.zeros == MIDDLE).all())
+
+
+def same_order(parts: Sequence[Codes]) -> bool:
+    """Whether all of them take input features in one order."""
+    orders = [part.gather for part in parts]
+    first = orders[0]
+    if first is None:
+        return all(order is None for order in orders)
+    return all(order is not None and torch.equal(order, first) for order in orders)
+
+
+def joined(parts: Sequence[Codes]) -> Codes:
+    """One below the other: of the same bits, groups and order, and all with zeros or none, and no table."""
+    zeros = [part.zeros for part in parts if part.zeros is not None]
+    if len({(part.bits, part.group, part.shape[1], part.table is None) for part in parts}) > 1 or not same_order(parts):
+        raise ValueError("parts of one weight must have the same bits, input features, groups and order")
+    if len(zeros) not in (0, len(parts)):
+        raise ValueError("parts of one weight must all have zeros, or none")
+    return replace(
+        parts[0],
+        codes=torch.cat([part.codes for part in parts]),
+        scales=torch.cat([part.scales for part in parts]),
+        zeros=torch.cat(zeros) if zeros else None,
+    )
 
 
 def quantise_to_codes(

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from kernels.ops.quantise import dequantise
 
-FP8 = torch.float8_e4m3fn
+FP8, FP8_WIDE = torch.float8_e4m3fn, torch.float8_e5m2
+FP8S = (FP8, FP8_WIDE)
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ def _store(
     slots: Tensor,  # [num_slots] int64
 ) -> None:
     if head_scales is not None:
-        rounded = saturate_fp8(new, head_scales).view(torch.uint8)
+        rounded = saturate_fp8(new, head_scales, cache.dtype).view(torch.uint8)
         cache.view(torch.uint8).flatten(0, 1).index_copy_(0, slots, rounded)
         return
     if scales is not None:

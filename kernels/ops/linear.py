@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from kernels.ops.codes import Codes
+from kernels.ops.decoded_weight import DecodedWeight
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +20,7 @@ class LinearWeight:
     tile: int = 0  # rows multiplied at a time
     scales: Tensor | None = None  # [out_features] float32, of a weight in int8
     codes: Codes | None = None  # of a weight in 4 bits
+    decoded: DecodedWeight | None = None  # while it is multiplied; then `weight` has no features
 
     @property
     def out_features(self) -> int:

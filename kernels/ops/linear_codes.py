@@ -10,15 +10,17 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernels.ops.codes import Codes, quantise_to_codes
+from kernels.ops.codes import MIDDLE, Codes, is_int8, quantise_to_codes
 from kernels.ops.linear import LinearWeight
 from kernels.ops.quantise import quantise
 
 
 def pack_codes(codes: Codes) -> LinearWeight:
-    """Raises ValueError for codes that are no integers in order of the input features."""
-    if codes.table is not None or codes.gather is not None or codes.codes.dtype != torch.uint8:
-        raise ValueError("only codes that are integers, in order of the input features, can be multiplied")
+    """int8 by output feature becomes a weight of `linear_int8`.  Raises ValueError for codes that are no integers."""
+    if codes.table is not None or codes.codes.dtype != torch.uint8:
+        raise ValueError("only codes that are integers can be multiplied")
+    if is_int8(codes):
+        return LinearWeight((codes.codes ^ MIDDLE).view(torch.int8), scales=codes.scales.flatten())
     return LinearWeight(codes.codes, codes=codes)
 
 
@@ -36,6 +38,8 @@ def linear(
 ) -> Tensor:  # [num_tokens, out_features]
     codes = weight.codes
     assert codes is not None
+    if codes.gather is not None:
+        x = x[:, codes.gather]
     out = x.new_zeros((len(x), weight.out_features), dtype=torch.float32)
     for index, first in enumerate(range(0, x.shape[1], codes.group)):
         columns = slice(first, first + codes.group)

@@ -2,7 +2,8 @@
 
 q = rint(x * (127 / largest)), ties to even, all in float32; a row of zeros has scale 0 and q 0.
 
-fp8 is E4M3 (no infinities, 448 the largest): x / scale, held within the range and rounded to nearest, ties to even.
+fp8 is E4M3 (no infinities, 448 the largest) or E5M2 (57344): x / scale, held within the range and rounded to nearest,
+ties to even.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 
 LEVELS = 127.0
-LARGEST_FP8 = 448.0
+LARGEST = {torch.float8_e4m3fn: 448.0, torch.float8_e5m2: 57344.0}
 
 
 def quantise(
@@ -34,5 +35,6 @@ def dequantise(
 def saturate_fp8(
     x: Tensor,  # [..., heads, n]
     scales: Tensor,  # [heads] float32
-) -> Tensor:  # float8_e4m3fn [..., heads, n]
-    return (x.float() / scales[:, None]).clamp_(-LARGEST_FP8, LARGEST_FP8).to(torch.float8_e4m3fn)
+    dtype: torch.dtype,  # of LARGEST
+) -> Tensor:  # `dtype` [..., heads, n]
+    return (x.float() / scales[:, None]).clamp_(-LARGEST[dtype], LARGEST[dtype]).to(dtype)

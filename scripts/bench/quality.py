@@ -1,11 +1,11 @@
-"""What quantised weights cost in perplexity, beside the bits that they take.
+"""What quantised weights and KV caches cost in perplexity, beside the bits that they take.
 
     scripts/bench_quality MODEL TEXT [MODEL TEXT ...] [--tokens 16384] [--kernels native|torch] [--check]
 
 MODEL is a checkpoint directory, TEXT a file of the language that it knows.  The text's tokens are cut into pieces as
 long as the model reads, and each token but a piece's first is scored.  All is computed in float32 with a float32
-cache, so that only the weights differ.  int4 is compared with its own weights as float32 too: what is between them is
-the price of activations in 8 bits.
+cache, so that only the weights differ, or else only the cache.  int4 is compared with its own weights as float32 too:
+what is between them is the price of activations in 8 bits.
 """
 
 from __future__ import annotations
@@ -28,11 +28,13 @@ from engine.loading.load import LoadedModel, load_model
 from engine.modeling.batch import StepBatch
 from kernels.ops.codes import quantise_to_codes
 from scripts.bench.common.report import Result, bench_parser, finish
+from scripts.bench.quality_floats import BITS, write_floats
 from shared.config import Settings
 
 WEIGHTS = "model.safetensors"
 BLOCK_SIZE = 16
 GROUPS = (32, 64, 128)
+CACHES = ("bfloat16", "int8", "fp8_e4m3", "fp8_e5m2")
 OWN_TARGET = 0.5  # percent between int4 and its own weights in float32
 
 
@@ -52,7 +54,8 @@ def formats() -> list[Format]:
     heads = [
         Format(f"{one.name}, head as it was", one.settings | {"quantization_head": "none"}, one.bits) for one in int4
     ]
-    return [Format("none", {}), Format("int8", {"quantization": "int8"}, 8), *int4, *heads]
+    caches = [Format(f"KV cache in {one}", {"kv_cache_dtype": one}) for one in CACHES]
+    return [Format("none", {}), Format("int8", {"quantization": "int8"}, 8), *int4, *heads, *caches]
 
 
 def perplexity(loaded: LoadedModel, tokens: list[int]) -> float:
@@ -71,7 +74,8 @@ def perplexity(loaded: LoadedModel, tokens: list[int]) -> float:
 
 
 def load(directory: Path, kernels: str, changes: dict[str, object]) -> LoadedModel:
-    config = Settings.of(model=str(directory), kernels=kernels, dtype="float32", kv_cache_dtype="float32", **changes)
+    exact: dict[str, object] = {"dtype": "float32", "kv_cache_dtype": "float32"}
+    config = Settings.of(model=str(directory), kernels=kernels, **exact | changes)
     longest = load_model(config.replace(num_blocks=1 << 16, block_size=BLOCK_SIZE)).plan.max_model_len
     length = min(longest, 512) // BLOCK_SIZE * BLOCK_SIZE
     return load_model(
@@ -112,6 +116,18 @@ def measure(directory: Path, text: Path, kernels: str, num_tokens: int) -> Itera
         apart = 100 * abs(found[f"int4, groups of {group}, head as it was"] / own - 1)
         what = f"{directory.name}, int4 in groups of {group} from its own weights in float32"
         yield Result(what, apart, "%", at_most=OWN_TARGET, note=f"perplexity {own:.4f}")
+    for kind, bits in BITS.items():
+        value, own = (_of_floats(directory, kind, kernels, tokens, stored=stored) for stored in (True, False))
+        note = f"{value / found['none'] - 1:+.2%}, {bits:.3f} bits per weight"
+        yield Result(f"{directory.name}, {kind}", value, "perplexity", note=note)
+        what = f"{directory.name}, {kind} from its own weights in float32"
+        yield Result(what, 100 * abs(value / own - 1), "%", at_most=OWN_TARGET)
+
+
+def _of_floats(directory: Path, kind: str, kernels: str, tokens: list[int], *, stored: bool) -> float:
+    with tempfile.TemporaryDirectory() as target:
+        write_floats(directory, Path(target), kind, stored=stored)
+        return perplexity(load(Path(target), kernels, {}), tokens)
 
 
 def main() -> int:

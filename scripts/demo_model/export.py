@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer
+from tokenizers.processors import TemplateProcessing
 
 from scripts.bench.common.models import HEAD
 from scripts.demo_model.corpus import END, EOS
@@ -33,6 +34,8 @@ def export(args: argparse.Namespace) -> None:
     tokenizer = Tokenizer.from_file(str(args.work / "tokenizer.json"))
     for name, content in configs(SHAPES[args.size], tokenizer).items():
         (args.out / f"{name}.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    start = [(EOS, tokenizer.token_to_id(EOS))]  # a story's first token, as it was trained
+    tokenizer.post_processor = TemplateProcessing(single=f"{EOS} $A", pair=f"{EOS} $A $B", special_tokens=start)
     tokenizer.save(str(args.out / "tokenizer.json"))
     size = sum(tensor.numel() for tensor in stored.values())
     figures = json.loads((args.work / f"{args.size}.json").read_text(encoding="utf-8"))
@@ -48,7 +51,6 @@ def configs(shape: dict[str, Any], tokenizer: Tokenizer) -> dict[str, dict[str, 
             "tokenizer_class": "PreTrainedTokenizerFast",
             "bos_token": EOS,
             "eos_token": EOS,
-            "add_bos_token": True,
             "add_eos_token": False,
             "clean_up_tokenization_spaces": False,
             "model_max_length": shape["max_position_embeddings"],

@@ -11,20 +11,20 @@ import json
 import os
 import random
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from queue import SimpleQueue
 
 from scripts.bench.common.report import Result, table
 from scripts.mutation.faults import SmallFault, faults_of, one_line
-from scripts.mutation.reach import PYTEST, Reach, environment, measure
+from scripts.mutation.forks import ForkServer
+from scripts.mutation.reach import Reach, measure
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = {
@@ -35,7 +35,7 @@ FOLDERS = {
 }
 SHARE = 0.9  # of the faults must be noticed
 PATIENCE = 20.0  # seconds beyond four times what the tests took, after which they count as hanging
-BUDGET = 120.0  # seconds of tests for a fault at most, the quickest first
+BUDGET = 60.0  # seconds of tests for a fault at most, the quickest first
 EQUIVALENT = Path(__file__).with_name("equivalent.json")
 
 
@@ -46,13 +46,18 @@ def main() -> int:
     parser.add_argument("--folder", choices=sorted(FOLDERS), help="only this one")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--check", action="store_true", help="exit 1 where fewer than 90 % of a folder's are noticed")
+    parser.add_argument(
+        "--part", default="1/1", metavar="I/N", help="only this part of them: where a run must be short"
+    )
+    parser.add_argument("--scratch", type=Path, help="keep the copies, and which test runs what, in this folder")
     args = parser.parse_args()
     drawn = draw(args.folder, args.faults, args.seed)
+    part, parts = map(int, args.part.split("/"))
     known = equivalents()
     lines: list[Result] = []
-    with tempfile.TemporaryDirectory() as scratch:
+    with nullcontext(args.scratch) if args.scratch else tempfile.TemporaryDirectory() as scratch:
         for folder, faults in drawn.items():
-            faults = [fault for fault in faults if name_of(fault) not in known]
+            faults = [fault for fault in faults if name_of(fault) not in known][part - 1 :: parts]
             noticed = len(faults) - len(list(try_all(folder, faults, Path(scratch), args.jobs)))
             note, share = f"{noticed} of {len(faults)}", noticed / max(1, len(faults))
             lines.append(Result(f"{folder}: faults noticed", share, "", at_least=SHARE, note=note))
@@ -94,20 +99,26 @@ def modules(folder: str) -> list[str]:
 def try_all(folder: str, faults: list[SmallFault], scratch: Path, jobs: int) -> Iterator[SmallFault]:
     """The faults that no test notices, each printed as it is found."""
     begin = time.monotonic()
-    first = copied(scratch / f"{folder.replace('/', '-')}-0")
-    reach = measure(first, [folder], FOLDERS[folder], scratch)
-    places: SimpleQueue[Path] = SimpleQueue()
-    places.put(first)
-    for job in range(1, jobs):  # with what was compiled
-        places.put(Path(shutil.copytree(first, f"{first}-{job}", symlinks=True)))
+    name = folder.replace("/", "-")
+    first = copied(scratch / f"{name}-0")
+    reach = measure(first, folder, FOLDERS[folder], scratch, jobs)
+    places: SimpleQueue[tuple[Path, ForkServer]] = SimpleQueue()
+    for job in range(jobs):
+        place = scratch / f"{name}-{job}"
+        if not place.exists():
+            shutil.copytree(first, place, symlinks=True)  # with what was compiled
+        forks = ForkServer(place)
+        if forks.run([min(reach.seconds, key=reach.seconds.__getitem__)], PATIENCE):
+            raise RuntimeError(f"a test fails in {place} without a fault")
+        places.put((place, forks))
     print(f"{folder}: {len(faults)} faults, {len(reach.seconds)} tests, measured in {time.monotonic() - begin:.0f} s")
 
     def survives(fault: SmallFault) -> bool:
-        place = places.get()
+        place, forks = places.get()
         try:
-            return not is_noticed(fault, place, reach)
+            return not is_noticed(fault, place, forks, reach)
         finally:
-            places.put(place)
+            places.put((place, forks))
 
     with ThreadPoolExecutor(jobs) as pool:
         for fault, survived in zip(faults, pool.map(survives, faults), strict=True):
@@ -115,10 +126,14 @@ def try_all(folder: str, faults: list[SmallFault], scratch: Path, jobs: int) -> 
                 reason = "" if reach.of(fault.path, fault.line) else "  (no test runs this line)"
                 print(f"  survived: {fault}{reason}", flush=True)
                 yield fault
+    for _ in range(jobs):
+        places.get()[1].close()
 
 
 def copied(place: Path) -> Path:
-    """A copy of the tracked files, with the environment that this process runs in."""
+    """A copy of the tracked files, with the environment that this process runs in; one that is there already stays."""
+    if place.exists():
+        return place
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True)
     for name in filter(None, listed.stdout.split("\0")):
         if (ROOT / name).is_file():
@@ -128,7 +143,7 @@ def copied(place: Path) -> Path:
     return place
 
 
-def is_noticed(fault: SmallFault, place: Path, reach: Reach) -> bool:
+def is_noticed(fault: SmallFault, place: Path, forks: ForkServer, reach: Reach) -> bool:
     tests: list[str] = []
     spent = 0.0
     for test in reach.of(fault.path, fault.line):
@@ -139,18 +154,7 @@ def is_noticed(fault: SmallFault, place: Path, reach: Reach) -> bool:
     if not tests:
         return False
     with put_in(fault, place):
-        process = subprocess.Popen(
-            [*PYTEST, "-x", "--timeout=60", *tests], cwd=place, env=environment(place), start_new_session=True,
-            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        )  # fmt: skip
-        try:
-            return process.wait(4 * spent + PATIENCE) != 0
-        except subprocess.TimeoutExpired:
-            return True
-        finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)  # of the session that was started for it
-                process.wait()
+        return forks.run(tests, 4 * spent + PATIENCE) != 0
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 
 from coverage import CoverageData
 
-PYTEST = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--no-header")
+OPTIONS = ("-q", "-p", "no:cacheprovider", "--no-header")
 
 
 @dataclass
@@ -24,25 +24,39 @@ class Reach:
     imported: dict[str, set[int]] = field(default_factory=dict)  # lines of each file that no test runs, but the import
 
     def of(self, path: str, line: int) -> list[str]:
-        """The tests that run a line, the quickest first; of a line that only the import runs, those of its module."""
+        """The tests that run a line, the quickest first; of a line that only the import runs, those of its module, and
+        all where no test runs a line of that: it has only data."""
         found = self.tests.get((path, line), set())
-        if path in self.imported and line in self.imported[path]:
+        if line in self.imported.get(path, ()):
             found = set().union(*(tests for (file, _), tests in self.tests.items() if file == path))
+            found = found or set(self.seconds)
         return sorted(found, key=lambda test: self.seconds.get(test, 1.0))
 
 
-def measure(root: Path, source: list[str], tests: list[str], scratch: Path) -> Reach:
-    """Run a folder's tests once; what they compile stays for the runs with faults.  Raises RuntimeError where one
-    fails."""
-    data, report = scratch / "coverage", scratch / "durations.xml"
+def measure(root: Path, folder: str, tests: list[str], scratch: Path, jobs: int) -> Reach:
+    """Run a folder's tests once; what they compile stays for the runs with faults.  What was measured in this scratch
+    folder before is taken from there.  Raises RuntimeError where a test fails."""
+    name = folder.replace("/", "-")
+    data, report = scratch / f"{name}.coverage", scratch / f"{name}.xml"
+    if not report.exists():
+        _run(root, folder, tests, data, report, jobs)
+    return _read(root, data, report)
+
+
+def _run(root: Path, folder: str, tests: list[str], data: Path, report: Path, jobs: int) -> None:
+    begun = report.with_suffix(".part")
     done = subprocess.run(
-        [*PYTEST, *(f"--cov={folder}" for folder in source), "--cov-context=test", "--cov-report=",
-         f"--junitxml={report}", *tests],
+        [sys.executable, "-m", "pytest", *OPTIONS, "-n", str(jobs), "--dist", "loadfile", f"--cov={folder}",
+         "--cov-context=test", "--cov-report=", f"--junitxml={begun}", *tests],
         cwd=root, env=environment(root) | {"COVERAGE_FILE": str(data), "PYTHONDONTWRITEBYTECODE": ""},
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     if done.returncode:
         raise RuntimeError(f"the tests fail before any fault:\n{done.stdout[-3000:]}{done.stderr[-1000:]}")
+    begun.rename(report)
+
+
+def _read(root: Path, data: Path, report: Path) -> Reach:
     found = Reach()
     for case in ElementTree.parse(report).iter("testcase"):
         file = case.get("classname", "").replace(".", "/")
@@ -60,6 +74,7 @@ def measure(root: Path, source: list[str], tests: list[str], scratch: Path) -> R
 
 
 def environment(root: Path) -> dict[str, str]:
-    """Of a run with a fault: no compiled code of a faulty file may be taken for that of the next."""
+    """Of a run with a fault: no compiled code of a faulty file may be taken for that of the next.  With as few random
+    events as in everyday work: a fault that shows after more of them shows in no other test."""
     own = {"PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
-    return {**os.environ, **own}
+    return {"PAGEANT_TEST_EVENTS": "12000", "PAGEANT_TEST_FRAMES": "2000", **os.environ, **own}

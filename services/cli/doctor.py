@@ -8,14 +8,14 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import click
 
-from services.cli.checks import Finding
+from services.cli.checks import Finding, examine_model
 from services.cli.checks import examine as examine_settings
-from shared.config import Settings, settings_environment
+from shared.config import FurtherModel, Settings, settings_environment, settings_of_model
 
 PACKAGES = {"torch": "worker", "safetensors": "worker", "tokenizers": "tokenizer", "jinja2": "tokenizer"}
 OLDEST_PYTHON = (3, 11)
@@ -24,15 +24,20 @@ PLAN_TIMEOUT = 300.0  # the native kernels may have to be compiled
 GIB = 1 << 30
 
 
-def doctor(settings: Settings) -> int:
-    """Print every finding; 1 where something is wrong."""
+def doctor(settings: Settings, models: Sequence[FurtherModel] = ()) -> int:
+    """Print every finding, also of the models beside the first; 1 where something is wrong."""
     wrong = 0
-    for finding in examine(settings):
+    for finding in (*examine(settings), *(finding for model in models for finding in _of_model(settings, model))):
         wrong += finding.verdict == "wrong"
         mark = click.style(f"{finding.verdict:5}", fg=COLORS[finding.verdict])
         click.echo(f"{mark}  {finding.subject:12}  {finding.text}")
     click.echo("ready to serve" if not wrong else f"{wrong} to put right before `pageant serve` can work")
     return 1 if wrong else 0
+
+
+def _of_model(settings: Settings, model: FurtherModel) -> Iterator[Finding]:
+    for finding in examine_model(settings_of_model(settings, model), workers=model.workers):
+        yield Finding(finding.verdict, finding.subject, f"{model.name}: {finding.text}")
 
 
 def examine(settings: Settings) -> Iterator[Finding]:

@@ -11,7 +11,15 @@ import msgspec
 
 from services.cli.bench.commands import bench, simulate
 from services.cli.help import EXISTING_FILE, Group, Shown, field_options, take
-from services.cli.options import deployment_options, sampling_options, settings_options, take_sampling, take_settings
+from services.cli.models.commands import model
+from services.cli.options import (
+    deployment_options,
+    sampling_options,
+    settings_options,
+    take_configuration,
+    take_sampling,
+    take_settings,
+)
 from services.cli.replay import replay_command
 from services.cli.supervisor import Replicas
 from services.cli.top import top
@@ -20,7 +28,7 @@ from services.cli.trace.commands import trace
 if TYPE_CHECKING:
     from services.cli.client import TerminalClient
 
-SERVICES = ("gateway", "tokenizer", "scheduler", "worker", "draft", "detokenizer")
+SERVICES = ("gateway", "tokenizer", "scheduler", "worker", "draft", "detokenizer", "store")
 
 
 class Connection(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,6 +59,7 @@ main.add_command(simulate)
 main.add_command(replay_command)
 main.add_command(trace)
 main.add_command(top)
+main.add_command(model)
 
 
 @main.command()
@@ -67,8 +76,11 @@ def serve(directory: str | None, log_dir: Path | None, **arguments: Any) -> None
 
     replicas = take(Replicas, arguments)
     arguments["model"] = one_model(directory, arguments["model"])
-    settings = take_settings(arguments)
-    sys.exit(command.serve(settings, command.roles(settings, replicas), log_dir))
+    found = take_configuration(arguments)
+    if found.workers is not None:
+        replicas = msgspec.structs.replace(replicas, workers=found.workers)
+    cast = command.roles(found.settings, replicas)
+    sys.exit(command.serve(found.settings, cast, log_dir, found.models, replicas.worker_roles))
 
 
 def one_model(directory: str | None, model: str | None) -> str | None:
@@ -84,8 +96,9 @@ def one_model(directory: str | None, model: str | None) -> str | None:
 def restart(services: tuple[str, ...], **arguments: Any) -> None:
     """Replace every process of a running `pageant serve` in turn, or those of SERVICES; streams go on."""
     from services.cli import orders
+    from shared.supervision import SupervisorOrder
 
-    order = orders.SupervisorOrder(restart=list(services or SERVICES))
+    order = SupervisorOrder(restart=list(services or SERVICES))
     sys.exit(orders.give(take_settings(arguments).deployment, order))
 
 
@@ -95,13 +108,14 @@ def restart(services: tuple[str, ...], **arguments: Any) -> None:
 def scale(replicas: tuple[str, ...], **arguments: Any) -> None:
     """Set the number of replicas of services of a running `pageant serve`: `pageant scale worker=2 tokenizer=3`."""
     from services.cli import orders
+    from shared.supervision import SupervisorOrder
 
     settings = take_settings(arguments)
     try:
         counts = {service: int(count) for service, _, count in (word.partition("=") for word in replicas)}
     except ValueError as error:
         raise click.ClickException("replicas are given as SERVICE=COUNT") from error
-    sys.exit(orders.give(settings.deployment, orders.SupervisorOrder(scale=counts)))
+    sys.exit(orders.give(settings.deployment, SupervisorOrder(scale=counts)))
 
 
 @main.command()
@@ -129,6 +143,23 @@ def chat(system: str, **arguments: Any) -> None:
     sys.exit(terminal.chat(take(Connection, arguments).client(), system, take_sampling(arguments)))
 
 
+@main.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.argument("agent", type=click.Choice(("codex", "claude")))
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+@click.option("--url", default="http://127.0.0.1:8000", envvar="PAGEANT_URL", show_default=True, help="The server.")
+@click.option("--api-key", default="", envvar="PAGEANT_API_KEY", help="A key, if the server asks for one.")
+@click.option("--model", "model", default="", help="The model, if the server has several.")
+@click.option("--show", is_flag=True, help="Print the command instead of running it.")
+def launch(agent: str, arguments: tuple[str, ...], url: str, api_key: str, model: str, show: bool) -> None:
+    """Run a coding agent against a running server: Codex CLI or Claude Code.
+
+    ARGUMENTS are the agent's own.
+    """
+    from services.cli import agents
+
+    agents.launch(agent, url, api_key, model, arguments, shows=show)
+
+
 @main.command()
 @click.argument("prompt", default="Once upon a time")
 @settings_options
@@ -147,4 +178,5 @@ def doctor(**arguments: Any) -> None:
     """Check whether this machine can serve, and show device, types, memory plan and ports."""
     from services.cli.doctor import doctor as examine_all
 
-    sys.exit(examine_all(take_settings(arguments)))
+    found = take_configuration(arguments)
+    sys.exit(examine_all(found.settings, found.models))

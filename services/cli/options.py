@@ -10,8 +10,9 @@ import click
 import msgspec
 
 from services.cli.help import SectionedOption
-from shared.config import Settings, load_settings, places
+from shared.config import ConfiguredDeployment, Settings, load_configuration, places
 from shared.config.catalogue import Setting, catalogue, shown
+from shared.config.sources import read_size
 from shared.errors import ConfigError
 from shared.exit_status import EXIT_CONFIG
 
@@ -44,9 +45,14 @@ def deployment_options(command: F) -> F:
 
 def take_settings(arguments: dict[str, Any]) -> Settings:
     """Remove the settings from a command's arguments and load them; a bad one ends the command, saying which."""
+    return take_configuration(arguments).settings
+
+
+def take_configuration(arguments: dict[str, Any]) -> ConfiguredDeployment:
+    """As `take_settings`, with the models beside the first."""
     overrides = {name: arguments.pop(name) for name in NAMES if name in arguments}
     try:
-        return load_settings(overrides, file=arguments.pop("config"))
+        return load_configuration(overrides, file=arguments.pop("config"))
     except ConfigError as error:
         raise SettingsError(str(error)) from error
 
@@ -75,8 +81,21 @@ def _option(setting: Setting, *, section: str = "") -> Callable[[F], F]:
     if get_origin(setting.kind) is Literal:
         kind: Any = click.Choice([str(choice) for choice in get_args(setting.kind)])
     else:
-        kind = setting.kind
+        kind = NUMBER if setting.kind is int else setting.kind
     return click.option(*SHORT.get(setting.name, ()), flag, setting.name, type=kind, **describe)
+
+
+class IntegerOrSize(click.ParamType[int]):
+    """A whole number, or a size with a unit such as 1GiB."""
+
+    name = "integer"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        read: int = click.INT.convert(read_size(value), param, ctx)
+        return read
+
+
+NUMBER = IntegerOrSize()
 
 
 class Sampled(msgspec.Struct, frozen=True):

@@ -1,64 +1,97 @@
-"""Orders to a running `pageant serve`: one line of JSON over a socket in its runtime directory, lines of text back.
-
-Only the deployment's own user has access to the directory.
-"""
+"""Orders to a running `pageant serve`: the desk that takes them, and the work that carries them out."""
 
 from __future__ import annotations
 
 import contextlib
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
+from weakref import WeakSet
 
 import click
 import msgspec
 
-from services.cli.supervisor import ChildProcess, RestartFailedError, Supervisor, rolling_restart
+from services.cli.supervisor import ChildProcess, OrderFailedError, Supervisor, rolling_restart
 from shared.config import DeploymentSettings
 from shared.errors import ConfigError
+from shared.supervision import (
+    ACCEPTED,
+    BUSY,
+    DONE,
+    MAX_LINE,
+    ModelOrder,
+    ProcessReport,
+    SupervisionReport,
+    SupervisorOrder,
+    desk_path,
+    objection,
+)
 from shared.transport.directory import answers, identity, listening, make_private
 
-MAX_LINE = 4096
 ORDER_SECONDS = 5.0  # that a client has to send its order
 KEEP_SECONDS = 0.5  # between checks of the socket's path
-DONE = "done"
-FEWEST = {"gateway": 1, "tokenizer": 1, "scheduler": 1, "worker": 1, "draft": 0, "detokenizer": 1}
-MOST = {"scheduler": 1}
+MAX_CLIENTS = 32  # that are read from at once; others wait to be let in
+SCALE_SECONDS = 180.0  # that an order to scale keeps the next ones waiting
+MAX_ORDERS = 8  # that wait for the one in hand
 
 
-class SupervisorOrder(msgspec.Struct, frozen=True):
-    """Restart these services in turn, or have so many replicas of them."""
+class DeskClient:
+    """A connection to the desk.  The client may leave at any time."""
 
-    restart: list[str] = []
-    scale: dict[str, int] = {}
+    def __init__(self, connection: socket.socket, until: float) -> None:
+        self._connection = connection
+        self._connection.setblocking(False)
+        self._until = until
+        self.received = b""
+        self.has_left = False
 
+    def has_line(self, now: float) -> bool:
+        """Receive what has come; a client that leaves, takes too long or sends too much is disconnected."""
+        try:
+            received = self._connection.recv(MAX_LINE)
+        except BlockingIOError:
+            if now > self._until:
+                self.hang_up()
+            return False
+        except OSError:
+            received = b""
+        self.received += received
+        if not received or len(self.received) > MAX_LINE:
+            self.hang_up()
+            return False
+        return b"\n" in self.received
 
-def objection(order: SupervisorOrder) -> str:
-    """What keeps an order from being carried out, or an empty string."""
-    for service in (*order.restart, *order.scale):
-        if service not in FEWEST:
-            return f"there is no service {service!r}"
-    for service, count in order.scale.items():
-        fewest, most = FEWEST[service], MOST.get(service)
-        if count < fewest or (most is not None and count > most):
-            return f"{service}={count}: there must be at least {fewest}" + (f" and at most {most}" if most else "")
-    return ""
+    def tell(self, text: str) -> None:
+        """Send a line, if it is still connected."""
+        if not self.has_left:
+            with contextlib.suppress(OSError):
+                self._connection.send(f"{text}\n".encode())
+
+    def hang_up(self) -> None:
+        self._connection.close()
+        self.has_left = True
 
 
 class OrderDesk:
-    """Takes one order at a time, whenever `poll` is called; further clients wait."""
+    """Takes orders whenever `poll` is called and hands them out one at a time; questions are answered at once."""
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self._path = path
         self._clock = clock
-        self._until = 0.0
         path.unlink(missing_ok=True)
         self._listener = listening(path)
         self._place = identity(path)
         self._trouble = ""
-        self._client: socket.socket | None = None
-        self._received = b""
+        self._reading: list[DeskClient] = []  # they have not said yet what they want
+        self._orders: deque[tuple[SupervisorOrder, DeskClient]] = deque()
+        self._client: DeskClient | None = None  # whose order is in hand
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._orders)
 
     def keep(self) -> str:
         """Listen anew where the runtime directory was deleted or replaced; returns a line to report, or nothing."""
@@ -81,66 +114,64 @@ class OrderDesk:
         is_new, self._trouble = text != self._trouble, text
         return text if is_new else ""
 
-    def poll(self) -> SupervisorOrder | None:
-        """An order, if one has come; `report` and `finish` answer it."""
-        if self._client is None:
-            with contextlib.suppress(OSError):  # no client waits, or there is no descriptor at present
-                self._client, _ = self._listener.accept()
-                self._client.setblocking(False)
-                self._received = b""
-                self._until = self._clock() + ORDER_SECONDS
-        if self._client is None or not self._has_line(self._client):
+    def poll(self, describe: Callable[[], SupervisionReport] = SupervisionReport) -> SupervisorOrder | None:
+        """The next order, if none is in hand; `report` and `finish` answer it.  `describe` answers questions."""
+        self._let_in()
+        reading, self._reading = self._reading, []
+        for client in reading:
+            if client.has_line(self._clock()):
+                self._hear(client, describe)
+            elif not client.has_left:
+                self._reading.append(client)
+        if self._client is not None or not self._orders:
             return None
-        try:
-            order = msgspec.json.decode(self._received, type=SupervisorOrder)
-            wrong = objection(order)
-        except msgspec.DecodeError as error:
-            wrong = f"not an order: {error}"
-        if wrong:
-            self.finish(wrong)
-            return None
+        order, self._client = self._orders.popleft()
         return order
 
-    def _has_line(self, client: socket.socket) -> bool:
-        """Receive what has come; a client that leaves, takes too long or sends too much is disconnected."""
+    def _let_in(self) -> None:
+        with contextlib.suppress(OSError):  # no client waits, or there is no descriptor at present
+            while len(self._reading) < MAX_CLIENTS:
+                connection, _ = self._listener.accept()
+                self._reading.append(DeskClient(connection, self._clock() + ORDER_SECONDS))
+
+    def _hear(self, client: DeskClient, describe: Callable[[], SupervisionReport]) -> None:
         try:
-            received = client.recv(MAX_LINE)
-        except BlockingIOError:
-            if self._clock() > self._until:
-                self._hang_up()
-            return False
-        except OSError:
-            received = b""
-        self._received += received
-        if not received or len(self._received) > MAX_LINE:
-            self._hang_up()
-            return False
-        return b"\n" in self._received
+            order = msgspec.json.decode(client.received, type=SupervisorOrder)
+        except msgspec.DecodeError as error:
+            answer = f"not an order: {error}"
+        else:
+            if order.report:
+                answer = msgspec.json.encode(describe()).decode()
+            elif not (answer := objection(order)):
+                if len(self._orders) < MAX_ORDERS:
+                    self._orders.append((order, client))
+                    if order.wait:
+                        return
+                    answer = ACCEPTED
+                else:
+                    answer = f"{BUSY}: {len(self._orders)}"
+        client.tell(answer)
+        client.hang_up()
 
     def report(self, text: str) -> None:
-        """Send a line to the client of the order, if it is still connected."""
+        """Send a line to the client of the order in hand, if it is still connected."""
         if self._client is not None:
-            with contextlib.suppress(OSError):
-                self._client.send(f"{text}\n".encode())
+            self._client.tell(text)
 
     def finish(self, text: str = DONE) -> None:
+        """The order in hand is done with."""
         self.report(text)
-        self._hang_up()
-
-    def _hang_up(self) -> None:
         if self._client is not None:
-            self._client.close()
+            self._client.hang_up()
             self._client = None
 
     def close(self) -> None:
-        self._hang_up()
+        self.finish("pageant serve ends")
+        for client in (*self._reading, *(client for _, client in self._orders)):
+            client.hang_up()
         self._listener.close()
         if identity(self._path) == self._place:  # else it belongs to another process
             self._path.unlink(missing_ok=True)
-
-
-def desk_path(runtime_path: Path) -> Path:
-    return runtime_path / "serve.sock"
 
 
 def send_order(path: Path, order: SupervisorOrder, show: Callable[[str], None]) -> bool:
@@ -156,11 +187,11 @@ def send_order(path: Path, order: SupervisorOrder, show: Callable[[str], None]) 
     return last == DONE
 
 
-def give(settings: DeploymentSettings, order: SupervisorOrder) -> int:
+def give(settings: DeploymentSettings, order: SupervisorOrder, show: Callable[[str], None] = click.echo) -> int:
     """Give an order to the deployment that these settings name; returns the command's exit status."""
     path = desk_path(settings.runtime_path)
     try:
-        return 0 if send_order(path, order, click.echo) else 1
+        return 0 if send_order(path, order, show) else 1
     except OSError as error:
         click.echo(
             f"pageant: no `pageant serve` runs with runtime directory {settings.runtime_path}: {error.strerror}",
@@ -181,12 +212,18 @@ class Fulfilment:
         report: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self.unable: Mapping[str, str] = {}  # by service of which this deployment can have none: why
+        self.model_orders: Callable[[ModelOrder, Callable[[str], None]], Iterator[None]] | None = None
         self._desk = desk
         self._supervisor = supervisor
         self._is_ready = is_ready
         self._report = report
         self._clock = clock
         self._work: Iterator[None] | None = None
+        self._order: SupervisorOrder | None = None
+        self._failed = ""
+        self._begun: WeakSet[Any] = WeakSet()  # processes that have been ready
+        self._is_of_model = False
         self._looked = clock()
 
     def poll(self) -> None:
@@ -194,30 +231,71 @@ class Fulfilment:
             self._looked = self._clock()
             if said := self._desk.keep():
                 self._report(said)
-        if self._work is None and (order := self._desk.poll()) is not None:
-            self._work = self._carry_out(order)
+        if (order := self._desk.poll(self.describe)) is not None:
+            self._order, self._work, self._failed = order, self._carry_out(order), ""
+            self._is_of_model = order.model is not None
         if self._work is None:
             return
         try:
             next(self._work)
         except StopIteration:
             self._end(DONE)
-        except RestartFailedError as error:
-            self._end(str(error))
+        except OrderFailedError as error:
+            self._failed = str(error)
+            self._report(self._failed)
+            self._end(self._failed)
+
+    def describe(self) -> SupervisionReport:
+        """How the processes do now."""
+        return SupervisionReport(
+            [self._describe(child) for child in self._supervisor.children],
+            order=str(self._order or ""),
+            num_waiting=self._desk.num_waiting,
+            failed=self._failed,
+        )
+
+    def _describe(self, child: ChildProcess) -> ProcessReport:
+        if not child.alive:
+            state = "down"
+        elif child.is_leaving:
+            state = "leaving"
+        elif self._is_ready(child):
+            state = "ready"
+            self._begun.add(child.process)
+        else:
+            state = "unready" if child.process in self._begun else "starting"
+        pid = getattr(child.process, "pid", 0) if child.alive else 0
+        seconds = round(self._clock() - child.started, 1)
+        return ProcessReport(child.role.service, child.role.index, state, pid, seconds, child.num_deaths)
 
     def _end(self, text: str) -> None:
-        self._work = None
+        self._work = self._order = None
         self._desk.finish(text)
 
+    @property
+    def is_replacing(self) -> bool:
+        """Whether an order is carried out that counts on the processes that are there."""
+        return self._work is not None and not self._is_of_model
+
     def _carry_out(self, order: SupervisorOrder) -> Iterator[None]:
+        if order.model is not None and self.model_orders is not None:
+            say = self._desk.report if order.model.action == "list" else self._say
+            yield from self.model_orders(order.model, say)
+        for service, count in order.scale.items():
+            if count and (why := self.unable.get(service)):
+                raise OrderFailedError(f"{service}={count}: {why}")
         for service, count in order.scale.items():
             self._supervisor.scale(service, count)
+        begun = self._clock()
         while not all(self._is_settled(service, count) for service, count in order.scale.items()):
+            if self._clock() - begun > SCALE_SECONDS:
+                raise OrderFailedError(f"{order}: not so within {SCALE_SECONDS:g} s; it is tried further")
             yield
         yield from rolling_restart(self._supervisor, order.restart, self._is_ready, report=self._say, clock=self._clock)
 
     def _is_settled(self, service: str, count: int) -> bool:
-        present = [child for child in self._supervisor.children if child.role.service == service]
+        children = self._supervisor.children
+        present = [child for child in children if child.role.service == service and not child.role.model]
         return len(present) == count and all(map(self._is_ready, present))
 
     def _say(self, text: str) -> None:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
@@ -20,7 +21,7 @@ from shared.config import Settings, settings_environment
 LAUNCH = Path(__file__).with_name("launch.py")
 TAIL_LINES = 8
 METRICS_PORTS = 10  # for the replicas of each service, in the order of the next line
-PLACES = ("gateway", "tokenizer", "scheduler", "worker", "draft", "detokenizer")
+PLACES = ("gateway", "tokenizer", "scheduler", "worker", "draft", "detokenizer", "store")
 
 
 class Starter:
@@ -30,8 +31,11 @@ class Starter:
     there before it has left.
     """
 
-    def __init__(self, settings: Settings, log_dir: Path | None = None) -> None:
-        self._settings = settings
+    def __init__(
+        self, settings: Settings, log_dir: Path | None = None, settings_for: Callable[[Role], Settings] | None = None
+    ) -> None:
+        """`settings_for`: of each role, where they are not the same for all."""
+        self._settings_for = settings_for or (lambda _: settings)
         self._log_dir = log_dir
         self._status_dir = Path(tempfile.mkdtemp(prefix="pageant-status-"))
         weakref.finalize(self, shutil.rmtree, self._status_dir, ignore_errors=True)
@@ -43,8 +47,8 @@ class Starter:
 
     def __call__(self, role: Role) -> subprocess.Popen[bytes]:
         self._num_started += 1
-        status_file = self._status_dir / f"{role.name}.{self._num_started}"
-        environment = os.environ | settings_environment(settings_of(role, self._settings, status_file))
+        status_file = self._status_dir / f"{file_name(role)}.{self._num_started}"
+        environment = os.environ | settings_environment(settings_of(role, self._settings_for(role), status_file))
         process = start([sys.executable, "-m", f"services.{role.service}"], environment, self.log_file(role))
         self._status_files[process.pid] = self._newest[role] = status_file
         return process
@@ -57,7 +61,7 @@ class Starter:
         return read_status(self._status_files[process.pid]) == "READY"
 
     def log_file(self, role: Role) -> Path | None:
-        return self._log_dir / f"{role.name}.log" if self._log_dir is not None else None
+        return self._log_dir / f"{file_name(role)}.log" if self._log_dir is not None else None
 
     def last_words(self, role: Role) -> str:
         """Why a service died, as far as it has said."""
@@ -65,6 +69,10 @@ class Starter:
             return words.read_text(encoding="utf-8", errors="replace")
         path = self.log_file(role)
         return last_words(path) if path is not None else "its last lines above say why"
+
+
+def file_name(role: Role) -> str:
+    return role.name.replace("/", "--")
 
 
 def settings_of(role: Role, settings: Settings, status_file: Path) -> Settings:

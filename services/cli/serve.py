@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -13,16 +13,20 @@ from typing import TYPE_CHECKING
 import click
 
 from services.cli.addresses import free_port, grpc_address, ready_block, with_port
-from services.cli.checks import examine
+from services.cli.checks import Finding, examine, examine_model
+from services.cli.checks.settings import check_runtime
 from services.cli.failures import one_line, words
-from services.cli.orders import Fulfilment, OrderDesk, desk_path
+from services.cli.models.fleet import Fleet, ModelSettings
+from services.cli.models.keeper import COMPUTING
+from services.cli.orders import Fulfilment, OrderDesk
 from services.cli.processes import Starter
 from services.cli.supervisor import KILL_AFTER, Replicas, Role, Supervisor
-from shared.config import Settings
+from shared.config import FurtherModel, Settings, settings_of_model
 from shared.descriptors import raise_limit
 from shared.errors import ConfigError
 from shared.exit_status import EXIT_CONFIG
 from shared.standard_streams import guard_standard_streams
+from shared.supervision import desk_path
 from shared.transport.directory import claim, make_private
 
 if TYPE_CHECKING:
@@ -36,10 +40,11 @@ FIRST_WORD, NEXT_WORD = 10.0, 30.0  # seconds of starting until missing services
 
 
 def roles(settings: Settings, replicas: Replicas = ONE_OF_EACH) -> list[Role]:
-    """The processes of a deployment, the slowest to start first; drafts only where they are not off."""
+    """The processes of a deployment, the slowest to start first; drafts and stores where they are not off."""
     counts = {
-        "worker": replicas.workers,
-        "draft": 0 if settings.speculation.draft == "off" else replicas.drafts,
+        "worker": replicas.num_workers,
+        "draft": replicas.drafts if settings.speculation.has_service else 0,
+        "store": replicas.stores if settings.memory.store_memory else 0,
         "scheduler": 1,
         "tokenizer": replicas.tokenizers,
         "detokenizer": replicas.detokenizers,
@@ -48,25 +53,47 @@ def roles(settings: Settings, replicas: Replicas = ONE_OF_EACH) -> list[Role]:
     return [Role(service, index) for service, count in counts.items() for index in range(count)]
 
 
-def serve(settings: Settings, cast: list[Role], log_dir: Path | None) -> int:
-    """Run until SIGTERM or Ctrl-C, or until a service says that it cannot work; returns the exit status."""
-    if (wrong := why_not(settings, cast, log_dir)) is not None:
+def serve(
+    settings: Settings,
+    cast: list[Role],
+    log_dir: Path | None,
+    models: Sequence[FurtherModel] = (),
+    worker_roles: Sequence[str] = (),
+) -> int:
+    """Run until SIGTERM or Ctrl-C, or until a service says that it cannot work; returns the exit status.
+
+    `cast`: the first model's processes, and those that all share; `models`: the others; `worker_roles`: of the first
+    model's workers, by index; of those beyond, the settings'."""
+    wrong = why_not(settings, cast, log_dir)
+    for model in models:
+        its = settings_of_model(settings, model)
+        wrong = wrong or wrong_with([*examine_model(its, workers=model.workers), check_runtime(its)])
+    if wrong is not None:
         report(wrong)
         return EXIT_CONFIG
     guard_standard_streams()
     settings = with_port(settings)
     raise_limit()
     stopped = Interruption()
-    starter = Starter(settings, log_dir)
+    own = ModelSettings(settings, worker_roles)
+    starter = Starter(settings, log_dir, own.of)
     supervisor = Supervisor(cast, starter, report=report, patience=settings.deployment.handover_timeout + KILL_AFTER)
     desk = OrderDesk(desk_path(settings.deployment.runtime_path))
+    fleet = Fleet(own, supervisor, starter, report=report)
     fulfilment = Fulfilment(desk, supervisor, starter.is_ready, report=report)
+    fulfilment.model_orders = fleet.carry_out
+    if not settings.memory.store_memory:
+        fulfilment.unable = {"store": "store_memory is 0, so a store could keep nothing"}
     try:
+        counts = {service: sum(role.service == service for role in cast) for service in COMPUTING}
+        fleet.begin(counts, list(models))
         supervisor.start()
-        watch_until_ready(supervisor, starter, settings, stopped)
+        watch_until_ready(supervisor, starter, settings, stopped, fulfilment)
         while not (stopped.requested or supervisor.failure):
             supervisor.poll()
             fulfilment.poll()
+            if not fulfilment.is_replacing:
+                fleet.poll()
             time.sleep(TURN)
     finally:
         desk.close()
@@ -82,8 +109,8 @@ def why_not(settings: Settings, cast: list[Role], log_dir: Path | None) -> str |
     """What keeps this deployment from being started, before any process of it is."""
     workers, gateways = (sum(role.service == service for role in cast) for service in ("worker", "gateway"))
     findings = examine(settings, log_dir, workers=workers, gateways=gateways)
-    if (wrong := next((found for found in findings if found.verdict == "wrong"), None)) is not None:
-        return f"{wrong.text} (`pageant doctor` checks everything)"
+    if (wrong := wrong_with(findings)) is not None:
+        return wrong
     try:
         if log_dir is not None:
             log_dir.mkdir(parents=True, exist_ok=True)
@@ -95,12 +122,24 @@ def why_not(settings: Settings, cast: list[Role], log_dir: Path | None) -> str |
     return None
 
 
-def watch_until_ready(supervisor: Supervisor, starter: Starter, settings: Settings, stopped: Interruption) -> None:
-    """Look after the children until all have joined, and say so."""
+def wrong_with(findings: Iterable[Finding]) -> str | None:
+    wrong = next((found for found in findings if found.verdict == "wrong"), None)
+    return None if wrong is None else f"{wrong.text} (`pageant doctor` checks everything)"
+
+
+def watch_until_ready(
+    supervisor: Supervisor, starter: Starter, settings: Settings, stopped: Interruption, fulfilment: Fulfilment
+) -> None:
+    """Look after the children until all have joined, and say so; questions and orders are answered meanwhile."""
     client = connect(settings)
     waiting = Waiting(supervisor, starter)
+
+    def is_over() -> bool:
+        fulfilment.poll()
+        return waiting.is_over()
+
     try:
-        if wait_until_serving(client, supervisor, lambda: stopped.requested, waiting.is_over):
+        if wait_until_serving(client, supervisor, lambda: stopped.requested, is_over):
             report(ready_block(settings), prefix="")
     finally:
         client.close()

@@ -13,7 +13,7 @@ from typing import Annotated, Protocol
 
 import msgspec
 
-from services.cli.help import COUNT, Shown
+from services.cli.help import COUNT, FROM_0, Shown
 from shared.exit_status import EXIT_CONFIG
 
 FIRST_DELAY = 0.1  # seconds before the first restart; doubles with every early death
@@ -22,7 +22,7 @@ LONG_LIFE = 30.0  # after a life as long as this the delay begins anew
 KILL_AFTER = 2.0  # beyond the time that a process has to leave
 LEAVE, STOP = signal.SIGUSR1, signal.SIGTERM  # one, while the others stay; all
 POLL = 0.02
-ORDER = ("detokenizer", "tokenizer", "draft", "worker", "scheduler", "gateway")
+ORDER = ("detokenizer", "tokenizer", "draft", "store", "worker", "scheduler", "gateway")
 OVERLAPPING = frozenset({"detokenizer", "tokenizer", "gateway"})  # small enough to be there twice for a while
 READY_SECONDS = 120.0  # that a successor has to be ready
 
@@ -41,10 +41,12 @@ class Role(msgspec.Struct, frozen=True):
 
     service: str
     index: int = 0
+    model: str = ""  # which it is of; empty: the first, or all
 
     @property
     def name(self) -> str:
-        return f"{self.service}-{self.index}"
+        name = f"{self.service}-{self.index}"
+        return f"{self.model}/{name}" if self.model else name
 
 
 class Replicas(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,9 +54,21 @@ class Replicas(msgspec.Struct, frozen=True, kw_only=True):
 
     workers: Annotated[int, Shown("Worker replicas.", COUNT)] = 1
     drafts: Annotated[int, Shown("Draft replicas, unless --draft is off.", COUNT)] = 1
+    stores: Annotated[int, Shown("Store replicas, where --store-memory is given.", COUNT)] = 1
     tokenizers: Annotated[int, Shown("Tokenizer replicas.", COUNT)] = 1
     detokenizers: Annotated[int, Shown("Detokenizer replicas.", COUNT)] = 1
     gateways: Annotated[int, Shown("Gateway replicas, at ports in a row.", COUNT)] = 1
+    prefill: Annotated[int, Shown("Workers that compute prompts for the others.", FROM_0)] = 0
+    decode: Annotated[int, Shown("Workers that go on with them. With both, --workers counts for nothing.", FROM_0)] = 0
+
+    @property
+    def worker_roles(self) -> list[str]:
+        """Of the first workers, which have one."""
+        return ["prefill"] * self.prefill + ["decode"] * self.decode
+
+    @property
+    def num_workers(self) -> int:
+        return len(self.worker_roles) + (0 if self.prefill and self.decode else self.workers)
 
 
 class ChildProcess:
@@ -98,6 +112,7 @@ class Supervisor:
         """`patience`: seconds that one process has to leave when the others stay."""
         self.children = [ChildProcess(role) for role in roles]
         self.failure: tuple[Role, int] | None = None  # the process that cannot work, and its exit status
+        self.given_up: dict[str, Role] = {}  # by model beside the first: the process of it that cannot work
         self._start = start
         self._report = report
         self._clock = clock
@@ -124,17 +139,18 @@ class Supervisor:
             elif child.kill_at is not None and self._clock() >= child.kill_at:
                 self._kill(child)
 
-    def cast(self, service: str) -> list[ChildProcess]:
-        """The replicas of a service that stay, in the order of their indices."""
+    def cast(self, service: str, model: str | None = "") -> list[ChildProcess]:
+        """The replicas of a service that stay, in the order of their indices; of all models where it is None."""
         found = [child for child in self.children if child.role.service == service and not child.is_leaving]
-        return sorted(found, key=lambda child: child.role.index)
+        found = [child for child in found if model in (None, child.role.model)]
+        return sorted(found, key=lambda child: (child.role.model, child.role.index))
 
-    def scale(self, service: str, count: int) -> None:
+    def scale(self, service: str, count: int, model: str = "") -> None:
         """Have `count` replicas of a service: start missing ones, ask the last ones to leave."""
-        present = self.cast(service)
+        present = self.cast(service, model)
         taken = {child.role.index for child in present}
         for index in [index for index in range(count) if index not in taken][: max(0, count - len(present))]:
-            self.engage(Role(service, index))
+            self.engage(Role(service, index, model))
         for child in present[count:]:
             self.dismiss(child)
 
@@ -198,9 +214,13 @@ class Supervisor:
     def _give_up(self, child: ChildProcess, status: int) -> None:
         """What would end so again and again is not started again.  Where its service has others, they go on: it may
         have been refused for not computing as they do."""
-        if any(other is not child for other in self.cast(child.role.service)):
+        if any(other is not child for other in self.cast(child.role.service, child.role.model)):
             self.children.remove(child)
             self._report(f"{child.role.name} cannot work beside the others of its service, and is given up")
+        elif child.role.model:  # the other models go on
+            self.children.remove(child)
+            self.given_up[child.role.model] = child.role
+            self._report(f"{child.role.name} cannot work, and is given up")
         else:
             self.failure = (child.role, status)
 
@@ -220,7 +240,11 @@ class Supervisor:
             child.process.kill()
 
 
-class RestartFailedError(Exception):
+class OrderFailedError(Exception):
+    """An order could not be carried out; the text says why."""
+
+
+class RestartFailedError(OrderFailedError):
     """A successor was not ready in time; the processes that are not replaced yet stay."""
 
 
@@ -237,7 +261,7 @@ def rolling_restart(
     Raises RestartFailedError where a successor does not become ready.
     """
     for service in [service for service in ORDER if service in set(services)]:
-        for child in supervisor.cast(service):
+        for child in supervisor.cast(service, None):
             begun = clock()
             replace = _overlap if service in OVERLAPPING else _succeed
             yield from replace(supervisor, child, _in_time(is_ready, begun, clock))

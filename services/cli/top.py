@@ -21,7 +21,7 @@ CLEAR = "\x1b[H\x1b[J"  # home, and away with what is below
 BAR = 24  # characters
 QUANTILES = (("TTFT", "vllm:time_to_first_token_seconds"), ("ITL", "vllm:inter_token_latency_seconds"),
              ("queue", "vllm:request_queue_time_seconds"), ("whole", "vllm:e2e_request_latency_seconds"))  # fmt: skip
-SERVICES = ("gateway", "tokenizer", "scheduler", "worker", "draft", "detokenizer")
+SERVICES = ("gateway", "tokenizer", "scheduler", "worker", "draft", "detokenizer", "store")
 
 KEY_HINT: dict[int, str] = dict.fromkeys(
     (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN),

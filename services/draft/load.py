@@ -33,4 +33,5 @@ def draft_settings(settings: Settings) -> Settings:
         num_threads=settings.speculation.draft_num_threads,
         kv_cache_memory=settings.speculation.draft_kv_cache_memory,
         num_blocks=0,
+        tensor_parallel_size=1,
     )

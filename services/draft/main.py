@@ -16,8 +16,8 @@ from shared.transport import Transport
 
 
 def make(transport: Transport, settings: Settings) -> DraftActor:
-    """One draft.  Where the setting `draft` is off, it joins the deployment and proposes nothing."""
-    if settings.speculation.draft == "off":
+    """One draft.  Where the setting `draft` is off, or a head that workers run, it joins and proposes nothing."""
+    if not settings.speculation.has_service:
         return DraftActor(transport, settings, None, _inline)
     if settings.speculation.draft == "ngram":
         return DraftActor(

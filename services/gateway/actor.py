@@ -1,99 +1,73 @@
-"""The gateway's shell: its mailbox, the roster's consequences for open streams, and the servers' lives."""
+"""The gateway's shell: the servers' lives, and its parts in the deployments of the models that it serves."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from services.gateway.access.auth import make_access
 from services.gateway.access.intake import make_intake
-from services.gateway.bus.deployment import RosterView
-from services.gateway.generation.service import GenerationService
+from services.gateway.generation.models import ServedModels
 from services.gateway.grpc.load_service import LoadService
 from services.gateway.grpc.server import GRACE, FrontServer, Servicers
 from services.gateway.grpc.servicer import ControlServicer, InferenceServicer
-from services.gateway.health.load_report import LoadReports
-from services.gateway.health.readiness import Readiness
-from services.gateway.http.app import make_app
+from services.gateway.http.app import make_app, make_batch_runner
+from services.gateway.http.batches.runner import BatchRunner
 from services.gateway.http.connection.server import HttpServer
 from services.gateway.http.requests.gate import Gate
-from shared.actor import LifePhase, MemberActor
-from shared.actor.actor import Handlers
+from services.gateway.http.requests.thinking import FIELD, as_the_prompt_ends, read_budget
+from services.gateway.links import ModelLinks
+from services.gateway.member import GatewayMember
+from shared.actor import LifePhase
 from shared.clock import steady_time
 from shared.config import Settings
-from shared.errors import FatalError
-from shared.messages import (
-    DecodeResult,
-    EncodeResult,
-    Fingerprint,
-    GatewayInbox,
-    Load,
-    Member,
-    Message,
-    PiecesResult,
-    Refused,
-    RequestRejected,
-    Roster,
-    ServiceName,
-    TextBatch,
-    Tick,
-)
+from shared.messages import Tick
+from shared.reasoning import ThinkingBudget
 from shared.transport import Transport
 
 if TYPE_CHECKING:
     from prometheus_client.registry import Collector
 
+JOIN_SECONDS = 5.0  # of a gateway's life, in which it is not ready before it is so for every model
 
-class GatewayActor(MemberActor):
-    """Owns the process's life and its mailbox; what comes for open streams goes to the generation service."""
 
-    service = ServiceName.GATEWAY
-    inbox_union = GatewayInbox
+class GatewayActor(GatewayMember):
+    """Owns the process's life; a member of the first model's deployment, with links to those of others."""
 
     def __init__(self, transport: Transport, settings: Settings, instance: str | None = None) -> None:
         super().__init__(transport, settings, instance)
         self.access = make_access(settings.access)
         self.intake = make_intake(settings.gateway)
-        self.deployment = RosterView(self)
-        seconds, shares_ports = settings.deployment.resume_timeout, settings.gateway.share_port
-        self.readiness = Readiness(self, self.deployment, seconds, shares_ports=shares_ports)
-        self.generation = GenerationService(self, self.deployment, self.readiness, settings)
-        self.load_reports = LoadReports(self.generation.questions.ask_load)
+        self.models = ServedModels(self.generation)
+        self.links = ModelLinks(settings, self.instance, self.models)
+        self.gate = Gate(self.generation, self.access, settings, self.models)
         self.server = self._grpc_server()
-        self.http = self._http_server() if settings.gateway.http_port >= 0 else None
-        self._kinds: dict[str, Fingerprint] = {}  # by name: of the workers, and of those that began open streams
-        self._flush_due = False
-        self._departure: asyncio.Timeout | None = None  # while it leaves
+        self.http: HttpServer | None = None
+        self.batches: BatchRunner | None = None
+        if settings.gateway.http_port >= 0:
+            self.http, self.batches = self._http_server(), make_batch_runner(self.gate)
 
     def _grpc_server(self) -> FrontServer:
         servicers = Servicers(
-            InferenceServicer(self.generation, self.access, self.load_reports, self.settings.engine.model_name),
-            ControlServicer(self.generation, self.access, self.request_drain),
-            LoadService(self.load_reports, self.readiness),
+            InferenceServicer(self.models, self.access, self._thinking_budget),
+            ControlServicer(self.models, self.access, self.request_drain),
+            LoadService(self.generation.load_reports, self.readiness),
         )
         settings = self.settings
-        return FrontServer(servicers, self.access, self.intake, self.readiness, settings.gateway, settings.access)
+        return FrontServer(servicers, self.access, self.intake, self.models, settings.gateway, settings.access)
 
     def _http_server(self) -> HttpServer:
-        gate = Gate(self.generation, self.access, self.settings)
-        app = make_app(gate, self.intake, self.load_reports, self.collectors)
+        app = make_app(self.gate, self.intake, self.collectors)
         return HttpServer(app, self.settings.gateway, self.settings.access)
 
-    def handlers(self) -> Handlers:
-        return {
-            TextBatch: self.generation.handle_text,
-            RequestRejected: self.generation.handle_rejected,
-            EncodeResult: self.generation.handle_answer,
-            DecodeResult: self.generation.handle_answer,
-            PiecesResult: self.generation.handle_answer,
-            Load: self.generation.handle_answer,
-            Roster: self.handle_roster,
-            Refused: self.handle_refused,
-            Tick: self.handle_tick,
-        }
+    async def _thinking_budget(self, model: str, given: int, is_chat: bool) -> ThinkingBudget | None:
+        """For gRPC, which knows no formats of reasoning."""
+        formats = self.gate.choose(model).formats
+        await formats.learn()
+        budget = read_budget(formats, given, FIELD)
+        return budget if is_chat else as_the_prompt_ends(budget)
 
     # -- life
 
@@ -102,16 +76,27 @@ class GatewayActor(MemberActor):
         if self.http is not None:
             await self.http.start()
         await super().on_start()
+        self._follow_models()
         self.spawn(self.server.follow_health())
         self.spawn(self.server.watch_peers())
+        if self.batches is not None:
+            self.spawn(self.batches.run())
+
+    def on_tick(self) -> None:
+        super().on_tick()
+        self._follow_models()
+
+    def _follow_models(self) -> None:
+        if self.phase < LifePhase.DRAINING:
+            self.links.look(lambda member: self.spawn(self.links.run(member)))
 
     def on_drain(self, deadline: float) -> None:
         self.readiness.notice()
+        if self.batches is not None:
+            self.batches.leave()
+        if not self.settings.gateway.share_port:  # else the calls that have come go on
+            self.links.drain(deadline)
         self.spawn(self._leave())
-
-    def on_hurry(self) -> None:
-        if self._departure is not None and not self._departure.expired():
-            self._departure.reschedule(asyncio.get_running_loop().time() + self.leaves_by - steady_time())
 
     async def _leave(self) -> None:
         """Let the open streams go on for as long as there is, then end them and stop."""
@@ -120,13 +105,15 @@ class GatewayActor(MemberActor):
             async with asyncio.timeout(seconds) as self._departure:
                 await (self._hand_over(seconds) if self.settings.gateway.share_port else self._until_idle())
         self._departure = None
+        await self.links.close()
         self.generation.recovery.fail_all("the server is shutting down")
         self.stop()
         self.post(Tick())  # wakes the run loop, which sees that it is over
 
     async def _until_idle(self) -> None:
-        while len(self.generation.journal):
-            await self.readiness.changed()
+        """Return once no stream of any model is open."""
+        await self.until_idle()
+        await self.links.until_idle()
 
     async def _hand_over(self, seconds: float) -> None:
         """Leave the ports to others at once; return when every call that had come has ended."""
@@ -145,13 +132,18 @@ class GatewayActor(MemberActor):
 
     @property
     def status(self) -> str:
-        return "NOT_SERVING" if self.phase is LifePhase.READY and self.readiness.unwell else self.phase.name
+        if self.phase is not LifePhase.READY:
+            return self.phase.name
+        is_new = steady_time() - self.started < JOIN_SECONDS
+        if is_new and any(member.phase is LifePhase.STARTING for member in self.links.members.values()):
+            return LifePhase.STARTING.name
+        return "NOT_SERVING" if self.readiness.unwell else self.phase.name
 
     def snapshot(self) -> Mapping[str, Any]:
         return {
             **super().snapshot(),
             "unwell": self.readiness.unwell,
-            "num_streams": len(self.generation.journal),
+            "num_streams": sum(len(service.journal) for service in self.models),
             "num_paused": len(self.generation.recovery.paused),
             "num_calls": len(self.generation.calls),
             "num_open_tokens": self.generation.admission.num_tokens,
@@ -160,70 +152,7 @@ class GatewayActor(MemberActor):
         }
 
     def collectors(self) -> list[Collector]:
-        self.generation.meter.num_open = len(self.generation.journal)
-        return [*super().collectors(), self.generation.meter]
-
-    def alive(self) -> list[Fingerprint]:
-        begun = sorted({stream.fingerprint for stream in self.generation.journal if not stream.ended})
-        return [self._kinds[name] for name in begun if name in self._kinds]
-
-    @property
-    def address(self) -> str:
-        return self.inbox.address
-
-    def flush(self) -> None:
-        """Send what is queued now."""
-        self.outbox.flush()
-
-    def send_soon(self, address: str, message: Message) -> None:
-        """Send from outside a handler: one flush for all that this turn of the event loop queues."""
-        self.send(address, message)
-        if not self._flush_due:
-            self._flush_due = True
-            asyncio.get_running_loop().call_soon(self._flush_now)
-
-    def _flush_now(self) -> None:
-        self._flush_due = False
-        if self.phase is not LifePhase.STOPPED:
-            self.outbox.flush()
-
-    # -- the mailbox
-
-    def before_flush(self) -> None:
-        self.generation.throttle.release()
-
-    # -- the roster's consequences
-
-    def handle_roster(self, roster: Roster) -> None:
-        begun = {one.name: one for one in self.alive()}
-        super().handle_roster(roster)
-        self._kinds = {one.name: one for one in self.roster.fingerprints} | begun
-        self.readiness.heard(roster, is_current=roster.scheduler_epoch == self.roster.scheduler_epoch)
-        self.generation.recovery.resume()
-        self.readiness.notice()
-
-    def on_roster(self, joined: list[Member], left: list[Member]) -> None:
-        gone = {member.address for member in left if member.service is ServiceName.TOKENIZER}
-        if gone:
-            self.generation.recovery.replace_tokenizers(gone)
-
-    def on_new_scheduler(self) -> None:
-        self.generation.recovery.pause_all()
-
-    def on_forgotten(self) -> None:
-        self.generation.recovery.pause_all()  # the scheduler has ended what it had from us
-
-    def on_moved(self) -> None:
-        for stream in self.generation.journal:
-            stream.readdress(self.address)
-
-    def on_tick(self) -> None:
-        if self.phase is LifePhase.DRAINING:  # still alive: its streams go on
-            self.send(self.scheduler, self.heartbeat())
-        now = time.monotonic()
-        self.generation.recovery.check_overdue(now)
-        if self.readiness.has_lost_scheduler(now):
-            self.generation.recovery.fail_all("the scheduler was lost")
-            if self.inbox.is_cut_off:  # nothing is left to lose here, and another life may find a network
-                raise FatalError("no network leads to the scheduler")
-        self.readiness.notice()
+        for service in self.models:
+            service.meter.num_open = len(service.journal)
+        batches = [] if self.batches is None else [self.batches.meter]
+        return [*super().collectors(), *(service.meter for service in self.models), *batches]

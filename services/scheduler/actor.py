@@ -8,12 +8,15 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import structlog
 
+from services.scheduler.block_traffic import BlockTraffic
 from services.scheduler.consistency.results import StepLost
 from services.scheduler.load import load_of, snapshot_of
+from services.scheduler.membership.deployment import with_fingerprint
 from services.scheduler.membership.lives import Lives
 from services.scheduler.membership.roster import Membership
 from services.scheduler.scheduler import Scheduler
-from services.scheduler.telemetry.journal import Note
+from services.scheduler.sleep import ModelSleep
+from services.scheduler.telemetry.journal import write_notes
 from services.scheduler.telemetry.stalls import StallWatch
 from services.scheduler.telemetry.steplog import StepLog, StepMeter
 from shared.actor import Actor, LifePhase
@@ -21,18 +24,21 @@ from shared.actor.actor import Handlers
 from shared.config import Settings
 from shared.deadlines import attach_received, received
 from shared.errors import ProtocolError
-from shared.logging import request_logger
 from shared.messages import (
     HAS_EVERYTHING,
     AbortRequest,
+    AdaptersHeld,
     AddRequest,
     AttachRequest,
+    BlocksMoved,
     DraftProposals,
     GetLoad,
     Goodbye,
     Heartbeat,
     Hello,
     Holdings,
+    Leaving,
+    LoadAdapter,
     Member,
     PeerGone,
     Refused,
@@ -41,8 +47,10 @@ from shared.messages import (
     ServiceName,
     StepResult,
     StopMatched,
+    StoreContents,
     StreamLost,
     Tick,
+    UnloadAdapter,
     Wake,
     schema_hash,
 )
@@ -65,12 +73,13 @@ class SchedulerActor(Actor):
         self.lives = lives or Lives()
         self.epoch = self.lives.epoch
         self.core = core
+        self.sleep = ModelSleep(core, settings.models.activity_dir)
         self.membership = Membership(mixed_workers=settings.engine.mixed_workers)
+        self.traffic = BlockTraffic(core, self.membership, self)
         self.steps = StepLog() if settings.observation.log_steps else StepMeter()
         self._stalls = StallWatch(settings.deployment.stall_timeout)
-        self._last_tick = self.now
-        self._wake_time: float | None = None
-        self._last_reconciled = self.now
+        self._last_tick, self._last_reconciled, self._wake_time = self.now, self.now, 0.0
+        self._adapters_version = 0  # that the members know
 
     @property
     def inbox_name(self) -> str:
@@ -92,6 +101,12 @@ class SchedulerActor(Actor):
             Goodbye: self.handle_goodbye,
             PeerGone: self.handle_peer_gone,
             GetLoad: self.handle_get_load,
+            LoadAdapter: self.core.adapters.load,
+            UnloadAdapter: self.core.adapters.unload,
+            AdaptersHeld: self.core.adapters.held,
+            BlocksMoved: self.core.moves.moved,
+            StoreContents: self.core.moves.told,
+            Leaving: self.traffic.leaving,
             Tick: self.handle_tick,
         }
 
@@ -103,16 +118,21 @@ class SchedulerActor(Actor):
     # -- requests
 
     def handle_add(self, message: AddRequest) -> None:
-        self.core.add(msgspec.structs.replace(message, header=received(message.header)), self.now)
+        message = msgspec.structs.replace(message, header=received(message.header))
+        if not self.sleep.hold(message, self.now):
+            self.core.add(message, self.now)
 
     def handle_attach(self, message: AttachRequest) -> None:
-        self.core.attach(attach_received(message), self.now)
+        message = attach_received(message)
+        if not self.sleep.attach(message):
+            self.core.attach(message, self.now)
 
     def handle_abort(self, message: AbortRequest) -> None:
+        self.sleep.abort(message.request_id, message.gateway)
         self.core.abort(message.request_id, message.gateway, has_everything=message.reason == HAS_EVERYTHING)
 
     def handle_get_load(self, message: GetLoad) -> None:
-        self.send(message.gateway, load_of(self.core, message.request_id, self.steps.tokens))
+        self.send(message.gateway, load_of(self.core, message.request_id, self.steps.tokens, len(self.sleep)))
 
     # -- steps
 
@@ -178,15 +198,28 @@ class SchedulerActor(Actor):
             while plan := self.core.schedule(instance, self.now):
                 self.send(self.membership.address_of(instance), plan)
                 self.steps.planned(replica, plan, self.now)
-        if self.core.drafts:
-            self._speculate(self.now)
+        self.traffic.dispatch()
+        self._speculate(self.now)
         for address, batch in self.core.outbound.take_batches().items():
             self.send(address, batch)
         for gateway, rejection in self.core.outbound.take_rejections():
             self.send(gateway, rejection)
+        self._tell_adapters()
         self._tell_alarms()
+        self.sleep.tell()
         if (notes := self.core.journal.take()) and self.settings.observation.tracing:
-            self.afterwards(lambda: write_notes(notes))
+            self.afterwards(lambda: write_notes(log, notes))
+
+    def _tell_adapters(self) -> None:
+        """A gateway knows a name before it hears that it was loaded."""
+        adapters = self.core.adapters
+        for instance, order in adapters.take_orders() if adapters.has_orders else ():
+            self.send(self.membership.address_of(instance), order)
+        if adapters.version != self._adapters_version:
+            self._adapters_version = adapters.version
+            self._broadcast()
+        for gateway, answer in adapters.take_answers():
+            self.send(gateway, answer)
 
     # -- drafts
 
@@ -201,13 +234,12 @@ class SchedulerActor(Actor):
                 self.core.add_draft(link.instance, self.lives.next_link(), link.capacity)
 
     def handle_wake(self, _: Wake) -> None:
-        self._wake_time = None
+        self._wake_time = 0.0
 
     def _speculate(self, now: float) -> None:
-        for instance, update in self.core.take_updates():
+        for instance, update in self.core.take_updates() if self.core.drafts else ():
             self.send(self.membership.address_of(instance), update)
-        wake_time = self.core.wake_time
-        if wake_time is not None and wake_time != self._wake_time:
+        if (wake_time := self.core.wake_time) is not None and wake_time != self._wake_time:
             self._wake_time = wake_time
             self.later(wake_time - now, Wake())
 
@@ -233,11 +265,15 @@ class SchedulerActor(Actor):
         self._agree(message)
         message = with_fingerprint(message)
         self._dismiss_usurpers(message)
+        if message.adapters:
+            self.core.adapters.learn(message)
         is_new = self.membership.join(message, self.now)
         if message.worker is not None and (is_new or message.instance not in self.core.replicas):
             self.core.add_worker(message.instance, self.lives.next_link(), message.worker)
+            self.sleep.release(self.now)
         if message.draft is not None and (is_new or message.instance not in self.core.drafts.links):
             self.core.add_draft(message.instance, self.lives.next_link(), message.draft)
+        self.traffic.greet(message)
         if is_new:
             log.info("joined", member=message.instance, address=message.address)
             self._membership_changed()
@@ -293,6 +329,7 @@ class SchedulerActor(Actor):
         for member in self.membership.silent(now, self.settings.deployment.heartbeat_timeout):
             self._lose(member, "it is silent")
         self.core.expire(self.now)
+        self.sleep.tick(self.now, len(self.membership.addresses(ServiceName.GATEWAY)))
         if now - self._last_reconciled >= self.settings.deployment.reconcile_interval:
             self._last_reconciled = now
             self._reconcile()
@@ -308,8 +345,11 @@ class SchedulerActor(Actor):
 
     def _without(self, member: Member) -> None:
         self.core.lose_draft(member.instance)
+        self.core.moves.leave(member.instance)
+        self.sleep.book()
         if member.service == ServiceName.GATEWAY:
             self.core.abort_gateway(member.address)
+            self.sleep.abort_gateway(member.address)
         self.outbox.forget(member.address)
         self._membership_changed()
 
@@ -318,17 +358,16 @@ class SchedulerActor(Actor):
         self._broadcast()
 
     def _roster(self) -> Roster:
+        model, max_model_len, max_input_length = self.sleep.limits
         return Roster(
             scheduler_epoch=self.epoch,
-            version=self.membership.version,
-            members=self.membership.members,
-            model=self.core.capacity,
-            max_model_len=self.core.max_model_len,
-            max_input_length=self.core.max_input_length,
+            version=self.membership.version + self.core.adapters.version + self.sleep.version,
+            members=self.membership.members, is_asleep=self.sleep.is_asleep,
+            model=model, max_model_len=max_model_len, max_input_length=max_input_length,
             stalled="; ".join(filter(None, (self.stalled, *self.membership.stalled))),
-            fingerprints=self.membership.fingerprints(is_alive=self.is_alive),
-            former_epochs=self.lives.former,
-        )
+            fingerprints=self.membership.fingerprints(is_alive=self.is_alive), former_epochs=self.lives.former,
+            adapters=[adapter for _, adapter in sorted(self.core.adapters.known.items())],
+        )  # fmt: skip
 
     def _broadcast(self) -> None:
         roster = self._roster()
@@ -348,8 +387,8 @@ class SchedulerActor(Actor):
     def collectors(self) -> list[Collector]:
         from shared.exposition import EngineCollector
 
-        load = load_of(self.core, "", self.steps.tokens)
-        return [*super().collectors(), EngineCollector(self.settings.engine.model_name, load)]
+        load, name = load_of(self.core, "", self.steps.tokens, len(self.sleep)), self.settings.engine.model_name
+        return [*super().collectors(), EngineCollector(name, load, self.settings.memory.cache_labels)]
 
     def snapshot(self) -> Mapping[str, Any]:
         return {**super().snapshot(), **snapshot_of(self.core), "members": self.membership.members}
@@ -359,16 +398,3 @@ class SchedulerActor(Actor):
     def on_drain(self, deadline: float) -> None:
         """Leave at once: the gateways know what their streams have, and ask the next life to continue."""
         self.stop()
-
-
-def with_fingerprint(hello: Hello) -> Hello:
-    """The core knows a worker's fingerprint by its name."""
-    if hello.worker is None:
-        return hello
-    name = hello.fingerprint.name if hello.fingerprint is not None else ""
-    return msgspec.structs.replace(hello, worker=msgspec.structs.replace(hello.worker, fingerprint=name))
-
-
-def write_notes(notes: list[Note]) -> None:
-    for note in notes:
-        request_logger(log, note.header).info(note.event, at=note.at, **note.fields)

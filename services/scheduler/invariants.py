@@ -18,6 +18,7 @@ def check(scheduler: Scheduler) -> None:
         _check_blocks(replica)
         _check_rows(replica)
         _check_sequences(replica)
+        _check_background(replica)
         for sequence in replica.running:
             _check_windows(replica, sequence, scheduler.policy.max_num_batched_tokens)
     _check_places(scheduler)
@@ -31,19 +32,21 @@ def _require(holds: bool, what: str, replica: Replica | None = None) -> None:
 
 def _check_blocks(replica: Replica) -> None:
     for index, pool in enumerate(replica.pools):
-        _check_pool(replica, pool, [sequence.tables[index] for sequence in replica.running])
+        moving = replica.moves.held if index == 0 else []
+        _check_pool(replica, pool, [sequence.tables[index] for sequence in replica.running], moving)
     if replica.snapshots is not None:
-        _check_pool(replica, replica.snapshots.pool, [])
+        _check_pool(replica, replica.snapshots.pool, [], [])
 
 
-def _check_pool(replica: Replica, pool: BlockPool, tables: list[Table]) -> None:
+def _check_pool(replica: Replica, pool: BlockPool, tables: list[Table], moving: list[int]) -> None:
     held = Counter(block for table in tables for block in table.block_ids)
+    held.update(moving)
     available = list(pool.available)
     _require(len(available) == len(set(available)) == pool.num_available, "a block is on the free list twice", replica)
     _require(len(held) + len(available) == pool.size, "held + cached + free = total", replica)
     _require(not set(available) & set(held), "no block is both held and free", replica)
     counts = {block: count for block, count in enumerate(pool.ref_counts) if count}
-    _require(counts == dict(held), "reference counts equal the entries of live tables", replica)
+    _require(counts == dict(held), "reference counts equal the entries of live tables and moves", replica)
     for table in tables:
         _require(len(set(table.block_ids)) == len(table.block_ids), "a table has no block twice", replica)
         generations = [pool.generations[block] for block in table.block_ids]
@@ -88,6 +91,17 @@ def _check_sequences(replica: Replica) -> None:
         _require(sequence.status is Status.WAITING, "waiting sequences are WAITING", replica)
         holds = sequence.block_ids or sequence.sliding
         _require(not holds and sequence.row < 0, "a waiting sequence holds nothing", replica)
+
+
+def _check_background(replica: Replica) -> None:
+    running = [sequence.is_background for sequence in replica.running]
+    _require(replica.num_background == sum(running), "running background sequences are counted", replica)
+    _require(running == sorted(running), "background sequences are the last", replica)
+    waiting = [sequence for sequence in replica.waiting if sequence.is_background]
+    _require(replica.waiting.num_background == len(waiting), "waiting background sequences are counted", replica)
+    for step in replica.in_flight:
+        kinds = {sequence.is_background for sequence in step.sequences}
+        _require(len(kinds) < 2, "no step has parts of background sequences and of others", replica)
 
 
 def _check_places(scheduler: Scheduler) -> None:

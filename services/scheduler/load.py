@@ -16,14 +16,17 @@ from shared.metrics.histogram import STEP_TOKENS, Histogram
 MAX_RUNNING = 256  # sequences listed of each worker
 
 
-def load_of(core: Scheduler, request_id: str, step_tokens: Histogram) -> Load:
-    """The answer to one GetLoad."""
+def load_of(core: Scheduler, request_id: str, step_tokens: Histogram, num_held: int = 0) -> Load:
+    """The answer to one GetLoad.  `num_held`: requests that wait for the model to be loaded."""
     workers = [worker_load(replica) for replica in core.replicas.values()]
+    num_background_running = sum(replica.num_background for replica in core.replicas.values())
+    num_background_waiting = sum(replica.waiting.num_background for replica in core.replicas.values())
+    num_background_waiting += sum(sequence.is_background for sequence in core.unassigned)
     counters = core.counters
     return Load(
         request_id=request_id,
-        num_running=sum(worker.num_running for worker in workers),
-        num_waiting=core.num_waiting,
+        num_running=sum(worker.num_running for worker in workers) - num_background_running,
+        num_waiting=core.num_waiting + num_held,
         workers=workers,
         num_preemptions=counters.num_preemptions,
         num_prefix_cache_queries=counters.num_prefix_cache_queries,
@@ -47,15 +50,22 @@ def load_of(core: Scheduler, request_id: str, step_tokens: Histogram) -> Load:
         step_tokens=list(step_tokens.counts),
         step_tokens_sum=int(step_tokens.sum),
         num_late_masks=counters.num_late_masks,
+        num_background_running=num_background_running,
+        num_background_waiting=num_background_waiting,
+        adapters=core.adapters.loads(),
+        moves=core.moves.counts,
     )
 
 
 def kv_cache_usage(replicas: Iterable[Replica]) -> float:
-    """The part of the blocks that is held, of the pools (first ones, second ones, ...) of which it is the largest."""
+    """The part of the blocks that is held, of the pools (first ones, second ones, ...) of which it is the largest.
+
+    What background sequences hold is not counted: any other request gets it.
+    """
     held, sizes = Counter[int](), Counter[int]()
     for replica in replicas:
-        for index, pool in enumerate(replica.pools):
-            held[index] += pool.num_held
+        for index, (pool, num_held) in enumerate(zip(replica.pools, replica.num_held_by_foreground(), strict=True)):
+            held[index] += num_held
             sizes[index] += pool.size
     return max((held[index] / size for index, size in sizes.items()), default=0.0)
 

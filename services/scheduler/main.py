@@ -9,6 +9,7 @@ import structlog
 
 from services.scheduler.actor import SchedulerActor
 from services.scheduler.membership.lives import FILE, Lives
+from services.scheduler.publishing_actor import PublishingActor
 from services.scheduler.recording.queued_recording import QueuedRecording
 from services.scheduler.recording.recorder import RecordedScheduler
 from services.scheduler.scheduler import Scheduler
@@ -21,8 +22,9 @@ log = structlog.get_logger()
 
 
 def make(transport: Transport, settings: Settings) -> SchedulerActor:
-    """One scheduler with these settings."""
-    return SchedulerActor(transport, settings, make_core(settings), make_lives(settings.deployment))
+    """One scheduler with these settings.  Raises ConfigError where events cannot be published at their address."""
+    kind = PublishingActor if settings.events.kv_events else SchedulerActor
+    return kind(transport, settings, make_core(settings), make_lives(settings.deployment))
 
 
 def make_lives(settings: DeploymentSettings) -> Lives:
@@ -53,4 +55,6 @@ def make_core(settings: Settings) -> Scheduler:
 def policy_of(settings: Settings) -> Policy:
     """The core's part of the settings: fields of the same names."""
     values = settings.flat()
+    if not settings.engine.batch_invariant:  # what is computed again may differ without anything being wrong
+        values = {**values, "verify_fetches": 0}
     return Policy(**{name: values[name] for name in Policy.__dataclass_fields__})

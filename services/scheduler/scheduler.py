@@ -20,9 +20,12 @@ import msgspec
 
 from services.scheduler.blocks.clock import Clock
 from services.scheduler.consistency.reconciliation import Reconciliation
+from services.scheduler.lifecycle.adapters import Adapters
 from services.scheduler.lifecycle.assignment import ReplicaAssignment, unplaceable
 from services.scheduler.lifecycle.finalizer import RequestFinalizer
+from services.scheduler.lifecycle.handovers import Handovers
 from services.scheduler.lifecycle.intake import RequestIntake
+from services.scheduler.lifecycle.moves import BlockMoves
 from services.scheduler.lifecycle.outputs import Outbound
 from services.scheduler.lifecycle.parking import Parking, is_later_call
 from services.scheduler.lifecycle.side_tables import SideTables
@@ -40,6 +43,7 @@ from services.scheduler.state.replica import Replica
 from services.scheduler.state.sequence import Request, Sequence, Status
 from services.scheduler.telemetry.books import Books
 from services.scheduler.telemetry.journal import EventJournal
+from services.scheduler.telemetry.kv_events import KVEvents
 from services.scheduler.telemetry.prefix_misses import PrefixMissDiagnostics
 from shared.errors import RejectCode, RequestError
 from shared.messages import (
@@ -58,8 +62,7 @@ from shared.messages import (
 )
 from shared.transport.sharding import pick
 
-MAX_STEPS_IN_FLIGHT = 2
-ACKNOWLEDGE_SECONDS = 60.0
+MAX_STEPS_IN_FLIGHT, ACKNOWLEDGE_SECONDS = 2, 60.0
 
 
 class Scheduler:
@@ -84,24 +87,23 @@ class Scheduler:
         self.shares = Shares(parse_weights(policy.tenant_weights))
         self.journal = journal or EventJournal(self.clock)
         self.misses = PrefixMissDiagnostics(self.replicas, self.clock)
-        self.drafts = DraftLinks(
-            self.counters,
-            rejection=policy.acceptance == "rejection",
-            max_draft_tokens=2 * policy.max_num_draft_tokens + 1,
-        )
+        rejection, num_drafts = policy.acceptance == "rejection", 2 * policy.max_num_draft_tokens + 1
+        self.drafts = DraftLinks(self.counters, rejection=rejection, max_draft_tokens=num_drafts)
         self._books = books = Books(self.counters, self.journal, self.misses, self.shares, self.accounts)
         tables = SideTables(self.accounts, self.records, self.outbound)
         self.parking = Parking(tables)  # requests whose clients are gone, and may come back
         self._intake = RequestIntake(policy, self.replicas)
-        self._assignment = assignment = ReplicaAssignment(policy, self.replicas, self.forks, books)
+        self._reconciliation = reconciliation = Reconciliation(books)
+        self.moves = BlockMoves(self.replicas, self.journal, reconciliation.start_over, policy.verify_fetches)
+        self._assignment = assignment = ReplicaAssignment(policy, self.replicas, self.forks, books, self.moves)
+        self.handovers = Handovers(policy, self.replicas, assignment, self.moves)
         self._drafting = drafting = Drafting(policy, self.counters, self.drafts, self.records, self.replicas)
         self._finalizer = finalizer = RequestFinalizer(assignment, self.drafts, tables, books)
-        self._reconciliation = reconciliation = Reconciliation(books)
         self._step_results = StepResultProcessor(finalizer, assignment, drafting, reconciliation, books)
+        self.adapters = Adapters(self.replicas, self._finalizer.open, self.outbound, self.fail)
+        self.events = KVEvents()
         self._batchers: dict[str, Batcher] = {}  # by worker; each lives as long as its replica
         self._detokenizers: list[str] = []
-
-    # -- requests that are here
 
     @property
     def requests(self) -> dict[str, Request]:
@@ -117,8 +119,6 @@ class Scheduler:
     def is_alive(self) -> bool:
         """Whether there are requests that may still be given output."""
         return bool(self.requests or len(self.parking))
-
-    # -- limits
 
     @property
     def capacity(self) -> WorkerCapacity | None:
@@ -142,7 +142,8 @@ class Scheduler:
 
     @property
     def num_waiting(self) -> int:
-        return sum(len(replica.waiting) for replica in self.replicas.values()) + len(self.unassigned)
+        """Sequences that are not in the background."""
+        return self._assignment.queued(is_background=False)[0]
 
     # -- requests
 
@@ -159,9 +160,8 @@ class Scheduler:
                 self.attach(AttachRequest(request_id, header.gateway, header.deadline, message.latency), now)
             return
         try:
-            request = self._intake.accept(
-                message, has_detokenizers=bool(self._detokenizers), num_waiting=self.num_waiting, now=now
-            )
+            queued = self._assignment.queued(is_background=message.header.is_background)
+            request = self._intake.accept(message, has_detokenizers=bool(self._detokenizers), queued=queued, now=now)
         except RequestError as error:
             self.counters.num_rejected += 1
             self.outbound.reject(message.header.gateway, request_id, error)
@@ -170,7 +170,7 @@ class Scheduler:
         self.accounts.track(request.sequences, message.latency)
         self.requests[request_id] = request
         self.counters.num_prompt_tokens += request.num_prompt_tokens
-        self.journal.request("request_queued", request, num_prompt_tokens=request.num_prompt_tokens)
+        self.journal.request("request_queued", request, **request.described)
         self._assignment.place(request.unfinished)
 
     def attach(self, message: AttachRequest, now: float | None = None) -> None:
@@ -214,8 +214,8 @@ class Scheduler:
 
     def abort_gateway(self, address: str) -> list[str]:
         """End all requests of a gateway that is gone; returns their ids."""
-        everything = (*self.requests.values(), *self.finished.values())
-        lost = [r.request_id for r in everything if r.header.gateway == address]
+        requests = (*self.requests.values(), *self.finished.values())
+        lost = [request.request_id for request in requests if request.header.gateway == address]
         for request_id in lost:
             self.abort(request_id)
         return lost
@@ -230,7 +230,7 @@ class Scheduler:
             if now - request.finished_time > ACKNOWLEDGE_SECONDS:
                 self._finalizer.forget(request)
         if self.shares.num_tenants > MAX_TENANTS:
-            self.shares.forget_absent({request.header.tenant for request in self.requests.values()})
+            self.shares.forget_absent({request.tenant for request in self.requests.values()})
         late = [r for r in self.requests.values() if r.header.deadline is not None and r.header.deadline <= now]
         for request in late:
             self.counters.num_expired += 1
@@ -251,8 +251,7 @@ class Scheduler:
         request = self.requests.get(message.request_id)
         if request is None or request.search is not None or not 0 <= message.index < len(request.sequences):
             return
-        sequence = request.sequences[message.index]
-        if sequence.status is not Status.FINISHED:
+        if (sequence := request.sequences[message.index]).status is not Status.FINISHED:
             self._finalizer.finish(sequence)
 
     def stream_lost(self, message: StreamLost) -> None:
@@ -274,8 +273,10 @@ class Scheduler:
         """A worker has come, or come back: its pool is empty."""
         if instance in self.replicas:
             self.lose_worker(instance)
-        replica = self.replicas[instance] = Replica(instance, epoch, capacity, self.shares, self.clock)
+        replica = Replica(instance, epoch, capacity, self.shares, self.clock, self.moves.stores, self.moves.peers)
+        self.replicas[instance] = replica
         self.accounts.add_worker(replica)
+        self.events.join(replica)
         self._batchers[instance] = Batcher(replica, self.policy, self._drafting, self.forks, self._books)
         self._drafting.renew()
         self._intake.limit()
@@ -295,8 +296,7 @@ class Scheduler:
         in between is quarantined: no other such request runs beside it, so that the next death identifies it, and it
         ends alone.
         """
-        replica = self.replicas.pop(instance, None)
-        if replica is None:
+        if (replica := self.replicas.pop(instance, None)) is None:
             return
         self._forget(replica)
         self._intake.limit()
@@ -307,24 +307,26 @@ class Scheduler:
             request.count_death()
         suspects = [request for request in in_flight if request.is_quarantined and not request.is_finished]
         if len(suspects) == 1:
-            (request,) = suspects
-            text = f"workers died {request.num_worker_deaths} times in a row while they computed this request"
-            self.fail(request, RequestError(text, code=RejectCode.INTERNAL))
+            text = f"workers died {suspects[0].num_worker_deaths} times in a row while they computed this request"
+            self.fail(suspects[0], RequestError(text, code=RejectCode.INTERNAL))
         self._assignment.reassign([])
 
     def _forget(self, replica: Replica) -> None:
         del self._batchers[replica.instance]
+        self.events.leave(replica)
+        self.handovers.forget(replica)
         self._reconciliation.forget(replica)
         self._drafting.forget(replica)
 
     # -- steps
 
     def schedule(self, instance: str, now: float = 0.0) -> StepPlan | None:
-        """The next plan for a worker; None where two steps are in flight, where drafts are worth waiting for, or where
-        there is nothing to do."""
+        """The next plan for a worker; None where two steps are in flight, or one of the background, for which others
+        would have to wait; where drafts are worth waiting for; or where there is nothing to do."""
         replica = self.replicas[instance]
         self.clock.now = now
-        if len(replica.in_flight) >= MAX_STEPS_IN_FLIGHT:
+        self.handovers.advance(replica)
+        if len(replica.in_flight) >= (1 if replica.is_in_background else MAX_STEPS_IN_FLIGHT):
             return None
         if self._drafting.awaits(replica, now):
             if not replica.in_flight:
@@ -343,8 +345,6 @@ class Scheduler:
         if replica is None or result.epoch != replica.epoch:
             return False
         return self._step_results.take(replica, result, now)
-
-    # -- ledgers
 
     def ask_holdings(self, instance: str) -> ReportHoldings:
         """What to send to a worker now, in order with its plans."""
@@ -390,10 +390,11 @@ class Scheduler:
         return self._drafting.propose(message, self.capacity)
 
     def take_updates(self) -> list[tuple[str, DraftUpdate]]:
-        """By instance, the update to send to each draft now."""
+        """By instance, what to send to each draft now."""
         return self.drafts.take_updates()
 
     @property
     def wake_time(self) -> float | None:
         """When `schedule` has to be called again although no message comes; None where that is not so."""
-        return self._drafting.wake_time
+        times = (self._drafting.wake_time, self.moves.wake_time)
+        return min((time for time in times if time is not None), default=None)

@@ -164,6 +164,8 @@ def cruise_of(core: Scheduler, replica: Replica, observer: Observer) -> Cruise |
 
 def _is_undisturbed(core: Scheduler, replica: Replica) -> bool:
     """Whether no request waits, and workers get nothing but tokens."""
+    if replica.num_background:
+        return False
     if replica.sliding or replica.waiting or core.forks or replica.released_rows or core.drafts:
         return False
     return len(replica.running) <= core.policy.max_num_batched_tokens

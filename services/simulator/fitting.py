@@ -21,6 +21,8 @@ STILL = 1e-9  # relative change under which it has arrived
 NUM_SLOPES = 3  # context tokens, pairs, sequences
 SHARE_PER_KNOT = 8  # recorded steps that a knot needs near it
 MIN_ALIKE = 20  # steps of like size, from which one is drawn
+LEAST_SECONDS = 1e-6  # of any step: a fit to few and noisy ones can come to nothing, or beyond its last knot to less
+LEAST_SHARE = 0.01  # of what a step took, as what is foretold of it counts
 LONGEST_PAUSE = 0.1  # seconds between two steps that count; in a longer one the worker was idle
 SHIFT = 0.618034  # of the whole: where each worker begins behind the one before it, evenly for any number of them
 
@@ -59,7 +61,8 @@ class Fitted:
     def seconds(self, work: StepWork, start: float = 0.0, worker: int = 0) -> float:
         context, pair, sequence = self.slopes
         extra = context * work.num_context + pair * work.num_pairs + sequence * work.num_sequences
-        return sum(w * h for w, h in zip(hats(self.knots, work.num_tokens), self.heights, strict=True)) + extra
+        base = sum(w * h for w, h in zip(hats(self.knots, work.num_tokens), self.heights, strict=True))
+        return max(base + extra, LEAST_SECONDS)
 
 
 def fit(steps: Sequence[RecordedStep], arrivals: Sequence[int] = ()) -> Fitted:
@@ -83,7 +86,9 @@ def fit(steps: Sequence[RecordedStep], arrivals: Sequence[int] = ()) -> Fitted:
         scaled = [[value / then for value in row] for row, then in zip(rows, foretold, strict=True)]
         targets = [step.seconds / then for step, then in zip(steps, foretold, strict=True)]
         found = non_negative_least_squares(scaled, targets)
-        foretold = [sum(map(mul, row, found)) for row in rows]
+        foretold = [
+            max(sum(map(mul, row, found)), LEAST_SHARE * step.seconds) for row, step in zip(rows, steps, strict=True)
+        ]
     slopes = found[len(knots) : len(knots) + NUM_SLOPES]
     return Fitted(knots, found[: len(knots)], slopes, found[-1] if arrivals else 0.0)
 

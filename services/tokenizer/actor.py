@@ -32,6 +32,8 @@ from shared.messages import (
     AbortRequest,
     DecodeRequest,
     DecodeResult,
+    DescribeRequest,
+    DescribeResult,
     EncodeRequest,
     EncodeResult,
     Fingerprint,
@@ -56,7 +58,7 @@ from shared.transport import Transport
 log = structlog.get_logger()
 
 T = TypeVar("T")
-Question = EncodeRequest | DecodeRequest | PiecesRequest
+Question = EncodeRequest | DecodeRequest | PiecesRequest | DescribeRequest
 
 LONG = 0.001  # seconds
 RESUMED_ALLOWANCE = 30.0  # times the usual that a stream under way may wait for a child: it was not too much before
@@ -106,6 +108,7 @@ class TokenizerActor(MemberActor):
             EncodeRequest: self.handle_question,
             DecodeRequest: self.handle_question,
             PiecesRequest: self.handle_question,
+            DescribeRequest: self.handle_question,
             AbortRequest: self.handle_abort,
             Roster: self.handle_roster,
             Refused: self.handle_refused,
@@ -147,7 +150,7 @@ class TokenizerActor(MemberActor):
         with self._contained(question.request_id, question.gateway):
             if isinstance(question, EncodeRequest):
                 self.rules.check_encode(question)
-            else:
+            elif not isinstance(question, DescribeRequest):
                 self.rules.check_packed_size(question.token_ids)
             self._later(
                 question.request_id,
@@ -208,6 +211,9 @@ class TokenizerActor(MemberActor):
                 return DecodeResult(question.request_id, await self._decoded(question))
             case PiecesRequest():
                 return PiecesResult(question.request_id, await self._pieces(question))
+            case DescribeRequest():
+                found = [self.tokenizer.encode_plain(text) for text in question.texts]
+                return DescribeResult(question.request_id, self.tokenizer.description, found)
 
     async def _decoded(self, request: DecodeRequest) -> str:
         def decode() -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 import msgspec
@@ -10,10 +11,11 @@ from services.tokenizer.chats import num_bytes
 from shared.errors import ProtocolError, RejectCode, RequestError
 from shared.messages import AddRequest, ChatMessage, ChatOptions, EncodeRequest, TokenizeRequest
 from shared.packing import pack_tokens, unpack_tokens
+from shared.reasoning import is_left_open
 from shared.sampling import Limits, SamplingParams, check_sampling, check_token_ids, too_long
 from shared.tokenization import ModelTokenizer
 
-ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
+ROLE = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 DEFAULT_MAX_TOKENS = 16  # of a text or token prompt; a chat may use the rest of the context
 UNKNOWN = 1 << 30  # a limit that only the scheduler can check
 
@@ -81,9 +83,9 @@ class PromptRules:
         if self._tokenizer.chat_template is None:
             raise RequestError("chat is not possible: the model has no chat template", field="chat")
         for place, message in enumerate(chat):
-            if message.role not in ROLES:
-                field, roles = f"chat.messages[{place}].role", ", ".join(sorted(ROLES))
-                raise RequestError(f"{field} is the unknown role {message.role[:32]!r}; roles are {roles}", field=field)
+            if not ROLE.fullmatch(message.role):  # which roles there are is the template's business
+                field = f"chat.messages[{place}].role"
+                raise RequestError(f"{field} must be a word, got {message.role[:32]!r}", field=field)
         self._check_size(num_bytes(chat, options), "chat")
 
     def check_packed_size(self, packed: bytes) -> None:
@@ -116,7 +118,7 @@ class PromptRules:
         params = request.params.resolved(self._tokenizer.defaults, max_tokens=max_tokens)
         return AddRequest(
             header=request.header,
-            params=self._with_bad_words(params),
+            params=_with_opening(self._with_bad_words(params), prompt_token_ids),
             prompt_token_ids=prompt_token_ids,
             eos_token_ids=self._tokenizer.defaults.eos_token_ids,
             sent_token_ids=request.sent_token_ids,
@@ -143,6 +145,14 @@ class PromptRules:
             raise RequestError(
                 f"{field} has {num_bytes} bytes, more than max_prompt_bytes={self._max_prompt_bytes}", field=field
             )
+
+
+def _with_opening(params: SamplingParams, prompt_token_ids: bytes) -> SamplingParams:
+    """Templates may open the reasoning: then the output begins within it."""
+    budget = params.thinking
+    if budget is None or budget.is_open or not is_left_open(unpack_tokens(prompt_token_ids), budget.tags):
+        return params
+    return msgspec.structs.replace(params, thinking=msgspec.structs.replace(budget, is_open=True))
 
 
 def check_deadline(deadline: float | None, now: float) -> None:

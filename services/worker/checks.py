@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from services.worker.block_desk import MoveOrder
+from shared.data_link.frames import MAX_BLOCKS, NAME_BYTES
 from shared.errors import ProtocolError
 from shared.messages import SlidingPlan, StepPlan, WorkerCapacity
 
@@ -35,6 +37,18 @@ def check_plan(plan: StepPlan, capacity: WorkerCapacity) -> None:
         raise ProtocolError("a plan names a row twice")
     if any(len(sequence.token_ids) % 4 for sequence in plan.admitted):
         raise ProtocolError("a plan admits a sequence whose token ids are not whole int32")
+
+
+def check_move(order: MoveOrder, capacity: WorkerCapacity) -> None:
+    """Raise ProtocolError unless it names so many blocks that there are, each once."""
+    count = len(order.names)
+    if not 0 < count <= MAX_BLOCKS or any(len(name) != NAME_BYTES for name in order.names):
+        raise ProtocolError(f"a move of {count} blocks, or of one without a name")
+    if len(order.blocks) != count or len(order.generations) != count or len(set(order.blocks)) != count:
+        raise ProtocolError(f"a move has not {count} blocks with generations, as it has names")
+    _check_within("block", order.blocks, capacity.num_blocks)
+    if not capacity.block_space:
+        raise ProtocolError("a move of blocks at a worker that announces none")
 
 
 def _check_states(plan: StepPlan, capacity: WorkerCapacity) -> None:

@@ -7,25 +7,37 @@ import asyncio
 from engine.execution.runner import ModelRunner
 from engine.loading.load import load_runner
 from services.worker.actor import WorkerActor
+from services.worker.adapters import AdapterLoading
 from services.worker.overlapped import OverlappedSteps
+from services.worker.rank_processes import StartedRanks
+from services.worker.ranks import make_group
 from services.worker.recording import recorded
 from services.worker.steps import Steps, ThreadSteps
+from shared.actor.executor import Executor, ThreadExecutor
 from shared.config import Settings
-from shared.messages import Tick
+from shared.messages import HoldAdapters, Tick
 from shared.transport import Transport
 
 
-def make(transport: Transport, settings: Settings) -> WorkerActor:
-    """One worker that loads the model once it runs, and steps in a thread of its own."""
+def make(transport: Transport, settings: Settings, ranks: StartedRanks | None = None) -> WorkerActor:
+    """One worker that loads the model once it runs, and steps in a thread; `ranks`: the others of its group."""
     loop = asyncio.get_running_loop()
 
     def thread_steps(runner: ModelRunner, transport: Transport) -> Steps:
-        def wake() -> None:
-            loop.call_soon_threadsafe(actor.post, Tick())
-
         if runner.capacity.device == "cuda" and not settings.observation.record_steps:
             return OverlappedSteps(runner, transport, on_failure=wake)
         return ThreadSteps(recorded(runner, settings.observation.record_steps), transport, on_failure=wake)
 
-    actor = WorkerActor(transport, settings, lambda: load_runner(settings), thread_steps)
+    def thread_loading(loading: AdapterLoading, transport: Transport) -> Executor[HoldAdapters]:
+        return ThreadExecutor(loading, transport, name="adapters", on_failure=wake)
+
+    def wake() -> None:
+        loop.call_soon_threadsafe(actor.post, Tick())
+
+    group = make_group(ranks, on_failure=wake)
+
+    def load() -> ModelRunner:
+        return load_runner(settings, ranks=group)
+
+    actor = WorkerActor(transport, settings, load, thread_steps, thread_loading, group)
     return actor

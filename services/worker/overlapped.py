@@ -13,6 +13,7 @@ from typing import Protocol
 
 import structlog
 
+from services.worker.block_desk import BlockDesk
 from services.worker.plan_sequencer import PlanSequencer, RowHolder, Work, note_refused
 from services.worker.progress import StepWatch
 from shared.messages import Holdings, StepPlan, StepResult
@@ -53,6 +54,9 @@ class OverlappedSteps:
     def submit(self, work: Work) -> None:
         self._work.put(work)
 
+    def move_by(self, desk: BlockDesk) -> None:
+        """Blocks on a device do not move: such a worker announces none, and gets no orders."""
+
     def close(self) -> None:
         """Finish what was launched, drop the rest."""
         while not self._work.empty():
@@ -68,7 +72,7 @@ class OverlappedSteps:
                 turn = line.take(work)
                 if isinstance(turn, StepPlan):
                     self._launched.put((turn, self._runner.launch(turn)))
-                elif turn is not None:
+                elif isinstance(turn, Holdings):
                     self._launched.put(turn)
         except BaseException as error:
             self._fail(error)

@@ -21,7 +21,7 @@ from engine.loading.fingerprint import make_fingerprint, remembered_digest
 from engine.loading.memory import block_bytes, cpu_budget, gpu_budget, plan_memory
 from engine.weights.digest import user_memory
 from engine.weights.formats import resolve_device
-from engine.weights.source import WeightSource, open_weights
+from engine.weights.source import WeightSource, has_codes, open_weights
 from shared.config import EngineSettings, MemorySettings, Settings, load_settings
 from shared.errors import PageantError
 from shared.logging import setup_logging
@@ -33,7 +33,8 @@ def describe(settings: Settings) -> dict[str, Any]:
     directory = resolve_model_dir(settings.engine.model)
     spec = read_config(directory)
     source = open_weights(settings.engine.load_format, directory, spec)
-    backend = choose_backend(settings, spec, source.dtype, dequantised=source.quantisation is not None)
+    codes = has_codes(spec, source)
+    backend = choose_backend(settings, spec, source.dtype, quantised=source.quantisation is not None, codes=codes)
     weights = remembered_digest(source, user_memory())
     fingerprint = make_fingerprint(settings, directory, spec, source.quantisation, backend, weights)
     max_model_len = settings.scheduling.max_model_len or spec.max_position_embeddings
@@ -75,7 +76,7 @@ def describe_device(settings: EngineSettings) -> dict[str, Any]:
 
 def _weight_bytes(directory: Path, source: WeightSource, backend: Backend) -> int:
     """About what weights take in memory: as much as their files, but where they are dequantised."""
-    if source.quantisation is None:
+    if source.quantisation is None or backend.formats.keeps_codes:
         return sum(path.stat().st_size for path in directory.glob("*.safetensors"))
     return sum(math.prod(shape) for shape in source.tensors.shapes().values()) * backend.formats.weights.itemsize
 

@@ -1,4 +1,4 @@
-"""Which plans may run: plans of the newest epoch, each once, in order."""
+"""Which plans may run: plans of the newest epoch, each once, in order; and which moves of blocks go with them."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ from typing import Protocol
 
 import structlog
 
+from services.worker.block_desk import Arrived, MoveOrder
 from shared.epochs import is_late
 from shared.messages import Holdings, ReportHoldings, StepPlan, StepResult
 
 log = structlog.get_logger()
 
-Work = StepPlan | ReportHoldings  # messages of the scheduler, in order
+Work = StepPlan | ReportHoldings | MoveOrder | Arrived  # messages of the scheduler, in order; what was fetched
 
 
 class RowHolder(Protocol):
@@ -34,17 +35,31 @@ class PlanSequencer:
         self._epoch = 0
         self._due_step_id = 0
 
-    def take(self, work: Work) -> StepPlan | Holdings | None:
-        """The plan, if it is to be run now; or the answer in its place; or None."""
+    def take(self, work: Work) -> StepPlan | Holdings | MoveOrder | Arrived | None:
+        """The plan or the move, if it is to be done now; or the answer in its place; or None."""
         if is_late(work.epoch, self._epoch):
             log.info("late_work", type=type(work).__name__, epoch=work.epoch)
             return None
-        return self._report(work) if isinstance(work, ReportHoldings) else self._take_plan(work)
+        if isinstance(work, ReportHoldings):
+            return self._report(work)
+        if isinstance(work, StepPlan):
+            return self._take_plan(work)
+        if isinstance(work, Arrived):
+            return work if work.epoch == self._epoch else None
+        self._begin(work.epoch)
+        if self._due_step_id < work.next_step_id:  # a plan is missing: the next one, or a report, says so
+            log.info("early_move", epoch=work.epoch, move_id=work.move_id, step_id=self._due_step_id)
+            return None
+        return work
+
+    def _begin(self, epoch: int) -> None:
+        """A newer epoch, or another life of the scheduler, if it is not the one that is known."""
+        if epoch != self._epoch:
+            self._rows.reset()
+            self._epoch, self._due_step_id = epoch, 0
 
     def _take_plan(self, plan: StepPlan) -> StepPlan | Holdings | None:
-        if plan.epoch != self._epoch:  # a newer epoch, or another life of the scheduler
-            self._rows.reset()
-            self._epoch, self._due_step_id = plan.epoch, 0
+        self._begin(plan.epoch)
         if plan.step_id < self._due_step_id:
             log.info("repeated_plan", epoch=plan.epoch, step_id=plan.step_id)
             return None

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from services.worker.block_desk import BlockDesk
 from services.worker.plan_sequencer import PlanSequencer, RowHolder, Work, note_refused
 from services.worker.progress import StepWatch
 from shared.actor.executor import Executor, InlineExecutor, ThreadExecutor
-from shared.messages import Holdings, StepPlan, StepResult
+from shared.messages import BlocksMoved, Holdings, StepPlan, StepResult
 from shared.transport import Transport
 
 
@@ -20,15 +21,20 @@ class StepRunner(RowHolder, Protocol):
 
 
 class Steps(Executor[Work], Protocol):
-    """Takes plans.  `watch` times the step that is computed now."""
+    """Takes plans, and moves of blocks where it is given a desk for them.  `watch` times the step that is computed
+    now."""
 
     watch: StepWatch
+
+    def move_by(self, desk: BlockDesk) -> None:
+        """Before any work comes: who carries out orders to move blocks."""
 
 
 class StepComputation:
     """Runs the plans that are due, one in each turn."""
 
     def __init__(self, runner: StepRunner, watch: StepWatch) -> None:
+        self.desk: BlockDesk | None = None  # None: no blocks move here
         self._runner = runner
         self._watch = watch
         self._sequencer = PlanSequencer(runner)
@@ -41,10 +47,12 @@ class StepComputation:
     def apply(self, work: Work) -> None:
         self._waiting.append(work)
 
-    def turn(self) -> list[StepResult | Holdings]:
+    def turn(self) -> Sequence[StepResult | Holdings | BlocksMoved]:
         due = self._sequencer.take(self._waiting.popleft())
+        if isinstance(due, Holdings):
+            return [due]
         if not isinstance(due, StepPlan):
-            return [due] if due is not None else []
+            return self.desk.take(due) if self.desk is not None and due is not None else []
         self._watch.begin(due)
         result = self._runner.run(due)
         self._watch.end()
@@ -57,7 +65,11 @@ class InlineSteps(InlineExecutor[Work]):
 
     def __init__(self, runner: StepRunner, transport: Transport) -> None:
         self.watch = StepWatch()
-        super().__init__(StepComputation(runner, self.watch), transport)
+        self._steps = StepComputation(runner, self.watch)
+        super().__init__(self._steps, transport)
+
+    def move_by(self, desk: BlockDesk) -> None:
+        self._steps.desk = desk
 
 
 class ThreadSteps(ThreadExecutor[Work]):
@@ -65,4 +77,8 @@ class ThreadSteps(ThreadExecutor[Work]):
 
     def __init__(self, runner: StepRunner, transport: Transport, on_failure: Callable[[], None]) -> None:
         self.watch = StepWatch()
-        super().__init__(StepComputation(runner, self.watch), transport, name="step", on_failure=on_failure)
+        self._steps = StepComputation(runner, self.watch)
+        super().__init__(self._steps, transport, name="step", on_failure=on_failure)
+
+    def move_by(self, desk: BlockDesk) -> None:
+        self._steps.desk = desk

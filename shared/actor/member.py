@@ -11,6 +11,7 @@ from shared.config import Settings
 from shared.epochs import EpochFollower, is_possible, life_of
 from shared.errors import ConfigError, ProtocolError
 from shared.messages import (
+    Adapter,
     DraftCapacity,
     Fingerprint,
     Goodbye,
@@ -20,6 +21,7 @@ from shared.messages import (
     Refused,
     Roster,
     ServiceName,
+    StoreCapacity,
     Tick,
     WorkerCapacity,
     schema_hash,
@@ -53,12 +55,20 @@ class MemberActor(Actor):
         """What a draft offers; None for the others, and for one that is off."""
         return None
 
+    def store_capacity(self) -> StoreCapacity | None:
+        """What a store offers; None for the others."""
+        return None
+
     def fingerprint(self) -> Fingerprint | None:
         """What a worker computes with, and what those that have the tokenizer make of text; None for the others."""
         return None
 
     def alive(self) -> list[Fingerprint]:
         """Of a gateway: what began the streams that are open there."""
+        return []
+
+    def adapters(self) -> list[Adapter]:
+        """Of a gateway: those that requests may name, for a scheduler that begins anew."""
         return []
 
     def why_otherwise(self) -> str:
@@ -122,6 +132,8 @@ class MemberActor(Actor):
                 schema_hash(),
                 *offers,
                 newest_epoch=self.newest_epoch,
+                adapters=self.adapters(),
+                store=self.store_capacity(),
             ),
         )
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from shared.config.adapters import MAX_LORA_RANK, AdapterSettings
 from shared.config.scheduling import SchedulingSettings
 from shared.config.settings import Settings
 from shared.config.speculation import MAX_DRAFT_TOKENS, SpeculationSettings
@@ -17,17 +18,28 @@ AT_LEAST_ONE = (
     "max_num_batched_tokens",
     "max_n",
     "max_num_queued_reqs",
+    "max_num_queued_background_reqs",
+    "background_step_tokens",
     "max_unread_bytes",
     "max_incidents",
     "record_bytes",
     "max_connections",
     "max_connections_per_address",
     "max_receiving_bytes",
+    "max_file_bytes",
+    "max_tenant_file_bytes",
+    "max_batch_lines",
+    "batch_concurrency",
+    "tensor_parallel_size",
+    "store_disk_size",
+    "kv_events_kept",
 )
 NOT_NEGATIVE = (
     "max_model_len",
     "max_input_length",
     "kv_cache_memory",
+    "store_memory",
+    "verify_fetches",
     "num_blocks",
     "num_threads",
     "draft_kv_cache_memory",
@@ -37,10 +49,18 @@ NOT_NEGATIVE = (
     "max_tenant_reqs",
     "max_tenant_tokens",
     "fair_prefill_tokens",
+    "max_loras",
+    "max_cpu_loras",
+    "max_response_bytes",
+    "response_ttl",
+    "sleep_after",
+    "max_awake_models",
+    "model_turn",
 )
 POSITIVE = ("header_timeout", "idle_timeout", "body_timeout")  # seconds
 PORTS = {"port": 0, "http_port": -1, "metrics_port": -1, "scheduler_port": 0}  # the least value of each
 MAX_PORT = 65535
+MAX_RANKS = 64
 
 
 def check_settings(settings: Settings) -> None:
@@ -48,6 +68,12 @@ def check_settings(settings: Settings) -> None:
     _check_ranges(settings.flat())
     _check_scheduling(settings.scheduling)
     _check_speculation(settings.speculation)
+    _check_adapters(settings.adapters)
+    _check_ranks(settings)
+    if settings.memory.store_disk and not settings.memory.store_memory:
+        raise ConfigError("store_disk needs store_memory: blocks pass memory on their way to a disk and from it")
+    if settings.events.kv_events_replay and not settings.events.kv_events:
+        raise ConfigError("kv_events_replay needs kv_events")
     deployment, access = settings.deployment, settings.access
     if deployment.heartbeat_timeout <= deployment.heartbeat_interval:
         raise ConfigError("heartbeat_timeout must be longer than heartbeat_interval")
@@ -59,6 +85,24 @@ def check_settings(settings: Settings) -> None:
         raise ConfigError("tls_client_ca_file needs tls_cert_file and tls_key_file")
     read_hosts(access.allowed_hosts)
     read_origins(access.cors_allow_origins)
+
+
+def _check_ranks(settings: Settings) -> None:
+    if settings.engine.tensor_parallel_size == 1:
+        return
+    if settings.engine.tensor_parallel_size > MAX_RANKS:
+        raise ConfigError(f"tensor_parallel_size must be at most {MAX_RANKS}")
+    for name, given, needed in (
+        ("device", settings.engine.device, ("auto", "cpu")),
+        ("kernels", settings.engine.kernels, ("auto", "native")),
+    ):
+        if given not in needed:
+            raise ConfigError(f"tensor_parallel_size needs native kernels on a CPU, but {name} is {given!r}")
+    if settings.adapters.modules():
+        raise ConfigError("lora_modules must be empty where tensor_parallel_size is above 1: a group of ranks has none")
+    if settings.speculation.has_head:
+        draft = settings.speculation.draft
+        raise ConfigError(f"draft is {draft!r}, but a group of ranks (tensor_parallel_size above 1) has no draft head")
 
 
 def _check_ranges(values: Mapping[str, Any]) -> None:
@@ -82,6 +126,17 @@ def _check_scheduling(settings: SchedulingSettings) -> None:
             f"max_num_batched_tokens ({settings.max_num_batched_tokens}) must be at least "
             f"max_num_seqs ({settings.max_num_seqs}), so that every running sequence can take its token"
         )
+
+
+def _check_adapters(settings: AdapterSettings) -> None:
+    if not 1 <= settings.max_lora_rank <= MAX_LORA_RANK:
+        raise ConfigError(f"max_lora_rank must be in 1..{MAX_LORA_RANK}, got {settings.max_lora_rank}")
+    if 0 < settings.max_cpu_loras < settings.max_loras:
+        raise ConfigError(
+            f"max_cpu_loras ({settings.max_cpu_loras}) must be at least max_loras ({settings.max_loras}): "
+            "a worker holds the adapters of its steps"
+        )
+    settings.modules()
 
 
 def _check_speculation(settings: SpeculationSettings) -> None:

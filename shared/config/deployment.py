@@ -37,6 +37,13 @@ class DeploymentSettings(Section, frozen=True, kw_only=True):
     handover_timeout: Annotated[
         float, advanced("Seconds that they have when one service leaves and another replaces it (SIGUSR1).")
     ] = 60.0
+    worker_role: Annotated[
+        Literal["both", "prefill", "decode"],
+        advanced(
+            "What this worker is for: prefill computes the full blocks of prompts, decode fetches them, computes the "
+            "rest and samples. Where no worker has a role, the others do its work."
+        ),
+    ] = "both"
     status_file: Annotated[
         str, advanced("File that says READY while the service is well, for container health checks.")
     ] = ""

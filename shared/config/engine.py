@@ -12,7 +12,11 @@ class EngineSettings(Section, frozen=True, kw_only=True):
         "models/pageant-stories"
     )
     served_model_name: Annotated[
-        str, common("What clients call the model. Empty: the name of the model's directory.")
+        str,
+        common(
+            "What clients call the model, with commas between several names, of which answers have the first. "
+            "Empty: the name of the model's directory."
+        ),
     ] = ""
     dtype: Annotated[
         Literal["auto", "bfloat16", "float16", "half", "float32", "float"],
@@ -22,12 +26,14 @@ class EngineSettings(Section, frozen=True, kw_only=True):
         ),
     ] = "auto"
     quantization: Annotated[
-        Literal["none", "int8", "int4"],
+        Literal["auto", "none", "int8", "int4"],
         common(
-            "Weights are quantised at load. int8: per output channel, and activations per row as they come; int4: in "
-            "groups of input features, and activations to 8 bits in the same groups. See docs/performance.md."
+            "How weights are held and multiplied. auto: as the checkpoint has them; the native kernels multiply its "
+            "4-bit and int8 codes with activations in 8 bits, unless dtype is float32. none: in 16 or 32 bits. int8, "
+            "int4: quantised at load, per output channel or in groups of input features, and activations to 8 bits as "
+            "they come. See docs/quantised.md and docs/performance.md."
         ),
-    ] = "none"
+    ] = "auto"
     quantization_group: Annotated[
         Literal[32, 64, 128],
         advanced("Input features that share a scale of int4 weights: 4.5, 4.25 or 4.125 bits per weight."),
@@ -60,7 +66,14 @@ class EngineSettings(Section, frozen=True, kw_only=True):
             "have that."
         ),
     ] = True
-    num_threads: Annotated[int, common("Threads of a worker's CPU kernels. 0: one for each core.")] = 0
+    num_threads: Annotated[int, common("Threads of a worker's CPU kernels, of each rank's. 0: one for each core.")] = 0
+    tensor_parallel_size: Annotated[
+        int,
+        common(
+            "Processes that compute a model together as one worker, each with a part of every weight and of the KV "
+            "cache: on a CPU, with native kernels, to the same bits as one. See docs/ranks.md."
+        ),
+    ] = 1
     attention_backend: Annotated[
         Literal["auto", "triton", "flashinfer", "flashattention"],
         advanced("Attention kernels on a GPU; the last two must be installed. auto: triton. See docs/gpu.md."),
@@ -76,4 +89,10 @@ class EngineSettings(Section, frozen=True, kw_only=True):
 
     @property
     def model_name(self) -> str:
-        return self.served_model_name or Path(self.model).name
+        return self.model_names[0]
+
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        """All that clients may call it."""
+        names = [name.strip() for name in self.served_model_name.split(",")]
+        return tuple(name for name in names if name) or (Path(self.model).name,)

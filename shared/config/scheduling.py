@@ -42,5 +42,15 @@ class SchedulingSettings(Section, frozen=True, kw_only=True):
     max_num_queued_tokens: Annotated[
         int, advanced("Prompt tokens that may wait; further requests end RESOURCE_EXHAUSTED.")
     ] = 16 << 20
+    max_num_queued_background_reqs: Annotated[
+        int, advanced("Requests of batches that may wait; they do not count as max_num_queued_reqs.")
+    ] = 4096
+    background_step_tokens: Annotated[
+        int,
+        advanced(
+            "Tokens in one step of batches alone: the next other request waits for that step. "
+            "Needs enable_chunked_prefill."
+        ),
+    ] = 128
     max_logprobs: Annotated[int, advanced("Most log-probabilities per token that a request may ask.")] = 20
     max_n: Annotated[int, advanced("Most completions that one request may ask for.")] = 64

@@ -12,11 +12,14 @@ from typing import Any, get_type_hints
 import msgspec
 
 from shared.config.access import AccessSettings
+from shared.config.adapters import AdapterSettings
 from shared.config.admission import AdmissionSettings
 from shared.config.deployment import DeploymentSettings
 from shared.config.engine import EngineSettings
+from shared.config.events import EventSettings
 from shared.config.gateway import GatewaySettings
 from shared.config.memory import MemorySettings
+from shared.config.models import ModelsSettings
 from shared.config.observation import ObservationSettings
 from shared.config.scheduling import SchedulingSettings
 from shared.config.section import Section
@@ -30,11 +33,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     memory: MemorySettings = MemorySettings()
     scheduling: SchedulingSettings = SchedulingSettings()
     speculation: SpeculationSettings = SpeculationSettings()
+    adapters: AdapterSettings = AdapterSettings()
     gateway: GatewaySettings = GatewaySettings()
     access: AccessSettings = AccessSettings()
     admission: AdmissionSettings = AdmissionSettings()
     deployment: DeploymentSettings = DeploymentSettings()
     observation: ObservationSettings = ObservationSettings()
+    models: ModelsSettings = ModelsSettings()
+    events: EventSettings = EventSettings()
 
     @classmethod
     def of(cls, **values: Any) -> Settings:

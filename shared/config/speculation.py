@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from shared.config.section import Section, advanced, common
 
 MAX_DRAFT_TOKENS = 64
+EAGLE = "eagle:"
 
 
 class SpeculationSettings(Section, frozen=True, kw_only=True):
@@ -13,7 +14,9 @@ class SpeculationSettings(Section, frozen=True, kw_only=True):
         str,
         common(
             "Speculative decoding: ngram looks drafts up in the text itself; a directory is a smaller model with the "
-            "same tokenizer and without linear attention, run by a process of its own. Drafts change no output."
+            "same tokenizer and without linear attention, run by a process of its own; eagle:DIRECTORY is an EAGLE "
+            "head for this model, and mtp the layer of its checkpoint that drafts, which workers run. Drafts change no "
+            "output."
         ),
     ] = "off"
     num_draft_tokens: Annotated[
@@ -31,3 +34,18 @@ class SpeculationSettings(Section, frozen=True, kw_only=True):
     prompt_lookup_max: Annotated[int, advanced("Most tokens of the text's end that ngram looks for.")] = 5
     draft_kv_cache_memory: Annotated[int, advanced("Bytes of KV cache of a draft's model.")] = 256 << 20
     draft_num_threads: Annotated[int, advanced("Threads of a draft's CPU kernels.")] = 1
+
+    @property
+    def has_head(self) -> bool:
+        """Whether workers draft with a head of the model."""
+        return self.draft == "mtp" or self.draft.startswith(EAGLE)
+
+    @property
+    def head_directory(self) -> str:
+        """Of an EAGLE head; empty where there is none."""
+        return self.draft.removeprefix(EAGLE) if self.draft.startswith(EAGLE) else ""
+
+    @property
+    def has_service(self) -> bool:
+        """Whether processes of their own draft."""
+        return self.draft != "off" and not self.has_head

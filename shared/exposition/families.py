@@ -16,9 +16,24 @@ Sample = tuple[Mapping[str, str], float]  # own labels and value
 def exposition(*collectors: Collector) -> bytes:
     """All of these at this moment, in the text format."""
     registry = CollectorRegistry(auto_describe=False)
-    for collector in collectors:
-        registry.register(collector)
+    registry.register(Together(collectors))
     return generate_latest(registry)
+
+
+class Together(Collector):
+    """Several collectors as one: a family that several have, as of several models, is written once."""
+
+    def __init__(self, collectors: Iterable[Collector]) -> None:
+        self._collectors = tuple(collectors)
+
+    def collect(self) -> Iterable[Metric]:
+        found: dict[str, Metric] = {}
+        for metric in (metric for collector in self._collectors for metric in collector.collect()):
+            if (known := found.get(metric.name)) is None:
+                found[metric.name] = metric
+            else:
+                known.samples += metric.samples
+        return found.values()
 
 
 class Families:

@@ -2,6 +2,15 @@
 
 from __future__ import annotations
 
+from shared.messages.adapters import (
+    Adapter,
+    AdapterFailure,
+    AdapterLoaded,
+    AdaptersHeld,
+    HoldAdapters,
+    LoadAdapter,
+    UnloadAdapter,
+)
 from shared.messages.base import Message
 from shared.messages.codec import MessageDecoder, encode, schema_hash
 from shared.messages.control import (
@@ -21,6 +30,7 @@ from shared.messages.control import (
     Wake,
     WorkerCapacity,
     WorkerLoad,
+    WorkerRole,
 )
 from shared.messages.drafts import DraftCapacity, DraftProposals, DraftUpdate
 from shared.messages.fingerprint import Fingerprint
@@ -29,10 +39,23 @@ from shared.messages.inboxes import (
     DraftInbox,
     GatewayInbox,
     SchedulerInbox,
+    StoreInbox,
     TokenizerInbox,
     WorkerInbox,
 )
 from shared.messages.latency import LatencyBreakdown
+from shared.messages.moves import (
+    BlocksMoved,
+    DropBlocks,
+    FetchBlocks,
+    Leaving,
+    MayLeave,
+    MoveCounts,
+    OfferBlocks,
+    ServeBlocks,
+    StoreCapacity,
+    StoreContents,
+)
 from shared.messages.requests import (
     HAS_EVERYTHING,
     AbortRequest,
@@ -42,6 +65,8 @@ from shared.messages.requests import (
     ChatOptions,
     DecodeRequest,
     DecodeResult,
+    DescribeRequest,
+    DescribeResult,
     EncodeRequest,
     EncodeResult,
     PiecesRequest,

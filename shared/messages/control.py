@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from enum import StrEnum
 
+from shared.messages.adapters import Adapter
 from shared.messages.base import Message
 from shared.messages.drafts import DraftCapacity
 from shared.messages.fingerprint import Fingerprint
+from shared.messages.moves import MoveCounts, StoreCapacity
 
 
 class ServiceName(StrEnum):
@@ -16,6 +18,15 @@ class ServiceName(StrEnum):
     WORKER = "worker"
     DETOKENIZER = "detokenizer"
     DRAFT = "draft"
+    STORE = "store"
+
+
+class WorkerRole(StrEnum):
+    """What a worker is preferred for; where no worker has a role, the others do its work."""
+
+    BOTH = "both"
+    PREFILL = "prefill"  # the full blocks of prompts, which others then fetch
+    DECODE = "decode"
 
 
 class SlidingPool(Message, frozen=True):
@@ -40,6 +51,13 @@ class WorkerCapacity(Message, frozen=True):
     sliding: list[SlidingPool] = []  # by window, the smallest first; empty: all layers share the blocks above
     keeps_states: bool = False  # of each row, which a prefix in blocks alone cannot bring back
     num_snapshots: int = 0  # of states, that plans may have saved and loaded
+    max_loras: int = 0  # adapters of one step; 0: none are served
+    num_held_loras: int = 0  # adapters that it holds at most
+    labels: list[str] = []  # that its model gives scores to; empty: it generates
+    block_space: bytes = b""  # digest of all that a block's bytes depend on but its name; empty: blocks do not move
+    block_bytes: int = 0  # of one block, in all layers
+    role: WorkerRole = WorkerRole.BOTH
+    max_head_drafts: int = 0  # that it drafts itself for a sequence; 0: it has no draft head
 
 
 class Hello(Message, frozen=True):
@@ -55,6 +73,8 @@ class Hello(Message, frozen=True):
     fingerprint: Fingerprint | None = None  # of a worker, and the text parts of those that have the tokenizer
     alive: list[Fingerprint] = []  # of a gateway: those of the workers that began the streams that are open there
     newest_epoch: int = 0  # the greatest epoch of a scheduler or of a link that it knows
+    adapters: list[Adapter] = []  # of a gateway: those that requests may name
+    store: StoreCapacity | None = None  # of a store; of a worker: where it serves its blocks to others
 
 
 class Heartbeat(Message, frozen=True):
@@ -96,6 +116,8 @@ class Roster(Message, frozen=True):
     stalled: str = ""  # which service makes no progress although work waits, and why
     fingerprints: list[Fingerprint] = []  # of the workers, each once; of the last one while its requests are alive
     former_epochs: list[int] = []  # numbers that this very life had before it took scheduler_epoch
+    adapters: list[Adapter] = []  # that requests may name, by name
+    is_asleep: bool = False  # workers are away on purpose, and come when a request wants them
 
 
 class Refused(Message, frozen=True):
@@ -169,3 +191,7 @@ class Load(Message, frozen=True):
     step_tokens: list[int] = []  # steps by the number of their tokens: shared.metrics.histogram.STEP_TOKENS
     step_tokens_sum: int = 0
     num_late_masks: int = 0  # samples that were put off, as what a grammar allows was not known in time
+    num_background_running: int = 0  # not in num_running, nor is what they hold in kv_cache_usage
+    num_background_waiting: int = 0  # not in num_waiting
+    adapters: dict[str, int] = {}  # open requests by the adapter that they name, of so many names, and others
+    moves: MoveCounts = MoveCounts()

@@ -6,6 +6,7 @@ from functools import reduce
 from operator import or_
 from typing import Any, get_args
 
+from shared.messages.adapters import AdapterLoaded, AdaptersHeld, HoldAdapters, LoadAdapter, UnloadAdapter
 from shared.messages.control import (
     Drain,
     GetLoad,
@@ -20,12 +21,24 @@ from shared.messages.control import (
     Wake,
 )
 from shared.messages.drafts import DraftProposals, DraftUpdate
+from shared.messages.moves import (
+    BlocksMoved,
+    DropBlocks,
+    FetchBlocks,
+    Leaving,
+    MayLeave,
+    OfferBlocks,
+    ServeBlocks,
+    StoreContents,
+)
 from shared.messages.requests import (
     AbortRequest,
     AddRequest,
     AttachRequest,
     DecodeRequest,
     DecodeResult,
+    DescribeRequest,
+    DescribeResult,
     EncodeRequest,
     EncodeResult,
     PiecesRequest,
@@ -37,10 +50,30 @@ from shared.messages.steps import Holdings, ReportHoldings, StepPlan, StepResult
 from shared.messages.streams import StopMatched, StreamLost, TextBatch, TokenBatch
 
 GatewayInbox = (
-    TextBatch | RequestRejected | EncodeResult | DecodeResult | PiecesResult | Load | Roster | Refused | Drain | Tick
+    TextBatch
+    | RequestRejected
+    | EncodeResult
+    | DecodeResult
+    | PiecesResult
+    | DescribeResult
+    | Load
+    | AdapterLoaded
+    | Roster
+    | Refused
+    | Drain
+    | Tick
 )
 TokenizerInbox = (
-    TokenizeRequest | EncodeRequest | DecodeRequest | PiecesRequest | AbortRequest | Roster | Refused | Drain | Tick
+    TokenizeRequest
+    | EncodeRequest
+    | DecodeRequest
+    | PiecesRequest
+    | DescribeRequest
+    | AbortRequest
+    | Roster
+    | Refused
+    | Drain
+    | Tick
 )
 SchedulerInbox = (
     AddRequest
@@ -55,15 +88,35 @@ SchedulerInbox = (
     | Heartbeat
     | Goodbye
     | GetLoad
+    | LoadAdapter
+    | UnloadAdapter
+    | AdaptersHeld
+    | BlocksMoved
+    | StoreContents
+    | Leaving
     | Drain
     | Tick
     | Wake
     | PeerGone
 )
 DetokenizerInbox = TokenBatch | Roster | Refused | Drain | Tick
-WorkerInbox = StepPlan | ReportHoldings | Roster | Refused | Drain | Tick
+WorkerInbox = (
+    StepPlan
+    | ReportHoldings
+    | HoldAdapters
+    | OfferBlocks
+    | FetchBlocks
+    | ServeBlocks
+    | MayLeave
+    | Roster
+    | Refused
+    | Drain
+    | Tick
+    | PeerGone
+)
 DraftInbox = DraftUpdate | Roster | Refused | Drain | Tick
-INBOXES = (GatewayInbox, TokenizerInbox, SchedulerInbox, DetokenizerInbox, WorkerInbox, DraftInbox)
+StoreInbox = Roster | Refused | Drain | Tick | DropBlocks
+INBOXES = (GatewayInbox, TokenizerInbox, SchedulerInbox, DetokenizerInbox, WorkerInbox, DraftInbox, StoreInbox)
 
 TO_ONESELF = frozenset({Drain, Tick, Wake, PeerGone})  # timers, signals, what the transport saw: never from others
 

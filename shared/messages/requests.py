@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from shared.errors import RejectCode
+from shared.messages.adapters import Adapter
 from shared.messages.base import Message
 from shared.messages.latency import LatencyBreakdown
 from shared.sampling import SamplingParams
@@ -51,6 +52,9 @@ class RequestHeader(Message, frozen=True):
     parent_span_id: str = ""  # 16 hex digits: the caller's span, by W3C trace context
     sent_time: float = 0.0  # Unix seconds at the client, where it said so and that can be; nothing is decided by it
     time_left: float | None = None  # seconds until the deadline, when this was sent
+    is_background: bool = False  # computed only where no other request is there
+    adapter: Adapter | None = None  # None: the base model
+    retention: float = 0.0  # seconds for which its cached blocks are kept before others, within its tenant's share
 
 
 class TokenizeRequest(Message, frozen=True):
@@ -105,6 +109,20 @@ class PiecesRequest(Message, frozen=True):
 class PiecesResult(Message, frozen=True):
     request_id: str
     pieces: list[bytes]  # parallel to the ids asked for; not always whole characters
+
+
+class DescribeRequest(Message, frozen=True):
+    """Asks what tokenizer and chat template the model has.  Answered by DescribeResult."""
+
+    request_id: str
+    gateway: str
+    texts: list[str] = []  # whose token ids are asked for too, special tokens by their names
+
+
+class DescribeResult(Message, frozen=True):
+    request_id: str
+    config: str  # tokenizer_config.json as JSON text, with `chat_template` as it is used
+    token_ids: list[list[int]] = []  # of the texts that were asked for
 
 
 class EncodeResult(Message, frozen=True):

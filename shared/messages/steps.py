@@ -20,6 +20,7 @@ class AdmittedSequence(Message, frozen=True):
     request_id: str = ""  # for the worker's log, as the two below
     trace_id: str = ""
     index: int = 0
+    adapter: str = ""  # digest of the one that the worker holds; empty: the base model
 
 
 class DraftDistribution(Message, frozen=True):
@@ -74,6 +75,7 @@ class StepPlan(Message, frozen=True):
     state_forks: list[tuple[int, int]] = []  # (row, source): rows that take another one's state over, before the step
     state_loads: list[tuple[int, int, int]] = []  # (row, snapshot, its generation): states that rows begin with
     state_saves: list[tuple[int, int, int]] = []  # the same: snapshots of states as the step leaves them
+    num_wanted_drafts: list[int] = []  # parallel to rows: that the worker's head drafts next; empty: none anywhere
 
 
 class Refusal(StrEnum):
@@ -120,6 +122,8 @@ class StepResult(Message, frozen=True):
     refused: dict[int, str] = {}  # entry index -> why its grammar cannot be followed; it has no sample, now or later
     embeddings: dict[int, bytes] = {}  # entry index -> its prompt's, packed float32, with its sample
     refused_rows: list[RefusedRow] = []
+    num_head_drafts: list[int] = []  # parallel to the plan's rows: what its head drafts behind them; empty: nothing
+    head_draft_ids: list[int] = []  # concatenated
 
 
 class ReportHoldings(Message, frozen=True):

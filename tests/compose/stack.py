@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from scripts.bench.common.stack import Stack, lack
+from scripts.bench.common.stack import DockerError, Stack, lack
 
 KEYS_ADVISED = "no_api_keys"  # said once: a container cannot see that its port is published on loopback
 
@@ -41,3 +43,23 @@ def running_stack(directory: Path, **settings: Any) -> Iterator[Stack]:
         yield stack
     finally:
         stack.down()
+
+
+def until(condition: Callable[[], bool], seconds: float = 40.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+
+
+def name_of(stack: Stack, service: str) -> str:
+    return str(stack.containers(service)[0]["Name"])
+
+
+def health(stack: Stack, name: str) -> str:
+    return stack.inspect(name, "{{.State.Health.Status}}")
+
+
+def crash(stack: Stack, name: str) -> None:
+    with contextlib.suppress(DockerError):  # it may end with the container
+        stack.docker("exec", name, "sh", "-c", "kill -9 -1")

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import re
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from protos.pageant.v1.inference_pb2 import GenerateRequest
 from scripts.bench.chaos.cases import PLAIN
 from scripts.bench.chaos.main import ChaosOrder, act, containers, table
 from scripts.bench.common.stack import ROOT, SERVICES, DockerError, Stack
-from tests.compose.stack import running_stack, why_not
+from tests.compose.stack import crash, health, name_of, running_stack, until, why_not
 from tests.compose.streams import PROMPT, complete, listen, settle, streaming
 
 pytestmark = [pytest.mark.compose, pytest.mark.timeout(1800)]
@@ -31,21 +30,6 @@ EXIT_CONFIG, KILLED = 78, 137
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     with running_stack(tmp_path_factory.mktemp("compose"), num_blocks=1024, num_threads=1) as started:
         yield started
-
-
-def until(condition: Callable[[], bool], seconds: float = 40.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
-
-
-def name_of(stack: Stack, service: str) -> str:
-    return str(stack.containers(service)[0]["Name"])
-
-
-def health(stack: Stack, name: str) -> str:
-    return stack.inspect(name, "{{.State.Health.Status}}")
 
 
 def test_the_short_chaos_changes_nothing(tmp_path: Path) -> None:
@@ -90,11 +74,6 @@ def test_who_crashes_is_started_again_and_who_was_killed_by_hand_is_not(stack: S
     assert stack.inspect(name, "{{.State.Status}} {{.State.ExitCode}}") == f"exited {KILLED}"
     stack.docker("start", name)
     until(lambda: health(stack, name) == "healthy")
-
-
-def crash(stack: Stack, name: str) -> None:
-    with contextlib.suppress(DockerError):  # it may end with the container
-        stack.docker("exec", name, "sh", "-c", "kill -9 -1")
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ class Live:
     params: SamplingParams
     seed: int
     eos_token_ids: list[int]
+    adapter: str = ""  # digest
     num_computed: int = 0
     blocks: list[int] = field(default_factory=list)
     admitted: bool = False
@@ -54,8 +55,9 @@ class Driver:
         *,
         seed: int = 0,
         eos_token_ids: Sequence[int] = (),
+        adapter: str = "",
     ) -> Live:
-        self.live[row] = Live(list(prompt), len(prompt), params, seed, list(eos_token_ids))
+        self.live[row] = Live(list(prompt), len(prompt), params, seed, list(eos_token_ids), adapter)
         return self.live[row]
 
     def step(
@@ -119,6 +121,7 @@ class Driver:
             params=sequence.params,
             seed=sequence.seed,
             eos_token_ids=sequence.eos_token_ids,
+            adapter=sequence.adapter,
         )
 
     def _grow(self, sequence: Live, length: int) -> list[int]:

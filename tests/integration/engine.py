@@ -14,8 +14,18 @@ from services.draft.proposer import Proposer
 from services.scheduler.invariants import check
 from services.scheduler.scheduler import Scheduler
 from services.scheduler.state.policy import Policy
+from services.worker.adapters import AdapterLoading
 from shared.config import Settings
-from shared.messages import AddRequest, FinishReason, RequestHeader, RequestRejected, StepPlan, TokenLogprobs
+from shared.messages import (
+    Adapter,
+    AddRequest,
+    FinishReason,
+    LoadAdapter,
+    RequestHeader,
+    RequestRejected,
+    StepPlan,
+    TokenLogprobs,
+)
 from shared.packing import pack_tokens
 from shared.sampling import GenerationDefaults, SamplingParams
 from tests.integration.drafting import InProcessDraft, make_proposer
@@ -32,6 +42,7 @@ class Ask(msgspec.Struct, frozen=True):
 
     prompt: list[int]
     params: SamplingParams
+    adapter: Adapter | None = None
 
 
 def ask(prompt: list[int], **params: Any) -> Ask:
@@ -58,9 +69,13 @@ class Engine:
         workers: int = 1,
         has_windows: bool = False,
         shares_blocks: bool = False,
+        adapters: Sequence[Path] = (),
         **settings: Any,
     ) -> None:
-        """`has_windows`: the model has layers that see a window; `shares_blocks`: they have no blocks of their own."""
+        """`has_windows`: the model has layers that see a window; `shares_blocks`: they have no blocks of their own.
+
+        With `adapters` requests that name none have one of these or none, as their prompt says.
+        """
         self._shares_blocks = shares_blocks
         self._has_windows = has_windows
         self.settings = SETTINGS.replace(**settings)
@@ -76,6 +91,7 @@ class Engine:
         self._num_asked = 0
         for index in range(workers):
             self.join(f"w{index}")
+        self._adapters = [self.load_adapter(path.name, path) for path in adapters]
 
     @property
     def counters(self) -> Any:
@@ -106,12 +122,16 @@ class Engine:
         self.core.lose_draft(name)
         del self.drafts[name]
 
-    def add(self, one: Ask, *, priority: int = 0) -> str:
+    def add(self, one: Ask, *, priority: int = 0, is_background: bool = False) -> str:
         request_id = f"r{self._num_asked}"
         self._num_asked += 1
-        header = RequestHeader(request_id, "g", priority=priority)
+        adapter = one.adapter or self._adapter_of(one.prompt)
+        header = RequestHeader(request_id, "g", priority=priority, is_background=is_background, adapter=adapter)
         self.core.add(AddRequest(header, one.params, pack_tokens(one.prompt), [0]), now=0.0)
         return request_id
+
+    def _adapter_of(self, prompt: list[int]) -> Adapter | None:
+        return [None, *self._adapters][sum(prompt) % (1 + len(self._adapters))]
 
     def step(self) -> bool:
         busy = False
@@ -126,7 +146,30 @@ class Engine:
             busy |= bool(plans)
         check(self.core)
         self._collect()
-        return busy
+        return self._order_adapters() or busy
+
+    def _order_adapters(self) -> bool:
+        """Have the workers hold what the core orders.  Whether there was something to do."""
+        orders = self.core.adapters.take_orders() if self.core.adapters.has_orders else []
+        for name, order in orders:
+            bank = self.runners[name].adapters
+            assert bank is not None
+            loading = AdapterLoading(bank)
+            loading.apply(order)
+            for answer in loading.turn():
+                self.core.adapters.held(answer)
+        return bool(orders)
+
+    def load_adapter(self, name: str, path: Path) -> Adapter:
+        """As an operator does it; raises LookupError with the reason where that fails."""
+        self._num_asked += 1
+        self.core.adapters.load(LoadAdapter(f"load{self._num_asked}", "g", name, str(path)))
+        while self.step():
+            pass
+        answers = [answer.adapter for _, answer in self.core.adapters.take_answers()]
+        if not answers:
+            raise LookupError(self.rejected.pop().message)
+        return answers[0]
 
     def _plans(self, name: str) -> Iterator[StepPlan]:
         """Up to two: what follows drafts waits for what becomes of them."""

@@ -10,11 +10,14 @@ from __future__ import annotations
 import random
 from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from scripts.bench.common.adapters import write_adapter
 from services.scheduler.state.policy import Policy
 from tests.engine.checkpoints import save_checkpoint
+from tests.engine.weights.quantised.encoders import gptq, quantise
 from tests.integration.engine import MODEL, Ask, Engine, ask, token_ids
 
 Tokens = list[list[list[int]]]
@@ -27,17 +30,33 @@ Make = partial[Engine]
 STATES = "qwen3.5"  # linear attention in three of four layers
 KINDS = ("gpt2", "gemma2", "gemma3", "gemma4", "qwen2-moe", "gpt-oss", "deepseek-v3", STATES)
 WINDOWS = ("gemma2", "gemma3", "gemma4", "gpt-oss")  # of 11 and 12 tokens: these layers have blocks of their own
-TORCH_KINDS = tuple(f"torch {kind}" for kind in (*WINDOWS, STATES))
+TORCH_KINDS = tuple(f"torch {kind}" for kind in ("gpt-oss", STATES))  # what the native kernels do otherwise
+# Weights in 4 bits: made at load, and of a checkpoint that has them, whose codes stay.
+NARROW: dict[str, dict[str, Any]] = {"int4": {"quantization": "int4"}, "gptq": {"dtype": "auto"}}
+ADAPTED = ("adapters native", "adapters int8 native")  # two of them, and none, by prompts
 LAYERS = {"gemma3": {"num_hidden_layers": 3, "sliding_window_pattern": 3, "layer_types": None}}  # two of three slide
 VOCAB = 4096
+SMALL = MODEL.with_name("pageant-stories-draft")  # where kernels are slow
 
 
-@pytest.fixture(scope="module", params=["native", "torch", *KINDS, *TORCH_KINDS])
+@pytest.fixture(scope="module", params=["native", "torch", *NARROW, *KINDS, *TORCH_KINDS, *ADAPTED])
 def make(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Make:
     """Engines that compute with these kernels, or a small random model of this kind with the native ones."""
     *torch, kind = request.param.split()
+    if torch and torch[0] == "adapters":
+        pair = (write_adapter(MODEL, tmp_path_factory.mktemp(name), seed=len(name)) for name in ("a", "bb"))
+        quantization = "int8" if "int8" in torch else "none"
+        return partial(Engine, kernels=kind, adapters=tuple(pair), quantization=quantization)
+    if kind == "gptq":
+        directory = tmp_path_factory.mktemp(kind)
+        scheme = {"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": True}
+        sizes = {"vocab_size": VOCAB, "max_position_embeddings": 512}
+        quantise(directory, scheme, lambda module, weight: gptq(weight, symmetric=True), further=sizes)
+        return partial(Engine, kernels="native", model=str(directory), **NARROW[kind])
+    if kind in NARROW:
+        return partial(Engine, kernels="native", **NARROW[kind])
     if kind not in KINDS:
-        return partial(Engine, kernels=kind)
+        return partial(Engine, kernels=kind) if kind == "native" else partial(Engine, kernels=kind, model=str(SMALL))
     directory = tmp_path_factory.mktemp(kind)
     changes = {"vocab_size": VOCAB, "max_position_embeddings": 512, **LAYERS.get(kind, {})}
     other_model = tmp_path_factory.mktemp("draft")
@@ -162,6 +181,37 @@ def test_killed_and_resumed_equals_undisturbed(make: Make) -> None:
     assert outputs == solo(make)
     assert engine.counters.num_worker_losses == 1
     assert engine.counters.num_preemptions > 0
+
+
+def test_background_beneath_others_equals_undisturbed(make: Make) -> None:
+    """It rests, gives its rows and blocks, is computed again, and loses a worker: one request of three is not in the
+    background, and these come one by one.  The bundled model drafts for itself."""
+    has_draft = "model" not in make.keywords
+    policy = Policy(max_num_batched_tokens=256, background_step_tokens=24, num_draft_tokens=3 * has_draft)
+    engine = make(policy, workers=2, num_blocks=24, **({"draft": str(MODEL)} if has_draft else {}))
+    if has_draft:
+        engine.join_draft("draft0")
+    ids: dict[int, str] = {}
+    for index, one in enumerate(asks()):
+        if index % 3:
+            ids[index] = engine.add(one, is_background=True)
+    for _ in range(12):
+        engine.step()
+    num_rested = 0
+    for index, one in enumerate(asks()):
+        if not index % 3:
+            ids[index] = engine.add(one)
+            for _ in range(4):
+                engine.step()
+                num_rested += sum(replica.num_resting for replica in engine.core.replicas.values())
+        if index == 12:
+            engine.lose("w0")
+    engine.join("w2")
+    engine.run()
+    assert not engine.rejected, engine.rejected
+    found = engine.outputs_of([ids[index] for index in range(len(asks()))], asks())
+    assert token_ids(found) == solo(make)
+    assert num_rested > 20 and engine.counters.num_preemptions > 0
 
 
 def test_siblings_equal_separate_requests_of_their_seeds(make: Make) -> None:

@@ -44,8 +44,8 @@ GRAMMARS = (
 
 @pytest.fixture(scope="module", params=["native", "torch"])
 def make(request: pytest.FixtureRequest) -> Make:
-    """Engines that compute with these kernels."""
-    return partial(Engine, kernels=request.param)
+    """Engines that compute with these kernels; a small model where they are slow."""
+    return partial(Engine, kernels=request.param, model=str(MODEL if request.param == "native" else DRAFT))
 
 
 @cache

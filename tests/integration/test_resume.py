@@ -1,5 +1,6 @@
 """A scheduler that dies, and another that goes on from what the clients have: the tokens, the log-probabilities and the
-ends are those of the undisturbed run, on the native kernels and on torch's."""
+ends are those of the undisturbed run, on the native kernels and on torch's.  One request of three is in the
+background."""
 
 from __future__ import annotations
 
@@ -82,7 +83,7 @@ def through(journal: dict[Key, Output], index: int, one: Ask) -> bool:
 def resumption(journal: dict[Key, Output], index: int, one: Ask) -> AddRequest:
     known = [journal.get((f"r{index}", n), Output()) for n in range(one.params.n)]
     return AddRequest(
-        RequestHeader(f"r{index}", "g"), one.params, pack_tokens(one.prompt), [0],
+        RequestHeader(f"r{index}", "g", is_background=index % 3 == 2), one.params, pack_tokens(one.prompt), [0],
         sent_token_ids=[b"" if output.finish_reason else pack_tokens(output.token_ids) for output in known],
         sent_finished=[output.finish_reason is not None for output in known], is_resumed=bool(journal),
     )  # fmt: skip

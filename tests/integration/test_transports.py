@@ -21,8 +21,10 @@ from shared.config import Settings
 from shared.errors import RejectCode
 from shared.messages import (
     AbortRequest,
+    AdapterLoaded,
     ChatMessage,
     DecodeResult,
+    DescribeResult,
     EncodeResult,
     FinishReason,
     GatewayInbox,
@@ -59,7 +61,9 @@ class Front(MemberActor):
         self.changed = asyncio.Event()
 
     def handlers(self) -> Handlers:
-        ignored: Handlers = dict.fromkeys((EncodeResult, DecodeResult, PiecesResult, Load), lambda _: None)
+        ignored: Handlers = dict.fromkeys(
+            (EncodeResult, DecodeResult, PiecesResult, DescribeResult, Load, AdapterLoaded), lambda _: None
+        )
         return {
             **ignored,
             TextBatch: self.handle_text,

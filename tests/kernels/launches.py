@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from kernels.interface import AttentionShape, Kernels
-from kernels.ops import activation, linear_int8
+from kernels.ops import activation, linear_decoded, linear_int8
 from kernels.ops.experts import ExpertWeights, Routing
 from kernels.ops.kv_cache import FP8, KVCache
+from kernels.ops.lora import LoraWeights
 from kernels.ops.rotary_store import HeadNorm
 from kernels.ops.state_plan import StatePlan
 from kernels.provider import triton_kernels
@@ -21,6 +22,7 @@ from kernels.triton.penalties import penalise
 from kernels.triton.rejection import accepts, log_residual
 from kernels.triton.row_writes import write_rows
 from kernels.triton.truncation import truncation
+from scripts.bench.gpu.linears import decoded_kinds
 from scripts.bench.gpu.shapes import GpuModelShape
 
 BLOCK, ROWS = 16, 4  # tokens of a block, sequences
@@ -53,6 +55,14 @@ class Catalogue:
         yield from self._linear_attention()
         yield from self._sampling()
         yield from self._rows()
+        yield from self._adapters()
+
+    def _adapters(self) -> Iterator[tuple[str, Launch]]:
+        size, adapters = self._shape.head_dim * self._shape.num_heads, torch.zeros(ROWS, dtype=torch.int64)
+        for rank in (16, 256):
+            weights = LoraWeights.empty((size, 64, 64), size, 2, rank, self._dtype)
+            x, y = (torch.zeros(ROWS, n, dtype=self._dtype) for n in (size, size + 128))
+            yield f"adapters of rank {rank}", partial(self._kernels.lora, x, y, weights, adapters)
 
     def _attention(self) -> Iterator[tuple[str, Launch]]:
         dtype = self._dtype
@@ -117,6 +127,11 @@ class Catalogue:
         for num_rows in (1, 48, 200):
             some = x[:1].expand(num_rows, -1)
             yield f"linear_int8, {num_rows} rows", lambda s=some: kernels.linear_int8(s, packed, None)  # type: ignore[misc]
+        for kind, codes in decoded_kinds(shape.inner, shape.hidden).items():
+            decoded = linear_decoded.pack_decoded(codes)
+            for num_rows in (1, 200) if kind.startswith("4") else (200,):
+                some = x[:1].expand(num_rows, -1)
+                yield f"{kind}, {num_rows} rows", lambda s=some, w=decoded: kernels.linear(s, w, None)  # type: ignore[misc]
         heads = shape.num_heads + 2 * shape.num_kv_heads
         qkv = torch.zeros(ROWS, heads, shape.head_dim, dtype=dtype)
         turns = torch.zeros(ROWS, 1, shape.head_dim, dtype=dtype)

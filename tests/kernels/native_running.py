@@ -55,6 +55,7 @@ class Running:
             block_size=BLOCK_SIZE,
             kv_format=FORMATS[kv],
             round_activations=rounds,
+            round_attention=rounds,
             max_positions=longest,
             eps=EPS,
             embed_scale=decoder.embed_scale,

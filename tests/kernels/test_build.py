@@ -28,6 +28,7 @@ from tests.engine.driver import Driver
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = str(ROOT / "models" / "pageant-stories-draft")
 EVERYTHING = frozenset().union(*(target.needs for target in TARGETS.values()))
+USERS_CACHE = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")  # before a test has another home
 TINY = 'extern "C" int answer() { return ANSWER; }\n'
 
 
@@ -289,7 +290,7 @@ def old_processor(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def wrong_results(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(self_check, "check_linear", lambda native, dtype: False)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(Path.home() / ".cache"))  # a library is there, as a rule
+    monkeypatch.setenv("XDG_CACHE_HOME", USERS_CACHE)  # a library is there, as a rule
 
 
 REASONS = {

@@ -57,7 +57,6 @@ def test_codes_that_are_no_integers_are_refused() -> None:
     codes, ones = torch.zeros(1, 32, dtype=torch.uint8), torch.ones(1, 1)
     for other in (
         Codes(codes, ones, 32, 4, table=torch.arange(16.0)),
-        Codes(codes, ones, 32, 4, gather=torch.arange(32)),
         Codes(codes.to(torch.float8_e4m3fn), ones, 32, 8),
     ):
         with pytest.raises(ValueError, match="integers"):

@@ -12,17 +12,17 @@ from torch import Tensor
 
 from kernels.cpu import abi
 from kernels.cpu.native import KVShape, Native, StepColumns
-from kernels.cpu.packing import FORMATS, PackedLinear
+from kernels.cpu.packing import FORMATS, KV_FORMATS, PackedLinear
 from kernels.interface import reference_kernels
 from kernels.ops import attention, linear, linear_int8, truncation
-from kernels.ops.kv_cache import KVCache
+from kernels.ops.kv_cache import FP8S, KVCache
 from kernels.ops.kv_store import store_kv
 from kernels.ops.noise import row_keys
-from kernels.ops.quantise import quantise
+from kernels.ops.quantise import quantise, saturate_fp8
 from kernels.ops.rms_norm import rms_norm
 from tests.kernels.natives import BUILDS, load_build
 
-DTYPES = list(FORMATS)
+DTYPES, KV_DTYPES = list(FORMATS), list(KV_FORMATS)
 SHAPES = [(16, 16), (64, 361), (80, 48), (144, 40), (576, 96), (704, 33), (1536, 64)]  # (in, out)
 SAMPLING = reference_kernels().sampling
 
@@ -161,7 +161,8 @@ class Paged:
         slots = torch.from_numpy(np.concatenate([self._slots(index) for index in range(len(self.lengths))]))
         scales = [torch.zeros(num_blocks, self.block_size, shape.num_kv_heads) for _ in range(2)]
         pools = [torch.zeros((*scales[0].shape, self.head_dim), dtype=shape.dtype) for _ in range(2)]
-        self.cache = KVCache(*pools, *(scales if shape.dtype == torch.int8 else ()))
+        by_head = [torch.ones(shape.num_kv_heads) if shape.dtype in FP8S else None for _ in range(2)]
+        self.cache = KVCache(*pools, *(scales if shape.dtype == torch.int8 else (None, None)), *by_head)
         sizes = self.native.key_bytes(shape), self.native.value_bytes(shape)
         self.blocks = [torch.zeros(num_blocks, size, dtype=torch.uint8) for size in sizes]
         wild = (strange[:, None] * self.block_size + torch.arange(self.block_size)).flatten()
@@ -186,8 +187,8 @@ class Paged:
         longest = max(self.lengths)
         tokens = torch.zeros(len(self.lengths), longest, dtype=torch.int64)
         step = StepColumns(tokens, self.tables).fill(chosen, ends - counts, counts, np.zeros_like(counts))
-        model = abi.PgModel(block_size=self.block_size, kv_format=FORMATS[self.shape.dtype])
-        model.round_activations = rounds
+        model = abi.PgModel(block_size=self.block_size, kv_format=KV_FORMATS[self.shape.dtype])
+        model.round_activations = model.round_attention = rounds
         keys, values = (block.data_ptr() for block in self.blocks)
         layer = abi.PgLayer(
             num_heads=self.num_heads,
@@ -216,7 +217,7 @@ LENGTHS, SCHEDULED = [1, 65, 4, 150, 64, 33, 21, 600], [1, 1, 4, 70, 1, 4, 20, 3
 HEADS = [(4, 4, 16), (6, 2, 32), (9, 3, 64), (8, 1, 128), (2, 1, 512)]
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", KV_DTYPES)
 @pytest.mark.parametrize("window", [0, 5, 100])
 @pytest.mark.parametrize("block_size", [16, 32, 64])
 @pytest.mark.parametrize("heads", HEADS)
@@ -252,7 +253,7 @@ def test_attention_of_rounded_queries_does_not_hang_on_the_block_size(
 
 
 @pytest.mark.parametrize("rounds", [False, True])
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", KV_DTYPES)
 @pytest.mark.parametrize("window", [0, 1, 37, 256, 300])
 @pytest.mark.parametrize("heads", [(9, 3, 64), (8, 1, 16)])
 def test_attention_of_a_token_is_alone(
@@ -284,7 +285,25 @@ def test_what_lies_behind_a_sequence_has_no_part_in_it(native: Native) -> None:
         assert torch.equal(paged.attend([length], 0, rounds=True)[0], before)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", FP8S)
+def test_floats_of_8_bits_are_rounded_as_torch_does(native: Native, dtype: torch.dtype) -> None:
+    """Every value, what lies half way between two and next to that, what is nearly nothing, and what is too large."""
+    exact = torch.arange(256, dtype=torch.uint8).view(dtype).float()
+    exact = exact[exact.isfinite()].sort().values
+    middle = (exact[1:] + exact[:-1]) / 2
+    beside = torch.cat([torch.nextafter(middle, torch.tensor(way)) for way in (-torch.inf, torch.inf)])
+    others = torch.tensor([1e-30, -1e-40, 1e6, -1e6, 1e38, 464.0, 61440.0])
+    values = torch.cat((exact, middle, beside, others, normal(16 * 1024)))[: 16 * 1024].view(1024, 1, 16)
+    shape = KVShape(dtype, 16, 1, 16)
+    sizes = native.key_bytes(shape), native.value_bytes(shape)
+    keys, found = (torch.zeros(64, size, dtype=torch.uint8) for size in sizes)
+    native.store_kv(shape, values, values, torch.arange(1024), keys, found)
+    wanted = saturate_fp8(values, torch.ones(1), dtype).view(torch.uint8)
+    assert torch.equal(found.flatten(), wanted.flatten())
+    assert torch.equal(keys.view(64, 16, 16).transpose(1, 2).flatten(), wanted.flatten())
+
+
+@pytest.mark.parametrize("dtype", KV_DTYPES)
 def test_a_store_touches_its_slots_only(native: Native, dtype: torch.dtype) -> None:
     """Storing one token more leaves what attention reads of the others as it was."""
     paged = Paged(native, [40, 24], (4, 2, 32), 16, dtype)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from kernels.cpu.native import Native
 from kernels.cpu.packing import PackedLinear, codes_format
-from kernels.ops import linear_codes
+from kernels.ops import linear_codes, linear_int8
 from kernels.ops.codes import INT4, UINT4, Codes, quantise_to_codes
 from tests.kernels.natives import BUILDS, load_build
 
@@ -60,7 +60,7 @@ def test_both_formats_are_the_reference_bit_for_bit(
         wanted = linear_codes.linear(x, linear_codes.pack_codes(codes), bias)
         packed = pack(native, codes, bias)
         assert packed.dtype == dtype
-        for rows in (1, 2, 3, 5, 13, 60):
+        for rows in (0, 1, 2, 3, 5, 13, 60):
             assert torch.equal(native.linear(x[:rows], packed), wanted[:rows])
 
 
@@ -123,18 +123,49 @@ def test_parts_one_below_the_other(native: Native) -> None:
     assert torch.equal(native.linear(x, packed), apart)
 
 
+@pytest.mark.parametrize("group", GROUPS)
+def test_input_features_in_another_order(native: Native, group: int) -> None:
+    """As of activations that are in that order already."""
+    x, codes = normal(40, 80), any_codes(48, 80, group)
+    order = torch.randperm(80, generator=torch.Generator().manual_seed(3))
+    packed = pack(native, replace(codes, gather=order))
+    for rows in (1, 13, 40):
+        found = native.linear(x[:rows], packed)
+        assert torch.equal(found, native.linear(x[:rows, order].contiguous(), pack(native, codes)))
+        wanted = linear_codes.linear(x, linear_codes.pack_codes(replace(codes, gather=order)))
+        assert torch.equal(found, wanted[:rows])
+
+
+def test_octets_are_int8(native: Native) -> None:
+    """With -128, which quantising at load never makes; one below the other, and by turns."""
+    generator, x = torch.Generator().manual_seed(4), normal(60, 80)
+    codes = torch.randint(0, 256, (64, 80), generator=generator, dtype=torch.uint8)
+    zeros = torch.full((64, 1), 128, dtype=torch.uint8)
+    octets = Codes(codes, torch.rand(64, 1, generator=generator), 80, 8, zeros)
+    wanted = linear_int8.linear(x, linear_codes.pack_codes(octets))
+    room = memory(native, 64, 80, torch.int8, 0)
+    pieces = zip(*(tensor.chunk(2) for tensor in (octets.codes, octets.scales, zeros)), strict=True)
+    halves = [replace(octets, codes=piece, scales=scales, zeros=zero) for piece, scales, zero in pieces]
+    for packed in (native.pack_codes(octets, room), native.pack_codes(halves, room.clone())):
+        assert packed.dtype == torch.int8
+        for rows in (1, 5, 60):
+            assert torch.equal(native.linear(x[:rows], packed), wanted[:rows])
+    bias = torch.arange(64.0).view(2, 32)
+    turned = native.pack_codes(halves, room.clone(), bias, by_turns=True)
+    order = native.linear(torch.zeros(1, 80), turned)[0].long()
+    assert torch.equal(native.linear(x, turned), wanted[:, order] + order.float())
+
+
 def test_what_cannot_be_packed(native: Native) -> None:
     codes = any_codes(32, 64, 32)
-    for other in (
-        replace(codes, bits=8),
-        replace(codes, table=torch.zeros(16)),
-        replace(codes, gather=torch.arange(64)),
-    ):
+    for other in (replace(codes, bits=8), replace(codes, table=torch.zeros(16))):
         with pytest.raises(ValueError, match="codes of 4 bits"):
             codes_format([other])
     room = memory(native, 64, 64, UINT4, 32)
-    with pytest.raises(ValueError, match="same input features and groups"):
+    with pytest.raises(ValueError, match="same input features, groups and order"):
         native.pack_codes([codes, any_codes(32, 64, 64)], room)
+    with pytest.raises(ValueError, match="same input features, groups and order"):
+        native.pack_codes([codes, replace(codes, gather=torch.arange(64))], room)
     with pytest.raises(ValueError, match="a gate and an up"):
         native.pack_codes([codes, any_codes(16, 64, 32)], room, by_turns=True)
     with pytest.raises(ValueError, match="72 input features"):

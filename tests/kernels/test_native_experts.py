@@ -151,6 +151,24 @@ def test_a_row_is_alone(native: Native, kind: str, weights: torch.dtype, rounds:
         assert torch.equal(native.feed_forward(model, struct, x[order].contiguous()), whole[order])
 
 
+@pytest.mark.parametrize("kind", ["gated shared", "of chosen"])
+def test_a_row_is_alone_where_tiles_multiply(native: Native, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of dimensions that tiles take: many rows are added up by columns, few rows and those of many threads are not."""
+    for name, size in (("HIDDEN", 224), ("INNER", 64), ("SHARED", 96)):
+        monkeypatch.setitem(globals(), name, size)
+    layer, x = make_layer(kind), normal(600, HIDDEN)
+    model, struct = make_model(rounds=True), layer.struct(native, torch.bfloat16)
+    whole, wanted = native.feed_forward(model, struct, x), layer.feed_forward(x.double())
+    errors = (whole - wanted).square().mean(1).sqrt() / wanted.std()
+    assert 0 < float(errors.median()) < 0.02
+    for start, rows in ((0, 1), (13, 40), (5, 300)):
+        part = native.feed_forward(model, struct, x[start : start + rows].contiguous())
+        assert torch.equal(part, whole[start : start + rows])
+    for threads in (1, 5, 2):
+        native.set_threads(threads, pin=False)
+        assert torch.equal(native.feed_forward(model, struct, x), whole)
+
+
 def test_experts_are_added_in_order_of_rank_and_the_shared_one_last(native: Native) -> None:
     """Told by the bits of sums whose terms are of very different sizes."""
     layer = make_layer("renormalised")

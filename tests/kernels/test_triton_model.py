@@ -40,6 +40,7 @@ if not (INTERPRETED or torch.cuda.is_available()):
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.*")
 ROOT = Path(__file__).resolve().parents[2]
+FIXTURES = ROOT / "tests" / "engine" / "weights" / "quantised" / "fixtures"
 BUNDLED, DRAFT = ROOT / "models" / "pageant-stories", ROOT / "models" / "pageant-stories-draft"
 SAMPLED = SamplingParams(temperature=0.9, top_p=0.95, top_k=50)
 
@@ -55,7 +56,7 @@ def make_runner(
     directory = resolve_model_dir(settings.engine.model)
     config = read_config(directory)
     source = open_weights(settings.engine.load_format, directory, config)
-    backend: Backend = choose_backend(settings, config, source.dtype)
+    backend: Backend = choose_backend(settings, config, source.dtype, quantised=source.quantisation is not None)
     if triton:
         kernels = triton_kernels(AttentionShape(config.head_shapes))
         if backend.formats.quantised:
@@ -207,6 +208,21 @@ def test_int8_weights(tmp_path: Path) -> None:
     save_checkpoint(tmp_path, "llama-tied")
     wanted = generate(make_runner(tmp_path, triton=False, quantization="int8"), 1)
     assert generate(make_runner(tmp_path, triton=True, quantization="int8"), 1) == wanted
+
+
+@pytest.mark.parametrize("fixture", ["ct-w4a16-asymmetric", "ct-fp8-block"])
+def test_codes_of_a_checkpoint(fixture: str) -> None:
+    """Decoded while they are multiplied, where the reference dequantises them at load."""
+    directory = FIXTURES / fixture
+    prompt = random_prompt(21, seed=1, vocab_size=read_config(directory).vocab_size)
+    scored, found = SamplingParams(temperature=0.0, prompt_logprobs=0), []
+    for triton in (False, True):
+        driver = Driver(make_runner(directory, triton=triton))
+        row = driver.add(0, prompt, scored)
+        driver.generate(2)
+        found.append((row.output, torch.tensor([one.logprobs[0] for one in row.prompt_logprobs])))
+    (wanted, exact), (output, logprobs) = found
+    assert output == wanted and float((logprobs - exact).abs().max()) < 1e-4
 
 
 def test_sizes_of_graphs() -> None:

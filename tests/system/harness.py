@@ -106,7 +106,7 @@ class Troupe:
             time.sleep(0.05)
         raise AssertionError(f"requests are left over: {load}")
 
-    def until_serving(self, patience: float = 20) -> None:
+    def until_serving(self, patience: float = 60) -> None:
         """Return once a request succeeds; until then each must be refused as UNAVAILABLE, and for no other reason."""
         deadline = time.monotonic() + patience
         while True:
@@ -135,13 +135,7 @@ class Troupe:
     ) -> list[Any]:
         """All requests at once, and while they stream `first` and a signal to a service; answers, or what failed."""
         async with self.channel() as channel:
-            begun = [asyncio.Event() for _ in requests]
-            tasks = [
-                asyncio.create_task(collect(channel, request, begun=event))
-                for request, event in zip(requests, begun, strict=True)
-            ]
-            for event in begun:
-                await event.wait()
+            tasks = await streaming(channel, requests)
             first()
             self.kill(service, number, at_most=at_most)
             return await asyncio.gather(*tasks, return_exceptions=True)
@@ -149,6 +143,18 @@ class Troupe:
     async def _generate(self, requests: list[Any], timeout: float = 240) -> list[list[Answer]]:
         async with self.channel() as channel:
             return await asyncio.gather(*(collect(channel, request, timeout) for request in requests))
+
+
+async def streaming(channel: Any, requests: list[Any]) -> list[asyncio.Task[list[Answer]]]:
+    """All requests at once; returns when each streams."""
+    begun = [asyncio.Event() for _ in requests]
+    tasks = [
+        asyncio.create_task(collect(channel, request, begun=event))
+        for request, event in zip(requests, begun, strict=True)
+    ]
+    for event in begun:
+        await event.wait()
+    return tasks
 
 
 async def collect(

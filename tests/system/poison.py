@@ -163,7 +163,7 @@ def prompts() -> list[Poison]:
         Poison("model unknown", model.SerializeToString(), grpc.StatusCode.NOT_FOUND, "model"),
         Poison("model as a path", path.SerializeToString(), grpc.StatusCode.NOT_FOUND, "model"),
         of_chat("empty"),
-        of_chat("of an unknown role", ("wizard", "hi"), blamed=ROLE),
+        of_chat("of a role of two words", ("wise wizard", "hi"), blamed=ROLE),
         of_chat("of a role without end", ("x" * 1_000_000, "hi"), blamed=ROLE),
         of_chat("of a role that is a template", ("{{ self }}", "hi"), blamed=ROLE),
         of_chat("of 5 megabytes", ("user", "x" * 5_000_000)),
@@ -186,11 +186,11 @@ def encodings() -> list[Poison]:
 
 def other_calls() -> list[Poison]:
     long = inference_pb2.TokenizeRequest(text="x" * 5_000_000)
-    wild = inference_pb2.TokenizeRequest(chat={"messages": [{"role": "wizard", "content": "x"}]})
+    wild = inference_pb2.TokenizeRequest(chat={"messages": [{"role": "wise wizard", "content": "x"}]})
     return [
         other("Tokenize of nothing", inference_pb2.TokenizeRequest(), INFERENCE + "Tokenize", blamed="input"),
         other("Tokenize of 5 megabytes", long, INFERENCE + "Tokenize", blamed="prompt"),
-        other("Tokenize of a wizard", wild, INFERENCE + "Tokenize", blamed=ROLE),
+        other("Tokenize of a wise wizard", wild, INFERENCE + "Tokenize", blamed=ROLE),
         *(
             other(f"Detokenize of {i}", inference_pb2.DetokenizeRequest(token_ids=[i]), INFERENCE + "Detokenize",
                   blamed="token_ids")

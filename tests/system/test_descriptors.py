@@ -14,7 +14,7 @@ import pytest
 
 from shared.descriptors import raise_limit
 from shared.proc import own_seconds, stat
-from tests.system.harness import Answer, Troupe, ask, collect, troupe
+from tests.system.harness import Answer, Troupe, ask, streaming, troupe
 
 DESCRIPTORS = 300
 NUM_IDLE = 1000
@@ -89,13 +89,7 @@ def test_a_thousand_idle_connections_cost_streams_nothing(running: Troupe, front
 
     async def attacked() -> tuple[list[list[Answer]], int, float]:
         async with running.channel() as channel:
-            begun = [asyncio.Event() for _ in requests]
-            streams = [
-                asyncio.create_task(collect(channel, request, begun=event))
-                for request, event in zip(requests, begun, strict=True)
-            ]
-            for event in begun:
-                await event.wait()
+            streams = await streaming(channel, requests)
             async with crowd(host, int(port), first):
                 status = await asyncio.to_thread(health, running)
                 await asyncio.to_thread(join_the_bus, running)

@@ -21,14 +21,19 @@ from tests.unit.docs.transcripts import Transcript, transcripts
 
 TIMEOUT = 240.0  # seconds, of one command
 HERE = [command for command in commands() if isinstance(how(command.bare), Run)]
+ORDERS = ("pageant scale", "pageant restart")
+ONCE = {
+    " ".join(command.words): command  # the first document that has it names it
+    for command in reversed(HERE)
+    if not command.bare.startswith(("pageant serve", *ORDERS))
+}
 CODE = [block for block in blocks() if block.language == "python" and "import" in block.text]
 STATEMENTS = [block for block in blocks() if block.language == "python" and "import" not in block.text]
 TALK = "Hello\n/quit\n"
 ASKED = ("pageant generate", "pageant chat")
 BUNDLED = "models/pageant-stories"
-ORDERS = ("pageant scale", "pageant restart")
 NUMBERS = {
-    "bench kernels": ["--rows", "1", "--context", "64"],
+    "bench kernels": ["--rows", "1", "--context", "64", "--threads", "1"],
     "bench messages": ["--sizes", "1"],
 }  # of what takes long
 OPENAI = 'from openai import OpenAI\nclient = OpenAI(base_url="http://127.0.0.1:8000/v1", api_key="none")\n'
@@ -84,7 +89,7 @@ def beside(bare: str, command: Command, running: Troupe, directory: Path) -> lis
     return NUMBERS.get(" ".join(command.words[1:3]), [])
 
 
-@pytest.mark.parametrize("command", [c for c in HERE if not c.bare.startswith(("pageant serve", *ORDERS))], ids=str)
+@pytest.mark.parametrize("command", ONCE.values(), ids=str)
 def test_it_runs(command: Command, running: Troupe, asked: str, tmp_path: Path) -> None:
     if " ".join(command.words[:2]) in ASKED and len(command.words) < 3 and "generate" in command.bare:
         command = Command(command.document, f'{command.text} "Once"')
@@ -129,16 +134,19 @@ def indented(code: str) -> str:
 
 
 def served() -> list[list[str]]:
-    """The options of every `pageant serve` of the documents, each once; the harness names the model itself."""
+    """The options of every `pageant serve` of the documents, each once; the harness names the model itself.
+
+    Options that another one has too, beside more, are served with those.
+    """
     told = [command.words[2:] for command in HERE if command.bare.startswith("pageant serve ")]
     found = {tuple(word for word in words if word != BUNDLED) for words in told if not {"-h", "--help"} & set(words)}
-    return [list(options) for options in sorted(found)]
+    return [list(options) for options in sorted(found) if not any(set(options) < set(more) for more in found)]
 
 
 @pytest.mark.parametrize("options", served(), ids=" ".join)
 def test_serving_as_the_documents_do_scaling_and_restarting(options: list[str], tmp_path: Path) -> None:
     """`pageant serve` with the documents' own options, and then their orders to one of these deployments."""
-    orders = [command for command in HERE if command.bare.startswith(ORDERS)]
+    orders = list({tuple(order.words): order for order in HERE if order.bare.startswith(ORDERS)}.values())
     assert options and orders
     orders = orders if options == served()[-1] else []
     with troupe(tmp_path, "--num-threads", "1", "--num-blocks", "256", *options) as running:

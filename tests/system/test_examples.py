@@ -10,17 +10,20 @@ from collections.abc import Iterator
 import pytest
 
 from tests.system.harness import ROOT, Troupe, troupe
+from tests.system.test_frameworks import EXAMPLES
 
 FOLDER = ROOT / "examples"
 NEEDS_OPENAI = pytest.mark.skipif(importlib.util.find_spec("openai") is None, reason="needs the openai package")
-TESTED = {"stream_openai", "stream_grpc", "call_tool", "structured_output", "kill_worker"}
+TESTED = {"stream_openai", "stream_grpc", "call_tool", "structured_output", "kill_worker", "batch"}
+OF_FRAMEWORKS = {name for name, _ in EXAMPLES.values()}  # tests/system/test_frameworks.py
 TIMEOUT = 120.0
 
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Troupe]:
+    directory = tmp_path_factory.mktemp("examples")
     options = ["--num-threads", "1", "--num-blocks", "512", "--tool-call-parser", "hermes"]
-    with troupe(tmp_path_factory.mktemp("examples"), *options) as served:
+    with troupe(directory, *options, "--files-dir", str(directory / "files")) as served:
         yield served
 
 
@@ -33,9 +36,9 @@ def run(name: str, *arguments: str) -> str:
 
 
 def test_every_example_is_tested_here_and_in_the_index() -> None:
-    assert {path.stem for path in FOLDER.glob("*.py")} == TESTED
+    assert {path.stem for path in FOLDER.glob("*.py")} == TESTED | OF_FRAMEWORKS
     index = (FOLDER / "README.md").read_text(encoding="utf-8")
-    assert all(f"({name}.py)" in index for name in TESTED)
+    assert all(f"({name}.py)" in index for name in TESTED | OF_FRAMEWORKS)
 
 
 @NEEDS_OPENAI
@@ -58,6 +61,12 @@ def test_call_tool(running: Troupe) -> None:
 def test_structured_output(running: Troupe) -> None:
     animal, age, is_kind = run("structured_output", running.url).split()
     assert animal in ("fox", "owl", "bear") and 1 <= int(age) <= 30 and is_kind in ("True", "False")
+
+
+@NEEDS_OPENAI
+def test_batch(running: Troupe) -> None:
+    results = dict(line.split(": ", 1) for line in run("batch", running.url).splitlines())
+    assert set(results) == {"dragon", "rain", "cat"} and all(len(text) > 20 for text in results.values())
 
 
 def test_kill_worker(running: Troupe) -> None:

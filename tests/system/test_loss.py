@@ -17,7 +17,7 @@ import pytest
 
 from scripts.bench.chaos.cases import PLAIN
 from scripts.bench.chaos.main import ChaosOrder, perform, table
-from tests.system.harness import ROOT, Answer, Troupe, ask, collect, troupe
+from tests.system.harness import ROOT, Answer, Troupe, ask, collect, streaming, troupe
 
 FIELDS = ("text", "token_ids", "finish_reason", "stop_reason", "prompt_tokens", "completion_tokens")
 NOTICED_SECONDS = 3.0
@@ -83,13 +83,7 @@ def test_a_frozen_worker_is_given_up_and_what_it_says_later_is_not_heard(running
 
     async def freeze() -> list[Any]:
         async with running.channel() as channel:
-            begun = [asyncio.Event() for _ in asked]
-            tasks = [
-                asyncio.create_task(collect(channel, request, begun=event))
-                for request, event in zip(asked, begun, strict=True)
-            ]
-            for event in begun:
-                await event.wait()
+            tasks = await streaming(channel, asked)
             victim = running.pids("worker")[0]
             frozen_at = time.time()
             os.kill(victim, signal.SIGSTOP)
@@ -145,7 +139,7 @@ def test_a_lost_gateway_s_requests_are_ended(running: Troupe) -> None:
 
 def test_a_rolling_restart_fails_no_request(running: Troupe) -> None:
     long = ask("One day", temperature=0.0, max_tokens=900, ignore_eos=True)  # longer than the drain timeout
-    asked = [*requests(60), long]
+    asked = [*requests(60)[::2], long]
     wanted = running.generate(asked)
 
     async def load(over: asyncio.Event) -> int:
@@ -174,7 +168,7 @@ def test_a_rolling_restart_fails_no_request(running: Troupe) -> None:
     }
     count, said = asyncio.run(both())
     assert said.count("was replaced") == 8 and said.endswith("done\n"), said
-    assert count > 20
+    assert count > 10
     for service, pids in before.items():
         after = running.pids(service)
         assert len(after) == len(pids) and not set(after) & set(pids), service
@@ -191,5 +185,5 @@ def test_the_short_chaos_changes_nothing(tmp_path: Path) -> None:
     print(table(result))
     assert not result.wrong, result.wrong[:5]
     assert not result.leftovers
-    assert all(result.num_streams[kind] for kind in (*PLAIN, "stop strings", "bytes", "grammar"))
+    assert all(result.num_streams[kind] for kind in (*PLAIN, "stop strings", "bytes", "grammar", "adapters"))
     assert len(result.inflicted) == 8 and sum(result.num_streams.values()) > result.num_clients

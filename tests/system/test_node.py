@@ -43,3 +43,22 @@ def test_node_speaks_our_protocol(tmp_path: Path) -> None:
         assert (seen["refused"]["status"], seen["refused"]["field"]) == ("INVALID_ARGUMENT", "temperature")
         assert seen["cancelled"]["status"] == "CANCELLED"
         assert running.settled_load().num_aborted >= 1
+
+
+@pytest.mark.skipif(not (Path(MODULES) / "@anthropic-ai" / "sdk").is_dir(), reason="needs @anthropic-ai/sdk and openai")
+def test_the_official_packages_speak_http(tmp_path: Path) -> None:
+    options = ("--num-blocks", "256", "--num-threads", "1", "--tool-call-parser", "hermes")
+    with troupe(tmp_path, *options) as running:
+        command = ["node", str(CLIENT.with_name("apis.cjs")), running.url, "pageant-stories"]
+        done = subprocess.run(command, env=os.environ | {"NODE_PATH": MODULES}, capture_output=True, timeout=120,
+                              check=False)  # fmt: skip
+        assert done.returncode == 0, done.stderr.decode()
+        seen: dict[str, Any] = json.loads(done.stdout)
+    found = seen["responses"]
+    name, arguments = found["whole"]
+    assert name == "weather" and json.loads(arguments)["place"] in ("Oslo", "Rome")
+    assert found["deltas"] == found["gathered"] == arguments and found["next"] and found["previous"]
+    found = seen["messages"]
+    assert found["whole"] == found["gathered"] and len(found["whole"]) > 20 and found["stop"] == "max_tokens"
+    assert found["input"]["place"] in ("Oslo", "Rome") and found["reason"] == "tool_use" and found["count"]
+    assert found["refused"] == [400, "invalid_request_error"]

@@ -1,246 +1,258 @@
-"""The page in a real browser, headless: it streams, counts, shows candidates, and asks nobody but its own server.
-
-PAGEANT_TEST_BROWSER names a Chromium (chromium, chrome-headless-shell ...); PAGEANT_SCREENSHOTS a folder for pictures.
+"""The page in a real browser, headless: it streams, counts, shows candidates and calls, draws the deployment, restarts
+services, and asks no other server.  PAGEANT_SCREENSHOTS names a folder for pictures.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.system.harness import Troupe, troupe
+from scripts.bench.common.adapters import write_adapter
+from tests.browser import BROWSER, Chromium, Tab
+from tests.system.harness import MODEL, Troupe, troupe
 
-playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright, to drive a browser")
-NAMES = ("chromium", "chromium-browser", "chrome-headless-shell", "google-chrome")
-BROWSER = os.environ.get("PAGEANT_TEST_BROWSER") or next(
-    (found for name in NAMES if (found := shutil.which(name))), None
-)
+OPERATOR_KEY, OTHER_KEY = "battery-staple", "correct-horse"
+ANSWER = ".turn.assistant:last-child"
+TEXT = f"{ANSWER} .text.answer"
+WORKER = ".service[data-service=worker]"
+# A story ends when it is told; this one goes on for as long as it may.
+ENDLESS = """(() => { const ask = window.fetch; window.fetch = (path, options) => ask(path, options?.body
+    ? { ...options, body: JSON.stringify({ ...JSON.parse(options.body), ignore_eos: true }) } : options); })()"""
 
-API_KEY = "correct-horse"
-
-pytestmark = pytest.mark.skipif(BROWSER is None, reason="needs a Chromium (PAGEANT_TEST_BROWSER)")
+pytestmark = pytest.mark.skipif(not BROWSER, reason="needs a Chromium (PAGEANT_TEST_BROWSER)")
 
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Troupe]:
-    options = ["--num-blocks", "256", "--num-threads", "1"]
-    with troupe(tmp_path_factory.mktemp("page"), *options) as started:
+    options = ["--num-blocks", "256", "--num-threads", "1", "--tool-call-parser", "hermes", "--resume-timeout", "100"]
+    keys = ["--api-keys", f"operator:{OPERATOR_KEY},acme:{OTHER_KEY}"]
+    adapter = tmp_path_factory.mktemp("adapters") / "poet"
+    write_adapter(MODEL, adapter, seed=3, scale=0.1)
+    options += ["--lora-modules", f"poet={adapter}", "--max-loras", "1"]
+    with troupe(tmp_path_factory.mktemp("page"), *options, *keys) as started:
         yield started
 
 
 @pytest.fixture(scope="module")
-def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Troupe]:
-    options = ["--num-blocks", "256", "--num-threads", "1", "--api-keys", f"acme:{API_KEY}"]
-    with troupe(tmp_path_factory.mktemp("guarded"), *options) as started:
-        yield started
+def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chromium]:
+    browser = Chromium(tmp_path_factory.mktemp("chromium"))
+    yield browser
+    browser.close()
 
 
 @pytest.fixture
-def page(running: Troupe) -> Iterator[Any]:
-    yield from opened_at(running)
+def stranger(running: Troupe, chromium: Chromium) -> Iterator[Tab]:
+    """The page, in which no key was given yet."""
+    tab = chromium.open(running.url)
+    yield tab
+    own = (running.url, "data:", "about:")
+    assert not [request["url"] for request in tab.requests() if not request["url"].startswith(own)]
+    assert not tab.faults()
+    tab.close()
 
 
 @pytest.fixture
-def guarded_page(guarded: Troupe) -> Iterator[Any]:
-    yield from opened_at(guarded)
+def page(stranger: Tab) -> Tab:
+    """The page of an operator."""
+    give_key(stranger, OPERATOR_KEY)
+    return stranger
 
 
-def opened_at(running: Troupe) -> Iterator[Any]:
-    with playwright.sync_playwright() as made:
-        browser = made.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
-        opened = browser.new_page(viewport={"width": 1100, "height": 760})
-        wrong: list[str] = []
-        opened.on("pageerror", lambda error: wrong.append(str(error)))
-        opened.on("console", lambda message: wrong.extend([message.text] if is_fault(message) else []))
-        own = (running.url, "data:")
-        opened.on("request", lambda request: wrong.extend([] if request.url.startswith(own) else [request.url]))
-        opened.goto(running.url)
-        yield opened
-        browser.close()
-        assert not wrong
+def give_key(tab: Tab, key: str) -> None:
+    tab.fill("#key", key)
+    tab.wait_for_text("#model", "pageant-stories")
 
 
-def is_fault(message: Any) -> bool:
-    """The browser itself reports every refused request; the page shows it."""
-    return message.type == "error" and not message.text.startswith("Failed to load resource")
-
-
-def picture(page: Any, name: str) -> None:
+def picture(tab: Tab, name: str) -> None:
     if folder := os.environ.get("PAGEANT_SCREENSHOTS"):
-        page.screenshot(path=str(Path(folder) / f"{name}.png"))
+        tab.picture(Path(folder) / f"{name}.png")
 
 
-def answered(page: Any) -> str:
-    page.wait_for_selector(".turn.assistant:last-child .figures:has-text('ended by')")
-    return str(page.inner_text(".turn.assistant:last-child .text:nth-of-type(3)"))
+def ask(tab: Tab, prompt: str, **fields: str) -> None:
+    for name, value in fields.items():
+        tab.fill(f"#{name}", value)
+    tab.fill("#prompt", prompt)
+    tab.press("Enter")
 
 
-def test_a_completion_streams_with_candidates_for_each_token(page: Any) -> None:
-    page.wait_for_selector("#model:has-text('pageant-stories')")
-    page.fill("#max_tokens", "60")
-    page.fill("#prompt", "Once upon a time")
-    page.press("#prompt", "Enter")
-    page.wait_for_selector(".turn.assistant .token")
+def answered(tab: Tab) -> str:
+    tab.wait_for_text(f"{ANSWER} .figures", "finish reason")
+    return tab.text(TEXT)
+
+
+def bodies(tab: Tab, path: str) -> list[Any]:
+    asked = [request for request in tab.requests() if request["url"].endswith(path) and "postData" in request]
+    return [json.loads(request["postData"]) for request in asked]
+
+
+def test_a_completion_shows_candidates_for_each_token_and_where_its_time_went(page: Tab) -> None:
+    ask(page, "Once upon a time", max_tokens="60")
     assert len(answered(page)) > 80
-    figures = page.inner_text(".turn.assistant .figures")
-    assert "60 tokens" in figures and "tokens/s" in figures and "5 prompt tokens" in figures
-    assert page.locator(".token").count() > 50
-    page.locator(".token").nth(9).hover()
-    page.wait_for_selector("#tip", state="visible")
-    assert page.locator("#tip tr").count() >= 5 and page.locator("#tip tr.own").count() == 1
+    figures = page.text(f"{ANSWER} .figures")
+    assert "60 completion tokens" in figures and "tokens/s" in figures and "5 prompt tokens" in figures
+    assert page.count(f"{TEXT} .token") > 50
+    page.hover(f"{TEXT} .token:nth-of-type(10)")
+    page.until("document.querySelector('#tip').classList.contains('shown')")
+    assert page.count("#tip tr") >= 5 and page.count("#tip tr.own") == 1
     picture(page, "completion")
-
-
-def test_each_answer_shows_where_its_time_went(page: Any) -> None:
-    asked = page.expect_request("**/v1/completions")
-    page.fill("#max_tokens", "60")
-    page.fill("#prompt", "Once upon a time there was a fox")
-    with asked as sent:
-        page.press("#prompt", "Enter")
-    assert sent.value.post_data_json["explain"] is True
-    answered(page)
-    latency = page.locator(".turn.assistant .latency")
-    bar = latency.get_by_role("img")
-    widths = bar.locator("i").evaluate_all("parts => parts.map(part => part.getBoundingClientRect().width)")
-    titles = bar.locator("i").evaluate_all("parts => parts.map(part => part.title)")
-    label = bar.get_attribute("aria-label")
-    assert len(widths) > 5 and sum(widths) == pytest.approx(bar.bounding_box()["width"], abs=1)
-    assert all(title in label for title in titles)
-    decoded = next(place for place, title in enumerate(titles) if title.startswith("decode "))
-    assert widths[decoded] == max(widths), "of sixty tokens most of the time is decoding"
-    cause = latency.locator(".cause").inner_text()
-    assert re.fullmatch(r"[\d.]+ ms of [\d.]+ generating", cause)
-    legend = latency.locator(".legend li").all_inner_texts()
-    assert any(re.fullmatch(r"decode\s*[\d.]+ ms [\d.]+ %", entry) for entry in legend)
+    first = page.text("#tip")
+    page.run(f"document.querySelector('{TEXT}').focus()")
+    page.press("ArrowRight")
+    assert page.text("#tip") != first, "the arrow keys lead to the next token"
+    (body,) = bodies(page, "/v1/completions")
+    assert body["explain"] is True and body["model"] == "pageant-stories"
+    titles = page.run(f"[...document.querySelectorAll('{ANSWER} .latency .bar i')].map((part) => part.title)")
+    widths = page.run(f"[...document.querySelectorAll('{ANSWER} .latency .bar i')].map((part) => part.offsetWidth)")
+    label = page.attribute(f"{ANSWER} .latency .bar", "aria-label") or ""
+    assert len(titles) > 5 and all(title in label for title in titles) and max(widths) > 100
+    legend = page.run(f"[...document.querySelectorAll('{ANSWER} .legend li')].map((entry) => entry.innerText)")
     shares = [float(entry.split()[-2]) for entry in legend]
-    assert sum(shares) == pytest.approx(100, abs=3)
-    assert "prompt tokens computed" in latency.locator(".counts").inner_text()
-    for scheme in ("light", "dark"):
-        page.emulate_media(color_scheme=scheme)
-        latency.scroll_into_view_if_needed()
-        picture(page, f"latency-{scheme}")
+    assert any(entry.startswith("decode") for entry in legend) and sum(shares) == pytest.approx(100, abs=3)
+    assert re.search(r"[\d.]+ m?s of", page.text(f"{ANSWER} .cause"))
 
 
-def test_a_chat_goes_on_from_what_was_said(page: Any) -> None:
+def test_an_adapter_is_chosen_beside_its_model_and_answers(page: Tab) -> None:
+    groups = page.run(
+        "[...document.querySelectorAll('#model optgroup')].map((group) => "
+        "[group.label, ...[...group.children].map((option) => option.value)])"
+    )
+    assert groups == [["Models", "pageant-stories"], ["Adapters", "poet"]]
+    said = {}
+    for name in ("poet", "pageant-stories"):
+        page.run(f"document.querySelector('#model').value = '{name}'; document.querySelector('#model').onchange()")
+        ask(page, "Once upon a time", max_tokens="30", temperature="0")
+        said[name] = answered(page)
+        assert bodies(page, "/v1/completions")[-1]["model"] == name
+        page.click("#clear")
+    assert said["poet"] != said["pageant-stories"]
+    picture(page, "adapters")
+
+
+def test_a_worker_is_restarted_from_the_page_and_the_answer_pauses_and_goes_on(page: Tab) -> None:
+    page.run(ENDLESS)
+    page.click("#view_both")
+    page.wait_for_text(f"{WORKER} .state", "ready")
+    asked = {"max_tokens": "500", "temperature": "0"}
+    ask(page, "Once upon a time", **asked)
+    undisturbed = answered(page)
+    page.click("#clear")
+    ask(page, "Once upon a time", **asked)
+    page.until(f"document.querySelectorAll('{ANSWER} .token').length > 20")
+    page.click(f"{WORKER} .controls button")
+    page.wait_for_text(f"{ANSWER} .pausing", "paused for")
+    page.until(f"document.querySelector('{WORKER}').dataset.state !== 'ready'")
+    picture(page, "paused")
+    assert answered(page) == undisturbed, "no token is lost or other than it would have been"
+    assert page.count(f"{TEXT} .seam") >= 1 and "paused" in page.text(f"{ANSWER} .figures")
+    page.wait_for_text(".events", "worker-0 is ready after")
+    assert "worker-0 is leaving" in page.text(".events")
+    page.click(".service[data-service=detokenizer] .stepper button:last-child")
+    page.wait_for_text(".service[data-service=detokenizer] .state", "2 ready")
+    assert page.count(".service[data-service=detokenizer] .processes li") == 2
+    picture(page, "scaled")
+    page.until("document.querySelector('.order').innerText === ''")
+    page.click(".service[data-service=detokenizer] .stepper button:first-child")
+    page.until("document.querySelector('.service[data-service=detokenizer] output').innerText === '1'")
+
+
+def test_a_chat_calls_a_tool_gets_its_result_and_goes_on_after_a_reload(page: Tab) -> None:
     page.click("#chat")
-    page.fill("#max_tokens", "40")
-    for words in ("A story about a fox", "And then?"):
-        page.fill("#prompt", words)
-        page.click("#send")
-        assert answered(page)
-    assert page.locator(".turn").count() == 4 and page.locator(".latency .bar").count() == 2
-    picture(page, "chat")
-
-
-def test_an_answer_can_be_stopped_and_errors_are_shown(page: Any) -> None:
-    page.fill("#max_tokens", "900")
-    page.fill("#prompt", "Once")
-    page.click("#send")
-    page.wait_for_selector(".turn.assistant .token")
-    page.click("#cancel")
-    page.wait_for_selector(".error:has-text('stopped')")
-    page.fill("#top_p", "7")
-    page.fill("#prompt", "Once")
-    page.click("#send")
-    page.wait_for_selector(".error:has-text('top_p must be in (0, 1], got 7')")
-
-
-def test_escape_stops_and_what_was_said_survives_a_reload(page: Any) -> None:
-    page.fill("#max_tokens", "900")
-    page.fill("#temperature", "0.5")
-    page.click(".examples button >> nth=0")
-    page.wait_for_selector(".turn.assistant .token")
-    page.keyboard.press("Escape")
-    page.wait_for_selector(".error:has-text('stopped')")
-    assert page.locator(".examples").count() == 0
-    said = page.inner_text(".turn.assistant .text:nth-of-type(3)")
-    assert said and said in page.inner_text("#said")
+    page.run("document.querySelector('#use_tools').checked = true")
+    ask(page, "What is the weather in Paris?", tool_choice="required", max_tokens="200", temperature="0.5", seed="3")
+    page.wait_for_text(".card.call .name", "get_weather")
+    page.until("document.querySelector('.calls button.main') !== null")
+    assert page.text(".card.call dt") == "city" and "temperature" in page.value(".card.call input")
+    picture(page, "tool")
+    page.run("document.querySelector('#use_tools').checked = false")
+    page.fill("#max_tokens", "20")
+    page.click(".calls button.main")
+    page.until("document.querySelectorAll('.turn.assistant').length === 2")
+    assert answered(page)
+    question, call, *results = bodies(page, "/v1/chat/completions")[-1]["messages"]
+    assert question["role"] == "user" and call["tool_calls"][0]["function"]["name"] == "get_weather"
+    assert [result["tool_call_id"] for result in results] == [one["id"] for one in call["tool_calls"]]
+    assert {result["role"] for result in results} == {"tool"}
     page.reload()
-    assert page.inner_text(".turn.assistant .text:nth-of-type(3)") == said
-    assert page.inner_text(".turn.user .text:nth-of-type(3)") == "Once upon a time"
-    assert "stopped" in page.inner_text(".turn.assistant .figures")
-    assert (page.input_value("#max_tokens"), page.input_value("#temperature")) == ("900", "0.5")
+    page.wait_for_text("#model", "pageant-stories")
+    assert page.attribute("#chat", "aria-pressed") == "true" and page.value("#temperature") == "0.5"
+    ask(page, "And then?")
+    assert answered(page)
+    assert len(bodies(page, "/v1/chat/completions")[-1]["messages"]) == 2 + len(results) + 2
+
+
+def test_an_answer_can_be_stopped_errors_are_shown_and_what_was_said_survives_a_reload(page: Tab) -> None:
+    page.run(ENDLESS)
+    page.fill("#max_tokens", "900")
+    page.click(".examples button")
+    page.until(f"document.querySelector('{TEXT} .token') !== null")
+    page.press("Escape")
+    page.wait_for_text(f"{ANSWER} .error", "stopped")
+    said = page.text(TEXT)
+    assert said and said in page.run("document.querySelector('#said').textContent")
+    ask(page, "Once", top_p="7")
+    page.wait_for_text(f"{ANSWER} .error", "top_p must be in (0, 1], got 7")
+    page.reload()
+    assert page.text(".turn.assistant .text.answer") == said and page.count(".turn") == 4
     page.click("#clear")
     page.reload()
-    assert page.locator(".turn").count() == 0 and page.locator(".examples button").count() >= 2
-
-
-def test_a_chat_goes_on_after_a_reload(page: Any) -> None:
-    page.click("#chat")
-    page.fill("#max_tokens", "20")
-    page.fill("#prompt", "A story about a fox")
-    page.click("#send")
-    first = answered(page)
-    page.reload()
-    assert page.get_attribute("#chat", "aria-pressed") == "true"
-    page.fill("#prompt", "And then?")
-    with page.expect_request("**/v1/chat/completions") as sent:
-        page.click("#send")
-    contents = [message["content"] for message in sent.value.post_data_json["messages"]]
-    assert contents[0] == "A story about a fox" and contents[1].strip() == first.strip() and contents[2] == "And then?"
-
-
-def test_a_key_is_asked_for_honestly_and_kept_in_the_tab_alone(guarded_page: Any) -> None:
-    page = guarded_page
-    page.wait_for_selector("#state:has-text('asks for an API key')")
-    page.fill("#prompt", "Once")
-    page.press("#prompt", "Enter")
-    page.wait_for_selector(".error:has-text('asks for an API key')")
-    assert page.evaluate("document.activeElement.id") == "key"
-    assert page.get_attribute("#key", "aria-invalid") == "true" and page.input_value("#prompt") == "Once"
-    page.fill("#key", "wrong-horse")
-    page.press("#key", "Tab")
-    page.wait_for_selector("#state:has-text('refuses this API key')")
-    page.fill("#key", API_KEY)
-    page.press("#key", "Tab")
-    page.wait_for_selector("#model:has-text('pageant-stories')")
-    assert page.get_attribute("#key", "aria-invalid") is None
-    page.fill("#max_tokens", "10")
-    page.press("#prompt", "Enter")
-    assert answered(page)
-    assert API_KEY not in page.evaluate("JSON.stringify(localStorage)")
-    page.reload()
-    assert page.input_value("#key") == API_KEY
-
-
-@pytest.mark.parametrize(("width", "height"), [(390, 844), (768, 1024), (1440, 900)])
-def test_it_fits_every_screen(page: Any, width: int, height: int) -> None:
-    page.set_viewport_size({"width": width, "height": height})
-    is_narrow = width < 700
-    assert page.is_visible("#settings") == is_narrow and page.is_visible("#key") != is_narrow
-    if is_narrow:
-        for is_open in (True, False):
-            page.click("#settings")
-            assert page.is_visible("#key") == is_open
-            assert page.get_attribute("#settings", "aria-expanded") == str(is_open).lower()
-    assert page.evaluate("document.documentElement.scrollWidth") <= width
-    for name in ("#prompt", "#send", "#answers"):
-        box = page.locator(name).bounding_box()
-        assert box["x"] >= 0 and box["x"] + box["width"] <= width and box["y"] + box["height"] <= height
-    for scheme in ("light", "dark"):
-        page.emulate_media(color_scheme=scheme)
-        picture(page, f"{width}-{scheme}")
-
-
-def test_every_control_has_a_name(page: Any) -> None:
-    unnamed = page.evaluate(
-        """() => [...document.querySelectorAll("input, textarea, button")]
-        .filter((one) => !one.labels?.length && !one.innerText.trim() && !one.ariaLabel).map((one) => one.id)"""
-    )
-    assert not unnamed
-    assert page.get_attribute("#said", "aria-live") == "polite"
-
-
-def test_what_another_server_put_into_the_store_harms_nothing(page: Any) -> None:
-    wrong = ("{", "[]", '{"turns": 5, "messages": [1], "fields": {"seed": {}}, "mode": 7}', '{"turns": [{"who": "x"}]}')
-    for stored in wrong:
-        page.evaluate("text => localStorage.setItem('pageant', text)", stored)
+    assert page.count(".turn") == 0 and page.count(".examples button") >= 2
+    for stored in ("{", "[]", '{"turns": 5, "messages": [1], "fields": {"seed": {}}, "mode": 7, "view": "x"}'):
+        page.run(f"localStorage.setItem('pageant', {json.dumps(stored)})")
         page.reload()
-        page.wait_for_selector("#model:has-text('pageant-stories')")
-        assert page.locator(".turn").count() == 0
+        page.wait_for_text("#model", "pageant-stories")
+        assert page.count(".turn") == 0, "what another page put into the store harms nothing"
+
+
+def test_a_key_is_asked_for_kept_in_the_tab_alone_and_only_an_operator_s_restarts(stranger: Tab) -> None:
+    stranger.wait_for_text("#state", "asks for an API key")
+    ask(stranger, "Once")
+    stranger.wait_for_text(f"{ANSWER} .error", "asks for an API key")
+    assert stranger.run("document.activeElement.id") == "key" and stranger.value("#prompt") == "Once"
+    assert stranger.attribute("#key", "aria-invalid") == "true"
+    stranger.fill("#key", "wrong-horse")
+    stranger.wait_for_text("#state", "refuses this API key")
+    give_key(stranger, OTHER_KEY)
+    assert stranger.attribute("#key", "aria-invalid") is None
+    stranger.click("#settings")
+    stranger.click("#view_both")
+    stranger.wait_for_text("#deployment > .note", "only a key of the tenant 'operator'")
+    assert stranger.text(f"{WORKER} .state") == "ready" and not stranger.is_visible(f"{WORKER} .controls")
+    give_key(stranger, OPERATOR_KEY)
+    stranger.until(f"document.querySelector('{WORKER} .controls').checkVisibility()")
+    assert not any(key in stranger.run("JSON.stringify(localStorage)") for key in (OPERATOR_KEY, OTHER_KEY))
+    stranger.reload()
+    assert stranger.value("#key") == OPERATOR_KEY
+
+
+def test_it_fits_every_screen_and_every_control_has_a_name(page: Tab) -> None:
+    for width, height in ((390, 844), (768, 1024), (1440, 900)):
+        page.size(width, height)
+        for view in ("conversation", "deployment") if width < 700 else ("conversation", "both", "deployment"):
+            page.click(f"#view_{view}")
+            assert page.is_visible("#conversation") == (view != "deployment")
+            assert page.is_visible("#deployment") == (view != "conversation")
+            assert page.run("document.documentElement.scrollWidth") <= width
+            for name in ("#settings", "#prompt", "#send", "#answers", WORKER):
+                if page.is_visible(name):
+                    box = page.box(name)
+                    assert box["x"] >= 0 and box["x"] + box["width"] <= width, (name, width, view)
+            for scheme in ("light", "dark"):
+                page.scheme(scheme)
+                picture(page, f"{view}-{width}-{scheme}")
+        page.click("#settings")
+        assert page.is_visible("#key") and page.attribute("#settings", "aria-expanded") == "true"
+        assert page.run("document.documentElement.scrollWidth") <= width
+        picture(page, f"settings-{width}")
+        page.click("#settings")
+        assert not page.is_visible("#key") and page.attribute("#settings", "aria-expanded") == "false"
+    unnamed = page.run(
+        """[...document.querySelectorAll("input, textarea, select, button")]
+        .filter((one) => !one.labels?.length && !one.textContent.trim() && !one.ariaLabel).map((one) => one.id)"""
+    )
+    assert not unnamed and page.attribute("#said", "aria-live") == "polite"

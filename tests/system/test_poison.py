@@ -15,12 +15,12 @@ import zmq
 from services.cli.client import TerminalClient
 from shared.messages.inboxes import DetokenizerInbox, GatewayInbox, SchedulerInbox, TokenizerInbox, WorkerInbox
 from tests.messages.fuzz.frames import FrameFuzzer
-from tests.system.harness import Troupe, collect, troupe
+from tests.system.harness import Troupe, streaming, troupe
 from tests.system.harness import ask as healthy
 from tests.system.poison import Ending, Poison, corpus, swallow
 from tests.system.test_two_hundred import same
 
-NUM_HEALTHY = 64
+NUM_HEALTHY = 32
 SERVICES = ("gateway", "tokenizer", "scheduler", "detokenizer", "worker")
 FRAMES_PER_SOCKET = 2_000
 GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00NULL" + bytes(48)  # of ZeroMQ's wire protocol
@@ -87,13 +87,7 @@ async def side_by_side(running: Troupe, run: Path) -> tuple[list[Any], list[Endi
     """The healthy begin; once all stream, poison and raw frames come beside them."""
     requests = healthy_requests()
     async with running.channel() as channel, running.channel() as other:
-        begun = [asyncio.Event() for _ in requests]
-        streams = [
-            asyncio.create_task(collect(channel, request, begun=event))
-            for request, event in zip(requests, begun, strict=True)
-        ]
-        for event in begun:
-            await event.wait()
+        streams = await streaming(channel, requests)
         assert not all(stream.done() for stream in streams)
         bus = asyncio.create_task(asyncio.to_thread(assault, run))
         endings = await asyncio.gather(*(swallow(other, case) for case in CASES))
@@ -109,7 +103,7 @@ def assault(run: Path) -> None:
         for index, path in enumerate(sockets):
             frames = FrameFuzzer(UNIONS.get(path.stem.partition("-")[0], GatewayInbox), seed=index)
             with context.socket(zmq.PUSH) as pusher:
-                pusher.linger = 30_000
+                pusher.linger = pusher.sndtimeo = 30_000  # a service that does not read fails the test
                 pusher.connect(f"ipc://{path}")
                 for frame in itertools.islice(frames, FRAMES_PER_SOCKET):
                     pusher.send(frame)

@@ -11,10 +11,12 @@ import os
 import re
 import shutil
 import subprocess
+import threading
 import time
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -23,11 +25,14 @@ import pytest
 
 from services.cli.processes import METRICS_PORTS, PLACES
 from tests.system.harness import Troupe, ask, free_port, troupe
+from tests.unit.deploy.rendering import ROOT, render
 
 PROMETHEUS = os.environ.get("PAGEANT_TEST_PROMETHEUS") or shutil.which("prometheus")
+NAMESPACE = "pageant"  # of Kubernetes, where Prometheus's operator adds it to what a pod tells
 OBSERVABILITY = Path(__file__).resolve().parents[2] / "observability"
 
 pytestmark = pytest.mark.skipif(PROMETHEUS is None, reason="needs Prometheus (PAGEANT_TEST_PROMETHEUS)")
+NUM_STREAMS = 12
 OURS = (  # what promtool objects to in names that are vLLM's
     re.compile(r"vllm:\S+ metric names should not contain ':'"),
     re.compile(r"vllm:iteration_tokens_total non-counter metrics should not have \"_total\" suffix"),
@@ -47,6 +52,7 @@ def first_port() -> int:
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Troupe, dict[str, int]]]:
     port = first_port()
     options = ["--num-blocks", "256", "--num-threads", "1", "--metrics-port", str(port), "--draft", "ngram"]
+    options += ["--store-memory", "16MiB"]
     with troupe(tmp_path_factory.mktemp("metrics"), *options) as started:
         yield started, {service: port + METRICS_PORTS * place for place, service in enumerate(PLACES)}
 
@@ -54,7 +60,10 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Troupe, 
 @contextmanager
 def prometheus(directory: Path, ports: dict[str, int]) -> Iterator[str]:
     """A Prometheus that scrapes these ports; yields its address."""
-    targets = [{"targets": [f"127.0.0.1:{port}"], "labels": {"service_name": name}} for name, port in ports.items()]
+    targets = [
+        {"targets": [f"127.0.0.1:{port}"], "labels": {"service_name": name, "namespace": NAMESPACE}}
+        for name, port in ports.items()
+    ]
     config = {
         "global": {"scrape_interval": "1s"},
         "scrape_configs": [{"job_name": "pageant", "static_configs": targets}],
@@ -117,6 +126,44 @@ def test_a_real_prometheus_scrapes_every_service(running: tuple[Troupe, dict[str
         eventually(lambda: query(server, shares), lambda found: found is not None)  # a rate needs two scrapes
         names = {entry["labels"]["service_name"] for entry in get(f"{server}/api/v1/targets")["data"]["activeTargets"]}
         assert names == set(PLACES)
+
+
+def test_the_autoscaler_s_queries_follow_the_load(running: tuple[Troupe, dict[str, int]], tmp_path: Path) -> None:
+    """deploy/components/autoscaling: each query yields one number, which is what it is meant to be."""
+    started, ports = running
+    queries = {
+        (one["metadata"]["name"], trigger["name"]): trigger["metadata"]["query"]
+        for one in render(ROOT / "example")
+        if one["kind"] == "ScaledObject"
+        for trigger in one["spec"]["triggers"]
+    }
+    enough = threading.Event()
+
+    def keep_asking() -> None:
+        while not enough.is_set():
+            started.generate([ask("Once upon a time", max_tokens=200, ignore_eos=True) for _ in range(NUM_STREAMS)])
+
+    with prometheus(tmp_path, ports) as server, ThreadPoolExecutor(1) as pool:
+
+        def value(service: str, trigger: str) -> float | None:
+            expression = queries[f"pageant-{service}", trigger]
+            found = get(f"{server}/api/v1/query?{urllib.parse.urlencode({'query': expression})}")["data"]["result"]
+            assert len(found) <= 1, "an autoscaler takes one number"
+            return float(found[0]["value"][1]) if found else None
+
+        eventually(lambda: value("worker", "in-flight"), lambda found: found == 0)
+        asking = pool.submit(keep_asking)
+        try:
+            eventually(lambda: value("worker", "in-flight"), lambda found: found == NUM_STREAMS)
+            eventually(lambda: value("gateway", "streams"), lambda found: found == NUM_STREAMS)
+            eventually(lambda: value("worker", "blocks"), lambda found: 0 < (found or 0) < 1)
+            for service in ("tokenizer", "detokenizer"):
+                eventually(lambda service=service: value(service, "cores"), lambda found: 0 < (found or 0) < 2)
+        finally:
+            enough.set()
+            asking.result()
+        eventually(lambda: value("worker", "in-flight"), lambda found: found == 0)
+    assert len(queries) == 5
 
 
 def test_promtool_finds_nothing_but_what_is_vllm_s(running: tuple[Troupe, dict[str, int]]) -> None:

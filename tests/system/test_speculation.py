@@ -22,7 +22,7 @@ from shared.tokenization import load_tokenizer
 from tests.system.harness import MODEL, ROOT, Answer, Troupe, ask, troupe
 
 DRAFT = ROOT / "models" / "pageant-stories-draft"
-NUM_PROMPTS = int(os.environ.get("PAGEANT_TEST_PROMPTS", "12"))
+NUM_PROMPTS = int(os.environ.get("PAGEANT_TEST_PROMPTS", "8"))
 NUM_TOKENS = 40
 JOIN_SECONDS = 30
 THREADS = ("--num-threads", "1")

@@ -45,6 +45,16 @@ def test_what_cannot_work_is_named(overrides: dict[str, object], text: str) -> N
         load_settings(overrides, environ={})
 
 
+def test_sizes_are_written_with_units(tmp_path: Path) -> None:
+    (tmp_path / "pageant.toml").write_text('store_memory = "3GiB"\n', encoding="utf-8")
+    environ = {"PAGEANT_KV_CACHE_MEMORY": "512 Mi"}
+    memory = load_settings({"draft_kv_cache_memory": "64KiB"}, file=tmp_path / "pageant.toml", environ=environ)
+    assert (memory.memory.store_memory, memory.memory.kv_cache_memory) == (3 << 30, 512 << 20)
+    assert memory.speculation.draft_kv_cache_memory == 64 << 10
+    with pytest.raises(ConfigError):
+        load_settings({"store_memory": "1 gigabyte"}, environ={})
+
+
 def test_an_unknown_setting_in_the_file_is_named(tmp_path: Path) -> None:
     file = tmp_path / "pageant.toml"
     file.write_text("max_seqs = 3\n", encoding="utf-8")

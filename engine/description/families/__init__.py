@@ -19,7 +19,7 @@ from engine.description.families import (
     smollm3,
 )
 from engine.description.keys import ConfigKeys
-from engine.description.names import NameTable
+from engine.description.names import MtpNames, NameTable
 from engine.description.spec import ModelSpec
 
 
@@ -28,6 +28,7 @@ class Family(NamedTuple):
     describe: Callable[[ConfigKeys], ModelSpec]
     names: tuple[NameTable, ...]  # spellings of its checkpoints
     text_of: bool = False  # the text part of a model that sees as well, whose description is under text_config
+    mtp: MtpNames | None = None  # a layer to draft with that some checkpoints have
 
 
 FAMILIES = {
@@ -52,14 +53,14 @@ FAMILIES = {
     "Qwen3MoeForCausalLM": Family("Qwen3-MoE", moe.qwen3_moe, moe.QWEN_NAMES),
     "GptOssForCausalLM": Family("gpt-oss", gpt_oss.gpt_oss, gpt_oss.NAMES),
     "DeepseekV2ForCausalLM": Family("DeepSeek-V2", deepseek.deepseek_v2, deepseek.NAMES),
-    "DeepseekV3ForCausalLM": Family("DeepSeek-V3", deepseek.deepseek_v3, deepseek.NAMES),
-    "Qwen3NextForCausalLM": Family("Qwen3-Next", qwen3_next.qwen3_next, qwen3_next.NEXT_NAMES),
-    "Qwen3_5ForCausalLM": Family("Qwen3.5", qwen3_next.qwen3_5, qwen3_next.NAMES),
-    "Qwen3_5MoeForCausalLM": Family("Qwen3.5-MoE", qwen3_next.qwen3_5_moe, qwen3_next.MOE_NAMES),
+    "DeepseekV3ForCausalLM": Family("DeepSeek-V3", deepseek.deepseek_v3, deepseek.NAMES, mtp=deepseek.MTP),
+    "Qwen3NextForCausalLM": Family("Qwen3-Next", qwen3_next.qwen3_next, qwen3_next.NEXT_NAMES, mtp=qwen3_next.MTP),
+    "Qwen3_5ForCausalLM": Family("Qwen3.5", qwen3_next.qwen3_5, qwen3_next.NAMES, mtp=qwen3_next.MTP),
+    "Qwen3_5MoeForCausalLM": Family("Qwen3.5-MoE", qwen3_next.qwen3_5_moe, qwen3_next.MOE_NAMES, mtp=qwen3_next.MTP),
     "Qwen3_5ForConditionalGeneration": Family(
-        "Qwen3.5 (its text part)", qwen3_next.qwen3_5, qwen3_next.MULTIMODAL_NAMES, True
+        "Qwen3.5 (its text part)", qwen3_next.qwen3_5, qwen3_next.MULTIMODAL_NAMES, True, qwen3_next.MTP
     ),
     "Qwen3_5MoeForConditionalGeneration": Family(
-        "Qwen3.5-MoE (its text part)", qwen3_next.qwen3_5_moe, qwen3_next.MULTIMODAL_MOE_NAMES, True
+        "Qwen3.5-MoE (its text part)", qwen3_next.qwen3_5_moe, qwen3_next.MULTIMODAL_MOE_NAMES, True, qwen3_next.MTP
     ),
 }

@@ -8,7 +8,7 @@ from typing import Any
 from engine.description.families.dense import model, rope, silu_mlp
 from engine.description.families.moe import SINGLE, STACKED
 from engine.description.keys import ConfigKeys
-from engine.description.names import NameTable
+from engine.description.names import MtpNames, NameTable
 from engine.description.rope import RopeConfig, mscale
 from engine.description.spec import AttentionSpec, ExpertsSpec, LatentSpec, LayerSpec, MlpSpec, ModelSpec
 from shared.errors import ModelError
@@ -32,6 +32,17 @@ SLOTS = {
     "shared_down": ("mlp.shared_experts.down_proj",),
 }
 NAMES = (NameTable(slots=SLOTS | SINGLE), NameTable(slots=SLOTS | STACKED))
+MTP = MtpNames(
+    count_key="num_nextn_predict_layers",
+    prefix="model.layers.{layer}.",
+    layer="",
+    embedding_norm="enorm",
+    hidden_norm="hnorm",
+    combine="eh_proj",
+    norm="shared_head.norm",
+    feeds_normed=False,
+    skips_first=True,
+)
 
 
 def deepseek_v2(c: ConfigKeys) -> ModelSpec:

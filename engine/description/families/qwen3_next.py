@@ -10,7 +10,7 @@ from dataclasses import replace
 from engine.description.families.dense import FULL, LLAMA_SLOTS, attention, model, rope, silu_mlp
 from engine.description.families.moe import QWEN_SLOTS, SINGLE, STACKED, qwen_experts, sparse_layers
 from engine.description.keys import ConfigKeys
-from engine.description.names import NameTable
+from engine.description.names import MtpNames, NameTable
 from engine.description.spec import DeltaNetSpec, LayerSpec, MlpSpec, ModelSpec
 from shared.errors import ModelError
 
@@ -29,6 +29,16 @@ BY_KIND = {
     "delta_gates": ("linear_attn.in_proj_b", "linear_attn.in_proj_a"),
 }
 UNUSED = ("mtp.",)  # of a draft head
+MTP = MtpNames(
+    count_key="mtp_num_hidden_layers",
+    prefix="mtp.",
+    layer="layers.0.",
+    embedding_norm="pre_fc_norm_embedding",
+    hidden_norm="pre_fc_norm_hidden",
+    combine="fc",
+    norm="norm",
+    feeds_normed=True,
+)
 VISION = ("model.visual.", "visual.")
 NAMES = (NameTable(slots=LLAMA_SLOTS | DELTA_SLOTS | BY_KIND, norms_plus_one=True, unused=UNUSED),)
 NEXT_NAMES = tuple(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -12,6 +12,7 @@ from engine.weights.quantised.form import (
     Quantisation,
     Same,
     SchemeKeys,
+    StoredCodes,
     Tensors,
     describe_group,
     groups_of,
@@ -43,6 +44,9 @@ class Awq:
             ".qzeros": Tensors(("I32",), ((groups, packed),)),
             ".scales": Tensors(SIXTEEN, ((groups, matrix.rows),)),
         }
+
+    def codes(self, matrix: Matrix, suffixes: Sequence[str]) -> StoredCodes:
+        return StoredCodes(BITS, matrix.columns if self.group == -1 else self.group, symmetric=False)
 
     def read(self, tensors: ModuleTensors, matrix: Matrix) -> Codes:
         from kernels.ops.codes import Codes

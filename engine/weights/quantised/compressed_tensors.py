@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from engine.weights.quantised.form import SIXTEEN, Form, Matrix, Quantisation, SchemeKeys, Tensors
+from engine.weights.quantised.form import SIXTEEN, Form, Matrix, Quantisation, SchemeKeys, StoredCodes, Tensors
 from engine.weights.quantised.fp8 import Float8, input_tensors
 from engine.weights.quantised.grid import Grid, read_grid
 from engine.weights.quantised.mxfp4 import MX_GROUP, NV_GROUP, Float4
@@ -53,6 +53,10 @@ class Integers:
             found[".weight"] = Tensors(("I8",), ((matrix.rows, matrix.columns),))
             found[".weight_zero_point"] = Tensors(("I8",), shapes, optional=self.symmetric)
         return found
+
+    def codes(self, matrix: Matrix, suffixes: Sequence[str]) -> StoredCodes:
+        is_symmetric = self.symmetric and ".weight_zero_point" not in suffixes
+        return StoredCodes(self.bits, self.grid.group(matrix), is_symmetric, ".weight_g_idx" in suffixes)
 
     def read(self, tensors: ModuleTensors, matrix: Matrix) -> Codes:
         import torch

@@ -37,6 +37,17 @@ class Tensors:
     optional: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class StoredCodes:
+    """What is known of codes before they are read."""
+
+    bits: int  # 4 or 8
+    group: int  # input features of a scale
+    symmetric: bool  # all zeros are in the middle, or there are none
+    may_be_sorted: bool = False  # a tensor says in which order input features are grouped
+    is_float: bool = False  # E4M3 or E2M1; else integers
+
+
 class Form(Protocol):
     """One way to store a matrix; frozen data, whose repr goes into fingerprints."""
 
@@ -50,6 +61,10 @@ class Form(Protocol):
 
         Raises ModelError for a matrix that cannot be stored so.
         """
+        ...
+
+    def codes(self, matrix: Matrix, suffixes: Sequence[str]) -> StoredCodes:
+        """What the codes of a module that has these tensors are."""
         ...
 
     def read(self, tensors: ModuleTensors, matrix: Matrix) -> Codes:

@@ -5,11 +5,11 @@ A scale multiplies, also where its name says `inv`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from engine.weights.quantised.form import SIXTEEN, Matrix, Quantisation, Same, SchemeKeys, Tensors
+from engine.weights.quantised.form import SIXTEEN, Matrix, Quantisation, Same, SchemeKeys, StoredCodes, Tensors
 from engine.weights.quantised.grid import ANY, Grid, read_blocks
 
 if TYPE_CHECKING:
@@ -38,6 +38,9 @@ class Float8:
             self.scale: Tensors(POWERS if self.powers else (*SIXTEEN, "F8_E8M0"), self.grid.shapes(matrix)),
             **input_tensors(matrix),
         }
+
+    def codes(self, matrix: Matrix, suffixes: Sequence[str]) -> StoredCodes:
+        return StoredCodes(BITS, self.grid.group(matrix), symmetric=True, is_float=True)
 
     def read(self, tensors: ModuleTensors, matrix: Matrix) -> Codes:
         from kernels.ops.codes import Codes

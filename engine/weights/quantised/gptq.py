@@ -7,7 +7,7 @@ writers of both versions have used both labels for them, and their value is know
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -17,6 +17,7 @@ from engine.weights.quantised.form import (
     Matrix,
     Quantisation,
     SchemeKeys,
+    StoredCodes,
     Tensors,
     describe_group,
     groups_of,
@@ -52,6 +53,10 @@ class Gptq:
             ".scales": Tensors(SIXTEEN, ((groups, matrix.rows),)),
             ".g_idx": Tensors(("I32", "I64"), ((matrix.columns,),), optional=True),
         }
+
+    def codes(self, matrix: Matrix, suffixes: Sequence[str]) -> StoredCodes:
+        group = matrix.columns if self.group == -1 else self.group
+        return StoredCodes(self.bits, group, self.symmetric, ".g_idx" in suffixes)
 
     def read(self, tensors: ModuleTensors, matrix: Matrix) -> Codes:
         import torch

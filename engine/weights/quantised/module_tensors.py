@@ -9,8 +9,6 @@ from torch import Tensor
 
 from shared.errors import ModelError
 
-# FP4, E2M1: the sign is the highest bit of four.
-E2M1 = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0])
 NO_SCALE = 255  # of scales that are powers of two: not a number
 HALF_OCTET = 4
 MANTISSA_BITS = 23  # of float32

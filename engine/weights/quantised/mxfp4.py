@@ -5,11 +5,11 @@ Two codes in an octet, the lower nibble first.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from engine.weights.quantised.form import Matrix, Quantisation, Same, SchemeKeys, Tensors
+from engine.weights.quantised.form import Matrix, Quantisation, Same, SchemeKeys, StoredCodes, Tensors
 from engine.weights.quantised.fp8 import POWERS, input_tensors
 from shared.errors import ModelError
 
@@ -40,6 +40,9 @@ class ExpertStack:
             "_scales": Tensors(POWERS, (groups,)),
         }
 
+    def codes(self, matrix: Matrix, suffixes: Sequence[str]) -> StoredCodes:
+        return StoredCodes(BITS, MX_GROUP, symmetric=True, is_float=True)
+
     def read(self, tensors: ModuleTensors, matrix: Matrix) -> Codes:
         return _codes(tensors["_blocks"].flatten(-2), tensors.powers("_scales"), MX_GROUP)
 
@@ -68,6 +71,9 @@ class Float4:
             found[self.whole] = Tensors(("F32",), ((1,), ()))
         return found
 
+    def codes(self, matrix: Matrix, suffixes: Sequence[str]) -> StoredCodes:
+        return StoredCodes(BITS, self.group, symmetric=True, is_float=True)
+
     def read(self, tensors: ModuleTensors, matrix: Matrix) -> Codes:
         if not self.whole:
             return _codes(tensors[self.packed], tensors.powers(".weight_scale"), self.group)
@@ -76,8 +82,8 @@ class Float4:
 
 
 def _codes(octets: Tensor, scales: Tensor, group: int) -> Codes:
-    from engine.weights.quantised.module_tensors import E2M1, nibbles
-    from kernels.ops.codes import Codes
+    from engine.weights.quantised.module_tensors import nibbles
+    from kernels.ops.codes import E2M1, Codes
 
     return Codes(nibbles(octets), scales, group, BITS, table=E2M1)
 

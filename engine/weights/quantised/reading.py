@@ -5,11 +5,11 @@ The scheme is in config.json, or, of older writers, in a file of its own.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from engine.description.keys import read_object
 from engine.weights.quantised.auto_round import read_auto_round
 from engine.weights.quantised.awq import read_awq
 from engine.weights.quantised.compressed_tensors import read_compressed_tensors
@@ -41,7 +41,7 @@ FILES = {
 def read_quantisation(directory: Path) -> Quantisation | None:
     """None: no weight is quantised.  Raises ModelError naming the file and key."""
     path = directory / "config.json"
-    raw = _object(path)
+    raw = read_object(path)
     found = scheme_of(raw)
     if found is not None:
         return _parsed(path, found, KEY)
@@ -49,7 +49,7 @@ def read_quantisation(directory: Path) -> Quantisation | None:
         path = directory / name
         if not path.is_file():
             continue
-        content = _object(path)
+        content = read_object(path)
         scheme = content.get(key) if key else content
         if not isinstance(scheme, dict):
             raise ModelError(f"{path}: {key} is missing or not an object")
@@ -105,13 +105,3 @@ def _check_kv_cache(keys: SchemeKeys) -> None:
     cache.one_of("type", ("float",))
     if cache.get("dynamic"):
         raise cache.fault("dynamic", f"is {cache.get('dynamic')!r}; static scales are served")
-
-
-def _object(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ModelError(f"cannot read {path}: {error}") from error
-    if not isinstance(content, dict):
-        raise ModelError(f"{path} is not a JSON object")
-    return content

@@ -2,25 +2,12 @@
 #include <algorithm>
 
 #include "activation.h"
-#include "step.h"
+#include "routing.h"
 
 namespace {
 
 // Passes bound the memory that slots take; each reads an expert's weights once for all its rows.
 constexpr int64_t SLOT_BYTES = 96 << 20, FEWEST_AT_ONCE = 512;
-
-// Which experts the rows of a pass take, the shared one as the last of them.  A slot is a row's place with one expert;
-// slots are in order of experts, and within an expert of rows.
-struct Routing {
-    int64_t taken, num_experts;              // the shared one included
-    std::vector<int64_t> ids;                // [rows, taken] by rank
-    std::vector<float> weights;              // [rows, taken]
-    std::vector<int64_t> slots;              // [rows, taken]
-    std::vector<int64_t> starts;             // [num_experts + 1] slots
-    std::vector<int64_t> row_of, expert_of;  // [rows * taken] of slots
-
-    void assign(int64_t rows);
-};
 
 // One ticket: these slots of an expert times these panels of its weight.
 struct Piece {
@@ -30,23 +17,11 @@ struct Piece {
 struct Scratch {
     Routing routing;
     std::vector<Piece> pieces[2];  // of the first linears and of the second
+    std::vector<Piece> blocks;     // the same slots, of all panels each
     Buffer logits, choices, slots, inner;
     Buffer given, scales;           // rows as the experts' first linears read them, and the scales of bytes
     Buffer gathered[Member::MOST];  // of each member: the rows of its ticket
 } scratch;
-
-// Counting sort: stable, so that a slot's row never depends on how the team worked.
-void Routing::assign(int64_t rows) {
-    std::fill(starts.begin(), starts.end(), 0);
-    for (int64_t i = 0; i < rows * taken; i++) starts[ids[i] + 1]++;
-    for (int64_t expert = 0; expert < num_experts; expert++) starts[expert + 1] += starts[expert];
-    std::vector<int64_t> next(starts.begin(), starts.end() - 1);
-    for (int64_t i = 0; i < rows * taken; i++) {
-        const int64_t slot = slots[i] = next[ids[i]]++;
-        row_of[slot] = i / taken;
-        expert_of[slot] = ids[i];
-    }
-}
 
 int64_t logits_stride(const PgExperts &e) { return padded(e.count) + NR; }  // the shared expert's behind the others'
 
@@ -55,69 +30,6 @@ bool has_shared(const PgLayer &layer) { return layer.gate_up.packed != nullptr; 
 const PgLinear &weight_of(const PgLayer &layer, int64_t expert, bool second) {
     if (expert == layer.experts->count) return second ? layer.down : layer.gate_up;
     return (second ? layer.experts->down : layer.experts->gate_up)[expert];
-}
-
-void softmax(float *x, int64_t n) {
-    float peak = x[0];
-    for (int64_t i = 1; i < n; i++) peak = x[i] > peak ? x[i] : peak;
-    for (int64_t i = n; i < padded(n); i++) x[i] = -__builtin_inff();
-    F sums{};
-    for (int64_t i = 0; i < n; i += W) {
-        const F p = exp(load<F>(x + i) - peak);
-        store(x + i, p);
-        sums = sums + p;
-    }
-    const float sum = reduce_add(sums);
-    for (int64_t i = 0; i < n; i += W) store(x + i, load<F>(x + i) / sum);
-}
-
-// Leaves the groups whose best, or two best, choices are largest; the others' choices are lost.
-void keep_groups(const PgExperts &e, float *choices) {
-    const int64_t size = e.count / e.groups;
-    float worth[MAX_GROUPS];
-    for (int64_t group = 0; group < e.groups; group++) {
-        const float *x = choices + group * size;
-        const int64_t best = largest(x, size);
-        float second = -__builtin_inff();
-        for (int64_t i = 0; i < size; i++)
-            if (i != best && x[i] > second) second = x[i];
-        worth[group] = size > 1 && e.group_best > 1 ? x[best] + second : x[best];
-    }
-    bool kept[MAX_GROUPS] = {};
-    for (int64_t i = 0; i < e.kept_groups; i++) {
-        const int64_t group = largest(worth, e.groups);
-        kept[group] = true;
-        worth[group] = -__builtin_inff();
-    }
-    for (int64_t i = 0; i < e.count; i++)
-        if (!kept[i / size]) choices[i] = -__builtin_inff();
-}
-
-// From the logits of one row, which are changed, to its experts by rank and their weights.
-void choose(const PgExperts &e, float *logits, float *choices, int64_t *ids, float *weights) {
-    const int64_t n = e.count;
-    if (e.score == PG_SOFTMAX) softmax(logits, n);
-    if (e.score == PG_SIGMOID)
-        for (int64_t i = 0; i < n; i += W) store(logits + i, 1.0f / one_plus_exp(-load<F>(logits + i)));
-    for (int64_t i = 0; i < n; i++) choices[i] = e.correction ? logits[i] + e.correction[i] : logits[i];
-    if (e.kept_groups < e.groups) keep_groups(e, choices);
-    for (int64_t rank = 0; rank < e.top_k; rank++) {
-        const int64_t id = largest(choices, n);
-        choices[id] = -__builtin_inff();
-        ids[rank] = id;
-        weights[rank] = logits[id];
-    }
-    if (e.score == PG_SOFTMAX_OF_CHOSEN) {
-        float chosen[MAX_TOP_K + NR];
-        memcpy(chosen, weights, e.top_k * 4);
-        softmax(chosen, e.top_k);
-        memcpy(weights, chosen, e.top_k * 4);
-    } else if (e.renormalise) {
-        float sum = 1e-20f;  // of sigmoids that may all be zero
-        for (int64_t rank = 0; rank < e.top_k; rank++) sum += weights[rank];
-        for (int64_t rank = 0; rank < e.top_k; rank++) weights[rank] /= sum;
-    }
-    for (int64_t rank = 0; rank < e.top_k; rank++) weights[rank] *= e.scale;
 }
 
 // Each row's experts and weights, from what stands in `given`; calls also(row) when the router has read all rows.
@@ -149,16 +61,27 @@ void route(Member &member, const PgLayer &layer, const Activations &given, Also 
     member.barrier();
 }
 
-// One expert after the other: what a member reads comes in long stretches.
-void list_pieces(const PgLayer &layer, bool second, bool round, int members, std::vector<Piece> &pieces) {
+// Whether all experts' second linears read rows as tiles of bfloat16: the first ones then write them so.
+bool writes_rounded(const PgLayer &layer, bool round) {
+    const Routing &routing = scratch.routing;
+    for (int64_t expert = 0; expert < routing.num_experts; expert++)
+        if (!reads_rounded(weight_of(layer, expert, true), round, 1)) return false;
+    return true;
+}
+
+// One expert after the other: what a member reads comes in long stretches.  Where rows are `passed` from a piece of the
+// first linears to those of the second, both have the same.
+void list_pieces(const PgLayer &layer, bool second, bool round, bool passed, int members, std::vector<Piece> &pieces) {
     const Routing &routing = scratch.routing;
     const auto each_block = [&](auto &&body) {
         for (int64_t expert = 0; expert < routing.num_experts; expert++) {
             const int64_t start = routing.starts[expert], rows = routing.starts[expert + 1] - start;
             if (!rows) continue;
             const PgLinear &w = weight_of(layer, expert, second);
+            const PgLinear &other = weight_of(layer, expert, !second);
             const bool tiled = by_tiles(kernel_of(w, round), w, rows);
-            const int64_t blocks = tiled ? tiled_blocks(rows, w.k) : row_blocks(rows, w.k);
+            const int64_t longest = passed && other.k > w.k ? other.k : w.k;
+            const int64_t blocks = tiled || passed ? tiled_blocks(rows, longest) : row_blocks(rows, w.k);
             for (int64_t b = 0; b < blocks; b++)
                 body(expert, start + rows * b / blocks, start + rows * (b + 1) / blocks, (w.n + NR - 1) / NR);
         }
@@ -167,7 +90,9 @@ void list_pieces(const PgLayer &layer, bool second, bool round, int members, std
     each_block([&](int64_t, int64_t, int64_t, int64_t panels) { all += panels; });
     const int64_t piece = panels_at_once(all, members);
     pieces.clear();
+    scratch.blocks.clear();
     each_block([&](int64_t expert, int64_t first, int64_t last, int64_t panels) {
+        scratch.blocks.push_back({expert, first, last, 0, panels});
         for (int64_t begin = 0; begin < panels; begin += piece)
             pieces.push_back({expert, first, last, begin, std::min(begin + piece, panels)});
     });
@@ -178,7 +103,7 @@ float convert(const PgLinear &w, bool round, const float *from, void *to, int64_
     const Kernel kernel = kernel_of(w, round);
     if (kernel == DOT_I8) return quantize_row(from, w.k, (uint8_t *)to, gap);
     if (kernel == DOT_I4) {
-        quantize_groups(from, nibbles_of(w), (uint8_t *)to);
+        quantize_groups(from, w, (uint8_t *)to);
         return 0;
     }
     if (kernel == DOT_BF16) {
@@ -192,11 +117,13 @@ float convert(const PgLinear &w, bool round, const float *from, void *to, int64_
 
 // A converted row to another place.
 void copy_row(const uint8_t *from, int64_t bytes, uint8_t *to, int64_t gap) {
-    for (int64_t i = 0; i < bytes; i += 64, to += gap) memcpy(to, from + i, std::min<int64_t>(bytes - i, 64));
+    int64_t i = 0;
+    for (; i + 64 <= bytes; i += 64, to += gap) memcpy(to, from + i, 64);
+    if (i < bytes) memcpy(to, from + i, bytes - i);
 }
 
 bool read_alike(const PgLinear &one, const PgLinear &other) {
-    return one.format == other.format && one.k == other.k && one.group == other.group;
+    return one.format == other.format && one.k == other.k && one.group == other.group && one.gather == other.gather;
 }
 
 // Rows that were converted once for all slots: as `like` reads them.
@@ -207,10 +134,22 @@ struct Given {
     const float *scales;
 };
 
-// All slots' rows times their experts' weights.  A slot's row is one of `given`, or from(slot) to be converted.
+// Slots' rows of bfloat16 as the second linears read them, those of a piece as its RowLayout has them.
+struct Passed {
+    uint16_t *rows;  // NULL: none
+    int64_t stride;  // of a slot
+
+    uint16_t *of(const Piece &p) const { return rows + p.first * stride; }
+    RowLayout layout(const PgLayer &layer, const Piece &p) const {
+        return layout_of(DOT_BF16, weight_of(layer, p.expert, true), p.last - p.first);
+    }
+};
+
+// All slots' rows times their experts' weights.  A slot's row is `passed`, or one of `given`, or from(slot) to be
+// converted.  out(piece) is called with each piece, for what its results go to: slot, column and both halves.
 template <class From, class Out>
-void multiply_slots(Member &member, const PgLayer &layer, bool second, bool round, const Given *given, From &&from,
-                    Out &&out) {
+void multiply_slots(Member &member, const PgLayer &layer, bool second, bool round, const Passed &passed,
+                    const Given *given, From &&from, Out &&out) {
     const std::vector<Piece> &pieces = scratch.pieces[second];
     const Routing &routing = scratch.routing;
     member.for_each((int64_t)pieces.size(), 1, [&](int64_t i, int64_t) {
@@ -219,16 +158,23 @@ void multiply_slots(Member &member, const PgLayer &layer, bool second, bool roun
         const Kernel kernel = kernel_of(w, round);
         const int64_t count = p.last - p.first;
         const RowLayout layout = layout_of(kernel, w, count);
+        const auto own = out(p);
         const auto finish = [&](int64_t row, int64_t column, F low, F high) {
             add_bias(w, column, low, high);
-            out(p.first + row, column, low, high);
+            own(row, column, low, high);
         };
+        Clock::enter(PG_LINEARS);
+        if (second && passed.rows) {
+            const Rows rows = passed.layout(layer, p).rows(kernel, passed.of(p), nullptr);
+            return block(kernel, rows, 0, count, w, p.begin, p.end, finish);
+        }
         const bool ready = given && read_alike(given->like, w);
         if (ready && count == 1) {
             const int64_t row = routing.row_of[p.first];
             const Rows one = layout.rows(kernel, given->rows + given->layout.at(row), given->scales + row);
             return block(kernel, one, 0, 1, w, p.begin, p.end, finish);
         }
+        Clock::enter(PG_CONVERTING);
         float *scales = scratch.gathered[member.id].get<float>(padded(count) + count * layout.stride(layout.bytes) / 4);
         uint8_t *rows = (uint8_t *)(scales + padded(count));
         for (int64_t r = 0; r < count; r++) {
@@ -241,10 +187,67 @@ void multiply_slots(Member &member, const PgLayer &layer, bool second, bool roun
                 scales[r] = convert(w, round, from(slot), to, layout.gap(r));
             }
         }
+        Clock::enter(PG_LINEARS);
         block(kernel, layout.rows(kernel, rows, scales), 0, count, w, p.begin, p.end, finish);
     });
     release_tiles();
     member.barrier();
+}
+
+// A row's weighted sum of its slots: by rank, or in order of experts, which is that of slots.
+void sum_slots(int64_t row, bool by_expert, int64_t hidden, int64_t stride, float *sum) {
+    const Routing &routing = scratch.routing;
+    const int64_t taken = routing.taken;
+    int64_t own[MAX_TOP_K + 1];
+    std::copy_n(routing.slots.data() + row * taken, taken, own);
+    if (by_expert) std::sort(own, own + taken);
+    const float *slots = scratch.slots.get<float>(0);
+    for (int64_t i = 0; i < hidden; i += W) {
+        F v{};
+        for (int64_t rank = 0; rank < taken; rank++)
+            v = fma(splat(routing.weight_of_slot[own[rank]]), load<F>(slots + own[rank] * stride + i), v);
+        store(sum + i, v);
+    }
+}
+
+// What a member adds up at a time of the second linears: so many panels of all rows stay in the second-level cache.
+constexpr int64_t SUMMED_BYTES = 1 << 20, FEWEST_PIECES = 3;  // of each member
+
+// Panels of a ticket of sum_columns, or 0: rows are too few, or members too many.
+int64_t summed_panels(int64_t rows, int64_t panels, int members) {
+    const int64_t fitting = std::min(SUMMED_BYTES / (rows * NR * 4), panels / (FEWEST_PIECES * members));
+    return rows < FEWEST_AT_ONCE / 2 ? 0 : std::min<int64_t>(fitting, 4);
+}
+
+// Weighted sums of the passed rows' products into sums [rows, stride], some panels after the other, each of all experts:
+// no product goes through memory.  The order is that of the experts, as in sum_slots.
+void sum_columns(Member &member, const PgLayer &layer, const Passed &passed, int64_t rows, int64_t at_once, float *sums,
+                 int64_t stride) {
+    const Routing &routing = scratch.routing;
+    const int64_t panels = (weight_of(layer, 0, true).n + NR - 1) / NR;
+    member.for_each(panels, at_once, [&](int64_t begin, int64_t end) {
+        Clock::enter(PG_LINEARS);
+        for (int64_t row = 0; row < rows; row++) memset(sums + row * stride + begin * NR, 0, (end - begin) * NR * 4);
+        for (const Piece &p : scratch.blocks) {
+            const PgLinear &w = weight_of(layer, p.expert, true);
+            const Rows given = passed.layout(layer, p).rows(DOT_BF16, passed.of(p), nullptr);
+            block(DOT_BF16, given, 0, p.last - p.first, w, begin, end, [&](int64_t row, int64_t column, F low, F high) {
+                const int64_t slot = p.first + row;
+                const F weight = splat(routing.weight_of_slot[slot]);
+                float *sum = sums + routing.row_of[slot] * stride + column;
+                add_bias(w, column, low, high);
+                store(sum, fma(weight, low, load<F>(sum)));
+                store(sum + W, fma(weight, high, load<F>(sum + W)));
+            });
+        }
+    });
+    release_tiles();
+    member.barrier();
+}
+
+// What stands between experts' linears, where ranks of a group have it together.
+float *slots_between(const PgModel &m) {
+    return m.group ? areas_of(*m.group, m.hidden).experts : scratch.inner.get<float>(0);
 }
 
 // Rows [first, first + rows) of s.normed through their experts, whose sum is added to the residual.
@@ -254,41 +257,60 @@ void mix_rows(Member &member, const Step &s, const PgLayer &layer, float *residu
     const bool round = m.round_activations != 0;
     const int64_t taken = routing.taken, stride = s.hidden_stride, inner_stride = s.expert_stride;
     float *normed = s.normed + first * stride, *slots = scratch.slots.get<float>(0);
-    float *inner = scratch.inner.get<float>(0), *scales = scratch.scales.get<float>(0);
+    float *inner = slots_between(m), *scales = scratch.scales.get<float>(0);
     const PgLinear &like = layer.experts->gate_up[0];
     uint8_t *converted = scratch.given.get<uint8_t>(0);
     RowLayout plain = layout_of(kernel_of(like, round), like, rows);
     plain.tiled = false;
     const Given given{like, converted, plain, scales};
+    const bool passes = writes_rounded(layer, round);
+    const Passed passed{passes ? (uint16_t *)inner : nullptr, 2 * inner_stride};
     route(member, layer, s.activations(normed, stride, rows), [&](int64_t row) {
         scales[row] = convert(like, round, normed + row * stride, converted + plain.at(row), plain.gap(row));
     });
     if (member.id == 0) {
         scratch.routing.assign(rows);
-        for (bool second : {false, true}) list_pieces(layer, second, round, member.count, scratch.pieces[second]);
+        for (bool second : {false, true}) list_pieces(layer, second, round, passes, member.count, scratch.pieces[second]);
     }
     member.barrier();
     const auto row_of_slot = [&](int64_t slot) { return normed + routing.row_of[slot] * stride; };
-    with_activation(layer, inner, inner_stride,
-                    [&](auto &&out) { multiply_slots(member, layer, false, round, &given, row_of_slot, out); });
-    multiply_slots(member, layer, true, round, nullptr, [&](int64_t slot) { return inner + slot * inner_stride; },
-                   [&](int64_t slot, int64_t column, F low, F high) {
-                       store(slots + slot * stride + column, low);
-                       store(slots + slot * stride + column + W, high);
-                   });
-    member.for_each(rows, 1, [&](int64_t row, int64_t) {
-        float *sum = normed + row * stride;
-        const int64_t *own = routing.slots.data() + row * taken;
-        const float *weights = routing.weights.data() + row * taken;
-        for (int64_t i = 0; i < m.hidden; i += W) {
-            F v{};
-            for (int64_t rank = 0; rank < taken; rank++)
-                v = fma(splat(weights[rank]), load<F>(slots + own[rank] * stride + i), v);
-            store(sum + i, v);
-        }
-        add_row(s, layer.mlp_output_norm, sum, residual + (first + row) * stride);
+    Inner to{inner, inner_stride, passed.rows, {}};  // of the piece that this member is at
+    with_activation(layer, to, [&](auto &&out) {
+        multiply_slots(member, layer, false, round, passed, &given, row_of_slot, [&](const Piece &p) {
+            to.first = p.expert == layer.experts->count ? layer.first_inner : layer.first_expert;
+            if (passed.rows) to.rounded = passed.of(p), to.layout = passed.layout(layer, p);
+            else to.rows = inner + p.first * inner_stride;
+            return out;
+        });
     });
-    member.barrier();
+    if (m.group) meet(member, m.group);
+    const int64_t own = layer.experts->down[0].n;  // features of the hidden states: all, or this rank's
+    const int64_t at_once = passes ? summed_panels(rows, (own + NR - 1) / NR, member.count) : 0;
+    if (at_once) {
+        sum_columns(member, layer, passed, rows, at_once, normed, stride);
+    } else {
+        const auto inner_of_slot = [&](int64_t slot) { return inner + slot * inner_stride; };
+        multiply_slots(member, layer, true, round, passed, nullptr, inner_of_slot, [&](const Piece &p) {
+            return [&, to = slots + p.first * stride](int64_t row, int64_t column, F low, F high) {
+                store(to + row * stride + column, low);
+                store(to + row * stride + column + W, high);
+            };
+        });
+    }
+    member.for_each(rows, 1, [&](int64_t row, int64_t) {
+        float *sum = normed + row * stride, *to = residual + (first + row) * stride + m.first_hidden;
+        if (!at_once) sum_slots(row, passes, own, stride, sum);
+        if (!m.group) return add_row(s, layer.mlp_output_norm, sum, to);
+        if (layer.mlp_output_norm.weight) memcpy(s.joined + (first + row) * stride + m.first_hidden, sum, own * 4);
+        else add_features(s, own, sum, to);
+    });
+    meet(member, m.group);
+    if (!m.group || !layer.mlp_output_norm.weight) return;
+    member.for_each(rows, 1, [&](int64_t row, int64_t) {
+        const int64_t at = (first + row) * stride;
+        if (s.is_mine(row)) add_row(s, layer.mlp_output_norm, s.joined + at, residual + at);
+    });
+    meet(member, m.group);
 }
 
 void begin_layer(const PgLayer &layer, int64_t rows) {
@@ -299,6 +321,7 @@ void begin_layer(const PgLayer &layer, int64_t rows) {
     for (std::vector<int64_t> *one : {&routing.ids, &routing.slots, &routing.row_of, &routing.expert_of})
         one->resize(rows * routing.taken);
     routing.weights.resize(rows * routing.taken);
+    routing.weight_of_slot.resize(rows * routing.taken);
     routing.starts.resize(routing.num_experts + 1);
 }
 
@@ -313,14 +336,20 @@ int64_t rows_at_once(const PgModel &m, const PgLayer &layer) {
     return std::max(SLOT_BYTES / bytes, FEWEST_AT_ONCE);
 }
 
-}  // namespace
-
-int64_t reserve_experts(const PgModel &m, int64_t all) {
+// From one slot to the next between experts' linears.
+int64_t widest_expert(const PgModel &m) {
     int64_t stride = 0;
     for (int32_t i = 0; i < m.num_layers; i++) {
         const PgLayer &layer = m.layers[i];
         if (layer.experts) stride = std::max({stride, row_stride(layer.experts->inner), row_stride(layer.inner)});
     }
+    return stride;
+}
+
+}  // namespace
+
+int64_t reserve_experts(const PgModel &m, int64_t all) {
+    const int64_t stride = widest_expert(m);
     for (int32_t i = 0; i < m.num_layers; i++) {
         const PgLayer &layer = m.layers[i];
         if (!layer.experts) continue;
@@ -329,11 +358,22 @@ int64_t reserve_experts(const PgModel &m, int64_t all) {
         scratch.logits.get<float>(rows * logits_stride(*layer.experts));
         scratch.choices.get<float>(rows * logits_stride(*layer.experts));
         scratch.slots.get<float>(rows * taken * row_stride(m.hidden));
-        scratch.inner.get<float>(rows * taken * stride);
+        if (!m.group) scratch.inner.get<float>(rows * taken * stride);
         scratch.given.get<uint8_t>(rows * RowLayout::stride(4 * m.hidden));
         scratch.scales.get<float>(rows);
     }
     return stride;
+}
+
+extern "C" int64_t pg_expert_bytes(const PgModel *model) {
+    int64_t bytes = 0;
+    for (int32_t i = 0; i < model->num_layers; i++) {
+        const PgLayer &layer = model->layers[i];
+        if (!layer.experts) continue;
+        const int64_t slots = rows_at_once(*model, layer) * (layer.experts->top_k + 1);  // one may be shared
+        bytes = std::max(bytes, slots * widest_expert(*model) * 4);
+    }
+    return bytes;
 }
 
 void mix_experts(Member &member, const Step &s, const PgLayer &layer, float *residual, int64_t rows) {

@@ -6,18 +6,21 @@
 //     BF16  [k / 2][NR][2]     a 32-bit lane holds two features of one column
 //     I8    [k / 4][NR][4]     and behind all panels: scales [n] float32, 128 x column sums [n] int32
 //     I4, U4                   nibbles.h
+//     W4, W8, E2M1, E4M3       coded.h
 //
 // A microkernel holds MR rows times NC vectors of columns in registers and walks along the features.  Each result is
 // one chain of fused multiply-adds in order of features, whatever MR and NC are: that makes rows independent of each
 // other, bit for bit, and float32 and bfloat16 panels of the same values give the same bits.
 #pragma once
+#include "coded.h"
+#include "f8.h"
 #include "nibbles.h"
 #include "team.h"
 #include "tiles.h"
 
 constexpr int MAX_ROWS = W == 16 ? 12 : 4;  // of a microkernel: what the register file holds
 
-// Two features' columns from a panel of `width` columns, F32 or BF16 or (for the KV cache) plain I8 [k][width].
+// Two features' columns from a panel of `width` columns, F32 or BF16 or (for the KV cache) octets [k][width].
 struct Pair {
     F even, odd;
 };
@@ -29,6 +32,9 @@ PG_INLINE Pair load_pair(const uint8_t *base, int64_t k, int64_t width, int64_t 
     } else if constexpr (FORMAT == PG_BF16) {
         const U both = load<U>((const uint32_t *)base + k / 2 * width + column);
         return {(F)(both << 16), (F)(both & 0xffff0000u)};
+    } else if constexpr (is_f8(FORMAT)) {
+        const uint8_t *p = base + k * width + column;
+        return {from_f8<FORMAT>(p), from_f8<FORMAT>(p + width)};
     } else {
         const int8_t *p = (const int8_t *)base + k * width + column;
         return {__builtin_convertvector(load<I8>(p), F), __builtin_convertvector(load<I8>(p + width), F)};
@@ -104,7 +110,7 @@ enum Kernel { FLOAT_F32, FLOAT_BF16, DOT_BF16, DOT_I8, DOT_I4 };
 inline Kernel kernel_of(const PgLinear &w, bool round) {
     if (w.format == PG_I8) return DOT_I8;
     if (is_nibbles(w.format)) return DOT_I4;
-    if (w.format == PG_F32) return FLOAT_F32;
+    if ((is_coded(w.format) ? w.coding.decoded : w.format) == PG_F32) return FLOAT_F32;
     return HAS_BF16_DOT && round ? DOT_BF16 : FLOAT_BF16;
 }
 
@@ -128,6 +134,10 @@ struct RowLayout {
     int64_t gap(int64_t row) const {  // from 64 bytes of a row to its next ones
         const int64_t rest = count - (row - row % TILE_ROWS);
         return !tiled ? 64 : rest < TILE_ROWS ? rest * 64 : TILE_ROWS * 64;
+    }
+    // Where a row's features of bfloat16 from `feature` on are, up to the next multiple of 32.
+    uint16_t *pair(uint16_t *data, int64_t row, int64_t feature) const {
+        return data + (at(row) + feature / 32 * gap(row)) / 2 + feature % 32;
     }
     Rows rows(Kernel kernel, const void *data, const float *scales) const {
         const int64_t width = kernel == DOT_I8 || kernel == DOT_I4 ? 1 : kernel == DOT_BF16 ? 2 : 4;
@@ -169,6 +179,8 @@ PG_INLINE Fetch ahead(Kernel kernel, const PgLinear &w, int64_t panel, int64_t i
     return {base, 0, 0};
 }
 
+constexpr int64_t TILED_ROWS = 512;  // whose sums wait together
+
 template <class Out>
 PG_INLINE void block_of_nibbles(const Rows &x, int64_t first, int64_t last, const PgLinear &w, int64_t begin,
                                 int64_t end, Out &&out) {
@@ -199,21 +211,53 @@ PG_INLINE void hand_out(Kernel kernel, const Rows &x, int64_t row, int64_t rows,
     }
 }
 
-// A panel is read once where there are few rows: then it fetches a little ahead of itself, else the next panel.
-// `first` begins a group of rows.
+// A panel is read once where there are few rows: then it fetches a little ahead of itself, else the next panel, a part
+// with each group of rows.  With many rows it goes through the features in parts that stay in the nearest cache for all
+// rows; sums wait meanwhile, and go on where they were.  `first` begins a group of rows.
 template <class Out>
 PG_INLINE void block_by_tiles(Kernel kernel, const Rows &x, int64_t first, int64_t last, const PgLinear &w,
                               int64_t begin, int64_t end, Out &&out) {
-    constexpr int64_t DISTANCE = 8192;
-    alignas(64) float results[TILE_ROWS * NR];
-    const int64_t row_bytes = w.k * (kernel == DOT_I8 ? 1 : 2), bytes = NR * row_bytes;
-    for (int64_t panel = begin; panel < end; panel++)
-        for (int64_t row = first; row < last; row += TILE_ROWS) {
-            const int64_t rows = x.tiled - row < TILE_ROWS ? x.tiled - row : TILE_ROWS;
-            const char *at = (const char *)w.packed + panel * bytes, *given = (const char *)x.data + row * row_bytes;
-            const char *next = last - first <= TILE_ROWS ? at + DISTANCE : row == first ? at + bytes : nullptr;
-            multiply_tiles({kernel == DOT_I8, given, rows, at, next, row_bytes / TILE_BYTES}, results);
-            hand_out(kernel, x, row, rows, w, panel, results, out);
+    constexpr int64_t DISTANCE = 8192, PART = 18;  // bytes; steps
+    alignas(64) static thread_local float results[TILED_ROWS * NR];
+    const bool bytes = kernel == DOT_I8;
+    const int64_t row_bytes = w.k * (bytes ? 1 : 2), panel_bytes = NR * row_bytes, steps = row_bytes / TILE_BYTES;
+    const int64_t groups = (last - first + TILE_ROWS - 1) / TILE_ROWS, parts = groups > 1 ? (steps + PART - 1) / PART : 1;
+    const int64_t lines = groups > 1 ? (NR + groups - 1) / groups : NR;  // of the next panel, with each step
+    for (int64_t panel = begin; panel < end; panel++) {
+        const char *columns = (const char *)w.packed + panel * panel_bytes;
+        for (int64_t top = first; top < last; top += TILED_ROWS)
+            for (int64_t part = 0; part < parts; part++) {
+                const int64_t step = steps * part / parts, next = steps * (part + 1) / parts;
+                const int64_t bottom = last < top + TILED_ROWS ? last : top + TILED_ROWS;
+                for (int64_t row = top; row < bottom; row += TILE_ROWS) {
+                    const int64_t rows = x.tiled - row < TILE_ROWS ? x.tiled - row : TILE_ROWS;
+                    const char *at = columns + step * NR * TILE_BYTES;
+                    const char *given = (const char *)x.data + row * row_bytes + step * rows * TILE_BYTES;
+                    const int64_t fetched = (row - first) / TILE_ROWS * (next - step) * lines * 64;
+                    const char *ahead = groups == 1 ? at + DISTANCE : at + panel_bytes + fetched;
+                    float *sums = results + (row - top) * NR;
+                    multiply_tiles({bytes, part > 0, groups > 1, given, rows, at, ahead, lines, next - step}, sums);
+                    if (part + 1 == parts) hand_out(kernel, x, row, rows, w, panel, sums, out);
+                }
+            }
+    }
+}
+
+// As coded.h says, of at most CODED_ROWS rows.
+int multiply_coded(Kernel kernel, const Rows &x, int64_t first, int64_t rows, const PgLinear &w, int64_t panel,
+                   int64_t end, float *results);
+
+template <class Out>
+PG_INLINE void block_of_codes(Kernel kernel, const Rows &x, int64_t first, int64_t last, const PgLinear &w,
+                              int64_t begin, int64_t end, Out &&out) {
+    alignas(64) static thread_local float results[CODED_RESULTS];
+    for (int64_t panel = begin, taken = 1; panel < end; panel += taken)
+        for (int64_t row = first; row < last; row += CODED_ROWS) {
+            const int64_t rows = last - row < CODED_ROWS ? last - row : CODED_ROWS;
+            const int64_t most = last - first > CODED_ROWS ? panel + 1 : end;
+            taken = multiply_coded(kernel, x, row, rows, w, panel, most, results);
+            for (int64_t p = 0; p < taken; p++)
+                hand_out(kernel, x, row, rows, w, panel + p, results + p * rows * NR, out);
         }
 }
 
@@ -222,6 +266,7 @@ template <class Out>
 PG_INLINE void block(Kernel kernel, const Rows &x, int64_t first, int64_t last, const PgLinear &w, int64_t begin,
                      int64_t end, Out &&out) {
     if (kernel == DOT_I4) return block_of_nibbles(x, first, last, w, begin, end, out);
+    if (is_coded(w.format)) return block_of_codes(kernel, x, first, last, w, begin, end, out);
     if (x.tiled) return block_by_tiles(kernel, x, first, last, w, begin, end, out);
     alignas(64) float results[MAX_TILE];
     const int64_t tiles = (last - first + MAX_ROWS - 1) / MAX_ROWS;
@@ -246,7 +291,7 @@ inline int64_t row_blocks(int64_t m, int64_t k) {
 
 // The same for tiles, which want more work for each panel that comes from memory.
 inline int64_t tiled_blocks(int64_t m, int64_t k) {
-    constexpr int64_t CACHED = 1 << 20;  // bytes
+    constexpr int64_t CACHED = 768 << 10;  // bytes
     int64_t rows = CACHED / (2 * k) / TILE_ROWS * TILE_ROWS;
     rows = rows < 2 * TILE_ROWS ? 2 * TILE_ROWS : rows;
     return m <= rows + rows / 2 ? 1 : (m + rows - 1) / rows;
@@ -261,6 +306,7 @@ inline int64_t panels_at_once(int64_t panels, int members) {
 // The members' share of y = x W^T for m rows; no barrier after it.
 template <class Out>
 void multiply(Member &member, Kernel kernel, const Rows &x, int64_t m, const PgLinear &w, Out &&out) {
+    Clock::enter(PG_LINEARS);
     const int64_t panels = (w.n + NR - 1) / NR, blocks = x.tiled ? tiled_blocks(m, w.k) : row_blocks(m, w.k);
     const int64_t piece = panels_at_once(panels, member.count), pieces = (panels + piece - 1) / piece;
     const auto cut = [&](int64_t b) {

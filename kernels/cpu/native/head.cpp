@@ -1,5 +1,5 @@
 // From hidden states to logits, to the greedy token, and to tokens one after the other.
-#include "step.h"
+#include "lora.h"
 
 namespace {
 
@@ -24,31 +24,64 @@ void with_finish(const PgModel &m, Body &&body) {
     body([](F product) { return product; });
 }
 
-}  // namespace
-
-extern "C" void pg_logits(const PgModel *model, const float *hidden, int64_t m, float *logits) {
-    const Activations a = head_input(*model, hidden, m);
-    const int64_t n = model->vocab;
-    with_finish(*model, [&](auto finish) {
-        parallel([&](Member &member) {
-            linear(member, a, model->head, [&](int64_t row, int64_t column, F low, F high) {
-                store_some(logits + row * n + column, finish(low), n - column);
-                store_some(logits + row * n + column + W, finish(high), n - column - W);
-            });
-        });
-    });
+// The best of all ranks, the lowest id among equals, as the leader has it then.
+void best_of_ranks(const PgModel &m, int64_t rows, int64_t *ids) {
+    const PgGroup &g = *m.group;
+    meet_ranks(g);
+    if (!leads(g)) return;
+    const RankBest *all = areas_of(g, m.hidden).best;
+    for (int64_t row = 0; row < rows; row++) {
+        RankBest best = all[row];
+        for (int32_t rank = 1; rank < g.ranks; rank++) {  // whose ids are higher
+            const RankBest &other = all[rank * g.max_rows + row];
+            if (other.value > best.value) best = other;
+        }
+        ids[row] = best.id;
+    }
 }
 
-extern "C" void pg_greedy(const PgModel *model, const float *hidden, int64_t m, int64_t *ids) {
+}  // namespace
+
+extern "C" void pg_logits(const PgModel *model, const float *hidden, int64_t m, const int64_t *adapters, float *logits) {
+    PgGroup *group = model->group;
+    if (group && leads(*group) && !order_rows(*model, ORDER_LOGITS, hidden, m)) return;
     const Activations a = head_input(*model, hidden, m);
-    const int64_t n = model->vocab, count = team_size();
+    const HeadLora head(*model, adapters, m);
+    const int64_t n = model->vocab, own = model->head.n;
+    float *all = group ? areas_of(*group, model->hidden).logits : logits, *out = all + model->first_vocab;
+    with_finish(*model, [&](auto finish) {
+        parallel([&](Member &member) {
+            if (group) agree(member, group);
+            Activations given = a;
+            const LoraRows lora = head.make(member, *model, given);
+            linear(member, given, model->head, [&](int64_t row, int64_t column, F low, F high) {
+                lora.add(row, column, low, high);
+                store_some(out + row * n + column, finish(low), own - column);
+                store_some(out + row * n + column + W, finish(high), own - column - W);
+            });
+            if (group) meet(member, group);
+        });
+    });
+    if (group && leads(*group) && logits != all) memcpy(logits, all, m * n * 4);
+}
+
+extern "C" void pg_greedy(const PgModel *model, const float *hidden, int64_t m, const int64_t *adapters, int64_t *ids) {
+    PgGroup *group = model->group;
+    if (group && leads(*group) && !order_rows(*model, ORDER_GREEDY, hidden, m)) return;
+    const Activations a = head_input(*model, hidden, m);
+    const HeadLora head(*model, adapters, m);
+    const int64_t n = model->head.n, count = team_size();
     Best *all = best_of_members.get<Best>(count * m);
     const F lowest = splat(-__builtin_inff());
     for (int64_t i = 0; i < count * m; i++) all[i] = {{lowest, lowest}, {I{}, I{}}};
     with_finish(*model, [&](auto finish) {  // logits that differ may be equal then
         parallel([&](Member &member) {
+            if (group) agree(member, group);
             Best *best = all + member.id * m;
-            linear(member, a, model->head, [&](int64_t row, int64_t column, F low, F high) {
+            Activations rows = a;
+            const LoraRows lora = head.make(member, *model, rows);
+            linear(member, rows, model->head, [&](int64_t row, int64_t column, F low, F high) {
+                lora.add(row, column, low, high);
                 const F given[2] = {finish(low), finish(high)};
                 for (int h = 0; h < 2; h++) {
                     const I id = lanes() + (int32_t)(column + h * W);
@@ -61,6 +94,11 @@ extern "C" void pg_greedy(const PgModel *model, const float *hidden, int64_t m, 
             });
         });
     });
+    RankBest *bests = group ? areas_of(*group, model->hidden).best + group->rank * group->max_rows : nullptr;
+    const auto found = [&](int64_t row, float value, int64_t id) {
+        if (group) bests[row] = {value, model->first_vocab + id};
+        else ids[row] = id;
+    };
     for (int64_t row = 0; row < m; row++) {
         float value = -__builtin_inff();
         int64_t id = 0;
@@ -71,8 +109,9 @@ extern "C" void pg_greedy(const PgModel *model, const float *hidden, int64_t m, 
                 const int64_t j = b.id[lane / W][lane % W];
                 if (v > value || (v == value && j < id)) value = v, id = j;
             }
-        ids[row] = id;
+        found(row, value, id);
     }
+    if (group) best_of_ranks(*model, m, ids);
 }
 
 extern "C" void pg_extend(const PgModel *model, const PgStep *step, int64_t count, const float *temperature,
@@ -90,9 +129,9 @@ extern "C" void pg_extend(const PgModel *model, const PgStep *step, int64_t coun
         pg_forward(model, &next, hidden.data());
         for (int64_t i = 0; i < n; i++) computed[i] += scheduled[i], scheduled[i] = 1;
         if (greedy) {
-            pg_greedy(model, hidden.data(), n, ids);
+            pg_greedy(model, hidden.data(), n, nullptr, ids);
         } else {
-            pg_logits(model, hidden.data(), n, logits);
+            pg_logits(model, hidden.data(), n, nullptr, logits);
             parallel([&](Member &member) {
                 member.for_each(n, 1, [&](int64_t i, int64_t) {
                     ids[i] = draw_row(logits + i * vocab, vocab, temperature[i], seeds[i], computed[i]);

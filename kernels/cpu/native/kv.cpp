@@ -1,9 +1,13 @@
 #include "kv.h"
 
+#include "attention_tiles.h"
+
 namespace {
 
 constexpr int64_t TILE = 256;  // keys looked at together, at positions that are multiples of it
 constexpr float LOWEST = -1e30f;
+
+constexpr int64_t column_bytes(int format) { return format == PG_F32 || format == PG_BF16 ? 4 : 1; }
 
 float quantize(const float *x, int64_t n, float *q) {
     F largest{};
@@ -13,18 +17,41 @@ float quantize(const float *x, int64_t n, float *q) {
     return peak / 127.0f;
 }
 
+// Into the lower or upper halves of words, whose other halves another thread may be writing to.
+void store_halves(const uint16_t *x, int64_t n, bool upper, uint32_t *out) {
+#if defined(__AVX512BW__)
+    for (int64_t i = 0; i < n; i += 16) {
+        const __m512i words = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)(x + i)));
+        _mm512_mask_storeu_epi16(out + i, upper ? 0xaaaaaaaau : 0x55555555u, upper ? _mm512_slli_epi32(words, 16) : words);
+    }
+#else
+    for (int64_t i = 0; i < n; i++) ((uint16_t *)(out + i))[upper] = x[i];
+#endif
+}
+
 // Writes one token's vector as row or column `offset` of a head's panel.
 void put(const KVShape &s, uint8_t *block, int64_t head, int64_t offset, const float *x, bool is_key) {
     uint8_t *base = block + head * s.head_bytes();
     const int64_t tokens = s.block_size, dims = s.head_dim;
     if (s.format == PG_BF16) {
-        uint16_t *out = (uint16_t *)base;
-        for (int64_t d = 0; d < dims; d++)
-            out[is_key ? (d / 2 * tokens + offset) * 2 + d % 2 : (offset / 2 * dims + d) * 2 + offset % 2] = to_bf16(x[d]);
+        uint16_t rounded[MAX_HEAD_DIM];
+        for (int64_t d = 0; d < dims; d += W) store(rounded + d, to_bf16(load<F>(x + d)));
+        uint32_t *out = (uint32_t *)base + (is_key ? offset : offset / 2 * dims);
+        if (is_key)
+            for (int64_t d = 0; d < dims; d += 2) memcpy(out + d / 2 * tokens, rounded + d, 4);
+        else
+            store_halves(rounded, dims, offset % 2, out);
         return;
     }
     if (s.format == PG_F32) {
         for (int64_t d = 0; d < dims; d++) ((float *)base)[is_key ? d * tokens + offset : offset * dims + d] = x[d];
+        return;
+    }
+    if (is_f8(s.format)) {
+        const float *scales = is_key ? s.key_scales : s.value_scales;
+        uint8_t octets[MAX_HEAD_DIM];
+        to_f8(s.format, x, scales ? scales[head] : 1.0f, dims, octets);
+        for (int64_t d = 0; d < dims; d++) base[is_key ? d * tokens + offset : offset * dims + d] = octets[d];
         return;
     }
     float q[MAX_HEAD_DIM];
@@ -40,9 +67,6 @@ struct alignas(64) Workspace {
     F sums[MAX_QUERY_ROWS];                        // of the probabilities, by position modulo W
     float peaks[MAX_QUERY_ROWS];
     int64_t positions[MAX_QUERY_ROWS];
-    uint16_t rounded[MAX_QUERY_ROWS * MAX_HEAD_DIM];  // queries, each TILE_ROWS of them as RowLayout has them
-    uint16_t probabilities[TILE_ROWS * TILE];         // [rows, TILE], of the rows at hand
-    uint8_t last_values[16 * MAX_HEAD_DIM * 2];       // of the last tokens of a tile, zeros behind them
 };
 
 // One tile: the first of its keys' positions, and how many of them any query sees.
@@ -55,7 +79,7 @@ template <int FORMAT, int MR>
 __attribute__((noinline)) void score(const Attention &a, const KeyTile &t, int64_t head, const float *x, float *out) {
     constexpr int NC = MR <= 4 && W == 16 ? 4 : 2;
     const KVShape &s = a.shape;
-    constexpr int64_t SIZE = FORMAT == PG_I8 ? 1 : 4;  // bytes from a column to the next
+    constexpr int64_t SIZE = column_bytes(FORMAT);
     const auto column = [&](int64_t token) {
         return a.keys + t.blocks[s.block_of(token)] * s.block_bytes() + head * s.head_bytes() + s.offset_of(token) * SIZE;
     };
@@ -89,10 +113,10 @@ __attribute__((noinline)) void mix(const Attention &a, const KeyTile &t, int64_t
             for (int c = 0; c < NC; c++) acc[i][c] = load<F>(mixed + i * s.head_dim + d + c * W);
         for (int64_t token = 0; token < t.count; token += s.block_size) {
             const uint8_t *base = a.values + t.blocks[s.block_of(token)] * s.block_bytes() + head * s.head_bytes() +
-                                  d * (FORMAT == PG_I8 ? 1 : 4);
+                                  d * column_bytes(FORMAT);
             const int64_t count = t.count - token < s.block_size ? t.count - token : s.block_size;
             accumulate<FORMAT>(acc, p + token, TILE, (count + 1) / 2 * 2, s.head_dim,
-                               [&](int c) { return base + c * W * (FORMAT == PG_I8 ? 1 : 4); }, [] {});
+                               [&](int c) { return base + c * W * column_bytes(FORMAT); }, [] {});
         }
         for (int i = 0; i < MR; i++)
             for (int c = 0; c < NC; c++) store(mixed + i * s.head_dim + d + c * W, acc[i][c]);
@@ -101,39 +125,6 @@ __attribute__((noinline)) void mix(const Attention &a, const KeyTile &t, int64_t
     int64_t d = 0;
     for (; d + WIDE * W <= a.value_dim; d += WIDE * W) columns(std::integral_constant<int, WIDE>(), d);
     for (; d < a.value_dim; d += W) columns(std::integral_constant<int, 1>(), d);
-}
-
-// The same by tiles, for up to TILE_ROWS rows: 32 keys at a time, of one block or of two.
-void score_by_tiles(const Attention &a, const KeyTile &t, int64_t head, int64_t row, int64_t count, Workspace &w) {
-    const KVShape &s = a.shape;
-    const auto column = [&](int64_t token) {
-        return a.keys + t.blocks[s.block_of(token)] * s.block_bytes() + head * s.head_bytes() + s.offset_of(token) * 4;
-    };
-    for (int64_t token = 0; token < t.count; token += 32) {
-        const uint8_t *first = column(token);
-        const uint8_t *columns[2] = {first, token + 16 < t.count ? column(token + 16) : first};  // not looked at
-        score_tiles(w.rounded + row * s.head_dim, count, s.head_dim / 32, columns, s.block_size * 4,
-                    w.scores + row * TILE + token, TILE);
-    }
-}
-
-// Tokens that no row sees have no part in it: whatever lies where their values will be.
-void mix_by_tiles(const Attention &a, const KeyTile &t, int64_t head, int64_t row, int64_t count, Workspace &w) {
-    const KVShape &s = a.shape;
-    const int64_t dims = s.head_dim, sixteens = (t.count + 15) / 16, rest = t.count % 16;
-    const uint8_t *values[TILE / 16];
-    for (int64_t i = 0; i < sixteens; i++)
-        values[i] = a.values + t.blocks[s.block_of(16 * i)] * s.block_bytes() + head * s.head_bytes() +
-                    s.offset_of(16 * i) * dims * 2;
-    if (rest) {
-        const uint8_t *from = values[sixteens - 1];
-        const int64_t pair = 4 * dims, whole = rest / 2 * pair;
-        memcpy(w.last_values, from, whole);
-        memset(w.last_values + whole, 0, 8 * pair - whole);
-        for (int64_t d = 0; rest % 2 && d < dims; d++) memcpy(w.last_values + whole + 4 * d, from + whole + 4 * d, 2);
-        values[sixteens - 1] = w.last_values;
-    }
-    mix_tiles(w.probabilities, TILE, count, values, sixteens, dims, w.mixed + row * dims);
 }
 
 // Latents lie in rows: a score is a sum over vectors of features, whose lanes are added last.
@@ -148,6 +139,8 @@ PG_INLINE void load_rows(const uint8_t *base, int64_t token, int64_t d, int64_t 
         }
     } else if constexpr (FORMAT == PG_F32) {
         for (int j = 0; j < AT_ONCE; j++) rows[j] = load<F>((const float *)base + (token + j) * dims + d);
+    } else if constexpr (is_f8(FORMAT)) {
+        for (int j = 0; j < AT_ONCE; j++) rows[j] = from_f8<FORMAT>(base + (token + j) * dims + d);
     } else {
         for (int j = 0; j < AT_ONCE; j++)
             rows[j] = __builtin_convertvector(load<I8>((const int8_t *)base + (token + j) * dims + d), F);
@@ -236,8 +229,7 @@ float hide(const Attention &a, const KeyTile &t, int64_t position, float *scores
 }
 
 // Scores of a row into probabilities below its running peak; what is hidden becomes exactly zero.
-// By tiles, they are the `index`th of `probabilities`.
-void soften(const Attention &a, const KeyTile &t, int64_t head, float peak, int64_t row, int64_t index, Workspace &w) {
+void soften(const Attention &a, const KeyTile &t, int64_t head, float peak, int64_t row, Workspace &w) {
     const KVShape &s = a.shape;
     if (peak > w.peaks[row]) {
         const F factor = exp(splat(w.peaks[row] - peak));
@@ -256,38 +248,27 @@ void soften(const Attention &a, const KeyTile &t, int64_t head, float peak, int6
             const uint8_t *block = a.values + t.blocks[s.block_of(v * W)] * s.block_bytes();
             p = p * load<F>(s.scales(block, head) + s.offset_of(v * W));
         }
-        if (a.tiled) store(w.probabilities + index * TILE + v * W, to_bf16(p));
-        else store(scores + v * W, p);
+        store(scores + v * W, p);
     }
     w.sums[row] = sum;
-}
-
-// What a row's sum of weighted values is multiplied by: its probabilities add up to `sum` below `peak`.  A sink is one
-// more score, whose value is zero; the larger of it and the peak is what both are then below.
-float normaliser(float sum, float peak, const float *sink) {
-    if (!sink) return 1.0f / sum;
-    if (*sink <= peak) return 1.0f / (sum + exp(splat(*sink - peak))[0]);
-    const float factor = exp(splat(peak - *sink))[0];
-    return factor / (sum * factor + 1.0f);
 }
 
 template <int FORMAT>
 void attend_as(const Attention &a, const QueryGroup &g, int64_t head, Workspace &w) {
     const int64_t share = a.share, rows = g.count * share, dims = a.shape.head_dim, kv_head = a.latent ? 0 : head;
+    const float scale = a.scale * a.shape.unit(a.shape.key_scales, kv_head);
+    const float unit = a.shape.unit(a.shape.value_scales, kv_head);
     for (int64_t i = 0; i < rows; i++) {
         const float *q = a.query + (g.row + i / share) * a.query_stride + (head * share + i % share) * dims;
-        for (int64_t d = 0; d < dims; d += W) store(w.queries + i * dims + d, load<F>(q + d) * a.scale);
+        for (int64_t d = 0; d < dims; d += W) store(w.queries + i * dims + d, load<F>(q + d) * scale);
         for (int64_t d = 0; d < dims; d += W) store(w.mixed + i * dims + d, F{});
         w.sums[i] = F{};
         w.peaks[i] = LOWEST;
         w.positions[i] = g.position + i / share;
     }
-    const int64_t most = a.tiled ? TILE_ROWS : MAX_ROWS, tiles = (rows + most - 1) / most;
+    const int64_t tiles = (rows + MAX_ROWS - 1) / MAX_ROWS;
     int64_t starts[MAX_QUERY_ROWS / MAX_ROWS + 2];
     for (int64_t i = 0; i <= tiles; i++) starts[i] = rows * i / tiles;
-    for (int64_t i = 0; a.tiled && i < tiles; i++)
-        for (int64_t row = starts[i], count = starts[i + 1] - row; row < starts[i + 1]; row++)
-            to_bf16_row(w.queries + row * dims, dims, w.rounded + starts[i] * dims + (row - starts[i]) * 32, 64 * count);
     const int64_t end = g.position + g.count;
     const int64_t seen = a.window && g.position >= a.window ? g.position - a.window + 1 : 0;
     const auto tile_at = [&](int64_t begin) {
@@ -303,31 +284,38 @@ void attend_as(const Attention &a, const QueryGroup &g, int64_t head, Workspace 
             const int64_t visible = w.positions[row + count - 1] + 1 - begin;
             if (visible <= 0) continue;
             t.count = visible < TILE ? visible : TILE;
-            float peaks[TILE_ROWS];
-            if (a.tiled)
-                score_by_tiles(a, t, kv_head, row, count, w);
-            else if (a.latent)
+            float peaks[MAX_ROWS];
+            Clock::enter(PG_SCORES);
+            if (a.latent)
                 score_some<FORMAT>((int)count, a, t, w.queries + row * dims, w.scores + row * TILE);
             else
                 rows_of<FORMAT>((int)count, true, a, t, kv_head, row, w);
+            Clock::enter(PG_SOFTENING);
             for (int64_t j = 0; a.softcap && j < count; j++) cap(a, t, w.scores + (row + j) * TILE);
             for (int64_t j = 0; j < count; j++)
                 peaks[j] = hide(a, t, w.positions[row + j], w.scores + (row + j) * TILE);
-            for (int64_t j = 0; j < count; j++) soften(a, t, kv_head, peaks[j], row + j, j, w);
-            if (a.tiled) mix_by_tiles(a, t, kv_head, row, count, w);
-            else rows_of<FORMAT>((int)count, false, a, t, kv_head, row, w);
+            for (int64_t j = 0; j < count; j++) soften(a, t, kv_head, peaks[j], row + j, w);
+            Clock::enter(PG_MIXING);
+            rows_of<FORMAT>((int)count, false, a, t, kv_head, row, w);
+            Clock::enter(PG_ATTENDING);
         }
     }
-    release_tiles();
     for (int64_t i = 0; i < rows; i++) {
         const float *sink = a.sinks ? a.sinks + head * share + i % share : nullptr;
-        const F factor = splat(normaliser(reduce_add(w.sums[i]), w.peaks[i], sink));
+        const F factor = splat(normaliser(reduce_add(w.sums[i]), w.peaks[i], sink) * unit);
         float *out = a.out + (g.row + i / share) * a.out_stride + (head * share + i % share) * a.value_dim;
         for (int64_t d = 0; d < a.value_dim; d += W) store(out + d, load<F>(w.mixed + i * dims + d) * factor);
     }
 }
 
 }  // namespace
+
+float normaliser(float sum, float peak, const float *sink) {
+    if (!sink) return 1.0f / sum;
+    if (*sink <= peak) return 1.0f / (sum + exp(splat(*sink - peak))[0]);
+    const float factor = exp(splat(peak - *sink))[0];
+    return factor / (sum * factor + 1.0f);
+}
 
 void store_key(const KVShape &shape, uint8_t *block, int64_t head, int64_t offset, const float *key) {
     put(shape, block, head, offset, key, true);
@@ -339,8 +327,11 @@ void store_value(const KVShape &shape, uint8_t *block, int64_t head, int64_t off
 
 void attend(const Attention &a, const QueryGroup &group, int64_t head) {
     static thread_local Workspace workspace;
+    if (a.tiled) return attend_by_tiles(a, group, head);
     if (a.shape.format == PG_BF16) return attend_as<PG_BF16>(a, group, head, workspace);
     if (a.shape.format == PG_F32) return attend_as<PG_F32>(a, group, head, workspace);
+    if (a.shape.format == PG_E4M3) return attend_as<PG_E4M3>(a, group, head, workspace);
+    if (a.shape.format == PG_E5M2) return attend_as<PG_E5M2>(a, group, head, workspace);
     attend_as<PG_I8>(a, group, head, workspace);
 }
 

@@ -3,6 +3,7 @@
 // A block holds, per KV head and by format:
 //     keys    F32 [D][T]   BF16 [D / 2][T][2]   I8 [D][T], behind all heads scales [heads][T] float32
 //     values  F32 [T][D]   BF16 [T / 2][D][2]   I8 [T][D], behind all heads scales [heads][T] float32
+// and E4M3 and E5M2 as I8, without these scales,
 // with D = head_dim and T = block_size: panels for the microkernels of gemm.h, keys with a column per token, values
 // with a column per dimension.
 #pragma once
@@ -11,6 +12,7 @@
 struct KVShape {
     int32_t format;
     int64_t block_size, heads, head_dim;
+    const float *key_scales = nullptr, *value_scales = nullptr;  // as PgLayer has them
     int shift = __builtin_ctzll(block_size);  // a 64-bit division takes as long as fifty multiplications
 
     int64_t block_of(int64_t token) const { return token >> shift; }
@@ -20,6 +22,8 @@ struct KVShape {
         return block_size * head_dim * (format == PG_F32 ? 4 : format == PG_BF16 ? 2 : 1);
     }
     int64_t block_bytes() const { return heads * (head_bytes() + (format == PG_I8 ? block_size * 4 : 0)); }
+    // What the numbers of a head that are read from a pool of 8-bit floats are multiples of.
+    float unit(const float *scales, int64_t head) const { return f8_unit(format) * (scales ? scales[head] : 1.0f); }
     const float *scales(const uint8_t *block, int64_t head) const {
         return (const float *)(block + heads * head_bytes()) + head * block_size;
     }
@@ -53,7 +57,14 @@ struct Attention {
     float *out;  // [rows, out_stride]
     int64_t out_stride;
     bool tiled;  // by tiles, of queries and probabilities that are rounded to bfloat16
+    uint16_t *rounded = nullptr;  // where `tiled`: instead of `out`, as a linear reads its rows
+    RowLayout layout = {};
+    int64_t first = 0;  // where `rounded`: features before those of this process's heads
 };
+
+// What a row's sum of weighted values is multiplied by: its probabilities add up to `sum` below `peak`.  A sink is one
+// more score, whose value is zero; the larger of it and the peak is what both are then below.
+float normaliser(float sum, float peak, const float *sink);
 
 // The query heads [head * share, (head + 1) * share) of one group.
 void attend(const Attention &a, const QueryGroup &group, int64_t head);

@@ -1,11 +1,11 @@
 // The two halves of a layer.
 #include "activation.h"
-#include "step.h"
+#include "lora.h"
 
 namespace {
 
 KVShape kv_shape(const PgModel &m, const PgLayer &layer) {
-    return KVShape{m.kv_format, m.block_size, layer.num_kv_heads, layer.head_dim};
+    return {m.kv_format, m.block_size, layer.num_kv_heads, layer.head_dim, layer.key_scales, layer.value_scales};
 }
 
 // Turns one token's queries and keys to their position and stores its key and value.
@@ -27,19 +27,44 @@ void place_token(const PgModel &m, const PgLayer &layer, const KVShape &shape, i
     store_value(shape, layer.values + at, kv_head, offset, value);
 }
 
-// Into s.normed, where the next linear may round what it reads: the residual stays as it is without a norm too.
-void norm(Member &member, const Step &s, const float *x, const PgNorm &norm, int64_t rows) {
+// Norms rows into to(row), each then followed by then(row).
+template <class To, class Then>
+void for_each_normed(Member &member, const Step &s, const float *x, const PgNorm &norm, int64_t rows, To &&to, Then &&then) {
+    Clock::enter(PG_NORMS);
     member.for_each(rows, rows < 4 * member.count ? 1 : 4, [&](int64_t row, int64_t end) {
         for (; row < end; row++) {
             const float *from = x + row * s.hidden_stride;
-            float *to = s.normed + row * s.hidden_stride;
             if (norm.weight)
-                norm_row(norm, from, s.m.eps, s.m.hidden, to);
+                norm_row(norm, from, s.m.eps, s.m.hidden, to(row));
             else
-                memcpy(to, from, s.m.hidden * 4);
+                memcpy(to(row), from, s.m.hidden * 4);
+            then(row);
         }
     });
     member.barrier();
+}
+
+// Into s.normed, where the next linear may round what it reads: the residual stays as it is without a norm too.
+void norm(Member &member, const Step &s, const float *x, const PgNorm &norm, int64_t rows) {
+    for_each_normed(member, s, x, norm, rows, [&](int64_t row) { return s.normed + row * s.hidden_stride; }, [](int64_t) {});
+}
+
+// The same for one linear alone, as it reads its rows.
+Activations norm_for(Member &member, const Step &s, const float *x, const PgNorm &norm, int64_t rows, const PgLinear &w) {
+    Activations given = s.activations(s.normed, s.hidden_stride, rows);
+    given.ready = reads_rounded(w, given.round, rows);
+    if (!given.ready) {
+        ::norm(member, s, x, norm, rows);
+        return given;
+    }
+    const RowLayout layout = layout_of(DOT_BF16, w, rows);
+    const auto own = [&](int64_t row) { return s.normed + (rows < member.count ? row : member.id) * s.hidden_stride; };
+    for_each_normed(member, s, x, norm, rows, own, [&](int64_t row) {
+        const float *from = own(row);
+        for (int64_t i = 0; i < w.k; i += 2 * W)
+            store_bf16(layout.pair((uint16_t *)s.converted, row, i), load<F>(from + i), load<F>(from + i + W));
+    });
+    return given;
 }
 
 // Queries and keys of all heads together.
@@ -56,6 +81,7 @@ void norm_whole(Member &member, const Step &s, const PgLayer &layer, int64_t row
 
 // Of the last layer only wanted rows go on: their residuals move together.
 void keep_wanted(const Step &s, int64_t row) {
+    if (!s.is_mine(row)) return;
     memcpy(s.kept + row * s.hidden_stride, s.residual + s.tokens.wanted[row] * s.hidden_stride, s.m.hidden * 4);
 }
 
@@ -64,41 +90,44 @@ void gate_attended(Member &member, const Step &s, const PgLayer &layer, int64_t 
     const int64_t width = layer.num_heads * layer.head_dim, offset = width + 2 * layer.num_kv_heads * layer.head_dim;
     member.for_each(rows, 1, [&](int64_t row, int64_t) {
         const float *gate = s.mixed + (last ? s.tokens.wanted[row] : row) * s.mixed_stride + offset;
-        float *out = s.attended + row * s.attended_stride;
+        float *out = s.attended + row * s.attended_stride + layer.first_attended;
         for (int64_t i = 0; i < width; i += W) store(out + i, load<F>(out + i) / one_plus_exp(-load<F>(gate + i)));
     });
-    member.barrier();
 }
 
-void store_linear(Member &member, const Step &s, const PgLinear &w, int64_t rows, int64_t offset) {
-    linear(member, s.activations(s.normed, s.hidden_stride, rows), w, [&](int64_t row, int64_t column, F low, F high) {
+void store_linear(Member &member, const Step &s, const Activations &given, const PgLinear &w, int64_t offset,
+                  const LoraRows &lora = {}) {
+    linear(member, given, w, [&](int64_t row, int64_t column, F low, F high) {
+        lora.add(row, column, low, high);
         store(s.mixed + row * s.mixed_stride + offset + column, low);
         store(s.mixed + row * s.mixed_stride + offset + column + W, high);
     });
     member.barrier();
 }
 
-void add_linear(Member &member, const Step &s, float *x, int64_t stride, int64_t rows, const PgLinear &w,
-                const PgNorm &norm, float *residual) {
-    const Activations given = s.activations(x, stride, rows);
+void add_linear(Member &member, const Step &s, const Activations &given, const PgLinear &w, const PgNorm &norm,
+                float *residual, const LoraRows &lora = {}) {
+    const int64_t first = s.m.first_hidden;
     if (!norm.weight) {
         const float scale = s.m.residual_scale;
         linear(member, given, w, [&](int64_t row, int64_t column, F low, F high) {
-            float *out = residual + row * s.hidden_stride + column;
+            float *out = residual + row * s.hidden_stride + first + column;
+            lora.add(row, column, low, high);
             store(out, load<F>(out) + low * scale);
             store(out + W, load<F>(out + W) + high * scale);
         });
     } else {
         linear(member, given, w, [&](int64_t row, int64_t column, F low, F high) {
-            store(s.normed + row * s.hidden_stride + column, low);
-            store(s.normed + row * s.hidden_stride + column + W, high);
+            lora.add(row, column, low, high);
+            store(s.joined + row * s.hidden_stride + first + column, low);
+            store(s.joined + row * s.hidden_stride + first + column + W, high);
         });
-        member.barrier();
-        member.for_each(rows, 1, [&](int64_t row, int64_t) {
-            add_row(s, norm, s.normed + row * s.hidden_stride, residual + row * s.hidden_stride);
+        meet(member, s.m.group);
+        member.for_each(given.m, 1, [&](int64_t row, int64_t) {
+            if (s.is_mine(row)) add_row(s, norm, s.joined + row * s.hidden_stride, residual + row * s.hidden_stride);
         });
     }
-    member.barrier();
+    meet(member, s.m.group);
 }
 
 }  // namespace
@@ -113,7 +142,7 @@ Attention attention_of(const PgModel &m, const PgLayer &layer, const float *quer
     a.table = layer.table, a.latent = latent, a.value_dim = latent ? layer.latent->rank : layer.head_dim;
     a.scale = scale, a.softcap = layer.softcap, a.sinks = layer.sinks;
     a.query = query, a.query_stride = query_stride, a.out = out, a.out_stride = out_stride;
-    a.tiled = HAS_TILES && m.round_activations && m.kv_format == PG_BF16 && !latent && layer.head_dim % 32 == 0 &&
+    a.tiled = HAS_TILES && m.round_attention && m.kv_format == PG_BF16 && !latent && layer.head_dim % 32 == 0 &&
               tiles_allowed();
     return a;
 }
@@ -148,19 +177,27 @@ void attention_half(Member &member, const Step &s, const PgLayer &layer, bool la
     const PgModel &m = s.m;
     const int64_t all = (int64_t)s.tokens.ids.size(), kept = (int64_t)s.tokens.wanted.size();
     const KVShape shape = kv_shape(m, layer);
-    const int64_t kv_heads = layer.num_kv_heads;
-    norm(member, s, s.residual, layer.input_norm, all);
-    store_linear(member, s, layer.qkv, all, 0);
+    const int64_t kv_heads = layer.num_kv_heads, picked_stride = m.group ? s.queries_stride : s.inner_stride;
     if (layer.delta) {
-        store_linear(member, s, layer.delta->gates, all, gates_offset(*layer.delta));
+        Activations given = s.activations(s.normed, s.hidden_stride, all);
+        norm(member, s, s.residual, layer.input_norm, all);
+        const LoraRows lora = add_lora(member, s, layer, LORA_QKV, given, false);
+        store_linear(member, s, given, layer.qkv, 0, lora);
+        given.ready = false;
+        store_linear(member, s, given, layer.delta->gates, gates_offset(*layer.delta));
         attend_linearly(member, s, *layer.delta, last);
-        return add_linear(member, s, s.attended, s.attended_stride, last ? kept : all, layer.output,
+        return add_linear(member, s, s.activations(s.attended, s.attended_stride, last ? kept : all), layer.output,
                           layer.attention_norm, last ? s.kept : s.residual);
     }
+    Activations read = s.activations(s.given.beside, layer.qkv.k, all);
+    if (!s.given.beside || &layer != s.m.layers) read = norm_for(member, s, s.residual, layer.input_norm, all, layer.qkv);
+    const LoraRows first = add_lora(member, s, layer, LORA_QKV, read, false);
+    store_linear(member, s, read, layer.qkv, 0, first);
     if (layer.norm_whole) norm_whole(member, s, layer, all);
     if (layer.latent) {
         store_latents(member, s, layer, shape, all);
     } else {
+        Clock::enter(PG_PLACING);
         member.for_each(all * kv_heads, all < 4 * member.count ? 1 : 4 * kv_heads, [&](int64_t item, int64_t end) {
             for (; item < end; item++) {
                 const int64_t row = item / kv_heads;
@@ -177,40 +214,68 @@ void attention_half(Member &member, const Step &s, const PgLayer &layer, bool la
         member.for_each(kept, 4, [&](int64_t row, int64_t end) {
             for (; row < end; row++) {
                 const int64_t from = s.tokens.wanted[row];
-                memcpy(s.inner + row * s.inner_stride, s.mixed + from * s.mixed_stride, width * 4);
+                memcpy(s.picked + row * picked_stride, s.mixed + from * s.mixed_stride, width * 4);
                 keep_wanted(s, row);
             }
         });
         member.barrier();
     }
     const int64_t rows = last ? kept : all;
-    Vectors query = last ? Vectors{s.inner, s.inner_stride} : Vectors{s.mixed, s.mixed_stride};
+    Vectors query = last ? Vectors{s.picked, picked_stride} : Vectors{s.mixed, s.mixed_stride};
     if (layer.latent) query = latent_queries(member, s, layer, query, rows, last);
-    const Attention a = attention_of(m, layer, query.x, query.stride, s.attended, s.attended_stride);
+    float *own = s.attended + layer.first_attended;
+    Attention a = attention_of(m, layer, query.x, query.stride, own, s.attended_stride);
+    if (a.tiled && !layer.attention_gate && reads_rounded(layer.output, m.round_activations != 0, rows))
+        a.rounded = (uint16_t *)s.attended, a.layout = layout_of(DOT_BF16, layer.output, rows), a.first = layer.first_attended;
+    Clock::enter(PG_ATTENDING);
     member.for_each((int64_t)items.size(), 1, [&](int64_t i, int64_t) { attend(a, items[i].group, items[i].head); });
-    member.barrier();
-    if (layer.attention_gate) gate_attended(member, s, layer, rows, last);
+    if (layer.attention_gate) {
+        member.barrier();
+        gate_attended(member, s, layer, rows, last);
+    }
+    meet(member, m.group);
     Vectors values{s.attended, s.attended_stride};
     if (layer.latent) values = latent_values(member, s, layer, rows);
-    add_linear(member, s, values.x, values.stride, rows, layer.output, layer.attention_norm,
-               last ? s.kept : s.residual);
+    Activations given = s.activations(values.x, values.stride, rows);
+    if (a.rounded) given.converted = a.rounded, given.ready = true;
+    const LoraRows second = add_lora(member, s, layer, LORA_OUTPUT, given, last);
+    add_linear(member, s, given, layer.output, layer.attention_norm, last ? s.kept : s.residual, second);
 }
 
 void feed_forward_half(Member &member, const Step &s, const PgLayer &layer, float *residual, int64_t rows) {
-    norm(member, s, residual, layer.mlp_norm, rows);
-    feed_forward(member, s, layer, residual, rows);
+    if (layer.experts) {
+        norm(member, s, residual, layer.mlp_norm, rows);
+        mix_experts(member, s, layer, residual, rows);
+    } else {
+        feed_forward(member, s, layer, norm_for(member, s, residual, layer.mlp_norm, rows, layer.gate_up), residual);
+    }
     if (!layer.layer_scale) return;
     member.for_each(rows, 1, [&](int64_t row, int64_t) {
+        if (!s.is_mine(row)) return;
         float *x = residual + row * s.hidden_stride;
         for (int64_t i = 0; i < s.m.hidden; i += W) store(x + i, load<F>(x + i) * *layer.layer_scale);
     });
-    member.barrier();
+    meet(member, s.m.group);
 }
 
-void feed_forward(Member &member, const Step &s, const PgLayer &layer, float *residual, int64_t rows) {
-    if (layer.experts) return mix_experts(member, s, layer, residual, rows);
-    const Activations given = s.activations(s.normed, s.hidden_stride, rows);
-    with_activation(layer, s.inner, s.inner_stride, [&](auto &&out) { linear(member, given, layer.gate_up, out); });
-    member.barrier();
-    add_linear(member, s, s.inner, s.inner_stride, rows, layer.down, layer.mlp_output_norm, residual);
+void feed_forward(Member &member, const Step &s, const PgLayer &layer, Activations given, float *residual) {
+    const int64_t rows = given.m;
+    const bool last = residual == s.kept;
+    Inner inner{s.inner, s.inner_stride, nullptr, {}, layer.first_inner};
+    Activations between = s.activations(s.inner, s.inner_stride, rows);
+    between.ready = reads_rounded(layer.down, given.round, rows);
+    if (between.ready) {
+        between.converted = inner.rounded = (uint16_t *)s.inner;
+        inner.layout = layout_of(DOT_BF16, layer.down, rows);
+    }
+    const LoraRows lora = add_lora(member, s, layer, LORA_GATE_UP, given, last);
+    with_activation(layer, inner, [&](auto &&out) {
+        linear(member, given, layer.gate_up, [&](int64_t row, int64_t column, F low, F high) {
+            lora.add(row, column, low, high);
+            out(row, column, low, high);
+        });
+    });
+    meet(member, s.m.group);
+    const LoraRows more = add_lora(member, s, layer, LORA_DOWN, between, last);
+    add_linear(member, s, between, layer.down, layer.mlp_output_norm, residual, more);
 }

@@ -1,7 +1,7 @@
 // A step from the embeddings of its tokens to their hidden states.
 #include <algorithm>
 
-#include "step.h"
+#include "lora.h"
 
 namespace {
 
@@ -39,7 +39,7 @@ void begin_items(const PgModel &m, std::vector<AttentionItems> &items) {
 // The buffers of a step, as large as the largest so far.
 struct Scratch {
     Tokens tokens;
-    Buffer residual, normed, mixed, attended, queries, inner, kept, converted, scales;
+    Buffer residual, normed, mixed, attended, queries, inner, kept, converted, scales, added;
 } scratch;
 
 void read_embedding(const PgModel &m, int64_t id, float *out) {
@@ -66,27 +66,49 @@ void read_embedding(const PgModel &m, int64_t id, float *out) {
     }
 }
 
-void embed(const PgModel &m, int64_t id, int64_t position, float *out) {
+void embed(const PgModel &m, int64_t id, int64_t position, int64_t adapter, float *out) {
     read_embedding(m, id, out);
+    if (adapter >= 0) add_embedding(m, adapter, id, out);
     if (m.embed_scale != 1.0f)
         for (int64_t i = 0; i < m.hidden; i += W) store(out + i, load<F>(out + i) * m.embed_scale);
     const float *added = m.positions ? m.positions + position * m.hidden : nullptr;
     for (int64_t i = 0; added && i < m.hidden; i += W) store(out + i, load<F>(out + i) + load<F>(added + i));
 }
 
+// What enters a layer, where it is asked for.
+void capture(Member &member, const Step &s, int32_t layer, int64_t rows) {
+    const int64_t n = s.m.hidden, width = s.given.num_captured * n;
+    for (int64_t at = 0; at < s.given.num_captured; at++) {
+        if (s.given.captured[at] != layer) continue;
+        member.for_each(rows, 1, [&](int64_t row, int64_t) {
+            memcpy(s.given.captures + row * width + at * n, s.residual + row * s.hidden_stride, n * 4);
+        });
+        member.barrier();
+    }
+}
+
 void forward(Member &member, const Step &s, float *hidden) {
     const PgModel &m = s.m;
     const int64_t all = (int64_t)s.tokens.ids.size(), kept = (int64_t)s.tokens.wanted.size();
     member.for_each(all, 1, [&](int64_t row, int64_t) {
-        embed(m, s.tokens.ids[row], s.tokens.positions[row], s.residual + row * s.hidden_stride);
+        if (s.given.inputs) {
+            memcpy(s.residual + row * s.hidden_stride, s.given.inputs + row * m.hidden, m.hidden * 4);
+            return;
+        }
+        const int64_t adapter = s.tokens.adapters.empty() ? -1 : s.tokens.adapters[row];
+        const int64_t id = s.tokens.ids[row] - m.first_vocab;  // each rank has some tokens' embeddings
+        if (m.group && (id < 0 || id >= m.head.n)) return;
+        embed(m, id, s.tokens.positions[row], adapter, s.residual + row * s.hidden_stride);
     });
-    member.barrier();
+    agree(member, m.group);
     for (int32_t i = 0; i < m.num_layers; i++) {
         const bool last = i == m.num_layers - 1;
+        capture(member, s, i, all);
         attention_half(member, s, m.layers[i], last);
         if (last && kept == 0) return;
         feed_forward_half(member, s, m.layers[i], last ? s.kept : s.residual, last ? kept : all);
     }
+    if (m.group && !leads(*m.group)) return;
     member.for_each(kept, 1, [&](int64_t row, int64_t) {
         const float *from = s.kept + row * s.hidden_stride;
         if (m.norm.weight)
@@ -114,6 +136,19 @@ bool is_served(const PgDelta &d) {
            d.width >= 2 && d.width <= 4;
 }
 
+// Of every token its sequence's adapter, where any has one.
+void list_adapters(const PgStep &s, Tokens &tokens) {
+    tokens.adapters.clear(), tokens.wanted_adapters.clear();
+    const auto is_one = [](int64_t adapter) { return adapter >= 0; };
+    if (s.adapters && std::any_of(s.adapters, s.adapters + s.num_seqs, is_one))
+        for (int64_t i = 0; i < s.num_seqs; i++) {
+            tokens.adapters.insert(tokens.adapters.end(), s.scheduled[i], s.adapters[i]);
+            tokens.wanted_adapters.insert(tokens.wanted_adapters.end(), s.wanted[i], s.adapters[i]);
+        }
+    group_adapters(tokens.adapters, tokens.groups);
+    group_adapters(tokens.wanted_adapters, tokens.wanted_groups);
+}
+
 // 0, or what of a mixture is not served.
 int32_t why_unsupported(const PgExperts &e) {
     if (e.inner % 16) return 6;
@@ -127,11 +162,13 @@ int32_t why_unsupported(const PgExperts &e) {
 
 void Tokens::list(const PgModel &m, const PgStep &s) {
     ids.clear(), positions.clear(), blocks.clear(), wanted.clear();
+    list_adapters(s, *this);
     begin_items(m, items);
     list_sequences(s, sequences);
     for (int64_t i = 0; i < s.num_seqs; i++) {
         const int64_t first = s.computed[i], count = s.scheduled[i], last = s.wanted[i], row = (int64_t)ids.size();
-        const int64_t *given = s.tokens + s.rows[i] * s.tokens_stride, *table = s.tables + s.rows[i] * s.tables_stride;
+        const int64_t *given = s.listed ? s.listed + row - first : s.tokens + s.rows[i] * s.tokens_stride;
+        const int64_t *table = s.tables + s.rows[i] * s.tables_stride;
         for (int64_t p = first; p < first + count; p++) {
             ids.push_back(given[p]);
             positions.push_back(p);
@@ -151,7 +188,7 @@ const AttentionItems &Tokens::items_of(const PgLayer &layer) const {
     return items[i];
 }
 
-Step make_step(const PgModel &m, const Tokens &tokens, int64_t rows, int64_t kept) {
+Step make_step(const PgModel &m, const PgStep &given, const Tokens &tokens, int64_t rows, int64_t kept) {
     const int64_t hidden_stride = row_stride(m.hidden);
     int64_t mixed_stride = 0, attended_stride = 0, queries_stride = 0, inner_stride = 0;
     for (int32_t i = 0; i < m.num_layers; i++) {
@@ -167,8 +204,21 @@ Step make_step(const PgModel &m, const Tokens &tokens, int64_t rows, int64_t kep
         }
         inner_stride = std::max({inner_stride, attended_stride, row_stride(layer.inner)});
     }
-    const int64_t widest = std::max({hidden_stride, inner_stride, queries_stride, queries_stride ? mixed_stride : 0});
+    GroupAreas shared{};
+    if (m.group) {  // whose strides all ranks agree on
+        shared = areas_of(*m.group, m.hidden);
+        queries_stride = attended_stride, inner_stride = row_stride(m.group->inner);
+        attended_stride = row_stride(m.group->attended);
+    }
+    const int64_t added_stride = tokens.adapters.empty() ? 0 : row_stride(widest_linear(m));
+    const int64_t beside = given.beside ? row_stride(m.layers[0].qkv.k) : 0;
+    const int64_t widest = std::max(
+        {hidden_stride, beside, inner_stride, attended_stride, queries_stride, queries_stride ? mixed_stride : 0});
+    const auto common = [&](float *area, Buffer &own, int64_t count) { return m.group ? area : own.get<float>(count); };
+    float *normed = scratch.normed.get<float>(rows * hidden_stride), *queries = scratch.queries.get<float>(rows * queries_stride);
+    float *inner = common(shared.inner, scratch.inner, rows * inner_stride);
     return {m,
+            given,
             tokens,
             hidden_stride,
             mixed_stride,
@@ -176,15 +226,19 @@ Step make_step(const PgModel &m, const Tokens &tokens, int64_t rows, int64_t kep
             queries_stride,
             inner_stride,
             reserve_experts(m, rows),
-            scratch.residual.get<float>(rows * hidden_stride),
-            scratch.normed.get<float>(rows * hidden_stride),
+            common(shared.residual, scratch.residual, rows * hidden_stride),
+            normed,
             scratch.mixed.get<float>(rows * mixed_stride),
-            scratch.attended.get<float>(rows * attended_stride),
-            scratch.queries.get<float>(rows * queries_stride),
-            scratch.inner.get<float>(rows * inner_stride),
-            scratch.kept.get<float>(kept * hidden_stride),
+            common(shared.attended, scratch.attended, rows * attended_stride),
+            queries,
+            inner,
+            common(shared.kept, scratch.kept, kept * hidden_stride),
             scratch.converted.get<uint16_t>(rows * (widest + CONVERTED_MORE)),
-            scratch.scales.get<float>(rows)};
+            scratch.scales.get<float>(rows),
+            scratch.added.get<float>(rows * added_stride),
+            added_stride,
+            m.group ? queries : inner,
+            m.group ? shared.joined : normed};
 }
 
 Activations spread(const float *x, int64_t rows, int64_t width, bool round) {
@@ -196,9 +250,10 @@ Activations spread(const float *x, int64_t rows, int64_t width, bool round) {
 }
 
 extern "C" void pg_forward(const PgModel *model, const PgStep *step, float *hidden) {
+    if (model->group && leads(*model->group) && !order_forward(*model, *step)) return;
     Tokens &tokens = scratch.tokens;
     tokens.list(*model, *step);
-    const Step s = make_step(*model, tokens, (int64_t)tokens.ids.size(), (int64_t)tokens.wanted.size());
+    const Step s = make_step(*model, *step, tokens, (int64_t)tokens.ids.size(), (int64_t)tokens.wanted.size());
     parallel([&](Member &member) { forward(member, s, hidden); });
 }
 
@@ -206,7 +261,7 @@ extern "C" int32_t pg_abi(void) { return PG_ABI; }
 
 extern "C" const char *pg_target(void) {
     if (W < 16) return "avx2";
-    if (HAS_TILES && tiles_allowed()) return "avx512+bf16+amx";
+    if (HAS_TILES && tiles_allowed()) return "avx512+bf16+amx3";
     return HAS_BF16_DOT ? "avx512+bf16" : "avx512";
 }
 

@@ -290,6 +290,14 @@ void quantize_groups(const float *x, const Nibbles &w, uint8_t *out) {
     }
 }
 
+void quantize_groups(const float *x, const PgLinear &w, uint8_t *out) {
+    if (!w.gather) return quantize_groups(x, nibbles_of(w), out);
+    thread_local std::vector<float> ordered;
+    ordered.resize(w.k);
+    for (int64_t i = 0; i < w.k; i++) ordered[i] = x[w.gather[i]];
+    quantize_groups(ordered.data(), nibbles_of(w), out);
+}
+
 void read_nibbles(const Nibbles &w, int64_t row, float *out) {
     const uint8_t *panel = w.packed + row / NR * w.panel_bytes();
     const int64_t column = row % NR, first = column / W * W;
@@ -307,6 +315,7 @@ void read_nibbles(const Nibbles &w, int64_t row, float *out) {
 int multiply_nibbles(const uint8_t *rows, int64_t stride, int64_t first, int64_t last, const Nibbles &w, int64_t panel,
                      int64_t end, float *results) {
     const int64_t count = last - first;
+    if (!count) return 1;
     rows += first * stride;
     if (count <= TALLEST) return tile_of_rows(count)(rows, stride, w, panel, end, results);
     multiply_many(rows, stride, count, w, panel, results);

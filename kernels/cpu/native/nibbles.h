@@ -33,6 +33,7 @@ constexpr int64_t ROW_HEAD = 8;  // bytes behind a group of activations
 constexpr int64_t ZERO = 8;      // of PG_I4
 
 void quantize_groups(const float *x, const Nibbles &w, uint8_t *out);
+void quantize_groups(const float *x, const PgLinear &w, uint8_t *out);  // in the order of the weight's columns
 
 // Rows [first, last) of activations, `stride` bytes apart, times as many panels as go together, at most end - panel,
 // into results [panels][last - first][NR]; returns how many.

@@ -38,7 +38,14 @@ struct Activations {
     bool round;      // to bfloat16
     void *converted;  // [m, stride + CONVERTED_MORE] of two bytes
     float *scales;    // [m]
+    bool ready = false;  // `converted` holds them already, as the next linear reads them
 };
+
+// Whether a linear reads its rows as tiles of bfloat16: what comes before it can then write them so.
+inline bool reads_rounded(const PgLinear &w, bool round, int64_t rows) {
+    const Kernel kernel = kernel_of(w, round);
+    return kernel == DOT_BF16 && by_tiles(kernel, w, rows);
+}
 
 // The first `count` of W values, zeros behind them.
 PG_INLINE F load_some(const float *p, int64_t count) {
@@ -58,32 +65,43 @@ PG_INLINE void add_bias(const PgLinear &w, int64_t column, F &low, F &high) {
     high = high + load_some(w.bias + column + W, w.n - column - W);
 }
 
+// Rows in `converted`, ready for this linear, where its kernel reads such; a barrier behind it then.
+inline void convert(Member &member, Activations &a, const PgLinear &w) {
+    const Kernel kernel = kernel_of(w, a.round);
+    if (a.ready || kernel == FLOAT_F32 || kernel == FLOAT_BF16) return;
+    Clock::enter(PG_CONVERTING);
+    uint8_t *converted = (uint8_t *)a.converted;
+    const RowLayout layout = layout_of(kernel, w, a.m);
+    member.for_each(a.m, a.m < 4 * member.count ? 1 : 4, [&](int64_t row, int64_t end) {
+        for (; row < end; row++) {
+            const float *x = a.x + row * a.stride;
+            uint8_t *to = converted + layout.at(row);
+            if (kernel == DOT_I8) a.scales[row] = quantize_row(x, w.k, to, layout.gap(row));
+            else if (kernel == DOT_I4) quantize_groups(x, w, to);
+            else to_bf16_row(x, w.k, (uint16_t *)to, layout.gap(row));
+        }
+    });
+    member.barrier();
+    a.ready = true;
+}
+
 // out(row, first column, low half, high half), each half a vector of W columns; columns beyond n are zeros.
 template <class Out>
-void linear(Member &member, const Activations &a, const PgLinear &w, Out &&out) {
+void linear(Member &member, const Activations &given, const PgLinear &w, Out &&out) {
     const auto finish = [&](int64_t row, int64_t column, F low, F high) {
         add_bias(w, column, low, high);
         out(row, column, low, high);
     };
+    Activations a = given;
+    convert(member, a, w);
     const Kernel kernel = kernel_of(w, a.round);
-    const int64_t piece = a.m < 4 * member.count ? 1 : 4;
-    if (kernel == DOT_I8 || kernel == DOT_I4 || kernel == DOT_BF16) {
-        uint8_t *converted = (uint8_t *)a.converted;
-        const RowLayout layout = layout_of(kernel, w, a.m);
-        member.for_each(a.m, piece, [&](int64_t row, int64_t end) {
-            for (; row < end; row++) {
-                const float *x = a.x + row * a.stride;
-                uint8_t *to = converted + layout.at(row);
-                if (kernel == DOT_I8) a.scales[row] = quantize_row(x, w.k, to, layout.gap(row));
-                else if (kernel == DOT_I4) quantize_groups(x, nibbles_of(w), to);
-                else to_bf16_row(x, w.k, (uint16_t *)to, layout.gap(row));
-            }
-        });
-        member.barrier();
-        return multiply(member, kernel, layout.rows(kernel, converted, a.scales), a.m, w, finish);
+    if (a.ready) {
+        const Rows rows = layout_of(kernel, w, a.m).rows(kernel, a.converted, a.scales);
+        return multiply(member, kernel, rows, a.m, w, finish);
     }
+    Clock::enter(PG_CONVERTING);
     if (a.round) {
-        member.for_each(a.m, piece, [&](int64_t row, int64_t end) {
+        member.for_each(a.m, a.m < 4 * member.count ? 1 : 4, [&](int64_t row, int64_t end) {
             for (; row < end; row++) round_row(a.x + row * a.stride, w.k);
         });
         member.barrier();

@@ -50,11 +50,15 @@ extern "C" void pg_feed_forward(const PgModel *model, const PgLayer *layer, cons
     PgModel one = *model;
     one.layers = &alone, one.num_layers = 1, one.residual_scale = 1.0f;
     const Tokens none;
-    const Step s = make_step(one, none, m, m);
+    const PgStep nothing{};
+    const Step s = make_step(one, nothing, none, m, m);
     for (int64_t row = 0; row < m; row++) {
         memcpy(s.normed + row * s.hidden_stride, x + row * one.hidden, one.hidden * 4);
         memset(s.residual + row * s.hidden_stride, 0, one.hidden * 4);
     }
-    parallel([&](Member &member) { feed_forward(member, s, alone, s.residual, m); });
+    parallel([&](Member &member) {
+        if (alone.experts) return mix_experts(member, s, alone, s.residual, m);
+        feed_forward(member, s, alone, s.activations(s.normed, s.hidden_stride, m), s.residual);
+    });
     for (int64_t row = 0; row < m; row++) memcpy(out + row * one.hidden, s.residual + row * s.hidden_stride, one.hidden * 4);
 }

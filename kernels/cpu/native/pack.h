@@ -59,3 +59,15 @@ inline void sum_rows(const Row *rows, int64_t count, int64_t bytes, RowSums *sum
 
 // One panel of PG_I4, quantised here: symmetric and to the nearest, as kernels/ops/codes.py says.
 void pack_nibbles(const Source &s, int64_t panel, const Nibbles &out, RowSums *sums);
+
+// Whose row a column of the packed weight is, and which of it; NULL beyond the last.
+inline const PgCodes *part_of(const PgCodes *parts, int32_t num_parts, bool by_turns, int64_t &row) {
+    if (by_turns) {
+        const PgCodes *part = parts + (row % NR >= W);
+        row = row / NR * W + row % W;
+        return row < part->n ? part : nullptr;
+    }
+    for (int32_t i = 0; i < num_parts; row -= parts[i++].n)
+        if (row < parts[i].n) return parts + i;
+    return nullptr;
+}

@@ -52,17 +52,6 @@ float quantize_group(const float *values, int64_t n, uint8_t *codes) {
     return scale;
 }
 
-const PgCodes *part_of(const PgCodes *parts, int32_t num_parts, bool by_turns, int64_t &row) {
-    if (by_turns) {
-        const PgCodes *part = parts + (row % NR >= W);
-        row = row / NR * W + row % W;
-        return row < part->n ? part : nullptr;
-    }
-    for (int32_t i = 0; i < num_parts; row -= parts[i++].n)
-        if (row < parts[i].n) return parts + i;
-    return nullptr;
-}
-
 }  // namespace
 
 void pack_nibbles(const Source &s, int64_t panel, const Nibbles &out, RowSums *sums) {
@@ -82,12 +71,41 @@ void pack_nibbles(const Source &s, int64_t panel, const Nibbles &out, RowSums *s
     sum_rows(rows, NR, s.row_bytes(), sums);
 }
 
+namespace {
+
+// Octets around 128 as signed ones, with the scales and column sums behind them (gemm.h).
+void pack_octets(const PgCodes *parts, int32_t num_parts, bool by_turns, int64_t n, int64_t k, int8_t *packed) {
+    const int64_t panels = (n + NR - 1) / NR;
+    float *scales = (float *)(packed + panels * NR * k);
+    int32_t *sums = (int32_t *)(scales + panels * NR);
+    parallel([&](Member &member) {
+        member.for_each(panels, 1, [&](int64_t panel, int64_t) {
+            for (int64_t column = panel * NR; column < (panel + 1) * NR; column++) {
+                int64_t row = column;
+                const PgCodes *part = part_of(parts, num_parts, by_turns, row);
+                int8_t *at = packed + panel * NR * k + column % NR * 4;
+                int32_t sum = 0;
+                for (int64_t i = 0; i < k; i++) {
+                    const int8_t q = part ? (int8_t)(part->codes[row * k + i] ^ 128) : 0;
+                    at[i / 4 * NR * 4 + i % 4] = q;
+                    sum += q;
+                }
+                scales[column] = part ? part->scales[row] : 0.0f;
+                sums[column] = 128 * sum;
+            }
+        });
+    });
+}
+
+}  // namespace
+
 extern "C" void pg_pack_codes(const PgCodes *parts, int32_t num_parts, int32_t by_turns, int64_t k, int32_t format,
                               int32_t group, void *packed) {
-    const Nibbles out = nibbles_of(packed, k, format, group);
-    const int64_t groups = out.groups();
     int64_t n = 0;
     for (int32_t i = 0; i < num_parts; i++) n += parts[i].n;
+    if (format == PG_I8) return pack_octets(parts, num_parts, by_turns != 0, n, k, (int8_t *)packed);
+    const Nibbles out = nibbles_of(packed, k, format, group);
+    const int64_t groups = out.groups();
     const std::vector<uint8_t> none(k, (uint8_t)ZERO);
     parallel([&](Member &member) {
         member.for_each((n + NR - 1) / NR, 1, [&](int64_t panel, int64_t) {

@@ -11,11 +11,33 @@
 extern "C" {
 #endif
 
-#define PG_ABI 14
+#define PG_ABI 18
 #define PG_DIGEST_WORDS 4  // kernels/ops/digest.py
 
-// The last two are of weights alone: 4 bits, with scales of groups; PG_I4's are float16, and its zeros 8.
-enum PgFormat { PG_F32 = 0, PG_BF16 = 1, PG_I8 = 2, PG_I4 = 3, PG_U4 = 4 };
+// PG_I4 and PG_U4 are of weights alone: 4 bits, with scales of groups; PG_I4's are float16, and its zeros 8.
+// PG_E4M3 and PG_E5M2 are of the KV pool: floats of 8 bits.  PG_E4M3, PG_E2M1 (floats of 4 bits), PG_W4 and PG_W8
+// (integers) are of weights that are decoded while they are multiplied (coded.h); PG_F16 is of their scales alone.
+enum PgFormat {
+    PG_F32 = 0,
+    PG_BF16 = 1,
+    PG_I8 = 2,
+    PG_I4 = 3,
+    PG_U4 = 4,
+    PG_E4M3 = 5,
+    PG_E5M2 = 6,
+    PG_E2M1 = 7,
+    PG_W4 = 8,
+    PG_W8 = 9,
+    PG_F16 = 10
+};
+
+// How a weight that is decoded while it is multiplied is packed.
+typedef struct {
+    int32_t format;   // of its codes
+    int32_t scales;   // PG_F32, PG_BF16 or PG_F16
+    int32_t zeros;    // 1: of each group, of integers; 0: all in the middle
+    int32_t decoded;  // PG_F32 or PG_BF16: what it is multiplied as; not looked at where it is packed
+} PgCoding;
 
 // y = x W^T + b, the weight packed by pg_pack_linear.
 typedef struct {
@@ -23,7 +45,9 @@ typedef struct {
     const float *bias;  // [n], or NULL
     int32_t n, k;       // out_features, in_features
     int32_t format;     // of the packed weight
-    int32_t group;      // input features of a scale, of a weight of 4 bits
+    int32_t group;      // input features of a scale, of a weight of 4 bits or one that is decoded
+    const int32_t *gather;  // [k]: column k is of input feature gather[k], of a weight of 4 bits; or NULL: of k
+    PgCoding coding;        // of a weight that is decoded, whose codes' format `format` is too
 } PgLinear;
 
 enum PgNormKind { PG_RMS_NORM = 0, PG_LAYER_NORM = 1 };
@@ -44,7 +68,8 @@ enum PgScore {
     PG_SIGMOID = 2,
 };
 
-// A mixture: a token's result is the sum of its experts' times their weights in order of rank, then the shared expert's.
+// A mixture: a token's result is the sum of its experts' times their weights in order of rank, then the shared expert's;
+// where tiles multiply bfloat16, in order of experts.
 typedef struct {
     int32_t count, top_k, inner;  // experts, of which each token takes top_k, of `inner` features each
     int32_t score, renormalise;   // PgScore; 1: the chosen weights are divided by their sum
@@ -110,7 +135,47 @@ typedef struct {
     int32_t attention_gate;    // 1: qkv has a gate behind the values, [heads * head_dim], whose sigmoid scales what
                                // attention gives
     const PgDelta *delta;      // linear attention; NULL: attention
+    const float *key_scales, *value_scales;  // [num_kv_heads] that a pool of 8-bit floats is divided by; NULL: 1
+    int32_t first_attended;    // of a rank of a group: features of what attention gives before its own heads',
+    int32_t first_inner;       // and of the MLP, or the shared expert, before its own,
+    int32_t first_expert;      // and of each expert
 } PgLayer;
+
+// What an adapter adds to one of the projections that a linear joins: y += B (scale * A x).  In the order in which a step
+// reads them, with zeros where k is no multiple of 32 and where the rank is odd:
+//     A, for every 16 ranks (the last ones: fewer), which are R   [k / 32][R][32]
+//     B in bfloat16   [n / pg_lora_width()][rank / 2][pg_lora_width()][2]
+//       in float32    [n / pg_lora_width()][rank][pg_lora_width()]
+typedef struct {
+    const void *down;  // A
+    const void *up;    // B, right behind it where that is to be fetched ahead
+    int32_t rank, n;   // up to 256, 0: it adds nothing; output features, a multiple of 16
+    float scale;
+} PgLoraPart;
+
+// To one linear, of which gate and up take turns.
+typedef struct {
+    PgLoraPart parts[3];
+    int32_t num_parts;  // 0: it adds nothing
+    int32_t format;     // of A and B: PG_F32 or PG_BF16
+} PgLora;
+
+// Why a group of ranks is there no more.
+enum PgEnd { PG_ALIVE = 0, PG_LEFT = 1, PG_DISAGREED = 2, PG_NO_ROOM = 3, PG_RANK_DIED = 4 };
+
+// A rank's place in a group, which computes one model together (group.h).  Linears have the rank's outputs, attention its
+// heads; `k` of output and down, `inner` of a layer, `hidden` and `vocab` of the model are of all ranks together.
+typedef struct {
+    void *memory;  // that all ranks share, of pg_group_bytes, zero at first
+    int32_t rank, ranks;
+    int32_t spins;            // rounds of waiting, of some 50 ns, before a rank sleeps
+    int32_t attended, inner;  // features of all ranks, of the widest layer
+    int32_t vocab;
+    int32_t joins;  // 1: some layer has a norm behind its output or down
+    int64_t expert_bytes;     // pg_expert_bytes
+    int64_t max_tokens, max_seqs, max_rows, table_columns;  // of a step; rows of logits; of a step's tables
+    uint64_t digest;  // of the orders so far, as this rank read them; at first of what the ranks have agreed on
+} PgGroup;
 
 typedef struct {
     int32_t num_layers, hidden, vocab;
@@ -127,6 +192,11 @@ typedef struct {
     int32_t embedding_format;  // PG_F32 or PG_BF16
     const float *positions;    // [max_positions, hidden], added to the embeddings; or NULL
     const PgLayer *layers;
+    const PgLora *const *adapters;  // that are held, or NULL: each [num_layers, 4] of qkv, output, gate_up and down, and
+                                    // behind these the head's, and the embedding's, whose A is [vocab][rank, even]
+    int32_t round_attention;  // 1: queries and probabilities to bfloat16, where tiles read a pool of bfloat16
+    PgGroup *group;             // NULL: this process computes the model alone
+    int32_t first_hidden, first_vocab;  // of a rank: what output and down, and the head and the embedding, begin with
 } PgModel;
 
 // One step.  `rows` index the tables; a sequence's tokens are those at positions computed ... computed + scheduled - 1.
@@ -137,6 +207,13 @@ typedef struct {
     const int64_t *tokens;                       // [rows, tokens_stride] token ids
     const int64_t *tables;                       // [rows, tables_stride] block ids: a table of each pool beside the other
     int64_t tokens_stride, tables_stride;
+    const int64_t *adapters;  // [num_seqs] of the model's; -1: none; NULL: none anywhere
+    const int64_t *listed;    // [sum of scheduled] token ids, in place of `tokens`; or NULL
+    const float *inputs;      // [tokens, hidden] in the place of the embeddings; or NULL
+    float *beside;            // [tokens, k], changed: what the first layer's qkv reads, in the place of its normed input
+    const int32_t *captured;  // [num_captured] layers whose inputs are returned of every token, in rising order
+    int64_t num_captured;
+    float *captures;          // [tokens, num_captured * hidden]
 } PgStep;
 
 int32_t pg_abi(void);
@@ -156,15 +233,20 @@ int64_t pg_packed_bytes(int64_t n, int64_t k, int32_t format, int32_t group);
 // The parts one below the other; or by turns, gate and up of the same n, as [2 n, k].
 void pg_pack_linear(const PgRows *parts, int32_t num_parts, int32_t by_turns, int32_t source_format, int64_t k,
                     int32_t format, int32_t group, void *packed);
-// Of codes that are there, in PG_I4 or PG_U4.
+// Of codes that are there, in PG_I4 or PG_U4; or in PG_I8, whose scales are of output channels and whose zeros are 128.
 typedef struct {
-    const uint8_t *codes;  // [n, k] 0 ... 15
+    const uint8_t *codes;  // [n, k] 0 ... 15, or any octet
     const float *scales;   // [n, groups]; for PG_I4 numbers that float16 can hold
-    const uint8_t *zeros;  // [n, groups], or NULL: 0
+    const uint8_t *zeros;  // [n, groups], or NULL: 0; not looked at for PG_I8
     int64_t n;
 } PgCodes;
 void pg_pack_codes(const PgCodes *parts, int32_t num_parts, int32_t by_turns, int64_t k, int32_t format, int32_t group,
                    void *packed);
+// The same of weights that are decoded while they are multiplied: groups of multiples of 8 features, or of 4 in 8 bits.
+// Returns how many of the codes are no numbers (of PG_E4M3), which must not be multiplied.
+int64_t pg_coded_bytes(int64_t n, int64_t k, int32_t group, const PgCoding *coding);
+int64_t pg_pack_coded(const PgCodes *parts, int32_t num_parts, int32_t by_turns, int64_t k, int32_t group,
+                      const PgCoding *coding, void *packed);
 // A matrix [n, k] in the format that it has, or from PG_BF16 to PG_F32; `sums` of the source, or NULL.
 void pg_copy(const void *source, int32_t source_format, int64_t n, int64_t k, int32_t format, void *target,
              uint64_t *sums);
@@ -174,13 +256,28 @@ int64_t pg_value_bytes(int32_t format, int32_t block_size, int32_t num_kv_heads,
 // A whole step: embedding, layers, final norm.  hidden: [sum of wanted, hidden], in order of sequences and positions.
 void pg_forward(const PgModel *model, const PgStep *step, float *hidden);
 // logits [m, vocab] of hidden states; greedy ids [m] (the lowest among equals) without making the logits.
-void pg_logits(const PgModel *model, const float *hidden, int64_t m, float *logits);
-void pg_greedy(const PgModel *model, const float *hidden, int64_t m, int64_t *ids);
+void pg_logits(const PgModel *model, const float *hidden, int64_t m, const int64_t *adapters, float *logits);
+void pg_greedy(const PgModel *model, const float *hidden, int64_t m, const int64_t *adapters, int64_t *ids);
 // `count` tokens for each sequence, one after the other, as many steps in one call: ids [count, num_seqs].  Each is the
 // largest of logits / temperature + Gumbel noise, or of the logits where the temperature is 0, and is appended to the
 // step's `tokens`.  The first step is the one given, its `wanted` all 1; its blocks cover what is to come.
 void pg_extend(const PgModel *model, const PgStep *step, int64_t count, const float *temperature, const int64_t *seeds,
                int64_t *ids);
+
+// Groups.  Rank 0 calls what is above as if it were alone; the others compute their parts of it in pg_follow, which returns
+// why the group has ended.  Once it has, results mean nothing: a caller looks at the state after each call.  Groups know
+// neither adapters nor pg_extend.
+int64_t pg_expert_bytes(const PgModel *model);  // of what stands between experts' linears, by the dimensions alone
+int64_t pg_group_bytes(const PgGroup *group, int64_t hidden);
+int32_t pg_group_state(const PgGroup *group);  // PgEnd
+void pg_group_end(const PgGroup *group, int32_t reason);  // the first reason stays
+int32_t pg_follow(const PgModel *model);
+float *pg_group_logits(const PgModel *model);  // [max_rows, vocab]: where pg_logits writes them without a copy
+// Blocks of the pool that begins at column `pool` of the tables, as pairs [count, 2] of source and destination.
+void pg_group_copy(const PgModel *model, int64_t pool, const int64_t *pairs, int64_t count);
+// What `rounds` gathers of `bytes` of each rank take here; called by all ranks, without a step.
+void pg_gather(const PgGroup *group, int64_t hidden, const float *columns, int64_t bytes, int64_t rounds,
+               int64_t *nanoseconds);
 
 // Single ops, for tests and study: the same code that pg_forward runs.
 void pg_linear(const PgLinear *weight, int32_t round_activations, const float *x, int64_t m, float *out);
@@ -195,6 +292,10 @@ void pg_feed_forward(const PgModel *model, const PgLayer *layer, const float *x,
 // of which the values become results; gates [tokens, 2 value_heads], as the linear of the gates gives them.
 void pg_causal_conv(const PgDelta *delta, const PgStep *step, float *x);
 void pg_delta_rule(const PgDelta *delta, const PgStep *step, float *mixed, float *gates);
+// y [m, n] += what each row's adapter adds, its parts behind each other, NULL: nothing; rows of x are rounded to bfloat16
+// first where `round` and the processor has such dot products.  pg_lora_width(): floats of a vector.
+void pg_lora(const PgLora *const *adapters, const float *x, int64_t m, int64_t k, int64_t n, int32_t round, float *out);
+int32_t pg_lora_width(void);
 // Which experts each token takes, by rank: ids and weights [m, top_k].
 void pg_route(const PgModel *model, const PgLayer *layer, const float *x, int64_t m, int64_t *ids, float *weights);
 
@@ -209,6 +310,29 @@ void pg_gumbel_argmax(const float *values, int64_t m, int64_t vocab, const float
 // That boundary, from log(min_p) or -inf, top_k or 0 and top_p or 1 of each row (kernels/ops/truncation.py).
 void pg_truncation(const float *values, int64_t m, int64_t vocab, const double *depth, const int64_t *top_k,
                    const double *top_p, float *cut, int64_t *last_tied);
+
+// Where time goes.  Cycles of the clock (TSC), of all members together, by phase; counted from pg_count(1) to pg_count(0).
+enum PgPhase {
+    PG_LINEARS = 0,     // their epilogues included
+    PG_CONVERTING = 1,  // activations to what linears read
+    PG_SCORES = 2,
+    PG_SOFTENING = 3,  // softmax
+    PG_MIXING = 4,
+    PG_ATTENDING = 5,  // the rest of attention
+    PG_NORMS = 6,
+    PG_PLACING = 7,   // rotation, and storing of keys and values
+    PG_WAITING = 8,   // at barriers
+    PG_OTHER = 9,
+    PG_ADAPTERS = 10,
+    PG_PHASES = 11
+};
+void pg_count(int32_t counting);
+void pg_counted(int64_t *cycles);  // [PG_PHASES]
+// `rounds` of one instruction by every member, its operands in registers; returns the operations, 0: not on this processor.
+enum PgPeak { PG_PEAK_F32 = 0, PG_PEAK_BF16 = 1, PG_PEAK_I8 = 2, PG_PEAK_TILES_BF16 = 3, PG_PEAK_TILES_I8 = 4 };
+int64_t pg_peak(int32_t kind, int64_t rounds);
+// Reads memory [bytes], all members together; returns something of it.
+int64_t pg_read(const void *memory, int64_t bytes);
 
 #ifdef __cplusplus
 }

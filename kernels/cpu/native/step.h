@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "delta.h"
+#include "group.h"
 #include "kv.h"
 
 inline int64_t padded(int64_t n) { return (n + NR - 1) / NR * NR; }
@@ -30,6 +31,12 @@ struct AttentionItems {
     std::vector<AttentionItem> all, last;  // of every token; of the wanted ones, as rows among themselves
 };
 
+// A few rows of one adapter, wherever they stand.
+struct LoraGroup {
+    static constexpr int64_t MOST_ROWS = 4;
+    int64_t adapter, count, rows[MOST_ROWS];
+};
+
 // A step's tokens in one list.
 struct Tokens {
     std::vector<int64_t> ids, positions;  // of every token
@@ -37,6 +44,8 @@ struct Tokens {
     std::vector<int64_t> wanted;          // places of the tokens whose hidden states are returned
     std::vector<AttentionItems> items;    // one for each shape of the layers' heads
     std::vector<Sequence> sequences;
+    std::vector<int64_t> adapters, wanted_adapters;  // of every token, and of the wanted ones; empty: none anywhere
+    std::vector<LoraGroup> groups, wanted_groups;    // of these
 
     void list(const PgModel &m, const PgStep &s);
     const AttentionItems &items_of(const PgLayer &layer) const;
@@ -45,11 +54,19 @@ struct Tokens {
 // A step's buffers as every member sees them.  The functions below end with a barrier.
 struct Step {
     const PgModel &m;
+    const PgStep &given;
     const Tokens &tokens;
     int64_t hidden_stride, mixed_stride, attended_stride, queries_stride, inner_stride, expert_stride;
     float *residual, *normed, *mixed, *attended, *queries, *inner, *kept;
     void *converted;
     float *scales;
+    float *added;  // what adapters add to a linear's rows (lora.h)
+    int64_t added_stride;
+    float *picked;  // queries of the wanted rows, with inner_stride, or with queries_stride in a group
+    float *joined;  // what output and down give before a norm
+
+    // Of rows that all ranks have, those that this one computes for all.
+    bool is_mine(int64_t row) const { return !m.group || row % m.group->ranks == m.group->rank; }
 
     Activations activations(float *x, int64_t stride, int64_t rows) const {
         return {x, stride, rows, m.round_activations != 0, converted, scales};
@@ -57,7 +74,10 @@ struct Step {
 };
 
 // Buffers for so many tokens, of which so many are wanted; they hold until the next call.
-Step make_step(const PgModel &m, const Tokens &tokens, int64_t rows, int64_t kept);
+Step make_step(const PgModel &m, const PgStep &given, const Tokens &tokens, int64_t rows, int64_t kept);
+
+void group_adapters(const std::vector<int64_t> &adapters, std::vector<LoraGroup> &groups);
+int64_t widest_linear(const PgModel &m);  // in output features, of those that adapters may change
 
 // Rows from outside in a buffer of ours, ready for a linear; it holds until the next call or step.
 Activations spread(const float *x, int64_t rows, int64_t width, bool round);
@@ -82,17 +102,22 @@ Vectors latent_values(Member &member, const Step &s, const PgLayer &layer, int64
 void attention_half(Member &member, const Step &s, const PgLayer &layer, bool last);
 void feed_forward_half(Member &member, const Step &s, const PgLayer &layer, float *residual, int64_t rows);
 
-// The second half after its norm: what stands in s.normed goes through the MLP, and is added to the residual.
-void feed_forward(Member &member, const Step &s, const PgLayer &layer, float *residual, int64_t rows);
+// The second half after its norm, through a dense MLP: what is given goes through it, and is added to the residual.
+void feed_forward(Member &member, const Step &s, const PgLayer &layer, Activations given, float *residual);
 
-// The same through experts.
+// The same through experts, from s.normed.
 void mix_experts(Member &member, const Step &s, const PgLayer &layer, float *residual, int64_t rows);
 int64_t reserve_experts(const PgModel &m, int64_t rows);  // buffers for that; from one row of inner features to the next
 constexpr int64_t MAX_TOP_K = 64, MAX_GROUPS = 64;
 
-// Adds one row of what a layer computed, which is changed.
+// Adds so many features of what a layer computed.
+inline void add_features(const Step &s, int64_t count, const float *x, float *residual) {
+    const float scale = s.m.residual_scale;
+    for (int64_t i = 0; i < count; i += W) store(residual + i, load<F>(residual + i) + load<F>(x + i) * scale);
+}
+
+// Adds one row of it, which is changed.
 inline void add_row(const Step &s, const PgNorm &norm, float *x, float *residual) {
     if (norm.weight) norm_row(norm, x, s.m.eps, s.m.hidden, x);
-    const float scale = s.m.residual_scale;
-    for (int64_t i = 0; i < s.m.hidden; i += W) store(residual + i, load<F>(residual + i) + load<F>(x + i) * scale);
+    add_features(s, s.m.hidden, x, residual);
 }

@@ -123,8 +123,10 @@ void serve(int id, int count, bool pin, int64_t done) {
         done = await_job(done);
         if (stopping) return;
         Member member(id, count);
+        Clock::begin();
         current(member, current_context);
         member.barrier();
+        Clock::end();
         look_around(false);
     }
 }
@@ -143,6 +145,7 @@ int64_t Member::take(int range) {
 
 void Member::barrier() {
     if (count == 1) return;
+    Clock::enter(PG_WAITING);
     const uint32_t now = phase.number.load(std::memory_order_relaxed);
     if (arrived.value.fetch_add(1, std::memory_order_acq_rel) == count - 1) {
         arrived.value.store(0, std::memory_order_relaxed);
@@ -150,6 +153,7 @@ void Member::barrier() {
     } else {
         await_after(now);
     }
+    Clock::enter(PG_OTHER);
 }
 
 int team_size() { return size; }
@@ -173,7 +177,9 @@ void team_run(void (*body)(Member &, void *), void *context) {
     current_context = context;
     if (size > 1) start_job();
     Member member(0, size);
+    Clock::begin();
     body(member, context);
     member.barrier();
+    Clock::end();
     if (size > 1) look_around(true);
 }

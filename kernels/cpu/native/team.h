@@ -7,6 +7,8 @@
 #include <atomic>
 #include <cstdint>
 
+#include "profile.h"
+
 class Member {
   public:
     static constexpr int MOST = 256, HELPED = 4;  // members of a team; ranges that a member works on

@@ -21,10 +21,13 @@ bool tiles_allowed();
 
 struct Tiles {
     bool bytes;        // unsigned times signed ones, else pairs of bfloat16
+    bool added;        // to the sums that are there
+    bool many;         // other rows come after these: the columns are read again, and these rows later if at all
     const void *rows;  // [steps][count][TILE_BYTES]
     int64_t count;     // 1 ... TILE_ROWS
     const void *panel;
-    const void *next;  // what to fetch meanwhile, as much as the panel has; or NULL
+    const void *next;  // what to fetch meanwhile
+    int64_t lines;     // of it with each step
     int64_t steps;     // of TILE_BYTES of features
 };
 
@@ -36,9 +39,12 @@ void multiply_tiles(const Tiles &t, float *results);
 void score_tiles(const void *queries, int64_t count, int64_t steps, const uint8_t *const columns[2], int64_t width,
                  float *scores, int64_t stride);
 
-// mixed [count][dims] += probabilities [count][stride] times values: of each sixteen tokens 8 pairs [8][dims][2].
-void mix_tiles(const uint16_t *probabilities, int64_t stride, int64_t count, const uint8_t *const *values,
-               int64_t sixteens, int64_t dims, float *mixed);
+// mixed [count][dims] += probabilities [chunks][count][32] times values [chunks][16][dims][2] of pairs of tokens.
+void mix_tiles(const uint16_t *probabilities, int64_t count, const uint16_t *values, int64_t chunks, int64_t dims,
+               float *mixed);
+
+// Products of tiles in registers, so many rounds of them; returns the operations.
+int64_t spin_tiles(bool bytes, int64_t rounds);
 
 // To be called by a thread that has multiplied, before it does something else.
 void release_tiles();

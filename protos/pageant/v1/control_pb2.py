@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fprotos/pageant/v1/control.proto\x12\npageant.v1\"\x10\n\x0eGetLoadRequest\"\x8e\x01\n\nWorkerLoad\x12\x10\n\x08instance\x18\x01 \x01(\t\x12\x13\n\x0bnum_running\x18\x02 \x01(\x05\x12\x12\n\nnum_blocks\x18\x03 \x01(\x05\x12\x17\n\x0fnum_free_blocks\x18\x04 \x01(\x05\x12\x19\n\x11num_cached_blocks\x18\x05 \x01(\x05\x12\x11\n\tnum_steps\x18\x06 \x01(\x03\"\xcd\x04\n\x0fGetLoadResponse\x12\x13\n\x0bnum_running\x18\x01 \x01(\x05\x12\x13\n\x0bnum_waiting\x18\x02 \x01(\x05\x12\'\n\x07workers\x18\x03 \x03(\x0b\x32\x16.pageant.v1.WorkerLoad\x12\x16\n\x0ekv_cache_usage\x18\x04 \x01(\x01\x12\x17\n\x0fnum_preemptions\x18\x05 \x01(\x03\x12 \n\x18num_prefix_cache_queries\x18\x06 \x01(\x03\x12\x1d\n\x15num_prefix_cache_hits\x18\x07 \x01(\x03\x12\x1c\n\x14num_chunked_prefills\x18\x08 \x01(\x03\x12\x19\n\x11num_prompt_tokens\x18\t \x01(\x03\x12\x19\n\x11num_output_tokens\x18\n \x01(\x03\x12\x14\n\x0cnum_finished\x18\x0b \x01(\x03\x12\x13\n\x0bnum_aborted\x18\x0c \x01(\x03\x12\x14\n\x0cnum_rejected\x18\r \x01(\x03\x12\x18\n\x10num_block_copies\x18\x0e \x01(\x03\x12\x18\n\x10num_open_streams\x18\x0f \x01(\x05\x12\x12\n\nnum_drafts\x18\x10 \x01(\x03\x12\x18\n\x10num_draft_tokens\x18\x11 \x01(\x03\x12\x1b\n\x13num_accepted_tokens\x18\x12 \x01(\x03\x12\x1e\n\x16num_stale_draft_tokens\x18\x13 \x01(\x03\x12\x17\n\x0fnum_late_drafts\x18\x14 \x01(\x03\x12(\n num_accepted_tokens_per_position\x18\x15 \x03(\x03\"?\n\x0c\x41\x62ortRequest\x12\x14\n\nrequest_id\x18\x01 \x01(\tH\x00\x12\x0f\n\x05label\x18\x02 \x01(\tH\x00\x42\x08\n\x06target\"$\n\rAbortResponse\x12\x13\n\x0bnum_aborted\x18\x01 \x01(\x05\"0\n\x0c\x44rainRequest\x12\x14\n\x07timeout\x18\x01 \x01(\x01H\x00\x88\x01\x01\x42\n\n\x08_timeout\")\n\rDrainResponse\x12\x18\n\x10num_open_streams\x18\x01 \x01(\x05\x32\xc9\x01\n\x07\x43ontrol\x12\x42\n\x07GetLoad\x12\x1a.pageant.v1.GetLoadRequest\x1a\x1b.pageant.v1.GetLoadResponse\x12<\n\x05\x41\x62ort\x12\x18.pageant.v1.AbortRequest\x1a\x19.pageant.v1.AbortResponse\x12<\n\x05\x44rain\x12\x18.pageant.v1.DrainRequest\x1a\x19.pageant.v1.DrainResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fprotos/pageant/v1/control.proto\x12\npageant.v1\"\x1f\n\x0eGetLoadRequest\x12\r\n\x05model\x18\x01 \x01(\t\"\x8e\x01\n\nWorkerLoad\x12\x10\n\x08instance\x18\x01 \x01(\t\x12\x13\n\x0bnum_running\x18\x02 \x01(\x05\x12\x12\n\nnum_blocks\x18\x03 \x01(\x05\x12\x17\n\x0fnum_free_blocks\x18\x04 \x01(\x05\x12\x19\n\x11num_cached_blocks\x18\x05 \x01(\x05\x12\x11\n\tnum_steps\x18\x06 \x01(\x03\"\xcd\x04\n\x0fGetLoadResponse\x12\x13\n\x0bnum_running\x18\x01 \x01(\x05\x12\x13\n\x0bnum_waiting\x18\x02 \x01(\x05\x12\'\n\x07workers\x18\x03 \x03(\x0b\x32\x16.pageant.v1.WorkerLoad\x12\x16\n\x0ekv_cache_usage\x18\x04 \x01(\x01\x12\x17\n\x0fnum_preemptions\x18\x05 \x01(\x03\x12 \n\x18num_prefix_cache_queries\x18\x06 \x01(\x03\x12\x1d\n\x15num_prefix_cache_hits\x18\x07 \x01(\x03\x12\x1c\n\x14num_chunked_prefills\x18\x08 \x01(\x03\x12\x19\n\x11num_prompt_tokens\x18\t \x01(\x03\x12\x19\n\x11num_output_tokens\x18\n \x01(\x03\x12\x14\n\x0cnum_finished\x18\x0b \x01(\x03\x12\x13\n\x0bnum_aborted\x18\x0c \x01(\x03\x12\x14\n\x0cnum_rejected\x18\r \x01(\x03\x12\x18\n\x10num_block_copies\x18\x0e \x01(\x03\x12\x18\n\x10num_open_streams\x18\x0f \x01(\x05\x12\x12\n\nnum_drafts\x18\x10 \x01(\x03\x12\x18\n\x10num_draft_tokens\x18\x11 \x01(\x03\x12\x1b\n\x13num_accepted_tokens\x18\x12 \x01(\x03\x12\x1e\n\x16num_stale_draft_tokens\x18\x13 \x01(\x03\x12\x17\n\x0fnum_late_drafts\x18\x14 \x01(\x03\x12(\n num_accepted_tokens_per_position\x18\x15 \x03(\x03\"?\n\x0c\x41\x62ortRequest\x12\x14\n\nrequest_id\x18\x01 \x01(\tH\x00\x12\x0f\n\x05label\x18\x02 \x01(\tH\x00\x42\x08\n\x06target\"$\n\rAbortResponse\x12\x13\n\x0bnum_aborted\x18\x01 \x01(\x05\"0\n\x0c\x44rainRequest\x12\x14\n\x07timeout\x18\x01 \x01(\x01H\x00\x88\x01\x01\x42\n\n\x08_timeout\")\n\rDrainResponse\x12\x18\n\x10num_open_streams\x18\x01 \x01(\x05\"I\n\x12LoadAdapterRequest\x12\x11\n\tlora_name\x18\x01 \x01(\t\x12\x11\n\tlora_path\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\"%\n\x13LoadAdapterResponse\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\"8\n\x14UnloadAdapterRequest\x12\x11\n\tlora_name\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\"\x17\n\x15UnloadAdapterResponse2\xef\x02\n\x07\x43ontrol\x12\x42\n\x07GetLoad\x12\x1a.pageant.v1.GetLoadRequest\x1a\x1b.pageant.v1.GetLoadResponse\x12<\n\x05\x41\x62ort\x12\x18.pageant.v1.AbortRequest\x1a\x19.pageant.v1.AbortResponse\x12<\n\x05\x44rain\x12\x18.pageant.v1.DrainRequest\x1a\x19.pageant.v1.DrainResponse\x12N\n\x0bLoadAdapter\x12\x1e.pageant.v1.LoadAdapterRequest\x1a\x1f.pageant.v1.LoadAdapterResponse\x12T\n\rUnloadAdapter\x12 .pageant.v1.UnloadAdapterRequest\x1a!.pageant.v1.UnloadAdapterResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,19 +32,27 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'protos.pageant.v1.control_p
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_GETLOADREQUEST']._serialized_start=47
-  _globals['_GETLOADREQUEST']._serialized_end=63
-  _globals['_WORKERLOAD']._serialized_start=66
-  _globals['_WORKERLOAD']._serialized_end=208
-  _globals['_GETLOADRESPONSE']._serialized_start=211
-  _globals['_GETLOADRESPONSE']._serialized_end=800
-  _globals['_ABORTREQUEST']._serialized_start=802
-  _globals['_ABORTREQUEST']._serialized_end=865
-  _globals['_ABORTRESPONSE']._serialized_start=867
-  _globals['_ABORTRESPONSE']._serialized_end=903
-  _globals['_DRAINREQUEST']._serialized_start=905
-  _globals['_DRAINREQUEST']._serialized_end=953
-  _globals['_DRAINRESPONSE']._serialized_start=955
-  _globals['_DRAINRESPONSE']._serialized_end=996
-  _globals['_CONTROL']._serialized_start=999
-  _globals['_CONTROL']._serialized_end=1200
+  _globals['_GETLOADREQUEST']._serialized_end=78
+  _globals['_WORKERLOAD']._serialized_start=81
+  _globals['_WORKERLOAD']._serialized_end=223
+  _globals['_GETLOADRESPONSE']._serialized_start=226
+  _globals['_GETLOADRESPONSE']._serialized_end=815
+  _globals['_ABORTREQUEST']._serialized_start=817
+  _globals['_ABORTREQUEST']._serialized_end=880
+  _globals['_ABORTRESPONSE']._serialized_start=882
+  _globals['_ABORTRESPONSE']._serialized_end=918
+  _globals['_DRAINREQUEST']._serialized_start=920
+  _globals['_DRAINREQUEST']._serialized_end=968
+  _globals['_DRAINRESPONSE']._serialized_start=970
+  _globals['_DRAINRESPONSE']._serialized_end=1011
+  _globals['_LOADADAPTERREQUEST']._serialized_start=1013
+  _globals['_LOADADAPTERREQUEST']._serialized_end=1086
+  _globals['_LOADADAPTERRESPONSE']._serialized_start=1088
+  _globals['_LOADADAPTERRESPONSE']._serialized_end=1125
+  _globals['_UNLOADADAPTERREQUEST']._serialized_start=1127
+  _globals['_UNLOADADAPTERREQUEST']._serialized_end=1183
+  _globals['_UNLOADADAPTERRESPONSE']._serialized_start=1185
+  _globals['_UNLOADADAPTERRESPONSE']._serialized_end=1208
+  _globals['_CONTROL']._serialized_start=1211
+  _globals['_CONTROL']._serialized_end=1578
 # @@protoc_insertion_point(module_scope)

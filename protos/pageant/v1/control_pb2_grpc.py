@@ -50,6 +50,16 @@ class ControlStub:
                 request_serializer=protos_dot_pageant_dot_v1_dot_control__pb2.DrainRequest.SerializeToString,
                 response_deserializer=protos_dot_pageant_dot_v1_dot_control__pb2.DrainResponse.FromString,
                 _registered_method=True)
+        self.LoadAdapter = channel.unary_unary(
+                '/pageant.v1.Control/LoadAdapter',
+                request_serializer=protos_dot_pageant_dot_v1_dot_control__pb2.LoadAdapterRequest.SerializeToString,
+                response_deserializer=protos_dot_pageant_dot_v1_dot_control__pb2.LoadAdapterResponse.FromString,
+                _registered_method=True)
+        self.UnloadAdapter = channel.unary_unary(
+                '/pageant.v1.Control/UnloadAdapter',
+                request_serializer=protos_dot_pageant_dot_v1_dot_control__pb2.UnloadAdapterRequest.SerializeToString,
+                response_deserializer=protos_dot_pageant_dot_v1_dot_control__pb2.UnloadAdapterResponse.FromString,
+                _registered_method=True)
 
 
 class ControlServicer:
@@ -76,6 +86,20 @@ class ControlServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def LoadAdapter(self, request, context):
+        """Has requests name what a directory has, once a worker has read it.  For operators, as the next.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UnloadAdapter(self, request, context):
+        """Ends when no request uses it any more.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ControlServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -93,6 +117,16 @@ def add_ControlServicer_to_server(servicer, server):
                     servicer.Drain,
                     request_deserializer=protos_dot_pageant_dot_v1_dot_control__pb2.DrainRequest.FromString,
                     response_serializer=protos_dot_pageant_dot_v1_dot_control__pb2.DrainResponse.SerializeToString,
+            ),
+            'LoadAdapter': grpc.unary_unary_rpc_method_handler(
+                    servicer.LoadAdapter,
+                    request_deserializer=protos_dot_pageant_dot_v1_dot_control__pb2.LoadAdapterRequest.FromString,
+                    response_serializer=protos_dot_pageant_dot_v1_dot_control__pb2.LoadAdapterResponse.SerializeToString,
+            ),
+            'UnloadAdapter': grpc.unary_unary_rpc_method_handler(
+                    servicer.UnloadAdapter,
+                    request_deserializer=protos_dot_pageant_dot_v1_dot_control__pb2.UnloadAdapterRequest.FromString,
+                    response_serializer=protos_dot_pageant_dot_v1_dot_control__pb2.UnloadAdapterResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -177,6 +211,60 @@ class Control:
             '/pageant.v1.Control/Drain',
             protos_dot_pageant_dot_v1_dot_control__pb2.DrainRequest.SerializeToString,
             protos_dot_pageant_dot_v1_dot_control__pb2.DrainResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def LoadAdapter(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pageant.v1.Control/LoadAdapter',
+            protos_dot_pageant_dot_v1_dot_control__pb2.LoadAdapterRequest.SerializeToString,
+            protos_dot_pageant_dot_v1_dot_control__pb2.LoadAdapterResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UnloadAdapter(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pageant.v1.Control/UnloadAdapter',
+            protos_dot_pageant_dot_v1_dot_control__pb2.UnloadAdapterRequest.SerializeToString,
+            protos_dot_pageant_dot_v1_dot_control__pb2.UnloadAdapterResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -35,7 +35,7 @@ class InferenceStub:
     DEADLINE_EXCEEDED   the call's own deadline passed
     UNAVAILABLE         a service is missing or the server is draining
 
-    Metadata read: `x-tenant` (whose prompt cache is shared and with whom), `traceparent` (W3C trace context).
+    Metadata read: `x-tenant` (requests of one tenant share a prompt cache), `traceparent` (W3C trace context).
     Metadata sent: `x-request-id`, at once.
     """
 
@@ -82,7 +82,7 @@ class InferenceServicer:
     DEADLINE_EXCEEDED   the call's own deadline passed
     UNAVAILABLE         a service is missing or the server is draining
 
-    Metadata read: `x-tenant` (whose prompt cache is shared and with whom), `traceparent` (W3C trace context).
+    Metadata read: `x-tenant` (requests of one tenant share a prompt cache), `traceparent` (W3C trace context).
     Metadata sent: `x-request-id`, at once.
     """
 
@@ -165,7 +165,7 @@ class Inference:
     DEADLINE_EXCEEDED   the call's own deadline passed
     UNAVAILABLE         a service is missing or the server is draining
 
-    Metadata read: `x-tenant` (whose prompt cache is shared and with whom), `traceparent` (W3C trace context).
+    Metadata read: `x-tenant` (requests of one tenant share a prompt cache), `traceparent` (W3C trace context).
     Metadata sent: `x-request-id`, at once.
     """
 

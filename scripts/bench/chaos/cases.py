@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,16 @@ def plain_cases(per_kind: int, max_tokens: int) -> list[Case]:
         for index in range(per_kind):
             length = max_tokens * (75 + 50 * index // per_kind) // 100
             made.append(Case(kind, _ask(index, max_tokens=length, ignore_eos=True, **sampling)))
+    return made
+
+
+def adapter_cases(per_kind: int, max_tokens: int, adapters: Sequence[str]) -> list[Case]:
+    """Sampled streams of these adapters in turn; none where there are none."""
+    made = []
+    for index in range(per_kind if adapters else 0):
+        request = _ask(index, max_tokens=max_tokens, temperature=0.8, ignore_eos=True)
+        request.model = adapters[index % len(adapters)]
+        made.append(Case("adapters", request))
     return made
 
 

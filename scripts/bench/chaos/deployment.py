@@ -21,13 +21,14 @@ from services.cli.serve import free_port
 from services.cli.supervisor import KILL_AFTER, ChildProcess, Role, Supervisor
 from shared.config import Settings
 
+RANK = "rank"
 TURN = 0.02  # seconds between the supervisor's looks
 READY_SECONDS = 120.0
 MAX_DELAY = 0.4  # seconds until a restart, however often a service was killed: here its deaths are no fault of its own
 
 
 class ChaosDeployment(FaultStage):
-    """Processes by role; gateway 0 is the streams' own, gateway 1 may die."""
+    """Processes by role; gateway 0 is the streams' own, gateway 1 may die.  A `rank` is one that a worker leads."""
 
     kinds = ("kill", "freeze", "restart", "scale")
 
@@ -36,7 +37,7 @@ class ChaosDeployment(FaultStage):
         self._other = f"{settings.gateway.host}:{settings.gateway.port + 1}"
         self.starter = Starter(settings, log_dir)
         self.supervisor = Supervisor(
-            [Role(service, index) for service, count in counts.items() for index in range(count)],
+            [Role(service, index) for service, count in counts.items() if service != RANK for index in range(count)],
             self.starter,
             report=lambda _: None,
             patience=settings.deployment.drain_timeout + KILL_AFTER,
@@ -50,6 +51,9 @@ class ChaosDeployment(FaultStage):
         return grpc.aio.insecure_channel(self._other)
 
     async def harm(self, fault: Fault) -> None:
+        if fault.service == RANK:
+            await self._harm_rank(fault)
+            return
         children = [child for child in self.supervisor.cast(fault.service) if child.alive]
         if fault.service == "gateway":
             children = [child for child in children if child.role.index > 0]
@@ -64,6 +68,18 @@ class ChaosDeployment(FaultStage):
             self.signal(child, signal.SIGSTOP)
             await asyncio.sleep(fault.duration)
             self.signal(child, signal.SIGKILL if fault.is_deadly else signal.SIGCONT)
+
+    async def _harm_rank(self, fault: Fault) -> None:
+        leaders = [child.process for child in self.supervisor.cast("worker") if child.alive]
+        pids = [pid for one in leaders if isinstance(one, subprocess.Popen) for pid in children_of(one.pid)]
+        if not pids:
+            return
+        pid = pids[fault.which % len(pids)]
+        with contextlib.suppress(ProcessLookupError):  # it may end with its group meanwhile
+            os.kill(pid, signal.SIGKILL if fault.kind == "kill" else signal.SIGSTOP)
+            if fault.kind == "freeze":
+                await asyncio.sleep(fault.duration)
+                os.kill(pid, signal.SIGKILL if fault.is_deadly else signal.SIGCONT)
 
     async def set_count(self, service: str) -> None:
         self.supervisor.scale(service, self.counts[service])
@@ -83,6 +99,12 @@ class ChaosDeployment(FaultStage):
     def signal(self, child: ChildProcess, number: signal.Signals) -> None:
         if isinstance(child.process, subprocess.Popen) and child.alive:
             os.kill(child.process.pid, number)
+
+
+def children_of(pid: int) -> list[int]:
+    """Processes that this one has started."""
+    found = subprocess.run(["ps", "-o", "pid=", "--ppid", str(pid)], capture_output=True, check=False).stdout
+    return [int(word) for word in found.split()]
 
 
 @asynccontextmanager

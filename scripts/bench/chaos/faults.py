@@ -45,7 +45,7 @@ class FaultStage(ABC):
     """Where it happens: a deployment whose services can be harmed, all but one gateway, which has the streams."""
 
     kinds: tuple[str, ...]
-    impossible = {("scale", "scheduler")}  # there is one
+    impossible = {("scale", "scheduler"), ("scale", "rank"), ("restart", "rank")}  # there is one; its worker is
 
     def __init__(self, address: str, counts: Mapping[str, int]) -> None:
         """`address`: of the gateways; `counts`: processes of each service."""

@@ -2,6 +2,7 @@
 
 scripts/chaos [--faults 60] [--seed 1] [--draft ngram] [--check]
 scripts/chaos --busy 1                 beside a process that takes a core
+scripts/chaos --ranks 2                with workers of two ranks each, which are killed and frozen too; without adapters
 scripts/chaos --compose --draft on     the same on containers, with networks that are cut; builds the images first
 """
 
@@ -20,9 +21,9 @@ from typing import Any
 
 import msgspec
 
-from scripts.bench.chaos.cases import Case, byte_cases, grammar_cases, plain_cases, stop_cases
+from scripts.bench.chaos.cases import Case, adapter_cases, byte_cases, grammar_cases, plain_cases, stop_cases
 from scripts.bench.chaos.containers import Containers
-from scripts.bench.chaos.deployment import consecutive_ports, deployed
+from scripts.bench.chaos.deployment import RANK, consecutive_ports, deployed
 from scripts.bench.chaos.faults import FaultStage, Inflicted, schedule
 from scripts.bench.chaos.streams import (
     ReceiptTimes,
@@ -33,6 +34,7 @@ from scripts.bench.chaos.streams import (
     pauses,
     until_flowing,
 )
+from scripts.bench.common.adapters import write_adapter
 from scripts.bench.common.host import cores_taken
 from scripts.bench.common.report import bench_parser
 from scripts.bench.common.stack import Stack
@@ -44,6 +46,7 @@ from shared.metrics import percentile
 
 COUNTS = {"worker": 2, "scheduler": 1, "tokenizer": 2, "detokenizer": 2, "gateway": 2}
 NUM_ORPHANS = 4
+ADAPTERS = ("one", "two", "three")
 
 
 class ChaosResult(msgspec.Struct):
@@ -67,17 +70,23 @@ class ChaosOrder(msgspec.Struct, frozen=True):
     seed: int
     per_kind: int = 8
     max_tokens: int = 240
+    adapters: tuple[str, ...] = ()  # names of some streams' own
 
 
-async def perform(directory: Path, order: ChaosOrder, draft: str = "off") -> ChaosResult:
+async def perform(directory: Path, order: ChaosOrder, draft: str = "off", ranks: int = 1) -> ChaosResult:
     """On local processes, started for this and stopped at its end."""
+    for seed, name in enumerate(ADAPTERS):
+        write_adapter(MODEL, directory / "adapters" / name, seed=seed, scale=0.1)
     settings = Settings.of(
-        model=str(MODEL), draft=draft, runtime_dir=str(directory / "run"), port=consecutive_ports(), http_port=-1,
-        num_threads=1, num_blocks=2048, log_format="json", drain_timeout=1.0,
+        model=str(MODEL), lora_dir=str(directory / "adapters"), max_loras=2, draft=draft,
+        runtime_dir=str(directory / "run"), port=consecutive_ports(), http_port=-1,
+        num_threads=1, num_blocks=2048, log_format="json", drain_timeout=1.0, tensor_parallel_size=ranks,
     )  # fmt: skip
     counts = COUNTS if draft == "off" else {**COUNTS, "draft": 1}
+    if ranks > 1:
+        counts = {**counts, RANK: ranks - 1}
     async with deployed(settings, counts, directory / "logs") as deployment:
-        return await act(deployment, order)
+        return await act(deployment, msgspec.structs.replace(order, adapters=ADAPTERS if ranks == 1 else ()))
 
 
 @contextmanager
@@ -101,13 +110,14 @@ async def act(stage: FaultStage, order: ChaosOrder) -> ChaosResult:
     """Note what every case gives undisturbed, and then what each gives while faults happen."""
     async with stage.own_channel() as channel:
         calm: list[ReceiptTimes] = []
-        cases = await _cases(channel, order.per_kind, order.max_tokens)
+        cases = await _cases(channel, order)
         wanted = await _together(channel, cases, calm)
         clients = [Repetition(case, outputs) for case, outputs in zip(cases, wanted, strict=True)]
         return await _disturb(stage, channel, clients, calm, schedule(order.num_faults, order.seed, stage.pairs))
 
 
-async def _cases(channel: Any, per_kind: int, max_tokens: int) -> list[Case]:
+async def _cases(channel: Any, order: ChaosOrder) -> list[Case]:
+    per_kind, max_tokens = order.per_kind, order.max_tokens
     cases = plain_cases(per_kind, max_tokens)
     greedy = [case for case in cases if case.kind == "greedy"]
     texts = [outputs[0].text for outputs in await _together(channel, greedy, [])]
@@ -116,6 +126,7 @@ async def _cases(channel: Any, per_kind: int, max_tokens: int) -> list[Case]:
         *stop_cases(per_kind, max_tokens, texts),
         *byte_cases(per_kind, max_tokens, MODEL),
         *grammar_cases(per_kind, max_tokens),
+        *adapter_cases(per_kind, max_tokens, order.adapters),
     ]
 
 
@@ -209,10 +220,11 @@ def main() -> int:
     parser = bench_parser(__doc__)
     parser.add_argument("--faults", type=int, default=60)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--clients-per-kind", type=int, default=8, help="of nine kinds")
+    parser.add_argument("--clients-per-kind", type=int, default=8, help="of ten kinds; of nine on containers")
     parser.add_argument("--max-tokens", type=int, default=240)
     parser.add_argument("--draft", default="off", help="off, ngram or a directory (on containers: on)")
     parser.add_argument("--compose", action="store_true", help="on containers")
+    parser.add_argument("--ranks", type=int, default=1, help="of each worker; one of each kind less then, adapters")
     parser.add_argument("--busy", type=int, default=0, help="beside so many processes that take a core each")
     options = parser.parse_args()
     order = ChaosOrder(options.faults, options.seed, options.clients_per_kind, options.max_tokens)
@@ -221,7 +233,7 @@ def main() -> int:
             with containers(Path(directory), options.draft) as stage:
                 result = asyncio.run(act(stage, order))
         else:
-            result = asyncio.run(perform(Path(directory), order, options.draft))
+            result = asyncio.run(perform(Path(directory), order, options.draft, options.ranks))
     for line in result.wrong[:20]:
         print(line)
     print(table(result))

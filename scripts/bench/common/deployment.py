@@ -145,15 +145,17 @@ class Played:
 class ServedDeployment:
     """All processes of one `pageant serve`, from its readiness to `close`."""
 
-    def __init__(self, settings: dict[str, Any]) -> None:
+    def __init__(self, settings: dict[str, Any], *options: str) -> None:
+        """`options`: of `pageant serve` that are no settings."""
         self._directory = tempfile.TemporaryDirectory(prefix="pageant-bench-")
         path = Path(self._directory.name)
+        self.runtime_dir, self.log_dir = path / "run", path / "logs"
         own = {"port": 0, "http_port": -1, "runtime_dir": f"{path}/run", "log_format": "json", "log_level": "warning"}
         chosen = with_port(load_settings(own | settings, environ={}))
         self.address = f"{chosen.gateway.host}:{chosen.gateway.port}"
         self._log = path / "serve.log"
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("PAGEANT_")}
-        words = [sys.executable, "-m", "services.cli", "serve", "--log-dir", f"{path}/logs"]
+        words = [sys.executable, "-m", "services.cli", "serve", "--log-dir", f"{path}/logs", *options]
         self._serve = start(words, inherited | settings_environment(chosen), self._log)
         try:
             wait_until_serving(self.address, self._check)

@@ -37,7 +37,9 @@ def lack() -> str:
 class Stack:
     """One compose project, with its gateways behind a port of its own."""
 
-    def __init__(self, project: str, port: int, directory: Path, *, draft: str = "", **settings: object) -> None:
+    def __init__(
+        self, project: str, port: int, directory: Path, *, draft: str = "", profile: str = "", **settings: object
+    ) -> None:
         """`settings`, by their names, reach every service through a file in `directory`."""
         self.address = f"127.0.0.1:{port}"
         self.project = project
@@ -48,6 +50,7 @@ class Stack:
             "PAGEANT_PORT": str(port),
             "PAGEANT_HTTP_PORT": "0",
             **({"PAGEANT_DRAFT": draft} if draft else {}),
+            **({"COMPOSE_PROFILES": profile} if profile else {}),
         }
         files = (str(ROOT / "compose.yaml"), str(write_settings(directory, settings)))
         self.environment["COMPOSE_FILE"] = os.pathsep.join(files)

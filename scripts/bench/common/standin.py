@@ -32,7 +32,7 @@ class StandIn:
         self._step_seconds = step_seconds
         self._rows: dict[int, tuple[int, int]] = {}  # row -> seed, number of prompt tokens
         self._blocks: dict[int, tuple[list[int], list[int]]] = {}  # row -> blocks, their generations
-        self.fingerprint, self.no_native = None, ""
+        self.fingerprint, self.no_native, self.adapters, self.blocks = None, "", None, None
         block_size, max_num_seqs = settings.memory.block_size, settings.scheduling.max_num_seqs
         self.capacity = WorkerCapacity(
             num_blocks=max(MAX_MODEL_LEN, max_num_seqs * TOKENS_PER_SEQUENCE) // block_size,

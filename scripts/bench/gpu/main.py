@@ -23,6 +23,7 @@ import torch
 from scripts.bench.common.report import Result, bench_parser, finish, table
 from scripts.bench.gpu import others
 from scripts.bench.gpu.attention import Problem, copy_bandwidth, matrix_rate, seconds, tune
+from scripts.bench.gpu.linears import measure_linears
 from scripts.bench.gpu.shapes import LLAMA_3_8B, GpuModelShape
 from scripts.bench.gpu.soak import soaked
 from scripts.bench.gpu.steps import CHUNK, NUM_STEPS, Runs, offline_throughput
@@ -34,7 +35,7 @@ PROMPT, PROMPT_SHARE = 8192, 0.60
 KERNEL_SEQS, KERNEL_CONTEXT, KERNEL_SHARE = 64, 4096, 0.80
 GAP, STREAM_SHARE, MEMORY = 0.03, 0.95, 0.02
 MISSING = "not installed"
-PARTS = ("attention", "steps", "streams", "timeline", "vllm", "soak")
+PARTS = ("attention", "linears", "steps", "streams", "timeline", "vllm", "soak")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +77,9 @@ class GpuBench:
         note = "" if other else MISSING
         lines.append(Result("the same in FlashInfer", floor / seconds(other) if other else None, note=note))
         return lines
+
+    def linears(self) -> list[Result]:
+        return measure_linears(self._ceilings.bandwidth)
 
     def steps(self) -> list[Result]:
         """Decodes, a prompt and a whole load, planned by the scheduler's core in this process."""

@@ -84,8 +84,8 @@ def client(args: argparse.Namespace) -> int:
                 await asyncio.sleep(args.seconds)
             await self._context.write(response)
 
-    async def late(self: Any, proto: Any, stream: Any, context: Any) -> None:
-        await write(self, proto, stream, Late(context) if proto.label == LABEL else context)
+    async def late(self: Any, service: Any, proto: Any, stream: Any, context: Any) -> None:
+        await write(self, service, proto, stream, Late(context) if proto.label == LABEL else context)
 
     InferenceServicer._write = late  # type: ignore[method-assign]
     return int(main() or 0)

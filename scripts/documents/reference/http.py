@@ -16,6 +16,8 @@ from scripts.documents.reference.markdown import code, page, section, table
 from scripts.documents.reference.protos import declarations
 from scripts.documents.reference.source import classes, first_paragraph, remarks, type_text
 from services.gateway.http.app import make_app
+from services.gateway.http.messages import reading as messages
+from services.gateway.http.messages.objects import MessagesPrompt
 from services.gateway.http.requests import sampling
 from services.gateway.http.requests.fields import WithoutEffect
 from services.gateway.http.responses import endpoint as responses
@@ -50,7 +52,7 @@ def render() -> str:
 def _routes() -> Iterator[tuple[str, str, type[Any] | None]]:
     """Of the application itself; a body is what its endpoint reads."""
     gate = MagicMock(settings=Settings())
-    for route in make_app(gate, MagicMock(), MagicMock(), list).routes:
+    for route in make_app(gate, MagicMock(), list).routes:
         assert isinstance(route, Route)
         found = BODY.search(getsource(route.endpoint))
         module = getmodule(route.endpoint)
@@ -62,13 +64,14 @@ def _link(kind: type[Any] | None) -> str:
     return f"[{kind.__name__}](#{kind.__name__.lower()})" if kind else ""
 
 
-def _parts(kind: type[Any]) -> Iterator[type[Any]]:
-    """What a body takes fields from, and the structs within it."""
+def _parts(kind: type[Any], above: tuple[type[Any], ...] = ()) -> Iterator[type[Any]]:
+    """What a body takes fields from, and the structs within it; one may be within itself."""
     yield from _bases(kind)
     for hint in get_type_hints(kind).values():
         for inner in classes(hint):
             yield inner
-            yield from _parts(inner)
+            if inner not in (*above, kind):
+                yield from _parts(inner, (*above, kind))
 
 
 def _bases(kind: type[Any]) -> list[type[Any]]:
@@ -103,7 +106,8 @@ def _meaning(kind: type[Any], name: str) -> tuple[str, str]:
     remark = remarks(kind)[name]
     if kind is WithoutEffect or remark.own.startswith(EFFECT):
         return EFFECT, ""
-    refused = responses.NOT_POSSIBLE if kind is ResponsesBody else sampling.NOT_POSSIBLE | CACHE_SALT
+    own: dict[Any, dict[str, str]] = {ResponsesBody: responses.NOT_POSSIBLE, MessagesPrompt: messages.NOT_POSSIBLE}
+    refused = own.get(kind, sampling.NOT_POSSIBLE | CACHE_SALT)
     if name in refused:
         return REFUSED, refused[name]
     return "", remark.own or _of_protos().get(name, "")

@@ -15,7 +15,7 @@ from shared.messages import Message, ServiceName
 from shared.messages.inboxes import INBOXES, TO_ONESELF
 
 ROOT = Path(__file__).resolve().parents[3]
-INBOX_OF = ("gateway", "tokenizer", "scheduler", "detokenizer", "worker", "draft")  # in the order of INBOXES
+INBOX_OF = ("gateway", "tokenizer", "scheduler", "detokenizer", "worker", "draft", "store")  # in the order of INBOXES
 TEXT = """\
 Services exchange typed messages over sockets. A message is a msgspec struct, encoded as a msgpack array whose first
 element is its name; fields are only ever appended, with defaults. An inbox decodes the messages of one union and

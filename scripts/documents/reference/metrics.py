@@ -6,7 +6,16 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from scripts.documents.reference.markdown import code, page, section, table
-from shared.exposition import EngineCollector, ProcessState, RequestMeter, ServiceCollector
+from shared.exposition import (
+    BatchMeter,
+    EngineCollector,
+    ProcessState,
+    RequestMeter,
+    ServiceCollector,
+    Shelf,
+    StoreCollector,
+    StoreState,
+)
 from shared.exposition.requests import HISTOGRAMS
 from shared.messages import Load, Member, ServiceName, WorkerLoad
 from shared.metrics.histogram import STEP_TOKENS
@@ -17,6 +26,8 @@ in `_bucket`, `_sum` and `_count`. [Metrics](../metrics.md) says where they are 
 HEAD = ("name", "kind", "labels", "meaning")
 SCHEDULER = "Served by the scheduler on `metrics_port`, and by each gateway at `/metrics` of its HTTP port."
 GATEWAY = "Served by each gateway, on `metrics_port` and at `/metrics` of its HTTP port."
+BATCHES = "Served by each gateway that has `files_dir`, with its other metrics; one of them runs the batches."
+STORE = "Served by each store on `metrics_port`."
 EVERY = "Served by each service on `metrics_port`, with `process_*` and `python_info` of the Prometheus client library."
 BUCKETS = "Upper bounds of the buckets"
 
@@ -28,6 +39,8 @@ def render() -> str:
         TEXT,
         section("The scheduler", SCHEDULER, _table(EngineCollector("m", _load()))),
         section("A gateway", GATEWAY, _table(_meter())),
+        section("Batches", BATCHES, _table(BatchMeter("m"))),
+        section("A store", STORE, _table(StoreCollector(_store()))),
         section("Every service", EVERY, _table(ServiceCollector(_state()))),
         section(BUCKETS, table(("histogram", "bounds"), _bounds())),
     )
@@ -63,6 +76,10 @@ def _meter() -> RequestMeter:
     meter.spent({"prefill": 1.0})
     meter.missed({"evicted": 1})
     return meter
+
+
+def _store() -> StoreState:
+    return StoreState("s", {"memory": Shelf(0, 0, 0, 0), "disk": Shelf(0, 0, 0, 0)}, 0)
 
 
 def _state() -> ProcessState:

@@ -8,7 +8,9 @@ from scripts.documents.reference.markdown import code, page, table
 TEXT = """\
 A checkpoint directory holds `config.json`, `tokenizer.json` and safetensors files, as transformers writes them. The
 first name under `architectures` in config.json decides which family it is. A key of config.json that is not served ends
-the start with an error that names it.
+the start with an error that names it. `...ForSequenceClassification` in the place of
+`...ForCausalLM` is the same decoder with a head that gives scores to texts
+([beams-and-embeddings.md](../beams-and-embeddings.md)).
 
 All families run on the native CPU kernels, on torch and on Triton. How to add one:
 [adding-a-model.md](../adding-a-model.md). All are served from [quantised checkpoints](../quantised.md) too."""

@@ -6,6 +6,6 @@ Nothing here imports torch or takes longer than a few milliseconds, but for a mo
 from __future__ import annotations
 
 from services.cli.checks.models import Finding
-from services.cli.checks.settings import examine
+from services.cli.checks.settings import examine, examine_model
 
-__all__ = ["Finding", "examine"]
+__all__ = ["Finding", "examine", "examine_model"]

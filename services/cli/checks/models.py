@@ -14,14 +14,15 @@ from typing import Any, Literal
 
 import msgspec
 
-from engine.description.names import Shape
+from engine.description.names import Part, Parts, Shape
 from engine.description.reading import read_config, why_no_draft
 from engine.description.spec import ModelSpec
 from engine.loading.memory import GIB, available_memory, block_bytes, plan_memory
-from engine.weights.inventory import Inventory, StoredTensor, take_inventory
-from engine.weights.quantised.form import WIDTHS, Quantisation
+from engine.weights.inventory import Inventory, QuantisedMatrix, StoredTensor, take_inventory
+from engine.weights.quantised.form import WIDTHS, Quantisation, StoredCodes
+from engine.weights.quantised.kept import decoded_bytes, decoded_slots, kept_slots, packed_bytes
 from engine.weights.quantised.reading import read_quantisation
-from shared.config import Settings
+from shared.config import EngineSettings, Settings
 from shared.errors import ConfigError, ModelError
 from shared.model_source import ask_hub, find_model_dir, find_snapshot, suggestion, why_no_directory
 
@@ -32,8 +33,9 @@ MAX_HEADER = 100 << 20  # the format's own limit
 LFS_POINTER = b"version https://git-lfs"
 OTHER_FORMATS = {"*.gguf": "GGUF files", "*.bin": "PyTorch files (*.bin)", "*.pth": "PyTorch files (*.pth)"}
 GPU_DEVICES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
-LEAST_WEIGHT = {"none": 2, "int8": 1, "int4": 0.5}  # bytes of a number
-LEAST_KV = {"auto": 2, "bfloat16": 2, "float32": 4, "int8": 1, "fp8": 1}  # bytes of a number
+LEAST_WEIGHT = {"auto": 2, "none": 2, "int8": 1, "int4": 0.5}  # bytes of a number
+# Bytes of a number of a KV cache.
+LEAST_KV = {"auto": 2, "bfloat16": 2, "float32": 4} | dict.fromkeys(("int8", "fp8", "fp8_e4m3", "fp8_e5m2"), 1)
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -44,6 +46,21 @@ class Finding(msgspec.Struct, frozen=True):
     text: str
 
 
+class KeptMatrices(msgspec.Struct, frozen=True):
+    """Those of a checkpoint that stay codes in memory, as they are joined: multiplied so, or decoded meanwhile."""
+
+    multiplied: list[tuple[Parts, StoredCodes]] = []
+    decoded: list[tuple[Parts, StoredCodes]] = []
+
+    @property
+    def sizes(self) -> list[int]:
+        """Bytes of both."""
+        return [
+            sum(packed_bytes(parts, form) for parts, form in self.multiplied),
+            sum(decoded_bytes(parts, form) for parts, form in self.decoded),
+        ]
+
+
 class CheckpointFacts(msgspec.Struct, frozen=True):
     """What a model's files say without being loaded; without bytes where weights are made up."""
 
@@ -51,6 +68,8 @@ class CheckpointFacts(msgspec.Struct, frozen=True):
     num_bytes: int
     num_elements: int
     quantised: str = ""  # how, for a user; empty: not at all
+    kept_bytes: int = 0  # of what stays codes in memory,
+    kept_elements: int = 0  # and the numbers that it stands for
 
 
 class HeaderEntry(msgspec.Struct, frozen=True):
@@ -61,7 +80,7 @@ class HeaderEntry(msgspec.Struct, frozen=True):
     data_offsets: tuple[int, int]
 
 
-def check_model(name: str, subject: str, load_format: str) -> tuple[Finding, CheckpointFacts | None]:
+def check_model(name: str, subject: str, settings: EngineSettings) -> tuple[Finding, CheckpointFacts | None]:
     """A model or a draft; no facts where it must be downloaded first, or something is wrong."""
     directory = find_model_dir(name)
     if directory is None:
@@ -71,7 +90,7 @@ def check_model(name: str, subject: str, load_format: str) -> tuple[Finding, Che
     if directory is None:
         return _ask_hub(name, subject), None
     try:
-        facts = read_checkpoint(directory, load_format)
+        facts = read_checkpoint(directory, settings.load_format, settings=settings)
     except ModelError as error:
         return Finding("wrong", subject, str(error)), None
     size = f"{facts.num_bytes / 1e6:.1f} MB of weights" if facts.num_bytes else "random weights"
@@ -91,7 +110,7 @@ def _ask_hub(name: str, subject: str) -> Finding:
     return Finding("wrong", subject, f"{subject} {name!r} {text}")
 
 
-def read_checkpoint(directory: Path, load_format: str) -> CheckpointFacts:
+def read_checkpoint(directory: Path, load_format: str, *, settings: EngineSettings | None = None) -> CheckpointFacts:
     """Raises ModelError where a file is absent, not whole, or of a kind that is not served."""
     absent = [name for name in ("config.json", "tokenizer.json") if not (directory / name).is_file()]
     if load_format != "dummy" and not any(directory.glob("*.safetensors")):
@@ -113,10 +132,42 @@ def read_checkpoint(directory: Path, load_format: str) -> CheckpointFacts:
         name: StoredTensor(entry.dtype, entry.shape, path) for path, header in headers for name, entry in header.items()
     }
     inventory = take_inventory(directory, spec, quantisation, found)
-    return CheckpointFacts(spec, num_bytes, inventory.num_elements, describe(quantisation, inventory, found))
+    kept = KeptMatrices() if settings is None else kept_matrices(settings, spec, inventory)
+    return CheckpointFacts(
+        spec,
+        num_bytes,
+        inventory.num_elements,
+        describe(quantisation, inventory, found, kept),
+        sum(kept.sizes),
+        sum(math.prod(part.wanted) for parts, _ in (*kept.multiplied, *kept.decoded) for part in parts),
+    )
 
 
-def describe(quantisation: Quantisation, inventory: Inventory, found: Mapping[str, StoredTensor]) -> str:
+def kept_matrices(settings: EngineSettings, spec: ModelSpec, inventory: Inventory) -> KeptMatrices:
+    """What native kernels, where they are there, leave as it is stored."""
+    if on_gpu(settings) or settings.kernels == "torch":
+        return KeptMatrices()
+    by_itself = settings.quantization == "auto" and settings.dtype in ("auto", "bfloat16")
+    multiplied: list[tuple[Parts, StoredCodes]] = []
+    decoded: list[tuple[Parts, StoredCodes]] = []
+
+    def quantised_as(part: Part) -> QuantisedMatrix | None:
+        return inventory.quantised.get(part.name)
+
+    if by_itself or settings.quantization == "int4":
+        multiplied = kept_slots(spec, inventory.tensors, quantised_as)
+    if settings.quantization in ("auto", "none") and settings.dtype != "float16":
+        left = {parts for parts, _ in multiplied}
+        decoded = [one for one in decoded_slots(spec, inventory.tensors, quantised_as) if one[0] not in left]
+    return KeptMatrices(multiplied, decoded)
+
+
+def describe(
+    quantisation: Quantisation,
+    inventory: Inventory,
+    found: Mapping[str, StoredTensor],
+    kept: KeptMatrices,
+) -> str:
     """Formats with their matrices and bytes, what is left as it is, and what computes them."""
     matrices = {name for name, shape in inventory.tensors.shapes().items() if len(shape) >= 2}
     schemes: dict[str, list[int]] = {}
@@ -129,14 +180,31 @@ def describe(quantisation: Quantisation, inventory: Inventory, found: Mapping[st
         for label, sizes in schemes.items()
     )
     left = _listed({name.removesuffix(".weight") for name in matrices - inventory.quantised.keys()})
-    kept = "; activations stay in 16 or 32 bits" if quantisation.rounds_activations else ""
-    return f"{quantisation.method}: {parts}{f'; not quantised: {left}' if left else ''}; dequantised at load{kept}"
+    multiplied, decoded = (
+        {part.name for parts, _ in slots for part in parts} for slots in (kept.multiplied, kept.decoded)
+    )
+    computed, uses = [], ("multiply (W4A8, W8A8)", "decode while they multiply")
+    for names, size, use in zip((multiplied, decoded), kept.sizes, uses, strict=True):
+        if names:
+            computed.append(f"{len(names)} stay codes ({size / 1e6:.1f} MB), which native kernels {use}")
+    if others := inventory.quantised.keys() - multiplied - decoded:
+        computed.append(f"{f'{len(others)} are ' if computed else ''}dequantised at load")
+    if quantisation.rounds_activations and inventory.quantised.keys() - multiplied:
+        computed.append("activations stay in 16 or 32 bits" + (" there" if multiplied else ""))
+    return "; ".join((f"{quantisation.method}: {parts}", *([f"not quantised: {left}"] if left else []), *computed))
 
 
 def _listed(modules: Set[str]) -> str:
     """Kinds of modules, without the numbers of layers and experts."""
     kinds = sorted({re.sub(r"\.\d+(?=\.)", ".*", module) for module in modules})
     return ", ".join(kinds[:LISTED]) + (f" and {len(kinds) - LISTED} more" if len(kinds) > LISTED else "")
+
+
+def read_headers(directory: Path) -> dict[str, HeaderEntry]:
+    """Of all tensors, by name.  Raises ModelError where a file is absent, or not whole."""
+    if not any(directory.glob("*.safetensors")):
+        raise ModelError(f"{directory} has no *.safetensors")
+    return {name: entry for path in _tensor_files(directory) for name, entry in _read_header(path).items()}
 
 
 def _tensor_files(directory: Path) -> list[Path]:
@@ -188,7 +256,7 @@ def check_memory(settings: Settings, facts: CheckpointFacts, *, workers: int) ->
         positions = f"more than the model's {spec.longest_model_len} positions"
         yield Finding("wrong", "memory", f"max_model_len is {settings.scheduling.max_model_len}, {positions}")
         return
-    if on_gpu(settings):
+    if on_gpu(settings.engine):
         return
     per_token = (one.cached_vectors * one.head_dim for one in spec.attentions)
     layer_bytes = [int(count * LEAST_KV[memory.kv_cache_dtype] * memory.block_size) for count in per_token]
@@ -210,8 +278,9 @@ def check_memory(settings: Settings, facts: CheckpointFacts, *, workers: int) ->
             kv_bytes = plan.num_bytes if memory.num_blocks else kv_bytes
         except ConfigError as error:
             yield Finding("wrong", "memory", str(error))
-    least_weights = int(LEAST_WEIGHT[settings.engine.quantization] * facts.num_elements)
-    if not facts.quantised:  # else weights are dequantised: they take more than their files
+    others = facts.num_elements - facts.kept_elements
+    least_weights = facts.kept_bytes + int(LEAST_WEIGHT[settings.engine.quantization] * others)
+    if not facts.quantised:  # else what is dequantised takes more than its files
         least_weights = min(facts.num_bytes, least_weights)
     needed = workers * (kv_bytes + least_weights)
     if needed > free:
@@ -230,12 +299,12 @@ def check_draft_model(settings: Settings, facts: CheckpointFacts) -> Iterator[Fi
     if facts.spec.has_states:
         yield Finding("wrong", "draft", why_no_draft(settings.speculation.draft))
     needed, free = settings.speculation.draft_kv_cache_memory, available_memory()
-    if not on_gpu(settings) and needed > free:
+    if not on_gpu(settings.engine) and needed > free:
         text = f"draft_kv_cache_memory is {needed / GIB:.1f} GiB, but {free / GIB:.1f} GiB are free"
         yield Finding("wrong", "draft", text)
 
 
-def on_gpu(settings: Settings) -> bool:
+def on_gpu(settings: EngineSettings) -> bool:
     """Whether the model may run on a GPU, as far as can be seen without its driver."""
-    device = settings.engine.device
+    device = settings.device
     return device == "cuda" or (device == "auto" and any(Path(path).exists() for path in GPU_DEVICES))

@@ -10,7 +10,9 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from services.cli.checks.models import Finding, check_draft_model, check_memory, check_model
+from engine.description.ranks import why_not_cut
+from services.cli.checks.heads import check_brought, check_head
+from services.cli.checks.models import CheckpointFacts, Finding, check_draft_model, check_memory, check_model
 from services.gateway.access.auth import make_access
 from shared.config import Settings
 from shared.errors import ConfigError
@@ -27,20 +29,40 @@ def examine(
     settings: Settings, log_dir: Path | None = None, *, workers: int = 1, gateways: int = 1
 ) -> Iterator[Finding]:
     """All findings about a deployment with so many replicas, subject by subject."""
-    finding, facts = check_model(settings.engine.model, "model", settings.engine.load_format)
-    yield finding
-    if facts is not None:
-        yield from check_memory(settings, facts, workers=workers)
-    if settings.speculation.draft == "ngram":
-        yield Finding("ok", "draft", "prompt lookup")
-    elif settings.speculation.draft != "off":
-        finding, facts = check_model(settings.speculation.draft, "draft", settings.engine.load_format)
-        yield finding
-        if facts is not None:
-            yield from check_draft_model(settings, facts)
+    yield from examine_model(settings, workers=workers)
     yield from check_access(settings)
     yield from check_ports(settings, gateways)
     yield from check_directories(settings, log_dir)
+
+
+def examine_model(settings: Settings, *, workers: int = 1) -> Iterator[Finding]:
+    """The findings about a model and its draft."""
+    finding, facts = check_model(settings.engine.model, "model", settings.engine)
+    yield finding
+    if facts is not None:
+        yield from check_ranks(settings, facts)
+        yield from check_memory(settings, facts, workers=workers)
+    if settings.speculation.draft == "ngram":
+        yield Finding("ok", "draft", "prompt lookup")
+    elif settings.speculation.draft == "off":
+        if facts is not None and (brought := check_brought(settings, facts.spec)) is not None:
+            yield brought
+    elif settings.speculation.has_head:
+        if facts is not None:
+            yield check_head(settings, facts.spec)
+    else:
+        finding, facts = check_model(settings.speculation.draft, "draft", settings.engine)
+        yield finding
+        if facts is not None:
+            yield from check_draft_model(settings, facts)
+
+
+def check_ranks(settings: Settings, facts: CheckpointFacts) -> Iterator[Finding]:
+    """Whether the model can be cut into as many ranks as are asked for."""
+    count = settings.engine.tensor_parallel_size
+    if count > 1:
+        why = why_not_cut(facts.spec, count)
+        yield Finding("wrong" if why else "ok", "ranks", why or f"{count} processes compute the model together")
 
 
 def check_access(settings: Settings) -> Iterator[Finding]:
@@ -75,7 +97,12 @@ def check_directories(settings: Settings, log_dir: Path | None = None) -> Iterat
     """The runtime directory, and whatever else the settings name."""
     yield check_runtime(settings)
     log = str(log_dir) if log_dir is not None else ""
-    wanted = {"incident_dir": settings.deployment.incident_dir, "--log-dir": log}
+    wanted = {
+        "incident_dir": settings.deployment.incident_dir,
+        "files_dir": settings.gateway.files_dir,
+        "store_disk": settings.memory.store_disk,
+        "--log-dir": log,
+    }
     for name, directory in wanted.items():
         if directory and (wrong := why_not_writable(Path(directory))):
             yield Finding("wrong", "directory", f"{name} {directory} cannot be written: {wrong}")

@@ -36,7 +36,7 @@ GROUPS = {  # phases that are drawn in one colour
     **{label: label for label in PHASE_LABELS},
     **dict.fromkeys(HOP_LABELS, "hops"),
     **dict.fromkeys((phase.label for phase in QUEUE), "queue"),
-    **dict.fromkeys(("preempted", "recompute", "lost", "untold"), "interrupted"),
+    **dict.fromkeys(("preempted", "recompute", "lost", "untold", "waking"), "interrupted"),
 }
 LAST_PHASES = ("to_gateway", "gateway", "client_blocked")  # of an output that reached its gateway
 # The fields of the gateway's lines about a request; times without the `_ms` of the log.

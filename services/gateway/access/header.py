@@ -30,6 +30,7 @@ class CallMetadata(msgspec.Struct, frozen=True):
     trace_id: str = ""
     parent_span_id: str = ""  # the caller's; empty where it sent no trace
     sent_time: float = 0.0  # Unix seconds by the caller's clock; 0 where it did not say
+    is_background: bool = False  # a line of a batch; no header says so
 
 
 def read_metadata(metadata: Iterable[tuple[str, str | bytes]]) -> CallMetadata:
@@ -60,6 +61,11 @@ def cache_salt(tenant: str) -> str:
     return hashlib.sha256(f"tenant\0{tenant}".encode()).hexdigest()[:16] if tenant else ""
 
 
+def salted(salt: str, own: str) -> str:
+    """The salt of a client that keeps a part of its tenant's cache for itself."""
+    return hashlib.sha256(f"salt\0{salt}\0{own}".encode("utf-8", "surrogatepass")).hexdigest()[:16]
+
+
 def make_header(
     call: CallMetadata, *, gateway: str, label: str, priority: int, now: float, remaining: float | None, key: str = ""
 ) -> RequestHeader:
@@ -80,6 +86,7 @@ def make_header(
         is_kept=bool(key),
         parent_span_id=call.parent_span_id,
         sent_time=call.sent_time if 0.0 <= now - call.sent_time <= MAX_WAY else 0.0,
+        is_background=call.is_background,
     )
 
 

@@ -22,6 +22,7 @@ REFUSED_BYTES_PER_SECOND = 1 << 20  # that one may send for nothing, for ever ..
 CREDIT = 16.0  # ... and so many seconds' worth of it in one burst
 FASTEST = 16 << 20  # bytes a second of one sender, on the average: receiving takes processors that others need ...
 BURST = 0.25  # ... beyond so many seconds' worth of it
+BODY = "pageant.body"  # in the scope of a request with a body: what is counted of it
 SLOWEST = 16 << 10  # bytes a second, on the average of a body, once it has had its time
 
 
@@ -103,18 +104,26 @@ class Body:
         self._intake = intake
         self._sender = sender
         self._held = 0
+        self._num_stored = 0
         self._began = intake.clock()
 
     def grow(self, num_bytes: int) -> float:
         """Returns the seconds to rest; raises RequestError where there is no room for it, or it comes too slowly."""
         self.num_bytes += num_bytes
-        if (more := self.num_bytes - SMALL - self._held) > 0:
+        if (more := self.num_bytes - self._num_stored - SMALL - self._held) > 0:
             self._intake.take(self._sender, more)
             self._held += more
         seconds = self._intake.clock() - self._began - self._intake.limits.seconds
         if seconds * SLOWEST > self.num_bytes:
             raise self.late()
         return self.rest(num_bytes)
+
+    def stored(self, num_bytes: int) -> None:
+        """So many bytes are on a disk, and no longer in memory."""
+        self._num_stored += num_bytes
+        released = min(num_bytes, self._held)
+        self._held -= released
+        self._intake.release(self._sender, released)
 
     def rest(self, num_bytes: int) -> float:
         return self._intake.rest(self._sender, num_bytes)

@@ -52,6 +52,8 @@ class Open:
 class Admission:
     """Requests from when they are let in until they end, whatever they ended with.
 
+    Those of the background are counted apart, in all: they take no place of others, nor of their tenant.
+
     Invariant: what is open, in all and of each tenant, is the sum over the requests that are let in.
     """
 
@@ -62,7 +64,9 @@ class Admission:
         *,
         max_n: int = 64,
         clock: Callable[[], float] = time.monotonic,
+        background: TenantBounds | None = None,
     ) -> None:
+        """`background`: None: as for everyone."""
         self._bounds = everyone
         self._tenant_bounds = tenant
         self._max_n = max_n
@@ -70,6 +74,9 @@ class Admission:
         self._open = Open()
         self._tenants: defaultdict[str, Open] = defaultdict(Open)
         self._sizes: dict[str, int] = {}  # tokens, by request id
+        self._background_bounds = background or everyone
+        self._background = Open()
+        self._background_sizes: dict[str, int] = {}
         self._interval = 0.0  # seconds between two ends, smoothed
         self._last_end = 0.0
 
@@ -83,6 +90,9 @@ class Admission:
     def admit(self, request: TokenizeRequest, max_model_len: int) -> None:
         """Let a request in, or raise RequestError where too much is open; `max_model_len` 0: not known yet."""
         size = tokens_of(request, max_model_len, self._max_n)
+        if request.header.is_background:
+            self._enter_background(request.header.request_id, size)
+            return
         self.enter(request.header.request_id, request.header.tenant, size)
 
     def enter(self, request_id: str, tenant: str, size: int) -> None:
@@ -95,8 +105,23 @@ class Admission:
         self._open.add(size)
         self._tenants[tenant].add(size)
 
+    def _enter_background(self, request_id: str, size: int) -> None:
+        if self._background.excess(size, self._background_bounds, "background"):
+            open_now = self._background
+            raise self._refusal(
+                f"{open_now.requests} background requests of {open_now.tokens} tokens are open at this gateway, and no "
+                "more are taken"
+            )
+        self._background_sizes[request_id] = size
+        self._background.add(size)
+
     def release(self, request: TokenizeRequest) -> None:
         """A request has ended; nothing where it was not let in."""
+        if request.header.is_background:
+            size = self._background_sizes.pop(request.header.request_id, None)
+            if size is not None:
+                self._background.add(size, -1)
+            return
         self.leave(request.header.request_id, request.header.tenant)
 
     def leave(self, request_id: str, tenant: str) -> None:
@@ -123,7 +148,8 @@ def make_admission(admission: AdmissionSettings, scheduling: SchedulingSettings)
     requests = admission.max_open_reqs or 2 * (scheduling.max_num_queued_reqs + scheduling.max_num_seqs)
     everyone = TenantBounds(requests, admission.max_open_tokens or 2 * scheduling.max_num_queued_tokens)
     each = TenantBounds(admission.max_tenant_reqs, admission.max_tenant_tokens)
-    return Admission(everyone, each, max_n=scheduling.max_n)
+    background = TenantBounds(scheduling.max_num_queued_background_reqs + scheduling.max_num_seqs, everyone.tokens)
+    return Admission(everyone, each, max_n=scheduling.max_n, background=background)
 
 
 def tokens_of(request: TokenizeRequest, max_model_len: int, max_n: int) -> int:

@@ -7,9 +7,18 @@ from collections.abc import Iterator
 
 from services.gateway.bus.refusals import unavailable
 from shared.errors import RequestError
-from shared.messages import DecodeRequest, EncodeRequest, GetLoad, Message, PiecesRequest
+from shared.messages import (
+    DecodeRequest,
+    DescribeRequest,
+    EncodeRequest,
+    GetLoad,
+    LoadAdapter,
+    Message,
+    PiecesRequest,
+    UnloadAdapter,
+)
 
-Question = EncodeRequest | DecodeRequest | PiecesRequest | GetLoad
+Question = EncodeRequest | DecodeRequest | PiecesRequest | DescribeRequest | GetLoad | LoadAdapter | UnloadAdapter
 
 
 class PendingCall:

@@ -20,11 +20,17 @@ class RosterView:
         return self._bus.roster
 
     @property
+    def scheduler_is_live(self) -> bool:
+        return self._bus.scheduler_is_live
+
+    @property
     def absent(self) -> str:
         """Which other services are not there, or an empty string."""
         if not self._bus.scheduler_is_live:
             return "no scheduler is live"
         absent = [service for service in NEEDED if not self._bus.members(service)]
+        if self.roster.is_asleep and ServiceName.WORKER in absent:
+            absent.remove(ServiceName.WORKER)  # it comes when a request wants it
         return f"no {' and no '.join(absent)} is live" if absent else ""
 
     def absent_for(self, fingerprint: str) -> str:

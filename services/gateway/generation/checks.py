@@ -4,19 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from shared.errors import RejectCode, RequestError
+from shared.errors import RequestError
 from shared.messages.codec import MAX_MESSAGE_BYTES
 from shared.packing import pack_tokens
 from shared.sampling import too_long
 
 MAX_LABEL_CHARS = 256  # it is in every log line of its request
 MAX_TOKENS_PER_MESSAGE = MAX_MESSAGE_BYTES // 8
-
-
-def check_model(name: str, served: str) -> None:
-    """Raise RequestError unless `name` is empty or what is served."""
-    if name and name != served:
-        raise RequestError(f"model {name!r} is not served; served: {served}", field="model", code=RejectCode.NOT_FOUND)
 
 
 def check_label(label: str) -> None:

@@ -11,7 +11,17 @@ from services.gateway.bus.calls import Calls, Question
 from services.gateway.bus.deployment import RosterView
 from services.gateway.bus.refusals import unavailable
 from shared.errors import RejectCode, RequestError
-from shared.messages import AbortRequest, DecodeRequest, EncodeRequest, GetLoad, Message, PiecesRequest
+from shared.messages import (
+    AbortRequest,
+    DecodeRequest,
+    DescribeRequest,
+    EncodeRequest,
+    GetLoad,
+    LoadAdapter,
+    Message,
+    PiecesRequest,
+    UnloadAdapter,
+)
 
 MAX_CALLS = 1024  # questions without an answer, each of which may hold a prompt
 QUESTION_TIMEOUT = 30.0  # seconds, for a client that set no deadline
@@ -39,15 +49,18 @@ class Questions:
         finally:
             self._admission.leave(name, question.tenant)
 
-    async def ask_pieces(self, question: PiecesRequest, seconds: float) -> Message:
+    async def ask_pieces(self, question: PiecesRequest | DescribeRequest, seconds: float) -> Message:
         """Ask for ourselves, on behalf of requests that are let in."""
         return await self._ask(question, self._deployment.tokenizer(question.request_id), seconds)
 
     async def ask_load(self, seconds: float) -> Message:
         """How loaded the deployment is, as the scheduler knows it."""
+        return await self.ask_scheduler(GetLoad(uuid.uuid4().hex, self._bus.address), seconds)
+
+    async def ask_scheduler(self, question: GetLoad | LoadAdapter | UnloadAdapter, seconds: float) -> Message:
         if not self._bus.scheduler_is_live:
             raise unavailable("no scheduler is live")
-        return await self._ask(GetLoad(uuid.uuid4().hex, self._bus.address), self._bus.scheduler, seconds)
+        return await self._ask(question, self._bus.scheduler, seconds)
 
     async def _ask(self, question: Question, address: str, seconds: float) -> Message:
         if len(self._calls) >= MAX_CALLS:

@@ -14,9 +14,11 @@ from services.gateway.bus.bus import Bus
 from services.gateway.bus.calls import Calls
 from services.gateway.bus.deployment import RosterView
 from services.gateway.bus.refusals import rejected
+from services.gateway.generation.adapters import AdapterNames
 from services.gateway.generation.checks import check_n
 from services.gateway.generation.questions import Questions
 from services.gateway.generation.tasks import within
+from services.gateway.health.load_report import LoadReports
 from services.gateway.health.readiness import Readiness
 from services.gateway.streams.flush_throttle import FlushThrottle, stretch
 from services.gateway.streams.journal import StreamJournal
@@ -34,7 +36,9 @@ from shared.logging import request_logger
 from shared.messages import (
     HAS_EVERYTHING,
     AbortRequest,
+    AdapterLoaded,
     DecodeResult,
+    DescribeResult,
     EncodeResult,
     Load,
     PiecesResult,
@@ -55,10 +59,14 @@ DONE = frozenset({RejectCode.INVALID_ARGUMENT, RejectCode.NOT_FOUND, RejectCode.
 class GenerationService:
     """What both fronts use: admission, the journal of open streams, their recovery, questions, and accounting.
 
-    Invariant: every stream that is in the journal is also let in by the admission, in a forecast, and in the recovery.
+    Invariant: every stream that is in the journal is also let in by the admission, in a forecast unless it is in the
+    background, and in the recovery.
     """
 
     def __init__(self, bus: Bus, deployment: RosterView, readiness: Readiness, settings: Settings) -> None:
+        scheduling = settings.scheduling
+        self.settings = settings
+        self.names = settings.engine.model_names  # what requests may call the model
         self._bus = bus
         self._max_n = settings.scheduling.max_n
         self._is_traced = settings.observation.tracing
@@ -66,13 +74,16 @@ class GenerationService:
         self.deployment = deployment
         self.readiness = readiness
         self.journal = StreamJournal(
-            max_streams=2 * (settings.scheduling.max_num_queued_reqs + settings.scheduling.max_num_seqs),
-            max_bytes=BYTES_PER_TOKEN * settings.scheduling.max_num_queued_tokens,
+            max_streams=2 * (scheduling.max_num_queued_reqs + scheduling.max_num_seqs)
+            + scheduling.max_num_queued_background_reqs,
+            max_bytes=2 * BYTES_PER_TOKEN * scheduling.max_num_queued_tokens,  # of the background as of the others
         )
         self.admission = make_admission(settings.admission, settings.scheduling)
         self.forecasts = Forecasts()
         self.calls = Calls()
         self.questions = Questions(bus, deployment, self.calls, self.admission)
+        self.load_reports = LoadReports(self.questions.ask_load)
+        self.adapters = AdapterNames(bus, self.questions, settings.adapters, settings.engine.model_names)
         self.recovery = StreamRecovery(bus, deployment, self.journal, self.calls, settings.deployment.resume_timeout)
         self.throttle = FlushThrottle(stretch=stretch())
         self.meter = RequestMeter(settings.engine.model_name)
@@ -97,8 +108,9 @@ class GenerationService:
         Being cancelled aborts it.
         """
         report, deadline = StreamReport(self.meter), request.header.deadline
+        work = self._generate(request, report, deliver, has)
         try:
-            await within(deadline, self._generate(request, report, deliver, has))
+            await (work if deadline is None else within(deadline, work))
         except RequestError as error:
             report.failed(error)
             raise
@@ -118,6 +130,7 @@ class GenerationService:
             if request.params.grammar is not None:
                 check_grammar(request.params.grammar)  # before a megabyte of it is sent on
             await self.readiness.until_available()
+            request = await self.adapters.settle(request)
             stream = self.open(request, has)
         finally:
             report.received(request)
@@ -149,7 +162,8 @@ class GenerationService:
         except RequestError:
             self.admission.release(request)
             raise
-        self.forecasts.of(header.tenant).opened(header.request_id, time.monotonic())
+        if not header.is_background:  # its times say nothing of those of others
+            self.forecasts.of(header.tenant).opened(header.request_id, time.monotonic())
         self.recovery.dispatch(stream)
         self._bus.flush()  # at once: its first token waits for nothing else
         return stream
@@ -196,7 +210,8 @@ class GenerationService:
         left = deadline - steady_time()
         if left <= 0:
             raise RequestError("the call's deadline has passed", code=RejectCode.DEADLINE_EXCEEDED)
-        needed = self.forecasts.of(request.header.tenant).needed(request.params.max_tokens)
+        forecast = self.forecasts.of(request.header.tenant)
+        needed = 0.0 if request.header.is_background else forecast.needed(request.params.max_tokens)
         if needed > left:
             raise RequestError(
                 f"the request would take about {needed:.1f} s, and its deadline is in {left:.1f} s",
@@ -208,8 +223,9 @@ class GenerationService:
 
     def handle_text(self, batch: TextBatch) -> None:
         now, unix_now = time.monotonic(), time.time()
+        find, later = self.journal.get, self.throttle.add
         for news in batch.sequences:
-            stream = self.journal.get(news.request_id)
+            stream = find(news.request_id)
             if stream is None:  # closed; a replica that came back may have sent its request on since
                 self._bus.send(self._bus.scheduler, AbortRequest(news.request_id, gateway=self._bus.address))
                 continue
@@ -219,11 +235,13 @@ class GenerationService:
                     latency.heard_at = unix_now
                     if news.latency is not None or news.finish_reason is not None:  # most output has no times
                         latency.heard(news, unix_now, self._bus.busy_since)
-                self.forecasts.of(stream.header.tenant).heard(news.request_id, now)
+                if not stream.is_heard:
+                    stream.is_heard = True
+                    self.forecasts.of(stream.header.tenant).heard(news.request_id, now)
                 if stream.num_unread > self._max_unread_bytes:
                     stream.overrun(unread(stream.num_unread, self._max_unread_bytes))
                     self._bus.send(self._bus.scheduler, AbortRequest(news.request_id, "not read"))
-                self.throttle.add(stream)
+                later(stream)
             except OutputLostError as error:
                 request_logger(log, stream.header).warning("output_lost", index=news.index, reason=str(error))
                 self._bus.send(self._bus.scheduler, StreamLost(news.request_id, news.index))
@@ -240,7 +258,9 @@ class GenerationService:
         else:
             stream.fail(error)
 
-    def handle_answer(self, message: EncodeResult | DecodeResult | PiecesResult | Load) -> None:
+    def handle_answer(
+        self, message: EncodeResult | DecodeResult | PiecesResult | DescribeResult | Load | AdapterLoaded
+    ) -> None:
         self.calls.resolve(message.request_id, message)
 
 

@@ -114,9 +114,9 @@ def no_input(proto: Any) -> RequestError:
 
 def generate_response(request_id: str, delta: StreamDelta, *, with_token_ids: bool, fingerprint: str = "") -> Any:
     """One message of the stream."""
-    response = inference_pb2.GenerateResponse(
-        request_id=request_id, index=delta.index, text="".join(delta.text), system_fingerprint=fingerprint
-    )
+    response = inference_pb2.GenerateResponse()  # set one by one: the constructor takes a third more time
+    response.request_id, response.index, response.text = request_id, delta.index, "".join(delta.text)
+    response.system_fingerprint = fingerprint
     if with_token_ids:
         response.token_ids.extend(delta.token_ids)
     if delta.logprobs or delta.prompt_logprobs:
@@ -200,9 +200,10 @@ LOAD = (
 )  # fmt: skip
 
 
-def model_proto(name: str, roster: Roster) -> Any:
+def model_proto(name: str, roster: Roster, parent: str = "") -> Any:
     """What is served; lengths are zero while no worker has said what it can hold."""
     model = inference_pb2.Model(name=name, max_model_len=roster.max_model_len, max_input_length=roster.max_input_length)
+    model.parent = parent
     if roster.model is not None:
         model.vocab_size = roster.model.vocab_size
         model.dtype = roster.model.dtype

@@ -41,6 +41,9 @@ class KeyInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # g
         return await continuation(details)
 
 
+TURNS_OF_A_PAUSE = 10
+
+
 class Arrivals(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
     """Counts the calls that arrive."""
 
@@ -52,13 +55,17 @@ class Arrivals(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         return await continuation(details)
 
     async def until_none(self, pause: float, at_most: float) -> None:
-        """Return once none has come for `pause` seconds, and after `at_most` seconds in any case."""
+        """Return once none has come for `pause` seconds, and after `at_most` seconds in any case.
+
+        A pause has many turns of the loop, so that one in which the process had no processor is none.
+        """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(at_most):
-                before = -1
-                while before != self._count:
+                before, turns = self._count, 0
+                while turns < TURNS_OF_A_PAUSE:
+                    await asyncio.sleep(pause / TURNS_OF_A_PAUSE)
+                    turns = turns + 1 if before == self._count else 0
                     before = self._count
-                    await asyncio.sleep(pause)
 
 
 def refusing(error: RequestError) -> Any:

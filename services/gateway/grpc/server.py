@@ -15,12 +15,13 @@ from protos.pageant.v1 import control_pb2, control_pb2_grpc, inference_pb2, infe
 from services.gateway.access.auth import Access
 from services.gateway.access.connections import make_connections
 from services.gateway.access.intake import BodyIntake
+from services.gateway.generation.models import ServedModels
 from services.gateway.grpc.interceptors import Arrivals, KeyInterceptor
+from services.gateway.grpc.listening import stop_listening
 from services.gateway.grpc.load_service import LoadService
 from services.gateway.grpc.peers import PeerWatch
 from services.gateway.grpc.receiving import ReceivingInterceptor
 from services.gateway.grpc.servicer import ControlServicer, InferenceServicer
-from services.gateway.health.readiness import Readiness
 from shared.config import AccessSettings, GatewaySettings
 from shared.errors import ConfigError
 from shared.exposure import KEYS_ADVICE
@@ -31,7 +32,8 @@ MAX_METADATA_BYTES = 16 << 10
 MAX_PENDING = (
     1 << 15
 )  # calls that came at once: beyond some of them gRPC cancels at random and without a status; we refuse
-LULL, AT_MOST = 0.02, 1.0  # seconds without a new call before the server stops; but it does not wait for ever
+FIRST_CALL = 0.1  # seconds in which a connection that was just made sends its first call, on a busy machine too
+LULL, AT_MOST = 0.02, 2.0  # seconds without a new call before the server stops; but it does not wait for ever
 GRACE = 0.5  # seconds between the last answer and the closing of connections
 
 INFERENCE = inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
@@ -52,13 +54,14 @@ class FrontServer:
     """One grpc.aio server; every call passes `access` and `intake` before a servicer has it."""
 
     def __init__(
-        self, servicers: Servicers, access: Access, intake: BodyIntake, readiness: Readiness,
+        self, servicers: Servicers, access: Access, intake: BodyIntake, models: ServedModels,
         settings: GatewaySettings, access_settings: AccessSettings,
     ) -> None:  # fmt: skip
         self._servicers = servicers
         self._access = access
         self._intake = intake
-        self._readiness = readiness
+        self._models = models
+        self._reported: dict[str, bool] = {}  # by the names of models, whether they are said to serve
         self._settings = settings
         self._access_settings = access_settings
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]  # its stubs lack aio
@@ -116,8 +119,13 @@ class FrontServer:
         await self._stop(GRACE)
 
     async def _stop(self, seconds: float) -> None:
-        """A call that has come to gRPC's core, which hands them over one by one, and not to us, is cancelled when its
-        server stops, and its client does not learn that it might ask again: so it stops in a moment without any."""
+        """Leave the port, wait for the first calls of the connections that were just made, and stop.
+
+        A call that has come to gRPC's core, which hands them over one by one, and not to us, is cancelled when its
+        server stops, and its client does not learn that it might ask again: so it stops in a moment without any.
+        """
+        stop_listening(self.port)
+        await self._arrivals.until_none(FIRST_CALL, AT_MOST)
         await self._arrivals.until_none(LULL, AT_MOST)
         await self._server.stop(seconds)
 
@@ -126,15 +134,29 @@ class FrontServer:
         await PeerWatch(self.port, self._connections.per_address).run()
 
     async def follow_health(self) -> None:
-        """Keep the health service's status the same as `readiness`, as long as the process lives."""
+        """Keep the health service's statuses the same as the models' readiness, as long as the process lives; of models
+        beside the first they follow within a tick."""
+        readiness = self._models.first.readiness
         unwell: str | None = None
         while True:
-            if (now := self._readiness.unwell) != unwell:
+            await self._report_models()
+            if (now := readiness.unwell) != unwell:
                 unwell = now
                 log.info("serving" if not unwell else "not_serving", reason=unwell)
                 await self._report(serving=not unwell)
             else:
-                await self._readiness.changed()
+                await readiness.changed()
+
+    async def _report_models(self) -> None:
+        """By each name of each model; one that was removed is unknown."""
+        word = health_pb2.HealthCheckResponse
+        serving = {name: not service.readiness.unwell for service in self._models for name in service.names}
+        for name in self._reported.keys() - serving.keys():
+            await self._health.set(name, word.SERVICE_UNKNOWN)
+        for name, is_serving in serving.items():
+            if self._reported.get(name) is not is_serving:
+                await self._health.set(name, word.SERVING if is_serving else word.NOT_SERVING)
+        self._reported = serving
 
     async def _report(self, *, serving: bool) -> None:
         word = health_pb2.HealthCheckResponse

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import time
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import Request
 from starlette.responses import Response
 
+from services.gateway.generation.service import GenerationService
 from services.gateway.http.answers.objects import encode
 from services.gateway.http.requests.gate import Gate
 from shared.errors import RequestError
@@ -50,39 +52,72 @@ class Operations:
         self._started = int(time.time())
 
     async def models(self, request: Request) -> Response:
-        return _json(Models(data=[self._model()]))
+        listed = []
+        for service in self._gate.models:
+            listed += [self._model(service, name) for name in service.names]
+            listed += [self._adapter(service, name, path) for name, path in service.adapters.listed().items()]
+        return _json(Models(data=listed))
 
     async def model(self, request: Request) -> Response:
-        self._gate.check_model(request.path_params["name"])
-        return _json(self._model())
+        name: str = request.path_params["name"]
+        service = self._gate.choose(name).service
+        adapter = service.adapters.of(name)
+        if adapter is not None:
+            return _json(self._adapter(service, name, adapter.path))
+        return _json(self._model(service, service.names[0]))
+
+    async def load(self, request: Request) -> Response:
+        """vLLM's: how many generations this gateway has under way."""
+        return _json({"server_load": sum(len(service.journal) for service in self._gate.models)})
+
+    async def tokenizer_info(self, request: Request) -> Response:
+        """vLLM's: the tokenizer's configuration, with the chat template that is used."""
+        gate = self._gate.choose(request.query_params.get("model"))
+        return Response(encode(await gate.describe()), media_type="application/json")
+
+    async def ping(self, request: Request) -> Response:
+        """SageMaker's name of /health."""
+        return await self.health(request)
 
     async def health(self, request: Request) -> Response:
-        """200 where requests are served now; 503 with what is missing."""
-        unwell = self._gate.service.readiness.unwell
+        """200 where requests are served now; 503 with what is missing.  Of the model that the query names, else of the
+        first."""
+        try:
+            unwell = self._gate.choose(request.query_params.get("model")).service.readiness.unwell
+        except RequestError as error:  # whose text lists the models, and this path needs no key
+            raise RequestError("there is no such model", field="model", code=error.code) from None
         return _json({"status": "unavailable" if unwell else "ok", "reason": unwell}, 503 if unwell else 200)
 
     async def version(self, request: Request) -> Response:
         return _json({"version": VERSION})
 
     async def metrics(self, request: Request) -> Response:
-        load: Load | None = None
-        with contextlib.suppress(RequestError):  # then the gateway tells of itself alone
-            answer: Any = await self._gate.service.questions.ask_load(LOAD_TIMEOUT)
-            load = answer
-        text = exposition(EngineCollector(self._gate.settings.engine.model_name, load), *self._collectors())
-        return Response(text, media_type=CONTENT_TYPE_LATEST)
+        engines = await asyncio.gather(*(_engine(service) for service in self._gate.models))
+        return Response(exposition(*engines, *self._collectors()), media_type=CONTENT_TYPE_LATEST)
 
-    def _model(self) -> ListedModel:
-        settings = self._gate.settings
-        limit = self._gate.max_model_len or None
+    def _model(self, service: GenerationService, name: str) -> ListedModel:
         return ListedModel(
-            id=settings.engine.model_name,
+            id=name,
             created=self._started,
-            root=settings.engine.model_name,
-            max_model_len=limit,
-            system_fingerprint=self._gate.service.deployment.system_fingerprint or None,
+            root=service.names[0],
+            max_model_len=service.deployment.roster.max_model_len or None,
+            system_fingerprint=service.deployment.system_fingerprint or None,
         )
 
+    def _adapter(self, service: GenerationService, name: str, path: str) -> ListedModel:
+        base = self._model(service, service.names[0])
+        return msgspec.structs.replace(base, id=name, root=path, parent=base.id)
 
-def _json(body: msgspec.Struct | dict[str, str], status: int = 200) -> Response:
+
+async def _engine(service: GenerationService) -> EngineCollector:
+    """What the scheduler of a model counts; where it does not answer, the gateway tells of itself alone."""
+    load: Load | None = None
+    with contextlib.suppress(RequestError):
+        answer: Any = await service.questions.ask_load(LOAD_TIMEOUT)
+        load = answer
+    max_model_len = service.deployment.roster.max_model_len
+    return EngineCollector(service.names[0], load, service.settings.memory.cache_labels, max_model_len)
+
+
+def _json(body: msgspec.Struct | dict[str, str] | dict[str, int], status: int = 200) -> Response:
     return Response(encode(body), status, media_type="application/json")

@@ -9,8 +9,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from services.gateway.http.answers.objects import encode
-from services.gateway.http.chat.objects import MessageBody
-from services.gateway.http.chat.prompt import read_messages
+from services.gateway.http.conversation.objects import MessageBody
+from services.gateway.http.conversation.prompt import read_messages
 from services.gateway.http.requests.fields import ClientNames, TokenId
 from services.gateway.http.requests.gate import Gate
 from services.gateway.http.requests.reading import not_valid
@@ -67,9 +67,8 @@ class Tokens:
         self._gate = gate
 
     async def tokenize(self, request: Request) -> Response:
-        gate = self._gate
-        body = await gate.bodies.read(request, TokenizeBody)
-        gate.check_model(body.model)
+        body = await self._gate.bodies.read(request, TokenizeBody)
+        gate = self._gate.choose(body.model)
         if (body.prompt is None) == (body.messages is None):
             raise RequestError("exactly one of prompt and messages must be given", field="prompt")
         if body.messages is None:
@@ -86,8 +85,8 @@ class Tokens:
 
     async def detokenize(self, request: Request) -> Response:
         body = await self._gate.bodies.read(request, DetokenizeBody)
-        self._gate.check_model(body.model)
-        text = await self._gate.decode(request, body.tokens, skip_special_tokens=bool(body.skip_special_tokens))
+        gate = self._gate.choose(body.model)
+        text = await gate.decode(request, body.tokens, skip_special_tokens=bool(body.skip_special_tokens))
         return _json(encode(Detokenized(text)))
 
 

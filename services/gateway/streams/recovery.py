@@ -16,6 +16,7 @@ from services.gateway.streams.stream import Stream
 from shared.messages import AttachRequest, StreamLost
 
 PATIENCE = 5.0  # seconds of silence until a stream is sent again; doubles each time, since it may just be queued
+REST = 12  # times as long for what is in the background, which rests as long as others are served
 
 
 class Quiet(msgspec.Struct):
@@ -150,7 +151,7 @@ class SilenceWatchdog:
             request_id, num_tokens = stream.header.request_id, stream.num_output_tokens
             quiet = before.get(request_id)
             if quiet is None or quiet.num_tokens != num_tokens:
-                quiet = Quiet(num_tokens, now, self._patience)
+                quiet = Quiet(num_tokens, now, self._patience * (REST if stream.header.is_background else 1))
             elif now - quiet.since > quiet.patience and not stream.ended:
                 quiet = Quiet(num_tokens, now, 2 * quiet.patience)
                 found.append(stream)

@@ -5,7 +5,7 @@
     free       reference count 0, no hash; on the free list
 
 held + cached + free = size, always.  Unhashed blocks are given out before cached ones, and of the cached ones the
-least recently used first.
+least recently used first; last of all those that their requests asked to be kept (`retention.py`).
 
 A block's generation grows whenever it is given to a new owner.  A sequence keeps the generation in which it was given
 each of its blocks, and plans name both.  The worker knows the newest generation, and so finds a block that was given to
@@ -14,18 +14,25 @@ another owner since.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import islice
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain, islice
 
 from services.scheduler.blocks.clock import Clock
 from services.scheduler.blocks.eviction_history import EvictionHistory
 from services.scheduler.blocks.free_list import FreeList
+from services.scheduler.blocks.pool_events import PoolEvents
+from services.scheduler.blocks.retention import RetainedBlocks, Retention
 
 
 class BlockPool:
     """Descriptors of `size` blocks, allocated once."""
 
-    def __init__(self, size: int, clock: Clock | None = None) -> None:
+    def __init__(
+        self, size: int, clock: Clock | None = None, weight: Callable[[str], float] = lambda tenant: 1.0
+    ) -> None:
+        """`weight`: of a tenant, where blocks are retained."""
+        clock = clock or Clock()
         self.size = size
         self.ref_counts = [0] * size
         self.generations = [0] * size
@@ -34,30 +41,38 @@ class BlockPool:
         self.num_evictions = 0
         self._by_hash: dict[bytes, int] = {}
         self._free = FreeList(size)
-        self.evicted = EvictionHistory(size, clock or Clock())  # names of what was evicted
+        self._retained = RetainedBlocks(size, clock, weight)
+        self.evicted = EvictionHistory(size, clock)  # names of what was evicted
+        self.events: PoolEvents | None = None  # where they are published
+        self.named: deque[tuple[int, int]] | None = None  # blocks that got names, with generations, the latest
 
     @property
     def num_available(self) -> int:
         """Blocks that can be allocated now, cached ones included."""
-        return self._free.size
+        return self._free.size + len(self._retained)
 
     @property
     def num_held(self) -> int:
-        return self.size - self._free.size
+        return self.size - self.num_available
 
     @property
     def num_cached(self) -> int:
         """Blocks that no sequence holds but that a prefix hit can bring back."""
-        return sum(1 for block in self._free if self.hashes[block] is not None)
+        return sum(1 for block in self.available if self.hashes[block] is not None)
 
     @property
     def available(self) -> Iterable[int]:
         """Available blocks in the order in which they will be given out."""
-        return iter(self._free)
+        return chain(self._free, self._retained)
 
     def allocate(self, count: int) -> list[int]:
         """Take `count` blocks, evicting cached contents where it must; at least that many must be available."""
-        blocks, hashes = self._free.take(count), self.hashes
+        if self._retained:
+            self._free.extend(self._retained.expire())
+        num_plain, hashes = min(count, self._free.size), self.hashes
+        blocks = self._free.take(num_plain)
+        if num_plain < count:
+            blocks += self._retained.take(count - num_plain)
         for block in blocks:
             if hashes[block] is not None:
                 self._forget(block)
@@ -69,11 +84,12 @@ class BlockPool:
         """Hold blocks once more: a prefix hit, or a sibling's prompt."""
         for block in blocks:
             if self.ref_counts[block] == 0:
-                self._free.remove(block)
+                (self._retained if block in self._retained else self._free).remove(block)
             self.ref_counts[block] += 1
 
-    def release(self, blocks: Sequence[int]) -> None:
-        """Let go of a table.  Its tail is reused before its head, since a prefix serves more requests."""
+    def release(self, blocks: Sequence[int], retention: Retention | None = None) -> None:
+        """Let go of a table.  Its tail is reused before its head, since a prefix serves more requests.  With a
+        `retention` what is cached of it is kept before others."""
         ref_counts, hashes = self.ref_counts, self.hashes
         named: list[int] = []
         nameless: list[int] = []
@@ -81,7 +97,7 @@ class BlockPool:
             ref_counts[block] -= 1
             if ref_counts[block] == 0:
                 (nameless if hashes[block] is None else named).append(block)
-        self._free.extend(named)
+        self._free.extend(named if retention is None else self._retained.add(named, retention))
         self._free.extend_left(nameless)
 
     def register(self, block: int, block_hash: bytes, generation: int) -> None:
@@ -91,6 +107,24 @@ class BlockPool:
             self.hashes[block] = block_hash
             self.hash_generations[block] = generation
             self._by_hash[block_hash] = block
+            if self.events is not None:
+                self.events.named(block_hash)
+            if self.named is not None:
+                self.named.append((block, generation))
+
+    def keep_named(self) -> None:
+        """From now on remember which blocks get names."""
+        self.named = deque(maxlen=self.size)
+
+    def name_again(self) -> None:
+        """As if all that can be found had been named just now."""
+        if self.named is not None:
+            self.named.clear()
+            self.named.extend((block, self.hash_generations[block]) for block in self._by_hash.values())
+
+    def name_of(self, block: int, generation: int) -> bytes | None:
+        """Of what a block holds, if it is still in this generation."""
+        return self.hashes[block] if self.generations[block] == self.hash_generations[block] == generation else None
 
     def lookup(self, hashes: Iterable[bytes]) -> list[int]:
         """The blocks of the longest cached prefix; not held until `share`."""
@@ -144,9 +178,9 @@ class BlockPool:
             expected[block] = count
         return (
             expected == self.ref_counts
-            and len(held) + len(self._free) == self.size
+            and len(held) + self.num_available == self.size
             and len(self._by_hash) + self.hashes.count(None) == self.size
-            and all((block in self._free) is (expected[block] == 0) for block in window)
+            and all((block in self._free) is (expected[block] == 0 and block not in self._retained) for block in window)
             and all(self._by_hash.get(name) == block for block in window if (name := self.hashes[block]) is not None)
         )
 
@@ -155,13 +189,17 @@ class BlockPool:
         how many are held although they were free, or counted too few times."""
         counted = self.ref_counts
         self.ref_counts = [held.get(block, 0) for block in range(self.size)]
-        free = dict.fromkeys(block for block in islice(self._free, self.size) if block not in held)
+        available = (*islice(self._free, self.size), *self._retained)
+        free = dict.fromkeys(block for block in available if block not in held)
+        self._retained.clear()
         leaked = [block for block in range(self.size) if block not in held and block not in free]
         self._free.rebuild([*free, *leaked])
         for block, name in enumerate(self.hashes):
             if name is not None and self._by_hash.get(name) != block:
                 self.hashes[block] = None
         self._by_hash = {name: block for block, name in enumerate(self.hashes) if name is not None}
+        if self.events is not None:
+            self.events.only(self._by_hash)
         num_lost = sum(1 for before, count in zip(counted, self.ref_counts, strict=True) if before < count)
         num_leaked = sum(1 for before, count in zip(counted, self.ref_counts, strict=True) if before > count)
         return max(num_leaked, len(leaked)), num_lost
@@ -173,3 +211,5 @@ class BlockPool:
             del self._by_hash[block_hash]
             self.num_evictions += 1
             self.evicted.add(block_hash)
+            if self.events is not None:
+                self.events.forgotten(block_hash)

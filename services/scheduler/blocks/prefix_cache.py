@@ -14,9 +14,16 @@ from shared.packing import pack_tokens
 DIGEST_BYTES = 16
 
 
-def root_hash(salt: str) -> bytes:
-    """The parent of a request's first block."""
-    return blake2b(salt.encode("utf-8", "surrogatepass"), digest_size=DIGEST_BYTES, person=b"pageant-kv").digest()
+def root_hash(salt: str, adapter: str = "") -> bytes:
+    """The parent of a request's first block; `adapter`: the digest of what changes the model for it.
+
+    The salt goes with its length where there is an adapter, so that no salt stands for another one's adapter.
+    """
+    salted = salt.encode("utf-8", "surrogatepass")
+    if not adapter:
+        return blake2b(salted, digest_size=DIGEST_BYTES, person=b"pageant-kv").digest()
+    parts = len(salted).to_bytes(8, "little"), salted, adapter.encode()
+    return blake2b(b"".join(parts), digest_size=DIGEST_BYTES, person=b"pageant-lora").digest()
 
 
 def extend_hashes(hashes: list[bytes], root: bytes, token_ids: list[int], block_size: int) -> None:

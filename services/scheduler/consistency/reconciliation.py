@@ -53,6 +53,14 @@ class Reconciliation:
             self._journal.alarm("leak_reclaimed", worker=replica.instance, where="scheduler", **asdict(mended))
         return mended
 
+    def start_over(self, replica: Replica) -> None:
+        """What the pool holds may be wrong: it is found no more, and what runs is computed again from its tokens."""
+        for sequence in list(replica.running):
+            self._recompute(replica, sequence)
+        for block, name in enumerate(replica.pool.hashes):
+            if name is not None:
+                replica.pool.distrust(block, replica.pool.generations[block])
+
     # -- the worker's
 
     def ask(self, replica: Replica) -> ReportHoldings:

@@ -52,6 +52,8 @@ def check_result(step: Step, result: StepResult, vocab_size: int) -> list[int]:
     tokens = result.sampled_token_ids
     if tokens and not 0 <= min(tokens) <= max(tokens) < vocab_size:
         raise ProtocolError(f"step {result.step_id}: a token outside the vocabulary of {vocab_size}")
+    if result.num_head_drafts or result.head_draft_ids:
+        _check_head_drafts(step, result, vocab_size)
     if len(result.logprobs) not in (0, len(tokens)):
         raise ProtocolError(f"step {result.step_id}: {len(result.logprobs)} log-probabilities for {len(tokens)} tokens")
     if any(not (0 <= e < len(step.sequences) and result.num_sampled[e] == 0) for e in result.refused):
@@ -61,6 +63,14 @@ def check_result(step: Step, result: StepResult, vocab_size: int) -> list[int]:
     if any(not (0 <= e < len(step.sequences) and result.num_sampled[e]) for e in result.embeddings):
         raise ProtocolError(f"step {result.step_id}: an embedding of an entry that was not computed to its end")
     return asked
+
+
+def _check_head_drafts(step: Step, result: StepResult, vocab_size: int) -> None:
+    counts, tokens = result.num_head_drafts, result.head_draft_ids
+    if len(counts) != len(step.sequences) or min(counts) < 0 or sum(counts) != len(tokens):
+        raise ProtocolError(f"step {result.step_id}: {len(tokens)} drafts of a head for counts {counts}")
+    if tokens and not 0 <= min(tokens) <= max(tokens) < vocab_size:
+        raise ProtocolError(f"step {result.step_id}: a head drafts a token outside the vocabulary of {vocab_size}")
 
 
 def _is_as_asked(step: Step, result: StepResult, asked: list[int]) -> bool:
@@ -74,7 +84,7 @@ def _is_as_asked(step: Step, result: StepResult, asked: list[int]) -> bool:
 
 
 def may_lack_sample(sequence: Sequence) -> bool:
-    return sequence.request.params.grammar is not None
+    return sequence.request.params.is_held
 
 
 def check_verified(step: Step, result: StepResult, asked: list[int]) -> None:

@@ -61,6 +61,8 @@ def _recount(replica: Replica, audit: Audit) -> tuple[int, int]:
     num_leaked = num_lost = 0
     for index, pool in enumerate(replica.pools):
         held = Counter(chain.from_iterable(sequence.tables[index].block_ids for sequence in replica.running))
+        if index == 0:
+            held.update(replica.moves.held)
         first = audit.next_blocks[index]
         window = range(first, min(first + WINDOW, pool.size))
         audit.next_blocks[index] = window.stop % pool.size

@@ -31,16 +31,13 @@ class SpeculationMode(NamedTuple):
 PLAIN = SpeculationMode(0)
 
 
-def modes_of(fixed: int, longest: int) -> list[SpeculationMode]:
+def modes_of(fixed: int, longest: int, *, may_run_ahead: bool = True) -> list[SpeculationMode]:
     """The one that was asked for, or all there are."""
     if fixed:
         return [SpeculationMode(fixed)]
     counts = [*(count for count in LENGTHS if count < longest), longest]
-    return [
-        PLAIN,
-        *(SpeculationMode(count) for count in counts),
-        *(SpeculationMode(count, runs_ahead=True) for count in counts),
-    ]
+    ahead = [SpeculationMode(count, runs_ahead=True) for count in counts] if may_run_ahead else []
+    return [PLAIN, *(SpeculationMode(count) for count in counts), *ahead]
 
 
 def yields(shares: Iterable[float], longest: int) -> list[float]:

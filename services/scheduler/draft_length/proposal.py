@@ -15,6 +15,13 @@ class DraftProposal:
     token_ids: list[int]
     distributions: list[DraftDistribution]  # one per token, or none
 
+    def behind(self, token_ids: list[int]) -> VerifiableDrafts | None:
+        """What of it still follows these, all that a sequence has; None: it does not agree with them."""
+        num_known = len(token_ids) - self.num_tokens
+        if token_ids[self.num_tokens :] != self.token_ids[:num_known]:
+            return None
+        return VerifiableDrafts(self.token_ids[num_known:], self.distributions[num_known:])
+
 
 @dataclass(slots=True)
 class VerifiableDrafts:

@@ -43,10 +43,17 @@ def check_logprobs(params: SamplingParams, limits: Limits, num_prompt_tokens: in
             )
 
 
-def check_queue(num_queued: int, num_queued_tokens: int, max_reqs: int, max_tokens: int) -> None:
-    """Raise RequestError where the queues are full."""
+def queue_limit(*, is_background: bool) -> str:
+    """The setting that bounds how many sequences of this kind may wait."""
+    return "max_num_queued_background_reqs" if is_background else "max_num_queued_reqs"
+
+
+def check_queue(
+    num_queued: int, num_queued_tokens: int, max_reqs: int, max_tokens: int, setting: str = "max_num_queued_reqs"
+) -> None:
+    """Raise RequestError where the queues are full; `setting`: the name of the first limit."""
     if num_queued >= max_reqs:
-        raise _overloaded(f"{num_queued} sequences are waiting, max_num_queued_reqs={max_reqs}")
+        raise _overloaded(f"{num_queued} sequences are waiting, {setting}={max_reqs}")
     if num_queued_tokens >= max_tokens:
         raise _overloaded(f"{num_queued_tokens} prompt tokens are waiting, max_num_queued_tokens={max_tokens}")
 

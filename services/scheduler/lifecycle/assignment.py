@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from services.scheduler.lifecycle.admission import RETRY_AFTER_MS
-from services.scheduler.lifecycle.routing import Router
+from services.scheduler.lifecycle.moves import BlockMoves
+from services.scheduler.lifecycle.routing import Placement, Router
 from services.scheduler.state.forks import Forks
 from services.scheduler.state.policy import Policy
 from services.scheduler.state.replica import Replica
@@ -29,16 +30,27 @@ class ReplicaAssignment:
         replicas: Mapping[str, Replica],
         forks: Forks,
         books: Books,
+        moves: BlockMoves,
     ) -> None:
         self.unassigned: list[Sequence] = []
         self._roomless: dict[Request, float] = {}  # for which no worker that lives has room, and since when
-        self._router = Router(policy.routing_policy, use_cache=policy.enable_prefix_caching)
+        self._router = Router(policy.routing_policy, moves, use_cache=policy.enable_prefix_caching)
         self._replicas = replicas
         self._misses = books.misses
         self._counters = books.counters
         self._journal = books.journal
         self._accounts = books.accounts
         self._forks = forks
+
+    def queued(self, *, is_background: bool) -> tuple[int, int]:
+        """Sequences that wait, in the background or not, and the tokens of those that wait at a worker."""
+        num_sequences = sum(sequence.is_background == is_background for sequence in self.unassigned)
+        num_tokens = 0
+        for queue in (replica.waiting for replica in self._replicas.values()):
+            count, tokens = queue.num_background, queue.num_background_tokens
+            num_sequences += count if is_background else len(queue) - count
+            num_tokens += tokens if is_background else queue.num_tokens - tokens
+        return num_sequences, num_tokens
 
     def place(self, sequences: Iterable[Sequence]) -> None:
         """Put sequences into waiting queues; siblings go where the first of them is."""
@@ -47,12 +59,41 @@ class ReplicaAssignment:
             if placement is None:
                 self.unassigned.append(sequence)
                 continue
-            replica = placement.replica
-            sequence.worker = replica.instance
-            self._accounts.queued(sequence, replica)
-            replica.waiting.add(sequence)
+            self._queue(sequence, placement.replica)
+            if placement.then:
+                placement.replica.prefills[sequence.request] = placement.then
             if placement.scores:
                 self._journal.sequence("sequence_placed", sequence, worker=sequence.worker, scores=str(placement))
+
+    def _queue(self, sequence: Sequence, replica: Replica) -> None:
+        sequence.worker = replica.instance
+        self._accounts.queued(sequence, replica)
+        replica.waiting.add(sequence)
+
+    # -- from one live worker to another
+
+    def next_place(self, sequence: Sequence) -> Placement | None:
+        """Where a sequence goes on that leaves its worker."""
+        return self._router.place_again(sequence, self._replicas)
+
+    def has_other_place(self, sequence: Sequence) -> bool:
+        return self._router.has_other(sequence, self._replicas)
+
+    def withdraw(self, sequence: Sequence, replica: Replica) -> None:
+        """Take a sequence from a worker that stays.  What steps in flight yield for it still counts."""
+        if sequence.status is Status.RUNNING:
+            self._journal.sequence(
+                "sequence_handed_over", sequence, worker=replica.instance, num_tokens=sequence.num_tokens
+            )
+            replica.preempt(sequence)
+        else:
+            replica.waiting.remove(sequence)
+        sequence.worker = ""
+
+    def hand_over(self, sequence: Sequence, source: Replica, target: Replica) -> None:
+        """Have a sequence go on at another worker, with what that has of its blocks."""
+        self.withdraw(sequence, source)
+        self._queue(sequence, target)
 
     def place_behind(self, beam: Sequence, source: Sequence) -> None:
         """A beam begins where another stands, and runs beside it."""
@@ -98,8 +139,11 @@ class ReplicaAssignment:
             self._journal.sequence("sequence_preempted", sequence, cause="worker_left", worker=replica.instance)
             replica.preempt(sequence)
             vacated.append(sequence)
+        stranded = {sequence for step in replica.in_flight for sequence in step.sequences}
+        for sequence in stranded:  # also those that were handed over: no answer comes for them
+            sequence.num_pending, sequence.num_in_flight = 0, 0
         for sequence in vacated:
-            sequence.worker, sequence.num_pending, sequence.num_in_flight = "", 0, 0
+            sequence.worker = ""
             self._accounts.lost_worker(sequence, heard_at)
         self._accounts.forget_worker(replica)
         return vacated

@@ -6,16 +6,18 @@ from collections.abc import Mapping
 
 import msgspec
 
-from services.scheduler.lifecycle.admission import RETRY_AFTER_MS, check_queue, check_request
+from services.scheduler.lifecycle.admission import RETRY_AFTER_MS, check_queue, check_request, queue_limit
 from services.scheduler.lifecycle.beams import rest
 from services.scheduler.lifecycle.resumption import resume, sent_tokens
 from services.scheduler.state.policy import Policy
 from services.scheduler.state.replica import Replica
-from services.scheduler.state.sequence import Request, Sequence
+from services.scheduler.state.sequence import BEHIND_ALL, Request, Sequence
 from shared.errors import RejectCode, RequestError
 from shared.messages import AddRequest, WorkerCapacity
 from shared.packing import unpack_tokens
 from shared.sampling import Limits
+
+Queued = tuple[int, int]  # sequences, and their tokens
 
 
 class RequestIntake:
@@ -43,18 +45,22 @@ class RequestIntake:
             longest = min(longest, self._policy.max_num_batched_tokens)
         return min(self._policy.max_input_length or longest, longest)
 
-    def accept(self, message: AddRequest, *, has_detokenizers: bool, num_waiting: int, now: float) -> Request:
-        """Raises RequestError where it cannot be served as it stands, or not now."""
+    def accept(self, message: AddRequest, *, has_detokenizers: bool, queued: Queued, now: float) -> Request:
+        """`queued`: what waits of its kind, in the background or not.
+
+        Raises RequestError where it cannot be served as it stands, or not now.
+        """
         if self.capacity is None:
             raise _not_ready("worker")
         if not has_detokenizers:
             raise _not_ready("detokenizer")
+        if message.header.adapter is not None and not self.capacity.max_loras:
+            raise RequestError("max_loras is 0: no adapters are served", field="model", code=RejectCode.NOT_FOUND)
         prompt = unpack_tokens(message.prompt_token_ids)
         check_request(message, prompt, self._limits(self.capacity), now)
         if not message.is_resumed:  # then it had passed here before
-            num_tokens = sum(replica.waiting.num_tokens for replica in self._replicas.values())
-            policy = self._policy
-            check_queue(num_waiting, num_tokens, policy.max_num_queued_reqs, policy.max_num_queued_tokens)
+            policy, name = self._policy, queue_limit(is_background=message.header.is_background)
+            check_queue(*queued, getattr(policy, name), policy.max_num_queued_tokens, name)
         return self._make(message, prompt, sent_tokens(message, self.capacity.vocab_size), now)
 
     def _limits(self, capacity: WorkerCapacity) -> Limits:
@@ -66,6 +72,7 @@ class RequestIntake:
             max_n=self._policy.max_n,
             max_num_blocks=capacity.num_blocks,
             block_size=capacity.block_size,
+            classifies=bool(capacity.labels),
         )
 
     def _make(self, message: AddRequest, prompt: list[int], sent: list[list[int]], now: float) -> Request:
@@ -79,6 +86,7 @@ class RequestIntake:
         )  # fmt: skip
         by_priority = self._policy.scheduling_policy == "priority"
         aged = header.priority + now / self._policy.priority_ageing if by_priority else 0.0
+        aged += BEHIND_ALL * request.is_background
         for index in range(request.num_sequences):
             request.sequences.append(Sequence(request, index, (aged, request.arrival, index), list(prompt)))
         if request.search is None:

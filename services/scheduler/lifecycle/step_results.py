@@ -57,6 +57,8 @@ class StepResultProcessor:
         step = replica.in_flight[0]
         asked = check_result(step, result, replica.capacity.vocab_size)
         replica.in_flight.popleft()
+        if replica.moves.space:
+            replica.moves.computed(sum(step.num_scheduled), result.device_time)
         if (speculation := self._drafting.speculations.get(replica)) is not None:
             speculation.record(step, now)
         if result.prompt_logprobs or result.embeddings:
@@ -77,6 +79,8 @@ class StepResultProcessor:
                 self._give(sequence, sampled[offset : offset + count], candidates, vocab_size)
             offset += count
         self._counters.num_output_tokens += offset - num_wasted
+        if result.num_head_drafts:
+            self._drafting.take_head_drafts(step, result)
         if result.refused:
             self._refuse(step, result.refused)
         return True
@@ -88,7 +92,7 @@ class StepResultProcessor:
             return
         request = sequence.request
         sequence.num_pending -= 1
-        self._shares.charge_output(request.header.tenant, len(tokens))
+        self._shares.charge_output(request.tenant, len(tokens))
         if request.search is not None:
             self._follow(sequence, request.search, candidates.get(sequence), vocab_size)
             return

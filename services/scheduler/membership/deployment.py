@@ -78,6 +78,14 @@ class FingerprintGuard:
         return found
 
 
+def with_fingerprint(hello: Hello) -> Hello:
+    """The core knows a worker's fingerprint by its name."""
+    if hello.worker is None:
+        return hello
+    name = hello.fingerprint.name if hello.fingerprint is not None else ""
+    return msgspec.structs.replace(hello, worker=msgspec.structs.replace(hello.worker, fingerprint=name))
+
+
 def text_of(fingerprint: Fingerprint) -> Fingerprint:
     return Fingerprint(**{part: getattr(fingerprint, part) for part in TEXT_PARTS})
 

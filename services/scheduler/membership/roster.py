@@ -4,8 +4,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import msgspec
+
 from services.scheduler.membership.deployment import FingerprintGuard, Known
-from shared.messages import DraftCapacity, Fingerprint, Heartbeat, Hello, Member, ServiceName, WorkerCapacity
+from shared.messages import (
+    DraftCapacity,
+    DropBlocks,
+    FetchBlocks,
+    Fingerprint,
+    Heartbeat,
+    Hello,
+    Member,
+    OfferBlocks,
+    ServiceName,
+    StoreCapacity,
+    WorkerCapacity,
+)
 
 # Several times the greatest real value of each: a greater one is an error, and its ledger would fill memory.
 PLAUSIBLE = {
@@ -16,10 +30,16 @@ PLAUSIBLE = {
     "vocab_size": 1 << 22,
     "num_rows": 1 << 14,
     "num_snapshots": 1 << 20,
+    "block_bytes": 64 << 20,
 }
 MAX_SLIDING = 16  # pools of a worker
 MAX_REASON = 200  # characters
-CAN_BE_NONE = {"vocab_size", "num_snapshots"}
+SPACE_BYTES = 16
+MAX_ADDRESS, MAX_SECRET = 512, 64  # bytes of a store's
+CAN_BE_NONE = {"vocab_size", "num_snapshots", "block_bytes"}
+
+
+MoveOrder = OfferBlocks | FetchBlocks | DropBlocks
 
 
 @dataclass(slots=True)
@@ -31,6 +51,7 @@ class Presence:
     alive: frozenset[str] = frozenset()  # of a gateway: what began its open streams
     stalled: str = ""
     is_computing: bool = False
+    store: StoreCapacity | None = None
 
 
 class Membership:
@@ -47,6 +68,15 @@ class Membership:
 
     def address_of(self, instance: str) -> str:
         return self._present[instance].member.address
+
+    def with_store(self, order: MoveOrder) -> MoveOrder | None:
+        """An order with the address and the secret of its store, where it has to be known; None where that has left."""
+        presence = self._present.get(order.store)
+        if presence is None or presence.store is None:
+            return None
+        if isinstance(order, DropBlocks):
+            return order
+        return msgspec.structs.replace(order, address=presence.store.data_address, secret=presence.store.secret)
 
     def addresses(self, service: ServiceName) -> list[str]:
         return [member.address for member in self.members if member.service == service]
@@ -79,6 +109,8 @@ class Membership:
             return f"its messages have schema {hello.schema_hash}, this deployment's have {schema}: mixed versions"
         if reason := implausible(hello.worker or hello.draft) or self._draft_refusal(hello.draft):
             return reason
+        if reason := implausible_store(hello):
+            return reason
         return self.deployment.refusal(hello, self._known(but=hello.instance), is_alive=is_alive) or None
 
     def _draft_refusal(self, draft: DraftCapacity | None) -> str | None:
@@ -98,12 +130,18 @@ class Membership:
         member = Member(hello.service, hello.instance, hello.address, hello.epoch)
         known = self._present.get(hello.instance)
         alive = frozenset(one.name for one in hello.alive)
-        self._present[hello.instance] = Presence(member, hello.worker, now, hello.fingerprint, alive)
+        presence = Presence(member, hello.worker, now, hello.fingerprint, alive, store=hello.store)
+        self._present[hello.instance] = presence
         self.deployment.joined(hello)
         if known is not None and known.member == member:
             return False
         self.version += 1
         return True
+
+    def is_life(self, instance: str, epoch: int) -> bool:
+        """Whether this life of an instance is on the roster."""
+        presence = self._present.get(instance)
+        return presence is not None and presence.member.epoch == epoch
 
     def heard(self, instance: str, epoch: int, now: float) -> bool:
         """Note a heartbeat; False where the instance is not on the roster and should send a hello again."""
@@ -155,6 +193,16 @@ def implausible(capacity: WorkerCapacity | DraftCapacity | None) -> str | None:
         if value is not None and not least <= value <= most:
             return f"its {name} is {value}, which must be in {least}..{most}"
     return implausible_windows(capacity) if isinstance(capacity, WorkerCapacity) else None
+
+
+def implausible_store(hello: Hello) -> str | None:
+    """The reason why these cannot be a store's address and secret, or a worker's space; None where they can."""
+    store, worker = hello.store, hello.worker
+    if store is not None and not (len(store.data_address) <= MAX_ADDRESS and 0 < len(store.secret) <= MAX_SECRET):
+        return "the address or the secret of its data link is too long, or there is none"
+    if worker is not None and worker.block_space and (len(worker.block_space) != SPACE_BYTES or not worker.block_bytes):
+        return f"its blocks have a space of {len(worker.block_space)} bytes, or no size"
+    return None
 
 
 def implausible_windows(capacity: WorkerCapacity) -> str | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from services.scheduler.planning.block_budget import BlockBudget
 from services.scheduler.planning.branching import branch_off, idle_beams, is_idle
 from services.scheduler.planning.checkpoints import Checkpoints
@@ -35,17 +37,13 @@ class Batcher:
     Order within each is by rank.  Where blocks run out, the victim is the cheapest to recompute among those less
     urgent than the one in need, or else itself; so the most urgent always goes on, and every step makes progress.
 
+    Background sequences have a part in steps in which no other could have one, and those steps are short, as the next
+    request that is none has to wait for them.  Else they rest, and give way where another lacks a row or blocks.
+
     Invariant: between two plans it holds nothing of a step, so that it keeps no finished sequence alive.
     """
 
-    def __init__(
-        self,
-        replica: Replica,
-        policy: Policy,
-        drafting: Drafting,
-        forks: Forks,
-        books: Books,
-    ) -> None:
+    def __init__(self, replica: Replica, policy: Policy, drafting: Drafting, forks: Forks, books: Books) -> None:
         self.replica = replica
         self.policy = policy
         self.drafting = drafting
@@ -88,13 +86,13 @@ class Batcher:
     def _plan(self) -> StepPlan | None:
         if self.policy.enable_chunked_prefill:
             self._slow = self._visitors.slow()
+        if self.policy.enable_chunked_prefill and self.replica.is_in_background:
+            self.builder.budget = min(self.builder.budget, self.policy.background_step_tokens)
         if self.forks:
-            branches = self.forks.take(self.replica)
-            reserve = self._block_budget.reserve
-            self.counters.num_block_copies += branch_off(self.replica, self.builder, branches, reserve)
+            self._branch_off()
         if self.replica.is_shared:
             claims = Claims(self.replica, self.shares, slack=self.policy.max_num_batched_tokens)
-            self._ahead.choose(claims, self.builder.budget - len(self.replica.running), self._may_start)
+            self._ahead.choose(claims, self.builder.budget - self.replica.num_active, self._may_start)
         self._note_drafted()
         self._verify()
         growing, prefills = self._decode()
@@ -103,8 +101,8 @@ class Batcher:
                 self._go_on(sequence, 1, 1)
         self._admit_ahead()
         for sequence in prefills:
-            num_behind = sequence.num_behind
-            if sequence.status is Status.RUNNING and (num_tokens := self._next_chunk(sequence, num_behind)):
+            num_behind, num_wanted = sequence.num_behind, self.replica.num_wanted(sequence)
+            if sequence.status is Status.RUNNING and (num_tokens := self._next_chunk(sequence, num_wanted)):
                 if self.replica.sliding:
                     num_tokens = min(num_tokens, self.replica.room_in_windows(sequence, sequence.num_computed_tokens))
                 self._go_on(sequence, num_tokens, int(num_tokens == num_behind))
@@ -112,6 +110,8 @@ class Batcher:
             self._obstacle = (Phase.QUEUE_BLOCKS, None)
         else:
             self._admit_waiting()
+        if self.replica.moves.can_prefetch:
+            self._prefixes.prefetch(self._block_budget.reserve)
         if not (self.builder.step.sequences or self.replica.in_flight):
             self._make_idle_give_way()
         if self.replica.waiting or self.clocks:
@@ -121,12 +121,26 @@ class Batcher:
         if not self.builder.step.sequences:
             return None
         self._checkpoints.take(self.builder.step)
+        self.builder.num_wanted_drafts = self.drafting.num_wanted(self.replica, self.builder.step)
         plan = self.builder.commit()
         self._count_chunks(self.builder.step)
         self._prefixes.register(self.builder.step)
         return plan
 
     # -- running sequences
+
+    def _branch_off(self) -> None:
+        """Start the beams that begin behind others; those that rest begin when they go on, as do the others."""
+        branches = self.forks.take(self.replica)
+        if self.replica.is_resting:
+            for beam, source in branches:
+                if beam.is_background:
+                    self.forks.begin(self.replica, beam, source)
+            branches = [(beam, source) for beam, source in branches if not beam.is_background]
+            while self._block_budget.num_lacking_for(len(branches)) > 0 and self._preemption.take_from_resting():
+                pass
+        reserve = self._block_budget.reserve
+        self.counters.num_block_copies += branch_off(self.replica, self.builder, branches, reserve)
 
     def _note_drafted(self) -> None:
         """How many tokens a step in flight yields for a sequence with drafts is not known: it gets no other."""
@@ -141,9 +155,9 @@ class Batcher:
         if speculation is None or not speculation.has_asked:
             return
         self.builder.step.mode = speculation.mode
-        for sequence in self.replica.running:
+        for sequence in self.replica.active:
             if sequence.can_verify:
-                drafts = self.drafting.links.usable(sequence).first(self._num_drafts(sequence, speculation))
+                drafts = self.drafting.usable(self.replica, sequence).first(self._num_drafts(sequence, speculation))
                 num_tokens = 1 + len(drafts.token_ids)
                 if num_tokens > 1 and (new_blocks := self._room_for(sequence, num_tokens)) is not None:
                     self.builder.schedule(sequence, num_tokens, 1, new_blocks, drafts)
@@ -153,7 +167,7 @@ class Batcher:
     def _num_drafts(self, sequence: Sequence, speculation: Speculation) -> int:
         """No more than wanted, than can still come (verifying k yields up to k + 1 tokens), and than leaves every
         running sequence its token of the step."""
-        room = self.builder.budget - len(self.replica.running)
+        room = self.builder.budget - self.replica.num_active
         num_coming = sequence.request.max_length - sequence.num_tokens - 1
         return max(0, min(speculation.num_wanted(sequence), num_coming, room))
 
@@ -171,7 +185,7 @@ class Batcher:
         prefills: list[Sequence] = []
         builder, block_size = self.builder, self.replica.block_size
         drafted, has_windows = self._drafted, bool(self.replica.sliding)
-        for sequence in self.replica.running:
+        for sequence in self.replica.active:
             num_coming = len(sequence.token_ids) + sequence.num_pending
             num_behind = num_coming - sequence.num_computed_tokens
             if num_behind == 0 or num_coming >= sequence.request.max_length:
@@ -194,6 +208,8 @@ class Batcher:
         """Give a running sequence its next tokens, preempting others or itself where blocks run out."""
         missing = self.replica.num_missing(sequence, sequence.num_computed_tokens + num_tokens)
         while not self.replica.can_grow(sequence, missing):
+            if self.replica.moves.give_way() or self._preemption.take_from_resting():
+                continue
             victim = self._preemption.victim(sequence)
             self._preemption.preempt(victim, "no_free_blocks")
             self.builder.has_preempted = True
@@ -239,8 +255,9 @@ class Batcher:
         for beam in idle_beams(self.replica):
             if self.builder.step.sequences or not self.replica.waiting:
                 return
-            self._preemption.set_aside(beam)
-            self._admit_waiting()
+            if beam.status is Status.RUNNING:
+                self._preemption.set_aside(beam)
+                self._admit_waiting()
 
     def _admit_ahead(self) -> None:
         """Start those that go ahead, unless blocks ran out meanwhile: then in the next step."""
@@ -248,28 +265,36 @@ class Batcher:
             return
         self._prefixes.look()
         for sequence in self._ahead:
-            if self.builder.budget == 0 or self.replica.num_free_rows == 0 or not self._start(sequence):
+            if self.builder.budget == 0 or not self._num_rows_to_have or not self._start(sequence):
                 return
 
     def _admit_waiting(self) -> None:
-        if not self.replica.num_free_rows:
+        if not self._num_rows_to_have:
             self._obstacle = (Phase.QUEUE_ROWS, None)
-        if not self.replica.waiting or not self.replica.num_free_rows:
+        if not self.replica.waiting or not self._num_rows_to_have:
             return
         self._prefixes.look()
         for sequence in self.replica.waiting:
+            if sequence.is_background and self.replica.has_foreground:
+                self._stop(sequence, Phase.QUEUE_FAIRNESS)
+                return
             if not self._has_place(sequence):
                 return
             if self._may_start(sequence) and not self._start(sequence):
                 return
 
+    @property
+    def _num_rows_to_have(self) -> int:
+        """Free rows, and those that resting sequences would give up."""
+        return self.replica.num_free_rows + self.replica.num_resting
+
     def _has_place(self, sequence: Sequence) -> bool:
         """Whether there is a row and a token of the budget for it; one that was preempted must be out of all steps."""
         if self.builder.budget == 0:
             return self._stop(sequence, Phase.QUEUE_BUDGET)
-        if self.replica.num_free_rows == 0:
+        if not self._num_rows_to_have:
             return self._stop(sequence, Phase.QUEUE_ROWS)
-        return not sequence.num_in_flight or self._stop(sequence, Phase.QUEUE_STEP)
+        return not self.replica.is_in_step(sequence) or self._stop(sequence, Phase.QUEUE_STEP)
 
     def _stop(self, sequence: Sequence, cause: Phase) -> bool:
         """The queue goes no further in this step: False."""
@@ -285,31 +310,44 @@ class Batcher:
         if self._must_be_alone(sequence):
             self.accounts.passed_over(sequence, Phase.LOST)
             return False
+        if not self._has_adapter(sequence):
+            self.accounts.passed_over(sequence, Phase.QUEUE_ROWS)
+            return False
         return not (sequence.num_in_flight or is_idle(sequence))
+
+    def _has_adapter(self, sequence: Sequence) -> bool:
+        adapter = sequence.request.header.adapter
+        return adapter is None or self.replica.adapters.may_start(adapter)
 
     def _start(self, sequence: Sequence) -> bool:
         """False where blocks or budget do not allow."""
+        if not self._has_adapter(sequence):  # another one has begun since it was chosen
+            return True
         return self._fork(sequence) if can_fork(self.replica, sequence) else self._admit(sequence)
 
     def _must_be_alone(self, sequence: Sequence) -> bool:
-        """Whether it may be what kills workers, and so may another request that runs."""
+        """Whether it may be what kills workers, and so may another request that is computed."""
         request = sequence.request
         return request.is_quarantined and any(
-            other.request is not request and other.request.is_quarantined for other in self.replica.running
+            other.request is not request and other.request.is_quarantined
+            for index, other in enumerate(self.replica.running)
+            if index < self.replica.num_active or other.num_in_flight
         )
 
     def _admit(self, sequence: Sequence) -> bool:
         """Start a sequence with what the prefix cache has of it; False where blocks or budget do not allow."""
         replica, hit = self.replica, self._prefixes.hit(sequence)
-        if self._prefixes.is_being_filled(sequence, len(hit.blocks)):
+        if self._prefixes.is_coming(sequence, hit.blocks, self._block_budget.reserve):
             self.accounts.passed_over(sequence, Phase.QUEUE_SIBLING)
-            return True  # one step later it is a hit, and the next sequence may start now
+            return True  # a step or a fetch later it is a hit, and the next sequence may start now
         num_cached = len(hit.blocks) * replica.block_size
-        num_tokens = self._cut(sequence, num_cached, self._chunk(sequence, sequence.num_tokens - num_cached))
+        if (num_wanted := replica.end_of(sequence) - num_cached) <= 0:
+            return True  # all that is computed here is there: it goes on elsewhere
+        num_tokens = self._cut(sequence, num_cached, self._chunk(sequence, num_wanted))
         if num_tokens == 0:
             is_held_back = self.builder.budget > 0 and sequence.tenant in self._slow
             return self._stop(sequence, Phase.QUEUE_FAIRNESS if is_held_back else Phase.QUEUE_BUDGET)
-        if max(self._block_budget.num_lacking_beside(sequence, hit)) > 0:
+        if not self._make_room(lambda: self._block_budget.num_lacking_beside(sequence, hit)):
             return self._stop(sequence, Phase.QUEUE_BLOCKS)
         num_all = self._block_budget.num_blocks(sequence) if sequence.is_protected else 0
         replica.share_hit(sequence, hit)
@@ -327,11 +365,18 @@ class Batcher:
 
     def _fork(self, sequence: Sequence) -> bool:
         """Start a sequence on its sibling's prompt; False where no block is left for it."""
-        if max(self._block_budget.num_lacking_to_fork()) > 0:
+        if not self._make_room(self._block_budget.num_lacking_to_fork):
             return self._stop(sequence, Phase.QUEUE_BLOCKS)
         num_computed = fork(self.replica, self.builder, sequence)
         self.counters.num_block_copies += 1
         self._begin(sequence, num_computed, 1)
+        return True
+
+    def _make_room(self, lacking: Callable[[], list[int]]) -> bool:
+        """Whether there are a row and blocks for one more, for which resting sequences give way."""
+        while not self.replica.num_free_rows or max(lacking()) > 0:
+            if not self._preemption.take_from_resting():
+                return False
         return True
 
     def _begin(self, sequence: Sequence, num_computed: int, num_tokens: int) -> None:
@@ -340,7 +385,7 @@ class Batcher:
         sequence.num_computed_tokens = num_computed
         self.accounts.admitted(sequence, self.replica)
         if sequence.num_cached_tokens < 0:
-            self.shares.charge_prompt(sequence.request.header.tenant, sequence.num_tokens - num_computed)
+            self.shares.charge_prompt(sequence.tenant, sequence.num_tokens - num_computed)
             sequence.num_cached_tokens = min(num_computed, sequence.request.num_prompt_tokens)
             if (clock := self.accounts.sequences.get(sequence)) is not None:
                 num_usable, refusal = self._prefixes.num_usable(sequence), self._prefixes.refusal(sequence)

@@ -21,7 +21,7 @@ class BlockBudget:
     @property
     def reserve(self) -> int:
         """Blocks left to the running sequences to grow into, one each: an admission must not preempt at once."""
-        return len(self._replica.running)
+        return self._replica.num_active
 
     def num_blocks(self, sequence: Sequence) -> int:
         """Blocks without which a sequence is not admitted: those of its tokens.  A protected one gets all blocks that
@@ -44,6 +44,11 @@ class BlockBudget:
     def num_lacking_to_fork(self) -> list[int]:
         return [1 + self.reserve - pool.num_available for pool in self._replica.pools]
 
+    def num_lacking_for(self, num_branches: int) -> int:
+        """Rows or blocks that so many beams lack that begin behind others, each with a block of its own."""
+        num_available = min(pool.num_available for pool in self._replica.pools)
+        return num_branches - min(self._replica.num_free_rows, num_available - self.reserve)
+
     def num_lacking_beside(self, sequence: Sequence, hit: PrefixHit) -> list[int]:
         """As `num_lacking`, where these blocks are found in the cache."""
         lacking = [self._num_lacking(self._replica.pool, self.num_blocks(sequence), hit.blocks)]
@@ -65,7 +70,7 @@ class BlockBudget:
         lacking = self._num_lacking(one.pool, wanted, found)
         if not sequence.is_protected:
             return lacking
-        promised = [other for other in self._replica.running if other.is_protected]
+        promised = [other for other in self._replica.active if other.is_protected]
         together = sum(self._num_in_window(one, other) for other in (*promised, sequence))
         return max(lacking, together - one.pool.size)
 

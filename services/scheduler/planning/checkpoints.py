@@ -35,7 +35,7 @@ class Checkpoints:
         if self._replica.snapshots is None:
             return num_tokens
         end = num_computed + num_tokens
-        if sequence.request.params.grammar is not None and num_tokens > 1:
+        if sequence.request.params.is_held and num_tokens > 1:
             end = min(end, sequence.num_tokens + sequence.num_pending - 1)
         place = self._place(sequence, num_computed)
         if num_computed < place <= end:

@@ -49,8 +49,12 @@ class FairShareAdmission:
         return False."""
         if not (claims.precedes(sequence.tenant) or any(claims.givers(sequence.tenant))):
             return False
-        num_rows = len(self._chosen) + 1 - self._replica.num_free_rows
         lacking = self._block_budget.num_lacking(sequence, self._chosen)
+        while len(self._chosen) >= self._replica.num_free_rows or max(lacking) > 0:
+            if not self._preemption.take_from_resting():
+                break
+            lacking = self._block_budget.num_lacking(sequence, self._chosen)
+        num_rows = len(self._chosen) + 1 - self._replica.num_free_rows
         victims: list[Sequence] = []
         while len(victims) < num_rows or self._is_short(lacking, victims):
             victim = self._giving(claims.givers(sequence.tenant), victims)

@@ -34,6 +34,7 @@ class PlanBuilder:
         self.step = Step()
         self.budget = self._max_tokens  # tokens that the step can still take
         self.has_preempted = False
+        self.num_wanted_drafts: list[int] = []
         self.copies.clear()
         self._state_forks.clear()
         self._admitted.clear()
@@ -113,8 +114,10 @@ class PlanBuilder:
             sequence.num_computed_tokens -= len(drafts.token_ids)
 
     def _build(self) -> StepPlan:
-        step = self.step
-        drafts = step.drafts if step.num_drafts else []
+        """Most steps have no drafts, copies or states: no time is spent on these."""
+        step, copies = self.step, self.copies.values()
+        drafts = step.drafts if step.num_drafts else None
+        keeps_states = self.replica.snapshots is not None
         return StepPlan(
             epoch=self.replica.epoch,
             step_id=step.step_id,
@@ -124,11 +127,11 @@ class PlanBuilder:
             num_scheduled_tokens=step.num_scheduled,
             num_new_blocks=[len(blocks) for blocks in step.new_blocks],
             new_block_ids=list(chain.from_iterable(step.new_blocks)),
-            block_copies=[(source, destination) for (source, _, destination), *_ in self.copies.values()],
+            block_copies=[(source, destination) for (source, _, destination), *_ in copies] if copies else [],
             released_rows=self.replica.take_released_rows(),
-            num_draft_tokens=[len(part.token_ids) for part in drafts],
-            draft_token_ids=list(chain.from_iterable(part.token_ids for part in drafts)),
-            draft_distributions=list(chain.from_iterable(part.distributions for part in drafts)),
+            num_draft_tokens=[len(part.token_ids) for part in drafts] if drafts else [],
+            draft_token_ids=[token for part in drafts for token in part.token_ids] if drafts else [],
+            draft_distributions=[one for part in drafts for one in part.distributions] if drafts else [],
             rejection=self._rejection,
             new_block_generations=[
                 generation
@@ -136,11 +139,16 @@ class PlanBuilder:
                 if blocks
                 for generation in sequence.block_generations[-len(blocks) :]
             ],
-            copy_generations=[generation for (_, generation, _), *_ in self.copies.values()],
+            copy_generations=[generation for (_, generation, _), *_ in copies] if copies else [],
             sliding=self._build_sliding() if self.replica.sliding else [],
-            state_forks=[(sequence.row, row) for sequence, row in self._state_forks.items()],
-            state_loads=[(sequence.row, *snapshot) for sequence, snapshot in step.loads.items()],
-            state_saves=[(sequence.row, *snapshot) for sequence, snapshot in step.saves.items()],
+            state_forks=[(sequence.row, row) for sequence, row in self._state_forks.items()] if keeps_states else [],
+            state_loads=[(sequence.row, *snapshot) for sequence, snapshot in step.loads.items()]
+            if keeps_states
+            else [],
+            state_saves=[(sequence.row, *snapshot) for sequence, snapshot in step.saves.items()]
+            if keeps_states
+            else [],
+            num_wanted_drafts=self.num_wanted_drafts,
         )
 
     def _build_sliding(self) -> list[SlidingPlan]:

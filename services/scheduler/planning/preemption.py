@@ -25,7 +25,7 @@ class Preemption:
         return min((sequence for sequence in candidates if not sequence.is_protected), key=self._order, default=None)
 
     def victim(self, needy: Sequence) -> Sequence:
-        """The sequence that gives way to a running one: a less urgent one, or else that one itself.
+        """The sequence that gives way to a running one where none rests: a less urgent one, or else that one itself.
 
         A protected one lacks blocks only of its windows.  It takes those of more urgent ones too: the protected ones
         together have room.
@@ -34,6 +34,14 @@ class Preemption:
         if victim is None and needy.is_protected and self._replica.sliding:
             victim = self.cheapest(self._replica.running)
         return victim or needy
+
+    def take_from_resting(self) -> bool:
+        """Send back the resting sequence that is the cheapest to recompute, protected or not, for another that lacks a
+        row or a block; False where none rests."""
+        num_resting = self._replica.num_resting
+        if num_resting:
+            self._send_back(min(self._replica.running[-num_resting:], key=self._order), "foreground")
+        return num_resting > 0
 
     def num_freed(self, victim: Sequence) -> list[int]:
         """Of each pool, blocks that no other sequence holds, and the one kept for it to grow into."""

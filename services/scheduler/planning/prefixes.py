@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import islice
+
 from services.scheduler.blocks.sliding import PrefixHit
 from services.scheduler.planning.plan_builder import PlanBuilder
 from services.scheduler.state.policy import Policy
@@ -9,6 +11,8 @@ from services.scheduler.state.replica import Replica
 from services.scheduler.state.sequence import Sequence
 from services.scheduler.state.step import Step
 from shared.phases import Miss
+
+MAX_PREFETCHED = 2  # sequences that wait, for which blocks are fetched before their turn
 
 
 class Prefixes:
@@ -97,6 +101,26 @@ class Prefixes:
         if self._replica.snapshots is not None:
             return not self._saving.isdisjoint(hashes[num_hits:])
         return num_hits < len(hashes) and hashes[num_hits] in self._filling
+
+    def is_coming(self, sequence: Sequence, found: list[int], reserve: int) -> bool:
+        """Whether more of the sequence than was found is there soon: the step computes it for another, or it is fetched
+        from a store, for which `reserve` blocks are left alone."""
+        if self.is_being_filled(sequence, len(found)):
+            return True
+        return bool(self._replica.moves.space) and self._awaits(sequence, found, reserve)
+
+    def _awaits(self, sequence: Sequence, found: list[int], reserve: int) -> bool:
+        names = self.usable_hashes(sequence)
+        is_coming = self._replica.moves.awaits(names, found, reserve)
+        if is_coming and self._replica.pool.events is not None:
+            self._replica.learn(sequence, range(len(found), len(names)))
+        return is_coming
+
+    def prefetch(self, reserve: int) -> None:
+        """Begin to fetch for one of the first that still wait, as for a row: what comes is cached when its turn is."""
+        for sequence in islice(self._replica.waiting, MAX_PREFETCHED):
+            if self._awaits(sequence, self._replica.pool.lookup(self.usable_hashes(sequence)), reserve):
+                return
 
     def register(self, step: Step) -> None:
         """Make the blocks findable that a committed step fills with known tokens: plans are executed in order, so

@@ -11,9 +11,9 @@ A tenant that asks for more gets rows once it has less than half of the other's,
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
-from services.scheduler.state.fairness import Shares
+from services.scheduler.state.fairness import Shares, is_background
 from services.scheduler.state.replica import Replica
 
 MEMORY = 1024  # steps for which a tenant that left is expected back
@@ -29,10 +29,10 @@ class Claims:
         self._replica = replica
         self._shares = shares
         self._slack = slack
-        self._num_rows = Counter(replica.num_rows)
-        self._num_waiting = Counter(replica.waiting.counts())
+        self._num_rows = _competing(replica, replica.num_rows)
+        self._num_waiting = _competing(replica, replica.waiting.counts())
         active = self._num_rows.keys() | self._num_waiting.keys()
-        self._prefilling = {sequence.tenant for sequence in replica.running if sequence.num_behind > 1}
+        self._prefilling = {sequence.tenant for sequence in replica.active if sequence.num_behind > 1}
         self._row_value = replica.capacity.max_num_seqs / sum(map(shares.weight, active)) if active else 0.0
 
     def tenants(self) -> list[str]:
@@ -84,8 +84,15 @@ class Claims:
         return (self._num_rows[tenant] + more) / self._shares.weight(tenant)
 
 
+def _competing(replica: Replica, counts: Mapping[str, int]) -> Counter[str]:
+    """Of each tenant that can have a part in the next step: those that rest hold rows, and claim none."""
+    if not replica.is_resting:
+        return Counter(counts)
+    return Counter({tenant: count for tenant, count in counts.items() if not is_background(tenant)})
+
+
 class Visitors:
-    """The tenants of one worker, with those that left it lately."""
+    """The tenants of one worker, with those that left it lately; none of the background, whose steps are short."""
 
     def __init__(self, replica: Replica, shares: Shares) -> None:
         self._replica = replica
@@ -99,14 +106,15 @@ class Visitors:
 
     def planned(self) -> None:
         """A plan is made: these have rows now."""
-        self._present = list(self._replica.num_rows)
+        self._present = [tenant for tenant in self._replica.num_rows if not is_background(tenant)]
 
     def slow(self) -> frozenset[str]:
         """The tenants that ask for more than their share of the rows, while another that does not is here, or was
         lately: their prompts make long the steps for which the other has to wait."""
         replica, shares = self._replica, self._shares
         self._note_leavers()
-        here = {*self._left, *replica.num_rows, *replica.waiting.tenants}
+        everyone = (*self._left, *replica.num_rows, *replica.waiting.tenants)
+        here = {tenant for tenant in everyone if not is_background(tenant)}
         if len(here) < 2:
             return frozenset()
         waiting = replica.waiting.counts()

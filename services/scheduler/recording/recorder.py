@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import asdict
+from operator import attrgetter
 from typing import Any, Protocol
 
 import msgspec
@@ -30,6 +31,9 @@ EVENTS = (
     "add", "abort", "attach", "abort_gateway", "expire", "stop_matched", "stream_lost", "set_detokenizers",
     "add_worker", "retire_worker", "lose_worker", "add_draft", "lose_draft", "schedule", "apply", "propose",
     "take_updates", "ask_holdings", "reconcile", "check_ledgers", "renew_worker",
+    "moves.join", "moves.leave", "moves.told", "moves.moved", "moves.take_orders", "moves.serve",
+    "handovers.leave", "handovers.take_released",
+    "adapters.learn", "adapters.load", "adapters.unload", "adapters.take_orders", "adapters.held",
 )  # fmt: skip  # every call of a shell that changes the core
 
 _encoder = msgspec.msgpack.Encoder()
@@ -51,7 +55,9 @@ class RecordedScheduler(Scheduler):
         self._is_asked = False
         recording.write(framed(START, FORMAT, VERSION, schema_hash(), asdict(policy)))
         for name in EVENTS:
-            setattr(self, name, self._recorded(name, getattr(self, name)))
+            *parts, method = name.split(".")
+            owner = attrgetter(*parts)(self) if parts else self
+            setattr(owner, method, self._recorded(name, getattr(owner, method)))
 
     def _recorded(self, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(method)

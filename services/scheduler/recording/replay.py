@@ -10,6 +10,7 @@ import gzip
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from hashlib import sha256
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -20,30 +21,42 @@ from services.scheduler.scheduler import Scheduler
 from services.scheduler.state.policy import Policy
 from shared.errors import ProtocolError
 from shared.messages import (
+    AdaptersHeld,
     AddRequest,
     AttachRequest,
+    BlocksMoved,
     DraftCapacity,
     DraftProposals,
+    Hello,
     Holdings,
+    LoadAdapter,
     MessageDecoder,
     StepPlan,
     StepResult,
     StopMatched,
+    StoreContents,
     StreamLost,
+    UnloadAdapter,
     WorkerCapacity,
     encode,
     schema_hash,
 )
 
 ARGUMENTS: Any = (
-    AddRequest
+    AdaptersHeld
+    | AddRequest
     | AttachRequest
+    | BlocksMoved
     | DraftCapacity
     | DraftProposals
+    | Hello
     | Holdings
+    | LoadAdapter
     | StepResult
     | StopMatched
+    | StoreContents
     | StreamLost
+    | UnloadAdapter
     | WorkerCapacity
 )
 MAX_FRAME_BYTES = 1 << 30
@@ -116,7 +129,7 @@ def answer(core: Scheduler, call: RecordedCall, check: Check | None) -> tuple[by
     """The bytes of the plan that this core makes, if it makes one, and how that is not what it was, if it is not."""
     plan, error = b"", ""
     try:
-        result = getattr(core, call.name)(*call.args, **call.kwargs)
+        result = attrgetter(call.name)(core)(*call.args, **call.kwargs)
         plan = encode(result) if isinstance(result, StepPlan) else b""
     except Exception as raised:
         error = f"{type(raised).__name__}: {raised}"
@@ -141,6 +154,7 @@ def drain(core: Scheduler) -> None:
     """Take what a shell would send: that changes no later decision."""
     core.outbound.take_batches()
     core.outbound.take_rejections()
+    core.adapters.take_answers()
     core.journal.take()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from services.scheduler.draft_length.proposal import NO_DRAFTS, DraftProposal, VerifiableDrafts
 from services.scheduler.speculation.drafts import DraftLink, DraftLinks
 from services.scheduler.speculation.records import DraftRecords
 from services.scheduler.speculation.speculation import Speculation
@@ -12,13 +13,13 @@ from services.scheduler.state.policy import Policy
 from services.scheduler.state.replica import Replica
 from services.scheduler.state.sequence import Sequence, Status
 from services.scheduler.state.step import Step
-from shared.messages import DraftProposals, WorkerCapacity
+from shared.messages import DraftProposals, StepResult, WorkerCapacity
 
 
 class Drafting:
     """Between the links to drafts and the speculation of each worker.
 
-    Invariant: each replica has a speculation exactly while there is a draft.
+    Invariant: each replica has a speculation exactly while there is a draft, or where its worker has a draft head.
     """
 
     def __init__(
@@ -38,14 +39,14 @@ class Drafting:
 
     def renew(self) -> None:
         """There are drafts, and perhaps workers that had none: what drafts are worth there is to be measured."""
-        if self.links:
-            self.speculations = {
-                replica: self.speculations.get(replica)
-                or Speculation(
-                    self._records, fixed=self._policy.num_draft_tokens, longest=self._policy.max_num_draft_tokens
-                )
-                for replica in self._replicas.values()
-            }
+        able = [one for one in self._replicas.values() if self.links or one.capacity.max_head_drafts]
+        self.speculations = {replica: self.speculations.get(replica) or self._begin(replica) for replica in able}
+
+    def _begin(self, replica: Replica) -> Speculation:
+        fixed, longest = self._policy.num_draft_tokens, self._policy.max_num_draft_tokens
+        if most := replica.capacity.max_head_drafts:
+            fixed, longest = min(fixed, most), min(longest, most)
+        return Speculation(self._records, fixed=fixed, longest=longest, may_run_ahead=not most)
 
     def forget(self, replica: Replica) -> None:
         """A worker has left."""
@@ -53,7 +54,7 @@ class Drafting:
 
     def end(self) -> None:
         """The last draft is gone."""
-        self.speculations.clear()
+        self.renew()
 
     def propose(self, message: DraftProposals, capacity: WorkerCapacity | None) -> bool:
         """As `Scheduler.propose`; `capacity` is that of the smallest worker."""
@@ -67,6 +68,43 @@ class Drafting:
             for speculation in self.speculations.values():
                 speculation.drafted(message.draft_time / num_steps)
         return True
+
+    # -- draft heads of workers
+
+    def num_wanted(self, replica: Replica, step: Step) -> list[int]:
+        """Draft tokens that a worker's head is asked for behind each part of a step; empty: none.  One at least where
+        any are, since what a sequence is given is decided with the next step."""
+        most, speculation = replica.capacity.max_head_drafts, self.speculations.get(replica)
+        if not most or speculation is None or not speculation.mode.num_draft_tokens:
+            return []
+        parts = zip(step.sequences, step.num_samples, strict=True)
+        counts = [self._num_of_head(speculation, sequence, most) if samples else 0 for sequence, samples in parts]
+        return counts if any(counts) else []
+
+    def _num_of_head(self, speculation: Speculation, sequence: Sequence, most: int) -> int:
+        request = sequence.request
+        num_coming = request.max_length - sequence.num_tokens - 2
+        if not request.step_params.speculate or request.search is not None or num_coming <= 0:
+            return 0
+        return min(max(1, speculation.num_wanted(sequence)), most, num_coming)
+
+    def take_head_drafts(self, step: Step, result: StepResult) -> None:
+        """What a worker's head drafts behind a step, whose tokens the sequences have."""
+        offset = 0
+        for sequence, count in zip(step.sequences, result.num_head_drafts, strict=True):
+            if count and sequence.status is not Status.FINISHED:
+                token_ids = result.head_draft_ids[offset : offset + count]
+                self._records.propose(sequence, DraftProposal(sequence.num_tokens, token_ids, []))
+            offset += count
+
+    def usable(self, replica: Replica, sequence: Sequence) -> VerifiableDrafts:
+        """What of a sequence's proposal still follows its tokens."""
+        if not replica.capacity.max_head_drafts:
+            return self.links.usable(sequence)
+        proposal = self._records.of(sequence).proposal
+        return NO_DRAFTS if proposal is None else proposal.behind(sequence.token_ids) or NO_DRAFTS
+
+    # -- the drafts' part in a step
 
     def judge(self, step: Step, num_sampled: list[int]) -> None:
         """Count the accepted draft tokens of a step: for each sequence one fewer than its sampled tokens."""
@@ -88,10 +126,10 @@ class Drafting:
     def awaits(self, replica: Replica, now: float) -> bool:
         """Whether the next plan has to wait for a step in flight or for drafts, which are asked for here."""
         speculation = self.speculations.get(replica)
-        if speculation is None or not replica.running:
+        if speculation is None or not replica.num_active:
             return False
         if not speculation.has_asked:
-            if not speculation.choose(replica.running).num_draft_tokens:
+            if not speculation.choose(replica.active).num_draft_tokens:
                 return False
             if replica.in_flight:
                 return True
@@ -107,17 +145,21 @@ class Drafting:
             speculation.planned()
 
     def _ask(self, replica: Replica, speculation: Speculation, now: float) -> None:
-        """Send the drafts what was committed and ask for more; no step waits for them while prompts are computed."""
+        """Send the drafts what was committed and ask for more; no step waits for them while prompts are computed, and
+        none of background sequences, which others may come to wait for."""
         awaited: dict[DraftLink, int] = {}
-        for sequence in replica.running:
+        if replica.capacity.max_head_drafts:  # its drafts came with the last step
+            speculation.ask(awaited, replica.active, now)
+            return
+        for sequence in replica.active:
             if sequence.can_verify and sequence.request.step_params.speculate:
                 num_wanted = speculation.num_wanted(sequence)
                 asked = self.links.tell(sequence, num_wanted, ahead=speculation.mode.runs_ahead)
                 if asked is not None and len(self.links.usable(sequence).token_ids) < num_wanted:
                     awaited[asked[0]] = asked[1]
-        if any(not sequence.can_verify for sequence in replica.running):
+        if replica.is_in_background or any(not sequence.can_verify for sequence in replica.active):
             awaited.clear()
-        speculation.ask(awaited, replica.running, now)
+        speculation.ask(awaited, replica.active, now)
 
     @property
     def wake_time(self) -> float | None:

@@ -96,10 +96,13 @@ class DraftLink:
 
 
 def _for_draft(admitted: AdmittedSequence) -> AdmittedSequence:
-    """A draft has no automata: the worker cuts what breaks a grammar."""
-    if admitted.params.grammar is None:
+    """A draft has no automata: the worker cuts what breaks a grammar.  Nor has it adapters: its tokens are guesses."""
+    if admitted.adapter:
+        admitted = msgspec.structs.replace(admitted, adapter="")
+    if not admitted.params.is_held:
         return admitted
-    return msgspec.structs.replace(admitted, params=msgspec.structs.replace(admitted.params, grammar=None))
+    free = msgspec.structs.replace(admitted.params, grammar=None, thinking=None)
+    return msgspec.structs.replace(admitted, params=free)
 
 
 @dataclass(slots=True)
@@ -207,14 +210,14 @@ class DraftLinks:
         if following is None or following.proposal is None:
             return NO_DRAFTS
         proposal = following.proposal
-        num_known = sequence.num_tokens - proposal.num_tokens
-        if sequence.token_ids[proposal.num_tokens :] != proposal.token_ids[:num_known]:
+        if (drafts := proposal.behind(sequence.token_ids)) is None:
             first = max(proposal.num_tokens, following.num_verified)
             self._counters.num_stale_draft_tokens += max(0, proposal.num_tokens + len(proposal.token_ids) - first)
             following.proposal = None
             return NO_DRAFTS
-        return VerifiableDrafts(proposal.token_ids[num_known:], proposal.distributions[num_known:])
+        return drafts
 
     def verifies(self, sequence: Sequence, drafts: VerifiableDrafts) -> None:
         """These, which were usable, are in a step."""
-        self._followings[sequence].num_verified = sequence.num_tokens + len(drafts.token_ids)
+        if following := self._followings.get(sequence):  # else they are a worker's own
+            following.num_verified = sequence.num_tokens + len(drafts.token_ids)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from services.scheduler.draft_length.acceptance import AcceptanceRate
+from services.scheduler.draft_length.proposal import DraftProposal
 from services.scheduler.state.sequence import Sequence
 
 
@@ -15,6 +16,7 @@ class DraftRecord:
     num_draft_tokens: int = 0  # verified
     num_accepted_tokens: int = 0  # of those
     acceptance: AcceptanceRate = field(default_factory=AcceptanceRate)
+    proposal: DraftProposal | None = None  # of its worker's draft head
 
 
 NO_RECORD = DraftRecord()  # of a sequence whose drafts were never verified; never written to
@@ -30,11 +32,19 @@ class DraftRecords:
         """To be read only."""
         return self.by_sequence.get(sequence, NO_RECORD)
 
-    def add(self, sequence: Sequence, num_draft_tokens: int, num_accepted: int) -> DraftRecord:
-        """Count a verification; returns the record, whose acceptance the caller updates."""
+    def propose(self, sequence: Sequence, proposal: DraftProposal) -> None:
+        """Keep what a worker's draft head proposes, in the place of what it proposed before."""
+        self._made(sequence).proposal = proposal
+
+    def _made(self, sequence: Sequence) -> DraftRecord:
         record = self.by_sequence.get(sequence)
         if record is None:
             record = self.by_sequence[sequence] = DraftRecord()
+        return record
+
+    def add(self, sequence: Sequence, num_draft_tokens: int, num_accepted: int) -> DraftRecord:
+        """Count a verification; returns the record, whose acceptance the caller updates."""
+        record = self._made(sequence)
         record.num_draft_tokens += num_draft_tokens
         record.num_accepted_tokens += num_accepted
         return record

@@ -24,13 +24,13 @@ class Speculation:
     Invariant: drafts are asked for only where no step is in flight, and once for each step.
     """
 
-    def __init__(self, records: DraftRecords, *, fixed: int, longest: int) -> None:
+    def __init__(self, records: DraftRecords, *, fixed: int, longest: int, may_run_ahead: bool = True) -> None:
         self._records = records
         self.mode = PLAIN  # of the step that is planned next
         self.has_asked = False  # for the drafts of that step
         self.acceptance = AcceptanceRate(kept=KEPT_OF_ALL)  # of all sequences
         self.draft_seconds = 0.0  # of computing, per step of a draft
-        self._modes = modes_of(fixed, longest)
+        self._modes = modes_of(fixed, longest, may_run_ahead=may_run_ahead)
         self._longest = longest
         self._controllers: dict[int, DraftLengthController] = {}
         self._awaited: dict[DraftLink, int] = {}  # the update that each is to answer

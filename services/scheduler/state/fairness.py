@@ -12,14 +12,28 @@ from collections.abc import Collection, Iterable, Mapping
 from shared.errors import ConfigError
 
 MAX_TENANTS = 4096  # with a counter that is kept, beside the tenants that have requests
+BACKGROUND = "\0background/"  # before the tenant's name, which never begins so
 OUTPUT_COST = 2.0  # of a generated token, in prompt tokens: what the paper charges
+
+
+def share_of(tenant: str, *, is_background: bool) -> str:
+    """The name under which a tenant's requests share the workers.
+
+    What is computed in the background takes nothing from others, so it is no debt of the tenant: it shares under a name
+    of its own with the background requests of other tenants.
+    """
+    return BACKGROUND + tenant if is_background else tenant
+
+
+def is_background(share: str) -> bool:
+    return share.startswith(BACKGROUND)
 
 
 class Shares:
     """The counters of all tenants."""
 
     def __init__(self, weights: Mapping[str, float]) -> None:
-        self._weights = dict(weights)
+        self._weights = {**weights, **{BACKGROUND + tenant: weight for tenant, weight in weights.items()}}
         self._served: dict[str, float] = {}
 
     def weight(self, tenant: str) -> float:

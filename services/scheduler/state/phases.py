@@ -42,7 +42,7 @@ class WorkerClocks:
         """
         still = {}
         for first in firsts:
-            tenant = first.request.header.tenant
+            tenant = first.tenant
             clock = still[tenant] = self.of(tenant, now)
             clock.blame(Phase.QUEUE_FAIRNESS if _is_passed_over(first, head) else cause, now)
         self._queues = still
@@ -103,7 +103,7 @@ class TimeAccounts:
 
     def _wait(self, clock: SequenceClock, sequence: Sequence, replica: Replica) -> None:
         now = self.clock.now
-        clock.wait(self.workers[replica].of(sequence.request.header.tenant, now), now)
+        clock.wait(self.workers[replica].of(sequence.tenant, now), now)
 
     def passed_over(self, sequence: Sequence, phase: Phase) -> None:
         """It could be admitted but for a reason of its own."""

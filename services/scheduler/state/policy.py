@@ -22,9 +22,12 @@ class Policy:
     fair_prefill_tokens: int = 512
     max_num_queued_reqs: int = 4096
     max_num_queued_tokens: int = 16 << 20
+    max_num_queued_background_reqs: int = 4096
+    background_step_tokens: int = 128
     max_logprobs: int = 20
     max_n: int = 64
     resume_timeout: float = 30.0
     num_draft_tokens: int = 0
     max_num_draft_tokens: int = 8
     acceptance: str = "coupled"
+    verify_fetches: int = 16

@@ -6,10 +6,10 @@ from bisect import bisect_left, insort
 from collections.abc import Iterator, Set
 from heapq import heapify, heappop, heapreplace
 
-from services.scheduler.state.fairness import Shares
+from services.scheduler.state.fairness import Shares, is_background
 from services.scheduler.state.sequence import Rank, Sequence
 
-Key = tuple[bool, float, Rank]
+Key = tuple[bool, bool, float, Rank]
 
 
 def by_rank(sequence: Sequence) -> Rank:
@@ -21,11 +21,13 @@ class WaitingQueue:
 
     Those of one tenant wait in the order of their rank, so that one that was preempted finds its old place again.
     Among tenants, sequences that have run before come first, since their prompts are charged already; then those of the
-    tenant that was served least.
+    tenant that was served least.  Background sequences come behind all others.
     """
 
     def __init__(self, shares: Shares) -> None:
         self.num_tokens = 0  # as they were when they came; one that was preempted may still get one or two
+        self.num_background = 0  # sequences
+        self.num_background_tokens = 0  # of `num_tokens`
         self._shares = shares
         self._by_tenant: dict[str, list[Sequence]] = {}
         self._sizes: dict[Sequence, int] = {}
@@ -56,7 +58,7 @@ class WaitingQueue:
 
     def _key(self, sequence: Sequence) -> Key:
         has_never_run = sequence.num_cached_tokens < 0
-        return has_never_run, self._shares.served(sequence.tenant), sequence.rank
+        return sequence.is_background, has_never_run, self._shares.served(sequence.tenant), sequence.rank
 
     @property
     def tenants(self) -> Set[str]:
@@ -78,14 +80,22 @@ class WaitingQueue:
     def add(self, sequence: Sequence) -> None:
         tenant = sequence.tenant
         if tenant not in self._by_tenant:
-            self._shares.lift(tenant, self._by_tenant)
+            alike = (other for other in self._by_tenant if is_background(other) == sequence.is_background)
+            self._shares.lift(tenant, alike)
         insort(self._by_tenant.setdefault(tenant, []), sequence, key=by_rank)
         self._sizes[sequence] = sequence.num_tokens
         self.num_tokens += sequence.num_tokens
+        if sequence.is_background:
+            self.num_background += 1
+            self.num_background_tokens += sequence.num_tokens
 
     def remove(self, sequence: Sequence) -> None:
         tenant = sequence.tenant
-        self.num_tokens -= self._sizes.pop(sequence)
+        num_tokens = self._sizes.pop(sequence)
+        self.num_tokens -= num_tokens
+        if sequence.is_background:
+            self.num_background -= 1
+            self.num_background_tokens -= num_tokens
         queue = self._by_tenant[tenant]
         del queue[bisect_left(queue, sequence.rank, key=by_rank)]
         if not queue:
@@ -95,5 +105,5 @@ class WaitingQueue:
         taken = [sequence for queue in self._by_tenant.values() for sequence in queue]
         self._by_tenant.clear()
         self._sizes.clear()
-        self.num_tokens = 0
+        self.num_tokens = self.num_background = self.num_background_tokens = 0
         return taken

@@ -12,9 +12,13 @@ from services.scheduler.blocks.block_pool import BlockPool
 from services.scheduler.blocks.clock import Clock
 from services.scheduler.blocks.sliding import PrefixHit, SlidingBlocks, SlidingTable, longest_hit
 from services.scheduler.blocks.snapshots import Snapshots
-from services.scheduler.state.fairness import Shares
+from services.scheduler.blocks.stores import StoreIndex
+from services.scheduler.state.adapters import ReplicaAdapters
+from services.scheduler.state.fairness import Shares, is_background
+from services.scheduler.state.moves import ReplicaMoves
+from services.scheduler.state.peers import Lender, Peers
 from services.scheduler.state.queues import WaitingQueue, by_rank
-from services.scheduler.state.sequence import Sequence, Status
+from services.scheduler.state.sequence import Request, Sequence, Status
 from services.scheduler.state.step import Step
 from shared.messages import WorkerCapacity
 
@@ -23,24 +27,39 @@ class Replica:
     """State of one worker's life; another life is another Replica.
 
     Invariant: `running` is ordered by rank and its members hold distinct rows; a waiting sequence holds no block.
+
+    Background sequences rest while another is here, running or waiting: those that run keep their rows and blocks,
+    until another lacks them.  By their rank they are the last of `running`.
     """
 
     def __init__(
-        self, instance: str, epoch: int, capacity: WorkerCapacity, shares: Shares, clock: Clock | None = None
+        self,
+        instance: str,
+        epoch: int,
+        capacity: WorkerCapacity,
+        shares: Shares,
+        clock: Clock | None = None,
+        stores: StoreIndex | None = None,
+        peers: Peers | None = None,
     ) -> None:
         self.instance = instance
         self.epoch = epoch
         self.capacity = capacity
         self.block_size = capacity.block_size
         clock = clock or Clock()
-        self.pool = BlockPool(capacity.num_blocks, clock)
+        self.pool = BlockPool(capacity.num_blocks, clock, shares.weight)
         self.sliding = [
             SlidingBlocks(one.window, one.num_blocks, capacity.block_size, clock) for one in capacity.sliding
         ]
         self.pools = [self.pool, *(one.pool for one in self.sliding)]
         self.snapshots = Snapshots(capacity.num_snapshots, clock) if capacity.keeps_states else None
+        stores = StoreIndex() if stores is None else stores
+        self.moves = ReplicaMoves(self.pool, epoch, capacity, stores, clock, peers)
+        self.prefills: dict[Request, str] = {}  # of which only full blocks are computed here; where they go on
         self.waiting = WaitingQueue(shares)
+        self.adapters = ReplicaAdapters(capacity)
         self.running: list[Sequence] = []
+        self.num_background = 0  # of `running`
         self.num_rows: Counter[str] = Counter()  # held, by tenant
         self.in_flight: deque[Step] = deque()
         self.num_steps = 0
@@ -53,13 +72,68 @@ class Replica:
         return bool(self.sliding) or self.snapshots is not None
 
     @property
+    def lender(self) -> Lender:
+        """What other workers have of it."""
+        return self.moves
+
+    @property
     def num_free_rows(self) -> int:
         return len(self._free_rows)
 
     @property
     def is_shared(self) -> bool:
         """Whether sequences wait, and those here belong to more than one tenant."""
-        return bool(self.waiting) and len(self.num_rows.keys() | self.waiting.tenants) > 1
+        if not self.waiting:
+            return False
+        tenants = self.num_rows.keys() | self.waiting.tenants
+        if len(tenants) > 1 and self.is_resting:
+            has_waiting = len(self.waiting) > self.waiting.num_background
+            return has_waiting and sum(not is_background(tenant) for tenant in tenants) > 1
+        return len(tenants) > 1
+
+    # -- background sequences
+
+    @property
+    def has_foreground(self) -> bool:
+        return len(self.running) > self.num_background or len(self.waiting) > self.waiting.num_background
+
+    @property
+    def has_background(self) -> bool:
+        return self.num_background > 0 or self.waiting.num_background > 0
+
+    @property
+    def is_resting(self) -> bool:
+        """Whether there are background sequences, which have no part in any step now."""
+        return self.has_background and self.has_foreground
+
+    @property
+    def is_in_background(self) -> bool:
+        """Whether there are background sequences only."""
+        return self.has_background and not self.has_foreground
+
+    @property
+    def num_resting(self) -> int:
+        """Of the running ones."""
+        return self.num_background if self.num_background and self.has_foreground else 0
+
+    @property
+    def num_active(self) -> int:
+        return len(self.running) - self.num_resting
+
+    @property
+    def active(self) -> list[Sequence]:
+        """The running ones that may have a part in the next step."""
+        return self.running[: -self.num_background] if self.num_resting else self.running
+
+    def num_held_by_foreground(self) -> list[int]:
+        """Blocks of each pool that background sequences do not hold alone."""
+        if not self.num_background:
+            return [pool.num_held for pool in self.pools]
+        columns = zip(*(s.tables for s in self.running[: -self.num_background]), strict=True)
+        held = [len(set().union(*(table.block_ids for table in tables))) for tables in columns]
+        return held or [0] * len(self.pools)
+
+    # -- blocks and rows
 
     def blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
@@ -69,6 +143,23 @@ class Replica:
         """Tokens that a sequence can compute at once, for the blocks of its windows."""
         longest, whole = sys.maxsize, self.blocks_for(self.capacity.max_model_len)
         return min((one.longest_chunk for one in self.sliding if one.pool.size < whole), default=longest)
+
+    def end_of(self, sequence: Sequence) -> int:
+        """Tokens of a sequence that are computed here, at most: where only its full blocks are, none that is sampled
+        from."""
+        num_tokens = sequence.num_tokens + sequence.num_pending
+        if self.prefills and sequence.request in self.prefills:
+            return (num_tokens - 1) // self.block_size * self.block_size
+        return num_tokens
+
+    def num_wanted(self, sequence: Sequence) -> int:
+        """Tokens of a running sequence that are still to be computed here."""
+        return self.end_of(sequence) - sequence.num_computed_tokens
+
+    def is_in_step(self, sequence: Sequence) -> bool:
+        """Whether a step in flight here has a part of it.  One that was handed over may be in one of its former
+        worker: it is passed over until that is answered."""
+        return sequence.num_in_flight > 0 and any(sequence in step.sequences for step in self.in_flight)
 
     def has_room(self, sequence: Sequence) -> bool:
         """Whether a sequence can come to its end here, alone if need be.  Of its windows there always is room for one
@@ -89,7 +180,10 @@ class Replica:
         if not sequence.request.bound_to:
             sequence.request.fingerprint = self.capacity.fingerprint
         sequence.row = self._free_rows.pop()
+        if adapter := sequence.request.adapter:
+            self.adapters.start(adapter)
         self.num_rows[sequence.tenant] += 1
+        self.num_background += sequence.is_background
         insort(self.running, sequence, key=by_rank)
 
     def find(self, names: Seq[bytes]) -> PrefixHit:
@@ -99,6 +193,8 @@ class Replica:
     def share_hit(self, sequence: Sequence, hit: PrefixHit) -> None:
         """Begin a sequence's tables with what the prefix cache has of it."""
         end = len(hit.blocks)
+        if self.pool.events is not None:
+            self.learn(sequence, range(end))  # what was not computed here has come from elsewhere
         sliding = [one.table_of(end, found) for one, found in zip(self.sliding, hit.windows, strict=True)]
         self._share(sequence, hit.blocks, [self.pool.hash_generations[block] for block in hit.blocks], sliding)
 
@@ -172,12 +268,21 @@ class Replica:
         far: plans run in order, so a sequence that finds one reads it after it was written."""
         hashes = sequence.hash_blocks(self.block_size)
         num_full = min(sequence.num_computed_tokens // self.block_size, len(hashes))
+        if self.pool.events is not None:
+            self.learn(sequence, range(sequence.num_registered_blocks, num_full))
         for index in range(sequence.num_registered_blocks, num_full):
             self.pool.register(sequence.block_ids[index], hashes[index], sequence.block_generations[index])
             for one, table in self._windows(sequence) if self.sliding else ():
                 if (place := index - table.first) >= 0:
                     one.pool.register(table.block_ids[place], hashes[index], table.generations[place])
         sequence.num_registered_blocks = max(sequence.num_registered_blocks, num_full)
+
+    def learn(self, sequence: Sequence, places: range) -> None:
+        """What blocks of a sequence hold, for those to whom events of the pool are told; nothing of salted ones."""
+        header, events = sequence.request.header, self.pool.events
+        if events is not None and not header.cache_salt:
+            adapter = header.adapter.name if header.adapter is not None else ""
+            events.learn(sequence.hash_blocks(self.block_size), places, sequence.token_ids, adapter)
 
     def stop(self, sequence: Sequence) -> None:
         """Take row and blocks from a running sequence.
@@ -187,6 +292,9 @@ class Replica:
         stream, so that write is over before the next plan's first.  A second stream in the worker would break this.
         """
         del self.running[bisect_left(self.running, sequence.rank, key=by_rank)]
+        self.num_background -= sequence.is_background
+        if adapter := sequence.request.adapter:
+            self.adapters.stop(adapter)
         tenant = sequence.tenant
         self.num_rows[tenant] -= 1
         if not self.num_rows[tenant]:
@@ -195,7 +303,7 @@ class Replica:
         self.released_rows.append(sequence.row)
         sequence.row = -1
         for pool, table in zip(self.pools, sequence.tables, strict=True):
-            pool.release(table.block_ids)
+            pool.release(table.block_ids, sequence.request.retention)
         sequence.block_ids, sequence.block_generations, sequence.sliding = [], [], []
         sequence.num_registered_blocks = 0
 

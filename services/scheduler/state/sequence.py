@@ -10,8 +10,10 @@ from typing import NamedTuple
 import msgspec
 
 from services.scheduler.blocks.prefix_cache import chained, extend_hashes, root_hash
+from services.scheduler.blocks.retention import Retention
 from services.scheduler.blocks.sliding import SlidingTable
 from services.scheduler.state.beam_search import BeamSearch
+from services.scheduler.state.fairness import share_of
 from shared.messages import AdmittedSequence, FinishReason, RequestHeader, TokenLogprobs
 from shared.packing import pack_tokens
 from shared.pooling import PoolingKind
@@ -19,6 +21,7 @@ from shared.sampling import SamplingParams
 
 MAX_PREEMPTIONS = 3
 MAX_WORKER_DEATHS = 2
+BEHIND_ALL = 2.0**48  # what is added to the priority and age of background sequences
 Rank = tuple[float, int, int]  # priority and age, order of arrival, place among its siblings
 
 
@@ -57,7 +60,12 @@ class Request:
     def __post_init__(self) -> None:
         eos_ids = () if self.params.ignore_eos else self.eos_token_ids
         self.end_ids = frozenset((*self.params.stop_token_ids, *eos_ids))
-        self.root = root_hash(self.header.cache_salt)
+        self.is_background = self.header.is_background
+        self.tenant = share_of(self.header.tenant, is_background=self.is_background)
+        self.adapter = self.header.adapter.digest if self.header.adapter is not None else ""
+        self.root = root_hash(self.header.cache_salt, self.adapter)
+        seconds = self.header.retention
+        self.retention = Retention(self.header.tenant, seconds) if seconds > 0 else None
         self.num_prompt_tokens = len(self.prompt_token_ids)
         self.packed_prompt = self.packed_prompt or pack_tokens(self.prompt_token_ids)
         self.min_length = self.num_prompt_tokens + self.params.min_tokens
@@ -69,7 +77,11 @@ class Request:
                 self.params, logprobs=self.search.num_candidates, min_tokens=0, speculate=False
             )
 
+    is_background: bool = field(init=False)
+    tenant: str = field(init=False)  # among which it shares: background requests of a tenant have a share of their own
+    adapter: str = field(init=False)  # digest; empty: the base model
     end_ids: frozenset[int] = field(init=False)  # tokens that end a sequence
+    retention: Retention | None = field(init=False)  # of its blocks, beyond its own end
     root: bytes = field(init=False)  # parent of the names of its first blocks
     num_prompt_tokens: int = field(init=False)
     min_length: int = field(init=False)  # of prompt and output; before it no token ends a sequence
@@ -81,6 +93,13 @@ class Request:
     def num_sequences(self) -> int:
         """How many there are while it runs."""
         return self.params.n if self.search is None else self.search.beam.width
+
+    @property
+    def described(self) -> dict[str, object]:
+        """For its trace."""
+        adapter = self.header.adapter
+        named = {} if adapter is None else {"adapter": adapter.name}
+        return {"num_prompt_tokens": self.num_prompt_tokens, **named}
 
     @property
     def request_id(self) -> str:
@@ -155,7 +174,12 @@ class Sequence:
 
     @property
     def tenant(self) -> str:
-        return self.request.header.tenant
+        return self.request.tenant
+
+    @property
+    def is_background(self) -> bool:
+        """Whether it rests while a sequence that is none is at its worker."""
+        return self.request.is_background
 
     @property
     def num_tokens(self) -> int:
@@ -221,6 +245,7 @@ class Sequence:
             request_id=request.request_id,
             trace_id=request.header.trace_id,
             index=self.index,
+            adapter=request.adapter,
         )
 
     def hash_blocks(self, block_size: int) -> list[bytes]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from services.scheduler.blocks.clock import Clock
 from services.scheduler.state.sequence import Request, Sequence
+from shared.logging import request_logger
 from shared.messages import RequestHeader
 
 
@@ -50,3 +51,8 @@ class EventJournal:
     def take(self) -> list[Note]:
         notes, self._notes = self._notes, []
         return notes
+
+
+def write_notes(log: Any, notes: list[Note]) -> None:
+    for note in notes:
+        request_logger(log, note.header).info(note.event, at=note.at, **note.fields)

@@ -11,17 +11,17 @@ from shared.metrics.histogram import STEP_TOKENS, Histogram
 
 
 class StepMeter:
-    """Tokens per step, of all workers."""
+    """Tokens per step, of all workers: of prompts, and generated ones."""
 
     def __init__(self) -> None:
         self.tokens = Histogram(STEP_TOKENS)
 
     def planned(self, replica: Replica, plan: StepPlan, now: float) -> None:
         """A plan is sent; `now` in Unix seconds."""
-        self.tokens.observe(sum(plan.num_scheduled_tokens))
 
     def answered(self, replica: Replica, step: Step, result: StepResult, now: float) -> dict[str, Any] | None:
         """Its result has come; returns the fields of a log line where there is to be one."""
+        self.tokens.observe(num_new_prompt_tokens(step) + sum(result.num_sampled))
         return None
 
 
@@ -56,6 +56,7 @@ class StepLog(StepMeter):
         }
 
     def answered(self, replica: Replica, step: Step, result: StepResult, now: float) -> dict[str, Any] | None:
+        super().answered(replica, step, result, now)
         fields = self._planned.pop((result.epoch, result.step_id), None)
         if fields is None:
             return None
@@ -65,6 +66,16 @@ class StepLog(StepMeter):
     def _forget(self, worker: str) -> None:
         """A worker begins anew: what was in flight there is never answered."""
         self._planned = {key: fields for key, fields in self._planned.items() if fields["worker"] != worker}
+
+
+def num_new_prompt_tokens(step: Step) -> int:
+    """Of a step's tokens, those of prompts."""
+    rows = zip(step.sequences, step.num_computed, step.num_scheduled, strict=True)
+    return sum(
+        min(count, sequence.request.num_prompt_tokens - computed)
+        for sequence, computed, count in rows
+        if computed < sequence.request.num_prompt_tokens
+    )
 
 
 def num_prompt_tokens(step: Step) -> int:

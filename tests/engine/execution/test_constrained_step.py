@@ -154,6 +154,22 @@ def test_a_grammar_that_is_late_lacks_its_sample_and_is_not_refused(automata: Ro
     said.ended.set()
 
 
+def test_drafts_are_tried_of_rows_that_have_some_and_can_be_followed(
+    automata: RowAutomata, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = Step(automata, choice("yes"), choice("no"), BROKEN, choice("maybe"))
+    step.ready()
+    late = automata.of(3)
+    assert late is not None
+    said, tried = Said(YES[:1]), []
+    automata.patience = 0.01
+    automata.advance(late, said, 0)
+    monkeypatch.setattr(automata, "try_drafts", lambda held, tokens: tried.append((held, tokens)))
+    ConstrainedStep(automata, step.schedule([YES, [], [5], [6]]))
+    assert tried == [(automata.of(0), YES)]
+    said.ended.set()
+
+
 def test_each_draft_has_what_is_allowed_behind_those_before_it(automata: RowAutomata) -> None:
     step = Step(automata, None, choice("yes"), choice("no"))
     step.ready()

@@ -61,9 +61,9 @@ def test_head_computes_only_rows_that_sample(driver: Driver, monkeypatch: pytest
     model = driver.runner._model
     honest = model.logits
 
-    def logits(hidden: Tensor) -> Tensor:
+    def logits(hidden: Tensor, *more: Any) -> Tensor:
         seen.append(len(hidden))
-        return honest(hidden)
+        return honest(hidden, *more)
 
     monkeypatch.setattr(model, "logits", logits)
     for row in range(3):
@@ -101,10 +101,10 @@ def test_logits_are_made_only_where_somebody_needs_them(
     assert seen[0] == ("greedy" if plain else "logits")
 
 
-def spy(honest: Callable[[Tensor], Tensor], name: str, seen: list[str]) -> Callable[[Tensor], Tensor]:
-    def called(hidden: Tensor) -> Tensor:
+def spy(honest: Callable[..., Tensor], name: str, seen: list[str]) -> Callable[..., Tensor]:
+    def called(hidden: Tensor, *more: Any) -> Tensor:
         seen.append(name)
-        return honest(hidden)
+        return honest(hidden, *more)
 
     return called
 

@@ -22,9 +22,9 @@ NUM_TOKENS = 24
 FORMATS: dict[str, dict[str, Any]] = {
     "llama-mha": {},
     "mistral-window": {"kv_cache_dtype": "int8"},
-    "qwen3": {"dtype": "bfloat16"},
+    "qwen3": {"dtype": "bfloat16", "kv_cache_dtype": "fp8_e5m2"},
     "qwen2": {"quantization": "int8"},
-    "qwen2-moe": {},
+    "qwen2-moe": {"kv_cache_dtype": "fp8_e4m3"},
     "llama-tied": {"quantization": "int4", "quantization_group": 32},
     "mixtral": {"quantization": "int4", "quantization_head": "none", "dtype": "bfloat16"},
 }

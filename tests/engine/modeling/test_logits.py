@@ -63,6 +63,8 @@ def test_logprobs_are_those_of_transformers(variant: str, kernels: str, tmp_path
         {"dtype": "float16"},
         {"kv_cache_dtype": "bfloat16"},
         {"kv_cache_dtype": "int8"},
+        {"kv_cache_dtype": "fp8_e4m3"},
+        {"kv_cache_dtype": "fp8_e5m2"},
         {"quantization": "int8"},
         {"quantization": "int8", "kv_cache_dtype": "int8"},
     ],
@@ -78,7 +80,8 @@ def test_narrower_formats_are_near(variant: str, settings: dict[str, str], kerne
     driver.generate(3, chunk=16)
     found = dense([*sequence.prompt_logprobs, *sequence.logprobs])
     wanted = oracle_logprobs(oracle, sequence.token_ids[:-1])
-    assert 1e-5 < (found - wanted).abs().mean() < 0.08
+    limit = 0.16 if settings.get("kv_cache_dtype") == "fp8_e5m2" else 0.08  # of two bits behind the point
+    assert 1e-5 < (found - wanted).abs().mean() < limit
 
 
 @pytest.mark.parametrize("kernels", KERNELS)

@@ -27,7 +27,7 @@ from tests.engine.chi_square import p_value
 from tests.engine.sampling.test_sampler import plain_support
 
 VOCAB = 16
-NUM_SAMPLES = 120_000
+NUM_SAMPLES = 60_000
 SAMPLER = Sampler(select_kernels(torch.device("cpu"), torch.float32).sampling)
 TRUNCATION: dict[str, dict[str, Any]] = {"all": {}, "top-p": {"top_p": 0.8}, "top-k": {"top_k": 5}}
 PARAMS = {
@@ -210,7 +210,7 @@ def test_the_token_behind_all_drafts() -> None:
     whole = tokens[accepted == 3]
     third = int(np.bincount(whole[:, 2]).argmax())
     counts = np.bincount(whole[whole[:, 2] == third][:, 3], minlength=VOCAB)
-    assert counts.sum() > 2000
+    assert counts.sum() > 1000
     assert p_value(counts, exact(TARGET[third], params)) > 0.01
 
 

@@ -237,9 +237,9 @@ def test_plain_rows_never_make_logits(small: ModelRunner, monkeypatch: pytest.Mo
     seen: list[int] = []
     honest = small._model.greedy
 
-    def greedy(hidden: Tensor) -> Tensor:
+    def greedy(hidden: Tensor, *more: Any) -> Tensor:
         seen.append(len(hidden))
-        return honest(hidden)
+        return honest(hidden, *more)
 
     monkeypatch.setattr(small._model, "greedy", greedy)
     driver = Driver(small)

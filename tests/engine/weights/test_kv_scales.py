@@ -14,14 +14,17 @@ from torch import Tensor
 from engine.description.reading import read_config
 from engine.modeling.assembly import build_decoder
 from engine.modeling.batch import StepBatch
-from engine.modeling.decoder import Decoder, LayerCache
+from engine.modeling.decoder import Decoder
+from engine.modeling.layer_weights import LayerCache
+from engine.modeling.native import NativeDecoder, build_native
 from engine.weights.formats import Formats
 from engine.weights.quantised.reading import read_quantisation
 from engine.weights.source import Checkpoint
 from kernels.interface import reference_kernels
-from kernels.ops.kv_cache import FP8
+from kernels.ops.kv_cache import FP8, FP8S
 from shared.errors import ModelError
 from tests.engine.checkpoints import COMMON, random_prompt, save_checkpoint
+from tests.kernels.natives import load_build
 
 NUM_LAYERS, NUM_KV_HEADS = COMMON["num_hidden_layers"], COMMON["num_key_value_heads"]
 CPU = torch.device("cpu")
@@ -110,18 +113,18 @@ def test_malformed(directory: Path, changes: dict[str, Any], message: str) -> No
 
 
 def build(directory: Path, kv: torch.dtype) -> Decoder:
-    """In float32 on a CPU, where fp8 is only for tests: kernels of GPUs say the same."""
+    """In float32 on a CPU."""
     config = read_config(directory)
     formats = Formats(torch.float32, torch.float32, kv)
     return build_decoder(config, Checkpoint(directory, config), formats, reference_kernels(), CPU, max_positions=64)
 
 
 @torch.inference_mode()
-def states(decoder: Decoder) -> Tensor:  # [20, hidden_size]
-    decoder.allocate(4, 8)
+def states(decoder: Decoder | NativeDecoder, block_size: int = 8) -> Tensor:  # [20, hidden_size]
+    decoder.allocate(4, block_size)
     prompt = torch.tensor([random_prompt(20, seed=1)])
     one, tables = torch.zeros(1, dtype=torch.int64).numpy(), torch.arange(3)[None].numpy()
-    return decoder.forward(StepBatch(one, one, one + 20, one + 20, prompt, tables, 8))
+    return decoder.forward(StepBatch(one, one, one + 20, one + 20, prompt, tables, block_size))
 
 
 def test_a_cache_is_scaled_by_them(directory: Path) -> None:
@@ -148,6 +151,22 @@ def test_a_cache_is_scaled_by_them(directory: Path) -> None:
     assert memory.cache.key_head_scales.tolist() == [20.0, 25.0]
     errors = [float((found - exact).norm() / exact.norm()) for found in (cut, scaled)]
     assert errors[1] < 0.1 < errors[0] / 2
+
+
+@pytest.mark.parametrize("dtype", FP8S)
+def test_native_kernels_scale_a_cache_too(dtype: torch.dtype, tmp_path: Path) -> None:
+    """Nearer to torch's decoder with the same scales than to it without any."""
+    save_checkpoint(tmp_path, "qwen2", "native")
+    with_scales = {"k_scale": torch.tensor([0.4, 2.0]), "v_scale": torch.tensor([0.01, 0.3])}
+    plain = states(build(tmp_path, dtype))
+    path = tmp_path / "model.safetensors"
+    scales = {f"model.layers.{i}.self_attn.{name}": one.clone() for i in range(3) for name, one in with_scales.items()}
+    save_file(load_file(path) | scales, path)
+    spec, formats = read_config(tmp_path), Formats(torch.float32, torch.float32, dtype)
+    native = load_build("native")
+    found = states(build_native(spec, Checkpoint(tmp_path, spec), formats, native, max_positions=64), 16)
+    wanted = states(build(tmp_path, dtype))
+    assert float((found - wanted).norm()) < 0.2 * float((plain - wanted).norm())
 
 
 CACHE = {"type": "float", "num_bits": 8, "strategy": "tensor", "dynamic": False, "symmetric": True}

@@ -7,7 +7,10 @@ bus only its own members reach; `settle` takes that away again, so that a millio
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 import time
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
@@ -18,6 +21,7 @@ from services.draft.main import make as make_draft
 from services.gateway.actor import GatewayActor
 from services.scheduler.invariants import check
 from services.scheduler.main import make as make_scheduler
+from services.store.main import make as make_store
 from services.tokenizer.actor import TokenizerActor
 from services.worker.actor import WorkerActor
 from services.worker.steps import InlineSteps
@@ -226,6 +230,8 @@ class RowsRunner:
     capacity = CAPACITY
     fingerprint = None
     no_native = ""
+    adapters = None
+    blocks = None
 
     def __init__(self) -> None:
         self.done: list[tuple[int, int]] = []
@@ -274,6 +280,21 @@ class DraftStage(Stage):
         return dict(session._num_told), session._epoch, session._update_id, self.standing()
 
 
+class StoreStage(Stage):
+    """A store that is empty: what it holds comes by no message."""
+
+    def make(self) -> Actor:
+        directory = tempfile.mkdtemp(prefix="pageant-stage-")
+        weakref.finalize(self, shutil.rmtree, directory, ignore_errors=True)
+        return make_store(self.network, SETTINGS.replace(store_memory=1 << 20, runtime_dir=directory))
+
+    def prepare(self) -> list[Message]:
+        return [self.roster()]
+
+    def digest(self) -> object:
+        return self.actor.arena.num_bytes, self.standing()
+
+
 STAGES: dict[str, Callable[[], Stage]] = {
     "gateway": GatewayStage,
     "tokenizer": TokenizerStage,
@@ -281,4 +302,5 @@ STAGES: dict[str, Callable[[], Stage]] = {
     "detokenizer": DetokenizerStage,
     "worker": WorkerStage,
     "draft": DraftStage,
+    "store": StoreStage,
 }

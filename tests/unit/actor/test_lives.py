@@ -23,9 +23,15 @@ from shared.config import Settings
 from shared.epochs import LIMIT, MAX_LEAP, SPAN, EpochFollower, life_of
 from shared.errors import ProtocolError
 from shared.messages import (
+    FetchBlocks,
+    HoldAdapters,
+    MayLeave,
+    OfferBlocks,
+    PeerGone,
     Refused,
     ReportHoldings,
     Roster,
+    ServeBlocks,
     ServiceName,
     StepPlan,
     Tick,
@@ -53,6 +59,12 @@ class Worker(MemberActor):
         return {
             StepPlan: self.handle_work,
             ReportHoldings: self.handle_work,
+            HoldAdapters: self.handle_work,
+            OfferBlocks: self.handle_work,
+            FetchBlocks: self.handle_work,
+            ServeBlocks: self.handle_work,
+            MayLeave: self.ignore,
+            PeerGone: self.ignore,
             Roster: self.handle_roster,
             Refused: self.handle_refused,
             Tick: self.handle_tick,
@@ -61,9 +73,12 @@ class Worker(MemberActor):
     def capacity(self) -> WorkerCapacity | None:
         return CAPACITY
 
-    def handle_work(self, message: StepPlan | ReportHoldings) -> None:
+    def handle_work(self, message: StepPlan | ReportHoldings | HoldAdapters) -> None:
         self.check_link(message.epoch)
         self.links.append(message.epoch)
+
+    def ignore(self, _: MayLeave | PeerGone) -> None:
+        """This worker leaves without a word."""
 
     def on_new_scheduler(self) -> None:
         self.num_new += 1

@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from scripts.bench.chaos.cases import PLAIN, byte_cases, grammar_cases, plain_cases, stop_cases
+from scripts.bench.chaos.cases import PLAIN, adapter_cases, byte_cases, grammar_cases, plain_cases, stop_cases
 from scripts.bench.chaos.streams import StreamOutput, differences
 from scripts.bench.common.tokens import MODEL
 from shared.automata.compiling import Compiler
@@ -20,10 +20,10 @@ def test_every_kind_is_asked_for_as_often_and_no_request_twice() -> None:
     texts = [f"{index} said that the end of the story is a long way from here, and more" for index in range(PER_KIND)]
     cases = [
         *plain_cases(PER_KIND, 240), *stop_cases(PER_KIND, 240, texts), *byte_cases(PER_KIND, 240, MODEL),
-        *grammar_cases(PER_KIND, 240),
+        *grammar_cases(PER_KIND, 240), *adapter_cases(PER_KIND, 240, ["one", "two"]),
     ]  # fmt: skip
     kinds = Counter(case.kind for case in cases)
-    assert set(kinds) == {*PLAIN, "stop strings", "bytes", "grammar"} and set(kinds.values()) == {PER_KIND}
+    assert set(kinds) == {*PLAIN, "stop strings", "bytes", "grammar", "adapters"} and set(kinds.values()) == {PER_KIND}
     assert len({case.request.SerializeToString(deterministic=True) for case in cases}) == len(cases)
 
 

@@ -71,6 +71,8 @@ def test_the_quickest_test_comes_first_and_an_import_is_tried_with_its_module_s(
     reach = Reach(seconds={"slow": 5.0, "quick": 0.1}, imported={"a.py": {1}})
     reach.tests["a.py", 2] |= {"slow", "quick"}
     assert reach.of("a.py", 2) == ["quick", "slow"] == reach.of("a.py", 1)
+    reach.imported["data.py"] = {7}
+    assert reach.of("data.py", 7) == ["quick", "slow"] and reach.of("data.py", 8) == []
     assert reach.of("a.py", 3) == [] == reach.of("b.py", 1)
 
 

@@ -23,7 +23,7 @@ from services.cli.main import main
 from services.cli.options import sampling_options, settings_options, take_sampling, take_settings
 from services.cli.serve import roles
 from services.cli.supervisor import Replicas
-from shared.config import Settings, places
+from shared.config import EngineSettings, Settings, places
 from tests.unit.cli.quantised import quantised_copy
 
 seen: list[Any] = []
@@ -126,7 +126,7 @@ def test_doctor_on_models(tmp_path: Path) -> None:
     assert verdicts(found(Settings.of(model=str(tmp_path / "none")), "model")) == ["wrong"]
     (finding,) = found(Settings.of(model=str(tmp_path)), "model")
     assert finding.text.endswith("lacks config.json, tokenizer.json, *.safetensors")
-    finding, facts = check_model(Settings().engine.model, "model", "auto")
+    finding, facts = check_model(Settings().engine.model, "model", EngineSettings())
     assert finding.verdict == "ok" and "LlamaForCausalLM, 9.5 MB of weights" in finding.text
     assert facts is not None and facts.num_elements > 1_000_000
     assert verdicts(found(Settings(), "draft")) == []
@@ -187,12 +187,25 @@ def test_doctor_ends_with_1_where_something_is_wrong(monkeypatch: pytest.MonkeyP
 
 def test_doctor_on_a_quantised_checkpoint(tmp_path: Path) -> None:
     model = quantised_copy(tmp_path / "model")
-    finding, facts = check_model(str(model), "model", "auto")
+    finding, facts = check_model(str(model), "model", EngineSettings(quantization="int8", device="cpu"))
     assert finding.verdict == "ok" and facts is not None
     assert "compressed-tensors: 6 of 9 matrices in 4 bits, groups of 64, symmetric (0.1 MB)" in finding.text
     assert (
         "not quantised: lm_head, model.embed_tokens, model.layers.*.mlp.down_proj; dequantised at load" in finding.text
     )
     assert facts.num_elements == 139_648, "of the weights, not of what they are packed in"
-    finding, _ = check_model(str(quantised_copy(tmp_path / "fp8", "ct-fp8-dynamic")), "model", "auto")
+    finding, facts = check_model(str(model), "model", EngineSettings(device="cpu"))
+    assert finding.text.endswith("; 6 stay codes (0.1 MB), which native kernels multiply (W4A8, W8A8)")
+    assert facts is not None and (facts.kept_elements, facts.kept_bytes) == (98_304, 98_304 * 17 // 32)
+    for decoding in ({"dtype": "float32"}, {"quantization": "none"}):
+        finding, facts = check_model(str(model), "model", Settings.of(device="cpu", **decoding).engine)
+        assert finding.text.endswith("; 6 stay codes (0.1 MB), which native kernels decode while they multiply")
+        assert facts is not None and facts.kept_bytes == 98_304 * 18 // 32, "scales may need float32"
+    for other in ({"kernels": "torch"}, {"quantization": "int8"}):
+        _, facts = check_model(str(model), "model", Settings.of(device="cpu", **other).engine)
+        assert facts is not None and facts.kept_bytes == 0
+    fp8 = str(quantised_copy(tmp_path / "fp8", "ct-fp8-dynamic"))
+    finding, _ = check_model(fp8, "model", EngineSettings(device="cpu"))
+    assert "stay codes (0.1 MB), which native kernels decode while they multiply; activations stay" in finding.text
+    finding, _ = check_model(fp8, "model", EngineSettings(kernels="torch"))
     assert finding.text.endswith("dequantised at load; activations stay in 16 or 32 bits")

@@ -9,10 +9,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
-from services.cli.orders import ORDER_SECONDS, Fulfilment, OrderDesk, SupervisorOrder, desk_path, send_order
+from services.cli.orders import MAX_ORDERS, ORDER_SECONDS, SCALE_SECONDS, Fulfilment, OrderDesk, send_order
 from services.cli.supervisor import Role, Supervisor
+from shared.supervision import ACCEPTED, BUSY, SupervisionReport, SupervisorOrder, desk_path
 from tests.unit.cli.test_supervisor import FakeProcess
 from tests.unit.test_descriptors import full_table
 
@@ -90,21 +92,67 @@ def test_who_talks_nonsense_or_leaves_is_forgotten(tmp_path: Path) -> None:
         give(deployment.path, SupervisorOrder())
 
 
-def test_a_client_that_orders_nothing_makes_way_for_the_next(tmp_path: Path) -> None:
+def test_a_service_that_these_settings_cannot_have_is_not_started(tmp_path: Path) -> None:
+    with Deployment(tmp_path) as deployment:
+        deployment.work.unable = {"draft": "there is none"}
+        assert give(deployment.path, SupervisorOrder(scale={"worker": 2, "draft": 1})) == (
+            False, ["draft=1: there is none"]
+        )  # fmt: skip
+        assert len(deployment.supervisor.children) == 3, "nothing of that order was begun"
+        assert give(deployment.path, SupervisorOrder(scale={"draft": 0})) == (True, ["done"])
+
+
+def test_a_client_that_orders_nothing_holds_up_no_other(tmp_path: Path) -> None:
     now = 100.0
     desk = OrderDesk(desk_path(tmp_path), clock=lambda: now)
     silent, second = socket.socket(socket.AF_UNIX), socket.socket(socket.AF_UNIX)
     silent.connect(str(desk_path(tmp_path)))
     second.connect(str(desk_path(tmp_path)))
     second.sendall(b'{"restart": ["worker"]}\n')
-    assert desk.poll() is None
+    assert desk.poll() == SupervisorOrder(restart=["worker"])
     now += ORDER_SECONDS + 1
     assert desk.poll() is None
     assert silent.recv(1) == b""
-    assert desk.poll() == SupervisorOrder(restart=["worker"])
     desk.close()
     silent.close()
     second.close()
+
+
+def test_a_question_is_answered_while_an_order_is_in_hand_and_further_orders_wait_in_turn(tmp_path: Path) -> None:
+    now = 100.0
+    events: list[str] = []
+    ready: set[str] = {"worker-0"}
+    supervisor = Supervisor([Role("worker")], lambda role: FakeProcess(role.name, events), report=lambda _: None)
+    supervisor.start()
+    desk = OrderDesk(desk_path(tmp_path))
+    work = Fulfilment(desk, supervisor, lambda child: child.role.name in ready, report=events.append, clock=lambda: now)
+
+    def say(order: SupervisorOrder) -> str:
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(str(desk_path(tmp_path)))
+            client.sendall(msgspec.json.encode(order) + b"\n")
+            work.poll()
+            return client.recv(65536).decode().strip()
+
+    def report() -> SupervisionReport:
+        return msgspec.json.decode(say(SupervisorOrder(report=True)), type=SupervisionReport)
+
+    assert [(one.service, one.index, one.state) for one in report().processes] == [("worker", 0, "ready")]
+    assert say(SupervisorOrder(scale={"worker": 2}, wait=False)) == ACCEPTED
+    assert (report().order, [one.state for one in report().processes]) == ("scale worker=2", ["ready", "starting"])
+    assert "no service" in say(SupervisorOrder(restart=["prompter"], wait=False))
+    for _ in range(MAX_ORDERS):
+        assert say(SupervisorOrder(scale={"worker": 1}, wait=False)) == ACCEPTED
+    assert say(SupervisorOrder(restart=["worker"], wait=False)).startswith(BUSY)
+    now += SCALE_SECONDS + 1
+    assert "not so within" in report().failed + events[-1], "an order that cannot be carried out makes way"
+    for _ in range(MAX_ORDERS + 1):
+        supervisor.poll()
+        work.poll()
+    found = report()
+    assert (found.order, found.num_waiting, found.failed, len(found.processes)) == ("", 0, "", 1)
+    assert events[-1] == "ask worker-1", "the last replica is the one that leaves"
+    desk.close()
 
 
 def test_without_a_descriptor_a_desk_goes_on(tmp_path: Path) -> None:

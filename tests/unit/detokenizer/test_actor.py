@@ -170,12 +170,14 @@ async def test_a_new_scheduler_starts_afresh(decoders: DecoderFactory) -> None:
         assert not b.actor.table.streams
 
 
-async def test_a_defect_in_one_stream_ends_that_request_only(decoders: DecoderFactory) -> None:
+@pytest.mark.parametrize("is_made", [False, True])
+async def test_a_defect_in_one_stream_ends_that_request_only(decoders: DecoderFactory, is_made: bool) -> None:
     class Broken(DecoderFactory):
         defects = 1
 
         def make(self, *args: Any, **kwargs: Any) -> Any:
             self.defects -= 1
+            assert self.defects or is_made
             return object() if self.defects == 0 else decoders.make(*args, **kwargs)
 
         def __init__(self) -> None:

@@ -37,6 +37,8 @@ TABLE: dict[str, How] = {
     "pip install": Needs("a package index"),
     "lm_eval run": RunBy("tests/system/test_lm_eval.py", "lm_eval"),
     # -- a running deployment
+    "curl localhost:8000/deployment/restart": RunBy("tests/unit/gateway/http/test_deployment.py", "restart"),
+    "curl localhost:8000/deployment/scale": RunBy("tests/unit/gateway/http/test_deployment.py", "scale"),
     "curl": Run(),
     "pageant doctor": Run(),
     "pageant serve": Run(),
@@ -44,6 +46,8 @@ TABLE: dict[str, How] = {
     "pageant generate": Run(),
     "pageant chat": Run(),
     "pageant top": Run(),
+    "pageant launch": RunBy("tests/system/test_agents.py", "launch"),
+    "pageant model": RunBy("tests/system/test_models.py", '"model"'),
     "pageant scale": Run(),
     "pageant restart": Run(),
     "pageant trace --otlp": RunBy("tests/unit/cli/trace/test_exports.py", "otlp"),
@@ -80,6 +84,10 @@ TABLE: dict[str, How] = {
     "scripts/mutate": Needs("an hour"),
     "scripts/make_quantised_fixtures": Needs("a package index"),
     "scripts/prove_lm_eval": RunBy("tests/system/test_lm_eval.py", "lm_eval"),
+    "scripts/prove_batches": RunBy("tests/system/test_batches.py", "perform"),
+    "scripts/prove_agents": RunBy("tests/system/test_agents.py", "prove_agents"),
+    "scripts/prove_frameworks": RunBy("tests/system/test_frameworks.py", "prove_frameworks"),
+    "scripts/prove_vllm_http": Needs("a package index"),
     "scripts/prove_node": RunBy("tests/system/test_node.py", "node"),
     # -- tests and modules
     "pytest": RunBy("scripts/test", "pytest"),

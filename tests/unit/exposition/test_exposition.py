@@ -19,7 +19,17 @@ from services.scheduler.load import load_of
 from services.scheduler.scheduler import Scheduler
 from services.scheduler.state.policy import Policy
 from services.scheduler.telemetry.steplog import StepMeter
-from shared.exposition import EngineCollector, ProcessState, RequestMeter, ServiceCollector, exposition
+from shared.exposition import (
+    BatchMeter,
+    EngineCollector,
+    ProcessState,
+    RequestMeter,
+    ServiceCollector,
+    Shelf,
+    StoreCollector,
+    StoreState,
+    exposition,
+)
 from shared.exposition.engine import FINGERPRINT
 from shared.exposition.server import MetricsServer
 from shared.messages import Load, Member, ServiceName
@@ -55,7 +65,7 @@ def load() -> Load:
         world.add(f"r{index}", [1, 2, 3] * (index + 1), max_tokens=4)
     while world.step():
         for plan in world.trace:
-            meter.planned(world.scheduler.replicas["w0"], plan, 0.0)
+            meter.tokens.observe(sum(plan.num_scheduled_tokens))
         world.trace.clear()
     return load_of(world.scheduler, "", meter.tokens)
 
@@ -78,7 +88,10 @@ def state() -> ProcessState:
 
 
 def text() -> str:
-    return exposition(EngineCollector("tiny", load()), meter(), ServiceCollector(state())).decode()
+    shelf = Shelf(num_blocks=1, num_bytes=100, max_bytes=1000, num_served=2)
+    store = StoreCollector(StoreState("store-1", {"memory": shelf, "disk": shelf}, num_links=1))
+    service = ServiceCollector(state())
+    return exposition(EngineCollector("tiny", load()), meter(), BatchMeter("tiny"), store, service).decode()
 
 
 @pytest.fixture(scope="module")
@@ -222,3 +235,13 @@ async def test_connections_without_a_request_do_not_keep_a_scrape_out(monkeypatc
         for connection in idle:
             connection.close()
         await asyncio.to_thread(server.close)
+
+
+def test_the_cache_s_size_is_told_where_it_is_known() -> None:
+    cache = {"block_size": "16"}
+    for max_model_len, wanted in ((512, ('kv_cache_size_tokens="', 'kv_cache_max_concurrency="')), (0, ())):
+        told = exposition(EngineCollector("tiny", load(), cache, max_model_len)).decode()
+        (line,) = [one for one in told.splitlines() if one.startswith("vllm:cache_config_info{")]
+        num_blocks = int(line.partition('num_gpu_blocks="')[2].partition('"')[0])
+        assert f'kv_cache_size_tokens="{16 * num_blocks}"' in line and all(word in line for word in wanted)
+        assert (f'kv_cache_max_concurrency="{16 * num_blocks / 512:.2f}"' in line) is bool(max_model_len)

@@ -14,6 +14,8 @@ from protos.pageant.v1 import control_pb2_grpc, inference_pb2_grpc
 from services.gateway.actor import GatewayActor
 from shared.config import Settings, load_settings
 from shared.messages import (
+    DescribeRequest,
+    DescribeResult,
     Fingerprint,
     FinishReason,
     Member,
@@ -50,6 +52,7 @@ class FakeTroupe:
         self.version = 0
         self.seen: dict[str, list[Any]] = {}
         self.fingerprints: list[Fingerprint] = []
+        self.tags = {"<think>": 1001, "</think>": 1002}
 
     def members(self) -> list[Member]:
         tokenizers = [Member(ServiceName.TOKENIZER, name, f"memory://{name}", 1) for name in self.tokenizers]
@@ -85,7 +88,15 @@ class FakeTroupe:
                     if isinstance(message, kind):
                         waiting.remove(message)
                         return message
-                waiting += await inbox.recv_batch()
+                waiting += [message for message in await inbox.recv_batch() if not self.tells_ids(message)]
+
+    def tells_ids(self, message: Any) -> bool:
+        """Answers what gateways ask for themselves: the ids of the tags of reasoning."""
+        if not isinstance(message, DescribeRequest) or not message.texts:
+            return False
+        ids = [[self.tags.get(text, ord(text[0]))] if text else [] for text in message.texts]
+        self.tell(DescribeResult(message.request_id, "{}", ids))
+        return True
 
     async def asked(self, kind: type[M]) -> tuple[str, M]:
         """The next message of a kind at either tokenizer, and which one got it."""

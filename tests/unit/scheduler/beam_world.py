@@ -72,9 +72,11 @@ class BeamWorld(World):
         super().join(name, size)
         self.workers[name] = BeamWorker(self.workers[name].capacity)
 
-    def add_beam(self, request_id: str, prompt: list[int], beam: Beam, n: int = 1, **params: Any) -> None:
+    def add_beam(
+        self, request_id: str, prompt: list[int], beam: Beam, n: int = 1, is_background: bool = False, **params: Any
+    ) -> None:
         params = {"ignore_eos": True, "max_tokens": 8, **params}
-        self.add(request_id, prompt, beam=beam, n=n, **params)
+        self.add(request_id, prompt, beam=beam, n=n, is_background=is_background, **params)
         longest = self.limits.get("max_model_len", 128)
         found = search(prompt, SamplingParams(beam=beam, **params), self.vocab_size, longest)
         for index in range(n):

@@ -5,6 +5,7 @@ What keeps plans and rows apart is the worker's own: the line of plans and the f
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from hashlib import blake2b
 
 import numpy as np
@@ -12,15 +13,31 @@ import numpy as np
 from engine.execution.block_fence import BlockFence
 from engine.execution.partial import completed, without
 from engine.execution.row_states import Ints, RowStates
+from services.worker.block_desk import Arrived, BlockDesk
 from services.worker.plan_sequencer import PlanSequencer, Work
-from shared.messages import AdmittedSequence, Holdings, SlidingPlan, SlidingPool, StepPlan, StepResult, WorkerCapacity
+from shared.messages import (
+    AdmittedSequence,
+    BlocksMoved,
+    FetchBlocks,
+    Holdings,
+    OfferBlocks,
+    ServeBlocks,
+    SlidingPlan,
+    SlidingPool,
+    StepPlan,
+    StepResult,
+    WorkerCapacity,
+    WorkerRole,
+)
 from shared.packing import unpack_tokens
 
 VOCAB = 50
+BLOCK_BYTES = 1 << 20  # a block of a fake worker has none, but says so
 
 
-def next_token(history: list[int], seed: int) -> int:
-    digest = blake2b(repr((history, seed)).encode(), digest_size=4).digest()
+def next_token(history: list[int], seed: int, adapter: str = "") -> int:
+    named = (history, seed, adapter) if adapter else (history, seed)
+    digest = blake2b(repr(named).encode(), digest_size=4).digest()
     return int.from_bytes(digest, "little") % VOCAB
 
 
@@ -31,12 +48,16 @@ def capacity(
     max_model_len: int = 128,
     sliding: tuple[tuple[int, int], ...] = (),
     num_snapshots: int | None = None,
+    block_space: bytes = b"",
+    role: WorkerRole = WorkerRole.BOTH,
 ) -> WorkerCapacity:
-    """`sliding`: windows and numbers of blocks; `num_snapshots`: of states, None where none are kept."""
+    """`sliding`: windows and numbers of blocks; `num_snapshots`: of states, None where none are kept; `block_space`:
+    where blocks move."""
     pools = [SlidingPool(*one) for one in sliding]
     return WorkerCapacity(
         num_blocks, block_size, max_num_seqs, max_model_len, VOCAB, "fake", "float32", "cpu", sliding=pools,
         keeps_states=num_snapshots is not None, num_snapshots=num_snapshots or 0,
+        block_space=block_space, block_bytes=BLOCK_BYTES if block_space else 0, role=role,
     )  # fmt: skip
 
 
@@ -44,10 +65,16 @@ class Row:
     def __init__(self, sequence: AdmittedSequence, num_pools: int) -> None:
         self.tokens = unpack_tokens(sequence.token_ids)
         self.seed = sequence.seed
+        self.adapter = sequence.adapter
         self.tables: list[dict[int, int]] = [{} for _ in range(num_pools)]  # blocks by place
         self.ends = [0] * num_pools
         self.firsts = [0] * num_pools
         self.num_computed = -1
+
+
+def _seen(row: Row, tokens: list[int]) -> tuple[int | str, ...]:
+    """What a key and a value depend on."""
+    return (row.adapter, *tokens) if row.adapter else tuple(tokens)
 
 
 def drafts_of(plan: StepPlan) -> list[list[int]]:
@@ -70,18 +97,75 @@ class FakeStates:
             self.states[destination] = state
 
 
+Content = tuple[tuple[int | str, ...] | None, ...]
+
+
+class FakeBlocks:
+    """Blocks of a fake worker's first pool, as `engine.execution.block_access.BlockAccess` has those of a real one."""
+
+    def __init__(self, worker: FakeWorker) -> None:
+        self.space, self.block_bytes = worker.capacity.block_space, worker.capacity.block_bytes
+        self._worker = worker
+        self._fence = worker.fence.first
+
+    @property
+    def life(self) -> int:
+        return self._fence.num_resets
+
+    def num_agreeing(self, blocks: Sequence[int], generations: Sequence[int]) -> int:
+        return self._fence.num_agreeing(blocks, generations)
+
+    def read(self, blocks: Sequence[int], generations: Sequence[int]) -> list[Content]:
+        size, slots = self._worker.capacity.block_size, self._worker.slots
+        count = self._fence.num_agreeing(blocks, generations)
+        return [tuple(slots.get((0, block, offset)) for offset in range(size)) for block in blocks[:count]]
+
+    def claim(self, blocks: Sequence[int], generations: Sequence[int]) -> int:
+        return self._fence.claim(blocks, generations)
+
+    def write(self, blocks: Sequence[int], generations: Sequence[int], data: list[Content]) -> int:
+        count = self._fence.num_agreeing(blocks, generations)
+        for block, content in zip(blocks[:count], data, strict=False):
+            for offset, history in enumerate(content):
+                self._worker.slots.pop((0, block, offset), None)
+                if history is not None:
+                    self._worker.slots[0, block, offset] = history
+        return count
+
+
+class FakeCarrier:
+    """Keeps what is to be carried, until the world lets it arrive."""
+
+    def __init__(self) -> None:
+        self.given: list[tuple[OfferBlocks, list[Content]]] = []
+        self.wanted: list[tuple[FetchBlocks, int]] = []
+
+    def give(self, order: OfferBlocks, data: list[Content]) -> None:
+        self.given.append((order, data))
+
+    def fetch(self, order: FetchBlocks, count: int) -> None:
+        self.wanted.append((order, count))
+
+    def release(self, data: list[Content]) -> None:
+        """Nothing is used again here."""
+
+
 class FakeWorker:
     """Executes plans in order.  A slot of the pool holds the history that its key and value would depend on."""
 
     def __init__(self, capacity: WorkerCapacity) -> None:
         self.capacity = capacity
         self.windows = [0, *(one.window for one in capacity.sliding)]  # of each pool; 0: every token
-        self.slots: dict[tuple[int, int, int], tuple[int, ...]] = {}  # by pool, block and offset
+        self.slots: dict[tuple[int, int, int], tuple[int | str, ...]] = {}  # by pool, block and offset
         self.rows: dict[int, Row] = {}
         self.step_tokens: list[int] = []
         sizes = [one.num_blocks for one in capacity.sliding]
         self.fence = BlockFence(capacity.max_num_seqs, capacity.num_blocks, capacity.block_size, sizes)
         self.line = PlanSequencer(self)
+        self.adapters: set[str] = set()  # digests of those that it holds
+        self.adapter_epoch = 0  # of the order that said so
+        self.carrier = FakeCarrier()
+        self.desk = BlockDesk(FakeBlocks(self), self.carrier)
         self.forgotten: set[int] = set()  # rows whose state it has lost
         num_rows, num_snapshots = capacity.max_num_seqs, capacity.num_snapshots
         self.places = FakeStates(2 * num_rows + num_snapshots)
@@ -96,9 +180,11 @@ class FakeWorker:
     def holdings(self) -> tuple[list[int], list[int]]:
         return self.fence.holdings()
 
-    def take(self, work: Work) -> StepResult | Holdings | None:
+    def take(self, work: Work) -> StepResult | Holdings | BlocksMoved | None:
         """What comes over the link, whatever it is, and what to answer."""
         turn = self.line.take(work)
+        if isinstance(turn, OfferBlocks | FetchBlocks | ServeBlocks | Arrived):
+            return next(iter(self.desk.take(turn)), None)
         return self.run(turn) if isinstance(turn, StepPlan) else turn
 
     def run(self, plan: StepPlan) -> StepResult:
@@ -164,6 +250,8 @@ class FakeWorker:
         rows = [self.rows[row] for row in plan.rows]
         columns = list(zip(rows, plan.num_computed_tokens, plan.num_scheduled_tokens, drafts_of(plan), strict=True))
         self.step_tokens.append(sum(plan.num_scheduled_tokens))
+        if plan.epoch >= self.adapter_epoch:  # what an earlier life was sent is of no use to anyone
+            assert {row.adapter for row in rows} - {""} <= self.adapters, "a row's adapter is not here"
         for part in columns:
             self._write(*part)
         before = [list(row.tokens) for row in rows]
@@ -197,19 +285,19 @@ class FakeWorker:
         row.num_computed = computed + scheduled
         for pool in range(len(self.windows)):
             for position in range(computed, computed + scheduled):
-                self.slots[self._slot(row, pool, position)] = tuple(tokens[: position + 1])
+                self.slots[self._slot(row, pool, position)] = _seen(row, tokens[: position + 1])
 
     def _attend(self, row: Row, computed: int, scheduled: int, drafts: list[int]) -> list[int]:
         tokens = row.tokens + drafts
         for pool, window in enumerate(self.windows):
             for position in range(max(0, computed - window + 1) if window else 0, computed + scheduled):
-                expected = tuple(tokens[: position + 1])
+                expected = _seen(row, tokens[: position + 1])
                 assert self.slots.get(self._slot(row, pool, position)) == expected, "stale or foreign keys and values"
         if computed + scheduled < len(tokens):
             return []
-        sampled = [next_token(row.tokens, row.seed)]
+        sampled = [next_token(row.tokens, row.seed, row.adapter)]
         while len(sampled) <= len(drafts) and sampled[-1] == drafts[len(sampled) - 1]:
-            sampled.append(next_token(row.tokens + sampled, row.seed))
+            sampled.append(next_token(row.tokens + sampled, row.seed, row.adapter))
         row.num_computed -= len(drafts) - (len(sampled) - 1)
         row.tokens += sampled
         return sampled

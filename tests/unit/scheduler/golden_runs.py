@@ -150,6 +150,8 @@ def states() -> list[str]:
 class NotedStorm(TamperedStorm):
     """A storm of which the ledgers are written down behind each event."""
 
+    background_shares = (0.0,)
+
     def __init__(self, seed: int) -> None:
         self.lines: list[str] = []
         super().__init__(seed)

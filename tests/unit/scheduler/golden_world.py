@@ -166,7 +166,12 @@ class GoldenRun(BeamWorld):
         if self.random.random() < 0.5:
             self.ask(prompt_logprobs=1, n=self.random.randrange(1, 3))
         else:
-            self.ask(n=1, max_tokens=1, min_tokens=0, pooling=Pooling(self.random.choice(list(PoolingKind))))
+            self.ask(
+                n=1,
+                max_tokens=1,
+                min_tokens=0,
+                pooling=Pooling(self.random.choice([PoolingKind.LAST, PoolingKind.MEAN])),
+            )
 
     def turn(self) -> None:
         """Plan and answer at one worker."""

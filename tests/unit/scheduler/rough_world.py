@@ -17,10 +17,10 @@ from services.scheduler.state.replica import Replica
 from services.scheduler.state.sequence import MAX_PREEMPTIONS
 from services.worker.plan_sequencer import Work
 from shared.errors import ProtocolError
-from shared.messages import Holdings, SlidingPlan, StepPlan, StepResult, WorkerCapacity
+from shared.messages import BlocksMoved, Holdings, SlidingPlan, StepPlan, StepResult, WorkerCapacity
 from tests.unit.scheduler.world import World
 
-Answer = StepResult | Holdings
+Answer = StepResult | Holdings | BlocksMoved
 MAX_IDLE = 20  # rounds in which nobody has anything to do but to say how it stands
 
 
@@ -125,6 +125,8 @@ class RoughWorld(World):
         try:
             if isinstance(answer, StepResult):
                 taken = self.scheduler.apply(name, answer, self.now)
+            elif isinstance(answer, BlocksMoved):
+                taken = self.hear_moved(answer)
             else:
                 taken = self.scheduler.reconcile(answer)
             assert is_fresh or not taken, "an answer of another life is taken"
@@ -135,6 +137,12 @@ class RoughWorld(World):
             raise AssertionError("what a worker says makes no sense") from error
         self.after()
         return True
+
+    def hear_moved(self, answer: BlocksMoved) -> bool:
+        """Whether anything came of it."""
+        moves = [len(replica.moves.open) for replica in self.scheduler.replicas.values()]
+        self.scheduler.moves.moved(answer)
+        return moves != [len(replica.moves.open) for replica in self.scheduler.replicas.values()]
 
     def answer(self, name: str) -> bool:
         worked = self.work(name)

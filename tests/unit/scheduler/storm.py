@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from services.scheduler.state.policy import Policy
-from shared.messages import StopMatched, StreamLost, WorkerCapacity
+from shared.messages import Adapter, StopMatched, StreamLost, WorkerCapacity
 from tests.unit.scheduler.fake_draft import FakeDraft
 from tests.unit.scheduler.fake_worker import capacity
 from tests.unit.scheduler.rough_world import RoughWorld
@@ -27,16 +27,21 @@ class Storm:
     """
 
     block_sizes: Sequence[int] = (4, 8, 16, 32)  # of workers that come
+    world_kind: type[RoughWorld] = RoughWorld
+    background_shares: Sequence[float] = (0.0, 0.2, 0.5, 0.8)  # of the requests
 
     def __init__(self, seed: int) -> None:
         self.random = r = random.Random(seed)
+        self.draws = draws = random.Random(f"background {seed}")  # of its own: the rest is as it would be without
+        self.background_share = draws.choice(self.background_shares)
         policy = Policy(
             max_num_batched_tokens=r.choice([16, 24, 64]),
             long_prefill_token_threshold=r.choice([0, 10]),
             scheduling_policy=r.choice(["fcfs", "priority"]),
             num_draft_tokens=r.choice([0, 1, 4]),
+            background_step_tokens=draws.choice([3, 8, 128]),
         )
-        self.world = RoughWorld(
+        self.world = self.make_world(
             policy,
             workers=r.choice([1, 1, 2]),
             num_blocks=r.choice([16, 20, 40]),
@@ -52,6 +57,9 @@ class Storm:
         self.roughness = r.choice([0.0, 0.01, 0.04])  # faults of links among all events
         self.has_drafts = r.random() < 0.5
         self.has_mixed_workers = r.random() < 0.5
+
+    def make_world(self, policy: Policy, **limits: Any) -> RoughWorld:
+        return self.world_kind(policy, **limits)
 
     def windows(self, block_size: int) -> tuple[tuple[int, int], ...]:
         """Windows and numbers of blocks of a worker's sliding pools."""
@@ -148,7 +156,15 @@ class Storm:
                 "min_tokens": min(3, params["max_tokens"]),
             }
         salt = r.choice(["", "", "tenant"])
-        self.world.add(f"r{self.num_added}", prompt, priority=r.randrange(3), salt=salt, **params)
+        rests = self.draws.random() < self.background_share
+        self.world.add(
+            f"r{self.num_added}", prompt, priority=r.randrange(3), salt=salt, is_background=rests,
+            adapter=self.adapter(), **params,
+        )  # fmt: skip
+
+    def adapter(self) -> Adapter | None:
+        """Of the request that is added."""
+        return None
 
     def cut_short(self) -> None:
         requests = list(self.world.scheduler.requests)

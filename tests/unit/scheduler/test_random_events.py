@@ -21,7 +21,7 @@ from tests.unit.scheduler.storm import (
     WindowStorm,
 )
 
-EVENTS = int(os.environ.get("PAGEANT_TEST_EVENTS", "100000"))
+EVENTS = int(os.environ.get("PAGEANT_TEST_EVENTS", "60000"))
 ENOUGH = 60_000  # for each part to see everything
 PARTS = 4  # that can run side by side
 STORM = 3000  # events of each, before it settles

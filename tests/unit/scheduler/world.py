@@ -9,7 +9,7 @@ from services.scheduler.invariants import check
 from services.scheduler.scheduler import Scheduler
 from services.scheduler.state.policy import Policy
 from shared.errors import RejectCode
-from shared.messages import AddRequest, DraftUpdate, FinishReason, RequestHeader, StepPlan, WorkerCapacity
+from shared.messages import Adapter, AddRequest, DraftUpdate, FinishReason, RequestHeader, StepPlan, WorkerCapacity
 from shared.packing import pack_tokens
 from shared.sampling import GenerationDefaults, SamplingParams
 from tests.unit.scheduler.fake_draft import FakeDraft
@@ -33,6 +33,7 @@ class World:
         self.wanted: dict[tuple[str, int], list[int]] = {}
         self.trace: list[StepPlan] = []
         self.num_events = 0
+        self.num_background_steps = 0
         self.acknowledges = True
         self.epoch = 0
         self.scheduler.set_detokenizers(["d0"])
@@ -77,14 +78,28 @@ class World:
         return True
 
     def add(
-        self, request_id: str, prompt: list[int], priority: int = 0, salt: str = "", tenant: str = "", **params: Any
+        self,
+        request_id: str,
+        prompt: list[int],
+        priority: int = 0,
+        salt: str = "",
+        tenant: str = "",
+        is_background: bool = False,
+        adapter: Adapter | None = None,
+        retention: float = 0.0,
+        **params: Any,
     ) -> None:
         params = {"max_tokens": 8, "seed": 1, "ignore_eos": True, **params}
         resolved = SamplingParams(**params).resolved(GenerationDefaults(), max_tokens=16)
-        header = RequestHeader(request_id, "g0", tenant=tenant, priority=priority, cache_salt=salt)
+        header = RequestHeader(
+            request_id, "g0", tenant=tenant, priority=priority, cache_salt=salt, is_background=is_background,
+            adapter=adapter,
+            retention=retention,
+        )  # fmt: skip
         self.scheduler.add(AddRequest(header, resolved, pack_tokens(prompt), [0]), now=0.0)
         for index in range(resolved.n):
-            self.wanted[request_id, index] = expected(prompt, resolved, index, self.limits.get("max_model_len", 128))
+            most, digest = self.limits.get("max_model_len", 128), "" if adapter is None else adapter.digest
+            self.wanted[request_id, index] = expected(prompt, resolved, index, most, digest)
         self.after()
 
     def abort(self, request_id: str) -> None:
@@ -98,8 +113,22 @@ class World:
         if plan is not None:
             self.plans[name].append(plan)
             self.trace.append(plan)
+            self.check_background(name)
         self.after()
         return plan
+
+    def check_background(self, name: str) -> None:
+        """A plan was made: one of background sequences is made only where there are no others, by itself, and is
+        short."""
+        replica, policy = self.scheduler.replicas[name], self.scheduler.policy
+        step = replica.in_flight[-1]
+        if any(sequence.is_background for sequence in step.sequences):
+            others = [sequence for sequence in (*replica.running, *replica.waiting) if not sequence.is_background]
+            assert not others, "background sequences rest while others are here"
+            assert len(replica.in_flight) == 1, "the next request would wait for more than one step"
+            if policy.enable_chunked_prefill:
+                assert sum(step.num_scheduled) <= policy.background_step_tokens
+            self.num_background_steps += 1
 
     def answer(self, name: str) -> bool:
         """Let a worker execute its oldest plan."""
@@ -180,11 +209,11 @@ class World:
             assert not replica.in_flight
 
 
-def expected(prompt: list[int], params: SamplingParams, index: int, max_model_len: int) -> list[int]:
+def expected(prompt: list[int], params: SamplingParams, index: int, max_model_len: int, adapter: str = "") -> list[int]:
     """What a sequence generates alone."""
     history = list(prompt)
     while True:
-        token = next_token(history, (params.seed or 0) + index)
+        token = next_token(history, (params.seed or 0) + index, adapter)
         history.append(token)
         num_output = len(history) - len(prompt)
         if num_output >= params.min_tokens and (

@@ -108,3 +108,13 @@ def test_sizes_of_which_too_few_were_recorded_scatter_as_their_neighbours() -> N
     plain = fit(small + few)
     ratios = {round(model.seconds(one.work, 0.1 * place) / plain.seconds(one.work), 6) for place, one in enumerate(few)}
     assert len(ratios) > 3
+
+
+def test_a_short_recording_of_a_busy_machine_foretells_no_step_that_takes_no_time() -> None:
+    """Large steps that by chance took less than small ones let a line through both fall below zero."""
+    small = [RecordedStep(1, 1, 1, 0, 0, 0.0, 0.1) for _ in range(40)]
+    large = [RecordedStep(40 + index % 8, 1, 1, 0, 0, 0.0, 1e-3) for index in range(40)]
+    steps = one_after_another([*small, *large])
+    model = Scattered(fit(steps), steps)
+    assert all(model.seconds(one.work, one.start) > 0 for one in steps)
+    assert model.seconds(StepWork(1000, 1, 1, 0, 0)) > 0

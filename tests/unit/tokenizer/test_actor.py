@@ -84,14 +84,14 @@ REFUSED = [
     (chat("é" * 600), "chat", "max_prompt_bytes=1000"),
     (chat(), "chat", "at least one message"),
     (
-        TokenizeRequest(header(), SamplingParams(), chat=[ChatMessage("boss", "x")]),
+        TokenizeRequest(header(), SamplingParams(), chat=[ChatMessage("the boss", "x")]),
         "chat.messages[0].role",
-        "unknown role 'boss'",
+        "must be a word, got 'the boss'",
     ),
     (text("a", stop=["x"] * 65), "stop", "more than 64"),
     (text("a", bad_words=["x"] * 257), "bad_words", "more than 256"),
     (text("a", top_p=0.0), "top_p", "must be in"),
-    (text("a", stop_token_ids=[32000]), "stop_token_ids", "out-of-vocabulary"),
+    (text("a", stop_token_ids=[32000]), "stop_token_ids", "out of vocabulary"),
 ]
 
 

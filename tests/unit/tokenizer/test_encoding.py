@@ -46,6 +46,12 @@ def test_bos_is_added_exactly_once(data_dir: Path, tmp_path: Path) -> None:
         copy(data_dir / "tokenizers/gpt2", tmp_path, add_bos_token=True, bos_token={"content": "<|endoftext|>"})
     )
     assert gpt2.encode("Hello") == [50256, 15496]
+    (tmp_path / "generic").mkdir()
+    generic = copy(
+        data_dir / "tokenizers/gpt2", tmp_path / "generic", add_bos_token=True, bos_token="<|endoftext|>",
+        tokenizer_class="PreTrainedTokenizerFast",
+    )  # fmt: skip
+    assert load_tokenizer(generic).encode("Hello") == [15496], "as transformers' generic class has it"
     assert tokenizer(data_dir / "tokenizers/gpt2").encode("Hello") == [15496]
 
 
@@ -87,6 +93,11 @@ def test_where_chat_templates_are_found(tmp_path: Path) -> None:
     assert load_tokenizer(path).chat_template == "D"
     (path / "chat_template.jinja").write_text("F")
     assert load_tokenizer(path).chat_template == "F"
+    (tmp_path / "mine").write_text("M")
+    assert load_tokenizer(path, str(tmp_path / "mine")).chat_template == "M"
+    assert load_tokenizer(path, "{{ messages }}").chat_template == "{{ messages }}"
+    with pytest.raises(ModelError, match=r"absent\.jinja cannot be read"):
+        load_tokenizer(path, "absent.jinja")
 
 
 def test_how_many_characters_a_token_can_be(data_dir: Path) -> None:

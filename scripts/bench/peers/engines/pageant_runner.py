@@ -32,6 +32,7 @@ class Runner:
     def __init__(self, options: dict[str, Any]) -> None:
         settings = load_settings(options["settings"], environ={})
         runner = load_runner(settings, has_windows=False)
+        runner.reset()  # as a worker does when it registers
         self._core = Scheduler(policy_of(settings))
         self._core.set_detokenizers(["detokenizer"])
         self._core.add_worker(WORKER, 1, runner.capacity)

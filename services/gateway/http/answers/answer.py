@@ -37,18 +37,19 @@ class UsageOptions:
     """Whether the events of a stream say how many tokens there were, and where the time went; options without a stream
     are refused."""
 
-    def __init__(self, body: GenerationBody) -> None:
+    def __init__(self, body: GenerationBody, *, forced: bool = False) -> None:
+        """`forced`: every event has it, whatever is asked."""
         options = body.stream_options
         if options is not None and not body.stream:
             raise RequestError("stream_options can only be given with stream", field="stream_options")
-        self._at_end = bool(options and options.include_usage)
-        self._always = bool(options and options.continuous_usage_stats)
+        self._at_end = bool(options and options.include_usage) or forced
+        self._always = forced or bool(self._at_end and options and options.continuous_usage_stats)
         self._explain = body.explain
 
-    def now(self, streams: list[Stream]) -> TokenUsage | UnsetType | None:
-        """The field `usage` of an event in the middle."""
+    def now(self, streams: list[Stream], *, has_output: bool = True) -> TokenUsage | UnsetType | None:
+        """The field `usage` of an event in the middle; without output it counts the prompt alone."""
         if self._always:
-            return usage_of(streams)
+            return usage_of(streams, has_output=has_output)
         return None if self._at_end else UNSET
 
     def last(self, streams: list[Stream]) -> dict[str, Any]:

@@ -59,11 +59,10 @@ def legacy_logprobs(
 
 
 def _top_by_text(entry: TokenLogprobs, texts: TokenTexts, top: int) -> dict[str, float]:
-    """The likeliest `top` first, then the token itself where it is not among them."""
-    found: dict[str, float] = {}
+    """The token itself first, as vLLM has it, then the likeliest `top`."""
+    found = {texts.text(entry.token_ids[0]): _finite(entry.logprobs[0])}
     for token_id, logprob in _likeliest(entry, top):
         found.setdefault(texts.text(token_id), _finite(logprob))
-    found.setdefault(texts.text(entry.token_ids[0]), _finite(entry.logprobs[0]))
     return found
 
 

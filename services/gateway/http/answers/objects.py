@@ -18,11 +18,16 @@ class PromptTokensDetails(msgspec.Struct):
     cached_tokens: int
 
 
+class CompletionTokensDetails(msgspec.Struct):
+    reasoning_tokens: int
+
+
 class TokenUsage(msgspec.Struct):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
 
 
 class LegacyLogprobs(msgspec.Struct):
@@ -57,17 +62,19 @@ class TokenLogprob(msgspec.Struct):
     top_logprobs: list[TopLogprob]
 
 
-def usage_of(streams: list[Stream]) -> TokenUsage:
-    """Of all prompts and all sequences together, so far."""
+def usage_of(streams: list[Stream], *, has_output: bool = True) -> TokenUsage:
+    """Of all prompts and all sequences together, so far; without output of the prompts alone."""
     num_prompt = sum(stream.num_prompt_tokens for stream in streams)
-    num_output = sum(stream.num_output_tokens for stream in streams)
+    num_output = sum(stream.num_output_tokens for stream in streams) if has_output else 0
     cached = PromptTokensDetails(sum(stream.num_cached_tokens for stream in streams))
-    return TokenUsage(num_prompt, num_output, num_prompt + num_output, cached)
+    counts = [stream.num_reasoning_tokens for stream in streams if stream.num_reasoning_tokens is not None]
+    details = CompletionTokensDetails(sum(counts) if has_output else 0) if counts else UNSET
+    return TokenUsage(num_prompt, num_output, num_prompt + num_output, cached, details)
 
 
-def fingerprint_of(streams: Iterable[Stream]) -> str | None:
+def fingerprint_of(streams: Iterable[Stream]) -> str | UnsetType:
     """Of the worker that began them; of several prompts, which mixed workers may have, each once."""
-    return ",".join(sorted({stream.fingerprint for stream in streams if stream.fingerprint})) or None
+    return ",".join(sorted({stream.fingerprint for stream in streams if stream.fingerprint})) or UNSET
 
 
 def explanations(streams: Sequence[Stream], wanted: bool | None) -> Explanations:

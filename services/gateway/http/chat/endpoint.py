@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
+from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -21,7 +20,7 @@ from services.gateway.http.answers.objects import (
     stop_reason,
     usage_of,
 )
-from services.gateway.http.chat.answer import AnswerReader, DeltaBuilder, MessageBuilder
+from services.gateway.http.chat.answer import DeltaBuilder, MessageBuilder
 from services.gateway.http.chat.objects import (
     ChatBody,
     ChatChoice,
@@ -30,11 +29,14 @@ from services.gateway.http.chat.objects import (
     ChunkChoice,
     MessageDelta,
 )
-from services.gateway.http.chat.prompt import ToolUse, chat_options, echoed, read_messages
-from services.gateway.http.parsing.registry import OutputParser, make_reasoning_parser, make_tool_parser
+from services.gateway.http.chat.options import begins_a_message, echoed, variables_of
+from services.gateway.http.conversation.form import Conversation, tool_use
+from services.gateway.http.conversation.prompt import read_messages
+from services.gateway.http.conversation.reader import AnswerReader
 from services.gateway.http.requests.gate import Gate
 from services.gateway.http.requests.returning import Bookmark, Rest, positions_of
 from services.gateway.http.requests.sampling import read_beam, refuse_impossible, sampling_params
+from services.gateway.http.requests.thinking import thinking_budget
 from services.gateway.streams.stream import Position, Stream, StreamDelta
 from shared.errors import RequestError
 from shared.messages import SequenceText, TokenizeRequest
@@ -48,8 +50,9 @@ class Chats:
 
     async def post(self, request: Request) -> Response:
         body = await self._gate.bodies.read(request, ChatBody)
-        self._gate.check_model(body.model)
-        call = ChatCall(self._gate, body)
+        gate = self._gate.choose(body.model)
+        await gate.formats.learn()
+        call = ChatCall(gate, body)
         has = positions_of(request, call.n) if body.stream else None
         asked = await call.request(request)
         headers = {"x-request-id": asked.header.request_id}
@@ -66,41 +69,52 @@ class ChatCall:
         _check(body)
         self.gate = gate
         self.body = body
-        self.identity = Identity("chatcmpl", gate.settings.engine.model_name)
-        self.texts = TokenTexts(gate.vocabulary, as_ids=bool(body.return_tokens_as_token_ids))
+        self.identity = Identity("chatcmpl", gate.model_name(body.model))
+        self.texts = TokenTexts(gate.vocabulary, as_ids=gate.names_ids(body.return_tokens_as_token_ids))
         self.n = 1 if body.n is None else body.n
-        self.usage = UsageOptions(body)
-        self.messages = read_messages(body.messages, body.message_name)
-        self.shown = echoed(body, self.messages)
+        self.usage = UsageOptions(body, forced=gate.settings.gateway.enable_force_include_usage)
+        variables = variables_of(body)
+        self.conversation = Conversation(
+            messages=read_messages(body.messages, body.message_name),
+            tools=tool_use(
+                gate.formats,
+                body.tools or [],
+                body.tool_choice,
+                parallel=body.parallel_tool_calls is not False,
+                variables=variables,
+            ),
+            variables=variables,
+            begins_a_message=begins_a_message(body),
+            continues_the_last=bool(body.continue_final_message),
+            shows_reasoning=body.include_reasoning is not False,
+            thinking=thinking_budget(gate.formats, body.thinking_token_budget, body.chat_template_kwargs),
+        )
+        self.shown = echoed(body, self.conversation.messages)
         self.prompt_token_ids: list[int] = []  # where the answer tells of them
-        self._format = make_tool_parser(gate.settings.gateway.tool_call_parser)
-        self.tools = ToolUse(body, self._format, closes=gate.settings.gateway.closed_objects != "none")
         check_n(self.n, gate.settings.scheduling.max_n)
 
     async def request(self, request: Request) -> TokenizeRequest:
         """What the tokenizer is asked; a prompt that the answer tells of is tokenized here already."""
         body = self.body
         max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
-        more: dict[str, Any] = {}
-        if self.tools.offered and self._keeps_special_tokens:
-            more["skip_special_tokens"] = False
-        if self.tools.grammar is not None:
-            more["grammar"] = self.tools.grammar
+        conversation = self.conversation
         params = sampling_params(
             body,
             closes=self.gate.closes_formats,
             max_tokens=max_tokens,
             logprobs=(body.top_logprobs or 0) if body.logprobs else None,
             beam=read_beam(body, body.best_of),
-            **more,
+            **conversation.sampling,
         )
         header = self.gate.header(request, label=body.request_id, priority=body.priority)
         params = self.gate.seeded(params, request, header)
-        options = chat_options(body, self.tools)
+        options = conversation.options
         if not self._needs_ids:
-            return TokenizeRequest(header, params, chat=self.messages, chat_options=options)
+            return TokenizeRequest(header, params, chat=conversation.messages, chat_options=options)
         ids = self.gate.truncate(
-            await self.gate.encode(request, chat=self.messages, options=options), body.truncate_prompt_tokens
+            await self.gate.encode(request, chat=conversation.messages, options=options),
+            body.truncate_prompt_tokens,
+            body.truncation_side,
         )
         self.prompt_token_ids = ids
         if max_tokens is None and self.gate.max_model_len:
@@ -115,24 +129,13 @@ class ChatCall:
         return any(asked)
 
     @property
-    def _keeps_special_tokens(self) -> bool:
-        return self._format is not None and self._format.keeps_special_tokens
-
-    @property
     def tells_logprobs(self) -> bool:
         """Whether tokens are called by their texts."""
         return bool(self.body.logprobs) or self.body.prompt_logprobs is not None
 
     def reader(self) -> AnswerReader:
-        """A reader for one sequence; a call that was begun for the model is read from its beginning."""
-        settings, tools = self.gate.settings, self.tools
-        parser = OutputParser(
-            None if tools.opening else make_reasoning_parser(settings.gateway.reasoning_parser),
-            make_tool_parser(settings.gateway.tool_call_parser) if tools.offered else None,
-        )
-        if tools.opening:
-            parser.feed(tools.opening)
-        return AnswerReader(parser, parallel=tools.parallel, reasoning=self.body.include_reasoning is not False)
+        """A reader for one sequence."""
+        return self.conversation.reader(self.gate.formats)
 
     async def answer(self, asked: TokenizeRequest) -> bytes:
         """The whole answer as JSON."""
@@ -143,21 +146,32 @@ class ChatCall:
         async def consume(_: int, stream: Stream, deltas: list[StreamDelta]) -> None:
             for delta in deltas:
                 outputs[delta.index].extend(delta)
-                builders[delta.index].add(readers[delta.index].feed("".join(delta.text)))
+                if not self.is_cut_at_once(outputs[delta.index]):
+                    builders[delta.index].add(readers[delta.index].take(stream, delta))
 
         (stream,) = await self.gate.run([asked], consume)
-        for reader, builder in zip(readers, builders, strict=True):
-            builder.add(reader.finish())
+        for output, reader, builder in zip(outputs, readers, builders, strict=True):
+            builder.add(reader.finish(is_cut_call=self.is_cut_call(output.end)))
         entries = outputs[0].prompt_logprobs
         await self.texts.learn(ids_of([*entries, *(entry for one in outputs for entry in one.logprobs)]))
         choices = [
             self._choice(index, stream, one, builder, reader)
             for index, (one, builder, reader) in enumerate(zip(outputs, builders, readers, strict=True))
         ]
-        prompt = given(prompt_logprobs(entries, self.texts), self.body.prompt_logprobs is not None)
+        prompt = prompt_logprobs(entries, self.texts) if self.body.prompt_logprobs is not None else None
         explained = explanations([stream], self.body.explain)
         usage = usage_of([stream])
-        return encode(self.completion(choices, stream, usage=usage, prompt_logprobs=prompt, explanations=explained))
+        ids = self.prompt_token_ids if self.body.return_token_ids else None
+        more = {"usage": usage, "prompt_logprobs": prompt, "prompt_token_ids": ids, "explanations": explained}
+        return encode(self.completion(choices, stream, **more))
+
+    def is_cut_call(self, end: SequenceText | None) -> bool:
+        """Whether a call that was demanded ended for its length."""
+        return self.conversation.is_cut_call(end)
+
+    def is_cut_at_once(self, output: StreamDelta) -> bool:
+        """Whether it ended so at its first token, which makes no call."""
+        return self.is_cut_call(output.end) and len(output.token_ids) <= 1
 
     def completion(
         self, choices: list[ChatChoice] | list[ChunkChoice], stream: Stream, **more: object
@@ -166,7 +180,6 @@ class ChatCall:
             **self.identity.fields,
             choices=choices,
             system_fingerprint=fingerprint_of([stream]),
-            prompt_token_ids=given(self.prompt_token_ids, self.body.return_token_ids and choices),
             **more,  # type: ignore[arg-type]
         )
 
@@ -179,13 +192,13 @@ class ChatCall:
             logprobs=self.logprobs(one.token_ids, one.logprobs),
             finish_reason=self.finish_reason(one.end, reader),
             stop_reason=stop_reason(stream, one.end.stop_reason) if one.end else None,
-            token_ids=given(one.token_ids, self.body.return_token_ids),
+            token_ids=one.token_ids if self.body.return_token_ids else None,
         )
 
     def finish_reason(self, end: SequenceText | None, reader: AnswerReader) -> str | None:
         """A model that ended after calling waits for the answers; where it had to call, it has just ended."""
         reason = finish_reason(end)
-        return "tool_calls" if reason == "stop" and reader.num_calls and not self.tools.named else reason
+        return "tool_calls" if reason == "stop" and reader.num_calls and not self.conversation.tools.named else reason
 
     def logprobs(self, token_ids: list[int], entries: list[Entry]) -> ChoiceLogprobs | None:
         if not self.body.logprobs:
@@ -204,6 +217,7 @@ class ChatStream:
             None if has is None else [[Position()] * call.n]
         )  # is sent again, to be parsed from the start
         self._bookmark = Bookmark(call.n, has, is_kept=asked.header.is_kept)
+        self._has_told_prompt = False
         self._sequences = [
             SequenceEvents(call, index, Position() if has is None else has[index]) for index in range(call.n)
         ]
@@ -224,7 +238,7 @@ class ChatStream:
 
     def _events(self, stream: Stream, delta: StreamDelta) -> bytes:
         """One for each choice; the last has the id, since only with that the client has all of the delta."""
-        new = self._sequences[delta.index].new(delta)
+        new = self._sequences[delta.index].new(stream, delta)
         if new is None:
             return b""
         self._bookmark.add(delta.index, new)
@@ -238,8 +252,11 @@ class ChatStream:
         return b"".join(chunks)
 
     def _chunk(self, choices: list[ChunkChoice], stream: Stream, prompt: PromptLogprobs) -> bytes:
-        usage = self._call.usage.now([stream])
-        return event(encode(self._object(choices, stream, usage=usage, prompt_logprobs=given(prompt, prompt))))
+        usage = self._call.usage.now([stream], has_output=choices[0].delta.role is UNSET)
+        ids = given(self._call.prompt_token_ids, self._call.body.return_token_ids and not self._has_told_prompt)
+        self._has_told_prompt = True
+        more = {"usage": usage, "prompt_logprobs": given(prompt, prompt), "prompt_token_ids": ids}
+        return event(encode(self._object(choices, stream, **more)))
 
     def _object(self, choices: list[ChunkChoice], stream: Stream, **more: object) -> ChatCompletion:
         return self._call.completion(choices, stream, object="chat.completion.chunk", **more)
@@ -259,20 +276,21 @@ class SequenceEvents:
         self._token_ids: list[int] = []  # whose log-probabilities no event has said yet
         self._entries: list[Entry] = []
 
-    def new(self, delta: StreamDelta) -> StreamDelta | None:
+    def new(self, stream: Stream, delta: StreamDelta) -> StreamDelta | None:
         """What of `delta` the client has not; the rest is parsed, and not sent again."""
         had, new = self._rest.split(delta)
         if had is not None:
-            self._builder.deltas(self._reader.feed("".join(had.text)))
+            self._builder.deltas(self._reader.take(stream, had))
             self._begun = True
         return new
 
     def choices(self, stream: Stream, delta: StreamDelta) -> list[ChunkChoice]:
         """The choices of the events for `delta`, one event each."""
         call = self._call
-        parts = self._reader.feed("".join(delta.text))
+        is_nothing = not self._begun and call.is_cut_at_once(delta)
+        parts = [] if is_nothing else self._reader.take(stream, delta)
         if delta.end is not None:
-            parts = parts + self._reader.finish()
+            parts = parts + self._reader.finish(is_cut_call=call.is_cut_call(delta.end))
         deltas = self._builder.deltas(parts)
         if not self._begun:
             self._begun = True

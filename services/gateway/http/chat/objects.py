@@ -8,58 +8,8 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from services.gateway.http.answers.objects import Explanations, PromptLogprobs, TokenLogprob, TokenUsage
+from services.gateway.http.conversation.objects import MessageBody, NamedChoice
 from services.gateway.http.requests.fields import ClientNames, GenerationBody, Int
-
-
-class ContentPart(msgspec.Struct, kw_only=True):
-    """A part of a message's content; only text can be read here."""
-
-    type: str
-    text: str | None = None
-
-
-class FunctionCall(msgspec.Struct, kw_only=True):
-    name: str
-    arguments: str | None = None
-
-
-class CallBody(msgspec.Struct, kw_only=True):
-    """A call that an assistant made earlier."""
-
-    id: str | None = None
-    type: str | None = None
-    function: FunctionCall
-
-
-class MessageBody(msgspec.Struct, kw_only=True):
-    role: str
-    content: str | list[ContentPart] | None = None
-    name: str | None = None
-    tool_call_id: str | None = None
-    tool_calls: list[CallBody] | None = None
-    reasoning_content: str | None = None
-    reasoning: str | None = None  # another name for the same
-
-
-class FunctionBody(msgspec.Struct, kw_only=True):
-    name: str
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
-
-
-class ToolBody(msgspec.Struct, kw_only=True):
-    type: str
-    function: FunctionBody
-
-
-class FunctionName(msgspec.Struct, kw_only=True):
-    name: str
-
-
-class NamedChoice(msgspec.Struct, kw_only=True):
-    type: str | None = None
-    function: FunctionName
 
 
 class ChatBody(GenerationBody, kw_only=True):
@@ -128,6 +78,7 @@ class AnswerMessage(msgspec.Struct, kw_only=True):
     content: str | None
     refusal: None = None
     reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET  # the same, under vLLM's newer name
     tool_calls: list[ToolCallPart] | UnsetType = UNSET
 
 
@@ -135,6 +86,7 @@ class MessageDelta(msgspec.Struct, kw_only=True):
     role: str | UnsetType = UNSET
     content: str | UnsetType = UNSET
     reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
     tool_calls: list[ToolCallPart] | UnsetType = UNSET
 
 
@@ -144,7 +96,7 @@ class ChatChoice(msgspec.Struct, kw_only=True):
     logprobs: ChoiceLogprobs | None = None
     finish_reason: str | None
     stop_reason: str | int | None = None
-    token_ids: list[int] | UnsetType = UNSET
+    token_ids: list[int] | None = None
 
 
 class ChunkChoice(msgspec.Struct, kw_only=True):
@@ -165,7 +117,7 @@ class ChatCompletion(msgspec.Struct, kw_only=True):
     model: str
     choices: list[ChatChoice] | list[ChunkChoice]
     usage: TokenUsage | UnsetType | None = UNSET
-    system_fingerprint: str | None = None
-    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
-    prompt_token_ids: list[int] | UnsetType = UNSET
+    system_fingerprint: str | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType | None = UNSET
+    prompt_token_ids: list[int] | UnsetType | None = UNSET
     explanations: Explanations = UNSET

@@ -31,6 +31,7 @@ from services.gateway.http.requests.gate import Gate
 from services.gateway.http.requests.prompts import Prompt, read_prompts
 from services.gateway.http.requests.returning import Bookmark, positions_of
 from services.gateway.http.requests.sampling import read_beam, refuse_impossible, sampling_params
+from services.gateway.http.requests.thinking import as_the_prompt_ends, thinking_budget
 from services.gateway.streams.stream import Position, Stream, StreamDelta
 from shared.errors import RequestError
 from shared.messages import TokenizeRequest
@@ -60,9 +61,9 @@ class CompletionChoice(msgspec.Struct, kw_only=True):
     logprobs: LegacyLogprobs | None = None
     finish_reason: str | None = None
     stop_reason: str | int | None = None
-    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
-    prompt_token_ids: list[int] | UnsetType = UNSET
-    token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType | None = UNSET
+    prompt_token_ids: list[int] | UnsetType | None = UNSET
+    token_ids: list[int] | UnsetType | None = UNSET
 
 
 class Completion(msgspec.Struct, kw_only=True):
@@ -74,7 +75,7 @@ class Completion(msgspec.Struct, kw_only=True):
     model: str
     choices: list[CompletionChoice]
     usage: TokenUsage | UnsetType | None = UNSET
-    system_fingerprint: str | None = None
+    system_fingerprint: str | UnsetType = UNSET
     explanations: Explanations = UNSET
 
 
@@ -86,8 +87,10 @@ class Completions:
 
     async def post(self, request: Request) -> Response:
         body = await self._gate.bodies.read(request, CompletionBody)
-        self._gate.check_model(body.model)
-        call = CompletionCall(self._gate, body)
+        gate = self._gate.choose(body.model)
+        if body.thinking_token_budget is not None:
+            await gate.formats.learn()
+        call = CompletionCall(gate, body)
         has = positions_of(request, len(call.prompts) * call.n) if body.stream else None
         requests = await call.requests(request)
         headers = {"x-request-id": requests[0].header.request_id}
@@ -103,15 +106,15 @@ class CompletionCall:
         refuse_impossible(body)
         self.gate = gate
         self.body = body
-        self.identity = Identity("cmpl", gate.settings.engine.model_name)
-        self.texts = TokenTexts(gate.vocabulary, as_ids=bool(body.return_tokens_as_token_ids))
+        self.identity = Identity("cmpl", gate.model_name(body.model))
+        self.texts = TokenTexts(gate.vocabulary, as_ids=gate.names_ids(body.return_tokens_as_token_ids))
         self.prompts = read_prompts(body.prompt)
         self.n = 1 if body.n is None else body.n
         self.beam = read_beam(body, body.best_of)
         self.best_of = self.n if body.best_of is None or self.beam is not None else body.best_of
         self.echo = bool(body.echo)
         self.only_prompt = self.echo and body.max_tokens == 0  # nothing new is wanted: the one token made is not shown
-        self.usage = UsageOptions(body)
+        self.usage = UsageOptions(body, forced=gate.settings.gateway.enable_force_include_usage)
         check_n(self.best_of, gate.settings.scheduling.max_n, field="n" if body.best_of is None else "best_of")
         _check(body, self.n, self.best_of)
 
@@ -128,6 +131,7 @@ class CompletionCall:
             logprobs=0 if wants_scores else body.logprobs,
             prompt_logprobs=max(asked, default=None),
             beam=self.beam,
+            thinking=as_the_prompt_ends(thinking_budget(self.gate.formats, body.thinking_token_budget)),
         )
         found = []
         for place, prompt in enumerate(self.prompts):
@@ -154,7 +158,7 @@ class CompletionCall:
             prompt.shown = prompt.text or await self.gate.decode(request, ids, skip_special_tokens=False)
 
     def _truncate(self, prompt: Prompt, limit: int | None) -> None:
-        kept = self.gate.truncate(prompt.token_ids or [], limit)
+        kept = self.gate.truncate(prompt.token_ids or [], limit, self.body.truncation_side)
         if len(kept) < len(prompt.token_ids or ()):
             prompt.token_ids, prompt.text = kept, None
 
@@ -174,7 +178,7 @@ class CompletionCall:
             prompt_entries = next((one.prompt_logprobs for one in sequences if one.prompt_logprobs), [])
             for sequence in self._best(sequences):
                 sequence.prompt_logprobs = prompt_entries
-                choices.append(self.choice(len(choices), prompt, stream, sequence))
+                choices.append(_complete(self.choice(len(choices), prompt, stream, sequence)))
         explained = explanations(streams, self.body.explain)
         return encode(self.completion(choices, streams, usage=usage_of(streams), explanations=explained))
 
@@ -279,6 +283,14 @@ class CompletionStream:
         self._shown[index] = self._shown.get(index, 0) + len(choice.text)
         completion = call.completion([choice], [stream], usage=call.usage.now(list(self._streams.values())))
         return self._bookmark.line + event(encode(completion))
+
+
+def _complete(choice: CompletionChoice) -> CompletionChoice:
+    """Of a whole answer: vLLM's fields are there even where they say nothing."""
+    for name in ("prompt_logprobs", "prompt_token_ids", "token_ids"):
+        if getattr(choice, name) is UNSET:
+            setattr(choice, name, None)
+    return choice
 
 
 def _check(body: CompletionBody, n: int, best_of: int) -> None:

@@ -1,4 +1,4 @@
-"""From the services' reasons for refusing to HTTP's statuses, and OpenAI's shape of an error."""
+"""From the services' reasons for refusing to HTTP's statuses, in OpenAI's shape of an error or in Anthropic's."""
 
 from __future__ import annotations
 
@@ -44,6 +44,19 @@ TYPES = {  # other statuses below 500 are invalid requests, those above errors o
 }
 
 
+MESSAGES = "/v1/messages"  # the paths whose clients read Anthropic's errors
+MESSAGES_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
+
 class PayloadTooLargeError(RequestError):
     """A body of more bytes than the server reads."""
 
@@ -70,6 +83,19 @@ class ErrorBody(msgspec.Struct):
     error: ErrorDetail
 
 
+class MessagesErrorDetail(msgspec.Struct):
+    """Anthropic's; `param` is ours."""
+
+    type: str
+    message: str
+    param: str | None
+
+
+class MessagesErrorBody(msgspec.Struct):
+    error: MessagesErrorDetail
+    type: str = "error"
+
+
 def status_line(status: int) -> str:
     return f"HTTP/1.1 {status} {HTTPStatus(status).phrase}"
 
@@ -79,14 +105,14 @@ def status_of(error: RequestError) -> int:
 
 
 def error_body(error: RequestError, scope: Scope, status: int = 0) -> bytes:
-    """JSON as OpenAI's clients read it; `param` is the request's own name of the field.
+    """JSON as the path's clients read it; `param` is the request's own name of the field.
 
     `scope`: of the request, empty where none has been read.  `status`: where it is not the error's own.
     """
     status = status or status_of(error)
     field, message = as_sent(error, scope)
     code = "model_not_found" if (status, error.field) == (404, "model") else error.reason or error.code.value
-    return _encode(status, message or error.code.value, field or None, code)
+    return _encode(status, message or error.code.value, field or None, code, scope)
 
 
 async def failure(request: Request, error: Exception) -> Response:
@@ -106,19 +132,25 @@ def refusal(error: RequestError, scope: Scope) -> Response:
 async def no_such_route(request: Request, error: Exception) -> Response:
     """What the router itself refuses: an unknown path, a method that the path does not have."""
     assert isinstance(error, HTTPException)
-    body = _encode(error.status_code, f"{request.method} {request.url.path}: {error.detail}", None, None)
+    body = _encode(error.status_code, f"{request.method} {request.url.path}: {error.detail}", None, None, request.scope)
     return Response(body, error.status_code, error.headers, "application/json")
 
 
 async def defect(request: Request, error: Exception) -> Response:
     """A defect of the server: the client learns that the request is not at fault, and nothing more."""
     log.error("request_failed_unexpectedly", path=request.url.path, exc_info=error)
-    return Response(
-        _encode(500, "the server has failed at this request", None, "internal"), 500, None, "application/json"
-    )
+    body = _encode(500, "the server has failed at this request", None, "internal", request.scope)
+    return Response(body, 500, None, "application/json")
 
 
-def _encode(status: int, message: str, param: str | None, code: str | None) -> bytes:
+def _encode(status: int, message: str, param: str | None, code: str | None, scope: Scope) -> bytes:
+    if str(scope.get("path", "")).startswith(MESSAGES):
+        return msgspec.json.encode(MessagesErrorBody(_messages_detail(status, message, param)))
     kind = TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
     detail = ErrorDetail(message, kind, param, code)
     return msgspec.json.encode(ErrorBody(detail))
+
+
+def _messages_detail(status: int, message: str, param: str | None) -> MessagesErrorDetail:
+    kind = MESSAGES_TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
+    return MessagesErrorDetail(kind, message, param)

@@ -20,12 +20,16 @@ from shared.errors import RejectCode, RequestError
 from shared.exposure import ANY, answers_to, is_loopback, read_hosts, read_origins
 
 OPEN = frozenset({"/", "/health", "/version"})  # paths that need no key
-REPORTED = frozenset({"/v1/completions", "/v1/chat/completions", "/v1/responses"})  # paths whose answers report load
+PAGE_PARTS = "/page/"  # the beginning of more: what the page consists of, the same for all
+# Paths whose answers report load.
+REPORTED = frozenset({"/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages"})
 TRACEPARENT = "traceparent"
 REQUEST_ID = "x-request-id"
+OWN_ID = "x-pageant-request-id"
+MAX_ECHOED_CHARS = 256
 
 # What a page of another origin may read of an answer beside its body: other headers are hidden from it.
-EXPOSED = (REQUEST_ID, "retry-after", "retry-after-ms", "www-authenticate")
+EXPOSED = (REQUEST_ID, OWN_ID, "retry-after", "retry-after-ms", "www-authenticate")
 
 
 class Check:
@@ -77,7 +81,8 @@ def key_check(access: Access) -> Callable[[Request], None]:
     """Refuses requests without a valid key."""
 
     def check(request: Request) -> None:
-        if request.scope["path"] not in OPEN:
+        path: str = request.scope["path"]
+        if path not in OPEN and not path.startswith(PAGE_PARTS):
             access.caller(request.headers.items())
 
     return check
@@ -90,16 +95,18 @@ def cross_origin(settings: AccessSettings) -> list[Middleware]:
     never allowed: a caller is known by its key.
     """
     origins = read_origins(settings.cors_allow_origins)
-    options: dict[str, Any] = {"allow_methods": ("GET", "POST"), "allow_headers": ("*",), "expose_headers": EXPOSED}
+    methods = ("GET", "POST", "DELETE")
+    options: dict[str, Any] = {"allow_methods": methods, "allow_headers": ("*",), "expose_headers": EXPOSED}
     return [Middleware(CORSMiddleware, allow_origins=origins, **options)] if origins else []
 
 
 class AnswerHeaders:
-    """Adds the deployment's load to answers where the request asks for it, and the caller's trace where it sent one."""
+    """Adds the model's load to answers where the request asks for it, and the caller's trace where it sent one."""
 
-    def __init__(self, app: ASGIApp, reports: LoadReports) -> None:
+    def __init__(self, app: ASGIApp, first: LoadReports) -> None:
+        """`first`: the first model's, for requests that were refused before it was known which one they name."""
         self._app = app
-        self._reports = reports
+        self._first = first
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def send_with_headers(message: Message) -> None:
@@ -107,6 +114,7 @@ class AnswerHeaders:
                 request, headers = Request(scope), MutableHeaders(scope=message)
                 await self._add_load(request, headers)
                 _add_trace(request, headers)
+                _echo_id(request, headers)
             await send(message)
 
         await self._app(scope, receive, send_with_headers if scope["type"] == "http" else send)
@@ -114,9 +122,19 @@ class AnswerHeaders:
     async def _add_load(self, request: Request, headers: MutableHeaders) -> None:
         wanted = request.headers.get(ASKED, "")
         if wanted and request.scope["path"] in REPORTED:
-            await self._reports.refresh()
-            if report := self._reports.header(wanted):
+            reports: LoadReports = getattr(request.state, "load_reports", self._first)
+            await reports.refresh()
+            if report := reports.header(wanted):
                 headers[ANSWER] = report
+
+
+def _echo_id(request: Request, headers: MutableHeaders) -> None:
+    """The client's own id comes back to it, and beside it the server's, which is in every log line."""
+    if own := headers.get(REQUEST_ID):
+        headers[OWN_ID] = own
+    given = request.headers.get(REQUEST_ID, "")
+    if given and len(given) <= MAX_ECHOED_CHARS:
+        headers[REQUEST_ID] = given
 
 
 def _add_trace(request: Request, headers: MutableHeaders) -> None:

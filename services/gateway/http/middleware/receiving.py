@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services.gateway.access.auth import Access
-from services.gateway.access.intake import PATIENCE, SMALL, Body, BodyIntake, BodyTimeoutError, refusal_wait
+from services.gateway.access.intake import BODY, PATIENCE, SMALL, Body, BodyIntake, BodyTimeoutError, refusal_wait
 from services.gateway.http.errors.failures import CLIENT_CLOSED_REQUEST, refusal
 from shared.errors import RequestError
 
@@ -34,7 +34,7 @@ class ReceivingMiddleware:
             return
         host = request.client.host if request.client is not None else ""
         sender = self._access.sender(request.headers.items(), host)
-        body = self._intake.body(sender)
+        body = scope[BODY] = self._intake.body(sender)
         exchange = Exchange(body, receive, send, self._intake)
         try:
             if is_large(request) and (wait := self._intake.wait(sender)):

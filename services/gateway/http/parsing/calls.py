@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from typing import ClassVar
-
-import msgspec
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
 
 from services.gateway.http.parsing.parts import CallFormat, Content, Part
 from services.gateway.http.parsing.scanner import CallScanner
 from services.gateway.http.parsing.text import Trimmed
+
+Schemas = Mapping[str, Mapping[str, Any]]  # by function: the JSON schema of its arguments
 
 
 class CallParser(ABC):
@@ -32,7 +32,7 @@ class CallParser(ABC):
 
     def opening(self, name: str) -> str:
         """How a call of `name` begins, up to its arguments: put before the answer, it makes the model call it."""
-        return self.form.begin + msgspec.json.encode(name).decode() + self.form.middle
+        return self.form.begin + self.form.name(name) + self.form.middle
 
     def feed(self, text: str) -> list[Part]:
         """The parts that are certain with this text."""

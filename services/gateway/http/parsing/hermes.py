@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from services.gateway.http.parsing.calls import CallParser
+from services.gateway.http.parsing.calls import CallParser, Schemas
 from services.gateway.http.parsing.parts import CallFormat, Part
 from services.gateway.http.parsing.scanner import CallScanner, State
 from services.gateway.http.parsing.text import split_at
@@ -16,7 +16,7 @@ class HermesParser(CallParser):
 
     form = CallFormat(f'{BEGIN}\n{{"name": ', ', "arguments": ', f"}}\n{END}", again=f'\n{BEGIN}\n{{"name": ')
 
-    def __init__(self) -> None:
+    def __init__(self, schemas: Schemas | None = None) -> None:
         super().__init__(self._read_text)
 
     def _end(self, parts: list[Part]) -> None:

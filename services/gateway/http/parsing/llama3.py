@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from services.gateway.http.parsing.calls import CallParser
+from services.gateway.http.parsing.calls import CallParser, Schemas
 from services.gateway.http.parsing.parts import CallFormat, Part
 from services.gateway.http.parsing.scanner import CallScanner, State
 
@@ -19,7 +19,7 @@ class Llama3Parser(CallParser):
 
     form = CallFormat('{"name": ', ', "parameters": ', "}", again='; {"name": ')
 
-    def __init__(self) -> None:
+    def __init__(self, schemas: Schemas | None = None) -> None:
         super().__init__(self._read_start)
         self._scanner = CallScanner(only=KEYS)
 

@@ -1,15 +1,17 @@
-"""Mistral's formats: [TOOL_CALLS] and then a list of {"name": ..., "arguments": {...}}, or name[ARGS]{...} each."""
+"""Mistral's formats: [TOOL_CALLS] and then a list of {"name": ..., "arguments": {...}}, or name[ARGS]{...} each; and
+Phi's, which is such a list behind another word."""
 
 from __future__ import annotations
 
 import re
+from typing import ClassVar
 
-from services.gateway.http.parsing.calls import CallParser
+from services.gateway.http.parsing.calls import CallParser, Schemas
 from services.gateway.http.parsing.parts import CallArguments, CallBegun, CallFormat, Part
 from services.gateway.http.parsing.scanner import CallScanner, State, ValueScanner
 from services.gateway.http.parsing.text import split_at
 
-TAG = "[TOOL_CALLS]"
+TAG, PHI_TAG = "[TOOL_CALLS]", "functools"
 NAMED = re.compile(r"\s*([A-Za-z0-9_.-]+)\s*(?:\[CALL_ID\][A-Za-z0-9]*)?(?:\[ARGS\])?\s*(?=\{)")
 MAX_HEADING = 256  # characters between the tag and the arguments; more is no heading
 
@@ -18,9 +20,10 @@ class MistralParser(CallParser):
     """What is outside the calls is content."""
 
     keeps_special_tokens = True
+    tag: ClassVar[str] = TAG
     form = CallFormat(f'{TAG}[{{"name": ', ', "arguments": ', "}", again=', {"name": ', end="]")
 
-    def __init__(self) -> None:
+    def __init__(self, schemas: Schemas | None = None) -> None:
         super().__init__(self._read_text)
         self._arguments = ValueScanner()
 
@@ -31,10 +34,10 @@ class MistralParser(CallParser):
             self._say(self._text, parts)
 
     def _read_text(self, parts: list[Part]) -> bool:
-        before, found, self._text = split_at(self._text, TAG)
+        before, found, self._text = split_at(self._text, self.tag)
         self._say(before, parts)
         if found:
-            self._read, self._raw = self._read_heading, [TAG]
+            self._read, self._raw = self._read_heading, [self.tag]
         return found
 
     def _read_heading(self, parts: list[Part]) -> bool:
@@ -95,3 +98,19 @@ class MistralParser(CallParser):
         """What looked like a call is none: it is content, and so is what follows."""
         self._say("".join(self._raw), parts)
         self._read, self._raw = self._read_text, []
+
+
+class PhiParser(MistralParser):
+    """Phi-4-mini's: functools[{"name": ..., "arguments": {...}}].  Without the bracket the word is content."""
+
+    keeps_special_tokens = False
+    tag = PHI_TAG
+    form = CallFormat(f'{PHI_TAG}[{{"name": ', ', "arguments": ', "}", again=', {"name": ', end="]")
+
+    def _read_heading(self, parts: list[Part]) -> bool:
+        if not self._text:
+            return False
+        if not self._text.startswith("["):
+            self._give_back(parts)
+            return True
+        return super()._read_heading(parts)

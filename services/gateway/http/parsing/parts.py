@@ -44,11 +44,29 @@ class Parser(Protocol):
         """What was held back, when no more text will come."""
 
 
+class ArgumentStyle(msgspec.Struct, frozen=True):
+    """How arguments are written one by one, where they are not a JSON object."""
+
+    before_key: str = ""
+    before_text: str = ""  # between a key and a string
+    before_value: str = ""  # between a key and anything else, which is JSON
+    after_text: str = ""
+    after_value: str = ""
+    between: str = ""  # two arguments
+    text_ends: bool = True  # strings are bare, and end where `after_text` begins; else they are JSON too
+
+
 class CallFormat(msgspec.Struct, frozen=True):
-    """How calls are written around the names, as JSON strings, and the arguments, as JSON objects."""
+    """How calls are written around the names and the arguments, which are JSON objects unless there is a `style`."""
 
     begin: str  # before the first call's name
     middle: str  # between a name and its arguments
     after: str  # behind a call's arguments
     again: str  # before the name of each further call
     end: str = ""  # behind the last call
+    quoted: bool = True  # names are JSON strings
+    style: ArgumentStyle | None = None
+
+    def name(self, name: str) -> str:
+        """A function's name as a call has it."""
+        return msgspec.json.encode(name).decode() if self.quoted else name

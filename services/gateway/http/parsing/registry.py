@@ -2,42 +2,118 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
-from services.gateway.http.parsing.calls import CallParser
+import msgspec
+
+from services.gateway.http.parsing.calls import CallParser, Schemas
+from services.gateway.http.parsing.deepseek import KIMI_BEGIN, DeepSeekV3Parser, DeepSeekV31Parser, KimiK2Parser
+from services.gateway.http.parsing.gemma import FunctionGemmaParser, Gemma4Parser
+from services.gateway.http.parsing.harmony import HarmonyAnswer, HarmonyParser
 from services.gateway.http.parsing.hermes import HermesParser
 from services.gateway.http.parsing.llama3 import Llama3Parser
-from services.gateway.http.parsing.mistral import MistralParser
+from services.gateway.http.parsing.mistral import MistralParser, PhiParser
+from services.gateway.http.parsing.parameters import DeepSeekV32Parser, GlmParser, Qwen3CoderParser
 from services.gateway.http.parsing.parts import Content, Parser, Part
-from services.gateway.http.parsing.think import ThinkParser
+from services.gateway.http.parsing.pythonic import PythonicParser
+from services.gateway.http.parsing.think import BEGIN, END, ThinkParser
 
-TOOL_PARSERS: Mapping[str, type[HermesParser | Llama3Parser | MistralParser]] = {
+HARMONY = "openai"
+TOOL_PARSERS: Mapping[str, Callable[[Schemas | None], CallParser]] = {
     "hermes": HermesParser,
     "llama3_json": Llama3Parser,
     "mistral": MistralParser,
+    "qwen3_coder": Qwen3CoderParser,
+    "glm45": GlmParser,
+    "kimi_k2": KimiK2Parser,
+    "deepseek_v3": DeepSeekV3Parser,
+    "deepseek_v31": DeepSeekV31Parser,
+    "deepseek_v32": DeepSeekV32Parser,
+    HARMONY: HarmonyParser,
+    "gemma4": Gemma4Parser,
+    "functiongemma": FunctionGemmaParser,
+    "llama4_pythonic": PythonicParser,
+    "phi4_mini_json": PhiParser,
 }
+REASONING_PARSERS = ("qwen3", "deepseek_r1", "deepseek_v3", "glm45", "kimi_k2", "gemma4", "openai_gptoss")
+IN_SPECIAL_TOKENS = frozenset({"gemma4", "openai_gptoss"})  # reasoning that is written with special tokens
+THINKS = ("thinking", "enable_thinking")  # variables of templates that open the reasoning
 
 
-def make_tool_parser(name: str) -> CallParser | None:
-    """One answer's parser; None where the setting is empty."""
-    return TOOL_PARSERS[name]() if name else None
+def make_tool_parser(name: str, schemas: Schemas | None = None) -> CallParser | None:
+    """One answer's parser; None where the setting is empty.  `schemas` say what arguments are that are bare text."""
+    return TOOL_PARSERS[name](schemas) if name else None
 
 
-def make_reasoning_parser(name: str) -> Parser | None:
-    """One answer's parser; None where the setting is empty."""
+def make_reasoning_parser(name: str, variables: Mapping[str, Any] | None = None) -> Parser | None:
+    """One answer's parser; None where the setting is empty.  `variables`: those that the chat's template gets."""
     match name:
-        case "qwen3":
+        case "qwen3" | "glm45":
             return ThinkParser(begins_inside=False)
         case "deepseek_r1":
             return ThinkParser(begins_inside=True)
+        case "deepseek_v3":
+            thinks = any((variables or {}).get(one) for one in THINKS)
+            return ThinkParser(begins_inside=True) if thinks else None
+        case "kimi_k2":
+            return ThinkParser(begins_inside=False, calls=(KIMI_BEGIN,))
+        case "gemma4":
+            return ThinkParser(begins_inside=False, begin="<|channel>thought", end="<channel|>")
+        case "openai_gptoss":
+            return HarmonyAnswer()
     return None
+
+
+class TagTexts(msgspec.Struct, frozen=True):
+    """How reasoning is opened and closed in a format; each part of `begin`, and each end, is one token."""
+
+    begin: tuple[str, ...] = (BEGIN,)
+    ends: tuple[str, ...] = (END,)
+    leads: str = ""  # what is to follow an end before the answer
+
+    @property
+    def texts(self) -> list[str]:
+        """Whose token ids are needed."""
+        return [*self.begin, *self.ends, self.leads]
+
+
+GEMMA_TAGS = TagTexts(("<|channel>", "thought"), ("<channel|>",))
+HARMONY_TAGS = TagTexts(
+    ("<|channel|>", "analysis", "<|message|>"), ("<|end|>",), "<|start|>assistant<|channel|>final<|message|>"
+)
+
+
+def reasoning_texts(name: str) -> TagTexts | None:
+    """Those of a reasoning parser."""
+    match name:
+        case "":
+            return None
+        case "kimi_k2":
+            return TagTexts(ends=(END, KIMI_BEGIN))
+        case "gemma4":
+            return GEMMA_TAGS
+        case "openai_gptoss":
+            return HARMONY_TAGS
+    return TagTexts()
+
+
+def reasons(name: str, variables: Mapping[str, Any] | None = None) -> bool:
+    """Whether there is reasoning in answers, as far as the format and the template's variables tell."""
+    return make_reasoning_parser(name, variables) is not None
+
+
+def begins_inside(name: str, variables: Mapping[str, Any] | None = None) -> bool:
+    """Whether an answer begins within reasoning, as its parser reads it."""
+    thinks = any((variables or {}).get(one) for one in THINKS)
+    return name == "deepseek_r1" or (name == "deepseek_v3" and thinks)
 
 
 class OutputParser:
     """A whole answer: reasoning first, and calls in what is left of it.  Either of the two parsers may be absent."""
 
     def __init__(self, reasoning: Parser | None, tools: Parser | None) -> None:
-        self._reasoning = reasoning
+        self._reasoning = None if isinstance(tools, HarmonyParser) else reasoning  # which reads both
         self._tools = tools
 
     def feed(self, text: str) -> list[Part]:

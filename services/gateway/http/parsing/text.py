@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 
 def split_at(text: str, tag: str) -> tuple[str, bool, str]:
     """What is before `tag`, whether it is there, and the rest: what may be its beginning, where it is not."""
@@ -11,6 +13,17 @@ def split_at(text: str, tag: str) -> tuple[str, bool, str]:
     held = next((n for n in range(min(len(tag) - 1, len(text)), 0, -1) if text.endswith(tag[:n])), 0)
     cut = len(text) - held
     return text[:cut], False, text[cut:]
+
+
+def split_at_any(text: str, tags: Sequence[str]) -> tuple[str, str, str]:
+    """What is before the first of the `tags`, that tag, and the rest.  Without one the tag is empty, and the rest is
+    what may be the beginning of one."""
+    found = [(place, tag) for tag in tags if (place := text.find(tag)) >= 0]
+    if found:
+        place, tag = min(found, key=lambda one: one[0])
+        return text[:place], tag, text[place + len(tag) :]
+    rest = max((split_at(text, tag)[2] for tag in tags), key=len, default="")
+    return text[: len(text) - len(rest)], "", rest
 
 
 class Trimmed:

@@ -1,11 +1,11 @@
-"""Reasoning between <think> and </think>, before the answer."""
+"""Reasoning between tags, before the answer: <think> and </think>, or Gemma's channel."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 from services.gateway.http.parsing.parts import Content, Part, Reasoning
-from services.gateway.http.parsing.text import Trimmed, split_at
+from services.gateway.http.parsing.text import Trimmed, split_at_any
 
 BEGIN, END = "<think>", "</think>"
 
@@ -18,7 +18,9 @@ class ThinkParser:
     Some templates write the opening tag themselves (`begins_inside`): then all is reasoning until the closing one.
     """
 
-    def __init__(self, *, begins_inside: bool) -> None:
+    def __init__(self, *, begins_inside: bool, begin: str = BEGIN, end: str = END, calls: tuple[str, ...] = ()) -> None:
+        """`calls`: the beginnings of calls, which end reasoning too, where a model forgets the closing tag."""
+        self._begin_tag, self._end_tag, self._calls = begin, end, calls
         self._read: State = self._read_start
         self._after_start: State = self._read_inside if begins_inside else self._read_answer
         self._text = ""
@@ -44,19 +46,20 @@ class ThinkParser:
 
     def _read_start(self, _: list[Part]) -> bool:
         begin = self._text.lstrip()
-        if BEGIN.startswith(begin) and begin != BEGIN:
+        if self._begin_tag.startswith(begin) and begin != self._begin_tag:
             return False
         self._read = self._after_start
-        if begin.startswith(BEGIN):
-            self._read, self._text = self._read_inside, begin.removeprefix(BEGIN)
+        if begin.startswith(self._begin_tag):
+            self._read, self._text = self._read_inside, begin.removeprefix(self._begin_tag)
         return True
 
     def _read_inside(self, parts: list[Part]) -> bool:
-        before, found, self._text = split_at(self._text, END)
+        before, tag, self._text = split_at_any(self._text, (self._end_tag, *self._calls))
         self._think(before, parts)
-        if found:
+        if tag:
             self._read, self._gap = self._read_answer, True
-        return found
+            self._text = tag + self._text if tag in self._calls else self._text
+        return bool(tag)
 
     def _read_answer(self, parts: list[Part]) -> bool:
         text, self._text = self._text, ""

@@ -22,7 +22,7 @@ ClientNames = Mapping[
 
 class StreamOptions(msgspec.Struct, kw_only=True):
     include_usage: bool | None = None  # a last event with `usage`
-    continuous_usage_stats: bool | None = None  # `usage` in every event
+    continuous_usage_stats: bool | None = None  # with include_usage: `usage` in every event
 
 
 class WithoutEffect(msgspec.Struct, kw_only=True):
@@ -34,11 +34,17 @@ class WithoutEffect(msgspec.Struct, kw_only=True):
     service_tier: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
-    prompt_cache_options: Any = None
-    prompt_cache_retention: str | None = None
 
 
-class GenerationBody(WithoutEffect, kw_only=True):
+class CacheHints(WithoutEffect, kw_only=True):
+    """Of the prefix cache."""
+
+    cache_salt: str | None = None  # only requests with the same salt share cached prompts, within their tenant
+    prompt_cache_retention: str | None = None  # 24h: cached blocks are kept before others, within the tenant's share
+    prompt_cache_options: Any = None  # `ttl`: the same for so long, as 30m; all else is without effect
+
+
+class GenerationBody(CacheHints, kw_only=True):
     """The fields of every generation, and those that mean more than can be done: `refused` says which are given."""
 
     client_names: ClassVar[ClientNames] = {}
@@ -69,9 +75,11 @@ class GenerationBody(WithoutEffect, kw_only=True):
     bad_words: list[str] | None = None  # texts that are never generated
     prompt_logprobs: Int | None = None  # so many likeliest tokens at each place of the prompt
     truncate_prompt_tokens: Int | None = None  # keep so many last tokens of the prompt; -1: as many as fit
+    truncation_side: str | None = None  # right: keep the first ones instead
     return_token_ids: bool | None = None  # ids of prompt and output beside the text
     return_tokens_as_token_ids: bool | None = None  # log-probabilities name tokens `token_id:N`
     speculate: bool | None = None
+    thinking_token_budget: Int | None = None  # tokens of reasoning, behind which the answer is forced to begin; -1: any
     explain: bool | None = None  # the answer says where its time went, in `explanations`
     use_beam_search: bool | None = None  # docs/beams-and-embeddings.md, as the next three
     beam_width: Int | None = None  # beams that are followed
@@ -86,14 +94,28 @@ class GenerationBody(WithoutEffect, kw_only=True):
     guided_regex: Any = None  # a regular expression, matched whole
     guided_choice: Any = None  # a list of texts
     guided_grammar: Any = None  # in the notation of Lark, or GBNF
+    grammar: str | None = None  # llama.cpp's: GBNF
+    json_schema: Any = None  # llama.cpp's: a JSON schema
     guided_decoding_backend: Any = None  # without effect
     # not possible here: refused by name, never ignored
     guided_whitespace_pattern: Any = None
     structural_tag: Any = None
     logits_processors: Any = None
     prompt_embeds: Any = None
-    cache_salt: str | None = None
     kv_transfer_params: Any = None
     mm_processor_kwargs: Any = None
     vllm_xargs: Any = None
     moderation: Any = None
+    logprob_token_ids: Any = None
+    repetition_detection: Any = None
+    routed_experts_prompt_start: Any = None
+    return_token_offsets: bool | None = None
+    return_prompt_text: bool | None = None
+    return_mm_kwargs: bool | None = None
+    return_weight_versions: bool | None = None
+    ec_transfer_params: Any = None
+    media_io_kwargs: Any = None
+    mm_payload: Any = None
+    watermarking: Any = None
+    session_id: Any = None
+    stream_interval: Any = None

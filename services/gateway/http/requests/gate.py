@@ -6,14 +6,18 @@ import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
+import msgspec
 from starlette.requests import Request
 
 from services.gateway.access.auth import Access
-from services.gateway.access.header import make_header, seeded
-from services.gateway.generation.checks import MAX_TOKENS_PER_MESSAGE, check_label, check_model, packed_prompt
+from services.gateway.access.header import CallMetadata, make_header, seeded
+from services.gateway.generation.checks import MAX_TOKENS_PER_MESSAGE, check_label, packed_prompt
+from services.gateway.generation.models import ServedModels
 from services.gateway.generation.questions import QUESTION_TIMEOUT
 from services.gateway.generation.service import GenerationService
 from services.gateway.generation.tasks import all_or_none
+from services.gateway.http.requests.caching import with_cache_hints
+from services.gateway.http.requests.formats import AnswerFormats
 from services.gateway.http.requests.reading import Bodies, arrival, seconds_left
 from services.gateway.http.requests.returning import key_of
 from services.gateway.http.requests.vocabulary import TokenNames
@@ -24,6 +28,7 @@ from shared.messages import (
     ChatMessage,
     ChatOptions,
     DecodeRequest,
+    DescribeRequest,
     EncodeRequest,
     PiecesRequest,
     RequestHeader,
@@ -32,23 +37,35 @@ from shared.messages import (
 from shared.packing import pack_tokens, unpack_tokens
 from shared.sampling import SamplingParams
 
+CALLER = "pageant.caller"  # in the scope of a request that the gateway makes itself; no client writes there
+
 Consumer = Callable[[int, Stream, list[StreamDelta]], Awaitable[None]]
 
 
 class Gate:
     """Every request of every endpoint passes here, and none has another way to the service."""
 
-    def __init__(self, service: GenerationService, access: Access, settings: Settings) -> None:
+    def __init__(
+        self, service: GenerationService, access: Access, settings: Settings, models: ServedModels | None = None
+    ) -> None:
+        """`models`: of the gate that all requests come to, which begins with the first model's; others have none."""
         self.service = service
+        self.models = models or ServedModels(service)
+        self._gates: dict[GenerationService, Gate] = {}  # of the other models, once they were asked for
         self.access = access
         self.settings = settings
         self.bodies = Bodies(settings.gateway.max_request_bytes)
         self.vocabulary = TokenNames(self._pieces)
+        self.formats = AnswerFormats(settings.gateway, self.describe, self._token_ids)
 
     @property
     def closes_formats(self) -> bool:
         """Whether objects of a JSON schema that an answer is held to have only the properties that it names."""
         return self.settings.gateway.closed_objects == "all"
+
+    def names_ids(self, wanted: bool | None) -> bool:
+        """Whether log-probabilities name tokens by their ids; `wanted`: as a request has it."""
+        return self.settings.gateway.return_tokens_as_token_ids if wanted is None else wanted
 
     @property
     def max_model_len(self) -> int:
@@ -56,11 +73,44 @@ class Gate:
         return self.service.deployment.roster.max_model_len
 
     @property
+    def labels(self) -> list[str]:
+        """That the model gives scores to; empty where it generates, or no worker has said it."""
+        capacity = self.service.deployment.roster.model
+        return [] if capacity is None else capacity.labels
+
+    @property
     def _max_input_length(self) -> int:
         return self.service.deployment.roster.max_input_length or MAX_TOKENS_PER_MESSAGE
 
-    def check_model(self, name: str | None) -> None:
-        check_model(name or "", self.settings.engine.model_name)
+    def caller(self, request: Request) -> CallMetadata:
+        """Who asks: the gateway itself says it for the lines of batches, and for all others their headers do."""
+        known: CallMetadata | None = request.scope.get(CALLER)
+        return self.access.caller(request.headers.items()) if known is None else known
+
+    def choose(self, name: str | None) -> Gate:
+        """The gate of the model that has this name, or has an adapter of this name that is loaded or can be.  Raises
+        RequestError where there is none."""
+        service = self.models.of(name or "")
+        if service is self.service:
+            return self
+        if service not in self._gates:
+            present = set(self.models)
+            self._gates = {one: gate for one, gate in self._gates.items() if one in present}
+            self._gates[service] = Gate(service, self.access, service.settings)
+        return self._gates[service]
+
+    def abort(self, request_id: str, tenant: str) -> None:
+        """End a tenant's own generation, of whichever model."""
+        for service in self.models:
+            service.abort(request_id=request_id, tenant=tenant, own_only=True)
+
+    def check_operator(self, request: Request) -> None:
+        self.access.check_operator(self.access.caller(request.headers.items()))
+
+    def model_name(self, name: str | None) -> str:
+        """What answers call the model that a request names."""
+        adapter = self.service.adapters.of(name or "")
+        return self.settings.engine.model_name if adapter is None else adapter.name
 
     def header(
         self, request: Request, *, label: str | None = None, priority: int | None = None, place: int = 0
@@ -69,8 +119,8 @@ class Gate:
         of its prompt, where a request has several."""
         label = label or request.headers.get("x-request-id", "")
         check_label(label)
-        return make_header(
-            self.access.caller(request.headers.items()),
+        header = make_header(
+            self.caller(request),
             gateway=self.service.address,
             label=label,
             priority=priority or 0,
@@ -78,6 +128,10 @@ class Gate:
             remaining=seconds_left(request),
             key=key_of(request, place),
         )
+        header = with_cache_hints(header, request.state.body)
+        request.state.load_reports = self.service.load_reports  # for the answer's headers
+        adapter = self.service.adapters.of(getattr(request.state.body, "model", None) or "")
+        return header if adapter is None else msgspec.structs.replace(header, adapter=adapter)
 
     def seeded(self, params: SamplingParams, request: Request, header: RequestHeader, place: int = 0) -> SamplingParams:
         """With a seed; under a key always with the same."""
@@ -87,15 +141,22 @@ class Gate:
         """A prompt's ids for the wire."""
         return packed_prompt(token_ids, self._max_input_length)
 
-    def truncate(self, token_ids: list[int], limit: int | None) -> list[int]:
-        """The end of a prompt: `limit` tokens, -1 for as many as a prompt may have; None for all of it."""
+    def truncate(self, token_ids: list[int], limit: int | None, side: str | None = None) -> list[int]:
+        """The end of a prompt: `limit` tokens, -1 for as many as a prompt may have; None for all of it.  `side`: where
+        it is cut, left or right."""
         if limit is None:
             return token_ids
         if limit < -1 or limit == 0:
             raise RequestError(
                 f"truncate_prompt_tokens must be positive or -1, got {limit}", field="truncate_prompt_tokens"
             )
-        return token_ids[-(self._max_input_length if limit < 0 else limit) :]
+        if self.max_model_len and limit > self.max_model_len:
+            raise RequestError(
+                f"truncate_prompt_tokens is {limit}, more than max_model_len={self.max_model_len}",
+                field="truncate_prompt_tokens",
+            )
+        kept = self._max_input_length if limit < 0 else limit
+        return token_ids[:kept] if side == "right" else token_ids[-kept:]
 
     # -- generations
 
@@ -174,6 +235,20 @@ class Gate:
         pieces: list[bytes] = answer.pieces
         return pieces
 
+    async def describe(self) -> dict[str, Any]:
+        """The tokenizer's configuration, with the chat template."""
+        await self.service.readiness.until_available()
+        answer: Any = await self.service.questions.ask_pieces(DescribeRequest(*self._name()), QUESTION_TIMEOUT)
+        config: dict[str, Any] = msgspec.json.decode(answer.config)
+        return config
+
+    async def _token_ids(self, texts: list[str]) -> list[list[int]]:
+        """Of texts of the server's own; special tokens are written by their names."""
+        await self.service.readiness.until_available()
+        answer: Any = await self.service.questions.ask_pieces(DescribeRequest(*self._name(), texts), QUESTION_TIMEOUT)
+        ids: list[list[int]] = answer.token_ids
+        return ids
+
     async def _ask(self, question: EncodeRequest | DecodeRequest) -> Any:
         await self.service.readiness.until_available()
         return await self.service.questions.ask_tokenizer(question, QUESTION_TIMEOUT)
@@ -183,4 +258,4 @@ class Gate:
         return uuid.uuid4().hex, self.service.address
 
     def _tenant(self, request: Request) -> str:
-        return self.access.caller(request.headers.items()).tenant
+        return self.caller(request).tenant

@@ -16,6 +16,8 @@ GUIDED = {
     "guided_regex": GrammarKind.REGEX,
     "guided_choice": GrammarKind.CHOICE,
     "guided_grammar": GrammarKind.GRAMMAR,
+    "grammar": GrammarKind.GRAMMAR,
+    "json_schema": GrammarKind.JSON_SCHEMA,
 }
 STRUCTURED = {
     "json": GrammarKind.JSON_SCHEMA,
@@ -50,6 +52,8 @@ def response_format(
     """OpenAI's; the schema is in an object of its own in chats, and beside the type in responses."""
     if asked is None or asked.get("type") == "text":
         return None
+    if asked.get("type") == "json_object" and asked.get("schema") is not None:  # llama.cpp's
+        return make_grammar(GrammarKind.JSON_SCHEMA, asked["schema"], field, closes=closes)
     if asked.get("type") == "json_object":
         return Grammar(GrammarKind.JSON_OBJECT, "", field)
     if asked.get("type") != "json_schema":

@@ -25,6 +25,7 @@ MAX_TIMEOUT = 1e7
 CONTENT_TYPE, JSON = "content-type", "application/json"
 PLACE = re.compile(r" - at `(?:key` in `)?\$([^`]*)`$")
 OF_A_MAPPING = re.compile(r"\[\.\.\.\].*")  # msgspec does not say of which key
+FLOAT_FOR_INTEGER = "got `float`"
 MAX_UNKNOWN = 64  # names of unknown fields that are logged, each once
 
 
@@ -58,7 +59,7 @@ class Bodies:
         data = await self._bytes(request)
         request.state.arrival = time.time()
         try:
-            body: T = _decoder(cast(Hashable, kind)).decode(data)
+            body = _decoded(data, kind)
         except msgspec.ValidationError as error:
             raise not_valid(error) from None
         except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
@@ -67,7 +68,19 @@ class Bodies:
         request.state.body = body
         return body
 
+    async def fields(self, request: Request) -> frozenset[str]:
+        """The names of the body's fields.  It can be read afterwards, as what it turns out to be."""
+        check_content_type(request)
+        request.state.data = await self._bytes(request)
+        try:
+            return _keys(request.state.data)
+        except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+            raise RequestError(f"the body is not valid JSON: {error}") from None
+
     async def _bytes(self, request: Request) -> bytearray:
+        read: bytearray | None = getattr(request.state, "data", None)
+        if read is not None:
+            return read
         declared = request.headers.get("content-length", "0")
         if declared.isdecimal() and int(declared) > self._max_bytes:
             raise self._too_large(int(declared))
@@ -94,6 +107,29 @@ class Bodies:
         for name in _keys(data) - known - self._unknown:
             self._unknown.add(name)
             log.warning("unknown_field_ignored", body=kind.__name__, field=name[:64])
+
+
+def _decoded(data: bytearray, kind: type[T]) -> T:
+    """JSON knows no integers: 2.0 is 2, to clients whose language writes it so.  Raises msgspec's errors."""
+    try:
+        body: T = _decoder(cast(Hashable, kind)).decode(data)
+    except msgspec.ValidationError as error:
+        if FLOAT_FOR_INTEGER not in str(error):
+            raise
+        body = msgspec.convert(_with_integers(msgspec.json.decode(data)), kind)
+    return body
+
+
+def _with_integers(value: Any) -> Any:
+    """The same with whole numbers as integers."""
+    match value:
+        case float() if value.is_integer():
+            return int(value)
+        case dict():
+            return {key: _with_integers(inner) for key, inner in value.items()}
+        case list():
+            return [_with_integers(inner) for inner in value]
+    return value
 
 
 @cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import msgspec
@@ -26,6 +27,19 @@ NOT_POSSIBLE = {
     "mm_processor_kwargs": "input that is not text",
     "vllm_xargs": "arguments of extensions",
     "moderation": "moderation",
+    "logprob_token_ids": "log-probabilities of tokens by name",
+    "repetition_detection": "an end at repetitions",
+    "routed_experts_prompt_start": "the experts of a prompt",
+    "return_token_offsets": "places of tokens in the text",
+    "return_prompt_text": "the rendered prompt",
+    "return_mm_kwargs": "input that is not text",
+    "return_weight_versions": "versions of weights",
+    "ec_transfer_params": "a transfer of encodings",
+    "media_io_kwargs": "input that is not text",
+    "mm_payload": "input that is not text",
+    "watermarking": "watermarks",
+    "session_id": "sessions",
+    "stream_interval": "events of several tokens",
     "suffix": "inserting before a suffix",
     "chat_template": "a chat template from a client",
     "documents": "documents beside the messages",
@@ -37,17 +51,19 @@ NOT_POSSIBLE = {
 }
 EARLY_STOPPING = {False: EarlyStopping.LIKELY, True: EarlyStopping.FIRST, "never": EarlyStopping.NEVER}
 BEAM_FIELDS = ("beam_width", "length_penalty", "early_stopping")
+SHOWN_KEYS = 8  # of those that are wrong
 MAX_BIAS = 100.0  # OpenAI's bound; more has no more effect
 
 
-def refuse_impossible(body: msgspec.Struct) -> None:
-    """Raise RequestError on fields whose meaning this server does not have, unless they say nothing."""
+def refuse_impossible(body: msgspec.Struct, *, served: Collection[str] = ()) -> None:
+    """Raise RequestError on fields whose meaning this server does not have, unless they say nothing, or have a meaning
+    at this endpoint."""
     for name, what in NOT_POSSIBLE.items():
         value = getattr(body, name, None)
-        if value not in (None, False, "", {}):
+        if name not in served and value not in (None, False, "", {}):
             raise RequestError(f"{name}: {what} is not supported by this server", field=name)
-    if getattr(body, "cache_salt", None):
-        raise RequestError("cache_salt is derived from the tenant by the server", field="cache_salt")
+    if getattr(body, "truncation_side", None) not in (None, "left", "right"):
+        raise RequestError("truncation_side must be left or right", field="truncation_side")
     if (getattr(body, "modalities", None) or ["text"]) != ["text"]:
         raise RequestError("modalities can only be text", field="modalities")
 
@@ -63,12 +79,12 @@ def sampling_params(body: GenerationBody, *, closes: bool = False, **given: Any)
 
 def _biases(biases: dict[str, float]) -> dict[int, float]:
     """JSON has no integer keys; ids are checked against the vocabulary later, with all others."""
-    found = {}
-    for key, bias in biases.items():
-        if not (key.isascii() and key.isdecimal() and len(key) < 10):
-            raise RequestError(f"logit_bias has the key {key[:32]!r}, which is no token id", field="logit_bias")
-        found[int(key)] = max(-MAX_BIAS, min(MAX_BIAS, bias))
-    return found
+    wrong = [key for key in biases if not (key.isascii() and key.isdecimal() and len(key) < 10)]
+    if wrong:
+        names = ", ".join(repr(key[:32]) for key in wrong[:SHOWN_KEYS])
+        keys = f"the key {names}, which is no token id" if len(wrong) == 1 else f"keys that are no token ids: {names}"
+        raise RequestError(f"logit_bias has {keys}", field="logit_bias")
+    return {int(key): max(-MAX_BIAS, min(MAX_BIAS, bias)) for key, bias in biases.items()}
 
 
 def read_beam(body: GenerationBody, best_of: int | None = None) -> Beam | None:

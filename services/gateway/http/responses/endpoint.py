@@ -1,260 +1,263 @@
-"""/v1/responses, its text part: messages in, the assistant's message (and what it thought before) out."""
+"""/v1/responses: items in, items out; what is stored can be read, deleted, and gone on from."""
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
+import msgspec
+import structlog
 from starlette.requests import Request
 from starlette.responses import Response
 
-from services.gateway.http.answers.answer import Identity, finish_reason
-from services.gateway.http.answers.events import EventResponse, Events, WholeResponse, named_event
-from services.gateway.http.answers.objects import encode, explanations
-from services.gateway.http.chat.objects import MessageBody
-from services.gateway.http.chat.prompt import read_messages
-from services.gateway.http.parsing.parts import Content, Part, Reasoning
-from services.gateway.http.parsing.registry import OutputParser, make_reasoning_parser
+from services.gateway.http.answers.events import EventResponse, WholeResponse
+from services.gateway.http.answers.objects import encode
+from services.gateway.http.conversation.form import Conversation, tool_use
+from services.gateway.http.conversation.objects import ContentPart
+from services.gateway.http.conversation.turns import NamedBody
 from services.gateway.http.requests.gate import Gate
 from services.gateway.http.requests.output_format import response_format
+from services.gateway.http.requests.reading import check_content_type
 from services.gateway.http.requests.returning import POSITION_HEADER, positions_of
+from services.gateway.http.responses.answer import SEALED, ResponseAnswer
+from services.gateway.http.responses.inputs import InputItem
+from services.gateway.http.responses.items import ResponseTools
 from services.gateway.http.responses.objects import (
-    IncompleteDetails,
-    InputItem,
-    InputTokensDetails,
-    Item,
-    OutputTokensDetails,
+    DeletedResponse,
+    InputItems,
     ResponseObject,
     ResponsesBody,
-    ResponseUsage,
-    TextPart,
+    turns_of,
 )
-from services.gateway.streams.stream import Stream, StreamDelta
-from shared.errors import RequestError
-from shared.messages import ChatOptions, SequenceText, TokenizeRequest
+from services.gateway.http.responses.store import ResponseStore, StoredResponse
+from shared.errors import RejectCode, RequestError
+from shared.messages import RequestHeader, TokenizeRequest
 from shared.sampling import SamplingParams
 
+log = structlog.get_logger()
+
 NOT_POSSIBLE = {
-    "tools": "calling tools here (/v1/chat/completions can)",
-    "previous_response_id": "going on from a stored response",
-    "conversation": "stored conversations",
+    "conversation": "stored conversations (previous_response_id goes on from a stored response)",
     "background": "answering in the background",
     "background_options": "answering in the background",
     "prompt": "stored prompts",
-    "include": "including more output",
-    "max_tool_calls": "calling tools here (/v1/chat/completions can)",
+    "max_tool_calls": "calling tools of the server's own",
     "top_logprobs": "log-probabilities here (/v1/chat/completions has them)",
     "moderation": "moderation",
     "context_management": "compaction",
     "access_programs": "access programs",
     "image": "images",
     "mm_processor_kwargs": "input that is not text",
-    "cache_salt": "a cache of one's own (the server derives one from the tenant)",
 }
+QUERY = ("stream", "starting_after")  # of GET, which are not possible here
+MAX_PAGE = 100  # items
 
 
 class Responses:
-    """The endpoint.  Nothing is stored: `store` is accepted and answered with false."""
+    """The endpoints."""
 
     def __init__(self, gate: Gate) -> None:
         self._gate = gate
+        self._running: dict[tuple[str, str], ResponseAnswer] = {}  # by tenant and id
+        settings, given = gate.settings.gateway, gate.settings.gateway.response_dir
+        directory = Path(given) if given else gate.settings.deployment.runtime_path / "responses"
+        self._store = ResponseStore(directory, settings.response_ttl, settings.max_response_bytes)
 
     async def post(self, request: Request) -> Response:
         body = await self._gate.bodies.read(request, ResponsesBody)
-        self._gate.check_model(body.model)
+        gate = self._gate.choose(body.model)
         _check(body)
-        asked = self._request(request, body)
+        await gate.formats.learn()
         if positions_of(request, 1) is not None:
             raise RequestError(
                 f"{POSITION_HEADER} is not supported here: a response is sent again from its start only",
                 field=POSITION_HEADER,
             )
-        headers = {"x-request-id": asked.header.request_id}
-        answer = ResponseAnswer(self._gate, body, asked)
+        header = gate.header(request, label=body.request_id, priority=body.priority)
+        before = await self._before(header.tenant, body)
+        tools = ResponseTools(body.tools or [], body.tool_choice)
+        conversation = self._conversation(gate, body, before, tools)
+        request.state.body = NamedBody(body, conversation.names)
+        params = gate.seeded(_params(body, conversation, closes=gate.closes_formats), request, header)
+        asked = TokenizeRequest(header, params, chat=conversation.messages, chat_options=conversation.options)
+
+        async def keep(response: ResponseObject) -> None:
+            await self._keep(header, response, before, body.items)
+
+        answer = ResponseAnswer(gate, body, asked, conversation, tools, keep)
+        answer.response.store = body.store is not False and self._store.keeps
+        headers = {"x-request-id": header.request_id}
         if body.stream:
-            return EventResponse(answer.write, headers)
-        return WholeResponse(answer.whole, headers)
+            return EventResponse(lambda events: self._while_running(answer, answer.write(events)), headers)
+        return WholeResponse(lambda: self._while_running(answer, answer.whole()), headers)
 
-    def _request(self, request: Request, body: ResponsesBody) -> TokenizeRequest:
-        messages = read_messages(_messages(body), body.message_name)
-        params = SamplingParams(
-            temperature=body.temperature,
-            top_p=body.top_p,
-            top_k=body.top_k,
-            seed=body.seed,
-            max_tokens=body.max_output_tokens,
-            grammar=response_format(
-                body.text.format if body.text else None, "text.format", closes=self._gate.closes_formats
-            ),
-        )
+    async def get(self, request: Request) -> Response:
+        """A stored response, or one that runs at this gateway, as far as it is."""
+        for field in QUERY:
+            if request.query_params.get(field, "false").lower() != "false":
+                raise RequestError(f"{field}: a stored response is not streamed again", field=field)
+        name = self._name(request)
+        if (running := self._running.get(name)) is not None:
+            return _json(encode(running.response))
+        return _json(bytes((await self._stored(name)).response))
+
+    async def items(self, request: Request) -> Response:
+        """What a stored response was made from, newest first unless `order` is asc."""
+        query = request.query_params
+        order, limit = query.get("order", "desc"), query.get("limit", "20")
+        if order not in ("asc", "desc"):
+            raise RequestError(f"order must be asc or desc, got {order[:32]!r}", field="order")
+        if not (limit.isascii() and limit.isdecimal() and 1 <= int(limit[:9]) <= MAX_PAGE):
+            raise RequestError(f"limit must be 1 to {MAX_PAGE}, got {limit[:32]!r}", field="limit")
+        name = self._name(request)
+        record = await self._stored(name)
+        items = _named([*record.before, *record.input], name[1])
+        if order == "desc":
+            items.reverse()
+        after = query.get("after")
+        if after is not None:
+            places = [place for place, item in enumerate(items) if item.id == after]
+            if not places:
+                raise RequestError(f"after: there is no item {after[:64]!r}", field="after")
+            items = items[places[0] + 1 :]
+        page = items[: int(limit)]
+        ends = (page[0].id, page[-1].id) if page else (None, None)
+        return _json(encode(InputItems(data=page, first_id=ends[0], last_id=ends[1], has_more=len(page) < len(items))))
+
+    async def delete(self, request: Request) -> Response:
+        tenant, response_id = self._name(request)
+        if not await self._store.delete(tenant, response_id):
+            raise _unknown(response_id)
+        return _json(encode(DeletedResponse(id=response_id)))
+
+    async def cancel(self, request: Request) -> Response:
+        """End a response that runs at this gateway."""
+        if "transfer-encoding" in request.headers or request.headers.get("content-length", "0") != "0":
+            check_content_type(request)  # as everywhere: what a page of another origin can send is refused
+        name = self._name(request)
+        answer = self._running.get(name)
+        if answer is None:
+            stored = await self._stored(name)
+            status = msgspec.json.decode(stored.response, type=_Status).status
+            raise RequestError(f"the response is {status}, and cannot be cancelled", field="response_id")
+        self._gate.abort(answer.asked.header.request_id, name[0])
+        return _json(encode(msgspec.structs.replace(answer.response, status="cancelled")))
+
+    # -- what a body asks for
+
+    def _conversation(
+        self, gate: Gate, body: ResponsesBody, before: Sequence[InputItem], tools: ResponseTools
+    ) -> Conversation:
+        turns = turns_of(body, before)
         effort = body.reasoning.effort if body.reasoning else None
-        options = ChatOptions(template_args=encode({"reasoning_effort": effort}).decode()) if effort else None
-        header = self._gate.header(request, label=body.request_id, priority=body.priority)
-        return TokenizeRequest(header, self._gate.seeded(params, request, header), chat=messages, chat_options=options)
-
-
-class ResponseAnswer:
-    """One response, which grows item by item.
-
-    Invariant: the last item is the one that grows; each event says what has just been done to it.
-    """
-
-    def __init__(self, gate: Gate, body: ResponsesBody, asked: TokenizeRequest) -> None:
-        self._gate = gate
-        self._asked = asked
-        self._parser = OutputParser(make_reasoning_parser(gate.settings.gateway.reasoning_parser), None)
-        self._texts: list[str] = []  # of the item that grows
-        self._num_events = 0
-        identity = Identity("resp", gate.settings.engine.model_name)
-        self._explain = body.explain
-        self._response = ResponseObject(
-            id=identity.id,
-            created_at=identity.created,
-            model=identity.model,
-            output=[],
-            instructions=body.instructions,
-            max_output_tokens=body.max_output_tokens,
-            metadata=body.metadata or {},
-            reasoning={"effort": body.reasoning.effort if body.reasoning else None, "summary": None},
-            temperature=body.temperature,
-            text={"format": body.text.format if body.text and body.text.format else {"type": "text"}},
-            top_p=body.top_p,
-            user=body.user,
+        variables = {"reasoning_effort": effort} if effort else {}
+        return Conversation(
+            messages=turns.messages,
+            names=turns.names,
+            tools=tool_use(
+                gate.formats,
+                tools.chat_tools,
+                tools.choice,
+                parallel=body.parallel_tool_calls is not False,
+                variables=variables,
+            ),
+            variables=variables,
         )
 
-    async def whole(self) -> bytes:
-        async def consume(_: int, stream: Stream, deltas: list[StreamDelta]) -> None:
-            self._take(stream, deltas)
-
-        await self._gate.run([self._asked], consume)
-        return encode(self._response)
-
-    async def write(self, events: Events) -> None:
-        async def consume(_: int, stream: Stream, deltas: list[StreamDelta]) -> None:
-            begin = [] if events.begun else [self._stage("response.created"), self._stage("response.in_progress")]
-            await events.write(b"".join([*begin, *self._take(stream, deltas)]))
-
-        await self._gate.run([self._asked], consume)
-
-    def _take(self, stream: Stream, deltas: list[StreamDelta]) -> list[bytes]:
-        """Grow by `deltas`; returns the events that say so."""
-        said: list[bytes] = []
-        for delta in deltas:
-            parts = self._parser.feed("".join(delta.text))
-            if delta.end is not None:
-                parts = parts + self._parser.finish()
-            for part in parts:
-                said += self._grow(part)
-            if delta.end is not None:
-                said += self._finish(stream, delta.end)
-        return said
-
-    def _grow(self, part: Part) -> list[bytes]:
-        assert isinstance(part, Content | Reasoning)  # no tools are offered here
-        kind = "reasoning" if isinstance(part, Reasoning) else "message"
-        said = []
-        if not self._response.output or self._response.output[-1].type != kind:
-            said += self._close_item("completed") + self._open_item(kind)
-        self._texts.append(part.text)
-        more: dict[str, Any] = {"delta": part.text, "content_index": 0}
-        if kind == "message":
-            more["logprobs"] = []
-        said.append(self._event(f"response.{_part_type(kind)}.delta", **self._place(), **more))
-        return said
-
-    def _open_item(self, kind: str) -> list[bytes]:
-        item = Item(type=kind, id=f"{PREFIXES[kind]}_{uuid.uuid4().hex}", content=[])
-        if kind == "message":
-            item.role = "assistant"
-        else:
-            item.summary = []
-        self._response.output.append(item)
-        added = self._event("response.output_item.added", output_index=self._place()["output_index"], item=item)
-        part = self._event("response.content_part.added", **self._place(), content_index=0, part=_text_part(kind, ""))
-        return [added, part]
-
-    def _close_item(self, status: str) -> list[bytes]:
-        if not self._response.output:
+    async def _before(self, tenant: str, body: ResponsesBody) -> list[InputItem]:
+        if body.previous_response_id is None:
             return []
-        item, text = self._response.output[-1], "".join(self._texts)
-        self._texts = []
-        part = _text_part(item.type, text)
-        item.content, item.status = [part], status
-        more: dict[str, Any] = {"logprobs": []} if item.type == "message" else {}
-        place = self._place()
-        done = self._event(f"response.{part.type}.done", **place, content_index=0, text=text, **more)
-        part_done = self._event("response.content_part.done", **place, content_index=0, part=part)
-        return [
-            done,
-            part_done,
-            self._event("response.output_item.done", output_index=place["output_index"], item=item),
-        ]
+        record = await self._store.get(tenant, body.previous_response_id)
+        if record is None:
+            raise RequestError(
+                f"there is no stored response {body.previous_response_id[:64]!r}: it was not stored, was deleted, or "
+                "is older than response_ttl",
+                field="previous_response_id",
+                reason="previous_response_not_found",
+            )
+        return record.conversation
 
-    def _finish(self, stream: Stream, end: SequenceText) -> list[bytes]:
-        """The end; an answer without a word still has its message."""
-        said = [] if self._response.output else self._open_item("message")
-        cut = finish_reason(end) == "length"
-        response = self._response
-        response.status = "incomplete" if cut else "completed"
-        response.incomplete_details = IncompleteDetails("max_output_tokens") if cut else None
-        said += self._close_item(response.status)
-        num_prompt, num_output = stream.num_prompt_tokens, stream.num_output_tokens
-        response.usage = ResponseUsage(
-            num_prompt,
-            InputTokensDetails(stream.num_cached_tokens),
-            num_output,
-            OutputTokensDetails(),
-            num_prompt + num_output,
-        )
-        response.explanations = explanations([stream], self._explain)
-        return [*said, self._stage(f"response.{response.status}")]
+    # -- the store
 
-    def _place(self) -> dict[str, Any]:
-        output = self._response.output
-        return {"item_id": output[-1].id, "output_index": len(output) - 1}
+    async def _while_running(self, answer: ResponseAnswer, work: Any) -> Any:
+        name = (answer.asked.header.tenant, answer.response.id)
+        self._running[name] = answer
+        try:
+            return await work
+        finally:
+            if self._running.get(name) is answer:
+                del self._running[name]
 
-    def _stage(self, name: str) -> bytes:
-        return self._event(name, response=self._response)
+    async def _keep(
+        self, header: RequestHeader, response: ResponseObject, before: list[InputItem], items: list[InputItem]
+    ) -> None:
+        if not response.store:
+            return
+        try:
+            record = StoredResponse(msgspec.Raw(encode(response)), before, items)
+            await self._store.put(header.tenant, response.id, record)
+        except OSError as error:  # its client has the answer, and reads that it was not stored
+            response.store = False
+            log.warning("response_not_stored", request_id=header.request_id, reason=str(error))
 
-    def _event(self, name: str, **fields: Any) -> bytes:
-        number, self._num_events = self._num_events, self._num_events + 1
-        return named_event(name, encode({"type": name, "sequence_number": number, **fields}))
+    async def _stored(self, name: tuple[str, str]) -> StoredResponse:
+        record = await self._store.get(*name)
+        if record is None:
+            raise _unknown(name[1])
+        return record
 
-
-PREFIXES = {"message": "msg", "reasoning": "rs"}
+    def _name(self, request: Request) -> tuple[str, str]:
+        tenant = self._gate.caller(request).tenant
+        return tenant, request.path_params["response_id"]
 
 
-def _part_type(kind: str) -> str:
-    return "output_text" if kind == "message" else "reasoning_text"
+class _Status(msgspec.Struct):
+    status: str
 
 
-def _text_part(kind: str, text: str) -> TextPart:
-    part = TextPart(type=_part_type(kind), text=text)
-    if kind == "message":
-        part.annotations, part.logprobs = [], []
-    return part
+def _params(body: ResponsesBody, conversation: Conversation, *, closes: bool) -> SamplingParams:
+    given: dict[str, Any] = {
+        "grammar": response_format(body.text.format if body.text else None, "text.format", closes=closes),
+        **conversation.sampling,
+    }
+    return SamplingParams(
+        temperature=body.temperature,
+        top_p=body.top_p,
+        top_k=body.top_k,
+        seed=body.seed,
+        max_tokens=body.max_output_tokens,
+        **given,
+    )
 
 
 def _check(body: ResponsesBody) -> None:
     for name, what in NOT_POSSIBLE.items():
         if getattr(body, name):
             raise RequestError(f"{name}: {what} is not supported by this server", field=name)
-    if body.tool_choice not in (None, "auto", "none"):
-        raise RequestError("tool_choice can only be auto or none: there are no tools here", field="tool_choice")
+    if others := [name for name in body.include or () if name != SEALED]:
+        raise RequestError(f"include: {others[0][:64]!r} is not supported by this server", field="include")
     if body.truncation not in (None, "disabled"):
         raise RequestError("truncation can only be disabled", field="truncation")
 
 
-def _messages(body: ResponsesBody) -> Sequence[MessageBody]:
-    first = [MessageBody(role="system", content=body.instructions)] if body.instructions else []
-    if isinstance(body.input, str):
-        return [*first, MessageBody(role="user", content=body.input)]
-    return [*first, *(_message(item, place) for place, item in enumerate(body.input))]
+def _named(items: Sequence[InputItem], response_id: str) -> list[InputItem]:
+    """As a list of items has them: with an id, and with parts where a text alone was sent."""
+    found = []
+    for place, item in enumerate(items):
+        item_id = item.id or f"item_{response_id.removeprefix('resp_')[:24]}{place:x}"
+        content = item.content
+        if isinstance(content, str):
+            content = [ContentPart(type="output_text" if item.role == "assistant" else "input_text", text=content)]
+        found.append(msgspec.structs.replace(item, id=item_id, content=content))
+    return found
 
 
-def _message(item: InputItem, place: int) -> MessageBody:
-    if item.type != "message" or item.role is None:
-        field = f"input[{place}]"
-        raise RequestError(f"{field} is of type {item.type[:32]!r}; only messages can be read", field=field)
-    return MessageBody(role=item.role, content=item.content)
+def _unknown(response_id: str) -> RequestError:
+    return RequestError(
+        f"there is no stored response {response_id[:64]!r}", code=RejectCode.NOT_FOUND, field="response_id"
+    )
+
+
+def _json(body: bytes) -> Response:
+    return Response(body, media_type="application/json")

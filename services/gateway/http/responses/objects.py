@@ -1,22 +1,18 @@
-"""What /v1/responses reads and answers: its text part.  Fields that mean more than text are refused by name."""
+"""What /v1/responses reads and answers.  Fields that mean more than text and functions are refused by name."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from services.gateway.http.answers.objects import Explanations
-from services.gateway.http.chat.objects import ContentPart
-from services.gateway.http.requests.fields import ClientNames, Int, WithoutEffect
-
-
-class InputItem(msgspec.Struct, kw_only=True):
-    """A message; items of other types are refused."""
-
-    type: str = "message"
-    role: str | None = None
-    content: str | list[ContentPart] | None = None
+from services.gateway.http.conversation.turns import Turns
+from services.gateway.http.requests.fields import CacheHints, ClientNames, Int
+from services.gateway.http.responses.inputs import InputItem
+from services.gateway.http.responses.items import read_items
 
 
 class TextOptions(msgspec.Struct, kw_only=True):
@@ -29,7 +25,7 @@ class ReasoningOptions(msgspec.Struct, kw_only=True):
     summary: str | None = None
 
 
-class ResponsesBody(WithoutEffect, kw_only=True):
+class ResponsesBody(CacheHints, kw_only=True):
     client_names: ClassVar[ClientNames] = {
         "prompt": ("prompt", "input"),
         "chat": ("input",),
@@ -56,15 +52,16 @@ class ResponsesBody(WithoutEffect, kw_only=True):
     request_id: str | None = None  # a label for logs and Abort
     explain: bool | None = None  # the last event says where the time went, in `explanations`
     parallel_tool_calls: bool | None = None
+    tools: list[dict[str, Any]] | None = None  # functions, and namespaces of them; needs tool_call_parser
+    tool_choice: Any = None  # auto, none, required, a function, or allowed_tools
+    previous_response_id: str | None = None  # a stored response that this one goes on from
+    include: list[str] | None = None  # only reasoning.encrypted_content
+    client_metadata: Any = None  # without effect
     # not possible here
-    tools: list[Any] | None = None
-    tool_choice: Any = None  # none or auto
-    previous_response_id: str | None = None
     conversation: Any = None
     background: bool | None = None
     background_options: Any = None
     prompt: Any = None
-    include: list[str] | None = None
     truncation: str | None = None  # only disabled
     max_tool_calls: Int | None = None
     top_logprobs: Int | None = None
@@ -73,13 +70,31 @@ class ResponsesBody(WithoutEffect, kw_only=True):
     access_programs: Any = None
     image: Any = None
     mm_processor_kwargs: Any = None
-    cache_salt: str | None = None
 
     def message_name(self, place: int) -> str:
-        """The instructions are the chat's first message."""
-        if self.instructions and not place:
-            return "instructions"
-        return "input" if isinstance(self.input, str) else f"input[{place - bool(self.instructions)}]"
+        """The instructions are the chat's first message; an assistant's items are put together in one."""
+        names = turns_of(self).names
+        return names[place] if place < len(names) else "input"
+
+    def item_name(self, place: int) -> str:
+        return "input" if isinstance(self.input, str) else f"input[{place}]"
+
+    @property
+    def items(self) -> list[InputItem]:
+        """A text alone is a user's message."""
+        return [InputItem(role="user", content=self.input)] if isinstance(self.input, str) else self.input
+
+
+def turns_of(body: ResponsesBody, before: Sequence[InputItem] = ()) -> Turns:
+    """The chat: instructions, the items `before` those of the body, and those.  Raises RequestError on items that are
+    none of a chat."""
+    turns = Turns()
+    if body.instructions:
+        turns.said("system", body.instructions, "instructions")
+    read_items(before, lambda _: "previous_response_id", turns)
+    read_items(body.items, body.item_name, turns)
+    turns.check("input")
+    return turns
 
 
 class InputTokensDetails(msgspec.Struct):
@@ -102,47 +117,86 @@ class ResponseUsage(msgspec.Struct):
 class TextPart(msgspec.Struct, kw_only=True):
     type: str  # output_text or reasoning_text
     text: str
-    annotations: list[Any] | msgspec.UnsetType = msgspec.UNSET
-    logprobs: list[Any] | msgspec.UnsetType = msgspec.UNSET
+    annotations: list[Any] | UnsetType = UNSET
+    logprobs: list[Any] | UnsetType = UNSET
 
 
 class Item(msgspec.Struct, kw_only=True):
-    """A message of the assistant, or its reasoning."""
+    """A message of the assistant, its reasoning, or a call of a function."""
 
     type: str
     id: str
     status: str = "in_progress"
-    role: str | msgspec.UnsetType = msgspec.UNSET
-    content: list[TextPart]
-    summary: list[Any] | msgspec.UnsetType = msgspec.UNSET
+    role: str | UnsetType = UNSET
+    content: list[TextPart] | UnsetType = UNSET
+    summary: list[Any] | UnsetType = UNSET
+    encrypted_content: str | UnsetType = UNSET
+    call_id: str | UnsetType = UNSET
+    name: str | UnsetType = UNSET
+    namespace: str | UnsetType = UNSET
+    arguments: str | UnsetType = UNSET
 
 
 class IncompleteDetails(msgspec.Struct):
     reason: str
 
 
+class ResponseError(msgspec.Struct):
+    code: str
+    message: str
+
+
 class ResponseObject(msgspec.Struct, kw_only=True):
+    """Every field of the official description that a server of text and functions has a value for."""
+
     id: str
     object: str = "response"
     created_at: int
+    completed_at: int | None = None
     status: str = "in_progress"
+    background: bool = False
     model: str
     output: list[Item]
-    error: None = None
+    error: ResponseError | None = None
     incomplete_details: IncompleteDetails | None = None
     instructions: str | None
     max_output_tokens: int | None
+    max_tool_calls: None = None
     metadata: dict[str, str]
-    parallel_tool_calls: bool = True
-    previous_response_id: str | None = None
+    parallel_tool_calls: bool
+    previous_response_id: str | None
+    conversation: None = None
+    prompt: None = None
     reasoning: dict[str, str | None]
-    store: bool = False
+    store: bool
     temperature: float | None
-    text: dict[str, dict[str, Any]]
-    tool_choice: str = "auto"
-    tools: list[Any] = []
     top_p: float | None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    top_logprobs: int = 0
+    text: dict[str, Any]
+    tool_choice: Any
+    tools: list[dict[str, Any]]
     truncation: str = "disabled"
+    service_tier: str = "default"
     usage: ResponseUsage | None = None
-    user: str | None
-    explanations: Explanations = msgspec.UNSET
+    user: str | UnsetType = UNSET
+    safety_identifier: str | UnsetType = UNSET
+    prompt_cache_key: str | UnsetType = UNSET
+    explanations: Explanations = UNSET
+
+
+class InputItems(msgspec.Struct, kw_only=True):
+    """A page of what a response was made from."""
+
+    object: str = "list"
+    data: list[InputItem]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class DeletedResponse(msgspec.Struct, kw_only=True):
+    id: str
+    object: str = "response"
+    deleted: bool = True

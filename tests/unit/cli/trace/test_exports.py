@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 from collections import Counter, defaultdict
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -17,12 +16,9 @@ from click.testing import CliRunner
 
 from services.cli.main import main
 from services.cli.trace.commands import load
+from tests.browser import BROWSER, Chromium
 from tests.unit.cli.trace.lines import PHASES, many, request
 
-NAMES = ("chromium", "chromium-browser", "chrome-headless-shell", "google-chrome")
-BROWSER = os.environ.get("PAGEANT_TEST_BROWSER") or next(
-    (found for name in NAMES if (found := shutil.which(name))), None
-)
 COUNT = 40
 
 
@@ -136,29 +132,25 @@ def test_a_label_is_text_in_the_page(tmp_path: Path) -> None:
     assert "<b>&" not in page and "&lt;b&gt;&amp;" in page and "<!--" not in page
 
 
-@pytest.mark.skipif(BROWSER is None, reason="needs a Chromium (PAGEANT_TEST_BROWSER)")
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_the_page_draws_what_is_in_it(logs: Path, scheme: str) -> None:
+@pytest.mark.skipif(not BROWSER, reason="needs a Chromium (PAGEANT_TEST_BROWSER)")
+def test_the_page_draws_what_is_in_it(logs: Path, tmp_path: Path) -> None:
     """PAGEANT_SCREENSHOTS names a folder for pictures."""
-    playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright, to drive a browser")
     written(logs, "--html", "out.html")
-    with playwright.sync_playwright() as made:
-        browser = made.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
-        page = browser.new_page(viewport={"width": 1200, "height": 1500}, color_scheme=scheme)
-        wrong: list[str] = []
-        page.on("pageerror", lambda error: wrong.append(str(error)))
-        page.on("console", lambda message: wrong.append(message.text))
-        page.on("request", lambda asked: wrong.extend([] if asked.url.startswith(("file:", "data:")) else [asked.url]))
-        page.goto(logs.with_name("out.html").as_uri())
-        assert page.locator("#rows .row").count() == COUNT
-        assert page.locator("svg.timeline").count() == 1 and page.locator("#totals i.bar").count() == len(PHASES)
-        assert not page.locator("#rows .cause").nth(3).is_visible()
-        page.locator("#rows summary").nth(3).click()
-        assert "no free blocks" in page.locator("#rows .cause").nth(3).inner_text()
-        if folder := os.environ.get("PAGEANT_SCREENSHOTS"):
-            page.screenshot(path=str(Path(folder) / f"trace-{scheme}.png"), full_page=True)
-        browser.close()
-        assert not wrong
+    browser = Chromium(tmp_path / "chromium")
+    page = browser.open(logs.with_name("out.html").as_uri(), 1200, 1500)
+    assert page.count("#rows .row") == COUNT
+    assert page.count("svg.timeline") == 1 and page.count("#totals i.bar") == len(PHASES)
+    cause = "[...document.querySelectorAll('#rows .cause')][3]"
+    assert not page.run(f"{cause}.checkVisibility()")
+    page.run("document.querySelectorAll('#rows summary')[3].click()")
+    assert "no free blocks" in page.run(f"{cause}.innerText")
+    if folder := os.environ.get("PAGEANT_SCREENSHOTS"):
+        for scheme in ("light", "dark"):
+            page.scheme(scheme)
+            page.picture(Path(folder) / f"trace-{scheme}.png")
+    assert not page.faults()
+    assert all(request["url"].startswith(("file:", "data:", "about:")) for request in page.requests())
+    browser.close()
 
 
 class Collector(BaseHTTPRequestHandler):

@@ -23,9 +23,15 @@ LOST_SECONDS = 15.0  # after which what a client has not been told does not come
 
 
 def request(
-    name: str, tenant: str = "", *, tokens: int = 10, max_tokens: int | None = 90, n: int = 1
+    name: str,
+    tenant: str = "",
+    *,
+    tokens: int = 10,
+    max_tokens: int | None = 90,
+    n: int = 1,
+    is_background: bool = False,
 ) -> TokenizeRequest:
-    header = RequestHeader(name, "g", tenant=tenant)
+    header = RequestHeader(name, "g", tenant=tenant, is_background=is_background)
     return TokenizeRequest(header, SamplingParams(max_tokens=max_tokens, n=n), token_ids=pack_tokens([1] * tokens))
 
 
@@ -47,6 +53,22 @@ def test_requests_are_bounded_and_each_that_ends_makes_room() -> None:
     admission.release(first)  # a second time changes nothing
     admission.admit(third, 512)
     refusal(admission, first)
+
+
+def test_the_background_takes_no_place_of_others_and_has_bounds_of_its_own() -> None:
+    admission = Admission(TenantBounds(1), TenantBounds(1), background=TenantBounds(2, 250))
+    quiet = [request(name, "t", is_background=True) for name in ("x", "y", "z")]
+    admission.admit(quiet[0], 512)
+    admission.admit(request("a", "t"), 512)
+    assert "max_open_reqs=1" in str(refusal(admission, request("b", "t")))
+    admission.admit(quiet[1], 512)
+    assert "2 background requests of 200 tokens are open" in str(refusal(admission, quiet[2]))
+    assert len(admission) == 1 and admission.num_tokens == 100, "what is counted is the others"
+    admission.release(quiet[0])
+    admission.release(quiet[0])
+    admission.admit(quiet[2], 512)
+    admission.release(request("a", "t"))
+    admission.admit(request("b", "t"), 512)
 
 
 def test_tokens_are_bounded_but_the_first_request_always_gets_in() -> None:

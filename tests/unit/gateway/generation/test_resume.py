@@ -27,7 +27,7 @@ from shared.messages import (
     TokenizeRequest,
 )
 from shared.packing import pack_tokens, unpack_tokens
-from shared.sampling import SamplingParams
+from shared.sampling import GenerationDefaults, SamplingParams
 from tests.unit.gateway.troupe import LAST, Front, failure, front, without_latency
 
 NEEDED = [ServiceName.TOKENIZER, ServiceName.WORKER, ServiceName.DETOKENIZER]
@@ -215,6 +215,39 @@ def test_patience_with_a_silent_stream_doubles_and_progress_renews_it() -> None:
     assert not watch.overdue([stream], 200 + PATIENCE)
     assert watch.overdue([stream], 201 + PATIENCE) == [stream]
     assert not watch.overdue([], 300) and not watch.overdue([stream], 301), "what was closed is forgotten"
+
+
+def test_patience_is_longer_with_what_rests() -> None:
+    header = RequestHeader("r", "g", is_background=True)
+    stream = Stream(TokenizeRequest(header, SamplingParams(), text="x"), "t")
+    watch = SilenceWatchdog()
+    assert [now for now in range(400) if watch.overdue([stream], now)] == [61, 182], "after 60 and 120 seconds"
+
+
+async def test_the_background_says_nothing_of_the_times_of_others_and_survives_a_scheduler() -> None:
+    async with front() as f:
+        generation, delivered = f.troupe.gateway.generation, asyncio.Event()
+
+        async def deliver(stream: Stream) -> None:
+            delivered.set()
+            await asyncio.sleep(60)
+
+        header = RequestHeader("0" * 32, f.troupe.gateway.address, tenant="t", is_background=True)
+        request = TokenizeRequest(
+            header, SamplingParams(max_tokens=8).resolved(GenerationDefaults(), max_tokens=8), text="x"
+        )
+        batch = asyncio.create_task(generation.generate(request, deliver))
+        first = await f.troupe.request()
+        assert first.header.is_background
+        assert generation.forecasts.of("t").is_empty and len(generation.admission) == 0
+        f.troupe.say(first, "one")
+        await delivered.wait()
+        replace_scheduler(f)
+        again = await f.troupe.request()
+        assert again.header.is_background and again.is_resumed
+        batch.cancel()
+        await asyncio.gather(batch, return_exceptions=True)
+        assert len(generation.journal) == 0
 
 
 def kept(**fields: Any) -> Any:

@@ -7,9 +7,11 @@ from collections import Counter
 from typing import Any
 
 import grpc
+import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from protos.pageant.v1 import inference_pb2
+from services.gateway.grpc.listening import stop_listening
 from tests.unit.gateway.troupe import LAST, failure, front
 
 NUM_CALLS = 300
@@ -33,6 +35,34 @@ async def test_calls_that_come_with_the_end_are_answered_and_none_is_cancelled()
         await f.troupe.gateway.server.hand_over(5.0)
         endings = Counter(await asyncio.gather(*calls))
         assert endings == {"OK": NUM_CALLS}
+
+
+async def test_the_port_is_left_before_the_calls_of_connections_that_are_there() -> None:
+    async with front(share_port=True) as f:
+        port = f.troupe.gateway.server.port
+        stub: Any = health_pb2_grpc.HealthStub(f.channel)
+        await stub.Check(health_pb2.HealthCheckRequest())  # a connection
+        leaving = asyncio.create_task(f.troupe.gateway.server.hand_over(5.0))
+        await asyncio.sleep(0)  # it has begun
+        with pytest.raises(ConnectionRefusedError):
+            await asyncio.open_connection("127.0.0.1", port)
+        await stub.Check(health_pb2.HealthCheckRequest())
+        assert not leaving.done(), "the first call of a connection that was just made would still be served"
+        await leaving
+
+
+async def test_another_port_of_the_process_goes_on_listening() -> None:
+    server, other = [await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0) for _ in range(2)]
+    async with server, other:
+        port, other_port = server.sockets[0].getsockname()[1], other.sockets[0].getsockname()[1]
+        assert stop_listening(port) == 1
+        with pytest.raises(ConnectionRefusedError):
+            await asyncio.open_connection("127.0.0.1", port)
+        reader, writer = await asyncio.open_connection("127.0.0.1", other_port)
+        assert await reader.read() == b"", "it was taken, and closed"
+        writer.close()
+        await writer.wait_closed()
+        assert stop_listening(port) == 0
 
 
 async def test_a_stream_has_longer_where_others_stay_than_where_all_stop() -> None:

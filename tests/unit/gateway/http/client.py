@@ -54,6 +54,7 @@ class Http:
 
 @contextlib.asynccontextmanager
 async def http(**overrides: Any) -> AsyncIterator[Http]:
+    overrides = {"response_ttl": 0} | overrides  # nothing is written where a test does not say where
     async with front(http_port=0, **overrides) as running:
         server = running.troupe.gateway.http
         assert server is not None

@@ -1,12 +1,12 @@
-"""About the server: models, health, version, metrics, tokens and the page."""
+"""About the server: models, health, version, metrics and tokens."""
 
 from __future__ import annotations
 
 import asyncio
-import re
 from importlib.metadata import version
 from typing import Any
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from shared.messages import Fingerprint, GetLoad, Load, ServiceName, WorkerLoad
@@ -85,15 +85,19 @@ async def test_tokens() -> None:
         assert (await asked).json() == {"prompt": "Hi"}
 
 
-async def test_the_page_is_whole_in_itself() -> None:
-    async with http() as h:
-        response = await h.client.get("/")
-        assert response.headers["content-type"].startswith("text/html")
-        assert "default-src 'none'" in response.headers["content-security-policy"]
-        assert not re.findall(r"(?:src|href)=\"(?!data:)|https?://|@import|url\(", response.text)
-
-
 async def test_what_a_path_cannot_do() -> None:
     async with http() as h:
         response = await h.client.get("/v1/completions")
         assert response.status_code == 405 and response.json()["error"]["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize("root_path", ["/llm", "llm/"])
+async def test_every_path_is_served_behind_a_proxys_too(root_path: str) -> None:
+    key = {"authorization": "Bearer a-long-key"}
+    async with http(root_path=root_path, api_keys="a-long-key") as h:
+        for path in ("/llm/v1/models", "/v1/models"):
+            assert (await h.client.get(path, headers=key)).status_code == 200
+            assert (await h.client.get(path)).status_code == 401
+        assert (await h.client.get("/llm/health")).status_code == 200
+        for path in ("/llmv1/models", "/other/v1/models"):
+            assert (await h.client.get(path, headers=key)).status_code == 404

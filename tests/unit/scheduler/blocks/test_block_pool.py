@@ -6,8 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.scheduler.blocks.block_pool import BlockPool
+from services.scheduler.blocks.clock import Clock
 from services.scheduler.blocks.free_list import FreeList
 from services.scheduler.blocks.prefix_cache import extend_hashes, root_hash
+from services.scheduler.blocks.retention import Retention
 from services.scheduler.state.sequence import Request, Sequence
 from shared.messages import RequestHeader
 from shared.packing import pack_tokens
@@ -117,3 +119,56 @@ def test_each_block_size_has_names_of_its_own() -> None:
         extend_hashes(names, root_hash(""), list(range(70)), size)
         assert sequence.hash_blocks(size) == names, size
     assert not set(sequence.hash_blocks(16)) & set(sequence.hash_blocks(32))
+
+
+def cached(pool: BlockPool, names: str, retention: Retention | None = None) -> list[int]:
+    """Blocks that were filled, named by these letters, and let go of."""
+    blocks = pool.allocate(len(names))
+    for block, name in zip(blocks, names, strict=True):
+        pool.register(block, name.encode(), pool.generations[block])
+    pool.release(blocks, retention)
+    return blocks
+
+
+def known(pool: BlockPool) -> str:
+    return "".join(name for name in "abcdefghij" if pool.knows(name.encode()))
+
+
+def test_retained_blocks_are_given_out_last_and_shared_as_all() -> None:
+    pool = BlockPool(6)
+    kept = cached(pool, "ab", Retention("t", 60.0))
+    cached(pool, "cd")
+    assert pool.num_available == pool.num_cached + 2 == 6 and list(pool.available)[-2:] == kept[::-1]
+    taken = pool.allocate(4)
+    assert known(pool) == "ab"
+    pool.share(pool.lookup([b"a"]))
+    assert pool.num_available == 1 and pool.agrees(dict.fromkeys((*taken, kept[0]), 1), range(6))
+    assert pool.allocate(1) == [kept[1]] and known(pool) == "a"
+    assert pool.recount({kept[0]: 1}) == (5, 0) and pool.num_available == 5
+
+
+def test_a_tenant_retains_no_more_than_its_share() -> None:
+    pool = BlockPool(8, weight={"a": 3.0, "b": 1.0}.__getitem__)
+    cached(pool, "abcdefg", Retention("a", 60.0))
+    cached(pool, "h", Retention("b", 60.0))  # from here on the first has 6 blocks
+    pool.allocate(1)
+    assert known(pool) == "abcdefh", "the tail of what came first"
+
+
+def test_retention_ends_with_its_time() -> None:
+    clock = Clock()
+    pool = BlockPool(4, clock)
+    cached(pool, "ab", Retention("t", 60.0))
+    clock.now = 61.0
+    cached(pool, "cd")
+    pool.allocate(2)
+    assert known(pool) == "cd"
+
+
+def test_a_tenant_that_has_nothing_cached_takes_no_share() -> None:
+    pool = BlockPool(8)
+    pool.release(pool.allocate(2), Retention("nothing", 60.0))  # without names
+    cached(pool, "abcdef", Retention("t", 60.0))
+    cached(pool, "gh")
+    pool.allocate(2)
+    assert known(pool) == "abcdef", "all retained, and what came later is given out before them"

@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 
 from services.scheduler.consistency.results import StepLost
+from services.scheduler.state.policy import Policy
 from services.scheduler.telemetry.journal import Alarm
 from shared.errors import ProtocolError, RejectCode
 from shared.messages import Holdings, Refusal, RefusedRow, StepResult
 from tests.unit.scheduler.rough_world import RoughWorld
+from tests.unit.scheduler.world import World
 
 PROMPT = list(range(1, 21))
 
@@ -181,6 +183,20 @@ def test_who_is_refused_again_and_again_ends_alone() -> None:
     assert world.rejected == {"r0": RejectCode.INTERNAL}
     world.settle()
     world.assert_outputs("r1")
+
+
+def test_the_snapshot_of_a_refused_row_was_never_saved() -> None:
+    world = World(Policy(max_num_batched_tokens=64), num_snapshots=4)
+    world.add("a", [*PROMPT, *PROMPT, *PROMPT])
+    plan = world.plan("w0")
+    assert plan is not None and len(plan.state_saves) == 1
+    replica = world.scheduler.replicas["w0"]
+    (sequence,) = replica.running
+    names = sequence.hash_blocks(replica.block_size)
+    assert replica.snapshots is not None and replica.snapshots.last(names, len(names)) > 0
+    refused = StepResult(plan.epoch, plan.step_id, [0], [], refused_rows=[RefusedRow(0, Refusal.NOT_IN_STEP)])
+    assert world.scheduler.apply("w0", refused, world.now)
+    assert replica.snapshots.last(names, len(names)) == 0
 
 
 def without_samples_of(result: StepResult, refused: list[RefusedRow]) -> StepResult:

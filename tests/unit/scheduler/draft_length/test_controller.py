@@ -8,7 +8,7 @@ from statistics import mean
 
 import pytest
 
-from services.scheduler.draft_length.controller import DraftLengthController
+from services.scheduler.draft_length.controller import SURPRISES, DraftLengthController
 from services.scheduler.draft_length.modes import LENGTHS, PLAIN, Cost, SpeculationMode, believed, modes_of, yields
 from services.scheduler.speculation.speculation import size_of
 
@@ -180,6 +180,17 @@ def test_drafts_that_were_not_there_yet_are_tried_again() -> None:
             controller.choose(expected, 0.0)
     assert controller.mode.num_draft_tokens == 8
     assert all(cost.depth > 0 for mode, cost in controller.costs.items() if cost.num_trials and mode != PLAIN)
+
+
+def test_what_others_cost_is_forgotten_after_surprises_in_turn_and_each_time_anew() -> None:
+    controller, other = DraftLengthController(modes_of(0, 8)), SpeculationMode(2)
+    controller._num_compared = 5
+    for _ in range(2):
+        for num_surprises in range(1, SURPRISES + 1):
+            controller.costs[other].add(1.0, 2.0, weight=1)
+            controller._end_probe(PLAIN, is_surprise=True)
+            assert (controller.costs[other].num_trials == 0) == (num_surprises == SURPRISES)
+    assert controller._num_compared == 0
 
 
 def test_a_measured_arm_tells_of_its_neighbours() -> None:

@@ -85,6 +85,17 @@ def test_log_probabilities_are_as_many_as_fit_together() -> None:
     assert refused(check_logprobs, SamplingParams(), LIMITS, 1 << 30) == ""
 
 
+def test_the_gate_counts_log_probabilities() -> None:
+    large = Limits(
+        vocab_size=50, max_model_len=1 << 20, max_input_length=1 << 20, max_logprobs=20, max_n=4,
+        max_num_blocks=1 << 20, block_size=8,
+    )  # fmt: skip
+    for max_tokens, error in ((1 << 16, ""), (1 << 17, "logprobs asks for 21 at each of 131072 positions")):
+        params = SamplingParams(max_tokens=max_tokens, logprobs=20).resolved(GenerationDefaults(), max_tokens=16)
+        message = AddRequest(RequestHeader("r", "g0"), params, pack_tokens([1, 2]), [0])
+        assert refused(check_request, message, [1, 2], large, 0.0).startswith(error)
+
+
 def intake(*sizes: Any, **policy: Any) -> RequestIntake:
     world = World(workers=0)
     for number, size in enumerate(sizes):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from services.scheduler.lifecycle.parking import MAX_PARKED, PARKED_SECONDS
+from services.scheduler.lifecycle.parking import MAX_PARKED, PARKED_SECONDS, is_later_call
 from shared.errors import RejectCode
-from shared.messages import AddRequest, AttachRequest, OpenStream, RequestHeader, StreamLost
+from shared.messages import AddRequest, AttachRequest, OpenStream, RequestHeader, StreamLost, TokenLogprobs
 from shared.packing import pack_tokens
 from shared.sampling import GenerationDefaults, SamplingParams
 from tests.unit.scheduler.world import World, expected
@@ -63,6 +63,28 @@ def test_a_client_s_absence_frees_everything_and_its_return_goes_on() -> None:
     assert 0 < made < 3 * 12
     world.scheduler.finished.clear()
     world.assert_idle()
+
+
+def test_what_came_with_the_first_token_comes_again() -> None:
+    world = World()
+    keep(world, prompt_logprobs=0)
+    world.step()
+    (sequence,) = world.scheduler.requests["a"].sequences
+    said: list[TokenLogprobs | None] = [TokenLogprobs([token], [-0.5], 1) for token in PROMPT[1:]]
+    world.scheduler.outbound.take_prompt_logprobs(sequence, 0, said)
+    assert world.scheduler.abort("a", "g0") and sequence not in world.scheduler.outbound.firsts
+    (opened,) = attach(world)
+    assert opened.prompt_logprobs == [None, *said]
+
+
+def test_of_two_gateways_calls_the_later_one_counts_and_of_one_s_the_other() -> None:
+    def later(gateway: str, arrival: float) -> bool:
+        return is_later_call(
+            RequestHeader("a", gateway, arrival_time=arrival), RequestHeader("a", "g0", arrival_time=5)
+        )
+
+    assert [later("g1", arrival) for arrival in (4.0, 5.0, 6.0)] == [False, False, True]
+    assert [later("g0", arrival) for arrival in (4.0, 5.0, 6.0)] == [True, False, True]
 
 
 def test_the_same_call_again_is_told_what_is_there_and_nothing_is_made_twice() -> None:

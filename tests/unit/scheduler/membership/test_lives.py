@@ -54,6 +54,14 @@ def test_a_life_passes_by_what_members_know(tmp_path: Path) -> None:
     assert life_of(Lives(file).epoch) == life_of(lives.epoch) + 1, "the next life is beyond that too"
 
 
+def test_the_last_eight_numbers_of_a_life_are_known() -> None:
+    lives, numbers = Lives(), []
+    for _ in range(20):
+        numbers.append(lives.epoch)
+        assert lives.pass_by(lives.last + SPAN)
+    assert lives.former == numbers[-8:]
+
+
 def test_what_nobody_can_know_is_passed_by_by_nobody() -> None:
     lives = Lives()
     before = lives.epoch

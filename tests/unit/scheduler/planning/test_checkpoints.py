@@ -84,6 +84,24 @@ def test_of_some_that_arrive_at_once_the_others_wait_for_the_snapshot() -> None:
     assert world.scheduler.counters.num_prefix_cache_hits == 2 * 40, "the first two show what they have in common"
 
 
+def test_the_same_prompt_that_arrives_at_once_waits_for_the_snapshot() -> None:
+    world = world_of()
+    for name in "ab":
+        world.add(name, COMMON)
+    world.run()
+    world.assert_outputs()
+    assert world.scheduler.counters.num_prefix_cache_hits == 56
+
+
+def test_a_prompt_that_parts_before_the_snapshot_does_not_wait_for_it() -> None:
+    world = world_of()
+    world.add("a", COMMON)
+    world.add("b", [*COMMON[:48], *range(12)])
+    world.run()
+    world.assert_outputs()
+    assert len(world.trace[0].rows) == 2
+
+
 def test_a_prompt_that_is_too_long_for_a_step_goes_on_as_it_did() -> None:
     world = world_of(Policy(max_num_batched_tokens=20))
     assert ends_of(told(world, "a", COMMON)) == [20, 40, 56, 60]

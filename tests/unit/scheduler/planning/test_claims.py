@@ -28,7 +28,12 @@ class Place:
         running = [SimpleNamespace(tenant=tenant, num_behind=behind) for tenant, behind in self.prefilling]
         capacity = SimpleNamespace(max_num_seqs=self.max_num_seqs)
         found = SimpleNamespace(
-            num_rows=self.rows, waiting=waiting, running=running, capacity=capacity, num_steps=self.num_steps
+            num_rows=self.rows,
+            waiting=waiting,
+            active=running,
+            capacity=capacity,
+            num_steps=self.num_steps,
+            is_resting=False,
         )
         return cast(Replica, found)
 

@@ -10,7 +10,8 @@ import pytest
 
 from services.scheduler.state.policy import Policy
 from shared.errors import ProtocolError
-from shared.messages import DraftDistribution, DraftProposals, StepPlan, StepResult
+from shared.grammar import Grammar, GrammarKind
+from shared.messages import DraftDistribution, DraftProposals, DraftUpdate, StepPlan, StepResult
 from tests.unit.scheduler.fake_draft import FakeDraft
 from tests.unit.scheduler.fake_worker import drafts_of
 from tests.unit.scheduler.world import World
@@ -71,6 +72,25 @@ def test_a_request_can_do_without() -> None:
     world.assert_outputs("with", "without")
     assert verified(world)
     assert all(sum(map(bool, plan.num_draft_tokens)) <= 1 for plan in world.trace)
+
+
+def test_a_draft_is_told_of_no_grammar() -> None:
+    """It has no automata: the worker cuts what breaks one."""
+    world, told = speculating(), []
+    draft = world.drafts["d"]
+    answer = draft.answer
+
+    def kept(update: DraftUpdate) -> list[DraftProposals]:
+        told.extend(update.opened)
+        return answer(update)
+
+    draft.answer = kept  # type: ignore[method-assign]
+    world.add("held", [1, 2, 3], max_tokens=20, grammar=Grammar(GrammarKind.COMPILED, "start: /x*/"))
+    world.add("free", [4, 5], max_tokens=20)
+    world.run()
+    assert len(told) == 2 and all(one.params.grammar is None and one.params.max_tokens == 20 for one in told)
+    held = [one.params.grammar for plan in world.trace for one in plan.admitted]
+    assert [one is not None for one in held] == [True, False], "the worker is"
 
 
 def test_blocks_for_drafts_never_preempt_anyone() -> None:

@@ -31,7 +31,7 @@ def test_a_line_says_what_a_step_was_made_of_once_it_is_answered() -> None:
     assert line["sequences"] == [["a", 0, 5]]
     assert log.answered(replica, step, result, 10.5) is None, "it was answered"
     assert meter.answered(replica, step, result, 10.25) is None
-    assert log.tokens.sum == meter.tokens.sum == 5
+    assert meter.tokens.sum == 5 + 1, "the prompt's and the one that was generated"
 
 
 def test_times_are_milliseconds_with_three_places_and_a_new_life_forgets_the_old_one_s_steps() -> None:

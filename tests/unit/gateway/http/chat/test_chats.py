@@ -137,18 +137,71 @@ async def test_only_one_call_where_only_one_is_wanted() -> None:
             assert len(calls) == 1
 
 
-async def test_a_named_tool_is_begun_for_the_model() -> None:
-    async with http(tool_call_parser="hermes", reasoning_parser="qwen3") as h:
-        choice = {"type": "function", "function": {"name": "weather"}}
-        asked = h.post("/v1/chat/completions", TOOLS | {"tool_choice": choice})
+NAMED = TOOLS | {"tool_choice": {"type": "function", "function": {"name": "weather"}}}
+
+
+@pytest.mark.parametrize(
+    ("parser", "more"),
+    [
+        ("", {}),
+        ("qwen3", {"chat_template_kwargs": {"enable_thinking": False}}),
+        ("qwen3", {"reasoning_effort": "none"}),
+        ("deepseek_v3", {}),  # which thinks where it is asked to
+    ],
+)
+async def test_a_named_tool_is_begun_for_a_model_that_does_not_think(parser: str, more: dict[str, Any]) -> None:
+    async with http(tool_call_parser="hermes", reasoning_parser=parser) as h:
+        asked = h.post("/v1/chat/completions", NAMED | more)
         request = await h.troupe.request()
         assert request.chat_options is not None
         assert request.chat_options.opening == '<tool_call>\n{"name": "weather", "arguments": '
+        assert request.params.thinking is None
         h.troupe.say(request, '{"city": "Rome"}}\n</tool_call>', **LAST)
         (answer,) = (await asked).json()["choices"]
         (call,) = answer["message"]["tool_calls"]
         assert call["function"] == {"name": "weather", "arguments": '{"city": "Rome"}'}
         assert (answer["finish_reason"], answer["message"]["content"]) == ("stop", None)
+
+
+@pytest.mark.parametrize("choice", [NAMED["tool_choice"], "required"])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_demanded_call_comes_behind_what_the_model_thinks(choice: Any, stream: bool) -> None:
+    async with http(tool_call_parser="hermes", reasoning_parser="qwen3") as h:
+        asked = h.post("/v1/chat/completions", TOOLS | {"tool_choice": choice, "stream": stream})
+        request = await h.troupe.request()
+        thinking, grammar = request.params.thinking, request.params.grammar
+        assert request.chat_options is not None and not request.chat_options.opening
+        assert thinking is not None and thinking.num_tokens == (1 << 31) - 1
+        assert grammar is not None
+        h.troupe.say(request, f"<think>\nhm\n</think>\n\n{CALL}", **LAST)
+        response = await asked
+        if stream:
+            told = added_up(events(response.text))
+            assert told["reasoning_content"] == "hm" and len(told["tool_calls"]) == 1 and not told["content"]
+        else:
+            message = response.json()["choices"][0]["message"]
+            assert (message["reasoning_content"], message["content"]) == ("hm", None)
+            assert message["tool_calls"][0]["function"]["name"] == "weather"
+
+
+async def test_a_budget_holds_before_a_demanded_call_too() -> None:
+    async with http(tool_call_parser="hermes", reasoning_parser="qwen3") as h:
+        asked = h.post("/v1/chat/completions", NAMED | {"thinking_token_budget": 7})
+        request = await h.troupe.request()
+        assert request.params.thinking is not None and request.params.thinking.num_tokens == 7
+        h.troupe.say(request, "<think>and so", **CUT)
+        (answer,) = (await asked).json()["choices"]
+        assert (answer["finish_reason"], answer["message"]["reasoning_content"]) == ("length", "and so")
+        assert not answer["message"].get("tool_calls")
+
+
+async def test_a_demanded_call_that_is_cut_before_its_name_is_no_content() -> None:
+    async with http(tool_call_parser="hermes", reasoning_parser="qwen3") as h:
+        asked = h.post("/v1/chat/completions", NAMED)
+        h.troupe.say(await h.troupe.request(), '<think>hm</think>\n\n<tool_call>\n{"na', **CUT)
+        (answer,) = (await asked).json()["choices"]
+        assert (answer["message"]["reasoning_content"], answer["message"]["content"]) == ("hm", "")
+        assert not answer["message"].get("tool_calls")
 
 
 async def test_tools_that_are_not_to_be_called_are_not_shown() -> None:

@@ -16,7 +16,8 @@ from tokenizers import Tokenizer, decoders, models
 
 from services.detokenizer.decoder import DecoderFactory
 from services.detokenizer.stream import TextStream
-from services.gateway.http.chat.answer import AnswerReader, DeltaBuilder, MessageBuilder
+from services.gateway.http.chat.answer import DeltaBuilder, MessageBuilder
+from services.gateway.http.conversation.reader import AnswerReader
 from services.gateway.http.parsing.registry import OutputParser, make_reasoning_parser, make_tool_parser
 from shared.messages import FinishReason, SequenceTokens
 from shared.tokenization import ModelTokenizer, load_tokenizer

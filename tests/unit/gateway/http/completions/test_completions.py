@@ -70,7 +70,7 @@ async def test_a_streamed_answer_with_usage() -> None:
 
 async def test_usage_in_every_event() -> None:
     async with http() as h:
-        options = {"continuous_usage_stats": True}
+        options = {"include_usage": True, "continuous_usage_stats": True}
         asked = h.post("/v1/completions", streaming(ASK | {"stream_options": options}))
         request = await h.troupe.request()
         h.troupe.say(request, "upon a", num_prompt_tokens=3)
@@ -150,11 +150,21 @@ async def test_logprobs_in_columns_and_tokens_asked_for_once() -> None:
             columns = (await asked).json()["choices"][0]["logprobs"]
             assert columns["tokens"] == ["bytes:\\xf0\\x9f", "t6"]
             assert columns["token_logprobs"] == [-0.5, -1]
-            assert columns["top_logprobs"] == [
-                {"t6": -0.25, "t7": -9999, "bytes:\\xf0\\x9f": -0.5},
-                {"t6": -1, "t7": -2},
-            ]
+            own, other = columns["top_logprobs"]
+            assert list(own.items()) == [("bytes:\\xf0\\x9f", -0.5), ("t6", -0.25), ("t7", -9999)], "its own first"
+            assert other == {"t6": -1, "t7": -2}
             assert columns["text_offset"] == [0, len("bytes:\\xf0\\x9f")]
+
+
+@pytest.mark.parametrize(("given", "name"), [(None, "token_id:6"), (False, "t6")])
+async def test_the_server_may_name_tokens_by_their_ids(given: bool | None, name: str) -> None:
+    async with http(return_tokens_as_token_ids=True) as h:
+        asked = h.post("/v1/completions", ASK | {"logprobs": 0, "return_tokens_as_token_ids": given})
+        request = await h.troupe.request()
+        h.troupe.say(request, "a", token_ids=[6], logprobs=[TokenLogprobs([6], [-1], 1)], **LAST)
+        if given is False:
+            await h.answer_pieces()
+        assert (await asked).json()["choices"][0]["logprobs"]["tokens"] == [name]
 
 
 async def test_echo_with_logprobs_of_the_prompt() -> None:

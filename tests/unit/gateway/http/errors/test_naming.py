@@ -38,7 +38,13 @@ BODIES: dict[str, type[msgspec.Struct]] = {
 PROMPTS = {COMPLETION: "prompt", CHAT: "messages", RESPONSE: "input", EMBEDDING: "input", TOKENIZE: "prompt",
            DETOKENIZE: "tokens"}  # fmt: skip
 BEAM = {"use_beam_search": True}
-INTERNAL = {"bad_words_token_ids", "detokenize", "grammar", "beam"}  # refused under the name of what they came from
+INTERNAL = {
+    "bad_words_token_ids",
+    "detokenize",
+    "grammar",
+    "beam",
+    "thinking",
+}  # refused under the name of what they came from
 
 # The endpoint, what is sent beside the prompt, the troupe's field, and the client's.
 RENAMED: list[tuple[str, dict[str, Any], str, str]] = [
@@ -106,9 +112,9 @@ async def test_a_refusal_from_within_comes_out_in_the_client_s_words(body: dict[
         )
         assert error["param"] == "max_completion_tokens"
         assert error["message"] == "max_completion_tokens must be at least 1"
-        error = await refused(h, CHAT, body, "chat.messages[1].role is the unknown role 'x'", "chat.messages[1].role")
+        error = await refused(h, CHAT, body, "chat.messages[1].role must be a word, got 'x y'", "chat.messages[1].role")
         assert error["param"] == "messages[1].role"
-        assert error["message"] == "messages[1].role is the unknown role 'x'"
+        assert error["message"] == "messages[1].role must be a word, got 'x y'"
 
 
 @pytest.mark.parametrize("path", [COMPLETION, CHAT, RESPONSE])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import socket
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -40,10 +41,14 @@ def routes_of(h: Http, method: str) -> list[str]:
     return [path.replace("{name:path}", "tiny") for path in found]
 
 
+OTHER_BODIES = {"/v1/files", "/v1/batches/{batch_id}/cancel", "/ping"}  # a form, and none
+
+
 async def test_no_endpoint_reads_a_body_that_is_not_said_to_be_json() -> None:
     async with http() as h:
-        posts = routes_of(h, "POST")
-        assert len(posts) >= 6
+        assert set(routes_of(h, "POST")) >= OTHER_BODIES
+        posts = [path for path in routes_of(h, "POST") if path not in OTHER_BODIES]
+        assert len(posts) >= 7
         for path, kind in itertools.product(posts, SIMPLE):
             headers = {} if kind is None else {"content-type": kind}
             response = await h.client.post(path, content=b'{"prompt": "Once"}', headers=headers)
@@ -51,6 +56,15 @@ async def test_no_endpoint_reads_a_body_that_is_not_said_to_be_json() -> None:
             assert (response.status_code, error["param"]) == (415, "content-type"), (path, kind)
             assert "content-type: application/json" in error["message"]
         assert not len(h.troupe.gateway.generation.journal)
+
+
+async def test_no_page_of_another_origin_posts_anything_without_asking_first(tmp_path: Path) -> None:
+    async with http(files_dir=str(tmp_path)) as h:
+        posts = [path for path in routes_of(h, "POST") if path != "/ping"]  # which reads nothing and changes nothing
+        for path, kind in itertools.product(posts, SIMPLE):
+            headers = {"origin": ORIGIN} if kind is None else {"content-type": kind, "origin": ORIGIN}
+            response = await h.client.post(path, content=b"--x--", headers=headers)
+            assert response.status_code == (403 if path in OTHER_BODIES else 415), (path, kind)
 
 
 @pytest.mark.parametrize("kind", ["application/json", "Application/JSON; charset=utf-8", "application/json ;x=y"])

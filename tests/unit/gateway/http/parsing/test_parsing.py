@@ -4,33 +4,26 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 import pytest
 
 from services.gateway.http.parsing.calls import CallParser
 from services.gateway.http.parsing.parts import CallArguments, CallBegun, Content, Part, Reasoning
-from services.gateway.http.parsing.registry import TOOL_PARSERS, OutputParser, make_reasoning_parser, make_tool_parser
+from services.gateway.http.parsing.registry import (
+    HARMONY,
+    TOOL_PARSERS,
+    OutputParser,
+    make_reasoning_parser,
+    make_tool_parser,
+)
+from tests.unit.gateway.http.parsing.writers import SCHEMAS, WORDS, answer
 
 NUM_SPLITS = 10_000
-WORDS = [
-    "Rome",
-    "北京",
-    "서울",
-    "🦊🎉",
-    "naïve",
-    'a "quoted" word',
-    "back\\slash",
-    "{[",
-    "}]",
-    "</tool_call>",
-    "\n",
-    "é́",
-]
 
 
 def parser(tools: str = "", reasoning: str = "") -> OutputParser:
-    return OutputParser(make_reasoning_parser(reasoning), make_tool_parser(tools))
+    return OutputParser(make_reasoning_parser(reasoning), make_tool_parser(tools, SCHEMAS))
 
 
 def read(made: OutputParser, pieces: Iterable[str]) -> list[Part]:
@@ -141,38 +134,6 @@ def test_what_is_thought(name: str, text: str, parts: list[Part]) -> None:
     assert read(parser(reasoning=name), text) == parts
 
 
-def hermes(name: str, arguments: str, rng: random.Random) -> str:
-    gap = rng.choice(["", "\n", " "])
-    return f'<tool_call>{gap}{{"name": {json.dumps(name)}, "arguments": {arguments}}}{gap}</tool_call>'
-
-
-def llama(name: str, arguments: str, rng: random.Random) -> str:
-    return f'{{"name": {json.dumps(name)}, "parameters": {arguments}}}' + rng.choice([";", "; ", "\n"])
-
-
-def mistral(name: str, arguments: str, rng: random.Random) -> str:
-    listed = f'[TOOL_CALLS][{{"name": {json.dumps(name)}, "arguments": {arguments}}}]'
-    return rng.choice([listed, f"[TOOL_CALLS]{name}[ARGS]{arguments}"])
-
-
-WRITERS: dict[str, Callable[[str, str, random.Random], str]] = {
-    "hermes": hermes, "llama3_json": llama, "mistral": mistral,
-}  # fmt: skip
-
-
-def answer(name: str, rng: random.Random) -> tuple[str, str, list[tuple[str, str]]]:
-    """A random answer: its text, what was thought, and the calls in it with their arguments."""
-    thought = " ".join(rng.choices([word for word in WORDS if word.strip()], k=rng.randrange(4)))
-    calls = []
-    for _ in range(rng.randrange(4)):
-        arguments = {rng.choice(WORDS): rng.choice([rng.choice(WORDS), 1.5, None, [1, {"x": rng.choice(WORDS)}]])}
-        calls.append(
-            (rng.choice(["weather", "get_time", "a.b-c"]), json.dumps(arguments, ensure_ascii=rng.random() < 0.5))
-        )
-    text = f"<think>\n{thought}\n</think>\n\n" + "".join(WRITERS[name](*call, rng) for call in calls)
-    return text, thought.strip(), calls
-
-
 @pytest.mark.parametrize("name", TOOL_PARSERS)
 def test_every_cut_of_every_answer_gives_what_was_written(name: str) -> None:
     """Ten thousand cuts in all, over texts whose calls and thoughts are known; CJK, emoji and quotes within them."""
@@ -181,9 +142,10 @@ def test_every_cut_of_every_answer_gives_what_was_written(name: str) -> None:
     for _ in range(NUM_SPLITS // len(TOOL_PARSERS) + 1):
         text, thought, calls = answer(name, rng)
         parts = read(parser(name, "qwen3"), cut(text, rng))
-        assert "".join(part.text for part in parts if isinstance(part, Reasoning)) == thought
-        assert [part.name for part in parts if isinstance(part, CallBegun)] == [called for called, _ in calls]
-        assert [part.text for part in parts if isinstance(part, CallArguments)] == [given for _, given in calls]
+        assert "".join(part.text for part in parts if isinstance(part, Reasoning)) == thought, text
+        assert [part.name for part in parts if isinstance(part, CallBegun)] == [called for called, _ in calls], text
+        found = [json.loads(part.text) for part in parts if isinstance(part, CallArguments)]
+        assert found == [given for _, given in calls], text
         num_calls += len(calls)
     assert num_calls > NUM_SPLITS // len(TOOL_PARSERS)
 
@@ -191,7 +153,15 @@ def test_every_cut_of_every_answer_gives_what_was_written(name: str) -> None:
 FRAGMENTS = [
     "<tool_call>", "</tool_call>", "<think>", "</think>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "<|python_tag|>",
     '{"name": ', '"f"', ', "arguments": ', ', "parameters": ', "{", "}", "[", "]", '"', "\\", ",", ";", ":", " ", "\n",
-    "null", "12", "true", "f", *WORDS,
+    "null", "12", "true", "f", "functools", "<function=", "<parameter=", ">", "</parameter>", "</function>",
+    "<arg_key>",
+    "</arg_key>", "<arg_value>", "</arg_value>", "<|tool_calls_section_begin|>", "<|tool_call_begin|>", "functions.f:0",
+    "<|tool_call_argument_begin|>", "<|tool_call_end|>", "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "function",
+    "<｜tool▁sep｜>", "```json", "<｜tool▁call▁end｜>", "<｜DSML｜function_calls>", '<｜DSML｜invoke name="',
+    '<｜DSML｜parameter name="', '" string="true">', "</｜DSML｜parameter>", "</｜DSML｜invoke>", "<|channel|>",
+    "analysis",
+    "commentary to=functions.f", "final", "<|message|>", "<|end|>", "<|start|>", "<|call|>", "<start_function_call>",
+    "call:f{", "<escape>", "<end_function_call>", "<|tool_call>", '<|"|>', "<tool_call|>", "(", ")", "a=", "'", *WORDS,
 ]  # fmt: skip
 
 
@@ -203,12 +173,17 @@ def damaged(text: str, rng: random.Random) -> str:
     return text
 
 
-@pytest.mark.parametrize("reasoning", ["", "qwen3", "deepseek_r1"])
-@pytest.mark.parametrize("name", ["", *TOOL_PARSERS])
+READERS = [
+    *((name, reasoning) for name in ("", *TOOL_PARSERS) for reasoning in ("", "qwen3", "deepseek_r1")),
+    *(("hermes", reasoning) for reasoning in ("kimi_k2", "gemma4", "openai_gptoss")),
+]
+
+
+@pytest.mark.parametrize(("name", "reasoning"), READERS)
 def test_any_text_at_all_is_read_the_same_however_it_is_cut(name: str, reasoning: str) -> None:
     rng = random.Random(f"{name} {reasoning}")
     kinds = set()
-    for number in range(NUM_SPLITS // 10):
+    for number in range(NUM_SPLITS // 25):
         text = "".join(rng.choices(FRAGMENTS, k=rng.randrange(1, 25)))
         if number % 2:
             text = damaged(
@@ -218,10 +193,16 @@ def test_any_text_at_all_is_read_the_same_however_it_is_cut(name: str, reasoning
         assert read(parser(name, reasoning), cut(text, rng)) == whole, text
         assert read(parser(name, reasoning), text) == whole, text
         kinds |= {type(part) for part in whole}
-    assert (CallBegun in kinds) == bool(name) and (Reasoning in kinds) == bool(reasoning)
+    assert CallBegun in kinds or not name or reasoning == "openai_gptoss"
+    assert Reasoning in kinds or not reasoning or reasoning in ("gemma4", "openai_gptoss")
+    assert name or CallBegun not in kinds
+    assert reasoning or name == HARMONY or Reasoning not in kinds
 
 
-@pytest.mark.parametrize("name", TOOL_PARSERS)
+QUOTED = [name for name in TOOL_PARSERS if make_tool_parser(name).form.quoted]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("name", QUOTED)
 def test_a_call_that_was_begun_for_the_model_goes_on_from_there(name: str) -> None:
     made = make_tool_parser(name)
     assert made is not None
@@ -231,7 +212,7 @@ def test_a_call_that_was_begun_for_the_model_goes_on_from_there(name: str) -> No
     assert parts[:2] == [CallBegun('say "hi"'), CallArguments('{"a": 1}')]
 
 
-@pytest.mark.parametrize("name", TOOL_PARSERS)
+@pytest.mark.parametrize("name", QUOTED)
 def test_arguments_stream_as_they_are_written(name: str) -> None:
     made: CallParser | None = make_tool_parser(name)
     assert made is not None
@@ -242,10 +223,22 @@ def test_arguments_stream_as_they_are_written(name: str) -> None:
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize(
-    "unit", ['<tool_call>{"name": ', "{", '{"name": "f", "arguments": {"', "[TOOL_CALLS]", "< ", " "]
+    "unit",
+    [
+        '<tool_call>{"name": ',
+        "{",
+        '{"name": "f", "arguments": {"',
+        "[TOOL_CALLS]",
+        "< ",
+        " ",
+        "<function=f><parameter=a>",
+        "<|channel|>",
+        "f(a=[",
+        "call:f{a:{",
+    ],
 )
 @pytest.mark.parametrize("name", TOOL_PARSERS)
 def test_a_long_hostile_text_comes_to_an_end(name: str, unit: str) -> None:
     """In pieces as tokens are: what took time with the square of the text would take minutes."""
     made = parser(name, "qwen3")
-    assert [part for _ in range(50_000) for part in made.feed(unit)] + made.finish()
+    assert [part for _ in range(20_000) for part in made.feed(unit)] + made.finish()

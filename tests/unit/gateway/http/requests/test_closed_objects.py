@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from services.gateway.http.chat.call_grammar import any_calls, named_call
-from services.gateway.http.chat.objects import FunctionBody
+from services.gateway.http.conversation.call_grammar import any_calls, named_call
+from services.gateway.http.conversation.objects import FunctionBody
 from services.gateway.http.parsing.registry import make_tool_parser
 from services.gateway.http.requests.closed_objects import closed
 from shared.automata.automaton import Automaton, make_automaton

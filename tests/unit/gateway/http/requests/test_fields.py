@@ -15,6 +15,8 @@ import structlog
 from services.gateway.http.chat.objects import ChatBody
 from services.gateway.http.completions.endpoint import CompletionBody
 from services.gateway.http.embeddings import EmbeddingBody
+from services.gateway.http.messages import reading as messages
+from services.gateway.http.messages.objects import MessagesBody, MessagesPrompt
 from services.gateway.http.requests import sampling
 from services.gateway.http.requests.fields import WithoutEffect
 from services.gateway.http.responses import endpoint as responses
@@ -28,11 +30,14 @@ from tests.unit.gateway.troupe import LAST
 DOCS = Path(__file__).resolve().parents[5] / "docs"
 ASK: dict[str, Any] = {"prompt": "Once"}
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}]}
+SAY: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4}
 ENDPOINTS: dict[str, tuple[type[msgspec.Struct], dict[str, Any]]] = {
     "/v1/completions": (CompletionBody, ASK),
     "/v1/chat/completions": (ChatBody, CHAT),
     "/v1/responses": (ResponsesBody, {"input": "Hi"}),
     "/v1/embeddings": (EmbeddingBody, {"input": "Hi"}),
+    "/v1/messages": (MessagesBody, SAY),
+    "/v1/messages/count_tokens": (MessagesPrompt, SAY),
 }
 OF_THE_CLIENT = {"self", "extra_headers", "extra_query", "extra_body", "timeout"}  # not sent as fields
 VLLM = {  # its extra sampling and other parameters, of which completions and chats have most
@@ -70,6 +75,18 @@ def test_every_parameter_of_the_official_client_is_a_field() -> None:
         assert len(asked) > 4 and not asked - names(ENDPOINTS[path][0]), path
 
 
+def test_every_parameter_of_anthropic_s_client_is_a_field() -> None:
+    anthropic = pytest.importorskip("anthropic")
+    client = anthropic.Anthropic(api_key="none")
+    for path, method in {
+        "/v1/messages": client.messages.create,
+        "/v1/messages/count_tokens": client.messages.count_tokens,
+    }.items():
+        asked = set(inspect.signature(method).parameters) - OF_THE_CLIENT
+        assert len(asked) > 4 and not asked - names(ENDPOINTS[path][0]), path
+    client.close()
+
+
 def test_every_extra_parameter_of_vllm_is_a_field() -> None:
     assert not VLLM - names(CompletionBody)
     assert not (VLLM | VLLM_CHAT) - names(ChatBody)
@@ -85,7 +102,8 @@ def test_every_field_is_documented() -> None:
 
 def refused(path: str) -> list[str]:
     body = ENDPOINTS[path][0]
-    found = responses.NOT_POSSIBLE if body is ResponsesBody else {**sampling.NOT_POSSIBLE, "cache_salt": ""}
+    other = sampling.NOT_POSSIBLE
+    found = {ResponsesBody: responses.NOT_POSSIBLE, MessagesBody: messages.NOT_POSSIBLE}.get(body, other)
     return [name for name in found if name in names(body)]
 
 
@@ -103,7 +121,7 @@ def values(path: str, field: str) -> list[Any]:
     return found
 
 
-@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/v1/responses"])
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages"])
 async def test_what_cannot_be_done_is_refused_by_name(path: str) -> None:
     async with http() as h:
         assert len(refused(path)) > 6
@@ -119,7 +137,7 @@ async def test_what_cannot_be_done_is_refused_by_name(path: str) -> None:
 
 WITHOUT_EFFECT: dict[str, Any] = {
     "user": "u", "metadata": {"a": "b"}, "store": True, "service_tier": "flex", "safety_identifier": "s",
-    "prompt_cache_key": "k", "prompt_cache_options": {"mode": "explicit"}, "prompt_cache_retention": "24h",
+    "prompt_cache_key": "k",
 }  # fmt: skip
 
 

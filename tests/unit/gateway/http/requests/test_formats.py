@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from services.gateway.http.chat.call_grammar import any_calls, named_call
-from services.gateway.http.chat.objects import FunctionBody
+from services.gateway.http.conversation.call_grammar import any_calls, named_call
+from services.gateway.http.conversation.objects import FunctionBody
 from services.gateway.http.parsing.parts import CallArguments, CallBegun
 from services.gateway.http.parsing.registry import make_tool_parser
 from shared.automata.automaton import Automaton, make_automaton
@@ -71,7 +71,7 @@ async def test_text_is_no_format_and_responses_have_one_too() -> None:
 WEATHER = FunctionBody(name="weather", parameters={"type": "object", "properties": {"city": {"enum": ["Rome", "Oslo"]}},
                                                    "required": ["city"], "additionalProperties": False})  # fmt: skip
 CLOCK = FunctionBody(name="clock")
-PARSERS = ("hermes", "llama3_json", "mistral")
+PARSERS = ("hermes", "llama3_json", "mistral", "phi4_mini_json")
 
 
 def automaton(grammar: Grammar) -> Automaton:
@@ -110,6 +110,20 @@ def test_a_named_call_has_that_function_s_arguments(name: str) -> None:
     assert accepts(grammar, '{"city": "Oslo"}' + end) and not accepts(grammar, "{}" + end)
     parts = [*parser.feed(parser.opening("weather") + '{"city": "Oslo"}' + end), *parser.finish()]
     assert parts[0] == CallBegun("weather") and "Oslo" in str(parts[1:])
+
+
+@pytest.mark.parametrize("name", ["hermes", "llama3_json", "phi4_mini_json"])
+def test_a_call_behind_reasoning_has_its_opening_in_the_format(name: str) -> None:
+    parser = make_tool_parser(name)
+    assert parser is not None
+    form, rest = parser.form, '{"city": "Oslo"}' + parser.form.after + parser.form.end
+    named = named_call(form, WEATHER, opening=parser.opening("weather"))
+    any_one = any_calls(form, [WEATHER, CLOCK], parallel=True, opening=form.begin)
+    for grammar in (named, any_one):
+        for gap in ("", "\n\n"):
+            assert accepts(grammar, gap + parser.opening("weather") + rest)
+        assert not accepts(grammar, rest) and not accepts(grammar, f"Well: {parser.opening('weather')}{rest}")
+    assert not accepts(named, parser.opening("clock") + "{}" + form.after + form.end)
 
 
 async def test_required_begins_the_call_and_answers_with_it() -> None:

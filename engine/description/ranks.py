@@ -1,0 +1,123 @@
+"""How a model is cut for a group of ranks that compute it together: linears by output features, attention by KV heads.
+
+No sum is cut, so a group computes what one process does, bit for bit.  Shares need not be equal: each rank has whole
+KV heads, and output features in panels of the native kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from engine.description.names import LayerParts, Part, Parts, TensorMap
+from engine.description.spec import AttentionSpec, LayerSpec, ModelSpec
+
+PANEL = 32  # output features that lie together in every build of the native kernels
+HIDDEN_SLOTS = ("output", "down", "experts_down")  # whose outputs are added to the residual
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One rank of a group."""
+
+    rank: int
+    ranks: int
+
+    @property
+    def leads(self) -> bool:
+        return self.rank == 0
+
+    def share(self, count: int, unit: int = 1) -> slice:
+        """Of `count` things in whole units, the last of which may be smaller."""
+        units = -(-count // unit)
+        begin, end = (units * rank // self.ranks * unit for rank in (self.rank, self.rank + 1))
+        return slice(begin, min(end, count))
+
+
+def why_not_cut(spec: ModelSpec, ranks: int) -> str:
+    """What keeps a model from so many ranks; empty where nothing does."""
+    heads = min((one.num_kv_heads for one in spec.attentions), default=0)
+    if spec.has_states:
+        return "layers of linear attention are not cut into ranks"
+    if any(one.latent for one in spec.attentions):
+        return "latent attention is not cut into ranks"
+    if any(one.qk_norm == "whole" for one in spec.attentions):
+        return "norms over all heads together are not cut into ranks"
+    if ranks > heads:
+        return f"tensor_parallel_size is {ranks}, but the model has {heads} KV heads, of which a rank needs one"
+    inner = [layer.mlp.inner for layer in spec.layers if layer.mlp.inner]
+    inner += [layer.mlp.experts.inner for layer in spec.layers if layer.mlp.experts]
+    sizes = {"hidden_size": spec.hidden_size, "vocab_size": spec.vocab_size, "intermediate_size": min(inner)}
+    for name, size in sizes.items():
+        if -(-size // PANEL) < ranks:
+            return f"tensor_parallel_size is {ranks}, but {name} {size} is {-(-size // PANEL)} times {PANEL} features"
+    return ""
+
+
+def cut_spec(spec: ModelSpec, place: Place) -> ModelSpec:
+    """The model with the rank's heads; all other sizes are those of the whole model."""
+    return replace(spec, layers=tuple(_cut_layer(layer, place) for layer in spec.layers))
+
+
+def _cut_layer(layer: LayerSpec, place: Place) -> LayerSpec:
+    heads = layer.attention
+    assert isinstance(heads, AttentionSpec)
+    count = _length(place.share(heads.num_kv_heads))
+    return replace(layer, attention=replace(heads, num_kv_heads=count, num_heads=count * heads.group))
+
+
+def first_heads(heads: AttentionSpec, place: Place) -> int:
+    """Query heads of the whole model before the rank's."""
+    return int(place.share(heads.num_kv_heads).start) * heads.group
+
+
+def cut_tensors(spec: ModelSpec, tensors: TensorMap, place: Place) -> TensorMap:
+    """The rank's parts of the whole model's tensors; each rank has something of every matrix."""
+    vocabulary = place.share(spec.vocab_size, PANEL)
+    both = zip(spec.layers, tensors.layers, strict=True)
+    return replace(
+        tensors,
+        embedding=replace(tensors.embedding, cut=vocabulary),
+        head=None if tensors.head is None else replace(tensors.head, cut=vocabulary),
+        layers=tuple(dict(_cut_slots(spec, layer, parts, place)) for layer, parts in both),
+    )
+
+
+def _cut_slots(spec: ModelSpec, layer: LayerSpec, parts: LayerParts, place: Place) -> Iterator[tuple[str, Parts]]:
+    heads = layer.attention
+    assert isinstance(heads, AttentionSpec)
+    hidden = place.share(spec.hidden_size, PANEL)
+    inner = place.share(layer.mlp.inner, PANEL)
+    keys = place.share(heads.num_kv_heads)
+    queries = slice(keys.start * heads.group, keys.stop * heads.group)
+    for slot, whole in parts.items():
+        name = slot.removesuffix(".bias")
+        if name == "qkv":
+            yield slot, _cut_heads(heads, whole, queries, keys)
+        elif name in HIDDEN_SLOTS:
+            yield slot, tuple(replace(part, cut=hidden) for part in whole)
+        elif name == "gate_up":
+            yield slot, tuple(replace(part, cut=inner) for part in whole)
+        elif name == "experts_gate_up" and layer.mlp.experts is not None:
+            each = place.share(layer.mlp.experts.inner, PANEL)
+            yield slot, tuple(replace(part, cut=each) for part in whole)
+        elif name == "sinks":
+            yield slot, tuple(replace(part, cut=queries) for part in whole)
+        else:
+            yield slot, whole
+
+
+def _cut_heads(heads: AttentionSpec, parts: Parts, queries: slice, keys: slice) -> Parts:
+    """Of queries, keys, values and, where there are any, gates; these may be one part, one below the other."""
+    dims, counts = heads.head_dim, (heads.num_heads, heads.num_kv_heads, heads.num_kv_heads)
+    firsts = (0, counts[0], counts[0] + counts[1]) if len(parts) == 1 else (0, 0, 0, 0)
+    each: list[Part] = list(parts) * 3 if len(parts) == 1 else list(parts)
+    shares = (queries, keys, keys, queries)
+    return tuple(
+        replace(part, cut=slice((first + share.start) * dims, (first + share.stop) * dims))
+        for part, first, share in zip(each, firsts, shares, strict=False)
+    )
+
+
+def _length(share: slice) -> int:
+    return int(share.stop - share.start)

@@ -1,0 +1,244 @@
+"""How the ranks of a group come together: each loads its part, all compare what they have, the leader settles the rest.
+
+    a rank  -> leader   RankReady   what it has: a fingerprint, room for blocks; or why it cannot work
+    leader  -> a rank   GroupStart  what all of them have, and how large the memory is that they share
+
+Each rank has a socket to the leader, and the memory's descriptor.  A socket that ends is a rank that has ended.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import mmap
+import os
+import socket
+from collections.abc import Sequence
+from typing import Protocol, TypeVar
+
+import msgspec
+
+from engine.description.ranks import Place, cut_spec
+from engine.description.spec import ModelSpec
+from engine.loading.backend import Backend, usable_cores
+from engine.loading.memory import MemoryPlan
+from engine.loading.profile import most_positions
+from engine.modeling.native import NativeDecoder, build_native, describe_whole
+from engine.modeling.ranks import RankDecoder, firsts_of, make_group
+from engine.weights.rank_source import RankSource
+from engine.weights.source import WeightSource
+from shared.config import Settings
+from shared.errors import ConfigError, FatalError
+from shared.messages.fingerprint import Fingerprint
+
+MOST_BYTES = 1 << 16  # of a message
+MOST_TOKENS = 1 << 14  # of a step, at least: the scheduler's settings may be others; memory is there once it is used
+
+Answer = TypeVar("Answer", bound=msgspec.Struct)
+
+
+class RankReady(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """A rank has loaded its part, or cannot."""
+
+    rank: int
+    error: str = ""
+    fingerprint: Fingerprint = Fingerprint()
+    num_blocks: int = 0
+    max_model_len: int = 0
+    sliding: list[tuple[int, int]] = []  # windows, and blocks of their pools
+
+
+class GroupStart(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """What all ranks go by."""
+
+    num_blocks: int
+    max_model_len: int
+    sliding: list[tuple[int, int]]
+    num_bytes: int  # of the memory that they share
+    digest: int  # of all of that
+
+
+class Channel:
+    """A socket that keeps messages apart (SOCK_SEQPACKET), to one rank or to the leader."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self._end = end
+
+    def send(self, message: msgspec.Struct) -> None:
+        """Raises FatalError where the other end is closed."""
+        try:
+            self._end.send(msgspec.msgpack.encode(message))
+        except OSError as error:
+            raise FatalError(f"a rank of the group has ended: {error}") from error
+
+    def receive(self, kind: type[Answer]) -> Answer:
+        """Waits.  Raises FatalError where the other end is closed, or says something else."""
+        try:
+            data = self._end.recv(MOST_BYTES)
+        except OSError as error:
+            raise FatalError(f"a rank of the group has ended: {error}") from error
+        if not data:
+            raise FatalError("a rank of the group has ended before all were ready")
+        try:
+            return msgspec.msgpack.decode(data, type=kind)
+        except msgspec.DecodeError as error:
+            raise FatalError(f"a rank of the group sent what is no {kind.__name__}: {error}") from error
+
+    def wait_for_end(self) -> None:
+        """Until the other end is closed."""
+        try:
+            while self._end.recv(MOST_BYTES):
+                pass
+        except OSError:
+            pass
+
+    def close(self) -> None:
+        self._end.close()
+
+
+class Ranks(Protocol):
+    """A rank's way to the others, while a model is loaded."""
+
+    @property
+    def place(self) -> Place: ...
+
+    @property
+    def memory(self) -> int:
+        """The descriptor of the memory that all share; empty at first."""
+        ...
+
+    def settle(self, own: RankReady, num_bytes: int) -> GroupStart:
+        """What all ranks go by; the leader has the memory of so many bytes ready then."""
+        ...
+
+    def joined(self, model: RankDecoder) -> None:
+        """The rank's model is there."""
+
+
+def agree(ready: Sequence[RankReady], num_bytes: int) -> GroupStart:
+    """The smallest of what ranks have, the leader's first.
+
+    Raises ConfigError where one cannot work, or where they do not have the same weights, formats and kernels.
+    """
+    first = ready[0]
+    for other in ready[1:]:
+        if other.error:
+            raise ConfigError(f"rank {other.rank}: {other.error}")
+        names = Fingerprint.__struct_fields__
+        if differing := [
+            name for name in names if getattr(other.fingerprint, name) != getattr(first.fingerprint, name)
+        ]:
+            raise ConfigError(f"rank {other.rank} computes with another {', '.join(differing)} than rank 0")
+    windows = [window for window, _ in first.sliding]
+    start = GroupStart(
+        num_blocks=min(one.num_blocks for one in ready),
+        max_model_len=min(one.max_model_len for one in ready),
+        sliding=[(window, min(one.sliding[place][1] for one in ready)) for place, window in enumerate(windows)],
+        num_bytes=num_bytes,
+        digest=0,
+    )
+    said = msgspec.msgpack.encode([start, first.fingerprint])
+    digest = int.from_bytes(hashlib.blake2b(said, digest_size=8).digest(), "little")
+    return msgspec.structs.replace(start, digest=digest)
+
+
+class LeadingRanks:
+    """The leader's end; `channels` are those of ranks 1, 2, ... in order."""
+
+    def __init__(self, channels: Sequence[Channel], memory: int) -> None:
+        self.place = Place(0, 1 + len(channels))
+        self.memory = memory
+        self.model: RankDecoder | None = None  # once it has joined
+        self._channels = channels
+
+    def settle(self, own: RankReady, num_bytes: int) -> GroupStart:
+        start = agree([own, *(channel.receive(RankReady) for channel in self._channels)], num_bytes)
+        os.ftruncate(self.memory, start.num_bytes)
+        for channel in self._channels:
+            channel.send(start)
+        return start
+
+    def joined(self, model: RankDecoder) -> None:
+        self.model = model
+
+
+class FollowingRank:
+    """The end of a rank that does not lead."""
+
+    def __init__(self, place: Place, channel: Channel, memory: int) -> None:
+        self.place = place
+        self.memory = memory
+        self.model: RankDecoder | None = None
+        self._channel = channel
+
+    def settle(self, own: RankReady, num_bytes: int) -> GroupStart:
+        self._channel.send(own)
+        return self._channel.receive(GroupStart)
+
+    def joined(self, model: RankDecoder) -> None:
+        self.model = model
+
+
+def build_part(
+    place: Place, backend: Backend, spec: ModelSpec, source: WeightSource, *, max_positions: int
+) -> NativeDecoder:
+    """A rank's part of the model.  Raises ConfigError without native kernels."""
+    if backend.native is None:
+        why = backend.no_native or f"the model runs on {backend.device.type}"
+        raise ConfigError(f"tensor_parallel_size is {place.ranks}, which needs native kernels, but {why}")
+    return build_native(
+        cut_spec(spec, place),
+        RankSource(source, spec, place),
+        backend.formats,
+        backend.native,
+        max_positions=max_positions,
+        firsts=firsts_of(spec, place),
+    )
+
+
+def join(
+    ranks: Ranks,
+    settings: Settings,
+    backend: Backend,
+    spec: ModelSpec,
+    part: NativeDecoder,
+    plan: MemoryPlan,
+    fingerprint: Fingerprint,
+) -> tuple[RankDecoder, MemoryPlan]:
+    """The rank's model, and the plan that all ranks go by.  Raises ConfigError and FatalError as `Ranks.settle`."""
+    native, scheduling = backend.native, settings.scheduling
+    assert native is not None
+    rows = most_positions(scheduling, settings.speculation)
+    held: list[object] = []
+    whole = describe_whole(spec, backend.formats, plan.block_size, held)
+    group = make_group(
+        spec,
+        ranks.place,
+        max_tokens=max(MOST_TOKENS, 2 * scheduling.max_num_batched_tokens),
+        max_seqs=plan.states.num_rows,
+        max_rows=rows,
+        table_columns=-(-plan.max_model_len // plan.block_size) * (1 + len(plan.windows)),
+        expert_bytes=native.expert_bytes(whole),
+        digest=0,
+        crowded=ranks.place.ranks * backend.num_threads > usable_cores(),
+    )
+    own = RankReady(ranks.place.rank, "", fingerprint, plan.num_blocks, plan.max_model_len, plan.windows)
+    start = ranks.settle(own, native.group_bytes(group, spec.hidden_size))
+    plan = smallest(plan, start)
+    group.table_columns = -(-plan.max_model_len // plan.block_size) * (1 + len(plan.windows))
+    group.digest = start.digest
+    shared = mmap.mmap(ranks.memory, start.num_bytes)
+    model = RankDecoder(part, native, group, shared)
+    ranks.joined(model)
+    return model, plan
+
+
+def smallest(plan: MemoryPlan, start: GroupStart) -> MemoryPlan:
+    """A rank's plan, of the blocks that all ranks have."""
+    both = zip(plan.sliding, start.sliding, strict=True)
+    return dataclasses.replace(
+        plan,
+        num_blocks=start.num_blocks,
+        max_model_len=start.max_model_len,
+        sliding=tuple(dataclasses.replace(one, num_blocks=count) for one, (_, count) in both),
+    )

@@ -1,0 +1,1 @@
+"""Adapters of one base model: LoRA in PEFT's format."""

@@ -1,0 +1,37 @@
+"""Adapters as the native library reads them: of each a structure for every linear that it may change."""
+
+from __future__ import annotations
+
+import ctypes
+
+from engine.lora.adapter import SLOTS, LoraAdapter
+from engine.weights.pages import Arena, padded
+from kernels.cpu import abi
+from kernels.cpu.lora import NOTHING, PackedLora, pack_embedding, pack_lora, packed_size, padded_columns
+
+
+class NativeAdapters:
+    """The table that `PgModel.adapters` points at.  A place is written only while no step names it."""
+
+    def __init__(self, count: int, width: int) -> None:
+        """`width`: columns of a vector, Native.lora_width."""
+        self.table = (ctypes.POINTER(abi.PgLora) * count)()
+        self._width = width
+        self._held: dict[int, tuple[ctypes.Array[abi.PgLora], list[PackedLora]]] = {}
+
+    def hold(self, place: int, adapter: LoraAdapter) -> None:
+        """In one stretch, in the order in which a step reads it."""
+        head = () if adapter.head is None else (padded_columns(adapter.head),)
+        layered = [slots.get(slot, ()) for slots in adapter.layers for slot in SLOTS]
+        parts = [part for own in (*layered, head) for part in own]
+        memory = Arena(sum(padded(packed_size(part, adapter.dtype)) for part in parts))
+        packed = [pack_lora(own, self._width, adapter.dtype, memory.take) for own in (*layered, head)]
+        embedding = adapter.embedding
+        packed.append(NOTHING if embedding is None else pack_embedding(embedding, self._width, adapter.dtype))
+        structs = (abi.PgLora * len(packed))(*(one.struct for one in packed))
+        self._held[place] = structs, packed
+        self.table[place] = ctypes.cast(structs, ctypes.POINTER(abi.PgLora))
+
+    def drop(self, place: int) -> None:
+        self.table[place] = ctypes.POINTER(abi.PgLora)()
+        del self._held[place]

@@ -1,0 +1,63 @@
+"""One rank's parts of a checkpoint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from engine.description.names import Part
+from engine.description.ranks import Place, cut_tensors
+from engine.description.spec import ModelSpec
+from engine.weights.digest import WeightDigest
+from engine.weights.inventory import QuantisedMatrix
+from engine.weights.kv_scales import KVScales
+from engine.weights.quantised.form import Quantisation
+from engine.weights.source import WeightSource
+from kernels.ops.codes import Codes
+from kernels.ops.digest import Sums
+
+
+class RankSource:
+    """A `WeightSource` of what a rank has of another one.  The digest is that of the whole: all ranks' are the same."""
+
+    def __init__(self, source: WeightSource, spec: ModelSpec, place: Place) -> None:
+        """With the whole model's description."""
+        self.dtype: torch.dtype = source.dtype
+        self.tensors = cut_tensors(spec, source.tensors, place)
+        self._source = source
+        self._heads = [place.share(one.num_kv_heads) for one in spec.attentions]
+
+    def take(self, part: Part) -> Tensor:
+        return self._source.take(part)
+
+    def copied(self, part: Part, out: Tensor, *, rounded: torch.dtype | None = None) -> Tensor:
+        return self._source.copied(part, out, rounded=rounded)
+
+    def sums(self, *parts: Part) -> Sums | None:
+        return self._source.sums(*parts)
+
+    def take_codes(self, part: Part) -> Codes | None:
+        return self._source.take_codes(part)
+
+    def quantised_as(self, part: Part) -> QuantisedMatrix | None:
+        return self._source.quantised_as(part)
+
+    @property
+    def quantisation(self) -> Quantisation | None:
+        return self._source.quantisation
+
+    def kv_scales(self) -> tuple[KVScales, ...]:
+        both = zip(self._source.kv_scales(), self._heads, strict=False)
+        return tuple(KVScales(scales.keys[heads], scales.values[heads]) for scales, heads in both)
+
+    @property
+    def files(self) -> list[Path]:
+        return self._source.files
+
+    def watch(self, digest: WeightDigest) -> None:
+        self._source.watch(digest)
+
+    def release(self) -> None:
+        self._source.release()

@@ -1,0 +1,128 @@
+"""Adapters packed for the native kernels: what `PgLora` in native/pageant.h says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from kernels.cpu import abi
+from kernels.cpu.packing import FORMATS
+from kernels.ops.lora import LoraPart
+
+CHUNK = 32  # features of A that lie together
+BLOCK = 16  # ranks of A that are computed together
+COLUMNS = 32  # of a packed panel, at most
+
+Take = Callable[[int], Tensor]  # so many bytes, zeros, at a multiple of 64: [size] uint8
+
+
+def new_bytes(size: int) -> Tensor:  # [size] uint8
+    return torch.zeros(size, dtype=torch.uint8)
+
+
+@dataclass(frozen=True, slots=True)
+class PackedLora:
+    """One linear's, and the tensors that the structure points at."""
+
+    struct: abi.PgLora
+    held: tuple[Tensor, ...] = ()
+
+
+NOTHING = PackedLora(abi.PgLora())
+
+
+def packed_size(part: LoraPart, dtype: torch.dtype) -> int:
+    """Bytes that a part takes."""
+    return (_down_features(part) + _up_ranks(part) * part.out_features) * dtype.itemsize
+
+
+def _down_features(part: LoraPart) -> int:
+    return 0 if part.down is None else part.rank * (-(-part.down.shape[1] // CHUNK) * CHUNK)
+
+
+def _up_ranks(part: LoraPart) -> int:
+    return part.rank + part.rank % 2
+
+
+def pack_lora(
+    parts: Sequence[LoraPart],
+    width: int,  # columns of a vector: Native.lora_width
+    dtype: torch.dtype,  # float32 or bfloat16
+    take: Take = new_bytes,
+) -> PackedLora:
+    """Raises ValueError where vectors do not divide the output features."""
+    if not any(part.rank for part in parts):
+        return NOTHING
+    struct = abi.PgLora(num_parts=len(parts), format=FORMATS[dtype])
+    held: list[Tensor] = []
+    for own, part in zip(struct.parts, parts, strict=False):
+        if part.out_features % width:
+            raise ValueError(f"{part.out_features} output features are no multiple of {width}")
+        own.n, own.rank, own.scale = part.out_features, part.rank, part.scale
+        if part.down is not None and part.up is not None:
+            memory = take(packed_size(part, dtype)).view(dtype)
+            size = _down_features(part)
+            _pack_down(part.down, memory[:size])
+            _pack_up(part.up, memory[size:], width)
+            own.down, own.up = memory.data_ptr(), memory[size:].data_ptr()
+            held.append(memory)
+    return PackedLora(struct, tuple(held))
+
+
+def pack_embedding(
+    part: LoraPart,  # A [rank, vocab_size]
+    width: int,  # columns of a vector: Native.lora_width
+    dtype: torch.dtype,
+) -> PackedLora:
+    """Raises ValueError where vectors do not divide the hidden size."""
+    if part.out_features % width:
+        raise ValueError(f"{part.out_features} output features are no multiple of {width}")
+    assert part.down is not None
+    assert part.up is not None
+    ranks = _up_ranks(part)
+    table, up = torch.zeros(part.down.shape[1], ranks, dtype=dtype), torch.zeros(ranks * part.out_features, dtype=dtype)
+    table[:, : part.rank] = part.down.t()
+    _pack_up(part.up, up, width)
+    struct = abi.PgLora(num_parts=1, format=FORMATS[dtype])
+    struct.parts[0] = abi.PgLoraPart(table.data_ptr(), up.data_ptr(), part.rank, part.out_features, part.scale)
+    return PackedLora(struct, (table, up))
+
+
+def padded_columns(part: LoraPart) -> LoraPart:
+    """With output features that do nothing behind its own, as panels have them."""
+    assert part.up is not None
+    missing = -part.out_features % COLUMNS
+    up = torch.nn.functional.pad(part.up, (0, 0, 0, missing))
+    return replace(part, out_features=part.out_features + missing, up=up)
+
+
+def _pack_down(down: Tensor, out: Tensor) -> None:
+    """[rank, in_features] into blocks of ranks: [chunks, ranks, CHUNK]."""
+    rank, features = down.shape
+    whole, padded = features // CHUNK * CHUNK, -(-features // CHUNK) * CHUNK
+    for first in range(0, rank, BLOCK):
+        rows = down[first : first + BLOCK].to(out.dtype)
+        block = out[first * padded : (first + len(rows)) * padded].view(-1, len(rows), CHUNK)
+        if whole == padded:  # eight bytes at a time
+            words = rows.contiguous().view(torch.int64).view(len(rows), whole // CHUNK, -1)
+            block.view(torch.int64).copy_(words.transpose(0, 1))
+            continue
+        block[: whole // CHUNK] = rows[:, :whole].reshape(len(rows), -1, CHUNK).transpose(0, 1)
+        block[-1, :, : features - whole] = rows[:, whole:]
+
+
+def _pack_up(up: Tensor, out: Tensor, width: int) -> None:
+    """[out_features, rank] into [vectors, pairs of ranks, width, 2], in float32 [vectors, ranks, width]."""
+    features, rank = up.shape
+    if out.dtype == torch.float32:
+        out.view(features // width, -1, width)[:, :rank] = up.view(-1, width, rank).transpose(1, 2)
+        return
+    if rank % 2:
+        up = torch.nn.functional.pad(up, (0, 1))
+    pairs = up.to(out.dtype).contiguous().view(torch.int32)  # two ranks of a feature are one word
+    out.view(torch.int32).view(features // width, -1, width).copy_(
+        pairs.view(-1, width, pairs.shape[1]).transpose(1, 2)
+    )

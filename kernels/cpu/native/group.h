@@ -1,0 +1,61 @@
+// A group of ranks: processes that compute one model together, each with a part of every weight.
+//
+// A linear is cut by output features, so each of its sums is made by one rank, in the order that one process alone has.
+// What the next linear reads whole lies in memory that all ranks share: each writes its own columns, and a meeting of all
+// ranks stands in the place of a barrier of the team.  Residuals, what attention gives, what stands between the linears
+// of an MLP, and logits lie there; keys and values are the rank's own.
+//
+// Rank 0 leads.  What it computes it orders from the others, in order; they compute it from what it wrote to the shared
+// memory.  Each rank digests the orders as it reads them, and all digests are compared before anything is computed: a
+// rank that has read something else ends the group.
+#pragma once
+#include <vector>
+
+#include "team.h"
+
+constexpr int32_t MOST_RANKS = 64;
+
+enum OrderKind { ORDER_FORWARD = 1, ORDER_LOGITS = 2, ORDER_GREEDY = 3, ORDER_COPY = 4 };
+
+// The best logit of a row that one rank has.
+struct RankBest {
+    float value;
+    int64_t id;
+};
+
+// The shared memory, in areas.
+struct GroupAreas {
+    int64_t *columns;  // [3, max_seqs]: computed, scheduled, wanted
+    int64_t *tokens;   // [max_tokens] of a step, in order; or pairs of blocks that are copied
+    int64_t *tables;   // [max_seqs, table_columns]
+    RankBest *best;    // [ranks, max_rows]
+    float *given;      // [max_rows, hidden]
+    float *logits;     // [max_rows, vocab]
+    float *residual, *kept, *attended, *inner, *joined;  // [max_tokens, their stride]
+    float *experts;  // what stands between experts' linears, by slots
+    int64_t bytes;
+};
+GroupAreas areas_of(const PgGroup &g, int64_t hidden);
+
+inline bool leads(const PgGroup &g) { return g.rank == 0; }
+
+// Every rank comes here as often; no rank goes on before all have come, or the group has ended.
+void meet_ranks(const PgGroup &g);
+
+// A barrier of all members of all ranks.
+inline void meet(Member &member, const PgGroup *g) {
+    member.barrier();
+    if (!g) return;
+    if (member.id == 0) meet_ranks(*g);
+    member.barrier();
+}
+
+// The same at the beginning of an order, after which digests are compared.
+void agree(Member &member, const PgGroup *g);
+
+// What the leader is about to compute.  False: the group has ended, or this is more than its memory holds.
+bool order_forward(const PgModel &m, const PgStep &step);
+bool order_rows(const PgModel &m, OrderKind kind, const float *hidden, int64_t rows);
+
+// Where each layer's blocks begin in a row of the tables, each such place once.
+void list_pools(const PgModel &m, std::vector<int64_t> &pools);

@@ -1,0 +1,175 @@
+"""What passes between workers: requests that go over from a worker that leaves, prompts that one worker computes for
+another, and a prefix that one has and another fetches.  `scripts/bench_moves` runs it.
+
+Everything is compared with one undisturbed worker, token by token and to the last bit of each log-probability, for
+every type of arithmetic: greedy and sampled requests, two samples of one prompt, a grammar; int8 with prompt lookup.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import pairwise
+from statistics import median
+from typing import Any
+
+import grpc
+
+from protos.pageant.v1 import inference_pb2, inference_pb2_grpc
+from scripts.bench.common.deployment import ServedDeployment
+from scripts.bench.common.report import Result
+from services.cli.orders import send_order
+from shared.supervision import SupervisorOrder, desk_path
+
+TYPES: dict[str, dict[str, Any]] = {
+    "float32": {"dtype": "float32", "draft": "off"},
+    "bfloat16": {"dtype": "bfloat16", "draft": "off"},
+    "int8": {"quantization": "int8", "kv_cache_dtype": "int8", "draft": "ngram"},
+}
+BLOCK_SIZE, NUM_PROMPT, NUM_TOKENS, NUM_STREAMS = 16, 480, 320, 8
+MOST_GAP, MOST_AGAIN = 3.0, BLOCK_SIZE + 16  # steps; tokens
+MOVE_SECONDS = 0.5  # after an order to leave, in which its requests go over
+BEGUN = 16  # tokens of each stream before that
+SETTINGS: dict[str, Any] = {"num_threads": 1, "num_blocks": 1024, "log_level": "info"}
+Call = Callable[[ServedDeployment], None]
+
+
+@dataclass
+class StreamRecord:
+    """What a client got of one sequence."""
+
+    request_id: str = ""
+    index: int = 0
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[bytes] = field(default_factory=list)
+    times: list[float] = field(default_factory=list)  # of each message
+
+
+def asks(shared: int, seed: int) -> list[Any]:
+    """Prompts whose first tokens, so many, are the same."""
+    chance = random.Random(seed)
+    prefix = chance.choices(range(4, 4000), k=shared)
+    found = []
+    for index in range(NUM_STREAMS):
+        request = inference_pb2.GenerateRequest(stream=inference_pb2.StreamOptions(return_token_ids=True))
+        request.token_ids.ids.extend([*prefix, *chance.choices(range(4, 4000), k=NUM_PROMPT - shared)])
+        sampling = request.sampling
+        sampling.max_tokens, sampling.ignore_eos, sampling.seed = NUM_TOKENS, True, index
+        sampling.temperature = 0.8 if index % 2 else 0.0
+        sampling.logprobs = 2
+        sampling.n = 2 if index == 3 else 1
+        if index == 5:
+            sampling.grammar.regex = "([a-z]+ )+"
+        found.append(request)
+    return found
+
+
+async def collect(stub: Any, request: Any, records: list[StreamRecord], note: Callable[[], None]) -> None:
+    async for message in stub.Generate(request, timeout=120):
+        record = records[message.index]
+        record.request_id, record.index = message.request_id, message.index
+        record.times.append(time.perf_counter())
+        record.token_ids += message.token_ids
+        note()
+        record.logprobs += [one.SerializeToString(deterministic=True) for one in message.logprobs]
+
+
+async def generate(deployment: ServedDeployment, requests: list[Any], meanwhile: Call | None) -> list[StreamRecord]:
+    """`meanwhile` is called once all stream."""
+    records = [[StreamRecord() for _ in range(max(1, request.sampling.n))] for request in requests]
+    flat, begun = [record for some in records for record in some], asyncio.Event()
+
+    def note() -> None:
+        if not begun.is_set() and min(len(record.token_ids) for record in flat) >= BEGUN:
+            begun.set()
+
+    async with grpc.aio.insecure_channel(deployment.address) as channel:
+        stub: Any = inference_pb2_grpc.InferenceStub(channel)
+        pairs = zip(requests, records, strict=True)
+        tasks = [asyncio.create_task(collect(stub, request, some, note)) for request, some in pairs]
+        if meanwhile is not None:
+            await begun.wait()
+            await asyncio.to_thread(meanwhile, deployment)
+        await asyncio.gather(*tasks)
+    return flat
+
+
+def run(
+    settings: dict[str, Any], requests: list[Any], options: list[str], meanwhile: Call | None = None
+) -> tuple[list[StreamRecord], list[dict[str, Any]]]:
+    """What clients got, and the scheduler's lines."""
+    with ServedDeployment(SETTINGS | settings, *options) as deployment:
+        records = asyncio.run(generate(deployment, requests, meanwhile))
+        time.sleep(0.5)  # for the last lines
+        lines = (deployment.log_dir / "scheduler-0.log").read_text(encoding="utf-8").splitlines()
+    return records, [json.loads(line) for line in lines if line.startswith("{")]
+
+
+def num_differing(records: list[StreamRecord], wanted: list[StreamRecord]) -> tuple[int, int]:
+    """Tokens, and log-probabilities in some bit."""
+    pairs = list(zip(records, wanted, strict=True))
+    tokens = sum(a != b for one, two in pairs for a, b in zip(one.token_ids, two.token_ids, strict=True))
+    return tokens, sum(a != b for one, two in pairs for a, b in zip(one.logprobs, two.logprobs, strict=True))
+
+
+def computed_again(lines: list[dict[str, Any]]) -> dict[tuple[str, int], int]:
+    """Tokens of each sequence that went over which were not found where it went on."""
+    under_way: dict[tuple[str, int], int] = {}
+    found: dict[tuple[str, int], int] = {}
+    for line in sorted((one for one in lines if "at" in one), key=lambda one: one["at"]):
+        key = line.get("request_id", ""), line.get("index", 0)
+        if line["event"] == "sequence_handed_over":
+            under_way[key] = line["num_tokens"]
+        elif line["event"] == "sequence_scheduled" and key in under_way:
+            found[key] = under_way.pop(key) - line["num_cached_tokens"]
+    return found
+
+
+def gaps(record: StreamRecord, begin: float, end: float) -> list[float]:
+    inside = [when for when in record.times if begin <= when <= end]
+    return [later - sooner for sooner, later in pairwise(inside)]
+
+
+def measure(name: str, settings: dict[str, Any]) -> list[Result]:
+    """One type: undisturbed, then each use."""
+    ordered: list[float] = []
+
+    def dismiss(deployment: ServedDeployment) -> None:
+        ordered.append(time.perf_counter())
+        send_order(desk_path(deployment.runtime_dir), SupervisorOrder(scale={"worker": 1}), lambda line: None)
+
+    results: list[Result] = []
+
+    def compare(what: str, records: list[StreamRecord], wanted: list[StreamRecord]) -> None:
+        tokens, bits = num_differing(records, wanted)
+        results.append(Result(f"{name}, {what}: tokens that differ", tokens, at_most=0))
+        results.append(Result(f"{name}, {what}: log-probabilities that differ", bits, at_most=0))
+
+    apart, together = asks(0, 1), asks(NUM_PROMPT - 16, 2)
+    wanted, _ = run(settings, apart, [])
+    records, lines = run(settings, apart, ["--workers", "2"], dismiss)
+    compare("a worker leaves", records, wanted)
+    again = computed_again(lines)
+    most = max(again.values(), default=0)
+    results.append(Result(f"{name}, a worker leaves: sequences that went over", len(again), at_least=1))
+    results.append(Result(f"{name}, a worker leaves: computed again of one", most, "tokens", at_most=MOST_AGAIN))
+    (begin,) = ordered
+    step = median(gap for one in records for gap in gaps(one, begin + MOVE_SECONDS, begin + 60))
+    longest = {(r.request_id, r.index): max(gaps(r, begin, begin + MOVE_SECONDS), default=0.0) / step for r in records}
+    moved = max((gap for key, gap in longest.items() if key in again), default=0.0)
+    others = max((gap for key, gap in longest.items() if key not in again), default=0.0)
+    results.append(Result(f"{name}, longest gap of a stream that went over", moved, "steps", at_most=MOST_GAP))
+    results.append(Result(f"{name}, longest gap of the others meanwhile", others, "steps"))
+    results.append(Result(f"{name}, a step", 1000 * step, "ms", note="with all streams at one worker"))
+    records, lines = run(settings, apart, ["--prefill", "1", "--decode", "1"])
+    compare("prompts apart", records, wanted)
+    most = max(computed_again(lines).values(), default=0)
+    results.append(Result(f"{name}, prompts apart: computed again of one", most, "tokens", at_most=BLOCK_SIZE))
+    wanted, _ = run(settings, together, [])
+    records, lines = run(settings, together, ["--workers", "2"])
+    compare("a prefix of another worker", records, wanted)
+    return results

@@ -1,0 +1,222 @@
+"""What adapters cost: decoding of 32 streams over 1, 8 and 32 of them beside the base model, in turns within one run.
+
+    scripts/bench_lora [--check] [--model S] [--rank 16] [--rounds 5] [--tokens 48] [--threads 0] [--dtype auto]
+
+A random model as `bench_peers` makes it, and random adapters of all its linears, in bfloat16.  The scheduler's core and
+a worker's runner take turns in one process, as in a deployment without its wires.  A figure is the median over the
+rounds of the ratio within a round, since other work on the machine changes more slowly than that.
+
+Then adapters are loaded beside streams of the base, by another thread, as in a worker: how long it takes from the order
+to the first step that computes with an adapter, and what becomes of the time between the others' tokens, beside rounds
+in which requests of the base come instead.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+
+import structlog
+import torch
+
+from engine.execution.runner import ModelRunner
+from engine.loading.load import load_runner
+from scripts.bench.common.adapters import write_adapter
+from scripts.bench.common.models import write_config, write_weights
+from scripts.bench.common.report import Result, bench_parser, finish
+from scripts.bench.common.specs import SPECS
+from services.scheduler.scheduler import Scheduler
+from services.scheduler.state.policy import Policy
+from services.worker.adapters import AdapterLoading
+from shared.config import Settings
+from shared.messages import Adapter, AdaptersHeld, AddRequest, LoadAdapter, RequestHeader, UnloadAdapter
+from shared.metrics import percentile
+from shared.packing import pack_tokens
+from shared.sampling import GenerationDefaults, SamplingParams
+
+STREAMS, PROMPT = 32, 16
+TARGETS = {1: 0.90, 8: 0.85, 32: 0.80}  # of the base's tokens per second, by adapters
+LOAD_TARGET = 100.0  # milliseconds, from the order to the first step
+NUM_LOADS = 8  # of a round
+PAUSE_TARGET = 1.1  # of the time between tokens, p99
+
+
+@dataclass(slots=True)
+class Comings:
+    """Seconds."""
+
+    pauses: list[float] = field(default_factory=list)  # between the tokens of streams that were there all the time
+    first_steps: list[float] = field(default_factory=list)  # from an order, or a request, to its first step
+
+
+class Deployment:
+    """A scheduler's core and one worker's runner."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.runner: ModelRunner = load_runner(settings)
+        self.core = Scheduler(Policy(enable_prefix_caching=False))
+        self.core.set_detokenizers(["d"])
+        self.core.add_worker("w", 1, self.runner.capacity)
+        self._num_asked = 0
+
+    def load(self, name: str, path: Path) -> tuple[Adapter, float]:
+        """The adapter, and the seconds that its loading took."""
+        assert self.runner.adapters is not None
+        self.core.adapters.load(LoadAdapter(name, "g", name, str(path)))
+        loading = AdapterLoading(self.runner.adapters)
+        begin = time.perf_counter()
+        for _, order in self.core.adapters.take_orders():
+            loading.apply(order)
+            for answer in loading.turn():
+                self.core.adapters.held(answer)
+        seconds = time.perf_counter() - begin
+        ((_, loaded),) = self.core.adapters.take_answers()
+        return loaded.adapter, seconds
+
+    def unload(self) -> None:
+        """All of them."""
+        assert self.runner.adapters is not None
+        for name in list(self.core.adapters.known):
+            self.core.adapters.unload(UnloadAdapter(name, "g", name))
+        loading = AdapterLoading(self.runner.adapters)
+        for _, order in self.core.adapters.take_orders():
+            loading.apply(order)
+            self.core.adapters.held(loading.turn()[0])
+        self.core.adapters.take_answers()
+
+    def come_and_go(self, paths: Sequence[Path | None], num_steps: int) -> Comings:
+        """Beside streams of the base, one request after another of each of these adapters, which are loaded for it;
+        None: of the base."""
+        assert self.runner.adapters is not None
+        loading, found, left = AdapterLoading(self.runner.adapters), Comings(), deque(paths)
+        for place in range(STREAMS - 1):
+            self._ask(place, None, num_steps)
+        awaited, begun, before = "", 0.0, 0.0
+        reading: Future[list[AdaptersHeld]] | None = None
+        with ThreadPoolExecutor(1) as thread:
+            while plan := self.core.schedule("w"):
+                if awaited and plan.admitted:
+                    awaited = ""
+                    found.first_steps.append(time.perf_counter() - begun)
+                self.core.apply("w", self.runner.run(plan))
+                now = time.perf_counter()
+                if before:
+                    found.pauses.append(now - before)
+                before = now if max(plan.num_scheduled_tokens) <= PROMPT and len(plan.rows) >= STREAMS - 1 else 0.0
+                if reading is not None and reading.done():
+                    self.core.adapters.held(reading.result()[0])
+                    ((_, loaded),) = self.core.adapters.take_answers()
+                    awaited, reading = self._ask(STREAMS, loaded.adapter, 4), None
+                elif reading is None and not awaited and left and len(plan.rows) == STREAMS - 1:
+                    path, begun = left.popleft(), time.perf_counter()
+                    if path is None:
+                        awaited = self._ask(STREAMS, None, 4)
+                        continue
+                    self.core.adapters.load(LoadAdapter(path.name, "g", path.name, str(path)))
+                    ((_, order),) = self.core.adapters.take_orders()
+                    loading.apply(order)
+                    reading = thread.submit(loading.turn)
+        assert not left, "the streams ended before all adapters had come"
+        self.core.outbound.take_batches()
+        return found
+
+    def _ask(self, place: int, adapter: Adapter | None, num_tokens: int) -> str:
+        params = SamplingParams(max_tokens=num_tokens, temperature=0.0, ignore_eos=True)
+        self._num_asked += 1
+        prompt = [3 + (7 * place + index) % 1000 for index in range(PROMPT)]
+        header = RequestHeader(f"r{self._num_asked}", "g", adapter=adapter)
+        resolved = params.resolved(GenerationDefaults(), max_tokens=num_tokens)
+        self.core.add(AddRequest(header, resolved, pack_tokens(prompt), [0]), now=0.0)
+        return header.request_id
+
+    def decode(self, adapters: Sequence[Adapter | None], num_tokens: int) -> float:
+        """Tokens per second of as many streams, once all prompts are computed."""
+        for place, adapter in enumerate(adapters):
+            self._ask(place, adapter, num_tokens)
+        begin, count = 0.0, 0
+        while plan := self.core.schedule("w"):
+            result = self.runner.run(plan)
+            self.core.apply("w", result)
+            if begin:
+                count += len(result.sampled_token_ids)
+            elif max(plan.num_scheduled_tokens) == 1:
+                begin = time.perf_counter()
+        self.core.outbound.take_batches()
+        return count / (time.perf_counter() - begin)
+
+
+def measure(deployment: Deployment, adapters: Sequence[Adapter], num_rounds: int, num_tokens: int) -> list[Result]:
+    """The round before the first warms up; rounds go through the numbers of adapters forwards, then backwards."""
+    rates: dict[int, list[float]] = {0: [], **{count: [] for count in TARGETS}}
+    for number in range(num_rounds + 1):
+        for count in sorted(rates, reverse=number % 2 == 1):
+            chosen = [adapters[place % count] if count else None for place in range(STREAMS)]
+            rate = deployment.decode(chosen, num_tokens)
+            if number:
+                rates[count].append(rate)
+    lines = [Result("base: tokens per second", median(rates[0]), "")]
+    for count, target in TARGETS.items():
+        ratio = median(own / base for own, base in zip(rates[count], rates[0], strict=True))
+        lines.append(Result(f"{count} adapters: of the base's rate", ratio, "", at_least=target))
+    return lines
+
+
+def measure_loads(deployment: Deployment, paths: Sequence[Path], num_rounds: int) -> list[Result]:
+    """Rounds take turns; the one before the first warms up."""
+    calm, busy = Comings(), Comings()
+    for number in range(num_rounds + 1):
+        deployment.unload()
+        chosen = [paths[(number * NUM_LOADS + index) % len(paths)] for index in range(NUM_LOADS)]
+        for found, given in ((calm, [None] * NUM_LOADS), (busy, chosen)):
+            one = deployment.come_and_go(given, 12 * NUM_LOADS)
+            if number:
+                found.pauses += one.pauses
+                found.first_steps += one.first_steps
+    first = 1000 * percentile(busy.first_steps, 50)
+    before, beside = (1000 * percentile(one.pauses, 99) for one in (calm, busy))
+    return [
+        Result("a new adapter: from the order to its first step", first, "ms", at_most=LOAD_TARGET),
+        Result("between the others' tokens, p99, without loads", before, "ms"),
+        Result("beside loads, of that", beside / before, "", at_most=PAUSE_TARGET),
+    ]
+
+
+def main() -> int:
+    parser = bench_parser(__doc__)
+    parser.add_argument("--model", choices=["S", "M"], default="S")
+    parser.add_argument("--rank", type=int, default=16)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--tokens", type=int, default=48, help="of each stream")
+    parser.add_argument("--threads", type=int, default=0, help="of the kernels; 0: one per core")
+    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--quantization", default="none")
+    args = parser.parse_args()
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(30))
+    count = max(TARGETS)
+    with tempfile.TemporaryDirectory() as temporary:
+        directory = Path(temporary)
+        base = directory / "base"
+        base.mkdir()
+        write_config(base, SPECS[args.model])
+        write_weights(base, SPECS[args.model])
+        paths = [
+            write_adapter(base, directory / f"a{seed}", seed=seed, rank=args.rank, dtype=torch.bfloat16)
+            for seed in range(count)
+        ]
+        settings = Settings.of(
+            model=str(base), num_blocks=1024, max_num_seqs=STREAMS + 1, num_threads=args.threads, max_model_len=1024,
+            dtype=args.dtype, quantization=args.quantization, max_loras=count + 1, max_cpu_loras=count + 1,
+        )  # fmt: skip
+        deployment = Deployment(settings)
+        loaded = [deployment.load(path.name, path) for path in paths]
+        lines = measure(deployment, [adapter for adapter, _ in loaded], args.rounds, args.tokens)
+        seconds = median(seconds for _, seconds in loaded)
+        lines.append(Result("loading an adapter", 1000 * seconds, "ms"))
+        lines += measure_loads(deployment, paths, args.rounds)
+    return finish(lines, check=args.check, title=f"adapters of rank {args.rank} over model {args.model}")

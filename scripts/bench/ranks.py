@@ -1,0 +1,178 @@
+"""What a group of ranks costs: its steps beside those of one worker with as many threads, and a gather alone.
+
+    scripts/bench_ranks [--check] [--models DIR] [--model S] [--ranks 2] [--rounds 7] [--steps 8] [--dtype auto]
+
+One worker with a thread for each rank, and a group of as many ranks with a thread each, decode the same rows; both are
+there all the time, and rounds of them take turns, so that a machine whose speed drifts slows both.  Ratios are medians
+of those of rounds.  Both must say the same tokens.  A gather is what two ranks need to have 4 KB of each other: a
+meeting and the copies around it.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+import torch
+
+from engine.execution.runner import ModelRunner
+from engine.loading.load import load_runner
+from kernels.cpu import abi
+from kernels.cpu.loading import load
+from kernels.cpu.native import Native
+from scripts.bench.common.models import ensure
+from scripts.bench.common.proc import processor
+from scripts.bench.common.report import Result, bench_parser, finish
+from services.worker.rank_processes import start_ranks
+from services.worker.ranks import RankGroup
+from shared.config import Settings
+from shared.messages import AdmittedSequence, StepPlan
+from shared.packing import pack_tokens
+from shared.sampling import SamplingParams
+
+ROWS = (1, 8, 32)
+PROMPT = 100  # tokens of a row before the first step that is measured
+VOCAB = 8000
+SLOWER, GATHER_US = 1.2, 5.0  # targets
+GATHER_BYTES, GATHERS = 4096, 20000
+GREEDY = SamplingParams(temperature=0.0)
+
+
+class DecodedRows:
+    """Rows of one runner that take a token in each step."""
+
+    def __init__(self, runner: ModelRunner, rows: int, steps: int) -> None:
+        """Compute the prompts, a row at a time; there is room for so many steps."""
+        self._runner, self._rows, self._length = runner, list(range(rows)), PROMPT
+        self._step_id, ids = 0, random.Random(rows)
+        per_row = -(-(PROMPT + steps + 1) // runner.capacity.block_size)
+        runner.reset()
+        for row in self._rows:
+            tokens = pack_tokens(ids.choices(range(4, VOCAB), k=PROMPT))
+            admitted = AdmittedSequence(row, tokens, PROMPT, GREEDY, 0, [])
+            self._run([row], 0, PROMPT, list(range(row * per_row, (row + 1) * per_row)), [admitted])
+
+    def steps(self, count: int) -> tuple[float, list[int]]:
+        """Seconds of each, and all tokens."""
+        tokens, begin = [], time.perf_counter()
+        for _ in range(count):
+            tokens += self._run(self._rows, self._length, 1, [], [])
+            self._length += 1
+        return (time.perf_counter() - begin) / count, tokens
+
+    def _run(
+        self, rows: list[int], computed: int, scheduled: int, blocks: list[int], admitted: list[AdmittedSequence]
+    ) -> list[int]:
+        plan = StepPlan(
+            epoch=1,
+            step_id=self._step_id,
+            admitted=admitted,
+            rows=rows,
+            num_computed_tokens=[computed] * len(rows),
+            num_scheduled_tokens=[scheduled] * len(rows),
+            num_new_blocks=[len(blocks)] * len(rows),
+            new_block_ids=blocks,
+            block_copies=[],
+            released_rows=[],
+        )
+        self._step_id += 1
+        return list(self._runner.run(plan).sampled_token_ids)
+
+
+def measure(
+    native: Native, alone: ModelRunner, group: ModelRunner, ranks: int, rounds: int, steps: int
+) -> list[Result]:
+    """One line for each number of rows.  Raises RuntimeError where the two say different tokens."""
+    found = []
+    for rows in ROWS:
+        native.set_threads(ranks, pin=False)
+        one = DecodedRows(alone, rows, rounds * steps)
+        native.set_threads(1, pin=False)
+        both = DecodedRows(group, rows, rounds * steps)
+        times = []
+        for _ in range(rounds):
+            native.set_threads(ranks, pin=False)
+            seconds, wanted = one.steps(steps)
+            native.set_threads(1, pin=False)
+            grouped, tokens = both.steps(steps)
+            if tokens != wanted:
+                raise RuntimeError(f"{ranks} ranks say other tokens than one worker at {rows} rows")
+            times.append((1000 * seconds, 1000 * grouped))
+        note = f"{median(pair[1] for pair in times):.2f} ms beside {median(pair[0] for pair in times):.2f} ms"
+        ratio = median(grouped / seconds for seconds, grouped in times)
+        found.append(Result(f"step of {ranks} ranks, {rows} rows", ratio, "x", at_most=SLOWER, note=note))
+    return found
+
+
+def gather_seconds(native: Native) -> float:
+    """The median of gathers between this process and a fork of it, each on a core of its own where there are two."""
+    hidden, cores = 2 * GATHER_BYTES // 4, sorted(os.sched_getaffinity(0))
+    sizes = {"attended": hidden, "inner": hidden, "vocab": 32, "max_tokens": 4, "max_seqs": 4, "max_rows": 4}
+    group = abi.PgGroup(ranks=2, spins=1600 if len(cores) > 1 else 60, table_columns=4, **sizes)
+    memory = mmap.mmap(-1, native.group_bytes(group, hidden))
+    group.memory = torch.frombuffer(memory, dtype=torch.uint8).data_ptr()
+    child = os.fork()
+    group.rank = int(child == 0)
+    os.sched_setaffinity(0, {cores[group.rank % len(cores)]})
+    times = native.gather(group, hidden, GATHER_BYTES, GATHERS)
+    if child == 0:
+        os._exit(0)
+    os.waitpid(child, 0)
+    os.sched_setaffinity(0, cores)
+    return float(np.median(times)) * 1e-9
+
+
+@contextmanager
+def grouped(settings: Settings, ranks: int) -> Iterator[ModelRunner]:
+    own = settings.replace(tensor_parallel_size=ranks, num_threads=1)
+    started = start_ranks(own)
+    assert started is not None
+    group = RankGroup(started, on_failure=lambda: None)
+    try:
+        yield load_runner(own, ranks=group)
+    finally:
+        group.close()
+
+
+def main() -> int:
+    parser = bench_parser(__doc__)
+    parser.add_argument("--model", default="S", help="a name of scripts/bench/common/specs.py")
+    parser.add_argument(
+        "--models", type=Path, help="where the model is, or is made and kept; default: made for this run"
+    )
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--steps", type=int, default=8, help="of a round")
+    parser.add_argument("--dtype", default="auto", help="of the arithmetic, as the setting")
+    args = parser.parse_args()
+    native = load()
+    gather = gather_seconds(native)
+    with tempfile.TemporaryDirectory() if args.models is None else nullcontext(args.models) as models:
+        made = Path(models) / args.model
+        ensure(made, args.model)
+        longest = PROMPT + args.rounds * args.steps + 1
+        settings = Settings.of(
+            model=str(made), dtype=args.dtype, num_threads=args.ranks, max_model_len=longest, num_blocks=max(ROWS) * 64
+        )
+        alone = load_runner(settings)
+        with grouped(settings, args.ranks) as group:
+            lines = measure(native, alone, group, args.ranks, args.rounds, args.steps)
+    lines.append(Result("gather of 4 KB between two ranks, median", 1e6 * gather, "us", at_most=GATHER_US))
+    return finish(lines, check=args.check, title=f"ranks, model {args.model}; {processor()}")
+
+
+if __name__ == "__main__":
+    status = main()
+    sys.stdout.flush()
+    os._exit(
+        status
+    )  # threads that back the pools' pages wait for idle time, and must not wake in an interpreter that ends

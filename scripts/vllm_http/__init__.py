@@ -1,0 +1,1 @@
+"""vLLM's tests of its HTTP interface, run against Pageant: scripts/prove_vllm_http."""

@@ -1,0 +1,63 @@
+"""The checkpoints that the tests are answered by, behind Qwen3's own tokenizer and chat template, which most of vLLM's
+tests are written for.  What they say means nothing (`states.py`), so tests of a model's sense cannot pass on them.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+from scripts.bench.common.adapters import write_adapter
+from scripts.bench.common.models import write_config, write_weights
+from scripts.vllm_http.states import make_stateful
+
+TOKENIZER = "tokenizers/qwen3"  # in the folder of test data
+END_OF_TURN, END_OF_TEXT = 151_645, 151_643
+LABELS = {"0": "Default", "1": "Spoiled"}
+CONFIG = {
+    "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_act": "silu", "attention_bias": False,
+    "attention_dropout": 0.0, "torch_dtype": "bfloat16", "bos_token_id": END_OF_TEXT, "eos_token_id": END_OF_TURN,
+    "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 151_936, "max_position_embeddings": 40_960,
+    "rms_norm_eps": 1e-6, "rope_theta": 1_000_000.0, "tie_word_embeddings": False, "sliding_window": None,
+    "use_sliding_window": False,
+}  # fmt: skip
+
+
+def make(directory: Path) -> None:
+    """Raises FileNotFoundError where the tokenizer is not among the test data."""
+    data = Path(os.environ.get("PAGEANT_TEST_DATA", Path(__file__).parents[3] / "shared/data"))
+    directory.mkdir(parents=True)
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(data / TOKENIZER / file, directory)
+    _write(directory, thinks=False)
+
+
+def make_reasoner(directory: Path, model: Path) -> None:
+    """Beside the model, of the same tokenizer: one that thinks before it answers."""
+    directory.mkdir(parents=True)
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(model / file, directory)
+    _write(directory, thinks=True)
+
+
+def make_classifier(directory: Path, model: Path) -> None:
+    """Beside the model, of the same tokenizer: two labels."""
+    directory.mkdir(parents=True)
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(model / file, directory)
+    config = CONFIG | {"architectures": ["Qwen3ForSequenceClassification"], "id2label": LABELS}
+    write_weights(directory, config)
+    write_config(directory, config)
+
+
+def make_adapter(directory: Path, model: Path) -> None:
+    """One that changes little, so that it ends its turns as the model does."""
+    write_adapter(model, directory, scale=0.001, base_model_name_or_path=str(model))
+
+
+def _write(directory: Path, *, thinks: bool) -> None:
+    write_weights(directory, CONFIG)
+    make_stateful(directory / "model.safetensors", directory / "tokenizer.json", thinks=thinks)
+    write_config(directory, CONFIG)

@@ -1,0 +1,1 @@
+"""Several models in one deployment: which are in memory, and the orders that change it."""

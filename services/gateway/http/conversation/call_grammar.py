@@ -1,0 +1,105 @@
+"""Calls of tools as a grammar, for `tool_choice`: what follows the opening that was put behind the prompt.
+
+The opening is part of it where the model thinks before.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from services.gateway.http.conversation.objects import FunctionBody
+from services.gateway.http.parsing.parts import ArgumentStyle, CallFormat
+from services.gateway.http.parsing.values import is_always_text, types_of
+from services.gateway.http.requests.closed_objects import closed
+from shared.errors import RequestError
+from shared.grammar import JSON_OPTIONS, OPTIONS_KEY, Grammar, GrammarKind
+
+MAX_CALLS = 16  # of one answer
+MAX_GAP = 4  # characters
+NO_ARGUMENTS = {"type": "object", "properties": {}}  # a function without parameters has none, to OpenAI too
+FIELD = "tools"
+
+
+def named_call(form: CallFormat, function: FunctionBody, *, closes: bool = True, opening: str = "") -> Grammar:
+    """The arguments of one function, and how its call ends.  `closes`: objects have no properties that are not named,
+    where the schema does not say otherwise; `opening`: what comes before, where the prompt does not have it."""
+    rules = [f"start:{_opened(opening)} a0{_literal(form.after + form.end)}"]
+    rules += _arguments(form, 0, function, closes=closes)
+    return Grammar(GrammarKind.GRAMMAR, "\n".join(rules), FIELD)
+
+
+def any_calls(
+    form: CallFormat, functions: Sequence[FunctionBody], *, parallel: bool, closes: bool = True, opening: str = ""
+) -> Grammar:
+    """One call, or several, from the first one's name on; `opening`: what comes before, as in `named_call`."""
+    more = f" ({_literal(form.again)} call){{0,{MAX_CALLS - 1}}}" if parallel else ""
+    rules = [
+        f"start:{_opened(opening)} call{more}{_literal(form.end)}",
+        "call: " + " | ".join(f"c{place}" for place in range(len(functions))),
+    ]
+    for place, function in enumerate(functions):
+        head = form.name(function.name) + form.middle
+        rules.append(f"c{place}:{_literal(head)} a{place}{_literal(form.after)}")
+        rules += _arguments(form, place, function, closes=closes)
+    return Grammar(GrammarKind.GRAMMAR, "\n".join(rules), FIELD)
+
+
+def _arguments(form: CallFormat, place: int, function: FunctionBody, *, closes: bool) -> list[str]:
+    """The rules of one function's arguments, of which the first is `a` and its place."""
+    parameters = function.parameters or NO_ARGUMENTS
+    try:
+        schema = closed(parameters) if closes else parameters
+        if form.style is not None:
+            return list(_styled(form.style, f"a{place}", schema))
+        return [f"a{place}: {_json(schema)}"]
+    except RecursionError:
+        raise RequestError(f"{FIELD}[{place}] has parameters that are nested too deeply", field=FIELD) from None
+
+
+def _styled(style: ArgumentStyle, name: str, schema: Mapping[str, Any]) -> Iterator[str]:
+    """Arguments one by one, in the schema's order: `f` rules for those of which none was written before, `r` for the
+    others.  Those that are not required may be left out."""
+    properties = schema.get("properties")
+    wanted = dict(properties) if isinstance(properties, Mapping) else {}
+    needed = schema.get("required", ())
+    yield f"{name}: {name}f0"
+    for number, (key, inner) in enumerate(wanted.items()):
+        may_miss = "" if key in needed else " | "
+        first, rest = (f"{name}f{number + 1}", f"{name}r{number + 1}")
+        item = f"{name}i{number}"
+        yield f"{name}f{number}: {item} {rest}" + (may_miss and may_miss + first)
+        yield f"{name}r{number}:{_literal(style.between)} {item} {rest}" + (may_miss and may_miss + rest)
+        yield from _argument(style, item, key, inner, schema)
+    yield f'{name}f{len(wanted)}: ""'
+    yield f'{name}r{len(wanted)}: ""'
+
+
+def _argument(style: ArgumentStyle, name: str, key: str, schema: Any, root: Mapping[str, Any]) -> Iterator[str]:
+    """The rules of one argument with its key, of which the first is called `name`."""
+    inner = dict(schema) if isinstance(schema, Mapping) else {}
+    if style.text_ends and is_always_text(types_of(inner, root)):
+        head = f"{name}:{_literal(style.before_key + key + style.before_text)}"
+        if options := inner.get("enum"):
+            yield f"{head} ({' |'.join(_literal(str(one)) for one in options)}){_literal(style.after_text)}"
+            return
+        yield f"{head} {name}t"
+        yield f"{name}t[suffix={json.dumps(style.after_text, ensure_ascii=False)}]: /(?s:.*)/"  # the first one ends it
+        return
+    value = _json(inner | {one: root[one] for one in ("$defs", "definitions") if one in root})
+    yield f"{name}:{_literal(style.before_key + key + style.before_value)} {value}{_literal(style.after_value)}"
+
+
+def _json(schema: Mapping[str, Any]) -> str:
+    return f"%json {json.dumps({**schema, OPTIONS_KEY: JSON_OPTIONS})}"
+
+
+def _opened(opening: str) -> str:
+    """Models leave lines free between their reasoning and a call."""
+    return f" /[ \\n]{{0,{MAX_GAP}}}/{_literal(opening)}" if opening else ""
+
+
+def _literal(text: str) -> str:
+    """Lark's literals are JSON's strings; nothing where there is no text."""
+    return f" {json.dumps(text, ensure_ascii=False)}" if text else ""

@@ -1,0 +1,132 @@
+"""From a body's messages and tools to what is rendered, and to how the answer has to begin."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence, Sized
+from typing import Any
+
+import msgspec
+
+from services.gateway.http.conversation.call_grammar import any_calls, named_call
+from services.gateway.http.conversation.objects import ContentPart, FunctionBody, MessageBody, NamedChoice, ToolBody
+from services.gateway.http.parsing.calls import CallParser
+from services.gateway.http.requests.reading import not_valid
+from shared.errors import RequestError
+from shared.grammar import Grammar
+from shared.messages import ChatMessage, ToolCall
+from shared.reasoning import ThinkingBudget
+
+TEXT_PARTS = ("text", "input_text", "output_text")
+ROLES = {"developer": "system"}  # OpenAI's newer name, which templates do not know
+MAX_TOOLS = 256
+
+
+def read_messages(messages: Sequence[MessageBody], name_of: Callable[[int], str]) -> list[ChatMessage]:
+    """Raises RequestError on content that is not text; `name_of` says what the client calls the message at a place."""
+    if not messages:
+        field = name_of(0).partition("[")[0]
+        raise RequestError(f"{field} must contain at least one message", field=field)
+    return [_message(message, name_of(place)) for place, message in enumerate(messages)]
+
+
+def _message(message: MessageBody, field: str) -> ChatMessage:
+    return ChatMessage(
+        role=ROLES.get(message.role, message.role),
+        content=content_of(message.content, f"{field}.content"),
+        name=message.name or "",
+        tool_call_id=message.tool_call_id or "",
+        tool_calls=[
+            ToolCall(call.id or "", call.function.name, call.function.arguments or "{}")
+            for call in message.tool_calls or ()
+        ],
+        reasoning=message.reasoning_content or message.reasoning or "",
+    )
+
+
+def content_of(content: str | Sequence[ContentPart] | None, field: str) -> str:
+    """The text of a content, each part in lines of its own.  Raises RequestError on a part that is not text."""
+    if isinstance(content, str):
+        return content
+    for place, part in enumerate(content or ()):
+        if part.type not in TEXT_PARTS or part.text is None:
+            field = f"{field}[{place}]"
+            raise RequestError(f"{field} is a part of type {part.type[:32]!r}; only text can be read", field=field)
+    return "\n".join(part.text or "" for part in content or ())
+
+
+class ToolUse:
+    """Whether and how tools may be called in one answer.  Raises RequestError where that is not possible here.
+
+    Where a call is demanded, the answer is begun for the model (`opening`), and held to what may follow (`grammar`).
+    Where the model thinks before, nothing is begun for it: the grammar holds what follows its reasoning.
+    """
+
+    def __init__(
+        self,
+        tools: Sequence[dict[str, Any]],
+        choice: str | NamedChoice | None,
+        parser: CallParser | None,
+        *,
+        parallel: bool = True,
+        closes: bool = True,
+        thinking: ThinkingBudget | None = None,
+    ) -> None:
+        """`tools` as chats have them; `parallel`: an answer may have several calls; `closes`: a demanded call's
+        arguments have no properties that its schema does not name; `thinking`: what there may be before it."""
+        choice = "auto" if choice is None else choice
+        self.tools = tools
+        self.named = choice.function.name if isinstance(choice, NamedChoice) else ""
+        self.parallel = parallel
+        functions = _functions(self.tools)
+        if isinstance(choice, str):
+            _check_choice(choice, functions)
+        elif self.named not in functions:
+            raise RequestError(f"tool_choice names {self.named[:64]!r}, which is not among tools", field="tool_choice")
+        self.schemas = {name: function.parameters or {} for name, function in functions.items()}
+        self.offered = bool(self.tools) and choice != "none"
+        if self.offered and parser is None:
+            raise RequestError(
+                "tools cannot be called: the server was started without tool_call_parser, which says in what format "
+                "the model calls them",
+                field="tools",
+            )
+        self.keeps_special_tokens = self.offered and parser is not None and parser.keeps_special_tokens
+        self.thinking: ThinkingBudget | None = None  # before the call that is demanded
+        self.opening = ""
+        self.grammar: Grammar | None = None
+        if parser is None or not (self.named or choice == "required"):
+            return
+        opening = parser.opening(self.named) if self.named else parser.form.begin
+        # A format's special tokens are no text that a grammar could name.
+        self.thinking = thinking if opening and not self.keeps_special_tokens else None
+        self.opening, inner = (opening, "") if self.thinking is None else ("", opening)
+        if self.named:
+            self.grammar = named_call(parser.form, functions[self.named], closes=closes, opening=inner)
+        else:
+            wanted = list(functions.values())
+            self.grammar = any_calls(parser.form, wanted, parallel=parallel, closes=closes, opening=inner)
+
+
+def _functions(tools: Sequence[dict[str, Any]]) -> dict[str, FunctionBody]:
+    if len(tools) > MAX_TOOLS:
+        raise RequestError(f"tools has {len(tools)} entries, more than {MAX_TOOLS}", field="tools")
+    functions = {}
+    for place, tool in enumerate(tools):
+        try:
+            read = msgspec.convert(tool, ToolBody)
+        except msgspec.ValidationError as error:
+            raise not_valid(error, f"tools[{place}]") from None
+        if read.type != "function":
+            field = f"tools[{place}].type"
+            raise RequestError(f"{field} is {read.type[:32]!r}; only functions can be called", field=field)
+        functions[read.function.name] = read.function
+    return functions
+
+
+def _check_choice(choice: str, functions: Sized) -> None:
+    if choice == "required" and not functions:
+        raise RequestError("tool_choice is 'required', but there are no tools", field="tool_choice")
+    if choice not in ("auto", "none", "required"):
+        raise RequestError(
+            f"tool_choice must be auto, none, required or a function, got {choice[:32]!r}", field="tool_choice"
+        )

@@ -1,0 +1,104 @@
+"""The deployment at one moment, as this gateway and the scheduler know it."""
+
+from __future__ import annotations
+
+import msgspec
+
+from shared.messages import Load, Roster, ServiceName
+from shared.supervision import SupervisionReport
+
+
+class Counts(msgspec.Struct, kw_only=True):
+    """What the scheduler counts; all but the first five since its start, so that rates are differences."""
+
+    running: int  # sequences that take part in steps
+    waiting: int  # sequences that wait to be admitted
+    background_running: int  # of batches, not in `running`
+    background_waiting: int
+    kv_cache_usage: float  # share of the KV blocks that running sequences hold, 0 to 1
+    prompt_tokens: int
+    output_tokens: int
+    finished: int  # requests
+    preemptions: int
+    worker_losses: int
+    prefix_cache_queries: int  # tokens
+    prefix_cache_hits: int  # tokens
+    draft_tokens: int
+    accepted_tokens: int
+
+
+class WorkerView(msgspec.Struct, kw_only=True):
+    instance: str
+    running: int  # sequences with a row
+    blocks: int
+    free_blocks: int  # without contents
+    cached_blocks: int  # free, with contents worth keeping
+    steps: int
+
+
+class ServiceView(msgspec.Struct, kw_only=True):
+    service: str
+    instances: list[str]  # live ones
+
+
+class GatewayView(msgspec.Struct, kw_only=True):
+    """Of the gateway that answers, alone."""
+
+    open_streams: int
+    paused_streams: int  # they wait for a service to return
+
+
+class DeploymentView(msgspec.Struct, kw_only=True):
+    time: float  # seconds of a clock that only goes forward, for rates
+    model: str
+    version: str
+    reason: str  # why requests are not served now, or empty
+    services: list[ServiceView]
+    workers: list[WorkerView]
+    gateway: GatewayView
+    counts: Counts | None  # null where no scheduler answers
+    supervisor: SupervisionReport | None  # null where there is none: processes are looked after by something else
+    refusal: str  # why the caller may not restart or scale services, or empty
+
+
+def counts(load: Load) -> Counts:
+    return Counts(
+        running=load.num_running,
+        waiting=load.num_waiting,
+        background_running=load.num_background_running,
+        background_waiting=load.num_background_waiting,
+        kv_cache_usage=load.kv_cache_usage,
+        prompt_tokens=load.num_prompt_tokens,
+        output_tokens=load.num_output_tokens,
+        finished=load.num_finished,
+        preemptions=load.num_preemptions,
+        worker_losses=load.num_worker_losses,
+        prefix_cache_queries=load.num_prefix_cache_queries,
+        prefix_cache_hits=load.num_prefix_cache_hits,
+        draft_tokens=load.num_draft_tokens,
+        accepted_tokens=load.num_accepted_tokens,
+    )
+
+
+def workers(load: Load) -> list[WorkerView]:
+    return [
+        WorkerView(
+            instance=one.instance,
+            running=one.num_running,
+            blocks=one.num_blocks,
+            free_blocks=one.num_free_blocks,
+            cached_blocks=one.num_cached_blocks,
+            steps=one.num_steps,
+        )
+        for one in load.workers
+    ]
+
+
+def services(roster: Roster, *, scheduler_is_live: bool) -> list[ServiceView]:
+    """Every service with its live instances.  The roster is the scheduler's own, and lists all others."""
+    found: dict[str, list[str]] = {str(service): [] for service in ServiceName}
+    if scheduler_is_live:
+        found[ServiceName.SCHEDULER].append("scheduler")
+    for member in roster.members:
+        found[str(member.service)].append(member.instance)
+    return [ServiceView(service=name, instances=sorted(instances)) for name, instances in found.items()]

@@ -1,0 +1,98 @@
+"""/v1/files."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TypeVar
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import FileResponse, Response
+
+from services.gateway.http.answers.objects import encode
+from services.gateway.http.files.objects import DeletedFile, FileList
+from services.gateway.http.files.records import Page, not_found
+from services.gateway.http.files.store import FileStore
+from services.gateway.http.files.upload import receive_file
+from services.gateway.http.middleware.origins import check_origin
+from services.gateway.http.requests.gate import Gate
+from shared.errors import RejectCode, RequestError
+
+T = TypeVar("T")
+
+MAX_LIMIT = 10_000
+
+
+class Files:
+    """The endpoints.  `in_use`: which files of a tenant its batches are reading."""
+
+    def __init__(self, gate: Gate, store: FileStore | None, in_use: Callable[[str], set[str]]) -> None:
+        self._gate = gate
+        self._store = store
+        self._in_use = in_use
+
+    async def create(self, request: Request) -> Response:
+        check_origin(request, self._gate.settings.access)
+        store, tenant = self._place(request)
+        return json_response(await receive_file(request, store, tenant))
+
+    async def list(self, request: Request) -> Response:
+        store, tenant = self._place(request)
+        page, purpose = read_page(request, MAX_LIMIT, MAX_LIMIT), request.query_params.get("purpose", "")
+        found, has_more = await asyncio.to_thread(store.page, tenant, page, purpose)
+        ends = {"first_id": found[0].id, "last_id": found[-1].id} if found else {}
+        return json_response(FileList(data=found, has_more=has_more, **ends))
+
+    async def retrieve(self, request: Request) -> Response:
+        store, tenant = self._place(request)
+        return json_response(await asyncio.to_thread(store.get, tenant, request.path_params["file_id"]))
+
+    async def delete(self, request: Request) -> Response:
+        store, tenant = self._place(request)
+        file_id: str = request.path_params["file_id"]
+
+        def remove() -> None:
+            if file_id in self._in_use(tenant):
+                raise RequestError("a batch that has not ended reads this file: cancel it before", field="file_id")
+            store.delete(tenant, file_id)
+
+        await asyncio.to_thread(remove)
+        return json_response(DeletedFile(id=file_id))
+
+    async def content(self, request: Request) -> Response:
+        store, tenant = self._place(request)
+        file = await asyncio.to_thread(store.get, tenant, request.path_params["file_id"])
+        path = store.content(tenant, file.id)
+        if not await asyncio.to_thread(path.is_file):
+            raise not_found("content of the file", file.id)
+        headers = {"x-content-type-options": "nosniff"}  # the page may load scripts of this server: this is none
+        return FileResponse(path, media_type="application/octet-stream", filename=file.filename, headers=headers)
+
+    def _place(self, request: Request) -> tuple[FileStore, str]:
+        return served(self._store), self._gate.caller(request).tenant
+
+
+def served(store: T | None) -> T:
+    """Raises RequestError where no folder for files is set."""
+    if store is None:
+        raise RequestError(
+            "files and batches are not served here: the setting files_dir (PAGEANT_FILES_DIR) names a folder for them",
+            code=RejectCode.NOT_FOUND,
+        )
+    return store
+
+
+def read_page(request: Request, most: int, default: int) -> Page:
+    """`after`, `limit` and `order` of a list."""
+    given = request.query_params
+    limit, order = given.get("limit", str(default)), given.get("order", "desc")
+    if not (limit.isdecimal() and limit.isascii() and 1 <= int(limit[:8]) <= most):
+        raise RequestError(f"limit must be in 1..{most}, got {limit[:32]!r}", field="limit")
+    if order not in ("asc", "desc"):
+        raise RequestError(f"order must be asc or desc, got {order[:32]!r}", field="order")
+    return Page(given.get("after", ""), int(limit), newest_first=order == "desc")
+
+
+def json_response(body: msgspec.Struct) -> Response:
+    return Response(encode(body), media_type="application/json")

@@ -1,0 +1,1 @@
+"""/v1/messages and /v1/messages/count_tokens."""

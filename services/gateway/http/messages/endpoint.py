@@ -1,0 +1,69 @@
+"""/v1/messages and /v1/messages/count_tokens."""
+
+from __future__ import annotations
+
+import re
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from services.gateway.http.answers.events import EventResponse, WholeResponse
+from services.gateway.http.answers.objects import encode
+from services.gateway.http.conversation.turns import NamedBody
+from services.gateway.http.messages.answer import MessageAnswer
+from services.gateway.http.messages.objects import MessagesBody, MessagesPrompt, TokenCount
+from services.gateway.http.messages.reading import conversation_of, sampling_of
+from services.gateway.http.requests.gate import Gate
+from services.gateway.http.requests.returning import POSITION_HEADER, positions_of
+from shared.errors import RequestError
+from shared.messages import TokenizeRequest
+
+VERSION_HEADER = "anthropic-version"
+FIRST_VERSION = "2023-06-01"  # what an older one answers has another form
+VERSION = re.compile(r"20\d\d-\d\d-\d\d")
+
+
+class Messages:
+    """The endpoints."""
+
+    def __init__(self, gate: Gate) -> None:
+        self._gate = gate
+
+    async def post(self, request: Request) -> Response:
+        body = await self._gate.bodies.read(request, MessagesBody)
+        _check_version(request)
+        gate = self._gate.choose(body.model)
+        if positions_of(request, 1) is not None:
+            raise RequestError(
+                f"{POSITION_HEADER} is not supported here: a message is sent again from its start only",
+                field=POSITION_HEADER,
+            )
+        await gate.formats.learn()
+        conversation = conversation_of(body, gate.formats)
+        request.state.body = NamedBody(body, conversation.names)
+        header = gate.header(request, label=body.request_id, priority=body.priority)
+        params = gate.seeded(sampling_of(body, conversation, closes=gate.closes_formats), request, header)
+        asked = TokenizeRequest(header, params, chat=conversation.messages, chat_options=conversation.options)
+        answer = MessageAnswer(gate, body, asked, conversation, request.scope)
+        headers = {"x-request-id": header.request_id, "request-id": header.request_id}
+        if body.stream:
+            return EventResponse(answer.write, headers)
+        return WholeResponse(answer.whole, headers)
+
+    async def count(self, request: Request) -> Response:
+        body = await self._gate.bodies.read(request, MessagesPrompt)
+        _check_version(request)
+        gate = self._gate.choose(body.model)
+        await gate.formats.learn()
+        conversation = conversation_of(body, gate.formats)
+        request.state.body = NamedBody(body, conversation.names)
+        ids = await gate.encode(request, chat=conversation.messages, options=conversation.options)
+        return Response(encode(TokenCount(len(ids))), media_type="application/json")
+
+
+def _check_version(request: Request) -> None:
+    given = request.headers.get(VERSION_HEADER, FIRST_VERSION)
+    if not VERSION.fullmatch(given) or given < FIRST_VERSION:
+        raise RequestError(
+            f"{VERSION_HEADER} must be {FIRST_VERSION} or later, got {given[:32]!r}", field=VERSION_HEADER
+        )

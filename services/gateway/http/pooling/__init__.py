@@ -1,0 +1,1 @@
+"""What pools hidden states: the inputs of embeddings; /classify, /score and /rerank."""

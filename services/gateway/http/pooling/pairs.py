@@ -1,0 +1,74 @@
+"""The pairs of texts that a body asks scores for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from services.gateway.generation.embedding import MAX_INPUTS
+from services.gateway.http.conversation.objects import ContentPart
+from services.gateway.http.conversation.prompt import content_of
+from services.gateway.http.pooling.objects import PairFields, ScoreBody
+from services.gateway.http.requests.reading import not_valid
+from shared.errors import RequestError
+
+NAMES = (("text_1", "text_2"), ("queries", "documents"), ("queries", "items"), ("data_1", "data_2"))
+NOT_POSSIBLE = {
+    "instruction": "a template for pairs",
+    "chat_template_kwargs": "a template for pairs",
+    "rank_fields": "documents of several fields",
+}
+
+
+def check_pair_fields(body: PairFields) -> None:
+    for name, what in NOT_POSSIBLE.items():
+        if getattr(body, name, None) not in (None, {}, ""):
+            raise RequestError(f"{name}: {what} is not supported by this server", field=name)
+    for name in ("max_tokens_per_query", "max_tokens_per_doc"):
+        if (getattr(body, name) or 0) < 0:
+            raise RequestError(f"{name} must be a non-negative integer", field=name)
+
+
+def read_pairs(body: ScoreBody) -> list[tuple[str, str]]:
+    """Raises RequestError unless both sides are there under one pair of names, and fit each other."""
+    every = dict.fromkeys(name for pair in NAMES for name in pair)
+    given = {name for name in every if getattr(body, name) is not None}
+    names = next((pair for pair in NAMES if set(pair) == given), None)
+    if names is None:
+        raise RequestError(
+            "exactly two texts or lists must be given: text_1 and text_2, or queries and documents", field="text_1"
+        )
+    first, second = (read_texts(getattr(body, name), name) for name in names)
+    if len(first) == 1:
+        first *= len(second)
+    if len(first) != len(second):
+        raise RequestError(
+            f"{names[0]} must have one entry, or as many as {names[1]}: {len(first)} and {len(second)}", field=names[0]
+        )
+    return list(zip(first, second, strict=True))
+
+
+def read_texts(given: Any, field: str) -> list[str]:
+    many = given if isinstance(given, list) else [given]
+    if not 1 <= len(many) <= MAX_INPUTS:
+        raise RequestError(f"{field} must have between 1 and {MAX_INPUTS} entries, got {len(many)}", field=field)
+    return [read_text(one, f"{field}[{place}]" if many is given else field) for place, one in enumerate(many)]
+
+
+def read_text(given: Any, field: str) -> str:
+    """Raises RequestError on what is not text."""
+    if isinstance(given, dict) and isinstance(given.get("text"), str):
+        given = given["text"]
+    elif isinstance(given, dict) and "content" in given:
+        given = content_of(_parts(given["content"], field), f"{field}.content")
+    if not isinstance(given, str) or not given:
+        raise RequestError(f"{field} must be a text that is not empty", field=field)
+    return given
+
+
+def _parts(given: Any, field: str) -> str | list[ContentPart]:
+    try:
+        return msgspec.convert(given, str | list[ContentPart])
+    except msgspec.ValidationError as error:
+        raise not_valid(error, f"{field}.content") from None

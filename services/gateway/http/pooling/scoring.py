@@ -1,0 +1,176 @@
+"""/classify, /score and /rerank: what the head of a model that classifies says of texts, or of pairs of them."""
+
+from __future__ import annotations
+
+import time
+import uuid
+
+from msgspec import UNSET
+from starlette.requests import Request
+from starlette.responses import Response
+
+from services.gateway.generation.embedding import Embedded, total
+from services.gateway.http.answers.events import WholeResponse
+from services.gateway.http.answers.objects import encode
+from services.gateway.http.answers.vectors import check_packing, packed, shortened
+from services.gateway.http.pooling.inputs import PoolingFields, check_fields, pooled, read_inputs
+from services.gateway.http.pooling.objects import (
+    ClassifyBody,
+    ClassScores,
+    PairFields,
+    Pooled,
+    PooledUsage,
+    PoolingBody,
+    Ranked,
+    RankedText,
+    Ranking,
+    RerankBody,
+    Score,
+    ScoreBody,
+    ScoredData,
+    ScoredList,
+)
+from services.gateway.http.pooling.pairs import check_pair_fields, read_pairs, read_text, read_texts
+from services.gateway.http.requests.gate import Gate
+from services.gateway.http.requests.prompts import Prompt
+from shared.errors import RequestError
+from shared.pooling import Pooling, PoolingKind
+
+
+class Scoring:
+    """The endpoints."""
+
+    def __init__(self, gate: Gate) -> None:
+        self._gate = gate
+
+    async def classify(self, request: Request) -> Response:
+        body = await self._gate.bodies.read(request, ClassifyBody)
+        gate = self._gate.choose(body.model)
+        check_fields(body)
+        prompts = await read_inputs(gate, request, body)
+
+        async def answer() -> bytes:
+            found = await self._scores(gate, request, body, prompts)
+            labels = gate.labels
+            data = []
+            for index, one in enumerate(found):
+                scores = one.values().tolist()
+                label = labels[max(range(len(scores)), key=scores.__getitem__)]
+                data.append(ClassScores(index=index, label=label, probs=scores, num_classes=len(scores)))
+            return self._list(gate, "classify", body, data, found)
+
+        return WholeResponse(answer, {})
+
+    async def pool(self, request: Request) -> Response:
+        body = await self._gate.bodies.read(request, PoolingBody)
+        gate = self._gate.choose(body.model)
+        check_fields(body)
+        if body.encoding_format not in (None, "float", "base64"):
+            raise RequestError("encoding_format must be float or base64", field="encoding_format")
+        check_packing(body.encoding_format, body.embed_dtype, body.endianness)
+        kinds = {"classify": PoolingKind.CLASSIFY} if gate.labels else {"embed": PoolingKind.LAST}
+        kind = kinds.get(body.task) if body.task else next(iter(kinds.values()))
+        if kind is None:
+            raise RequestError(f"task must be {next(iter(kinds))} with this model", field="task")
+        prompts = await read_inputs(gate, request, body)
+
+        async def answer() -> bytes:
+            activates = body.use_activation is not False
+            found = await pooled(gate, request, body, prompts, Pooling(kind, activates))
+            data: list[Pooled] = []
+            for index, one in enumerate(found):
+                vector = shortened(one.values(), body.dimensions, normalize=activates)
+                text = packed(vector, body.embed_dtype, body.endianness) if body.encoding_format == "base64" else None
+                data.append(Pooled(index=index, data=vector.tolist() if text is None else text))
+            return self._list(gate, "pool", body, data, found)
+
+        return WholeResponse(answer, {})
+
+    async def score(self, request: Request) -> Response:
+        body = await self._gate.bodies.read(request, ScoreBody)
+        gate = self._gate.choose(body.model)
+        self._check_pairs(gate, body)
+        pairs = read_pairs(body)
+
+        async def answer() -> bytes:
+            found = await self._pair_scores(gate, request, body, pairs)
+            data = [Score(index=index, score=one.values()[0]) for index, one in enumerate(found)]
+            return self._list(gate, "score", body, data, found)
+
+        return WholeResponse(answer, {})
+
+    async def rerank(self, request: Request) -> Response:
+        body = await self._gate.bodies.read(request, RerankBody)
+        gate = self._gate.choose(body.model)
+        self._check_pairs(gate, body)
+        if body.top_n is not None and body.top_n < 0:
+            raise RequestError(f"top_n must be a non-negative integer, got {body.top_n}", field="top_n")
+        query, documents = read_text(body.query, "query"), read_texts(body.documents, "documents")
+
+        async def answer() -> bytes:
+            found = await self._pair_scores(gate, request, body, [(query, document) for document in documents])
+            results = [
+                Ranked(
+                    index=index,
+                    document=UNSET if body.return_documents is False else RankedText(text=documents[index]),
+                    relevance_score=one.values()[0],
+                )
+                for index, one in enumerate(found)
+            ]
+            results.sort(key=lambda one: -one.relevance_score)
+            return encode(
+                Ranking(
+                    id=f"rerank-{uuid.uuid4().hex}",
+                    model=gate.model_name(body.model),
+                    usage=_usage(found),
+                    results=results[: body.top_n or None],
+                )
+            )
+
+        return WholeResponse(answer, {})
+
+    def _check_pairs(self, gate: Gate, body: PairFields) -> None:
+        check_fields(body)
+        check_pair_fields(body)
+        if len(gate.labels) > 1:
+            raise RequestError(
+                f"model has {len(gate.labels)} labels, and a score needs a model of one; ask /classify",
+                field="model",
+            )
+
+    async def _pair_scores(
+        self, gate: Gate, request: Request, body: PairFields, pairs: list[tuple[str, str]]
+    ) -> list[Embedded]:
+        """A decoder reads a pair as one text, the second right behind the first."""
+        limits = (body.max_tokens_per_query or 0, body.max_tokens_per_doc or 0)
+        prompts = []
+        for pair in pairs:
+            parts = [await self._cut(gate, request, text, limit) for text, limit in zip(pair, limits, strict=True)]
+            prompts.append(Prompt(text="".join(parts)))
+        return await self._scores(gate, request, body, prompts)
+
+    async def _cut(self, gate: Gate, request: Request, text: str, limit: int) -> str:
+        """The first tokens of a text; 0: all."""
+        if not limit:
+            return text
+        ids = await gate.encode(request, text=text, add_special_tokens=False)
+        return await gate.decode(request, ids[:limit], skip_special_tokens=False) if len(ids) > limit else text
+
+    async def _scores(self, gate: Gate, request: Request, body: PoolingFields, prompts: list[Prompt]) -> list[Embedded]:
+        pooling = Pooling(PoolingKind.CLASSIFY, body.use_activation is not False)
+        return await pooled(gate, request, body, prompts, pooling)
+
+    def _list(self, gate: Gate, prefix: str, body: PoolingFields, data: ScoredData, found: list[Embedded]) -> bytes:
+        return encode(
+            ScoredList(
+                id=f"{prefix}-{uuid.uuid4().hex}",
+                created=int(time.time()),
+                model=gate.model_name(body.model),
+                data=data,
+                usage=_usage(found),
+            )
+        )
+
+
+def _usage(found: list[Embedded]) -> PooledUsage:
+    return PooledUsage(total(found), total(found))

@@ -1,0 +1,183 @@
+"""Requests that go on at another worker with what is computed of them: from a worker that leaves, and from one for
+prefills.
+
+Their full blocks are fetched by the other worker while they still run.  Once it has these, the sequences are given to
+it, as after a preemption: it finds the blocks as any prefix, and computes what came since, less than a block and a few
+tokens.  Where blocks do not come, they are computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from services.scheduler.lifecycle.assignment import ReplicaAssignment
+from services.scheduler.lifecycle.moves import BlockMoves
+from services.scheduler.lifecycle.routing import can_move
+from services.scheduler.state.policy import Policy
+from services.scheduler.state.replica import Replica
+from services.scheduler.state.sequence import Request, Sequence, Status
+
+MAX_AT_ONCE = 8  # requests on their way from one worker that leaves
+MAX_ROUNDS = 8  # fetches for a request whose blocks go on growing; then it goes over, and waits for the rest there
+
+
+@dataclass(slots=True)
+class Handover:
+    """A request under way from a worker that leaves."""
+
+    source: str
+    target: str
+    num_there: dict[Sequence, int] = field(default_factory=dict)  # blocks that the target had when it was asked last
+    num_rounds: int = 0
+
+
+class Handovers:
+    """Invariant: the sequences of a request that are at one worker are given to another at once."""
+
+    def __init__(
+        self, policy: Policy, replicas: Mapping[str, Replica], assignment: ReplicaAssignment, moves: BlockMoves
+    ) -> None:
+        self.num_handed_over = 0  # sequences
+        self._replicas = replicas
+        self._assignment = assignment
+        self._moves = moves
+        self._has_names = policy.enable_prefix_caching
+        self._open: dict[Request, Handover] = {}
+        self._released: set[str] = set()  # workers that were told that they may leave
+
+    def leave(self, worker: str) -> None:
+        """A worker is about to leave: nothing new goes there, and what is there goes elsewhere."""
+        if worker in self._replicas:
+            self._moves.leaving.add(worker)
+        self._released.discard(worker)
+
+    def take_released(self) -> list[str]:
+        """The workers about to leave that have nothing more to wait for; each once."""
+        self._released &= self._moves.leaving
+        found = sorted(name for name in self._moves.leaving - self._released if self._is_empty(name))
+        self._released.update(found)
+        return found
+
+    def advance(self, replica: Replica) -> None:
+        """Before each plan: what has become of moves, and which sequences go over now."""
+        self._moves.expire(replica)
+        for one in self._replicas.values():
+            if one.prefills:
+                self._advance_prefills(one)
+        if self._moves.leaving:
+            for one in self._replicas.values():
+                if one.instance in self._moves.leaving:
+                    self._advance_leaving(one)
+
+    def forget(self, replica: Replica) -> None:
+        """A life of a worker is over."""
+        self._moves.forget(replica)
+        self._open = {request: one for request, one in self._open.items() if one.source != replica.instance}
+
+    # -- from a worker for prefills
+
+    def _advance_prefills(self, source: Replica) -> None:
+        """Have the targets fetch what is computed; once everything is, the rest is fetched while the sequence waits
+        there.  Where there is no target any more, the sequence is computed to its end where it is."""
+        for request, name in list(source.prefills.items()):
+            here = [one for one in request.unfinished if one.worker == source.instance]
+            target = self._target(here[0], name) if here else None
+            if target is None or target is source:
+                del source.prefills[request]
+                continue
+            source.prefills[request] = target.instance
+            for sequence in here:
+                target.moves.follow(self._names(sequence, source))
+            if all(self._is_computed(sequence, source) for sequence in here):
+                self._hand_over(request, here, source, target)
+
+    def _names(self, sequence: Sequence, source: Replica) -> list[bytes]:
+        """Of its blocks that are full and computed; none of a sequence that waits for its sibling."""
+        if not self._has_names:
+            return []
+        names = sequence.hash_blocks(source.block_size)
+        if sequence.status is Status.RUNNING:
+            return names[: sequence.num_registered_blocks]
+        usable = names[: (sequence.num_tokens - 1) // source.block_size]
+        return usable[: source.pool.num_cached_of(usable)]
+
+    def _is_computed(self, sequence: Sequence, source: Replica) -> bool:
+        if sequence.status is Status.RUNNING:
+            return sequence.num_computed_tokens >= source.end_of(sequence)
+        parent = sequence.parent
+        if sequence is not parent and parent.worker == source.instance and not sequence.num_output_tokens:
+            return True  # it begins on what its sibling has computed
+        return len(self._names(sequence, source)) * source.block_size >= source.end_of(sequence)
+
+    # -- from a worker that leaves
+
+    def _advance_leaving(self, source: Replica) -> None:
+        """What only waits is placed again; of what runs, some requests at a time are on their way."""
+        by_request: dict[Request, list[Sequence]] = {}
+        for sequence in (*source.running, *source.waiting):
+            by_request.setdefault(sequence.request, []).append(sequence)
+        self._open = {r: one for r, one in self._open.items() if one.source != source.instance or r in by_request}
+        num_open = sum(one.source == source.instance for one in self._open.values())
+        for request, here in by_request.items():
+            if not self._can_leave(request, here[0]):
+                continue
+            if all(sequence.status is Status.WAITING for sequence in here):
+                for sequence in here:
+                    self._assignment.withdraw(sequence, source)
+                self._assignment.reassign(here)
+                continue
+            if request not in self._open and num_open < MAX_AT_ONCE:
+                self._open[request] = Handover(source.instance, "")
+                num_open += 1
+            if (one := self._open.get(request)) is not None:
+                target = self._target(here[0], one.target)
+                if target is not None and self._is_there(one, here, source, target):
+                    self._hand_over(request, here, source, target)
+
+    def _can_leave(self, request: Request, first: Sequence) -> bool:
+        """Whether it goes on elsewhere with what is computed of it; what does not goes when the worker has left."""
+        return can_move(request) and self._assignment.has_other_place(first)
+
+    def _is_there(self, one: Handover, here: list[Sequence], source: Replica, target: Replica) -> bool:
+        """Whether the target has what is computed, or gets no more of it in this way."""
+        if one.target != target.instance:
+            one.target, one.num_rounds = target.instance, 0
+            one.num_there.clear()
+        is_there = True
+        for sequence in here:
+            names = self._names(sequence, source) if sequence.status is Status.RUNNING else []
+            before = num_there = one.num_there.get(sequence, 0)
+            while num_there < len(names) and target.pool.knows(names[num_there]):
+                num_there += 1
+            one.num_there[sequence] = num_there
+            if num_there < len(names):
+                one.num_rounds += num_there > before
+                is_there &= not target.moves.follow(names) or one.num_rounds > MAX_ROUNDS
+        return is_there
+
+    def _is_empty(self, worker: str) -> bool:
+        replica = self._replicas.get(worker)
+        if replica is None:
+            return True
+        if any(self._can_leave(one.request, one) for one in (*replica.running, *replica.waiting)):
+            return False
+        gone = {s for step in replica.in_flight for s in step.sequences if s.worker != worker}
+        return not replica.moves.has_lent and all(one.status is Status.FINISHED for one in gone)
+
+    # -- both
+
+    def _target(self, sequence: Sequence, name: str) -> Replica | None:
+        """The worker that was chosen, as long as it is there; else another one, None where there is none."""
+        chosen = self._replicas.get(name)
+        if chosen is not None and name not in self._moves.leaving and chosen.can_serve(sequence):
+            return chosen
+        placement = self._assignment.next_place(sequence)
+        return None if placement is None else placement.replica
+
+    def _hand_over(self, request: Request, here: list[Sequence], source: Replica, target: Replica) -> None:
+        for sequence in here:
+            self._assignment.hand_over(sequence, source, target)
+        self.num_handed_over += len(here)
+        source.prefills.pop(request, None)
+        self._open.pop(request, None)

@@ -1,0 +1,147 @@
+"""The store's shell: threads of its data link serve blocks, the event loop tells the scheduler what there is."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import structlog
+
+from services.store.arena import BlockArena
+from services.store.disk import DiskBlocks
+from shared.actor import MemberActor
+from shared.actor.actor import Handlers
+from shared.config import Settings
+from shared.data_link.addresses import UNIX
+from shared.data_link.listening import listen_beside, moved
+from shared.data_link.server import BlockServer
+from shared.messages import (
+    DropBlocks,
+    Member,
+    Refused,
+    Roster,
+    ServiceName,
+    StoreCapacity,
+    StoreContents,
+    StoreInbox,
+    Tick,
+)
+from shared.transport import Transport
+
+if TYPE_CHECKING:
+    from prometheus_client.registry import Collector
+
+    from shared.exposition import StoreState
+
+log = structlog.get_logger()
+
+PAGE = 4096  # keys in one message
+SECRET_BYTES = 32
+TELL_SECONDS = 0.02  # between two accounts of what has changed
+
+
+class StoreActor(MemberActor):
+    """Outlives workers and schedulers; what it holds is soft state, that it tells to every life of a scheduler."""
+
+    service = ServiceName.STORE
+    inbox_union = StoreInbox
+
+    def __init__(self, transport: Transport, settings: Settings, disk: DiskBlocks | None = None) -> None:
+        super().__init__(transport, settings)
+        self.arena = BlockArena(settings.memory.store_memory, self._changed, disk)
+        self._secret = secrets.token_bytes(SECRET_BYTES)
+        self._directory: Path = settings.deployment.runtime_path
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._server: BlockServer | None = None
+        self._address = ""
+        self._is_telling = False
+
+    def handlers(self) -> Handlers:
+        return {
+            Roster: self.handle_roster,
+            Refused: self.handle_refused,
+            DropBlocks: self.handle_drop,
+            Tick: self.handle_tick,
+        }
+
+    async def on_start(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        listener, self._address = listen_beside(self.inbox.address, self._directory, self.instance)
+        self._server = BlockServer(listener, self._secret, self.arena)
+        log.info("store_opened", max_bytes=self.arena.max_bytes, data_link=self._address.partition(":")[0])
+        await super().on_start()
+
+    def store_capacity(self) -> StoreCapacity | None:
+        return StoreCapacity(self._address, self._secret, self.arena.max_bytes)
+
+    def say_hello(self) -> None:
+        """A hello is followed by all that there is: the scheduler may be another life, or have forgotten this store."""
+        super().say_hello()
+        self._tell(self.arena.keys(), [], is_first=True)
+
+    def handle_drop(self, _: DropBlocks) -> None:
+        log.error("store_emptied", reason="a block was not what its name says", num_blocks=len(self.arena.keys()))
+        self.arena.drop(self.arena.keys())
+
+    def collectors(self) -> list[Collector]:
+        from shared.exposition import StoreCollector
+
+        return [*super().collectors(), StoreCollector(self._state())]
+
+    def _state(self) -> StoreState:
+        from shared.exposition import Shelf, StoreState
+
+        arena, disk = self.arena, self.arena.disk
+        from_disk, num_links = arena.num_served_from_disk, self._server.num_links if self._server is not None else 0
+        shelves = {"memory": Shelf(len(arena), arena.num_bytes, arena.max_bytes, arena.num_served - from_disk)}
+        if disk is None:
+            return StoreState(self.instance, shelves, num_links)
+        shelves["disk"] = Shelf(len(disk), disk.num_bytes, disk.max_bytes, from_disk)
+        return StoreState(self.instance, shelves, num_links, disk.num_corrupt, disk.num_failed)
+
+    def _changed(self) -> None:
+        """Called by a thread of the data link."""
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._tell_soon)
+
+    def _tell_soon(self) -> None:
+        if not self._is_telling and self._loop is not None and not self.is_over:
+            self._is_telling = True
+            self._loop.call_later(TELL_SECONDS, self._tell_changes)
+
+    def _tell_changes(self) -> None:
+        self._is_telling = False
+        if self.is_over:
+            return
+        kept, dropped, is_first = self.arena.take_changes()
+        self._tell(kept, dropped, is_first=is_first)
+        self.outbox.flush()
+
+    def _tell(self, kept: Sequence[bytes], dropped: Sequence[bytes], *, is_first: bool) -> None:
+        for index, (some, others) in enumerate(zip(pages(kept, dropped), pages(dropped, kept), strict=True)):
+            self.send(self.scheduler, StoreContents(self.instance, some, others, is_first=is_first and index == 0))
+
+    def on_moved(self) -> None:
+        """The data link listens at all addresses of the host; others know it by the new one."""
+        self._address = moved(self._address, self.inbox.address)
+
+    def on_roster(self, joined: list[Member], left: list[Member]) -> None:
+        """Workers come and go without a word to a store."""
+
+    async def on_stop(self) -> None:
+        await super().on_stop()
+        if self._server is not None:
+            self._server.close()
+        if self.arena.disk is not None:
+            await asyncio.to_thread(self.arena.disk.close)
+        if self._address.startswith(UNIX):
+            await asyncio.to_thread(Path(self._address.removeprefix(UNIX)).unlink, missing_ok=True)
+
+
+def pages(keys: Sequence[bytes], beside: Sequence[bytes]) -> Iterator[list[bytes]]:
+    """Keys in parts for a message each, as many as the longer of the two has; one at least."""
+    longest = max(len(keys), len(beside), 1)
+    return (list(keys[start : start + PAGE]) for start in range(0, longest, PAGE))

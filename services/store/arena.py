@@ -1,0 +1,142 @@
+"""Blocks in memory, up to a limit in bytes; the least recently used go first, to a disk where there is one."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+
+from services.store.disk import DiskBlocks
+from shared.data_link.server import HeldBlock
+
+OVERHEAD = 256  # bytes of a block beside its own: its name, its place
+MAX_UNTOLD = 1 << 17  # changes that were not taken; beyond, all is told anew
+
+
+class BlockArena:
+    """Several threads put blocks in and take them out; another one takes what has changed.
+
+    Blocks that are being sent are kept alive by those that send them, so the limit may be exceeded for as long.  With a
+    disk what comes is written there too, so that it is found again when this process is not any more; and what is asked
+    for comes from there where memory has it no longer.
+    """
+
+    def __init__(
+        self, max_bytes: int, on_change: Callable[[], None] = lambda: None, disk: DiskBlocks | None = None
+    ) -> None:
+        """`on_change` is called by the thread that changes something, if nothing else has changed since the last
+        `take_changes`; it must not call anything here."""
+        self.max_bytes = max_bytes
+        self.num_bytes = 0
+        self.num_served = 0  # blocks
+        self.num_served_from_disk = 0  # of these
+        self.disk = disk
+        self._on_change = on_change
+        self._lock = threading.Lock()
+        self._blocks: OrderedDict[bytes, HeldBlock] = OrderedDict()  # by key, the least recently used first
+        self._changes: OrderedDict[bytes, bool] = OrderedDict()  # by key: whether it is there
+        self._is_overrun = False
+        if disk is not None:
+            disk.on_dropped = self._gone_from_disk
+
+    def __len__(self) -> int:
+        return len(self._blocks)
+
+    def keep(self, space: bytes, name: bytes, block: HeldBlock) -> bool:
+        """False where it would not fit alone."""
+        key = space + name
+        if len(block[1]) + OVERHEAD > self.max_bytes:
+            return False
+        with self._lock:
+            self._put(key, block)
+            self._note(key, is_there=True)
+            if self.disk is not None:
+                self.disk.put(key, block)
+        return True
+
+    def find(self, space: bytes, names: Sequence[bytes], block_bytes: int) -> list[HeldBlock]:
+        """Those of the first names that are all there, in blocks of this size."""
+        found: list[HeldBlock] = []
+        for name in names:
+            block = self._find(space + name, block_bytes)
+            if block is None:
+                break
+            found.append(block)
+        self.num_served += len(found)
+        return found
+
+    def _find(self, key: bytes, block_bytes: int) -> HeldBlock | None:
+        with self._lock:
+            if (block := self._blocks.get(key)) is not None:
+                self._blocks.move_to_end(key)
+                return block if len(block[1]) == block_bytes else None
+        if self.disk is None or (block := self.disk.read(key, block_bytes)) is None:
+            return None
+        with self._lock:
+            self.num_served_from_disk += 1
+            if key in self.disk:  # else it was dropped meanwhile
+                self._put(key, block)
+        return block
+
+    def drop(self, keys: Iterable[bytes]) -> None:
+        """Have these not be found any more, in memory and on the disk."""
+        keys = list(keys)
+        if self.disk is not None:
+            self.disk.drop(keys)
+        with self._lock:
+            for key in keys:
+                if key in self._blocks:
+                    self._remove(key)
+                self._note(key, is_there=False)
+
+    def take_changes(self) -> tuple[list[bytes], list[bytes], bool]:
+        """Keys that are there, and keys that are not any more, of those that changed since the last call; and whether
+        so many did that the first are all that there are."""
+        with self._lock:
+            changes, self._changes = self._changes, OrderedDict()
+            is_overrun, self._is_overrun = self._is_overrun, False
+            if is_overrun:
+                return self._all(), [], True
+        kept = [key for key, is_there in changes.items() if is_there]
+        return kept, [key for key, is_there in changes.items() if not is_there], False
+
+    def keys(self) -> list[bytes]:
+        """All that are there; changes so far are in them."""
+        with self._lock:
+            self._changes.clear()
+            self._is_overrun = False
+            return self._all()
+
+    def _all(self) -> list[bytes]:
+        return list(self._blocks) if self.disk is None else list(dict.fromkeys([*self.disk.keys(), *self._blocks]))
+
+    def _gone_from_disk(self, keys: list[bytes]) -> None:
+        with self._lock:
+            for key in keys:
+                if key not in self._blocks:
+                    self._note(key, is_there=False)
+
+    def _put(self, key: bytes, block: HeldBlock) -> None:
+        if key in self._blocks:
+            self._remove(key)
+        size = len(block[1]) + OVERHEAD
+        while self._blocks and self.num_bytes + size > self.max_bytes:
+            oldest, old = next(iter(self._blocks.items()))
+            self._remove(oldest)
+            if self.disk is None or not (oldest in self.disk or self.disk.put(oldest, old)):
+                self._note(oldest, is_there=False)
+        self._blocks[key] = block
+        self.num_bytes += size
+
+    def _remove(self, key: bytes) -> None:
+        _, data = self._blocks.pop(key)
+        self.num_bytes -= len(data) + OVERHEAD
+
+    def _note(self, key: bytes, *, is_there: bool) -> None:
+        is_first = not self._changes
+        self._changes[key] = is_there
+        if is_first:
+            self._on_change()
+        if len(self._changes) > MAX_UNTOLD:
+            self._is_overrun = True
+            self._changes = OrderedDict([(key, is_there)])

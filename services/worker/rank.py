@@ -1,0 +1,61 @@
+"""A rank that does not lead: `python -m services.worker.rank RANK RANKS CHANNEL MEMORY`, the last two descriptors.
+
+It loads its part of the model and computes what the leader orders.  It is not on the bus.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable
+
+import structlog
+
+from engine.description.ranks import Place
+from engine.loading.load import load_runner
+from engine.loading.ranks import Channel, FollowingRank, RankReady
+from shared.config import load_settings
+from shared.errors import FatalError, PageantError
+from shared.exit_status import EXIT_CONFIG, EXIT_FATAL
+from shared.logging import setup_logging
+
+log = structlog.get_logger()
+
+
+def follow(load: Callable[[FollowingRank], object], place: Place, channel: Channel, memory: int) -> int:
+    """Until the group ends; returns the exit status.  `load` makes a rank's model."""
+    ranks = FollowingRank(place, channel, memory)
+    try:
+        load(ranks)
+    except PageantError as error:
+        log.error("fatal", error=str(error), type=type(error).__name__)
+        with contextlib.suppress(FatalError):  # the leader may be what has ended
+            channel.send(RankReady(place.rank, error=str(error)))
+        return EXIT_CONFIG
+    assert ranks.model is not None
+    threading.Thread(target=_end_with_leader, args=(channel,), name="leader", daemon=True).start()
+    log.info("rank_ready", rank=place.rank, ranks=place.ranks)
+    log.info("rank_leaves", rank=place.rank, reason=ranks.model.follow())
+    return 0
+
+
+def _end_with_leader(channel: Channel) -> None:
+    channel.wait_for_end()
+    os._exit(EXIT_FATAL)
+
+
+def main() -> int:
+    rank, ranks, channel, memory = map(int, sys.argv[1:])
+    settings = load_settings()
+    setup_logging("rank", f"rank-{rank}", level=settings.observation.log_level, format=settings.observation.log_format)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the leader, and the leader this one
+    end = Channel(socket.socket(fileno=channel))
+    return follow(lambda ranks: load_runner(settings, ranks=ranks), Place(rank, ranks), end, memory)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

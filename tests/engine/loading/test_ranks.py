@@ -1,0 +1,127 @@
+"""How a model is cut into ranks, and how these agree on what they have."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import msgspec
+import pytest
+import torch
+
+from engine.description.ranks import PANEL, Place, cut_spec, cut_tensors, why_not_cut
+from engine.description.reading import parse_config
+from engine.description.spec import ModelSpec
+from engine.loading.memory import MemoryPlan, WindowPlan
+from engine.loading.ranks import Channel, GroupStart, RankReady, agree, smallest
+from engine.weights.source import DummyWeights
+from services.worker.rank_processes import channel_pair
+from shared.config import load_settings
+from shared.errors import ConfigError, FatalError
+from shared.messages.fingerprint import Fingerprint
+
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 112,
+    "intermediate_size": 144,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 9,
+    "num_key_value_heads": 3,
+    "head_dim": 16,
+    "vocab_size": 211,
+    "max_position_embeddings": 64,
+    "rms_norm_eps": 1e-5,
+    "attention_bias": True,
+    "eos_token_id": 2,
+}
+
+
+def spec_of(**changes: object) -> ModelSpec:
+    return parse_config({**CONFIG, **changes})
+
+
+def ready(rank: int, num_blocks: int = 40, **changes: object) -> RankReady:
+    made = RankReady(rank, "", Fingerprint(weights="aa", dtype="float32"), num_blocks, 640, [(11, 9 + rank)])
+    return msgspec.structs.replace(made, **changes)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_the_parts_of_all_ranks_are_the_whole(count: int) -> None:
+    spec = spec_of()
+    source = DummyWeights(spec)
+    places = [Place(rank, count) for rank in range(count)]
+    cut = [cut_tensors(spec, source.tensors, place) for place in places]
+    for layer, whole in enumerate(source.tensors.layers):
+        for slot, parts in whole.items():
+            for index, part in enumerate(parts):
+                pieces = [source.take(one.layers[layer][slot][index]) for one in cut]
+                if "norm" in slot:
+                    assert all(torch.equal(piece, source.take(part)) for piece in pieces)
+                else:
+                    assert torch.equal(torch.cat(pieces), source.take(part)), slot
+    rows = [one.embedding.wanted[0] for one in cut]
+    assert sum(rows) == 211 and all(row % PANEL == 0 for row in rows[:-1]) and min(rows) > 0
+    heads = [[(one.num_heads, one.num_kv_heads) for one in cut_spec(spec, place).attentions] for place in places]
+    assert [sum(pair[0] for pair in each) for each in zip(*heads, strict=True)] == [9, 9]
+    assert all(queries == 3 * keys for rank in heads for queries, keys in rank)
+
+
+@pytest.mark.parametrize(
+    ("changes", "ranks", "reason"),
+    [
+        ({}, 3, ""),
+        ({}, 4, "tensor_parallel_size is 4, but the model has 3 KV heads, of which a rank needs one"),
+        ({"hidden_size": 64}, 3, "tensor_parallel_size is 3, but hidden_size 64 is 2 times 32 features"),
+        ({"intermediate_size": 32}, 2, "tensor_parallel_size is 2, but intermediate_size 32 is 1 times 32 features"),
+        ({"architectures": ["Olmo2ForCausalLM"]}, 2, "norms over all heads together are not cut into ranks"),
+    ],
+)
+def test_what_cannot_be_cut_is_said_in_a_line(changes: dict[str, object], ranks: int, reason: str) -> None:
+    assert why_not_cut(spec_of(**changes), ranks) == reason
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"kernels": "torch"}, {"device": "cuda"}, {"lora_modules": "a=/a"}, {"tensor_parallel_size": 0}]
+)
+def test_settings_that_a_group_cannot_have(wrong: dict[str, object]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(wrong))):
+        load_settings({"tensor_parallel_size": 2, **wrong}, environ={})
+
+
+def test_a_group_has_what_its_smallest_rank_has() -> None:
+    start = agree([ready(0), ready(1, 30), ready(2, 35, max_model_len=600)], 4096)
+    assert (start.num_blocks, start.max_model_len, start.sliding, start.num_bytes) == (30, 600, [(11, 9)], 4096)
+    plan = MemoryPlan(40, 16, 1, 640, (WindowPlan(11, 12, 1),))
+    assert smallest(plan, start) == dataclasses.replace(
+        plan, num_blocks=30, max_model_len=600, sliding=(WindowPlan(11, 9, 1),)
+    )
+
+
+def test_what_ranks_have_agreed_on_is_in_the_digest_that_their_steps_begin_with() -> None:
+    seeds = {agree([ready(0, count), ready(1)], size).digest for count, size in ((40, 1), (39, 1), (40, 2))}
+    assert len(seeds) == 3
+
+
+def test_ranks_with_other_weights_or_formats_are_refused() -> None:
+    other = ready(2, fingerprint=Fingerprint(weights="bb", dtype="bfloat16"))
+    with pytest.raises(ConfigError, match=r"^rank 2 computes with another weights, dtype than rank 0$"):
+        agree([ready(0), ready(1), other], 1)
+
+
+def test_what_a_rank_cannot_do_is_the_groups_error() -> None:
+    with pytest.raises(ConfigError, match=r"^rank 1: no room$"):
+        agree([ready(0), RankReady(1, "no room")], 1)
+
+
+def test_channels_keep_messages_apart_and_notice_the_end() -> None:
+    mine, theirs = map(Channel, channel_pair())
+    mine.send(ready(0))
+    mine.send(ready(1))
+    assert [theirs.receive(RankReady).rank for _ in range(2)] == [0, 1]
+    mine.send(ready(0))
+    with pytest.raises(FatalError, match="no GroupStart"):
+        theirs.receive(GroupStart)
+    mine.close()
+    with pytest.raises(FatalError, match="has ended"):
+        theirs.receive(RankReady)
+    theirs.wait_for_end()
+    theirs.close()

@@ -1,0 +1,80 @@
+"""Groups of ranks for tests: forks of this process follow, which have torch and the library already."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import socket
+import traceback
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from engine.description.ranks import Place
+from engine.execution.runner import ModelRunner
+from engine.loading.load import load_runner
+from engine.loading.ranks import Channel, FollowingRank
+from services.worker.rank import follow
+from services.worker.rank_processes import StartedRanks, channel_pair
+from services.worker.ranks import RankGroup
+from shared.config import Settings
+from tests.kernels.natives import load_build
+
+PR_SET_PDEATHSIG = 1
+
+
+class ForkedRank:
+    """A `services.worker.rank_processes.RankProcess`."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+
+    def wait(self, timeout: float | None = None) -> int:
+        try:
+            return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        except ChildProcessError:  # another thread has waited for it
+            return 0
+
+    def kill(self) -> None:
+        os.kill(self.pid, signal.SIGKILL)
+
+
+def fork_ranks(settings: Settings, ranks: int, has_windows: bool) -> StartedRanks:
+    memory, processes, ends = os.memfd_create("ranks"), [], []
+    for rank in range(1, ranks):
+        mine, theirs = channel_pair()
+        processes.append(_fork(settings, Place(rank, ranks), theirs, memory, has_windows))
+        theirs.close()
+        ends.append(mine)
+    return StartedRanks(memory, tuple(processes), tuple(ends))
+
+
+def _fork(settings: Settings, place: Place, end: socket.socket, memory: int, has_windows: bool) -> ForkedRank:
+    def load(others: FollowingRank) -> ModelRunner:
+        return load_runner(settings, ranks=others, has_windows=has_windows)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # later Pythons warn of threads
+        pid = os.fork()
+    if pid:
+        return ForkedRank(pid)
+    try:
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL))
+        status = follow(load, place, Channel(end), memory)
+    except BaseException:
+        traceback.print_exc()
+        status = 70
+    os._exit(status)
+
+
+@contextmanager
+def ranked(settings: Settings, ranks: int, has_windows: bool = True) -> Iterator[tuple[ModelRunner, RankGroup]]:
+    """The leader's runner, and its group."""
+    load_build("native")
+    settings = settings.replace(tensor_parallel_size=ranks, num_threads=1)
+    group = RankGroup(fork_ranks(settings, ranks, has_windows), on_failure=lambda: None)
+    try:
+        yield load_runner(settings, ranks=group, has_windows=has_windows), group
+    finally:
+        group.close()

@@ -1,0 +1,78 @@
+"""A group of ranks under the scheduler's core: forks, preemptions, windows, chunks and drafts change no token."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from services.scheduler.state.policy import Policy
+from tests.engine.checkpoints import save_checkpoint
+from tests.engine.ranks import ranked
+from tests.integration.engine import MODEL, Ask, Engine, ask, token_ids
+
+FORMATS: dict[str, Any] = {"dtype": "float32", "kernels": "native"}
+
+
+class RankedEngine(Engine):
+    """Whose workers are groups of two ranks."""
+
+    def __init__(self, stack: ExitStack, **options: Any) -> None:
+        self._stack = stack
+        super().__init__(**options)
+
+    def join(self, name: str, **settings: Any) -> None:
+        self._epoch += 1
+        own = self.settings.replace(**settings)
+        runner, _ = self._stack.enter_context(ranked(own, 2))
+        self.runners[name] = runner
+        self.core.add_worker(name, self._epoch, runner.capacity)
+
+
+@contextmanager
+def groups(**options: Any) -> Iterator[RankedEngine]:
+    with ExitStack() as stack:
+        yield RankedEngine(stack, **FORMATS, **options)
+
+
+def asks(vocab_size: int) -> list[Ask]:
+    """Greedy, sampled, penalised, with siblings and log-probabilities; two share a beginning."""
+    rng = random.Random(5)
+    prompts = [[rng.randrange(4, vocab_size) for _ in range(count)] for count in (3, 16, 40, 90, 33, 17)]
+    prompts[4][:17] = prompts[5]
+    kinds: list[dict[str, Any]] = [
+        {"temperature": 0.0},
+        {"temperature": 0.9, "top_p": 0.8, "n": 3},
+        {"temperature": 1.1, "repetition_penalty": 1.2, "logprobs": 2},
+        {"temperature": 0.0, "prompt_logprobs": 1},
+        {"temperature": 0.7, "frequency_penalty": 0.5},
+        {"temperature": 0.8, "n": 2, "logit_bias": {17: 2.0}},
+    ]
+    return [ask(prompt, **kind) for prompt, kind in zip(prompts, kinds, strict=True)]
+
+
+@pytest.mark.parametrize("kind", ["plain", "gemma3"])
+def test_forks_preemptions_and_windows(kind: str, tmp_path: Path) -> None:
+    model: dict[str, Any] = {"model": str(MODEL)}
+    if kind != "plain":
+        changes = {"vocab_size": 4096, "max_position_embeddings": 512, "num_key_value_heads": 2}
+        save_checkpoint(tmp_path, kind, "native", changes)
+        model = {"model": str(tmp_path), "has_windows": True}
+    wanted = Engine(**FORMATS, **model).generate(asks(4000))
+    policy = Policy(max_num_batched_tokens=64)
+    with groups(policy=policy, num_blocks=24, **model) as engine:
+        assert token_ids(engine.generate(asks(4000))) == token_ids(wanted)
+        assert engine.counters.num_preemptions and any(plan.block_copies for _, plan in engine.plans)
+
+
+def test_drafts_are_verified_by_all_ranks() -> None:
+    repeating = [ask([5 + n, 90, 7, 300 + n] * 6, seed=n, max_tokens=40, temperature=0.3 * n) for n in range(3)]
+    wanted = Engine(**FORMATS).generate(repeating)
+    with groups(policy=Policy(num_draft_tokens=4), draft="ngram") as engine:
+        engine.join_draft("draft0")
+        assert token_ids(engine.generate(repeating)) == token_ids(wanted)
+        assert engine.counters.num_accepted_tokens > 0

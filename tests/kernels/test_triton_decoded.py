@@ -1,0 +1,73 @@
+"""Linears of codes: the Triton kernel against its reference, on the GPU where there is one, else interpreted."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from kernels.ops import linear_decoded as reference
+from kernels.ops.codes import E2M1, Codes
+from kernels.provider import has_triton
+
+if not has_triton():
+    pytest.skip("triton is not installed", allow_module_level=True)
+
+from kernels.triton import launch, linear_decoded
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+if DEVICE.type == "cpu" and not launch.INTERPRETED:
+    pytest.skip("no GPU, and triton was imported without TRITON_INTERPRET=1", allow_module_level=True)
+
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.*")
+KINDS = {"int4": 32, "e2m1": 16, "e4m3": 128}  # and their groups
+# The interpreter cuts float32 to bfloat16 where hardware rounds: an error of a whole last bit.
+TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2}
+
+
+def any_codes(kind: str, n: int, k: int, group: int) -> Codes:
+    generator, groups = torch.Generator().manual_seed(n), -(-k // group)
+    scales = torch.rand(n, groups, generator=generator) + 0.1
+    codes = torch.randint(0, 16, (n, k), generator=generator, dtype=torch.uint8)
+    if kind == "e4m3":
+        numbers = torch.randn(n, k, generator=generator).to(torch.float8_e4m3fn)
+        return Codes(numbers, scales, group, 8).to(DEVICE)
+    if kind == "e2m1":
+        return Codes(codes, scales, group, 4, table=E2M1).to(DEVICE)
+    zeros = torch.randint(0, 16, (n, groups), generator=generator, dtype=torch.uint8)
+    return Codes(codes, scales, group, 4, zeros).to(DEVICE)
+
+
+def normal(*shape: int, dtype: torch.dtype) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(1)).to(DEVICE, dtype)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("kind", KINDS)
+def test_products_are_those_of_the_reference(kind: str, dtype: torch.dtype) -> None:
+    """With features and columns that fill no tile; few rows in parts, and more rows than that."""
+    for num_rows, k, n in ((1, 400, 70), (67, 272, 48)):
+        codes, x = any_codes(kind, n, k, KINDS[kind]), normal(num_rows, k, dtype=dtype)
+        packed = reference.pack_decoded(codes)
+        assert packed.decoded is not None and linear_decoded.num_parts(packed.decoded) > 1
+        for bias in (None, normal(n, dtype=dtype)):
+            found = linear_decoded.linear_decoded(x, packed, bias).float()
+            wanted = reference.linear_decoded(x, codes, bias).float()
+            assert float((found - wanted).abs().max()) <= TOLERANCE[dtype] * float(wanted.abs().max())
+
+
+def test_rows_are_alone() -> None:
+    """Bit for bit, whether parts are added by a launch of their own or one after the other."""
+    codes, x = any_codes("int4", 40, 256, 64), normal(70, 256, dtype=torch.float32)
+    packed, bias = reference.pack_decoded(codes), normal(40, dtype=torch.float32)
+    whole = linear_decoded.linear_decoded(x, packed, bias)
+    assert torch.equal(linear_decoded.linear_decoded(x[9:10], packed, bias)[0], whole[9])
+    assert torch.equal(linear_decoded.linear_decoded(x[:40], packed, bias), whole[:40])
+
+
+def test_what_is_not_decoded() -> None:
+    codes = any_codes("int4", 16, 64, 32)
+    octets = Codes(codes.codes, codes.scales, 32, 8, codes.zeros)
+    for other, text in ((octets, "4 bits"), (any_codes("int4", 16, 64, 8), "multiples of 16")):
+        with pytest.raises(ValueError, match=text):
+            reference.pack_decoded(other)

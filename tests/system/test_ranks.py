@@ -1,0 +1,73 @@
+"""A worker of two processes in a real troupe: a rank that is killed in mid-stream costs no stream and no token."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from tests.system.harness import ROOT, Answer, Troupe, ask, streaming, troupe
+
+PATIENCE = 20.0  # seconds, for a busy machine
+OPTIONS = ("--tensor-parallel-size", "2", "--num-blocks", "256", "--draft", "off", "--dtype", "float32")
+
+
+def followers(running: Troupe) -> list[int]:
+    (leader,) = running.pids("worker")
+    command = ["ps", "-o", "pid=,args=", "--ppid", str(leader)]
+    lines = subprocess.run(command, capture_output=True, check=False).stdout.decode().splitlines()
+    return [int(line.split()[0]) for line in lines if "services.worker.rank" in line]
+
+
+def lives(pid: int) -> bool:
+    """One that has ended may wait for its new parent."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def texts(answers: list[list[Answer]]) -> list[tuple[str, list[int]]]:
+    return [(one.text, one.token_ids) for each in answers for one in each]
+
+
+def test_a_killed_rank_changes_no_text(tmp_path: Path) -> None:
+    requests = [ask("One day", max_tokens=200, temperature=0.9, seed=seed, ignore_eos=True) for seed in range(4)]
+
+    async def killed(running: Troupe) -> list[Any]:
+        async with running.channel() as channel:
+            tasks = await streaming(channel, requests)
+            (follower,) = followers(running)
+            os.kill(follower, signal.SIGKILL)
+            return await asyncio.gather(*tasks)
+
+    with troupe(tmp_path, *OPTIONS) as running:
+        wanted = texts(running.generate(requests))
+        first = running.pids("worker")
+        assert texts(asyncio.run(killed(running))) == wanted
+        assert running.pids("worker") != first, "a group ends with its rank"
+        (follower,) = followers(running)
+        running.kill("worker")
+        deadline = time.monotonic() + PATIENCE
+        while lives(follower):
+            assert time.monotonic() < deadline, "ranks end with their leader"
+            time.sleep(0.01)
+        running.until_serving()
+        assert texts(running.generate(requests)) == wanted
+        lines = running.logs()
+    assert [(line["rank"], line["status"]) for line in lines if line["event"] == "rank_ended"] == [(1, -9)]
+    assert any("rank 1 of the group has ended" in line.get("error", "") for line in lines if line["event"] == "fatal")
+
+
+def test_more_ranks_than_kv_heads_are_refused_in_a_line() -> None:
+    command = [sys.executable, "-m", "services.cli", "serve", "-m", str(ROOT / "models" / "pageant-stories")]
+    ended = subprocess.run(
+        [*command, "--tensor-parallel-size", "5"], cwd=ROOT, capture_output=True, timeout=60, check=False
+    )
+    assert ended.returncode == 78
+    assert b"tensor_parallel_size is 5, but the model has 4 KV heads" in ended.stderr

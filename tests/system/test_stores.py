@@ -1,0 +1,58 @@
+"""A real store beside a real troupe: what a killed worker had computed is fetched, after a scheduler's death too; and a
+store that is killed costs nothing but misses."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from services.cli.orders import send_order
+from shared.supervision import SupervisorOrder, desk_path
+from tests.system.harness import Answer, Troupe, ask, troupe
+
+PROMPT = random.Random(3).choices(range(4, 4000), k=500)
+OPTIONS = ("--num-blocks", "256", "--num-threads", "1", "--draft", "off", "--store-memory", "64MiB")
+SECONDS = 20.0
+
+
+def answered(running: Troupe) -> Answer:
+    ((answer,),) = running.generate([ask(token_ids=PROMPT, max_tokens=16, temperature=0.8, seed=4, ignore_eos=True)])
+    return answer
+
+
+def until(holds: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + SECONDS
+    while not holds():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.05)
+
+
+def replaced(running: Troupe, service: str) -> None:
+    """Kill a service, and wait until the next one serves."""
+    before = running.pids(service)
+    running.kill(service)
+    until(lambda: len(running.pids(service)) == 1 and running.pids(service) != before, f"no {service} comes back")
+    running.until_serving()
+
+
+def test_a_successor_fetches_and_computes_nothing_twice(tmp_path: Path) -> None:
+    with troupe(tmp_path, *OPTIONS) as running:
+        first = answered(running)
+        assert first.cached_tokens == 0
+        time.sleep(1.0)  # for the last blocks to be stored
+        replaced(running, "worker")
+        second = answered(running)
+        assert second.token_ids == first.token_ids
+        assert second.cached_tokens >= 0.9 * len(PROMPT), "fetched, not computed"
+        replaced(running, "scheduler")  # the next life hears from the store what it has
+        replaced(running, "worker")
+        third = answered(running)
+        assert (third.token_ids, third.cached_tokens) == (first.token_ids, second.cached_tokens)
+        assert send_order(desk_path(tmp_path / "run"), SupervisorOrder(scale={"store": 2}), lambda line: None)
+        assert len(running.pids("store")) == 2
+        running.kill("store")
+        running.kill("worker")
+        running.until_serving()
+        assert answered(running).token_ids == first.token_ids

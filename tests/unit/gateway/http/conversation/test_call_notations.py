@@ -1,0 +1,93 @@
+"""Demanded calls in the notations that are no JSON: what the grammar allows, and the parser reads back."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from services.gateway.http.conversation.call_grammar import any_calls, named_call
+from services.gateway.http.conversation.objects import FunctionBody
+from services.gateway.http.parsing.parts import CallArguments, CallBegun, CallFormat
+from services.gateway.http.parsing.registry import TOOL_PARSERS, make_tool_parser
+from shared.automata.automaton import make_automaton
+from shared.automata.compiling import Compiler
+from shared.automata.vocabulary import load_vocabulary
+from shared.tokenization import load_tokenizer
+from tests.integration.engine import MODEL
+from tests.unit.gateway.http.requests.test_formats import CLOCK, PARSERS, accepts
+
+BARE = tuple(name for name in TOOL_PARSERS if name not in PARSERS)  # names are no JSON strings there
+MEETING = FunctionBody(
+    name="meet",
+    parameters={
+        "type": "object",
+        "properties": {"with": {"type": "string"}, "day": {"enum": ["Monday", "Friday"]}, "hours": {"type": "integer"},
+                       "where": {"anyOf": [{"type": "string"}, {"type": "null"}]}},
+        "required": ["with", "hours"],
+    },
+)  # fmt: skip
+MEETINGS: list[dict[str, object]] = [
+    {"with": 'Ann: "you"', "day": "Friday", "hours": 2, "where": None},
+    {"with": "a, b", "hours": 10},
+    {"with": "", "hours": 0},
+]
+
+
+@pytest.mark.parametrize("name", BARE)
+def test_a_demanded_call_in_every_notation_is_what_its_parser_reads(name: str) -> None:
+    parameters = MEETING.parameters
+    parser = make_tool_parser(name, {"meet": parameters or {}})
+    assert parser is not None
+    form = parser.form
+    grammar = named_call(form, MEETING)
+    either = any_calls(form, [MEETING, CLOCK], parallel=True)
+    for arguments in MEETINGS:
+        text = in_form(form, arguments) + form.after + form.end
+        assert accepts(grammar, text), text
+        whole = f"meet{form.middle}{in_form(form, arguments)}{form.after}{form.again}clock{form.middle}"
+        whole += ("{}" if form.style is None else "") + form.after + form.end
+        assert accepts(either, whole), whole
+        made = make_tool_parser(name, {"meet": parameters or {}})
+        assert made is not None
+        parts = [*made.feed(form.begin + whole), *made.finish()]
+        calls = [part.name for part in parts if isinstance(part, CallBegun)]
+        given = "".join(part.text for part in parts if isinstance(part, CallArguments))
+        assert calls == ["meet", "clock"] and json.loads(given.removesuffix("{}")) == arguments
+    assert not accepts(grammar, in_form(form, {"with": "a"}) + form.after + form.end), "hours are required"
+
+
+def in_form(form: CallFormat, arguments: dict[str, object]) -> str:
+    """Arguments as a format has them."""
+    style = form.style
+    if style is None:
+        return json.dumps(arguments)
+    items = []
+    for key, value in arguments.items():
+        if isinstance(value, str) and style.text_ends and key in ("with", "day"):
+            items.append(f"{style.before_key}{key}{style.before_text}{value}{style.after_text}")
+        else:
+            items.append(f"{style.before_key}{key}{style.before_value}{json.dumps(value)}{style.after_value}")
+    return style.between.join(items)
+
+
+def test_a_tag_that_is_a_token_may_be_written_in_a_format(tmp_path: Path) -> None:
+    """Qwen's `</tool_call>` is a token of its own, and no special one: a call that has to end with it can end."""
+    content = json.loads((MODEL / "tokenizer.json").read_text())
+    size = load_tokenizer(MODEL).vocab_size
+    tag = {"id": size, "content": "</tool_call>", "special": False, "single_word": False, "lstrip": False,
+           "rstrip": False, "normalized": False}  # fmt: skip
+    content["added_tokens"].append(tag)
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    vocabulary = load_vocabulary(tmp_path, size + 1, [0])
+    parser = make_tool_parser("hermes")
+    assert parser is not None
+    following = make_automaton(vocabulary, Compiler().compile(named_call(parser.form, CLOCK)))
+    ids = load_tokenizer(MODEL).encode_plain("{}}\n")
+    assert following.num_valid([*ids, size, 0]) == len(ids) + 2
+    following.advance(ids)
+    allowed = following.allowed()
+    assert allowed[size] and not allowed[0]
+    following.advance([size])
+    assert following.allowed()[0]

@@ -1,0 +1,70 @@
+"""Random events with adapters among them, and the faults that such storms must find."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from services.scheduler.blocks.prefix_cache import root_hash
+from services.scheduler.state.adapters import ReplicaAdapters
+from shared.errors import FatalError
+from tests.unit.scheduler.lifecycle.adapter_storm import AdapterStorm
+
+EVENTS, STORMS = 1500, 6
+CAUGHT = (AssertionError, FatalError, LookupError)
+
+Fault = Callable[[pytest.MonkeyPatch], None]
+
+
+def keys_and_values_shared_by_adapters(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr("services.scheduler.state.sequence.root_hash", lambda salt, adapter="": root_hash(salt))
+
+
+def as_many_run_as_there_are(patch: pytest.MonkeyPatch) -> None:
+    may_start = ReplicaAdapters.may_start
+    patch.setattr(ReplicaAdapters, "may_start", lambda self, one: may_start(self, one) or self.holds(one.digest))
+
+
+def what_is_in_use_makes_room(patch: pytest.MonkeyPatch) -> None:
+    order = ReplicaAdapters.order
+    patch.setattr(ReplicaAdapters, "order", lambda self, epoch, in_use: order(self, epoch, set()))
+
+
+def started_before_it_is_there(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(ReplicaAdapters, "may_start", lambda self, one: self.want(one) or len(self.running) < self.max_loras)
+
+
+def stopped_and_counted_as_running(patch: pytest.MonkeyPatch) -> None:
+    def stop(self: ReplicaAdapters, digest: str) -> None:
+        pass
+
+    patch.setattr(ReplicaAdapters, "stop", stop)
+
+
+FAULTS: tuple[Fault, ...] = (
+    keys_and_values_shared_by_adapters,
+    as_many_run_as_there_are,
+    what_is_in_use_makes_room,
+    started_before_it_is_there,
+    stopped_and_counted_as_running,
+)
+
+
+def test_nothing_is_lost_and_every_row_has_its_adapter() -> None:
+    most = 0
+    for seed in range(STORMS):
+        storm = AdapterStorm(seed)
+        storm.run(EVENTS)
+        most = max(most, storm.world.most_running)
+        assert storm.world.finished
+    assert most == 2, "the storms were too calm"
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
+def test_a_fault_of_adapters_is_found(fault: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
+    fault(monkeypatch)
+    with pytest.raises(CAUGHT):
+        for seed in range(4 * STORMS):
+            AdapterStorm(seed).run(EVENTS)

@@ -1,0 +1,152 @@
+"""Orders of adapters and their answers, without a worker: what is asked of whom, and what an answer is taken for."""
+
+from __future__ import annotations
+
+from io import BytesIO
+from pathlib import Path
+
+import msgspec
+
+from services.scheduler.recording.recorder import RecordedScheduler
+from services.scheduler.recording.replay import replay
+from services.scheduler.scheduler import Scheduler
+from services.scheduler.state.adapters import ReplicaAdapters
+from services.scheduler.state.policy import Policy
+from shared.messages import (
+    Adapter,
+    AdapterFailure,
+    AdaptersHeld,
+    AddRequest,
+    Hello,
+    HoldAdapters,
+    LoadAdapter,
+    RequestHeader,
+    ServiceName,
+    UnloadAdapter,
+    WorkerCapacity,
+)
+from shared.packing import pack_tokens
+from shared.sampling import GenerationDefaults, SamplingParams
+from tests.unit.scheduler.fake_worker import capacity
+
+ONE, TWO, THREE = (Adapter(name, digest=name * 8, path=f"/{name}") for name in ("one", "two", "three"))
+
+
+class Memory:
+    def __init__(self) -> None:
+        self.file = BytesIO()
+
+    def write(self, frame: bytes) -> None:
+        self.file.write(frame)
+
+
+def held(adapters: ReplicaAdapters, *wanted: Adapter, in_use: set[str] = frozenset()) -> HoldAdapters:  # type: ignore[assignment]
+    """Have them ordered and answered."""
+    for adapter in wanted:
+        adapters.want(adapter)
+    order = adapters.order(1, in_use)
+    assert order is not None
+    adapters.answered(AdaptersHeld(1, order.order, order.adapters))
+    return order
+
+
+def able(max_loras: int = 2, num_held: int = 2) -> WorkerCapacity:
+    return msgspec.structs.replace(capacity(), max_loras=max_loras, num_held_loras=num_held)
+
+
+def make(max_loras: int = 2, num_held: int = 2) -> ReplicaAdapters:
+    return ReplicaAdapters(able(max_loras, num_held))
+
+
+def test_an_order_names_all_that_is_to_be_held() -> None:
+    adapters = make()
+    assert held(adapters, ONE).adapters == [ONE]
+    assert held(adapters, TWO).adapters == [ONE, TWO]
+    assert adapters.order(1, set()) is None, "nothing is wanted"
+
+
+def test_what_was_started_least_recently_makes_room_unless_it_is_in_use() -> None:
+    adapters = make()
+    held(adapters, ONE, TWO)
+    adapters.start(ONE.digest)
+    adapters.stop(ONE.digest)
+    assert held(adapters, THREE).adapters == [ONE, THREE]
+    adapters.want(TWO)
+    assert adapters.order(1, {ONE.digest, THREE.digest}) is None
+    order = adapters.order(1, {THREE.digest})
+    assert order is not None
+    assert order.adapters == [THREE, TWO]
+
+
+def test_an_answer_to_an_earlier_order_does_not_bring_back_what_was_given_up_since() -> None:
+    adapters = make(num_held=1)
+    first = held(adapters, ONE)
+    adapters.want(TWO)
+    adapters.order(1, set())  # ONE makes room
+    adapters.want(ONE)
+    adapters.answered(AdaptersHeld(1, 2, [TWO]))
+    adapters.order(1, set())  # and comes back
+    adapters.answered(AdaptersHeld(1, first.order, [ONE]))
+    assert not adapters.holds(ONE.digest), "the worker may have dropped it since, and read it again only now"
+    adapters.answered(AdaptersHeld(1, 3, [ONE]))
+    assert adapters.holds(ONE.digest)
+
+
+def test_of_two_contents_of_one_directory_the_later_is_what_a_load_gets() -> None:
+    adapters = make()
+    held(adapters, ONE)
+    adapters.want(Adapter("one", path="/one"))
+    order = adapters.order(1, set())
+    assert order is not None
+    news = Adapter("one", "new", "/one")
+    assert adapters.answered(AdaptersHeld(1, order.order, [ONE, news])) == ([news], [])
+
+
+def test_no_more_than_max_loras_run() -> None:
+    adapters = make(max_loras=1)
+    held(adapters, ONE, TWO)
+    adapters.start(ONE.digest)
+    assert adapters.may_start(ONE)
+    assert not adapters.may_start(TWO)
+    adapters.stop(ONE.digest)
+    assert adapters.may_start(TWO)
+
+
+def play(core: Scheduler) -> None:
+    """A load that succeeds, one that fails, names of an earlier life, a request, and an unload that waits for it."""
+    params = SamplingParams(max_tokens=2).resolved(GenerationDefaults(), max_tokens=2)
+    core.set_detokenizers(["d"])
+    core.adapters.learn(Hello(ServiceName.GATEWAY, "g", "g", 1, "", adapters=[TWO]))
+    core.add_worker("w", 5, able())
+    core.adapters.load(LoadAdapter("l1", "g", "one", "/one"))
+    core.adapters.load(LoadAdapter("l2", "g", "bad", "/bad"))
+    ((_, order),) = core.adapters.take_orders()
+    bad = AdapterFailure(Adapter("bad", path="/bad"), "r 0")
+    core.adapters.held(AdaptersHeld(5, order.order, [ONE], [bad]))
+    core.add(AddRequest(RequestHeader("r", "g", adapter=ONE), params, pack_tokens([1, 2]), [0]), 0.0)
+    core.adapters.unload(UnloadAdapter("u", "g", "one"))
+    core.schedule("w", 0.0)
+    core.adapters.take_orders()
+
+
+def test_names_follow_loads_and_failures_are_told() -> None:
+    core = Scheduler(Policy())
+    play(core)
+    assert list(core.adapters.known) == ["two"]
+    assert [(gateway, answer.request_id) for gateway, answer in core.adapters.take_answers()] == [("g", "l1")]
+    ((_, rejection),) = core.outbound.take_rejections()
+    assert (rejection.request_id, rejection.message, rejection.field) == ("l2", "r 0", "model")
+    assert core.adapters.loads() == {"two": 0, "others": 1}
+    core.abort("r")
+    core.lose_worker("w")
+    core.adapters.take_orders()
+    assert [answer.request_id for _, answer in core.adapters.take_answers()] == ["u"]
+
+
+def test_a_recording_replays_them(tmp_path: Path) -> None:
+    memory = Memory()
+    play(RecordedScheduler(Policy(), memory))
+    memory.file.seek(0)
+    replayed = replay(memory.file)
+    assert replayed.difference is None
+    assert (replayed.num_plans, replayed.num_requests) == (1, 1)

@@ -1,0 +1,138 @@
+"""Which requests go over to another worker, when, and what is computed again."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from services.scheduler.state.policy import Policy
+from shared.messages import Leaving, MayLeave, ServeBlocks, StoreCapacity, WorkerRole
+from tests.unit.scheduler.fake_worker import capacity
+from tests.unit.scheduler.moving_world import SPACES, MovingWorld
+from tests.unit.scheduler.shell import Shell
+
+SIZE = 8
+PROMPT = [(7 * place) % 50 for place in range(60)]
+
+
+def world(*roles: WorkerRole, **more: Any) -> MovingWorld:
+    found = MovingWorld(Policy(max_num_batched_tokens=32), workers=0, **more)
+    for index, role in enumerate(roles):
+        found.join(f"w{index}", capacity(block_space=SPACES[SIZE], role=role))
+    return found
+
+
+class Lucky(random.Random):
+    """No move is lost, and none comes in parts."""
+
+    def random(self) -> float:
+        return 0.5
+
+
+def step(found: MovingWorld) -> None:
+    """One of each worker, and all that moves arrives."""
+    for name in list(found.workers):
+        found.plan(name)
+        while found.work(name) or found.hear(name):
+            pass
+        while (carrier := found.workers[name].carrier).given or carrier.wanted:
+            found.carry(name, Lucky())
+            while found.work(name) or found.hear(name):
+                pass
+        found.send_orders()
+        while found.work(name) or found.hear(name):
+            pass
+    found.let_leave()
+
+
+def scheduled(found: MovingWorld, epoch: int) -> int:
+    return sum(sum(plan.num_scheduled_tokens) for plan in found.trace if plan.epoch == epoch)
+
+
+def test_a_worker_that_leaves_goes_once_its_requests_are_elsewhere() -> None:
+    w = world(WorkerRole.BOTH)
+    w.add("r", PROMPT, max_tokens=60)
+    w.add("s", PROMPT[::-1], max_tokens=60, n=2)
+    for _ in range(12):
+        step(w)
+    assert len(w.scheduler.replicas["w0"].running) == 3
+    w.join("w1", capacity(block_space=SPACES[SIZE]))
+    w.leave("w0")
+    for _ in range(30):
+        if "w0" not in w.workers:
+            break
+        step(w)
+    assert list(w.workers) == ["w1"], "it cannot leave"
+    assert w.scheduler.handovers.num_handed_over == 3 and w.scheduler.moves.num_fetched_blocks > 10
+    admitted = [(plan, one.row) for plan in w.trace if plan.epoch == 2 for one in plan.admitted]
+    again = [plan.num_scheduled_tokens[plan.rows.index(row)] for plan, row in admitted]
+    assert len(again) == 3 and max(again) <= SIZE + 16
+    w.settle()
+    w.assert_outputs("r", "s")
+
+
+def test_a_worker_without_a_successor_may_leave_at_once() -> None:
+    w = world(WorkerRole.BOTH)
+    w.add("r", PROMPT)
+    w.plan("w0")
+    w.leave("w0")
+    assert w.scheduler.handovers.take_released() == ["w0"] and not w.scheduler.handovers.take_released()
+
+
+def test_prompts_are_computed_by_one_worker_and_go_on_at_another() -> None:
+    w = world(WorkerRole.PREFILL, WorkerRole.DECODE)
+    w.add("long", PROMPT, max_tokens=20)
+    w.add("short", PROMPT[40:], max_tokens=20)
+    assert [w.scheduler.requests[name].sequences[0].worker for name in ("long", "short")] == ["w0", "w1"]
+    while w.scheduler.requests:
+        step(w)
+    w.assert_outputs("long", "short")
+    assert scheduled(w, 1) == len(PROMPT) // SIZE * SIZE, "its full blocks, and no token that is sampled from"
+    assert w.scheduler.moves.num_fetched_blocks == len(PROMPT) // SIZE
+    w.settle()
+
+
+@pytest.mark.parametrize("victim", ["w0", "w1"])
+def test_the_other_does_the_work_of_one_that_dies(victim: str) -> None:
+    w = world(WorkerRole.PREFILL, WorkerRole.DECODE)
+    w.add("long", PROMPT, max_tokens=20)
+    step(w)
+    w.lose(victim)
+    while w.scheduler.requests:
+        step(w)
+    w.assert_outputs("long")
+    assert not any(replica.prefills for replica in w.scheduler.replicas.values())
+
+
+def test_what_another_worker_has_is_cheaper_than_what_is_to_compute() -> None:
+    """A worker without the prefix is chosen where fetching takes a tenth of computing, and the one with it is busy."""
+    w = world(WorkerRole.BOTH, WorkerRole.BOTH)
+    w.add("r", PROMPT, max_tokens=2)
+    while w.scheduler.requests:
+        step(w)
+    (has,) = [name for name, replica in w.scheduler.replicas.items() if replica.pool.names]
+    (lacks,) = w.workers.keys() - {has}
+    moves = w.scheduler.replicas[lacks].moves
+    moves.computed(64, 1.0)
+    w.add("a", PROMPT, max_tokens=2)
+    w.scheduler.moves.stores.measured(has, 70 << 20, 0.1, w.now)
+    placed = w.scheduler._assignment._router._saved(
+        w.scheduler.requests["a"].sequences[0], [w.scheduler.replicas[name] for name in (has, lacks)]
+    )
+    seconds = moves.seconds_from(has, 7)
+    assert placed == [0.0, pytest.approx(10 * 7 * (1 - seconds / (7 * SIZE / 64)))] and seconds < 0.1
+    w.settle()
+
+
+def test_the_shell_answers_a_worker_that_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    shell = Shell(monkeypatch)
+    shell.hear(shell.hello("w0", store=StoreCapacity("unix:/run/w0.blocks", b"s", 0)))
+    assert shell.actor.core.moves.peers.serving == {"w0"}
+    shell.hear(Leaving("w0", 7))
+    assert not shell.taken(MayLeave), "that was another life"
+    shell.hear(Leaving("w0", 1))
+    assert shell.taken(MayLeave) == [MayLeave("w0", 1)] and not shell.taken(ServeBlocks)
+    shell.hear(Leaving("w0", 1))
+    assert shell.taken(MayLeave), "the first answer may have been lost"

@@ -1,0 +1,150 @@
+"""When a fetch is worth while, when it is over, and what is not asked for again."""
+
+from __future__ import annotations
+
+import random
+
+import msgspec
+import pytest
+
+from services.scheduler.blocks.block_pool import BlockPool
+from services.scheduler.blocks.clock import Clock
+from services.scheduler.blocks.stores import StoreIndex
+from services.scheduler.state.moves import REST_SECONDS, ReplicaMoves
+from services.scheduler.state.policy import Policy
+from shared.errors import ProtocolError
+from shared.messages import BlocksMoved
+from tests.unit.scheduler.fake_worker import capacity
+from tests.unit.scheduler.moving_world import SPACES, MovingWorld
+
+SPACE = b"s" * 16
+NAMES = [bytes([index]) * 16 for index in range(8)]
+
+
+class Place:
+    """A worker with a store that has the first six blocks of a prefix."""
+
+    def __init__(self, num_blocks: int = 20, verify_fetches: int = 0, max_head_drafts: int = 0) -> None:
+        self.clock, self.stores, self.pool = Clock(), StoreIndex(verify_fetches), BlockPool(num_blocks)
+        self.stores.join("s")
+        self.stores.told("s", [SPACE + name for name in NAMES[:6]], [], is_first=True)
+        size = capacity(num_blocks, block_space=SPACE)
+        size = msgspec.structs.replace(size, max_head_drafts=max_head_drafts)
+        self.moves = ReplicaMoves(self.pool, 5, size, self.stores, self.clock)
+
+    def finish(self, num_done: int, seconds: float = 0.1, reason: str = "") -> None:
+        (order,) = self.moves.take_fetches(0)
+        num_bytes = num_done * (1 << 20)
+        self.moves.moved(BlocksMoved(5, order.move_id, num_done, num_bytes, seconds, reason))
+
+
+def test_what_came_is_found_and_what_did_not_is_computed() -> None:
+    place = Place()
+    assert place.moves.awaits(NAMES, [], 1)
+    assert place.moves.awaits(NAMES[:3], [], 1), "a sibling waits for the same fetch"
+    assert place.pool.num_held == 6
+    place.finish(4, reason="missing")
+    found = place.pool.lookup(NAMES)
+    assert len(found) == 4 and not place.pool.num_held
+    assert not place.moves.awaits(NAMES, found, 1), "the rest is not there, whatever the store said"
+    assert place.stores.num_of("s") == 4
+
+
+def test_a_slow_store_is_passed_over_and_tried_again_later() -> None:
+    place = Place()
+    place.moves.computed(256, 1.0)
+    assert place.moves.awaits(NAMES, [], 1), "its speed is not known"
+    place.finish(1, seconds=4.0)
+    place.clock.now = 60.0
+    assert not place.moves.awaits(NAMES[1:], [], 1), "five blocks take longer than their 40 tokens"
+    place.clock.now = 1000.0
+    assert place.moves.awaits(NAMES[1:], [], 1)
+
+
+def test_a_fetch_without_an_answer_is_over_in_time_and_no_later_answer_counts() -> None:
+    place = Place()
+    assert place.moves.awaits(NAMES, [], 1)
+    (order,) = place.moves.take_fetches(0)
+    deadline = place.moves.deadline
+    assert deadline is not None and 0 < deadline < 5
+    place.clock.now = deadline
+    assert place.moves.expire() == 1 and not place.pool.num_held
+    assert place.moves.moved(BlocksMoved(5, order.move_id, 6)) is None
+    assert not place.pool.lookup(NAMES)
+    assert not place.moves.awaits(NAMES, [], 1), "it is computed now"
+
+
+def test_a_fetch_leaves_room_and_gives_way() -> None:
+    place = Place(num_blocks=8)
+    assert place.moves.awaits(NAMES, [], 5) and place.pool.num_available == 5
+    assert place.moves.give_way() and place.pool.num_available == 8
+    assert not place.moves.give_way()
+    assert not place.moves.take_fetches(0), "its order is not sent"
+
+
+def test_an_answer_that_makes_no_sense_is_refused_and_changes_nothing() -> None:
+    place = Place()
+    place.moves.awaits(NAMES, [], 1)
+    (order,) = place.moves.take_fetches(0)
+    with pytest.raises(ProtocolError):
+        place.moves.moved(BlocksMoved(5, order.move_id, 7))
+    assert place.pool.num_held == 6
+
+
+def test_only_what_no_store_has_is_offered_one_offer_at_a_time() -> None:
+    place = Place()
+    for name, block in zip(NAMES, place.pool.allocate(8), strict=True):
+        place.pool.register(block, name, 1)
+    place.pool.release(list(range(6, 8)))
+    first = place.moves.next_offer(3)
+    assert first is not None and (first.names, first.next_step_id) == (NAMES[6:], 3)
+    place.pool.name_again()
+    assert place.moves.next_offer(3) is None
+    place.moves.moved(BlocksMoved(5, first.move_id, 1, reason="unreachable"))
+    assert place.moves.next_offer(3) is None, "the store has a rest"
+    place.clock.now = REST_SECONDS
+    assert place.moves.next_offer(3) is not None
+
+
+def test_what_waits_for_a_row_has_its_prefix_fetched_meanwhile() -> None:
+    world = MovingWorld(Policy(verify_fetches=0), num_blocks=64, block_size=8, max_num_seqs=1, block_space=SPACES[8])
+    world.join_store("s", 100)
+    prompt = [index % 23 for index in range(65)]
+    world.add("first", prompt, max_tokens=1)
+    while world.step():
+        pass
+    world.tell("s", random.Random(3))
+    world.lose("w0")
+    world.join("w1", capacity(64, 8, 1, 256, block_space=SPACES[8]))
+    world.add("long", [1, 2, 3], max_tokens=50)
+    world.plan("w1")  # it takes the row
+    world.add("waits", [*prompt, 7], max_tokens=1)
+    replica = world.scheduler.replicas["w1"]
+    for _ in range(20):
+        world.step()
+    assert replica.running[0].request.request_id == "long"
+    (waiting,) = replica.waiting
+    assert replica.pool.knows(waiting.hash_blocks(8)[7]), "eight blocks, while it has no row"
+
+
+def test_blocks_with_a_draft_head_s_keys_are_not_verified() -> None:
+    """The head's key of a block's last token is computed with the token behind it, which the name does not say."""
+    place = Place(verify_fetches=1, max_head_drafts=4)
+    assert place.moves.awaits(NAMES, [], 1)
+    assert place.pool.num_held == 6
+
+
+def test_a_fetch_to_be_verified_leaves_its_last_block_to_be_computed_and_compared() -> None:
+    place = Place(verify_fetches=2)
+    assert place.moves.awaits(NAMES, [], 1)
+    assert place.pool.num_held == 5
+    place.finish(5)
+    found = place.pool.lookup(NAMES)
+    assert not place.moves.awaits(NAMES, found, 1), "it is not fetched after all"
+    (block,) = place.pool.allocate(1)
+    place.pool.register(block, NAMES[5], place.pool.generations[block])
+    offers = [place.moves.next_offer(3) for _ in range(2)]
+    check = next(one for one in offers if one is not None)
+    assert (check.names, check.is_check, check.store) == ([NAMES[5]], True, "s")
+    place.moves.moved(BlocksMoved(5, check.move_id, 0, reason="different"))
+    assert place.moves.sources == {"s"} and not place.moves.takers

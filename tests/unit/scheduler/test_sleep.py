@@ -1,0 +1,115 @@
+"""A scheduler whose model sleeps: what comes is held, booked as waiting, and goes to the first worker."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from services.scheduler.sleep import ModelSleep
+from shared.activity import mark_asleep, read_activity
+from shared.clock import steady_time
+from shared.errors import RejectCode
+from shared.messages import (
+    AbortRequest,
+    AddRequest,
+    AttachRequest,
+    GetLoad,
+    Goodbye,
+    LatencyBreakdown,
+    Load,
+    RequestHeader,
+    RequestRejected,
+    Roster,
+    ServiceName,
+    StepPlan,
+    Tick,
+)
+from shared.packing import pack_tokens
+from shared.phases import NUM_PHASES, Phase
+from shared.sampling import GenerationDefaults, SamplingParams
+from tests.unit.scheduler.shell import Shell
+
+
+@pytest.fixture
+def shell(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Shell:
+    """With a worker, until `asleep`."""
+    made = Shell(monkeypatch, activity_dir=str(tmp_path), max_num_queued_reqs=3)
+    made.join("w", "d", "g")
+    return made
+
+
+def fall_asleep(shell: Shell, directory: Path) -> None:
+    """The mark first, then the worker leaves."""
+    mark_asleep(directory, asleep=True)
+    shell.hear(Tick())
+    assert shell.taken(Roster, "at-g")[-1].is_asleep
+    shell.hear(Goodbye(ServiceName.WORKER, "w", 1))
+    shell.sent.clear()
+
+
+def held(shell: Shell) -> ModelSleep:
+    return shell.actor.sleep
+
+
+def test_requests_wait_for_the_first_worker_in_their_order(shell: Shell, tmp_path: Path) -> None:
+    fall_asleep(shell, tmp_path)
+    shell.ask("a")
+    shell.ask("b")
+    shell.ask("b")  # again, as a gateway does that has heard nothing
+    assert len(held(shell)) == 2 and not shell.actor.core.requests and not shell.taken(RequestRejected)
+    shell.hear(GetLoad("q", "at-g"))
+    assert shell.taken(Load)[0].num_waiting == 2
+    held(shell)._queue.drain(5)
+    said = read_activity(tmp_path)
+    assert said is not None and said.is_asleep and said.wants_workers, "the supervisor reads that it is wanted"
+    shell.hear(AttachRequest("b", "at-other"))
+    shell.hear(AbortRequest("a", gateway="at-other"))
+    assert len(held(shell)) == 2, "a gateway ends no request of another's"
+    shell.hear(AbortRequest("a", gateway="at-g"))
+    shell.hear(shell.hello("w2"))
+    assert list(shell.actor.core.requests) == ["b"] and not len(held(shell))
+    assert shell.actor.core.requests["b"].header.gateway == "at-other"
+    assert shell.taken(StepPlan, "at-w2")
+
+
+def test_the_wait_is_a_phase_of_its_own(shell: Shell, tmp_path: Path) -> None:
+    ask_with_times(shell, "running")
+    fall_asleep(shell, tmp_path)
+    ask_with_times(shell, "new")
+    shell.actor.now += 5.0
+    shell.hear(Tick())  # as at every heartbeat
+    shell.hear(shell.hello("w2"))
+    core = shell.actor.core
+    for name in ("running", "new"):
+        (sequence,) = core.requests[name].sequences
+        assert core.accounts.sequences[sequence].breakdown(shell.actor.now).spent[Phase.WAKING] == 5_000_000, name
+
+
+def ask_with_times(shell: Shell, request_id: str) -> None:
+    params = SamplingParams(max_tokens=6, seed=1, ignore_eos=True).resolved(GenerationDefaults(), max_tokens=16)
+    latency = LatencyBreakdown([0] * NUM_PHASES, stamp=shell.actor.now)
+    header = RequestHeader(request_id, "at-g", arrival_time=shell.actor.now)
+    shell.hear(AddRequest(header, params, pack_tokens([1, 2, 3, 4]), [0], latency=latency))
+
+
+def test_a_deadline_and_a_full_queue_are_answered(shell: Shell, tmp_path: Path) -> None:
+    fall_asleep(shell, tmp_path)
+    shell.ask("late", time_left=1.0)
+    for name in "abc":
+        shell.ask(name)
+    (refused,) = shell.taken(RequestRejected, "at-g")
+    assert refused.request_id == "c" and refused.code is RejectCode.RESOURCE_EXHAUSTED
+    shell.actor.now = steady_time() + 2.0
+    shell.hear(Tick())
+    (late,) = shell.taken(RequestRejected, "at-g")
+    assert late.request_id == "late" and late.code is RejectCode.DEADLINE_EXCEEDED and len(held(shell)) == 2
+
+
+def test_a_model_that_cannot_be_loaded_refuses_what_waits(shell: Shell, tmp_path: Path) -> None:
+    fall_asleep(shell, tmp_path)
+    shell.ask("a")
+    mark_asleep(tmp_path, asleep=False)
+    shell.hear(Tick())
+    (refused,) = shell.taken(RequestRejected, "at-g")
+    assert refused.code is RejectCode.UNAVAILABLE and not shell.taken(Roster, "at-g")[-1].is_asleep
