@@ -21,6 +21,7 @@ OPERATOR_KEY, OTHER_KEY = "battery-staple", "correct-horse"
 ANSWER = ".turn.assistant:last-child"
 TEXT = f"{ANSWER} .text.answer"
 WORKER = ".service[data-service=worker]"
+STORE = ".service[data-service=store]"
 # A story ends when it is told; this one goes on for as long as it may.
 ENDLESS = """(() => { const ask = window.fetch; window.fetch = (path, options) => ask(path, options?.body
     ? { ...options, body: JSON.stringify({ ...JSON.parse(options.body), ignore_eos: true }) } : options); })()"""
@@ -31,6 +32,7 @@ pytestmark = pytest.mark.skipif(not BROWSER, reason="needs a Chromium (PAGEANT_T
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Troupe]:
     options = ["--num-blocks", "256", "--num-threads", "1", "--tool-call-parser", "hermes", "--resume-timeout", "100"]
+    options += ["--store-memory", "32MiB"]
     keys = ["--api-keys", f"operator:{OPERATOR_KEY},acme:{OTHER_KEY}"]
     adapter = tmp_path_factory.mktemp("adapters") / "poet"
     write_adapter(MODEL, adapter, seed=3, scale=0.1)
@@ -159,6 +161,14 @@ def test_a_worker_is_restarted_from_the_page_and_the_answer_pauses_and_goes_on(p
     page.until("document.querySelector('.order').innerText === ''")
     page.click(".service[data-service=detokenizer] .stepper button:first-child")
     page.until("document.querySelector('.service[data-service=detokenizer] output').innerText === '1'")
+
+
+def test_a_store_has_a_card_which_says_what_workers_gave_it_and_fetched(page: Tab) -> None:
+    page.click("#view_deployment")
+    page.wait_for_text(f"{STORE} .state", "ready")
+    assert re.search(r"[\d,]+ blocks? given . [\d,]+ tokens? fetched", page.text(f"{STORE} .figures"))
+    assert page.is_visible(f"{STORE} .controls")
+    assert not page.is_visible(".service[data-service=draft]"), "there was none"
 
 
 def test_a_chat_calls_a_tool_gets_its_result_and_goes_on_after_a_reload(page: Tab) -> None:

@@ -25,6 +25,8 @@ class Counts(msgspec.Struct, kw_only=True):
     prefix_cache_hits: int  # tokens
     draft_tokens: int
     accepted_tokens: int
+    stored_blocks: int  # that workers gave to stores
+    fetched_tokens: int  # that came from stores and other workers: they were not computed
 
 
 class WorkerView(msgspec.Struct, kw_only=True):
@@ -77,6 +79,8 @@ def counts(load: Load) -> Counts:
         prefix_cache_hits=load.num_prefix_cache_hits,
         draft_tokens=load.num_draft_tokens,
         accepted_tokens=load.num_accepted_tokens,
+        stored_blocks=load.moves.num_stored_blocks,
+        fetched_tokens=load.moves.num_fetched_tokens,
     )
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from services.cli.orders import Fulfilment, OrderDesk
 from services.cli.supervisor import Role, Supervisor
-from shared.messages import GetLoad, Load, WorkerLoad
+from shared.messages import GetLoad, Load, MoveCounts, WorkerLoad
 from shared.supervision import desk_path
 from tests.unit.cli.test_supervisor import FakeProcess
 from tests.unit.gateway.http.client import Http, http
@@ -22,6 +22,8 @@ AS_OPERATOR = {"authorization": "Bearer battery-staple"}
 AS_ACME = {"authorization": "Bearer correct-horse"}
 COUNTERS = ("num_preemptions", "num_prefix_cache_queries", "num_prefix_cache_hits", "num_chunked_prefills",
             "num_prompt_tokens", "num_finished", "num_aborted", "num_rejected")  # fmt: skip
+
+MOVES = MoveCounts(num_stored_blocks=8, num_fetched_tokens=9)
 
 
 @contextlib.asynccontextmanager
@@ -52,7 +54,7 @@ async def look(h: Http, **headers: str) -> Any:
     question = await h.troupe.get(h.troupe.scheduler, GetLoad)
     worker = WorkerLoad("worker-1", 2, 100, 50, 20, 9)
     numbers: dict[str, Any] = dict.fromkeys(COUNTERS, 5)
-    h.troupe.tell(Load(question.request_id, 3, 4, [worker], num_output_tokens=77, **numbers))
+    h.troupe.tell(Load(question.request_id, 3, 4, [worker], num_output_tokens=77, moves=MOVES, **numbers))
     response = await asked
     assert response.status_code == 200 and response.headers["cache-control"] == "no-store"
     return response.json()
@@ -63,6 +65,7 @@ async def test_the_view_says_what_scheduler_roster_and_supervisor_know(tmp_path:
         view = await look(h)
         assert (view["model"], view["reason"]) == ("tiny", "")
         assert (view["counts"]["running"], view["counts"]["waiting"], view["counts"]["output_tokens"]) == (3, 4, 77)
+        assert (view["counts"]["stored_blocks"], view["counts"]["fetched_tokens"]) == (8, 9)
         assert view["workers"] == [{"instance": "worker-1", "running": 2, "blocks": 100, "free_blocks": 50,
                                     "cached_blocks": 20, "steps": 9}]  # fmt: skip
         live = {one["service"]: len(one["instances"]) for one in view["services"]}

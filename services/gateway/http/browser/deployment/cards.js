@@ -5,11 +5,12 @@ import { button, element, figure, number, plural, share, write } from "../dom.js
 const SERVICES = {
   gateway: "takes requests, streams answers", tokenizer: "makes tokens of text", detokenizer: "makes text of tokens",
   scheduler: "plans every step", worker: "computes the model", draft: "proposes tokens",
+  store: "keeps blocks of the KV cache",
 };
-const LAYOUT = [["gateway"], ["tokenizer", "detokenizer"], ["scheduler"], ["worker", "draft"]];
+const LAYOUT = [["gateway"], ["tokenizer", "detokenizer"], ["scheduler"], ["worker", "draft"], ["store"]];
 const WIRES = [[["prompts", "down"], ["text", "up"]], [["token ids", "down"], ["token ids", "up"]],
-               [["plans", "down"], ["samples", "up"]]];
-const FEWEST = { draft: 0 };
+               [["plans", "down"], ["samples", "up"]], [["blocks", "down"], ["blocks", "up"]]];
+const FEWEST = { draft: 0, store: 0 };
 const ALONE = new Set(["scheduler"]);
 const STATES = { unready: "waiting" };
 const MAX_SQUARES = 40;
@@ -21,10 +22,10 @@ export class Cards {
     this.cards = {};
     this.rows = [];
     for (const [place, row] of LAYOUT.entries()) {
+      const wires = place ? wiresOf(WIRES[place - 1], this.flow) : null;
       const line = element("div", "row", this.flow);
-      this.rows.push(line);
+      this.rows.push({ line, wires });
       for (const name of row) this.cards[name] = new Card(name, line, give);
-      if (WIRES[place]) wiresOf(WIRES[place], this.flow);
     }
   }
 
@@ -32,8 +33,12 @@ export class Cards {
     const moves = Math.max(rates.output, rates.prompt);
     this.flow.dataset.speed = moves > FAST ? "fast" : moves > 0 ? "slow" : "none";
     for (const card of Object.values(this.cards)) card.show(view, rates);
-    for (const row of this.rows)
-      row.classList.toggle("pair", [...row.children].filter((one) => !one.hidden).length > 1);
+    for (const { line, wires } of this.rows) {
+      const shown = [...line.children].filter((one) => !one.hidden).length;
+      line.classList.toggle("pair", shown > 1);
+      line.hidden = !shown;
+      if (wires) wires.hidden = !shown;
+    }
   }
 }
 
@@ -67,7 +72,7 @@ class Card {
     const state = stateOf(view, this.name, processes);
     this.box.dataset.state = state;
     this.wasThere ||= processes.length > 0;
-    this.box.hidden = this.name === "draft" && !this.wasThere;
+    this.box.hidden = isOptional(this.name) && !this.wasThere;
     write(this.state, said(state, processes));
     showProcesses(this.processes, processes);
     FIGURES[this.name](this, view, rates);
@@ -103,6 +108,11 @@ class Controls {
   }
 }
 
+/* Such a service has a card once there has been a process of it. */
+function isOptional(service) {
+  return FEWEST[service] === 0;
+}
+
 /* What the supervisor says of its processes, or else what the roster says. */
 function processesOf(view, service) {
   if (view.supervisor)
@@ -112,7 +122,7 @@ function processesOf(view, service) {
 }
 
 function stateOf(view, service, processes) {
-  if (!processes.length) return service === "draft" ? "off" : "absent";
+  if (!processes.length) return isOptional(service) ? "off" : "absent";
   const isLive = view.services.find((one) => one.service === service)?.instances.length > 0;
   const states = processes.map((one) => one.state);
   const unwell = ["down", "starting", "leaving", "unready"].find((state) => states.includes(state));
@@ -169,6 +179,10 @@ const FIGURES = {
   draft(card, { counts }) {
     const { draft_tokens: drafted = 0, accepted_tokens: accepted = 0 } = counts ?? {};
     write(card.figures, drafted ? `drafts accepted ${share(accepted / drafted)}` : "no drafts");
+  },
+  store(card, { counts }) {
+    const { stored_blocks: stored = 0, fetched_tokens: fetched = 0 } = counts ?? {};
+    write(card.figures, `${plural(stored, "block")} given · ${plural(fetched, "token")} fetched`);
   },
 };
 
