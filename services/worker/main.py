@@ -34,7 +34,7 @@ def make(transport: Transport, settings: Settings, ranks: StartedRanks | None = 
     def wake() -> None:
         loop.call_soon_threadsafe(actor.post, Tick())
 
-    group = make_group(ranks, on_failure=wake)
+    group = make_group(settings, ranks, on_failure=wake)
 
     def load() -> ModelRunner:
         return load_runner(settings, ranks=group)

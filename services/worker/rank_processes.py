@@ -37,12 +37,12 @@ class StartedRanks:
 
 
 def channel_pair() -> tuple[socket.socket, socket.socket]:
-    return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    return socket.socketpair()
 
 
 def start_ranks(settings: Settings) -> StartedRanks | None:
-    """With these settings; they die with this process, and log where it does.  None for a worker alone."""
-    ranks = settings.engine.tensor_parallel_size
+    """With these settings; they die with this process, and log where it does.  None where there are none to start."""
+    ranks = settings.engine.ranks_here
     if ranks == 1:
         return None
     environment = os.environ | settings_environment(settings)

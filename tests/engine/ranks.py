@@ -14,11 +14,12 @@ from contextlib import contextmanager
 from engine.description.ranks import Place
 from engine.execution.runner import ModelRunner
 from engine.loading.load import load_runner
-from engine.loading.ranks import Channel, FollowingRank
+from engine.loading.ranks import FollowingRank
 from services.worker.rank import follow
 from services.worker.rank_processes import StartedRanks, channel_pair
 from services.worker.ranks import RankGroup
 from shared.config import Settings
+from shared.ranks.channel import Channel
 from tests.kernels.natives import load_build
 
 PR_SET_PDEATHSIG = 1
@@ -61,7 +62,7 @@ def _fork(settings: Settings, place: Place, end: socket.socket, memory: int, has
         return ForkedRank(pid)
     try:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL))
-        status = follow(load, place, Channel(end), memory)
+        status = follow(load, FollowingRank(place, Channel(end), memory))
     except BaseException:
         traceback.print_exc()
         status = 70
