@@ -132,9 +132,11 @@ class HostGroup(WatchedRanks):
         return super().settle(own, num_bytes)
 
     def close(self) -> None:
-        """The others lose their connections, and end."""
+        """The others lose their connections, and end.  No step is computed any more."""
         self._listener.close()
         super().close()
+        for one in self._sockets:
+            one.close()
 
     def on_end(self, channel: Channel, error: FatalError) -> None:
         log.error("rank_ended", rank=channel.name, reason=str(error))

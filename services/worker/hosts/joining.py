@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import socket
 import time
 from collections.abc import Callable
@@ -14,14 +13,14 @@ import structlog
 from services.worker.hosts.messages import ANY, LinkHello, RankHello, RankRefused, RankWelcome
 from shared.config import Settings
 from shared.data_link.addresses import prepare
-from shared.errors import ConfigError, FatalError, ProtocolError
+from shared.errors import ConfigError, FatalError, PageantError, ProtocolError
 from shared.messages import schema_hash
+from shared.ranks.addresses import read_address
 from shared.ranks.channel import Channel
 from shared.ranks.handshake import SECONDS, introduce
 
 AGAIN = 0.5  # seconds before a leader that is not there is tried again
 NEXT_WORD = 30.0  # seconds until that is said again
-ADDRESS = re.compile(r"tcp://(?P<host>[A-Za-z0-9._-]{1,253}):(?P<port>[0-9]{1,5})")
 
 log = structlog.get_logger()
 
@@ -36,14 +35,6 @@ class JoinedGroup:
     channel: Channel
     link: socket.socket
     memory: int  # descriptor of memory for this rank alone, empty as yet
-
-
-def read_address(text: str) -> tuple[str, int]:
-    """Host and port.  Raises ConfigError."""
-    found = ADDRESS.fullmatch(text)
-    if found is None or not 0 < int(found["port"]) < 1 << 16:
-        raise ConfigError(f"the leader's address is {text!r}, but must be tcp://HOST:PORT")
-    return found["host"], int(found["port"])
 
 
 def join_group(
@@ -75,19 +66,25 @@ def join_group(
 
 def _join(settings: Settings, place: tuple[str, int], key: bytes, rank: int) -> JoinedGroup:
     channel = Channel(_connected(place, key), "the leader")
-    channel.send(RankHello(schema_hash(), rank))
-    answer = channel.receive(RankWelcome, RankRefused, patience=SECONDS)
-    if isinstance(answer, RankRefused):
+    try:
+        channel.send(RankHello(schema_hash(), rank))
+        answer = channel.receive(RankWelcome, RankRefused, patience=SECONDS)
+        if isinstance(answer, RankRefused):
+            raise _refusal(answer)
+        link = _connected(place, key)
+    except BaseException:
         channel.close()
-        if answer.for_good:
-            raise ConfigError(f"the leader refuses this rank: {answer.reason}")
-        raise FatalError(f"the leader has no place for this rank now: {answer.reason}")
+        raise
     assert isinstance(answer, RankWelcome)
-    link = _connected(place, key)
     Channel(link, "the leader").send(LinkHello(answer.token))
-    return JoinedGroup(
-        answer.rank, answer.ranks, answer.apply(settings), channel, link, os.memfd_create("pageant-rank")
-    )
+    own = os.memfd_create("pageant-rank")
+    return JoinedGroup(answer.rank, answer.ranks, answer.apply(settings), channel, link, own)
+
+
+def _refusal(answer: RankRefused) -> PageantError:
+    if answer.for_good:
+        return ConfigError(f"the leader refuses this rank: {answer.reason}")
+    return FatalError(f"the leader has no place for this rank now: {answer.reason}")
 
 
 def _connected(place: tuple[str, int], key: bytes) -> socket.socket:

@@ -42,7 +42,8 @@ class RankListener:
         """Raises ConfigError where nothing can listen at `rank_port`."""
         self._settings = settings
         self._key = key
-        self._numbers = range(1, settings.engine.tensor_parallel_size)
+        self._ranks = settings.engine.tensor_parallel_size
+        self._numbers = range(1, self._ranks)  # whose places are given here
         self._joined: dict[int, JoinedRank] = {}
         self._changed = threading.Condition()
         self._guests = threading.BoundedSemaphore(MOST_GUESTS)
@@ -69,13 +70,17 @@ class RankListener:
                         f"`pageant rank --join tcp://THIS_HOST:{self.port}`, and can it reach this host?"
                     )
                 self._changed.wait(left)
-            return [self._joined[number] for number in self._numbers]
+            members = [self._joined.pop(number) for number in self._numbers]
+            self._numbers = range(0)
+            return members
 
     def close(self) -> None:
-        """Of ranks that have come, connections stay."""
+        """The ranks that `wait_for_all` has returned stay connected."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
+            while self._joined:
+                _hang_up(self._joined.popitem()[1])
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
@@ -131,12 +136,11 @@ class RankListener:
     def _number_for(self, hello: RankHello) -> tuple[int, RankRefused | None]:
         if hello.schema != schema_hash():
             return ANY, RankRefused("it is of another version than this leader", for_good=True)
-        if hello.rank != ANY and hello.rank not in self._numbers:
-            ranks = len(self._numbers) + 1
-            reason = f"there is no rank {hello.rank} beside the leader in a group of {ranks}"
+        if hello.rank != ANY and hello.rank not in range(1, self._ranks):
+            reason = f"there is no rank {hello.rank} beside the leader in a group of {self._ranks}"
             return ANY, RankRefused(f"{reason} (tensor_parallel_size)", for_good=True)
-        wanted = self._numbers if hello.rank == ANY else [hello.rank]
-        free = [one for one in wanted if one not in self._joined or self._joined[one].channel.is_ended()]
+        free = [one for one in self._numbers if hello.rank in (ANY, one)]
+        free = [one for one in free if one not in self._joined or self._joined[one].channel.is_ended()]
         if free and not self._closed:
             return free[0], None
         reason = "all ranks have joined" if hello.rank == ANY else f"another process is rank {hello.rank}"
