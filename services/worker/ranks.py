@@ -118,6 +118,7 @@ class HostGroup(WatchedRanks):
     def __init__(self, listener: RankListener, ranks: int, on_failure: Callable[[], None]) -> None:
         super().__init__([], ranks, os.memfd_create("pageant-ranks"), on_failure)
         self._listener = listener
+        self.port = listener.port
         self._sockets: list[socket.socket] = []  # kept open as long as their descriptors are used
 
     def settle(self, own: RankReady, num_bytes: int) -> GroupStart:
