@@ -5,9 +5,9 @@
 
 One worker with a thread for each rank, and a group of as many ranks with a thread each, decode the same rows; both are
 there all the time, and rounds of them take turns, so that a machine whose speed drifts slows both.  Ratios are medians
-of those of rounds.  Both must say the same tokens.  `--executor hosts`: the ranks share no memory; TCP on loopback links
-them.  A gather is what two ranks need to have so many bytes of each other: a meeting and the copies around it; beside it
-what torch.distributed (gloo) takes for the same.
+of those of rounds.  Both must say the same tokens.  `--executor hosts`: the ranks share no memory; TCP on loopback is
+between them.  A gather is what two ranks need to have so many bytes of each other: a meeting and the copies around it;
+beside it what torch.distributed (gloo) takes for the same.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ from engine.loading.load import load_runner
 from services.worker.actor import WorkerActor
 from services.worker.adapters import AdapterLoading
 from services.worker.overlapped import OverlappedSteps
+from services.worker.hosts.listening import RankListener
 from services.worker.rank_processes import StartedRanks
 from services.worker.ranks import make_group
 from services.worker.recording import recorded
@@ -19,7 +20,7 @@ from shared.messages import HoldAdapters, Tick
 from shared.transport import Transport
 
 
-def make(transport: Transport, settings: Settings, ranks: StartedRanks | None = None) -> WorkerActor:
+def make(transport: Transport, settings: Settings, ranks: StartedRanks | RankListener | None = None) -> WorkerActor:
     """One worker that loads the model once it runs, and steps in a thread; `ranks`: the others of its group."""
     loop = asyncio.get_running_loop()
 

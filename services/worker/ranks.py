@@ -145,12 +145,12 @@ class HostGroup(WatchedRanks):
 
 
 def make_group(
-    settings: Settings, started: StartedRanks | None, on_failure: Callable[[], None]
+    settings: Settings, started: StartedRanks | RankListener | None, on_failure: Callable[[], None]
 ) -> RankGroup | HostGroup | None:
-    """`started`: processes of this host.  None for a worker that computes alone.  Raises ConfigError."""
-    if started is not None:
+    """`started`: what has begun already.  None for a worker that computes alone.  Raises ConfigError."""
+    if isinstance(started, StartedRanks):
         return RankGroup(started, on_failure)
-    if settings.engine.executor == "local" or settings.engine.tensor_parallel_size == 1:
+    if settings.engine.tensor_parallel_size == settings.engine.ranks_here:
         return None
-    listener = RankListener(settings, group_key(settings.deployment.runtime_path))
+    listener = started or RankListener(settings, group_key(settings.deployment.runtime_path))
     return HostGroup(listener, settings.engine.tensor_parallel_size, on_failure)
