@@ -8,8 +8,8 @@ from engine.execution.runner import ModelRunner
 from engine.loading.load import load_runner
 from services.worker.actor import WorkerActor
 from services.worker.adapters import AdapterLoading
-from services.worker.overlapped import OverlappedSteps
 from services.worker.hosts.listening import RankListener
+from services.worker.overlapped import OverlappedSteps
 from services.worker.rank_processes import StartedRanks
 from services.worker.ranks import make_group
 from services.worker.recording import recorded

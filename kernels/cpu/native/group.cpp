@@ -102,14 +102,18 @@ void digest_order(const PgModel &m) {
 }
 
 // What the leader writes for the others, as it does.
-struct OrderWriter {
-    explicit OrderWriter(const PgGroup &g) : written(g) {}
+class OrderWriter {
+  public:
+    explicit OrderWriter(const PgGroup &g) : written(g), linked_(is_linked(g)) {}
     Written written;
 
     void put(void *to, const void *from, int64_t bytes) {
         memcpy(to, from, bytes);
-        written.add(to, 1, 0, bytes);
+        if (linked_) written.add(to, 1, 0, bytes);
     }
+
+  private:
+    bool linked_;
 };
 
 void issue(const PgModel &m, OrderKind kind, int64_t count, int64_t pool, const Written &written) {
@@ -129,6 +133,11 @@ bool next_order(const PgGroup &g, uint32_t done) {
     }
     Order order{};
     if (!await_order(g, order)) return false;
+    const int64_t most = order.kind == ORDER_FORWARD ? g.max_seqs : order.kind == ORDER_COPY ? g.max_tokens / 2 : g.max_rows;
+    if (order.count < 0 || order.count > most) {
+        pg_group_end(&g, PG_DISAGREED);
+        return false;
+    }
     s.kind = order.kind, s.count = order.count, s.pool = order.pool;
     return true;
 }

@@ -35,7 +35,7 @@ class Link {
     void begin(int wanted) { outgoing_.clear(), sent_ = 0, wanted_ = wanted, got_ = 0; }
     void send(const Frame &whole) { outgoing_.push_back(&whole); }
     bool is_busy() const { return !outgoing_.empty() || wanted_; }
-    bool is_sending() const { return !outgoing_.empty(); }
+    short awaited() const { return (wanted_ ? POLLIN : 0) | (outgoing_.empty() ? 0 : POLLOUT); }  // events
 
     // As much as there is room for; returns whether it was anything.
     bool advance_sending(const PgGroup &g) {
@@ -118,7 +118,7 @@ bool transfer(const PgGroup &g, std::vector<Link> &links, Took &&took) {
         }
         waiting.clear();
         for (const Link &link : links)
-            if (link.is_busy()) waiting.push_back({link.socket, (short)(POLLIN | (link.is_sending() ? POLLOUT : 0)), 0});
+            if (link.is_busy()) waiting.push_back({link.socket, link.awaited(), 0});
         poll(waiting.data(), waiting.size(), LOOK_MILLISECONDS);
     }
     return false;
