@@ -173,12 +173,12 @@ def _say_compiling(compiler: str) -> None:
 def _set_threads(settings: EngineSettings, native: Native | None) -> int:
     """Pinned only where they take all cores: two workers with one thread each would share the first core."""
     cores = usable_cores()
-    count = settings.num_threads or max(1, cores // settings.tensor_parallel_size)
+    count = settings.num_threads or max(1, cores // settings.ranks_here)
     if native is None:
         if settings.num_threads:
             torch.set_num_threads(count)
         return torch.get_num_threads()
-    alone = settings.tensor_parallel_size == 1
+    alone = settings.ranks_here == 1
     native.set_threads(count, pin=alone and count == cores == len(os.sched_getaffinity(0)))
     torch.set_num_threads(1)  # its threads would compete with the native ones
     return count

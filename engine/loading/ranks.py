@@ -3,7 +3,8 @@
     a rank  -> leader   RankReady   what it has: a fingerprint, room for blocks; or why it cannot work
     leader  -> a rank   GroupStart  what all of them have, and how large the memory is that they share
 
-Each rank has a socket to the leader, and the memory's descriptor.  A socket that ends is a rank that has ended.
+Each rank has a channel to the leader, and the memory's descriptor: of memory that all share, or, where ranks are linked
+by sockets, of its own.  A channel that ends, or on which nothing comes, is a rank that has ended.
 """
 
 from __future__ import annotations
@@ -12,9 +13,8 @@ import dataclasses
 import hashlib
 import mmap
 import os
-import socket
 from collections.abc import Sequence
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 import msgspec
 
@@ -28,13 +28,12 @@ from engine.modeling.ranks import RankDecoder, firsts_of, make_group
 from engine.weights.rank_source import RankSource
 from engine.weights.source import WeightSource
 from shared.config import Settings
-from shared.errors import ConfigError, FatalError
+from shared.errors import ConfigError
 from shared.messages.fingerprint import Fingerprint
+from shared.ranks.channel import Channel
 
-MOST_BYTES = 1 << 16  # of a message
 MOST_TOKENS = 1 << 14  # of a step, at least: the scheduler's settings may be others; memory is there once it is used
-
-Answer = TypeVar("Answer", bound=msgspec.Struct)
+LOADING_SILENCE = 60.0  # seconds: a process that imports and reads files may be kept from saying anything
 
 
 class RankReady(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -58,44 +57,6 @@ class GroupStart(msgspec.Struct, frozen=True, array_like=True, tag=True):
     digest: int  # of all of that
 
 
-class Channel:
-    """A socket that keeps messages apart (SOCK_SEQPACKET), to one rank or to the leader."""
-
-    def __init__(self, end: socket.socket) -> None:
-        self._end = end
-
-    def send(self, message: msgspec.Struct) -> None:
-        """Raises FatalError where the other end is closed."""
-        try:
-            self._end.send(msgspec.msgpack.encode(message))
-        except OSError as error:
-            raise FatalError(f"a rank of the group has ended: {error}") from error
-
-    def receive(self, kind: type[Answer]) -> Answer:
-        """Waits.  Raises FatalError where the other end is closed, or says something else."""
-        try:
-            data = self._end.recv(MOST_BYTES)
-        except OSError as error:
-            raise FatalError(f"a rank of the group has ended: {error}") from error
-        if not data:
-            raise FatalError("a rank of the group has ended before all were ready")
-        try:
-            return msgspec.msgpack.decode(data, type=kind)
-        except msgspec.DecodeError as error:
-            raise FatalError(f"a rank of the group sent what is no {kind.__name__}: {error}") from error
-
-    def wait_for_end(self) -> None:
-        """Until the other end is closed."""
-        try:
-            while self._end.recv(MOST_BYTES):
-                pass
-        except OSError:
-            pass
-
-    def close(self) -> None:
-        self._end.close()
-
-
 class Ranks(Protocol):
     """A rank's way to the others, while a model is loaded."""
 
@@ -104,7 +65,13 @@ class Ranks(Protocol):
 
     @property
     def memory(self) -> int:
-        """The descriptor of the memory that all share; empty at first."""
+        """The descriptor of the memory that all share, or of this rank's; empty at first."""
+        ...
+
+    @property
+    def links(self) -> Sequence[int]:
+        """Descriptors of sockets to the other ranks that data pass, as `RankDecoder` has them; empty where all share
+        memory."""
         ...
 
     def settle(self, own: RankReady, num_bytes: int) -> GroupStart:
@@ -145,14 +112,16 @@ def agree(ready: Sequence[RankReady], num_bytes: int) -> GroupStart:
 class LeadingRanks:
     """The leader's end; `channels` are those of ranks 1, 2, ... in order."""
 
-    def __init__(self, channels: Sequence[Channel], memory: int) -> None:
-        self.place = Place(0, 1 + len(channels))
+    def __init__(self, channels: Sequence[Channel], memory: int, ranks: int) -> None:
+        self.place = Place(0, ranks)
         self.memory = memory
+        self.links: Sequence[int] = ()
         self.model: RankDecoder | None = None  # once it has joined
         self._channels = channels
 
     def settle(self, own: RankReady, num_bytes: int) -> GroupStart:
-        start = agree([own, *(channel.receive(RankReady) for channel in self._channels)], num_bytes)
+        others = [channel.receive(RankReady, patience=LOADING_SILENCE) for channel in self._channels]
+        start = agree([own, *others], num_bytes)
         os.ftruncate(self.memory, start.num_bytes)
         for channel in self._channels:
             channel.send(start)
@@ -163,17 +132,21 @@ class LeadingRanks:
 
 
 class FollowingRank:
-    """The end of a rank that does not lead."""
+    """The end of a rank that does not lead; `links`: the socket to the leader, where they do not share the memory."""
 
-    def __init__(self, place: Place, channel: Channel, memory: int) -> None:
+    def __init__(self, place: Place, channel: Channel, memory: int, links: Sequence[int] = ()) -> None:
         self.place = place
         self.memory = memory
+        self.links = links
+        self.channel = channel
         self.model: RankDecoder | None = None
-        self._channel = channel
 
     def settle(self, own: RankReady, num_bytes: int) -> GroupStart:
-        self._channel.send(own)
-        return self._channel.receive(GroupStart)
+        self.channel.send(own)
+        start = self.channel.receive(GroupStart)
+        if self.links:
+            os.ftruncate(self.memory, start.num_bytes)
+        return start
 
     def joined(self, model: RankDecoder) -> None:
         self.model = model
@@ -220,7 +193,7 @@ def join(
         table_columns=-(-plan.max_model_len // plan.block_size) * (1 + len(plan.windows)),
         expert_bytes=native.expert_bytes(whole),
         digest=0,
-        crowded=ranks.place.ranks * backend.num_threads > usable_cores(),
+        crowded=settings.engine.ranks_here * backend.num_threads > usable_cores(),
     )
     own = RankReady(ranks.place.rank, "", fingerprint, plan.num_blocks, plan.max_model_len, plan.windows)
     start = ranks.settle(own, native.group_bytes(group, spec.hidden_size))
@@ -228,7 +201,7 @@ def join(
     group.table_columns = -(-plan.max_model_len // plan.block_size) * (1 + len(plan.windows))
     group.digest = start.digest
     shared = mmap.mmap(ranks.memory, start.num_bytes)
-    model = RankDecoder(part, native, group, shared)
+    model = RankDecoder(part, native, group, shared, ranks.links)
     ranks.joined(model)
     return model, plan
 

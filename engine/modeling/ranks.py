@@ -1,4 +1,4 @@
-"""A rank's model: a native decoder with a part of every weight, in a group that shares memory.
+"""A rank's model: a native decoder with a part of every weight, in a group that shares memory or is linked by sockets.
 
 The leader's is a `engine.modeling.model.Model` like any other; what it computes it orders from the others, which
 follow.
@@ -6,6 +6,7 @@ follow.
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 from collections.abc import Callable, Sequence
 
@@ -92,14 +93,24 @@ class RankedPool(KVPool):
 class RankDecoder:
     """One rank's.  Every call of the leader raises FatalError once the group has ended."""
 
-    def __init__(self, decoder: NativeDecoder, native: Native, group: abi.PgGroup, shared: mmap.mmap) -> None:
-        """`shared`: zeros that all ranks have, of `Native.group_bytes`."""
+    def __init__(
+        self,
+        decoder: NativeDecoder,
+        native: Native,
+        group: abi.PgGroup,
+        shared: mmap.mmap,
+        links: Sequence[int] = (),
+    ) -> None:
+        """`shared`: zeros that all ranks have, of `Native.group_bytes`; or that each has for itself, where `links` are
+        sockets: the leader's to ranks 1, 2, ..., another one's to the leader."""
         self.spec = decoder.spec
         self._decoder = decoder
         self._native = native
         self._group = group
         self._shared = torch.frombuffer(shared, dtype=torch.uint8)
-        group.memory = self._shared.data_ptr()
+        group.memory, group.bytes = self._shared.data_ptr(), len(self._shared)
+        if links:
+            group.links = (ctypes.c_int32 * len(links))(*links)
 
     @property
     def device(self) -> torch.device:

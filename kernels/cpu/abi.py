@@ -6,7 +6,7 @@ import ctypes
 from ctypes import POINTER, Structure, c_char_p, c_float, c_int32, c_int64, c_uint64, c_void_p
 from typing import Any
 
-VERSION = 18  # PG_ABI
+VERSION = 19  # PG_ABI
 
 RMS_NORM, LAYER_NORM = range(2)  # PgNormKind
 SILU, GELU_TANH, CLAMPED_SWIGLU = range(3)  # PgActivation
@@ -15,7 +15,7 @@ PHASES = (  # PgPhase
     *("norms", "rotary and KV store", "waiting", "other", "adapters"),
 )
 SOFTMAX, SOFTMAX_OF_CHOSEN, SIGMOID = range(3)  # PgScore
-ALIVE, LEFT, DISAGREED, NO_ROOM, RANK_DIED = range(5)  # PgEnd
+ALIVE, LEFT, DISAGREED, NO_ROOM, RANK_DIED, RANK_SILENT = range(6)  # PgEnd
 
 
 class PgCoding(Structure):
@@ -142,6 +142,8 @@ class PgLora(Structure):
 class PgGroup(Structure):
     _fields_ = [
         ("memory", c_void_p),
+        ("bytes", c_int64),
+        ("links", POINTER(c_int32)),
         ("rank", c_int32),
         ("ranks", c_int32),
         ("spins", c_int32),

@@ -16,6 +16,7 @@ WHY_ENDED = {
     abi.DISAGREED: "its ranks read different steps",
     abi.NO_ROOM: "a step is larger than its memory",
     abi.RANK_DIED: "a rank has ended",
+    abi.RANK_SILENT: "a rank is silent",
 }
 
 

@@ -1,31 +1,38 @@
 """What a group of ranks costs: its steps beside those of one worker with as many threads, and a gather alone.
 
     scripts/bench_ranks [--check] [--models DIR] [--model S] [--ranks 2] [--rounds 7] [--steps 8] [--dtype auto]
+                        [--executor local] [--gathers]
 
 One worker with a thread for each rank, and a group of as many ranks with a thread each, decode the same rows; both are
 there all the time, and rounds of them take turns, so that a machine whose speed drifts slows both.  Ratios are medians
-of those of rounds.  Both must say the same tokens.  A gather is what two ranks need to have 4 KB of each other: a
-meeting and the copies around it.
+of those of rounds.  Both must say the same tokens.  `--executor hosts`: the ranks share no memory; TCP on loopback is
+between them.  A gather is what two ranks need to have so many bytes of each other: a meeting and the copies around it;
+beside it what torch.distributed (gloo) takes for the same.
 """
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import os
 import random
+import socket
+import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import numpy as np
 import torch
 
 from engine.execution.runner import ModelRunner
 from engine.loading.load import load_runner
+from engine.modeling.ranks import SPINS, SPINS_CROWDED
 from kernels.cpu import abi
 from kernels.cpu.loading import load
 from kernels.cpu.native import Native
@@ -33,8 +40,9 @@ from scripts.bench.common.models import ensure
 from scripts.bench.common.proc import processor
 from scripts.bench.common.report import Result, bench_parser, finish
 from services.worker.rank_processes import start_ranks
-from services.worker.ranks import RankGroup
-from shared.config import Settings
+from services.worker.ranks import HostGroup, make_group
+from shared.config import Settings, settings_environment
+from shared.data_link.addresses import prepare
 from shared.messages import AdmittedSequence, StepPlan
 from shared.packing import pack_tokens
 from shared.sampling import SamplingParams
@@ -43,7 +51,7 @@ ROWS = (1, 8, 32)
 PROMPT = 100  # tokens of a row before the first step that is measured
 VOCAB = 8000
 SLOWER, GATHER_US = 1.2, 5.0  # targets
-GATHER_BYTES, GATHERS = 4096, 20000
+GATHER_BYTES, GATHERS, GLOO_GATHERS = (4096, 65536), 10000, 2000
 GREEDY = SamplingParams(temperature=0.0)
 
 
@@ -113,17 +121,16 @@ def measure(
     return found
 
 
-def gather_seconds(native: Native) -> float:
+Gather = Callable[[int], "np.ndarray[Any, Any]"]  # by one of two ranks: nanoseconds of each
+
+
+def gather_seconds(gather: Gather) -> float:
     """The median of gathers between this process and a fork of it, each on a core of its own where there are two."""
-    hidden, cores = 2 * GATHER_BYTES // 4, sorted(os.sched_getaffinity(0))
-    sizes = {"attended": hidden, "inner": hidden, "vocab": 32, "max_tokens": 4, "max_seqs": 4, "max_rows": 4}
-    group = abi.PgGroup(ranks=2, spins=1600 if len(cores) > 1 else 60, table_columns=4, **sizes)
-    memory = mmap.mmap(-1, native.group_bytes(group, hidden))
-    group.memory = torch.frombuffer(memory, dtype=torch.uint8).data_ptr()
+    cores = sorted(os.sched_getaffinity(0))
     child = os.fork()
-    group.rank = int(child == 0)
-    os.sched_setaffinity(0, {cores[group.rank % len(cores)]})
-    times = native.gather(group, hidden, GATHER_BYTES, GATHERS)
+    rank = int(child == 0)
+    os.sched_setaffinity(0, {cores[rank % len(cores)]})
+    times = gather(rank)
     if child == 0:
         os._exit(0)
     os.waitpid(child, 0)
@@ -131,16 +138,89 @@ def gather_seconds(native: Native) -> float:
     return float(np.median(times)) * 1e-9
 
 
+def native_gather(native: Native, num_bytes: int, *, tcp: bool) -> Gather:
+    """Of this library: over shared memory, or over TCP between ranks that have each its own."""
+    hidden, crowded = num_bytes // 2, len(os.sched_getaffinity(0)) < 2
+    sizes = {"attended": hidden, "inner": hidden, "vocab": 32, "max_tokens": 4, "max_seqs": 4, "max_rows": 4}
+    group = abi.PgGroup(ranks=2, spins=SPINS_CROWDED if crowded else SPINS, table_columns=4, **sizes)
+    group.bytes = native.group_bytes(group, hidden)
+    memory = mmap.mmap(-1, group.bytes, flags=mmap.MAP_PRIVATE if tcp else mmap.MAP_SHARED)
+    group.memory = torch.frombuffer(memory, dtype=torch.uint8).data_ptr()
+    ends = connected_pair() if tcp else ()
+
+    def gather(rank: int) -> np.ndarray[Any, Any]:
+        group.rank = rank
+        if tcp:
+            group.links = (ctypes.c_int32 * 1)(ends[rank].fileno())
+        times = native.gather(group, hidden, num_bytes, GATHERS)
+        assert memory  # it is read until here
+        return times
+
+    return gather
+
+
+def connected_pair() -> tuple[socket.socket, socket.socket]:
+    """Over loopback, prepared as those of ranks are."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        one = socket.create_connection(listener.getsockname())
+        other, _ = listener.accept()
+    for end in (one, other):
+        prepare(end)
+        end.setblocking(True)
+    return one, other
+
+
+def gloo_gather(num_bytes: int) -> Gather:
+    """Of torch.distributed, over TCP on loopback."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+
+    def gather(rank: int) -> np.ndarray[Any, Any]:
+        torch.distributed.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+        own, *whole = (torch.zeros(num_bytes, dtype=torch.uint8) for _ in range(3))
+        times = np.zeros(GLOO_GATHERS, np.int64)
+        for i in range(GLOO_GATHERS):
+            torch.distributed.barrier()
+            begin = time.perf_counter_ns()
+            torch.distributed.all_gather(whole, own)
+            times[i] = time.perf_counter_ns() - begin
+        torch.distributed.destroy_process_group()
+        return times
+
+    return gather
+
+
+def gathers(native: Native) -> list[Result]:
+    """All ways that a gather may go; those over TCP have no target."""
+    found = []
+    for num_bytes in GATHER_BYTES:
+        size = f"gather of {num_bytes >> 10} KB between two ranks, median"
+        most = GATHER_US if num_bytes == GATHER_BYTES[0] else None
+        ways = {
+            "shared memory": native_gather(native, num_bytes, tcp=False),
+            "TCP": native_gather(native, num_bytes, tcp=True),
+            "gloo": gloo_gather(num_bytes),
+        }
+        for name, way in ways.items():
+            at_most = most if name == "shared memory" else None
+            found.append(Result(f"{size}, {name}", 1e6 * gather_seconds(way), "us", at_most=at_most))
+    return found
+
+
 @contextmanager
 def grouped(settings: Settings, ranks: int) -> Iterator[ModelRunner]:
-    own = settings.replace(tensor_parallel_size=ranks, num_threads=1)
-    started = start_ranks(own)
-    assert started is not None
-    group = RankGroup(started, on_failure=lambda: None)
-    try:
+    own = settings.replace(tensor_parallel_size=ranks, num_threads=1, rank_port=0)
+    with tempfile.TemporaryDirectory() as directory, ExitStack() as stack:
+        own = own.replace(runtime_dir=directory)
+        group = make_group(own, start_ranks(own), on_failure=lambda: None)
+        assert group is not None
+        stack.callback(group.close)
+        if isinstance(group, HostGroup):
+            environment = os.environ | settings_environment(own)
+            for _ in range(1, ranks):
+                program = [sys.executable, "-m", "services.worker.hosts", f"tcp://127.0.0.1:{group.port}"]
+                stack.callback(subprocess.Popen(program, env=environment).wait)
         yield load_runner(own, ranks=group)
-    finally:
-        group.close()
 
 
 def main() -> int:
@@ -152,22 +232,26 @@ def main() -> int:
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--steps", type=int, default=8, help="of a round")
+    parser.add_argument("--executor", default="local", choices=("local", "hosts"), help="of the ranks, as the setting")
+    parser.add_argument("--gathers", action="store_true", help="measure gathers alone")
     parser.add_argument("--dtype", default="auto", help="of the arithmetic, as the setting")
     args = parser.parse_args()
     native = load()
-    gather = gather_seconds(native)
+    gathered = gathers(native)
+    if args.gathers:
+        return finish(gathered, check=args.check, title=f"gathers; {processor()}")
     with tempfile.TemporaryDirectory() if args.models is None else nullcontext(args.models) as models:
         made = Path(models) / args.model
         ensure(made, args.model)
         longest = PROMPT + args.rounds * args.steps + 1
         settings = Settings.of(
-            model=str(made), dtype=args.dtype, num_threads=args.ranks, max_model_len=longest, num_blocks=max(ROWS) * 64
-        )
+            model=str(made), dtype=args.dtype, num_threads=args.ranks, max_model_len=longest, num_blocks=max(ROWS) * 64,
+            executor=args.executor,
+        )  # fmt: skip
         alone = load_runner(settings)
         with grouped(settings, args.ranks) as group:
             lines = measure(native, alone, group, args.ranks, args.rounds, args.steps)
-    lines.append(Result("gather of 4 KB between two ranks, median", 1e6 * gather, "us", at_most=GATHER_US))
-    return finish(lines, check=args.check, title=f"ranks, model {args.model}; {processor()}")
+    return finish([*lines, *gathered], check=args.check, title=f"ranks, model {args.model}; {processor()}")
 
 
 if __name__ == "__main__":

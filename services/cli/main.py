@@ -83,6 +83,25 @@ def serve(directory: str | None, log_dir: Path | None, **arguments: Any) -> None
     sys.exit(command.serve(found.settings, cast, log_dir, found.models, replicas.worker_roles))
 
 
+@main.command()
+@click.argument("directory", required=False)
+@click.option("--join", "address", required=True, metavar="tcp://HOST:PORT", help="Where the worker waits for ranks.")
+@click.option("--rank", "number", type=click.IntRange(1), help="Which rank this is. Default: the first that is free.")
+@settings_options
+def rank(directory: str | None, address: str, number: int | None, **arguments: Any) -> None:
+    """Be one rank of a worker that another host leads (`pageant serve --executor hosts`), as often as its group begins.
+
+    DIRECTORY is the model on this host, as with --model; most other settings are the leader's. Both hosts need the same
+    keys: the file curve.json in --runtime-dir.
+    """
+    from services.cli.rank import keep_rank
+    from shared.ranks.addresses import read_address
+
+    read_address(address)
+    arguments["model"] = one_model(directory, arguments["model"])
+    sys.exit(keep_rank(take_settings(arguments), address, number))
+
+
 def one_model(directory: str | None, model: str | None) -> str | None:
     """A model may be named in two ways, but not two models."""
     if directory is not None and model is not None and directory != model:

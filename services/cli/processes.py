@@ -82,6 +82,8 @@ def settings_of(role: Role, settings: Settings, status_file: Path) -> Settings:
         index = 0 if role.service == "gateway" else role.index  # gateways take the next free one themselves
         port = settings.observation.metrics_port + METRICS_PORTS * PLACES.index(role.service) + index
         settings = settings.replace(metrics_port=port)
+    if role.service == "worker" and settings.deployment.rank_port:
+        settings = settings.replace(rank_port=settings.deployment.rank_port + role.index)
     if role.service != "gateway":
         return settings
     ports = {name: getattr(settings.gateway, name) for name in ("port", "http_port")}

@@ -8,6 +8,7 @@ from engine.execution.runner import ModelRunner
 from engine.loading.load import load_runner
 from services.worker.actor import WorkerActor
 from services.worker.adapters import AdapterLoading
+from services.worker.hosts.listening import RankListener
 from services.worker.overlapped import OverlappedSteps
 from services.worker.rank_processes import StartedRanks
 from services.worker.ranks import make_group
@@ -19,7 +20,7 @@ from shared.messages import HoldAdapters, Tick
 from shared.transport import Transport
 
 
-def make(transport: Transport, settings: Settings, ranks: StartedRanks | None = None) -> WorkerActor:
+def make(transport: Transport, settings: Settings, ranks: StartedRanks | RankListener | None = None) -> WorkerActor:
     """One worker that loads the model once it runs, and steps in a thread; `ranks`: the others of its group."""
     loop = asyncio.get_running_loop()
 
@@ -34,7 +35,7 @@ def make(transport: Transport, settings: Settings, ranks: StartedRanks | None = 
     def wake() -> None:
         loop.call_soon_threadsafe(actor.post, Tick())
 
-    group = make_group(ranks, on_failure=wake)
+    group = make_group(settings, ranks, on_failure=wake)
 
     def load() -> ModelRunner:
         return load_runner(settings, ranks=group)

@@ -6,6 +6,7 @@ It loads its part of the model and computes what the leader orders.  It is not o
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import socket
@@ -17,34 +18,44 @@ import structlog
 
 from engine.description.ranks import Place
 from engine.loading.load import load_runner
-from engine.loading.ranks import Channel, FollowingRank, RankReady
+from engine.loading.ranks import FollowingRank, RankReady
 from shared.config import load_settings
 from shared.errors import FatalError, PageantError
 from shared.exit_status import EXIT_CONFIG, EXIT_FATAL
 from shared.logging import setup_logging
+from shared.ranks.channel import Channel
 
 log = structlog.get_logger()
 
 
-def follow(load: Callable[[FollowingRank], object], place: Place, channel: Channel, memory: int) -> int:
-    """Until the group ends; returns the exit status.  `load` makes a rank's model."""
-    ranks = FollowingRank(place, channel, memory)
+def follow(
+    load: Callable[[FollowingRank], object],
+    ranks: FollowingRank,
+    *,
+    patience: float = math.inf,
+    on_ready: Callable[[], None] = lambda: None,
+) -> int:
+    """Until the group ends; returns the exit status.  `load` makes a rank's model; `patience`: seconds in which the
+    leader must show signs of life."""
+    ranks.channel.beat()
     try:
         load(ranks)
     except PageantError as error:
         log.error("fatal", error=str(error), type=type(error).__name__)
         with contextlib.suppress(FatalError):  # the leader may be what has ended
-            channel.send(RankReady(place.rank, error=str(error)))
-        return EXIT_CONFIG
+            ranks.channel.send(RankReady(ranks.place.rank, error=str(error)))
+        return EXIT_FATAL if isinstance(error, FatalError) else EXIT_CONFIG
     assert ranks.model is not None
-    threading.Thread(target=_end_with_leader, args=(channel,), name="leader", daemon=True).start()
-    log.info("rank_ready", rank=place.rank, ranks=place.ranks)
-    log.info("rank_leaves", rank=place.rank, reason=ranks.model.follow())
+    threading.Thread(target=_end_with_leader, args=(ranks.channel, patience), name="leader", daemon=True).start()
+    log.info("rank_ready", rank=ranks.place.rank, ranks=ranks.place.ranks)
+    on_ready()
+    log.info("rank_leaves", rank=ranks.place.rank, reason=ranks.model.follow())
     return 0
 
 
-def _end_with_leader(channel: Channel) -> None:
-    channel.wait_for_end()
+def _end_with_leader(channel: Channel, patience: float) -> None:
+    error = channel.watch(patience)
+    log.info("rank_ends", reason=str(error))
     os._exit(EXIT_FATAL)
 
 
@@ -53,8 +64,8 @@ def main() -> int:
     settings = load_settings()
     setup_logging("rank", f"rank-{rank}", level=settings.observation.log_level, format=settings.observation.log_format)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the leader, and the leader this one
-    end = Channel(socket.socket(fileno=channel))
-    return follow(lambda ranks: load_runner(settings, ranks=ranks), Place(rank, ranks), end, memory)
+    end = Channel(socket.socket(fileno=channel), "the leader")
+    return follow(lambda ranks: load_runner(settings, ranks=ranks), FollowingRank(Place(rank, ranks), end, memory))
 
 
 if __name__ == "__main__":

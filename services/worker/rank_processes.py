@@ -1,4 +1,4 @@
-"""Starts the other ranks of a worker's group, as processes of this host.
+"""Starts the other ranks of a worker's group, as processes of this host, or opens the port where they join.
 
 Without torch: they import it, and load their parts, while this process does.
 """
@@ -13,8 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from services.worker.hosts.listening import RankListener
 from shared.config import Settings, load_settings, settings_environment
 from shared.errors import PageantError
+from shared.logging import setup_logging
+from shared.ranks.handshake import group_key
 
 LAUNCH = Path(__file__).resolve().parents[1] / "cli" / "launch.py"
 
@@ -37,12 +40,12 @@ class StartedRanks:
 
 
 def channel_pair() -> tuple[socket.socket, socket.socket]:
-    return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    return socket.socketpair()
 
 
 def start_ranks(settings: Settings) -> StartedRanks | None:
-    """With these settings; they die with this process, and log where it does.  None for a worker alone."""
-    ranks = settings.engine.tensor_parallel_size
+    """With these settings; they die with this process, and log where it does.  None where there are none to start."""
+    ranks = settings.engine.ranks_here
     if ranks == 1:
         return None
     environment = os.environ | settings_environment(settings)
@@ -58,9 +61,16 @@ def start_ranks(settings: Settings) -> StartedRanks | None:
     return StartedRanks(memory, tuple(processes), tuple(ends))
 
 
-def start_early() -> StartedRanks | None:
-    """By the process's own settings; what is wrong with these is said where they are read again."""
+def start_early() -> StartedRanks | RankListener | None:
+    """By the process's own settings; what is wrong with these is said where they are read again.
+
+    Ranks that join from elsewhere find the port open, and load while this process does.
+    """
     try:
-        return start_ranks(load_settings())
+        settings = load_settings()
+        if settings.engine.tensor_parallel_size == settings.engine.ranks_here:
+            return start_ranks(settings)
+        setup_logging("worker", "", level=settings.observation.log_level, format=settings.observation.log_format)
+        return RankListener(settings, group_key(settings.deployment.runtime_path))
     except PageantError:
         return None

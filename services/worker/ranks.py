@@ -1,4 +1,4 @@
-"""The other ranks of a worker's group, as processes of this host, and what is done when one ends.
+"""The other ranks of a worker's group, and what is done when one ends.
 
 A group is one worker to everybody else: this process leads it and is the only one on the bus.  Where a rank ends, so
 does the group, and with it this process, whose supervisor begins another.
@@ -7,31 +7,84 @@ does the group, and with it this process, whose supervisor begins another.
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import structlog
 
-from engine.loading.ranks import Channel, LeadingRanks
+from engine.loading.ranks import GroupStart, LeadingRanks, RankReady
+from engine.modeling.ranks import RankDecoder
 from kernels.cpu import abi
+from services.worker.hosts.listening import RankListener
 from services.worker.rank_processes import RankProcess, StartedRanks
+from shared.config import Settings
+from shared.errors import FatalError
+from shared.ranks.channel import Channel, SilentRankError
+from shared.ranks.handshake import group_key
 
 LEAVE_SECONDS = 1.0
+SILENCE = 2.0  # seconds without a sign of life, after which a rank is given up: frozen, or cut off
 
 log = structlog.get_logger()
 
 
-class RankGroup(LeadingRanks):
+class WatchedRanks(LeadingRanks):
     """Ranks 1 ... ranks - 1.  `failure` says which has ended, and how."""
 
-    def __init__(self, started: StartedRanks, on_failure: Callable[[], None]) -> None:
+    def __init__(self, channels: Sequence[Channel], ranks: int, memory: int, on_failure: Callable[[], None]) -> None:
         """`on_failure` is called in a thread, once `failure` is set."""
-        super().__init__([Channel(end) for end in started.ends], started.memory)
+        super().__init__(channels, memory, ranks)
         self.failure = ""
-        self.processes = started.processes
         self._on_failure = on_failure
         self._leaving = False
+
+    def joined(self, model: RankDecoder) -> None:
+        super().joined(model)
+        for channel in self._channels:
+            threading.Thread(target=self._listen, args=(channel,), name=channel.name, daemon=True).start()
+
+    def fail(self, why: str, reason: int = abi.RANK_DIED) -> None:
+        """The group ends, unless it is leaving."""
+        if self._leaving:
+            return
+        self.failure = self.failure or why
+        if self.model is not None:
+            self.model.end(reason)
+        self._on_failure()
+
+    def close(self) -> None:
+        self._leaving = True
+        if self.model is not None:
+            self.model.end()
+        self._hang_up()
+        os.close(self.memory)
+
+    def _hang_up(self) -> None:
+        for channel in self._channels:
+            channel.close()
+
+    def _listen(self, channel: Channel) -> None:
+        error = channel.watch(SILENCE)
+        if isinstance(error, SilentRankError):
+            log.error("rank_silent", rank=channel.name, reason=str(error))
+            self.fail(str(error), abi.RANK_SILENT)
+        else:
+            self.on_end(channel, error)
+
+    def on_end(self, channel: Channel, error: FatalError) -> None:
+        """A rank's channel is closed."""
+        raise NotImplementedError
+
+
+class RankGroup(WatchedRanks):
+    """Whose ranks are processes of this host."""
+
+    def __init__(self, started: StartedRanks, on_failure: Callable[[], None]) -> None:
+        channels = [Channel(end, f"rank {rank}") for rank, end in enumerate(started.ends, 1)]
+        super().__init__(channels, 1 + len(channels), started.memory, on_failure)
+        self.processes = started.processes
         for rank, process in enumerate(self.processes, 1):
             threading.Thread(target=self._watch, args=(rank, process), name=f"rank {rank}", daemon=True).start()
 
@@ -47,24 +100,57 @@ class RankGroup(LeadingRanks):
                 process.wait(LEAVE_SECONDS)
             except subprocess.TimeoutExpired:
                 process.kill()
-        self._hang_up()
-        os.close(self.memory)
+        super().close()
 
-    def _hang_up(self) -> None:
-        for channel in self._channels:
-            channel.close()
+    def on_end(self, channel: Channel, error: FatalError) -> None:
+        """Its process ends too, and says more."""
 
     def _watch(self, rank: int, process: RankProcess) -> None:
         status = process.wait()
-        if self._leaving:
-            return
-        log.error("rank_ended", rank=rank, pid=process.pid, status=status)
-        self.failure = self.failure or f"rank {rank} of the group has ended with status {status}"
-        if self.model is not None:
-            self.model.end(abi.RANK_DIED)
-        self._on_failure()
+        if not self._leaving:
+            log.error("rank_ended", rank=rank, pid=process.pid, status=status)
+        self.fail(f"rank {rank} of the group has ended with status {status}")
 
 
-def make_group(started: StartedRanks | None, on_failure: Callable[[], None]) -> RankGroup | None:
-    """None for a worker that computes alone."""
-    return None if started is None else RankGroup(started, on_failure)
+class HostGroup(WatchedRanks):
+    """Whose ranks join over TCP, from wherever they are started."""
+
+    def __init__(self, listener: RankListener, ranks: int, on_failure: Callable[[], None]) -> None:
+        super().__init__([], ranks, os.memfd_create("pageant-ranks"), on_failure)
+        self._listener = listener
+        self.port = listener.port
+        self._sockets: list[socket.socket] = []  # kept open as long as their descriptors are used
+
+    def settle(self, own: RankReady, num_bytes: int) -> GroupStart:
+        """Raises FatalError where a rank does not come."""
+        members = self._listener.wait_for_all()
+        self._listener.close()
+        self._channels = [one.channel for one in members]
+        self._sockets = [one.link for one in members if one.link is not None]
+        self.links = [one.fileno() for one in self._sockets]
+        for channel in self._channels:
+            channel.beat()
+        return super().settle(own, num_bytes)
+
+    def close(self) -> None:
+        """The others lose their connections, and end.  No step is computed any more."""
+        self._listener.close()
+        super().close()
+        for one in self._sockets:
+            one.close()
+
+    def on_end(self, channel: Channel, error: FatalError) -> None:
+        log.error("rank_ended", rank=channel.name, reason=str(error))
+        self.fail(str(error))
+
+
+def make_group(
+    settings: Settings, started: StartedRanks | RankListener | None, on_failure: Callable[[], None]
+) -> RankGroup | HostGroup | None:
+    """`started`: what has begun already.  None for a worker that computes alone.  Raises ConfigError."""
+    if isinstance(started, StartedRanks):
+        return RankGroup(started, on_failure)
+    if settings.engine.tensor_parallel_size == settings.engine.ranks_here:
+        return None
+    listener = started or RankListener(settings, group_key(settings.deployment.runtime_path))
+    return HostGroup(listener, settings.engine.tensor_parallel_size, on_failure)

@@ -58,7 +58,7 @@ NOT_NEGATIVE = (
     "model_turn",
 )
 POSITIVE = ("header_timeout", "idle_timeout", "body_timeout")  # seconds
-PORTS = {"port": 0, "http_port": -1, "metrics_port": -1, "scheduler_port": 0}  # the least value of each
+PORTS = {"port": 0, "http_port": -1, "metrics_port": -1, "scheduler_port": 0, "rank_port": 0}  # the least value of each
 MAX_PORT = 65535
 MAX_RANKS = 64
 

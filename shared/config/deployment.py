@@ -24,6 +24,13 @@ class DeploymentSettings(Section, frozen=True, kw_only=True):
             "With tcp: the host at which others reach this service. Empty: its address on the scheduler's network."
         ),
     ] = ""
+    rank_port: Annotated[
+        int,
+        advanced(
+            "Port at which a worker waits for the ranks that join it (executor=hosts); each further worker of one "
+            "`pageant serve` takes the next. 0: any that is free."
+        ),
+    ] = 5560
     heartbeat_interval: Annotated[float, advanced("Seconds between two heartbeats of a service.")] = 0.5
     heartbeat_timeout: Annotated[
         float, advanced("Seconds of silence after which a service is given up, an interval later at most.")

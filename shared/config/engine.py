@@ -74,6 +74,13 @@ class EngineSettings(Section, frozen=True, kw_only=True):
             "cache: on a CPU, with native kernels, to the same bits as one. See docs/ranks.md."
         ),
     ] = 1
+    executor: Annotated[
+        Literal["local", "hosts"],
+        advanced(
+            "Where the ranks of a worker run. local: processes of this host, which share memory. hosts: each where "
+            "`pageant rank --join` starts it, of this host or others, linked by TCP. See docs/ranks.md."
+        ),
+    ] = "local"
     attention_backend: Annotated[
         Literal["auto", "triton", "flashinfer", "flashattention"],
         advanced("Attention kernels on a GPU; the last two must be installed. auto: triton. See docs/gpu.md."),
@@ -86,6 +93,11 @@ class EngineSettings(Section, frozen=True, kw_only=True):
             "kind that began it."
         ),
     ] = False
+
+    @property
+    def ranks_here(self) -> int:
+        """Ranks of one worker that share this host's cores."""
+        return self.tensor_parallel_size if self.executor == "local" else 1
 
     @property
     def model_name(self) -> str:

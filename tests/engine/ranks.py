@@ -8,20 +8,25 @@ import signal
 import socket
 import traceback
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 from engine.description.ranks import Place
 from engine.execution.runner import ModelRunner
 from engine.loading.load import load_runner
-from engine.loading.ranks import Channel, FollowingRank
+from engine.loading.ranks import FollowingRank
+from services.worker.hosts.joining import join_group
+from services.worker.hosts.listening import RankListener
 from services.worker.rank import follow
 from services.worker.rank_processes import StartedRanks, channel_pair
-from services.worker.ranks import RankGroup
+from services.worker.ranks import HostGroup, RankGroup
 from shared.config import Settings
+from shared.ranks.channel import Channel
 from tests.kernels.natives import load_build
 
 PR_SET_PDEATHSIG = 1
+KEY = b"k" * 32
 
 
 class ForkedRank:
@@ -44,13 +49,27 @@ def fork_ranks(settings: Settings, ranks: int, has_windows: bool) -> StartedRank
     memory, processes, ends = os.memfd_create("ranks"), [], []
     for rank in range(1, ranks):
         mine, theirs = channel_pair()
-        processes.append(_fork(settings, Place(rank, ranks), theirs, memory, has_windows))
+        end = partial(_shared_end, Place(rank, ranks), theirs, memory)
+        processes.append(_fork(settings, end, has_windows))
         theirs.close()
         ends.append(mine)
     return StartedRanks(memory, tuple(processes), tuple(ends))
 
 
-def _fork(settings: Settings, place: Place, end: socket.socket, memory: int, has_windows: bool) -> ForkedRank:
+def _shared_end(place: Place, end: socket.socket, memory: int) -> FollowingRank:
+    return FollowingRank(place, Channel(end), memory)
+
+
+def _linked_end(settings: Settings, address: str, rank: int) -> FollowingRank:
+    group = join_group(settings, address, KEY, rank)
+    links.append(group.link)
+    return FollowingRank(Place(group.rank, group.ranks), group.channel, group.memory, [group.link.fileno()])
+
+
+links: list[socket.socket] = []  # of this fork, open as long as it lives
+
+
+def _fork(settings: Settings, end: Callable[[], FollowingRank], has_windows: bool) -> ForkedRank:
     def load(others: FollowingRank) -> ModelRunner:
         return load_runner(settings, ranks=others, has_windows=has_windows)
 
@@ -61,7 +80,7 @@ def _fork(settings: Settings, place: Place, end: socket.socket, memory: int, has
         return ForkedRank(pid)
     try:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL))
-        status = follow(load, place, Channel(end), memory)
+        status = follow(load, end())
     except BaseException:
         traceback.print_exc()
         status = 70
@@ -78,3 +97,23 @@ def ranked(settings: Settings, ranks: int, has_windows: bool = True) -> Iterator
         yield load_runner(settings, ranks=group, has_windows=has_windows), group
     finally:
         group.close()
+
+
+@contextmanager
+def linked(
+    settings: Settings, ranks: int, has_windows: bool = True
+) -> Iterator[tuple[ModelRunner, HostGroup, list[ForkedRank]]]:
+    """The same over TCP: the leader's runner, its group, and the others, which join as if from other hosts."""
+    load_build("native")
+    settings = settings.replace(tensor_parallel_size=ranks, num_threads=1, executor="hosts", rank_port=0)
+    listener = RankListener(settings, KEY)
+    address = f"tcp://127.0.0.1:{listener.port}"
+    others = [_fork(settings, partial(_linked_end, settings, address, rank), has_windows) for rank in range(1, ranks)]
+    group = HostGroup(listener, ranks, on_failure=lambda: None)
+    try:
+        yield load_runner(settings, ranks=group, has_windows=has_windows), group, others
+    finally:
+        group.close()
+        for one in others:
+            one.kill()
+            one.wait()

@@ -8,10 +8,12 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.system.harness import ROOT, Answer, Troupe, ask, streaming, troupe
+from tests.system.harness import MODEL, ROOT, Answer, Troupe, ask, free_port, streaming, troupe
 
 PATIENCE = 20.0  # seconds, for a busy machine
 OPTIONS = ("--tensor-parallel-size", "2", "--num-blocks", "256", "--draft", "off", "--dtype", "float32")
@@ -62,6 +64,49 @@ def test_a_killed_rank_changes_no_text(tmp_path: Path) -> None:
         lines = running.logs()
     assert [(line["rank"], line["status"]) for line in lines if line["event"] == "rank_ended"] == [(1, -9)]
     assert any("rank 1 of the group has ended" in line.get("error", "") for line in lines if line["event"] == "fatal")
+
+
+@contextmanager
+def rank_of_another_host(directory: Path, port: int) -> Iterator[subprocess.Popen[bytes]]:
+    """It waits for its leader, and is started again whenever its group ends."""
+    command = [sys.executable, "-m", "services.cli", "rank", "--join", f"tcp://127.0.0.1:{port}", "--rank", "1"]
+    own = ["--runtime-dir", str(directory / "run"), "--num-threads", "1", "-m", str(MODEL)]
+    with (directory / "rank.log").open("wb") as out:
+        process = subprocess.Popen([*command, *own], cwd=ROOT, stdout=out, stderr=out)
+    try:
+        yield process
+    finally:
+        process.terminate()
+        assert process.wait(PATIENCE) == 0
+
+
+def test_a_killed_rank_of_another_host_changes_no_text(tmp_path: Path) -> None:
+    requests = [ask("One day", max_tokens=200, temperature=0.9, seed=seed, ignore_eos=True) for seed in range(4)]
+    port = free_port()
+    options = ("--executor", "hosts", "--rank-port", str(port), "--num-threads", "1", "--resume-timeout", "120")
+    with rank_of_another_host(tmp_path, port) as rank, troupe(tmp_path, *OPTIONS, *options) as running:
+        wanted = texts(running.generate(requests))
+
+        async def killed() -> list[Any]:
+            async with running.channel() as channel:
+                tasks = await streaming(channel, requests)
+                (follower,) = children(rank.pid)
+                os.kill(follower, signal.SIGKILL)
+                return await asyncio.gather(*tasks)
+
+        assert texts(asyncio.run(killed())) == wanted
+        lines = running.logs()
+    assert [line["rank"] for line in lines if line["event"] == "rank_ended"] == ["rank 1"]
+    assert [line["event"] for line in lines if line["event"] in ("rank_joined", "rank_ended")] == [
+        "rank_joined",
+        "rank_ended",
+        "rank_joined",
+    ]
+
+
+def children(pid: int) -> list[int]:
+    command = ["ps", "-o", "pid=", "--ppid", str(pid)]
+    return [int(word) for word in subprocess.run(command, capture_output=True, check=False).stdout.split()]
 
 
 def test_more_ranks_than_kv_heads_are_refused_in_a_line() -> None:

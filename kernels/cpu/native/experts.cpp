@@ -250,6 +250,17 @@ float *slots_between(const PgModel &m) {
     return m.group ? areas_of(*m.group, m.hidden).experts : scratch.inner.get<float>(0);
 }
 
+// What this rank has of that.
+void list_inner(const PgLayer &layer, const Passed &passed, const float *inner, int64_t stride, Written &written) {
+    for (const Piece &p : scratch.blocks) {
+        const bool shared = p.expert == layer.experts->count;
+        const int64_t first = shared ? layer.first_inner : layer.first_expert;
+        const int64_t width = weight_of(layer, p.expert, false).n / (layer.gated ? 2 : 1);
+        if (passed.rows) written.add_tiled(passed.of(p), passed.layout(layer, p), first, width);
+        else written.add_columns(inner + p.first * stride, stride, p.last - p.first, first, width);
+    }
+}
+
 // Rows [first, first + rows) of s.normed through their experts, whose sum is added to the residual.
 void mix_rows(Member &member, const Step &s, const PgLayer &layer, float *residual, int64_t first, int64_t rows) {
     const PgModel &m = s.m;
@@ -283,7 +294,7 @@ void mix_rows(Member &member, const Step &s, const PgLayer &layer, float *residu
             return out;
         });
     });
-    if (m.group) meet(member, m.group);
+    if (m.group) meet(member, m.group, [&](Written &written) { list_inner(layer, passed, inner, inner_stride, written); });
     const int64_t own = layer.experts->down[0].n;  // features of the hidden states: all, or this rank's
     const int64_t at_once = passes ? summed_panels(rows, (own + NR - 1) / NR, member.count) : 0;
     if (at_once) {
@@ -304,13 +315,16 @@ void mix_rows(Member &member, const Step &s, const PgLayer &layer, float *residu
         if (layer.mlp_output_norm.weight) memcpy(s.joined + (first + row) * stride + m.first_hidden, sum, own * 4);
         else add_features(s, own, sum, to);
     });
-    meet(member, m.group);
+    meet(member, m.group, [&](Written &written) {
+        const float *rows_of = layer.mlp_output_norm.weight ? s.joined : residual;
+        written.add_columns(rows_of + first * stride, stride, rows, m.first_hidden, own);
+    });
     if (!m.group || !layer.mlp_output_norm.weight) return;
     member.for_each(rows, 1, [&](int64_t row, int64_t) {
         const int64_t at = (first + row) * stride;
         if (s.is_mine(row)) add_row(s, layer.mlp_output_norm, s.joined + at, residual + at);
     });
-    meet(member, m.group);
+    meet_sharing(member, m.group);
 }
 
 void begin_layer(const PgLayer &layer, int64_t rows) {

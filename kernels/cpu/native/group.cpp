@@ -13,7 +13,7 @@
 
 namespace {
 
-constexpr int64_t PAGE = 4096;
+constexpr int64_t PAGE = AREAS_BEGIN / 2;
 constexpr int LOOK_EVERY = 64;  // rounds of waiting, between looks at whether the group has ended
 
 // What ranks sleep at; a futex of several processes.
@@ -40,8 +40,9 @@ struct GroupState {
     Digest digests[MOST_RANKS];
     alignas(64) int64_t kind, count;  // of the latest order: OrderKind; sequences, rows or pairs
     int64_t pool;                     // of blocks that are copied: where it begins in the tables
+    uint64_t gathers;                 // of ranks that share no memory
 };
-static_assert(sizeof(GroupState) <= 2 * PAGE);
+static_assert(sizeof(GroupState) <= AREAS_BEGIN);
 
 GroupState &state_of(const PgGroup &g) { return *static_cast<GroupState *>(g.memory); }
 
@@ -100,11 +101,45 @@ void digest_order(const PgModel &m) {
     s.digests[g.rank].value.store(digest, std::memory_order_release);
 }
 
-void issue(const PgModel &m, OrderKind kind, int64_t count, int64_t pool = 0) {
+// What the leader writes for the others, as it does.
+class OrderWriter {
+  public:
+    explicit OrderWriter(const PgGroup &g) : written(g), linked_(is_linked(g)) {}
+    Written written;
+
+    void put(void *to, const void *from, int64_t bytes) {
+        memcpy(to, from, bytes);
+        if (linked_) written.add(to, 1, 0, bytes);
+    }
+
+  private:
+    bool linked_;
+};
+
+void issue(const PgModel &m, OrderKind kind, int64_t count, int64_t pool, const Written &written) {
     GroupState &s = state_of(*m.group);
     s.kind = kind, s.count = count, s.pool = pool;
-    s.ordered.ring();
+    if (is_linked(*m.group)) send_order(*m.group, {kind, count, pool}, written);
+    else s.ordered.ring();
     digest_order(m);
+}
+
+// Waits for the order behind `done` of them; false once the group has ended.
+bool next_order(const PgGroup &g, uint32_t done) {
+    GroupState &s = state_of(g);
+    if (!is_linked(g)) {
+        await_bell(s, s.ordered, done, g.spins);
+        return !has_ended(s);
+    }
+    Order order{};
+    if (!await_order(g, order)) return false;
+    const int64_t most = order.kind == ORDER_FORWARD ? g.max_seqs : order.kind == ORDER_COPY ? g.max_tokens / 2 : g.max_rows;
+    if (order.count < 0 || order.count > most) {
+        pg_group_end(&g, PG_DISAGREED);
+        return false;
+    }
+    s.kind = order.kind, s.count = order.count, s.pool = order.pool;
+    return true;
 }
 
 bool can_order(const PgModel &m, bool fits) {
@@ -149,13 +184,13 @@ void agree_and_copy(const PgModel &m) {
     const GroupState &s = state_of(*m.group);
     if (has_ended(s)) return;
     copy_blocks(m, s.pool, areas_of(*m.group, m.hidden).tokens, s.count);
-    meet_ranks(*m.group);
+    if (!is_linked(*m.group)) meet_ranks(*m.group);
 }
 
 }  // namespace
 
 GroupAreas areas_of(const PgGroup &g, int64_t hidden) {
-    int64_t at = 2 * PAGE;
+    int64_t at = AREAS_BEGIN;
     const auto take = [&](int64_t bytes) {
         uint8_t *area = static_cast<uint8_t *>(g.memory) + at;
         at += (bytes + 2 * PAGE - 1) / PAGE * PAGE;
@@ -191,9 +226,11 @@ void meet_ranks(const PgGroup &g) {
     }
 }
 
+uint64_t count_gather(const PgGroup &g) { return ++state_of(g).gathers; }
+
 void agree(Member &member, const PgGroup *g) {
     member.barrier();
-    if (!g) return;
+    if (!g || is_linked(*g)) return;  // digests come with the next gather
     if (member.id == 0) {
         meet_ranks(*g);
         const GroupState &s = state_of(*g);
@@ -222,24 +259,26 @@ bool order_forward(const PgModel &m, const PgStep &step) {
     if (!can_order(m, step.num_seqs <= g.max_seqs && tokens <= g.max_tokens && step.tables_stride <= g.table_columns))
         return false;
     list_pools(m, pools);
-    memcpy(a.columns, step.computed, step.num_seqs * 8);
-    memcpy(a.columns + g.max_seqs, step.scheduled, step.num_seqs * 8);
-    memcpy(a.columns + 2 * g.max_seqs, step.wanted, step.num_seqs * 8);
+    OrderWriter w(g);
+    w.put(a.columns, step.computed, step.num_seqs * 8);
+    w.put(a.columns + g.max_seqs, step.scheduled, step.num_seqs * 8);
+    w.put(a.columns + 2 * g.max_seqs, step.wanted, step.num_seqs * 8);
     int64_t *next = a.tokens;
     for (int64_t i = 0; i < step.num_seqs; i++) {
-        memcpy(next, step.tokens + step.rows[i] * step.tokens_stride + step.computed[i], step.scheduled[i] * 8);
+        w.put(next, step.tokens + step.rows[i] * step.tokens_stride + step.computed[i], step.scheduled[i] * 8);
         next += step.scheduled[i];
         const int64_t *table = step.tables + step.rows[i] * step.tables_stride, count = blocks_of(m, a, g.max_seqs, i);
-        for (int64_t pool : pools) memcpy(a.tables + i * g.table_columns + pool, table + pool, count * 8);
+        for (int64_t pool : pools) w.put(a.tables + i * g.table_columns + pool, table + pool, count * 8);
     }
-    issue(m, ORDER_FORWARD, step.num_seqs);
+    issue(m, ORDER_FORWARD, step.num_seqs, 0, w.written);
     return true;
 }
 
 bool order_rows(const PgModel &m, OrderKind kind, const float *hidden, int64_t rows) {
     if (!can_order(m, rows <= m.group->max_rows)) return false;
-    memcpy(areas_of(*m.group, m.hidden).given, hidden, rows * m.hidden * 4);
-    issue(m, kind, rows);
+    OrderWriter w(*m.group);
+    w.put(areas_of(*m.group, m.hidden).given, hidden, rows * m.hidden * 4);
+    issue(m, kind, rows, 0, w.written);
     return true;
 }
 
@@ -259,8 +298,9 @@ extern "C" void pg_group_end(const PgGroup *group, int32_t reason) {
 
 extern "C" void pg_group_copy(const PgModel *model, int64_t pool, const int64_t *pairs, int64_t count) {
     if (!can_order(*model, 2 * count <= model->group->max_tokens)) return;
-    memcpy(areas_of(*model->group, model->hidden).tokens, pairs, 2 * count * 8);
-    issue(*model, ORDER_COPY, count, pool);
+    OrderWriter w(*model->group);
+    w.put(areas_of(*model->group, model->hidden).tokens, pairs, 2 * count * 8);
+    issue(*model, ORDER_COPY, count, pool, w.written);
     agree_and_copy(*model);
 }
 
@@ -268,8 +308,7 @@ extern "C" int32_t pg_follow(const PgModel *model) {
     const PgModel &m = *model;
     GroupState &s = state_of(*m.group);
     for (uint32_t done = 0;; done++) {
-        await_bell(s, s.ordered, done, m.group->spins);
-        if (has_ended(s)) return s.ended.load(std::memory_order_acquire);
+        if (!next_order(*m.group, done)) return s.ended.load(std::memory_order_acquire);
         digest_order(m);
         const float *given = areas_of(*m.group, m.hidden).given;
         const int64_t kind = s.kind, count = s.count;  // the next order may come as soon as this one's last meeting is over
@@ -285,12 +324,17 @@ extern "C" void pg_gather(const PgGroup *group, int64_t hidden, const float *col
     const GroupAreas a = areas_of(*group, hidden);
     uint8_t *mine = (uint8_t *)a.residual + group->rank * bytes, *whole = (uint8_t *)a.residual;
     std::vector<uint8_t> read(bytes * group->ranks);
+    const auto meeting = [&](int64_t written) {
+        Written own(*group);
+        own.add(mine, 1, 0, written);
+        is_linked(*group) ? gather(*group, own) : meet_ranks(*group);
+    };
     for (int64_t i = 0; i < rounds; i++) {
         timespec begin, end;
-        meet_ranks(*group);
+        meeting(0);
         clock_gettime(CLOCK_MONOTONIC, &begin);
         memcpy(mine, columns, bytes);
-        meet_ranks(*group);
+        meeting(bytes);
         memcpy(read.data(), whole, bytes * group->ranks);
         clock_gettime(CLOCK_MONOTONIC, &end);
         nanoseconds[i] = (end.tv_sec - begin.tv_sec) * 1000000000 + end.tv_nsec - begin.tv_nsec;

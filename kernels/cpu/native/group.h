@@ -8,10 +8,13 @@
 // Rank 0 leads.  What it computes it orders from the others, in order; they compute it from what it wrote to the shared
 // memory.  Each rank digests the orders as it reads them, and all digests are compared before anything is computed: a
 // rank that has read something else ends the group.
+//
+// Ranks of several hosts share nothing: each has the whole memory, and a gather over sockets (links.h) stands in the place
+// of a meeting; where nothing was written for others, there is nothing to wait for.
 #pragma once
 #include <vector>
 
-#include "team.h"
+#include "links.h"
 
 constexpr int32_t MOST_RANKS = 64;
 
@@ -37,20 +40,44 @@ struct GroupAreas {
 };
 GroupAreas areas_of(const PgGroup &g, int64_t hidden);
 
-inline bool leads(const PgGroup &g) { return g.rank == 0; }
+constexpr int64_t AREAS_BEGIN = 8192;  // of bytes before them, which say how the group is
 
-// Every rank comes here as often; no rank goes on before all have come, or the group has ended.
+inline bool leads(const PgGroup &g) { return g.rank == 0; }
+inline bool is_linked(const PgGroup &g) { return g.links != nullptr; }
+
+// Ranks that share memory: every one comes here as often; no rank goes on before all have come, or the group has ended.
 void meet_ranks(const PgGroup &g);
 
-// A barrier of all members of all ranks.
-inline void meet(Member &member, const PgGroup *g) {
+// The number of the gather that begins.
+uint64_t count_gather(const PgGroup &g);
+
+// A barrier of all members of all ranks, after which each rank reads what the others have written: list(written) adds what
+// this one has.
+template <class List>
+inline void meet(Member &member, const PgGroup *g, List &&list) {
     member.barrier();
     if (!g) return;
+    if (member.id == 0) {
+        if (is_linked(*g)) {
+            Written written(*g);
+            list(written);
+            gather(*g, written);
+        } else {
+            meet_ranks(*g);
+        }
+    }
+    member.barrier();
+}
+
+// The same where ranks change only what they have for themselves unless they share it.
+inline void meet_sharing(Member &member, const PgGroup *g) {
+    member.barrier();
+    if (!g || is_linked(*g)) return;
     if (member.id == 0) meet_ranks(*g);
     member.barrier();
 }
 
-// The same at the beginning of an order, after which digests are compared.
+// A meeting at the beginning of an order, after which digests are compared.
 void agree(Member &member, const PgGroup *g);
 
 // What the leader is about to compute.  False: the group has ended, or this is more than its memory holds.

@@ -27,9 +27,15 @@ void with_finish(const PgModel &m, Body &&body) {
 // The best of all ranks, the lowest id among equals, as the leader has it then.
 void best_of_ranks(const PgModel &m, int64_t rows, int64_t *ids) {
     const PgGroup &g = *m.group;
-    meet_ranks(g);
-    if (!leads(g)) return;
     const RankBest *all = areas_of(g, m.hidden).best;
+    if (is_linked(g)) {
+        Written written(g);
+        written.add(all + g.rank * g.max_rows, 1, 0, rows * (int64_t)sizeof(RankBest));
+        gather_at_leader(g, written);
+    } else {
+        meet_ranks(g);
+    }
+    if (!leads(g)) return;
     for (int64_t row = 0; row < rows; row++) {
         RankBest best = all[row];
         for (int32_t rank = 1; rank < g.ranks; rank++) {  // whose ids are higher
@@ -59,9 +65,14 @@ extern "C" void pg_logits(const PgModel *model, const float *hidden, int64_t m, 
                 store_some(out + row * n + column, finish(low), own - column);
                 store_some(out + row * n + column + W, finish(high), own - column - W);
             });
-            if (group) meet(member, group);
+            if (group) meet_sharing(member, group);
         });
     });
+    if (group && is_linked(*group)) {
+        Written written(*group);
+        written.add_columns(all, n, m, model->first_vocab, own);
+        gather_at_leader(*group, written);
+    }
     if (group && leads(*group) && logits != all) memcpy(logits, all, m * n * 4);
 }
 

@@ -108,6 +108,9 @@ void store_linear(Member &member, const Step &s, const Activations &given, const
 void add_linear(Member &member, const Step &s, const Activations &given, const PgLinear &w, const PgNorm &norm,
                 float *residual, const LoraRows &lora = {}) {
     const int64_t first = s.m.first_hidden;
+    const auto columns_of = [&](const float *rows) {
+        return [&, rows](Written &written) { written.add_columns(rows, s.hidden_stride, given.m, first, w.n); };
+    };
     if (!norm.weight) {
         const float scale = s.m.residual_scale;
         linear(member, given, w, [&](int64_t row, int64_t column, F low, F high) {
@@ -116,18 +119,18 @@ void add_linear(Member &member, const Step &s, const Activations &given, const P
             store(out, load<F>(out) + low * scale);
             store(out + W, load<F>(out + W) + high * scale);
         });
-    } else {
-        linear(member, given, w, [&](int64_t row, int64_t column, F low, F high) {
-            lora.add(row, column, low, high);
-            store(s.joined + row * s.hidden_stride + first + column, low);
-            store(s.joined + row * s.hidden_stride + first + column + W, high);
-        });
-        meet(member, s.m.group);
-        member.for_each(given.m, 1, [&](int64_t row, int64_t) {
-            if (s.is_mine(row)) add_row(s, norm, s.joined + row * s.hidden_stride, residual + row * s.hidden_stride);
-        });
+        return meet(member, s.m.group, columns_of(residual));
     }
-    meet(member, s.m.group);
+    linear(member, given, w, [&](int64_t row, int64_t column, F low, F high) {
+        lora.add(row, column, low, high);
+        store(s.joined + row * s.hidden_stride + first + column, low);
+        store(s.joined + row * s.hidden_stride + first + column + W, high);
+    });
+    meet(member, s.m.group, columns_of(s.joined));
+    member.for_each(given.m, 1, [&](int64_t row, int64_t) {
+        if (s.is_mine(row)) add_row(s, norm, s.joined + row * s.hidden_stride, residual + row * s.hidden_stride);
+    });
+    meet_sharing(member, s.m.group);
 }
 
 }  // namespace
@@ -233,7 +236,11 @@ void attention_half(Member &member, const Step &s, const PgLayer &layer, bool la
         member.barrier();
         gate_attended(member, s, layer, rows, last);
     }
-    meet(member, m.group);
+    meet(member, m.group, [&](Written &written) {
+        const int64_t width = layer.num_heads * layer.head_dim;
+        if (a.rounded) written.add_tiled(a.rounded, a.layout, a.first, width);
+        else written.add_columns(s.attended, s.attended_stride, rows, layer.first_attended, width);
+    });
     Vectors values{s.attended, s.attended_stride};
     if (layer.latent) values = latent_values(member, s, layer, rows);
     Activations given = s.activations(values.x, values.stride, rows);
@@ -255,7 +262,7 @@ void feed_forward_half(Member &member, const Step &s, const PgLayer &layer, floa
         float *x = residual + row * s.hidden_stride;
         for (int64_t i = 0; i < s.m.hidden; i += W) store(x + i, load<F>(x + i) * *layer.layer_scale);
     });
-    meet(member, s.m.group);
+    meet_sharing(member, s.m.group);
 }
 
 void feed_forward(Member &member, const Step &s, const PgLayer &layer, Activations given, float *residual) {
@@ -275,7 +282,11 @@ void feed_forward(Member &member, const Step &s, const PgLayer &layer, Activatio
             out(row, column, low, high);
         });
     });
-    meet(member, s.m.group);
+    meet(member, s.m.group, [&](Written &written) {
+        const int64_t width = layer.gate_up.n / (layer.gated ? 2 : 1);
+        if (inner.rounded) written.add_tiled(inner.rounded, inner.layout, inner.first, width);
+        else written.add_columns(s.inner, s.inner_stride, rows, inner.first, width);
+    });
     const LoraRows more = add_lora(member, s, layer, LORA_DOWN, between, last);
     add_linear(member, s, between, layer.down, layer.mlp_output_norm, residual, more);
 }

@@ -87,6 +87,18 @@ void capture(Member &member, const Step &s, int32_t layer, int64_t rows) {
     }
 }
 
+bool has_embedding(const PgModel &m, int64_t id) { return id >= m.first_vocab && id < m.first_vocab + m.head.n; }
+
+// Every rank has the embeddings then, and all have read the same step.
+void begin_forward(Member &member, const Step &s) {
+    const PgModel &m = s.m;
+    if (!m.group || !is_linked(*m.group)) return agree(member, m.group);
+    meet(member, m.group, [&](Written &written) {
+        for (size_t row = 0; row < s.tokens.ids.size(); row++)
+            if (has_embedding(m, s.tokens.ids[row])) written.add_columns(s.residual + row * s.hidden_stride, 0, 1, 0, m.hidden);
+    });
+}
+
 void forward(Member &member, const Step &s, float *hidden) {
     const PgModel &m = s.m;
     const int64_t all = (int64_t)s.tokens.ids.size(), kept = (int64_t)s.tokens.wanted.size();
@@ -96,11 +108,11 @@ void forward(Member &member, const Step &s, float *hidden) {
             return;
         }
         const int64_t adapter = s.tokens.adapters.empty() ? -1 : s.tokens.adapters[row];
-        const int64_t id = s.tokens.ids[row] - m.first_vocab;  // each rank has some tokens' embeddings
-        if (m.group && (id < 0 || id >= m.head.n)) return;
-        embed(m, id, s.tokens.positions[row], adapter, s.residual + row * s.hidden_stride);
+        const int64_t id = s.tokens.ids[row];
+        if (m.group && !has_embedding(m, id)) return;  // each rank has some tokens'
+        embed(m, id - m.first_vocab, s.tokens.positions[row], adapter, s.residual + row * s.hidden_stride);
     });
-    agree(member, m.group);
+    begin_forward(member, s);
     for (int32_t i = 0; i < m.num_layers; i++) {
         const bool last = i == m.num_layers - 1;
         capture(member, s, i, all);

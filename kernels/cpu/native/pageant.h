@@ -11,7 +11,7 @@
 extern "C" {
 #endif
 
-#define PG_ABI 18
+#define PG_ABI 19
 #define PG_DIGEST_WORDS 4  // kernels/ops/digest.py
 
 // PG_I4 and PG_U4 are of weights alone: 4 bits, with scales of groups; PG_I4's are float16, and its zeros 8.
@@ -161,12 +161,14 @@ typedef struct {
 } PgLora;
 
 // Why a group of ranks is there no more.
-enum PgEnd { PG_ALIVE = 0, PG_LEFT = 1, PG_DISAGREED = 2, PG_NO_ROOM = 3, PG_RANK_DIED = 4 };
+enum PgEnd { PG_ALIVE = 0, PG_LEFT = 1, PG_DISAGREED = 2, PG_NO_ROOM = 3, PG_RANK_DIED = 4, PG_RANK_SILENT = 5 };
 
 // A rank's place in a group, which computes one model together (group.h).  Linears have the rank's outputs, attention its
 // heads; `k` of output and down, `inner` of a layer, `hidden` and `vocab` of the model are of all ranks together.
 typedef struct {
-    void *memory;  // that all ranks share, of pg_group_bytes, zero at first
+    void *memory;  // that all ranks share, or that this rank alone has; of pg_group_bytes, zero at first
+    int64_t bytes;  // of it
+    const int32_t *links;  // NULL: all ranks share the memory; or sockets: the leader's to ranks 1, 2, ...; another's to it
     int32_t rank, ranks;
     int32_t spins;            // rounds of waiting, of some 50 ns, before a rank sleeps
     int32_t attended, inner;  // features of all ranks, of the widest layer

@@ -65,8 +65,8 @@ struct Step {
     float *picked;  // queries of the wanted rows, with inner_stride, or with queries_stride in a group
     float *joined;  // what output and down give before a norm
 
-    // Of rows that all ranks have, those that this one computes for all.
-    bool is_mine(int64_t row) const { return !m.group || row % m.group->ranks == m.group->rank; }
+    // Of rows that all ranks have, those that this one computes for all who share memory with it.
+    bool is_mine(int64_t row) const { return !m.group || is_linked(*m.group) || row % m.group->ranks == m.group->rank; }
 
     Activations activations(float *x, int64_t stride, int64_t rows) const {
         return {x, stride, rows, m.round_activations != 0, converted, scales};

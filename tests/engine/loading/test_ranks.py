@@ -12,12 +12,13 @@ from engine.description.ranks import PANEL, Place, cut_spec, cut_tensors, why_no
 from engine.description.reading import parse_config
 from engine.description.spec import ModelSpec
 from engine.loading.memory import MemoryPlan, WindowPlan
-from engine.loading.ranks import Channel, GroupStart, RankReady, agree, smallest
+from engine.loading.ranks import GroupStart, RankReady, agree, smallest
 from engine.weights.source import DummyWeights
 from services.worker.rank_processes import channel_pair
 from shared.config import load_settings
 from shared.errors import ConfigError, FatalError
 from shared.messages.fingerprint import Fingerprint
+from shared.ranks.channel import Channel
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
@@ -123,5 +124,5 @@ def test_channels_keep_messages_apart_and_notice_the_end() -> None:
     mine.close()
     with pytest.raises(FatalError, match="has ended"):
         theirs.receive(RankReady)
-    theirs.wait_for_end()
+    assert "has ended" in str(theirs.watch(1.0))
     theirs.close()

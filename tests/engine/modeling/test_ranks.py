@@ -108,6 +108,17 @@ def test_a_rank_that_ends_ends_the_group_at_once() -> None:
         assert group.failure == "rank 1 of the group has ended with status -9"
 
 
+def test_a_frozen_rank_ends_the_group_too() -> None:
+    with ranked(settings_of(MODEL), 2) as (runner, group):
+        driver = Driver(runner)
+        driver.add(0, [5, 6, 7])
+        driver.generate(3)
+        os.kill(group.processes[0].pid, signal.SIGSTOP)
+        with pytest.raises(FatalError, match="a rank is silent"):
+            driver.generate(400)
+        assert group.failure == "rank 1 of the group has been silent for 2 s"
+
+
 def test_ranks_that_read_different_steps_give_no_token() -> None:
     with ranked(settings_of(MODEL), 2) as (runner, group):
         driver = Driver(runner)

@@ -50,11 +50,13 @@ def identity(manifest: Manifest) -> tuple[str, str]:
 
 
 def pod_templates(manifests: list[Manifest]) -> Iterator[tuple[Manifest, Manifest]]:
-    """Each manifest that makes pods, and its template."""
+    """Each manifest that makes pods, with its template, or both of a group."""
     for manifest in manifests:
         spec = manifest.get("spec", {})
-        if template := spec.get("template") or spec.get("leaderWorkerTemplate", {}).get("workerTemplate"):
-            yield manifest, template
+        group = spec.get("leaderWorkerTemplate", {})
+        for template in (spec.get("template"), group.get("leaderTemplate"), group.get("workerTemplate")):
+            if template:
+                yield manifest, template
 
 
 def _added(manifests: list[Manifest], directory: Path) -> list[Manifest]:

@@ -64,7 +64,11 @@ OWN = {
         replicas=NUMBER,
         rolloutStrategy=_fields("type", type=TEXT, rollingUpdateConfiguration=ANYTHING),
         leaderWorkerTemplate=_fields(
-            "workerTemplate", size=NUMBER, restartPolicy=TEXT, workerTemplate=_definition(POD)
+            "workerTemplate",
+            size=NUMBER,
+            restartPolicy=TEXT,
+            leaderTemplate=_definition(POD),
+            workerTemplate=_definition(POD),
         ),
     ),
 }

@@ -214,8 +214,14 @@ def test_every_choice_of_components_fits_together(tmp_path: Path, extent: int) -
         groups = manifests.get(("LeaderWorkerSet", "pageant-worker"))
         if groups is not None:
             assert manifests["Deployment", "pageant-worker"]["spec"]["replicas"] == 0
-            pod = groups["spec"]["leaderWorkerTemplate"]["workerTemplate"]["spec"]
-            assert "PAGEANT_TENSOR_PARALLEL_SIZE" in str(pod) and ("SHARE_BLOCKS" in str(pod)) == ("prefill" in chosen)
+            group = groups["spec"]["leaderWorkerTemplate"]
+            pod, other = group["leaderTemplate"]["spec"], group["workerTemplate"]["spec"]
+            settings = load_settings(environ=environment([*manifests.values()], group["leaderTemplate"]))
+            assert (settings.engine.tensor_parallel_size, settings.engine.executor) == (group["size"], "hosts")
+            assert ("SHARE_BLOCKS" in str(pod)) == ("prefill" in chosen)
+            program, address = other["containers"][0]["args"]
+            assert program == "services.worker.hosts"
+            assert address == f"tcp://$(LWS_LEADER_ADDRESS):{settings.deployment.rank_port}"
         if "prefill" in chosen:
             pod = manifests["Deployment", "pageant-prefill"]["spec"]["template"]["spec"]
             assert "WORKER_ROLE" in str(pod) and ("nvidia.com/gpu" in str(pod)) == ("gpu" in chosen)

@@ -41,6 +41,8 @@ TABLE: dict[str, How] = {
     "curl localhost:8000/deployment/scale": RunBy("tests/unit/gateway/http/test_deployment.py", "scale"),
     "curl": Run(),
     "pageant doctor": Run(),
+    "pageant serve -m DIR --tensor-parallel-size 2 --executor hosts": RunBy("tests/system/test_ranks.py", '"hosts"'),
+    "pageant rank": RunBy("tests/system/test_ranks.py", '"rank"'),
     "pageant serve": Run(),
     "pageant generate --address ipv4": Needs("two hosts"),
     "pageant generate": Run(),

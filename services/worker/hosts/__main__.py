@@ -1,0 +1,79 @@
+"""Run one rank that joins its leader over TCP: python -m services.worker.hosts tcp://HOST:PORT [RANK]"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+import threading
+
+import structlog
+
+from services.worker.hosts.joining import JoinedGroup, join_group
+from services.worker.hosts.messages import ANY
+from shared.actor.status import write_last_words, write_status
+from shared.config import DeploymentSettings, Settings, load_settings
+from shared.errors import FatalError, PageantError
+from shared.exit_status import EXIT_CONFIG, EXIT_FATAL
+from shared.logging import setup_logging
+from shared.ranks.handshake import group_key
+
+STATUS_SECONDS = 0.5
+
+log = structlog.get_logger()
+
+
+def main() -> int:
+    """A group that ends, ends this process; whatever started it starts it again, and it joins the next group."""
+    for one in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(one, signal.SIG_DFL)  # at once, also within native code
+    try:
+        settings = load_settings()
+    except PageantError as error:
+        print(f"pageant: {error}", file=sys.stderr)
+        return EXIT_CONFIG
+    observation = settings.observation
+    setup_logging("rank", "", level=observation.log_level, format=observation.log_format)
+    try:
+        address, number = sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else ANY
+        group = join_group(settings, address, group_key(settings.deployment.runtime_path), number)
+        setup_logging("rank", f"rank-{group.rank}", level=observation.log_level, format=observation.log_format)
+        return follow_group(group)
+    except PageantError as error:
+        log.error("fatal", error=str(error), type=type(error).__name__)
+        write_last_words(settings.deployment, str(error))
+        return EXIT_FATAL if isinstance(error, FatalError) else EXIT_CONFIG
+
+
+def follow_group(group: JoinedGroup) -> int:
+    """Compute what the leader orders until the group ends; returns the exit status."""
+    from engine.description.ranks import Place
+    from engine.loading.load import load_runner
+    from engine.loading.ranks import FollowingRank
+    from services.worker.rank import follow
+    from services.worker.ranks import SILENCE
+
+    ranks = FollowingRank(Place(group.rank, group.ranks), group.channel, group.memory, [group.link.fileno()])
+    return follow(
+        lambda ranks: load_runner(group.settings, ranks=ranks),
+        ranks,
+        patience=SILENCE,
+        on_ready=lambda: show_health(group.settings),
+    )
+
+
+def show_health(settings: Settings) -> None:
+    """For container health checks, in a thread, as long as this process lives."""
+    if settings.deployment.status_file:
+        threading.Thread(target=_keep_status, args=(settings.deployment,), name="status", daemon=True).start()
+
+
+def _keep_status(settings: DeploymentSettings) -> None:
+    while True:
+        with contextlib.suppress(OSError):  # a file that grows old is an unhealthy container
+            write_status(settings, "READY")
+        threading.Event().wait(STATUS_SECONDS)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
