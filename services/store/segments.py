@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import struct
-import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -73,7 +72,7 @@ class Segment:
         while (header := os.pread(self._descriptor, _HEADER.size, self.end)) and len(header) == _HEADER.size:
             mark, block_bytes, wanted, key, own = _HEADER.unpack(header)
             behind = self.end + _HEADER.size + block_bytes
-            is_header = own == zlib.crc32(header[:-_HEADER_SUM_BYTES]) and mark in (WHOLE, DROPPED)
+            is_header = own == checksum(header[:-_HEADER_SUM_BYTES]) and mark in (WHOLE, DROPPED)
             if not is_header or not 0 < block_bytes <= MAX_BLOCK_BYTES or behind > size:
                 break
             offset, self.end = self.end, behind
@@ -120,7 +119,7 @@ class Segment:
 
 def _header(mark: bytes, size: int, wanted: int, key: bytes) -> bytes:
     start = _HEADER.pack(mark, size, wanted, key, 0)[:-_HEADER_SUM_BYTES]
-    return start + zlib.crc32(start).to_bytes(_HEADER_SUM_BYTES, "big")
+    return start + checksum(start).to_bytes(_HEADER_SUM_BYTES, "big")
 
 
 def _write_all(descriptor: int, parts: list[bytes | bytearray | memoryview], offset: int) -> None:

@@ -14,18 +14,22 @@ import structlog
 from shared.data_link.addresses import prepare
 from shared.data_link.frames import (
     CHALLENGE_BYTES,
+    DONE,
     MAGIC,
     PROOF_BYTES,
     PUT,
     BlockRequest,
     checksum,
+    groups,
     is_proof,
     read_checksums,
     read_request,
     receive,
     send_blocks,
+    send_checksums,
     send_count,
 )
+from shared.data_link.window import Window, send_window
 from shared.errors import ProtocolError
 
 log = structlog.get_logger()
@@ -50,14 +54,15 @@ class BlockHolder(Protocol):
 class BlockServer:
     """Serves until it is closed.  No connection outlives it, and none keeps the process alive."""
 
-    def __init__(self, listener: socket.socket, secret: bytes, holder: BlockHolder) -> None:
-        self._listener = listener
+    def __init__(self, listeners: Sequence[socket.socket], secret: bytes, holder: BlockHolder) -> None:
+        self._listeners = listeners
         self._secret = secret
         self._holder = holder
         self._lock = threading.Lock()
         self._links: set[socket.socket] = set()
         self._closed = threading.Event()
-        threading.Thread(target=self._accept, name="data-link", daemon=True).start()
+        for listener in listeners:
+            threading.Thread(target=self._accept, args=(listener,), name="data-link", daemon=True).start()
 
     @property
     def num_links(self) -> int:
@@ -67,15 +72,16 @@ class BlockServer:
         with self._lock:
             self._closed.set()
             links = list(self._links)
-        for link in (self._listener, *links):
+        for link in (*self._listeners, *links):
             with contextlib.suppress(OSError):  # it was never connected, or is closed by the other side
                 link.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
+        for listener in self._listeners:
+            listener.close()
 
-    def _accept(self) -> None:
+    def _accept(self, listener: socket.socket) -> None:
         while not self._closed.is_set():
             try:
-                link, _ = self._listener.accept()
+                link, _ = listener.accept()
             except OSError:
                 self._closed.wait(0.5)  # there is no descriptor at present
                 continue
@@ -90,10 +96,14 @@ class BlockServer:
         try:
             prepare(link)
             if self._let_in(link):
+                window = send_window(link)
                 link.settimeout(None)
                 while (request := read_request(link)) is not None:
                     link.settimeout(TRANSFER_SECONDS)
-                    self._answer(link, request)
+                    if request.kind == PUT:
+                        self._take(link, request)
+                    else:
+                        self._give(link, request, window)
                     link.settimeout(None)
         except ProtocolError as error:
             log.warning("data_link_refused", reason=str(error))
@@ -114,13 +124,27 @@ class BlockServer:
         log.warning("data_link_refused", reason="it does not have this store's secret")
         return False
 
-    def _answer(self, link: socket.socket, request: BlockRequest) -> None:
-        if request.kind == PUT:
-            self._take(link, request)
-            return
-        found = self._holder.find(request.space, request.names, request.block_bytes)
-        send_count(link, len(found))
-        send_blocks(link, [wanted for wanted, _ in found], [block for _, block in found])
+    def _give(self, link: socket.socket, request: BlockRequest, window: Window | None) -> None:
+        """Up to the first block that is not there, a group at a time: so one is read while the others are found."""
+        size = request.block_bytes
+        num_slots = window.slots_for(size) if window is not None else 0
+        num_unread = 0  # slots that the other side has not read yet
+        for index, names in enumerate(groups(request.names, size)):
+            found = self._holder.find(request.space, names, size)
+            blocks = [block for _, block in found]
+            if window is not None and num_slots:
+                if num_unread == num_slots:
+                    _await_read(link, 1)
+                    num_unread -= 1
+                copy_to(window.slot(index, size), blocks)
+            send_count(link, len(found))
+            send_checksums(link, [wanted for wanted, _ in found])
+            if not num_slots:
+                send_blocks(link, blocks)
+            if len(found) < len(names):
+                break
+            num_unread += num_slots > 0
+        _await_read(link, num_unread)
 
     def _take(self, link: socket.socket, request: BlockRequest) -> None:
         """Keep the blocks up to the first that is corrupt or does not fit; all are read, so that the link goes on."""
@@ -131,3 +155,17 @@ class BlockServer:
             is_whole = is_whole and self._holder.keep(request.space, name, (wanted, block))
             num_kept += is_whole
         send_count(link, num_kept)
+
+
+def copy_to(place: memoryview, blocks: Sequence[bytearray | memoryview]) -> None:
+    """One behind the other."""
+    start = 0
+    for block in blocks:
+        place[start : start + len(block)] = block
+        start += len(block)
+
+
+def _await_read(link: socket.socket, count: int) -> None:
+    """Raises ProtocolError where the other side says something else."""
+    if receive(link, count) != DONE * count:
+        raise ProtocolError("an answer is interrupted by something else")

@@ -15,10 +15,11 @@ import pytest
 from services.store.arena import BlockArena
 from services.worker.mover import patience
 from shared.data_link import client
-from shared.data_link.addresses import ENDING, TCP, UNIX, listening_at, listening_at_port, objection
+from shared.data_link.addresses import ENDING, TCP, UNIX, listening_at, listening_at_port, listening_near, objection
 from shared.data_link.client import CorruptBlockError, DataLinks
 from shared.data_link.frames import CHALLENGE_BYTES, MAGIC, MAX_BLOCKS, PUT, BlockRequest, proof
 from shared.data_link.server import BlockServer
+from shared.data_link.window import READY
 from shared.errors import ProtocolError
 from shared.messages import FetchBlocks
 
@@ -27,12 +28,15 @@ NAMES = [bytes([index]) * 16 for index in range(4)]
 BLOCKS = [bytes([index]) * 1000 for index in range(4)]
 
 
-@pytest.fixture(params=["unix", "tcp"])
+@pytest.fixture(params=["unix", "tcp", "near"])
 def served(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str, BlockArena, DataLinks]]:
+    """Through memory; through a socket; and at a port of the same host, so through memory too."""
     arena, path = BlockArena(1 << 20), tmp_path / f"s{ENDING}"
-    listener = listening_at(path) if request.param == "unix" else listening_at_port("127.0.0.1")
-    address = f"{UNIX}{path}" if request.param == "unix" else f"{TCP}127.0.0.1:{listener.getsockname()[1]}"
-    server, links = BlockServer(listener, SECRET, arena), DataLinks(tmp_path)
+    listeners = [listening_at(path) if request.param == "unix" else listening_at_port("127.0.0.1")]
+    address = f"{UNIX}{path}" if request.param == "unix" else f"{TCP}127.0.0.1:{listeners[0].getsockname()[1]}"
+    if request.param == "near":
+        listeners.append(listening_near(SECRET))
+    server, links = BlockServer(listeners, SECRET, arena), DataLinks(tmp_path)
     yield address, arena, links
     links.close()
     server.close()
@@ -78,6 +82,7 @@ def test_a_request_beyond_the_limits_ends_its_connection_alone(served: tuple[str
         link.connect(where if kind == socket.AF_UNIX else ("127.0.0.1", int(where.rpartition(":")[2])))
         greeting = link.recv(len(MAGIC) + CHALLENGE_BYTES)
         link.sendall(proof(SECRET, greeting[len(MAGIC) :]))
+        assert link.recv(1) == READY
         link.sendall(BlockRequest(PUT, 1000, SPACE, [NAMES[0]] * (MAX_BLOCKS + 1)).encode())
         link.settimeout(5)
         with contextlib.suppress(ConnectionResetError):
