@@ -68,7 +68,8 @@ def is_proof(secret: bytes, challenge: bytes, shown: bytes) -> bool:
 
 
 def checksum(block: Bytes) -> int:
-    return crc32(block)
+    found: int = crc32(block)
+    return found
 
 
 def read_request(link: socket.socket) -> BlockRequest | None:
