@@ -28,7 +28,7 @@ from shared.transport.link import worth_a_line
 
 log = structlog.get_logger()
 
-MAX_STAGINGS = 4  # pieces of memory that are kept to be used again
+MAX_STAGINGS = 8  # pieces of memory that are kept to be used again
 START = 0.04  # of the time of computing, which a fetch may lose
 LEAST_START = 0.01  # seconds
 MISSING, CORRUPT, UNREACHABLE = "missing", "corrupt", "unreachable"

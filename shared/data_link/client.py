@@ -105,7 +105,7 @@ class DataLinks:
         asked, is_over = groups(names, block_bytes), False
         num_awaited = len(asked[0])
         link, window = self._connection(address, secret, self._time_until(deadline(num_awaited)))
-        num_slots = window.slots_for(block_bytes) if window is not None else 0
+        slots = window.slots(block_bytes) if window is not None else []
         try:
             link.settimeout(self._time_until(deadline(num_awaited)))
             link.sendall(BlockRequest(GET, block_bytes, space, names).encode())
@@ -115,7 +115,7 @@ class DataLinks:
                 count = read_count(link, len(some))
                 wait()
                 checksums = read_checksums(link, count)
-                slot = window.slot(index, block_bytes) if window is not None and num_slots else None
+                slot = slots[index % len(slots)] if slots else None
                 for place, wanted, start in zip(
                     places(len(some)), checksums, itertools.count(0, block_bytes), strict=False
                 ):

@@ -7,6 +7,7 @@ import secrets
 import socket
 import threading
 from collections.abc import Sequence
+from itertools import cycle
 from typing import Protocol
 
 import structlog
@@ -20,12 +21,12 @@ from shared.data_link.frames import (
     PUT,
     BlockRequest,
     checksum,
+    group_size,
     groups,
     is_proof,
     read_checksums,
     read_request,
     receive,
-    send_blocks,
     send_checksums,
     send_count,
 )
@@ -47,8 +48,8 @@ class BlockHolder(Protocol):
     def keep(self, space: bytes, name: bytes, block: HeldBlock) -> bool:
         """False where there is no room for it."""
 
-    def find(self, space: bytes, names: Sequence[bytes], block_bytes: int) -> list[HeldBlock]:
-        """Those of the first names that are all there."""
+    def copy(self, space: bytes, names: Sequence[bytes], block_bytes: int, place: memoryview) -> list[int]:
+        """Copy the blocks of the first names that are all there, one behind the other; returns their checksums."""
 
 
 class BlockServer:
@@ -127,23 +128,21 @@ class BlockServer:
     def _give(self, link: socket.socket, request: BlockRequest, window: Window | None) -> None:
         """Up to the first block that is not there, a group at a time: so one is read while the others are found."""
         size = request.block_bytes
-        num_slots = window.slots_for(size) if window is not None else 0
+        slots = window.slots(size) if window is not None else []
+        places = slots or [memoryview(bytearray(group_size(size) * size))]
         num_unread = 0  # slots that the other side has not read yet
-        for index, names in enumerate(groups(request.names, size)):
-            found = self._holder.find(request.space, names, size)
-            blocks = [block for _, block in found]
-            if window is not None and num_slots:
-                if num_unread == num_slots:
-                    _await_read(link, 1)
-                    num_unread -= 1
-                copy_to(window.slot(index, size), blocks)
+        for names, place in zip(groups(request.names, size), cycle(places), strict=False):
+            if slots and num_unread == len(slots):
+                _await_read(link, 1)
+                num_unread -= 1
+            found = self._holder.copy(request.space, names, size, place)
             send_count(link, len(found))
-            send_checksums(link, [wanted for wanted, _ in found])
-            if not num_slots:
-                send_blocks(link, blocks)
+            send_checksums(link, found)
+            if not slots:
+                link.sendall(place[: len(found) * size])
             if len(found) < len(names):
                 break
-            num_unread += num_slots > 0
+            num_unread += bool(slots)
         _await_read(link, num_unread)
 
     def _take(self, link: socket.socket, request: BlockRequest) -> None:
@@ -155,14 +154,6 @@ class BlockServer:
             is_whole = is_whole and self._holder.keep(request.space, name, (wanted, block))
             num_kept += is_whole
         send_count(link, num_kept)
-
-
-def copy_to(place: memoryview, blocks: Sequence[bytearray | memoryview]) -> None:
-    """One behind the other."""
-    start = 0
-    for block in blocks:
-        place[start : start + len(block)] = block
-        start += len(block)
 
 
 def _await_read(link: socket.socket, count: int) -> None:

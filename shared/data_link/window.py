@@ -29,16 +29,11 @@ class Window:
     def __init__(self, memory: mmap.mmap) -> None:
         self._memory = memoryview(memory)
 
-    def slots_for(self, block_bytes: int) -> int:
-        """In how many slots blocks of a size pass; 0: they are too large, and pass the socket."""
-        count = len(self._memory) // (group_size(block_bytes) * block_bytes)
-        return min(count, NUM_SLOTS) if count >= LEAST_SLOTS else 0
-
-    def slot(self, group: int, block_bytes: int) -> memoryview:
-        """Where a group of blocks lies, by its place in an answer."""
+    def slots(self, block_bytes: int) -> list[memoryview]:
+        """Where groups of blocks of a size lie, in turn; none where they are too large, and pass the socket."""
         size = group_size(block_bytes) * block_bytes
-        start = group % self.slots_for(block_bytes) * size
-        return self._memory[start : start + size]
+        count = min(NUM_SLOTS, len(self._memory) // size)
+        return [self._memory[i * size : (i + 1) * size] for i in range(count)] if count >= LEAST_SLOTS else []
 
 
 def send_window(link: socket.socket) -> Window | None:
