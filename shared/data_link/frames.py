@@ -39,7 +39,7 @@ PUT, GET = 1, 2
 MAX_BLOCKS = 1024  # of one request
 MAX_BLOCK_BYTES = 64 << 20
 MAX_PUT_BYTES = 256 << 20
-GROUP_BYTES = 2 << 20  # of an answer: what came with one is used while the next ones come
+GROUP_BYTES = 1 << 20  # of an answer: what came with one is used while the next ones come, and is in the cache still
 
 _HEADER = struct.Struct("!BxxxII16s")  # kind, number of blocks, bytes of each, space
 _COUNT = struct.Struct("!I")
@@ -107,6 +107,11 @@ def groups(names: Sequence[bytes], block_bytes: int) -> list[Sequence[bytes]]:
     """Those that come at a time."""
     size = group_size(block_bytes)
     return [names[start : start + size] for start in range(0, len(names), size)]
+
+
+def send_group(link: socket.socket, checksums: Sequence[int]) -> None:
+    """What precedes the bytes of so many blocks."""
+    link.sendall(struct.pack(f"!{1 + len(checksums)}I", len(checksums), *checksums))
 
 
 def read_checksums(link: socket.socket, count: int) -> tuple[int, ...]:

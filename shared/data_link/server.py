@@ -27,8 +27,8 @@ from shared.data_link.frames import (
     read_checksums,
     read_request,
     receive,
-    send_checksums,
     send_count,
+    send_group,
 )
 from shared.data_link.window import Window, send_window
 from shared.errors import ProtocolError
@@ -39,7 +39,7 @@ MAX_CONNECTIONS = 64
 PROOF_SECONDS = 5.0  # that a connection has to show that it may be here
 TRANSFER_SECONDS = 30.0  # that one call of a socket may take within a request
 
-HeldBlock = tuple[int, bytearray | memoryview]  # checksum, bytes
+HeldBlock = tuple[int, bytes | bytearray | memoryview]  # checksum, bytes
 
 
 class BlockHolder(Protocol):
@@ -136,8 +136,7 @@ class BlockServer:
                 _await_read(link, 1)
                 num_unread -= 1
             found = self._holder.copy(request.space, names, size, place)
-            send_count(link, len(found))
-            send_checksums(link, found)
+            send_group(link, found)
             if not slots:
                 link.sendall(place[: len(found) * size])
             if len(found) < len(names):

@@ -60,7 +60,7 @@ def test_a_block_that_changed_is_found(
 ) -> None:
     address, arena, links = served
     links.put(address, SECRET, SPACE, NAMES, BLOCKS)
-    arena._blocks[SPACE + NAMES[1]][1][500] ^= 1
+    memoryview(arena._blocks[SPACE + NAMES[1]][1])[500] ^= 1
     with pytest.raises(CorruptBlockError):
         links.get(address, SECRET, SPACE, NAMES, places(4))
     monkeypatch.setattr(client, "checksum", lambda block: 1)  # as if the way to the store had changed them

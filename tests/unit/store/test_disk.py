@@ -22,9 +22,9 @@ SPACE, SIZE = b"s" * 16, 1000
 NAMES = [index.to_bytes(16, "big") for index in range(200)]
 
 
-def block(index: int) -> tuple[int, bytearray]:
+def block(index: int) -> tuple[int, bytes]:
     data = bytearray(index.to_bytes(4, "big") * (SIZE // 4))
-    return checksum(data), data
+    return checksum(data), bytes(data)
 
 
 def opened(directory: Path, *, room: int = 200, in_memory: int = 2) -> BlockArena:
