@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import secrets
 import socket
 import time
 from collections.abc import Iterator
@@ -23,18 +24,21 @@ from shared.data_link.window import READY
 from shared.errors import ProtocolError
 from shared.messages import FetchBlocks
 
-SECRET, SPACE = b"secret" * 5, b"s" * 16
+SECRET, SPACE = secrets.token_bytes(32), b"s" * 16
 NAMES = [bytes([index]) * 16 for index in range(4)]
 BLOCKS = [bytes([index]) * 1000 for index in range(4)]
 
 
 @pytest.fixture(params=["unix", "tcp", "near"])
-def served(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str, BlockArena, DataLinks]]:
+def served(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[str, BlockArena, DataLinks]]:
     """Through memory; through a socket; and at a port of the same host, so through memory too."""
     arena, path = BlockArena(1 << 20), tmp_path / f"s{ENDING}"
     listeners = [listening_at(path) if request.param == "unix" else listening_at_port("127.0.0.1")]
     address = f"{UNIX}{path}" if request.param == "unix" else f"{TCP}127.0.0.1:{listeners[0].getsockname()[1]}"
     if request.param == "near":
+        monkeypatch.setattr(f"{__name__}.SECRET", secrets.token_bytes(32))  # two may not listen under one name
         listeners.append(listening_near(SECRET))
     server, links = BlockServer(listeners, SECRET, arena), DataLinks(tmp_path)
     yield address, arena, links

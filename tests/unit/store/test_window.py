@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import socket
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -30,7 +31,7 @@ from shared.data_link.server import BlockServer
 from shared.data_link.window import NUM_SLOTS, READY, receive_window
 from shared.errors import ProtocolError
 
-SECRET, SPACE, SIZE = b"secret" * 5, b"s" * 16, 300_000
+SECRET, SPACE, SIZE = secrets.token_bytes(32), b"s" * 16, 300_000
 NAMES = [index.to_bytes(16, "big") for index in range((NUM_SLOTS + 3) * group_size(SIZE) + 1)]
 
 
