@@ -12,7 +12,7 @@ of the prompt's cached tokens, which a worker without a past can only have from 
 
 Rounds of a second kind kill the store too: its next life has the blocks on a disk, of which the kernel has nothing in
 memory any more.  In those of a third the store stands still (SIGSTOP) when the prompt is asked again, which has to be
-computed after all.
+computed after all.  Last, the data link alone: through memory beside a copy, over TCP beside a bare socket.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from typing import Any
 import grpc
 
 from protos.pageant.v1 import inference_pb2, inference_pb2_grpc
-from scripts.bench import handovers
+from scripts.bench import data_link, handovers
 from scripts.bench.common.deployment import ServedDeployment
 from scripts.bench.common.models import ensure
 from scripts.bench.common.proc import processor
@@ -132,6 +132,7 @@ def report(found: dict[str, list[dict[str, float]]], num_tokens: int) -> list[Re
         Result(f"{num_tokens} tokens fetched, to the first token", 1000 * middle["fetched"], "ms"),
         Result("2 tokens computed, to the first token", 1000 * middle["least"], "ms", note="in both of these"),
         Result("sooner from the store's memory", ratio, "x", at_least=SOONER),
+        Result("sooner if fetching took no time at all", middle["computed"] / middle["least"], "x"),
         Result(
             f"{num_tokens} tokens computed beside a store that writes to its disk",
             1000 * median(one["computed"] for one in found["disk"]),
@@ -173,7 +174,8 @@ def main() -> int:
                 found[kind] = [
                     measure(deployment, random_ids, args.tokens, Path(blocks), kind) for _ in range(args.rounds)
                 ]
-    return finish(report(found, args.tokens), check=args.check, title=f"what a store is worth; {processor()}")
+    rows = [*report(found, args.tokens), *data_link.measure()]
+    return finish(rows, check=args.check, title=f"what a store is worth; {processor()}")
 
 
 if __name__ == "__main__":

@@ -69,8 +69,8 @@ class StoreActor(MemberActor):
 
     async def on_start(self) -> None:
         self._loop = asyncio.get_running_loop()
-        listener, self._address = listen_beside(self.inbox.address, self._directory, self.instance)
-        self._server = BlockServer(listener, self._secret, self.arena)
+        listeners, self._address = listen_beside(self.inbox.address, self._directory, self.instance, self._secret)
+        self._server = BlockServer(listeners, self._secret, self.arena)
         log.info("store_opened", max_bytes=self.arena.max_bytes, data_link=self._address.partition(":")[0])
         await super().on_start()
 

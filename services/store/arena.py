@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
+from itertools import count
 
 from services.store.disk import DiskBlocks
 from shared.data_link.server import HeldBlock
@@ -54,29 +55,33 @@ class BlockArena:
                 self.disk.put(key, block)
         return True
 
-    def find(self, space: bytes, names: Sequence[bytes], block_bytes: int) -> list[HeldBlock]:
-        """Those of the first names that are all there, in blocks of this size."""
-        found: list[HeldBlock] = []
-        for name in names:
-            block = self._find(space + name, block_bytes)
-            if block is None:
+    def copy(self, space: bytes, names: Sequence[bytes], block_bytes: int, place: memoryview) -> list[int]:
+        """Copy the blocks of the first names that are all there in this size, one behind the other; returns their
+        checksums."""
+        found: list[int] = []
+        for name, start in zip(names, count(0, block_bytes), strict=False):
+            checksum = self._copy(space + name, place[start : start + block_bytes])
+            if checksum is None:
                 break
-            found.append(block)
+            found.append(checksum)
         self.num_served += len(found)
         return found
 
-    def _find(self, key: bytes, block_bytes: int) -> HeldBlock | None:
+    def _copy(self, key: bytes, place: memoryview) -> int | None:
+        """What comes from the disk stays there alone: the kernel has it in memory then, as long as there is room."""
         with self._lock:
             if (block := self._blocks.get(key)) is not None:
                 self._blocks.move_to_end(key)
-                return block if len(block[1]) == block_bytes else None
-        if self.disk is None or (block := self.disk.read(key, block_bytes)) is None:
+        if block is not None:
+            checksum, data = block
+            if len(data) != len(place):
+                return None
+            place[:] = data
+            return checksum
+        if self.disk is None or (found := self.disk.read(key, place)) is None:
             return None
-        with self._lock:
-            self.num_served_from_disk += 1
-            if key in self.disk:  # else it was dropped meanwhile
-                self._put(key, block)
-        return block
+        self.num_served_from_disk += 1
+        return found
 
     def drop(self, keys: Iterable[bytes]) -> None:
         """Have these not be found any more, in memory and on the disk."""

@@ -82,29 +82,35 @@ class DiskBlocks:
                 return True
             return self._queue(key, block)
 
-    def read(self, key: bytes, block_bytes: int) -> HeldBlock | None:
-        """None where it is not there in this size, or not as it was written: then it is there no more."""
+    def read(self, key: bytes, data: memoryview) -> int | None:
+        """Read a block into memory of its size; returns its checksum.  None where it is not there in this size, or not
+        as it was written: then it is there no more."""
         with self._condition:
-            if (waiting := self._pending.get(key)) is not None:
-                return waiting if len(waiting[1]) == block_bytes else None
-            place = self._places.get(key)
+            waiting, place = self._pending.get(key), self._places.get(key)
             is_old = place is not None and place.segment in self._next_to_go
-        if place is None or place.size != block_bytes:
+        if waiting is not None:
+            if len(waiting[1]) != len(data):
+                return None
+            data[:] = waiting[1]
+            return waiting[0]
+        if place is None or place.size != len(data):
             return None
         try:
-            block = place.segment.read(place)
+            is_whole = place.segment.read(place, data)
         except OSError as error:
             log.warning("disk_read_failed", reason=str(error))
-            block = None
-        if block is None:
+            is_whole = False
+        if not is_whole:
             self.num_corrupt += 1
             log.warning("disk_block_corrupt", segment=place.segment.path.name, num_corrupt=self.num_corrupt)
             self.drop([key])
             self.on_dropped([key])
-        elif is_old:
+            return None
+        if is_old:
             with self._condition:
-                self._queue(key, block)
-        return block
+                if self._at(key) is place.segment:  # else it was dropped meanwhile
+                    self._queue(key, (place.checksum, bytearray(data)))
+        return place.checksum
 
     def drop(self, keys: Iterable[bytes]) -> None:
         """Have them not be found any more, by a later life neither."""

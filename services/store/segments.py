@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import struct
-import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -45,6 +44,7 @@ class Segment:
     end: int = len(FILE_MAGIC)  # bytes that are valid
     keys: list[bytes] = field(default_factory=list)  # of all that were appended
     _descriptor: int = -1
+    _advised: range = range(0)  # that the disk was told to bring last: the kernel looks at each page of it
 
     @staticmethod
     def create(path: Path) -> Segment:
@@ -73,7 +73,7 @@ class Segment:
         while (header := os.pread(self._descriptor, _HEADER.size, self.end)) and len(header) == _HEADER.size:
             mark, block_bytes, wanted, key, own = _HEADER.unpack(header)
             behind = self.end + _HEADER.size + block_bytes
-            is_header = own == zlib.crc32(header[:-_HEADER_SUM_BYTES]) and mark in (WHOLE, DROPPED)
+            is_header = own == checksum(header[:-_HEADER_SUM_BYTES]) and mark in (WHOLE, DROPPED)
             if not is_header or not 0 < block_bytes <= MAX_BLOCK_BYTES or behind > size:
                 break
             offset, self.end = self.end, behind
@@ -94,16 +94,18 @@ class Segment:
         self.end += _HEADER.size + len(data)
         return place
 
-    def read(self, place: BlockPlace) -> HeldBlock | None:
-        """None where the bytes are not those that were written.  Raises OSError."""
-        data, done = bytearray(place.size), 0
-        os.posix_fadvise(self._descriptor, place.offset, AHEAD_BYTES, os.POSIX_FADV_WILLNEED)
+    def read(self, place: BlockPlace, data: memoryview) -> bool:
+        """Read into memory of the block's size; whether the bytes are those that were written.  Raises OSError."""
+        if not self._advised.start <= place.offset < self._advised.stop - AHEAD_BYTES // 2:
+            os.posix_fadvise(self._descriptor, place.offset, AHEAD_BYTES, os.POSIX_FADV_WILLNEED)
+            self._advised = range(place.offset, place.offset + AHEAD_BYTES)
+        done = 0
         while done < place.size:
-            count = os.preadv(self._descriptor, [memoryview(data)[done:]], place.offset + _HEADER.size + done)
+            count = os.preadv(self._descriptor, [data[done:]], place.offset + _HEADER.size + done)
             if not count:
-                return None
+                return False
             done += count
-        return (place.checksum, data) if checksum(data) == place.checksum else None
+        return checksum(data) == place.checksum
 
     def drop(self, key: bytes, place: BlockPlace) -> None:
         """Have it not be found when the file is opened again.  Raises OSError."""
@@ -120,7 +122,7 @@ class Segment:
 
 def _header(mark: bytes, size: int, wanted: int, key: bytes) -> bytes:
     start = _HEADER.pack(mark, size, wanted, key, 0)[:-_HEADER_SUM_BYTES]
-    return start + zlib.crc32(start).to_bytes(_HEADER_SUM_BYTES, "big")
+    return start + checksum(start).to_bytes(_HEADER_SUM_BYTES, "big")
 
 
 def _write_all(descriptor: int, parts: list[bytes | bytearray | memoryview], offset: int) -> None:

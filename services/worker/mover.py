@@ -20,6 +20,7 @@ import structlog
 
 from services.worker.block_desk import Arrived, MovableBlocks
 from shared.data_link.client import CorruptBlockError, DataLinks
+from shared.data_link.frames import group_size
 from shared.errors import ProtocolError
 from shared.messages import BlocksMoved, FetchBlocks, OfferBlocks
 from shared.transport import Transport
@@ -27,10 +28,9 @@ from shared.transport.link import worth_a_line
 
 log = structlog.get_logger()
 
-MAX_STAGINGS = 4  # pieces of memory that are kept to be used again
+MAX_STAGINGS = 8  # pieces of memory that are kept to be used again
 START = 0.04  # of the time of computing, which a fetch may lose
 LEAST_START = 0.01  # seconds
-PIECE_BYTES = 2 << 20  # that arrive at a time: so long does a step wait for what was fetched
 MISSING, CORRUPT, UNREACHABLE = "missing", "corrupt", "unreachable"
 SLOW = "slow"  # computing the rest is faster
 DIFFERENT = "different"  # a store has other bytes than were computed, with their own right checksum
@@ -124,36 +124,44 @@ class BlockMover:
         return BlocksMoved(order.epoch, order.move_id, num_equal, reason=reason)
 
     def _bring(self, order: FetchBlocks, count: int) -> None:
-        """A piece is written to the pool while the next one comes."""
-        size = self._blocks.block_bytes
-        most, done, seconds, reason = max(1, PIECE_BYTES // size), 0, 0.0, ""
-        first_begun = time.monotonic()
-        while done < count and not reason:
-            begun = time.monotonic()
-            names = order.names[done : min(count, done + most)]
-            piece = self._staging(len(names), most)
-            deadline = first_begun + patience(order, done + len(names), count)
-            try:
-                space, places = self._blocks.space, rows_of(piece)
-                found = self._inward.get(order.address, order.secret, space, names, places, deadline)
-                reason = MISSING if found < len(names) else ""
-            except TimeoutError:
-                found, reason = 0, SLOW
-            except (OSError, ProtocolError) as error:
-                found, reason = 0, self._failed(order, error)
-            seconds += time.monotonic() - begun
-            is_last = bool(reason) or done + found == count
-            num_bytes = (done + found) * size
-            self._arrived(Arrived(order, done, piece[:found], is_last, num_bytes, seconds, reason))
-            done += found
+        """What comes is written to the pool while more of it comes."""
+        size, done, reason, begun = self._blocks.block_bytes, 0, "", time.monotonic()
+        nothing: Bytes = np.empty((0, size), np.uint8)
+        piece = nothing
 
-    def _staging(self, count: int, most: int) -> Bytes:
-        """Room for so many blocks.  Memory that was used before is there already: the kernel gives new memory page by
-        page, which takes about as long as what is received into it."""
+        def places(num_blocks: int) -> list[memoryview]:
+            nonlocal piece
+            piece = self._staging(num_blocks)
+            return rows_of(piece)
+
+        def deadline(num_blocks: int) -> float:
+            return begun + patience(order, num_blocks, count)
+
+        def arrive(data: Bytes, *, is_last: bool) -> None:
+            num_bytes, seconds = (done + len(data)) * size, time.monotonic() - begun
+            self._arrived(Arrived(order, done, data, is_last, num_bytes, seconds, reason))
+
+        source = order.address, order.secret, self._blocks.space
+        try:
+            for found in self._inward.get_groups(*source, order.names[:count], size, places, deadline):
+                arrive(piece[:found], is_last=done + found == count)
+                done += found
+            reason = MISSING
+        except TimeoutError:
+            reason = SLOW
+        except (OSError, ProtocolError) as error:
+            reason = self._failed(order, error)
+        if done < count:
+            arrive(nothing, is_last=True)
+
+    def _staging(self, count: int) -> Bytes:
+        """Room for so many blocks of one group.  Memory that was used before is there already: the kernel gives new
+        memory page by page, which takes about as long as what is received into it."""
         try:
             return self._stagings.popleft()[:count]
         except IndexError:
-            return np.empty((most, self._blocks.block_bytes), np.uint8)[:count]
+            size = self._blocks.block_bytes
+            return np.empty((group_size(size), size), np.uint8)[:count]
 
     def _failed(self, order: OfferBlocks | FetchBlocks, error: Exception) -> str:
         self._num_failed += 1

@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
+from itertools import count
 from typing import Any, Protocol
 
 from shared.data_link.frames import checksum
@@ -44,14 +45,14 @@ class ServedBlocks:
 
     def serve(self, names: Sequence[bytes], blocks: Sequence[int], generations: Sequence[int]) -> int:
         """Let others read these from now on, up to one that is in another generation; returns how many."""
-        count, life = self._blocks.num_agreeing(blocks, generations), self._blocks.life
+        num_agreeing, life = self._blocks.num_agreeing(blocks, generations), self._blocks.life
         with self._lock:
-            for name, block, generation in zip(names[:count], blocks, generations, strict=False):
+            for name, block, generation in zip(names[:num_agreeing], blocks, generations, strict=False):
                 self._lives.pop(name, None)
                 self._lives[name] = life, block, generation
             while len(self._lives) > MAX_SERVED:
                 self._lives.popitem(last=False)
-        return count
+        return num_agreeing
 
     def read(self, names: Sequence[bytes]) -> Any:
         """The first of these, up to one that is not there; called by any thread."""
@@ -70,9 +71,11 @@ class ServedBlocks:
         """Blocks come to a worker because it fetches them, and in no other way."""
         return False
 
-    def find(self, space: bytes, names: Sequence[bytes], block_bytes: int) -> list[HeldBlock]:
+    def copy(self, space: bytes, names: Sequence[bytes], block_bytes: int, place: memoryview) -> list[int]:
         """As the data link wants them, with checksums that are made here."""
         if space != self._blocks.space or block_bytes != self._blocks.block_bytes:
             return []
         rows = [memoryview(row) for row in self.read(names)]
-        return [(checksum(row), row) for row in rows]
+        for row, start in zip(rows, count(0, block_bytes), strict=False):
+            place[start : start + block_bytes] = row
+        return [checksum(row) for row in rows]

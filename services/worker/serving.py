@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import socket
 from pathlib import Path
 
 import structlog
@@ -23,10 +22,11 @@ SECRET_BYTES = 32
 class BlockService:
     """Listens until it is closed."""
 
-    def __init__(self, listener: socket.socket, address: str, served: ServedBlocks) -> None:
-        self._address = address
+    def __init__(self, inbox: str, directory: Path, instance: str, served: ServedBlocks) -> None:
+        """Raises OSError."""
         self._secret = secrets.token_bytes(SECRET_BYTES)
-        self._server = BlockServer(listener, self._secret, served)
+        listeners, self._address = listen_beside(inbox, directory, instance, self._secret)
+        self._server = BlockServer(listeners, self._secret, served)
 
     @classmethod
     def opened(cls, settings: Settings, inbox: str, instance: str, served: ServedBlocks) -> BlockService | None:
@@ -34,7 +34,7 @@ class BlockService:
         if not shares(settings):
             return None
         try:
-            return cls(*listen_beside(inbox, settings.deployment.runtime_path, instance), served)
+            return cls(inbox, settings.deployment.runtime_path, instance, served)
         except OSError as error:
             log.warning("blocks_not_shared", reason=str(error))
             return None

@@ -1,8 +1,13 @@
-"""Addresses of data links: a socket in the runtime directory on one host, a port across hosts."""
+"""Addresses of data links: a socket in the runtime directory on one host, a port across hosts.
+
+What listens at a port listens on its own host too, at an abstract name made from its secret.  A process that can
+connect to that name is on the same host, in the same network namespace, whatever hosts are called; no file is left.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import re
 import socket
 from pathlib import Path
@@ -25,17 +30,21 @@ def objection(address: str, directory: Path) -> str:
     return "" if _TCP.fullmatch(address) else "it is no address of a data link"
 
 
-def connected(address: str, directory: Path, seconds: float) -> socket.socket:
+def connected(address: str, directory: Path, seconds: float, secret: bytes) -> socket.socket:
     """A socket connected to an address, whose calls take so many seconds at most.  Raises ProtocolError for an address
     that is refused, OSError where nothing listens."""
     if wrong := objection(address, directory):
         raise ProtocolError(f"the address of a data link is refused: {wrong}")
     if address.startswith(UNIX):
-        link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        place: str | tuple[str, int] = address.removeprefix(UNIX)
-    else:
-        host, _, port = address.removeprefix(TCP).rpartition(":")
-        link, place = socket.socket(socket.AF_INET, socket.SOCK_STREAM), (host, int(port))
+        return _connected(socket.AF_UNIX, address.removeprefix(UNIX), seconds)
+    with contextlib.suppress(OSError):
+        return _connected(socket.AF_UNIX, near_name(secret), seconds)
+    host, _, port = address.removeprefix(TCP).rpartition(":")
+    return _connected(socket.AF_INET, (host, int(port)), seconds)
+
+
+def _connected(family: int, place: bytes | str | tuple[str, int], seconds: float) -> socket.socket:
+    link = socket.socket(family, socket.SOCK_STREAM)
     try:
         prepare(link)
         link.settimeout(seconds)
@@ -46,10 +55,21 @@ def connected(address: str, directory: Path, seconds: float) -> socket.socket:
     return link
 
 
+def near_name(secret: bytes) -> bytes:
+    """Where one that has this secret and listens at a port listens for those on its own host."""
+    digest = hashlib.blake2b(secret, digest_size=16, person=b"pageant-near").hexdigest()
+    return b"\0pageant-" + digest.encode()
+
+
 def listening_at(path: Path) -> socket.socket:
     """A socket that listens at a path where there is none.  Raises OSError."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     return _bound(listener, str(path))
+
+
+def listening_near(secret: bytes) -> socket.socket:
+    """A socket that listens for those on this host that know a secret.  Raises OSError."""
+    return _bound(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM), near_name(secret))
 
 
 def listening_at_port(host: str = "") -> socket.socket:
@@ -57,7 +77,7 @@ def listening_at_port(host: str = "") -> socket.socket:
     return _bound(socket.socket(socket.AF_INET, socket.SOCK_STREAM), (host, 0))
 
 
-def _bound(listener: socket.socket, place: str | tuple[str, int]) -> socket.socket:
+def _bound(listener: socket.socket, place: bytes | str | tuple[str, int]) -> socket.socket:
     try:
         listener.bind(place)
         listener.listen(BACKLOG)

@@ -3,28 +3,34 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 from shared.data_link.addresses import connected
 from shared.data_link.frames import (
     CHALLENGE_BYTES,
+    DONE,
     GET,
     MAGIC,
     PUT,
     BlockRequest,
     Bytes,
     checksum,
+    groups,
     proof,
     read_checksums,
     read_count,
     receive,
     receive_into,
     send_blocks,
+    send_checksums,
 )
+from shared.data_link.window import Window, receive_window
 from shared.errors import ProtocolError
 
 SECONDS = 5.0  # that one call of a socket may take
@@ -42,15 +48,17 @@ class DataLinks:
         """`directory`: the deployment's own; only sockets in it are connected to."""
         self._directory = directory
         self._seconds = seconds
-        self._links: dict[str, socket.socket] = {}
+        self._links: dict[str, tuple[socket.socket, Window | None]] = {}
 
     def put(self, address: str, secret: bytes, space: bytes, names: Sequence[bytes], blocks: Sequence[Bytes]) -> int:
         """How many of these blocks of one size, the first ones, the store has now.  Raises OSError, ProtocolError."""
         checksums = [checksum(block) for block in blocks]
-        link = self._link(address, secret)
+        link, _ = self._connection(address, secret)
         try:
+            link.settimeout(self._seconds)
             link.sendall(BlockRequest(PUT, len(blocks[0]), space, names).encode())
-            send_blocks(link, checksums, blocks)
+            send_checksums(link, checksums)
+            send_blocks(link, blocks)
             return read_count(link, len(names))
         except (OSError, ProtocolError):
             self.forget(address)
@@ -65,27 +73,73 @@ class DataLinks:
         places: Sequence[memoryview],
         deadline: float = math.inf,  # by time.monotonic
     ) -> int:
-        """Fill places of one size with blocks; returns how many there were, the first ones.
+        """Fill places of one size with blocks; returns how many there were, the first ones.  Raises as `get_groups`."""
+        left = iter(places)
+        counts = self.get_groups(
+            address,
+            secret,
+            space,
+            names,
+            len(places[0]),
+            lambda count: list(itertools.islice(left, count)),
+            lambda _: deadline,
+        )
+        return sum(counts)
 
-        Raises OSError (a TimeoutError behind the deadline), ProtocolError, and CorruptBlockError where a block is not
-        what its checksum says.
+    def get_groups(
+        self,
+        address: str,
+        secret: bytes,
+        space: bytes,
+        names: Sequence[bytes],
+        block_bytes: int,
+        places: Callable[[int], Sequence[memoryview]],
+        deadline: Callable[[int], float],
+    ) -> Iterator[int]:
+        """Blocks a group at a time, up to the first that is not there: yields how many have come, in `places` for so
+        many that are asked for then.  `deadline`: by time.monotonic, when so many of all must have come.
+
+        Raises OSError (a TimeoutError behind a deadline), ProtocolError, and CorruptBlockError where a block is not
+        what its checksum says.  What is not taken to the end costs the connection.
         """
-        link = self._link(address, secret, self._time_until(deadline))
+        asked, is_over = groups(names, block_bytes), False
+        num_awaited = len(asked[0])
+        link, window = self._connection(address, secret, self._time_until(deadline(num_awaited)))
+        slots = window.slots(block_bytes) if window is not None else []
         try:
-            link.settimeout(self._time_until(deadline))
-            link.sendall(BlockRequest(GET, len(places[0]), space, names).encode())
-            count = read_count(link, len(names))
-            checksums = read_checksums(link, count)
-            for place in places[:count]:
-                link.settimeout(self._time_until(deadline))
-                receive_into(link, place)
-            link.settimeout(self._seconds)
-        except (OSError, ProtocolError):
-            self.forget(address)
-            raise
-        if any(checksum(place) != wanted for place, wanted in zip(places, checksums, strict=False)):
-            raise CorruptBlockError("a block has other bytes than its checksum says")
-        return count
+            link.settimeout(self._time_until(deadline(num_awaited)))
+            link.sendall(BlockRequest(GET, block_bytes, space, names).encode())
+            for index, some in enumerate(asked):
+                wait = partial(self._wait, link, deadline(num_awaited))
+                wait()
+                count = read_count(link, len(some))
+                wait()
+                checksums = read_checksums(link, count)
+                slot = slots[index % len(slots)] if slots else None
+                for place, wanted, start in zip(
+                    places(len(some)), checksums, itertools.count(0, block_bytes), strict=False
+                ):
+                    if slot is not None:
+                        place[:] = slot[start : start + block_bytes]
+                    else:
+                        wait()
+                        receive_into(link, place)
+                    if checksum(place) != wanted:  # at once: it is in the processor's cache
+                        raise CorruptBlockError("a block has other bytes than its checksum says")
+                if slot is not None and count == len(some):
+                    link.sendall(DONE)
+                is_over = count < len(some) or index == len(asked) - 1
+                yield count
+                if is_over:
+                    break
+                num_awaited += len(asked[index + 1])
+        finally:
+            if not is_over:
+                self.forget(address)
+
+    def _wait(self, link: socket.socket, deadline: float) -> None:
+        """Let the next call of a socket take so long.  Raises TimeoutError."""
+        link.settimeout(self._time_until(deadline))
 
     def _time_until(self, deadline: float) -> float:
         """Seconds that one call of a socket may take.  Raises TimeoutError."""
@@ -95,27 +149,29 @@ class DataLinks:
         return min(left, self._seconds)
 
     def forget(self, address: str) -> None:
-        if (link := self._links.pop(address, None)) is not None:
+        if (connection := self._links.pop(address, None)) is not None:
             with contextlib.suppress(OSError):
-                link.close()
+                connection[0].close()
 
     def close(self) -> None:
         for address in list(self._links):
             self.forget(address)
 
-    def _link(self, address: str, secret: bytes, seconds: float | None = None) -> socket.socket:
+    def _connection(
+        self, address: str, secret: bytes, seconds: float | None = None
+    ) -> tuple[socket.socket, Window | None]:
         if address not in self._links:
             while len(self._links) >= MAX_LINKS:
                 self.forget(next(iter(self._links)))
-            link = connected(address, self._directory, seconds or self._seconds)
+            link = connected(address, self._directory, seconds or self._seconds, secret)
             try:
                 greeting = receive(link, len(MAGIC) + CHALLENGE_BYTES)
                 if not greeting.startswith(MAGIC):
                     raise ProtocolError("what listens there is no data link of this version")
                 link.sendall(proof(secret, bytes(greeting[len(MAGIC) :])))
-                link.settimeout(self._seconds)
+                window = receive_window(link)
             except (OSError, ProtocolError):
                 link.close()
                 raise
-            self._links[address] = link
+            self._links[address] = link, window
         return self._links[address]

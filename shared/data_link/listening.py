@@ -5,19 +5,21 @@ from __future__ import annotations
 import socket
 from pathlib import Path
 
-from shared.data_link.addresses import ENDING, TCP, UNIX, listening_at, listening_at_port
+from shared.data_link.addresses import ENDING, TCP, UNIX, listening_at, listening_at_port, listening_near
 
 BUS_TCP = "tcp://"
 
 
-def listen_beside(inbox: str, directory: Path, instance: str) -> tuple[socket.socket, str]:
-    """A socket in the runtime directory, or at a free port of the same host; and its address.  Raises OSError."""
+def listen_beside(inbox: str, directory: Path, instance: str, secret: bytes) -> tuple[list[socket.socket], str]:
+    """A socket in the runtime directory; or one at a free port of the same host, and one beside it for those that are
+    on this host too.  And the address.  Raises OSError."""
     if inbox.startswith(BUS_TCP):
         listener = listening_at_port()
-        return listener, moved(f"{TCP}:{listener.getsockname()[1]}", inbox)
+        address = moved(f"{TCP}:{listener.getsockname()[1]}", inbox)
+        return [listener, listening_near(secret)], address
     path = directory / f"{instance}{ENDING}"
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    return listening_at(path), f"{UNIX}{path}"
+    return [listening_at(path)], f"{UNIX}{path}"
 
 
 def moved(address: str, inbox: str) -> str:

@@ -7,6 +7,7 @@ import secrets
 import socket
 import threading
 from collections.abc import Sequence
+from itertools import cycle
 from typing import Protocol
 
 import structlog
@@ -14,18 +15,22 @@ import structlog
 from shared.data_link.addresses import prepare
 from shared.data_link.frames import (
     CHALLENGE_BYTES,
+    DONE,
     MAGIC,
     PROOF_BYTES,
     PUT,
     BlockRequest,
     checksum,
+    group_size,
+    groups,
     is_proof,
     read_checksums,
     read_request,
     receive,
-    send_blocks,
     send_count,
+    send_group,
 )
+from shared.data_link.window import Window, send_window
 from shared.errors import ProtocolError
 
 log = structlog.get_logger()
@@ -34,7 +39,7 @@ MAX_CONNECTIONS = 64
 PROOF_SECONDS = 5.0  # that a connection has to show that it may be here
 TRANSFER_SECONDS = 30.0  # that one call of a socket may take within a request
 
-HeldBlock = tuple[int, bytearray | memoryview]  # checksum, bytes
+HeldBlock = tuple[int, bytes | bytearray | memoryview]  # checksum, bytes
 
 
 class BlockHolder(Protocol):
@@ -43,21 +48,22 @@ class BlockHolder(Protocol):
     def keep(self, space: bytes, name: bytes, block: HeldBlock) -> bool:
         """False where there is no room for it."""
 
-    def find(self, space: bytes, names: Sequence[bytes], block_bytes: int) -> list[HeldBlock]:
-        """Those of the first names that are all there."""
+    def copy(self, space: bytes, names: Sequence[bytes], block_bytes: int, place: memoryview) -> list[int]:
+        """Copy the blocks of the first names that are all there, one behind the other; returns their checksums."""
 
 
 class BlockServer:
     """Serves until it is closed.  No connection outlives it, and none keeps the process alive."""
 
-    def __init__(self, listener: socket.socket, secret: bytes, holder: BlockHolder) -> None:
-        self._listener = listener
+    def __init__(self, listeners: Sequence[socket.socket], secret: bytes, holder: BlockHolder) -> None:
+        self._listeners = listeners
         self._secret = secret
         self._holder = holder
         self._lock = threading.Lock()
         self._links: set[socket.socket] = set()
         self._closed = threading.Event()
-        threading.Thread(target=self._accept, name="data-link", daemon=True).start()
+        for listener in listeners:
+            threading.Thread(target=self._accept, args=(listener,), name="data-link", daemon=True).start()
 
     @property
     def num_links(self) -> int:
@@ -67,15 +73,16 @@ class BlockServer:
         with self._lock:
             self._closed.set()
             links = list(self._links)
-        for link in (self._listener, *links):
+        for link in (*self._listeners, *links):
             with contextlib.suppress(OSError):  # it was never connected, or is closed by the other side
                 link.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
+        for listener in self._listeners:
+            listener.close()
 
-    def _accept(self) -> None:
+    def _accept(self, listener: socket.socket) -> None:
         while not self._closed.is_set():
             try:
-                link, _ = self._listener.accept()
+                link, _ = listener.accept()
             except OSError:
                 self._closed.wait(0.5)  # there is no descriptor at present
                 continue
@@ -90,10 +97,14 @@ class BlockServer:
         try:
             prepare(link)
             if self._let_in(link):
+                window = send_window(link)
                 link.settimeout(None)
                 while (request := read_request(link)) is not None:
                     link.settimeout(TRANSFER_SECONDS)
-                    self._answer(link, request)
+                    if request.kind == PUT:
+                        self._take(link, request)
+                    else:
+                        self._give(link, request, window)
                     link.settimeout(None)
         except ProtocolError as error:
             log.warning("data_link_refused", reason=str(error))
@@ -114,13 +125,24 @@ class BlockServer:
         log.warning("data_link_refused", reason="it does not have this store's secret")
         return False
 
-    def _answer(self, link: socket.socket, request: BlockRequest) -> None:
-        if request.kind == PUT:
-            self._take(link, request)
-            return
-        found = self._holder.find(request.space, request.names, request.block_bytes)
-        send_count(link, len(found))
-        send_blocks(link, [wanted for wanted, _ in found], [block for _, block in found])
+    def _give(self, link: socket.socket, request: BlockRequest, window: Window | None) -> None:
+        """Up to the first block that is not there, a group at a time: so one is read while the others are found."""
+        size = request.block_bytes
+        slots = window.slots(size) if window is not None else []
+        places = slots or [memoryview(bytearray(group_size(size) * size))]
+        num_unread = 0  # slots that the other side has not read yet
+        for names, place in zip(groups(request.names, size), cycle(places), strict=False):
+            if slots and num_unread == len(slots):
+                _await_read(link, 1)
+                num_unread -= 1
+            found = self._holder.copy(request.space, names, size, place)
+            send_group(link, found)
+            if not slots:
+                link.sendall(place[: len(found) * size])
+            if len(found) < len(names):
+                break
+            num_unread += bool(slots)
+        _await_read(link, num_unread)
 
     def _take(self, link: socket.socket, request: BlockRequest) -> None:
         """Keep the blocks up to the first that is corrupt or does not fit; all are read, so that the link goes on."""
@@ -131,3 +153,9 @@ class BlockServer:
             is_whole = is_whole and self._holder.keep(request.space, name, (wanted, block))
             num_kept += is_whole
         send_count(link, num_kept)
+
+
+def _await_read(link: socket.socket, count: int) -> None:
+    """Raises ProtocolError where the other side says something else."""
+    if receive(link, count) != DONE * count:
+        raise ProtocolError("an answer is interrupted by something else")

@@ -59,7 +59,7 @@ class SharingEngine(Engine):
         self._arrived[name] = queue.SimpleQueue()
         self._movers[name] = BlockMover(runner.blocks, self._network, self._directory, self._arrived[name].put)
         desk = self._desks[name] = BlockDesk(runner.blocks, self._movers[name])
-        self._servers[name] = BlockServer(listening_at(self._path(name)), SECRET, desk.served)
+        self._servers[name] = BlockServer([listening_at(self._path(name))], SECRET, desk.served)
         self.core.moves.serve(name)
 
     def _path(self, name: str) -> Path:

@@ -41,7 +41,7 @@ class MovingEngine(Engine):
     ) -> None:
         path = directory / f"store{ENDING}"
         self.store = BlockArena(store_memory)
-        self.server = BlockServer(listening_at(path), SECRET, self.store)
+        self.server = BlockServer([listening_at(path)], SECRET, self.store)
         self._directory, self._address = directory, f"{UNIX}{path}"
         self._network = MemoryTransport()
         self._inbox: Any = self._network.bind("scheduler", SchedulerInbox)  # where movers answer

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from services.store.arena import OVERHEAD, BlockArena
+from tests.unit.store.copied import copied
 
 SPACE, OTHER = b"s" * 16, b"o" * 16
 NAMES = [bytes([index]) * 16 for index in range(6)]
@@ -18,7 +19,7 @@ def filled(count: int, room: int = 3) -> BlockArena:
 def test_the_least_recently_used_goes_and_that_is_told() -> None:
     arena = filled(3)
     assert arena.take_changes() == ([SPACE + name for name in NAMES[:3]], [], False)
-    assert len(arena.find(SPACE, NAMES[:1], 100)) == 1
+    assert len(copied(arena, SPACE, NAMES[:1], 100)) == 1
     arena.keep(SPACE, NAMES[3], (7, bytearray(100)))
     assert arena.take_changes() == ([SPACE + NAMES[3]], [SPACE + NAMES[1]], False)
     assert arena.num_bytes <= arena.max_bytes
@@ -27,10 +28,10 @@ def test_the_least_recently_used_goes_and_that_is_told() -> None:
 
 def test_only_a_prefix_without_a_gap_of_the_same_space_and_size_is_found() -> None:
     arena = filled(4)
-    assert [len(data) for _, data in arena.find(SPACE, NAMES[1:3], 100)] == [100, 100]
-    assert arena.find(SPACE, NAMES[:3], 100) == [], "the first is gone"
-    assert arena.find(OTHER, NAMES[1:3], 100) == []
-    assert arena.find(SPACE, NAMES[1:3], 50) == []
+    assert [len(data) for _, data in copied(arena, SPACE, NAMES[1:3], 100)] == [100, 100]
+    assert copied(arena, SPACE, NAMES[:3], 100) == [], "the first is gone"
+    assert copied(arena, OTHER, NAMES[1:3], 100) == []
+    assert copied(arena, SPACE, NAMES[1:3], 50) == []
 
 
 def test_what_is_larger_than_the_limit_is_not_kept() -> None:

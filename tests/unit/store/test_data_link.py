@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import secrets
 import socket
 import time
 from collections.abc import Iterator
@@ -15,24 +16,31 @@ import pytest
 from services.store.arena import BlockArena
 from services.worker.mover import patience
 from shared.data_link import client
-from shared.data_link.addresses import ENDING, TCP, UNIX, listening_at, listening_at_port, objection
+from shared.data_link.addresses import ENDING, TCP, UNIX, listening_at, listening_at_port, listening_near, objection
 from shared.data_link.client import CorruptBlockError, DataLinks
 from shared.data_link.frames import CHALLENGE_BYTES, MAGIC, MAX_BLOCKS, PUT, BlockRequest, proof
 from shared.data_link.server import BlockServer
+from shared.data_link.window import READY
 from shared.errors import ProtocolError
 from shared.messages import FetchBlocks
 
-SECRET, SPACE = b"secret" * 5, b"s" * 16
+SECRET, SPACE = secrets.token_bytes(32), b"s" * 16
 NAMES = [bytes([index]) * 16 for index in range(4)]
 BLOCKS = [bytes([index]) * 1000 for index in range(4)]
 
 
-@pytest.fixture(params=["unix", "tcp"])
-def served(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str, BlockArena, DataLinks]]:
+@pytest.fixture(params=["unix", "tcp", "near"])
+def served(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[str, BlockArena, DataLinks]]:
+    """Through memory; through a socket; and at a port of the same host, so through memory too."""
     arena, path = BlockArena(1 << 20), tmp_path / f"s{ENDING}"
-    listener = listening_at(path) if request.param == "unix" else listening_at_port("127.0.0.1")
-    address = f"{UNIX}{path}" if request.param == "unix" else f"{TCP}127.0.0.1:{listener.getsockname()[1]}"
-    server, links = BlockServer(listener, SECRET, arena), DataLinks(tmp_path)
+    listeners = [listening_at(path) if request.param == "unix" else listening_at_port("127.0.0.1")]
+    address = f"{UNIX}{path}" if request.param == "unix" else f"{TCP}127.0.0.1:{listeners[0].getsockname()[1]}"
+    if request.param == "near":
+        monkeypatch.setattr(f"{__name__}.SECRET", secrets.token_bytes(32))  # two may not listen under one name
+        listeners.append(listening_near(SECRET))
+    server, links = BlockServer(listeners, SECRET, arena), DataLinks(tmp_path)
     yield address, arena, links
     links.close()
     server.close()
@@ -56,7 +64,7 @@ def test_a_block_that_changed_is_found(
 ) -> None:
     address, arena, links = served
     links.put(address, SECRET, SPACE, NAMES, BLOCKS)
-    arena.find(SPACE, NAMES[1:2], 1000)[0][1][500] ^= 1
+    memoryview(arena._blocks[SPACE + NAMES[1]][1])[500] ^= 1
     with pytest.raises(CorruptBlockError):
         links.get(address, SECRET, SPACE, NAMES, places(4))
     monkeypatch.setattr(client, "checksum", lambda block: 1)  # as if the way to the store had changed them
@@ -78,6 +86,7 @@ def test_a_request_beyond_the_limits_ends_its_connection_alone(served: tuple[str
         link.connect(where if kind == socket.AF_UNIX else ("127.0.0.1", int(where.rpartition(":")[2])))
         greeting = link.recv(len(MAGIC) + CHALLENGE_BYTES)
         link.sendall(proof(SECRET, greeting[len(MAGIC) :]))
+        assert link.recv(1) == READY
         link.sendall(BlockRequest(PUT, 1000, SPACE, [NAMES[0]] * (MAX_BLOCKS + 1)).encode())
         link.settimeout(5)
         with contextlib.suppress(ConnectionResetError):

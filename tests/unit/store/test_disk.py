@@ -16,14 +16,15 @@ from services.store.arena import OVERHEAD, BlockArena
 from services.store.disk import DiskBlocks
 from services.store.segments import RECORD_OVERHEAD
 from shared.data_link.frames import checksum
+from tests.unit.store.copied import copied
 
 SPACE, SIZE = b"s" * 16, 1000
 NAMES = [index.to_bytes(16, "big") for index in range(200)]
 
 
-def block(index: int) -> tuple[int, bytearray]:
+def block(index: int) -> tuple[int, bytes]:
     data = bytearray(index.to_bytes(4, "big") * (SIZE // 4))
-    return checksum(data), data
+    return checksum(data), bytes(data)
 
 
 def opened(directory: Path, *, room: int = 200, in_memory: int = 2) -> BlockArena:
@@ -56,7 +57,7 @@ def written(arena: BlockArena) -> None:
 
 def held(arena: BlockArena, count: int) -> list[int]:
     """Which are found, each with the bytes that it had."""
-    found = {index: arena.find(SPACE, [NAMES[index]], SIZE) for index in range(count)}
+    found = {index: copied(arena, SPACE, [NAMES[index]], SIZE) for index in range(count)}
     assert all(blocks in ([], [block(index)]) for index, blocks in found.items())
     return [index for index, blocks in found.items() if blocks]
 
@@ -86,7 +87,7 @@ def test_the_oldest_segment_goes_and_that_is_told(tmp_path: Path) -> None:
         assert arena.keep(SPACE, NAMES[index], block(index))
         written(arena)
         if index >= 10:
-            assert arena.find(SPACE, [NAMES[3]], SIZE), "what is asked for stays"
+            assert copied(arena, SPACE, [NAMES[3]], SIZE), "what is asked for stays"
     written(arena)
     _, dropped, _ = arena.take_changes()
     assert arena.disk.num_bytes <= arena.disk.max_bytes
@@ -94,9 +95,9 @@ def test_the_oldest_segment_goes_and_that_is_told(tmp_path: Path) -> None:
     keys = set(arena.keys())
     assert keys >= {SPACE + NAMES[index] for index in (3, *range(100, 150))}
     gone = [name for name in NAMES[:150] if SPACE + name not in keys]
-    assert not any(arena.find(SPACE, [name], SIZE) for name in gone)
+    assert not any(copied(arena, SPACE, [name], SIZE) for name in gone)
     # Only the newest are read: whatever is read of the oldest segments is written again, and drops others meanwhile.
-    assert all(arena.find(SPACE, [NAMES[index]], SIZE) == [block(index)] for index in range(120, 150))
+    assert all(copied(arena, SPACE, [NAMES[index]], SIZE) == [block(index)] for index in range(120, 150))
     closed(arena)
 
 

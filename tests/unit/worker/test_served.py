@@ -31,17 +31,24 @@ class Pool:
         return [bytes(self.data[block]) for block in blocks[: self.num_agreeing(blocks, generations)]]
 
 
+def copied(served: ServedBlocks, space: bytes, names: Sequence[bytes], size: int) -> list[tuple[int, bytes]]:
+    """Checksums and bytes, as another worker gets them."""
+    place = memoryview(bytearray(len(names) * size))
+    checksums = served.copy(space, names, size, place)
+    return [(wanted, bytes(place[i * size : (i + 1) * size])) for i, wanted in enumerate(checksums)]
+
+
 def test_what_was_given_to_another_or_belongs_to_an_emptied_pool_is_not_served() -> None:
     pool = Pool()
     served = ServedBlocks(pool)
     assert served.serve(NAMES, [0, 1, 2, 3], [1, 1, 7, 1]) == 2, "the third is in another life"
-    assert [bytes(row) for _, row in served.find(SPACE, NAMES, 2)] == [b"\0\0", b"\1\1"]
-    assert [found for found, _ in served.find(SPACE, NAMES[1:2], 2)] == [checksum(b"\1\1")]
-    assert not served.find(b"t" * 16, NAMES, 2) and not served.find(SPACE, NAMES, 3)
+    assert [row for _, row in copied(served, SPACE, NAMES, 2)] == [b"\0\0", b"\1\1"]
+    assert [found for found, _ in copied(served, SPACE, NAMES[1:2], 2)] == [checksum(b"\1\1")]
+    assert not copied(served, b"t" * 16, NAMES, 2) and not copied(served, SPACE, NAMES, 3)
     pool.generations[1] = 2
-    assert len(served.find(SPACE, NAMES, 2)) == 1
+    assert len(copied(served, SPACE, NAMES, 2)) == 1
     pool.life, pool.generations[0] = 2, 1  # generations begin anew
-    assert not served.find(SPACE, NAMES, 2)
+    assert not copied(served, SPACE, NAMES, 2)
 
 
 def test_a_pool_that_is_emptied_while_a_block_is_read_gives_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,4 +61,4 @@ def test_a_pool_that_is_emptied_while_a_block_is_read_gives_nothing(monkeypatch:
         return read(blocks, generations)
 
     monkeypatch.setattr(pool, "read", emptied)
-    assert not served.find(SPACE, NAMES, 2)
+    assert not copied(served, SPACE, NAMES, 2)
