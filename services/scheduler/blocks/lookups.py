@@ -1,5 +1,5 @@
-"""Names that no store has told of, and that a store is asked to look for: it may find them in its backend, where another
-store has put them, also one of another deployment.
+"""Names that no store has told of, and that a store is asked to look for: it may find them in its backend, where
+another store has put them, also one of another deployment.
 
 A sequence waits for the answer, but never long: what is not known in time is computed.
 """
