@@ -8,8 +8,8 @@ import structlog
 
 from services.scheduler.membership.roster import Membership
 from services.scheduler.scheduler import Scheduler
-from services.scheduler.state.open_moves import MoveOrder
-from shared.messages import DropBlocks, Hello, Leaving, MayLeave, Message, ServeBlocks, ServiceName
+from services.scheduler.state.open_moves import AnyOrder
+from shared.messages import Hello, Leaving, MayLeave, Message, ServeBlocks, ServiceName
 
 log = structlog.get_logger()
 
@@ -36,7 +36,7 @@ class BlockTraffic:
         if hello.service is ServiceName.WORKER:
             self._core.moves.serve(hello.instance)
         else:
-            self._core.moves.join(hello.instance)
+            self._core.moves.join(hello.instance, can_look_up=hello.store.can_look_up)
 
     def leaving(self, message: Leaving) -> None:
         """A worker is about to leave.  One of another life hears nothing, and leaves when its time is over."""
@@ -58,5 +58,5 @@ class BlockTraffic:
                 if message is not None and self._membership.is_life(instance, message.epoch):
                     self._sender.send(self._membership.address_of(instance), MayLeave(instance, message.epoch))
 
-    def _addressed(self, order: MoveOrder | DropBlocks) -> MoveOrder | DropBlocks | None:
-        return order if isinstance(order, ServeBlocks | DropBlocks) else self._membership.with_store(order)
+    def _addressed(self, order: AnyOrder) -> AnyOrder | None:
+        return order if isinstance(order, ServeBlocks) else self._membership.with_store(order)

@@ -94,7 +94,9 @@ class Scheduler:
         self.parking = Parking(tables)  # requests whose clients are gone, and may come back
         self._intake = RequestIntake(policy, self.replicas)
         self._reconciliation = reconciliation = Reconciliation(books)
-        self.moves = BlockMoves(self.replicas, self.journal, reconciliation.start_over, policy.verify_fetches)
+        self.moves = BlockMoves(
+            self.replicas, self.journal, reconciliation.start_over, self.clock, policy.verify_fetches
+        )
         self._assignment = assignment = ReplicaAssignment(policy, self.replicas, self.forks, books, self.moves)
         self.handovers = Handovers(policy, self.replicas, assignment, self.moves)
         self._drafting = drafting = Drafting(policy, self.counters, self.drafts, self.records, self.replicas)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from services.store.arena import BlockArena
+from services.store.backends.blocks import BackendBlocks
 from services.store.disk import DiskBlocks
 from shared.actor import MemberActor
 from shared.actor.actor import Handlers
@@ -20,6 +21,7 @@ from shared.data_link.listening import listen_beside, moved
 from shared.data_link.server import BlockServer
 from shared.messages import (
     DropBlocks,
+    LookUpBlocks,
     Member,
     Refused,
     Roster,
@@ -49,21 +51,29 @@ class StoreActor(MemberActor):
     service = ServiceName.STORE
     inbox_union = StoreInbox
 
-    def __init__(self, transport: Transport, settings: Settings, disk: DiskBlocks | None = None) -> None:
+    def __init__(
+        self,
+        transport: Transport,
+        settings: Settings,
+        disk: DiskBlocks | None = None,
+        backend: BackendBlocks | None = None,
+    ) -> None:
         super().__init__(transport, settings)
-        self.arena = BlockArena(settings.memory.store_memory, self._changed, disk)
+        self.arena = BlockArena(settings.memory.store_memory, self._changed, disk, backend)
         self._secret = secrets.token_bytes(SECRET_BYTES)
         self._directory: Path = settings.deployment.runtime_path
         self._loop: asyncio.AbstractEventLoop | None = None
         self._server: BlockServer | None = None
         self._address = ""
         self._is_telling = False
+        self._is_awaited = False  # a sequence waits for what the next account says
 
     def handlers(self) -> Handlers:
         return {
             Roster: self.handle_roster,
             Refused: self.handle_refused,
             DropBlocks: self.handle_drop,
+            LookUpBlocks: self.handle_look_up,
             Tick: self.handle_tick,
         }
 
@@ -75,7 +85,7 @@ class StoreActor(MemberActor):
         await super().on_start()
 
     def store_capacity(self) -> StoreCapacity | None:
-        return StoreCapacity(self._address, self._secret, self.arena.max_bytes)
+        return StoreCapacity(self._address, self._secret, self.arena.max_bytes, self.arena.backend is not None)
 
     def say_hello(self) -> None:
         """A hello is followed by all that there is: the scheduler may be another life, or have forgotten this store."""
@@ -86,6 +96,10 @@ class StoreActor(MemberActor):
         log.error("store_emptied", reason="a block was not what its name says", num_blocks=len(self.arena.keys()))
         self.arena.drop(self.arena.keys())
 
+    def handle_look_up(self, message: LookUpBlocks) -> None:
+        self._is_awaited = True
+        self.arena.look_up(message.keys)
+
     def collectors(self) -> list[Collector]:
         from shared.exposition import StoreCollector
 
@@ -94,13 +108,18 @@ class StoreActor(MemberActor):
     def _state(self) -> StoreState:
         from shared.exposition import Shelf, StoreState
 
-        arena, disk = self.arena, self.arena.disk
-        from_disk, num_links = arena.num_served_from_disk, self._server.num_links if self._server is not None else 0
-        shelves = {"memory": Shelf(len(arena), arena.num_bytes, arena.max_bytes, arena.num_served - from_disk)}
-        if disk is None:
-            return StoreState(self.instance, shelves, num_links)
-        shelves["disk"] = Shelf(len(disk), disk.num_bytes, disk.max_bytes, from_disk)
-        return StoreState(self.instance, shelves, num_links, disk.num_corrupt, disk.num_failed)
+        arena, disk, backend = self.arena, self.arena.disk, self.arena.backend
+        from_disk, from_backend = arena.num_served_from_disk, arena.num_served_from_backend
+        from_memory = arena.num_served - from_disk - from_backend
+        shelves = {"memory": Shelf(len(arena), from_memory, arena.num_bytes, arena.max_bytes)}
+        if disk is not None:
+            shelves["disk"] = Shelf(len(disk), from_disk, disk.num_bytes, disk.max_bytes)
+        if backend is not None:
+            shelves["backend"] = Shelf(len(backend), from_backend)
+        behind = [one for one in (disk, backend) if one is not None]
+        num_links = self._server.num_links if self._server is not None else 0
+        num_corrupt, num_failed = sum(one.num_corrupt for one in behind), sum(one.num_failed for one in behind)
+        return StoreState(self.instance, shelves, num_links, num_corrupt, num_failed)
 
     def _changed(self) -> None:
         """Called by a thread of the data link."""
@@ -110,10 +129,10 @@ class StoreActor(MemberActor):
     def _tell_soon(self) -> None:
         if not self._is_telling and self._loop is not None and not self.is_over:
             self._is_telling = True
-            self._loop.call_later(TELL_SECONDS, self._tell_changes)
+            self._loop.call_later(0.0 if self._is_awaited else TELL_SECONDS, self._tell_changes)
 
     def _tell_changes(self) -> None:
-        self._is_telling = False
+        self._is_telling = self._is_awaited = False
         if self.is_over:
             return
         kept, dropped, is_first = self.arena.take_changes()
@@ -135,8 +154,7 @@ class StoreActor(MemberActor):
         await super().on_stop()
         if self._server is not None:
             self._server.close()
-        if self.arena.disk is not None:
-            await asyncio.to_thread(self.arena.disk.close)
+        await asyncio.to_thread(self.arena.close)
         if self._address.startswith(UNIX):
             await asyncio.to_thread(Path(self._address.removeprefix(UNIX)).unlink, missing_ok=True)
 

@@ -1,12 +1,13 @@
-"""Blocks in memory, up to a limit in bytes; the least recently used go first, to a disk where there is one."""
+"""Blocks in memory, up to a limit in bytes; the least recently used go first, to a disk or a backend if it has one."""
 
 from __future__ import annotations
 
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from itertools import count
+from itertools import takewhile
 
+from services.store.backends.blocks import BackendBlocks
 from services.store.disk import DiskBlocks
 from shared.data_link.server import HeldBlock
 
@@ -19,11 +20,15 @@ class BlockArena:
 
     Blocks that are being sent are kept alive by those that send them, so the limit may be exceeded for as long.  With a
     disk what comes is written there too, so that it is found again when this process is not any more; and what is asked
-    for comes from there where memory has it no longer.
+    for comes from there where memory has it no longer.  The same holds for a backend, which is asked last.
     """
 
     def __init__(
-        self, max_bytes: int, on_change: Callable[[], None] = lambda: None, disk: DiskBlocks | None = None
+        self,
+        max_bytes: int,
+        on_change: Callable[[], None] = lambda: None,
+        disk: DiskBlocks | None = None,
+        backend: BackendBlocks | None = None,
     ) -> None:
         """`on_change` is called by the thread that changes something, if nothing else has changed since the last
         `take_changes`; it must not call anything here."""
@@ -31,14 +36,19 @@ class BlockArena:
         self.num_bytes = 0
         self.num_served = 0  # blocks
         self.num_served_from_disk = 0  # of these
+        self.num_served_from_backend = 0
         self.disk = disk
+        self.backend = backend
+        self._behind: list[DiskBlocks | BackendBlocks] = [one for one in (disk, backend) if one is not None]
         self._on_change = on_change
         self._lock = threading.Lock()
         self._blocks: OrderedDict[bytes, HeldBlock] = OrderedDict()  # by key, the least recently used first
         self._changes: OrderedDict[bytes, bool] = OrderedDict()  # by key: whether it is there
         self._is_overrun = False
-        if disk is not None:
-            disk.on_dropped = self._gone_from_disk
+        for one in self._behind:
+            one.on_dropped = self._gone_from_behind
+        if backend is not None:
+            backend.on_looked_up = self._looked_up
 
     def __len__(self) -> int:
         return len(self._blocks)
@@ -51,21 +61,52 @@ class BlockArena:
         with self._lock:
             self._put(key, block)
             self._note(key, is_there=True)
-            if self.disk is not None:
-                self.disk.put(key, block)
+            for one in self._behind:
+                one.put(key, block)
         return True
 
     def copy(self, space: bytes, names: Sequence[bytes], block_bytes: int, place: memoryview) -> list[int]:
         """Copy the blocks of the first names that are all there in this size, one behind the other; returns their
         checksums."""
         found: list[int] = []
-        for name, start in zip(names, count(0, block_bytes), strict=False):
-            checksum = self._copy(space + name, place[start : start + block_bytes])
-            if checksum is None:
+        while len(found) < len(names):
+            rest, room = names[len(found) :], place[len(found) * block_bytes :]
+            checksum = self._copy(space + rest[0], room[:block_bytes])
+            more = [checksum] if checksum is not None else self._copy_from_backend(space, rest, block_bytes, room)
+            if not more:
                 break
-            found.append(checksum)
+            found += more
         self.num_served += len(found)
         return found
+
+    def look_up(self, keys: Sequence[bytes]) -> None:
+        """Say of each of these keys whether it is there, among the changes; a backend is asked for those that are in no
+        other place.  One that does not answer leaves them unsaid."""
+        with self._lock:
+            here = [key for key in keys if key in self._blocks or (self.disk is not None and key in self.disk)]
+        rest = [key for key in keys if key not in here]
+        if self.backend is None or not rest:
+            self._looked_up(here, rest)
+            return
+        self._looked_up(here, [])
+        self.backend.look_up(rest)
+
+    def _copy_from_backend(
+        self, space: bytes, names: Sequence[bytes], block_bytes: int, place: memoryview
+    ) -> list[int]:
+        """Those of the first names that it has and memory does not; they are in memory then."""
+        if self.backend is None:
+            return []
+        keys = list(takewhile(lambda key: key not in self._blocks, (space + name for name in names)))
+        found = self.backend.read(keys, block_bytes)
+        for start, (_, data) in enumerate(found):
+            place[start * block_bytes : (start + 1) * block_bytes] = data
+        with self._lock:
+            self.num_served_from_backend += len(found)
+            for key, block in zip(keys, found, strict=False):
+                if key in self.backend and len(block[1]) + OVERHEAD <= self.max_bytes:
+                    self._put(key, block)
+        return [checksum for checksum, _ in found]
 
     def _copy(self, key: bytes, place: memoryview) -> int | None:
         """What comes from the disk stays there alone: the kernel has it in memory then, as long as there is room."""
@@ -86,13 +127,18 @@ class BlockArena:
     def drop(self, keys: Iterable[bytes]) -> None:
         """Have these not be found any more, in memory and on the disk."""
         keys = list(keys)
-        if self.disk is not None:
-            self.disk.drop(keys)
+        for one in self._behind:
+            one.drop(keys)
         with self._lock:
             for key in keys:
                 if key in self._blocks:
                     self._remove(key)
                 self._note(key, is_there=False)
+
+    def close(self) -> None:
+        """What waits for a disk or a backend goes there, as far as there is time."""
+        for one in self._behind:
+            one.close()
 
     def take_changes(self) -> tuple[list[bytes], list[bytes], bool]:
         """Keys that are there, and keys that are not any more, of those that changed since the last call; and whether
@@ -113,13 +159,21 @@ class BlockArena:
             return self._all()
 
     def _all(self) -> list[bytes]:
-        return list(self._blocks) if self.disk is None else list(dict.fromkeys([*self.disk.keys(), *self._blocks]))
+        behind = (key for one in self._behind for key in one.keys())  # noqa: SIM118 - it is no dict
+        return list(dict.fromkeys([*behind, *self._blocks]))
 
-    def _gone_from_disk(self, keys: list[bytes]) -> None:
+    def _gone_from_behind(self, keys: list[bytes]) -> None:
         with self._lock:
             for key in keys:
-                if key not in self._blocks:
+                if key not in self._blocks and not any(key in one for one in self._behind):
                     self._note(key, is_there=False)
+
+    def _looked_up(self, found: list[bytes], absent: list[bytes]) -> None:
+        with self._lock:
+            for key in found:
+                self._note(key, is_there=True)
+            for key in absent:
+                self._note(key, is_there=key in self._blocks)
 
     def _put(self, key: bytes, block: HeldBlock) -> None:
         if key in self._blocks:
@@ -128,7 +182,7 @@ class BlockArena:
         while self._blocks and self.num_bytes + size > self.max_bytes:
             oldest, old = next(iter(self._blocks.items()))
             self._remove(oldest)
-            if self.disk is None or not (oldest in self.disk or self.disk.put(oldest, old)):
+            if not any(oldest in one or one.put(oldest, old) for one in self._behind):
                 self._note(oldest, is_there=False)
         self._blocks[key] = block
         self.num_bytes += size

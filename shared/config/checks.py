@@ -70,8 +70,9 @@ def check_settings(settings: Settings) -> None:
     _check_speculation(settings.speculation)
     _check_adapters(settings.adapters)
     _check_ranks(settings)
-    if settings.memory.store_disk and not settings.memory.store_memory:
-        raise ConfigError("store_disk needs store_memory: blocks pass memory on their way to a disk and from it")
+    for name in ("store_disk", "store_backend"):
+        if getattr(settings.memory, name) and not settings.memory.store_memory:
+            raise ConfigError(f"{name} needs store_memory: blocks pass memory on their way there and back")
     if settings.events.kv_events_replay and not settings.events.kv_events:
         raise ConfigError("kv_events_replay needs kv_events")
     deployment, access = settings.deployment, settings.access

@@ -50,7 +50,13 @@ class MemorySettings(Section, frozen=True, kw_only=True):
     store_disk_size: Annotated[int, advanced("Bytes of files that each store keeps in store_disk, such as 100GiB.")] = (
         16 << 30
     )
-
+    store_backend: Annotated[
+        str,
+        advanced(
+            "Another system in which stores keep blocks too, and find those of other stores: mooncake://HOST:PORT (its "
+            "master), lmcache://HOST:PORT or nixl://POSIX/DIR. It has what prompts were computed to. Empty: none."
+        ),
+    ] = ""
     verify_fetches: Annotated[
         int,
         advanced(

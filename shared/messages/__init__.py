@@ -49,6 +49,7 @@ from shared.messages.moves import (
     DropBlocks,
     FetchBlocks,
     Leaving,
+    LookUpBlocks,
     MayLeave,
     MoveCounts,
     OfferBlocks,

@@ -26,6 +26,7 @@ from shared.messages.moves import (
     DropBlocks,
     FetchBlocks,
     Leaving,
+    LookUpBlocks,
     MayLeave,
     OfferBlocks,
     ServeBlocks,
@@ -115,7 +116,7 @@ WorkerInbox = (
     | PeerGone
 )
 DraftInbox = DraftUpdate | Roster | Refused | Drain | Tick
-StoreInbox = Roster | Refused | Drain | Tick | DropBlocks
+StoreInbox = Roster | Refused | Drain | Tick | DropBlocks | LookUpBlocks
 INBOXES = (GatewayInbox, TokenizerInbox, SchedulerInbox, DetokenizerInbox, WorkerInbox, DraftInbox, StoreInbox)
 
 TO_ONESELF = frozenset({Drain, Tick, Wake, PeerGone})  # timers, signals, what the transport saw: never from others

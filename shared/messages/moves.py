@@ -15,6 +15,7 @@ class StoreCapacity(Message, frozen=True):
     data_address: str  # of its data link
     secret: bytes  # that a worker shows there; it passes the bus only
     max_bytes: int  # 0: of a worker, which keeps none for others
+    can_look_up: bool = False  # whether it may have more than it tells: it has a backend
 
 
 class OfferBlocks(Message, frozen=True):
@@ -40,6 +41,14 @@ class DropBlocks(Message, frozen=True):
     """Scheduler -> store: forget all blocks, some of which are not what their names say."""
 
     store: str  # its instance
+
+
+class LookUpBlocks(Message, frozen=True):
+    """Scheduler -> store: find out which of these there are, also in its backend.  Answered by StoreContents, which has
+    each key as kept or as dropped; not at all where the backend does not answer."""
+
+    store: str  # its instance
+    keys: list[bytes]
 
 
 class FetchBlocks(Message, frozen=True):

@@ -14,12 +14,13 @@ import pytest
 
 from services.scheduler.state.policy import Policy
 from services.store.arena import BlockArena
+from services.store.backends.blocks import BackendBlocks
 from services.worker.block_desk import Arrived, BlockDesk
 from services.worker.mover import BlockMover
 from shared.data_link.addresses import ENDING, UNIX, listening_at
 from shared.data_link.frames import checksum
 from shared.data_link.server import BlockServer
-from shared.messages import DropBlocks, SchedulerInbox, StepPlan, StoreContents
+from shared.messages import DropBlocks, LookUpBlocks, SchedulerInbox, StepPlan, StoreContents
 from shared.transport import MemoryTransport
 from tests.integration.engine import Engine, Output, ask
 
@@ -37,10 +38,16 @@ class MovingEngine(Engine):
     """With a store, behind a real data link.  Plans run at once, so orders to move come behind them by themselves."""
 
     def __init__(
-        self, directory: Path, *, store_memory: int = 64 << 20, policy: Policy | None = None, **settings: Any
+        self,
+        directory: Path,
+        *,
+        store_memory: int = 64 << 20,
+        policy: Policy | None = None,
+        backend: BackendBlocks | None = None,
+        **settings: Any,
     ) -> None:
         path = directory / f"store{ENDING}"
-        self.store = BlockArena(store_memory)
+        self.store = BlockArena(store_memory, backend=backend)
         self.server = BlockServer([listening_at(path)], SECRET, self.store)
         self._directory, self._address = directory, f"{UNIX}{path}"
         self._network = MemoryTransport()
@@ -50,7 +57,7 @@ class MovingEngine(Engine):
         self._desks: dict[str, BlockDesk] = {}
         self.dropped: list[str] = []  # stores that were told to forget everything
         super().__init__(policy or Policy(max_num_batched_tokens=256, verify_fetches=0), **settings)
-        self.core.moves.join("store")
+        self.core.moves.join("store", can_look_up=backend is not None)
 
     def join(self, name: str, **settings: Any) -> None:
         super().join(name, **settings)
@@ -80,6 +87,9 @@ class MovingEngine(Engine):
     def move(self) -> None:
         """Orders out, answers in, as far as they have come."""
         for name, order in self.core.moves.take_orders():
+            if isinstance(order, LookUpBlocks):
+                self._look_up(order)
+                continue
             if isinstance(order, DropBlocks):
                 self.dropped.append(name)
                 self.store.drop(self.store.keys())
@@ -92,6 +102,14 @@ class MovingEngine(Engine):
         mail, self._inbox._mail = list(self._inbox._mail), type(self._inbox._mail)()
         self._hear(mail)
         self.core.moves.told(StoreContents("store", *self.store.take_changes()))
+
+    def _look_up(self, order: LookUpBlocks) -> None:
+        """However long it takes: the engine's clock stands still meanwhile."""
+        self.store.look_up(order.keys)
+        deadline = time.monotonic() + SECONDS
+        while self.core.moves.stores.lookups.deadline is not None:
+            assert time.monotonic() < deadline, "an answer takes too long"
+            self.core.moves.told(StoreContents("store", *self.store.take_changes()))
 
     def _hear(self, answers: list[Any]) -> None:
         for answer in answers:

@@ -201,6 +201,7 @@ SAMPLES: list[m.Message] = [
     m.FetchBlocks(7, 4, 12, "store-1", [b"n" * 16, b"o" * 16], [18, 19], [6, 2], "tcp:10.0.0.2:5000", b"secret", 0.5),
     m.BlocksMoved(7, 4, 1, 4096, 0.5, "missing"),
     m.DropBlocks("store-1"),
+    m.LookUpBlocks("store-1", [b"s" * 16 + b"n" * 16]),
     m.StoreContents("store-1", [b"k" * 32], [b"d" * 32], True),
     m.ServeBlocks(7, 5, 13, [b"n" * 16], [17], [5]),
     m.Leaving("worker-1", 5),

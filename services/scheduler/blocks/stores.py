@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
+from services.scheduler.blocks.lookups import BlockLookups
 from shared.transport.sharding import pick
 
 MAX_KEYS = 1 << 22  # of one store
@@ -21,6 +22,7 @@ class StoreIndex:
 
     def __init__(self, verify_fetches: int = 0) -> None:
         """`verify_fetches`: of so many fetches one is to be verified; 0: none."""
+        self.lookups = BlockLookups()
         self._verify_fetches = verify_fetches
         self._num_fetches = 0
         self._distrusted: set[str] = set()  # stores that have told untruths
@@ -37,6 +39,7 @@ class StoreIndex:
         self._keys.setdefault(store, set())
 
     def leave(self, store: str) -> None:
+        self.lookups.leave(store)
         self._keys.pop(store, None)
         self._speeds.pop(store, None)
         self._distrusted.discard(store)
@@ -66,6 +69,7 @@ class StoreIndex:
     def distrust(self, store: str) -> None:
         """Whatever it says, it has nothing any more, and is given nothing."""
         self.empty(store)
+        self.lookups.leave(store)
         self._distrusted.add(store)
 
     def is_to_verify(self) -> bool:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from services.scheduler.blocks.clock import Clock
 from services.scheduler.blocks.stores import StoreIndex
-from services.scheduler.state.open_moves import MoveOrder
+from services.scheduler.state.open_moves import AnyOrder
 from services.scheduler.state.peers import Peers
 from services.scheduler.state.replica import Replica
 from services.scheduler.telemetry.journal import EventJournal
@@ -22,6 +23,7 @@ class BlockMoves:
         replicas: Mapping[str, Replica],
         journal: EventJournal,
         start_over: Callable[[Replica], None],
+        clock: Clock,
         verify_fetches: int = 0,
     ) -> None:
         """`start_over`: forget what a worker's pool holds, and compute what runs there again."""
@@ -40,13 +42,16 @@ class BlockMoves:
         self._replicas = replicas
         self._journal = journal
         self._start_over = start_over
+        self._clock = clock
         self._to_drop: list[str] = []  # stores that are to forget everything
 
-    def join(self, store: str) -> None:
+    def join(self, store: str, *, can_look_up: bool = False) -> None:
         """A store has come, or says hello again: what it has it tells behind that.  Blocks that were named before are
-        offered to it too."""
+        offered to it too.  `can_look_up`: it finds out for `LookUpBlocks` what else there is."""
         if store in self.stores:
             return
+        if can_look_up:
+            self.stores.lookups.join(store)
         self.stores.join(store)
         for replica in self._replicas.values():
             if replica.moves.space:
@@ -74,6 +79,7 @@ class BlockMoves:
 
     def told(self, message: StoreContents) -> None:
         self.stores.told(message.instance, message.kept, message.dropped, is_first=message.is_first)
+        self.stores.lookups.told([*message.kept, *message.dropped], self._clock.now)
 
     def moved(self, message: BlocksMoved) -> None:
         """Take a worker's answer, unless it is of another life, or the move is over already.  Raises ProtocolError
@@ -135,12 +141,14 @@ class BlockMoves:
 
     def expire(self, replica: Replica) -> None:
         """Give up what has taken too long."""
+        self.stores.lookups.expire(self._clock.now)
         if replica.moves.open:
             self.num_failed_moves += replica.moves.expire()
 
-    def take_orders(self) -> list[tuple[str, MoveOrder | DropBlocks]]:
+    def take_orders(self) -> list[tuple[str, AnyOrder]]:
         """By worker or store, what to send there now, behind the plans that were made."""
-        orders: list[tuple[str, MoveOrder | DropBlocks]] = [(store, DropBlocks(store)) for store in self._to_drop]
+        orders: list[tuple[str, AnyOrder]] = [(store, DropBlocks(store)) for store in self._to_drop]
+        orders += ((order.store, order) for order in self.stores.lookups.take_orders())
         self._to_drop.clear()
         for instance, replica in self._replicas.items():
             if not replica.moves.space:
@@ -153,5 +161,6 @@ class BlockMoves:
     @property
     def wake_time(self) -> float | None:
         """When the next move is over, answered or not."""
-        deadlines = (replica.moves.deadline for replica in self._replicas.values() if replica.moves.open)
+        deadlines = [replica.moves.deadline for replica in self._replicas.values() if replica.moves.open]
+        deadlines.append(self.stores.lookups.deadline)
         return min((deadline for deadline in deadlines if deadline is not None), default=None)

@@ -14,6 +14,7 @@ from shared.messages import (
     Fingerprint,
     Heartbeat,
     Hello,
+    LookUpBlocks,
     Member,
     OfferBlocks,
     ServiceName,
@@ -39,7 +40,7 @@ MAX_ADDRESS, MAX_SECRET = 512, 64  # bytes of a store's
 CAN_BE_NONE = {"vocab_size", "num_snapshots", "block_bytes"}
 
 
-MoveOrder = OfferBlocks | FetchBlocks | DropBlocks
+MoveOrder = OfferBlocks | FetchBlocks | DropBlocks | LookUpBlocks
 
 
 @dataclass(slots=True)
@@ -74,7 +75,7 @@ class Membership:
         presence = self._present.get(order.store)
         if presence is None or presence.store is None:
             return None
-        if isinstance(order, DropBlocks):
+        if isinstance(order, DropBlocks | LookUpBlocks):
             return order
         return msgspec.structs.replace(order, address=presence.store.data_address, secret=presence.store.secret)
 

@@ -115,12 +115,22 @@ class ReplicaMoves:
         return bool(self.space and self._stores) and not self._arriving
 
     def awaits(self, names: Sequence[bytes], found: list[int], reserve: int) -> bool:
-        """Whether the block behind those that were found of a prefix is on its way.  Where a store or another worker
-        has it, and fetching takes less time than computing, it is from now on; `reserve` blocks stay available."""
+        """Whether the block behind those that were found of a prefix is on its way, or looked for.  Where a store or
+        another worker has it, and fetching takes less time than computing, it is from now on; `reserve` blocks stay
+        available."""
         place = len(found)
         if not self.space or place >= len(names) or not (self._stores or self._arriving or self._peers):
             return False
-        return names[place] in self._arriving or self._fetch(names[place : place + MAX_FETCHED], found, reserve)
+        rest = names[place : place + MAX_FETCHED]
+        if rest[0] in self._arriving or self._fetch(rest, found, reserve):
+            return True
+        return self._may_be_found(rest)
+
+    def _may_be_found(self, names: Sequence[bytes]) -> bool:
+        """Whether a store looks for these, of which no store has told the first."""
+        if self._stores.holds(self.space, names[0]) or self._avoided.has(names[0], self._clock.now):
+            return False
+        return self._stores.lookups.awaits(self.space, names, self._seconds_to_compute(len(names)), self._clock.now)
 
     def _fetch(self, names: Sequence[bytes], found: list[int], reserve: int, *, at_any_cost: bool = False) -> bool:
         """False where that is not possible, or not worth while."""

@@ -6,9 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from services.scheduler.state.peers import Lender
-from shared.messages import FetchBlocks, OfferBlocks, ServeBlocks
+from shared.messages import DropBlocks, FetchBlocks, LookUpBlocks, OfferBlocks, ServeBlocks
 
 MoveOrder = OfferBlocks | FetchBlocks | ServeBlocks
+AnyOrder = MoveOrder | DropBlocks | LookUpBlocks  # the latter two to stores
 
 
 @dataclass(slots=True)

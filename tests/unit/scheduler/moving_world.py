@@ -12,7 +12,16 @@ from typing import Any
 
 from services.worker.block_desk import Arrived
 from services.worker.mover import CORRUPT, DIFFERENT, MISSING, UNREACHABLE
-from shared.messages import BlocksMoved, DropBlocks, FetchBlocks, OfferBlocks, StepPlan, StoreContents, WorkerCapacity
+from shared.messages import (
+    BlocksMoved,
+    DropBlocks,
+    FetchBlocks,
+    LookUpBlocks,
+    OfferBlocks,
+    StepPlan,
+    StoreContents,
+    WorkerCapacity,
+)
 from tests.unit.scheduler.fake_worker import BLOCK_BYTES, Content
 from tests.unit.scheduler.rough_world import RoughWorld
 
@@ -27,6 +36,7 @@ class FakeStore:
         self.blocks: OrderedDict[bytes, Content] = OrderedDict()
         self.kept: list[bytes] = []
         self.dropped: list[bytes] = []
+        self.asked: list[bytes] = []  # keys that it is to look for in the backend
 
     def keep(self, key: bytes, content: Content) -> None:
         self.blocks[key] = content
@@ -49,6 +59,7 @@ class MovingWorld(RoughWorld):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.stores: dict[str, FakeStore] = {}
         self.truth: dict[bytes, Content] = {}  # by key
+        self.backend: dict[bytes, Content] = {}  # of all stores: what they were given, also by those that are gone
         self.seen: Counter[str] = Counter()
         self.selfish: set[str] = set()
         super().__init__(*args, **kwargs)
@@ -82,7 +93,7 @@ class MovingWorld(RoughWorld):
 
     def join_store(self, name: str, size: int) -> None:
         self.stores[name] = FakeStore(size)
-        self.scheduler.moves.join(name)
+        self.scheduler.moves.join(name, can_look_up=True)
         self.num_events += 1
 
     def lose_store(self, name: str) -> None:
@@ -93,6 +104,13 @@ class MovingWorld(RoughWorld):
     def tell(self, name: str, chance: random.Random) -> None:
         """A store's account of what has changed, or of everything; now and then it is lost, or told twice."""
         store, kind = self.stores[name], chance.random()
+        for key in store.asked:
+            if key in self.backend:
+                store.keep(key, self.backend[key])
+                self.seen["found in the backend"] += 1
+            else:
+                store.dropped.append(key)
+        store.asked.clear()
         is_first = kind < 0.1
         message = StoreContents(name, list(store.blocks) if is_first else store.kept, store.dropped, is_first)
         store.kept, store.dropped = [], []
@@ -112,6 +130,9 @@ class MovingWorld(RoughWorld):
     def send_orders(self) -> None:
         for name, order in self.scheduler.moves.take_orders():
             assert not isinstance(order, DropBlocks), "a store that tells the truth is not believed"
+            if isinstance(order, LookUpBlocks):
+                self.stores[name].asked += order.keys
+                continue
             self.links[name].append(order)
             self.seen[type(order).__name__] += 1
             self.seen["from workers"] += isinstance(order, FetchBlocks) and order.store in self.workers
@@ -150,6 +171,7 @@ class MovingWorld(RoughWorld):
             assert self.truth.setdefault(key, content) == content, "a block is offered under another's name"
             if store is not None:
                 store.keep(key, content)
+                self.backend[key] = content
         reason = "" if count == len(order.names) else UNREACHABLE
         self.answers[name].append(BlocksMoved(order.epoch, order.move_id, count, count * BLOCK_BYTES, 0.01, reason))
 
@@ -217,5 +239,6 @@ class MovingWorld(RoughWorld):
             self.plan(name)
         replicas = self.scheduler.replicas.values()
         assert not any(replica.moves.held for replica in replicas), "a move never ends"
+        assert self.scheduler.moves.stores.lookups.deadline is None, "an answer is waited for without end"
         assert not any(replica.prefills for replica in replicas), "a request is on its way for ever"
         super().assert_idle()
