@@ -25,13 +25,14 @@ from transformers import LlamaForCausalLM
 from engine.loading.load import load_model
 from engine.modeling.batch import StepBatch
 from engine.modeling.model import Extends
+from scripts.demo_model.training import optimizers
 from shared.config import Settings
 
 CAPTURES = (1, 3, 4)  # layers whose inputs the head reads
 DRAFTED = 2048  # tokens that it can draft: those that the model writes most
-INNER = 384
+INNER = 512
 HEADS, KV_HEADS, DIMS = 8, 4, 32
-TURNS = 3  # positions that it drafts one after the other in training
+TURNS = 4  # positions that it drafts one after the other in training
 LENGTH = 192  # tokens of a text
 TOGETHER = 256  # texts that are written at once
 BLOCK = 16
@@ -208,31 +209,33 @@ def train_head(args: argparse.Namespace) -> None:
     ids = torch.load(texts, weights_only=True)
     kept = torch.bincount(ids.flatten(), minlength=target.config.vocab_size).topk(DRAFTED).indices.sort().values
     head, done, seconds = Head(target, kept), 0, 0.0
-    optimizer = torch.optim.AdamW(head.parameters(), lr=args.lr, betas=(0.9, 0.95), weight_decay=0.01)
+    used = optimizers(head)
     if state.is_file():
         saved = torch.load(state, weights_only=True)
         head.load_state_dict(saved["head"])
-        optimizer.load_state_dict(saved["optimizer"])
+        for optimizer, one in zip(used, saved["optimizers"], strict=True):
+            optimizer.load_state_dict(one)
         done, seconds = saved["done"], saved["seconds"]
     began, shown = time.monotonic(), list[float]()
     for step in tqdm(range(done, args.steps), desc="training", disable=None):
-        share = step / args.steps
-        rate = args.lr * min(1.0, (step + 1) / 20) * (0.55 + 0.45 * math.cos(math.pi * share))
-        for group in optimizer.param_groups:
-            group["lr"] = rate
+        share = max(step / args.steps, (seconds + time.monotonic() - began) / (60 * args.minutes))
+        rate = args.lr * min(1.0, (step + 1) / 50) * (0.02 + 0.49 * (1 + math.cos(math.pi * min(1.0, share))))
         chosen = torch.randint(len(ids), (args.batch,), generator=torch.Generator().manual_seed(step))
         with torch.autocast("cpu", torch.bfloat16):
             loss, hits = losses(head, target, ids[chosen], kept)
-        optimizer.zero_grad()
+        head.zero_grad()
         torch.autograd.backward(loss)
         nn.utils.clip_grad_norm_(head.parameters(), 1.0)
-        optimizer.step()
+        for optimizer in used:
+            for group in optimizer.param_groups:
+                group["lr"] = rate
+            optimizer.step()
         done, shown = step + 1, [0.9 * old + 0.1 * new for old, new in zip(shown or hits, hits, strict=True)]
-        if time.monotonic() - began > 60 * args.minutes:
+        if share >= 1.0:
             break
     seconds += time.monotonic() - began
-    saved = {"head": head.state_dict(), "optimizer": optimizer.state_dict(), "done": done, "seconds": seconds}
-    torch.save(saved, state)
+    kept_states = [optimizer.state_dict() for optimizer in used]
+    torch.save({"head": head.state_dict(), "optimizers": kept_states, "done": done, "seconds": seconds}, state)
     write_head(args.out, target.config, head, kept)
     figures = {"steps": done, "minutes": round(seconds / 60, 1), "hits": [round(one, 3) for one in shown]}
     print(json.dumps(figures))
