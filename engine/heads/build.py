@@ -30,8 +30,9 @@ VECTORS = ("capture_norm", "embedding_norm", "hidden_norm", "norm")
 
 
 def head_formats(formats: Formats) -> Formats:
-    """Those of the target, but that a quantised one's head is in int8: a head is small, and 4 bits cost it tokens."""
-    weights = torch.int8 if formats.quantised else formats.weights
+    """Those of the target, but that the weights are in int8 unless the target's are in 32 bits.  A draft costs what its
+    weights are to read, and of the drafts of 8 bits as many are accepted; 4 bits cost some."""
+    weights = formats.weights if formats.weights == torch.float32 else torch.int8
     return replace(formats, weights=weights, head=None, group=0, keeps_codes=False)
 
 

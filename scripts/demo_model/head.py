@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 from tqdm import tqdm
@@ -30,7 +30,7 @@ from shared.config import Settings
 
 CAPTURES = (1, 3, 4)  # layers whose inputs the head reads
 DRAFTED = 2048  # tokens that it can draft: those that the model writes most
-INNER = 512
+INNER = 384
 HEADS, KV_HEADS, DIMS = 8, 4, 32
 TURNS = 4  # positions that it drafts one after the other in training
 LENGTH = 192  # tokens of a text
@@ -157,15 +157,19 @@ class Head(nn.Module):
         return F.linear(norm(states, self.weights["norm"]), self.weights["lm_head"])
 
     def tensors(self) -> dict[str, Tensor]:
-        outside = ("fc", "norm", "lm_head")
-        folders = {"q": "self_attn.", "k": "self_attn.", "v": "self_attn.", "o": "self_attn."}
-        folders |= {"gate": "mlp.", "up": "mlp.", "down": "mlp."}
-        named = {}
+        return {stored_name(name): one.detach().to(torch.bfloat16).contiguous() for name, one in self.weights.items()}
+
+    def begin_with(self, stored: dict[str, Tensor]) -> None:
         for name, weight in self.weights.items():
-            folder = folders.get(name.removesuffix("_proj"), "") if name.endswith("_proj") else ""
-            prefix = "" if name in outside else "midlayer."
-            named[f"{prefix}{folder}{name}.weight"] = weight.detach().to(torch.bfloat16).contiguous()
-        return named
+            weight.data.copy_(stored[stored_name(name)])
+
+
+def stored_name(name: str) -> str:
+    folders = {"q": "self_attn.", "k": "self_attn.", "v": "self_attn.", "o": "self_attn."}
+    folders |= {"gate": "mlp.", "up": "mlp.", "down": "mlp."}
+    folder = folders.get(name.removesuffix("_proj"), "") if name.endswith("_proj") else ""
+    prefix = "" if name in ("fc", "norm", "lm_head") else "midlayer."
+    return f"{prefix}{folder}{name}.weight"
 
 
 def _shifted(x: Tensor, by: int) -> Tensor:  # along the positions: place i gets what place i - by has
@@ -207,8 +211,13 @@ def train_head(args: argparse.Namespace) -> None:
     if not texts.is_file():
         torch.save(write_texts(args.model, Tokenizer.from_file(str(args.model / "tokenizer.json")), args.texts), texts)
     ids = torch.load(texts, weights_only=True)
+    start = {} if args.start is None else load_file(args.start / "model.safetensors")
     kept = torch.bincount(ids.flatten(), minlength=target.config.vocab_size).topk(DRAFTED).indices.sort().values
+    if start:
+        kept = start["d2t"] + torch.arange(DRAFTED)
     head, done, seconds = Head(target, kept), 0, 0.0
+    if start:
+        head.begin_with(start)
     used = optimizers(head)
     if state.is_file():
         saved = torch.load(state, weights_only=True)
