@@ -6,9 +6,9 @@ All through the real chain: `pageant serve` and gRPC clients on the same cores, 
 stopped by signal while another plays.  Each of the concurrent streams sends one request after the other; greedy, an end
 token is ignored, all arms are asked the same, and whether they answer the same is checked too.
 
-`bundled` is the model of this repository, with its draft, prompt lookup or its draft head (`--kinds`).  `made` is a pair
-of random weights (`--cache DIR` keeps its gigabyte): a target of half a billion parameters and a draft that agrees with
-it at `--rate` by construction.
+`bundled` is the model of this repository, with its draft, prompt lookup or its draft head (`--kinds`).  `made` is a
+pair of random weights (`--cache DIR` keeps its gigabyte): a target of half a billion parameters and a draft that agrees
+with it at `--rate` by construction.
 """
 
 from __future__ import annotations
