@@ -85,6 +85,7 @@ class ModelRunner:
         self.adapters = adapters
         self._model = model
         self._drafter = drafter
+        self._captures = model if drafter is not None and isinstance(model, Captures) else None
         self._table = table
         self._sampler = sampler
         self._verification = Verification(sampler)
@@ -163,8 +164,8 @@ class ModelRunner:
             if np.count_nonzero(behind):
                 changes = {"computed": batch.computed - behind, "scheduled": batch.scheduled + behind}
                 batch = msgspec.structs.replace(batch, **changes)
-        if self._drafter is not None and isinstance(self._model, Captures):
-            return batch, *self._model.forward_captured(batch, self._drafter.captures)
+        if self._drafter is not None and self._captures is not None:
+            return batch, *self._captures.forward_captured(batch, self._drafter.captures)
         return batch, self._model.forward(batch), None
 
     def _draft(self, plan: StepPlan, batch: StepBatch, captured: Tensor | None) -> tuple[list[int], list[int]]:

@@ -12,7 +12,8 @@ from torch import Tensor
 from engine.description.draft_head import HeadSpec
 from engine.description.names import LayerParts
 from engine.description.spec import NO_ROPE
-from engine.heads.model import AroundWeights, HeadModel, Linear
+from engine.heads.model import AroundWeights, HeadModel
+from engine.heads.native import NativeAround, NativeHead, readable
 from engine.heads.source import HeadSource
 from engine.modeling.assembly import DecoderReader, torch_layout
 from engine.modeling.decoder import Decoder
@@ -22,14 +23,16 @@ from engine.modeling.rope import build_rope_table
 from engine.weights.formats import Formats
 from engine.weights.pages import Arena, padded
 from kernels.cpu.native import Native
+from kernels.cpu.packing import PackedLinear
 from kernels.interface import Kernels
 
 VECTORS = ("capture_norm", "embedding_norm", "hidden_norm", "norm")
 
 
 def head_formats(formats: Formats) -> Formats:
-    """Those of the target, but that a quantised one's head is in int8: a head is small, and 4 bits cost it tokens."""
-    weights = torch.int8 if formats.quantised else formats.weights
+    """Those of the target, but that the weights are in int8 unless the target's are in 32 bits.  A draft costs what its
+    weights are to read, and of the drafts of 8 bits as many are accepted; 4 bits cost some."""
+    weights = formats.weights if formats.weights == torch.float32 else torch.int8
     return replace(formats, weights=weights, head=None, group=0, keeps_codes=False)
 
 
@@ -62,24 +65,25 @@ def build_native_head(
         max_positions=max_positions,
     )
     around = source.head.around
-    linears = {slot: _native_linear(slot, around, source, formats, native) for slot in _linears(around)}
-    weights = AroundWeights(linears, _norms(around, source, torch.float32, target.device), embedding, ids)
+    packed = {slot: _packed_linear(slot, around, source, formats, native) for slot in _linears(around)}
+    linears = {
+        slot: partial(_multiply, native=native, weight=one, rounds=formats.rounds) for slot, one in packed.items()
+    }
+    norms = _norms(around, source, torch.float32, target.device)
+    weights = AroundWeights(linears, norms, readable(embedding), ids)
     source.release()
-    return HeadModel(spec, layers, weights, native.rms_norm)
+    return NativeHead(spec, layers, NativeAround(packed, weights), native)
 
 
-def _native_linear(slot: str, around: LayerParts, source: HeadSource, formats: Formats, native: Native) -> Linear:
+def _packed_linear(slot: str, around: LayerParts, source: HeadSource, formats: Formats, native: Native) -> PackedLinear:
     taken = [source.take(part) for part in around[slot]]
     size = native.packed_bytes(sum(map(len, taken)), taken[0].shape[1], formats.weights)
     bias = [source.take(part).float() for part in around.get(f"{slot}.bias", ())]
-    packed = native.pack_linear(
-        taken, formats.weights, Arena(padded(size)).take(size), torch.cat(bias) if bias else None
-    )
-    return partial(_multiply, native=native, weight=packed, rounds=formats.rounds)
+    return native.pack_linear(taken, formats.weights, Arena(padded(size)).take(size), torch.cat(bias) if bias else None)
 
 
-def _multiply(x: Tensor, *, native: Native, weight: object, rounds: bool) -> Tensor:
-    return native.linear(x.contiguous(), weight, rounds=rounds)  # type: ignore[arg-type]
+def _multiply(x: Tensor, *, native: Native, weight: PackedLinear, rounds: bool) -> Tensor:
+    return native.linear(x.contiguous(), weight, rounds=rounds)
 
 
 def build_torch_head(

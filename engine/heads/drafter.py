@@ -6,6 +6,8 @@ drafts ahead may need blocks that a row does not have yet, so each row has a few
 
 from __future__ import annotations
 
+from typing import Protocol, runtime_checkable
+
 import numpy as np
 from torch import Tensor
 
@@ -13,9 +15,25 @@ from engine.execution.rows import RowTable
 from engine.heads.model import HeadModel
 from engine.modeling.batch import Ints, StepBatch
 from engine.modeling.kv_pool import KVPool
+from engine.sampling.columns import SamplingColumns
 from engine.sampling.processing import SampleBatch
 from engine.sampling.sampler import Sampler
 from kernels.ops.transfer import to_device
+
+
+@runtime_checkable
+class DraftsAtOnce(Protocol):
+    """A head that makes all drafts of a step in one call, where only temperature and truncation change logits."""
+
+    def draft(
+        self,
+        batch: StepBatch,  # of the head; wants one of each sequence that gets drafts
+        captured: Tensor,  # [num_tokens of the model's step, captured features]
+        firsts: Ints,  # [num_seqs] rows of `captured`: each sequence's first
+        counts: Ints,  # [num_seqs] drafts
+        columns: SamplingColumns | None,  # None: the likeliest tokens
+    ) -> Ints:  # [sum of counts]
+        ...
 
 
 class HeadDrafter:
@@ -31,6 +49,7 @@ class HeadDrafter:
         self.captures = head.spec.captures
         self.most = most
         self._head = head
+        self._at_once = head if isinstance(head, DraftsAtOnce) else None
         self._sampler = sampler
         self._table = table
         size = table.block_size
@@ -72,9 +91,16 @@ class HeadDrafter:
         entries = np.flatnonzero(counts)
         if not len(entries):
             return [0] * len(rows), []
-        state = self._read(batch, captured, entries, counts, (wanted > 0).astype(np.int64))
-        drafts = self._go_on(state, rows, ends, wanted, is_certain=is_certain)
-        each = [drafts[:count, place].tolist() for place, count in enumerate(wanted[wanted > 0].tolist())]
+        asking = wanted > 0
+        columns, starts = table.columns, (np.cumsum(batch.scheduled) - batch.scheduled)[entries]
+        is_certain |= bool(columns.plain[rows[asking]].all())
+        part = self._batch(rows[entries], batch.computed[entries], counts[entries], asking[entries].astype(np.int64))
+        if self._at_once is not None and (is_certain or not columns.altered[rows[asking]].any()):
+            drawing = None if is_certain else columns
+            return wanted.tolist(), self._at_once.draft(part, captured, starts, wanted[entries], drawing).tolist()
+        state = self._read(part, captured, starts)
+        drafts = self._go_on(state, rows[asking], ends[asking], wanted[asking], is_certain=is_certain)
+        each = [drafts[:count, place].tolist() for place, count in enumerate(wanted[asking].tolist())]
         return wanted.tolist(), [token for tokens in each for token in tokens]
 
     def _copy_tables(self, rows: Ints, longest: int) -> None:
@@ -84,16 +110,13 @@ class HeadDrafter:
         places = self._table.num_blocks[rows][:, None] + np.arange(self._num_own)
         self._tables[rows[:, None], places] = self._own[rows]
 
-    def _read(self, batch: StepBatch, captured: Tensor, entries: Ints, counts: Ints, wanted: Ints) -> Tensor:
-        """The head's state behind the last token of each sequence that wants drafts."""
-        starts = np.cumsum(batch.scheduled) - batch.scheduled
-        counted = counts[entries]
+    def _read(self, part: StepBatch, captured: Tensor, starts: Ints) -> Tensor:
+        """The head's state behind the last token of each sequence that wants drafts; `starts`: rows of `captured`."""
+        counted = part.scheduled
         offsets = np.arange(counted.sum()) - np.repeat(np.cumsum(counted) - counted, counted)
-        rows = np.repeat(batch.rows[entries], counted)
-        positions = np.repeat(batch.computed[entries], counted) + offsets
+        rows, positions = np.repeat(part.rows, counted), np.repeat(part.computed, counted) + offsets
         tokens = self._table.tokens
-        where = to_device(np.stack((np.repeat(starts[entries], counted) + offsets, rows, positions)), tokens.device)
-        part = self._batch(batch.rows[entries], batch.computed[entries], counted, wanted[entries])
+        where = to_device(np.stack((np.repeat(starts, counted) + offsets, rows, positions)), tokens.device)
         token_ids = tokens[where[1], where[2] + 1]
         return self._head.run(part, token_ids, where[2], self._head.read(captured[where[0]]))
 
@@ -101,11 +124,8 @@ class HeadDrafter:
         self, state: Tensor, rows: Ints, ends: Ints, wanted: Ints, *, is_certain: bool
     ) -> Ints:  # [longest, number that want drafts]
         """One draft after the other; they stand behind the rows' tokens, where sampling sees them."""
-        asking = wanted > 0
-        rows, ends, wanted = rows[asking], ends[asking], wanted[asking]
         if not len(rows):
             return np.zeros((0, 0), np.int64)
-        is_certain |= bool(self._table.columns.plain[rows].all())
         drafts = np.zeros((int(wanted.max()), len(rows)), np.int64)
         going = np.arange(len(rows))
         for turn in range(len(drafts)):

@@ -30,7 +30,7 @@ from engine.weights.kv_scales import KVScales
 from engine.weights.pages import Arena, padded
 from engine.weights.source import WeightSource
 from kernels.cpu import abi
-from kernels.cpu.native import KVShape, Native, StepColumns
+from kernels.cpu.native import DraftingColumns, KVShape, Native, StepColumns
 from kernels.cpu.packing import FORMATS, KV_FORMATS, WEIGHT_FORMATS, PackedLinear
 from kernels.ops.kv_cache import FP8S
 
@@ -202,6 +202,11 @@ class NativeDecoder:
         self._native.forward(self._model, step, hidden)
         step.inputs = step.beside = None
         return hidden
+
+    def draft(self, head: abi.PgHead, batch: StepBatch, asked: DraftingColumns) -> Ints:  # [sum of asked.counts]
+        """These layers are the head's."""
+        head.layers = ctypes.pointer(self._model)
+        return self._native.draft(head, self._step(batch), asked)
 
     def logits(
         self,

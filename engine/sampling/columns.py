@@ -54,6 +54,7 @@ class SamplingColumns:
         self.pools_all: NDArray[np.bool_] = np.zeros(num_rows, np.bool_)  # those of every token
         self.constraints: list[Constraints | None] = [None] * num_rows
         self.plain: NDArray[np.bool_] = np.ones(num_rows, np.bool_)  # takes the most likely token of the raw logits
+        self.altered: NDArray[np.bool_] = np.zeros(num_rows, np.bool_)  # penalties and constraints change its logits
         self.bare: NDArray[np.bool_] = np.ones(num_rows, np.bool_)  # has nothing but a temperature and a seed
 
     def fill(self, row: int, num_prompt: int, params: SamplingParams, seed: int, eos_token_ids: Sequence[int]) -> None:
@@ -74,15 +75,18 @@ class SamplingColumns:
         self.has_grammar[row] = params.is_held
         self.pools[row] = params.pooling is not None
         self.pools_all[row] = params.pooling is not None and params.pooling.kind is PoolingKind.MEAN
+        self.altered[row] = self._is_altered(row)
         self.bare[row] = self._is_bare(row)
         self.plain[row] = self.bare[row] and self.temperature[row] < GREEDY_EPSILON
 
-    def _is_bare(self, row: int) -> bool:
+    def _is_altered(self, row: int) -> bool:
         penalised = self.repetition[row] != 1.0 or self.frequency[row] != 0.0 or self.presence[row] != 0.0
+        return bool(penalised or self.constrained[row] or self.has_grammar[row])
+
+    def _is_bare(self, row: int) -> bool:
         truncated = self.top_k[row] > 0 or self.top_p[row] < 1.0 or self.min_p[row] > 0.0
         truncates = truncated and self.temperature[row] >= GREEDY_EPSILON  # the most likely token is always kept
-        constrained = self.constrained[row] or self.has_grammar[row]
-        return not (penalised or truncates or self.logprobs[row] != NO_LOGPROBS or constrained)
+        return not (truncates or self.logprobs[row] != NO_LOGPROBS or self.altered[row])
 
     def of(self, row: int) -> Constraints:
         """Of a row that is `constrained`."""

@@ -209,6 +209,40 @@ class PgStep(Structure):
     ]
 
 
+class PgHead(Structure):
+    _fields_ = [
+        ("layers", POINTER(PgModel)),
+        ("embedding", c_void_p),
+        ("embedding_format", c_int32),
+        ("vocab", c_int32),
+        ("ids", c_void_p),
+        ("captured", c_int32),
+        ("captured_together", c_int32),
+        ("capture_norm", PgNorm),
+        ("embedding_norm", PgNorm),
+        ("hidden_norm", PgNorm),
+        ("norm", PgNorm),
+        ("fuse", PgLinear),
+        ("combine", PgLinear),
+        ("norms_residual", c_int32),
+        ("feeds_normed", c_int32),
+        ("skips_first", c_int32),
+    ]
+
+
+class PgDrafting(Structure):
+    _fields_ = [
+        ("captured", c_void_p),
+        ("firsts", c_void_p),
+        ("counts", c_void_p),
+        ("temperature", c_void_p),
+        ("seeds", c_void_p),
+        ("top_k", c_void_p),
+        ("depth", c_void_p),
+        ("top_p", c_void_p),
+    ]
+
+
 class PgRows(Structure):
     _fields_ = [("rows", c_void_p), ("n", c_int64), ("sums", c_void_p)]
 
@@ -242,6 +276,7 @@ _PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
     "pg_logits": (None, [_MODEL, _ADDRESS, c_int64, _ADDRESS, _ADDRESS]),
     "pg_greedy": (None, [_MODEL, _ADDRESS, c_int64, _ADDRESS, _ADDRESS]),
     "pg_extend": (None, [_MODEL, _STEP, c_int64, _ADDRESS, _ADDRESS, _ADDRESS]),
+    "pg_draft": (None, [POINTER(PgHead), _STEP, POINTER(PgDrafting), _ADDRESS]),
     "pg_expert_bytes": (c_int64, [_MODEL]),
     "pg_group_bytes": (c_int64, [_GROUP, c_int64]),
     "pg_group_state": (c_int32, [_GROUP]),

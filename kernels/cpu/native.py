@@ -42,6 +42,27 @@ class NativeUnavailable(Exception):
 
 
 @dataclass(frozen=True, slots=True)
+class DraftingColumns:
+    """What a draft head is asked for behind a step; without `sampled` the likeliest tokens."""
+
+    captured: Tensor  # [num_tokens of the model's step, captured features] float32
+    firsts: NDArray[np.int64]  # [num_seqs] rows there of the sequences' first tokens
+    counts: NDArray[np.int64]  # [num_seqs] drafts
+    sampled: SampledColumns | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SampledColumns:
+    """How sequences draw their tokens."""
+
+    temperature: NDArray[np.float32]  # [num_seqs]; 0: the likeliest
+    seeds: NDArray[np.int64]  # [num_seqs]
+    top_k: NDArray[np.int64]  # [num_seqs]; 0: off
+    depth: NDArray[np.float64]  # [num_seqs] log(min_p)
+    top_p: NDArray[np.float64]  # [num_seqs]
+
+
+@dataclass(frozen=True, slots=True)
 class KVShape:
     """The dimensions that a layer's KV pool depends on."""
 
@@ -179,6 +200,23 @@ class Native(RankCalls):
         addresses = [column.ctypes.data for column in (*columns, token_ids)]
         self._call(self._functions.pg_extend, byref(model), byref(step), count, *addresses)
         return token_ids
+
+    def draft(
+        self, head: abi.PgHead, step: abi.PgStep, asked: DraftingColumns
+    ) -> NDArray[np.int64]:  # [sum of counts], those of a sequence behind each other
+        """Computes the head's step, and goes on alone."""
+        check(asked.captured, torch.float32, (len(asked.captured), head.captured))
+        counts, sampled = asked.counts, asked.sampled
+        drafts = np.empty(int(counts.sum()), np.int64)
+        if sampled is None:
+            nothing = np.zeros(len(counts), np.float32)
+            columns = [nothing.ctypes.data, None, None, None, None]
+        else:
+            each = (sampled.temperature, sampled.seeds, sampled.top_k, sampled.depth, sampled.top_p)
+            columns = [column.ctypes.data for column in each]
+        struct = abi.PgDrafting(asked.captured.data_ptr(), asked.firsts.ctypes.data, counts.ctypes.data, *columns)
+        self._call(self._functions.pg_draft, byref(head), byref(step), byref(struct), drafts.ctypes.data)
+        return drafts
 
     def linear(
         self,

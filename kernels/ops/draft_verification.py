@@ -4,6 +4,7 @@ and with them the token that the target took next.
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,11 +17,11 @@ def verify_drafts(
     rows: Tensor,  # [num_seqs] int32
     lengths: Tensor,  # [num_seqs] int32 tokens of each history
 ) -> Tensor:  # [num_seqs] int32: the drafts that each keeps; its history has them and the token behind them
-    ends = (chosen != draft_ids).nonzero()[:, 0]
-    accepted = ends[torch.searchsorted(ends, starts.long())] - starts
+    taken, first = chosen.numpy(), starts.numpy().astype(np.int64)  # numpy: a step of few rows costs what calls cost
+    ends = np.flatnonzero(taken != draft_ids.numpy())
+    accepted = ends[np.searchsorted(ends, first)] - first
     counts = accepted + 1
-    firsts = counts.cumsum(0) - counts
-    which = torch.arange(len(counts)).repeat_interleave(counts)
-    within = torch.arange(len(which)) - firsts[which]
-    tokens[rows[which].long(), lengths[which] + within] = chosen[starts[which] + within]
-    return accepted.to(torch.int32)
+    within = np.arange(counts.sum()) - (counts.cumsum() - counts).repeat(counts)
+    places = lengths.numpy().repeat(counts) + within
+    tokens.numpy()[rows.numpy().repeat(counts), places] = taken[first.repeat(counts) + within]
+    return torch.from_numpy(accepted.astype(np.int32))

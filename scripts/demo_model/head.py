@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 from tqdm import tqdm
@@ -25,13 +25,14 @@ from transformers import LlamaForCausalLM
 from engine.loading.load import load_model
 from engine.modeling.batch import StepBatch
 from engine.modeling.model import Extends
+from scripts.demo_model.training import optimizers
 from shared.config import Settings
 
 CAPTURES = (1, 3, 4)  # layers whose inputs the head reads
 DRAFTED = 2048  # tokens that it can draft: those that the model writes most
 INNER = 384
 HEADS, KV_HEADS, DIMS = 8, 4, 32
-TURNS = 3  # positions that it drafts one after the other in training
+TURNS = 4  # positions that it drafts one after the other in training
 LENGTH = 192  # tokens of a text
 TOGETHER = 256  # texts that are written at once
 BLOCK = 16
@@ -156,15 +157,19 @@ class Head(nn.Module):
         return F.linear(norm(states, self.weights["norm"]), self.weights["lm_head"])
 
     def tensors(self) -> dict[str, Tensor]:
-        outside = ("fc", "norm", "lm_head")
-        folders = {"q": "self_attn.", "k": "self_attn.", "v": "self_attn.", "o": "self_attn."}
-        folders |= {"gate": "mlp.", "up": "mlp.", "down": "mlp."}
-        named = {}
+        return {stored_name(name): one.detach().to(torch.bfloat16).contiguous() for name, one in self.weights.items()}
+
+    def begin_with(self, stored: dict[str, Tensor]) -> None:
         for name, weight in self.weights.items():
-            folder = folders.get(name.removesuffix("_proj"), "") if name.endswith("_proj") else ""
-            prefix = "" if name in outside else "midlayer."
-            named[f"{prefix}{folder}{name}.weight"] = weight.detach().to(torch.bfloat16).contiguous()
-        return named
+            weight.data.copy_(stored[stored_name(name)])
+
+
+def stored_name(name: str) -> str:
+    folders = {"q": "self_attn.", "k": "self_attn.", "v": "self_attn.", "o": "self_attn."}
+    folders |= {"gate": "mlp.", "up": "mlp.", "down": "mlp."}
+    folder = folders.get(name.removesuffix("_proj"), "") if name.endswith("_proj") else ""
+    prefix = "" if name in ("fc", "norm", "lm_head") else "midlayer."
+    return f"{prefix}{folder}{name}.weight"
 
 
 def _shifted(x: Tensor, by: int) -> Tensor:  # along the positions: place i gets what place i - by has
@@ -206,33 +211,40 @@ def train_head(args: argparse.Namespace) -> None:
     if not texts.is_file():
         torch.save(write_texts(args.model, Tokenizer.from_file(str(args.model / "tokenizer.json")), args.texts), texts)
     ids = torch.load(texts, weights_only=True)
+    start = {} if args.start is None else load_file(args.start / "model.safetensors")
     kept = torch.bincount(ids.flatten(), minlength=target.config.vocab_size).topk(DRAFTED).indices.sort().values
+    if start:
+        kept = start["d2t"] + torch.arange(DRAFTED)
     head, done, seconds = Head(target, kept), 0, 0.0
-    optimizer = torch.optim.AdamW(head.parameters(), lr=args.lr, betas=(0.9, 0.95), weight_decay=0.01)
+    if start:
+        head.begin_with(start)
+    used = optimizers(head)
     if state.is_file():
         saved = torch.load(state, weights_only=True)
         head.load_state_dict(saved["head"])
-        optimizer.load_state_dict(saved["optimizer"])
+        for optimizer, one in zip(used, saved["optimizers"], strict=True):
+            optimizer.load_state_dict(one)
         done, seconds = saved["done"], saved["seconds"]
     began, shown = time.monotonic(), list[float]()
     for step in tqdm(range(done, args.steps), desc="training", disable=None):
-        share = step / args.steps
-        rate = args.lr * min(1.0, (step + 1) / 20) * (0.55 + 0.45 * math.cos(math.pi * share))
-        for group in optimizer.param_groups:
-            group["lr"] = rate
+        share = max(step / args.steps, (seconds + time.monotonic() - began) / (60 * args.minutes))
+        rate = args.lr * min(1.0, (step + 1) / 50) * (0.02 + 0.49 * (1 + math.cos(math.pi * min(1.0, share))))
         chosen = torch.randint(len(ids), (args.batch,), generator=torch.Generator().manual_seed(step))
         with torch.autocast("cpu", torch.bfloat16):
             loss, hits = losses(head, target, ids[chosen], kept)
-        optimizer.zero_grad()
+        head.zero_grad()
         torch.autograd.backward(loss)
         nn.utils.clip_grad_norm_(head.parameters(), 1.0)
-        optimizer.step()
+        for optimizer in used:
+            for group in optimizer.param_groups:
+                group["lr"] = rate
+            optimizer.step()
         done, shown = step + 1, [0.9 * old + 0.1 * new for old, new in zip(shown or hits, hits, strict=True)]
-        if time.monotonic() - began > 60 * args.minutes:
+        if share >= 1.0:
             break
     seconds += time.monotonic() - began
-    saved = {"head": head.state_dict(), "optimizer": optimizer.state_dict(), "done": done, "seconds": seconds}
-    torch.save(saved, state)
+    kept_states = [optimizer.state_dict() for optimizer in used]
+    torch.save({"head": head.state_dict(), "optimizers": kept_states, "done": done, "seconds": seconds}, state)
     write_head(args.out, target.config, head, kept)
     figures = {"steps": done, "minutes": round(seconds / 60, 1), "hits": [round(one, 3) for one in shown]}
     print(json.dumps(figures))

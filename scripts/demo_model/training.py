@@ -17,10 +17,13 @@ from tqdm import tqdm
 
 from scripts.demo_model.model import make_model
 
+VOCABULARIES = ("embed_tokens.weight", "lm_head")
+
 
 def optimizers(model: nn.Module) -> list[torch.optim.Optimizer]:
-    """Muon (Jordan et al., 2024; torch 2.9) for the matrices inside the layers, AdamW for embeddings and norms."""
-    matrices = {name: p for name, p in model.named_parameters() if p.dim() > 1 and "embed" not in name}
+    """Muon (Jordan et al., 2024; torch 2.9) for the matrices inside the layers, AdamW for vocabularies and norms."""
+    inside = (one for one in model.named_parameters() if not one[0].endswith(VOCABULARIES))
+    matrices = {name: p for name, p in inside if p.dim() > 1}
     others = [p for name, p in model.named_parameters() if name not in matrices]
     return [
         torch.optim.Muon(matrices.values(), weight_decay=0.1, momentum=0.95, adjust_lr_fn="match_rms_adamw"),

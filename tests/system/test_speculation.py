@@ -19,16 +19,18 @@ import pytest
 
 from scripts.bench.common.proc import cpu_seconds
 from shared.tokenization import load_tokenizer
-from tests.system.harness import MODEL, ROOT, Answer, Troupe, ask, troupe
+from tests.system.harness import MODEL, ROOT, Answer, Troupe, ask, collect, troupe
 
 DRAFT = ROOT / "models" / "pageant-stories-draft"
-NUM_PROMPTS = int(os.environ.get("PAGEANT_TEST_PROMPTS", "8"))
+FEW_PROMPTS = 8
+NUM_PROMPTS = int(os.environ.get("PAGEANT_TEST_PROMPTS", FEW_PROMPTS))
 NUM_TOKENS = 40
 JOIN_SECONDS = 30
 THREADS = ("--num-threads", "1")
 FEW = ("--max-num-seqs", "8")  # at a time, so that a draft on a busy machine is not too late for all of them
 DRAFTING = ("--draft", str(DRAFT), "--num-draft-tokens", "4", *FEW, *THREADS)
 LOOKUP = ("--draft", "ngram", "--num-draft-tokens", "4", *FEW, *THREADS)
+HEAD = ("--draft", f"eagle:{ROOT / 'models' / 'pageant-stories-eagle'}", "--num-draft-tokens", "4", *THREADS)
 SMALL_POOL = ("--num-blocks", "80", "--max-num-batched-tokens", "256")
 
 CROWD = "crowd"
@@ -219,3 +221,45 @@ def test_two_drafts_share_the_work(tmp_path: Path, prompts: Prompts, plain: dict
         assert all(cpu_seconds(pid) > taken + 0.05 for pid, taken in zip(pids, before, strict=True)), "both worked"
         os.kill(pids[0], signal.SIGKILL)
         assert tokens(started.generate(prompts.requests("T=1.0"))) == plain["T=1.0"]
+
+
+# -- a head of the worker's own, in a pool that is too small
+
+
+@pytest.fixture(scope="module")
+def with_head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Troupe]:
+    with troupe(tmp_path_factory.mktemp("head"), *HEAD, *SMALL_POOL) as started:
+        yield started
+
+
+def test_drafts_of_a_head_change_no_token(with_head: Troupe, prompts: Prompts, plain: dict[str, Tokens]) -> None:
+    check(with_head, prompts, plain)
+    assert tokens(with_head.generate(crowd())) == plain[CROWD]
+    assert with_head.settled_load().num_preemptions > 0
+
+
+@pytest.mark.parametrize(("service", "kind"), [("scheduler", "T=0.7"), ("worker", MIXED)])
+def test_killed_processes_cost_a_head_no_token(
+    service: str, kind: str, with_head: Troupe, prompts: Prompts, plain: dict[str, Tokens]
+) -> None:
+    """The next scheduler learns anew what drafts are worth; the next worker's head computes its keys anew."""
+    killed = with_head.pids(service)
+    for one in KINDS if NUM_PROMPTS > FEW_PROMPTS else (kind,):
+        answers = asyncio.run(killing(with_head, prompts.requests(one), service))
+        assert tokens(answers) == plain[one], one
+        assert sum(answer.num_accepted_tokens for (answer,) in answers) > 0
+    assert with_head.pids(service) != killed
+
+
+async def killing(running: Troupe, requests: list[Any], service: str) -> list[list[Answer]]:
+    """All requests at once; the service is killed when the first of them streams, and when half of them are over."""
+    async with running.channel() as channel:
+        begun = asyncio.Event()
+        tasks = [asyncio.create_task(collect(channel, request, begun=begun)) for request in requests]
+        await begun.wait()
+        running.kill(service)
+        for number, done in enumerate(asyncio.as_completed(tasks), 1):
+            await done
+            if number == len(tasks) // 2:
+                running.kill(service)
+        return [task.result() for task in tasks]

@@ -25,8 +25,19 @@ float quantize_row(const float *x, int64_t n, uint8_t *out, int64_t gap = 64);  
 void rotate_head(float *x, const float *cos, const float *sin, int64_t head_dim);
 
 int64_t largest(const float *values, int64_t n);  // its id, the lowest among equals
+
+// What truncation is told of a row: log(min_p) or -inf, top_k or 0, top_p or 1.
+struct Limits {
+    double depth;
+    int64_t top_k;
+    double top_p;
+};
+constexpr Limits NO_LIMITS{-__builtin_inf(), 0, 1.0};
+void truncate_row(const float *values, int64_t vocab, const Limits &limits, float *cut, int64_t *last_tied);
+
 // The token that a row of logits, divided in place, takes: see pg_extend.
-int64_t draw_row(float *logits, int64_t vocab, float temperature, int64_t seed, int64_t position);
+int64_t draw_row(float *logits, int64_t vocab, float temperature, int64_t seed, int64_t position,
+                 const Limits &limits = NO_LIMITS);
 
 constexpr int64_t CONVERTED_MORE = 64;  // elements of two bytes that a converted row may take beyond its own
 

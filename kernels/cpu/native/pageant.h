@@ -218,6 +218,34 @@ typedef struct {
     float *captures;          // [tokens, num_captured * hidden]
 } PgStep;
 
+// A draft head.  Position i reads the embedding of token i + 1, and of token i what the model has captured, or what the
+// head itself made of the position before.  Where a norm has no weight there is none.
+typedef struct {
+    const PgModel *layers;      // without embeddings and a last norm; its vocabulary is what is drafted from
+    const void *embedding;      // [vocab, hidden] in rows
+    int32_t embedding_format;   // PG_F32 or PG_BF16
+    int32_t vocab;              // of the model
+    const int64_t *ids;         // [vocabulary of drafts] of the model, or NULL: the same
+    int32_t captured;           // features of a token
+    int32_t captured_together;  // that are normed together
+    PgNorm capture_norm, embedding_norm, hidden_norm, norm;  // the last one is before the vocabulary
+    PgLinear fuse;              // [hidden, captured], or packed NULL: captured features are read as they are
+    PgLinear combine;           // [hidden, 2 hidden], or packed NULL: the first layer's qkv reads both beside each other
+    int32_t norms_residual;     // 1: what goes through the layers is behind hidden_norm
+    int32_t feeds_normed;       // 1: the next position reads what is behind the last norm
+    int32_t skips_first;        // 1: the embedding that position 0 reads is zero
+} PgHead;
+
+// What is drafted behind a step of the head, whose `wanted` is 1 where a sequence gets drafts, else 0.
+typedef struct {
+    const float *captured;      // [tokens of the model's step, captured features]
+    const int64_t *firsts;      // [num_seqs] rows there of the sequences' first tokens
+    const int64_t *counts;      // [num_seqs] drafts
+    const float *temperature;   // [num_seqs] as of pg_extend, with `seeds`
+    const int64_t *seeds, *top_k;
+    const double *depth, *top_p;  // as of pg_truncation
+} PgDrafting;
+
 int32_t pg_abi(void);
 const char *pg_target(void);             // the instruction sets compiled for, such as "avx512+vnni"
 void pg_set_threads(int32_t count, int32_t pin);  // 1 ... 256; pin: one core each, of those that this process may use
@@ -265,6 +293,9 @@ void pg_greedy(const PgModel *model, const float *hidden, int64_t m, const int64
 // step's `tokens`.  The first step is the one given, its `wanted` all 1; its blocks cover what is to come.
 void pg_extend(const PgModel *model, const PgStep *step, int64_t count, const float *temperature, const int64_t *seeds,
                int64_t *ids);
+// Computes a step of the head, in which all tokens behind the step's are known, and goes on alone: drafts [sum of counts],
+// those of a sequence behind each other.  Its tables cover what is drafted.
+void pg_draft(const PgHead *head, const PgStep *step, const PgDrafting *asked, int64_t *drafts);
 
 // Groups.  Rank 0 calls what is above as if it were alone; the others compute their parts of it in pg_follow, which returns
 // why the group has ended.  Once it has, results mean nothing: a caller looks at the state after each call.  Groups know

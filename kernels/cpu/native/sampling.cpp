@@ -102,11 +102,13 @@ int64_t largest(const float *values, int64_t vocab) {
     return id;
 }
 
-int64_t draw_row(float *logits, int64_t vocab, float temperature, int64_t seed, int64_t position) {
+int64_t draw_row(float *logits, int64_t vocab, float temperature, int64_t seed, int64_t position, const Limits &limits) {
     if (temperature == 0.0f) return largest(logits, vocab);
     for (int64_t i = 0; i < vocab; i++) logits[i] /= temperature;
     const Keys keys = row_keys(seed, position);
-    return gumbel_argmax({logits, vocab, -__builtin_inff(), vocab, keys.first, keys.second});
+    Row row{logits, vocab, 0, 0, keys.first, keys.second};
+    truncate_row(logits, vocab, limits, &row.cut, &row.last_tied);
+    return gumbel_argmax(row);
 }
 
 extern "C" void pg_argmax(const float *logits, int64_t m, int64_t vocab, int64_t *ids) {

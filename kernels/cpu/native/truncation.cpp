@@ -138,11 +138,7 @@ float largest_value(const float *values, int64_t vocab) {
     return found;
 }
 
-struct Limits {
-    double depth;
-    int64_t top_k;
-    double top_p;
-};
+}  // namespace
 
 void truncate_row(const float *values, int64_t vocab, const Limits &limits, float *cut, int64_t *last_tied) {
     static thread_local std::vector<float> near;
@@ -156,8 +152,6 @@ void truncate_row(const float *values, int64_t vocab, const Limits &limits, floa
     if (limited) *cut = std::max(*cut, row.kth_largest(limits.top_k));
     if (nuclear) row.nucleus(limits.top_p, *cut, cut, last_tied);
 }
-
-}  // namespace
 
 extern "C" void pg_truncation(const float *values, int64_t m, int64_t vocab, const double *depth, const int64_t *top_k,
                               const double *top_p, float *cut, int64_t *last_tied) {

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,8 @@ if TYPE_CHECKING:  # torch, which only the maker of the pair needs
 
 ROOT = Path(__file__).resolve().parents[3]
 BUNDLED, BUNDLED_DRAFT = ROOT / "models" / "pageant-stories", ROOT / "models" / "pageant-stories-draft"
+BUNDLED_HEAD = ROOT / "models" / "pageant-stories-eagle"
+MODEL, NGRAM, EAGLE = KINDS = ("model", "ngram", "eagle")  # of drafts
 MAX_DRAFT_TOKENS = 8
 PROMPT_IDS = 16  # of a made pair's prompt
 
@@ -31,13 +33,19 @@ class Arm:
 
     name: str
     num_draft_tokens: int | None
+    kind: str = MODEL
 
     def settings(self, pair: Pair) -> dict[str, Any]:
         chosen: dict[str, Any] = {"model": str(pair.target), **pair.settings}
         if self.num_draft_tokens is None:
             return chosen
         drafting = {"num_draft_tokens": self.num_draft_tokens, "max_num_draft_tokens": MAX_DRAFT_TOKENS}
-        return chosen | drafting | {"draft": str(pair.draft)}
+        return chosen | drafting | {"draft": pair.drafts[self.kind]}
+
+    @property
+    def title(self) -> str:
+        """Its name among the arms of all kinds."""
+        return self.name if self.num_draft_tokens is None else f"{self.kind} {self.name}"
 
 
 NONE = Arm("none", None)
@@ -48,13 +56,19 @@ def fixed(num_draft_tokens: int) -> Arm:
     return Arm(f"k={num_draft_tokens}", num_draft_tokens)
 
 
+def arms_of(kinds: Sequence[str], lengths: Sequence[int]) -> list[Arm]:
+    """One without drafts, and of each kind the fixed numbers and the adaptive one."""
+    each = [*map(fixed, lengths), ADAPTIVE]
+    return [NONE, *(replace(arm, kind=kind) for kind in kinds for arm in each)]
+
+
 @dataclass(frozen=True)
 class Pair:
     """A target, its draft and what is asked of them: `request(rng, num_tokens)` is a request like no other."""
 
     name: str
     target: Path
-    draft: Path
+    drafts: Mapping[str, str]  # the setting `draft`, by kind
     request: Callable[[random.Random, int], Request]
     settings: dict[str, Any] = field(default_factory=dict)
 
@@ -65,7 +79,8 @@ class Pair:
 
 
 def bundled() -> Pair:
-    return Pair("bundled", BUNDLED, BUNDLED_DRAFT, _story)
+    drafts = {MODEL: str(BUNDLED_DRAFT), NGRAM: "ngram", EAGLE: f"eagle:{BUNDLED_HEAD}"}
+    return Pair("bundled", BUNDLED, drafts, _story)
 
 
 def made(pair: MadePair) -> Pair:
@@ -75,7 +90,7 @@ def made(pair: MadePair) -> Pair:
         return _greedy(request, num_tokens, detokenize=False)
 
     settings = {"max_model_len": 512, "kv_cache_memory": 256 << 20, "draft_kv_cache_memory": 64 << 20}
-    return Pair("made", pair.target, pair.draft, walk, settings)
+    return Pair("made", pair.target, {MODEL: str(pair.draft)}, walk, settings)
 
 
 def _story(rng: random.Random, num_tokens: int) -> Request:

@@ -74,12 +74,18 @@ class ModeRecord:
         """Draft tokens of a sequence in a step that verified any."""
         return self._ratio("num_draft_tokens", "num_drafts") or 0.0
 
+    @property
+    def step_tokens(self) -> float | None:
+        """Tokens of a sequence in a step that verified drafts."""
+        accepted = self._ratio("num_accepted_tokens", "num_drafts")
+        return None if accepted is None else 1 + accepted
+
     def _ratio(self, name: str, of: str) -> float | None:
         counted = sum((run.counts for run in self.runs), Counter[str]())
         return counted[name] / counted[of] if counted[of] else None
 
 
-Records = dict[tuple[int, str], ModeRecord]  # by number of streams and arm
+Records = dict[tuple[int, str], ModeRecord]  # by number of streams and the arm's title, or its name among its kind
 
 
 class ModeContest:
@@ -99,8 +105,8 @@ class ModeContest:
             self._stack.enter_context(self._loop)
             for arm in self._arms:
                 deployment = RestingDeployment(arm.settings(self.pair))
-                self._deployments[arm.name] = self._stack.enter_context(deployment)
-                say(f"  {self.pair.name}, {arm.name}: serving")
+                self._deployments[arm.title] = self._stack.enter_context(deployment)
+                say(f"  {self.pair.name}, {arm.title}: serving")
         except BaseException:
             self._stack.close()
             raise
@@ -114,14 +120,14 @@ class ModeContest:
         for number in range(self._work.num_rounds):
             for arm in rotated(self._arms, number):
                 run = self._turn(arm, num_streams, number)
-                self.records.setdefault((num_streams, arm.name), ModeRecord()).runs.append(run)
+                self.records.setdefault((num_streams, arm.title), ModeRecord()).runs.append(run)
                 mark = "~" if run.other_cores > NOISE else ""
-                say(f"  {self.pair.name}, {num_streams} streams, round {number + 1}, {arm.name:8} {run.speed:10,.1f} "
+                say(f"  {self.pair.name}, {num_streams} streams, round {number + 1}, {arm.title:14} {run.speed:10,.1f} "
                     f"tokens/s in {run.seconds:.1f} s, others {run.other_cores:.2f} cores{mark}")  # fmt: skip
 
     def _turn(self, arm: Arm, num_streams: int, number: int) -> ModeRun:
         """The same requests for every arm; the warm-up has others, of the same kind."""
-        work, deployment = self._work, self._deployments[arm.name]
+        work, deployment = self._work, self._deployments[arm.title]
         warm = self.pair.slots(f"warm-{num_streams}-{number}", num_streams, work.num_warm(number), work.num_tokens)
         slots = self.pair.slots(f"{num_streams}-{number}", num_streams, work.num_requests, work.num_tokens)
         with deployment.awake():

@@ -6,16 +6,24 @@ from collections.abc import Mapping, Sequence
 from statistics import geometric_mean, median
 
 from scripts.bench.common.report import Result, figure
-from scripts.bench.speculation.arms import ADAPTIVE, NONE
+from scripts.bench.speculation.arms import ADAPTIVE, EAGLE, MODEL, NONE
 from scripts.bench.speculation.contest import ModeRecord, Records
 
 NEVER_WORSE = 0.97  # of the better of no speculation and the best fixed number
 WORTH = 1.0  # of no speculation, at batch 1, where a fixed number of draft tokens is worth it
 MADE_WORTH = 1.8  # the same, of the made pair
+HEAD_WORTH = 1.6  # of no speculation, at batch 1: a draft head at its best
+HEAD_LENGTH = 1.4  # tokens of a step, of those with the draft model's drafts
 LEGEND = (
     "tokens/s, medians (spread of the rounds); ~: others took more than 0.15 cores in some round; adaptive / best "
     "other: by medians of speeds relative to their round's mean; acceptance, draft length: the adaptive arm's"
 )
+
+
+def of_kind(records: Records, kind: str) -> Records:
+    """The arms of one kind, by their names, and the one without drafts."""
+    named = {(streams, title.removeprefix(f"{kind} ")): record for (streams, title), record in records.items()}
+    return {key: named[key] for key in named if " " not in key[1]}
 
 
 def adaptive_worth(records: Records, num_streams: int) -> tuple[float, str]:
@@ -67,6 +75,24 @@ def lone_lines(records: Records, pair: str, at_least: float | None = None) -> li
     lines = [Result(f"{pair}, 1 stream: {name} / none", speed / plain, "x") for name, speed in speeds.items()]
     wanted = at_least or (WORTH if max(speeds.values(), default=plain) > plain else None)
     return [*lines, Result(f"{pair}, 1 stream: adaptive / none", own / plain, "x", at_least=wanted)]
+
+
+def head_lines(records: Records, pair: str) -> list[Result]:
+    """What a head is worth at batch 1 and how many of its drafts are taken, beside the draft model."""
+    lone = {title: record for (streams, title), record in records.items() if streams == 1}
+    heads = {name: record for name, record in lone.items() if name.startswith(f"{EAGLE} ")}
+    if not heads:
+        return []
+    best = max(heads, key=lambda name: heads[name].speed)
+    worth = heads[best].speed / lone[NONE.name].speed
+    lines = [Result(f"{pair}, 1 stream: {best} / none", worth, "x", at_least=HEAD_WORTH)]
+    for name, record in heads.items():
+        other = lone.get(name.replace(EAGLE, MODEL, 1))
+        if "=" in name and other is not None and record.step_tokens and other.step_tokens:
+            note = f"{figure(record.step_tokens)} against {figure(other.step_tokens)} tokens of a verified step"
+            ratio = record.step_tokens / other.step_tokens
+            lines.append(Result(f"{pair}, 1 stream: {name} / draft model", ratio, "x", at_least=HEAD_LENGTH, note=note))
+    return lines
 
 
 def same_tokens_line(records: Records, pair: str) -> Result:

@@ -8,29 +8,31 @@ from pathlib import Path
 from engine.description.draft_head import HeadSpec, read_head
 from engine.description.head_tensors import HeadTensors, check_tensors, map_head, plain_name
 from engine.description.spec import ModelSpec
-from services.cli.checks.models import Finding, read_headers
+from services.cli.checks.models import CheckpointFacts, Finding, read_headers
 from shared.config import Settings
 from shared.errors import ModelError
 from shared.model_source import find_model_dir, find_snapshot, why_no_directory
 
 
-def check_head(settings: Settings, spec: ModelSpec) -> Finding:
-    """Of the setting `draft`, which names a head, for this model."""
+def check_head(settings: Settings, spec: ModelSpec) -> tuple[Finding, CheckpointFacts | None]:
+    """Of the setting `draft`, which names a head, for this model; what it takes beside the model, where it is there."""
     draft, named = settings.speculation.draft, settings.speculation.head_directory
     model = _directory(settings.engine.model)
     directory = _directory(named) if named else model
     if directory is None or model is None:
         wrong = why_no_directory(named or settings.engine.model)
         text = f"{named} will be downloaded from the Hugging Face hub"
-        return Finding("note", "draft", text) if wrong is None else Finding("wrong", "draft", f"draft={draft}: {wrong}")
+        note = Finding("note", "draft", text)
+        return note if wrong is None else Finding("wrong", "draft", f"draft={draft}: {wrong}"), None
     try:
         head = read_head(draft, directory, model, spec)
         tensors = _checked(head, directory, spec)
     except ModelError as error:
-        return Finding("wrong", "draft", f"draft={draft}: {error}")
-    size = sum(math.prod(part.shape) for part in tensors.parts()) / 1e6
+        return Finding("wrong", "draft", f"draft={draft}: {error}"), None
+    count = sum(math.prod(part.shape) for part in tensors.parts())
     what = f", which reads what enters layers {list(head.captures)}" if head.captures else ""
-    return Finding("ok", "draft", f"{directory}: {head.title} head of {size:.1f} M weights{what}")
+    finding = Finding("ok", "draft", f"{directory}: {head.title} head of {count / 1e6:.1f} M weights{what}")
+    return finding, CheckpointFacts(head.layers, 0, count)
 
 
 def check_brought(settings: Settings, spec: ModelSpec) -> Finding | None:

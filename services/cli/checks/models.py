@@ -22,7 +22,7 @@ from engine.weights.inventory import Inventory, QuantisedMatrix, StoredTensor, t
 from engine.weights.quantised.form import WIDTHS, Quantisation, StoredCodes
 from engine.weights.quantised.kept import decoded_bytes, decoded_slots, kept_slots, packed_bytes
 from engine.weights.quantised.reading import read_quantisation
-from shared.config import EngineSettings, Settings
+from shared.config import EngineSettings, MemorySettings, Settings
 from shared.errors import ConfigError, ModelError
 from shared.model_source import ask_hub, find_model_dir, find_snapshot, suggestion, why_no_directory
 
@@ -34,6 +34,7 @@ LFS_POINTER = b"version https://git-lfs"
 OTHER_FORMATS = {"*.gguf": "GGUF files", "*.bin": "PyTorch files (*.bin)", "*.pth": "PyTorch files (*.pth)"}
 GPU_DEVICES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
 LEAST_WEIGHT = {"auto": 2, "none": 2, "int8": 1, "int4": 0.5}  # bytes of a number
+LEAST_HEAD_WEIGHT = 1  # bytes of a number of a draft head
 # Bytes of a number of a KV cache.
 LEAST_KV = {"auto": 2, "bfloat16": 2, "float32": 4} | dict.fromkeys(("int8", "fp8", "fp8_e4m3", "fp8_e5m2"), 1)
 
@@ -249,8 +250,10 @@ def _read_header(path: Path) -> dict[str, HeaderEntry]:
     return entries
 
 
-def check_memory(settings: Settings, facts: CheckpointFacts, *, workers: int) -> Iterator[Finding]:
-    """What the workers' model and KV cache take together, against what is free now."""
+def check_memory(
+    settings: Settings, facts: CheckpointFacts, *, workers: int, head: CheckpointFacts | None = None
+) -> Iterator[Finding]:
+    """What the workers' model and KV cache take together, against what is free now; `head`: the draft head's part."""
     spec, memory, free = facts.spec, settings.memory, available_memory()
     if settings.scheduling.max_model_len > spec.longest_model_len:
         positions = f"more than the model's {spec.longest_model_len} positions"
@@ -258,10 +261,9 @@ def check_memory(settings: Settings, facts: CheckpointFacts, *, workers: int) ->
         return
     if on_gpu(settings.engine):
         return
-    per_token = (one.cached_vectors * one.head_dim for one in spec.attentions)
-    layer_bytes = [int(count * LEAST_KV[memory.kv_cache_dtype] * memory.block_size) for count in per_token]
+    layer_bytes, head_bytes = _layer_bytes(memory, spec), sum(_layer_bytes(memory, head.spec)) if head else 0
     state_bytes = spec.state_bytes(2)
-    kv_bytes = memory.num_blocks * sum(layer_bytes) or memory.kv_cache_memory
+    kv_bytes = memory.num_blocks * (sum(layer_bytes) + head_bytes) or memory.kv_cache_memory
     if kv_bytes:  # does one sequence fit?
         longest = settings.scheduling.max_model_len or spec.max_position_embeddings
         first, sliding = block_bytes(spec, layer_bytes, spec.windows(longest))
@@ -269,7 +271,7 @@ def check_memory(settings: Settings, facts: CheckpointFacts, *, workers: int) ->
             plan = plan_memory(
                 memory,
                 settings.scheduling,
-                bytes_per_block=first,
+                bytes_per_block=first + head_bytes,
                 budget=memory.kv_cache_memory,
                 max_model_len=longest,
                 sliding=sliding,
@@ -282,6 +284,7 @@ def check_memory(settings: Settings, facts: CheckpointFacts, *, workers: int) ->
     least_weights = facts.kept_bytes + int(LEAST_WEIGHT[settings.engine.quantization] * others)
     if not facts.quantised:  # else what is dequantised takes more than its files
         least_weights = min(facts.num_bytes, least_weights)
+    least_weights += LEAST_HEAD_WEIGHT * head.num_elements if head else 0
     needed = workers * (kv_bytes + least_weights)
     if needed > free:
         each = f"{workers} workers need" if workers > 1 else "the worker needs"
@@ -292,6 +295,12 @@ def check_memory(settings: Settings, facts: CheckpointFacts, *, workers: int) ->
             f"{each} at least {needed / GIB:.1f} GiB, {workers * kv_bytes / GIB:.1f} of them KV cache, but "
             f"{free / GIB:.1f} GiB are free; {'lower num_blocks' if memory.num_blocks else remedy}",
         )
+
+
+def _layer_bytes(memory: MemorySettings, spec: ModelSpec) -> list[int]:
+    """Of a block, in each layer that has a cache; the least."""
+    per_token = (one.cached_vectors * one.head_dim for one in spec.attentions)
+    return [int(count * LEAST_KV[memory.kv_cache_dtype] * memory.block_size) for count in per_token]
 
 
 def check_draft_model(settings: Settings, facts: CheckpointFacts) -> Iterator[Finding]:

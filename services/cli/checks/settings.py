@@ -39,17 +39,20 @@ def examine_model(settings: Settings, *, workers: int = 1) -> Iterator[Finding]:
     """The findings about a model and its draft."""
     finding, facts = check_model(settings.engine.model, "model", settings.engine)
     yield finding
+    found, head = None, None
     if facts is not None:
+        if settings.speculation.has_head:
+            found, head = check_head(settings, facts.spec)
         yield from check_ranks(settings, facts)
-        yield from check_memory(settings, facts, workers=workers)
+        yield from check_memory(settings, facts, workers=workers, head=head)
     if settings.speculation.draft == "ngram":
         yield Finding("ok", "draft", "prompt lookup")
     elif settings.speculation.draft == "off":
         if facts is not None and (brought := check_brought(settings, facts.spec)) is not None:
             yield brought
     elif settings.speculation.has_head:
-        if facts is not None:
-            yield check_head(settings, facts.spec)
+        if found is not None:
+            yield found
     else:
         finding, facts = check_model(settings.speculation.draft, "draft", settings.engine)
         yield finding

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from statistics import mean, median
+from statistics import fmean, median
 from typing import NamedTuple
 
 MEMORY = 64  # steps that a moving average looks back
@@ -72,11 +72,11 @@ class ModeTrial:
         """Of a step.  The mean, since results may come in pairs, a long time and then a short one; without what
         something else on the machine took."""
         most = OUTLIER * median(self._seconds)
-        return mean(min(seconds, most) for seconds in self._seconds)
+        return fmean(min(seconds, most) for seconds in self._seconds)
 
     @property
     def depth(self) -> float:
-        return mean(self._depths) if self._depths else 0.0
+        return fmean(self._depths) if self._depths else 0.0
 
 
 class Cost:
@@ -97,7 +97,7 @@ class Cost:
         """What one more trial found, which counts for so many."""
         self._trials.extend([(seconds, depth)] * weight)
         self.seconds = median(seconds for seconds, _ in self._trials)
-        self.depth = mean(depth for _, depth in self._trials)
+        self.depth = fmean(depth for _, depth in self._trials)
 
 
 class FittedLine(NamedTuple):

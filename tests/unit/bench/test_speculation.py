@@ -13,9 +13,10 @@ import pytest
 
 from scripts.bench.common.deployment import generate
 from scripts.bench.speculation import figures
-from scripts.bench.speculation.arms import ADAPTIVE, NONE, Pair, bundled, fixed
+from scripts.bench.speculation.arms import ADAPTIVE, EAGLE, MODEL, NONE, Pair, arms_of, bundled, fixed
 from scripts.bench.speculation.contest import ModeRecord, ModeRun, Records
-from scripts.bench.speculation.figures import lone_lines, never_worse_lines, same_tokens_line
+from scripts.bench.speculation.figures import head_lines, lone_lines, never_worse_lines, of_kind, same_tokens_line
+from scripts.bench.speculation.plot import draw
 from shared.config import load_settings
 
 
@@ -39,7 +40,7 @@ def test_arms_differ_only_in_their_drafts() -> None:
     plain, four, adaptive = (load_settings(arm.settings(pair), environ={}) for arm in (NONE, fixed(4), ADAPTIVE))
     none, fixed_, free = plain.speculation, four.speculation, adaptive.speculation
     assert (none.draft, fixed_.num_draft_tokens, free.num_draft_tokens) == ("off", 4, 0)
-    assert fixed_.draft == free.draft == str(pair.draft) and pair.draft.is_dir()
+    assert fixed_.draft == free.draft == pair.drafts[MODEL] and Path(pair.drafts[MODEL]).is_dir()
     assert plain.engine.model == four.engine.model == adaptive.engine.model == str(pair.target)
 
 
@@ -50,6 +51,25 @@ def test_every_arm_is_asked_the_same_and_every_round_something_else() -> None:
     assert [len(slot) for slot in first] == [4, 4, 4]
     assert all(r.sampling.max_tokens == 50 and r.sampling.ignore_eos for slot in first for r in slot)
     assert len({request.text for slot in other for request in slot}) > 8
+
+
+def test_kinds_of_drafts_are_held_against_each_other() -> None:
+    arms = arms_of((MODEL, EAGLE), [4])
+    assert [arm.title for arm in arms] == ["none", "model k=4", "model adaptive", "eagle k=4", "eagle adaptive"]
+    assert str(arms[3].settings(bundled())["draft"]).startswith("eagle:")
+    found = records(100, 150, 140) | records(100, 170, 160, streams=2)
+    titled = {
+        (streams, name if name == NONE.name else f"{MODEL} {name}"): one for (streams, name), one in found.items()
+    }
+    titled |= {(1, "eagle k=4"): ModeRecord([run(180, counts(25, 4, 90))])}
+    assert of_kind(titled, MODEL) == found
+    worth, length = head_lines(titled, "p")
+    assert worth.measured == pytest.approx(1.8) and not worth.missed
+    assert length.measured == pytest.approx((1 + 90 / 25) / (1 + 75 / 25)) and length.missed
+    del titled[1, "eagle k=4"]
+    assert head_lines(titled, "p") == []
+    picture = draw(titled, "a title")
+    assert picture.count("<rect") == 1 + 2 * 3 and ">1.70<" in picture and "model adaptive" in picture
 
 
 def test_a_record_tells_medians_and_what_became_of_drafts() -> None:
@@ -131,5 +151,5 @@ def test_a_stream_without_its_last_message_is_an_error() -> None:
 
 
 def test_a_pair_s_settings_hold_for_every_arm() -> None:
-    pair = Pair("p", Path("t"), Path("d"), lambda rng, n: None, {"max_model_len": 64})
+    pair = Pair("p", Path("t"), {MODEL: "d"}, lambda rng, n: None, {"max_model_len": 64})
     assert all(arm.settings(pair)["max_model_len"] == 64 for arm in (NONE, fixed(2), ADAPTIVE))

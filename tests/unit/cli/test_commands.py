@@ -134,6 +134,19 @@ def test_doctor_on_models(tmp_path: Path) -> None:
     assert verdicts(found(Settings.of(draft=str(tmp_path / "none")), "draft")) == ["wrong"]
 
 
+def test_doctor_counts_a_draft_head(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A block has keys and values of one layer more than the model's five."""
+    settings = Settings.of(num_blocks=1000)
+    head = settings.replace(draft=f"eagle:{Path(settings.engine.model).parent / 'pageant-stories-eagle'}")
+    (finding,) = found(head, "draft")
+    assert finding.verdict == "ok" and "EAGLE-3 head of 1.3 M weights" in finding.text
+    block = 16 * 2 * 4 * 32 * 2  # tokens, keys and values, heads, features, bytes
+    free = 1000 * 6 * block + 2 * 4_737_792 + 1_000_000
+    monkeypatch.setattr("services.cli.checks.models.available_memory", lambda: free)
+    assert "wrong" not in verdicts(found(settings, "memory"))
+    assert verdicts(found(head, "memory"))[0] == "wrong"
+
+
 @pytest.mark.parametrize(("standing", "verdict"), [("there", "note"), ("absent", "wrong"), ("unreachable", "wrong")])
 def test_doctor_asks_the_hub(monkeypatch: pytest.MonkeyPatch, standing: str, verdict: str) -> None:
     monkeypatch.setattr("services.cli.checks.models.find_snapshot", lambda name: None)
