@@ -29,7 +29,7 @@ from services.gateway.http.chat.objects import (
     ChunkChoice,
     MessageDelta,
 )
-from services.gateway.http.chat.options import begins_a_message, echoed, variables_of
+from services.gateway.http.chat.options import begins_a_message, echoed, given_prompt, variables_of
 from services.gateway.http.conversation.form import Conversation, tool_use
 from services.gateway.http.conversation.prompt import read_messages
 from services.gateway.http.conversation.reader import AnswerReader
@@ -65,7 +65,8 @@ class ChatCall:
     """One request as it was asked.  Raises RequestError where it cannot be served."""
 
     def __init__(self, gate: Gate, body: ChatBody) -> None:
-        refuse_impossible(body)
+        self.prompt_token_ids = given_prompt(body)  # where they are given, and later where the answer tells of them
+        refuse_impossible(body, served=("kv_transfer_params",) if self.prompt_token_ids else ())
         _check(body)
         self.gate = gate
         self.body = body
@@ -90,7 +91,6 @@ class ChatCall:
             thinking=thinking_budget(gate.formats, body.thinking_token_budget, body.chat_template_kwargs),
         )
         self.shown = echoed(body, self.conversation.messages)
-        self.prompt_token_ids: list[int] = []  # where the answer tells of them
         check_n(self.n, gate.settings.scheduling.max_n)
 
     async def request(self, request: Request) -> TokenizeRequest:
@@ -109,10 +109,10 @@ class ChatCall:
         header = self.gate.header(request, label=body.request_id, priority=body.priority)
         params = self.gate.seeded(params, request, header)
         options = conversation.options
-        if not self._needs_ids:
+        if not (self.prompt_token_ids or self._needs_ids):
             return TokenizeRequest(header, params, chat=conversation.messages, chat_options=options)
         ids = self.gate.truncate(
-            await self.gate.encode(request, chat=conversation.messages, options=options),
+            self.prompt_token_ids or await self.gate.encode(request, chat=conversation.messages, options=options),
             body.truncate_prompt_tokens,
             body.truncation_side,
         )
@@ -203,7 +203,8 @@ class ChatCall:
     def logprobs(self, token_ids: list[int], entries: list[Entry]) -> ChoiceLogprobs | None:
         if not self.body.logprobs:
             return None
-        return ChoiceLogprobs(chat_logprobs(token_ids, entries, self.texts, top=self.body.top_logprobs or 0))
+        top = None if self.body.logprob_token_ids else self.body.top_logprobs or 0
+        return ChoiceLogprobs(chat_logprobs(token_ids, entries, self.texts, top=top))
 
 
 class ChatStream:

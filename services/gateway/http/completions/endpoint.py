@@ -233,7 +233,8 @@ class CompletionCall:
         if self.echo and prompt is not None:
             ids, entries = [*(prompt.token_ids or ()), *ids], [*prompt_entries, *entries]
             offset = -self._num_hidden(prompt)
-        return legacy_logprobs(ids, entries, self.texts, top=self.body.logprobs, offset=offset)
+        top = None if self.body.logprob_token_ids else self.body.logprobs
+        return legacy_logprobs(ids, entries, self.texts, top=top, offset=offset)
 
     def _num_hidden(self, prompt: Prompt) -> int:
         """Characters of tokens that were put before the client's own prompt."""
@@ -298,6 +299,8 @@ def _check(body: CompletionBody, n: int, best_of: int) -> None:
         raise RequestError(f"best_of must be at least n={n}, got {best_of}", field="best_of")
     if best_of > n and body.stream:
         raise RequestError("best_of cannot be streamed: which are best is known at the end", field="best_of")
+    if body.logprob_token_ids and body.echo and body.max_tokens == 0:
+        raise RequestError("logprob_token_ids are of generated tokens, and none are wanted", field="logprob_token_ids")
     if body.stream and body.echo and body.logprobs is not None and n > 1:
         raise RequestError("echo with logprobs cannot be streamed for n > 1", field="echo")
 
