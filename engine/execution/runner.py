@@ -268,9 +268,7 @@ class ModelRunner:
         tokens = sampled.tokens[to_device(asked, sampled.tokens.device)].to(raw.device)
         columns, rows = self._table.columns, rows[asked]
         named = [columns.named[row] for row in rows.tolist()]
-        return SampledScores(
-            asked, score_rows(raw.__getitem__, tokens, columns.logprobs[rows], raw.shape[1], named)
-        )
+        return SampledScores(asked, score_rows(raw.__getitem__, tokens, columns.logprobs[rows], raw.shape[1], named))
 
     def _commit(self, schedule: Schedule, sampled: SampledTokens, missing: MissingSamples | None) -> None:
         """What the step computed and took belongs to the rows."""

@@ -17,7 +17,7 @@ from scripts.vllm_http.reasons import FILES, is_http, reason_of
 from scripts.vllm_http.server import ADAPTER, CLASSIFIER, MODEL, REASONER
 
 TREE = Path(__file__).parents[2]
-TEST_SECONDS = 180
+TEST_SECONDS = 300
 
 
 def main() -> None:

@@ -17,6 +17,7 @@ from typing import Any, Self
 
 READY_SECONDS = 120
 STOP_SECONDS = 20
+CLIENT_SECONDS = 600  # as vLLM's own handle has it
 POLL = 0.1
 TREE = Path(__file__).parents[2]
 ADAPTER = "PAGEANT_VLLM_ADAPTER"  # an adapter of that
@@ -135,7 +136,7 @@ class RemoteOpenAIServer:
         return anthropic.AsyncAnthropic(base_url=self.url_root, **self._of_client(options))
 
     def _of_client(self, options: dict[str, Any]) -> dict[str, Any]:
-        return {"api_key": self.DUMMY_API_KEY, "max_retries": 0, "timeout": 60} | options
+        return {"api_key": self.DUMMY_API_KEY, "max_retries": 0, "timeout": CLIENT_SECONDS} | options
 
 
 def settings_of(arguments: Sequence[str]) -> dict[str, str]:
