@@ -42,6 +42,7 @@ FLAGS = {  # of `vllm serve`, whose value a setting of Pageant's takes
 SWITCHES = {  # of `vllm serve` without a value
     "--enable-tokenizer-info-endpoint": ("enable_tokenizer_info_endpoint", "true"),
     "--enable-force-include-usage": ("enable_force_include_usage", "true"),
+    "--enable-per-request-metrics": ("enable_per_request_metrics", "true"),
     "--enable-lora": ("max_loras", "2"),
     "--return-tokens-as-token-ids": ("return_tokens_as_token_ids", "true"),
 }

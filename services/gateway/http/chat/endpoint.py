@@ -14,11 +14,9 @@ from services.gateway.http.answers.logprobs import Entry, TokenTexts, chat_logpr
 from services.gateway.http.answers.objects import (
     PromptLogprobs,
     encode,
-    explanations,
     fingerprint_of,
     given,
     stop_reason,
-    usage_of,
 )
 from services.gateway.http.chat.answer import DeltaBuilder, MessageBuilder
 from services.gateway.http.chat.objects import (
@@ -73,7 +71,7 @@ class ChatCall:
         self.identity = Identity("chatcmpl", gate.model_name(body.model))
         self.texts = TokenTexts(gate.vocabulary, as_ids=gate.names_ids(body.return_tokens_as_token_ids))
         self.n = 1 if body.n is None else body.n
-        self.usage = UsageOptions(body, forced=gate.settings.gateway.enable_force_include_usage)
+        self.usage = UsageOptions(body, gate.settings.gateway)
         variables = variables_of(body)
         self.conversation = Conversation(
             messages=read_messages(body.messages, body.message_name),
@@ -159,10 +157,8 @@ class ChatCall:
             for index, (one, builder, reader) in enumerate(zip(outputs, builders, readers, strict=True))
         ]
         prompt = prompt_logprobs(entries, self.texts) if self.body.prompt_logprobs is not None else None
-        explained = explanations([stream], self.body.explain)
-        usage = usage_of([stream])
         ids = self.prompt_token_ids if self.body.return_token_ids else None
-        more = {"usage": usage, "prompt_logprobs": prompt, "prompt_token_ids": ids, "explanations": explained}
+        more = {"prompt_logprobs": prompt, "prompt_token_ids": ids, **self.usage.whole([stream])}
         return encode(self.completion(choices, stream, **more))
 
     def is_cut_call(self, end: SequenceText | None) -> bool:
