@@ -102,3 +102,12 @@ async def test_pieces_of_many_tokens_leave_time_to_others() -> None:
         first, second = await b.next(b.gateway, 2)
         assert isinstance(first, DecodeResult) and isinstance(second, PiecesResult)
         assert len(second.pieces) == 100_000 and second.pieces[0].strip() == b"Hello"
+
+
+async def test_pieces_as_the_vocabulary_writes_them() -> None:
+    async with bench() as b:
+        b.send(PiecesRequest("one", GATEWAY, pack_tokens([1578, 2**31 - 1]), as_written=True))
+        (answer,) = await b.next(b.gateway)
+        assert isinstance(answer, PiecesResult)
+        assert answer.pieces == [(b.model.tokenizer.id_to_token(1578) or "").encode(), b""]
+        assert answer.pieces[0] != b" Hello" and answer.pieces[0].endswith(b"Hello")

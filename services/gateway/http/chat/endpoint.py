@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import msgspec
 from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
@@ -115,8 +114,7 @@ class ChatCall:
             body.truncation_side,
         )
         self.prompt_token_ids = ids
-        if max_tokens is None and self.gate.max_model_len:
-            params = msgspec.structs.replace(params, max_tokens=max(1, self.gate.max_model_len - len(ids)))
+        params = self.gate.up_to_the_end(params, len(ids))
         return TokenizeRequest(header, params, token_ids=self.gate.pack(ids))
 
     @property

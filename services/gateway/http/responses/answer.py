@@ -28,6 +28,7 @@ from services.gateway.http.responses.objects import (
     ResponseUsage,
     TextPart,
 )
+from services.gateway.http.responses.raw import RawMessages
 from services.gateway.streams.stream import Stream, StreamDelta
 from shared.errors import RejectCode, RequestError
 from shared.messages import SequenceText, TokenizeRequest
@@ -53,8 +54,9 @@ class ResponseAnswer:
         conversation: Conversation,
         tools: ResponseTools,
         keep: Keep,
+        raw: RawMessages | None = None,
     ) -> None:
-        """`keep` is told of the whole response before its client is."""
+        """`keep` is told of the whole response before its client is; `raw`: where the client wants all tokens."""
         self.asked = asked
         self._gate = gate
         self._conversation = conversation
@@ -62,6 +64,7 @@ class ResponseAnswer:
         self._blocks = Blocks()
         self._tools = tools
         self._keep = keep
+        self._raw = raw
         self._num_events = 0
         self._body = body
         self._seals = SEALED in (body.include or ())
@@ -96,6 +99,8 @@ class ResponseAnswer:
         for delta in deltas:
             if self._logprobs is not None:
                 await stream.before_writing(self._logprobs.take(delta))
+            if self._raw is not None:
+                self._raw.take(delta)
             changes = self._blocks.take(self._reader.take(stream, delta))
             if delta.end is not None:
                 changes += self._blocks.take(self._reader.finish(is_cut_call=self._conversation.is_cut_call(delta.end)))
@@ -180,6 +185,8 @@ class ResponseAnswer:
         )
         response.completed_at = None if is_cut else int(time.time())
         response.explanations = explanations([stream], self._body.explain)
+        if self._raw is not None:
+            await self._raw.tell(response)
         await self._keep(response)
         return [*said, self._stage(f"response.{response.status}")]
 

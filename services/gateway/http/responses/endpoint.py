@@ -30,6 +30,7 @@ from services.gateway.http.responses.objects import (
     ResponsesBody,
     turns_of,
 )
+from services.gateway.http.responses.raw import RawMessages
 from services.gateway.http.responses.store import ResponseStore, StoredResponse
 from shared.errors import RejectCode, RequestError
 from shared.messages import RequestHeader, TokenizeRequest
@@ -79,12 +80,19 @@ class Responses:
         conversation = self._conversation(gate, body, before, tools)
         request.state.body = NamedBody(body, conversation.names)
         params = gate.seeded(_params(body, conversation, closes=gate.closes_formats), request, header)
-        asked = TokenizeRequest(header, params, chat=conversation.messages, chat_options=conversation.options)
+        asked, raw = (
+            TokenizeRequest(header, params, chat=conversation.messages, chat_options=conversation.options),
+            None,
+        )
+        if body.enable_response_messages:
+            ids = await gate.encode(request, chat=conversation.messages, options=conversation.options)
+            raw = RawMessages(gate, request, ids)
+            asked = TokenizeRequest(header, gate.up_to_the_end(params, len(ids)), token_ids=gate.pack(ids))
 
         async def keep(response: ResponseObject) -> None:
             await self._keep(header, response, before, body.items)
 
-        answer = ResponseAnswer(gate, body, asked, conversation, tools, keep)
+        answer = ResponseAnswer(gate, body, asked, conversation, tools, keep, raw)
         answer.response.store = body.store is not False and self._store.keeps
         headers = {"x-request-id": header.request_id}
         if body.stream:

@@ -51,6 +51,7 @@ class ResponsesBody(CacheHints, kw_only=True):
     reasoning: ReasoningOptions | None = None
     priority: Int | None = None
     request_id: str | None = None  # a label for logs and Abort
+    enable_response_messages: bool | None = None  # vLLM's: prompt and output as they were, in tokens and text
     explain: bool | None = None  # the last event says where the time went, in `explanations`
     parallel_tool_calls: bool | None = None
     tools: list[dict[str, Any]] | None = None  # functions, and namespaces of them; needs tool_call_parser
@@ -147,6 +148,14 @@ class ResponseError(msgspec.Struct):
     message: str
 
 
+class RawMessage(msgspec.Struct, kw_only=True):
+    """vLLM's: what the model was given, or what came, with all special tokens."""
+
+    type: str = "raw_message_tokens"
+    message: str
+    tokens: list[int]
+
+
 class ResponseObject(msgspec.Struct, kw_only=True):
     """Every field of the official description that a server of text and functions has a value for."""
 
@@ -184,6 +193,8 @@ class ResponseObject(msgspec.Struct, kw_only=True):
     user: str | UnsetType = UNSET
     safety_identifier: str | UnsetType = UNSET
     prompt_cache_key: str | UnsetType = UNSET
+    input_messages: list[RawMessage] | UnsetType = UNSET
+    output_messages: list[RawMessage] | UnsetType = UNSET
     explanations: Explanations = UNSET
 
 
