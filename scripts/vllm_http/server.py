@@ -23,6 +23,8 @@ TREE = Path(__file__).parents[2]
 ADAPTER = "PAGEANT_VLLM_ADAPTER"  # an adapter of that
 CLASSIFIER = "PAGEANT_VLLM_CLASSIFIER"  # and one that classifies
 CLASSIFIERS = ("jason9693/Qwen2.5-1.5B-apeach",)  # in whose place that is served
+EMBEDDER = "PAGEANT_VLLM_EMBEDDER"  # one of so many components
+EMBEDDERS = ("intfloat/multilingual-e5-small",)  # as this has
 REASONER = "PAGEANT_VLLM_REASONER"  # one that thinks, where a test's server has a reasoning parser
 MODEL = "PAGEANT_VLLM_MODEL"  # in the environment: the checkpoint that is served in place of the one that a test names
 
@@ -158,6 +160,8 @@ def _checkpoint(model: str, settings: dict[str, str]) -> str:
     """The variable with the directory of what is served."""
     if model in CLASSIFIERS:
         return CLASSIFIER
+    if model in EMBEDDERS:
+        return EMBEDDER
     return REASONER if settings.get("reasoning_parser") else MODEL
 
 

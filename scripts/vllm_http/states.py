@@ -33,7 +33,7 @@ OFFERED = TELLING + SENTENCE  # a coordinate: how much of the context is about c
 SPEAKS_OF_CALLS, EVERY = OFFERED + 1, OFFERED + 2  # coordinates: of the tokens that are, and of all
 STATE, ALWAYS = 1.0, 0.5  # coordinates of embeddings; the others have a standard deviation of 0.02
 LIKELY, CALLS, CLOSING, SELDOM = 12.0, 12.0, 12.0, 1.0  # of the head, beside states of 4 to 7
-CLOSES, ENDS = 6.4375, 12.125  # of the head behind a sentence: 3 more than words with CLOSING, and 1 more
+CLOSES, ENDS = 6.0, 12.125  # of the head behind a sentence; with CLOSING as much as words
 ATTENTION = 9.0
 
 
@@ -50,6 +50,7 @@ def make_stateful(path: Path, tokenizer: Path, *, thinks: bool) -> None:
     _weigh(head, words, called)
     closers = [vocabulary[text] for text in CLOSERS]
     head[closers, EVERY] = CLOSING
+    head[vocabulary[CLOSERS[0]], EVERY] = CLOSING + 1.25  # the others may stand in a string
     embeddings[[one for one in closers if one not in called], TELLING] = STATE / 2  # a format may allow more of them
     head[closers, TELLING + SENTENCE - 1] = CLOSES
     for name in [name for name in tensors if name.endswith("_proj.weight")]:
