@@ -75,9 +75,9 @@ async def test_tokens() -> None:
     async with http() as h:
         asked = h.post("/tokenize", {"prompt": "Hi", "return_token_strs": True, "add_special_tokens": False})
         assert not (await h.answer_encode([7, 8, 7])).add_special_tokens
-        _, question = await h.troupe.asked(PiecesRequest)
-        assert question.as_written and unpack_tokens(question.token_ids) == [7, 8]
-        h.troupe.tell(PiecesResult(question.request_id, ["Ġt".encode(), b"u"]))
+        _, pieces = await h.troupe.asked(PiecesRequest)
+        assert pieces.as_written and unpack_tokens(pieces.token_ids) == [7, 8]
+        h.troupe.tell(PiecesResult(pieces.request_id, ["Ġt".encode(), b"u"]))
         answer = (await asked).json()
         assert answer == {"count": 3, "max_model_len": 512, "tokens": [7, 8, 7], "token_strs": ["Ġt", "u", "Ġt"]}
         asked = h.post("/tokenize", {"messages": [{"role": "user", "content": "Hi"}], "add_generation_prompt": False})
