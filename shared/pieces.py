@@ -88,6 +88,11 @@ class TokenPieces:
         piece = self._pieces.get(token_id, skip_special_tokens=False)
         return piece if isinstance(piece, bytes) else piece.encode()
 
+    def written(self, token_id: int) -> bytes:
+        """As the vocabulary has it, with its marks for spaces and bytes; empty for an id that it does not have."""
+        token: str | None = self._tokenizer.tokenizer.id_to_token(token_id) if 0 <= token_id < 1 << 32 else None
+        return (token or "").encode()
+
 
 def make_pieces(tokenizer: ModelTokenizer) -> Pieces | None:
     """The pieces of a tokenizer, or None where its decoder looks at more than one token at a time."""

@@ -68,6 +68,7 @@ class SamplingParams(msgspec.Struct, array_like=True, frozen=True, gc=False, kw_
     beam: Beam | None = None  # a beam search instead of sampling
     pooling: Pooling | None = None  # an embedding of the prompt is wanted; it comes with one token, which is dropped
     thinking: ThinkingBudget | None = None  # how long the output may reason
+    logprob_token_ids: list[int] = []  # tokens whose log-probabilities are told, in place of the `logprobs` likeliest
 
     @property
     def is_held(self) -> bool:
@@ -185,6 +186,7 @@ def _check_lengths(p: SamplingParams, limits: Limits, num_prompt_tokens: int) ->
         raise _bad("min_tokens", f"must be greater than or equal to 0, got {p.min_tokens}")
     if p.max_tokens is not None and p.min_tokens > p.max_tokens:
         raise _bad("min_tokens", f"must be less than or equal to max_tokens={p.max_tokens}, got {p.min_tokens}")
+    _check_named_logprobs(p, limits.max_logprobs)
     for field, value in (("logprobs", p.logprobs), ("prompt_logprobs", p.prompt_logprobs)):
         if value is None:
             continue
@@ -201,6 +203,14 @@ def _check_lengths(p: SamplingParams, limits: Limits, num_prompt_tokens: int) ->
             f"prompt and output of up to {reachable} tokens need {needed} KV blocks, "
             f"more than the {limits.max_num_blocks} that a worker has",
         )
+
+
+def _check_named_logprobs(p: SamplingParams, max_logprobs: int) -> None:
+    count = len(p.logprob_token_ids)
+    if count > max_logprobs:
+        raise _bad("logprob_token_ids", f"has {count} entries, more than max_logprobs={max_logprobs}")
+    if count and p.logprobs != count:  # one count of entries for each position, whichever they are
+        raise _bad("logprob_token_ids", f"of {count} tokens need logprobs={count}, got {p.logprobs}")
 
 
 def _check_stops(p: SamplingParams) -> None:
@@ -235,6 +245,7 @@ def _check_tokens(p: SamplingParams, vocab_size: int) -> None:
     check_token_ids("stop_token_ids", p.stop_token_ids, vocab_size)
     check_token_ids("logit_bias", p.logit_bias, vocab_size)
     check_token_ids("allowed_token_ids", p.allowed_token_ids or (), vocab_size)
+    check_token_ids("logprob_token_ids", p.logprob_token_ids, vocab_size)
     for ids in p.bad_words_token_ids:
         check_token_ids("bad_words", ids, vocab_size)
 
@@ -280,6 +291,7 @@ def _check_beside_beam(p: SamplingParams) -> None:
         "bad_words": bool(p.bad_words or p.bad_words_token_ids),
         "stop": bool(p.stop),
         "prompt_logprobs": p.prompt_logprobs is not None,
+        "logprob_token_ids": bool(p.logprob_token_ids),
         p.grammar.field if p.grammar is not None else "grammar": p.grammar is not None,
         p.thinking.field if p.thinking is not None else "thinking": p.thinking is not None,
     }

@@ -267,8 +267,9 @@ class ModelRunner:
         if sampled.is_known and not (comes_out := np.isin(asked, sampled.yielded.places)).all():
             raw, asked = raw[to_device(np.flatnonzero(comes_out), raw.device)], asked[comes_out]
         tokens = sampled.tokens[to_device(asked, sampled.tokens.device)].to(raw.device)
-        counts = self._table.columns.logprobs[rows[asked]]
-        return SampledScores(asked, score_rows(raw.__getitem__, tokens, counts, raw.shape[1]))
+        columns, rows = self._table.columns, rows[asked]
+        named = [columns.named[row] for row in rows.tolist()]
+        return SampledScores(asked, score_rows(raw.__getitem__, tokens, columns.logprobs[rows], raw.shape[1], named))
 
     def _commit(self, schedule: Schedule, sampled: SampledTokens, missing: MissingSamples | None) -> None:
         """What the step computed and took belongs to the rows."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -38,11 +38,12 @@ def score_rows(
     token_ids: Tensor,  # [n] int64
     counts: Ints,  # [n]
     vocab_size: int,
+    named: Sequence[Ints | None] = (),  # of n positions, where some name the tokens that they want
 ) -> Scored:
     pieces = []
     for start in range(0, len(token_ids), MOST_ROWS):
         rows = slice(start, start + MOST_ROWS)
-        pieces.append(score(logits_of(rows), token_ids[rows], counts[rows]).to_host())
+        pieces.append(score(logits_of(rows), token_ids[rows], counts[rows], named[rows]).to_host())
     return Scored(pieces, counts, vocab_size)
 
 

@@ -47,6 +47,7 @@ class SamplingColumns:
         self.presence: Floats = np.zeros(num_rows)
         self.logprobs: Ints = np.full(num_rows, NO_LOGPROBS)
         self.prompt_logprobs: Ints = np.full(num_rows, NO_LOGPROBS)
+        self.named: list[Ints | None] = [None] * num_rows  # tokens that are scored in place of the most likely ones
         self.scores_prompt: NDArray[np.bool_] = np.zeros(num_rows, np.bool_)
         self.constrained: NDArray[np.bool_] = np.zeros(num_rows, np.bool_)
         self.has_grammar: NDArray[np.bool_] = np.zeros(num_rows, np.bool_)
@@ -69,6 +70,7 @@ class SamplingColumns:
         self.presence[row] = params.presence_penalty
         self.logprobs[row] = NO_LOGPROBS if params.logprobs is None else params.logprobs
         self.prompt_logprobs[row] = NO_LOGPROBS if params.prompt_logprobs is None else params.prompt_logprobs
+        self.named[row] = np.array(params.logprob_token_ids, np.int64) if params.logprob_token_ids else None
         self.scores_prompt[row] = params.prompt_logprobs is not None
         self.constraints[row] = read_constraints(num_prompt, params, eos_token_ids)
         self.constrained[row] = self.constraints[row] is not None

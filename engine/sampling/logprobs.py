@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from engine.sampling.columns import Ints
-from kernels.ops.transfer import to_host
+from kernels.ops.transfer import to_device, to_host
 
 
 class PositionLogprobs(NamedTuple):
-    """One position: the token itself first, then the most likely ones in order."""
+    """One position: the token itself first, then the most likely ones in order, or those that were named."""
 
     token_ids: list[int]
     logprobs: list[float]
@@ -25,7 +26,7 @@ class Scores(NamedTuple):
     token_ids: Tensor  # [n] int64
     own: Tensor  # [n] float64
     ranks: Tensor  # [n] int64
-    ids: Tensor  # [n, most] int64: the most likely tokens, in order
+    ids: Tensor  # [n, most] int64: the most likely tokens, in order, or those that were named
     values: Tensor  # [n, most] float64
 
     def to_host(self) -> Scores:
@@ -37,12 +38,17 @@ def score(
     logits: Tensor,  # [n, vocab_size] float32
     token_ids: Tensor,  # [n] int64
     counts: Ints,  # [n] most likely tokens asked for; -1: all
+    named: Sequence[Ints | None] = (),  # of n positions, where some name tokens: [count] in place of the likely ones
 ) -> Scores:
     """Nothing here waits for the device."""
     logprobs = logits.double()
     logprobs = logprobs - logprobs.logsumexp(dim=1, keepdim=True)
     own = logprobs.gather(1, token_ids[:, None])
     values, ids = _most_likely(logprobs, max(_wanted(counts, logits.shape[1]), default=0))
+    for place, tokens in enumerate(named):
+        if tokens is not None:
+            ids[place, : len(tokens)] = to_device(tokens, ids.device)
+            values[place, : len(tokens)] = logprobs[place, ids[place, : len(tokens)]]
     return Scores(token_ids, own[:, 0], (logprobs >= own).sum(1), ids, values)
 
 

@@ -52,6 +52,16 @@ def make_classifier(directory: Path, model: Path) -> None:
     write_config(directory, config)
 
 
+def make_embedder(directory: Path, model: Path) -> None:
+    """Beside the model, of the same tokenizer: one whose vectors have as many components as multilingual-e5-small's."""
+    directory.mkdir(parents=True)
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(model / file, directory)
+    config = CONFIG | {"hidden_size": 384, "tie_word_embeddings": True}
+    write_weights(directory, config)
+    write_config(directory, config)
+
+
 def make_adapter(directory: Path, model: Path) -> None:
     """One that changes little, so that it ends its turns as the model does."""
     write_adapter(model, directory, scale=0.001, base_model_name_or_path=str(model))

@@ -13,7 +13,11 @@ from typing import Any
 from unittest.mock import MagicMock
 
 STOOD_IN = ("vllm", "tests.utils", "tests.conftest", "tests.models", "fastapi", "httpx_mock", "tblib")
-ITSELF = {"vllm.utils.serial_utils": "vllm/utils/serial_utils.py"}  # files that need nothing of vLLM
+ITSELF = {  # files that need nothing of vLLM, or nothing that they use
+    "vllm.utils.serial_utils": "vllm/utils/serial_utils.py",
+    "vllm.entrypoints.pooling.utils": "vllm/entrypoints/pooling/utils.py",
+    "tests.models.utils": "tests/models/utils.py",
+}
 
 
 class StandInFinder(MetaPathFinder, Loader):

@@ -11,13 +11,13 @@ import tempfile
 from collections import Counter
 from pathlib import Path
 
-from scripts.vllm_http.checkpoint import make, make_adapter, make_classifier, make_reasoner
+from scripts.vllm_http.checkpoint import make, make_adapter, make_classifier, make_embedder, make_reasoner
 from scripts.vllm_http.plugin_names import OUTCOMES, SOURCE
 from scripts.vllm_http.reasons import FILES, is_http, reason_of
-from scripts.vllm_http.server import ADAPTER, CLASSIFIER, MODEL, REASONER
+from scripts.vllm_http.server import ADAPTER, CLASSIFIER, EMBEDDER, MODEL, REASONER
 
 TREE = Path(__file__).parents[2]
-TEST_SECONDS = 180
+TEST_SECONDS = 300
 
 
 def main() -> None:
@@ -35,7 +35,8 @@ def main() -> None:
             make_classifier(Path(directory) / "classifier", model)
             make_adapter(Path(directory) / "adapter", model)
             make_reasoner(Path(directory) / "reasoner", model)
-            made = {CLASSIFIER: "classifier", ADAPTER: "adapter", REASONER: "reasoner"}
+            make_embedder(Path(directory) / "embedder", model)
+            made = {CLASSIFIER: "classifier", ADAPTER: "adapter", REASONER: "reasoner", EMBEDDER: "embedder"}
             os.environ |= {MODEL: str(model)} | {name: f"{directory}/{folder}" for name, folder in made.items()}
         run(files, kept.absolute(), arguments.k)
         sys.exit(report(json.loads(kept.read_text()) if kept.exists() else {}))

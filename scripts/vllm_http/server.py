@@ -17,11 +17,14 @@ from typing import Any, Self
 
 READY_SECONDS = 120
 STOP_SECONDS = 20
+CLIENT_SECONDS = 600  # as vLLM's own handle has it
 POLL = 0.1
 TREE = Path(__file__).parents[2]
 ADAPTER = "PAGEANT_VLLM_ADAPTER"  # an adapter of that
 CLASSIFIER = "PAGEANT_VLLM_CLASSIFIER"  # and one that classifies
 CLASSIFIERS = ("jason9693/Qwen2.5-1.5B-apeach",)  # in whose place that is served
+EMBEDDER = "PAGEANT_VLLM_EMBEDDER"  # one of so many components
+EMBEDDERS = ("intfloat/multilingual-e5-small",)  # as this has
 REASONER = "PAGEANT_VLLM_REASONER"  # one that thinks, where a test's server has a reasoning parser
 MODEL = "PAGEANT_VLLM_MODEL"  # in the environment: the checkpoint that is served in place of the one that a test names
 
@@ -41,6 +44,7 @@ FLAGS = {  # of `vllm serve`, whose value a setting of Pageant's takes
 SWITCHES = {  # of `vllm serve` without a value
     "--enable-tokenizer-info-endpoint": ("enable_tokenizer_info_endpoint", "true"),
     "--enable-force-include-usage": ("enable_force_include_usage", "true"),
+    "--enable-per-request-metrics": ("enable_per_request_metrics", "true"),
     "--enable-lora": ("max_loras", "2"),
     "--return-tokens-as-token-ids": ("return_tokens_as_token_ids", "true"),
 }
@@ -135,7 +139,7 @@ class RemoteOpenAIServer:
         return anthropic.AsyncAnthropic(base_url=self.url_root, **self._of_client(options))
 
     def _of_client(self, options: dict[str, Any]) -> dict[str, Any]:
-        return {"api_key": self.DUMMY_API_KEY, "max_retries": 0, "timeout": 60} | options
+        return {"api_key": self.DUMMY_API_KEY, "max_retries": 0, "timeout": CLIENT_SECONDS} | options
 
 
 def settings_of(arguments: Sequence[str]) -> dict[str, str]:
@@ -156,6 +160,8 @@ def _checkpoint(model: str, settings: dict[str, str]) -> str:
     """The variable with the directory of what is served."""
     if model in CLASSIFIERS:
         return CLASSIFIER
+    if model in EMBEDDERS:
+        return EMBEDDER
     return REASONER if settings.get("reasoning_parser") else MODEL
 
 

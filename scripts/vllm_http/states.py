@@ -1,9 +1,10 @@
 """What the checkpoint says: words that mean nothing, in the order in which a trained model writes them.
 
 In a chat it may think first, between its tags; where tools are offered it calls one, else it says some words; then it
-ends.  A plain text goes on for as long as it may.  A token's embedding is the state that follows it, and the head has
-the tokens that come in each state.  The only part of the layers that does anything is one head of attention, which
-tells whether the prompt speaks of calls.
+ends.  A plain text is sentences, behind which strings of a format are closed and a text ends now and then; where the
+likeliest tokens are taken, it goes on for as long as it may.  A token's embedding is the state that follows it, and the
+head has the tokens that come in each state.  The only part of the layers that does anything is one head of attention,
+which tells whether the prompt speaks of calls.
 """
 
 from __future__ import annotations
@@ -21,17 +22,18 @@ EMPTY_LINE = 271  # the last token where the template has closed the reasoning i
 THINK, THINK_END, END_OF_TURN = 151_667, 151_668, 151_645
 CALL, CALL_END = 151_657, 151_658
 CALLED = ('{"', "name", '":"', "get", "_current", "_weather", '","', "arguments", '":', "{}", "}")  # tokens, each once
-CLOSERS = ('"', "}", '"}', ",", "]")  # likelier than other tokens where a format leaves no word of the state
+CLOSERS = ('"', "}", '"}', ",", "]")  # likelier than other tokens behind a sentence, or where a format leaves no word
 WORD = re.compile("Ġ?[a-z]{3,}")  # as the vocabulary has it; with a number that few prompts end with
 FIRST_WORD, WORDS = 30_000, 40  # of each state
 THOUGHTS, ANSWERS = 8, 24  # words of reasoning, and of the answer
 OPENING, REASONING, ANSWER = 0, 1, 2 + THOUGHTS  # states: the first of each kind
 CALLING = ANSWER + ANSWERS + 1
-TELLING = CALLING + len(CALLED) + 1  # the state of a plain text
-OFFERED = TELLING + 1  # a coordinate: how much of the context is about calls
+TELLING, SENTENCE = CALLING + len(CALLED) + 1, 8  # the first state of a plain text, and how many there are
+OFFERED = TELLING + SENTENCE  # a coordinate: how much of the context is about calls
 SPEAKS_OF_CALLS, EVERY = OFFERED + 1, OFFERED + 2  # coordinates: of the tokens that are, and of all
 STATE, ALWAYS = 1.0, 0.5  # coordinates of embeddings; the others have a standard deviation of 0.02
-LIKELY, CALLS, CLOSING, SELDOM = 12.0, 12.0, 3.0, 1.0  # of the head, beside states of 4 to 7
+LIKELY, CALLS, CLOSING, SELDOM = 12.0, 12.0, 12.0, 1.0  # of the head, beside states of 4 to 7
+CLOSES, ENDS = 6.0, 12.125  # of the head behind a sentence; with CLOSING as much as words
 ATTENTION = 9.0
 
 
@@ -48,7 +50,9 @@ def make_stateful(path: Path, tokenizer: Path, *, thinks: bool) -> None:
     _weigh(head, words, called)
     closers = [vocabulary[text] for text in CLOSERS]
     head[closers, EVERY] = CLOSING
-    embeddings[[one for one in closers if one not in called], TELLING] = 0.0  # what a format allows next is no word
+    head[vocabulary[CLOSERS[0]], EVERY] = CLOSING + 1.25  # the others may stand in a string
+    embeddings[[one for one in closers if one not in called], TELLING] = STATE / 2  # a format may allow more of them
+    head[closers, TELLING + SENTENCE - 1] = CLOSES
     for name in [name for name in tensors if name.endswith("_proj.weight")]:
         tensors[name].zero_()
     attention = "model.layers.0.self_attn"
@@ -64,7 +68,7 @@ def _embed(embeddings: Tensor, words: list[int], called: list[int], *, thinks: b
     follows = {NEW_LINE: OPENING if thinks else ANSWER, EMPTY_LINE: ANSWER}
     follows |= {THINK: REASONING, THINK_END: ANSWER, CALL: CALLING, CALL_END: ANSWER + ANSWERS}
     follows |= {token: CALLING + 1 + place for place, token in enumerate(called)}
-    for first, count in ((REASONING, THOUGHTS), (ANSWER, ANSWERS)):
+    for first, count in ((REASONING, THOUGHTS), (ANSWER, ANSWERS), (TELLING, SENTENCE - 1)):
         for state in range(first, first + count):
             follows |= dict.fromkeys(_words(state, words), state + 1)
     embeddings[:, [OFFERED, SPEAKS_OF_CALLS]] = 0.0
@@ -78,10 +82,10 @@ def _embed(embeddings: Tensor, words: list[int], called: list[int], *, thinks: b
 
 def _weigh(head: Tensor, words: list[int], called: list[int]) -> None:
     """By state: the tokens that may come next."""
-    for first, count in ((REASONING, THOUGHTS), (ANSWER, ANSWERS)):
+    for first, count in ((REASONING, THOUGHTS), (ANSWER, ANSWERS), (TELLING, SENTENCE)):
         for state in range(first, first + count):
             head[_words(state, words), state] = LIKELY
-    head[_words(TELLING, words), TELLING] = LIKELY
+    head[END_OF_TURN, TELLING + SENTENCE - 1] = ENDS
     ends = {OPENING: THINK, REASONING + THOUGHTS: THINK_END, ANSWER + ANSWERS: END_OF_TURN}
     steps = {CALLING + place: token for place, token in enumerate([*called, CALL_END])}
     for state, token in (ends | steps).items():

@@ -224,9 +224,10 @@ class TokenizerActor(MemberActor):
 
     async def _pieces(self, request: PiecesRequest) -> list[bytes]:
         token_ids = self.rules.unpack(request.token_ids)
+        piece = self.pieces.written if request.as_written else self.pieces.of
         pieces: list[bytes] = []
         for start in range(0, len(token_ids), PIECES_AT_ONCE):
-            pieces += [self.pieces.of(token_id) for token_id in token_ids[start : start + PIECES_AT_ONCE]]
+            pieces += [piece(token_id) for token_id in token_ids[start : start + PIECES_AT_ONCE]]
             await asyncio.sleep(0)
         return pieces
 

@@ -38,6 +38,9 @@ class GatewaySettings(Section, frozen=True, kw_only=True):
     enable_force_include_usage: Annotated[
         bool, advanced("Every event of a stream has `usage`, although its request does not ask for it.")
     ] = False
+    enable_per_request_metrics: Annotated[
+        bool, advanced("Answers and the last `usage` of streams come with `metrics`, vLLM's times of a request.")
+    ] = False
     return_tokens_as_token_ids: Annotated[
         bool, advanced("Log-probabilities name tokens `token_id:7`, where a request does not say otherwise.")
     ] = False

@@ -104,6 +104,7 @@ class PiecesRequest(Message, frozen=True):
     request_id: str
     gateway: str
     token_ids: bytes
+    as_written: bool = False  # the tokens as the vocabulary writes them, in place of the bytes that they stand for
 
 
 class PiecesResult(Message, frozen=True):

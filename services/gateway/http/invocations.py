@@ -12,7 +12,10 @@ from shared.errors import RequestError
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
-GENERATES = (("messages", "/v1/chat/completions"), ("prompt", "/v1/completions"), ("input", "/v1/embeddings"))
+GENERATES = (
+    ("encoding_format", "/v1/embeddings"), ("messages", "/v1/chat/completions"), ("prompt", "/v1/completions"),
+    ("input", "/v1/embeddings"),
+)  # fmt: skip
 SCORES = (
     ("query", "/v1/rerank"), ("text_1", "/v1/score"), ("queries", "/v1/score"), ("data_1", "/v1/score"),
     ("messages", "/v1/classify"), ("input", "/v1/classify"),

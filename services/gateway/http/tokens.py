@@ -35,7 +35,7 @@ class TokenizeBody(msgspec.Struct, kw_only=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     add_special_tokens: bool | None = None
-    return_token_strs: bool | None = None
+    return_token_strs: bool | None = None  # the tokens too, as the vocabulary writes them
 
     def message_name(self, place: int) -> str:
         return f"messages[{place}]"
@@ -76,10 +76,7 @@ class Tokens:
         else:
             chat = read_messages(_messages(body.messages), body.message_name)
             ids = await gate.encode(request, chat=chat, options=_options(body))
-        texts = None
-        if body.return_token_strs:
-            await gate.vocabulary.learn(ids)
-            texts = [gate.vocabulary.text(token_id) for token_id in ids]
+        texts = await gate.written(ids) if body.return_token_strs else None
         limit = gate.max_model_len or None
         return _json(encode(Tokenized(count=len(ids), max_model_len=limit, tokens=ids, token_strs=texts)))
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from engine.sampling.columns import SamplingColumns
-from engine.sampling.logprobs import gather_logprobs
+from engine.sampling.logprobs import gather_logprobs, read_scores, score
 from engine.sampling.processing import SampleBatch, process_logits
 from engine.sampling.sampler import Sampler
 from kernels.ops.noise import gumbel_noise, row_keys
@@ -245,6 +245,17 @@ def test_logprobs() -> None:
         assert position.token_ids[1:] == wanted[row].argsort(descending=True)[: len(position.token_ids) - 1].tolist()
         assert position.logprobs == pytest.approx(wanted[row, position.token_ids].tolist())
     assert math.fsum(math.exp(value) for value in found[2].logprobs[1:]) == pytest.approx(1.0)
+
+
+def test_logprobs_of_named_tokens() -> None:
+    logits = spread_logits(2, seed=4)
+    named = [None, np.array([3, 17, 3])]
+    scores = score(logits, torch.tensor([5, 17]), np.array([1, 3]), named)
+    wanted = torch.log_softmax(logits.double(), dim=1)
+    likeliest, found = read_scores(scores, np.array([1, 3]), VOCAB)
+    assert likeliest.token_ids == [5, int(wanted[0].argmax())]
+    assert found.token_ids == [17, 3, 17, 3]
+    assert found.logprobs == pytest.approx(wanted[1, [17, 3, 17, 3]].tolist())
 
 
 def test_rank_counts_ties() -> None:

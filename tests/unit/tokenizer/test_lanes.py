@@ -102,3 +102,12 @@ async def test_pieces_of_many_tokens_leave_time_to_others() -> None:
         first, second = await b.next(b.gateway, 2)
         assert isinstance(first, DecodeResult) and isinstance(second, PiecesResult)
         assert len(second.pieces) == 100_000 and second.pieces[0].strip() == b"Hello"
+
+
+async def test_pieces_as_the_vocabulary_writes_them() -> None:
+    async with bench() as b:
+        ids = b.model.encode_plain(" Hello")
+        for as_written, wanted in ((True, "ĠHello"), (False, " Hello")):
+            b.send(PiecesRequest("one", GATEWAY, pack_tokens(ids), as_written))
+            (answer,) = await b.next(b.gateway)
+            assert isinstance(answer, PiecesResult) and b"".join(answer.pieces).decode() == wanted

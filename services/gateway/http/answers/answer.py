@@ -9,8 +9,10 @@ from typing import Any
 from msgspec import UNSET, UnsetType
 
 from services.gateway.http.answers.objects import TokenUsage, explanations, usage_of
+from services.gateway.http.answers.timing import metrics_of
 from services.gateway.http.requests.fields import GenerationBody
 from services.gateway.streams.stream import Stream
+from shared.config import GatewaySettings
 from shared.errors import RequestError
 from shared.messages import SequenceText
 
@@ -37,11 +39,12 @@ class UsageOptions:
     """Whether the events of a stream say how many tokens there were, and where the time went; options without a stream
     are refused."""
 
-    def __init__(self, body: GenerationBody, *, forced: bool = False) -> None:
-        """`forced`: every event has it, whatever is asked."""
+    def __init__(self, body: GenerationBody, settings: GatewaySettings) -> None:
         options = body.stream_options
         if options is not None and not body.stream:
             raise RequestError("stream_options can only be given with stream", field="stream_options")
+        forced = settings.enable_force_include_usage
+        self._times = settings.enable_per_request_metrics
         self._at_end = bool(options and options.include_usage) or forced
         self._always = forced or bool(self._at_end and options and options.continuous_usage_stats)
         self._explain = body.explain
@@ -52,8 +55,17 @@ class UsageOptions:
             return usage_of(streams, has_output=has_output)
         return None if self._at_end else UNSET
 
+    def whole(self, streams: list[Stream]) -> dict[str, Any]:
+        """The fields of an answer that is no stream."""
+        return {
+            "usage": usage_of(streams),
+            "metrics": metrics_of(streams) if self._times else UNSET,
+            "explanations": explanations(streams, self._explain),
+        }
+
     def last(self, streams: list[Stream]) -> dict[str, Any]:
         """The fields of an event behind all others, which has no choices; empty where it would say nothing."""
-        usage = usage_of(streams) if self._at_end else UNSET
-        fields = {"usage": usage, "explanations": explanations(streams, self._explain)}
+        fields = self.whole(streams)
+        if not self._at_end:
+            fields |= {"usage": UNSET, "metrics": UNSET}
         return {name: value for name, value in fields.items() if value is not UNSET}

@@ -77,11 +77,11 @@ class EventResponse(Response):
 
 
 class WholeResponse(Response):
-    """Runs `work`, whose outcome is the JSON body."""
+    """Runs `work`, whose outcome is the JSON body, or a response of another type."""
 
     media_type = "application/json"
 
-    def __init__(self, work: Callable[[], Coroutine[Any, Any, bytes]], headers: Mapping[str, str]) -> None:
+    def __init__(self, work: Callable[[], Coroutine[Any, Any, bytes | Response]], headers: Mapping[str, str]) -> None:
         super().__init__()
         self._work = work
         self._more_headers = dict(headers)
@@ -91,7 +91,9 @@ class WholeResponse(Response):
             body = await unless_gone(receive, self._work())
         except ClientGoneError:
             return
-        await Response(body, 200, self._more_headers, self.media_type)(scope, receive, send)
+        if isinstance(body, bytes):
+            body = Response(body, 200, self._more_headers, self.media_type)
+        await body(scope, receive, send)
 
 
 async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:

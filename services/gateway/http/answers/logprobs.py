@@ -43,7 +43,7 @@ class TokenTexts:
 
 
 def legacy_logprobs(
-    token_ids: Sequence[int], entries: Sequence[Entry], texts: TokenTexts, *, top: int, offset: int
+    token_ids: Sequence[int], entries: Sequence[Entry], texts: TokenTexts, *, top: int | None, offset: int
 ) -> LegacyLogprobs:
     """The columns of /v1/completions for `token_ids`, the first of which begins at character `offset`: before the text,
     where there are tokens that it does not show."""
@@ -58,7 +58,7 @@ def legacy_logprobs(
     return columns
 
 
-def _top_by_text(entry: TokenLogprobs, texts: TokenTexts, top: int) -> dict[str, float]:
+def _top_by_text(entry: TokenLogprobs, texts: TokenTexts, top: int | None) -> dict[str, float]:
     """The token itself first, as vLLM has it, then the likeliest `top`."""
     found = {texts.text(entry.token_ids[0]): _finite(entry.logprobs[0])}
     for token_id, logprob in _likeliest(entry, top):
@@ -67,7 +67,7 @@ def _top_by_text(entry: TokenLogprobs, texts: TokenTexts, top: int) -> dict[str,
 
 
 def chat_logprobs(
-    token_ids: Sequence[int], entries: Sequence[Entry], texts: TokenTexts, *, top: int
+    token_ids: Sequence[int], entries: Sequence[Entry], texts: TokenTexts, *, top: int | None
 ) -> list[TokenLogprob]:
     """The entries of a chat's `logprobs.content`."""
     found = []
@@ -92,8 +92,12 @@ def _by_id(entry: TokenLogprobs, texts: TokenTexts) -> dict[str, PromptLogprob]:
     return found
 
 
-def _likeliest(entry: TokenLogprobs, top: int) -> list[tuple[int, float]]:
-    return list(zip(entry.token_ids[1 : 1 + top], entry.logprobs[1 : 1 + top], strict=True))
+def _likeliest(entry: TokenLogprobs, top: int | None) -> list[tuple[int, float]]:
+    """`top` of them, -1: all that there are; None: the tokens that the request named, behind the token itself."""
+    pairs = list(zip(entry.token_ids, entry.logprobs, strict=True))
+    if top is None:
+        return list(dict(pairs).items())
+    return pairs[1:] if top < 0 else pairs[1 : 1 + top]
 
 
 def _finite(logprob: float) -> float:

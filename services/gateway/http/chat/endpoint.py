@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import msgspec
 from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
@@ -14,11 +13,9 @@ from services.gateway.http.answers.logprobs import Entry, TokenTexts, chat_logpr
 from services.gateway.http.answers.objects import (
     PromptLogprobs,
     encode,
-    explanations,
     fingerprint_of,
     given,
     stop_reason,
-    usage_of,
 )
 from services.gateway.http.chat.answer import DeltaBuilder, MessageBuilder
 from services.gateway.http.chat.objects import (
@@ -29,7 +26,7 @@ from services.gateway.http.chat.objects import (
     ChunkChoice,
     MessageDelta,
 )
-from services.gateway.http.chat.options import begins_a_message, echoed, variables_of
+from services.gateway.http.chat.options import begins_a_message, echoed, given_prompt, variables_of
 from services.gateway.http.conversation.form import Conversation, tool_use
 from services.gateway.http.conversation.prompt import read_messages
 from services.gateway.http.conversation.reader import AnswerReader
@@ -65,14 +62,15 @@ class ChatCall:
     """One request as it was asked.  Raises RequestError where it cannot be served."""
 
     def __init__(self, gate: Gate, body: ChatBody) -> None:
-        refuse_impossible(body)
+        self.prompt_token_ids = given_prompt(body)  # where they are given, and later where the answer tells of them
+        refuse_impossible(body, served=("kv_transfer_params",) if self.prompt_token_ids else ())
         _check(body)
         self.gate = gate
         self.body = body
         self.identity = Identity("chatcmpl", gate.model_name(body.model))
         self.texts = TokenTexts(gate.vocabulary, as_ids=gate.names_ids(body.return_tokens_as_token_ids))
         self.n = 1 if body.n is None else body.n
-        self.usage = UsageOptions(body, forced=gate.settings.gateway.enable_force_include_usage)
+        self.usage = UsageOptions(body, gate.settings.gateway)
         variables = variables_of(body)
         self.conversation = Conversation(
             messages=read_messages(body.messages, body.message_name),
@@ -90,7 +88,6 @@ class ChatCall:
             thinking=thinking_budget(gate.formats, body.thinking_token_budget, body.chat_template_kwargs),
         )
         self.shown = echoed(body, self.conversation.messages)
-        self.prompt_token_ids: list[int] = []  # where the answer tells of them
         check_n(self.n, gate.settings.scheduling.max_n)
 
     async def request(self, request: Request) -> TokenizeRequest:
@@ -109,16 +106,15 @@ class ChatCall:
         header = self.gate.header(request, label=body.request_id, priority=body.priority)
         params = self.gate.seeded(params, request, header)
         options = conversation.options
-        if not self._needs_ids:
+        if not (self.prompt_token_ids or self._needs_ids):
             return TokenizeRequest(header, params, chat=conversation.messages, chat_options=options)
         ids = self.gate.truncate(
-            await self.gate.encode(request, chat=conversation.messages, options=options),
+            self.prompt_token_ids or await self.gate.encode(request, chat=conversation.messages, options=options),
             body.truncate_prompt_tokens,
             body.truncation_side,
         )
         self.prompt_token_ids = ids
-        if max_tokens is None and self.gate.max_model_len:
-            params = msgspec.structs.replace(params, max_tokens=max(1, self.gate.max_model_len - len(ids)))
+        params = self.gate.up_to_the_end(params, len(ids))
         return TokenizeRequest(header, params, token_ids=self.gate.pack(ids))
 
     @property
@@ -159,10 +155,8 @@ class ChatCall:
             for index, (one, builder, reader) in enumerate(zip(outputs, builders, readers, strict=True))
         ]
         prompt = prompt_logprobs(entries, self.texts) if self.body.prompt_logprobs is not None else None
-        explained = explanations([stream], self.body.explain)
-        usage = usage_of([stream])
         ids = self.prompt_token_ids if self.body.return_token_ids else None
-        more = {"usage": usage, "prompt_logprobs": prompt, "prompt_token_ids": ids, "explanations": explained}
+        more = {"prompt_logprobs": prompt, "prompt_token_ids": ids, **self.usage.whole([stream])}
         return encode(self.completion(choices, stream, **more))
 
     def is_cut_call(self, end: SequenceText | None) -> bool:
@@ -203,7 +197,8 @@ class ChatCall:
     def logprobs(self, token_ids: list[int], entries: list[Entry]) -> ChoiceLogprobs | None:
         if not self.body.logprobs:
             return None
-        return ChoiceLogprobs(chat_logprobs(token_ids, entries, self.texts, top=self.body.top_logprobs or 0))
+        top = None if self.body.logprob_token_ids else self.body.top_logprobs or 0
+        return ChoiceLogprobs(chat_logprobs(token_ids, entries, self.texts, top=top))
 
 
 class ChatStream:

@@ -8,6 +8,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from services.gateway.http.answers.objects import Explanations, PromptLogprobs, TokenLogprob, TokenUsage
+from services.gateway.http.answers.timing import RequestMetrics
 from services.gateway.http.conversation.objects import MessageBody, NamedChoice
 from services.gateway.http.requests.fields import ClientNames, GenerationBody, Int
 
@@ -120,4 +121,5 @@ class ChatCompletion(msgspec.Struct, kw_only=True):
     system_fingerprint: str | UnsetType = UNSET
     prompt_logprobs: PromptLogprobs | UnsetType | None = UNSET
     prompt_token_ids: list[int] | UnsetType | None = UNSET
+    metrics: RequestMetrics | UnsetType = UNSET
     explanations: Explanations = UNSET

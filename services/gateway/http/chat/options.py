@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
+
 from services.gateway.http.chat.objects import ChatBody
+from services.gateway.http.requests.fields import TokenId
+from services.gateway.http.requests.reading import not_valid
 from shared.messages import ChatMessage
 
 
@@ -15,6 +19,18 @@ def variables_of(body: ChatBody) -> dict[str, Any]:
     if body.reasoning_effort is not None:
         variables.setdefault("reasoning_effort", body.reasoning_effort)
     return variables
+
+
+def given_prompt(body: ChatBody) -> list[int]:
+    """The prompt where its token ids come with the chat: a router has them from the worker that computed the prompt.
+    Empty where they do not, or where more than that is asked for, which is not possible here."""
+    params = body.kv_transfer_params
+    if not isinstance(params, dict) or params.keys() != {"prompt_token_ids"}:
+        return []
+    try:
+        return msgspec.convert(params["prompt_token_ids"], list[TokenId])
+    except msgspec.ValidationError as error:
+        raise not_valid(error, "kv_transfer_params.prompt_token_ids") from None
 
 
 def begins_a_message(body: ChatBody) -> bool:

@@ -20,12 +20,11 @@ from services.gateway.http.answers.objects import (
     PromptLogprobs,
     TokenUsage,
     encode,
-    explanations,
     fingerprint_of,
     given,
     stop_reason,
-    usage_of,
 )
+from services.gateway.http.answers.timing import RequestMetrics
 from services.gateway.http.requests.fields import ClientNames, GenerationBody, Int, TokenId
 from services.gateway.http.requests.gate import Gate
 from services.gateway.http.requests.prompts import Prompt, read_prompts
@@ -76,6 +75,7 @@ class Completion(msgspec.Struct, kw_only=True):
     choices: list[CompletionChoice]
     usage: TokenUsage | UnsetType | None = UNSET
     system_fingerprint: str | UnsetType = UNSET
+    metrics: RequestMetrics | UnsetType = UNSET
     explanations: Explanations = UNSET
 
 
@@ -114,7 +114,7 @@ class CompletionCall:
         self.best_of = self.n if body.best_of is None or self.beam is not None else body.best_of
         self.echo = bool(body.echo)
         self.only_prompt = self.echo and body.max_tokens == 0  # nothing new is wanted: the one token made is not shown
-        self.usage = UsageOptions(body, forced=gate.settings.gateway.enable_force_include_usage)
+        self.usage = UsageOptions(body, gate.settings.gateway)
         check_n(self.best_of, gate.settings.scheduling.max_n, field="n" if body.best_of is None else "best_of")
         _check(body, self.n, self.best_of)
 
@@ -179,8 +179,7 @@ class CompletionCall:
             for sequence in self._best(sequences):
                 sequence.prompt_logprobs = prompt_entries
                 choices.append(_complete(self.choice(len(choices), prompt, stream, sequence)))
-        explained = explanations(streams, self.body.explain)
-        return encode(self.completion(choices, streams, usage=usage_of(streams), explanations=explained))
+        return encode(self.completion(choices, streams, **self.usage.whole(streams)))
 
     def completion(self, choices: list[CompletionChoice], streams: Iterable[Stream], **more: object) -> Completion:
         return Completion(
@@ -233,7 +232,8 @@ class CompletionCall:
         if self.echo and prompt is not None:
             ids, entries = [*(prompt.token_ids or ()), *ids], [*prompt_entries, *entries]
             offset = -self._num_hidden(prompt)
-        return legacy_logprobs(ids, entries, self.texts, top=self.body.logprobs, offset=offset)
+        top = None if self.body.logprob_token_ids else self.body.logprobs
+        return legacy_logprobs(ids, entries, self.texts, top=top, offset=offset)
 
     def _num_hidden(self, prompt: Prompt) -> int:
         """Characters of tokens that were put before the client's own prompt."""
@@ -298,6 +298,8 @@ def _check(body: CompletionBody, n: int, best_of: int) -> None:
         raise RequestError(f"best_of must be at least n={n}, got {best_of}", field="best_of")
     if best_of > n and body.stream:
         raise RequestError("best_of cannot be streamed: which are best is known at the end", field="best_of")
+    if body.logprob_token_ids and body.echo and body.max_tokens == 0:
+        raise RequestError("logprob_token_ids are of generated tokens, and none are wanted", field="logprob_token_ids")
     if body.stream and body.echo and body.logprobs is not None and n > 1:
         raise RequestError("echo with logprobs cannot be streamed for n > 1", field="echo")
 

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from services.gateway.generation.embedding import Embedded, total
 from services.gateway.http.answers.events import WholeResponse
 from services.gateway.http.answers.objects import encode
-from services.gateway.http.answers.vectors import check_packing, packed, shortened
+from services.gateway.http.answers.vectors import check_packing, packed_text, shortened
 from services.gateway.http.pooling.inputs import PoolingFields, check_fields, pooled, read_inputs
 from services.gateway.http.pooling.objects import (
     ClassifyBody,
@@ -80,7 +80,9 @@ class Scoring:
             data: list[Pooled] = []
             for index, one in enumerate(found):
                 vector = shortened(one.values(), body.dimensions, normalize=activates)
-                text = packed(vector, body.embed_dtype, body.endianness) if body.encoding_format == "base64" else None
+                text = (
+                    packed_text(vector, body.embed_dtype, body.endianness) if body.encoding_format == "base64" else None
+                )
                 data.append(Pooled(index=index, data=vector.tolist() if text is None else text))
             return self._list(gate, "pool", body, data, found)
 

@@ -141,6 +141,12 @@ class Gate:
         """A prompt's ids for the wire."""
         return packed_prompt(token_ids, self._max_input_length)
 
+    def up_to_the_end(self, params: SamplingParams, num_prompt_tokens: int) -> SamplingParams:
+        """With the rest of the context for the output, as a chat has it that does not say how much it wants."""
+        if params.max_tokens is not None or not self.max_model_len:
+            return params
+        return msgspec.structs.replace(params, max_tokens=max(1, self.max_model_len - num_prompt_tokens))
+
     def truncate(self, token_ids: list[int], limit: int | None, side: str | None = None) -> list[int]:
         """The end of a prompt: `limit` tokens, -1 for as many as a prompt may have; None for all of it.  `side`: where
         it is cut, left or right."""
@@ -227,10 +233,16 @@ class Gate:
         text: str = answer.text
         return text
 
-    async def _pieces(self, token_ids: list[int]) -> list[bytes]:
+    async def written(self, token_ids: list[int]) -> list[str]:
+        """The tokens as the vocabulary writes them."""
+        each = list(dict.fromkeys(token_ids))
+        pieces = dict(zip(each, await self._pieces(each, as_written=True), strict=True))
+        return [pieces[token_id].decode() for token_id in token_ids]
+
+    async def _pieces(self, token_ids: list[int], *, as_written: bool = False) -> list[bytes]:
         await self.service.readiness.until_available()
         answer: Any = await self.service.questions.ask_pieces(
-            PiecesRequest(*self._name(), pack_tokens(token_ids)), QUESTION_TIMEOUT
+            PiecesRequest(*self._name(), pack_tokens(token_ids), as_written), QUESTION_TIMEOUT
         )
         pieces: list[bytes] = answer.pieces
         return pieces

@@ -47,6 +47,7 @@ def _read_list(prompt: Sequence[Any], field: str, at_most: int | None) -> list[P
 def _are_ids(prompt: Sequence[Any], field: str) -> bool:
     if not all(isinstance(one, int) for one in prompt):
         return False
-    if any(not 0 <= one <= MAX_TOKEN_ID for one in prompt):
-        raise RequestError(f"{field} contains a number that is no token id", field=field)
+    wrong = next((one for one in prompt if not 0 <= one <= MAX_TOKEN_ID), None)
+    if wrong is not None:
+        raise RequestError(f"{field} contains token id {wrong}, which is out of vocabulary", field=field)
     return True

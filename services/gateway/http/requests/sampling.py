@@ -27,7 +27,6 @@ NOT_POSSIBLE = {
     "mm_processor_kwargs": "input that is not text",
     "vllm_xargs": "arguments of extensions",
     "moderation": "moderation",
-    "logprob_token_ids": "log-probabilities of tokens by name",
     "repetition_detection": "an end at repetitions",
     "routed_experts_prompt_start": "the experts of a prompt",
     "return_token_offsets": "places of tokens in the text",
@@ -74,7 +73,18 @@ def sampling_params(body: GenerationBody, *, closes: bool = False, **given: Any)
     values |= {"grammar": output_grammar(body, closes=closes)} | given
     values["stop"] = [body.stop] if isinstance(body.stop, str) else body.stop
     values["logit_bias"] = _biases(body.logit_bias or {})
+    if named := named_tokens(body):
+        values |= {"logprobs": len(named), "logprob_token_ids": named}
     return SamplingParams(**{name: value for name, value in values.items() if value is not None})
+
+
+def named_tokens(body: GenerationBody) -> list[int]:
+    """Those whose log-probabilities are asked for, each once."""
+    named = list(dict.fromkeys(body.logprob_token_ids or ()))
+    wanted = getattr(body, "logprobs", None)  # true in a chat; a number in a completion, which may be 0
+    if named and (wanted is None or wanted is False):
+        raise RequestError("logprob_token_ids can only be given with logprobs", field="logprob_token_ids")
+    return named
 
 
 def _biases(biases: dict[str, float]) -> dict[int, float]:

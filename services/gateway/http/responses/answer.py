@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from msgspec import UNSET
 
 from services.gateway.http.answers.answer import finish_reason
 from services.gateway.http.answers.events import Events, named_event
-from services.gateway.http.answers.objects import encode, explanations
+from services.gateway.http.answers.objects import TokenLogprob, encode, explanations
 from services.gateway.http.conversation.blocks import Block, Blocks, Change, Closed, Grown, Kind, Opened
 from services.gateway.http.conversation.form import Conversation
 from services.gateway.http.conversation.reader import call_id
 from services.gateway.http.requests.gate import Gate
 from services.gateway.http.responses.items import ResponseTools, sealed
+from services.gateway.http.responses.logprobs import TextLogprobs
 from services.gateway.http.responses.objects import (
     IncompleteDetails,
     InputTokensDetails,
@@ -27,11 +28,12 @@ from services.gateway.http.responses.objects import (
     ResponseUsage,
     TextPart,
 )
+from services.gateway.http.responses.raw import RawMessages
 from services.gateway.streams.stream import Stream, StreamDelta
 from shared.errors import RejectCode, RequestError
 from shared.messages import SequenceText, TokenizeRequest
 
-SEALED = "reasoning.encrypted_content"  # of `include`
+SEALED, LOGPROBS = "reasoning.encrypted_content", "message.output_text.logprobs"  # of `include`
 PREFIXES = {Kind.TEXT: "msg", Kind.REASONING: "rs", Kind.CALL: "fc"}
 PARTS = {Kind.TEXT: "output_text", Kind.REASONING: "reasoning_text"}
 TYPES = {Kind.TEXT: "message", Kind.REASONING: "reasoning", Kind.CALL: "function_call"}
@@ -52,8 +54,9 @@ class ResponseAnswer:
         conversation: Conversation,
         tools: ResponseTools,
         keep: Keep,
+        raw: RawMessages | None = None,
     ) -> None:
-        """`keep` is told of the whole response before its client is."""
+        """`keep` is told of the whole response before its client is; `raw`: where the client wants all tokens."""
         self.asked = asked
         self._gate = gate
         self._conversation = conversation
@@ -61,9 +64,12 @@ class ResponseAnswer:
         self._blocks = Blocks()
         self._tools = tools
         self._keep = keep
+        self._raw = raw
         self._num_events = 0
         self._body = body
         self._seals = SEALED in (body.include or ())
+        self._logprobs = TextLogprobs(gate, body.top_logprobs or 0) if LOGPROBS in (body.include or ()) else None
+        self._told: list[TokenLogprob] = []  # of the text that grows
         request_id = asked.header.request_id
         self._item_id = request_id[:24]
         self.response = make_response(body, f"resp_{request_id}", gate.model_name(body.model))
@@ -91,6 +97,10 @@ class ResponseAnswer:
         """Grow by `deltas`; returns the events that say so."""
         said: list[bytes] = []
         for delta in deltas:
+            if self._logprobs is not None:
+                await stream.before_writing(self._logprobs.take(delta))
+            if self._raw is not None:
+                self._raw.take(delta)
             changes = self._blocks.take(self._reader.take(stream, delta))
             if delta.end is not None:
                 changes += self._blocks.take(self._reader.finish(is_cut_call=self._conversation.is_cut_call(delta.end)))
@@ -119,7 +129,7 @@ class ResponseAnswer:
             item.namespace = namespace or UNSET
             item.call_id, item.arguments = call_id(), ""
             return [self._event("response.output_item.added", output_index=block.place, item=item)]
-        item.content = []
+        item.content, self._told = [], []
         if block.kind is Kind.TEXT:
             item.role = "assistant"
         else:
@@ -130,11 +140,13 @@ class ResponseAnswer:
         ]
 
     def _grow(self, block: Block, text: str) -> bytes:
+        logprobs = [] if self._logprobs is None else self._logprobs.of(text)
+        self._told += logprobs
         match block.kind:
             case Kind.CALL:
                 return self._event("response.function_call_arguments.delta", **self._place(), delta=text)
             case Kind.TEXT:
-                more: dict[str, Any] = {"content_index": 0, "delta": text, "logprobs": []}
+                more: dict[str, Any] = {"content_index": 0, "delta": text, "logprobs": logprobs}
                 return self._event("response.output_text.delta", **self._place(), **more)
         return self._event("response.reasoning_text.delta", **self._place(), content_index=0, delta=text)
 
@@ -145,11 +157,11 @@ class ResponseAnswer:
             item.arguments = text
             said = [self._event("response.function_call_arguments.done", **place, arguments=text)]
         else:
-            part = _part(block.kind, text)
+            part = _part(block.kind, text, self._told)
             item.content = [part]
             if block.kind is Kind.REASONING and self._seals:
                 item.encrypted_content = sealed(text)
-            more: dict[str, Any] = {"logprobs": []} if block.kind is Kind.TEXT else {}
+            more: dict[str, Any] = {"logprobs": self._told} if block.kind is Kind.TEXT else {}
             said = [
                 self._event(f"response.{part.type}.done", **place, content_index=0, text=text, **more),
                 self._event("response.content_part.done", **place, content_index=0, part=part),
@@ -173,6 +185,8 @@ class ResponseAnswer:
         )
         response.completed_at = None if is_cut else int(time.time())
         response.explanations = explanations([stream], self._body.explain)
+        if self._raw is not None:
+            await self._raw.tell(response)
         await self._keep(response)
         return [*said, self._stage(f"response.{response.status}")]
 
@@ -214,6 +228,7 @@ def make_response(body: ResponsesBody, response_id: str, model: str) -> Response
         temperature=body.temperature,
         top_p=body.top_p,
         text=text,
+        top_logprobs=body.top_logprobs or 0,
         tool_choice="auto" if body.tool_choice is None else body.tool_choice,
         tools=[NO_MORE | tool if tool.get("type") == "function" else tool for tool in body.tools or ()],
         user=UNSET if body.user is None else body.user,
@@ -222,8 +237,8 @@ def make_response(body: ResponsesBody, response_id: str, model: str) -> Response
     )
 
 
-def _part(kind: Kind, text: str) -> TextPart:
+def _part(kind: Kind, text: str, logprobs: Sequence[TokenLogprob] = ()) -> TextPart:
     part = TextPart(type=PARTS[kind], text=text)
     if kind is Kind.TEXT:
-        part.annotations, part.logprobs = [], []
+        part.annotations, part.logprobs = [], list(logprobs)
     return part

@@ -20,7 +20,7 @@ from services.gateway.http.requests.gate import Gate
 from services.gateway.http.requests.output_format import response_format
 from services.gateway.http.requests.reading import check_content_type
 from services.gateway.http.requests.returning import POSITION_HEADER, positions_of
-from services.gateway.http.responses.answer import SEALED, ResponseAnswer
+from services.gateway.http.responses.answer import LOGPROBS, SEALED, ResponseAnswer
 from services.gateway.http.responses.inputs import InputItem
 from services.gateway.http.responses.items import ResponseTools
 from services.gateway.http.responses.objects import (
@@ -30,6 +30,7 @@ from services.gateway.http.responses.objects import (
     ResponsesBody,
     turns_of,
 )
+from services.gateway.http.responses.raw import RawMessages
 from services.gateway.http.responses.store import ResponseStore, StoredResponse
 from shared.errors import RejectCode, RequestError
 from shared.messages import RequestHeader, TokenizeRequest
@@ -43,7 +44,6 @@ NOT_POSSIBLE = {
     "background_options": "answering in the background",
     "prompt": "stored prompts",
     "max_tool_calls": "calling tools of the server's own",
-    "top_logprobs": "log-probabilities here (/v1/chat/completions has them)",
     "moderation": "moderation",
     "context_management": "compaction",
     "access_programs": "access programs",
@@ -80,12 +80,19 @@ class Responses:
         conversation = self._conversation(gate, body, before, tools)
         request.state.body = NamedBody(body, conversation.names)
         params = gate.seeded(_params(body, conversation, closes=gate.closes_formats), request, header)
-        asked = TokenizeRequest(header, params, chat=conversation.messages, chat_options=conversation.options)
+        asked, raw = (
+            TokenizeRequest(header, params, chat=conversation.messages, chat_options=conversation.options),
+            None,
+        )
+        if body.enable_response_messages:
+            ids = await gate.encode(request, chat=conversation.messages, options=conversation.options)
+            raw = RawMessages(gate, request, ids)
+            asked = TokenizeRequest(header, gate.up_to_the_end(params, len(ids)), token_ids=gate.pack(ids))
 
         async def keep(response: ResponseObject) -> None:
             await self._keep(header, response, before, body.items)
 
-        answer = ResponseAnswer(gate, body, asked, conversation, tools, keep)
+        answer = ResponseAnswer(gate, body, asked, conversation, tools, keep, raw)
         answer.response.store = body.store is not False and self._store.keeps
         headers = {"x-request-id": header.request_id}
         if body.stream:
@@ -227,6 +234,7 @@ def _params(body: ResponsesBody, conversation: Conversation, *, closes: bool) ->
         top_k=body.top_k,
         seed=body.seed,
         max_tokens=body.max_output_tokens,
+        logprobs=(body.top_logprobs or 0) if LOGPROBS in (body.include or ()) else None,
         **given,
     )
 
@@ -235,8 +243,10 @@ def _check(body: ResponsesBody) -> None:
     for name, what in NOT_POSSIBLE.items():
         if getattr(body, name):
             raise RequestError(f"{name}: {what} is not supported by this server", field=name)
-    if others := [name for name in body.include or () if name != SEALED]:
+    if others := [name for name in body.include or () if name not in (SEALED, LOGPROBS)]:
         raise RequestError(f"include: {others[0][:64]!r} is not supported by this server", field="include")
+    if body.top_logprobs and LOGPROBS not in (body.include or ()):
+        raise RequestError(f"top_logprobs can only be given with {LOGPROBS} in include", field="top_logprobs")
     if body.truncation not in (None, "disabled"):
         raise RequestError("truncation can only be disabled", field="truncation")
 

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from services.gateway.http.answers.objects import Explanations
+from services.gateway.http.answers.objects import Explanations, TokenLogprob
 from services.gateway.http.conversation.turns import Turns
 from services.gateway.http.requests.fields import CacheHints, ClientNames, Int
 from services.gateway.http.responses.inputs import InputItem
@@ -32,6 +32,7 @@ class ResponsesBody(CacheHints, kw_only=True):
         "token_ids": ("input",),
         "label": ("request_id",),
         "max_tokens": ("max_output_tokens",),
+        "logprobs": ("top_logprobs",),
         "chat_template_kwargs": ("reasoning",),
     }
 
@@ -50,12 +51,14 @@ class ResponsesBody(CacheHints, kw_only=True):
     reasoning: ReasoningOptions | None = None
     priority: Int | None = None
     request_id: str | None = None  # a label for logs and Abort
+    enable_response_messages: bool | None = None  # vLLM's: prompt and output as they were, in tokens and text
     explain: bool | None = None  # the last event says where the time went, in `explanations`
     parallel_tool_calls: bool | None = None
     tools: list[dict[str, Any]] | None = None  # functions, and namespaces of them; needs tool_call_parser
     tool_choice: Any = None  # auto, none, required, a function, or allowed_tools
     previous_response_id: str | None = None  # a stored response that this one goes on from
-    include: list[str] | None = None  # only reasoning.encrypted_content
+    include: list[str] | None = None  # reasoning.encrypted_content, message.output_text.logprobs
+    top_logprobs: Int | None = None  # with the latter: so many likeliest tokens at each position
     client_metadata: Any = None  # without effect
     # not possible here
     conversation: Any = None
@@ -64,7 +67,6 @@ class ResponsesBody(CacheHints, kw_only=True):
     prompt: Any = None
     truncation: str | None = None  # only disabled
     max_tool_calls: Int | None = None
-    top_logprobs: Int | None = None
     moderation: Any = None
     context_management: Any = None
     access_programs: Any = None
@@ -118,7 +120,7 @@ class TextPart(msgspec.Struct, kw_only=True):
     type: str  # output_text or reasoning_text
     text: str
     annotations: list[Any] | UnsetType = UNSET
-    logprobs: list[Any] | UnsetType = UNSET
+    logprobs: list[TokenLogprob] | UnsetType = UNSET
 
 
 class Item(msgspec.Struct, kw_only=True):
@@ -144,6 +146,14 @@ class IncompleteDetails(msgspec.Struct):
 class ResponseError(msgspec.Struct):
     code: str
     message: str
+
+
+class RawMessage(msgspec.Struct, kw_only=True):
+    """vLLM's: what the model was given, or what came, with all special tokens."""
+
+    type: str = "raw_message_tokens"
+    message: str
+    tokens: list[int]
 
 
 class ResponseObject(msgspec.Struct, kw_only=True):
@@ -183,6 +193,8 @@ class ResponseObject(msgspec.Struct, kw_only=True):
     user: str | UnsetType = UNSET
     safety_identifier: str | UnsetType = UNSET
     prompt_cache_key: str | UnsetType = UNSET
+    input_messages: list[RawMessage] | UnsetType = UNSET
+    output_messages: list[RawMessage] | UnsetType = UNSET
     explanations: Explanations = UNSET
 
 

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from shared.messages import Fingerprint, GetLoad, Load, ServiceName, WorkerLoad
+from shared.messages import Fingerprint, GetLoad, Load, PiecesRequest, PiecesResult, ServiceName, WorkerLoad
+from shared.packing import unpack_tokens
 from shared.version import VERSION
 from tests.unit.gateway.http.client import http
 from tests.unit.gateway.troupe import until
@@ -73,9 +74,12 @@ async def test_metrics_are_what_the_scheduler_counts() -> None:
 async def test_tokens() -> None:
     async with http() as h:
         asked = h.post("/tokenize", {"prompt": "Hi", "return_token_strs": True, "add_special_tokens": False})
-        assert not (await h.answer_encode([7, 8])).add_special_tokens
-        await h.answer_pieces()
-        assert (await asked).json() == {"count": 2, "max_model_len": 512, "tokens": [7, 8], "token_strs": ["t7", "t8"]}
+        assert not (await h.answer_encode([7, 8, 7])).add_special_tokens
+        _, pieces = await h.troupe.asked(PiecesRequest)
+        assert pieces.as_written and unpack_tokens(pieces.token_ids) == [7, 8]
+        h.troupe.tell(PiecesResult(pieces.request_id, ["Ġt".encode(), b"u"]))
+        answer = (await asked).json()
+        assert answer == {"count": 3, "max_model_len": 512, "tokens": [7, 8, 7], "token_strs": ["Ġt", "u", "Ġt"]}
         asked = h.post("/tokenize", {"messages": [{"role": "user", "content": "Hi"}], "add_generation_prompt": False})
         question = await h.answer_encode([7])
         assert question.chat_options is not None and not question.chat_options.add_generation_prompt

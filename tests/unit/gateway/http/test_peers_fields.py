@@ -9,6 +9,7 @@ from array import array
 from typing import Any
 
 import pytest
+import torch
 
 from services.gateway.http.answers.vectors import packed, shortened
 from shared.errors import RequestError
@@ -196,10 +197,41 @@ async def test_embeddings_of_a_chat_shortened_and_packed() -> None:
         assert vector == pytest.approx((0.6, 0.8), abs=1e-3) and answer["id"].startswith("embd-")
 
 
+@pytest.mark.parametrize(("dtype", "kind", "largest"), [
+    ("fp8_e4m3", torch.float8_e4m3fn, 448.0), ("fp8_e5m2", torch.float8_e5m2, 57344.0),
+])  # fmt: skip
+def test_vectors_of_eight_bits_are_rounded_as_torch_does(dtype: str, kind: torch.dtype, largest: float) -> None:
+    every = torch.arange(256, dtype=torch.uint8).view(kind).float()
+    every = every[every.isfinite()].sort().values
+    values = torch.cat([every, (every[1:] + every[:-1]) / 2, torch.randn(500), torch.tensor([1e-9, -1e-9])])
+    assert packed(array("f", values.tolist()), dtype, None) == bytes(values.to(kind).view(torch.uint8).tolist())
+    (code,) = packed(array("f", [1e6]), dtype, None)
+    assert torch.tensor([code], dtype=torch.uint8).view(kind).item() == largest, "beyond the largest it is that"
+
+
+@pytest.mark.parametrize("encoding", ["bytes", "bytes_only"])
+async def test_vectors_may_be_the_body(encoding: str) -> None:
+    async with http() as h:
+        asked = h.post("/invocations", {"input": ["a", "b"], "encoding_format": encoding, "embed_dtype": "float16"})
+        for request in [await h.troupe.request(), await h.troupe.request()]:
+            tell(h.troupe, request, [0.5, 1.0] if request.text == "a" else [2.0, -1.0])
+        response = await asked
+        assert response.headers["content-type"] == "application/octet-stream"
+        assert response.content == struct.pack("<4e", 0.5, 1.0, 2.0, -1.0)
+        assert ("metadata" in response.headers) is (encoding == "bytes")
+        if encoding == "bytes":
+            described = json.loads(response.headers["metadata"])
+            assert [(one["start"], one["end"], one["shape"]) for one in described["data"]] == [(0, 4, [2]), (4, 8, [2])]
+            assert described["data"][0]["embed_dtype"] == "float16" and described["usage"]["prompt_tokens"]
+        many = {"input": ["a"] * 257, "encoding_format": "bytes"}
+        status, error = await h.refusal("/v1/embeddings", many)
+        assert (status, error["param"]) == (400, "encoding_format")
+
+
 def test_vectors_are_packed_as_asked() -> None:
     vector = array("f", [1.0, -2.5, 0.1])
-    assert base64.b64decode(packed(vector, None, "little")) == struct.pack("<3f", 1.0, -2.5, 0.1)
-    halves = struct.unpack("<3H", base64.b64decode(packed(vector, "bfloat16", "little")))
+    assert packed(vector, None, "little") == struct.pack("<3f", 1.0, -2.5, 0.1)
+    halves = struct.unpack("<3H", packed(vector, "bfloat16", "little"))
     assert halves == (0x3F80, 0xC020, 0x3DCD), "rounded to the nearest"
     assert shortened(vector, 1, normalize=True).tolist() == [1.0]
     assert shortened(vector, 2, normalize=False).tolist() == [1.0, -2.5]

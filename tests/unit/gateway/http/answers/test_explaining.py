@@ -151,3 +151,30 @@ async def test_what_a_stream_asks_before_it_writes_is_none_of_its_client_s_time(
         await h.answer_pieces()
         (told,) = explanations(await asked)
         assert told["phases"]["gateway"] > 90 and told["phases"].get("client_blocked", 0) < 50
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+async def test_a_server_may_tell_every_request_s_times(path: str) -> None:
+    """As vLLM does: with a whole answer, or with the last usage of a stream."""
+    async with http(enable_per_request_metrics=True) as h:
+        options = {"stream_options": {"include_usage": True}}
+        for more in ({}, {"stream": True}, {"stream": True} | options):
+            asked = h.post(path, ENDPOINTS[path] | more)
+            await answer(h, await h.troupe.request())
+            *early, last = objects(await asked)
+            assert not any("metrics" in one for one in early)
+            assert ("metrics" in last) is ("usage" in last)
+            if "metrics" in last:
+                told = last["metrics"]
+                assert (told["queue_time_ms"], told["time_to_first_token_ms"]) == pytest.approx((4, 3), abs=0.01)
+                assert told["mean_itl_ms"] == pytest.approx(told["generation_time_ms"], abs=0.01), "of two tokens"
+                assert told["tokens_per_second"] == pytest.approx(2000 / (3 + told["generation_time_ms"]), rel=0.01)
+
+
+async def test_one_token_has_no_time_between_tokens() -> None:
+    async with http(enable_per_request_metrics=True) as h:
+        asked = h.post("/v1/completions", {"prompt": "Once"})
+        request = await h.troupe.request()
+        await asyncio.sleep(0.01)
+        h.troupe.say(request, "Yes", latency=latency_of(request), num_output_tokens=1, **LAST)
+        assert "mean_itl_ms" not in (await asked).json()["metrics"]

@@ -8,6 +8,7 @@ from typing import Any
 from shared.messages import (
     FinishReason,
 )
+from shared.packing import unpack_tokens
 from tests.unit.gateway.http.client import http, streaming
 from tests.unit.gateway.troupe import LAST
 
@@ -49,3 +50,18 @@ async def test_a_response_grows_by_numbered_events() -> None:
         assert last["type"] == "response.incomplete"
         assert last["response"]["incomplete_details"] == {"reason": "max_output_tokens"}
         assert deltas == last["response"]["output"][0]["content"][0]["text"] == "Yes no"
+
+
+async def test_a_response_with_all_its_tokens() -> None:
+    async with http() as h:
+        asked = h.post("/v1/responses", {"input": "Hi", "enable_response_messages": True})
+        await h.answer_encode([4, 5])
+        request = await h.troupe.request()
+        assert unpack_tokens(request.token_ids or b"") == [4, 5] and request.params.max_tokens == 512 - 2
+        h.troupe.say(request, "Yes", token_ids=[7, 9], **LAST)
+        for ids, text in (([4, 5], "<user>Hi"), ([7, 9], "Yes<end>")):
+            question = await h.answer_decode(text)
+            assert unpack_tokens(question.token_ids) == ids and not question.skip_special_tokens
+        answer = (await asked).json()
+        assert answer["input_messages"] == [{"type": "raw_message_tokens", "message": "<user>Hi", "tokens": [4, 5]}]
+        assert answer["output_messages"] == [{"type": "raw_message_tokens", "message": "Yes<end>", "tokens": [7, 9]}]
