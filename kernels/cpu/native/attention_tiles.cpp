@@ -78,12 +78,11 @@ void gather_values(const Attention &a, const KeyTile &t, int64_t head, Workspace
 
 void score(const Attention &a, const KeyTile &t, int64_t head, const uint16_t *queries, int64_t count, Workspace &w) {
     const KVShape &s = a.shape;
-    const auto column = [&](int64_t token) { return head_of(a, a.keys, t, head, token) + s.offset_of(token) * 4; };
-    for (int64_t token = 0; token < t.count; token += CHUNK) {
-        const uint8_t *first = column(token);
-        const uint8_t *columns[2] = {first, token + 16 < t.count ? column(token + 16) : first};  // not looked at
-        score_tiles(queries, count, s.head_dim / 32, columns, s.block_size * 4, w.scores + token, TILE);
-    }
+    const uint8_t *columns[TILE / 16];
+    int64_t num = 0;
+    for (int64_t token = 0; token < t.count; token += 16)
+        columns[num++] = head_of(a, a.keys, t, head, token) + s.offset_of(token) * 4;
+    score_tiles(queries, count, s.head_dim / 32, columns, num, s.block_size * 4, w.scores, TILE);
 }
 
 // The largest score that a row sees in a tile; those that it does not see are overwritten with HIDDEN.

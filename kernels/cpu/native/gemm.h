@@ -196,51 +196,105 @@ PG_INLINE void block_of_nibbles(const Rows &x, int64_t first, int64_t last, cons
     }
 }
 
-// One panel's sums of `rows` rows, [rows][NR], to out.
+// Where results go, if that is known: what is far from the processor is then asked for before it is needed.
+struct Target {
+    const float *rows = nullptr;
+    int64_t stride = 0;
+
+    PG_INLINE void fetch(int64_t row, int64_t column) const {
+        const char *at = (const char *)(rows + row * stride + column);
+        _mm_prefetch(at, _MM_HINT_T1);
+        _mm_prefetch(at + 64, _MM_HINT_T1);
+    }
+};
+
+// One panel's sums of rows [row, end), [rows][NR], to out.
 template <class Out>
-PG_INLINE void hand_out(Kernel kernel, const Rows &x, int64_t row, int64_t rows, const PgLinear &w, int64_t panel,
+PG_INLINE void hand_out(Kernel kernel, const Rows &x, int64_t row, int64_t end, const PgLinear &w, int64_t panel,
                         const float *sums, Out &&out) {
     const int64_t column = panel * NR;
-    for (int64_t r = 0; r < rows; r++, sums += NR) {
+    for (; row < end; row++, sums += NR) {
         F low = load<F>(sums), high = load<F>(sums + W);
         if (kernel == DOT_I8) {
-            low = rescale(w, column, low, x.scales[row + r]);
-            high = rescale(w, column + W, high, x.scales[row + r]);
+            low = rescale(w, column, low, x.scales[row]);
+            high = rescale(w, column + W, high, x.scales[row]);
         }
-        out(row + r, column, low, high);
+        out(row, column, low, high);
     }
 }
 
-// A panel is read once where there are few rows: then it fetches a little ahead of itself, else the next panel, a part
-// with each group of rows.  With many rows it goes through the features in parts that stay in the nearest cache for all
-// rows; sums wait meanwhile, and go on where they were.  `first` begins a group of rows.
+// One group of rows alone reads each panel once, and fetches a little ahead of itself.
+template <class Out>
+PG_INLINE void rows_by_tiles(Kernel kernel, const Rows &x, int64_t first, int64_t last, const PgLinear &w,
+                             int64_t begin, int64_t end, Out &&out) {
+    constexpr int64_t DISTANCE = 8192;
+    alignas(64) float results[TILE_ROWS * NR];
+    const bool bytes = kernel == DOT_I8;
+    const int64_t row_bytes = w.k * (bytes ? 1 : 2), panel_bytes = NR * row_bytes;
+    const char *rows = (const char *)x.data + first * row_bytes;
+    for (int64_t panel = begin; panel < end; panel++) {
+        const char *columns = (const char *)w.packed + panel * panel_bytes;
+        const Tiles t{bytes, false, false, rows, last - first, columns, columns + DISTANCE, NR, row_bytes / TILE_BYTES};
+        multiply_tiles(t, results);
+        hand_out(kernel, x, first, last, w, panel, results, out);
+    }
+}
+
+// Of more groups, each fetches a part of the next panel.  Where features are many they are taken in parts, of which a
+// panel's stays in the nearest cache for all rows; sums wait meanwhile, and go on where they were.  Complete ones are
+// handed out a few rows at a time, beside the next group's products.  `first` begins a group of rows.
 template <class Out>
 PG_INLINE void block_by_tiles(Kernel kernel, const Rows &x, int64_t first, int64_t last, const PgLinear &w,
-                              int64_t begin, int64_t end, Out &&out) {
-    constexpr int64_t DISTANCE = 8192, PART = 18;  // bytes; steps
+                              int64_t begin, int64_t end, const Target &target, Out &&out) {
+    constexpr int64_t PART = 18;  // steps
     alignas(64) static thread_local float results[TILED_ROWS * NR];
     const bool bytes = kernel == DOT_I8;
     const int64_t row_bytes = w.k * (bytes ? 1 : 2), panel_bytes = NR * row_bytes, steps = row_bytes / TILE_BYTES;
-    const int64_t groups = (last - first + TILE_ROWS - 1) / TILE_ROWS, parts = groups > 1 ? (steps + PART - 1) / PART : 1;
-    const int64_t lines = groups > 1 ? (NR + groups - 1) / groups : NR;  // of the next panel, with each step
+    const int64_t groups = (last - first + TILE_ROWS - 1) / TILE_ROWS, parts = (steps + PART - 1) / PART;
+    const int64_t lines = (NR + groups - 1) / groups;                     // of the next panel, with each step
+    const int64_t waiting_rows = parts > 1 ? TILED_ROWS : 2 * TILE_ROWS;  // complete sums wait for one group
+    if (groups == 1) return rows_by_tiles(kernel, x, first, last, w, begin, end, out);
+    struct {
+        const float *sums;
+        int64_t row, end, panel;
+    } complete{nullptr, 0, 0, 0};
+    const auto hand_out_some = [&](int64_t most) __attribute__((always_inline)) {
+        const int64_t row = complete.row, rest = complete.end - row, rows = rest < most ? rest : most;
+        complete.row += rows;
+        hand_out(kernel, x, row, row + rows, w, complete.panel, complete.sums, out);
+        complete.sums += rows * NR;
+    };
+    const auto hand_out_rest = [&]() __attribute__((noinline)) { hand_out_some(TILE_ROWS); };
     for (int64_t panel = begin; panel < end; panel++) {
         const char *columns = (const char *)w.packed + panel * panel_bytes;
         for (int64_t top = first; top < last; top += TILED_ROWS)
             for (int64_t part = 0; part < parts; part++) {
                 const int64_t step = steps * part / parts, next = steps * (part + 1) / parts;
+                const int64_t at_once = (TILE_ROWS + next - step - 1) / (next - step);
                 const int64_t bottom = last < top + TILED_ROWS ? last : top + TILED_ROWS;
                 for (int64_t row = top; row < bottom; row += TILE_ROWS) {
                     const int64_t rows = x.tiled - row < TILE_ROWS ? x.tiled - row : TILE_ROWS;
                     const char *at = columns + step * NR * TILE_BYTES;
                     const char *given = (const char *)x.data + row * row_bytes + step * rows * TILE_BYTES;
-                    const int64_t fetched = (row - first) / TILE_ROWS * (next - step) * lines * 64;
-                    const char *ahead = groups == 1 ? at + DISTANCE : at + panel_bytes + fetched;
-                    float *sums = results + (row - top) * NR;
-                    multiply_tiles({bytes, part > 0, groups > 1, given, rows, at, ahead, lines, next - step}, sums);
-                    if (part + 1 == parts) hand_out(kernel, x, row, rows, w, panel, sums, out);
+                    const char *ahead = at + panel_bytes + (row - first) / TILE_ROWS * (next - step) * lines * 64;
+                    const bool fetches = part + 1 == parts && target.rows;
+                    const Tiles t{bytes, part > 0, true, given, rows, at, ahead, lines, next - step};
+                    float *sums = results + (row - top) % waiting_rows * NR;
+                    if (!bytes && rows == TILE_ROWS) {
+                        multiply_tiles(t, sums, [&](int64_t i) __attribute__((always_inline)) {
+                            for (int64_t r = i * at_once; fetches && r < (i + 1) * at_once && r < rows; r++)
+                                target.fetch(row + r, panel * NR);
+                            hand_out_some(at_once);
+                        });
+                    } else {
+                        multiply_tiles(t, sums);
+                        hand_out_rest();
+                    }
+                    if (part + 1 == parts) complete = {sums, row, row + rows, panel};
                 }
             }
     }
+    hand_out_rest();
 }
 
 // As coded.h says, of at most CODED_ROWS rows.
@@ -257,17 +311,17 @@ PG_INLINE void block_of_codes(Kernel kernel, const Rows &x, int64_t first, int64
             const int64_t most = last - first > CODED_ROWS ? panel + 1 : end;
             taken = multiply_coded(kernel, x, row, rows, w, panel, most, results);
             for (int64_t p = 0; p < taken; p++)
-                hand_out(kernel, x, row, rows, w, panel + p, results + p * rows * NR, out);
+                hand_out(kernel, x, row, row + rows, w, panel + p, results + p * rows * NR, out);
         }
 }
 
 // Rows [first, last) times panels [begin, end): panels outside, so that each stays in the nearest cache.
 template <class Out>
 PG_INLINE void block(Kernel kernel, const Rows &x, int64_t first, int64_t last, const PgLinear &w, int64_t begin,
-                     int64_t end, Out &&out) {
+                     int64_t end, Out &&out, const Target &target = {}) {
     if (kernel == DOT_I4) return block_of_nibbles(x, first, last, w, begin, end, out);
     if (is_coded(w.format)) return block_of_codes(kernel, x, first, last, w, begin, end, out);
-    if (x.tiled) return block_by_tiles(kernel, x, first, last, w, begin, end, out);
+    if (x.tiled) return block_by_tiles(kernel, x, first, last, w, begin, end, target, out);
     alignas(64) float results[MAX_TILE];
     const int64_t tiles = (last - first + MAX_ROWS - 1) / MAX_ROWS;
     for (int64_t panel = begin, taken = 1; panel < end; panel += taken)
@@ -276,7 +330,7 @@ PG_INLINE void block(Kernel kernel, const Rows &x, int64_t first, int64_t last, 
             const TileFunction function = tile_function(kernel, rows);
             taken = function(x, row, w, panel, tiles == 1 ? end : panel + 1, ahead(kernel, w, panel, i, tiles), results);
             for (int64_t p = 0; p < taken; p++)
-                hand_out(kernel, x, row, rows, w, panel + p, results + p * rows * NR, out);
+                hand_out(kernel, x, row, row + rows, w, panel + p, results + p * rows * NR, out);
             row = next;
         }
 }
@@ -305,7 +359,8 @@ inline int64_t panels_at_once(int64_t panels, int members) {
 
 // The members' share of y = x W^T for m rows; no barrier after it.
 template <class Out>
-void multiply(Member &member, Kernel kernel, const Rows &x, int64_t m, const PgLinear &w, Out &&out) {
+void multiply(Member &member, Kernel kernel, const Rows &x, int64_t m, const PgLinear &w, Out &&out,
+              const Target &target = {}) {
     Clock::enter(PG_LINEARS);
     const int64_t panels = (w.n + NR - 1) / NR, blocks = x.tiled ? tiled_blocks(m, w.k) : row_blocks(m, w.k);
     const int64_t piece = panels_at_once(panels, member.count), pieces = (panels + piece - 1) / piece;
@@ -316,7 +371,7 @@ void multiply(Member &member, Kernel kernel, const Rows &x, int64_t m, const PgL
     member.for_each(blocks * pieces, 1, [&](int64_t item, int64_t) {
         const int64_t b = item / pieces, begin = item % pieces * piece;
         const int64_t end = begin + piece < panels ? begin + piece : panels;
-        block(kernel, x, cut(b), cut(b + 1), w, begin, end, out);
+        block(kernel, x, cut(b), cut(b + 1), w, begin, end, out, target);
     });
     release_tiles();
 }

@@ -98,7 +98,7 @@ inline void convert(Member &member, Activations &a, const PgLinear &w) {
 
 // out(row, first column, low half, high half), each half a vector of W columns; columns beyond n are zeros.
 template <class Out>
-void linear(Member &member, const Activations &given, const PgLinear &w, Out &&out) {
+void linear(Member &member, const Activations &given, const PgLinear &w, Out &&out, const Target &target = {}) {
     const auto finish = [&](int64_t row, int64_t column, F low, F high) {
         add_bias(w, column, low, high);
         out(row, column, low, high);
@@ -108,7 +108,7 @@ void linear(Member &member, const Activations &given, const PgLinear &w, Out &&o
     const Kernel kernel = kernel_of(w, a.round);
     if (a.ready) {
         const Rows rows = layout_of(kernel, w, a.m).rows(kernel, a.converted, a.scales);
-        return multiply(member, kernel, rows, a.m, w, finish);
+        return multiply(member, kernel, rows, a.m, w, finish, target);
     }
     Clock::enter(PG_CONVERTING);
     if (a.round) {

@@ -10,8 +10,6 @@
 namespace {
 
 constexpr long REQUEST_PERMISSION = 0x1023, TILE_DATA = 18;  // of arch_prctl
-constexpr int64_t WIDTH = 4 * NR;                            // bytes of a lane of all columns of a panel
-constexpr int64_t STEP = 16 * WIDTH;                         // bytes of a panel for one step
 
 struct alignas(64) Configuration {
     uint8_t palette = 1, first_row = 0, reserved[14] = {};
@@ -21,106 +19,45 @@ struct alignas(64) Configuration {
 
 thread_local int64_t configured = 0;  // rows
 
-// Tiles 0 ... 3 are sums, 4 and 5 rows, 6 and 7 columns.
-void configure(int64_t rows) {
-    if (configured == rows) return;
-    Configuration c;
-    const uint8_t low = rows < 16 ? rows : 16, high = rows - low;
-    const uint8_t each[8] = {low, low, high, high, low, high, 16, 16};
-    for (int i = 0; i < 8; i++)
-        if (each[i]) c.rows[i] = each[i], c.bytes[i] = TILE_BYTES;
-    asm volatile("" : : "r"(&c) : "memory");  // the compiler thinks that the first bytes alone are read
-    _tile_loadconfig(&c);
-    configured = rows;
-}
-
-template <bool HIGH>
-PG_INLINE void load_sums(const float *low, const float *high, int64_t bytes) {
-    _tile_loadd(0, low, bytes);
-    _tile_loadd(1, low + 16, bytes);
-    if constexpr (HIGH) {
-        _tile_loadd(2, high, bytes);
-        _tile_loadd(3, high + 16, bytes);
-    }
-}
-
-template <bool HIGH>
-PG_INLINE void zero_sums() {
-    _tile_zero(0);
-    _tile_zero(1);
-    if constexpr (HIGH) {
-        _tile_zero(2);
-        _tile_zero(3);
-    }
-}
-
-template <bool HIGH>
-PG_INLINE void multiply_columns() {
-    _tile_dpbf16ps(0, 4, 6);
-    _tile_dpbf16ps(1, 4, 7);
-    if constexpr (HIGH) {
-        _tile_dpbf16ps(2, 5, 6);
-        _tile_dpbf16ps(3, 5, 7);
-    }
-}
-
-template <bool HIGH>
-PG_INLINE void store_sums(float *low, float *high, int64_t bytes) {
-    _tile_stored(0, low, bytes);
-    _tile_stored(1, low + 16, bytes);
-    if constexpr (HIGH) {
-        _tile_stored(2, high, bytes);
-        _tile_stored(3, high + 16, bytes);
-    }
-}
-
-// The macro takes a number for a tile.
-#define LOAD_TILE(TILE, STREAM, FROM, STRIDE)                    \
-    do {                                                         \
-        if constexpr (STREAM) _tile_stream_loadd(TILE, FROM, STRIDE); \
-        else _tile_loadd(TILE, FROM, STRIDE);                    \
-    } while (false)
-
-// What is loaded once goes past the nearest cache: rows, where there are many, or else columns.
 template <bool BYTES, bool HIGH, bool MANY>
 void multiply(const Tiles &t, float *results) {
-    const char *low = (const char *)t.rows, *high = low + 16 * TILE_BYTES, *panel = (const char *)t.panel;
-    const char *ahead = (const char *)t.next;
-    if (t.added) load_sums<HIGH>(results, results + 16 * NR, WIDTH);
-    else zero_sums<HIGH>();
-    const int64_t given = t.count * TILE_BYTES;
-    for (int64_t i = 0; i < t.steps; i++, panel += STEP, low += given, high += given) {
-        for (int64_t line = 0; line < t.lines; line++, ahead += 64) _mm_prefetch(ahead, _MM_HINT_T1);
-        LOAD_TILE(6, !MANY, panel, WIDTH);
-        LOAD_TILE(4, MANY, low, TILE_BYTES);
-        LOAD_TILE(7, !MANY, panel + TILE_BYTES, WIDTH);
-        if constexpr (HIGH) LOAD_TILE(5, MANY, high, TILE_BYTES);
-        if constexpr (BYTES) {
-            _tile_dpbusd(0, 4, 6);
-            _tile_dpbusd(1, 4, 7);
-            if constexpr (HIGH) {
-                _tile_dpbusd(2, 5, 6);
-                _tile_dpbusd(3, 5, 7);
-            }
-        } else {
-            multiply_columns<HIGH>();
-        }
-    }
-    store_sums<HIGH>(results, results + 16 * NR, WIDTH);
+    multiply_steps<BYTES, HIGH, MANY>(t, results, [](int64_t) {});
 }
 
+// Sums of 16 keys: in tile LOW, and where there are more than 16 rows in tile HIGHER.
+#define SCORE_COLUMN(LOW, HIGHER, COLUMN, FROM)                           \
+    do {                                                                  \
+        const char *rows = queries;                                       \
+        _tile_zero(LOW);                                                  \
+        if constexpr (HIGH) _tile_zero(HIGHER);                           \
+        for (int64_t i = 0; i < steps; i++, rows += count * TILE_BYTES) { \
+            _tile_loadd(COLUMN, FROM + i * 16 * width, width);            \
+            _tile_loadd(4, rows, TILE_BYTES);                             \
+            _tile_dpbf16ps(LOW, 4, COLUMN);                               \
+            if constexpr (HIGH) {                                         \
+                _tile_loadd(5, rows + 16 * TILE_BYTES, TILE_BYTES);       \
+                _tile_dpbf16ps(HIGHER, 5, COLUMN);                        \
+            }                                                             \
+        }                                                                 \
+    } while (false)
+
+#define STORE_COLUMN(LOW, HIGHER, TO)                                             \
+    do {                                                                          \
+        _tile_stored(LOW, TO, 4 * stride);                                        \
+        if constexpr (HIGH) _tile_stored(HIGHER, (TO) + 16 * stride, 4 * stride); \
+    } while (false)
+
+// A column's sums are stored while the next one's are made: a store waits for the last product.
 template <bool HIGH>
-void score(const char *low, int64_t count, int64_t steps, const uint8_t *const columns[2], int64_t width, float *scores,
-           int64_t stride) {
-    zero_sums<HIGH>();
-    for (int64_t i = 0; i < steps; i++, low += count * TILE_BYTES) {
-        _tile_loadd(4, low, TILE_BYTES);
-        if constexpr (HIGH) _tile_loadd(5, low + 16 * TILE_BYTES, TILE_BYTES);
-        _tile_loadd(6, columns[0] + i * 16 * width, width);
-        _tile_loadd(7, columns[1] + i * 16 * width, width);
-        multiply_columns<HIGH>();
+void score(const char *queries, int64_t count, int64_t steps, const uint8_t *const *columns, int64_t num,
+           int64_t width, float *scores, int64_t stride) {
+    for (int64_t c = 0; c < num; c += 2, scores += 32) {
+        SCORE_COLUMN(0, 2, 6, columns[c]);
+        if (c) STORE_COLUMN(1, 3, scores - 16);
+        if (c + 1 < num) SCORE_COLUMN(1, 3, 7, columns[c + 1]);
+        STORE_COLUMN(0, 2, scores);
     }
-    store_sums<HIGH>(scores, scores + 16 * stride, 4 * stride);
+    if (num % 2 == 0) STORE_COLUMN(1, 3, scores - 16);
 }
 
 template <bool HIGH>
@@ -142,13 +79,25 @@ void mix(const char *p, int64_t count, const char *values, int64_t chunks, int64
 
 }  // namespace
 
+void shape_tiles(int64_t rows) {
+    if (configured == rows) return;
+    Configuration c;
+    const uint8_t low = rows < 16 ? rows : 16, high = rows - low;
+    const uint8_t each[8] = {low, low, high, high, low, high, 16, 16};
+    for (int i = 0; i < 8; i++)
+        if (each[i]) c.rows[i] = each[i], c.bytes[i] = TILE_BYTES;
+    asm volatile("" : : "r"(&c) : "memory");  // the compiler thinks that the first bytes alone are read
+    _tile_loadconfig(&c);
+    configured = rows;
+}
+
 bool tiles_allowed() {
     static const bool allowed = HAS_TILES && !syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA);
     return allowed;
 }
 
 void multiply_tiles(const Tiles &t, float *results) {
-    configure(t.count);
+    shape_tiles(t.count);
     const bool high = t.count > 16;
     if (t.bytes && t.many) return high ? multiply<true, true, true>(t, results) : multiply<true, false, true>(t, results);
     if (t.bytes) return high ? multiply<true, true, false>(t, results) : multiply<true, false, false>(t, results);
@@ -156,22 +105,22 @@ void multiply_tiles(const Tiles &t, float *results) {
     high ? multiply<false, true, false>(t, results) : multiply<false, false, false>(t, results);
 }
 
-void score_tiles(const void *queries, int64_t count, int64_t steps, const uint8_t *const columns[2], int64_t width,
-                 float *scores, int64_t stride) {
-    configure(count);
+void score_tiles(const void *queries, int64_t count, int64_t steps, const uint8_t *const *columns, int64_t num,
+                 int64_t width, float *scores, int64_t stride) {
+    shape_tiles(count);
     const auto function = count > 16 ? score<true> : score<false>;
-    function((const char *)queries, count, steps, columns, width, scores, stride);
+    function((const char *)queries, count, steps, columns, num, width, scores, stride);
 }
 
 void mix_tiles(const uint16_t *probabilities, int64_t count, const uint16_t *values, int64_t chunks, int64_t dims,
                float *mixed) {
-    configure(count);
+    shape_tiles(count);
     const auto function = count > 16 ? mix<true> : mix<false>;
     function((const char *)probabilities, count, (const char *)values, chunks, dims, mixed);
 }
 
 int64_t spin_tiles(bool bytes, int64_t rounds) {
-    configure(TILE_ROWS);
+    shape_tiles(TILE_ROWS);
     for (int64_t i = 0; i < rounds; i++)
         if (bytes) {
             _tile_dpbusd(0, 4, 6);
@@ -195,7 +144,7 @@ void release_tiles() {
 
 bool tiles_allowed() { return false; }
 void multiply_tiles(const Tiles &, float *) {}
-void score_tiles(const void *, int64_t, int64_t, const uint8_t *const *, int64_t, float *, int64_t) {}
+void score_tiles(const void *, int64_t, int64_t, const uint8_t *const *, int64_t, int64_t, float *, int64_t) {}
 void mix_tiles(const uint16_t *, int64_t, const uint16_t *, int64_t, int64_t, float *) {}
 int64_t spin_tiles(bool, int64_t) { return 0; }
 void release_tiles() {}
