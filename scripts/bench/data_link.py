@@ -100,10 +100,11 @@ def measure() -> list[Result]:
             "a bare socket": receive_bare,
             "TCP, checked": lambda: fetch(f"{TCP}{HOST}:{tcp_port}"),
         }
-        best = dict.fromkeys(ways, math.inf)
+        best, busy = dict.fromkeys(ways, math.inf), dict.fromkeys(ways, math.inf)
         for _ in range(ROUNDS):
             for name, way in ways.items():
-                best[name] = min(best[name], seconds(way))
+                elapsed, computed = seconds(way)
+                best[name], busy[name] = min(best[name], elapsed), min(busy[name], computed)
         links.close()
         bare.close()
         ours.close()
@@ -111,14 +112,18 @@ def measure() -> list[Result]:
     speeds = [NUM_BLOCKS * BLOCK_BYTES / 1e9 / best[name] for name in ways]
     rows = [Result(f"47 MB by {name}", speed, "GB/s") for name, speed in zip(ways, speeds, strict=True)]
     copied, shared, received, over_tcp = speeds
+    copied_busy, shared_busy, received_busy, tcp_busy = busy.values()
     return [
         *rows,
         Result("shared memory, of a copy", 100 * shared / copied, "%", at_least=OF_MEMCPY),
         Result("TCP, of a bare socket", 100 * over_tcp / received, "%", at_least=OF_SOCKET),
+        Result("shared memory, in processor time of the receiver", 100 * copied_busy / shared_busy, "%"),
+        Result("TCP, in processor time of the receiver", 100 * received_busy / tcp_busy, "%"),
     ]
 
 
-def seconds(way: Callable[[], None]) -> float:
-    begun = time.perf_counter()
+def seconds(way: Callable[[], None]) -> tuple[float, float]:
+    """Elapsed, and of this thread's processor time, which other work on the machine changes less."""
+    begun, busy = time.perf_counter(), time.thread_time()
     way()
-    return time.perf_counter() - begun
+    return time.perf_counter() - begun, time.thread_time() - busy
