@@ -19,7 +19,7 @@ from services.worker.block_desk import Arrived, BlockDesk
 from services.worker.mover import BlockMover
 from shared.data_link.addresses import ENDING, UNIX, listening_at
 from shared.data_link.server import BlockServer
-from shared.messages import DropBlocks, FetchBlocks, SchedulerInbox, StepPlan, WorkerRole
+from shared.messages import DropBlocks, FetchBlocks, LookUpBlocks, SchedulerInbox, StepPlan, WorkerRole
 from shared.transport import MemoryTransport
 from tests.integration.engine import Engine, Output, ask
 
@@ -100,7 +100,7 @@ class SharingEngine(Engine):
     def move(self) -> None:
         """Orders out, answers in, as far as they have come."""
         for name, order in self.core.moves.take_orders():
-            assert not isinstance(order, DropBlocks)
+            assert not isinstance(order, DropBlocks | LookUpBlocks)
             if isinstance(order, FetchBlocks):
                 address = f"{UNIX}{self._path(order.store)}"
                 order = msgspec.structs.replace(order, address=address, secret=SECRET)

@@ -1,19 +1,12 @@
-"""Blocks pass from process to process through other systems, and come back bit for bit, or not at all.
-
-What a system needs and this environment lacks makes its test skip: Mooncake and NIXL their packages (the extras
-`mooncake` and `nixl`), LMCache the path of its `lmcache_server`, in PAGEANT_TEST_LMCACHE.
-"""
+"""Blocks pass from process to process through other systems, and come back bit for bit, or not at all."""
 
 from __future__ import annotations
 
-import importlib
 import json
-import os
-import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -25,70 +18,12 @@ from services.store.backends.blocks import BackendBlocks
 from services.store.backends.interface import BackendAddress
 from tests.integration.backend_peer import PATIENCE, SPACE, block, store_at
 from tests.integration.test_stores import ASKS, PREFIX, MovingEngine, alone, said
+from tests.store_systems import SYSTEMS
 from tests.unit.store.copied import copied
 from tests.unit.store.fake_backend import FakeSystem
 
 ROOT = Path(__file__).resolve().parents[2]
 COUNT, SIZE = 40, 256 << 10
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-@contextmanager
-def serving(command: Sequence[str | Path], port: int, log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A server that listens at a port."""
-    with log.open("wb") as lines, subprocess.Popen(command, stdout=lines, stderr=lines) as process:
-        try:
-            deadline = time.monotonic() + 60
-            while True:
-                assert process.poll() is None and time.monotonic() < deadline, log.read_text()
-                try:
-                    socket.create_connection(("127.0.0.1", port), 1).close()
-                    break
-                except OSError:
-                    time.sleep(0.05)
-            yield process
-        finally:
-            process.kill()
-
-
-@contextmanager
-def mooncake(directory: Path) -> Iterator[tuple[str, subprocess.Popen[bytes] | None]]:
-    try:
-        store = importlib.import_module("mooncake.store")
-    except ImportError as error:
-        pytest.skip(f"Mooncake cannot be loaded: {error}")
-    port = free_port()
-    master = Path(str(store.__file__)).parent / "mooncake_master"
-    options = ["--rpc_address=127.0.0.1", f"--rpc_port={port}", f"--metrics_port={free_port()}"]
-    with serving([master, *options], port, directory / "master.log") as process:
-        yield f"mooncake://127.0.0.1:{port}?segment=64MiB", process
-
-
-@contextmanager
-def lmcache(directory: Path) -> Iterator[tuple[str, subprocess.Popen[bytes] | None]]:
-    server = os.environ.get("PAGEANT_TEST_LMCACHE")
-    if not server:
-        pytest.skip("PAGEANT_TEST_LMCACHE does not name an lmcache_server")
-    port = free_port()
-    with serving([server, "127.0.0.1", str(port)], port, directory / "server.log") as process:
-        yield f"lmcache://127.0.0.1:{port}", process
-
-
-@contextmanager
-def nixl(directory: Path) -> Iterator[tuple[str, subprocess.Popen[bytes] | None]]:
-    try:
-        importlib.import_module("nixl._api")
-    except ImportError as error:
-        pytest.skip(f"NIXL cannot be loaded: {error}")
-    yield f"nixl://POSIX{directory}/blocks", None
-
-
-SYSTEMS = {"mooncake": mooncake, "lmcache": lmcache, "nixl": nixl}
 
 
 @pytest.mark.parametrize("system", SYSTEMS)

@@ -110,6 +110,7 @@ class MovingEngine(Engine):
         while self.core.moves.stores.lookups.deadline is not None:
             assert time.monotonic() < deadline, "an answer takes too long"
             self.core.moves.told(StoreContents("store", *self.store.take_changes()))
+            time.sleep(0.001)
 
     def _hear(self, answers: list[Any]) -> None:
         for answer in answers:

@@ -10,8 +10,12 @@ import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from services.cli.orders import send_order
+from services.scheduler.blocks.lookups import REST_SECONDS
 from shared.supervision import SupervisorOrder, desk_path
+from tests.store_systems import SYSTEMS
 from tests.system.harness import Answer, Troupe, ask, troupe
 
 PROMPT = random.Random(3).choices(range(4, 4000), k=500)
@@ -19,8 +23,8 @@ OPTIONS = ("--num-blocks", "256", "--num-threads", "1", "--draft", "off", "--sto
 SECONDS = 20.0
 
 
-def answered(running: Troupe) -> Answer:
-    ((answer,),) = running.generate([ask(token_ids=PROMPT, max_tokens=16, temperature=0.8, seed=4, ignore_eos=True)])
+def answered(running: Troupe, prompt: list[int] = PROMPT) -> Answer:
+    ((answer,),) = running.generate([ask(token_ids=prompt, max_tokens=16, temperature=0.8, seed=4, ignore_eos=True)])
     return answer
 
 
@@ -65,3 +69,23 @@ def test_a_successor_fetches_and_computes_nothing_twice(tmp_path: Path) -> None:
         running.kill("worker")
         running.until_serving()
         assert answered(running).token_ids == first.token_ids
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_another_deployment_fetches_what_this_one_has_computed(system: str, tmp_path: Path) -> None:
+    """Both have a store, and both stores the same backend."""
+    with SYSTEMS[system](tmp_path) as (url, _):
+        (here := tmp_path / "here").mkdir()
+        (there := tmp_path / "there").mkdir()
+        options = (*OPTIONS, "--store-backend", url)
+        with troupe(here, *options) as one, troupe(there, *options) as other:
+            for number in range(4):  # on a busy machine the backend may answer too late, and is left alone for a while
+                prompt = [4 + number, *PROMPT]
+                first = answered(one, prompt)
+                time.sleep(2.0)  # for the last blocks to be stored, and to be behind the store
+                second = answered(other, prompt)
+                assert (second.token_ids, first.cached_tokens) == (first.token_ids, 0)
+                if second.cached_tokens >= 0.9 * len(prompt):
+                    return  # fetched, not computed
+                time.sleep(REST_SECONDS)
+            pytest.fail("whatever is asked for is computed again")

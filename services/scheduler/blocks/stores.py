@@ -103,7 +103,7 @@ class StoreIndex:
 
     def measured(self, store: str, num_bytes: int, seconds: float, now: float) -> None:
         """So many bytes came from it in so long a time."""
-        speed = num_bytes / max(seconds, 1e-6)
+        speed = max(1, num_bytes) / max(seconds, 1e-6)
         known, _ = self._speeds.get(store, (speed, now))
         self._speeds[store] = (known + speed) / 2, now
 

@@ -154,6 +154,7 @@ class BackendBlocks:
         return question.found
 
     def _answer(self) -> None:
+        self._reading.use(lambda backend: None)  # connect at once: a first question is soon to be answered
         while (question := self._questions.get()) is not None:
             if time.monotonic() < question.deadline:
                 self._ask(question)
@@ -168,18 +169,23 @@ class BackendBlocks:
                 self._looked_up(question.keys, answers)
             return
         values = self._reading.use(lambda backend: backend.get(names, size))
-        gone: list[bytes] = []
+        absent: list[bytes] = []
+        corrupt: list[bytes] = []
         for key, value in zip(question.keys, values or (), strict=False):
-            block = unsealed(key, value, question.block_bytes) if value is not None else None
-            if block is not None:
+            if value is None:
+                absent.append(key)
+            elif (block := unsealed(key, value, question.block_bytes)) is not None:
                 question.found[key] = block
-                continue
-            gone.append(key)
-            if value is not None:
-                self.num_corrupt += 1
-                log.warning("backend_block_corrupt", num_corrupt=self.num_corrupt)
-        if gone:
-            self.drop(gone)  # there too, so that it can be put again
+            else:
+                corrupt.append(key)
+        if corrupt:
+            self.num_corrupt += len(corrupt)
+            log.warning("backend_blocks_corrupt", num_blocks=len(corrupt), num_corrupt=self.num_corrupt)
+            self.drop(corrupt)  # there too, so that they can be put again
+        if gone := absent + corrupt:
+            with self._condition:
+                for key in absent:
+                    self._known.pop(key, None)
             self.on_dropped(gone)
 
     def _looked_up(self, keys: list[bytes], answers: list[bool]) -> None:
@@ -248,7 +254,7 @@ class BackendBlocks:
 
 
 class Connection:
-    """One thread's connection: made when it is first wanted, and again a while after it failed."""
+    """One thread's connection: made when it is first used, and again a while after it failed."""
 
     def __init__(self, connect: Callable[[], Backend], failed: Callable[[str], None]) -> None:
         self._connect = connect

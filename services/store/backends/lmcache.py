@@ -6,7 +6,7 @@
                        with GET the bytes follow; to PUT there is no answer
 
 Integers have 4 bytes, in the order of an x86.  A block is kept as a binary value of bytes.  No package is needed: the
-server runs in an environment of its own.  It has no limit, drops nothing, and lets everybody in.
+server runs in an environment of its own.  It has no limit, drops nothing, and asks no client for a key.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ from services.store.backends.interface import BackendAddress, BackendError, Valu
 from shared.errors import ConfigError
 
 BUFFER_BYTES = 64 << 20  # of a client, through which values pass
+SECONDS = 2.0  # that connecting to the master may take
 HANDSHAKE = "P2PHANDSHAKE"  # in place of the address of a metadata server
 
 
@@ -23,7 +24,8 @@ class MooncakeBackend:
     """One client.  It connects again by itself when the master comes back."""
 
     def __init__(self, master: tuple[str, int], segment_bytes: int) -> None:
-        """Raises BackendError, or OSError where the master's host is not known."""
+        """Raises BackendError, or OSError where nothing listens at the master's address."""
+        socket.create_connection(master, SECONDS).close()  # the library's own attempt stops this process for 90 s
         os.environ.setdefault("MC_TCP_ENABLE_CONNECTION_POOL", "true")
         self._store = library().MooncakeDistributedStore()
         address = "{}:{}".format(*master)
@@ -35,6 +37,7 @@ class MooncakeBackend:
         return self._store.put_parts(name_in(name), *parts) == 0  # type: ignore[no-any-return]
 
     def get(self, names: Sequence[str], size: int) -> list[Value | None]:
+        self.has(names)  # which says where the master does not answer
         most, values = max(1, BUFFER_BYTES // 2 // size), list[Value | None]()
         for start in range(0, len(names), most):
             some = [name_in(name) for name in names[start : start + most]]
@@ -42,7 +45,10 @@ class MooncakeBackend:
         return values
 
     def has(self, names: Sequence[str]) -> list[bool]:
-        return [answer == 1 for answer in self._store.batch_is_exist([name_in(name) for name in names])]
+        answers = self._store.batch_is_exist([name_in(name) for name in names])
+        if min(answers, default=0) < 0:
+            raise BackendError("Mooncake's master does not answer")
+        return [answer == 1 for answer in answers]
 
     def drop(self, name: str) -> None:
         self._store.remove(name_in(name), force=True)

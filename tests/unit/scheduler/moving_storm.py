@@ -64,7 +64,8 @@ class MovingStorm(Storm):
             for key in r.sample(list(store.blocks), len(store.blocks) // 2):
                 store.drop(key)
         elif len(world.stores) < 2:
-            world.join_store(f"s{world.num_events}", r.choice([20, 200]))
+            name, size = f"s{world.num_events}", r.choice([20, 200])
+            world.join_store(name, size, can_look_up=world.num_events % 2 == 0)
 
     def change_workers(self) -> None:
         world, r = self.world, self.random

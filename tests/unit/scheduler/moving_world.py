@@ -91,9 +91,9 @@ class MovingWorld(RoughWorld):
 
     # -- stores
 
-    def join_store(self, name: str, size: int) -> None:
+    def join_store(self, name: str, size: int, *, can_look_up: bool = False) -> None:
         self.stores[name] = FakeStore(size)
-        self.scheduler.moves.join(name, can_look_up=True)
+        self.scheduler.moves.join(name, can_look_up=can_look_up)
         self.num_events += 1
 
     def lose_store(self, name: str) -> None:

@@ -28,6 +28,9 @@ class Place:
     def awaits(self, names: list[bytes]) -> bool:
         return self.moves.awaits(names, [], 1)
 
+    def deadline(self) -> float | None:
+        return self.lookups.deadline
+
     def tell(self, kept: list[bytes], dropped: list[bytes]) -> None:
         """As `BlockMoves.told` does."""
         message = StoreContents("s", kept, dropped)
@@ -53,11 +56,13 @@ def test_what_is_found_is_fetched_and_the_rest_is_computed() -> None:
 
 def test_an_answer_that_does_not_come_is_not_waited_for_and_the_store_has_a_rest() -> None:
     place = Place()
-    assert place.awaits(NAMES[:8]) and place.lookups.deadline == ANSWER_SECONDS
+    assert place.awaits(NAMES[:8])
+    assert place.deadline() == ANSWER_SECONDS
     place.clock.now = ANSWER_SECONDS
     assert not place.awaits(NAMES[:8]), "it is computed now"
     place.lookups.expire(place.clock.now)
-    assert place.lookups.deadline is None and not place.awaits(NAMES[20:28])
+    assert place.deadline() is None
+    assert not place.awaits(NAMES[20:28])
     place.clock.now += REST_SECONDS + 0.1
     assert place.awaits(NAMES[20:28])
     place.tell(KEYS[:8], [])  # late, and as good as in time
