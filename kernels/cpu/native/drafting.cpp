@@ -94,8 +94,9 @@ extern "C" void pg_draft(const PgHead *head, const PgStep *step, const PgDraftin
     std::vector<int64_t> seqs, lengths, places;  // of the sequences that go on: tokens, and where their drafts go
     room.ids.clear(), room.positions.clear();
     for (int64_t i = 0; i < step->num_seqs; i++) {
-        const int64_t *tokens = step->tokens + step->rows[i] * step->tokens_stride, end = step->computed[i] + step->scheduled[i];
-        for (int64_t p = step->computed[i]; p < end; p++) room.ids.push_back(tokens[p + 1]), room.positions.push_back(p);
+        const int64_t *tokens = step->tokens + step->rows[i] * step->tokens_stride;
+        const int64_t first = step->computed[i], end = first + step->scheduled[i];
+        for (int64_t p = first; p < end; p++) room.ids.push_back(tokens[p + 1]), room.positions.push_back(p);
         rows += step->scheduled[i];
         if (step->wanted[i]) seqs.push_back(i), lengths.push_back(end + 1), places.push_back(total);
         total += asked->counts[i];

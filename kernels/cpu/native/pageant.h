@@ -230,7 +230,7 @@ typedef struct {
     int32_t captured_together;  // that are normed together
     PgNorm capture_norm, embedding_norm, hidden_norm, norm;  // the last one is before the vocabulary
     PgLinear fuse;              // [hidden, captured], or packed NULL: captured features are read as they are
-    PgLinear combine;           // [hidden, 2 hidden], or packed NULL: the first layer's qkv reads both beside each other
+    PgLinear combine;           // [hidden, 2 hidden], or packed NULL: the first layer's qkv reads both
     int32_t norms_residual;     // 1: what goes through the layers is behind hidden_norm
     int32_t feeds_normed;       // 1: the next position reads what is behind the last norm
     int32_t skips_first;        // 1: the embedding that position 0 reads is zero
@@ -293,8 +293,8 @@ void pg_greedy(const PgModel *model, const float *hidden, int64_t m, const int64
 // step's `tokens`.  The first step is the one given, its `wanted` all 1; its blocks cover what is to come.
 void pg_extend(const PgModel *model, const PgStep *step, int64_t count, const float *temperature, const int64_t *seeds,
                int64_t *ids);
-// Computes a step of the head, in which all tokens behind the step's are known, and goes on alone: drafts [sum of counts],
-// those of a sequence behind each other.  Its tables cover what is drafted.
+// Computes a step of the head, in which all tokens behind the step's are known, and goes on alone: drafts
+// [sum of counts], those of a sequence behind each other.  Its tables cover what is drafted.
 void pg_draft(const PgHead *head, const PgStep *step, const PgDrafting *asked, int64_t *drafts);
 
 // Groups.  Rank 0 calls what is above as if it were alone; the others compute their parts of it in pg_follow, which returns

@@ -102,7 +102,8 @@ int64_t largest(const float *values, int64_t vocab) {
     return id;
 }
 
-int64_t draw_row(float *logits, int64_t vocab, float temperature, int64_t seed, int64_t position, const Limits &limits) {
+int64_t draw_row(float *logits, int64_t vocab, float temperature, int64_t seed, int64_t position,
+                 const Limits &limits) {
     if (temperature == 0.0f) return largest(logits, vocab);
     for (int64_t i = 0; i < vocab; i++) logits[i] /= temperature;
     const Keys keys = row_keys(seed, position);
