@@ -67,12 +67,12 @@ KEYS = "a key of 7 characters, which Pageant refuses at its start, so that the t
 EMBEDDER = "an embedding model (BERT) with its reference, template or tokenizer"
 CACHE = "Anthropic's own meaning: the first event says input apart from what is cached, and every prefix is cached"
 POOLING = "a model of two labels scores pairs here, which vLLM refuses"
-RESPONSES = "log-probabilities in /v1/responses, and vLLM's raw messages there"
 MORE = "Pageant tells more: usage has details"
 LIMITS = "a limit: all 151,936 log-probabilities of each token of a prompt are more than one answer may hold"
 IMAGES = "a model that sees"
+PADDING = "padding: no model that is served needs it"
+ROOM = "a limit: a prompt of all max_model_len tokens leaves no room for the token that comes with every embedding"
 DESCRIPTION = "no OpenAPI description is served"
-VOCABULARY = "tokens as the vocabulary writes them: Pageant has their texts"
 VERSION = "vLLM's own version"
 GRANITE = "Granite's format of calls"
 
@@ -80,14 +80,10 @@ REASONS = {  # by pattern, why a test cannot pass; the first that fits
     "serve/lora/*": LORA,
     "tool_parsers/*granite4*": GRANITE,
     "tool_parsers/*": SENSE,
-    "*::test_kv_transfer_*": EXTENSION,
-    "*logprob_token_ids*": EXTENSION,
-    "*::test_per_request_metrics_*": EXTENSION,
     "*::test_token_in_token_out*": EXTENSION,
     "*translategemma*": EXTENSION,
     "*root_path*": KEYS,
     "*::test_prompt_logprobs": LIMITS,
-    "*::test_top_logprobs": LIMITS,
     "*::test_single_chat_session*": MORE,
     "*orca*::test_single_completion*": MORE,
     "*::test_more_than_one_prompt_logprobs_chat*": SENSE,
@@ -101,16 +97,20 @@ REASONS = {  # by pattern, why a test cannot pass; the first that fits
     "*::test_params_not_supported*": WORDS,
     "*::test_bigger_truncation_size": WORDS,
     "*::test_pooling_not_supported*": WORDS,
-    "openai/responses/*": RESPONSES,
     "openai/test_openai_schema*": DESCRIPTION,
     "pooling/classify/*::test_chat_request*": EMBEDDER,
     "pooling/classify/*::test_score*": POOLING,
     "pooling/classify/*::test_rerank*": POOLING,
-    "pooling/embed/*": EMBEDDER,
-    "pooling/basic/*": EMBEDDER,
+    "pooling/embed/*::test_basic*": EMBEDDER,
+    "pooling/embed/*::test_completion_request*": EMBEDDER,
+    "pooling/embed/*::test_chat_request*": EMBEDDER,
+    "pooling/embed/*::test_base64_embedding*": EMBEDDER,
+    "pooling/embed/*::test_matryoshka*": EMBEDDER,
+    "pooling/embed/test_online_long_text*": EMBEDDER,
+    "pooling/embed/*::test_padding*": PADDING,
+    "pooling/basic/*::test_max_truncation_size": ROOM,
     "serve/*::test_metrics_exist*multimodal*": IMAGES,
     "serve/*::test_show_version": VERSION,
-    "serve/tokenize/*return_token_strs*": VOCABULARY,
 }
 
 

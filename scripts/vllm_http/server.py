@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-READY_SECONDS = 120
+READY_SECONDS = 600  # also where other work shares the processors
 STOP_SECONDS = 20
 CLIENT_SECONDS = 600  # as vLLM's own handle has it
 POLL = 0.1
