@@ -76,6 +76,15 @@ def test_rows_of_a_linear_are_alone(native: Native, in_features: int, out_featur
             assert torch.equal(native.linear(x, packed, rounds=rounds), whole)
 
 
+def test_rows_whose_sums_wait_are_alone(native: Native) -> None:
+    """So many rows and features that tiles take both in parts."""
+    x, packed = normal(620, 704), pack(native, normal(96, 704, seed=1), torch.bfloat16)
+    whole = native.linear(x, packed, rounds=True)
+    for start, rows in ((0, 32), (500, 40), (590, 30)):
+        part = native.linear(x[start : start + rows].contiguous(), packed, rounds=True)
+        assert torch.equal(part, whole[start : start + rows])
+
+
 @pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_packing_takes_whatever_a_checkpoint_holds(native: Native, stored: torch.dtype, dtype: torch.dtype) -> None:
