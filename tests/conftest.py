@@ -2,16 +2,49 @@
 
 from __future__ import annotations
 
+import gc
 import os
+from collections.abc import Generator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 REPOSITORY = Path(__file__).resolve().parent.parent
+FOLDERS = pytest.StashKey[list[str]]()
 HAS_GPU = any(Path(device).exists() for device in ("/dev/nvidiactl", "/dev/kfd"))
 
 if not HAS_GPU:  # before anything imports triton: its kernels then run in numpy, one program after the other
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """What is collected is no garbage: it is not looked through for any, neither now nor later."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Each of pytest-xdist's processes begins with another folder to collect, so that they read each other's bytecode:
+    in a fresh clone all would else compile the same file at the same time."""
+    worker: dict[str, Any] = getattr(config, "workerinput", {})
+    config.stash[FOLDERS] = list(config.args)
+    if worker:
+        turn = int(worker["workerid"].removeprefix("gw")) * len(config.args) // worker["workercount"]
+        config.args[:] = config.args[turn:] + config.args[:turn]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """The order that was asked for."""
+    if config.args != config.stash[FOLDERS]:
+        roots = [config.invocation_params.dir / argument.partition("::")[0] for argument in config.stash[FOLDERS]]
+        items.sort(key=lambda item: next(place for place, root in enumerate(roots) if item.path.is_relative_to(root)))
 
 
 @pytest.fixture(scope="session")

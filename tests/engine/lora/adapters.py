@@ -9,10 +9,6 @@ from typing import Any
 import pytest
 import torch
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
-    peft = pytest.importorskip("peft")
-
 Values = dict[str, Any]
 
 
@@ -23,6 +19,9 @@ def save_adapter(
     adapter merged into its weights, or beside them, where a head is tied and would be changed with the embedding."""
     import copy
 
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        peft = pytest.importorskip("peft")  # takes seconds: not where tests are collected
     chosen = {"r": 8, "lora_alpha": 16, "target_modules": "all-linear", "task_type": "CAUSAL_LM"} | config
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
