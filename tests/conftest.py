@@ -16,6 +16,8 @@ HAS_GPU = any(Path(device).exists() for device in ("/dev/nvidiactl", "/dev/kfd")
 
 if not HAS_GPU:  # before anything imports triton: its kernels then run in numpy, one program after the other
     os.environ.setdefault("TRITON_INTERPRET", "1")
+# Before anything imports torch: its threads sleep where they wait for one of them that has no core, beside other tests.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 
 @pytest.hookimpl(wrapper=True)

@@ -308,19 +308,19 @@ def test_a_pool_that_is_too_small_leaves_some_without(pair: Pair) -> None:
         params = msgspec.structs.replace(PARAMS["seeded"], ignore_eos=True)
         link.add(row, random_prompt(66 + row, seed=row, vocab_size=VOCAB), params, seed=row)
     starved = served = 0
-    for turn in range(60):
-        if turn == 40:
+    for turn in range(36):
+        if turn == 24:
             link.close(min(link.sequences))
         wanted = dict.fromkeys(link.sequences, 4)
         found = link.ask(wanted)
         for row, sequence in link.sequences.items():
-            starved, served = starved + (not found[row]), served + (turn > 40 and bool(found[row]))
+            starved, served = starved + (not found[row]), served + (turn > 24 and bool(found[row]))
             expected = pair.expected(sequence, 4)
             assert found[row] == expected[: len(found[row])], "all of it, or what was left of the last one, or nothing"
             sequence.token_ids += expected[:1] if turn % 2 else [3]
         held = [block for one in proposer._followed.values() for block in one.block_ids]
         assert sorted(held + proposer._free) == list(range(12))
-        if turn < 40:
+        if turn < 24:
             assert any(found.values())
     assert starved > 10 and served > 10
 

@@ -128,16 +128,17 @@ def fit(params: SamplingParams, *, model: bool) -> float:
     return p_value(counts.reshape(-1), probs.reshape(-1))
 
 
-@pytest.mark.parametrize("model", [True, False], ids=["model", "certain"])
 @pytest.mark.parametrize("params", PARAMS.values(), ids=PARAMS)
-def test_the_distribution_is_the_target_s(params: SamplingParams, model: bool) -> None:
-    assert fit(params, model=model) > 0.01
+def test_the_distribution_is_the_target_s_whatever_is_proposed(params: SamplingParams) -> None:
+    assert fit(params, model=False) > 0.01
 
 
 @pytest.mark.parametrize("params", PARAMS.values(), ids=PARAMS)
-def test_as_much_is_accepted_as_theory_says(params: SamplingParams) -> None:
-    """The sum of min(p, q), for model proposals: nothing accepts more.  Five standard deviations."""
-    _, accepted = first_tokens(params, model=True)
+def test_of_a_model_s_drafts_as_much_is_accepted_as_theory_says(params: SamplingParams) -> None:
+    """The distribution is the target's, and what is accepted the sum of min(p, q): nothing accepts more.  Five standard
+    deviations."""
+    counts, accepted = first_tokens(params, model=True)
+    assert p_value(counts.reshape(-1), exact(TARGET[3], params)) > 0.01
     wanted = float(np.minimum(exact(TARGET[3], params), exact(DRAFT[3], params)).sum())
     assert abs(float(accepted.mean()) - wanted) < 5 * (wanted * (1 - wanted) / NUM_SAMPLES) ** 0.5 + 1e-6
     assert 0.2 < wanted < 0.99
