@@ -4,7 +4,9 @@ store that is killed costs nothing but misses."""
 from __future__ import annotations
 
 import random
+import re
 import time
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,6 +22,13 @@ SECONDS = 20.0
 def answered(running: Troupe) -> Answer:
     ((answer,),) = running.generate([ask(token_ids=PROMPT, max_tokens=16, temperature=0.8, seed=4, ignore_eos=True)])
     return answer
+
+
+def stored(running: Troupe) -> int:
+    """Blocks that workers gave to stores."""
+    with urllib.request.urlopen(f"{running.url}/metrics", timeout=10) as answer:
+        found = re.search(r"^pageant_blocks_stored_total(?:\{.*\})? (\S+)$", answer.read().decode(), re.MULTILINE)
+    return int(float(found[1])) if found else 0
 
 
 def until(holds: Callable[[], bool], what: str) -> None:
@@ -41,7 +50,7 @@ def test_a_successor_fetches_and_computes_nothing_twice(tmp_path: Path) -> None:
     with troupe(tmp_path, *OPTIONS) as running:
         first = answered(running)
         assert first.cached_tokens == 0
-        time.sleep(1.0)  # for the last blocks to be stored
+        until(lambda: stored(running) >= len(PROMPT) // 16, "its blocks are not stored")
         replaced(running, "worker")
         second = answered(running)
         assert second.token_ids == first.token_ids
