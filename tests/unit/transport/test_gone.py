@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import socket
 import sys
-import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, Literal
@@ -155,10 +154,8 @@ asyncio.run(main())
 """
 
 
-@pytest.mark.parametrize(("kind", "most_seconds"), [("ipc", 0.2), ("tcp", 2.5)])
-async def test_a_process_that_ends_is_noticed_before_its_heartbeats_are_missed(
-    kind: Kind, most_seconds: float, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("kind", ["ipc", "tcp"])
+async def test_a_process_that_ends_is_noticed_before_its_heartbeats_are_missed(kind: Kind, tmp_path: Path) -> None:
     run = str(tmp_path / "run")
     settings = Settings.of(transport=kind, runtime_dir=run, advertise_host="127.0.0.1")
     transport = ZmqTransport(settings.deployment)
@@ -175,9 +172,7 @@ async def test_a_process_that_ends_is_noticed_before_its_heartbeats_are_missed(
     await asyncio.sleep(2 * RETURN_SECONDS)
     assert gone.empty(), "nobody is taken for gone who is there"
     listener.kill()
-    begun = time.monotonic()
-    assert await asyncio.wait_for(gone.get(), 10) == address
-    assert time.monotonic() - begun < most_seconds
+    assert await asyncio.wait_for(gone.get(), settings.deployment.heartbeat_timeout) == address
     await listener.wait()
     outbox.forget(address)
     outbox.close()
