@@ -108,7 +108,7 @@ def test_what_takes_longer_than_there_is_time_for_is_given_up(served: tuple[str,
         begun = time.monotonic()
         with pytest.raises(TimeoutError):
             links.get(address, SECRET, SPACE, NAMES, places(4), begun + 0.05)
-        assert time.monotonic() - begun < 1.0
+        assert time.monotonic() - begun < client.SECONDS
     with pytest.raises(TimeoutError):
         links.get(address, SECRET, SPACE, NAMES, places(4), time.monotonic() - 1.0)
     assert links.get(address, SECRET, SPACE, NAMES, places(4), time.monotonic() + 10.0) == 4
