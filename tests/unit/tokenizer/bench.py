@@ -100,7 +100,7 @@ async def bench(template: str | None = None, *, live: bool = True, **settings: A
     finally:
         made.model.chat_template = None
         made.actor.request_drain()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             await task
 
 

@@ -227,9 +227,7 @@ async def test_draining_does_not_outlast_its_deadline() -> None:
     async with bench(TEMPLATE, template_timeout=30.0) as b:
         b.send(chat("loop"))
         await asyncio.sleep(0.1)
-        started = time.monotonic()
         b.actor.request_drain(time.time() + 0.2)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             while b.actor.inbox.address in b.network.inboxes:
                 await asyncio.sleep(0.02)
-        assert time.monotonic() - started < 30

@@ -16,7 +16,7 @@ from tests.unit.scheduler.fake_draft import FakeDraft
 from tests.unit.scheduler.fake_worker import drafts_of
 from tests.unit.scheduler.world import World
 
-EVENTS = int(os.environ.get("PAGEANT_TEST_EVENTS", "100000")) * 2 // 5
+EVENTS = int(os.environ.get("PAGEANT_TEST_EVENTS", "100000")) // 4
 ENOUGH = 24_000  # to see everything
 
 

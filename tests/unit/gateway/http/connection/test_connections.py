@@ -37,7 +37,7 @@ class Raw:
 
     async def rest(self) -> bytes:
         """What comes until the server closes."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             return await self.reader.read()
 
 
