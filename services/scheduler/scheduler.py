@@ -93,15 +93,13 @@ class Scheduler:
         tables = SideTables(self.accounts, self.records, self.outbound)
         self.parking = Parking(tables)  # requests whose clients are gone, and may come back
         self._intake = RequestIntake(policy, self.replicas)
-        self._reconciliation = reconciliation = Reconciliation(books)
-        self.moves = BlockMoves(
-            self.replicas, self.journal, reconciliation.start_over, self.clock, policy.verify_fetches
-        )
+        self._reconciliation = reconciler = Reconciliation(books)
+        self.moves = BlockMoves(self.replicas, self.journal, reconciler.start_over, self.clock, policy.verify_fetches)
         self._assignment = assignment = ReplicaAssignment(policy, self.replicas, self.forks, books, self.moves)
         self.handovers = Handovers(policy, self.replicas, assignment, self.moves)
         self._drafting = drafting = Drafting(policy, self.counters, self.drafts, self.records, self.replicas)
         self._finalizer = finalizer = RequestFinalizer(assignment, self.drafts, tables, books)
-        self._step_results = StepResultProcessor(finalizer, assignment, drafting, reconciliation, books)
+        self._step_results = StepResultProcessor(finalizer, assignment, drafting, reconciler, books)
         self.adapters = Adapters(self.replicas, self._finalizer.open, self.outbound, self.fail)
         self.events = KVEvents()
         self._batchers: dict[str, Batcher] = {}  # by worker; each lives as long as its replica
