@@ -21,7 +21,7 @@ from shared.transport.keys import FILE, load_keys
 
 MAGIC = b"PGRANKS1"
 ACCEPTED, REFUSED = b"\1", b"\0"
-SECONDS = 5.0  # that either end has for all of it
+SECONDS = 30.0  # that either end has for each answer: a leader may be importing torch on a busy machine
 _FROM_RANK, _FROM_LEADER = b"rank", b"leader"
 
 
