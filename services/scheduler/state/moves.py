@@ -269,11 +269,9 @@ class ReplicaMoves:
     # -- to stores
 
     def next_offer(self, num_steps: int) -> OfferBlocks | None:
-        """Blocks that were named since the last one, by so many plans; one offer is open at a time.  None while
-        something arrives: to copy blocks out of the pool and keep them takes time from a request that waits.
-        """
+        """Blocks that were named since the last one, by so many plans; one offer is open at a time."""
         now, fresh = self._clock.now, self._pool.named
-        if not fresh or self._num_offers or self._arriving or now < self._rests_until or not self._stores:
+        if not fresh or self._num_offers or now < self._rests_until or not self._stores:
             return None
         store, is_check = self._stores.place_for(f"{self._epoch}"), False
         if not store:

@@ -106,17 +106,6 @@ def test_only_what_no_store_has_is_offered_one_offer_at_a_time() -> None:
     assert place.moves.next_offer(3) is not None
 
 
-def test_nothing_is_offered_while_something_arrives() -> None:
-    place = Place()
-    assert place.moves.awaits(NAMES, [], 1)
-    (block,) = place.pool.allocate(1)
-    place.pool.register(block, NAMES[7], place.pool.generations[block])
-    assert place.moves.next_offer(3) is None, "it would take the time of a request that waits"
-    place.finish(6)
-    offer = place.moves.next_offer(3)
-    assert offer is not None and offer.names == NAMES[7:]
-
-
 def test_what_waits_for_a_row_has_its_prefix_fetched_meanwhile() -> None:
     world = MovingWorld(Policy(verify_fetches=0), num_blocks=64, block_size=8, max_num_seqs=1, block_space=SPACES[8])
     world.join_store("s", 100)
