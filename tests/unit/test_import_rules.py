@@ -126,6 +126,8 @@ ALLOWED: dict[str, set[str]] = {
     "services.tokenizer": {"STDLIB", "msgspec", "structlog", "tokenizers", "jinja2", "shared"},
     "services.detokenizer": {"STDLIB", "msgspec", "structlog", "tokenizers", "shared"},
     "services.store": {"STDLIB", "structlog", "prometheus_client", "shared"},
+    "services.store.backends.mooncake": {"STDLIB", "mooncake", "services.store.backends", "shared"},
+    "services.store.backends.nixl": {"STDLIB", "nixl", "services.store.backends", "shared"},
     "services.cli": {"STDLIB", "msgspec", "structlog", "click", "grpc", "grpc_health", "google", "shared", "protos",
                      "tqdm", "matplotlib"},
     "services.cli.simulate": {"STDLIB", "msgspec", "click", "tqdm", "shared", "services.cli", "services.simulator",
