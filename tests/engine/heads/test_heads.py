@@ -11,6 +11,8 @@ import pytest
 import torch
 
 from engine.execution.runner import ModelRunner
+from engine.heads.drafter import HeadDrafter
+from shared.sampling import SamplingParams
 from tests.engine.checkpoints import KERNELS, VOCAB, make_runner, random_prompt, save_checkpoint
 from tests.engine.driver import Driver
 from tests.engine.heads.mtp import write_mtp
@@ -75,6 +77,28 @@ def test_drafts_are_those_of_plain_torch(kind: str, kernels: str, tmp_path: Path
     for _ in range(2):
         result = driver.step({3: 1, 1: 1}, num_wanted_drafts=[1, 2])
     assert result.head_draft_ids == oracle(first.token_ids, 1) + oracle(second.token_ids, 2)
+
+
+SAMPLED = {
+    3: SamplingParams(temperature=0.8, top_p=0.9, seed=1),
+    1: SamplingParams(temperature=0.0),
+    2: SamplingParams(temperature=1.5, top_k=20, min_p=0.02, seed=2),
+}
+
+
+def test_drafts_in_one_call_are_drawn_as_step_by_step(tmp_path: Path) -> None:
+    found = []
+    for at_once in (True, False):
+        runner, *_ = make("eagle3-norms", "native", tmp_path / str(at_once))
+        assert isinstance(runner._drafter, HeadDrafter) and runner._drafter._at_once is not None
+        if not at_once:
+            runner._drafter._at_once = None
+        driver = Driver(runner)
+        for row, params in SAMPLED.items():
+            driver.add(row, random_prompt(20 + row, row), params, seed=row)
+        result = driver.step({row: 20 + row for row in SAMPLED}, num_wanted_drafts=[MOST, 2, MOST])
+        found.append((result.num_head_drafts, result.head_draft_ids))
+    assert found[0] == found[1] and found[0][0] == [MOST, 2, MOST]
 
 
 @torch.inference_mode()
