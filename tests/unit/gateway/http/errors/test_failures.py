@@ -73,7 +73,7 @@ BAD: list[tuple[str, Any, int, str | None]] = [
     ("/v1/embeddings", {"input": ["a"] * 2049}, 400, "input"),
     ("/v1/embeddings", {"input": "a", "encoding_format": "hex"}, 400, "encoding_format"),
     ("/v1/embeddings", {"input": "a", "endianness": "big"}, 400, "endianness"),
-    ("/v1/embeddings", {"input": "a", "encoding_format": "base64", "embed_dtype": "fp8_e4m3"}, 400, "embed_dtype"),
+    ("/v1/embeddings", {"input": "a", "encoding_format": "base64", "embed_dtype": "int8"}, 400, "embed_dtype"),
     ("/v1/embeddings", {"input": "a", "normalize": True, "use_activation": False}, 400, "use_activation"),
     ("/v1/embeddings", {"input": "a", "messages": []}, 400, "input"),
     ("/v1/embeddings", {"input": "a", "truncate_prompt_tokens": 2, "truncation_side": "up"}, 400, "truncation_side"),
