@@ -287,8 +287,8 @@ PG_INLINE void block_by_tiles(Kernel kernel, const Rows &x, int64_t first, int64
                             hand_out_some(at_once);
                         });
                     } else {
+                        hand_out_rest();  // first: the next panel's sums may take the same place
                         multiply_tiles(t, sums);
-                        hand_out_rest();
                     }
                     if (part + 1 == parts) complete = {sums, row, row + rows, panel};
                 }
