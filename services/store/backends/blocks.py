@@ -17,7 +17,7 @@ from typing import TypeVar
 
 import structlog
 
-from services.store.backends.interface import Backend, BackendAddress
+from services.store.backends.interface import BackendAddress, ValueStore
 from services.store.backends.sealed import SEAL_BYTES, sealed, unsealed
 from shared.data_link.server import HeldBlock
 from shared.transport.link import worth_a_line
@@ -69,8 +69,8 @@ class BackendBlocks:
         self._questions: queue.SimpleQueue[Question | None] = queue.SimpleQueue()
         self._is_closed = False
         self._closes_at = float("inf")
-        self._reading = Connection(address.reader, self._failed)
-        self._writing = Connection(address.writer, self._failed)
+        self._reading = BackendConnection(address.reader, self._failed)
+        self._writing = BackendConnection(address.writer, self._failed)
         writer = threading.Thread(target=self._write, name="backend-out", daemon=True)
         reader = threading.Thread(target=self._answer, name="backend-in", daemon=True)
         self._threads = (writer, reader)
@@ -253,13 +253,13 @@ class BackendBlocks:
             log.warning("backend_failed", reason=reason, num_failed=self.num_failed)
 
 
-class Connection:
+class BackendConnection:
     """One thread's connection: made when it is first used, and again a while after it failed."""
 
-    def __init__(self, connect: Callable[[], Backend], failed: Callable[[str], None]) -> None:
+    def __init__(self, connect: Callable[[], ValueStore], failed: Callable[[str], None]) -> None:
         self._connect = connect
         self._failed = failed
-        self._backend: Backend | None = None
+        self._backend: ValueStore | None = None
         self._rests_until = 0.0
 
     @property
@@ -271,7 +271,7 @@ class Connection:
         self._rests_until = time.monotonic() + REST_SECONDS
         self._failed(reason)
 
-    def use(self, action: Callable[[Backend], T]) -> T | None:
+    def use(self, action: Callable[[ValueStore], T]) -> T | None:
         """None where it fails, or rests."""
         if self.is_resting:
             return None

@@ -15,7 +15,7 @@ class BackendError(PageantError):
     """A backend cannot be used over this connection any more."""
 
 
-class Backend(Protocol):
+class ValueStore(Protocol):
     """One connection, used by one thread.  Names are 64 hexadecimal digits.
 
     A method may take as long as the other system takes.  Where the connection is of no use any more, a method raises
@@ -43,5 +43,5 @@ class Backend(Protocol):
 class BackendAddress:
     """How the two threads of a store connect.  Neither call needs to succeed: it is made again later."""
 
-    reader: Callable[[], Backend]
-    writer: Callable[[], Backend]
+    reader: Callable[[], ValueStore]
+    writer: Callable[[], ValueStore]
