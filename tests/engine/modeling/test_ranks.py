@@ -117,6 +117,7 @@ def test_a_frozen_rank_ends_the_group_too() -> None:
         with pytest.raises(FatalError, match="a rank is silent"):
             driver.generate(400)
         assert group.failure == "rank 1 of the group has been silent for 2 s"
+        group.processes[0].kill()  # a fork is waited for without a limit
 
 
 def test_ranks_that_read_different_steps_give_no_token() -> None:
