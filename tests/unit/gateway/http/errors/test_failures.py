@@ -120,7 +120,7 @@ BAD: list[tuple[str, Any, int, str | None]] = [
     ("/v1/responses", {"input": "x", "tool_choice": {"type": "function", "name": "g"}}, 400, "tool_choice"),
     ("/v1/responses", {"input": "x", "tool_choice": ALLOWED}, 400, "tool_choice"),
     ("/v1/responses", {"input": "x", "tool_choice": 5}, 400, "tool_choice"),
-    ("/v1/responses", {"input": "x", "include": ["message.output_text.logprobs"]}, 400, "include"),
+    ("/v1/responses", {"input": "x", "include": ["file_search_call.results"]}, 400, "include"),
     ("/v1/responses", {"input": []}, 400, "input"),
     ("/v1/responses", {"input": [{"content": "x"}]}, 400, "input[0].role"),
     ("/v1/responses", {"input": [{"type": "item_reference", "id": "x"}]}, 400, "input[0]"),
