@@ -186,6 +186,7 @@ def test_a_store_that_forgets_and_one_that_lies_cost_a_miss(tmp_path: Path, engi
     engine.catch_up()
     keys = engine.store.keys()
     _, data = engine.store._blocks[keys[len(keys) // 2]]
+    assert isinstance(data, bytearray)
     data[7] ^= 1
     engine.lose("w0")
     engine.join("w1")
@@ -217,6 +218,7 @@ def test_a_store_that_lies_under_right_checksums_is_found_out_and_asked_no_more(
     assert counts.num_checks
     assert not counts.num_false_blocks, "it tells the truth"
     for key, (_, data) in engine.store._blocks.items():
+        assert isinstance(data, bytearray)
         data[::5] = bytes(len(data[::5]))
         engine.store._blocks[key] = checksum(data), data
     engine.lose("w1")
