@@ -97,5 +97,6 @@ def test_the_number_of_drafts_is_chosen_by_measurement(stories: list[Ask]) -> No
     engine = Engine(kernels="native", draft=f"eagle:{HEAD}")
     assert token_ids(engine.generate(longer)) == token_ids(Engine(kernels="native").generate(longer))
     asked = [max(plan.num_wanted_drafts, default=0) for _, plan in engine.plans]
-    assert {0, 1, 2, 4, 8} >= set(asked) >= {0, 4}, "none at first; then some lengths were tried"
+    assert max(asked) <= 8 and set(asked) >= {0, 4}, "none at first; then some lengths were tried"
+    assert sum(length in (0, 1, 2, 4, 8) for length in asked) >= len(asked) - len(longer), "others where little is left"
     assert engine.counters.num_accepted_tokens > 50
