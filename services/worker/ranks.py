@@ -10,6 +10,7 @@ import os
 import socket
 import subprocess
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 
 import structlog
@@ -30,7 +31,7 @@ SILENCE = 2.0  # seconds without a sign of life, after which a rank is given up:
 log = structlog.get_logger()
 
 
-class WatchedRanks(LeadingRanks):
+class WatchedRanks(LeadingRanks, ABC):
     """Ranks 1 ... ranks - 1.  `failure` says which has ended, and how."""
 
     def __init__(self, channels: Sequence[Channel], ranks: int, memory: int, on_failure: Callable[[], None]) -> None:
@@ -73,9 +74,9 @@ class WatchedRanks(LeadingRanks):
         else:
             self.on_end(channel, error)
 
+    @abstractmethod
     def on_end(self, channel: Channel, error: FatalError) -> None:
         """A rank's channel is closed."""
-        raise NotImplementedError
 
 
 class RankGroup(WatchedRanks):

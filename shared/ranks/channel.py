@@ -116,7 +116,7 @@ class Channel:
         return bool(poller.poll(0))
 
     def close(self) -> None:
-        """Whoever receives goes on at once."""
+        """A thread that receives here goes on at once, with an error."""
         self._closed.set()
         with contextlib.suppress(OSError):  # the other end is gone
             self._end.shutdown(socket.SHUT_RDWR)

@@ -1,7 +1,7 @@
 // Ranks that share no memory: each has the group's memory for itself, and what it writes there for the others goes to
 // them over sockets, through the leader.
 //
-// A frame is a head, a table of stretches, and the bytes of these.  It says where its bytes belong, so that nobody needs to
+// A frame is a head, a table of stretches, and the bytes of these.  It says where its bytes belong, so that no rank needs to
 // know another rank's shares; a stretch that leaves the memory's areas ends the group.  Each gather's frames carry the
 // sender's digest of the orders so far, which the receiver compares before it uses any of them.
 #pragma once
