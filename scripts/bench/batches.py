@@ -164,7 +164,7 @@ def _perform(client: httpx2.Client, deployment: KilledDeployment, order: BatchOr
 
 
 def _kill(deployment: KilledDeployment, what: str, rng: random.Random) -> str:
-    """One process of a service, or everything; a service of which nothing lives is being started already."""
+    """One process of a service, or everything; a service without a live process is starting already."""
     if what == EVERYTHING:
         deployment.kill_all()
         deployment.start()

@@ -1,4 +1,6 @@
-"""Adapters between the scheduler's core and real workers: who holds what, who waits, and what is never shared."""
+"""Adapters between the scheduler's core and real workers: which worker holds which, which requests wait for one, and
+which blocks are never shared.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,7 @@ def said(engine: Engine, asks: list[Ask]) -> Tokens:
 
 
 def test_keys_and_values_of_one_adapter_are_never_another_s(paths: list[Path]) -> None:
-    """The same prompt under each, one after the other: a hit of another's blocks would change what is said."""
+    """The same prompt under each, one after the other: a hit of another adapter's blocks would change the tokens."""
     engine = Engine(max_loras=4)
     adapters = [None, *(engine.load_adapter(path.name, path) for path in paths[:3])]
     cold = [said(Engine(Policy(enable_prefix_caching=False), adapters=()), [using(None)])[0]]

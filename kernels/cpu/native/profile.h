@@ -2,7 +2,7 @@
 #pragma once
 #include "pageant.h"
 
-// What the member of this thread does from now on; a test of one flag where nobody looks.
+// What the member of this thread does from now on; where no profile is taken, it tests one flag.
 class Clock {
   public:
     static bool counting;

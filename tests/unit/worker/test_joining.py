@@ -1,4 +1,4 @@
-"""How ranks join a leader over TCP: places, refusals in a line, and nothing read of who has other keys."""
+"""How ranks join a leader over TCP: places, refusals in a line, and that a process with other keys is not read."""
 
 from __future__ import annotations
 

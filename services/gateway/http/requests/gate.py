@@ -83,7 +83,7 @@ class Gate:
         return self.service.deployment.roster.max_input_length or MAX_TOKENS_PER_MESSAGE
 
     def caller(self, request: Request) -> CallMetadata:
-        """Who asks: the gateway itself says it for the lines of batches, and for all others their headers do."""
+        """The gateway names the caller for the lines of batches; for all other requests the headers do."""
         known: CallMetadata | None = request.scope.get(CALLER)
         return self.access.caller(request.headers.items()) if known is None else known
 
