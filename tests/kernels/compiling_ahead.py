@@ -66,12 +66,19 @@ class NamedDevice:
 
 
 @contextmanager
-def compiling(target: tuple[str, int | str, int]) -> Iterator[list[Compiled]]:
-    """Launches within are compiled for the target, and collected.  Triton must not be interpreting."""
+def compiling(target: tuple[str, int | str, int], *, variants: bool = True) -> Iterator[list[Compiled]]:
+    """Launches within are compiled for the target, and collected; without `variants` a kernel's first one.
+
+    Triton must not be interpreting.
+    """
     found: list[Compiled] = []
+    names: set[str] = set()
 
     def launch(kernel: Any, grid: tuple[int, ...]) -> Callable[..., None]:
         def compile_only(*args: Any, **options: Any) -> None:
+            if kernel.fn.__name__ in names and not variants:
+                return
+            names.add(kernel.fn.__name__)
             made = kernel.warmup(*args, grid=grid, **options)
             found.append(Compiled(kernel.fn.__name__, made.metadata.num_warps, made.metadata.shared, made.asm))
 

@@ -18,11 +18,8 @@ import torch
 from scripts.bench.gpu.shapes import LLAMA_3_8B
 from tests.kernels.compiling_ahead import HOPPER, MI300, compiling
 from tests.kernels.launches import Catalogue
-launches = list(Catalogue(LLAMA_3_8B, torch.bfloat16).launches())
-if not {variants}:  # the first of those that are called alike
-    launches = list({{name.split(",")[0]: (name, launch) for name, launch in reversed(launches)}}.values())
-with compiling({target}) as compiled:
-    for name, launch in launches:
+with compiling({target}, variants={variants}) as compiled:
+    for name, launch in Catalogue(LLAMA_3_8B, torch.bfloat16).launches():
         launch()
 for one in compiled:
     print(one.name, {fact})
@@ -30,7 +27,7 @@ for one in compiled:
 
 
 def compile_for(target: str, fact: str, *, variants: bool = True) -> dict[str, list[str]]:
-    """Kernel -> what is asked of each of its variants, or of few of them."""
+    """Kernel -> what is asked of each of its variants, or of one of them."""
     if not has_triton():
         pytest.skip("triton is not installed")
     program = PROGRAM.format(target=target, fact=fact, variants=variants)
