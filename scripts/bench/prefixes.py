@@ -9,6 +9,9 @@ Three loads are of tokens: chats in turns, of which some are asked again with an
 ones; and the same questions without anything before them.  The trace of Mooncake says only which of its blocks of 512
 tokens are equal: what lies behind the last equal one is not known, so the gain is given as its bound, a block less a
 token for each request, and as its mean where ends of prefixes are spread evenly, half of that.
+
+The loads of tokens also go through the scheduler's core, one request after the other, with a stand-in for the worker that
+samples their answers: with and without `enable_partial_block_hits`, and what a request costs the core in either case.
 """
 
 from __future__ import annotations
@@ -18,14 +21,22 @@ import json
 import random
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from time import process_time
 from typing import Any
 
 from tokenizers import Tokenizer
+
+from services.scheduler.scheduler import Scheduler
+from services.scheduler.state.policy import Policy
+from shared.messages import AddRequest, RequestHeader, StepResult, WorkerCapacity
+from shared.packing import pack_tokens
+from shared.sampling import GenerationDefaults, SamplingParams
 
 SYSTEM = "You are a helpful assistant. Answer in a friendly way, and say so where you do not know something."
 NUM_SHOTS = 5
 ANSWER_TOKENS = (60, 400)
 AGAIN = 0.25  # of the chats: the last message is edited and sent again
+POOL_TOKENS = 1 << 20  # that the worker's pool has room for: nothing is evicted
 TRACE_BLOCK = 512  # tokens of one of Mooncake's hash ids
 
 Load = list[tuple[list[int], list[int]]]  # prompts, each with its answer
@@ -69,6 +80,24 @@ def measure(load: Load, block_sizes: Sequence[int]) -> dict[str, float]:
             found[str(size)] += longest // size * size
         cached.add([*prompt, *answer])
     return {name: value / len(load) for name, value in found.items()}
+
+
+def serve(load: Load, block_size: int, *, partial: bool) -> tuple[float, float]:
+    """Per request: tokens that the scheduler's core finds cached, and milliseconds of the core's processor time."""
+    core = Scheduler(Policy(max_num_batched_tokens=1 << 14, enable_partial_block_hits=partial))
+    core.add_worker("w", 1, WorkerCapacity(POOL_TOKENS // block_size, block_size, 1, 1 << 14, 1 << 18, "m", "", ""))
+    core.set_detokenizers(["d"])
+    start = process_time()
+    for number, (prompt, answer) in enumerate(load):
+        params = SamplingParams(max_tokens=max(1, len(answer)), ignore_eos=True)
+        resolved = params.resolved(GenerationDefaults(), max_tokens=16)
+        core.add(AddRequest(RequestHeader(str(number), "g"), resolved, pack_tokens(prompt), []), 0.0)
+        tokens = iter(answer or [0])
+        while plan := core.schedule("w"):
+            core.apply("w", StepResult(plan.epoch, plan.step_id, [1], [next(tokens)]))
+        core.outbound.take_batches()
+        core.journal.take()
+    return core.counters.num_prefix_cache_hits / len(load), 1000 * (process_time() - start) / len(load)
 
 
 # -- loads
@@ -153,6 +182,8 @@ def main() -> int:
             share = gained / (found["tokens"] - found[str(size)])
             more = f"to the token {gained:4.1f} more, {share:.2%} of the rest"
             print(f"  blocks of {size:2}: {found[str(size)]:7.1f} found; {more}")
+            (whole, plain), (parts, dear) = (serve(load, size, partial=partial) for partial in (False, True))
+            print(f"    the core: {whole:.1f} found, {plain:.2f} ms; to the token {parts:.1f}, {dear:.2f} ms")
     count, tokens, least = mooncake(args.data)
     print(f"Mooncake: {count} requests of {tokens:.0f} tokens, at least {least:.0f} found")
     for size in sizes:

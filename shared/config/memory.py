@@ -33,6 +33,10 @@ class MemorySettings(Section, frozen=True, kw_only=True):
         advanced("Number of KV blocks, in place of the memory plan; layers with a window get no more. 0: the plan's."),
     ] = 0
     enable_prefix_caching: Annotated[bool, advanced("Reuse the KV cache of equal prefixes, within one tenant.")] = True
+    enable_partial_block_hits: Annotated[
+        bool,
+        advanced("Reuse equal prefixes to the token: the beginning of the block behind the last full one is copied."),
+    ] = False
     store_memory: Annotated[
         int,
         common(

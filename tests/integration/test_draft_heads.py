@@ -40,9 +40,9 @@ def is_trained(make: Make) -> bool:
 
 
 def test_drafts_of_a_head_change_no_token(pair: tuple[Make, Make]) -> None:
-    """In chunks, and once more behind cached prefixes."""
+    """In chunks, and once more behind cached prefixes, to the token."""
     plain, drafting = pair
-    engine = drafting(Policy(num_draft_tokens=3, max_num_batched_tokens=96))
+    engine = drafting(Policy(num_draft_tokens=3, max_num_batched_tokens=96, enable_partial_block_hits=True))
     for _ in range(2):
         assert token_ids(engine.generate(list(asks()))) == plain_tokens(plain)
     counters = engine.counters

@@ -125,6 +125,21 @@ def test_a_prefix_hit_equals_a_cold_run(make: Make) -> None:
     assert engine.counters.num_prefix_cache_hits > first + 500, "and the second round found nearly all"
 
 
+def test_a_prefix_to_the_token_equals_a_cold_run(make: Make) -> None:
+    """Prompts that leave others within a block, which is copied; and what goes on behind another one's output."""
+    first = list(asks())[:16]
+    engine = make(Policy(max_num_batched_tokens=256, enable_partial_block_hits=True))
+    found = token_ids(engine.generate(first))
+    assert found == solo(make)[:16]
+    prompts = [one.prompt[:-3] for one in first if len(one.prompt) > 5]
+    prompts += [[*one.prompt, *tokens[0][:-4]] for one, tokens in zip(first, found, strict=True)]
+    later = [ask([*prompt, 11, 12], seed=index, max_tokens=6) for index, prompt in enumerate(prompts)]
+    before = engine.counters.num_block_copies
+    assert token_ids(engine.generate(later)) == token_ids(make(Policy(enable_prefix_caching=False)).generate(later))
+    reuses_parts = not engine.core.replicas["w0"].has_partial_hits
+    assert (engine.counters.num_block_copies - before > 8) is reuses_parts
+
+
 def test_preempted_equals_undisturbed(make: Make) -> None:
     growing = [ask([5 + index] * 10, seed=index, max_tokens=80, temperature=1.0) for index in range(8)]
     wanted = token_ids(make(Policy(enable_prefix_caching=False)).generate(growing))

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain, islice
 
 from services.scheduler.blocks.clock import Clock
+from services.scheduler.blocks.contents import BlockContents
 from services.scheduler.blocks.eviction_history import EvictionHistory
 from services.scheduler.blocks.free_list import FreeList
 from services.scheduler.blocks.pool_events import PoolEvents
@@ -44,6 +45,7 @@ class BlockPool:
         self._retained = RetainedBlocks(size, clock, weight)
         self.evicted = EvictionHistory(size, clock)  # names of what was evicted
         self.events: PoolEvents | None = None  # where they are published
+        self.contents: BlockContents | None = None  # where blocks are reused in part
         self.named: deque[tuple[int, int]] | None = None  # blocks that got names, with generations, the latest
 
     @property
@@ -100,16 +102,16 @@ class BlockPool:
         self._free.extend(named if retention is None else self._retained.add(named, retention))
         self._free.extend_left(nameless)
 
-    def register(self, block: int, block_hash: bytes, generation: int) -> None:
+    def register(self, block: int, block_hash: bytes, generation: int, *, is_tail: bool = False) -> None:
         """Make a block findable that was filled in this generation.  Where another block has these contents already,
-        that one stays."""
+        that one stays.  A tail is for copying from alone."""
         if self.hashes[block] is None and block_hash not in self._by_hash and self.generations[block] == generation:
             self.hashes[block] = block_hash
             self.hash_generations[block] = generation
             self._by_hash[block_hash] = block
             if self.events is not None:
                 self.events.named(block_hash)
-            if self.named is not None:
+            if self.named is not None and not is_tail:
                 self.named.append((block, generation))
 
     def keep_named(self) -> None:
@@ -120,7 +122,11 @@ class BlockPool:
         """As if all that can be found had been named just now."""
         if self.named is not None:
             self.named.clear()
-            self.named.extend((block, self.hash_generations[block]) for block in self._by_hash.values())
+            found = self._by_hash.items()
+            self.named.extend((block, self.hash_generations[block]) for name, block in found if self._is_whole(name))
+
+    def _is_whole(self, name: bytes) -> bool:
+        return self.contents is None or not self.contents.is_tail(name)
 
     def name_of(self, block: int, generation: int) -> bytes | None:
         """Of what a block holds, if it is still in this generation."""
@@ -144,6 +150,15 @@ class BlockPool:
                 break
             count += 1
         return count
+
+    @property
+    def has_readers(self) -> bool:
+        """Whether the tokens of its blocks are of use."""
+        return self.events is not None or self.contents is not None
+
+    def block_of(self, block_hash: bytes) -> int:
+        """The block that can be found by this name; KeyError where there is none."""
+        return self._by_hash[block_hash]
 
     @property
     def names(self) -> Iterable[bytes]:
@@ -213,3 +228,5 @@ class BlockPool:
             self.evicted.add(block_hash)
             if self.events is not None:
                 self.events.forgotten(block_hash)
+            if self.contents is not None:
+                self.contents.forget(block_hash)

@@ -32,6 +32,12 @@ def extend_hashes(hashes: list[bytes], root: bytes, token_ids: list[int], block_
     hashes.extend(chained(parent, pack_tokens(token_ids[len(hashes) * block_size :]), block_size))
 
 
+def tail_hash(parent: bytes, token_ids: list[int]) -> bytes:
+    """The hash of fewer tokens than a block holds, behind the block of this hash: that of no full block, since what is
+    hashed is shorter."""
+    return blake2b(parent + pack_tokens(token_ids), digest_size=DIGEST_BYTES).digest()
+
+
 def chained(parent: bytes, packed: bytes, block_size: int) -> Iterator[bytes]:
     """The hashes of all full blocks of packed token ids that follow on the block of this hash."""
     size = 4 * block_size  # bytes

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from services.scheduler.planning.block_budget import BlockBudget
+from services.scheduler.planning.block_starts import BlockStarts
 from services.scheduler.planning.branching import branch_off, idle_beams, is_idle
 from services.scheduler.planning.checkpoints import Checkpoints
 from services.scheduler.planning.fair_share import FairShareAdmission
@@ -12,6 +13,7 @@ from services.scheduler.planning.forking import awaits_sibling, can_fork, fork
 from services.scheduler.planning.plan_builder import NONE, PlanBuilder
 from services.scheduler.planning.preemption import Preemption
 from services.scheduler.planning.prefixes import Prefixes
+from services.scheduler.planning.quarantine import must_be_alone
 from services.scheduler.planning.sharing import Claims, Visitors
 from services.scheduler.speculation.drafting import Drafting
 from services.scheduler.speculation.speculation import Speculation
@@ -59,6 +61,7 @@ class Batcher:
         self._prefixes = Prefixes(replica, self.builder, policy)
         self._checkpoints = Checkpoints(replica, self._prefixes)
         self._block_budget = BlockBudget(replica, self._prefixes, policy.max_num_batched_tokens)
+        self._starts = BlockStarts(replica, self.builder, self._prefixes, self._block_budget, policy)
         self._longest_chunk = replica.longest_chunk
         self._preemption = Preemption(replica, self.builder, books)
         self._ahead = FairShareAdmission(replica, self._block_budget, self._preemption)
@@ -307,7 +310,7 @@ class Batcher:
         if awaits_sibling(self.replica, sequence):
             self.accounts.passed_over(sequence, Phase.QUEUE_SIBLING)
             return False
-        if self._must_be_alone(sequence):
+        if must_be_alone(self.replica, sequence):
             self.accounts.passed_over(sequence, Phase.LOST)
             return False
         if not self._has_adapter(sequence):
@@ -325,22 +328,15 @@ class Batcher:
             return True
         return self._fork(sequence) if can_fork(self.replica, sequence) else self._admit(sequence)
 
-    def _must_be_alone(self, sequence: Sequence) -> bool:
-        """Whether it may be what kills workers, and so may another request that is computed."""
-        request = sequence.request
-        return request.is_quarantined and any(
-            other.request is not request and other.request.is_quarantined
-            for index, other in enumerate(self.replica.running)
-            if index < self.replica.num_active or other.num_in_flight
-        )
-
     def _admit(self, sequence: Sequence) -> bool:
         """Start a sequence with what the prefix cache has of it; False where blocks or budget do not allow."""
         replica, hit = self.replica, self._prefixes.hit(sequence)
+        num_hits = len(hit.blocks)  # whose list becomes the sequence's own
         if self._prefixes.is_coming(sequence, hit.blocks, self._block_budget.reserve):
             self.accounts.passed_over(sequence, Phase.QUEUE_SIBLING)
             return True  # a step or a fetch later it is a hit, and the next sequence may start now
-        num_cached = len(hit.blocks) * replica.block_size
+        start = self._starts.find(sequence, hit)
+        num_cached = num_hits * replica.block_size + start.num_tokens
         if (num_wanted := replica.end_of(sequence) - num_cached) <= 0:
             return True  # all that is computed here is there: it goes on elsewhere
         num_tokens = self._cut(sequence, num_cached, self._chunk(sequence, num_wanted))
@@ -349,12 +345,15 @@ class Batcher:
             return self._stop(sequence, Phase.QUEUE_FAIRNESS if is_held_back else Phase.QUEUE_BUDGET)
         if not self._make_room(lambda: self._block_budget.num_lacking_beside(sequence, hit)):
             return self._stop(sequence, Phase.QUEUE_BLOCKS)
+        start = self._starts.hold(start, sequence, hit)
+        num_cached = num_hits * replica.block_size + start.num_tokens
         num_all = self._block_budget.num_blocks(sequence) if sequence.is_protected else 0
         replica.share_hit(sequence, hit)
-        sequence.num_registered_blocks = len(hit.blocks)
+        sequence.num_registered_blocks = num_hits
         num_tokens = min(num_tokens, replica.room_in_windows(sequence, num_cached, self._block_budget.reserve))
         count, *sliding = replica.num_missing(sequence, num_cached + num_tokens)
-        replica.grow(sequence, num_all - len(hit.blocks) if num_all else count, *sliding)
+        replica.grow(sequence, num_all - num_hits if num_all else count, *sliding)
+        self.counters.num_block_copies += self._starts.copy(sequence, start, num_hits)
         self._begin(sequence, num_cached, num_tokens)
         if (snapshot := self._checkpoints.load(sequence, num_cached // replica.block_size)) is not None:
             self.builder.step.loads[sequence] = snapshot

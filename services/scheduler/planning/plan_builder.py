@@ -27,6 +27,7 @@ class PlanBuilder:
         self.copies: dict[Sequence, list[BlockCopy]] = {}  # of each pool
         self._state_forks: dict[Sequence, int] = {}  # to the rows of others
         self._admitted: list[Sequence] = []
+        self._sources: list[int] = []  # of copies, held until the plan is made
         self.clear()
 
     def clear(self) -> None:
@@ -38,6 +39,9 @@ class PlanBuilder:
         self.copies.clear()
         self._state_forks.clear()
         self._admitted.clear()
+        if self._sources:
+            self.replica.pool.release(self._sources)
+            self._sources = []
 
     def schedule(
         self,
@@ -78,6 +82,11 @@ class PlanBuilder:
         held."""
         assert len(self.copies.setdefault(sequence, [])) == pool
         self.copies[sequence].append((source, generation, destination))
+
+    def hold(self, block: int) -> None:
+        """Keep a block that no sequence may hold from being given out in this plan: it is to be copied."""
+        self.replica.pool.share([block])
+        self._sources.append(block)
 
     def fork_state(self, sequence: Sequence, source: Sequence) -> None:
         """Have a sequence begin with the state of another, as it is before the step."""

@@ -14,6 +14,7 @@ class Policy:
     max_num_batched_tokens: int = 2048
     enable_chunked_prefill: bool = True
     enable_prefix_caching: bool = True
+    enable_partial_block_hits: bool = False
     long_prefill_token_threshold: int = 0
     scheduling_policy: str = "fcfs"
     routing_policy: str = "prefix_aware"

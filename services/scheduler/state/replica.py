@@ -10,6 +10,8 @@ from collections.abc import Sequence as Seq
 
 from services.scheduler.blocks.block_pool import BlockPool
 from services.scheduler.blocks.clock import Clock
+from services.scheduler.blocks.contents import BlockContents
+from services.scheduler.blocks.prefix_cache import tail_hash
 from services.scheduler.blocks.sliding import PrefixHit, SlidingBlocks, SlidingTable, longest_hit
 from services.scheduler.blocks.snapshots import Snapshots
 from services.scheduler.blocks.stores import StoreIndex
@@ -193,7 +195,7 @@ class Replica:
     def share_hit(self, sequence: Sequence, hit: PrefixHit) -> None:
         """Begin a sequence's tables with what the prefix cache has of it."""
         end = len(hit.blocks)
-        if self.pool.events is not None:
+        if self.pool.has_readers:
             self.learn(sequence, range(end))  # what was not computed here has come from elsewhere
         sliding = [one.table_of(end, found) for one, found in zip(self.sliding, hit.windows, strict=True)]
         self._share(sequence, hit.blocks, [self.pool.hash_generations[block] for block in hit.blocks], sliding)
@@ -268,18 +270,26 @@ class Replica:
         far: plans run in order, so a sequence that finds one reads it after it was written."""
         hashes = sequence.hash_blocks(self.block_size)
         num_full = min(sequence.num_computed_tokens // self.block_size, len(hashes))
-        if self.pool.events is not None:
-            self.learn(sequence, range(sequence.num_registered_blocks, num_full))
-        for index in range(sequence.num_registered_blocks, num_full):
+        first = sequence.num_registered_blocks
+        for index in range(first, num_full):
             self.pool.register(sequence.block_ids[index], hashes[index], sequence.block_generations[index])
             for one, table in self._windows(sequence) if self.sliding else ():
                 if (place := index - table.first) >= 0:
                     one.pool.register(table.block_ids[place], hashes[index], table.generations[place])
-        sequence.num_registered_blocks = max(sequence.num_registered_blocks, num_full)
+        if self.pool.has_readers:
+            self.learn(sequence, range(first, num_full))
+        sequence.num_registered_blocks = max(first, num_full)
 
     def learn(self, sequence: Sequence, places: range) -> None:
-        """What blocks of a sequence hold, for those to whom events of the pool are told; nothing of salted ones."""
-        header, events = sequence.request.header, self.pool.events
+        """What blocks of a sequence hold, for prompts that begin like them and for events of the pool; events tell
+        nothing of salted ones."""
+        header, events, contents = sequence.request.header, self.pool.events, self.pool.contents
+        if contents is not None:
+            size, names = self.block_size, sequence.hash_blocks(self.block_size)
+            for place in places:
+                if self.pool.knows(names[place]):
+                    parent = names[place - 1] if place else sequence.request.root
+                    contents.learn(names[place], parent, sequence.token_ids[place * size : (place + 1) * size])
         if events is not None and not header.cache_salt:
             adapter = header.adapter.name if header.adapter is not None else ""
             events.learn(sequence.hash_blocks(self.block_size), places, sequence.token_ids, adapter)
@@ -302,10 +312,26 @@ class Replica:
         self._free_rows.append(sequence.row)
         self.released_rows.append(sequence.row)
         sequence.row = -1
+        if self.pool.contents is not None:
+            self._name_tail(sequence, self.pool.contents)
         for pool, table in zip(self.pools, sequence.tables, strict=True):
             pool.release(table.block_ids, sequence.request.retention)
         sequence.block_ids, sequence.block_generations, sequence.sliding = [], [], []
         sequence.num_registered_blocks = 0
+
+    def _name_tail(self, sequence: Sequence, contents: BlockContents) -> None:
+        """Make findable what plans so far computed of a sequence's last block, and the full ones whose last token was
+        not known when their plan was made."""
+        self.register_full(sequence)
+        size, num_known = self.block_size, min(sequence.num_computed_tokens, sequence.num_tokens)
+        place, num_over = divmod(num_known, size)
+        if num_over and place < len(sequence.block_ids) and self.pool.ref_counts[sequence.block_ids[place]] == 1:
+            parent = sequence.hash_blocks(size)[place - 1] if place else sequence.request.root
+            tokens = sequence.token_ids[num_known - num_over : num_known]
+            name, block = tail_hash(parent, tokens), sequence.block_ids[place]
+            self.pool.register(block, name, sequence.block_generations[place], is_tail=True)
+            if self.pool.knows(name):
+                contents.learn(name, parent, tokens)
 
     def preempt(self, sequence: Sequence) -> None:
         """Take everything from a running sequence but its tokens; it is computed again when its turn comes."""

@@ -50,8 +50,10 @@ class PrefixMissDiagnostics:
         else:
             num_full = max(min(num_usable, num_prompt // size), num_cached // size)
             counts[Miss.BELOW_BLOCK] = num_prompt - max(num_full * size, num_cached)
+            num_over = num_cached % size  # of the first block that is not cached whole
             for reason, name in self._reasons(sequence, replica, num_cached // size, num_full):
-                counts[reason] += size
+                counts[reason] += size - num_over
+                num_over = 0
                 if reason is Miss.EVICTED and clock.evicted_ago < 0:
                     clock.evicted_ago = self._age(replica, name)
         clock.misses = counts

@@ -40,6 +40,7 @@ class Storm:
             scheduling_policy=r.choice(["fcfs", "priority"]),
             num_draft_tokens=r.choice([0, 1, 4]),
             background_step_tokens=draws.choice([3, 8, 128]),
+            enable_partial_block_hits=draws.random() < 0.5,
         )
         self.world = self.make_world(
             policy,
