@@ -10,8 +10,8 @@ ones; and the same questions without anything before them.  The trace of Mooncak
 tokens are equal: what lies behind the last equal one is not known, so the gain is given as its bound, a block less a
 token for each request, and as its mean where ends of prefixes are spread evenly, half of that.
 
-The loads of tokens also go through the scheduler's core, one request after the other, with a stand-in for the worker that
-samples their answers: with and without `enable_partial_block_hits`, and what a request costs the core in either case.
+The loads of tokens also go through the scheduler's core, one request after the other, with a stand-in for the worker
+that samples their answers: with and without `enable_partial_block_hits`, and what a request costs the core in either.
 """
 
 from __future__ import annotations

@@ -122,8 +122,8 @@ class BlockPool:
         """As if all that can be found had been named just now."""
         if self.named is not None:
             self.named.clear()
-            found = self._by_hash.items()
-            self.named.extend((block, self.hash_generations[block]) for name, block in found if self._is_whole(name))
+            blocks = map(self._by_hash.__getitem__, self.names)
+            self.named.extend((block, self.hash_generations[block]) for block in blocks)
 
     def _is_whole(self, name: bytes) -> bool:
         return self.contents is None or not self.contents.is_tail(name)
@@ -162,8 +162,8 @@ class BlockPool:
 
     @property
     def names(self) -> Iterable[bytes]:
-        """Of all blocks that can be found."""
-        return self._by_hash.keys()
+        """Of all full blocks that can be found."""
+        return self._by_hash.keys() if self.contents is None else filter(self._is_whole, self._by_hash)
 
     def knows(self, block_hash: bytes) -> bool:
         """Whether a block of this name can be found."""

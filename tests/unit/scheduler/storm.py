@@ -29,6 +29,7 @@ class Storm:
     block_sizes: Sequence[int] = (4, 8, 16, 32)  # of workers that come
     world_kind: type[RoughWorld] = RoughWorld
     background_shares: Sequence[float] = (0.0, 0.2, 0.5, 0.8)  # of the requests
+    reuses_parts = False  # of blocks
 
     def __init__(self, seed: int) -> None:
         self.random = r = random.Random(seed)
@@ -40,7 +41,7 @@ class Storm:
             scheduling_policy=r.choice(["fcfs", "priority"]),
             num_draft_tokens=r.choice([0, 1, 4]),
             background_step_tokens=draws.choice([3, 8, 128]),
-            enable_partial_block_hits=draws.random() < 0.5,
+            enable_partial_block_hits=self.reuses_parts,
         )
         self.world = self.make_world(
             policy,
