@@ -22,7 +22,7 @@ SILENCE = 10.0  # without an answer, after which a place is given up: its node m
 START_SECONDS = 60.0  # that an actor has for its first answer
 ENDING = 3.0  # seconds that the others have once one rank has ended: the leader says more about it than Ray
 END_SECONDS = 1.0  # in which processes are ended one by one, before their actors are
-MOST = 300  # characters of what Ray says
+MOST = 300  # characters of a reason
 NEVER_PASSED = ("access", "gateway", "admission", "models", "events")  # sections that no worker reads; keys are there
 
 log = structlog.get_logger()
@@ -61,7 +61,7 @@ def rank_environment(settings: Settings) -> dict[str, str]:
     return settings_environment(variables)
 
 
-class Member:
+class RankMember:
     """One rank: its actor, and the question to it that is open."""
 
     def __init__(self, rank: int, actor: Any) -> None:
@@ -96,11 +96,11 @@ class PlacedGroup:
     def __init__(self, ray: Ray, actors: Sequence[Any], clock: Callable[[], float] = time.monotonic) -> None:
         self._ray = ray
         self._clock = clock
-        self.members = [Member(rank, actor) for rank, actor in enumerate(actors)]
+        self.members = [RankMember(rank, actor) for rank, actor in enumerate(actors)]
         self._end_by: float | None = None
 
     @property
-    def leader(self) -> Member:
+    def leader(self) -> RankMember:
         return self.members[0]
 
     def start(self, settings: Settings, keys: str) -> None:
@@ -163,12 +163,12 @@ class PlacedGroup:
             with contextlib.suppress(Exception):  # Ray may be gone
                 self._ray.kill(member.actor)
 
-    def _hear(self, member: Member, is_answered: bool) -> None:
+    def _hear(self, member: RankMember, is_answered: bool) -> None:
         if is_answered:
             try:
                 member.report = msgspec.json.decode(self._ray.get(member.question), type=RankReport)
             except Exception as error:  # what Ray has for an actor or a node that is gone
-                member.lost = f"Ray has lost its actor: {first_sentence(error)}"
+                member.lost = f"{reason_of(error)}"
             member.question = None
         elif self._clock() - member.asked > SILENCE:
             member.lost, member.question = f"its actor has been silent for {SILENCE:g} s", None
@@ -182,11 +182,12 @@ class PlacedGroup:
             try:
                 answers.append(self._ray.get(call, timeout=START_SECONDS))
             except Exception as error:
-                raise FatalError(f"{member.name}: Ray has not started its actor: {first_sentence(error)}") from error
+                raise FatalError(f"{member.name}: Ray has not started its actor: {reason_of(error)}") from error
         return answers
 
 
-def first_sentence(error: BaseException) -> str:
-    """Ray's errors are pages."""
-    text = " ".join(str(error).split()) or type(error).__name__
-    return text if len(text) <= MOST else f"{text[:MOST]} ..."
+def reason_of(error: BaseException) -> str:
+    """The sentence that says why, of the page that is Ray's error."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    said = [line for line in lines if line.startswith("The actor ")] or lines
+    return said[-1].partition(". ")[0][:MOST]
