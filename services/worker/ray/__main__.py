@@ -7,9 +7,11 @@ to the leader, its status to the status file.  Ends when the group has, with the
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import sys
 import time
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -30,16 +32,20 @@ log = structlog.get_logger()
 
 
 class Orders:
-    """The signals of `pageant serve`, in order.  Made once `ray.init` has taken them for itself."""
+    """The signals of `pageant serve`, in order, each once: `ray job stop` sends them too, and a second one would end a
+    worker at once.  Made when `ray.init` has taken them for itself."""
 
     def __init__(self) -> None:
         self.waiting: list[int] = []
+        self._taken: set[int] = set()
         for number in (signal.SIGTERM, signal.SIGUSR1):
             signal.signal(number, self._take)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is passed on by `pageant serve`, as SIGTERM
 
     def _take(self, number: int, frame: FrameType | None) -> None:
-        self.waiting.append(number)
+        if number not in self._taken:
+            self._taken.add(number)
+            self.waiting.append(number)
 
 
 def main() -> int:
@@ -50,6 +56,9 @@ def main() -> int:
         return EXIT_CONFIG
     observation, deployment = settings.observation, settings.deployment
     setup_logging("worker", "ray", level=observation.log_level, format=observation.log_format)
+    sys.stdout = Path(os.devnull).open(
+        "w"
+    )  # where Ray writes pages about what has died; the reason is in our last line
     try:
         ray = connect(settings)
         try:

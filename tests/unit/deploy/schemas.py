@@ -1,8 +1,8 @@
 """The official JSON schemas of Kubernetes, as the package kubernetes-validate has them; and those of custom resources.
 
 PAGEANT_TEST_CRDS names a directory with the definitions (YAML) of KEDA, KubeRay, LeaderWorkerSet and the Prometheus
-operator: then custom resources are judged by these.  Without it their pods and autoscaling are judged by Kubernetes' own schemas
-of the same things, and the rest by the names of fields.
+operator: then custom resources are judged by these.  Without it their pods and autoscaling are judged by Kubernetes'
+own schemas of the same things, and the rest by the names of fields.
 """
 
 from __future__ import annotations
