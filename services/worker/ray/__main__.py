@@ -56,9 +56,6 @@ def main() -> int:
         return EXIT_CONFIG
     observation, deployment = settings.observation, settings.deployment
     setup_logging("worker", "ray", level=observation.log_level, format=observation.log_format)
-    sys.stdout = Path(os.devnull).open(
-        "w"
-    )  # where Ray writes pages about what has died; the reason is in our last line
     try:
         ray = connect(settings)
         try:
@@ -118,4 +115,6 @@ def watch(group: PlacedGroup, settings: DeploymentSettings, orders: Orders) -> t
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    with Path(os.devnull).open("w") as nowhere, contextlib.redirect_stdout(nowhere):
+        exit_status = main()  # Ray writes pages there about what has died; our last line has the reason
+    sys.exit(exit_status)
