@@ -98,6 +98,7 @@ class PlacedGroup:
         self._clock = clock
         self.members = [RankMember(rank, actor) for rank, actor in enumerate(actors)]
         self._end_by: float | None = None
+        self._asked: set[int] = set()  # the signals that the leader was sent
 
     @property
     def leader(self) -> RankMember:
@@ -139,11 +140,13 @@ class PlacedGroup:
 
     def signal(self, number: int) -> None:
         """To the leader, which the others follow."""
+        self._asked.add(number)
         self.leader.actor.signal.remote(number)
 
     def verdict(self) -> tuple[int, str]:
         """The exit status of the whole, and why it has ended; empty where it was asked to."""
-        if self.leader.report.status == 0:
+        status = self.leader.report.status
+        if status == 0 or (status is not None and -status in self._asked):  # a process that only begins dies of it
             return 0, ""
         ended = [member for member in self.members if member.has_ended]
         refused = [member for member in ended if member.report.status == EXIT_CONFIG]

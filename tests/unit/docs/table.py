@@ -92,6 +92,7 @@ TABLE: dict[str, How] = {
     "scripts/prove_agents": RunBy("tests/system/test_agents.py", "prove_agents"),
     "scripts/prove_frameworks": RunBy("tests/system/test_frameworks.py", "prove_frameworks"),
     "scripts/prove_vllm_http": Needs("a package index"),
+    "scripts/prove_ray": RunBy("tests/system/test_ray.py", "ray_cluster"),
     "scripts/prove_node": RunBy("tests/system/test_node.py", "node"),
     # -- tests and modules
     "pytest": RunBy("scripts/test", "pytest"),

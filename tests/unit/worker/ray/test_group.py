@@ -162,6 +162,14 @@ def test_signals_go_to_the_leader_and_the_end_to_all(clock: Clock) -> None:
     assert all(one.is_killed for one in actors)
 
 
+def test_a_leader_that_dies_of_what_it_was_asked_has_left(clock: Clock) -> None:
+    group, actors = group_of(clock, "a")
+    actors[0].answer = '{"status": -15, "state": "", "words": ""}'
+    group.signal(signal.SIGTERM)
+    assert not group.look()
+    assert group.verdict() == (0, "")
+
+
 def test_the_reason_is_a_sentence() -> None:
     assert reason_of(RuntimeError("")) == "RuntimeError"
     assert (
