@@ -12,7 +12,7 @@ import structlog
 
 from services.worker.ray.needs import rank_threads
 from services.worker.ray.placed import RankReport
-from shared.config import Settings, settings_environment
+from shared.config import GatewaySettings, Settings, settings_environment
 from shared.errors import FatalError
 from shared.exit_status import EXIT_CONFIG, EXIT_FATAL
 from shared.model_source import find_model_dir
@@ -55,10 +55,9 @@ def rank_settings(settings: Settings) -> Settings:
 
 def rank_environment(settings: Settings) -> dict[str, str]:
     """The PAGEANT_* variables of a rank.  API keys and what else only gateways read do not leave this host."""
-    variables = msgspec.structs.replace(Settings(), **{
-        name: getattr(settings, name) for name in Settings.__struct_fields__ if name not in NEVER_PASSED
-    })  # fmt: skip
-    return settings_environment(variables)
+    passed = {name: getattr(settings, name) for name in Settings.__struct_fields__ if name not in NEVER_PASSED}
+    host = GatewaySettings(host=settings.gateway.host)  # metrics are there, too
+    return settings_environment(Settings(**passed, gateway=host))
 
 
 class RankMember:

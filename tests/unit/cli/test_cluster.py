@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from services.cli import cluster
-from services.cli.checks.settings import examine_model
+from services.cli.checks.settings import examine, examine_model
 from services.cli.cluster import on_cluster
 from services.cli.main import main
 from services.cli.processes import Starter
@@ -87,6 +87,13 @@ def test_this_hosts_memory_does_not_matter_to_workers_elsewhere() -> None:
     )
     assert {one.verdict for one in examine_model(huge)} == {"ok"}
     assert "wrong" in {one.verdict for one in examine_model(huge.replace(executor="local"))}
+
+
+def test_doctor_says_whether_ray_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    for found, verdict in ((True, "ok"), (False, "wrong")):
+        monkeypatch.setattr("services.cli.checks.settings.has_ray", lambda found=found: found)
+        assert [one.verdict for one in examine(RAY) if one.subject == "ray"] == [verdict]
+        assert not [one for one in examine(Settings()) if one.subject == "ray"]
 
 
 def test_workers_alone_are_started_by_way_of_ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

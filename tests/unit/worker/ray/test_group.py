@@ -181,12 +181,13 @@ def test_the_reason_is_a_sentence() -> None:
 def test_no_key_of_clients_and_no_place_of_this_host_passes_ray(tmp_path: Path) -> None:
     settings = Settings.of(
         executor="ray", api_keys="acme:secret-key", advertise_host="gateway.example", status_file="/tmp/status",
-        runtime_dir=str(tmp_path), max_num_seqs=7, kv_events="tcp://*:1",
+        runtime_dir=str(tmp_path), max_num_seqs=7, kv_events="tcp://*:1", host="0.0.0.0", http_port=9,
     )  # fmt: skip
     variables = rank_environment(rank_settings(settings))
     assert "secret-key" not in str(variables) and "example" not in str(variables)
     read = load_settings(environ=variables)
     assert read.scheduling.max_num_seqs == 7
+    assert (read.gateway.host, read.gateway.http_port) == ("0.0.0.0", 8000), "metrics listen there"
     assert read.engine.num_threads == 1, "as many as CPUs were asked for"
     assert read.deployment.status_file == "" and read.deployment.runtime_dir == str(tmp_path)
     assert Path(read.engine.model).is_absolute(), "a bundled model is found from any directory"
