@@ -21,7 +21,7 @@ from services.cli.models.fleet import Fleet, ModelSettings
 from services.cli.models.keeper import COMPUTING
 from services.cli.orders import Fulfilment, OrderDesk
 from services.cli.processes import Starter
-from services.cli.supervisor import KILL_AFTER, Replicas, Role, Supervisor
+from services.cli.supervisor import KILL_AFTER, ChildProcess, Replicas, Role, Supervisor
 from shared.config import FurtherModel, Settings, settings_of_model
 from shared.descriptors import raise_limit
 from shared.errors import ConfigError, PageantError
@@ -161,7 +161,8 @@ def watch_until_ready(
 
 
 class Waiting:
-    """Whether every child has joined the others; says now and then which has not."""
+    """Whether every child has joined the others, but for those that wait for a place (`Waits` says which); says now and
+    then which has not."""
 
     def __init__(self, supervisor: Supervisor, starter: Starter, clock: Callable[[], float] = time.monotonic) -> None:
         self._supervisor = supervisor
@@ -170,11 +171,14 @@ class Waiting:
         self._next_word = clock() + FIRST_WORD
 
     def is_over(self) -> bool:
-        missing = [child.role.name for child in self._supervisor.children if not self._starter.is_ready(child)]
+        missing = [child.role.name for child in self._supervisor.children if not self._is_settled(child)]
         if missing and self._clock() >= self._next_word:
             self._next_word = self._clock() + NEXT_WORD
             report(f"still starting: {', '.join(missing)}")
         return not missing
+
+    def _is_settled(self, child: ChildProcess) -> bool:
+        return self._starter.is_ready(child) or bool(self._starter.waits_for(child))
 
 
 class Waits:

@@ -28,7 +28,7 @@ def connect(settings: Settings) -> Any:
     address = settings.deployment.ray_address or os.environ.get("RAY_ADDRESS") or "auto"
     _probe(address)
     try:
-        ray.init(address=address, log_to_driver=False, logging_level="ERROR", include_dashboard=False)
+        ray.init(address=address, log_to_driver=False, logging_level="ERROR")
     except Exception as error:  # of many types, by where it fails
         raise FatalError(f"Ray at {address} cannot be joined: {_first_line(error)}") from error
     return ray
