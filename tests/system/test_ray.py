@@ -17,7 +17,10 @@ from tests.system.harness import MODEL, ROOT, Troupe, ask, free_port, streaming,
 from tests.system.ray_cluster import RayCluster, RayNode, ray_cluster
 from tests.system.test_ranks import texts
 
-pytestmark = pytest.mark.skipif(not has_ray(), reason="needs the package ray (pip install 'pageant[ray]')")
+pytestmark = [
+    pytest.mark.skipif(not has_ray(), reason="needs the package ray (pip install 'pageant[ray]')"),
+    pytest.mark.timeout(600),  # two cores have a cluster to start, a deployment, and three lives of a group
+]
 
 OPTIONS = ("--executor", "ray", "--num-blocks", "256", "--draft", "off", "--dtype", "float32")
 REQUESTS = [ask("One day", max_tokens=300, temperature=0.9, seed=seed, ignore_eos=True) for seed in range(4)]
