@@ -279,7 +279,7 @@ class Fulfilment:
 
     def _carry_out(self, order: SupervisorOrder) -> Iterator[None]:
         if order.model is not None and self.model_orders is not None:
-            say = self._desk.report if order.model.action == "list" else self._say
+            say = self._desk.report if order.model.action == "list" else self.say
             yield from self.model_orders(order.model, say)
         for service, count in order.scale.items():
             if count and (why := self.unable.get(service)):
@@ -291,13 +291,14 @@ class Fulfilment:
             if self._clock() - begun > SCALE_SECONDS:
                 raise OrderFailedError(f"{order}: not so within {SCALE_SECONDS:g} s; it is tried further")
             yield
-        yield from rolling_restart(self._supervisor, order.restart, self._is_ready, report=self._say, clock=self._clock)
+        yield from rolling_restart(self._supervisor, order.restart, self._is_ready, report=self.say, clock=self._clock)
 
     def _is_settled(self, service: str, count: int) -> bool:
         children = self._supervisor.children
         present = [child for child in children if child.role.service == service and not child.role.model]
         return len(present) == count and all(map(self._is_ready, present))
 
-    def _say(self, text: str) -> None:
+    def say(self, text: str) -> None:
+        """To the log, and to the client of the order in hand."""
         self._report(text)
         self._desk.report(text)

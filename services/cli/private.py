@@ -30,6 +30,11 @@ def with_private_deployment(settings: Settings, work: Work, *, http_port: int = 
     `http_port`: 0: any free one, -1: none.
     """
     signal.signal(signal.SIGTERM, _interrupt)
+    if settings.engine.executor == "ray":
+        report(
+            "executor is 'ray', but this command's deployment is of one host: only `pageant serve` has that executor"
+        )
+        return EXIT_CONFIG
     with tempfile.TemporaryDirectory(prefix="pageant-") as directory:
         private = settings.replace(
             runtime_dir=f"{directory}/run", transport="ipc", host="127.0.0.1", port=0, http_port=http_port

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from services.cli.supervisor import ChildProcess, Role
-from shared.actor.status import read_status, words_path
+from shared.actor.status import read_status, waits_path, words_path
 from shared.config import Settings, settings_environment
 
 LAUNCH = Path(__file__).with_name("launch.py")
@@ -49,7 +49,7 @@ class Starter:
         self._num_started += 1
         status_file = self._status_dir / f"{file_name(role)}.{self._num_started}"
         environment = os.environ | settings_environment(settings_of(role, self._settings_for(role), status_file))
-        process = start([sys.executable, "-m", f"services.{role.service}"], environment, self.log_file(role))
+        process = start([sys.executable, "-m", self._program(role)], environment, self.log_file(role))
         self._status_files[process.pid] = self._newest[role] = status_file
         return process
 
@@ -59,6 +59,20 @@ class Starter:
         if not (isinstance(process, subprocess.Popen) and child.alive):
             return False
         return read_status(self._status_files[process.pid]) == "READY"
+
+    def waits_for(self, child: ChildProcess) -> str:
+        """What a child that is not ready waits for, as far as it says."""
+        process = child.process
+        if not (isinstance(process, subprocess.Popen) and child.alive):
+            return ""
+        try:
+            return waits_path(self._status_files[process.pid]).read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            return ""
+
+    def _program(self, role: Role) -> str:
+        is_placed = role.service == "worker" and self._settings_for(role).engine.executor == "ray"
+        return "services.worker.ray" if is_placed else f"services.{role.service}"
 
     def log_file(self, role: Role) -> Path | None:
         return self._log_dir / f"{file_name(role)}.log" if self._log_dir is not None else None

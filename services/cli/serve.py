@@ -15,15 +15,16 @@ import click
 from services.cli.addresses import free_port, grpc_address, ready_block, with_port
 from services.cli.checks import Finding, examine, examine_model
 from services.cli.checks.settings import check_runtime
+from services.cli.cluster import on_cluster
 from services.cli.failures import one_line, words
 from services.cli.models.fleet import Fleet, ModelSettings
 from services.cli.models.keeper import COMPUTING
 from services.cli.orders import Fulfilment, OrderDesk
 from services.cli.processes import Starter
-from services.cli.supervisor import KILL_AFTER, Replicas, Role, Supervisor
+from services.cli.supervisor import KILL_AFTER, ChildProcess, Replicas, Role, Supervisor
 from shared.config import FurtherModel, Settings, settings_of_model
 from shared.descriptors import raise_limit
-from shared.errors import ConfigError
+from shared.errors import ConfigError, PageantError
 from shared.exit_status import EXIT_CONFIG
 from shared.standard_streams import guard_standard_streams
 from shared.supervision import desk_path
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 __all__ = ["connect", "free_port", "roles", "serve", "with_port"]
 
 ONE_OF_EACH = Replicas()
+WAITS_SECONDS = 1.0  # between looks at what they wait for
 TURN = 0.05  # seconds between looks at the children
 FIRST_WORD, NEXT_WORD = 10.0, 30.0  # seconds of starting until missing services are named, and named again
 
@@ -64,6 +66,11 @@ def serve(
 
     `cast`: the first model's processes, and those that all share; `models`: the others; `worker_roles`: of the first
     model's workers, by index; of those beyond, the settings'."""
+    try:
+        settings = on_cluster(settings)
+    except PageantError as error:
+        report(str(error))
+        return EXIT_CONFIG if isinstance(error, ConfigError) else 1
     wrong = why_not(settings, cast, log_dir)
     for model in models:
         its = settings_of_model(settings, model)
@@ -82,16 +89,18 @@ def serve(
     fleet = Fleet(own, supervisor, starter, report=report)
     fulfilment = Fulfilment(desk, supervisor, starter.is_ready, report=report)
     fulfilment.model_orders = fleet.carry_out
+    waits = Waits(supervisor, starter, fulfilment)
     if not settings.memory.store_memory:
         fulfilment.unable = {"store": "store_memory is 0, so a store could keep nothing"}
     try:
         counts = {service: sum(role.service == service for role in cast) for service in COMPUTING}
         fleet.begin(counts, list(models))
         supervisor.start()
-        watch_until_ready(supervisor, starter, settings, stopped, fulfilment)
+        watch_until_ready(supervisor, starter, settings, stopped, fulfilment, waits)
         while not (stopped.requested or supervisor.failure):
             supervisor.poll()
             fulfilment.poll()
+            waits.poll()
             if not fulfilment.is_replacing:
                 fleet.poll()
             time.sleep(TURN)
@@ -128,7 +137,12 @@ def wrong_with(findings: Iterable[Finding]) -> str | None:
 
 
 def watch_until_ready(
-    supervisor: Supervisor, starter: Starter, settings: Settings, stopped: Interruption, fulfilment: Fulfilment
+    supervisor: Supervisor,
+    starter: Starter,
+    settings: Settings,
+    stopped: Interruption,
+    fulfilment: Fulfilment,
+    waits: Waits,
 ) -> None:
     """Look after the children until all have joined, and say so; questions and orders are answered meanwhile."""
     client = connect(settings)
@@ -136,6 +150,7 @@ def watch_until_ready(
 
     def is_over() -> bool:
         fulfilment.poll()
+        waits.poll()
         return waiting.is_over()
 
     try:
@@ -146,7 +161,8 @@ def watch_until_ready(
 
 
 class Waiting:
-    """Whether every child has joined the others; says now and then which has not."""
+    """Whether every child has joined the others, but for those that wait for a place (`Waits` says which); says now and
+    then which has not."""
 
     def __init__(self, supervisor: Supervisor, starter: Starter, clock: Callable[[], float] = time.monotonic) -> None:
         self._supervisor = supervisor
@@ -155,11 +171,42 @@ class Waiting:
         self._next_word = clock() + FIRST_WORD
 
     def is_over(self) -> bool:
-        missing = [child.role.name for child in self._supervisor.children if not self._starter.is_ready(child)]
+        missing = [child.role.name for child in self._supervisor.children if not self._is_settled(child)]
         if missing and self._clock() >= self._next_word:
             self._next_word = self._clock() + NEXT_WORD
             report(f"still starting: {', '.join(missing)}")
         return not missing
+
+    def _is_settled(self, child: ChildProcess) -> bool:
+        return self._starter.is_ready(child) or bool(self._starter.waits_for(child))
+
+
+class Waits:
+    """Says once of each process what it waits for before it can begin, also to a client whose order is in hand."""
+
+    def __init__(
+        self,
+        supervisor: Supervisor,
+        starter: Starter,
+        fulfilment: Fulfilment,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._supervisor = supervisor
+        self._starter = starter
+        self._fulfilment = fulfilment
+        self._clock = clock
+        self._told: dict[str, str] = {}  # by role
+        self._next_look = clock()
+
+    def poll(self) -> None:
+        if self._clock() < self._next_look:
+            return
+        self._next_look = self._clock() + WAITS_SECONDS
+        for child in self._supervisor.children:
+            name, words = child.role.name, self._starter.waits_for(child)
+            if words and words != self._told.get(name):
+                self._fulfilment.say(f"{name} waits for a place: {one_line(words)}")
+            self._told[name] = words
 
 
 def wait_until_serving(

@@ -86,6 +86,19 @@ def words_path(status_file: Path) -> Path:
     return status_file.with_name(f"{status_file.name}.words")
 
 
+def waits_path(status_file: Path) -> Path:
+    """Beside the file: what a process waits for before it can begin."""
+    return status_file.with_name(f"{status_file.name}.waits")
+
+
+def write_waits(settings: DeploymentSettings, words: str) -> None:
+    """For the supervisor: what the process waits for; nothing any more where `words` is empty."""
+    if settings.status_file:
+        path = waits_path(Path(settings.status_file))
+        with contextlib.suppress(OSError):
+            path.write_text(words, encoding="utf-8", errors="replace") if words else path.unlink(missing_ok=True)
+
+
 def read_status(path: Path) -> str:
     """The content of the file; empty where there is none."""
     try:

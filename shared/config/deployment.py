@@ -31,6 +31,20 @@ class DeploymentSettings(Section, frozen=True, kw_only=True):
             "`pageant serve` takes the next. 0: any that is free."
         ),
     ] = 5560
+    ray_address: Annotated[
+        str,
+        advanced(
+            "With executor=ray: HOST:PORT of the cluster's head. Empty: RAY_ADDRESS, or the cluster that this host "
+            "is a node of."
+        ),
+    ] = ""
+    ray_placement: Annotated[
+        Literal["pack", "spread", "strict_pack", "strict_spread"],
+        advanced(
+            "With executor=ray: on which nodes the ranks of one worker are. pack, spread: on few or on many, where "
+            "that can be; strict_pack: on one; strict_spread: each on its own."
+        ),
+    ] = "pack"
     heartbeat_interval: Annotated[float, advanced("Seconds between two heartbeats of a service.")] = 0.5
     heartbeat_timeout: Annotated[
         float, advanced("Seconds of silence after which a service is given up, an interval later at most.")

@@ -66,7 +66,13 @@ class EngineSettings(Section, frozen=True, kw_only=True):
             "have that."
         ),
     ] = True
-    num_threads: Annotated[int, common("Threads of a worker's CPU kernels, of each rank's. 0: one for each core.")] = 0
+    num_threads: Annotated[
+        int,
+        common(
+            "Threads of a worker's CPU kernels, of each rank's. 0: one for each core. With executor=ray each rank asks "
+            "Ray for as many CPUs, and 0 is 1."
+        ),
+    ] = 0
     tensor_parallel_size: Annotated[
         int,
         common(
@@ -75,10 +81,11 @@ class EngineSettings(Section, frozen=True, kw_only=True):
         ),
     ] = 1
     executor: Annotated[
-        Literal["local", "hosts"],
+        Literal["local", "hosts", "ray"],
         advanced(
             "Where the ranks of a worker run. local: processes of this host, which share memory. hosts: each where "
-            "`pageant rank --join` starts it, of this host or others, linked by TCP. See docs/ranks.md."
+            "`pageant rank --join` starts it, of this host or others, linked by TCP. ray: each worker, of one rank or "
+            "of several, where a Ray cluster has a place. See docs/ranks.md and docs/ray.md."
         ),
     ] = "local"
     attention_backend: Annotated[

@@ -54,6 +54,8 @@ def load_configuration(
     settings = _settings(merged)
     if models and settings.deployment.transport != "ipc":
         raise ConfigError("models: several models need transport=ipc, one host")
+    if models and settings.engine.executor == "ray":
+        raise ConfigError("models: several models need one host, but executor is 'ray'")
     check_models(settings.engine.model_names, models)
     for model in models:
         settings_of_model(settings, model)

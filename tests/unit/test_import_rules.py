@@ -68,6 +68,8 @@ ALLOWED: dict[str, set[str]] = {
     "services.simulator": {"STDLIB", "msgspec", "shared", "services.scheduler"},
     "services.draft": {"STDLIB", "msgspec", "structlog", "torch", "numpy", "shared", "engine", "kernels"},
     "services.worker": {"STDLIB", "msgspec", "structlog", "torch", "numpy", "tqdm", "shared", "engine", "kernels"},
+    "services.worker.ray": {"STDLIB", "ray", "msgspec", "structlog", "shared", "services.worker.rank_processes"},
+    "services.worker.ray.needs": {"STDLIB", "shared.config"},
     # the gateway: its actor may import all of it; a wing only what is named, and no two name each other
     "services.gateway": {"STDLIB", "prometheus_client", "structlog", "shared"},
     "services.gateway.bus": {"STDLIB", "shared"},

@@ -17,6 +17,7 @@ from services.gateway.access.auth import make_access
 from shared.config import Settings
 from shared.errors import ConfigError
 from shared.exposure import KEYS_ADVICE
+from shared.ranks.ray import NEEDS_RAY, has_ray
 from shared.transport.directory import fits
 
 LONGEST_INSTANCE = "detokenizer-00000000.sock"
@@ -30,6 +31,7 @@ def examine(
 ) -> Iterator[Finding]:
     """All findings about a deployment with so many replicas, subject by subject."""
     yield from examine_model(settings, workers=workers)
+    yield from check_executor(settings)
     yield from check_access(settings)
     yield from check_ports(settings, gateways)
     yield from check_directories(settings, log_dir)
@@ -44,7 +46,8 @@ def examine_model(settings: Settings, *, workers: int = 1) -> Iterator[Finding]:
         if settings.speculation.has_head:
             found, head = check_head(settings, facts.spec)
         yield from check_ranks(settings, facts)
-        yield from check_memory(settings, facts, workers=workers, head=head)
+        if settings.engine.executor != "ray":  # else its memory is that of other nodes
+            yield from check_memory(settings, facts, workers=workers, head=head)
     if settings.speculation.draft == "ngram":
         yield Finding("ok", "draft", "prompt lookup")
     elif settings.speculation.draft == "off":
@@ -66,6 +69,12 @@ def check_ranks(settings: Settings, facts: CheckpointFacts) -> Iterator[Finding]
     if count > 1:
         why = why_not_cut(facts.spec, count)
         yield Finding("wrong" if why else "ok", "ranks", why or f"{count} processes compute the model together")
+
+
+def check_executor(settings: Settings) -> Iterator[Finding]:
+    """Whether what places ranks is installed."""
+    if settings.engine.executor == "ray":
+        yield Finding("ok", "ray", "the package is installed") if has_ray() else Finding("wrong", "ray", NEEDS_RAY)
 
 
 def check_access(settings: Settings) -> Iterator[Finding]:

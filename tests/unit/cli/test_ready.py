@@ -41,6 +41,10 @@ class Joining:
 
     def __init__(self) -> None:
         self.joined: set[str] = set()
+        self.waiting: set[str] = set()
+
+    def waits_for(self, child: Any) -> str:
+        return "it needs 1 GPU" if child.role.name in self.waiting else ""
 
     def is_ready(self, child: Any) -> bool:
         return child.role.name in self.joined
@@ -58,6 +62,10 @@ def test_it_is_not_said_before_all_have_joined(capsys: pytest.CaptureFixture[str
     now[0] = serve.FIRST_WORD
     assert not waiting.is_over() and not waiting.is_over()
     assert capsys.readouterr().err == "pageant: still starting: worker-1\n", "once"
+    starter.waiting.add("worker-1")
+    assert waiting.is_over(), "the others serve"
+    starter.waiting.clear()
+    assert not waiting.is_over()
     starter.joined.add("worker-1")
     assert waiting.is_over()
 

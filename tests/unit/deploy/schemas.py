@@ -1,8 +1,8 @@
 """The official JSON schemas of Kubernetes, as the package kubernetes-validate has them; and those of custom resources.
 
-PAGEANT_TEST_CRDS names a directory with the definitions (YAML) of KEDA, LeaderWorkerSet and the Prometheus operator:
-then custom resources are judged by these.  Without it their pods and autoscaling are judged by Kubernetes' own schemas
-of the same things, and the rest by the names of fields.
+PAGEANT_TEST_CRDS names a directory with the definitions (YAML) of KEDA, KubeRay, LeaderWorkerSet and the Prometheus
+operator: then custom resources are judged by these.  Without it their pods and autoscaling are judged by Kubernetes'
+own schemas of the same things, and the rest by the names of fields.
 """
 
 from __future__ import annotations
@@ -39,6 +39,10 @@ def _definition(name: str) -> dict[str, str]:
 
 # The fields that deploy/ uses, of each `spec`.
 _HPA = _fields("behavior", behavior=_definition(BEHAVIOR))
+_RAY_GROUP = {
+    "rayStartParams": {"type": "object", "additionalProperties": TEXT},
+    "template": _definition(POD),
+}
 _METADATA = {"type": "object", "additionalProperties": TEXT, "required": ["serverAddress", "query", "threshold"]}
 OWN = {
     "ScaledObject": _fields(
@@ -58,6 +62,29 @@ OWN = {
             "type": "array",
             "items": _fields("port", port=TEXT, interval=TEXT, scrapeTimeout=TEXT),
         },
+    ),
+    "RayJob": _fields(
+        "entrypoint rayClusterSpec",
+        entrypoint=TEXT,
+        submissionMode={"enum": ["K8sJobMode", "HTTPMode", "InteractiveMode", "SidecarMode"]},
+        shutdownAfterJobFinishes={"type": "boolean"},
+        backoffLimit=NUMBER,
+        rayClusterSpec=_fields(
+            "headGroupSpec",
+            rayVersion=TEXT,
+            headGroupSpec=_fields("template", **_RAY_GROUP),
+            workerGroupSpecs={
+                "type": "array",
+                "items": _fields(
+                    "groupName template",
+                    groupName=TEXT,
+                    replicas=NUMBER,
+                    minReplicas=NUMBER,
+                    maxReplicas=NUMBER,
+                    **_RAY_GROUP,
+                ),
+            },
+        ),
     ),
     "LeaderWorkerSet": _fields(
         "leaderWorkerTemplate",

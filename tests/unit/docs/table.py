@@ -42,6 +42,7 @@ TABLE: dict[str, How] = {
     "curl": Run(),
     "pageant doctor": Run(),
     "pageant serve -m DIR --tensor-parallel-size 2 --executor hosts": RunBy("tests/system/test_ranks.py", '"hosts"'),
+    "pageant serve --executor ray": RunBy("tests/system/test_ray.py", '"ray"'),
     "pageant serve --store-memory 1GiB --store-backend": RunBy("tests/system/test_stores.py", "--store-backend"),
     "pageant rank": RunBy("tests/system/test_ranks.py", '"rank"'),
     "pageant serve": Run(),
@@ -91,6 +92,7 @@ TABLE: dict[str, How] = {
     "scripts/prove_agents": RunBy("tests/system/test_agents.py", "prove_agents"),
     "scripts/prove_frameworks": RunBy("tests/system/test_frameworks.py", "prove_frameworks"),
     "scripts/prove_vllm_http": Needs("a package index"),
+    "scripts/prove_ray": RunBy("tests/system/test_ray.py", "ray_cluster"),
     "scripts/prove_node": RunBy("tests/system/test_node.py", "node"),
     # -- tests and modules
     "pytest": RunBy("scripts/test", "pytest"),
