@@ -11,6 +11,7 @@ import pytest
 
 from scripts.vllm_http.imports import install
 from scripts.vllm_http.plugin_names import OUTCOMES, SOURCE
+from scripts.vllm_http.reasons import never_ends
 from scripts.vllm_http.server import ADAPTER, MODEL, RemoteOpenAIServer
 from shared.version import VERSION
 
@@ -128,6 +129,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
     load = transformers.AutoTokenizer.from_pretrained
     transformers.AutoTokenizer.from_pretrained = classmethod(of_the_served)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if never_ends(item.nodeid):
+        pytest.fail("not run: it does not end where it fails")
 
 
 @pytest.hookimpl(hookwrapper=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -26,6 +27,7 @@ CLASSIFIERS = ("jason9693/Qwen2.5-1.5B-apeach",)  # in whose place that is serve
 EMBEDDER = "PAGEANT_VLLM_EMBEDDER"  # one of so many components
 EMBEDDERS = ("intfloat/multilingual-e5-small",)  # as this has
 REASONER = "PAGEANT_VLLM_REASONER"  # one that thinks, where a test's server has a reasoning parser
+LOGS = "PAGEANT_VLLM_LOGS"  # a folder in which the logs of all servers are kept, one file for each
 MODEL = "PAGEANT_VLLM_MODEL"  # in the environment: the checkpoint that is served in place of the one that a test names
 
 FLAGS = {  # of `vllm serve`, whose value a setting of Pageant's takes
@@ -109,6 +111,9 @@ class RemoteOpenAIServer:
         except subprocess.TimeoutExpired:
             self.proc.kill()
             self.proc.wait()
+        if kept := os.environ.get(LOGS):
+            Path(kept).mkdir(parents=True, exist_ok=True)
+            shutil.copy(self._log, Path(kept) / f"{self.proc.pid}.log")
         self._directory.cleanup()
 
     @property

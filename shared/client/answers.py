@@ -27,7 +27,8 @@ class Candidate(msgspec.Struct, frozen=True):
 
 
 class TokenScore(msgspec.Struct, frozen=True):
-    """One position: the token that came, its rank among all from 1, and the likeliest in order."""
+    """One position: the token that came, its rank among all from 1, and the likeliest in order, or those that the
+    request names (`logprob_token_ids`)."""
 
     token: Candidate
     rank: int

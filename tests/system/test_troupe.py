@@ -16,6 +16,7 @@ import grpc
 import pytest
 
 from protos.pageant.v1 import inference_pb2, inference_pb2_grpc
+from shared.client import Client
 from tests.system.harness import MODEL, ROOT, Troupe, ask, collect, troupe
 
 MODELS = ("tinystories-656k", "babyllama-361", "babyllama-361-draft")
@@ -47,6 +48,20 @@ def test_text_streams_token_by_token(running: Troupe) -> None:
         most = max(most, answer.num_messages)
 
 
+def test_named_tokens_have_the_log_probabilities_that_they_have_among_the_likeliest(running: Troupe) -> None:
+    async def score(**more: Any) -> list[Any]:
+        async with Client(running.address) as client:
+            answer = await client.generate("Once upon a time", max_tokens=5, temperature=0.0, **more)
+            return answer.sequences[0].logprobs
+
+    likeliest = asyncio.run(score(logprobs=6))
+    names = [entry.token_id for entry in likeliest[2].top[::2]]
+    named = asyncio.run(score(logprobs=0, logprob_token_ids=[*names, names[0]]))
+    assert [entry.token for entry in named] == [entry.token for entry in likeliest], "nothing else changes"
+    assert all([one.token_id for one in entry.top] == names for entry in named), "each once, in the request's order"
+    assert list(named[2].top) == list(likeliest[2].top[::2])
+
+
 def test_every_line_of_a_request_is_joinable(running: Troupe) -> None:
     running.generate([ask("Once upon a time", max_tokens=3)])
     lines = [line for line in running.logs() if "request_id" in line]
@@ -74,6 +89,9 @@ BAD = [
     (ask("a", max_tokens=2**31 - 1, min_tokens=-1), "min_tokens"),
     (ask("a", logprobs=2**31 - 1), "logprobs"),
     (ask("a", prompt_logprobs=-1), "prompt_logprobs"),
+    (ask("a", logprob_token_ids=[1]), "logprob_token_ids"),
+    (ask("a", logprobs=1, logprob_token_ids=[4096]), "logprob_token_ids"),
+    (ask("a", logprobs=1, logprob_token_ids=list(range(21))), "logprob_token_ids"),
     (ask("a", stop=[""]), "stop"),
     (ask("a", stop=["y"] * 100_000), "stop"),
     (ask("a", stop_token_ids=[2**31 - 1]), "stop_token_ids"),

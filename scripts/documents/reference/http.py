@@ -35,9 +35,11 @@ CACHE_SALT = {"cache_salt": "the server derives it from the tenant"}
 
 
 def render() -> str:
-    routes = list(_routes())
-    overview = table(("method", "path", "body"), ((method, code(path), _link(kind)) for method, path, kind in routes))
-    kinds = dict.fromkeys(kind for _, _, kind in routes if kind)
+    described = list(routes())
+    overview = table(
+        ("method", "path", "body"), ((method, code(path), _link(kind)) for method, path, kind in described)
+    )
+    kinds = dict.fromkeys(kind for _, _, kind in described if kind)
     parts = dict.fromkeys(part for kind in kinds for part in _parts(kind))
     return page(
         "HTTP",
@@ -49,7 +51,7 @@ def render() -> str:
     )
 
 
-def _routes() -> Iterator[tuple[str, str, type[Any] | None]]:
+def routes() -> Iterator[tuple[str, str, type[Any] | None]]:
     """Of the application itself; a body is what its endpoint reads."""
     gate = MagicMock(settings=Settings())
     for route in make_app(gate, MagicMock(), list).routes:

@@ -24,6 +24,13 @@ def check_n(n: int, max_n: int, *, field: str = "n") -> None:
         raise RequestError(f"{field} must be at most {max_n}, got {n}", field=field)
 
 
+def named_tokens(ids: Sequence[int], *, has_logprobs: bool) -> list[int]:
+    """Tokens whose log-probabilities are told in place of the likeliest's, each once; RequestError where none are."""
+    if ids and not has_logprobs:
+        raise RequestError("logprob_token_ids can only be given with logprobs", field="logprob_token_ids")
+    return list(dict.fromkeys(ids))
+
+
 def packed_prompt(ids: Sequence[int], max_tokens: int) -> bytes:
     """Packed ids; bounded here already, because four bytes an id may outgrow a message that was within bounds."""
     if len(ids) > max_tokens:

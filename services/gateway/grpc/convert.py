@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from protos.pageant.v1 import control_pb2, inference_pb2
-from services.gateway.generation.checks import packed_prompt
+from services.gateway.generation.checks import named_tokens, packed_prompt
 from services.gateway.generation.embedding import Embedded
 from services.gateway.streams.stream import Position, StreamDelta
 from shared.beam import Beam, EarlyStopping
@@ -49,6 +49,8 @@ def sampling_from_proto(proto: Any) -> SamplingParams:
     if proto.HasField("allowed_token_ids"):
         given["allowed_token_ids"] = list(proto.allowed_token_ids.ids)
     given["logit_bias"] = dict(proto.logit_bias)
+    if named := named_tokens(proto.logprob_token_ids, has_logprobs=proto.HasField("logprobs")):
+        given |= {"logprobs": len(named), "logprob_token_ids": named}
     if proto.HasField("beam_search"):
         given["beam"] = beam_from_proto(proto.beam_search)
     if proto.HasField("grammar"):

@@ -28,6 +28,7 @@ from services.gateway.http.messages.endpoint import Messages
 from services.gateway.http.middleware.headers import AnswerHeaders, Check, cross_origin, host_check, key_check
 from services.gateway.http.middleware.prefix import PathPrefix, read_prefix
 from services.gateway.http.middleware.receiving import ReceivingMiddleware
+from services.gateway.http.openapi import Description
 from services.gateway.http.operations import Operations
 from services.gateway.http.page import page, part
 from services.gateway.http.pooling.scoring import Scoring
@@ -47,6 +48,7 @@ def make_app(gate: Gate, intake: BodyIntake, collectors: Callable[[], list[Colle
     """The ASGI application of one gateway.  `collectors`: what /metrics tells of this process."""
     operations, tokens, adapters = Operations(gate, collectors), Tokens(gate), AdapterEndpoints(gate)
     deployment = DeploymentEndpoints(gate)
+    prefix = read_prefix(gate.settings.gateway.root_path)
     routes = [
         *_generations(gate),
         *_stored(gate),
@@ -65,10 +67,10 @@ def make_app(gate: Gate, intake: BodyIntake, collectors: Callable[[], list[Colle
         Route("/deployment", deployment.view, methods=["GET"]),
         Route("/deployment/restart", deployment.restart, methods=["POST"]),
         Route("/deployment/scale", deployment.scale, methods=["POST"]),
+        Route("/openapi.json", Description(prefix).get, methods=["GET"]),
         Route("/", page, methods=["GET"]),
         Route("/page/{name:path}", part, methods=["GET"]),
     ]
-    prefix = read_prefix(gate.settings.gateway.root_path)
     around = [
         *([Middleware(PathPrefix, prefix=prefix)] if prefix else []),
         Middleware(Check, check=host_check(gate.settings.gateway, gate.settings.access)),

@@ -43,6 +43,19 @@ class Models(msgspec.Struct, kw_only=True):
     data: list[ListedModel]
 
 
+class Health(msgspec.Struct):
+    status: str
+    reason: str
+
+
+class ServerVersion(msgspec.Struct):
+    version: str
+
+
+class ServerLoad(msgspec.Struct):
+    server_load: int
+
+
 class Operations:
     """The endpoints."""
 
@@ -68,7 +81,7 @@ class Operations:
 
     async def load(self, request: Request) -> Response:
         """vLLM's: how many generations this gateway has under way."""
-        return _json({"server_load": sum(len(service.journal) for service in self._gate.models)})
+        return _json(ServerLoad(sum(len(service.journal) for service in self._gate.models)))
 
     async def tokenizer_info(self, request: Request) -> Response:
         """vLLM's: the tokenizer's configuration, with the chat template that is used."""
@@ -86,10 +99,10 @@ class Operations:
             unwell = self._gate.choose(request.query_params.get("model")).service.readiness.unwell
         except RequestError as error:  # whose text lists the models, and this path needs no key
             raise RequestError("there is no such model", field="model", code=error.code) from None
-        return _json({"status": "unavailable" if unwell else "ok", "reason": unwell}, 503 if unwell else 200)
+        return _json(Health("unavailable" if unwell else "ok", unwell), 503 if unwell else 200)
 
     async def version(self, request: Request) -> Response:
-        return _json({"version": VERSION})
+        return _json(ServerVersion(VERSION))
 
     async def metrics(self, request: Request) -> Response:
         engines = await asyncio.gather(*(_engine(service) for service in self._gate.models))
@@ -119,5 +132,5 @@ async def _engine(service: GenerationService) -> EngineCollector:
     return EngineCollector(service.names[0], load, service.settings.memory.cache_labels, max_model_len)
 
 
-def _json(body: msgspec.Struct | dict[str, str] | dict[str, int], status: int = 200) -> Response:
+def _json(body: msgspec.Struct, status: int = 200) -> Response:
     return Response(encode(body), status, media_type="application/json")

@@ -22,6 +22,7 @@ from services.gateway.http.chat.objects import (
     ChatBody,
     ChatChoice,
     ChatCompletion,
+    Choice,
     ChoiceLogprobs,
     ChunkChoice,
     MessageDelta,
@@ -167,9 +168,7 @@ class ChatCall:
         """Whether it ended so at its first token, which makes no call."""
         return self.is_cut_call(output.end) and len(output.token_ids) <= 1
 
-    def completion(
-        self, choices: list[ChatChoice] | list[ChunkChoice], stream: Stream, **more: object
-    ) -> ChatCompletion:
+    def completion(self, choices: list[Choice], stream: Stream, **more: object) -> ChatCompletion[Choice]:
         return ChatCompletion(
             **self.identity.fields,
             choices=choices,
@@ -253,7 +252,7 @@ class ChatStream:
         more = {"usage": usage, "prompt_logprobs": given(prompt, prompt), "prompt_token_ids": ids}
         return event(encode(self._object(choices, stream, **more)))
 
-    def _object(self, choices: list[ChunkChoice], stream: Stream, **more: object) -> ChatCompletion:
+    def _object(self, choices: list[ChunkChoice], stream: Stream, **more: object) -> ChatCompletion[ChunkChoice]:
         return self._call.completion(choices, stream, object="chat.completion.chunk", **more)
 
 

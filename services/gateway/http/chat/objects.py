@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -109,14 +109,17 @@ class ChunkChoice(msgspec.Struct, kw_only=True):
     token_ids: list[int] | UnsetType = UNSET
 
 
-class ChatCompletion(msgspec.Struct, kw_only=True):
-    """A whole answer, or one event of a stream."""
+Choice = TypeVar("Choice", ChatChoice, ChunkChoice)
+
+
+class ChatCompletion(msgspec.Struct, Generic[Choice], kw_only=True):
+    """A whole answer, or one event of a stream: then its choices are chunks."""
 
     id: str
     object: str = "chat.completion"
     created: int
     model: str
-    choices: list[ChatChoice] | list[ChunkChoice]
+    choices: list[Choice]
     usage: TokenUsage | UnsetType | None = UNSET
     system_fingerprint: str | UnsetType = UNSET
     prompt_logprobs: PromptLogprobs | UnsetType | None = UNSET

@@ -19,7 +19,7 @@ from shared.config import AccessSettings, GatewaySettings
 from shared.errors import RejectCode, RequestError
 from shared.exposure import ANY, answers_to, is_loopback, read_hosts, read_origins
 
-OPEN = frozenset({"/", "/health", "/version"})  # paths that need no key
+OPEN = frozenset({"/", "/health", "/version", "/openapi.json"})  # paths that need no key
 PAGE_PARTS = "/page/"  # the beginning of more: what the page consists of, the same for all
 # Paths whose answers report load.
 REPORTED = frozenset({"/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages"})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -94,15 +94,15 @@ class Pooled(msgspec.Struct, kw_only=True):
     data: list[float] | str
 
 
-ScoredData = list[ClassScores] | list[Score] | list[Pooled]
+Scored = TypeVar("Scored", ClassScores, Score, Pooled)
 
 
-class ScoredList(msgspec.Struct, kw_only=True):
+class ScoredList(msgspec.Struct, Generic[Scored], kw_only=True):
     id: str
     object: str = "list"
     created: int
     model: str
-    data: ScoredData
+    data: list[Scored]
     usage: PooledUsage
 
 

@@ -27,7 +27,7 @@ from services.gateway.http.pooling.objects import (
     RerankBody,
     Score,
     ScoreBody,
-    ScoredData,
+    Scored,
     ScoredList,
 )
 from services.gateway.http.pooling.pairs import check_pair_fields, read_pairs, read_text, read_texts
@@ -162,7 +162,7 @@ class Scoring:
         pooling = Pooling(PoolingKind.CLASSIFY, body.use_activation is not False)
         return await pooled(gate, request, body, prompts, pooling)
 
-    def _list(self, gate: Gate, prefix: str, body: PoolingFields, data: ScoredData, found: list[Embedded]) -> bytes:
+    def _list(self, gate: Gate, prefix: str, body: PoolingFields, data: list[Scored], found: list[Embedded]) -> bytes:
         return encode(
             ScoredList(
                 id=f"{prefix}-{uuid.uuid4().hex}",

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from services.gateway.generation.checks import named_tokens
 from services.gateway.http.requests.fields import GenerationBody
 from services.gateway.http.requests.output_format import output_grammar
 from shared.beam import Beam, EarlyStopping
@@ -73,18 +74,11 @@ def sampling_params(body: GenerationBody, *, closes: bool = False, **given: Any)
     values |= {"grammar": output_grammar(body, closes=closes)} | given
     values["stop"] = [body.stop] if isinstance(body.stop, str) else body.stop
     values["logit_bias"] = _biases(body.logit_bias or {})
-    if named := named_tokens(body):
+    wanted = getattr(body, "logprobs", None)  # true in a chat; a number in a completion, which may be 0
+    has_logprobs = wanted is not None and wanted is not False
+    if named := named_tokens(body.logprob_token_ids or (), has_logprobs=has_logprobs):
         values |= {"logprobs": len(named), "logprob_token_ids": named}
     return SamplingParams(**{name: value for name, value in values.items() if value is not None})
-
-
-def named_tokens(body: GenerationBody) -> list[int]:
-    """Those whose log-probabilities are asked for, each once."""
-    named = list(dict.fromkeys(body.logprob_token_ids or ()))
-    wanted = getattr(body, "logprobs", None)  # true in a chat; a number in a completion, which may be 0
-    if named and (wanted is None or wanted is False):
-        raise RequestError("logprob_token_ids can only be given with logprobs", field="logprob_token_ids")
-    return named
 
 
 def _biases(biases: dict[str, float]) -> dict[int, float]:

@@ -23,7 +23,7 @@ EVERYTHING: dict[str, Any] = {
     "repetition_penalty": 1.1, "logit_bias": {7: 2.0}, "allowed_token_ids": [1, 2], "bad_words": ["no"],
     "bad_words_token_ids": [[3, 4]], "min_tokens": 1, "max_tokens": 9, "stop": ["."], "stop_token_ids": [5],
     "include_stop_str_in_output": True, "ignore_eos": True, "skip_special_tokens": False, "seed": -3, "n": 2,
-    "logprobs": 0, "prompt_logprobs": 3, "detokenize": False, "speculate": False,
+    "logprobs": 2, "logprob_token_ids": [9, 5], "prompt_logprobs": 3, "detokenize": False, "speculate": False,
     "grammar": Grammar(GrammarKind.REGEX, "a+"),
 }  # fmt: skip
 
@@ -45,7 +45,6 @@ def test_every_sampling_field_crosses() -> None:
     crossed = msgspec.structs.asdict(convert.sampling_from_proto(ProtoSampling(**(EVERYTHING | nested))))
     assert {name: crossed[name] for name in EVERYTHING} == EVERYTHING
     instead = {"beam", "pooling", "thinking"}  # each with tests of its own; the last needs a format of reasoning
-    instead |= {"logprob_token_ids"}  # over HTTP alone
     assert set(EVERYTHING) == {field.name for field in msgspec.structs.fields(SamplingParams)} - instead
 
 
@@ -73,6 +72,14 @@ def test_a_grammar_without_a_kind_is_refused() -> None:
 def test_zero_is_given_and_an_empty_allow_list_too() -> None:
     params = convert.sampling_from_proto(ProtoSampling(temperature=0, max_tokens=0, allowed_token_ids={}))
     assert (params.temperature, params.max_tokens, params.allowed_token_ids) == (0.0, 0, [])
+
+
+def test_tokens_that_are_named_count_once_and_in_place_of_the_likeliest() -> None:
+    params = convert.sampling_from_proto(ProtoSampling(logprobs=0, logprob_token_ids=[9, 5, 9]))
+    assert (params.logprobs, params.logprob_token_ids) == (2, [9, 5])
+    with pytest.raises(RequestError, match="with logprobs") as caught:
+        convert.sampling_from_proto(ProtoSampling(logprob_token_ids=[9]))
+    assert caught.value.field == "logprob_token_ids"
 
 
 def test_inputs() -> None:
