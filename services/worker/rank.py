@@ -60,12 +60,13 @@ def _end_with_leader(channel: Channel, patience: float) -> None:
 
 
 def main() -> int:
-    rank, ranks, channel, memory = map(int, sys.argv[1:])
+    rank, ranks, channel, memory, *links = map(int, sys.argv[1:])
     settings = load_settings()
     setup_logging("rank", f"rank-{rank}", level=settings.observation.log_level, format=settings.observation.log_format)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the leader, and the leader this one
     end = Channel(socket.socket(fileno=channel), "the leader")
-    return follow(lambda ranks: load_runner(settings, ranks=ranks), FollowingRank(Place(rank, ranks), end, memory))
+    own = FollowingRank(Place(rank, ranks), end, memory, links)
+    return follow(lambda ranks: load_runner(settings, ranks=ranks), own)
 
 
 if __name__ == "__main__":

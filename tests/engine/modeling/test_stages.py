@@ -1,0 +1,113 @@
+"""A pipeline of stages computes what one process does, bit for bit; it ends when a stage does, or misses an order."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.loading.load import load_runner
+from shared.config import Settings
+from shared.errors import ConfigError, FatalError
+from tests.engine.checkpoints import save_checkpoint
+from tests.engine.driver import Driver
+from tests.engine.modeling.test_ranks import FIXTURES, MODEL, say, settings_of
+from tests.engine.ranks import linked, staged
+from tests.kernels.natives import load_build
+
+FORMATS: list[dict[str, Any]] = [
+    {"dtype": "float32"},
+    {"dtype": "bfloat16", "kv_cache_dtype": "int8"},
+    {"quantization": "int8"},
+    {"quantization": "int4"},
+]
+
+
+def assert_same(settings: Settings, *stages: int, has_windows: bool = False) -> None:
+    load_build("native")
+    alone = load_runner(settings, has_windows=has_windows)
+    wanted = say(alone)
+    for count in stages:
+        with staged(settings, count, has_windows) as (runner, _):
+            assert runner.fingerprint == alone.fingerprint
+            assert say(runner) == wanted, f"{count} stages"
+
+
+@pytest.mark.parametrize("formats", FORMATS, ids=str)
+def test_two_and_three_stages_say_what_one_process_does(formats: dict[str, Any]) -> None:
+    assert_same(settings_of(MODEL, **formats), 2, 3)
+
+
+# Windows in some layers, norms behind linears, soft caps, an embedding that is scaled; learned positions and an
+# embedding that is not the head; norms over all heads; experts with a shared one; latent attention.
+@pytest.mark.parametrize("variant", ["gemma2", "gpt2-untied", "olmo2", "qwen2-moe", "deepseek-v3"])
+def test_every_kind_of_model(variant: str, tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, variant, "native")
+    assert_same(settings_of(tmp_path, dtype="float32"), 2, has_windows=variant == "gemma2")
+
+
+@pytest.mark.parametrize("fixture", ["gptq-4-asymmetric", "ct-fp8-dynamic"])
+def test_codes_of_a_checkpoint(fixture: str) -> None:
+    assert_same(settings_of(FIXTURES / fixture), 2)
+
+
+def test_stages_that_join_over_tcp() -> None:
+    settings = settings_of(MODEL, dtype="float32")
+    load_build("native")
+    wanted = say(load_runner(settings, has_windows=False))
+    with linked(settings, 3, has_windows=False, kind="pipeline_parallel_size") as (runner, _, _):
+        assert say(runner) == wanted
+
+
+def test_all_stages_digest_the_whole_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = settings_of(FIXTURES / "gptq-4-asymmetric")
+    for folder in ("alone", "staged"):  # where nothing is remembered
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / folder))
+        if folder == "alone":
+            load_build("native")
+            wanted = load_runner(settings).fingerprint
+        else:
+            with staged(settings, 2) as (runner, _):
+                assert runner.fingerprint == wanted is not None
+
+
+def test_a_stage_that_ends_ends_the_group_at_once() -> None:
+    with staged(settings_of(MODEL), 3) as (runner, group):
+        driver = Driver(runner)
+        driver.add(0, [5, 6, 7])
+        driver.generate(3)
+        os.kill(group.processes[1].pid, signal.SIGKILL)
+        with pytest.raises(FatalError, match="a rank has ended"):
+            driver.generate(400)
+
+
+def test_a_frozen_stage_ends_the_group_too() -> None:
+    with staged(settings_of(MODEL), 2) as (runner, group):
+        driver = Driver(runner)
+        driver.add(0, [5, 6, 7])
+        driver.generate(3)
+        os.kill(group.processes[0].pid, signal.SIGSTOP)
+        with pytest.raises(FatalError, match="a rank is silent"):
+            driver.generate(400)
+        assert group.failure == "rank 1 of the group has been silent for 2 s"
+        group.processes[0].kill()  # a fork is waited for without a limit
+
+
+def test_a_stage_that_misses_an_order_gives_no_token() -> None:
+    with staged(settings_of(MODEL), 2) as (runner, group):
+        driver = Driver(runner)
+        driver.add(0, [5, 6, 7])
+        driver.generate(3)
+        assert group.model is not None
+        group.model.forget_orders()
+        with pytest.raises(FatalError, match="a rank has ended"):
+            driver.generate(6)
+        assert len(driver.live[0].output) == 3
+
+
+def test_more_stages_than_layers_are_refused_before_anything_starts() -> None:
+    with pytest.raises(ConfigError, match=r"^pipeline_parallel_size is 64, but the model has \d+ layers: a stage needs"):
+        load_runner(settings_of(MODEL).replace(pipeline_parallel_size=64))
