@@ -55,6 +55,11 @@ class PipelinedComputation(Generic[Begun]):
     def is_idle(self) -> bool:
         return not (self._waiting or self._due or self._begun)
 
+    @property
+    def num_begun(self) -> int:
+        """Parts on their way."""
+        return len(self._begun)
+
     def apply(self, work: Work) -> None:
         self._waiting.append(work)
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from engine.loading.load import load_runner
+from engine.weights.digest import DigestMemory
 from shared.config import Settings
 from shared.errors import ConfigError, FatalError
 from tests.engine.checkpoints import save_checkpoint
@@ -63,15 +64,14 @@ def test_stages_that_join_over_tcp() -> None:
 
 
 def test_all_stages_digest_the_whole_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where nothing is remembered."""
+    monkeypatch.setattr("engine.loading.load.user_memory", lambda: DigestMemory(tmp_path / "alone"))
     settings = settings_of(FIXTURES / "gptq-4-asymmetric")
-    for folder in ("alone", "staged"):  # where nothing is remembered
-        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / folder))
-        if folder == "alone":
-            load_build("native")
-            wanted = load_runner(settings).fingerprint
-        else:
-            with staged(settings, 2) as (runner, _):
-                assert runner.fingerprint == wanted is not None
+    load_build("native")
+    wanted = load_runner(settings).fingerprint
+    monkeypatch.setattr("engine.loading.load.user_memory", lambda: DigestMemory(tmp_path / str(os.getpid())))
+    with staged(settings, 2) as (runner, _):
+        assert runner.fingerprint == wanted is not None
 
 
 def test_a_stage_that_ends_ends_the_group_at_once() -> None:
