@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from engine.loading.load import load_runner
 from engine.weights.digest import DigestMemory
@@ -50,9 +52,20 @@ def test_every_kind_of_model(variant: str, tmp_path: Path) -> None:
     assert_same(settings_of(tmp_path, dtype="float32"), 2, has_windows=variant == "gemma2")
 
 
+def save_of_two_layers(fixture: str, directory: Path) -> None:
+    """A quantised checkpoint whose only layer stands there twice."""
+    tensors = load_file(FIXTURES / fixture / "model.safetensors")
+    first, second = "model.layers.0.", "model.layers.1."
+    again = {name.replace(first, second): tensor.clone() for name, tensor in tensors.items() if first in name}
+    save_file(tensors | again, directory / "model.safetensors")
+    config = json.loads((FIXTURES / fixture / "config.json").read_text(encoding="utf-8"))
+    (directory / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 2}), encoding="utf-8")
+
+
 @pytest.mark.parametrize("fixture", ["gptq-4-asymmetric", "ct-fp8-dynamic"])
-def test_codes_of_a_checkpoint(fixture: str) -> None:
-    assert_same(settings_of(FIXTURES / fixture), 2)
+def test_codes_of_a_checkpoint(fixture: str, tmp_path: Path) -> None:
+    save_of_two_layers(fixture, tmp_path)
+    assert_same(settings_of(tmp_path), 2)
 
 
 def test_stages_that_join_over_tcp() -> None:
@@ -66,7 +79,8 @@ def test_stages_that_join_over_tcp() -> None:
 def test_all_stages_digest_the_whole_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where nothing is remembered."""
     monkeypatch.setattr("engine.loading.load.user_memory", lambda: DigestMemory(tmp_path / "alone"))
-    settings = settings_of(FIXTURES / "gptq-4-asymmetric")
+    save_of_two_layers("gptq-4-asymmetric", tmp_path)
+    settings = settings_of(tmp_path)
     load_build("native")
     wanted = load_runner(settings).fingerprint
     monkeypatch.setattr("engine.loading.load.user_memory", lambda: DigestMemory(tmp_path / str(os.getpid())))
