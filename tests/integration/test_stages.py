@@ -1,4 +1,4 @@
-"""A pipeline under the scheduler's core, with plans in flight: forks, preemptions, windows and drafts change no token."""
+"""A pipeline under the scheduler's core, two plans in flight: forks, preemptions, windows, drafts change no token."""
 
 from __future__ import annotations
 

@@ -123,5 +123,5 @@ def test_a_stage_that_misses_an_order_gives_no_token() -> None:
 
 
 def test_more_stages_than_layers_are_refused_before_anything_starts() -> None:
-    with pytest.raises(ConfigError, match=r"^pipeline_parallel_size is 64, but the model has \d+ layers: a stage needs"):
+    with pytest.raises(ConfigError, match=r"^pipeline_parallel_size is 64, but the model has \d+ layers"):
         load_runner(settings_of(MODEL).replace(pipeline_parallel_size=64))
