@@ -24,7 +24,7 @@ def build_stage(
     if backend.native is None:
         why = backend.no_native or f"the model runs on {backend.device.type}"
         raise ConfigError(f"pipeline_parallel_size is {place.ranks}, which needs native kernels, but {why}")
-    stage = Stage.of(place)
+    stage = Stage.of(place, spec)
     part = StageSource(source, stage)
     decoder = build_native(
         stage.cut_spec(spec),

@@ -25,7 +25,7 @@ class StageSource:
         self.dtype: torch.dtype = source.dtype
         self.tensors = stage.cut_tensors(source.tensors)
         self._source = source
-        self._layers = stage.layers(len(source.tensors.layers))
+        self._layers = stage.layers
         self._taken: set[str] = set()
 
     def take(self, part: Part) -> Tensor:
