@@ -53,7 +53,8 @@ class PlanDivider:
         total = sum(tokens)
         middles = (end - count / 2 for end, count in zip(accumulate(tokens), tokens, strict=True))
         even = [int(middle * self._count / total) for middle in middles]
-        return even if self._largest(even, tokens) < BETTER * self._largest(kept, tokens) else kept
+        is_better = self._largest(even, tokens) < BETTER * self._largest(kept, tokens)
+        return even if is_better or len(set(even)) > len(set(kept)) else kept
 
     def _largest(self, places: Sequence[int], tokens: Sequence[int]) -> int:
         sums = [0] * self._count
@@ -106,7 +107,7 @@ def _pieces(plan: StepPlan, bounds: Sequence[int]) -> Iterator[StepPlan]:
         entries, is_last = slice(first, end), end == bounds[-1]
         rows = plan.rows[entries]
         own = [sequence for row, sequence in admitted.items() if row in rows or (is_last and row not in plan.rows)]
-        released = left if is_last else left.intersection(sequence.row for sequence in own)
+        released = left if is_last else left.intersection([*rows, *(sequence.row for sequence in own)])
         left = left - released
         drafts = _places(plan.num_draft_tokens, entries)
         yield msgspec.structs.replace(
