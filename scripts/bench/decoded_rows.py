@@ -34,12 +34,12 @@ class DecodedRows:
             blocks = list(range(row * per_row, (row + 1) * per_row))
             self._run([self._plan([row], 0, PROMPT, blocks, [admitted])])
 
-    def steps(self, count: int) -> tuple[float, list[int]]:
-        """Seconds of each, and all tokens."""
+    def steps(self, count: int, run: Run | None = None) -> tuple[float, list[int]]:
+        """Seconds of each, and all tokens.  `run`: for these steps alone."""
         plans = [self._plan(self._rows, self._length + step, 1, [], []) for step in range(count)]
         self._length += count
         begin = time.perf_counter()
-        results = self._run(plans)
+        results = (run or self._run)(plans)
         seconds = (time.perf_counter() - begin) / count
         return seconds, [token for result in results for token in result.sampled_token_ids]
 

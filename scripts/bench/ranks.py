@@ -202,7 +202,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() if args.models is None else nullcontext(args.models) as models:
         made = Path(models) / args.model
         ensure(made, args.model)
-        longest = PROMPT + args.rounds * args.steps + 1
+        longest = PROMPT + 2 * args.rounds * args.steps + 1
         settings = Settings.of(
             model=str(made), dtype=args.dtype, num_threads=args.ranks, max_model_len=longest, num_blocks=max(ROWS) * 64,
             executor=args.executor,

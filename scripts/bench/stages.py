@@ -2,7 +2,8 @@
 
 Both are there all the time, and rounds of them take turns.  The pipeline has the next plan while it computes one, as a
 worker has it from the scheduler.  A bubble is the share of the time in which a stage does not compute its layers; that
-of the last one, which samples too, is what it waits for the others.
+of the last one, which samples too, is what it waits for the others.  A step in parts reads all weights once for each:
+what one worker gives that divides its steps as a pipeline does, a pipeline without bubbles would give.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from kernels.cpu.native import Native
 from scripts.bench.common.report import Result
 from scripts.bench.decoded_rows import DecodedRows
 from services.worker.pipelined import PipelinedComputation
+from services.worker.plan_parts import PlanDivider
 from services.worker.progress import StepWatch
 from services.worker.ranks import WatchedRanks
 from shared.messages import StepPlan, StepResult
@@ -56,11 +58,15 @@ def measure_stages(
     model, stages = group.model, group.place.ranks
     assert isinstance(model, StagedDecoder)
     native.set_threads(stages, pin=False)
-    one = DecodedRows(alone, rows, rounds * steps)
+    one = DecodedRows(alone, rows, 2 * rounds * steps)
     native.set_threads(1, pin=False)
     pipeline = Pipeline(runner, stages)
-    both = DecodedRows(runner, rows, rounds * steps, run=pipeline.run)
-    ratios, times, bubbles = [], [], []
+    both = DecodedRows(runner, rows, 2 * rounds * steps, run=pipeline.run)
+    divider, ratios, ceilings, times, bubbles = PlanDivider(stages), [], [], [], []
+
+    def in_parts(plans: list[StepPlan]) -> list[StepResult]:
+        return [alone.run(part.plan) for plan in plans for part in divider.divide(plan)]
+
     for _ in range(rounds):
         native.set_threads(stages, pin=False)
         seconds, wanted = one.steps(steps)
@@ -70,13 +76,20 @@ def measure_stages(
         took = time.perf_counter() - begun
         if tokens != wanted:
             raise RuntimeError(f"{stages} stages say other tokens than one worker at {rows} rows")
+        native.set_threads(stages, pin=False)
+        divided, more = one.steps(steps, run=in_parts)
+        native.set_threads(1, pin=False)
+        if both.steps(steps)[1] != more:
+            raise RuntimeError(f"parts of steps say other tokens than {stages} stages at {rows} rows")
         ratios.append(seconds / staged)
+        ceilings.append(seconds / divided)
         times.append((1000 * seconds, 1000 * staged))
         idle = [1 - (after - before) / took for before, after in zip(busy, model.seconds, strict=True)]
         bubbles.append([*idle, (model.waited - waited) / took])
     note = f"{median(pair[1] for pair in times):.2f} ms a step beside {median(pair[0] for pair in times):.2f} ms"
     what = f"tokens of {stages} stages, {rows} streams"
     found = [Result(what, median(ratios), "x", at_least=LEAST, note=note)]
+    found.append(Result(f"the same of one worker that divides its steps into {stages}", median(ceilings), "x"))
     for stage, shares in enumerate(zip(*bubbles, strict=True)):
         found.append(Result(f"bubbles of stage {stage}, {rows} streams", 100 * median(shares), "%"))
     return found
