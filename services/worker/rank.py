@@ -49,7 +49,12 @@ def follow(
     threading.Thread(target=_end_with_leader, args=(ranks.channel, patience), name="leader", daemon=True).start()
     log.info("rank_ready", rank=ranks.place.rank, ranks=ranks.place.ranks)
     on_ready()
-    log.info("rank_leaves", rank=ranks.place.rank, reason=ranks.model.follow())
+    try:
+        reason = ranks.model.follow()
+    except FatalError as error:
+        log.error("fatal", error=str(error), type=type(error).__name__)
+        return EXIT_FATAL
+    log.info("rank_leaves", rank=ranks.place.rank, reason=reason)
     return 0
 
 

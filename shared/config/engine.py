@@ -76,7 +76,7 @@ class EngineSettings(Section, frozen=True, kw_only=True):
     ] = 1
     pipeline_parallel_size: Annotated[
         int,
-        common(
+        advanced(
             "Processes that compute a model one behind the other as one worker, each some of its layers and their KV "
             "cache: on a CPU, with native kernels, to the same bits as one. See docs/ranks.md."
         ),
