@@ -74,6 +74,8 @@ def measure_stages(
         busy, waited, begun = list(model.seconds), model.waited, time.perf_counter()
         staged, tokens = both.steps(steps)
         took = time.perf_counter() - begun
+        idle = [1 - (after - before) / took for before, after in zip(busy, model.seconds, strict=True)]
+        bubbles.append([*idle, (model.waited - waited) / took])
         if tokens != wanted:
             raise RuntimeError(f"{stages} stages say other tokens than one worker at {rows} rows")
         native.set_threads(stages, pin=False)
@@ -84,8 +86,6 @@ def measure_stages(
         ratios.append(seconds / staged)
         ceilings.append(seconds / divided)
         times.append((1000 * seconds, 1000 * staged))
-        idle = [1 - (after - before) / took for before, after in zip(busy, model.seconds, strict=True)]
-        bubbles.append([*idle, (model.waited - waited) / took])
     note = f"{median(pair[1] for pair in times):.2f} ms a step beside {median(pair[0] for pair in times):.2f} ms"
     what = f"tokens of {stages} stages, {rows} streams"
     found = [Result(what, median(ratios), "x", at_least=LEAST, note=note)]
