@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 from functools import partial
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -22,9 +23,10 @@ from engine.execution.block_fence import BlockFence
 from engine.execution.constrained_step import ConstrainedStep, cut_drafts
 from engine.execution.deferred_verification import DeferredVerification
 from engine.execution.drafts import Drafter
-from engine.execution.partial import completed, without
-from engine.execution.pending_result import PendingResult, start_timer
+from engine.execution.partial import without
+from engine.execution.pending_result import PendingResult, StepTimer, start_timer
 from engine.execution.pooling import Classifier, RowPools
+from engine.execution.results import StepOutputs, make_empty_result, make_result
 from engine.execution.row_automata import RowAutomata
 from engine.execution.rows import RowsOutOfStep, RowTable
 from engine.execution.sampled_tokens import MissingSamples, SampledTokens
@@ -32,7 +34,7 @@ from engine.execution.schedule import Schedule, read_schedule
 from engine.execution.scoring import SampledScores, Scored, score_rows
 from engine.modeling.batch import Ints, StepBatch
 from engine.modeling.kv_pool import KVPool
-from engine.modeling.model import Captures, Model
+from engine.modeling.model import Captures, HasStages, Model
 from engine.modeling.pool_backing import SETTLE, IdleTime, PageBacking
 from engine.sampling.columns import NO_LOGPROBS
 from engine.sampling.drafts import Drafts
@@ -47,16 +49,13 @@ from shared.messages.fingerprint import Fingerprint
 from shared.messages.steps import RefusedRow, StepPlan, StepResult
 
 
-class StepOutputs(msgspec.Struct, frozen=True):
-    """The results of a step, most of them on their way to the host."""
+class BegunStep(NamedTuple):
+    """A step that the rows' tables know of, and that is not sampled yet."""
 
-    sampled: SampledTokens
-    scores: SampledScores | None
-    prompt_scores: dict[int, Scored]  # by entry
-    embeddings: dict[int, Tensor]  # by entry: [hidden_size] float32
-    refused: dict[int, str]  # by entry
-    num_drafts: list[int]  # of each entry, of the model's head
-    draft_ids: list[int]
+    plan: StepPlan
+    clock: StepTimer
+    fenced: list[RefusedRow]
+    held: ConstrainedStep | None  # None: nothing is computed
 
 
 class ModelRunner:
@@ -85,6 +84,7 @@ class ModelRunner:
         self.adapters = adapters
         self._model = model
         self._drafter = drafter
+        self._staged = model if isinstance(model, HasStages) else None
         self._captures = model if drafter is not None and isinstance(model, Captures) else None
         self._table = table
         self._sampler = sampler
@@ -133,12 +133,37 @@ class ModelRunner:
         finally:
             self._idle.go_on()
 
+    @torch.inference_mode()
+    def begin(self, plan: StepPlan) -> BegunStep:
+        """The part of `launch` that needs no result of the model: of a pipeline, whose first stages compute behind it.
+        Steps that are begun, and not finished, have no row in common."""
+        self._idle.pause()
+        return self._begin(plan)
+
+    @torch.inference_mode()
+    def finish(self, begun: BegunStep) -> StepResult:
+        """Of the step that was begun first."""
+        self._idle.pause()
+        try:
+            return self._complete(begun).finish()
+        finally:
+            self._idle.go_on()
+
     def _launch(self, plan: StepPlan) -> PendingResult:
+        return self._complete(self._begin(plan))
+
+    def _begin(self, plan: StepPlan) -> BegunStep:
         clock = start_timer(self._model.device)
         whole, fenced = self._read(plan, self._apply(plan))
-        if whole is None:
-            return PendingResult(partial(_empty_result, plan, fenced), clock)
-        held = ConstrainedStep(self._automata, whole)
+        held = None if whole is None else ConstrainedStep(self._automata, whole)
+        if held is not None and self._staged is not None:
+            self._staged.begin(held.schedule.batch)
+        return BegunStep(plan, clock, fenced, held)
+
+    def _complete(self, begun: BegunStep) -> PendingResult:
+        plan, clock, fenced, held = begun.plan, begun.clock, begun.fenced, begun.held
+        if held is None:
+            return PendingResult(partial(make_empty_result, plan, fenced), clock)
         batch, hidden, captured = self._forward(held)
         schedule, missing = held.hold()
         prompt_scores = self._prompt_scores(schedule, hidden) if len(schedule.scored) else {}
@@ -151,12 +176,14 @@ class ModelRunner:
         refused = {} if missing is None else missing.refused
         drafts = self._draft(plan, batch, captured)
         found = StepOutputs(sampled, scores, prompt_scores, embeddings, refused, *drafts)
-        return PendingResult(partial(_result, plan, fenced, found), clock)
+        return PendingResult(partial(make_result, plan, fenced, found), clock)
 
     def _forward(
         self, held: ConstrainedStep
     ) -> tuple[StepBatch, Tensor, Tensor | None]:  # what is computed, [sum of wanted, hidden_size], of all tokens
         batch, states = held.schedule.batch, self._table.states
+        if self._staged is not None:
+            return batch, self._staged.finish(batch), None
         if states is not None:
             if len(entries := held.may_go_back()):
                 states.keep(batch.rows[entries], batch.computed[entries])
@@ -338,39 +365,6 @@ class ModelRunner:
 def _check_copies(copies: list[tuple[int, int]], num_blocks: int) -> None:
     if any(not 0 <= block < num_blocks for pair in copies for block in pair):
         raise FatalError(f"plan copies a block outside the pool of {num_blocks}: {copies}")
-
-
-def _result(plan: StepPlan, fenced: list[RefusedRow], found: StepOutputs, seconds: float) -> StepResult:
-    """Once the step is over."""
-    sampled = found.sampled
-    result = StepResult(
-        epoch=plan.epoch,
-        step_id=plan.step_id,
-        num_sampled=sampled.counts,
-        sampled_token_ids=sampled.token_ids,
-        logprobs=[] if found.scores is None else found.scores.read(sampled.yielded),
-        prompt_logprobs={entry: scored.read() for entry, scored in found.prompt_scores.items()},
-        device_time=seconds,
-        refused=found.refused,
-        embeddings={entry: vector.numpy().astype("<f4").tobytes() for entry, vector in found.embeddings.items()},
-        num_head_drafts=found.num_drafts,
-        head_draft_ids=found.draft_ids,
-    )
-    return completed(result, fenced, len(plan.rows)) if fenced else result
-
-
-def _empty_result(plan: StepPlan, fenced: list[RefusedRow], seconds: float) -> StepResult:
-    """Of a step that computed nothing."""
-    result = StepResult(
-        epoch=plan.epoch,
-        step_id=plan.step_id,
-        num_sampled=[],
-        sampled_token_ids=[],
-        logprobs=[],
-        prompt_logprobs={},
-        device_time=seconds if plan.rows else 0.0,
-    )
-    return completed(result, fenced, len(plan.rows)) if fenced else result
 
 
 def _pick(

@@ -55,6 +55,11 @@ class DigestedSource:
             native.set_threads(torch.get_num_threads(), pin=False)
         return native
 
+    @property
+    def is_reading(self) -> bool:
+        """Whether it sees what is taken: all tensors must be, then."""
+        return self._digest is not None
+
     def value(self) -> str:
         """Once all tensors were taken."""
         if self._digest is None:

@@ -20,6 +20,7 @@ from engine.description.names import Part, TensorMap
 from engine.description.ranks import why_not_cut
 from engine.description.reading import read_config
 from engine.description.spec import ModelSpec
+from engine.description.stages import why_not_staged
 from engine.execution.adapters import AdapterBank
 from engine.execution.device_tables import DeviceTables
 from engine.execution.pooling import Classifier
@@ -36,18 +37,19 @@ from engine.loading.heads import build_head, find_head
 from engine.loading.memory import MemoryPlan, block_bytes, cpu_budget, gpu_budget, plan_memory
 from engine.loading.profile import most_positions, peak_activation
 from engine.loading.ranks import Ranks, build_part, join
+from engine.loading.stages import build_stage, join_stages
 from engine.lora.adapter import LoraAdapter, Take, read_adapter
 from engine.modeling.assembly import build_decoder
 from engine.modeling.decoder import Decoder
 from engine.modeling.kv_pool import KVPool
 from engine.modeling.model import HoldsAdapters, KeepsStates, Model
-from engine.modeling.native import build_native
+from engine.modeling.native import NativeDecoder, build_native
 from engine.sampling.sampler import Sampler
 from engine.weights.digest import DigestMemory, user_memory
 from engine.weights.formats import name_of
 from engine.weights.source import Progress, WeightSource, has_codes, open_weights
 from shared.automata.vocabulary import Vocabulary, load_vocabulary
-from shared.config import AdapterSettings, MemorySettings, SchedulingSettings, Settings
+from shared.config import AdapterSettings, EngineSettings, MemorySettings, SchedulingSettings, Settings
 from shared.errors import ConfigError
 from shared.messages.control import SlidingPool, WorkerCapacity
 from shared.messages.fingerprint import Fingerprint
@@ -148,7 +150,7 @@ def load_model(
     codes = has_codes(spec, source)
     backend = choose_backend(settings, spec, source.dtype, quantised=source.quantisation is not None, codes=codes)
     watched = DigestedSource(source, backend.native, digests) if digests is not None else None
-    part = None if ranks is None else build_part(ranks.place, backend, spec, source, max_positions=max_model_len)
+    part = None if ranks is None else _build_part(settings, ranks, backend, spec, source, max_model_len, watched)
     model = with_graphs(settings, backend, part or build(backend, spec, source, max_model_len))
     classifier = read_classifier(spec, source, backend.device)
     fingerprint = None
@@ -158,9 +160,12 @@ def load_model(
     head = None if found_head is None else build_head(settings, found_head, directory, model, backend, max_model_len)
     layer_bytes = backend.layout(spec).layer_bytes(settings.memory.block_size)  # of all ranks together
     windows = spec.windows(max_model_len) if has_windows else ()
-    plan = plan_pool(settings, model, max_model_len, windows, layer_bytes, head)
+    plan = plan_pool(settings, model, max_model_len, windows, layer_bytes, head, spec)
     if ranks is not None and part is not None and fingerprint is not None:
-        model, plan = join(ranks, settings, backend, spec, part, plan, fingerprint)
+        if settings.engine.has_stages:
+            model, plan = join_stages(ranks, part, plan, fingerprint)
+        else:
+            model, plan = join(ranks, settings, backend, spec, part, plan, fingerprint)
     log.info("memory_planned", num_blocks=plan.num_blocks, num_tokens=plan.num_tokens, summary=str(plan))
     take = partial(_take, settings.engine.load_format, directory, spec)
     adapters = None if digests is None else make_bank(settings.adapters, model, source.tensors, take)
@@ -170,9 +175,30 @@ def load_model(
 
 def check_ranks(settings: Settings, spec: ModelSpec) -> None:
     """Raises ConfigError where the model cannot be cut into as many ranks as are asked for."""
-    count = settings.engine.tensor_parallel_size
-    if count > 1 and (why := why_not_cut(spec, count)):
+    if settings.engine.ranks > 1 and (why := why_not_ranked(settings.engine, spec)):
         raise ConfigError(why)
+
+
+def why_not_ranked(settings: EngineSettings, spec: ModelSpec) -> str:
+    """What keeps a model from the settings' ranks; empty where nothing does."""
+    if settings.has_stages:
+        return why_not_staged(spec, settings.pipeline_parallel_size)
+    return why_not_cut(spec, settings.tensor_parallel_size)
+
+
+def _build_part(
+    settings: Settings,
+    ranks: Ranks,
+    backend: Backend,
+    spec: ModelSpec,
+    source: WeightSource,
+    max_model_len: int,
+    watched: DigestedSource | None,
+) -> NativeDecoder:
+    if not settings.engine.has_stages:
+        return build_part(ranks.place, backend, spec, source, max_positions=max_model_len)
+    reads_all = watched is not None and watched.is_reading
+    return build_stage(ranks.place, backend, spec, source, max_positions=max_model_len, reads_all=reads_all)
 
 
 def read_classifier(spec: ModelSpec, source: WeightSource, device: torch.device) -> Classifier | None:
@@ -254,16 +280,18 @@ def plan_pool(
     windows: Sequence[int] = (),
     layer_bytes: Sequence[int] | None = None,
     head: HeadModel | None = None,
+    spec: ModelSpec | None = None,
 ) -> MemoryPlan:
-    """`windows`: those of layers with blocks of their own; `layer_bytes`: of a block in each layer, where the model
-    is a part of the worker's."""
+    """`windows`: those of layers with blocks of their own; `layer_bytes`: of a block in each layer of `spec`, where the
+    model is a part of the worker's."""
     if settings.memory.num_blocks:
         budget = 0
     elif model.device.type == "cpu":
         budget = cpu_budget(settings.memory)
     else:
         budget = _gpu_budget(settings, model)
-    first, sliding = block_bytes(model.spec, layer_bytes or model.layer_bytes(settings.memory.block_size), windows)
+    layer_bytes = layer_bytes or model.layer_bytes(settings.memory.block_size)
+    first, sliding = block_bytes(spec or model.spec, layer_bytes, windows)
     first += 0 if head is None else HeadDrafter.block_bytes(head, settings.memory.block_size)
     return plan_memory(
         settings.memory,

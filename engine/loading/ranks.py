@@ -27,6 +27,7 @@ from engine.modeling.native import NativeDecoder, build_native, describe_whole
 from engine.modeling.ranks import RankDecoder, firsts_of, make_group
 from engine.weights.rank_source import RankSource
 from engine.weights.source import WeightSource
+from kernels.cpu import abi
 from shared.config import Settings
 from shared.errors import ConfigError
 from shared.messages.fingerprint import Fingerprint
@@ -57,6 +58,22 @@ class GroupStart(msgspec.Struct, frozen=True, array_like=True, tag=True):
     digest: int  # of all of that
 
 
+class RankModel(Protocol):
+    """What a group needs of a rank's model."""
+
+    def follow(self) -> str:
+        """What a rank that does not lead does, until the group ends; returns why."""
+        ...
+
+    def forget_orders(self) -> None:
+        """As if this rank had read other orders than the others: the next one ends the group."""
+        ...
+
+    def end(self, reason: int = abi.LEFT) -> None:
+        """From any thread."""
+        ...
+
+
 class Ranks(Protocol):
     """A rank's way to the others, while a model is loaded."""
 
@@ -71,14 +88,14 @@ class Ranks(Protocol):
     @property
     def links(self) -> Sequence[int]:
         """Descriptors of sockets to the other ranks that data pass, as `RankDecoder` has them; empty where all share
-        memory."""
+        memory.  Stages of a pipeline always have them."""
         ...
 
     def settle(self, own: RankReady, num_bytes: int) -> GroupStart:
         """What all ranks go by; the leader has the memory of so many bytes ready then."""
         ...
 
-    def joined(self, model: RankDecoder) -> None:
+    def joined(self, model: RankModel) -> None:
         """The rank's model is there."""
 
 
@@ -116,7 +133,7 @@ class LeadingRanks:
         self.place = Place(0, ranks)
         self.memory = memory
         self.links: Sequence[int] = ()
-        self.model: RankDecoder | None = None  # once it has joined
+        self.model: RankModel | None = None  # once it has joined
         self._channels = channels
 
     def settle(self, own: RankReady, num_bytes: int) -> GroupStart:
@@ -127,7 +144,7 @@ class LeadingRanks:
             channel.send(start)
         return start
 
-    def joined(self, model: RankDecoder) -> None:
+    def joined(self, model: RankModel) -> None:
         self.model = model
 
 
@@ -139,7 +156,7 @@ class FollowingRank:
         self.memory = memory
         self.links = links
         self.channel = channel
-        self.model: RankDecoder | None = None
+        self.model: RankModel | None = None
 
     def settle(self, own: RankReady, num_bytes: int) -> GroupStart:
         self.channel.send(own)
@@ -148,7 +165,7 @@ class FollowingRank:
             os.ftruncate(self.memory, start.num_bytes)
         return start
 
-    def joined(self, model: RankDecoder) -> None:
+    def joined(self, model: RankModel) -> None:
         self.model = model
 
 

@@ -77,6 +77,19 @@ class KeepsStates(Protocol):
 
 
 @runtime_checkable
+class HasStages(Protocol):
+    """A model whose `forward` has two halves: other steps may be begun before one is finished."""
+
+    def begin(self, batch: StepBatch) -> None:
+        """The batch's tokens and tables are read now; its rows stay as they are until it is finished."""
+        ...
+
+    def finish(self, batch: StepBatch) -> Tensor:
+        """As of `forward`, of the batch that was begun first."""
+        ...
+
+
+@runtime_checkable
 class Captures(Protocol):
     """A model that shows what it computes of every token, for a draft head."""
 

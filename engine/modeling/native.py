@@ -84,7 +84,7 @@ class NativeDecoder:
         positions: Tensor | None,  # [max_position_embeddings, hidden_size] float32, learned
         layers: list[NativeLayer],
         norm: NativeNorm | None,  # None: what comes back is not normed
-        head: PackedLinear,  # [vocab_size, hidden_size]
+        head: PackedLinear | None,  # [vocab_size, hidden_size]; None: neither logits nor embeddings are asked of it
         max_positions: int,
         kv_scales: tuple[KVScales, ...] = (),  # of each layer with a cache, in fp8
         firsts: RankFirsts | None = None,  # of a rank of a group, whose heads alone the spec has
@@ -104,8 +104,9 @@ class NativeDecoder:
         self._columns: StepColumns | None = None
         self._model = describe(spec, formats)
         self._model.max_positions = max_positions
-        self.head = head
-        self._model.head = head.struct
+        self._head = head
+        if head is not None:
+            self._model.head = head.struct
         if norm is not None:
             self._model.norm = norm.struct
         self._model.positions = address(positions)
@@ -115,6 +116,11 @@ class NativeDecoder:
             self._model.first_hidden, self._model.first_vocab = firsts.hidden, firsts.vocab
         if embedding is not None:
             self._model.embedding, self._model.embedding_format = embedding.data_ptr(), FORMATS[embedding.dtype]
+
+    @property
+    def head(self) -> PackedLinear:
+        assert self._head is not None
+        return self._head
 
     def dense_linears(self) -> Iterator[PackedLinear]:
         """Those that every row goes through, without the head."""
@@ -193,8 +199,8 @@ class NativeDecoder:
     def forward_from(
         self,
         batch: StepBatch,
-        inputs: Tensor,  # [num_tokens, hidden_size]
-        beside: Tensor | None,  # [num_tokens, 2 * hidden_size], changed
+        inputs: Tensor,  # [num_tokens, hidden_size] float32
+        beside: Tensor | None = None,  # [num_tokens, 2 * hidden_size], changed
     ) -> Tensor:  # [sum of wanted, hidden_size]
         step, hidden = self._step(batch), torch.empty(batch.num_wanted, self.spec.hidden_size)
         given = inputs.contiguous()
@@ -325,12 +331,20 @@ def build_native(
     *,
     max_positions: int,
     firsts: RankFirsts | None = None,
+    begins: bool = True,
+    ends: bool = True,
 ) -> NativeDecoder:
-    """A decoder for sequences of up to `max_positions` tokens, packed layer by layer straight from the checkpoint."""
+    """A decoder for sequences of up to `max_positions` tokens, packed layer by layer straight from the checkpoint.
+
+    `begins`: it embeds tokens itself; `ends`: it norms what its layers give, and has logits.
+    """
     packer, tensors = LayerPacker(spec, source, formats, native), source.tensors
-    embedding = None if tensors.head is None else _rows(tensors.embedding, source, formats, native)
-    head = packer.head((tensors.embedding if tensors.head is None else tensors.head,))
-    positions = None if tensors.positions is None else packer.vector((tensors.positions,))
+    tied, head, positions = tensors.head is None, None, None
+    embedding = _rows(tensors.embedding, source, formats, native) if begins and not tied else None
+    if ends or (begins and tied):
+        head = packer.head((tensors.embedding if tensors.head is None else tensors.head,))
+    if begins and tensors.positions is not None:
+        positions = packer.vector((tensors.positions,))
     tables = {which: make_rotation(spec, *which, max_positions) for which in {one.rotation for one in spec.attentions}}
     return NativeDecoder(
         spec=spec,
@@ -344,7 +358,7 @@ def build_native(
             )
             for layer, parts in zip(spec.layers, tensors.layers, strict=True)
         ],
-        norm=packer.final_norm(tensors.norm),
+        norm=packer.final_norm(tensors.norm) if ends else None,
         head=head,
         max_positions=max_positions,
         kv_scales=source.kv_scales(),

@@ -20,6 +20,11 @@ WHY_ENDED = {
 }
 
 
+def why_ended(state: int) -> str:
+    """Empty while a group lives."""
+    return WHY_ENDED.get(state, f"of reason {state}") if state != abi.ALIVE else ""
+
+
 class RankCalls(Packing):
     """What a rank asks the library for.  Once a group has ended, nothing that was computed means anything."""
 
@@ -33,8 +38,7 @@ class RankCalls(Packing):
 
     def why_ended(self, group: abi.PgGroup) -> str:
         """Empty while the group lives."""
-        state = self._functions.pg_group_state(byref(group))
-        return WHY_ENDED.get(state, f"of reason {state}") if state != abi.ALIVE else ""
+        return why_ended(self._functions.pg_group_state(byref(group)))
 
     def end_group(self, group: abi.PgGroup, reason: int = abi.LEFT) -> None:
         """From any thread, also while another one waits for a rank: it goes on at once."""

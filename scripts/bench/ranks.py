@@ -1,13 +1,15 @@
 """What a group of ranks costs: its steps beside those of one worker with as many threads, and a gather alone.
 
     scripts/bench_ranks [--check] [--models DIR] [--model S] [--ranks 2] [--rounds 7] [--steps 8] [--dtype auto]
-                        [--executor local] [--gathers]
+                        [--executor local] [--stages] [--gathers]
 
 One worker with a thread for each rank, and a group of as many ranks with a thread each, decode the same rows; both are
 there all the time, and rounds of them take turns, so that a machine whose speed drifts slows both.  Ratios are medians
 of those of rounds.  Both must say the same tokens.  `--executor hosts`: the ranks share no memory; TCP on loopback is
-between them.  A gather is what two ranks need to have so many bytes of each other: a meeting and the copies around it;
-beside it what torch.distributed (gloo) takes for the same.
+between them.  `--stages`: the group is a pipeline (stages.py), at the largest number of rows.
+
+A gather is what two ranks need to have so many bytes of each other: a meeting and the copies around it; beside it what
+torch.distributed (gloo) takes for the same.
 """
 
 from __future__ import annotations
@@ -15,7 +17,6 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
-import random
 import socket
 import subprocess
 import sys
@@ -39,61 +40,16 @@ from kernels.cpu.native import Native
 from scripts.bench.common.models import ensure
 from scripts.bench.common.proc import processor
 from scripts.bench.common.report import Result, bench_parser, finish
+from scripts.bench.decoded_rows import PROMPT, DecodedRows
+from scripts.bench.stages import measure_stages
 from services.worker.rank_processes import start_ranks
-from services.worker.ranks import HostGroup, make_group
+from services.worker.ranks import HostGroup, WatchedRanks, make_group
 from shared.config import Settings, settings_environment
 from shared.data_link.addresses import prepare
-from shared.messages import AdmittedSequence, StepPlan
-from shared.packing import pack_tokens
-from shared.sampling import SamplingParams
 
 ROWS = (1, 8, 32)
-PROMPT = 100  # tokens of a row before the first step that is measured
-VOCAB = 8000
 SLOWER, GATHER_US = 1.2, 5.0  # targets
 GATHER_BYTES, GATHERS, GLOO_GATHERS = (4096, 65536), 10000, 2000
-GREEDY = SamplingParams(temperature=0.0)
-
-
-class DecodedRows:
-    """Rows of one runner that take a token in each step."""
-
-    def __init__(self, runner: ModelRunner, rows: int, steps: int) -> None:
-        """Compute the prompts, a row at a time; there is room for so many steps."""
-        self._runner, self._rows, self._length = runner, list(range(rows)), PROMPT
-        self._step_id, ids = 0, random.Random(rows)
-        per_row = -(-(PROMPT + steps + 1) // runner.capacity.block_size)
-        runner.reset()
-        for row in self._rows:
-            tokens = pack_tokens(ids.choices(range(4, VOCAB), k=PROMPT))
-            admitted = AdmittedSequence(row, tokens, PROMPT, GREEDY, 0, [])
-            self._run([row], 0, PROMPT, list(range(row * per_row, (row + 1) * per_row)), [admitted])
-
-    def steps(self, count: int) -> tuple[float, list[int]]:
-        """Seconds of each, and all tokens."""
-        tokens, begin = [], time.perf_counter()
-        for _ in range(count):
-            tokens += self._run(self._rows, self._length, 1, [], [])
-            self._length += 1
-        return (time.perf_counter() - begin) / count, tokens
-
-    def _run(
-        self, rows: list[int], computed: int, scheduled: int, blocks: list[int], admitted: list[AdmittedSequence]
-    ) -> list[int]:
-        plan = StepPlan(
-            epoch=1,
-            step_id=self._step_id,
-            admitted=admitted,
-            rows=rows,
-            num_computed_tokens=[computed] * len(rows),
-            num_scheduled_tokens=[scheduled] * len(rows),
-            num_new_blocks=[len(blocks)] * len(rows),
-            new_block_ids=blocks,
-            block_copies=[],
-            released_rows=[],
-        )
-        self._step_id += 1
-        return list(self._runner.run(plan).sampled_token_ids)
 
 
 def measure(
@@ -208,8 +164,9 @@ def gathers(native: Native) -> list[Result]:
 
 
 @contextmanager
-def grouped(settings: Settings, ranks: int) -> Iterator[ModelRunner]:
-    own = settings.replace(tensor_parallel_size=ranks, num_threads=1, rank_port=0)
+def grouped(settings: Settings, ranks: int, kind: str) -> Iterator[tuple[ModelRunner, WatchedRanks]]:
+    """`kind`: the setting that says how many ranks there are."""
+    own = settings.replace(**{kind: ranks}, num_threads=1, rank_port=0)
     with tempfile.TemporaryDirectory() as directory, ExitStack() as stack:
         own = own.replace(runtime_dir=directory)
         group = make_group(own, start_ranks(own), on_failure=lambda: None)
@@ -220,7 +177,7 @@ def grouped(settings: Settings, ranks: int) -> Iterator[ModelRunner]:
             for _ in range(1, ranks):
                 program = [sys.executable, "-m", "services.worker.hosts", f"tcp://127.0.0.1:{group.port}"]
                 stack.callback(subprocess.Popen(program, env=environment).wait)
-        yield load_runner(own, ranks=group)
+        yield load_runner(own, ranks=group), group
 
 
 def main() -> int:
@@ -233,25 +190,31 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--steps", type=int, default=8, help="of a round")
     parser.add_argument("--executor", default="local", choices=("local", "hosts"), help="of the ranks, as the setting")
+    parser.add_argument("--stages", action="store_true", help="a pipeline of stages in the place of ranks")
     parser.add_argument("--gathers", action="store_true", help="measure gathers alone")
     parser.add_argument("--dtype", default="auto", help="of the arithmetic, as the setting")
     args = parser.parse_args()
     native = load()
-    gathered = gathers(native)
+    gathered = [] if args.stages else gathers(native)
     if args.gathers:
         return finish(gathered, check=args.check, title=f"gathers; {processor()}")
+    kind = "pipeline_parallel_size" if args.stages else "tensor_parallel_size"
     with tempfile.TemporaryDirectory() if args.models is None else nullcontext(args.models) as models:
         made = Path(models) / args.model
         ensure(made, args.model)
-        longest = PROMPT + args.rounds * args.steps + 1
+        longest = PROMPT + 2 * args.rounds * args.steps + 1
         settings = Settings.of(
             model=str(made), dtype=args.dtype, num_threads=args.ranks, max_model_len=longest, num_blocks=max(ROWS) * 64,
             executor=args.executor,
         )  # fmt: skip
         alone = load_runner(settings)
-        with grouped(settings, args.ranks) as group:
-            lines = measure(native, alone, group, args.ranks, args.rounds, args.steps)
-    return finish([*lines, *gathered], check=args.check, title=f"ranks, model {args.model}; {processor()}")
+        with grouped(settings, args.ranks, kind) as (runner, group):
+            if args.stages:
+                lines = measure_stages(native, alone, runner, group, max(ROWS), args.rounds, args.steps)
+            else:
+                lines = measure(native, alone, runner, args.ranks, args.rounds, args.steps)
+    what = "stages" if args.stages else "ranks"
+    return finish([*lines, *gathered], check=args.check, title=f"{what}, model {args.model}; {processor()}")
 
 
 if __name__ == "__main__":

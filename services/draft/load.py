@@ -34,4 +34,5 @@ def draft_settings(settings: Settings) -> Settings:
         kv_cache_memory=settings.speculation.draft_kv_cache_memory,
         num_blocks=0,
         tensor_parallel_size=1,
+        pipeline_parallel_size=1,
     )

@@ -10,6 +10,7 @@ from services.worker.actor import WorkerActor
 from services.worker.adapters import AdapterLoading
 from services.worker.hosts.listening import RankListener
 from services.worker.overlapped import OverlappedSteps
+from services.worker.pipelined import PipelinedSteps
 from services.worker.rank_processes import StartedRanks
 from services.worker.ranks import make_group
 from services.worker.recording import recorded
@@ -27,6 +28,8 @@ def make(transport: Transport, settings: Settings, ranks: StartedRanks | RankLis
     def thread_steps(runner: ModelRunner, transport: Transport) -> Steps:
         if runner.capacity.device == "cuda" and not settings.observation.record_steps:
             return OverlappedSteps(runner, transport, on_failure=wake)
+        if settings.engine.has_stages and not settings.observation.record_steps:
+            return PipelinedSteps(runner, transport, settings.engine.pipeline_parallel_size, on_failure=wake)
         return ThreadSteps(recorded(runner, settings.observation.record_steps), transport, on_failure=wake)
 
     def thread_loading(loading: AdapterLoading, transport: Transport) -> Executor[HoldAdapters]:

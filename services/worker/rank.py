@@ -49,7 +49,12 @@ def follow(
     threading.Thread(target=_end_with_leader, args=(ranks.channel, patience), name="leader", daemon=True).start()
     log.info("rank_ready", rank=ranks.place.rank, ranks=ranks.place.ranks)
     on_ready()
-    log.info("rank_leaves", rank=ranks.place.rank, reason=ranks.model.follow())
+    try:
+        reason = ranks.model.follow()
+    except FatalError as error:
+        log.error("fatal", error=str(error), type=type(error).__name__)
+        return EXIT_FATAL
+    log.info("rank_leaves", rank=ranks.place.rank, reason=reason)
     return 0
 
 
@@ -60,12 +65,13 @@ def _end_with_leader(channel: Channel, patience: float) -> None:
 
 
 def main() -> int:
-    rank, ranks, channel, memory = map(int, sys.argv[1:])
+    rank, ranks, channel, memory, *links = map(int, sys.argv[1:])
     settings = load_settings()
     setup_logging("rank", f"rank-{rank}", level=settings.observation.log_level, format=settings.observation.log_format)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the leader, and the leader this one
     end = Channel(socket.socket(fileno=channel), "the leader")
-    return follow(lambda ranks: load_runner(settings, ranks=ranks), FollowingRank(Place(rank, ranks), end, memory))
+    own = FollowingRank(Place(rank, ranks), end, memory, links)
+    return follow(lambda ranks: load_runner(settings, ranks=ranks), own)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from typing import Protocol
 
 from services.worker.hosts.listening import RankListener
 from shared.config import Settings, load_settings, settings_environment
+from shared.data_link.addresses import prepare
 from shared.errors import PageantError
 from shared.logging import setup_logging
 from shared.ranks.handshake import group_key
@@ -37,10 +38,19 @@ class StartedRanks:
     memory: int  # descriptor of the memory that all will share, empty as yet
     processes: tuple[RankProcess, ...]
     ends: tuple[socket.socket, ...]  # of the sockets that lead to them
+    links: tuple[socket.socket, ...] = ()  # of those that residuals pass, where they are stages of a pipeline
 
 
 def channel_pair() -> tuple[socket.socket, socket.socket]:
     return socket.socketpair()
+
+
+def link_pair() -> tuple[socket.socket, socket.socket]:
+    """For data."""
+    mine, theirs = socket.socketpair()
+    for end in (mine, theirs):
+        prepare(end)
+    return mine, theirs
 
 
 def start_ranks(settings: Settings) -> StartedRanks | None:
@@ -49,16 +59,19 @@ def start_ranks(settings: Settings) -> StartedRanks | None:
     if ranks == 1:
         return None
     environment = os.environ | settings_environment(settings)
-    memory, processes, ends = os.memfd_create("pageant-ranks"), [], []
+    memory, processes, ends, links = os.memfd_create("pageant-ranks"), [], [], []
     for rank in range(1, ranks):
-        mine, theirs = channel_pair()
-        program = [sys.executable, "-m", "services.worker.rank", *map(str, (rank, ranks, theirs.fileno(), memory))]
+        pairs = [channel_pair(), *([link_pair()] if settings.engine.has_stages else [])]
+        theirs = [their.fileno() for _, their in pairs]
+        descriptors = [theirs[0], memory, *theirs[1:]]
+        program = [sys.executable, "-m", "services.worker.rank", *map(str, (rank, ranks, *descriptors))]
         command = [sys.executable, "-S", "-E", str(LAUNCH), str(os.getpid()), *program]
-        descriptors = theirs.fileno(), memory
         processes.append(subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environment, pass_fds=descriptors))
-        theirs.close()
-        ends.append(mine)
-    return StartedRanks(memory, tuple(processes), tuple(ends))
+        for _, their in pairs:
+            their.close()
+        ends.append(pairs[0][0])
+        links += [mine for mine, _ in pairs[1:]]
+    return StartedRanks(memory, tuple(processes), tuple(ends), tuple(links))
 
 
 def start_early() -> StartedRanks | RankListener | None:
@@ -68,7 +81,7 @@ def start_early() -> StartedRanks | RankListener | None:
     """
     try:
         settings = load_settings()
-        if settings.engine.tensor_parallel_size == settings.engine.ranks_here:
+        if settings.engine.ranks == settings.engine.ranks_here:
             return start_ranks(settings)
         setup_logging("worker", "", level=settings.observation.log_level, format=settings.observation.log_format)
         return RankListener(settings, group_key(settings.deployment.runtime_path))

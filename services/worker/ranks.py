@@ -15,8 +15,7 @@ from collections.abc import Callable, Sequence
 
 import structlog
 
-from engine.loading.ranks import GroupStart, LeadingRanks, RankReady
-from engine.modeling.ranks import RankDecoder
+from engine.loading.ranks import GroupStart, LeadingRanks, RankModel, RankReady
 from kernels.cpu import abi
 from services.worker.hosts.listening import RankListener
 from services.worker.rank_processes import RankProcess, StartedRanks
@@ -41,7 +40,7 @@ class WatchedRanks(LeadingRanks, ABC):
         self._on_failure = on_failure
         self._leaving = False
 
-    def joined(self, model: RankDecoder) -> None:
+    def joined(self, model: RankModel) -> None:
         super().joined(model)
         for channel in self._channels:
             threading.Thread(target=self._listen, args=(channel,), name=channel.name, daemon=True).start()
@@ -86,6 +85,8 @@ class RankGroup(WatchedRanks):
         channels = [Channel(end, f"rank {rank}") for rank, end in enumerate(started.ends, 1)]
         super().__init__(channels, 1 + len(channels), started.memory, on_failure)
         self.processes = started.processes
+        self._sockets = started.links  # kept open as long as their descriptors are used
+        self.links = [one.fileno() for one in self._sockets]
         for rank, process in enumerate(self.processes, 1):
             threading.Thread(target=self._watch, args=(rank, process), name=f"rank {rank}", daemon=True).start()
 
@@ -102,6 +103,8 @@ class RankGroup(WatchedRanks):
             except subprocess.TimeoutExpired:
                 process.kill()
         super().close()
+        for one in self._sockets:
+            one.close()
 
     def on_end(self, channel: Channel, error: FatalError) -> None:
         """Its process ends too, and says more."""
@@ -151,7 +154,7 @@ def make_group(
     """`started`: what has begun already.  None for a worker that computes alone.  Raises ConfigError."""
     if isinstance(started, StartedRanks):
         return RankGroup(started, on_failure)
-    if settings.engine.tensor_parallel_size == settings.engine.ranks_here:
+    if settings.engine.ranks == settings.engine.ranks_here:
         return None
     listener = started or RankListener(settings, group_key(settings.deployment.runtime_path))
-    return HostGroup(listener, settings.engine.tensor_parallel_size, on_failure)
+    return HostGroup(listener, settings.engine.ranks, on_failure)

@@ -31,6 +31,7 @@ AT_LEAST_ONE = (
     "max_batch_lines",
     "batch_concurrency",
     "tensor_parallel_size",
+    "pipeline_parallel_size",
     "store_disk_size",
     "kv_events_kept",
 )
@@ -89,21 +90,25 @@ def check_settings(settings: Settings) -> None:
 
 
 def _check_ranks(settings: Settings) -> None:
-    if settings.engine.tensor_parallel_size == 1:
+    engine = settings.engine
+    if engine.ranks == 1:
         return
-    if settings.engine.tensor_parallel_size > MAX_RANKS:
-        raise ConfigError(f"tensor_parallel_size must be at most {MAX_RANKS}")
-    for name, given, needed in (
-        ("device", settings.engine.device, ("auto", "cpu")),
-        ("kernels", settings.engine.kernels, ("auto", "native")),
+    name = engine.ranks_by
+    if engine.has_stages and engine.tensor_parallel_size > 1:
+        raise ConfigError("pipeline_parallel_size and tensor_parallel_size are both above 1: only one of them can be")
+    if engine.ranks > MAX_RANKS:
+        raise ConfigError(f"{name} must be at most {MAX_RANKS}")
+    for field, given, needed in (
+        ("device", engine.device, ("auto", "cpu")),
+        ("kernels", engine.kernels, ("auto", "native")),
     ):
         if given not in needed:
-            raise ConfigError(f"tensor_parallel_size needs native kernels on a CPU, but {name} is {given!r}")
+            raise ConfigError(f"{name} needs native kernels on a CPU, but {field} is {given!r}")
     if settings.adapters.modules():
-        raise ConfigError("lora_modules must be empty where tensor_parallel_size is above 1: a group of ranks has none")
+        raise ConfigError(f"lora_modules must be empty where {name} is above 1: a group of ranks has none")
     if settings.speculation.has_head:
         draft = settings.speculation.draft
-        raise ConfigError(f"draft is {draft!r}, but a group of ranks (tensor_parallel_size above 1) has no draft head")
+        raise ConfigError(f"draft is {draft!r}, but a group of ranks ({name} above 1) has no draft head")
 
 
 def _check_ranges(values: Mapping[str, Any]) -> None:

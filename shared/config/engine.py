@@ -80,6 +80,13 @@ class EngineSettings(Section, frozen=True, kw_only=True):
             "cache: on a CPU, with native kernels, to the same bits as one. See docs/ranks.md."
         ),
     ] = 1
+    pipeline_parallel_size: Annotated[
+        int,
+        advanced(
+            "Processes that compute a model one behind the other as one worker, each some of its layers and their KV "
+            "cache: on a CPU, with native kernels, to the same bits as one. See docs/ranks.md."
+        ),
+    ] = 1
     executor: Annotated[
         Literal["local", "hosts", "ray"],
         advanced(
@@ -102,9 +109,23 @@ class EngineSettings(Section, frozen=True, kw_only=True):
     ] = False
 
     @property
+    def ranks(self) -> int:
+        """Processes of one worker: cut across its layers, or along them."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
+
+    @property
+    def has_stages(self) -> bool:
+        return self.pipeline_parallel_size > 1
+
+    @property
+    def ranks_by(self) -> str:
+        """The setting that says how many there are."""
+        return "pipeline_parallel_size" if self.has_stages else "tensor_parallel_size"
+
+    @property
     def ranks_here(self) -> int:
         """Ranks of one worker that share this host's cores."""
-        return self.tensor_parallel_size if self.executor == "local" else 1
+        return self.ranks if self.executor == "local" else 1
 
     @property
     def model_name(self) -> str:

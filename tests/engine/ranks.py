@@ -19,7 +19,7 @@ from engine.loading.ranks import FollowingRank
 from services.worker.hosts.joining import join_group
 from services.worker.hosts.listening import RankListener
 from services.worker.rank import follow
-from services.worker.rank_processes import StartedRanks, channel_pair
+from services.worker.rank_processes import StartedRanks, channel_pair, link_pair
 from services.worker.ranks import HostGroup, RankGroup
 from shared.config import Settings
 from shared.ranks.channel import Channel
@@ -46,18 +46,28 @@ class ForkedRank:
 
 
 def fork_ranks(settings: Settings, ranks: int, has_windows: bool) -> StartedRanks:
-    memory, processes, ends = os.memfd_create("ranks"), [], []
+    memory, processes = os.memfd_create("ranks"), []
+    ends: list[socket.socket] = []
+    leads: list[socket.socket] = []
     for rank in range(1, ranks):
-        mine, theirs = channel_pair()
-        end = partial(_shared_end, Place(rank, ranks), theirs, memory)
+        (mine, theirs), pairs = channel_pair(), [link_pair()] if settings.engine.has_stages else []
+        others = [mine, *(own for own, _ in pairs), *ends, *leads]  # which a fork has too, and must not keep open
+        end = partial(_local_end, Place(rank, ranks), theirs, memory, [link for _, link in pairs], others)
         processes.append(_fork(settings, end, has_windows))
-        theirs.close()
+        for their in (theirs, *(link for _, link in pairs)):
+            their.close()
         ends.append(mine)
-    return StartedRanks(memory, tuple(processes), tuple(ends))
+        leads += [own for own, _ in pairs]
+    return StartedRanks(memory, tuple(processes), tuple(ends), tuple(leads))
 
 
-def _shared_end(place: Place, end: socket.socket, memory: int) -> FollowingRank:
-    return FollowingRank(place, Channel(end), memory)
+def _local_end(
+    place: Place, end: socket.socket, memory: int, own: list[socket.socket], others: list[socket.socket]
+) -> FollowingRank:
+    for other in others:
+        other.close()
+    links.extend(own)
+    return FollowingRank(place, Channel(end), memory, [link.fileno() for link in own])
 
 
 def _linked_end(settings: Settings, address: str, rank: int) -> FollowingRank:
@@ -100,12 +110,24 @@ def ranked(settings: Settings, ranks: int, has_windows: bool = True) -> Iterator
 
 
 @contextmanager
+def staged(settings: Settings, stages: int, has_windows: bool = True) -> Iterator[tuple[ModelRunner, RankGroup]]:
+    """The same of a pipeline."""
+    load_build("native")
+    settings = settings.replace(pipeline_parallel_size=stages, num_threads=1)
+    group = RankGroup(fork_ranks(settings, stages, has_windows), on_failure=lambda: None)
+    try:
+        yield load_runner(settings, ranks=group, has_windows=has_windows), group
+    finally:
+        group.close()
+
+
+@contextmanager
 def linked(
-    settings: Settings, ranks: int, has_windows: bool = True
+    settings: Settings, ranks: int, has_windows: bool = True, kind: str = "tensor_parallel_size"
 ) -> Iterator[tuple[ModelRunner, HostGroup, list[ForkedRank]]]:
     """The same over TCP: the leader's runner, its group, and the others, which join as if from other hosts."""
     load_build("native")
-    settings = settings.replace(tensor_parallel_size=ranks, num_threads=1, executor="hosts", rank_port=0)
+    settings = settings.replace(**{kind: ranks}, num_threads=1, executor="hosts", rank_port=0)
     listener = RankListener(settings, KEY)
     address = f"tcp://127.0.0.1:{listener.port}"
     others = [_fork(settings, partial(_linked_end, settings, address, rank), has_windows) for rank in range(1, ranks)]

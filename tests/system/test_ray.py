@@ -60,9 +60,10 @@ def events(running: Troupe, event: str) -> list[dict[str, Any]]:
     return [line for line in running.logs() if line["event"] == event]
 
 
-def test_a_group_over_two_nodes_survives_the_end_of_its_actors_and_of_its_node(tmp_path: Path) -> None:
+@pytest.mark.parametrize("cut", ["tensor", "pipeline"])
+def test_a_group_over_two_nodes_survives_the_end_of_its_actors_and_of_its_node(cut: str, tmp_path: Path) -> None:
     with ray_cluster(tmp_path, 1, 1) as cluster:
-        own = (*options(cluster), "--tensor-parallel-size", "2")
+        own = (*options(cluster), f"--{cut}-parallel-size", "2")
         with troupe(tmp_path, "-m", str(MODEL), *own) as running:
             hosts = [node.host for node in cluster.nodes]
             assert [sorted(line["hosts"]) for line in events(running, "ranks_placed")] == [hosts]

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from engine.description.ranks import why_not_cut
+from engine.description.stages import why_not_staged
 from services.cli.checks.heads import check_brought, check_head
 from services.cli.checks.models import CheckpointFacts, Finding, check_draft_model, check_memory, check_model
 from services.gateway.access.auth import make_access
@@ -65,10 +66,13 @@ def examine_model(settings: Settings, *, workers: int = 1) -> Iterator[Finding]:
 
 def check_ranks(settings: Settings, facts: CheckpointFacts) -> Iterator[Finding]:
     """Whether the model can be cut into as many ranks as are asked for."""
-    count = settings.engine.tensor_parallel_size
-    if count > 1:
-        why = why_not_cut(facts.spec, count)
-        yield Finding("wrong" if why else "ok", "ranks", why or f"{count} processes compute the model together")
+    engine = settings.engine
+    if engine.has_stages:
+        why, how = why_not_staged(facts.spec, engine.ranks), "one behind the other"
+    else:
+        why, how = why_not_cut(facts.spec, engine.ranks), "together"
+    if engine.ranks > 1:
+        yield Finding("wrong" if why else "ok", "ranks", why or f"{engine.ranks} processes compute the model {how}")
 
 
 def check_executor(settings: Settings) -> Iterator[Finding]:

@@ -42,7 +42,7 @@ class RankListener:
         """Raises ConfigError where nothing can listen at `rank_port`."""
         self._settings = settings
         self._key = key
-        self._ranks = settings.engine.tensor_parallel_size
+        self._ranks = settings.engine.ranks
         self._numbers = range(1, self._ranks)  # whose places are given here
         self._joined: dict[int, JoinedRank] = {}
         self._changed = threading.Condition()
@@ -138,7 +138,7 @@ class RankListener:
             return ANY, RankRefused("it is of another version than this leader", for_good=True)
         if hello.rank != ANY and hello.rank not in range(1, self._ranks):
             reason = f"there is no rank {hello.rank} beside the leader in a group of {self._ranks}"
-            return ANY, RankRefused(f"{reason} (tensor_parallel_size)", for_good=True)
+            return ANY, RankRefused(f"{reason} ({self._settings.engine.ranks_by})", for_good=True)
         free = [one for one in self._numbers if hello.rank in (ANY, one)]
         free = [one for one in free if one not in self._joined or self._joined[one].channel.is_ended()]
         if free and not self._closed:

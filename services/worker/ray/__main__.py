@@ -77,7 +77,7 @@ def place_and_watch(settings: Settings, ray: Any, orders: Orders) -> tuple[int, 
     try:
         if not wait_for(places, settings.deployment, orders):
             return 0, ""
-        actors = [places.actor(rank) for rank in range(settings.engine.tensor_parallel_size)]
+        actors = [places.actor(rank) for rank in range(settings.engine.ranks)]
         group = PlacedGroup(ray, actors)
         try:
             group.start(settings, keys_digest(settings.deployment.runtime_path))

@@ -57,7 +57,7 @@ class Places:
         from ray.util.placement_group import placement_group
 
         self._needs = rank_needs(settings.engine)
-        self._ranks = settings.engine.tensor_parallel_size
+        self._ranks = settings.engine.ranks
         self._strategy = settings.deployment.ray_placement
         try:
             self.group: Any = placement_group([self._needs] * self._ranks, strategy=self._strategy.upper())

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from services.scheduler.blocks import contents
-from services.scheduler.planning import block_starts
+from services.scheduler.blocks.sliding import PrefixHit
 from services.scheduler.planning.block_starts import BlockStart, BlockStarts
 from services.scheduler.planning.plan_builder import PlanBuilder
 from services.scheduler.state.replica import Replica
@@ -98,9 +98,9 @@ def start_of_what_is_forgotten(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(contents.BlockContents, "forget", lambda self, name: None)
     find = BlockStarts.find
 
-    def careless(self: BlockStarts, sequence: Sequence, hit: block_starts.PrefixHit) -> BlockStart:
+    def careless(self: BlockStarts, sequence: Sequence, hit: PrefixHit) -> BlockStart:
         pool = self._replica.pool
-        known, pool.knows = pool.knows, lambda name: True  # type: ignore[method-assign]
+        known, pool.knows = pool.knows, lambda block_hash: True  # type: ignore[method-assign]
         try:
             return find(self, sequence, hit)
         finally:

@@ -1,0 +1,95 @@
+"""What a pipeline gives: tokens of many streams beside those of one worker with as many threads, and its bubbles.
+
+Both are there all the time, and rounds of them take turns.  The pipeline has the next plan while it computes one, as a
+worker has it from the scheduler.  A bubble is the share of the time in which a stage does not compute its layers; that
+of the last one, which samples too, is what it waits for the others.  A step in parts reads all weights once for each:
+what one worker gives that divides its steps as a pipeline does, a pipeline without bubbles would give.
+"""
+
+from __future__ import annotations
+
+import time
+from statistics import median
+
+from engine.execution.runner import ModelRunner
+from engine.modeling.stages import StagedDecoder
+from kernels.cpu.native import Native
+from scripts.bench.common.report import Result
+from scripts.bench.decoded_rows import DecodedRows
+from services.worker.pipelined import PipelinedComputation
+from services.worker.plan_parts import PlanDivider
+from services.worker.progress import StepWatch
+from services.worker.ranks import WatchedRanks
+from shared.messages import StepPlan, StepResult
+
+LEAST = 0.85  # of the tokens that one worker gives
+IN_FLIGHT = 2  # plans, as of the scheduler
+
+
+class Pipeline:
+    """A group's steps, as the step thread of a worker makes them."""
+
+    def __init__(self, runner: ModelRunner, num_stages: int) -> None:
+        self._runner = runner
+        self._num_stages = num_stages
+        self.begin()
+
+    def begin(self) -> None:
+        """With plans from the first on."""
+        self._steps = PipelinedComputation(self._runner, StepWatch(), self._num_stages)
+
+    def run(self, plans: list[StepPlan]) -> list[StepResult]:
+        """Of which no one needs another one's result."""
+        left, results, in_flight = list(reversed(plans)), list[StepResult](), 0
+        while left or not self._steps.is_idle:
+            while left and in_flight < IN_FLIGHT:
+                self._steps.apply(left.pop())
+                in_flight += 1
+            found = [one for one in self._steps.turn() if isinstance(one, StepResult)]
+            in_flight -= len(found)
+            results += found
+        return results
+
+
+def measure_stages(
+    native: Native, alone: ModelRunner, runner: ModelRunner, group: WatchedRanks, rows: int, rounds: int, steps: int
+) -> list[Result]:
+    """Raises RuntimeError where the two say different tokens."""
+    model, stages = group.model, group.place.ranks
+    assert isinstance(model, StagedDecoder)
+    native.set_threads(stages, pin=False)
+    one = DecodedRows(alone, rows, 2 * rounds * steps)
+    native.set_threads(1, pin=False)
+    pipeline = Pipeline(runner, stages)
+    both = DecodedRows(runner, rows, 2 * rounds * steps, run=pipeline.run)
+    divider, ratios, ceilings, times, bubbles = PlanDivider(stages), [], [], [], []
+
+    def in_parts(plans: list[StepPlan]) -> list[StepResult]:
+        return [alone.run(part.plan) for plan in plans for part in divider.divide(plan)]
+
+    for _ in range(rounds):
+        native.set_threads(stages, pin=False)
+        seconds, wanted = one.steps(steps)
+        native.set_threads(1, pin=False)
+        busy, waited, begun = list(model.seconds), model.waited, time.perf_counter()
+        staged, tokens = both.steps(steps)
+        took = time.perf_counter() - begun
+        idle = [1 - (after - before) / took for before, after in zip(busy, model.seconds, strict=True)]
+        bubbles.append([*idle, (model.waited - waited) / took])
+        if tokens != wanted:
+            raise RuntimeError(f"{stages} stages say other tokens than one worker at {rows} rows")
+        native.set_threads(stages, pin=False)
+        divided, more = one.steps(steps, run=in_parts)
+        native.set_threads(1, pin=False)
+        if both.steps(steps)[1] != more:
+            raise RuntimeError(f"parts of steps say other tokens than {stages} stages at {rows} rows")
+        ratios.append(seconds / staged)
+        ceilings.append(seconds / divided)
+        times.append((1000 * seconds, 1000 * staged))
+    note = f"{median(pair[1] for pair in times):.2f} ms a step beside {median(pair[0] for pair in times):.2f} ms"
+    what = f"tokens of {stages} stages, {rows} streams"
+    found = [Result(what, median(ratios), "x", at_least=LEAST, note=note)]
+    found.append(Result(f"the same of one worker that divides its steps into {stages}", median(ceilings), "x"))
+    for stage, shares in enumerate(zip(*bubbles, strict=True)):
+        found.append(Result(f"bubbles of stage {stage}, {rows} streams", 100 * median(shares), "%"))
+    return found

@@ -1,0 +1,128 @@
+"""Executes plans on a pipeline: parts of plans follow each other through its stages.
+
+A part is begun, at the first stage, as soon as no part before it that is on its way has one of its rows: a row's next
+token is computed from its last one.  The last stage finishes parts in order.  So stages compute at the same time, the
+first ones on a part of the next plan while the last one samples this plan's.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Generic, Protocol, TypeVar
+
+import msgspec
+
+from services.worker.block_desk import BlockDesk
+from services.worker.plan_parts import PlanDivider, PlanPart, join_results
+from services.worker.plan_sequencer import PlanSequencer, RowHolder, Work, note_refused
+from services.worker.progress import StepWatch
+from shared.actor.executor import ThreadExecutor
+from shared.messages import Holdings, StepPlan, StepResult
+from shared.transport import Transport
+
+Begun = TypeVar("Begun")
+
+
+class StagedRunner(RowHolder, Protocol[Begun]):
+    """What steps of a pipeline need of a model runner.  Steps on their way have no row in common."""
+
+    def begin(self, plan: StepPlan) -> Begun: ...
+
+    def finish(self, begun: Begun) -> StepResult:
+        """Of the step that was begun first."""
+        ...
+
+
+class PipelinedComputation(Generic[Begun]):
+    """One part is finished in each turn."""
+
+    def __init__(self, runner: StagedRunner[Begun], watch: StepWatch, num_stages: int) -> None:
+        self._runner = runner
+        self._watch = watch
+        self._num_stages = num_stages
+        self._sequencer = PlanSequencer(runner)
+        self._divider = PlanDivider(num_stages)
+        self._waiting: deque[Work] = deque()
+        self._next: tuple[int, int] | None = None  # epoch and number of the plan that continues what was taken
+        self._due: deque[PlanPart] = deque()
+        self._begun: deque[tuple[PlanPart, Begun, float]] = deque()  # with the time
+        self._finished: list[tuple[PlanPart, StepResult]] = []  # of the oldest plan
+        self._began = self._ended = 0.0  # the oldest plan, the one before
+
+    @property
+    def is_idle(self) -> bool:
+        return not (self._waiting or self._due or self._begun)
+
+    @property
+    def num_begun(self) -> int:
+        """Parts on their way."""
+        return len(self._begun)
+
+    def apply(self, work: Work) -> None:
+        self._waiting.append(work)
+
+    def turn(self) -> Sequence[StepResult | Holdings]:
+        if not (self._due or self._begun or self._continues()):
+            return self._take_other()
+        self._begin()
+        return self._finish()
+
+    def _continues(self) -> bool:
+        """Whether what comes next is the next plan: all else waits until nothing is on its way."""
+        work = self._waiting[0] if self._waiting else None
+        return isinstance(work, StepPlan) and (work.epoch, work.step_id) == self._next
+
+    def _take_other(self) -> Sequence[Holdings]:
+        due = self._sequencer.take(self._waiting.popleft())
+        if isinstance(due, StepPlan):
+            self._add(due)
+        return [due] if isinstance(due, Holdings) else []
+
+    def _add(self, plan: StepPlan) -> None:
+        self._next = plan.epoch, plan.step_id + 1
+        self._due += self._divider.divide(plan)
+
+    def _begin(self) -> None:
+        """What may be on its way beside what is."""
+        while len(self._begun) < self._num_stages:
+            if not self._due and self._continues():
+                plan = self._sequencer.take(self._waiting.popleft())
+                assert isinstance(plan, StepPlan)
+                self._add(plan)
+            if not self._due or any(self._due[0].rows & part.rows for part, *_ in self._begun):
+                return
+            part = self._due.popleft()
+            self._begun.append((part, self._runner.begin(part.plan), time.perf_counter()))
+
+    def _finish(self) -> Sequence[StepResult]:
+        part, begun, since = self._begun.popleft()
+        if not self._finished:
+            self._watch.begin(part.whole)
+            self._began = max(since, self._ended)
+        self._finished.append((part, self._runner.finish(begun)))
+        if not part.is_last:
+            return []
+        self._watch.end()
+        self._ended = time.perf_counter()
+        parts, results = [one.plan for one, _ in self._finished], [result for _, result in self._finished]
+        self._finished.clear()
+        result = join_results(part.whole, results, parts)
+        result = msgspec.structs.replace(result, device_time=self._ended - self._began if part.whole.rows else 0.0)
+        note_refused(result)
+        return [result]
+
+
+class PipelinedSteps(ThreadExecutor[Work]):
+    """In one thread, as `services.worker.steps.ThreadSteps`."""
+
+    def __init__(
+        self, runner: StagedRunner[Begun], transport: Transport, num_stages: int, on_failure: Callable[[], None]
+    ) -> None:
+        self.watch = StepWatch()
+        steps = PipelinedComputation(runner, self.watch, num_stages)
+        super().__init__(steps, transport, name="step", on_failure=on_failure)
+
+    def move_by(self, desk: BlockDesk) -> None:
+        """A group's blocks do not move: such a worker announces none, and gets no orders."""
