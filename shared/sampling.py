@@ -166,14 +166,10 @@ def _check_lengths(p: SamplingParams, limits: Limits, num_prompt_tokens: int) ->
     if num_prompt_tokens < 1:
         raise _bad("prompt", "must contain at least one token, got 0")
     if num_prompt_tokens > limits.max_input_length:
-        raise too_long(
-            "prompt", f"has {num_prompt_tokens} tokens, more than max_input_length={limits.max_input_length}"
-        )
+        raise too_long("prompt", f"{num_prompt_tokens} tokens", f"max_input_length={limits.max_input_length}")
     if num_prompt_tokens >= limits.max_model_len:
-        raise too_long(
-            "prompt",
-            f"has {num_prompt_tokens} tokens, which leaves no room to generate: max_model_len={limits.max_model_len}",
-        )
+        limit = f"max_model_len={limits.max_model_len} has no room to generate then"
+        raise too_long("prompt", f"{num_prompt_tokens} tokens", limit)
     if p.n < 1:
         raise _bad("n", f"must be at least 1, got {p.n}")
     if p.n > limits.max_n:
@@ -318,9 +314,11 @@ def _in_range(field: str, value: float | None, low: float, high: float, *, low_o
         raise _bad(field, f"must be in {'(' if low_open else '['}{low}, {high}], got {value}")
 
 
-def too_long(field: str, message: str) -> RequestError:
-    """A prompt of more tokens than may be."""
-    return RequestError(f"{field} {message}", field=field, reason=CONTEXT_LENGTH_EXCEEDED)
+def too_long(field: str, size: str, limit: str) -> RequestError:
+    """A prompt of more tokens than may be.  Clients look for the words of OpenAI's and vLLM's servers: maximum context
+    length."""
+    message = f"{field} has {size}, more than the maximum context length allows: {limit}"
+    return RequestError(message, field=field, reason=CONTEXT_LENGTH_EXCEEDED)
 
 
 def _bad(field: str, message: str) -> RequestError:

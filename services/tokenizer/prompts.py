@@ -73,9 +73,7 @@ class PromptRules:
         if not max_input_length or longest is None:
             return
         if len(text) > max_input_length * longest:
-            raise too_long(
-                field, f"has {len(text)} characters, which cannot fit max_input_length={max_input_length} tokens"
-            )
+            raise too_long(field, f"{len(text)} characters", f"max_input_length={max_input_length} tokens")
 
     def check_chat(self, chat: Sequence[ChatMessage], options: ChatOptions | None = None) -> None:
         if not chat:

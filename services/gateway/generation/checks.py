@@ -34,5 +34,5 @@ def named_tokens(ids: Sequence[int], *, has_logprobs: bool) -> list[int]:
 def packed_prompt(ids: Sequence[int], max_tokens: int) -> bytes:
     """Packed ids; bounded here already, because four bytes an id may outgrow a message that was within bounds."""
     if len(ids) > max_tokens:
-        raise too_long("prompt", f"has {len(ids)} tokens, more than max_input_length={max_tokens}")
+        raise too_long("prompt", f"{len(ids)} tokens", f"max_input_length={max_tokens}")
     return pack_tokens(ids)

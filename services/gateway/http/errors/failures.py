@@ -15,7 +15,7 @@ from starlette.types import Scope
 from services.gateway.access.intake import BodyTimeoutError
 from services.gateway.bus.refusals import DEFAULT_RETRY_AFTER_MS
 from services.gateway.http.errors.naming import as_sent
-from shared.errors import RejectCode, RequestError
+from shared.errors import CONTEXT_LENGTH_EXCEEDED, RejectCode, RequestError
 
 log = structlog.get_logger()
 
@@ -145,6 +145,8 @@ async def defect(request: Request, error: Exception) -> Response:
 
 def _encode(status: int, message: str, param: str | None, code: str | None, scope: Scope) -> bytes:
     if str(scope.get("path", "")).startswith(MESSAGES):
+        if code == CONTEXT_LENGTH_EXCEEDED:  # by Anthropic's words a client knows that it has to shorten its history
+            message = f"prompt is too long: {message}"
         return msgspec.json.encode(MessagesErrorBody(_messages_detail(status, message, param)))
     kind = TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
     detail = ErrorDetail(message, kind, param, code)

@@ -109,7 +109,10 @@ def test_greedy_takes_one_sequence() -> None:
         check_sampling(SamplingParams(temperature=0.0, n=2, max_tokens=1), LIMITS, 1)
 
 
-@pytest.mark.parametrize(("length", "text"), [(0, "at least one token"), (41, "max_input_length=40")])
+@pytest.mark.parametrize(
+    ("length", "text"),
+    [(0, "at least one token"), (41, "41 tokens, more than the maximum context length allows: max_input_length=40")],
+)
 def test_prompts_have_bounds(length: int, text: str) -> None:
     with pytest.raises(RequestError, match=text):
         check_sampling(SamplingParams(max_tokens=1), LIMITS, length)

@@ -130,6 +130,16 @@ async def test_ids_that_are_too_many_are_refused_in_the_gateway_with_the_same_wo
         for path, body in ((COMPLETION, {"prompt": [5] * 501}), (EMBEDDING, {"input": [5] * 501})):
             status, error = await h.refusal(path, body)
             assert (status, error["code"], error["param"]) == (400, "context_length_exceeded", PROMPTS[path])
+            assert "501 tokens, more than the maximum context length allows: max_input_length=500" in error["message"]
+
+
+async def test_anthropic_s_clients_read_that_a_prompt_is_too_long() -> None:
+    async with http() as h:
+        body = {"model": "tiny", "max_tokens": 5, "messages": [{"role": "user", "content": "Hi"}]}
+        too_many = "prompt has 900 tokens, more than the maximum context length allows: max_input_length=500"
+        error = await refused(h, "/v1/messages", body, too_many, "prompt", CONTEXT_LENGTH_EXCEEDED)
+        assert error["message"].startswith("prompt is too long: messages has 900 tokens")
+        assert error["param"] == "messages"
 
 
 async def test_a_question_that_is_refused_has_the_client_s_name_too() -> None:
