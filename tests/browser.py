@@ -155,8 +155,13 @@ class Tab:
     def click(self, selector: str) -> None:
         self._mouse(selector, ("mousePressed", "mouseReleased"), button="left", clickCount=1)
 
-    def hover(self, selector: str) -> None:
-        self._mouse(selector, ())
+    def hover(self, selector: str, shows: str) -> None:
+        """The mouse over an element until what it `shows` is there: what moves beneath the mouse meanwhile hides it."""
+        deadline = time.monotonic() + WAIT_SECONDS
+        while not self.run(f"document.querySelector({shows!r}) !== null"):
+            assert time.monotonic() < deadline, f"{shows}: not within {WAIT_SECONDS} s over {selector}"
+            self._mouse(selector, ())
+            time.sleep(0.2)
 
     def _mouse(self, selector: str, kinds: tuple[str, ...], **params: Any) -> None:
         self.until(f"document.querySelector({selector!r}) !== null")

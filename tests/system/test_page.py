@@ -99,8 +99,7 @@ def test_a_completion_shows_candidates_for_each_token_and_where_its_time_went(pa
     figures = page.text(f"{ANSWER} .figures")
     assert "60 completion tokens" in figures and "tokens/s" in figures and "5 prompt tokens" in figures
     assert page.count(f"{TEXT} .token") > 50
-    page.hover(f"{TEXT} .token:nth-of-type(10)")
-    page.until("document.querySelector('#tip').classList.contains('shown')")
+    page.hover(f"{TEXT} .token:nth-of-type(10)", shows="#tip.shown")
     assert page.count("#tip tr") >= 5 and page.count("#tip tr.own") == 1
     picture(page, "completion")
     first = page.text("#tip")
