@@ -1,6 +1,6 @@
 """What endless requests in the background cost interactive streams.
 
-    scripts/bench_background [--check] [--model DIR] [--rounds 3] [--seconds 8] [--bursts 1.5] [--streams 4]
+    scripts/bench_background [--check] [--model DIR] [--rounds 6] [--seconds 8] [--bursts 1.5] [--streams 4]
                              [--tokens 48] [--batch 16] [--step-ms 0]
 
 All services are real processes with a real model, or with a stand-in whose steps take so many milliseconds.  Bursts of
@@ -144,7 +144,7 @@ def lines_of(figures: dict[str, TimesBeneath], seconds: float) -> list[Result]:
 def main() -> int:
     parser = bench_parser(__doc__)
     parser.add_argument("--model", default=str(MODEL), help="of the worker")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--seconds", type=float, default=8, help="of each half of a round")
     parser.add_argument("--bursts", type=float, default=1.5, help="a second")
     parser.add_argument("--streams", type=int, default=4, help="of a burst")
