@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import Tensor
 
+from engine.description.reading import read_config
 from engine.execution.runner import ModelRunner
 from engine.loading.load import load_runner
 from engine.modeling.native import NativeDecoder
 from engine.modeling.ranks import RankDecoder
+from engine.weights.rank_source import why_not_whole
+from engine.weights.source import Checkpoint
 from services.worker.ranks import RankGroup
 from shared.errors import FatalError
 from shared.sampling import SamplingParams
@@ -21,6 +26,8 @@ from tests.engine.driver import Driver
 from tests.engine.modeling.test_linked_ranks import streams
 from tests.engine.modeling.test_ranks import say, settings_of
 from tests.engine.ranks import linked, ranked
+from tests.engine.weights.quantised.encoders import change_config, change_tensors, gptq
+from tests.engine.weights.quantised.test_gpt_oss import save_stacks
 from tests.kernels.natives import load_build
 
 SIZES = {
@@ -63,6 +70,42 @@ def test_in_every_format(formats: dict[str, Any], tmp_path: Path) -> None:
 def test_every_kind_of_mixture(variant: str, formats: dict[str, Any], tmp_path: Path) -> None:
     save_checkpoint(tmp_path, variant, "native", SIZES)
     assert_same(tmp_path, 2, **formats)
+
+
+@pytest.mark.parametrize("formats", [{"dtype": "float32"}, {"dtype": "bfloat16"}, {"quantization": "none"}], ids=str)
+def test_codes_of_a_mixture(formats: dict[str, Any], tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, "qwen3-moe", "native", SIZES)
+
+    def encode(tensors: dict[str, Tensor]) -> None:
+        for name in [name for name, one in tensors.items() if "layers" in name and one.ndim == 2 and not len(one) % 8]:
+            stored, _ = gptq(tensors.pop(name), symmetric=True)
+            tensors.update({name.removesuffix(".weight") + suffix: one for suffix, one in stored.items()})
+
+    change_tensors(tmp_path, encode)
+    change_config(tmp_path, quantization_config={"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": True})
+    assert_same(tmp_path, 2, **formats)
+
+
+def test_stacks_of_codes_with_biases(tmp_path: Path) -> None:
+    save_stacks(tmp_path, "native", {"num_key_value_heads": 4})
+    assert_same(tmp_path, 2, dtype="bfloat16")
+
+
+def test_experts_in_several_formats_are_refused(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, "qwen3-moe", "native", SIZES)
+    scheme = {"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": True}
+
+    def encode(tensors: dict[str, Tensor]) -> None:
+        for name in [name for name in tensors if "layers.0.mlp.experts.3" in name]:
+            stored, _ = gptq(tensors.pop(name), symmetric=True)
+            tensors.update({name.removesuffix(".weight") + suffix: one for suffix, one in stored.items()})
+
+    change_tensors(tmp_path, encode)
+    change_config(tmp_path, quantization_config=scheme)
+    spec = read_config(tmp_path)
+    source = Checkpoint(tmp_path, spec)
+    why = "enable_expert_parallel is set, but layer 0 has experts in several stored formats"
+    assert why_not_whole(spec, source.tensors, source.quantised_as) == why
 
 
 @pytest.mark.parametrize(
@@ -126,13 +169,20 @@ def test_a_killed_rank_ends_the_group_under_streams(tmp_path: Path) -> None:
         assert group.failure == "rank 1 of the group has ended with status -9"
 
 
-def test_sixteen_streams_of_which_a_step_may_leave_a_rank_without_rows(tmp_path: Path) -> None:
-    """A token takes one of two experts: every step of a single row leaves one of the ranks with nothing."""
+def single(runner: ModelRunner) -> list[int]:
+    driver = Driver(runner)
+    driver.add(0, [5, 6, 7])
+    driver.generate(12)
+    return driver.live[0].output
+
+
+@pytest.mark.parametrize("said", [single, streams])
+def test_a_rank_without_rows_waits_for_nothing(said: Callable[[ModelRunner], Any], tmp_path: Path) -> None:
+    """A token takes one of two experts: every step of a single stream leaves a rank with nothing."""
     sizes = SIZES | {"num_local_experts": 2, "num_experts_per_tok": 1, "max_position_embeddings": 256}
     save_checkpoint(tmp_path, "mixtral", "native", sizes)
     settings = settings_of(tmp_path, max_num_seqs=16).replace(num_blocks=256)
-    wanted = streams(load_runner(settings, has_windows=False))
-    assert_same(tmp_path, 2, dtype="float32")
+    wanted = said(load_runner(settings, has_windows=False))
     for group in (ranked, linked):
         with group(settings.replace(enable_expert_parallel=True), 2, has_windows=False) as (runner, *_):
-            assert streams(runner) == wanted
+            assert said(runner) == wanted
