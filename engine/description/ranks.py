@@ -1,7 +1,8 @@
 """How a model is cut for a group of ranks that compute it together: linears by output features, attention by KV heads.
 
 No sum is cut, so a group computes what one process does, bit for bit.  Shares need not be equal: each rank has whole
-KV heads, and output features in panels of the native kernels.
+KV heads, and output features in panels of the native kernels.  Experts are cut as other linears are, or each rank has
+some of them whole.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from engine.description.names import LayerParts, Part, Parts, TensorMap
-from engine.description.spec import AttentionSpec, LayerSpec, ModelSpec
+from engine.description.spec import AttentionSpec, ExpertsSpec, LayerSpec, ModelSpec
 
 PANEL = 32  # output features that lie together in every build of the native kernels
 HIDDEN_SLOTS = ("output", "down", "experts_down")  # whose outputs are added to the residual
@@ -22,6 +23,7 @@ class Place:
 
     rank: int
     ranks: int
+    whole_experts: bool = False  # it has some of a mixture's experts, and of others nothing
 
     @property
     def leads(self) -> bool:
@@ -34,7 +36,7 @@ class Place:
         return slice(begin, min(end, count))
 
 
-def why_not_cut(spec: ModelSpec, ranks: int) -> str:
+def why_not_cut(spec: ModelSpec, ranks: int, *, whole_experts: bool = False) -> str:
     """What keeps a model from so many ranks; empty where nothing does."""
     heads = min((one.num_kv_heads for one in spec.attentions), default=0)
     if spec.has_states:
@@ -46,8 +48,19 @@ def why_not_cut(spec: ModelSpec, ranks: int) -> str:
     if ranks > heads:
         return f"tensor_parallel_size is {ranks}, but the model has {heads} KV heads, of which a rank needs one"
     inner = [layer.mlp.inner for layer in spec.layers if layer.mlp.inner]
-    inner += [layer.mlp.experts.inner for layer in spec.layers if layer.mlp.experts]
-    sizes = {"hidden_size": spec.hidden_size, "vocab_size": spec.vocab_size, "intermediate_size": min(inner)}
+    mixtures = [layer.mlp.experts for layer in spec.layers if layer.mlp.experts]
+    if not whole_experts:
+        inner += [experts.inner for experts in mixtures]
+    elif not mixtures:
+        return "enable_expert_parallel is set, but the model has no experts"
+    elif ranks > (fewest := min(experts.count for experts in mixtures)):
+        return (
+            f"tensor_parallel_size is {ranks}, but the model has {fewest} experts, "
+            "of which a rank needs one with enable_expert_parallel"
+        )
+    sizes = {"hidden_size": spec.hidden_size, "vocab_size": spec.vocab_size}
+    if inner:
+        sizes["intermediate_size"] = min(inner)
     for name, size in sizes.items():
         if -(-size // PANEL) < ranks:
             return f"tensor_parallel_size is {ranks}, but {name} {size} is {-(-size // PANEL)} times {PANEL} features"
@@ -63,7 +76,25 @@ def _cut_layer(layer: LayerSpec, place: Place) -> LayerSpec:
     heads = layer.attention
     assert isinstance(heads, AttentionSpec)
     count = _length(place.share(heads.num_kv_heads))
-    return replace(layer, attention=replace(heads, num_kv_heads=count, num_heads=count * heads.group))
+    experts = layer.mlp.experts
+    if experts is not None and place.whole_experts:
+        experts = replace(experts, holders=holders(experts, place.ranks), held=held(experts, place))
+    return replace(
+        layer,
+        attention=replace(heads, num_kv_heads=count, num_heads=count * heads.group),
+        mlp=replace(layer.mlp, experts=experts),
+    )
+
+
+def held(experts: ExpertsSpec, place: Place) -> tuple[int, ...]:
+    """The experts that a rank has whole: as many as others, or one less or more, one behind the other."""
+    share = place.share(experts.count)
+    return tuple(range(share.start, share.stop))
+
+
+def holders(experts: ExpertsSpec, ranks: int) -> tuple[int, ...]:
+    """A bit for the rank that has it, of each expert."""
+    return tuple(1 << rank for rank in range(ranks) for _ in held(experts, Place(rank, ranks)))
 
 
 def first_heads(heads: AttentionSpec, place: Place) -> int:
@@ -94,13 +125,17 @@ def _cut_slots(spec: ModelSpec, layer: LayerSpec, parts: LayerParts, place: Plac
         name = slot.removesuffix(".bias")
         if name == "qkv":
             yield slot, _cut_heads(heads, whole, queries, keys)
+        elif layer.mlp.experts is not None and place.whole_experts and name.startswith("experts_"):
+            each = len(whole) // layer.mlp.experts.count
+            kept = held(layer.mlp.experts, place)
+            yield slot, tuple(part for expert in kept for part in whole[expert * each : (expert + 1) * each])
         elif name in HIDDEN_SLOTS:
             yield slot, tuple(replace(part, cut=hidden) for part in whole)
         elif name == "gate_up":
             yield slot, tuple(replace(part, cut=inner) for part in whole)
         elif name == "experts_gate_up" and layer.mlp.experts is not None:
-            each = place.share(layer.mlp.experts.inner, PANEL)
-            yield slot, tuple(replace(part, cut=each) for part in whole)
+            share = place.share(layer.mlp.experts.inner, PANEL)
+            yield slot, tuple(replace(part, cut=share) for part in whole)
         elif name == "sinks":
             yield slot, tuple(replace(part, cut=queries) for part in whole)
         else:

@@ -8,7 +8,7 @@ A layer is, with absent norms left out, and `attention` either attention over a 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from engine.description.rope import RopeConfig
@@ -136,6 +136,12 @@ class ExpertsSpec:
     correction: bool = False  # a bias that counts for the choice alone
     bias: bool = False  # of the experts' linears
     shared_gate: bool = False  # the sigmoid of a linear scales the shared expert
+    holders: tuple[int, ...] = field(default=(), repr=False)  # of each expert, a bit for each rank that has it whole
+    held: tuple[int, ...] = field(default=(), repr=False)  # experts that this rank has whole; none: all, or their parts
+
+    @property
+    def num_held(self) -> int:
+        return len(self.held) or self.count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

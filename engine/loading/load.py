@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -183,7 +184,7 @@ def why_not_ranked(settings: EngineSettings, spec: ModelSpec) -> str:
     """What keeps a model from the settings' ranks; empty where nothing does."""
     if settings.has_stages:
         return why_not_staged(spec, settings.pipeline_parallel_size)
-    return why_not_cut(spec, settings.tensor_parallel_size)
+    return why_not_cut(spec, settings.tensor_parallel_size, whole_experts=settings.enable_expert_parallel)
 
 
 def _build_part(
@@ -195,9 +196,10 @@ def _build_part(
     max_model_len: int,
     watched: DigestedSource | None,
 ) -> NativeDecoder:
-    if not settings.engine.has_stages:
-        return build_part(ranks.place, backend, spec, source, max_positions=max_model_len)
     reads_all = watched is not None and watched.is_reading
+    if not settings.engine.has_stages:
+        place = replace(ranks.place, whole_experts=settings.engine.enable_expert_parallel)
+        return build_part(place, backend, spec, source, max_positions=max_model_len, reads_all=reads_all)
     return build_stage(ranks.place, backend, spec, source, max_positions=max_model_len, reads_all=reads_all)
 
 

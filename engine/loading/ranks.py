@@ -25,7 +25,7 @@ from engine.loading.memory import MemoryPlan
 from engine.loading.profile import most_positions
 from engine.modeling.native import NativeDecoder, build_native, describe_whole
 from engine.modeling.ranks import RankDecoder, firsts_of, make_group
-from engine.weights.rank_source import RankSource
+from engine.weights.rank_source import RankSource, why_not_whole
 from engine.weights.source import WeightSource
 from kernels.cpu import abi
 from shared.config import Settings
@@ -170,20 +170,29 @@ class FollowingRank:
 
 
 def build_part(
-    place: Place, backend: Backend, spec: ModelSpec, source: WeightSource, *, max_positions: int
+    place: Place, backend: Backend, spec: ModelSpec, source: WeightSource, *, max_positions: int, reads_all: bool
 ) -> NativeDecoder:
-    """A rank's part of the model.  Raises ConfigError without native kernels."""
+    """A rank's part of the model.  `reads_all`: a digest of the whole checkpoint is wanted.
+
+    Raises ConfigError without native kernels, or where experts that stay whole are not alike.
+    """
     if backend.native is None:
         why = backend.no_native or f"the model runs on {backend.device.type}"
         raise ConfigError(f"tensor_parallel_size is {place.ranks}, which needs native kernels, but {why}")
-    return build_native(
+    part = RankSource(source, spec, place)
+    if place.whole_experts and (why := why_not_whole(spec, source.tensors, source.quantised_as)):
+        raise ConfigError(why)
+    decoder = build_native(
         cut_spec(spec, place),
-        RankSource(source, spec, place),
+        part,
         backend.formats,
         backend.native,
         max_positions=max_positions,
         firsts=firsts_of(spec, place),
     )
+    if reads_all:
+        part.read_others()
+    return decoder
 
 
 def join(
@@ -209,6 +218,7 @@ def join(
         max_rows=rows,
         table_columns=-(-plan.max_model_len // plan.block_size) * (1 + len(plan.windows)),
         expert_bytes=native.expert_bytes(whole),
+        slot_bytes=native.slot_bytes(whole) if settings.engine.enable_expert_parallel else 0,
         digest=0,
         crowded=settings.engine.ranks_here * backend.num_threads > usable_cores(),
     )

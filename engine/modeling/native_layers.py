@@ -6,9 +6,12 @@ The structures point into tensors, which the objects here keep alive.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.description.names import LayerParts, Parts
@@ -48,17 +51,21 @@ class NativeExperts:
 
     router: PackedLinear  # [count, hidden_size]
     correction: Tensor | None  # [count] float32
-    gate_up: list[PackedLinear]  # of each expert [2 * inner or inner, hidden_size]
-    down: list[PackedLinear]  # of each expert [hidden_size, inner]
+    gate_up: list[PackedLinear]  # of each expert that is here [2 * inner or inner, hidden_size]
+    down: list[PackedLinear]  # of each of these [hidden_size, inner]
     shared_gate: PackedLinear | None  # [1, hidden_size]
+    places: Sequence[int]  # of the experts of `gate_up` and `down` among all: a rank of a group may have some of them
+    holders: NDArray[np.uint64] | None  # [count] a bit for each rank that has the expert whole; None: none has
     _arrays: list[ctypes.Array[abi.PgLinear]] = field(default_factory=list)
 
     def fill(self, struct: abi.PgExperts) -> None:
-        self._arrays[:] = [
-            (abi.PgLinear * len(linears))(*(one.struct for one in linears)) for linears in (self.gate_up, self.down)
-        ]
+        self._arrays[:] = [(abi.PgLinear * struct.count)() for _ in range(2)]
+        for array, linears in zip(self._arrays, (self.gate_up, self.down), strict=True):
+            for place, linear in zip(self.places, linears, strict=True):
+                array[place] = linear.struct
         struct.router, struct.correction = self.router.struct, address(self.correction)
         struct.gate_up, struct.down = self._arrays
+        struct.holders = None if self.holders is None else self.holders.ctypes.data
         if self.shared_gate is not None:
             struct.shared_gate = self.shared_gate.struct
 
@@ -295,7 +302,7 @@ class LayerPacker:
 
     def _experts(self, experts: ExpertsSpec, parts: LayerParts, *, gated: bool) -> NativeExperts:
         firsts, downs = (
-            _by_expert(parts[slot], parts.get(f"{slot}.bias"), experts.count)
+            _by_expert(parts[slot], parts.get(f"{slot}.bias"), experts.num_held)
             for slot in ("experts_gate_up", "experts_down")
         )
         return NativeExperts(
@@ -304,6 +311,8 @@ class LayerPacker:
             gate_up=[(self._by_turns if gated else self._weight)(*both) for both in firsts],
             down=[self._weight(*both) for both in downs],
             shared_gate=self.linear(parts["shared_gate"], None, self._exact) if experts.shared_gate else None,
+            places=experts.held or range(experts.count),
+            holders=np.array(experts.holders, np.uint64) if experts.holders else None,
         )
 
     def _latent(self, parts: LayerParts) -> NativeLatent:

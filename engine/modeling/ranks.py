@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from engine.description.ranks import PANEL, Place, first_heads
-from engine.description.spec import AttentionSpec, ModelSpec
+from engine.description.spec import AttentionSpec, LayerSpec, ModelSpec
 from engine.modeling.batch import Ints, StepBatch
 from engine.modeling.kv_pool import KVPool, Sliding
 from engine.modeling.native import NativeDecoder, RankFirsts
@@ -36,12 +36,17 @@ def firsts_of(spec: ModelSpec, place: Place) -> RankFirsts:
             (
                 first_heads(layer.attention, place) * layer.attention.head_dim,
                 place.share(layer.mlp.inner, PANEL).start,
-                place.share(layer.mlp.experts.inner, PANEL).start if layer.mlp.experts else 0,
+                _first_of_experts(layer, place),
             )
             for layer in spec.layers
             if isinstance(layer.attention, AttentionSpec)
         ),
     )
+
+
+def _first_of_experts(layer: LayerSpec, place: Place) -> int:
+    experts = layer.mlp.experts
+    return 0 if experts is None or place.whole_experts else int(place.share(experts.inner, PANEL).start)
 
 
 def make_group(
@@ -53,6 +58,7 @@ def make_group(
     max_rows: int,  # of logits
     table_columns: int,
     expert_bytes: int,  # as `Native.expert_bytes`
+    slot_bytes: int,  # as `Native.slot_bytes`, where ranks have whole experts; else 0
     digest: int,  # of what the ranks have agreed on
     crowded: bool,  # there are more threads than cores
 ) -> abi.PgGroup:
@@ -70,6 +76,7 @@ def make_group(
         max_rows=max_rows,
         table_columns=table_columns,
         expert_bytes=expert_bytes,
+        slot_bytes=slot_bytes,
         digest=digest,
     )
 

@@ -7,13 +7,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from engine.description.names import Part
+from engine.description.names import Part, TensorMap
 from engine.description.ranks import Place, cut_tensors
 from engine.description.spec import ModelSpec
 from engine.weights.digest import WeightDigest
 from engine.weights.inventory import QuantisedMatrix
 from engine.weights.kv_scales import KVScales
 from engine.weights.quantised.form import Quantisation
+from engine.weights.quantised.kept import QuantisedAs
 from engine.weights.source import WeightSource
 from kernels.ops.codes import Codes
 from kernels.ops.digest import Sums
@@ -61,3 +62,31 @@ class RankSource:
 
     def release(self) -> None:
         self._source.release()
+
+    def read_others(self) -> None:
+        """What the rank has no part of, for a digest: that of the whole checkpoint, which all ranks compare."""
+        taken = {part.name for part in self.tensors.parts()}
+        for part in self._source.tensors.parts():
+            if part.name not in taken:
+                taken.add(part.name)
+                if self._source.take_codes(part) is None:
+                    self._source.take(part)
+                self._source.release()
+
+
+def why_not_whole(spec: ModelSpec, tensors: TensorMap, quantised_as: QuantisedAs) -> str:
+    """What keeps ranks from having experts whole: in which order their outputs are added depends on how all of a layer
+    are multiplied, which a rank sees of its own alone.  Empty where nothing does."""
+    for index, (layer, parts) in enumerate(zip(spec.layers, tensors.layers, strict=True)):
+        if layer.mlp.experts is None:
+            continue
+        for slot in ("experts_gate_up", "experts_down"):
+            found = {_stored_as(quantised_as(part)) for part in parts[slot]}
+            if len(found) > 1:
+                return f"enable_expert_parallel is set, but layer {index} has experts in several stored formats"
+    return ""
+
+
+def _stored_as(found: QuantisedMatrix | None) -> tuple[object, ...]:
+    codes = None if found is None else found.codes
+    return () if codes is None else (codes.bits, codes.group, codes.symmetric, codes.is_float)

@@ -6,7 +6,7 @@ import ctypes
 from ctypes import POINTER, Structure, c_char_p, c_float, c_int32, c_int64, c_uint64, c_void_p
 from typing import Any
 
-VERSION = 19  # PG_ABI
+VERSION = 20  # PG_ABI
 
 RMS_NORM, LAYER_NORM = range(2)  # PgNormKind
 SILU, GELU_TANH, CLAMPED_SWIGLU = range(3)  # PgActivation
@@ -55,6 +55,7 @@ class PgExperts(Structure):
         ("gate_up", POINTER(PgLinear)),
         ("down", POINTER(PgLinear)),
         ("shared_gate", PgLinear),
+        ("holders", c_void_p),
     ]
 
 
@@ -152,6 +153,7 @@ class PgGroup(Structure):
         ("vocab", c_int32),
         ("joins", c_int32),
         ("expert_bytes", c_int64),
+        ("slot_bytes", c_int64),
         ("max_tokens", c_int64),
         ("max_seqs", c_int64),
         ("max_rows", c_int64),
@@ -278,6 +280,7 @@ _PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
     "pg_extend": (None, [_MODEL, _STEP, c_int64, _ADDRESS, _ADDRESS, _ADDRESS]),
     "pg_draft": (None, [POINTER(PgHead), _STEP, POINTER(PgDrafting), _ADDRESS]),
     "pg_expert_bytes": (c_int64, [_MODEL]),
+    "pg_slot_bytes": (c_int64, [_MODEL]),
     "pg_group_bytes": (c_int64, [_GROUP, c_int64]),
     "pg_group_state": (c_int32, [_GROUP]),
     "pg_group_end": (None, [_GROUP, c_int32]),

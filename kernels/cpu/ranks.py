@@ -32,6 +32,10 @@ class RankCalls(Packing):
         """Of what ranks share between the linears of a mixture's experts, by a model's dimensions."""
         return int(self._functions.pg_expert_bytes(byref(model)))
 
+    def slot_bytes(self, model: abi.PgModel) -> int:
+        """Of what whole experts of several ranks give."""
+        return int(self._functions.pg_slot_bytes(byref(model)))
+
     def group_bytes(self, group: abi.PgGroup, hidden: int) -> int:
         """Of the memory that its ranks share."""
         return int(self._functions.pg_group_bytes(byref(group), hidden))

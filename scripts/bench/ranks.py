@@ -1,12 +1,13 @@
 """What a group of ranks costs: its steps beside those of one worker with as many threads, and a gather alone.
 
     scripts/bench_ranks [--check] [--models DIR] [--model S] [--ranks 2] [--rounds 7] [--steps 8] [--dtype auto]
-                        [--executor local] [--stages] [--gathers]
+                        [--executor local] [--stages] [--experts] [--gathers]
 
 One worker with a thread for each rank, and a group of as many ranks with a thread each, decode the same rows; both are
 there all the time, and rounds of them take turns, so that a machine whose speed drifts slows both.  Ratios are medians
 of those of rounds.  Both must say the same tokens.  `--executor hosts`: the ranks share no memory; TCP on loopback is
-between them.  `--stages`: the group is a pipeline (stages.py), at the largest number of rows.
+between them.  `--stages`: the group is a pipeline (stages.py), at the largest number of rows.  `--experts`: its
+ranks have whole experts, of a model that has any (`--model moe`).
 
 A gather is what two ranks need to have so many bytes of each other: a meeting and the copies around it; beside it what
 torch.distributed (gloo) takes for the same.
@@ -164,9 +165,11 @@ def gathers(native: Native) -> list[Result]:
 
 
 @contextmanager
-def grouped(settings: Settings, ranks: int, kind: str) -> Iterator[tuple[ModelRunner, WatchedRanks]]:
-    """`kind`: the setting that says how many ranks there are."""
-    own = settings.replace(**{kind: ranks}, num_threads=1, rank_port=0)
+def grouped(
+    settings: Settings, ranks: int, kind: str, *, experts: bool = False
+) -> Iterator[tuple[ModelRunner, WatchedRanks]]:
+    """`kind`: the setting that says how many ranks there are; `experts`: these have whole ones."""
+    own = settings.replace(**{kind: ranks}, num_threads=1, rank_port=0, enable_expert_parallel=experts)
     with tempfile.TemporaryDirectory() as directory, ExitStack() as stack:
         own = own.replace(runtime_dir=directory)
         group = make_group(own, start_ranks(own), on_failure=lambda: None)
@@ -191,6 +194,7 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=8, help="of a round")
     parser.add_argument("--executor", default="local", choices=("local", "hosts"), help="of the ranks, as the setting")
     parser.add_argument("--stages", action="store_true", help="a pipeline of stages in the place of ranks")
+    parser.add_argument("--experts", action="store_true", help="each rank has some experts whole")
     parser.add_argument("--gathers", action="store_true", help="measure gathers alone")
     parser.add_argument("--dtype", default="auto", help="of the arithmetic, as the setting")
     args = parser.parse_args()
@@ -208,12 +212,12 @@ def main() -> int:
             executor=args.executor,
         )  # fmt: skip
         alone = load_runner(settings)
-        with grouped(settings, args.ranks, kind) as (runner, group):
+        with grouped(settings, args.ranks, kind, experts=args.experts) as (runner, group):
             if args.stages:
                 lines = measure_stages(native, alone, runner, group, max(ROWS), args.rounds, args.steps)
             else:
                 lines = measure(native, alone, runner, args.ranks, args.rounds, args.steps)
-    what = "stages" if args.stages else "ranks"
+    what = "stages" if args.stages else "ranks with whole experts" if args.experts else "ranks"
     return finish([*lines, *gathered], check=args.check, title=f"{what}, model {args.model}; {processor()}")
 
 

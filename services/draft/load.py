@@ -35,4 +35,5 @@ def draft_settings(settings: Settings) -> Settings:
         num_blocks=0,
         tensor_parallel_size=1,
         pipeline_parallel_size=1,
+        enable_expert_parallel=False,
     )

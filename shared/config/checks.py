@@ -91,6 +91,8 @@ def check_settings(settings: Settings) -> None:
 
 def _check_ranks(settings: Settings) -> None:
     engine = settings.engine
+    if engine.enable_expert_parallel and engine.tensor_parallel_size == 1:
+        raise ConfigError("enable_expert_parallel needs tensor_parallel_size above 1: ranks that divide the experts")
     if engine.ranks == 1:
         return
     name = engine.ranks_by

@@ -87,6 +87,13 @@ class EngineSettings(Section, frozen=True, kw_only=True):
             "cache: on a CPU, with native kernels, to the same bits as one. See docs/ranks.md."
         ),
     ] = 1
+    enable_expert_parallel: Annotated[
+        bool,
+        advanced(
+            "Ranks of tensor_parallel_size have some of a mixture's experts whole, in the place of a part of each. "
+            "See docs/ranks.md."
+        ),
+    ] = False
     executor: Annotated[
         Literal["local", "hosts", "ray"],
         advanced(

@@ -71,8 +71,8 @@ def _codes(part: Part, found: QuantisedMatrix | None) -> StoredCodes | None:
 
 
 def num_experts(spec: ModelSpec) -> list[int]:
-    """Of each layer; 1 of dense ones."""
-    return [layer.mlp.experts.count if layer.mlp.experts else 1 for layer in spec.layers]
+    """Of each layer, that this process has; 1 of dense ones."""
+    return [layer.mlp.experts.num_held if layer.mlp.experts else 1 for layer in spec.layers]
 
 
 def kept_slots(spec: ModelSpec, tensors: TensorMap, quantised_as: QuantisedAs) -> list[tuple[Parts, StoredCodes]]:

@@ -2,17 +2,12 @@
 #include <algorithm>
 
 #include "activation.h"
-#include "routing.h"
+#include "expert_pieces.h"
 
 namespace {
 
 // Passes bound the memory that slots take; each reads an expert's weights once for all its rows.
 constexpr int64_t SLOT_BYTES = 96 << 20, FEWEST_AT_ONCE = 512;
-
-// One ticket: these slots of an expert times these panels of its weight.
-struct Piece {
-    int64_t expert, first, last, begin, end;
-};
 
 struct Scratch {
     Routing routing;
@@ -24,13 +19,6 @@ struct Scratch {
 } scratch;
 
 int64_t logits_stride(const PgExperts &e) { return padded(e.count) + NR; }  // the shared expert's behind the others'
-
-bool has_shared(const PgLayer &layer) { return layer.gate_up.packed != nullptr; }
-
-const PgLinear &weight_of(const PgLayer &layer, int64_t expert, bool second) {
-    if (expert == layer.experts->count) return second ? layer.down : layer.gate_up;
-    return (second ? layer.experts->down : layer.experts->gate_up)[expert];
-}
 
 // Each row's experts and weights, from what stands in `given`; calls also(row) when the router has read all rows.
 template <class Also>
@@ -59,71 +47,6 @@ void route(Member &member, const PgLayer &layer, const Activations &given, Also 
         also(row);
     });
     member.barrier();
-}
-
-// Whether all experts' second linears read rows as tiles of bfloat16: the first ones then write them so.
-bool writes_rounded(const PgLayer &layer, bool round) {
-    const Routing &routing = scratch.routing;
-    for (int64_t expert = 0; expert < routing.num_experts; expert++)
-        if (!reads_rounded(weight_of(layer, expert, true), round, 1)) return false;
-    return true;
-}
-
-// One expert after the other: what a member reads comes in long stretches.  Where rows are `passed` from a piece of the
-// first linears to those of the second, both have the same.
-void list_pieces(const PgLayer &layer, bool second, bool round, bool passed, int members, std::vector<Piece> &pieces) {
-    const Routing &routing = scratch.routing;
-    const auto each_block = [&](auto &&body) {
-        for (int64_t expert = 0; expert < routing.num_experts; expert++) {
-            const int64_t start = routing.starts[expert], rows = routing.starts[expert + 1] - start;
-            if (!rows) continue;
-            const PgLinear &w = weight_of(layer, expert, second);
-            const PgLinear &other = weight_of(layer, expert, !second);
-            const bool tiled = by_tiles(kernel_of(w, round), w, rows);
-            const int64_t longest = passed && other.k > w.k ? other.k : w.k;
-            const int64_t blocks = tiled || passed ? tiled_blocks(rows, longest) : row_blocks(rows, w.k);
-            for (int64_t b = 0; b < blocks; b++)
-                body(expert, start + rows * b / blocks, start + rows * (b + 1) / blocks, (w.n + NR - 1) / NR);
-        }
-    };
-    int64_t all = 0;
-    each_block([&](int64_t, int64_t, int64_t, int64_t panels) { all += panels; });
-    const int64_t piece = panels_at_once(all, members);
-    pieces.clear();
-    scratch.blocks.clear();
-    each_block([&](int64_t expert, int64_t first, int64_t last, int64_t panels) {
-        scratch.blocks.push_back({expert, first, last, 0, panels});
-        for (int64_t begin = 0; begin < panels; begin += piece)
-            pieces.push_back({expert, first, last, begin, std::min(begin + piece, panels)});
-    });
-}
-
-// Into what the kernel of a weight reads; `gap` as RowLayout has it.  Returns the scale of bytes.
-float convert(const PgLinear &w, bool round, const float *from, void *to, int64_t gap) {
-    const Kernel kernel = kernel_of(w, round);
-    if (kernel == DOT_I8) return quantize_row(from, w.k, (uint8_t *)to, gap);
-    if (kernel == DOT_I4) {
-        quantize_groups(from, w, (uint8_t *)to);
-        return 0;
-    }
-    if (kernel == DOT_BF16) {
-        to_bf16_row(from, w.k, (uint16_t *)to, gap);
-        return 0;
-    }
-    memcpy(to, from, w.k * 4);
-    if (round) round_row((float *)to, w.k);
-    return 0;
-}
-
-// A converted row to another place.
-void copy_row(const uint8_t *from, int64_t bytes, uint8_t *to, int64_t gap) {
-    int64_t i = 0;
-    for (; i + 64 <= bytes; i += 64, to += gap) memcpy(to, from + i, 64);
-    if (i < bytes) memcpy(to, from + i, bytes - i);
-}
-
-bool read_alike(const PgLinear &one, const PgLinear &other) {
-    return one.format == other.format && one.k == other.k && one.group == other.group && one.gather == other.gather;
 }
 
 // Rows that were converted once for all slots: as `like` reads them.
@@ -195,13 +118,12 @@ void multiply_slots(Member &member, const PgLayer &layer, bool second, bool roun
 }
 
 // A row's weighted sum of its slots: by rank, or in order of experts, which is that of slots.
-void sum_slots(int64_t row, bool by_expert, int64_t hidden, int64_t stride, float *sum) {
+void sum_slots(int64_t row, bool by_expert, const float *slots, int64_t hidden, int64_t stride, float *sum) {
     const Routing &routing = scratch.routing;
     const int64_t taken = routing.taken;
     int64_t own[MAX_TOP_K + 1];
     std::copy_n(routing.slots.data() + row * taken, taken, own);
     if (by_expert) std::sort(own, own + taken);
-    const float *slots = scratch.slots.get<float>(0);
     for (int64_t i = 0; i < hidden; i += W) {
         F v{};
         for (int64_t rank = 0; rank < taken; rank++)
@@ -250,15 +172,48 @@ float *slots_between(const PgModel &m) {
     return m.group ? areas_of(*m.group, m.hidden).experts : scratch.inner.get<float>(0);
 }
 
-// What this rank has of that.
-void list_inner(const PgLayer &layer, const Passed &passed, const float *inner, int64_t stride, Written &written) {
+// What experts give: of whole ones, all ranks have it together.
+float *slots_given(const PgModel &m, const PgLayer &layer) {
+    return has_whole(m, layer) ? areas_of(*m.group, m.hidden).slots : scratch.slots.get<float>(0);
+}
+
+// What this rank has between experts' linears that others read: of whole experts nothing, but of the shared one.
+void list_inner(const PgModel &m, const PgLayer &layer, const Passed &passed, const float *inner, int64_t stride,
+                Written &written) {
     for (const Piece &p : scratch.blocks) {
         const bool shared = p.expert == layer.experts->count;
+        if (!shared && has_whole(m, layer)) continue;
         const int64_t first = shared ? layer.first_inner : layer.first_expert;
         const int64_t width = weight_of(layer, p.expert, false).n / (layer.gated ? 2 : 1);
         if (passed.rows) written.add_tiled(passed.of(p), passed.layout(layer, p), first, width);
         else written.add_columns(inner + p.first * stride, stride, p.last - p.first, first, width);
     }
+}
+
+// Where in a slot a rank's results of whole experts begin: the shared one's are a part.
+int64_t first_given(const PgModel &m, const PgLayer &layer, const Piece &p) {
+    return p.expert == layer.experts->count ? m.first_hidden : 0;
+}
+
+// What whole experts give, by slots that all ranks fill together, goes into the residual, in the order that one process
+// has.  Ranks that share memory divide the rows.
+void add_slots(Member &member, const Step &s, const PgLayer &layer, bool by_expert, float *residual, int64_t first,
+               int64_t rows) {
+    const PgModel &m = s.m;
+    const int64_t stride = s.hidden_stride;
+    const float *slots = slots_given(m, layer);
+    meet(member, m.group, [&](Written &written) {
+        for (const Piece &p : scratch.blocks)
+            written.add_columns(slots + p.first * stride, stride, p.last - p.first, first_given(m, layer, p),
+                                weight_of(layer, p.expert, true).n);
+    });
+    member.for_each(rows, 1, [&](int64_t row, int64_t) {
+        if (!s.is_mine(row)) return;
+        float *sum = s.normed + (first + row) * stride;
+        sum_slots(row, by_expert, slots, m.hidden, stride, sum);
+        add_row(s, layer.mlp_output_norm, sum, residual + (first + row) * stride);
+    });
+    meet_sharing(member, m.group);
 }
 
 // Rows [first, first + rows) of s.normed through their experts, whose sum is added to the residual.
@@ -267,21 +222,23 @@ void mix_rows(Member &member, const Step &s, const PgLayer &layer, float *residu
     const Routing &routing = scratch.routing;
     const bool round = m.round_activations != 0;
     const int64_t taken = routing.taken, stride = s.hidden_stride, inner_stride = s.expert_stride;
-    float *normed = s.normed + first * stride, *slots = scratch.slots.get<float>(0);
+    float *normed = s.normed + first * stride, *slots = slots_given(m, layer);
     float *inner = slots_between(m), *scales = scratch.scales.get<float>(0);
-    const PgLinear &like = layer.experts->gate_up[0];
+    const PgLinear &like = any_first(m, layer);
+    const bool whole = has_whole(m, layer);
     uint8_t *converted = scratch.given.get<uint8_t>(0);
     RowLayout plain = layout_of(kernel_of(like, round), like, rows);
     plain.tiled = false;
     const Given given{like, converted, plain, scales};
-    const bool passes = writes_rounded(layer, round);
+    const bool passes = writes_rounded(m, layer, routing, round);
     const Passed passed{passes ? (uint16_t *)inner : nullptr, 2 * inner_stride};
     route(member, layer, s.activations(normed, stride, rows), [&](int64_t row) {
         scales[row] = convert(like, round, normed + row * stride, converted + plain.at(row), plain.gap(row));
     });
     if (member.id == 0) {
         scratch.routing.assign(rows);
-        for (bool second : {false, true}) list_pieces(layer, second, round, passes, member.count, scratch.pieces[second]);
+        for (bool second : {false, true})
+            list_pieces(m, layer, routing, second, passes, member.count, scratch.pieces[second], scratch.blocks);
     }
     member.barrier();
     const auto row_of_slot = [&](int64_t slot) { return normed + routing.row_of[slot] * stride; };
@@ -294,23 +251,26 @@ void mix_rows(Member &member, const Step &s, const PgLayer &layer, float *residu
             return out;
         });
     });
-    if (m.group) meet(member, m.group, [&](Written &written) { list_inner(layer, passed, inner, inner_stride, written); });
-    const int64_t own = layer.experts->down[0].n;  // features of the hidden states: all, or this rank's
-    const int64_t at_once = passes ? summed_panels(rows, (own + NR - 1) / NR, member.count) : 0;
+    if (m.group && (!whole || has_shared(layer)))
+        meet(member, m.group, [&](Written &written) { list_inner(m, layer, passed, inner, inner_stride, written); });
+    const int64_t own = whole ? m.hidden : layer.experts->down[0].n;  // features of the hidden states: all, or this rank's
+    const int64_t at_once = passes && !whole ? summed_panels(rows, (own + NR - 1) / NR, member.count) : 0;
     if (at_once) {
         sum_columns(member, layer, passed, rows, at_once, normed, stride);
     } else {
         const auto inner_of_slot = [&](int64_t slot) { return inner + slot * inner_stride; };
         multiply_slots(member, layer, true, round, passed, nullptr, inner_of_slot, [&](const Piece &p) {
-            return [&, to = slots + p.first * stride](int64_t row, int64_t column, F low, F high) {
+            const int64_t begin = whole ? first_given(m, layer, p) : 0;
+            return [&, to = slots + p.first * stride + begin](int64_t row, int64_t column, F low, F high) {
                 store(to + row * stride + column, low);
                 store(to + row * stride + column + W, high);
             };
         });
     }
+    if (whole) return add_slots(member, s, layer, passes, residual, first, rows);
     member.for_each(rows, 1, [&](int64_t row, int64_t) {
         float *sum = normed + row * stride, *to = residual + (first + row) * stride + m.first_hidden;
-        if (!at_once) sum_slots(row, passes, own, stride, sum);
+        if (!at_once) sum_slots(row, passes, slots, own, stride, sum);
         if (!m.group) return add_row(s, layer.mlp_output_norm, sum, to);
         if (layer.mlp_output_norm.weight) memcpy(s.joined + (first + row) * stride + m.first_hidden, sum, own * 4);
         else add_features(s, own, sum, to);
@@ -350,6 +310,16 @@ int64_t rows_at_once(const PgModel &m, const PgLayer &layer) {
     return std::max(SLOT_BYTES / bytes, FEWEST_AT_ONCE);
 }
 
+// Of a pass through any layer.
+int64_t most_slots(const PgModel &m) {
+    int64_t slots = 0;
+    for (int32_t i = 0; i < m.num_layers; i++) {
+        const PgLayer &layer = m.layers[i];
+        if (layer.experts) slots = std::max(slots, rows_at_once(m, layer) * (layer.experts->top_k + 1));  // one is shared
+    }
+    return slots;
+}
+
 // From one slot to the next between experts' linears.
 int64_t widest_expert(const PgModel &m) {
     int64_t stride = 0;
@@ -371,7 +341,7 @@ int64_t reserve_experts(const PgModel &m, int64_t all) {
         const int64_t taken = layer.experts->top_k + has_shared(layer);
         scratch.logits.get<float>(rows * logits_stride(*layer.experts));
         scratch.choices.get<float>(rows * logits_stride(*layer.experts));
-        scratch.slots.get<float>(rows * taken * row_stride(m.hidden));
+        if (!has_whole(m, layer)) scratch.slots.get<float>(rows * taken * row_stride(m.hidden));
         if (!m.group) scratch.inner.get<float>(rows * taken * stride);
         scratch.given.get<uint8_t>(rows * RowLayout::stride(4 * m.hidden));
         scratch.scales.get<float>(rows);
@@ -379,16 +349,9 @@ int64_t reserve_experts(const PgModel &m, int64_t all) {
     return stride;
 }
 
-extern "C" int64_t pg_expert_bytes(const PgModel *model) {
-    int64_t bytes = 0;
-    for (int32_t i = 0; i < model->num_layers; i++) {
-        const PgLayer &layer = model->layers[i];
-        if (!layer.experts) continue;
-        const int64_t slots = rows_at_once(*model, layer) * (layer.experts->top_k + 1);  // one may be shared
-        bytes = std::max(bytes, slots * widest_expert(*model) * 4);
-    }
-    return bytes;
-}
+extern "C" int64_t pg_expert_bytes(const PgModel *model) { return most_slots(*model) * widest_expert(*model) * 4; }
+
+extern "C" int64_t pg_slot_bytes(const PgModel *model) { return most_slots(*model) * row_stride(model->hidden) * 4; }
 
 void mix_experts(Member &member, const Step &s, const PgLayer &layer, float *residual, int64_t rows) {
     const int64_t most = rows_at_once(s.m, layer);

@@ -210,6 +210,7 @@ GroupAreas areas_of(const PgGroup &g, int64_t hidden) {
     a.inner = (float *)take(g.max_tokens * row_stride(g.inner) * 4);
     a.joined = (float *)take(g.joins ? g.max_tokens * row * 4 : 0);
     a.experts = (float *)take(g.expert_bytes);
+    a.slots = (float *)take(g.slot_bytes);
     a.bytes = at;
     return a;
 }

@@ -36,6 +36,7 @@ struct GroupAreas {
     float *logits;     // [max_rows, vocab]
     float *residual, *kept, *attended, *inner, *joined;  // [max_tokens, their stride]
     float *experts;  // what stands between experts' linears, by slots
+    float *slots;    // what whole experts give
     int64_t bytes;
 };
 GroupAreas areas_of(const PgGroup &g, int64_t hidden);

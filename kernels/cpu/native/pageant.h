@@ -11,7 +11,7 @@
 extern "C" {
 #endif
 
-#define PG_ABI 19
+#define PG_ABI 20
 #define PG_DIGEST_WORDS 4  // kernels/ops/digest.py
 
 // PG_I4 and PG_U4 are of weights alone: 4 bits, with scales of groups; PG_I4's are float16, and its zeros 8.
@@ -80,6 +80,8 @@ typedef struct {
     PgLinear router;              // [count, hidden], PG_F32 or PG_BF16
     const PgLinear *gate_up, *down;  // [count] each, as PgLayer has them
     PgLinear shared_gate;  // [1, hidden]: its sigmoid scales the shared expert; packed NULL: not scaled
+    const uint64_t *holders;  // [count] a bit for each rank of the group that has the whole expert; of others, gate_up and
+                              // down are not looked at.  NULL: each rank has a part of every expert
 } PgExperts;
 
 // Latent attention.  `qkv` gives what queries are made of, a latent of `rank` features and `rotated` features that turn
@@ -175,6 +177,7 @@ typedef struct {
     int32_t vocab;
     int32_t joins;  // 1: some layer has a norm behind its output or down
     int64_t expert_bytes;     // pg_expert_bytes
+    int64_t slot_bytes;       // pg_slot_bytes, where ranks have whole experts; else 0
     int64_t max_tokens, max_seqs, max_rows, table_columns;  // of a step; rows of logits; of a step's tables
     uint64_t digest;  // of the orders so far, as this rank read them; at first of what the ranks have agreed on
 } PgGroup;
@@ -300,7 +303,9 @@ void pg_draft(const PgHead *head, const PgStep *step, const PgDrafting *asked, i
 // Groups.  Rank 0 calls what is above as if it were alone; the others compute their parts of it in pg_follow, which returns
 // why the group has ended.  Once it has, results mean nothing: a caller looks at the state after each call.  Groups know
 // neither adapters nor pg_extend.
-int64_t pg_expert_bytes(const PgModel *model);  // of what stands between experts' linears, by the dimensions alone
+// Of what stands between experts' linears, and of what whole experts give, by the dimensions alone.
+int64_t pg_expert_bytes(const PgModel *model);
+int64_t pg_slot_bytes(const PgModel *model);
 int64_t pg_group_bytes(const PgGroup *group, int64_t hidden);
 int32_t pg_group_state(const PgGroup *group);  // PgEnd
 void pg_group_end(const PgGroup *group, int32_t reason);  // the first reason stays

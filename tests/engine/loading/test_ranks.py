@@ -80,6 +80,60 @@ def test_what_cannot_be_cut_is_said_in_a_line(changes: dict[str, object], ranks:
     assert why_not_cut(spec_of(**changes), ranks) == reason
 
 
+MIXTURE = {
+    "architectures": ["Qwen2MoeForCausalLM"],
+    "num_experts": 5,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 96,
+    "decoder_sparse_step": 1,
+}
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_whole_experts_are_divided_among_ranks(count: int) -> None:
+    """Shared ones are cut, as dense layers are."""
+    spec = spec_of(**MIXTURE)
+    source = DummyWeights(spec)
+    places = [Place(rank, count, whole_experts=True) for rank in range(count)]
+    cut = [cut_tensors(spec, source.tensors, place) for place in places]
+    for layer, whole in enumerate(source.tensors.layers):
+        for slot in ("experts_gate_up", "experts_down"):
+            assert sum((one.layers[layer][slot] for one in cut), ()) == whole[slot]
+        assert all(one.layers[layer]["router"] == whole["router"] for one in cut)
+        assert [one.layers[layer]["gate_up"][0].cut for one in cut] == [place.share(96, PANEL) for place in places]
+    for layer in range(spec.num_layers):
+        mixtures = [cut_spec(spec, place).layers[layer].mlp.experts for place in places]
+        held = [one.held for one in mixtures if one is not None]
+        assert sum(held, ()) == tuple(range(5)) and min(map(len, held)) == 5 // count
+        for one in mixtures:
+            assert one is not None and one.count == 5
+            assert one.holders == tuple(1 << rank for rank, own in enumerate(held) for _ in own)
+    assert repr(cut_spec(spec, places[0])).count("held") == 0, "fingerprints are of the model alone"
+
+
+@pytest.mark.parametrize(
+    ("changes", "ranks", "reason"),
+    [
+        ({}, 2, "enable_expert_parallel is set, but the model has no experts"),
+        (MIXTURE, 3, ""),
+        (
+            {**MIXTURE, "num_experts": 2},
+            3,
+            "tensor_parallel_size is 3, but the model has 2 experts, of which a rank needs one with "
+            "enable_expert_parallel",
+        ),
+    ],
+)
+def test_experts_that_cannot_be_divided_are_said_in_a_line(changes: dict[str, object], ranks: int, reason: str) -> None:
+    assert why_not_cut(spec_of(**changes), ranks, whole_experts=True) == reason
+
+
+def test_one_process_has_no_experts_to_divide() -> None:
+    with pytest.raises(ConfigError, match=r"^enable_expert_parallel needs tensor_parallel_size above 1"):
+        load_settings({"enable_expert_parallel": True}, environ={})
+
+
 @pytest.mark.parametrize(
     "wrong", [{"kernels": "torch"}, {"device": "cuda"}, {"lora_modules": "a=/a"}, {"tensor_parallel_size": 0}]
 )

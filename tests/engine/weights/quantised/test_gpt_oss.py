@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,10 +19,10 @@ from tests.engine.weights.quantised.served import assert_served
 SHAPE = {"hidden_size": 64, "intermediate_size": 96}
 
 
-@pytest.mark.parametrize("kernels", KERNELS)
-def test_stacks_of_experts(kernels: str, tmp_path: Path) -> None:
-    model = save_checkpoint(tmp_path, "gpt-oss", kernels, SHAPE | {"head_dim": 32})
-    path = tmp_path / "model.safetensors"
+def save_stacks(directory: Path, kernels: str, further: dict[str, Any]) -> Any:
+    """A checkpoint whose experts are MXFP4; returns transformers' model of what that stands for."""
+    model = save_checkpoint(directory, "gpt-oss", kernels, SHAPE | {"head_dim": 32} | further)
+    path = directory / "model.safetensors"
     tensors, generator = load_file(path), torch.Generator().manual_seed(3)
     parameters = dict(model.named_parameters())
     for name in [name for name in tensors if name.endswith(("gate_up_proj", "down_proj"))]:
@@ -32,7 +33,14 @@ def test_stacks_of_experts(kernels: str, tmp_path: Path) -> None:
         tensors |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
         parameters[name].data.copy_(convert_moe_packed_tensors(blocks, scales, dtype=torch.float32))
     save_file(tensors, path)
-    change_config(tmp_path, quantization_config={"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]})
+    change_config(directory, quantization_config={"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]})
+    return model
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+def test_stacks_of_experts(kernels: str, tmp_path: Path) -> None:
+    model = save_stacks(tmp_path, kernels, {})
+    parameters = dict(model.named_parameters())
     assert_served(tmp_path, kernels, model)
     source = Checkpoint(tmp_path, read_config(tmp_path))
     stacked = [part for part in source.tensors.parts() if part.expert == 2 and part.rows is not None and part.shape[1:]]
