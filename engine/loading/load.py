@@ -37,7 +37,7 @@ from engine.loading.heads import build_head, find_head
 from engine.loading.memory import MemoryPlan, block_bytes, cpu_budget, gpu_budget, plan_memory
 from engine.loading.profile import most_positions, peak_activation
 from engine.loading.ranks import Ranks, build_part, join
-from engine.loading.stages import build_stage, join_stages
+from engine.loading.stages import StageRanks, build_stage, join_ranked_stages, join_stages
 from engine.lora.adapter import LoraAdapter, Take, read_adapter
 from engine.modeling.assembly import build_decoder
 from engine.modeling.decoder import Decoder
@@ -76,7 +76,11 @@ class LoadedModel(msgspec.Struct, frozen=True):
 
 
 def load_runner(
-    settings: Settings, *, progress: Progress | None = None, has_windows: bool = True, ranks: Ranks | None = None
+    settings: Settings,
+    *,
+    progress: Progress | None = None,
+    has_windows: bool = True,
+    ranks: Ranks | StageRanks | None = None,
 ) -> ModelRunner:
     """A runner ready for plans; `has_windows` and `ranks` as in `load_model`.
 
@@ -132,7 +136,7 @@ def load_model(
     progress: Progress | None = None,
     digests: DigestMemory | None = None,
     has_windows: bool = False,
-    ranks: Ranks | None = None,
+    ranks: Ranks | StageRanks | None = None,
 ) -> LoadedModel:
     """The settings' model, for sequences of up to `longest` tokens where that is less than it could serve; with its
     fingerprint where there is a memory for digests.  `has_windows`: layers that see a window have blocks of their own.
@@ -162,7 +166,9 @@ def load_model(
     windows = spec.windows(max_model_len) if has_windows else ()
     plan = plan_pool(settings, model, max_model_len, windows, layer_bytes, head, spec)
     if ranks is not None and part is not None and fingerprint is not None:
-        if settings.engine.has_stages:
+        if isinstance(ranks, StageRanks):
+            model, plan = join_ranked_stages(ranks, settings, backend, spec, part, plan, fingerprint)
+        elif settings.engine.has_stages:
             model, plan = join_stages(ranks, part, plan, fingerprint)
         else:
             model, plan = join(ranks, settings, backend, spec, part, plan, fingerprint)
@@ -181,24 +187,24 @@ def check_ranks(settings: Settings, spec: ModelSpec) -> None:
 
 def why_not_ranked(settings: EngineSettings, spec: ModelSpec) -> str:
     """What keeps a model from the settings' ranks; empty where nothing does."""
-    if settings.has_stages:
-        return why_not_staged(spec, settings.pipeline_parallel_size)
-    return why_not_cut(spec, settings.tensor_parallel_size)
+    why = why_not_staged(spec, settings.pipeline_parallel_size) if settings.has_stages else ""
+    return why or (why_not_cut(spec, settings.tensor_parallel_size) if settings.tensor_parallel_size > 1 else "")
 
 
 def _build_part(
     settings: Settings,
-    ranks: Ranks,
+    ranks: Ranks | StageRanks,
     backend: Backend,
     spec: ModelSpec,
     source: WeightSource,
     max_model_len: int,
     watched: DigestedSource | None,
 ) -> NativeDecoder:
-    if not settings.engine.has_stages:
+    if not (isinstance(ranks, StageRanks) or settings.engine.has_stages):
         return build_part(ranks.place, backend, spec, source, max_positions=max_model_len)
     reads_all = watched is not None and watched.is_reading
-    return build_stage(ranks.place, backend, spec, source, max_positions=max_model_len, reads_all=reads_all)
+    stage, rank = (ranks.stage, ranks.ranks.place) if isinstance(ranks, StageRanks) else (ranks.place, None)
+    return build_stage(stage, backend, spec, source, max_positions=max_model_len, reads_all=reads_all, rank=rank)
 
 
 def read_classifier(spec: ModelSpec, source: WeightSource, device: torch.device) -> Classifier | None:

@@ -112,7 +112,10 @@ def agree(ready: Sequence[RankReady], num_bytes: int) -> GroupStart:
         if differing := [
             name for name in names if getattr(other.fingerprint, name) != getattr(first.fingerprint, name)
         ]:
-            raise ConfigError(f"rank {other.rank} computes with another {', '.join(differing)} than rank 0")
+            raise ConfigError(
+                f"rank {other.rank} differs from rank 0 in {', '.join(differing)}: all ranks need the same files, "
+                "formats and kernels"
+            )
     windows = [window for window, _ in first.sliding]
     start = GroupStart(
         num_blocks=min(one.num_blocks for one in ready),
@@ -134,11 +137,17 @@ class LeadingRanks:
         self.memory = memory
         self.links: Sequence[int] = ()
         self.model: RankModel | None = None  # once it has joined
+        self.above: Ranks | None = None  # the way to the other stages, where these ranks are one
         self._channels = channels
 
     def settle(self, own: RankReady, num_bytes: int) -> GroupStart:
         others = [channel.receive(RankReady, patience=LOADING_SILENCE) for channel in self._channels]
         start = agree([own, *others], num_bytes)
+        if self.above is not None:
+            of_all = RankReady(
+                self.above.place.rank, "", own.fingerprint, start.num_blocks, start.max_model_len, start.sliding
+            )
+            start = self.above.settle(of_all, num_bytes)
         os.ftruncate(self.memory, start.num_bytes)
         for channel in self._channels:
             channel.send(start)

@@ -67,10 +67,13 @@ def examine_model(settings: Settings, *, workers: int = 1) -> Iterator[Finding]:
 def check_ranks(settings: Settings, facts: CheckpointFacts) -> Iterator[Finding]:
     """Whether the model can be cut into as many ranks as are asked for."""
     engine = settings.engine
+    why, how = "", "together"
     if engine.has_stages:
-        why, how = why_not_staged(facts.spec, engine.ranks), "one behind the other"
-    else:
-        why, how = why_not_cut(facts.spec, engine.ranks), "together"
+        why, how = why_not_staged(facts.spec, engine.pipeline_parallel_size), "one behind the other"
+    if engine.has_ranked_stages:
+        how = f"in {engine.pipeline_parallel_size} stages, each of {engine.tensor_parallel_size} together"
+    if not why and engine.tensor_parallel_size > 1:
+        why = why_not_cut(facts.spec, engine.tensor_parallel_size)
     if engine.ranks > 1:
         yield Finding("wrong" if why else "ok", "ranks", why or f"{engine.ranks} processes compute the model {how}")
 
