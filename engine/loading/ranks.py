@@ -81,6 +81,11 @@ class Ranks(Protocol):
     def place(self) -> Place: ...
 
     @property
+    def number(self) -> int:
+        """Among all ranks of the worker, for errors: another one than its place where stages are groups of ranks."""
+        ...
+
+    @property
     def memory(self) -> int:
         """The descriptor of the memory that all share, or of this rank's; empty at first."""
         ...
@@ -113,8 +118,8 @@ def agree(ready: Sequence[RankReady], num_bytes: int) -> GroupStart:
             name for name in names if getattr(other.fingerprint, name) != getattr(first.fingerprint, name)
         ]:
             raise ConfigError(
-                f"rank {other.rank} differs from rank 0 in {', '.join(differing)}: all ranks need the same files, "
-                "formats and kernels"
+                f"rank {other.rank} differs from rank {first.rank} in {', '.join(differing)}: all ranks need the same "
+                "files, formats and kernels"
             )
     windows = [window for window, _ in first.sliding]
     start = GroupStart(
@@ -134,6 +139,7 @@ class LeadingRanks:
 
     def __init__(self, channels: Sequence[Channel], memory: int, ranks: int) -> None:
         self.place = Place(0, ranks)
+        self.number = 0
         self.memory = memory
         self.links: Sequence[int] = ()
         self.model: RankModel | None = None  # once it has joined
@@ -144,9 +150,7 @@ class LeadingRanks:
         others = [channel.receive(RankReady, patience=LOADING_SILENCE) for channel in self._channels]
         start = agree([own, *others], num_bytes)
         if self.above is not None:
-            of_all = RankReady(
-                self.above.place.rank, "", own.fingerprint, start.num_blocks, start.max_model_len, start.sliding
-            )
+            of_all = RankReady(self.number, "", own.fingerprint, start.num_blocks, start.max_model_len, start.sliding)
             start = self.above.settle(of_all, num_bytes)
         os.ftruncate(self.memory, start.num_bytes)
         for channel in self._channels:
@@ -160,8 +164,11 @@ class LeadingRanks:
 class FollowingRank:
     """The end of a rank that does not lead; `links`: the socket to the leader, where they do not share the memory."""
 
-    def __init__(self, place: Place, channel: Channel, memory: int, links: Sequence[int] = ()) -> None:
+    def __init__(
+        self, place: Place, channel: Channel, memory: int, links: Sequence[int] = (), number: int | None = None
+    ) -> None:
         self.place = place
+        self.number = place.rank if number is None else number
         self.memory = memory
         self.links = links
         self.channel = channel
@@ -221,7 +228,7 @@ def join(
         digest=0,
         crowded=settings.engine.ranks_here * backend.num_threads > usable_cores(),
     )
-    own = RankReady(ranks.place.rank, "", fingerprint, plan.num_blocks, plan.max_model_len, plan.windows)
+    own = RankReady(ranks.number, "", fingerprint, plan.num_blocks, plan.max_model_len, plan.windows)
     start = ranks.settle(own, native.group_bytes(group, spec.hidden_size))
     plan = smallest(plan, start)
     group.table_columns = -(-plan.max_model_len // plan.block_size) * (1 + len(plan.windows))

@@ -74,7 +74,7 @@ def join_stages(
     ranks: Ranks, part: NativeDecoder, plan: MemoryPlan, fingerprint: Fingerprint
 ) -> tuple[StagedDecoder, MemoryPlan]:
     """The rank's model, and the plan that all ranks go by.  Raises ConfigError and FatalError as `Ranks.settle`."""
-    own = RankReady(ranks.place.rank, "", fingerprint, plan.num_blocks, plan.max_model_len, plan.windows)
+    own = RankReady(ranks.number, "", fingerprint, plan.num_blocks, plan.max_model_len, plan.windows)
     start = ranks.settle(own, 0)
     plan = smallest(plan, start)
     return _make_stage(ranks, part, plan, start.digest), plan

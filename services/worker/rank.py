@@ -45,18 +45,18 @@ def follow(
     except PageantError as error:
         log.error("fatal", error=str(error), type=type(error).__name__)
         with contextlib.suppress(FatalError):  # the leader may be what has ended
-            ranks.channel.send(RankReady(ranks.place.rank, error=str(error)))
+            ranks.channel.send(RankReady(ranks.number, error=str(error)))
         return EXIT_FATAL if isinstance(error, FatalError) else EXIT_CONFIG
     assert ranks.model is not None
     threading.Thread(target=_end_with_leader, args=(ranks.channel, patience), name="leader", daemon=True).start()
-    log.info("rank_ready", rank=ranks.place.rank, ranks=ranks.place.ranks)
+    log.info("rank_ready", rank=ranks.number, ranks=ranks.place.ranks)
     on_ready()
     try:
         reason = ranks.model.follow()
     except FatalError as error:
         log.error("fatal", error=str(error), type=type(error).__name__)
         return EXIT_FATAL
-    log.info("rank_leaves", rank=ranks.place.rank, reason=reason)
+    log.info("rank_leaves", rank=ranks.number, reason=reason)
     return 0
 
 
@@ -75,7 +75,7 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the leader, and the leader this one
     end = Channel(socket.socket(fileno=channel), "the leader")
     place = Place(rank, engine.tensor_parallel_size) if rank else Place(stage, engine.pipeline_parallel_size)
-    own = FollowingRank(place, end, memory, links)
+    own = FollowingRank(place, end, memory, links, number)
     seat = StageRanks(Place(stage, engine.pipeline_parallel_size), own, None) if engine.has_ranked_stages else own
     return follow(lambda _: load_runner(settings, ranks=seat), own)
 

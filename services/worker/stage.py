@@ -35,7 +35,7 @@ def lead_stage(settings: Settings, stage: int, join: Callable[[], FollowingRank]
     from services.worker.ranks import RankGroup
 
     above, within = join(), RankGroup(started, on_failure=partial(os._exit, EXIT_FATAL))
-    within.above = above
+    within.above, within.number = above, above.number
     seat = StageRanks(above.place, within, above)
     try:
         return follow(lambda _: load_runner(settings, ranks=seat), above, **options)
@@ -56,7 +56,7 @@ def main() -> int:
         from engine.loading.ranks import FollowingRank
 
         end = Channel(socket.socket(fileno=channel), "the leader")
-        return FollowingRank(Place(stage, engine.pipeline_parallel_size), end, memory, [link])
+        return FollowingRank(Place(stage, engine.pipeline_parallel_size), end, memory, [link], number)
 
     return lead_stage(settings, stage, join)
 

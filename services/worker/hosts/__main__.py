@@ -58,7 +58,10 @@ def follow_group(group: JoinedGroup) -> int:
         from engine.description.ranks import Place
         from engine.loading.ranks import FollowingRank
 
-        return FollowingRank(Place(group.rank, group.ranks), group.channel, group.memory, [group.link.fileno()])
+        place, links = Place(group.rank, group.ranks), [group.link.fileno()]
+        engine = group.settings.engine
+        number = group.rank * (engine.tensor_parallel_size if engine.has_stages else 1)
+        return FollowingRank(place, group.channel, group.memory, links, number)
 
     def on_ready() -> None:
         show_health(group.settings)
