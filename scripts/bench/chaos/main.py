@@ -80,14 +80,16 @@ async def perform(
     """On local processes, started for this and stopped at its end."""
     for seed, name in enumerate(ADAPTERS):
         write_adapter(MODEL, directory / "adapters" / name, seed=seed, scale=0.1)
+    group: dict[str, Any] = {}
+    if (processes := ranks * stages) > 1:  # more processes come back than there are cores, and load torch at a time
+        group = {"tensor_parallel_size": ranks, "pipeline_parallel_size": stages, "resume_timeout": 120.0}
     settings = Settings.of(
         model=str(MODEL), lora_dir=str(directory / "adapters"), max_loras=2, draft=draft,
         runtime_dir=str(directory / "run"), port=consecutive_ports(), http_port=-1,
-        num_threads=1, num_blocks=2048, log_format="json", drain_timeout=1.0, tensor_parallel_size=ranks,
-        pipeline_parallel_size=stages,
+        num_threads=1, num_blocks=2048, log_format="json", drain_timeout=1.0, **group,
     )  # fmt: skip
     counts = COUNTS if draft == "off" else {**COUNTS, "draft": 1}
-    if (processes := settings.engine.ranks) > 1:
+    if processes > 1:
         counts = {**counts, RANK: processes - 1}
     async with deployed(settings, counts, directory / "logs") as deployment:
         return await act(deployment, msgspec.structs.replace(order, adapters=ADAPTERS if processes == 1 else ()))
