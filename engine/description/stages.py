@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from engine.description.names import TensorMap
-from engine.description.ranks import Place
+from engine.description.ranks import Place, why_not_cut
 from engine.description.spec import AttentionSpec, LayerSpec, ModelSpec
 
 
@@ -58,6 +58,14 @@ def layer_weights(spec: ModelSpec, layer: LayerSpec) -> int:
 
 def head_weights(spec: ModelSpec) -> int:
     return spec.hidden_size * spec.vocab_size
+
+
+def why_not_divided(spec: ModelSpec, stages: int, ranks: int, *, whole_experts: bool = False) -> str:
+    """What keeps a model from so many stages, each of so many ranks; empty where nothing does."""
+    why = why_not_staged(spec, stages) if stages > 1 else ""
+    if why or ranks == 1:
+        return why
+    return why_not_cut(spec, ranks, whole_experts=whole_experts)
 
 
 def why_not_staged(spec: ModelSpec, stages: int) -> str:

@@ -18,10 +18,9 @@ import torch
 from torch import Tensor
 
 from engine.description.names import Part, TensorMap
-from engine.description.ranks import why_not_cut
 from engine.description.reading import read_config
 from engine.description.spec import ModelSpec
-from engine.description.stages import why_not_staged
+from engine.description.stages import why_not_divided
 from engine.execution.adapters import AdapterBank
 from engine.execution.device_tables import DeviceTables
 from engine.execution.pooling import Classifier
@@ -38,7 +37,7 @@ from engine.loading.heads import build_head, find_head
 from engine.loading.memory import MemoryPlan, block_bytes, cpu_budget, gpu_budget, plan_memory
 from engine.loading.profile import most_positions, peak_activation
 from engine.loading.ranks import Ranks, build_part, join
-from engine.loading.stages import build_stage, join_stages
+from engine.loading.stages import StageRanks, build_stage, join_ranked_stages, join_stages
 from engine.lora.adapter import LoraAdapter, Take, read_adapter
 from engine.modeling.assembly import build_decoder
 from engine.modeling.decoder import Decoder
@@ -50,7 +49,7 @@ from engine.weights.digest import DigestMemory, user_memory
 from engine.weights.formats import name_of
 from engine.weights.source import Progress, WeightSource, has_codes, open_weights
 from shared.automata.vocabulary import Vocabulary, load_vocabulary
-from shared.config import AdapterSettings, EngineSettings, MemorySettings, SchedulingSettings, Settings
+from shared.config import AdapterSettings, MemorySettings, SchedulingSettings, Settings
 from shared.errors import ConfigError
 from shared.messages.control import SlidingPool, WorkerCapacity
 from shared.messages.fingerprint import Fingerprint
@@ -77,7 +76,11 @@ class LoadedModel(msgspec.Struct, frozen=True):
 
 
 def load_runner(
-    settings: Settings, *, progress: Progress | None = None, has_windows: bool = True, ranks: Ranks | None = None
+    settings: Settings,
+    *,
+    progress: Progress | None = None,
+    has_windows: bool = True,
+    ranks: Ranks | StageRanks | None = None,
 ) -> ModelRunner:
     """A runner ready for plans; `has_windows` and `ranks` as in `load_model`.
 
@@ -133,7 +136,7 @@ def load_model(
     progress: Progress | None = None,
     digests: DigestMemory | None = None,
     has_windows: bool = False,
-    ranks: Ranks | None = None,
+    ranks: Ranks | StageRanks | None = None,
 ) -> LoadedModel:
     """The settings' model, for sequences of up to `longest` tokens where that is less than it could serve; with its
     fingerprint where there is a memory for digests.  `has_windows`: layers that see a window have blocks of their own.
@@ -163,7 +166,9 @@ def load_model(
     windows = spec.windows(max_model_len) if has_windows else ()
     plan = plan_pool(settings, model, max_model_len, windows, layer_bytes, head, spec)
     if ranks is not None and part is not None and fingerprint is not None:
-        if settings.engine.has_stages:
+        if isinstance(ranks, StageRanks):
+            model, plan = join_ranked_stages(ranks, settings, backend, spec, part, plan, fingerprint)
+        elif settings.engine.has_stages:
             model, plan = join_stages(ranks, part, plan, fingerprint)
         else:
             model, plan = join(ranks, settings, backend, spec, part, plan, fingerprint)
@@ -176,20 +181,15 @@ def load_model(
 
 def check_ranks(settings: Settings, spec: ModelSpec) -> None:
     """Raises ConfigError where the model cannot be cut into as many ranks as are asked for."""
-    if settings.engine.ranks > 1 and (why := why_not_ranked(settings.engine, spec)):
+    engine = settings.engine
+    stages, ranks = engine.pipeline_parallel_size, engine.tensor_parallel_size
+    if why := why_not_divided(spec, stages, ranks, whole_experts=engine.enable_expert_parallel):
         raise ConfigError(why)
-
-
-def why_not_ranked(settings: EngineSettings, spec: ModelSpec) -> str:
-    """What keeps a model from the settings' ranks; empty where nothing does."""
-    if settings.has_stages:
-        return why_not_staged(spec, settings.pipeline_parallel_size)
-    return why_not_cut(spec, settings.tensor_parallel_size, whole_experts=settings.enable_expert_parallel)
 
 
 def _build_part(
     settings: Settings,
-    ranks: Ranks,
+    ranks: Ranks | StageRanks,
     backend: Backend,
     spec: ModelSpec,
     source: WeightSource,
@@ -197,10 +197,15 @@ def _build_part(
     watched: DigestedSource | None,
 ) -> NativeDecoder:
     reads_all = watched is not None and watched.is_reading
-    if not settings.engine.has_stages:
-        place = replace(ranks.place, whole_experts=settings.engine.enable_expert_parallel)
+    own = ranks.ranks if isinstance(ranks, StageRanks) else ranks
+    place = replace(own.place, whole_experts=settings.engine.enable_expert_parallel)
+    if isinstance(ranks, StageRanks):
+        stage, rank = ranks.stage, place
+    elif settings.engine.has_stages:
+        stage, rank = ranks.place, None
+    else:
         return build_part(place, backend, spec, source, max_positions=max_model_len, reads_all=reads_all)
-    return build_stage(ranks.place, backend, spec, source, max_positions=max_model_len, reads_all=reads_all)
+    return build_stage(stage, backend, spec, source, max_positions=max_model_len, reads_all=reads_all, rank=rank)
 
 
 def read_classifier(spec: ModelSpec, source: WeightSource, device: torch.device) -> Classifier | None:

@@ -81,6 +81,11 @@ class Ranks(Protocol):
     def place(self) -> Place: ...
 
     @property
+    def number(self) -> int:
+        """Among all ranks of the worker, for errors: another one than its place where stages are groups of ranks."""
+        ...
+
+    @property
     def memory(self) -> int:
         """The descriptor of the memory that all share, or of this rank's; empty at first."""
         ...
@@ -112,7 +117,10 @@ def agree(ready: Sequence[RankReady], num_bytes: int) -> GroupStart:
         if differing := [
             name for name in names if getattr(other.fingerprint, name) != getattr(first.fingerprint, name)
         ]:
-            raise ConfigError(f"rank {other.rank} computes with another {', '.join(differing)} than rank 0")
+            raise ConfigError(
+                f"rank {other.rank} differs from rank {first.rank} in {', '.join(differing)}: all ranks need the same "
+                "files, formats and kernels"
+            )
     windows = [window for window, _ in first.sliding]
     start = GroupStart(
         num_blocks=min(one.num_blocks for one in ready),
@@ -131,14 +139,19 @@ class LeadingRanks:
 
     def __init__(self, channels: Sequence[Channel], memory: int, ranks: int) -> None:
         self.place = Place(0, ranks)
+        self.number = 0
         self.memory = memory
         self.links: Sequence[int] = ()
         self.model: RankModel | None = None  # once it has joined
+        self.above: Ranks | None = None  # the way to the other stages, where these ranks are one
         self._channels = channels
 
     def settle(self, own: RankReady, num_bytes: int) -> GroupStart:
         others = [channel.receive(RankReady, patience=LOADING_SILENCE) for channel in self._channels]
         start = agree([own, *others], num_bytes)
+        if self.above is not None:
+            of_all = RankReady(self.number, "", own.fingerprint, start.num_blocks, start.max_model_len, start.sliding)
+            start = self.above.settle(of_all, num_bytes)
         os.ftruncate(self.memory, start.num_bytes)
         for channel in self._channels:
             channel.send(start)
@@ -151,8 +164,11 @@ class LeadingRanks:
 class FollowingRank:
     """The end of a rank that does not lead; `links`: the socket to the leader, where they do not share the memory."""
 
-    def __init__(self, place: Place, channel: Channel, memory: int, links: Sequence[int] = ()) -> None:
+    def __init__(
+        self, place: Place, channel: Channel, memory: int, links: Sequence[int] = (), number: int | None = None
+    ) -> None:
         self.place = place
+        self.number = place.rank if number is None else number
         self.memory = memory
         self.links = links
         self.channel = channel
@@ -222,7 +238,7 @@ def join(
         digest=0,
         crowded=settings.engine.ranks_here * backend.num_threads > usable_cores(),
     )
-    own = RankReady(ranks.place.rank, "", fingerprint, plan.num_blocks, plan.max_model_len, plan.windows)
+    own = RankReady(ranks.number, "", fingerprint, plan.num_blocks, plan.max_model_len, plan.windows)
     start = ranks.settle(own, native.group_bytes(group, spec.hidden_size))
     plan = smallest(plan, start)
     group.table_columns = -(-plan.max_model_len // plan.block_size) * (1 + len(plan.windows))

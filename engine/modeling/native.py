@@ -116,6 +116,8 @@ class NativeDecoder:
             self._model.first_hidden, self._model.first_vocab = firsts.hidden, firsts.vocab
         if embedding is not None:
             self._model.embedding, self._model.embedding_format = embedding.data_ptr(), FORMATS[embedding.dtype]
+            if head is None:
+                self._model.head.n = len(embedding)  # by which a rank finds whose embeddings it has
 
     @property
     def head(self) -> PackedLinear:

@@ -111,6 +111,7 @@ class RankDecoder:
         """`shared`: zeros that all ranks have, of `Native.group_bytes`; or that each has for itself, where `links` are
         sockets: the leader's to ranks 1, 2, ..., another one's to the leader."""
         self.spec = decoder.spec
+        self.agreed = int(group.digest)  # of what all have agreed on
         self._decoder = decoder
         self._native = native
         self._group = group
@@ -134,6 +135,15 @@ class RankDecoder:
 
     def forward(self, batch: StepBatch) -> Tensor:
         hidden = self._decoder.forward(batch)
+        self._check()
+        return hidden
+
+    def forward_from(
+        self,
+        batch: StepBatch,
+        inputs: Tensor,  # [num_tokens, hidden_size] float32
+    ) -> Tensor:  # [sum of wanted, hidden_size]
+        hidden = self._decoder.forward_from(batch, inputs)
         self._check()
         return hidden
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from engine.modeling.batch import Ints, StepBatch
 from engine.modeling.kv_pool import KVPool, Sliding
 from engine.modeling.native import NativeDecoder
-from engine.modeling.ranks import RankedPool
+from engine.modeling.ranks import RankDecoder, RankedPool
 from engine.modeling.stage_links import (
     Frame,
     Octets,
@@ -37,7 +37,7 @@ from shared.errors import FatalError
 class StagedDecoder:
     """The leader's: the last stage.  Every call raises FatalError once the group has ended."""
 
-    def __init__(self, decoder: NativeDecoder, links: Sequence[int], first_number: int) -> None:
+    def __init__(self, decoder: NativeDecoder | RankDecoder, links: Sequence[int], first_number: int) -> None:
         """`links`: sockets to the stages before it, in order; `first_number`: of the orders, which all stages agree
         on."""
         self.spec = decoder.spec  # of its layers
@@ -127,7 +127,9 @@ class StagedDecoder:
 class FollowingStage(StagedDecoder):
     """Any stage but the last.  It computes what comes over its link, and sends it on; it has no logits."""
 
-    def __init__(self, decoder: NativeDecoder, link: int, first_number: int, *, max_seqs: int, longest: int) -> None:
+    def __init__(
+        self, decoder: NativeDecoder | RankDecoder, link: int, first_number: int, *, max_seqs: int, longest: int
+    ) -> None:
         """For steps of up to so many sequences of up to `longest` tokens."""
         super().__init__(decoder, (), first_number)
         self._link = StageLink(link)

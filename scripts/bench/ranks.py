@@ -44,7 +44,7 @@ from scripts.bench.common.report import Result, bench_parser, finish
 from scripts.bench.decoded_rows import PROMPT, DecodedRows
 from scripts.bench.stages import measure_stages
 from services.worker.rank_processes import start_ranks
-from services.worker.ranks import HostGroup, WatchedRanks, make_group
+from services.worker.ranks import HostGroup, StagesOfRanks, WatchedRanks, make_group
 from shared.config import Settings, settings_environment
 from shared.data_link.addresses import prepare
 
@@ -167,7 +167,7 @@ def gathers(native: Native) -> list[Result]:
 @contextmanager
 def grouped(
     settings: Settings, ranks: int, kind: str, *, experts: bool = False
-) -> Iterator[tuple[ModelRunner, WatchedRanks]]:
+) -> Iterator[tuple[ModelRunner, WatchedRanks | StagesOfRanks]]:
     """`kind`: the setting that says how many ranks there are; `experts`: these have whole ones."""
     own = settings.replace(**{kind: ranks}, num_threads=1, rank_port=0, enable_expert_parallel=experts)
     with tempfile.TemporaryDirectory() as directory, ExitStack() as stack:

@@ -19,7 +19,7 @@ from scripts.bench.decoded_rows import DecodedRows
 from services.worker.pipelined import PipelinedComputation
 from services.worker.plan_parts import PlanDivider
 from services.worker.progress import StepWatch
-from services.worker.ranks import WatchedRanks
+from services.worker.ranks import StagesOfRanks, WatchedRanks
 from shared.messages import StepPlan, StepResult
 
 LEAST = 0.85  # of the tokens that one worker gives
@@ -52,7 +52,13 @@ class Pipeline:
 
 
 def measure_stages(
-    native: Native, alone: ModelRunner, runner: ModelRunner, group: WatchedRanks, rows: int, rounds: int, steps: int
+    native: Native,
+    alone: ModelRunner,
+    runner: ModelRunner,
+    group: WatchedRanks | StagesOfRanks,
+    rows: int,
+    rounds: int,
+    steps: int,
 ) -> list[Result]:
     """Raises RuntimeError where the two say different tokens."""
     model, stages = group.model, group.place.ranks

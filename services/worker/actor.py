@@ -53,7 +53,8 @@ log = structlog.get_logger()
 class OtherRanks(Protocol):
     """Processes that compute a worker's model together with it.  `failure` says which one has ended, if one has."""
 
-    failure: str
+    @property
+    def failure(self) -> str: ...
 
     def close(self) -> None: ...
 

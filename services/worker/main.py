@@ -8,10 +8,9 @@ from engine.execution.runner import ModelRunner
 from engine.loading.load import load_runner
 from services.worker.actor import WorkerActor
 from services.worker.adapters import AdapterLoading
-from services.worker.hosts.listening import RankListener
 from services.worker.overlapped import OverlappedSteps
 from services.worker.pipelined import PipelinedSteps
-from services.worker.rank_processes import StartedRanks
+from services.worker.rank_processes import Started
 from services.worker.ranks import make_group
 from services.worker.recording import recorded
 from services.worker.steps import Steps, ThreadSteps
@@ -21,7 +20,7 @@ from shared.messages import HoldAdapters, Tick
 from shared.transport import Transport
 
 
-def make(transport: Transport, settings: Settings, ranks: StartedRanks | RankListener | None = None) -> WorkerActor:
+def make(transport: Transport, settings: Settings, ranks: Started | None = None) -> WorkerActor:
     """One worker that loads the model once it runs, and steps in a thread; `ranks`: the others of its group."""
     loop = asyncio.get_running_loop()
 
@@ -38,7 +37,7 @@ def make(transport: Transport, settings: Settings, ranks: StartedRanks | RankLis
     def wake() -> None:
         loop.call_soon_threadsafe(actor.post, Tick())
 
-    group = make_group(settings, ranks, on_failure=wake)
+    group = make_group(settings, ranks or Started(), on_failure=wake)
 
     def load() -> ModelRunner:
         return load_runner(settings, ranks=group)

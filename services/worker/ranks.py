@@ -15,17 +15,18 @@ from collections.abc import Callable, Sequence
 
 import structlog
 
+from engine.description.ranks import Place
 from engine.loading.ranks import GroupStart, LeadingRanks, RankModel, RankReady
+from engine.loading.stages import StageRanks
 from kernels.cpu import abi
 from services.worker.hosts.listening import RankListener
-from services.worker.rank_processes import RankProcess, StartedRanks
+from services.worker.rank_processes import RankProcess, Started, StartedRanks
 from shared.config import Settings
 from shared.errors import FatalError
-from shared.ranks.channel import Channel, SilentRankError
+from shared.ranks.channel import SILENCE, Channel, SilentRankError
 from shared.ranks.handshake import group_key
 
 LEAVE_SECONDS = 1.0
-SILENCE = 2.0  # seconds without a sign of life, after which a rank is given up: frozen, or cut off
 
 log = structlog.get_logger()
 
@@ -82,12 +83,13 @@ class RankGroup(WatchedRanks):
     """Whose ranks are processes of this host."""
 
     def __init__(self, started: StartedRanks, on_failure: Callable[[], None]) -> None:
-        channels = [Channel(end, f"rank {rank}") for rank, end in enumerate(started.ends, 1)]
+        numbers = started.numbers or range(1, 1 + len(started.ends))
+        channels = [Channel(end, f"rank {rank}") for rank, end in zip(numbers, started.ends, strict=True)]
         super().__init__(channels, 1 + len(channels), started.memory, on_failure)
         self.processes = started.processes
         self._sockets = started.links  # kept open as long as their descriptors are used
         self.links = [one.fileno() for one in self._sockets]
-        for rank, process in enumerate(self.processes, 1):
+        for rank, process in zip(numbers, self.processes, strict=True):
             threading.Thread(target=self._watch, args=(rank, process), name=f"rank {rank}", daemon=True).start()
 
     def close(self) -> None:
@@ -148,13 +150,41 @@ class HostGroup(WatchedRanks):
         self.fail(str(error))
 
 
+class StagesOfRanks(StageRanks):
+    """Of a worker whose stages are groups of ranks: those of its own stage, and the leaders of the others."""
+
+    def __init__(self, within: RankGroup, others: RankGroup | HostGroup) -> None:
+        within.above = others
+        super().__init__(others.place, within, others)
+        self.within, self.others = within, others
+
+    @property
+    def place(self) -> Place:
+        return self.stage
+
+    @property
+    def model(self) -> RankModel | None:
+        return self.others.model
+
+    @property
+    def failure(self) -> str:
+        return self.within.failure or self.others.failure
+
+    def close(self) -> None:
+        self.others.close()
+        self.within.close()
+
+
 def make_group(
-    settings: Settings, started: StartedRanks | RankListener | None, on_failure: Callable[[], None]
-) -> RankGroup | HostGroup | None:
-    """`started`: what has begun already.  None for a worker that computes alone.  Raises ConfigError."""
-    if isinstance(started, StartedRanks):
-        return RankGroup(started, on_failure)
-    if settings.engine.ranks == settings.engine.ranks_here:
+    settings: Settings, started: Started, on_failure: Callable[[], None]
+) -> RankGroup | HostGroup | StagesOfRanks | None:
+    """None for a worker that computes alone.  Raises ConfigError."""
+    if settings.engine.ranks == 1:
         return None
-    listener = started or RankListener(settings, group_key(settings.deployment.runtime_path))
-    return HostGroup(listener, settings.engine.ranks, on_failure)
+    others: RankGroup | HostGroup
+    if isinstance(started.others, StartedRanks):
+        others = RankGroup(started.others, on_failure)
+    else:
+        listener = started.others or RankListener(settings, group_key(settings.deployment.runtime_path))
+        others = HostGroup(listener, settings.engine.members, on_failure)
+    return others if started.within is None else StagesOfRanks(RankGroup(started.within, on_failure), others)

@@ -96,10 +96,11 @@ def _check_ranks(settings: Settings) -> None:
     if engine.ranks == 1:
         return
     name = engine.ranks_by
-    if engine.has_stages and engine.tensor_parallel_size > 1:
-        raise ConfigError("pipeline_parallel_size and tensor_parallel_size are both above 1: only one of them can be")
     if engine.ranks > MAX_RANKS:
-        raise ConfigError(f"{name} must be at most {MAX_RANKS}")
+        product = "tensor_parallel_size times " if engine.has_ranked_stages else ""
+        raise ConfigError(f"{product}{name} must be at most {MAX_RANKS}")
+    if engine.has_ranked_stages and engine.executor == "ray":
+        raise ConfigError("executor is 'ray', which places no stages that are groups of ranks: use local or hosts")
     for field, given, needed in (
         ("device", engine.device, ("auto", "cpu")),
         ("kernels", engine.kernels, ("auto", "native")),

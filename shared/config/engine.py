@@ -84,7 +84,8 @@ class EngineSettings(Section, frozen=True, kw_only=True):
         int,
         advanced(
             "Processes that compute a model one behind the other as one worker, each some of its layers and their KV "
-            "cache: on a CPU, with native kernels, to the same bits as one. See docs/ranks.md."
+            "cache: on a CPU, with native kernels, to the same bits as one. With tensor_parallel_size above 1 each of "
+            "these stages is a group of so many ranks. See docs/ranks.md."
         ),
     ] = 1
     enable_expert_parallel: Annotated[
@@ -117,12 +118,23 @@ class EngineSettings(Section, frozen=True, kw_only=True):
 
     @property
     def ranks(self) -> int:
-        """Processes of one worker: cut across its layers, or along them."""
+        """Processes of one worker: cut across its layers, along them, or both."""
         return self.tensor_parallel_size * self.pipeline_parallel_size
 
     @property
     def has_stages(self) -> bool:
         return self.pipeline_parallel_size > 1
+
+    @property
+    def has_ranked_stages(self) -> bool:
+        """Each stage is a group of ranks."""
+        return self.has_stages and self.tensor_parallel_size > 1
+
+    @property
+    def members(self) -> int:
+        """What a worker's leader is linked to, and itself: stages where there are any, else ranks.  With executor=hosts
+        each may be on a host of its own."""
+        return self.pipeline_parallel_size if self.has_stages else self.tensor_parallel_size
 
     @property
     def ranks_by(self) -> str:
@@ -132,7 +144,9 @@ class EngineSettings(Section, frozen=True, kw_only=True):
     @property
     def ranks_here(self) -> int:
         """Ranks of one worker that share this host's cores."""
-        return self.ranks if self.executor == "local" else 1
+        if self.executor == "local":
+            return self.ranks
+        return self.tensor_parallel_size if self.has_stages else 1
 
     @property
     def model_name(self) -> str:

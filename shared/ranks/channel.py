@@ -20,6 +20,7 @@ import msgspec
 from shared.errors import FatalError
 
 BEAT = 0.25  # seconds between signs of life
+SILENCE = 2.0  # seconds without one, after which the other end is given up: frozen, or cut off
 MOST_BYTES = 1 << 16  # of a message
 
 _LENGTH = struct.Struct("!I")

@@ -33,7 +33,7 @@ async def answered(stack: Stack) -> list[list[Answer]]:
         return await asyncio.gather(*(collect(channel, request, timeout=60) for request in REQUESTS))
 
 
-def test_a_rank_in_a_container_of_its_own_dies_under_streams(stack: Stack) -> None:
+def test_a_container_of_the_profile_tp_dies_under_streams(stack: Stack) -> None:
     stack.up(leader=0, rank=0)
     wanted = texts(asyncio.run(answered(stack)))
     stack.up(worker=0)

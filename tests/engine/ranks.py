@@ -16,11 +16,12 @@ from engine.description.ranks import Place
 from engine.execution.runner import ModelRunner
 from engine.loading.load import load_runner
 from engine.loading.ranks import FollowingRank
+from engine.loading.stages import StageRanks
 from services.worker.hosts.joining import join_group
 from services.worker.hosts.listening import RankListener
 from services.worker.rank import follow
 from services.worker.rank_processes import StartedRanks, channel_pair, link_pair
-from services.worker.ranks import HostGroup, RankGroup
+from services.worker.ranks import HostGroup, RankGroup, StagesOfRanks
 from shared.config import Settings
 from shared.ranks.channel import Channel
 from tests.kernels.natives import load_build
@@ -45,15 +46,29 @@ class ForkedRank:
         os.kill(self.pid, signal.SIGKILL)
 
 
-def fork_ranks(settings: Settings, ranks: int, has_windows: bool) -> StartedRanks:
+def fork_ranks(settings: Settings, has_windows: bool, stage: int = 0) -> StartedRanks:
+    """Those that share memory with this process."""
+    count = settings.engine.tensor_parallel_size
+    return _fork_all(settings, has_windows, [(stage, Place(rank, count)) for rank in range(1, count)])
+
+
+def fork_stages(settings: Settings, has_windows: bool) -> StartedRanks:
+    count = settings.engine.pipeline_parallel_size
+    places = [(stage, Place(stage, count)) for stage in range(1, count)]
+    return _fork_all(settings, has_windows, places, are_linked=True)
+
+
+def _fork_all(
+    settings: Settings, has_windows: bool, places: list[tuple[int, Place]], *, are_linked: bool = False
+) -> StartedRanks:
     memory, processes = os.memfd_create("ranks"), []
     ends: list[socket.socket] = []
     leads: list[socket.socket] = []
-    for rank in range(1, ranks):
-        (mine, theirs), pairs = channel_pair(), [link_pair()] if settings.engine.has_stages else []
+    for stage, place in places:
+        (mine, theirs), pairs = channel_pair(), [link_pair()] if are_linked else []
         others = [mine, *(own for own, _ in pairs), *ends, *leads]  # which a fork has too, and must not keep open
-        end = partial(_local_end, Place(rank, ranks), theirs, memory, [link for _, link in pairs], others)
-        processes.append(_fork(settings, end, has_windows))
+        end = partial(_local_end, place, theirs, memory, [link for _, link in pairs], others)
+        processes.append(_fork(settings, end, has_windows, stage))
         for their in (theirs, *(link for _, link in pairs)):
             their.close()
         ends.append(mine)
@@ -79,9 +94,9 @@ def _linked_end(settings: Settings, address: str, rank: int) -> FollowingRank:
 links: list[socket.socket] = []  # of this fork, open as long as it lives
 
 
-def _fork(settings: Settings, end: Callable[[], FollowingRank], has_windows: bool) -> ForkedRank:
+def _fork(settings: Settings, end: Callable[[], FollowingRank], has_windows: bool, stage: int) -> ForkedRank:
     def load(others: FollowingRank) -> ModelRunner:
-        return load_runner(settings, ranks=others, has_windows=has_windows)
+        return load_runner(settings, ranks=_seat(settings, others, has_windows, stage), has_windows=has_windows)
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # later Pythons warn of threads
@@ -97,16 +112,25 @@ def _fork(settings: Settings, end: Callable[[], FollowingRank], has_windows: boo
     os._exit(status)
 
 
+def _seat(settings: Settings, own: FollowingRank, has_windows: bool, stage: int) -> FollowingRank | StageRanks:
+    """As `services.worker.stage` has it."""
+    if not settings.engine.has_ranked_stages:
+        return own
+    if not own.links:
+        return StageRanks(Place(stage, settings.engine.pipeline_parallel_size), own, None)
+    within = RankGroup(fork_ranks(settings, has_windows, stage), on_failure=partial(os._exit, 70))
+    within.above = own
+    return StageRanks(own.place, within, own)
+
+
 @contextmanager
 def ranked(settings: Settings, ranks: int, has_windows: bool = True) -> Iterator[tuple[ModelRunner, RankGroup]]:
     """The leader's runner, and its group."""
     load_build("native")
     settings = settings.replace(tensor_parallel_size=ranks, num_threads=1)
-    group = RankGroup(fork_ranks(settings, ranks, has_windows), on_failure=lambda: None)
-    try:
-        yield load_runner(settings, ranks=group, has_windows=has_windows), group
-    finally:
-        group.close()
+    group = RankGroup(fork_ranks(settings, has_windows), on_failure=lambda: None)
+    with _loaded(settings, group, has_windows) as runner:
+        yield runner, group
 
 
 @contextmanager
@@ -114,9 +138,28 @@ def staged(settings: Settings, stages: int, has_windows: bool = True) -> Iterato
     """The same of a pipeline."""
     load_build("native")
     settings = settings.replace(pipeline_parallel_size=stages, num_threads=1)
-    group = RankGroup(fork_ranks(settings, stages, has_windows), on_failure=lambda: None)
+    group = RankGroup(fork_stages(settings, has_windows), on_failure=lambda: None)
+    with _loaded(settings, group, has_windows) as runner:
+        yield runner, group
+
+
+@contextmanager
+def ranked_stages(
+    settings: Settings, stages: int, has_windows: bool = True, ranks: int = 2
+) -> Iterator[tuple[ModelRunner, StagesOfRanks]]:
+    """The same of a pipeline whose stages are groups of ranks."""
+    load_build("native")
+    settings = settings.replace(tensor_parallel_size=ranks, pipeline_parallel_size=stages, num_threads=1)
+    others = RankGroup(fork_stages(settings, has_windows), on_failure=lambda: None)
+    group = StagesOfRanks(RankGroup(fork_ranks(settings, has_windows), on_failure=lambda: None), others)
+    with _loaded(settings, group, has_windows) as runner:
+        yield runner, group
+
+
+@contextmanager
+def _loaded(settings: Settings, group: RankGroup | StagesOfRanks, has_windows: bool) -> Iterator[ModelRunner]:
     try:
-        yield load_runner(settings, ranks=group, has_windows=has_windows), group
+        yield load_runner(settings, ranks=group, has_windows=has_windows)
     finally:
         group.close()
 
@@ -125,17 +168,25 @@ def staged(settings: Settings, stages: int, has_windows: bool = True) -> Iterato
 def linked(
     settings: Settings, ranks: int, has_windows: bool = True, kind: str = "tensor_parallel_size"
 ) -> Iterator[tuple[ModelRunner, HostGroup, list[ForkedRank]]]:
-    """The same over TCP: the leader's runner, its group, and the others, which join as if from other hosts."""
+    """The same over TCP: the leader's runner, its group, and the others, which join as if from other hosts.
+
+    Stages are groups of ranks where the settings say so.
+    """
     load_build("native")
     settings = settings.replace(**{kind: ranks}, num_threads=1, executor="hosts", rank_port=0)
     listener = RankListener(settings, KEY)
     address = f"tcp://127.0.0.1:{listener.port}"
-    others = [_fork(settings, partial(_linked_end, settings, address, rank), has_windows) for rank in range(1, ranks)]
+    others = [
+        _fork(settings, partial(_linked_end, settings, address, rank), has_windows, rank) for rank in range(1, ranks)
+    ]
     group = HostGroup(listener, ranks, on_failure=lambda: None)
+    whole: HostGroup | StagesOfRanks = group
+    if settings.engine.has_ranked_stages:
+        whole = StagesOfRanks(RankGroup(fork_ranks(settings, has_windows), on_failure=lambda: None), group)
     try:
-        yield load_runner(settings, ranks=group, has_windows=has_windows), group, others
+        yield load_runner(settings, ranks=whole, has_windows=has_windows), group, others
     finally:
-        group.close()
+        whole.close()
         for one in others:
             one.kill()
             one.wait()

@@ -102,10 +102,13 @@ class Engine:
         if self.settings.engine.kernels == "native":
             load_build("native")
         self._epoch += 1
-        runner = load_runner(self.settings.replace(**settings), has_windows=not self._shares_blocks)
+        runner = self._load(name, self.settings.replace(**settings), not self._shares_blocks)
         assert bool(runner.capacity.sliding) is (self._has_windows and not self._shares_blocks)
         self.runners[name] = runner
         self.core.add_worker(name, self._epoch, self.runners[name].capacity)
+
+    def _load(self, name: str, settings: Settings, has_windows: bool) -> ModelRunner:
+        return load_runner(settings, has_windows=has_windows)
 
     def lose(self, name: str) -> None:
         self.core.lose_worker(name)

@@ -2,12 +2,17 @@
 tokens are those of its solo run.  Every test also checks that the thing it is about did happen, and runs on the native
 kernels and on torch's, and on the native ones for a model of each kind that `engine.description` describes.
 
+With PAGEANT_TEST_GROUPS=1 workers are groups of processes too, for every kind of model that these compute: two ranks,
+two stages, two stages of two ranks; without it the last alone, for one kind.  They are compared with one process.
+
 Where layers see a window they have blocks of their own, which a sequence gives up as it goes on; the solo run has none
 of that, as its layers share their blocks."""
 
 from __future__ import annotations
 
+import os
 import random
+from collections.abc import Iterator
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -17,13 +22,15 @@ import pytest
 from scripts.bench.common.adapters import write_adapter
 from services.scheduler.state.policy import Policy
 from tests.engine.checkpoints import save_checkpoint
+from tests.engine.ranks import ranked, ranked_stages, staged
 from tests.engine.weights.quantised.encoders import gptq, quantise
 from tests.integration.engine import MODEL, Ask, Engine, ask, token_ids
+from tests.integration.grouped import Grouped, GroupedEngine
 
 Tokens = list[list[list[int]]]
 
 
-Make = partial[Engine]
+Make = partial[Engine] | partial[GroupedEngine]
 
 
 # Plain, windows and caps, two ropes, heads of two sizes, experts, sinks, latents, states.
@@ -37,12 +44,37 @@ ADAPTED = ("adapters native", "adapters int8 native")  # two of them, and none, 
 LAYERS = {"gemma3": {"num_hidden_layers": 3, "sliding_window_pattern": 3, "layer_types": None}}  # two of three slide
 VOCAB = 4096
 SMALL = MODEL.with_name("pageant-stories-draft")  # where kernels are slow
+GROUPS: dict[str, Grouped] = {"ranks": ranked, "stages": staged, "stages of ranks": ranked_stages}
+CUT = {"num_key_value_heads": 2, "num_global_key_value_heads": 2, "moe_intermediate_size": 64}  # a part for each of two
+GROUPED = [
+    f"{group} {kind}"
+    for group in GROUPS
+    for kind in ("native", *NARROW, *KINDS)
+    if kind != STATES and (kind != "deepseek-v3" or group == "stages")
+]
+if os.environ.get("PAGEANT_TEST_GROUPS") != "1":  # test_ranks.py and test_stages.py have some of the rest
+    GROUPED = ["stages of ranks gpt-oss"]  # with experts, windows and sinks
 
 
-@pytest.fixture(scope="module", params=["native", "torch", *NARROW, *KINDS, *TORCH_KINDS, *ADAPTED])
+@pytest.fixture(scope="module", params=["native", "torch", *NARROW, *KINDS, *TORCH_KINDS, *ADAPTED, *GROUPED])
 def make(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Make:
     """Engines that compute with these kernels, or a small random model of this kind with the native ones."""
-    *torch, kind = request.param.split()
+    group, _, kind = request.param.rpartition(" ")
+    if group in GROUPS:
+        alone = make_alone(kind, tmp_path_factory, CUT if kind != "deepseek-v3" else {})
+        return partial(GroupedEngine, grouped=GROUPS[group], **alone.keywords)
+    return make_alone(request.param, tmp_path_factory, {})
+
+
+@pytest.fixture(autouse=True)
+def groups_end() -> Iterator[None]:
+    yield
+    GroupedEngine.close_all()
+
+
+def make_alone(name: str, tmp_path_factory: pytest.TempPathFactory, sizes: dict[str, Any]) -> Make:
+    """`sizes`: what a small model has otherwise."""
+    *torch, kind = name.split()
     if torch and torch[0] == "adapters":
         pair = (write_adapter(MODEL, tmp_path_factory.mktemp(name), seed=len(name)) for name in ("a", "bb"))
         quantization = "int8" if "int8" in torch else "none"
@@ -58,7 +90,7 @@ def make(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     if kind not in KINDS:
         return partial(Engine, kernels=kind) if kind == "native" else partial(Engine, kernels=kind, model=str(SMALL))
     directory = tmp_path_factory.mktemp(kind)
-    changes = {"vocab_size": VOCAB, "max_position_embeddings": 512, **LAYERS.get(kind, {})}
+    changes = {"vocab_size": VOCAB, "max_position_embeddings": 512, **LAYERS.get(kind, {}), **sizes}
     other_model = tmp_path_factory.mktemp("draft")
     save_checkpoint(directory, kind, "native", changes)
     if kind == STATES:
@@ -96,9 +128,15 @@ def asks() -> tuple[Ask, ...]:
 
 
 @cache
+def one_process(make: Make) -> Make:
+    """Engines of the same model whose workers are no groups."""
+    return partial(Engine, **{name: value for name, value in make.keywords.items() if name != "grouped"})
+
+
+@cache
 def solo(make: Make) -> Tokens:
-    """Each request alone, unchunked, with an empty cache."""
-    engine = make(Policy(enable_prefix_caching=False), shares_blocks=True)
+    """Each request alone, unchunked, with an empty cache, in one process."""
+    engine = one_process(make)(Policy(enable_prefix_caching=False), shares_blocks=True)
     return [token_ids(engine.generate([one]))[0] for one in asks()]
 
 
@@ -135,14 +173,15 @@ def test_a_prefix_to_the_token_equals_a_cold_run(make: Make) -> None:
     prompts += [[*one.prompt, *tokens[0][:-4]] for one, tokens in zip(first, found, strict=True)]
     later = [ask([*prompt, 11, 12], seed=index, max_tokens=6) for index, prompt in enumerate(prompts)]
     before = engine.counters.num_block_copies
-    assert token_ids(engine.generate(later)) == token_ids(make(Policy(enable_prefix_caching=False)).generate(later))
+    wanted = one_process(make)(Policy(enable_prefix_caching=False)).generate(later)
+    assert token_ids(engine.generate(later)) == token_ids(wanted)
     reuses_parts = not engine.core.replicas["w0"].has_partial_hits
     assert (engine.counters.num_block_copies - before > 8) is reuses_parts
 
 
 def test_preempted_equals_undisturbed(make: Make) -> None:
     growing = [ask([5 + index] * 10, seed=index, max_tokens=80, temperature=1.0) for index in range(8)]
-    wanted = token_ids(make(Policy(enable_prefix_caching=False)).generate(growing))
+    wanted = token_ids(one_process(make)(Policy(enable_prefix_caching=False)).generate(growing))
     engine = make(num_blocks=16)
     assert token_ids(engine.generate(growing)) == wanted
     assert engine.counters.num_preemptions > 0
@@ -234,7 +273,7 @@ def test_siblings_equal_separate_requests_of_their_seeds(make: Make) -> None:
     engine = make()
     (together,) = token_ids(engine.generate([one]))
     assert engine.counters.num_block_copies == (3 if keeps_blocks_only(make) else 0)
-    apart = make(Policy(enable_prefix_caching=False))
+    apart = one_process(make)(Policy(enable_prefix_caching=False))
     separate = [ask(one.prompt, temperature=1.0, seed=40 + index) for index in range(4)]
     assert together == [tokens for (tokens,) in token_ids(apart.generate(separate))]
     assert len({tuple(tokens) for tokens in together}) > 1
@@ -243,7 +282,7 @@ def test_siblings_equal_separate_requests_of_their_seeds(make: Make) -> None:
 def test_logprobs_are_those_of_the_solo_run(make: Make) -> None:
     one = ask([5, 6, 7, 8] * 9, logprobs=4, prompt_logprobs=2, temperature=0.9)
     engine = make(Policy(max_num_batched_tokens=64))
-    alone = make().generate([one])[0][0]
+    alone = one_process(make)().generate([one])[0][0]
     crowd = engine.generate([*asks()[:6], one])[-1][0]
     assert engine.counters.num_chunked_prefills > 0
     assert alone.token_ids == crowd.token_ids
@@ -258,13 +297,15 @@ def test_logprobs_are_those_of_the_solo_run(make: Make) -> None:
     assert all(entry is not None and len(entry.token_ids) == 5 for entry in alone.logprobs)
 
 
-@pytest.mark.parametrize("kernels", ["native", "torch"])
+@pytest.mark.parametrize("kernels", ["native", "torch", *GROUPS])
 def test_where_all_layers_see_a_window_no_more_is_held(kernels: str, tmp_path: Path) -> None:
     """The first pool has numbers, and no memory."""
     changes = {"vocab_size": VOCAB, "max_position_embeddings": 512}
     save_checkpoint(tmp_path, "mistral-window", "native", changes)
-    make = partial(Engine, kernels=kernels, model=str(tmp_path), has_windows=True)
-    wanted = [token_ids(make(shares_blocks=True).generate([one]))[0] for one in asks()[:6]]
+    make: Make = partial(Engine, kernels=kernels, model=str(tmp_path), has_windows=True)
+    if kernels in GROUPS:
+        make = partial(GroupedEngine, grouped=GROUPS[kernels], **{**make.keywords, "kernels": "native"})
+    wanted = [token_ids(one_process(make)(shares_blocks=True).generate([one]))[0] for one in asks()[:6]]
     engine = make(Policy(max_num_batched_tokens=48), num_blocks=0, kv_cache_memory=200 << 10, max_model_len=256)
     assert token_ids(engine.generate(list(asks()[:6]))) == wanted
     runner = engine.runners["w0"]

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,31 +10,10 @@ import pytest
 
 from services.scheduler.state.policy import Policy
 from tests.engine.checkpoints import save_checkpoint
-from tests.engine.ranks import ranked
 from tests.integration.engine import MODEL, Ask, Engine, ask, token_ids
+from tests.integration.grouped import GroupedEngine
 
 FORMATS: dict[str, Any] = {"dtype": "float32", "kernels": "native"}
-
-
-class RankedEngine(Engine):
-    """Whose workers are groups of two ranks."""
-
-    def __init__(self, stack: ExitStack, **options: Any) -> None:
-        self._stack = stack
-        super().__init__(**options)
-
-    def join(self, name: str, **settings: Any) -> None:
-        self._epoch += 1
-        own = self.settings.replace(**settings)
-        runner, _ = self._stack.enter_context(ranked(own, 2))
-        self.runners[name] = runner
-        self.core.add_worker(name, self._epoch, runner.capacity)
-
-
-@contextmanager
-def groups(**options: Any) -> Iterator[RankedEngine]:
-    with ExitStack() as stack:
-        yield RankedEngine(stack, **FORMATS, **options)
 
 
 def asks(vocab_size: int) -> list[Ask]:
@@ -64,7 +41,7 @@ def test_forks_preemptions_and_windows(kind: str, tmp_path: Path) -> None:
         model = {"model": str(tmp_path), "has_windows": True}
     wanted = Engine(**FORMATS, **model).generate(asks(4000))
     policy = Policy(max_num_batched_tokens=64)
-    with groups(policy=policy, num_blocks=24, **model) as engine:
+    with GroupedEngine(policy, num_blocks=24, **FORMATS, **model) as engine:
         assert token_ids(engine.generate(asks(4000))) == token_ids(wanted)
         assert engine.counters.num_preemptions and any(plan.block_copies for _, plan in engine.plans)
 
@@ -72,7 +49,7 @@ def test_forks_preemptions_and_windows(kind: str, tmp_path: Path) -> None:
 def test_drafts_are_verified_by_all_ranks() -> None:
     repeating = [ask([5 + n, 90, 7, 300 + n] * 6, seed=n, max_tokens=40, temperature=0.3 * n) for n in range(3)]
     wanted = Engine(**FORMATS).generate(repeating)
-    with groups(policy=Policy(num_draft_tokens=4), draft="ngram") as engine:
+    with GroupedEngine(Policy(num_draft_tokens=4), draft="ngram", **FORMATS) as engine:
         engine.join_draft("draft0")
         assert token_ids(engine.generate(repeating)) == token_ids(wanted)
         assert engine.counters.num_accepted_tokens > 0

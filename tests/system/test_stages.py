@@ -11,31 +11,47 @@ from pathlib import Path
 from typing import Any
 
 from tests.system.harness import MODEL, ROOT, Troupe, ask, streaming, troupe
-from tests.system.test_ranks import followers, texts
+from tests.system.test_ranks import children, texts
 
-OPTIONS = ("--num-blocks", "256", "--draft", "off", "--dtype", "float32", "--num-threads", "1")
+OPTIONS = (
+    "--num-blocks",
+    "256",
+    "--draft",
+    "off",
+    "--dtype",
+    "float32",
+    "--num-threads",
+    "1",
+    "--resume-timeout",
+    "120",
+)
 
 
 def test_a_killed_stage_changes_no_text(tmp_path: Path) -> None:
+    """Of two ranks; first one of them dies, which the leader of its stage has started, and then that leader."""
     requests = [ask("One day", max_tokens=200, temperature=0.9, seed=seed, ignore_eos=True) for seed in range(4)]
 
-    async def killed(running: Troupe) -> list[Any]:
+    async def killed(running: Troupe, *, whole_stage: bool) -> list[Any]:
         async with running.channel() as channel:
             tasks = await streaming(channel, requests)
-            os.kill(followers(running)[-1], signal.SIGKILL)
+            (leader,) = running.pids("worker")
+            ((stage, rank),) = [(child, rank) for child in children(leader) for rank in children(child)]
+            os.kill(stage if whole_stage else rank, signal.SIGKILL)
             return await asyncio.gather(*tasks)
 
     with troupe(tmp_path / "alone", *OPTIONS) as running:
         wanted = texts(running.generate(requests))
-    with troupe(tmp_path / "stages", *OPTIONS, "--pipeline-parallel-size", "3") as running:
+    sizes = ("--pipeline-parallel-size", "2", "--tensor-parallel-size", "2")
+    with troupe(tmp_path / "stages", *OPTIONS, *sizes) as running:
         assert texts(running.generate(requests)) == wanted
         first = running.pids("worker")
-        assert len(followers(running)) == 2
-        assert texts(asyncio.run(killed(running))) == wanted
-        assert running.pids("worker") != first, "a group ends with its stage"
-        lines = running.logs()
-    ended = [(line["rank"], line["status"]) for line in lines if line["event"] == "rank_ended"]
-    assert len(ended) == 1 and ended[0][1] == -9
+        assert texts(asyncio.run(killed(running, whole_stage=False))) == wanted
+        second = running.pids("worker")
+        assert second != first, "a group ends with its rank"
+        assert texts(asyncio.run(killed(running, whole_stage=True))) == wanted
+        assert running.pids("worker") != second, "and with its stage"
+        ended = [line["rank"] for line in running.logs() if line["event"] == "rank_ended"]
+    assert ended[0] == 3 and ended[-1] == 2
 
 
 def test_more_stages_than_layers_are_refused_in_a_line() -> None:

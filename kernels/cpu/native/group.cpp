@@ -82,7 +82,7 @@ void digest_order(const PgModel &m) {
     GroupState &s = state_of(g);
     const GroupAreas a = areas_of(g, m.hidden);
     uint64_t digest = mixed_in(mixed_in(mixed_in(g.digest, s.kind), s.count), s.pool);
-    if (s.kind == ORDER_FORWARD) {
+    if (is_step(s.kind)) {
         static thread_local std::vector<int64_t> pools;
         list_pools(m, pools);
         int64_t tokens = 0;
@@ -133,7 +133,7 @@ bool next_order(const PgGroup &g, uint32_t done) {
     }
     Order order{};
     if (!await_order(g, order)) return false;
-    const int64_t most = order.kind == ORDER_FORWARD ? g.max_seqs : order.kind == ORDER_COPY ? g.max_tokens / 2 : g.max_rows;
+    const int64_t most = is_step(order.kind) ? g.max_seqs : order.kind == ORDER_COPY ? g.max_tokens / 2 : g.max_rows;
     if (order.count < 0 || order.count > most) {
         pg_group_end(&g, PG_DISAGREED);
         return false;
@@ -163,7 +163,7 @@ void copy_blocks(const PgModel &m, int64_t pool, const int64_t *pairs, int64_t c
 }
 
 // The latest order's step, from the shared memory.
-void follow_forward(const PgModel &m, int64_t num_seqs) {
+void follow_forward(const PgModel &m, int64_t kind, int64_t num_seqs) {
     static std::vector<int64_t> rows;
     static std::vector<float> hidden;
     const PgGroup &g = *m.group;
@@ -176,6 +176,7 @@ void follow_forward(const PgModel &m, int64_t num_seqs) {
     step.num_seqs = num_seqs, step.rows = rows.data();
     step.computed = a.columns, step.scheduled = a.columns + g.max_seqs, step.wanted = a.columns + 2 * g.max_seqs;
     step.listed = a.tokens, step.tables = a.tables, step.tables_stride = g.table_columns;
+    if (kind == ORDER_LAYERS) step.inputs = a.residual;
     pg_forward(&m, &step, hidden.data());
 }
 
@@ -271,7 +272,7 @@ bool order_forward(const PgModel &m, const PgStep &step) {
         const int64_t *table = step.tables + step.rows[i] * step.tables_stride, count = blocks_of(m, a, g.max_seqs, i);
         for (int64_t pool : pools) w.put(a.tables + i * g.table_columns + pool, table + pool, count * 8);
     }
-    issue(m, ORDER_FORWARD, step.num_seqs, 0, w.written);
+    issue(m, step.inputs ? ORDER_LAYERS : ORDER_FORWARD, step.num_seqs, 0, w.written);
     return true;
 }
 
@@ -313,7 +314,7 @@ extern "C" int32_t pg_follow(const PgModel *model) {
         digest_order(m);
         const float *given = areas_of(*m.group, m.hidden).given;
         const int64_t kind = s.kind, count = s.count;  // the next order may come as soon as this one's last meeting is over
-        if (kind == ORDER_FORWARD) follow_forward(m, count);
+        if (is_step(kind)) follow_forward(m, kind, count);
         if (kind == ORDER_LOGITS) pg_logits(model, given, count, nullptr, nullptr);
         if (kind == ORDER_GREEDY) pg_greedy(model, given, count, nullptr, nullptr);
         if (kind == ORDER_COPY) agree_and_copy(m);

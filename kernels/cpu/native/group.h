@@ -18,7 +18,10 @@
 
 constexpr int32_t MOST_RANKS = 64;
 
-enum OrderKind { ORDER_FORWARD = 1, ORDER_LOGITS = 2, ORDER_GREEDY = 3, ORDER_COPY = 4 };
+// ORDER_LAYERS: a forward pass from residuals that the leader has, in the place of embeddings.
+enum OrderKind { ORDER_FORWARD = 1, ORDER_LOGITS = 2, ORDER_GREEDY = 3, ORDER_COPY = 4, ORDER_LAYERS = 5 };
+
+inline bool is_step(int64_t kind) { return kind == ORDER_FORWARD || kind == ORDER_LAYERS; }
 
 // The best logit of a row that one rank has.
 struct RankBest {

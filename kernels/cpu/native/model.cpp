@@ -89,13 +89,14 @@ void capture(Member &member, const Step &s, int32_t layer, int64_t rows) {
 
 bool has_embedding(const PgModel &m, int64_t id) { return id >= m.first_vocab && id < m.first_vocab + m.head.n; }
 
-// Every rank has the embeddings then, and all have read the same step.
+// Every rank has the embeddings then, or what stands in their place, and all have read the same step.
 void begin_forward(Member &member, const Step &s) {
     const PgModel &m = s.m;
     if (!m.group || !is_linked(*m.group)) return agree(member, m.group);
     meet(member, m.group, [&](Written &written) {
         for (size_t row = 0; row < s.tokens.ids.size(); row++)
-            if (has_embedding(m, s.tokens.ids[row])) written.add_columns(s.residual + row * s.hidden_stride, 0, 1, 0, m.hidden);
+            if (s.given.inputs ? leads(*m.group) : has_embedding(m, s.tokens.ids[row]))
+                written.add_columns(s.residual + row * s.hidden_stride, 0, 1, 0, m.hidden);
     });
 }
 
@@ -104,7 +105,8 @@ void forward(Member &member, const Step &s, float *hidden) {
     const int64_t all = (int64_t)s.tokens.ids.size(), kept = (int64_t)s.tokens.wanted.size();
     member.for_each(all, 1, [&](int64_t row, int64_t) {
         if (s.given.inputs) {
-            memcpy(s.residual + row * s.hidden_stride, s.given.inputs + row * m.hidden, m.hidden * 4);
+            if (s.given.inputs != s.residual)  // else the leader puts them there
+                memcpy(s.residual + row * s.hidden_stride, s.given.inputs + row * m.hidden, m.hidden * 4);
             return;
         }
         const int64_t adapter = s.tokens.adapters.empty() ? -1 : s.tokens.adapters[row];

@@ -3,6 +3,7 @@
 scripts/chaos [--faults 60] [--seed 1] [--draft ngram] [--check]
 scripts/chaos --busy 1                 beside a process that takes a core
 scripts/chaos --ranks 2                with workers of two ranks each, which are killed and frozen too; without adapters
+scripts/chaos --stages 2               the same with pipelines of two stages
 scripts/chaos --compose --draft on     the same on containers, with networks that are cut; builds the images first
 """
 
@@ -73,20 +74,25 @@ class ChaosOrder(msgspec.Struct, frozen=True):
     adapters: tuple[str, ...] = ()  # names of some streams' own
 
 
-async def perform(directory: Path, order: ChaosOrder, draft: str = "off", ranks: int = 1) -> ChaosResult:
+async def perform(
+    directory: Path, order: ChaosOrder, draft: str = "off", ranks: int = 1, stages: int = 1
+) -> ChaosResult:
     """On local processes, started for this and stopped at its end."""
     for seed, name in enumerate(ADAPTERS):
         write_adapter(MODEL, directory / "adapters" / name, seed=seed, scale=0.1)
+    group: dict[str, Any] = {}
+    if (processes := ranks * stages) > 1:  # more processes come back than there are cores, and load torch at a time
+        group = {"tensor_parallel_size": ranks, "pipeline_parallel_size": stages, "resume_timeout": 120.0}
     settings = Settings.of(
         model=str(MODEL), lora_dir=str(directory / "adapters"), max_loras=2, draft=draft,
         runtime_dir=str(directory / "run"), port=consecutive_ports(), http_port=-1,
-        num_threads=1, num_blocks=2048, log_format="json", drain_timeout=1.0, tensor_parallel_size=ranks,
+        num_threads=1, num_blocks=2048, log_format="json", drain_timeout=1.0, **group,
     )  # fmt: skip
     counts = COUNTS if draft == "off" else {**COUNTS, "draft": 1}
-    if ranks > 1:
-        counts = {**counts, RANK: ranks - 1}
+    if processes > 1:
+        counts = {**counts, RANK: processes - 1}
     async with deployed(settings, counts, directory / "logs") as deployment:
-        return await act(deployment, msgspec.structs.replace(order, adapters=ADAPTERS if ranks == 1 else ()))
+        return await act(deployment, msgspec.structs.replace(order, adapters=ADAPTERS if processes == 1 else ()))
 
 
 @contextmanager
@@ -225,6 +231,7 @@ def main() -> int:
     parser.add_argument("--draft", default="off", help="off, ngram or a directory (on containers: on)")
     parser.add_argument("--compose", action="store_true", help="on containers")
     parser.add_argument("--ranks", type=int, default=1, help="of each worker; one of each kind less then, adapters")
+    parser.add_argument("--stages", type=int, default=1, help="of each worker, as --ranks")
     parser.add_argument("--busy", type=int, default=0, help="beside so many processes that take a core each")
     options = parser.parse_args()
     order = ChaosOrder(options.faults, options.seed, options.clients_per_kind, options.max_tokens)
@@ -233,7 +240,7 @@ def main() -> int:
             with containers(Path(directory), options.draft) as stage:
                 result = asyncio.run(act(stage, order))
         else:
-            result = asyncio.run(perform(Path(directory), order, options.draft, options.ranks))
+            result = asyncio.run(perform(Path(directory), order, options.draft, options.ranks, options.stages))
     for line in result.wrong[:20]:
         print(line)
     print(table(result))

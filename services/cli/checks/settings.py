@@ -10,8 +10,7 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from engine.description.ranks import why_not_cut
-from engine.description.stages import why_not_staged
+from engine.description.stages import why_not_divided
 from services.cli.checks.heads import check_brought, check_head
 from services.cli.checks.models import CheckpointFacts, Finding, check_draft_model, check_memory, check_model
 from services.gateway.access.auth import make_access
@@ -67,10 +66,11 @@ def examine_model(settings: Settings, *, workers: int = 1) -> Iterator[Finding]:
 def check_ranks(settings: Settings, facts: CheckpointFacts) -> Iterator[Finding]:
     """Whether the model can be cut into as many ranks as are asked for."""
     engine = settings.engine
-    if engine.has_stages:
-        why, how = why_not_staged(facts.spec, engine.ranks), "one behind the other"
-    else:
-        why, how = why_not_cut(facts.spec, engine.ranks), "together"
+    stages, ranks = engine.pipeline_parallel_size, engine.tensor_parallel_size
+    why = why_not_divided(facts.spec, stages, ranks, whole_experts=engine.enable_expert_parallel)
+    how = "one behind the other" if engine.has_stages else "together"
+    if engine.has_ranked_stages:
+        how = f"in {stages} stages, each of {ranks} together"
     if engine.ranks > 1:
         yield Finding("wrong" if why else "ok", "ranks", why or f"{engine.ranks} processes compute the model {how}")
 

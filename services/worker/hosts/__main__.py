@@ -6,17 +6,23 @@ import contextlib
 import signal
 import sys
 import threading
+from typing import TYPE_CHECKING
 
 import structlog
 
 from services.worker.hosts.joining import JoinedGroup, join_group
 from services.worker.hosts.messages import ANY
+from services.worker.stage import lead_stage
 from shared.actor.status import write_last_words, write_status
 from shared.config import DeploymentSettings, Settings, load_settings
 from shared.errors import FatalError, PageantError
 from shared.exit_status import EXIT_CONFIG, EXIT_FATAL
 from shared.logging import setup_logging
+from shared.ranks.channel import SILENCE
 from shared.ranks.handshake import group_key
+
+if TYPE_CHECKING:
+    from engine.loading.ranks import FollowingRank
 
 STATUS_SECONDS = 0.5
 
@@ -47,19 +53,26 @@ def main() -> int:
 
 def follow_group(group: JoinedGroup) -> int:
     """Compute what the leader orders until the group ends; returns the exit status."""
-    from engine.description.ranks import Place
-    from engine.loading.load import load_runner
-    from engine.loading.ranks import FollowingRank
-    from services.worker.rank import follow
-    from services.worker.ranks import SILENCE
 
-    ranks = FollowingRank(Place(group.rank, group.ranks), group.channel, group.memory, [group.link.fileno()])
-    return follow(
-        lambda ranks: load_runner(group.settings, ranks=ranks),
-        ranks,
-        patience=SILENCE,
-        on_ready=lambda: show_health(group.settings),
-    )
+    def join() -> FollowingRank:
+        from engine.description.ranks import Place
+        from engine.loading.ranks import FollowingRank
+
+        place, links = Place(group.rank, group.ranks), [group.link.fileno()]
+        engine = group.settings.engine
+        number = group.rank * (engine.tensor_parallel_size if engine.has_stages else 1)
+        return FollowingRank(place, group.channel, group.memory, links, number)
+
+    def on_ready() -> None:
+        show_health(group.settings)
+
+    if group.settings.engine.has_ranked_stages:
+        return lead_stage(group.settings, group.rank, join, patience=SILENCE, on_ready=on_ready)
+
+    from engine.loading.load import load_runner
+    from services.worker.rank import follow
+
+    return follow(lambda ranks: load_runner(group.settings, ranks=ranks), join(), patience=SILENCE, on_ready=on_ready)
 
 
 def show_health(settings: Settings) -> None:

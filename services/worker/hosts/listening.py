@@ -42,7 +42,7 @@ class RankListener:
         """Raises ConfigError where nothing can listen at `rank_port`."""
         self._settings = settings
         self._key = key
-        self._ranks = settings.engine.ranks
+        self._ranks = settings.engine.members
         self._numbers = range(1, self._ranks)  # whose places are given here
         self._joined: dict[int, JoinedRank] = {}
         self._changed = threading.Condition()

@@ -60,7 +60,7 @@ class RankWelcome(msgspec.Struct, frozen=True, array_like=True, tag=True):
 def welcome(settings: Settings, rank: int, token: bytes) -> RankWelcome:
     return RankWelcome(
         rank=rank,
-        ranks=settings.engine.ranks,
+        ranks=settings.engine.members,
         token=token,
         engine=settings.engine,
         memory=settings.memory,

@@ -158,7 +158,7 @@ def test_what_ranks_have_agreed_on_is_in_the_digest_that_their_steps_begin_with(
 
 def test_ranks_with_other_weights_or_formats_are_refused() -> None:
     other = ready(2, fingerprint=Fingerprint(weights="bb", dtype="bfloat16"))
-    with pytest.raises(ConfigError, match=r"^rank 2 computes with another weights, dtype than rank 0$"):
+    with pytest.raises(ConfigError, match=r"^rank 2 differs from rank 0 in weights, dtype: all ranks need the same"):
         agree([ready(0), ready(1), other], 1)
 
 

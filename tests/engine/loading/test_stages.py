@@ -53,7 +53,11 @@ def test_what_cannot_be_divided_is_said_in_a_line(changes: dict[str, object], st
         ({"device": "cuda"}, r"^pipeline_parallel_size needs native kernels on a CPU, but device is 'cuda'$"),
         ({"lora_modules": "a=/a"}, "^lora_modules must be empty where pipeline_parallel_size is above 1"),
         ({"draft": "mtp"}, r"^draft is 'mtp', but a group of ranks \(pipeline_parallel_size above 1\)"),
-        ({"tensor_parallel_size": 2}, "^pipeline_parallel_size and tensor_parallel_size are both above 1"),
+        (
+            {"tensor_parallel_size": 2, "executor": "ray"},
+            "^executor is 'ray', which places no stages that are groups of ranks: use local or hosts$",
+        ),
+        ({"tensor_parallel_size": 33}, "^tensor_parallel_size times pipeline_parallel_size must be at most 64$"),
         ({"pipeline_parallel_size": 0}, "^pipeline_parallel_size must be at least 1, got 0$"),
         ({"pipeline_parallel_size": 65}, "^pipeline_parallel_size must be at most 64$"),
     ],

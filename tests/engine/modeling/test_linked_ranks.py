@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 
 from engine.loading.load import load_runner
-from services.worker.ranks import SILENCE
 from shared.config import Settings
 from shared.errors import FatalError
-from shared.ranks.channel import BEAT
+from shared.ranks.channel import BEAT, SILENCE
 from shared.sampling import SamplingParams
 from tests.engine.checkpoints import random_prompt, save_checkpoint
 from tests.engine.driver import Driver
