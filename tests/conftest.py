@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if config.args != config.stash[FOLDERS]:
         roots = [config.invocation_params.dir / argument.partition("::")[0] for argument in config.stash[FOLDERS]]
         items.sort(key=lambda item: next(place for place, root in enumerate(roots) if item.path.is_relative_to(root)))
+
+
+@pytest.fixture
+def tmp_path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """pytest's, with a shorter name: sockets lie in it, and the name of one has at most 107 bytes."""
+    return tmp_path_factory.mktemp(re.sub(r"\W", "_", request.node.name)[:12])
 
 
 @pytest.fixture(scope="session")

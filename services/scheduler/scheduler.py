@@ -294,7 +294,8 @@ class Scheduler:
 
         A request that kills workers is in flight at every death.  One that was in flight at two deaths without a token
         in between is quarantined: no other such request runs beside it, so that the next death identifies it, and it
-        ends alone.
+        ends alone.  Two deaths identify none: a host may take two workers with it, and what ran on the one was perhaps
+        just sent to the other.
         """
         if (replica := self.replicas.pop(instance, None)) is None:
             return
@@ -303,12 +304,12 @@ class Scheduler:
         self.counters.num_worker_losses += 1
         in_flight = {sequence.request for step in replica.in_flight for sequence in step.sequences}
         self._assignment.unassigned += self._assignment.vacate(replica, self.accounts.workers[replica].heard_at)
+        quarantined = [request for request in in_flight if request.is_quarantined and not request.is_finished]
         for request in in_flight:
             request.count_death()
-        suspects = [request for request in in_flight if request.is_quarantined and not request.is_finished]
-        if len(suspects) == 1:
-            text = f"workers died {suspects[0].num_worker_deaths} times in a row while they computed this request"
-            self.fail(suspects[0], RequestError(text, code=RejectCode.INTERNAL))
+        for request in quarantined:  # at most one, which ran alone
+            text = f"workers died {request.num_worker_deaths} times in a row while they computed this request"
+            self.fail(request, RequestError(text, code=RejectCode.INTERNAL))
         self._assignment.reassign([])
 
     def _forget(self, replica: Replica) -> None:

@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.system.harness import MODEL, ROOT, Answer, Troupe, ask, free_port, streaming, troupe
 
 PATIENCE = 20.0  # seconds, for a busy machine
@@ -116,3 +118,22 @@ def test_more_ranks_than_kv_heads_are_refused_in_a_line() -> None:
     )
     assert ended.returncode == 78
     assert b"tensor_parallel_size is 5, but the model has 4 KV heads" in ended.stderr
+
+
+def test_ranks_with_whole_experts_say_what_one_process_says(tmp_path: Path) -> None:
+    """As docs/ranks.md has it, with a random mixture behind the bundled tokenizer."""
+    pytest.importorskip("transformers", reason="needs transformers, which makes the checkpoint")
+    from tests.engine.checkpoints import save_checkpoint  # it imports torch
+
+    model = tmp_path / "mixture"
+    save_checkpoint(model, "qwen3-moe", "native", {"vocab_size": 4096, "max_position_embeddings": 512})
+    for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
+        (model / name).write_bytes((MODEL / name).read_bytes())
+    options = ("-m", str(model), "--num-blocks", "256", "--draft", "off", "--dtype", "float32", "--num-threads", "1")
+    requests = [ask("One day", max_tokens=40, temperature=0.9, seed=seed, ignore_eos=True) for seed in range(4)]
+    said = []
+    for name, sizes in (("one", ()), ("ranks", ("--tensor-parallel-size", "2", "--enable-expert-parallel"))):
+        with troupe(tmp_path / name, *options, *sizes) as running:
+            assert len(followers(running)) == (name == "ranks")
+            said.append(texts(running.generate(requests)))
+    assert said[0] == said[1]

@@ -42,6 +42,9 @@ TABLE: dict[str, How] = {
     "curl": Run(),
     "pageant doctor": Run(),
     "pageant serve -m DIR --tensor-parallel-size 2 --executor hosts": RunBy("tests/system/test_ranks.py", '"hosts"'),
+    "pageant serve -m DIR --tensor-parallel-size 2 --enable-expert-parallel": RunBy(
+        "tests/system/test_ranks.py", "--enable-expert-parallel"
+    ),
     "pageant serve --executor ray": RunBy("tests/system/test_ray.py", '"ray"'),
     "pageant serve --store-memory 1GiB --store-backend": RunBy("tests/system/test_stores.py", "--store-backend"),
     "pageant rank": RunBy("tests/system/test_ranks.py", '"rank"'),

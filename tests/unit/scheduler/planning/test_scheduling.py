@@ -263,10 +263,29 @@ def test_a_lost_worker_s_requests_go_on_elsewhere() -> None:
     assert world.scheduler.counters.num_worker_losses == 1
 
 
-def test_a_request_at_two_worker_deaths_fails_alone() -> None:
+def test_two_workers_that_die_together_cost_no_request() -> None:
+    """What ran on the one is sent to the other before its death is noticed too."""
+    world = World(workers=2)
+    world.add("bystander", prompt(12), max_tokens=20)
+    world.step()
+    (first,) = [name for name, replica in world.scheduler.replicas.items() if replica.running]
+    world.plan(first)
+    second = "w1" if first == "w0" else "w0"
+    world.lose(first)
+    world.plan(second)
+    assert world.scheduler.replicas[second].in_flight
+    world.lose(second)
+    for name in ("w0", "w1"):
+        world.join(name)
+    world.run()
+    assert not world.rejected
+    world.assert_outputs("bystander")
+
+
+def test_a_request_at_three_worker_deaths_fails_alone() -> None:
     world = World()
     world.add("poison", prompt(12), max_tokens=50)
-    for _ in range(2):
+    for _ in range(3):
         world.plan("w0")
         world.lose("w0")
         world.join("w0")
