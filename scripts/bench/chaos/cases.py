@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,11 @@ PERSON: dict[str, Any] = {
 }  # fmt: skip
 WORD, PERSON_TOKENS, WORD_TOKENS = "[a-z]{2,8}", 24, 3  # and about how many tokens one of them is
 STOP_CHARS = 24  # of a stop string, so that much of it is held back when a service dies
+
+
+WORDS = (
+    "dog", "cat", "tree", "ball", "river", "song", "cake", "boat", "star", "hill", "red", "big", "soft", "old", "ran",
+)  # fmt: skip
 
 
 class Case(msgspec.Struct, frozen=True):
@@ -105,6 +111,13 @@ def grammar_cases(per_kind: int, max_tokens: int) -> list[Case]:
             request.sampling.grammar.json_schema = json.dumps(schema)
         made.append(Case("grammar", request))
     return made
+
+
+def lengthened(case: Case, num_words: int, seed: int) -> Case:
+    """With so many words of its own before the prompt: full blocks that can move."""
+    request = type(case.request).FromString(case.request.SerializeToString())
+    request.text = " ".join([*random.Random(seed).choices(WORDS, k=num_words), request.text])
+    return Case(case.kind, request)
 
 
 def _is_part(piece: bytes) -> bool:

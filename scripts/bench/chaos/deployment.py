@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import signal
 import socket
 import subprocess
+import urllib.request
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -16,12 +18,13 @@ from typing import Any
 import grpc
 
 from scripts.bench.chaos.faults import Fault, FaultStage
-from services.cli.processes import Starter
+from services.cli.processes import METRICS_PORTS, PLACES, Starter
 from services.cli.serve import free_port
 from services.cli.supervisor import KILL_AFTER, ChildProcess, Role, Supervisor
 from shared.config import Settings
 
 RANK = "rank"
+FETCHED = re.compile(r"^vllm:external_prefix_cache_hits_total\S* (\S+)$", re.MULTILINE)
 TURN = 0.02  # seconds between the supervisor's looks
 READY_SECONDS = 120.0
 MAX_DELAY = 0.4  # seconds until a restart, however often a service was killed: here its deaths are no fault of its own
@@ -32,10 +35,15 @@ class ChaosDeployment(FaultStage):
 
     kinds = ("kill", "freeze", "restart", "scale")
 
-    def __init__(self, settings: Settings, counts: dict[str, int], log_dir: Path) -> None:
+    def __init__(self, settings: Settings, counts: dict[str, int], log_dir: Path, num_prefill: int = 0) -> None:
+        """`num_prefill`: workers that compute prompts for the others; 0: all do everything."""
         super().__init__(f"{settings.gateway.host}:{settings.gateway.port}", counts)
         self._other = f"{settings.gateway.host}:{settings.gateway.port + 1}"
-        self.starter = Starter(settings, log_dir)
+        self._settings = settings
+        self._num_prefill = num_prefill
+        self.starter = Starter(settings, log_dir, self._settings_of)
+        self.num_fetched_tokens = 0  # that came to workers as blocks, in all lives of the scheduler
+        self._num_fetched_before = 0  # of those, in this life
         self.supervisor = Supervisor(
             [Role(service, index) for service, count in counts.items() if service != RANK for index in range(count)],
             self.starter,
@@ -44,11 +52,30 @@ class ChaosDeployment(FaultStage):
             max_delay=MAX_DELAY,
         )
 
+    def _settings_of(self, role: Role) -> Settings:
+        if role.service != "worker" or not self._num_prefill:
+            return self._settings
+        return self._settings.replace(worker_role="prefill" if role.index < self._num_prefill else "decode")
+
     def own_channel(self) -> Any:
         return grpc.aio.insecure_channel(self.address)
 
     def other_channel(self) -> Any:
         return grpc.aio.insecure_channel(self._other)
+
+    async def count_moves(self) -> None:
+        """Add what was fetched since the last time; the count of a scheduler that has died since is lost."""
+        if not self._settings.observation.metrics_port:
+            return
+        port = self._settings.observation.metrics_port + METRICS_PORTS * PLACES.index("scheduler")
+        try:
+            page = await asyncio.to_thread(read_page, f"http://127.0.0.1:{port}/metrics")
+        except OSError:
+            return
+        found = FETCHED.search(page)
+        count = int(float(found[1])) if found else 0
+        self.num_fetched_tokens += count - self._num_fetched_before if count >= self._num_fetched_before else count
+        self._num_fetched_before = count
 
     async def harm(self, fault: Fault) -> None:
         if fault.service == RANK:
@@ -101,6 +128,11 @@ class ChaosDeployment(FaultStage):
             os.kill(child.process.pid, number)
 
 
+def read_page(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=2.0) as answer:  # of this host
+        return str(answer.read().decode())
+
+
 def children_of(pid: int) -> list[int]:
     """Processes that this one has started."""
     found = subprocess.run(["ps", "-o", "pid=", "--ppid", str(pid)], capture_output=True, check=False).stdout
@@ -108,9 +140,11 @@ def children_of(pid: int) -> list[int]:
 
 
 @asynccontextmanager
-async def deployed(settings: Settings, counts: dict[str, int], log_dir: Path) -> AsyncIterator[ChaosDeployment]:
+async def deployed(
+    settings: Settings, counts: dict[str, int], log_dir: Path, num_prefill: int = 0
+) -> AsyncIterator[ChaosDeployment]:
     """Started and ready; all gone at the end."""
-    deployment = ChaosDeployment(settings, counts, log_dir)
+    deployment = ChaosDeployment(settings, counts, log_dir, num_prefill)
     deployment.supervisor.start()
     looking = asyncio.create_task(deployment.run())
     try:

@@ -17,7 +17,7 @@ from protos.pageant.v1 import control_pb2, control_pb2_grpc
 
 LONGEST_FREEZE = 4.0  # seconds; beyond the heartbeat timeout, so that a frozen service is given up and comes back
 SHARE_KILLED = 0.3  # of those frozen: they end without having waked
-MOST = {"tokenizer": 3, "detokenizer": 3, "worker": 2, "draft": 2, "gateway": 2}
+MOST = {"tokenizer": 3, "detokenizer": 3, "worker": 2, "draft": 2, "gateway": 2, "store": 2}  # or as many as at first
 LOAD_POLL = 0.05
 
 
@@ -51,6 +51,7 @@ class FaultStage(ABC):
         """`address`: of the gateways; `counts`: processes of each service."""
         self.address = address
         self.counts = dict(counts)
+        self._most = {service: max(most, counts.get(service, 0)) for service, most in MOST.items()}
 
     @property
     def pairs(self) -> list[tuple[str, str]]:
@@ -79,7 +80,7 @@ class FaultStage(ABC):
         begun = time.monotonic()
         if fault.kind == "scale":  # one more, or one less where there are as many as there should be
             count = self.counts[fault.service]
-            self.counts[fault.service] = count + 1 if count < MOST[fault.service] else count - 1
+            self.counts[fault.service] = count + 1 if count < self._most[fault.service] else count - 1
             await self.set_count(fault.service)
         else:
             await self.harm(fault)

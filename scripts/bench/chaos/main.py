@@ -4,6 +4,7 @@ scripts/chaos [--faults 60] [--seed 1] [--draft ngram] [--check]
 scripts/chaos --busy 1                 beside a process that takes a core
 scripts/chaos --ranks 2                with workers of two ranks each, which are killed and frozen too; without adapters
 scripts/chaos --stages 2               the same with pipelines of two stages
+scripts/chaos --stores 2 --prefill 1   with stores and a worker for prompts, so that blocks of the KV cache move
 scripts/chaos --compose --draft on     the same on containers, with networks that are cut; builds the images first
 """
 
@@ -15,17 +16,25 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from scripts.bench.chaos.cases import Case, adapter_cases, byte_cases, grammar_cases, plain_cases, stop_cases
+from scripts.bench.chaos.cases import (
+    Case,
+    adapter_cases,
+    byte_cases,
+    grammar_cases,
+    lengthened,
+    plain_cases,
+    stop_cases,
+)
 from scripts.bench.chaos.containers import Containers
 from scripts.bench.chaos.deployment import RANK, consecutive_ports, deployed
-from scripts.bench.chaos.faults import FaultStage, Inflicted, schedule
+from scripts.bench.chaos.faults import Fault, FaultStage, Inflicted, schedule
 from scripts.bench.chaos.streams import (
     ReceiptTimes,
     Repetition,
@@ -48,6 +57,9 @@ from shared.metrics import percentile
 COUNTS = {"worker": 2, "scheduler": 1, "tokenizer": 2, "detokenizer": 2, "gateway": 2}
 NUM_ORPHANS = 4
 ADAPTERS = ("one", "two", "three")
+METRICS_PORT = 19090
+STORE_MEMORY = 256 << 20  # bytes, of each store
+MOVED_WORDS = 200  # before each prompt, where blocks move
 
 
 class ChaosResult(msgspec.Struct):
@@ -62,6 +74,8 @@ class ChaosResult(msgspec.Struct):
     leftovers: str  # what the deployment still held at the end, or nothing
     seconds: float
     drafts: tuple[int, int] = (0, 0)  # tokens drafted and accepted while faults happened
+    num_fetched_tokens: int = 0  # prompt tokens that came as blocks
+    num_handed_over: int = 0  # sequences that went on at another live worker
 
 
 class ChaosOrder(msgspec.Struct, frozen=True):
@@ -72,17 +86,33 @@ class ChaosOrder(msgspec.Struct, frozen=True):
     per_kind: int = 8
     max_tokens: int = 240
     adapters: tuple[str, ...] = ()  # names of some streams' own
+    num_words: int = 0  # before each prompt
 
 
-async def perform(
-    directory: Path, order: ChaosOrder, draft: str = "off", ranks: int = 1, stages: int = 1
-) -> ChaosResult:
+class Shape(msgspec.Struct, frozen=True):
+    """What the deployment is made of beside COUNTS."""
+
+    ranks: int = 1  # of each worker
+    stages: int = 1
+    stores: int = 0
+    prefill: int = 0  # workers for prompts, beside the others
+
+
+ALONE = Shape()
+
+
+async def perform(directory: Path, order: ChaosOrder, draft: str = "off", shape: Shape = ALONE) -> ChaosResult:
     """On local processes, started for this and stopped at its end."""
     for seed, name in enumerate(ADAPTERS):
         write_adapter(MODEL, directory / "adapters" / name, seed=seed, scale=0.1)
     group: dict[str, Any] = {}
-    if (processes := ranks * stages) > 1:  # more processes come back than there are cores, and load torch at a time
-        group = {"tensor_parallel_size": ranks, "pipeline_parallel_size": stages, "resume_timeout": 120.0}
+    if (
+        processes := shape.ranks * shape.stages
+    ) > 1:  # more processes come back than there are cores, and load torch at a time
+        sizes = {"tensor_parallel_size": shape.ranks, "pipeline_parallel_size": shape.stages}
+        group = {**sizes, "resume_timeout": 120.0}
+    if shape.stores or shape.prefill:
+        group |= {"metrics_port": METRICS_PORT, "store_memory": STORE_MEMORY if shape.stores else 0}
     settings = Settings.of(
         model=str(MODEL), lora_dir=str(directory / "adapters"), max_loras=2, draft=draft,
         runtime_dir=str(directory / "run"), port=consecutive_ports(), http_port=-1,
@@ -91,8 +121,16 @@ async def perform(
     counts = COUNTS if draft == "off" else {**COUNTS, "draft": 1}
     if processes > 1:
         counts = {**counts, RANK: processes - 1}
-    async with deployed(settings, counts, directory / "logs") as deployment:
-        return await act(deployment, msgspec.structs.replace(order, adapters=ADAPTERS if processes == 1 else ()))
+    if shape.stores:
+        counts = {**counts, "store": shape.stores}
+    counts = {**counts, "worker": counts["worker"] + shape.prefill}
+    async with deployed(settings, counts, directory / "logs", shape.prefill) as deployment:
+        own = ADAPTERS if processes == 1 else ()
+        result = await act(deployment, msgspec.structs.replace(order, adapters=own), deployment.count_moves)
+        result.num_fetched_tokens = deployment.num_fetched_tokens
+    lines = "".join(path.read_text(encoding="utf-8") for path in (directory / "logs").glob("scheduler*"))
+    result.num_handed_over = lines.count('"sequence_handed_over"')
+    return result
 
 
 @contextmanager
@@ -112,14 +150,19 @@ def containers(directory: Path, draft: str = "off") -> Iterator[Containers]:
         stack.down()
 
 
-async def act(stage: FaultStage, order: ChaosOrder) -> ChaosResult:
-    """Note what every case gives undisturbed, and then what each gives while faults happen."""
+async def nothing() -> None:
+    """What is done after a fault where nothing is to be counted."""
+
+
+async def act(stage: FaultStage, order: ChaosOrder, count: Callable[[], Awaitable[None]] = nothing) -> ChaosResult:
+    """Note what every case gives undisturbed, and then what each gives while faults happen; `count` after each."""
     async with stage.own_channel() as channel:
         calm: list[ReceiptTimes] = []
         cases = await _cases(channel, order)
         wanted = await _together(channel, cases, calm)
         clients = [Repetition(case, outputs) for case, outputs in zip(cases, wanted, strict=True)]
-        return await _disturb(stage, channel, clients, calm, schedule(order.num_faults, order.seed, stage.pairs))
+        faults = schedule(order.num_faults, order.seed, stage.pairs)
+        return await _disturb(stage, channel, clients, calm, faults, count)
 
 
 async def _cases(channel: Any, order: ChaosOrder) -> list[Case]:
@@ -127,13 +170,16 @@ async def _cases(channel: Any, order: ChaosOrder) -> list[Case]:
     cases = plain_cases(per_kind, max_tokens)
     greedy = [case for case in cases if case.kind == "greedy"]
     texts = [outputs[0].text for outputs in await _together(channel, greedy, [])]
-    return [
-        *cases,
-        *stop_cases(per_kind, max_tokens, texts),
+    others = [
         *byte_cases(per_kind, max_tokens, MODEL),
         *grammar_cases(per_kind, max_tokens),
         *adapter_cases(per_kind, max_tokens, order.adapters),
     ]
+    if order.num_words:
+        cases, others = (
+            [lengthened(case, order.num_words, seed) for seed, case in enumerate(some)] for some in (cases, others)
+        )
+    return [*cases, *stop_cases(per_kind, max_tokens, texts), *others]
 
 
 async def _together(channel: Any, cases: list[Case], calm: list[ReceiptTimes]) -> list[list[StreamOutput]]:
@@ -143,7 +189,12 @@ async def _together(channel: Any, cases: list[Case], calm: list[ReceiptTimes]) -
 
 
 async def _disturb(
-    stage: FaultStage, channel: Any, clients: list[Repetition], calm: list[ReceiptTimes], faults: list[Any]
+    stage: FaultStage,
+    channel: Any,
+    clients: list[Repetition],
+    calm: list[ReceiptTimes],
+    faults: list[Fault],
+    count: Callable[[], Awaitable[None]],
 ) -> ChaosResult:
     begun, stop = time.monotonic(), asyncio.Event()
     arrivals, inflicted = [client.arrivals for client in clients], []
@@ -157,6 +208,7 @@ async def _disturb(
             inflicted.append(await stage.inflict(fault))
             if not fault.overlaps:
                 await until_flowing(arrivals)
+            await count()
             _progress(number + 1, len(faults), inflicted[-1], clients)
             await asyncio.sleep(fault.gap)
         await until_flowing(arrivals)
@@ -214,6 +266,7 @@ def table(result: ChaosResult) -> str:
         f"of each kind: {', '.join(f'{count} {kind}' for kind, count in result.num_streams.items())}",
         f"left over: {result.leftovers or 'nothing'}",
         f"draft tokens: {result.drafts[0]}, accepted: {result.drafts[1]}",
+        f"tokens of prompts that came as blocks: {result.num_fetched_tokens}; handed over: {result.num_handed_over}",
     ]
     return "\n".join(lines)
 
@@ -232,15 +285,19 @@ def main() -> int:
     parser.add_argument("--compose", action="store_true", help="on containers")
     parser.add_argument("--ranks", type=int, default=1, help="of each worker; one of each kind less then, adapters")
     parser.add_argument("--stages", type=int, default=1, help="of each worker, as --ranks")
+    parser.add_argument("--stores", type=int, default=0, help="processes that keep blocks, harmed too")
+    parser.add_argument("--prefill", type=int, default=0, help="workers for prompts, beside two for the rest")
     parser.add_argument("--busy", type=int, default=0, help="beside so many processes that take a core each")
     options = parser.parse_args()
-    order = ChaosOrder(options.faults, options.seed, options.clients_per_kind, options.max_tokens)
+    shape = Shape(options.ranks, options.stages, options.stores, options.prefill)
+    words = MOVED_WORDS if shape.stores or shape.prefill else 0
+    order = ChaosOrder(options.faults, options.seed, options.clients_per_kind, options.max_tokens, num_words=words)
     with cores_taken(options.busy), tempfile.TemporaryDirectory(prefix="pageant-chaos-") as directory:
         if options.compose:
             with containers(Path(directory), options.draft) as stage:
                 result = asyncio.run(act(stage, order))
         else:
-            result = asyncio.run(perform(Path(directory), order, options.draft, options.ranks, options.stages))
+            result = asyncio.run(perform(Path(directory), order, options.draft, shape))
     for line in result.wrong[:20]:
         print(line)
     print(table(result))
