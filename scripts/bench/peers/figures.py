@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from scripts.bench.common.proc import has_bf16
 from scripts.bench.common.report import Result
 from scripts.bench.common.specs import FAMILIES
 from scripts.bench.peers.catalog import CHAIN, FULL, INT4, INT8, RUNNER, RUNNER_INT8
@@ -21,26 +22,49 @@ RUNNER_TARGETS = {
     "gemma3": dict.fromkeys(WORKLOADS, 1.0),
 }
 CHAIN_TARGET = 1.0  # of what the runner has a target for
-INT8_TARGET = 1.1
-INT4_TARGETS = {"a": 1.5, "c": 1.05}
+INT8_TARGETS = dict.fromkeys(WORKLOADS, 1.1)  # of S
+INT4_TARGETS = {RUNNER: {"a": 1.5, "b1": 1.6, "c": 1.05}, CHAIN: {"a": 1.2, "b1": 1.4, "c": 1.0}}
 INT4_OF_INT8 = 0.95  # of our own int8, 32 alike
 FLOOR_TARGETS = {FULL: 0.8, INT8: 0.8, INT4: 0.85}  # of the speed that reading the weights once per token allows
+
+# Where the processor multiplies bfloat16 peers are faster in 16 bits, and so are we.
+BF16_RUNNER_TARGETS = RUNNER_TARGETS | {
+    "S": {"b1": 1.4, "b2": 1.4, "c": 1.1, "d": 1.3},
+    "M": {"b1": 1.35, "b2": 1.35, "c": 1.1, "d": 1.25},
+}
+BF16_CHAIN_TARGETS = {
+    "S": {"a": 1.0, "b1": 1.3, "b2": 1.3, "c": 1.05, "d": 1.25},
+    "M": {"a": 1.0, "b1": 1.25, "b2": 1.25, "c": 1.05, "d": 1.2},
+}
+BF16_INT8_TARGETS = {"a": 1.5, "b1": 1.8, "b2": 1.6, "c": 1.2, "d": 1.5}  # of S and M
+BF16_FLOOR_TARGETS = FLOOR_TARGETS | {FULL: 0.95}
 MEMORY_TARGET = 1.15  # of weights and KV pool
 
 
 OURS = (RUNNER, CHAIN, RUNNER_INT8)
 
 
-def target(engine: str, model: str, quantization: str, workload: str) -> float | None:
-    """How many times the best peer an engine of ours is to be; None where nothing is asked."""
+def target(engine: str, model: str, quantization: str, workload: str, bf16: bool) -> float | None:
+    """How many times the best peer an engine of ours is to be; None where nothing is asked.
+
+    `bf16`: whether the processor multiplies bfloat16.
+    """
     if engine not in (RUNNER, CHAIN):
         return None
     if quantization == INT4:
-        return INT4_TARGETS.get(workload) if engine == RUNNER else None
+        return INT4_TARGETS[engine].get(workload)
     if quantization == INT8:
-        return INT8_TARGET if model == "S" and engine == RUNNER else None
-    own = RUNNER_TARGETS[model].get(workload)
-    return own if engine == RUNNER or own is None else CHAIN_TARGET
+        if engine == CHAIN:
+            return None
+        if bf16:
+            return BF16_INT8_TARGETS.get(workload)
+        return INT8_TARGETS.get(workload) if model == "S" else None
+    own = (BF16_RUNNER_TARGETS if bf16 else RUNNER_TARGETS)[model].get(workload)
+    if engine == RUNNER:
+        return own
+    if bf16 and model in BF16_CHAIN_TARGETS:
+        return BF16_CHAIN_TARGETS[model].get(workload)
+    return own if own is None else CHAIN_TARGET
 
 
 def best_peer(records: Records, workload: str) -> tuple[str, EngineRecord] | None:
@@ -65,7 +89,7 @@ def ratio_line(records: Records, model: str, quantization: str, engine: str, wor
     """Missed where either side has no figure."""
     kind = "" if quantization == FULL else f" {quantization}"
     what = f"{engine}{kind} / best peer, {model}, {workload} ({WORKLOADS[workload].what})"
-    bound = target(engine, model, quantization, workload)
+    bound = target(engine, model, quantization, workload, has_bf16())
     own, best = records.get((workload, engine)), best_peer(records, workload)
     if own is None or best is None:
         return Result(what, None, "x", at_least=bound, note="no figure of ours" if own is None else "no peer")
@@ -82,7 +106,8 @@ def shown(record: EngineRecord) -> str:
 def floor_line(records: Records, model: str, quantization: str, streamed: int, bandwidth: float) -> Result:
     """Decoding at batch 1 against reading `streamed` bytes of weights per token at `bandwidth` bytes per second."""
     what = f"{RUNNER}, {model}, decode at batch 1 / memory floor"
-    record, bound = records.get(("a", RUNNER)), FLOOR_TARGETS[quantization] if model in FAMILIES["dense"] else None
+    targets = BF16_FLOOR_TARGETS if has_bf16() else FLOOR_TARGETS
+    record, bound = records.get(("a", RUNNER)), targets[quantization] if model in FAMILIES["dense"] else None
     if record is None or not record.decode_seconds:
         return Result(what, None, at_least=bound)
     num_steps = WORKLOADS["a"].requests(0, 1000)[0][1] - 1

@@ -14,6 +14,7 @@ import pytest
 from scripts.bench.common.proc import tree
 from scripts.bench.common.specs import FAMILIES, SPECS
 from scripts.bench.common.turns import rotated
+from scripts.bench.peers import figures
 from scripts.bench.peers.catalog import CHAIN, FULL, INT4, INT8, RUNNER, RUNNER_INT8, PeerEngine, engines
 from scripts.bench.peers.child import EngineFailed, EngineProcess
 from scripts.bench.peers.conversion import ConversionFailed, convert_missing
@@ -109,6 +110,12 @@ def test_speeds() -> None:
 # -- figures
 
 
+@pytest.fixture(autouse=True)
+def without_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Targets follow the processor."""
+    monkeypatch.setattr(figures, "has_bf16", lambda: False)
+
+
 def test_a_ratio_is_of_medians_against_the_fastest_peer() -> None:
     records = {
         ("a", RUNNER): record("a", 1.0, 1.5, 9.0),
@@ -144,22 +151,34 @@ def test_a_figure_that_is_absent_misses_its_target() -> None:
     assert [(line.measured, line.missed) for line in alone] == [(None, True), (None, True)]
 
 
+def targets(engine: str, model: str, quantization: str, bf16: bool = False) -> list[float | None]:
+    return [target(engine, model, quantization, name, bf16) for name in WORKLOADS]
+
+
 def test_targets() -> None:
-    assert [target(RUNNER, "S", FULL, name) for name in WORKLOADS] == [1.5, 1.4, 1.4, 1.1, 1.3]
-    assert [target(RUNNER, "M", FULL, name) for name in WORKLOADS] == [1.0, 1.25, 1.25, 1.1, 1.1]
-    assert {target(CHAIN, model, FULL, name) for model in "SM" for name in WORKLOADS} == {1.0}
-    assert target(RUNNER, "S", INT8, "b1") == 1.1
-    assert [target(RUNNER, "M", INT4, name) for name in WORKLOADS] == [1.5, None, None, 1.05, None]
-    assert target(RUNNER, "M", INT8, "b1") is None and target("openvino-fp16", "S", FULL, "a") is None
+    assert targets(RUNNER, "S", FULL) == [1.5, 1.4, 1.4, 1.1, 1.3]
+    assert targets(RUNNER, "M", FULL) == [1.0, 1.25, 1.25, 1.1, 1.1]
+    assert {*targets(CHAIN, "S", FULL), *targets(CHAIN, "M", FULL)} == {1.0}
+    assert target(RUNNER, "S", INT8, "b1", False) == 1.1
+    assert targets(RUNNER, "M", INT4) == [1.5, 1.6, None, 1.05, None]
+    assert targets(CHAIN, "M", INT4) == [1.2, 1.4, None, 1.0, None]
+    assert target(RUNNER, "M", INT8, "b1", False) is None and target("openvino-fp16", "S", FULL, "a", False) is None
+
+
+def test_targets_where_the_processor_multiplies_bfloat16() -> None:
+    assert targets(RUNNER, "S", FULL, True) == [None, 1.4, 1.4, 1.1, 1.3]
+    assert targets(CHAIN, "M", FULL, True) == [1.0, 1.25, 1.25, 1.05, 1.2]
+    assert targets(RUNNER, "M", INT8, True) == [1.5, 1.8, 1.6, 1.2, 1.5]
+    assert targets(CHAIN, "moe", FULL, True) == [1.0, 1.0, None, 1.0, None]
 
 
 def test_mixtures_have_targets_for_three_workloads_and_other_kinds_for_all() -> None:
     for model in FAMILIES["moe"]:
-        assert [target(RUNNER, model, FULL, name) for name in WORKLOADS] == [1.2, 1.2, None, 1.2, None]
-        assert [target(CHAIN, model, FULL, name) for name in WORKLOADS] == [1.0, 1.0, None, 1.0, None]
+        assert targets(RUNNER, model, FULL) == [1.2, 1.2, None, 1.2, None]
+        assert targets(CHAIN, model, FULL) == [1.0, 1.0, None, 1.0, None]
     for model in (*FAMILIES["gpt2"], *FAMILIES["gemma"]):
         for engine in (RUNNER, CHAIN):
-            assert [target(engine, model, FULL, name) for name in WORKLOADS] == [1.0] * 5
+            assert targets(engine, model, FULL) == [1.0] * 5
     assert {model for models in FAMILIES.values() for model in models} == set(SPECS)
 
 
