@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from tests.short import chosen, read_table
+
 REPOSITORY = Path(__file__).resolve().parent.parent
 FOLDERS = pytest.StashKey[list[str]]()
 HAS_GPU = any(Path(device).exists() for device in ("/dev/nvidiactl", "/dev/kfd"))
@@ -42,9 +44,17 @@ def pytest_configure(config: pytest.Config) -> None:
         config.args[:] = config.args[turn:] + config.args[:turn]
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--short", action="store_true", help="what scripts/test plays of tests that take long")
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """The order that was asked for."""
+    """The order that was asked for, without what a short run leaves out."""
+    if config.getoption("--short"):
+        played = chosen([item.nodeid for item in items], read_table())
+        config.hook.pytest_deselected(items=[item for item in items if item.nodeid not in played])
+        items[:] = [item for item in items if item.nodeid in played]
     if config.args != config.stash[FOLDERS]:
         roots = [config.invocation_params.dir / argument.partition("::")[0] for argument in config.stash[FOLDERS]]
         items.sort(key=lambda item: next(place for place, root in enumerate(roots) if item.path.is_relative_to(root)))
