@@ -1,5 +1,5 @@
-"""Triton's interpreter in less time, since it searches its language anew for each function that a kernel calls; and with
-products of which a row does not depend on the others: as on a GPU, but not in numpy on every processor."""
+"""Triton's interpreter in less time, since it searches its language anew for each function that a kernel calls.  And its
+products with rows that do not depend on each other: as on a GPU, but not in numpy on every processor."""
 
 from __future__ import annotations
 

@@ -80,6 +80,7 @@ TABLE: dict[str, How] = {
     "scripts/reference": RunBy("tests/unit/docs/test_reference.py", "scripts.documents.reference.main"),
     "scripts/prove_clients": RunBy("tests/system/test_clients.py", "prove_clients"),
     "scripts/test": RunBy("scripts/test", "pytest"),
+    "python -m tests.short": RunBy("tests/unit/test_short.py", "made(measured("),
     "scripts/setup": RunBy("scripts/test", "scripts/setup"),
     "scripts/protos": Needs("a change in protos/"),
     "scripts/chaos": RunBy("tests/system/test_loss.py", "test_the_short_chaos_changes_nothing"),
