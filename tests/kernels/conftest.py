@@ -1,4 +1,4 @@
-"""Triton's interpreter in less time, since it searches its language anew for each function that a kernel calls.  And its
+"""Triton's interpreter in less time: it searches its language anew for each function that a kernel calls.  And its
 products with rows that do not depend on each other: as on a GPU, but not in numpy on every processor."""
 
 from __future__ import annotations
