@@ -70,6 +70,7 @@ class Batcher:
         self._visitors = Visitors(replica, books.shares)
         self._slow: frozenset[str] = frozenset()
         self._obstacle = NOTHING  # where the queue stopped, and why
+        self._turned_away = False  # whether a waiting sequence's adapter is there and has no room in the step
 
     def next_plan(self) -> StepPlan | None:
         """The plan, counted as sent; None where no sequence can go on."""
@@ -85,6 +86,7 @@ class Batcher:
         self._ahead.clear()
         self._slow_budget = self._max_slow_tokens
         self._obstacle = NOTHING
+        self._turned_away = False
 
     def _plan(self) -> StepPlan | None:
         if self.policy.enable_chunked_prefill:
@@ -319,8 +321,19 @@ class Batcher:
         return not (sequence.num_in_flight or is_idle(sequence))
 
     def _has_adapter(self, sequence: Sequence) -> bool:
-        adapter = sequence.request.header.adapter
-        return adapter is None or self.replica.adapters.may_start(adapter)
+        """Whether it needs none, or a step may have its own.
+
+        One for whose adapter there is no room keeps those behind it from taking the room of the adapters that run:
+        else adapters that are always asked for would keep the others out for ever.
+        """
+        if (adapter := sequence.request.header.adapter) is None:
+            return True
+        adapters = self.replica.adapters
+        if self._turned_away and adapter.digest in adapters.running:
+            return False
+        may_start = adapters.may_start(adapter)
+        self._turned_away |= not may_start and adapters.holds(adapter.digest)
+        return may_start
 
     def _start(self, sequence: Sequence) -> bool:
         """False where blocks or budget do not allow."""

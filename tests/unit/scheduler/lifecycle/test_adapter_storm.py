@@ -9,7 +9,7 @@ import pytest
 from services.scheduler.blocks.prefix_cache import root_hash
 from services.scheduler.state.adapters import ReplicaAdapters
 from shared.errors import FatalError
-from tests.unit.scheduler.lifecycle.adapter_storm import AdapterStorm
+from tests.unit.scheduler.lifecycle.adapter_storm import ADAPTERS, AdapterStorm, AdapterWorld
 
 EVENTS, STORMS = 1500, 6
 CAUGHT = (AssertionError, FatalError, LookupError)
@@ -49,6 +49,25 @@ FAULTS: tuple[Fault, ...] = (
     started_before_it_is_there,
     stopped_and_counted_as_running,
 )
+
+
+def test_adapters_that_are_always_asked_for_keep_no_other_out() -> None:
+    """Two adapters may run, and each has a request that comes before another of its own ends."""
+    world = AdapterWorld(max_num_seqs=8)
+    world.max_loras, world.num_held = 2, 3
+    world.restart("w0")
+    for index in range(60):
+        if index == 8:
+            world.add("late", [7, 8, 9], max_tokens=4, adapter=ADAPTERS[2])
+        for name in ADAPTERS[:2]:
+            world.add(f"{name.name}{index}", [1, 2, index], max_tokens=4, adapter=name)
+        for _ in range(2):
+            world.step()
+        if ("late", 0) in world.finished:
+            break
+    assert 8 < index < 30, "it waits for those that came before it, and for no others"
+    world.run()
+    world.assert_outputs()
 
 
 def test_nothing_is_lost_and_every_row_has_its_adapter() -> None:
