@@ -12,6 +12,7 @@ import subprocess
 import urllib.request
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +41,7 @@ class ChaosDeployment(FaultStage):
         super().__init__(f"{settings.gateway.host}:{settings.gateway.port}", counts)
         self._other = f"{settings.gateway.host}:{settings.gateway.port + 1}"
         self._settings = settings
-        self._num_prefill = num_prefill
-        self.starter = Starter(settings, log_dir, self._settings_of)
+        self.starter = Starter(settings, log_dir, partial(settings_of, settings, num_prefill))
         self.num_fetched_tokens = 0  # that came to workers as blocks, in all lives of the scheduler
         self._num_fetched_before = 0  # of those, in this life
         self.supervisor = Supervisor(
@@ -51,11 +51,6 @@ class ChaosDeployment(FaultStage):
             patience=settings.deployment.drain_timeout + KILL_AFTER,
             max_delay=MAX_DELAY,
         )
-
-    def _settings_of(self, role: Role) -> Settings:
-        if role.service != "worker" or not self._num_prefill:
-            return self._settings
-        return self._settings.replace(worker_role="prefill" if role.index < self._num_prefill else "decode")
 
     def own_channel(self) -> Any:
         return grpc.aio.insecure_channel(self.address)
@@ -126,6 +121,12 @@ class ChaosDeployment(FaultStage):
     def signal(self, child: ChildProcess, number: signal.Signals) -> None:
         if isinstance(child.process, subprocess.Popen) and child.alive:
             os.kill(child.process.pid, number)
+
+
+def settings_of(settings: Settings, num_prefill: int, role: Role) -> Settings:
+    if role.service != "worker" or not num_prefill:
+        return settings
+    return settings.replace(worker_role="prefill" if role.index < num_prefill else "decode")
 
 
 def read_page(url: str) -> str:
