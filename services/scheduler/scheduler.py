@@ -31,6 +31,7 @@ from services.scheduler.lifecycle.parking import Parking, is_later_call
 from services.scheduler.lifecycle.side_tables import SideTables
 from services.scheduler.lifecycle.step_results import StepResultProcessor
 from services.scheduler.planning.batching import Batcher
+from services.scheduler.planning.quarantine import killers
 from services.scheduler.speculation.drafting import Drafting
 from services.scheduler.speculation.drafts import DraftLinks
 from services.scheduler.speculation.records import DraftRecords
@@ -304,10 +305,7 @@ class Scheduler:
         self.counters.num_worker_losses += 1
         in_flight = {sequence.request for step in replica.in_flight for sequence in step.sequences}
         self._assignment.unassigned += self._assignment.vacate(replica, self.accounts.workers[replica].heard_at)
-        quarantined = [request for request in in_flight if request.is_quarantined and not request.is_finished]
-        for request in in_flight:
-            request.count_death()
-        for request in quarantined:  # at most one, which ran alone
+        for request in killers(in_flight):
             text = f"workers died {request.num_worker_deaths} times in a row while they computed this request"
             self.fail(request, RequestError(text, code=RejectCode.INTERNAL))
         self._assignment.reassign([])

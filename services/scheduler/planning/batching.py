@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from services.scheduler.planning.adapter_room import AdapterRoom
 from services.scheduler.planning.block_budget import BlockBudget
 from services.scheduler.planning.block_starts import BlockStarts
 from services.scheduler.planning.branching import branch_off, idle_beams, is_idle
@@ -70,7 +71,7 @@ class Batcher:
         self._visitors = Visitors(replica, books.shares)
         self._slow: frozenset[str] = frozenset()
         self._obstacle = NOTHING  # where the queue stopped, and why
-        self._turned_away = False  # whether a waiting sequence's adapter is there and has no room in the step
+        self._adapter_room = AdapterRoom(replica)
 
     def next_plan(self) -> StepPlan | None:
         """The plan, counted as sent; None where no sequence can go on."""
@@ -86,7 +87,7 @@ class Batcher:
         self._ahead.clear()
         self._slow_budget = self._max_slow_tokens
         self._obstacle = NOTHING
-        self._turned_away = False
+        self._adapter_room.clear()
 
     def _plan(self) -> StepPlan | None:
         if self.policy.enable_chunked_prefill:
@@ -315,29 +316,14 @@ class Batcher:
         if must_be_alone(self.replica, sequence):
             self.accounts.passed_over(sequence, Phase.LOST)
             return False
-        if not self._has_adapter(sequence):
+        if not self._adapter_room.has_room(sequence):
             self.accounts.passed_over(sequence, Phase.QUEUE_ROWS)
             return False
         return not (sequence.num_in_flight or is_idle(sequence))
 
-    def _has_adapter(self, sequence: Sequence) -> bool:
-        """Whether it needs none, or a step may have its own.
-
-        One for whose adapter there is no room keeps those behind it from taking the room of the adapters that run:
-        else adapters that are always asked for would keep the others out for ever.
-        """
-        if (adapter := sequence.request.header.adapter) is None:
-            return True
-        adapters = self.replica.adapters
-        if self._turned_away and adapter.digest in adapters.running:
-            return False
-        may_start = adapters.may_start(adapter)
-        self._turned_away |= not may_start and adapters.holds(adapter.digest)
-        return may_start
-
     def _start(self, sequence: Sequence) -> bool:
         """False where blocks or budget do not allow."""
-        if not self._has_adapter(sequence):  # another one has begun since it was chosen
+        if not self._adapter_room.has_room(sequence):  # another one has begun since it was chosen
             return True
         return self._fork(sequence) if can_fork(self.replica, sequence) else self._admit(sequence)
 
