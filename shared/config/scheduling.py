@@ -49,8 +49,8 @@ class SchedulingSettings(Section, frozen=True, kw_only=True):
         int,
         advanced(
             "Tokens in one step of batches alone: the next other request waits for that step. "
-            "Needs enable_chunked_prefill."
+            "More where a GPU computes them as soon. Needs enable_chunked_prefill."
         ),
-    ] = 128
+    ] = 32
     max_logprobs: Annotated[int, advanced("Most log-probabilities per token that a request may ask.")] = 20
     max_n: Annotated[int, advanced("Most completions that one request may ask for.")] = 64

@@ -24,7 +24,7 @@ class Policy:
     max_num_queued_reqs: int = 4096
     max_num_queued_tokens: int = 16 << 20
     max_num_queued_background_reqs: int = 4096
-    background_step_tokens: int = 128
+    background_step_tokens: int = 32
     max_logprobs: int = 20
     max_n: int = 64
     resume_timeout: float = 30.0
