@@ -24,6 +24,7 @@ class Place:
     rank: int
     ranks: int
     whole_experts: bool = False  # it has some of a mixture's experts, and of others nothing
+    redundant: int = 0  # experts that the ranks together have more than the mixture, each of another rank's
 
     @property
     def leads(self) -> bool:
@@ -36,7 +37,7 @@ class Place:
         return slice(begin, min(end, count))
 
 
-def why_not_cut(spec: ModelSpec, ranks: int, *, whole_experts: bool = False) -> str:
+def why_not_cut(spec: ModelSpec, ranks: int, *, whole_experts: bool = False, redundant: int = 0) -> str:
     """What keeps a model from so many ranks; empty where nothing does."""
     heads = min((one.num_kv_heads for one in spec.attentions), default=0)
     if spec.has_states:
@@ -58,6 +59,8 @@ def why_not_cut(spec: ModelSpec, ranks: int, *, whole_experts: bool = False) -> 
             f"tensor_parallel_size is {ranks}, but the model has {fewest} experts, "
             "of which a rank needs one with enable_expert_parallel"
         )
+    elif redundant > (most := fewest * (ranks - 1)):
+        return f"num_redundant_experts is {redundant}, but {ranks} ranks of {fewest} experts have room for {most}"
     sizes = {"hidden_size": spec.hidden_size, "vocab_size": spec.vocab_size}
     if inner:
         sizes["intermediate_size"] = min(inner)
@@ -78,7 +81,9 @@ def _cut_layer(layer: LayerSpec, place: Place) -> LayerSpec:
     count = _length(place.share(heads.num_kv_heads))
     experts = layer.mlp.experts
     if experts is not None and place.whole_experts:
-        experts = replace(experts, holders=holders(experts, place.ranks), held=held(experts, place))
+        every = all_held(experts, place)
+        bits = (sum(1 << rank for rank, one in enumerate(every) if expert in one) for expert in range(experts.count))
+        experts = replace(experts, holders=tuple(bits), held=every[place.rank])
     return replace(
         layer,
         attention=replace(heads, num_kv_heads=count, num_heads=count * heads.group),
@@ -86,15 +91,18 @@ def _cut_layer(layer: LayerSpec, place: Place) -> LayerSpec:
     )
 
 
-def held(experts: ExpertsSpec, place: Place) -> tuple[int, ...]:
-    """The experts that a rank has whole: as many as others, or one less or more, one behind the other."""
-    share = place.share(experts.count)
-    return tuple(range(share.start, share.stop))
-
-
-def holders(experts: ExpertsSpec, ranks: int) -> tuple[int, ...]:
-    """A bit for the rank that has it, of each expert."""
-    return tuple(1 << rank for rank in range(ranks) for _ in held(experts, Place(rank, ranks)))
+def all_held(experts: ExpertsSpec, place: Place) -> list[tuple[int, ...]]:
+    """The experts that each rank has whole, in order, before any is moved: as many as others, or one less or more, one
+    behind the other; then redundant ones, each where there are fewest."""
+    shares = [replace(place, rank=rank).share(experts.count) for rank in range(place.ranks)]
+    every = [set(range(share.start, share.stop)) for share in shares]
+    copies = [1] * experts.count
+    for _ in range(place.redundant):
+        poorest = min((one for one in every if len(one) < experts.count), key=len)
+        expert = min((one for one in range(experts.count) if one not in poorest), key=copies.__getitem__)
+        poorest.add(expert)
+        copies[expert] += 1
+    return [tuple(sorted(one)) for one in every]
 
 
 def first_heads(heads: AttentionSpec, place: Place) -> int:
@@ -127,7 +135,7 @@ def _cut_slots(spec: ModelSpec, layer: LayerSpec, parts: LayerParts, place: Plac
             yield slot, _cut_heads(heads, whole, queries, keys)
         elif layer.mlp.experts is not None and place.whole_experts and name.startswith("experts_"):
             each = len(whole) // layer.mlp.experts.count
-            kept = held(layer.mlp.experts, place)
+            kept = all_held(layer.mlp.experts, place)[place.rank]
             yield slot, tuple(part for expert in kept for part in whole[expert * each : (expert + 1) * each])
         elif name in HIDDEN_SLOTS:
             yield slot, tuple(replace(part, cut=hidden) for part in whole)

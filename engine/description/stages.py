@@ -60,12 +60,14 @@ def head_weights(spec: ModelSpec) -> int:
     return spec.hidden_size * spec.vocab_size
 
 
-def why_not_divided(spec: ModelSpec, stages: int, ranks: int, *, whole_experts: bool = False) -> str:
+def why_not_divided(
+    spec: ModelSpec, stages: int, ranks: int, *, whole_experts: bool = False, redundant: int = 0
+) -> str:
     """What keeps a model from so many stages, each of so many ranks; empty where nothing does."""
     why = why_not_staged(spec, stages) if stages > 1 else ""
     if why or ranks == 1:
         return why
-    return why_not_cut(spec, ranks, whole_experts=whole_experts)
+    return why_not_cut(spec, ranks, whole_experts=whole_experts, redundant=redundant)
 
 
 def why_not_staged(spec: ModelSpec, stages: int) -> str:

@@ -183,7 +183,8 @@ def check_ranks(settings: Settings, spec: ModelSpec) -> None:
     """Raises ConfigError where the model cannot be cut into as many ranks as are asked for."""
     engine = settings.engine
     stages, ranks = engine.pipeline_parallel_size, engine.tensor_parallel_size
-    if why := why_not_divided(spec, stages, ranks, whole_experts=engine.enable_expert_parallel):
+    whole, redundant = engine.enable_expert_parallel, engine.num_redundant_experts
+    if why := why_not_divided(spec, stages, ranks, whole_experts=whole, redundant=redundant):
         raise ConfigError(why)
 
 
@@ -198,7 +199,8 @@ def _build_part(
 ) -> NativeDecoder:
     reads_all = watched is not None and watched.is_reading
     own = ranks.ranks if isinstance(ranks, StageRanks) else ranks
-    place = replace(own.place, whole_experts=settings.engine.enable_expert_parallel)
+    engine = settings.engine
+    place = replace(own.place, whole_experts=engine.enable_expert_parallel, redundant=engine.num_redundant_experts)
     if isinstance(ranks, StageRanks):
         stage, rank = ranks.stage, place
     elif settings.engine.has_stages:

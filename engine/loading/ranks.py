@@ -17,24 +17,28 @@ from collections.abc import Sequence
 from typing import Protocol
 
 import msgspec
+import structlog
 
 from engine.description.ranks import Place, cut_spec
 from engine.description.spec import ModelSpec
 from engine.loading.backend import Backend, usable_cores
 from engine.loading.memory import MemoryPlan
 from engine.loading.profile import most_positions
+from engine.modeling.expert_balancer import PlannedMoves
 from engine.modeling.native import NativeDecoder, build_native, describe_whole
 from engine.modeling.ranks import RankDecoder, firsts_of, make_group
 from engine.weights.rank_source import RankSource, why_not_whole
 from engine.weights.source import WeightSource
 from kernels.cpu import abi
-from shared.config import Settings
+from shared.config import EngineSettings, Settings
 from shared.errors import ConfigError
 from shared.messages.fingerprint import Fingerprint
 from shared.ranks.channel import Channel
 
 MOST_TOKENS = 1 << 14  # of a step, at least: the scheduler's settings may be others; memory is there once it is used
 LOADING_SILENCE = 60.0  # seconds: a process that imports and reads files may be kept from saying anything
+
+log = structlog.get_logger()
 
 
 class RankReady(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -46,6 +50,7 @@ class RankReady(msgspec.Struct, frozen=True, array_like=True, tag=True):
     num_blocks: int = 0
     max_model_len: int = 0
     sliding: list[tuple[int, int]] = []  # windows, and blocks of their pools
+    experts: str = ""  # a digest of how whole ones are packed and moved
 
 
 class GroupStart(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -120,6 +125,12 @@ def agree(ready: Sequence[RankReady], num_bytes: int) -> GroupStart:
             raise ConfigError(
                 f"rank {other.rank} differs from rank {first.rank} in {', '.join(differing)}: all ranks need the same "
                 "files, formats and kernels"
+            )
+        if other.experts != first.experts:
+            raise ConfigError(
+                f"rank {other.rank} has experts that are packed otherwise than those of rank {first.rank}, or other "
+                "settings for them: enable_eplb and num_redundant_experts must be the same, and cannot be set where "
+                "experts are packed in several ways, by their content"
             )
     windows = [window for window, _ in first.sliding]
     start = GroupStart(
@@ -238,15 +249,47 @@ def join(
         digest=0,
         crowded=settings.engine.ranks_here * backend.num_threads > usable_cores(),
     )
-    own = RankReady(ranks.number, "", fingerprint, plan.num_blocks, plan.max_model_len, plan.windows)
+    own = RankReady(
+        ranks.number,
+        "",
+        fingerprint,
+        plan.num_blocks,
+        plan.max_model_len,
+        plan.windows,
+        _digest_of_experts(settings.engine, part),
+    )
     start = ranks.settle(own, native.group_bytes(group, spec.hidden_size))
     plan = smallest(plan, start)
     group.table_columns = -(-plan.max_model_len // plan.block_size) * (1 + len(plan.windows))
     group.digest = start.digest
     shared = mmap.mmap(ranks.memory, start.num_bytes)
     model = RankDecoder(part, native, group, shared, ranks.links)
+    if settings.engine.enable_eplb and ranks.place.leads:
+        model.balance_experts(settings.engine.eplb_step_interval, _log_moves)
     ranks.joined(model)
     return model, plan
+
+
+def _log_moves(planned: PlannedMoves) -> None:
+    log.info(
+        "experts_move",
+        layers=planned.layers,
+        moves=planned.moves,
+        balance=round(planned.balance, 3),
+        balance_then=round(planned.balance_then, 3),
+    )
+
+
+def _digest_of_experts(settings: EngineSettings, part: NativeDecoder) -> str:
+    """Raises ConfigError where experts are to be moved, but those of a layer are not packed alike."""
+    said = [str((settings.enable_eplb, settings.num_redundant_experts, settings.eplb_step_interval))]
+    for number, experts in part.whole_experts if settings.enable_eplb else ():
+        if len(experts.packings) > 1:
+            raise ConfigError(
+                f"enable_eplb is set, but layer {number} has experts that are packed in several ways, by their content"
+            )
+        said += map(str, experts.packings)
+    return hashlib.blake2b("\n".join(said).encode(), digest_size=8).hexdigest()
 
 
 def smallest(plan: MemoryPlan, start: GroupStart) -> MemoryPlan:

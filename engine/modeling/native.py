@@ -22,7 +22,7 @@ from engine.modeling.batch import Ints, StepBatch
 from engine.modeling.kv_pool import KVPool, LayerPools, Sliding
 from engine.modeling.linear_attention import copy_rows
 from engine.modeling.native_delta import make_states
-from engine.modeling.native_layers import LayerPacker, NativeLayer, NativeNorm, address, describe_layer
+from engine.modeling.native_layers import LayerPacker, NativeExperts, NativeLayer, NativeNorm, address, describe_layer
 from engine.modeling.native_lora import NativeAdapters
 from engine.modeling.rope import build_rope_table
 from engine.weights.formats import Formats
@@ -32,6 +32,7 @@ from engine.weights.source import WeightSource
 from kernels.cpu import abi
 from kernels.cpu.native import DraftingColumns, KVShape, Native, StepColumns
 from kernels.cpu.packing import FORMATS, KV_FORMATS, WEIGHT_FORMATS, PackedLinear
+from kernels.cpu.ranks import ExpertMove
 from kernels.ops.kv_cache import FP8S
 
 
@@ -278,6 +279,16 @@ class NativeDecoder:
         """(source, destination) blocks of a pool by its number, in all ranks."""
         width = self._model.group.contents.table_columns // len(self._pools.sizes)
         self._native.copy_group_blocks(self._model, pool * width, copies)
+
+    @property
+    def whole_experts(self) -> list[tuple[int, NativeExperts]]:
+        """Layers' numbers, and their experts, where ranks have whole ones."""
+        each = enumerate(layer.experts for layer in self._layers)
+        return [(number, one) for number, one in each if one is not None and one.holders is not None]
+
+    def move_experts(self, layer: int, moves: Sequence[ExpertMove]) -> None:
+        """In all ranks, which pack them alike."""
+        self._native.move_experts(self._model, layer, moves)
 
     def use_group_logits(self, memory: Tensor) -> None:
         """`logits` gives views of the group's shared memory, [bytes] uint8."""

@@ -55,8 +55,15 @@ class NativeExperts:
     down: list[PackedLinear]  # of each of these [hidden_size, inner]
     shared_gate: PackedLinear | None  # [1, hidden_size]
     places: Sequence[int]  # of the experts of `gate_up` and `down` among all: a rank of a group may have some of them
-    holders: NDArray[np.uint64] | None  # [count] a bit for each rank that has the expert whole; None: none has
+    # [count] a bit for each rank that has the expert whole, which moves of experts change; None: none has
+    holders: NDArray[np.uint64] | None
+    loads: NDArray[np.int64]  # [count] rows that went to each expert, which steps add up where ranks have whole ones
     _arrays: list[ctypes.Array[abi.PgLinear]] = field(default_factory=list)
+
+    @property
+    def packings(self) -> set[tuple[object, ...]]:
+        """How this process's experts are packed: one can take another one's place where there is a single way."""
+        return {(_packing(first), _packing(down)) for first, down in zip(self.gate_up, self.down, strict=True)}
 
     def fill(self, struct: abi.PgExperts) -> None:
         self._arrays[:] = [(abi.PgLinear * struct.count)() for _ in range(2)]
@@ -65,7 +72,8 @@ class NativeExperts:
                 array[place] = linear.struct
         struct.router, struct.correction = self.router.struct, address(self.correction)
         struct.gate_up, struct.down = self._arrays
-        struct.holders = None if self.holders is None else self.holders.ctypes.data
+        if self.holders is not None:
+            struct.holders, struct.loads = self.holders.ctypes.data, self.loads.ctypes.data
         if self.shared_gate is not None:
             struct.shared_gate = self.shared_gate.struct
 
@@ -313,6 +321,7 @@ class LayerPacker:
             shared_gate=self.linear(parts["shared_gate"], None, self._exact) if experts.shared_gate else None,
             places=experts.held or range(experts.count),
             holders=np.array(experts.holders, np.uint64) if experts.holders else None,
+            loads=np.zeros(experts.count, np.int64),
         )
 
     def _latent(self, parts: LayerParts) -> NativeLatent:
@@ -345,6 +354,11 @@ def _by_expert(parts: Parts, bias: Parts | None, count: int) -> list[tuple[Parts
     each = len(parts) // count
     pieces = [slice(index * each, (index + 1) * each) for index in range(count)]
     return [(parts[piece], None if bias is None else bias[piece]) for piece in pieces]
+
+
+def _packing(linear: PackedLinear) -> tuple[object, ...]:
+    columns = linear.bias is not None, linear.gather is not None
+    return linear.packed.nbytes, linear.n, linear.k, str(linear.dtype), linear.group, linear.coding, *columns
 
 
 def address(tensor: Tensor | None) -> int | None:

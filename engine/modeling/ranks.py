@@ -16,6 +16,8 @@ from torch import Tensor
 from engine.description.ranks import PANEL, Place, first_heads
 from engine.description.spec import AttentionSpec, LayerSpec, ModelSpec
 from engine.modeling.batch import Ints, StepBatch
+from engine.modeling.expert_balancer import ExpertBalancer, PlannedMoves, held_by
+from engine.modeling.expert_placement import balance
 from engine.modeling.kv_pool import KVPool, Sliding
 from engine.modeling.native import NativeDecoder, RankFirsts
 from kernels.cpu import abi
@@ -115,6 +117,7 @@ class RankDecoder:
         self._decoder = decoder
         self._native = native
         self._group = group
+        self._balancer: ExpertBalancer | None = None
         self._shared = torch.frombuffer(shared, dtype=torch.uint8)
         group.memory, group.bytes = self._shared.data_ptr(), len(self._shared)
         if links:
@@ -133,7 +136,19 @@ class RankDecoder:
         self._decoder.use_group_logits(self._shared)
         return RankedPool(pool, self._copy_blocks)
 
+    def balance_experts(self, interval: int, report: Callable[[PlannedMoves], None]) -> None:
+        """From now on experts that ranks have whole are moved, by what was counted in so many steps."""
+        mixtures = self._decoder.whole_experts
+        self._balancer = ExpertBalancer(mixtures, self._group.ranks, interval, self._decoder.move_experts, report)
+
+    @property
+    def expert_balances(self) -> list[float]:
+        """Of each layer with whole experts, by all rows since the start and where experts are now."""
+        mixtures = (one for _, one in self._decoder.whole_experts)
+        return [balance(one.loads.tolist(), held_by(one, self._group.ranks)) for one in mixtures]
+
     def forward(self, batch: StepBatch) -> Tensor:
+        self._balance()
         hidden = self._decoder.forward(batch)
         self._check()
         return hidden
@@ -143,6 +158,7 @@ class RankDecoder:
         batch: StepBatch,
         inputs: Tensor,  # [num_tokens, hidden_size] float32
     ) -> Tensor:  # [sum of wanted, hidden_size]
+        self._balance()
         hidden = self._decoder.forward_from(batch, inputs)
         self._check()
         return hidden
@@ -189,6 +205,10 @@ class RankDecoder:
     def _copy_blocks(self, pool: int, copies: Sequence[tuple[int, int]]) -> None:
         self._decoder.copy_group_blocks(pool, copies)
         self._check()
+
+    def _balance(self) -> None:
+        if self._balancer is not None:
+            self._balancer.step()
 
     def _check(self) -> None:
         if why := self._native.why_ended(self._group):

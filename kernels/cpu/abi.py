@@ -6,7 +6,7 @@ import ctypes
 from ctypes import POINTER, Structure, c_char_p, c_float, c_int32, c_int64, c_uint64, c_void_p
 from typing import Any
 
-VERSION = 20  # PG_ABI
+VERSION = 21  # PG_ABI
 
 RMS_NORM, LAYER_NORM = range(2)  # PgNormKind
 SILU, GELU_TANH, CLAMPED_SWIGLU = range(3)  # PgActivation
@@ -56,7 +56,12 @@ class PgExperts(Structure):
         ("down", POINTER(PgLinear)),
         ("shared_gate", PgLinear),
         ("holders", c_void_p),
+        ("loads", c_void_p),
     ]
+
+
+class PgExpertMove(Structure):
+    _fields_ = [("expert", c_int64), ("source", c_int64), ("dropped", c_int64), ("target", c_int64)]
 
 
 class PgDelta(Structure):
@@ -286,6 +291,7 @@ _PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
     "pg_group_end": (None, [_GROUP, c_int32]),
     "pg_group_logits": (c_void_p, [_MODEL]),
     "pg_group_copy": (None, [_MODEL, c_int64, _ADDRESS, c_int64]),
+    "pg_group_move": (None, [_MODEL, c_int64, POINTER(PgExpertMove), c_int64]),
     "pg_follow": (c_int32, [_MODEL]),
     "pg_gather": (None, [_GROUP, c_int64, _ADDRESS, c_int64, c_int64, _ADDRESS]),
     "pg_linear": (None, [POINTER(PgLinear), c_int32, _ADDRESS, c_int64, _ADDRESS]),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from ctypes import byref
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +19,15 @@ WHY_ENDED = {
     abi.RANK_DIED: "a rank has ended",
     abi.RANK_SILENT: "a rank is silent",
 }
+
+
+class ExpertMove(NamedTuple):
+    """An expert that the rank `target` gets, in the place of one that it has."""
+
+    expert: int
+    source: int  # a rank that has it
+    dropped: int
+    target: int
 
 
 def why_ended(state: int) -> str:
@@ -60,6 +70,11 @@ class RankCalls(Packing):
         """In all ranks: (source, destination) blocks of the pool that begins at column `pool` of the tables."""
         pairs = np.array(copies, np.int64)
         self._call(self._functions.pg_group_copy, byref(model), pool, pairs.ctypes.data, len(pairs))
+
+    def move_experts(self, model: abi.PgModel, layer: int, moves: Sequence[ExpertMove]) -> None:
+        """Of one layer, in all ranks, between two steps."""
+        structs = (abi.PgExpertMove * len(moves))(*(abi.PgExpertMove(*one) for one in moves))
+        self._call(self._functions.pg_group_move, byref(model), layer, structs, len(moves))
 
     def gather(self, group: abi.PgGroup, hidden: int, num_bytes: int, rounds: int) -> NDArray[np.int64]:  # [rounds]
         """Nanoseconds of as many gathers of so many bytes of each rank; all ranks call this, beside no step."""

@@ -1,13 +1,15 @@
 """What a group of ranks costs: its steps beside those of one worker with as many threads, and a gather alone.
 
     scripts/bench_ranks [--check] [--models DIR] [--model S] [--ranks 2] [--rounds 7] [--steps 8] [--dtype auto]
-                        [--executor local] [--stages] [--experts] [--gathers]
+                        [--executor local] [--stages] [--experts] [--balanced] [--gathers]
 
 One worker with a thread for each rank, and a group of as many ranks with a thread each, decode the same rows; both are
 there all the time, and rounds of them take turns, so that a machine whose speed drifts slows both.  Ratios are medians
 of those of rounds.  Both must say the same tokens.  `--executor hosts`: the ranks share no memory; TCP on loopback is
 between them.  `--stages`: the group is a pipeline (stages.py), at the largest number of rows.  `--experts`: its
-ranks have whole experts, of a model that has any (`--model moe`).
+ranks have whole experts, of a model that has any (`--model moe`).  `--balanced`: whole experts, of which tokens take
+only those that the first rank has at its start; beside one another a group that leaves them there, and one that moves
+them (`enable_eplb`), both with whole processes to themselves in turns.
 
 A gather is what two ranks need to have so many bytes of each other: a meeting and the copies around it; beside it what
 torch.distributed (gloo) takes for the same.
@@ -25,6 +27,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -38,6 +41,7 @@ from engine.modeling.ranks import SPINS, SPINS_CROWDED
 from kernels.cpu import abi
 from kernels.cpu.loading import load
 from kernels.cpu.native import Native
+from scripts.bench.balanced_experts import measure_balanced
 from scripts.bench.common.models import ensure
 from scripts.bench.common.proc import processor
 from scripts.bench.common.report import Result, bench_parser, finish
@@ -195,11 +199,12 @@ def main() -> int:
     parser.add_argument("--executor", default="local", choices=("local", "hosts"), help="of the ranks, as the setting")
     parser.add_argument("--stages", action="store_true", help="a pipeline of stages in the place of ranks")
     parser.add_argument("--experts", action="store_true", help="each rank has some experts whole")
+    parser.add_argument("--balanced", action="store_true", help="whole experts, moved by what tokens take")
     parser.add_argument("--gathers", action="store_true", help="measure gathers alone")
     parser.add_argument("--dtype", default="auto", help="of the arithmetic, as the setting")
     args = parser.parse_args()
     native = load()
-    gathered = [] if args.stages else gathers(native)
+    gathered = [] if args.stages or args.balanced else gathers(native)
     if args.gathers:
         return finish(gathered, check=args.check, title=f"gathers; {processor()}")
     kind = "pipeline_parallel_size" if args.stages else "tensor_parallel_size"
@@ -211,6 +216,9 @@ def main() -> int:
             model=str(made), dtype=args.dtype, num_threads=args.ranks, max_model_len=longest, num_blocks=max(ROWS) * 64,
             executor=args.executor,
         )  # fmt: skip
+        if args.balanced:
+            lines = measure_balanced(settings, partial(grouped, ranks=args.ranks, kind=kind, experts=True), args.steps)
+            return finish(lines, check=args.check, title=f"whole experts, model {args.model}; {processor()}")
         alone = load_runner(settings)
         with grouped(settings, args.ranks, kind, experts=args.experts) as (runner, group):
             if args.stages:

@@ -36,4 +36,6 @@ def draft_settings(settings: Settings) -> Settings:
         tensor_parallel_size=1,
         pipeline_parallel_size=1,
         enable_expert_parallel=False,
+        enable_eplb=False,
+        num_redundant_experts=0,
     )

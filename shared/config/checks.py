@@ -20,6 +20,7 @@ AT_LEAST_ONE = (
     "max_num_queued_reqs",
     "max_num_queued_background_reqs",
     "background_step_tokens",
+    "eplb_step_interval",
     "max_unread_bytes",
     "max_incidents",
     "record_bytes",
@@ -51,6 +52,7 @@ NOT_NEGATIVE = (
     "max_tenant_tokens",
     "fair_prefill_tokens",
     "max_loras",
+    "num_redundant_experts",
     "max_cpu_loras",
     "max_response_bytes",
     "response_ttl",
@@ -93,6 +95,11 @@ def _check_ranks(settings: Settings) -> None:
     engine = settings.engine
     if engine.enable_expert_parallel and engine.tensor_parallel_size == 1:
         raise ConfigError("enable_expert_parallel needs tensor_parallel_size above 1: ranks that divide the experts")
+    for field in ("enable_eplb", "num_redundant_experts"):
+        if getattr(engine, field) and not engine.enable_expert_parallel:
+            raise ConfigError(f"{field} needs enable_expert_parallel: ranks that have experts whole")
+    if engine.num_redundant_experts and not engine.enable_eplb:
+        raise ConfigError("num_redundant_experts needs enable_eplb, which finds the experts that most rows take")
     if engine.ranks == 1:
         return
     name = engine.ranks_by

@@ -95,6 +95,20 @@ class EngineSettings(Section, frozen=True, kw_only=True):
             "See docs/ranks.md."
         ),
     ] = False
+    enable_eplb: Annotated[
+        bool,
+        advanced(
+            "Move whole experts between ranks while they serve, so that all compute about as many rows. "
+            "Needs enable_expert_parallel. See docs/ranks.md."
+        ),
+    ] = False
+    num_redundant_experts: Annotated[
+        int,
+        advanced("Whole experts of each layer that the ranks together have twice: those that most rows take."),
+    ] = 0
+    eplb_step_interval: Annotated[
+        int, advanced("Steps between two looks at which experts are to be moved, with enable_eplb.")
+    ] = 3000
     executor: Annotated[
         Literal["local", "hosts", "ray"],
         advanced(

@@ -121,7 +121,7 @@ def test_more_ranks_than_kv_heads_are_refused_in_a_line() -> None:
 
 
 def test_ranks_with_whole_experts_say_what_one_process_says(tmp_path: Path) -> None:
-    """As docs/ranks.md has it, with a random mixture behind the bundled tokenizer."""
+    """As docs/ranks.md has it, with a random mixture behind the bundled tokenizer; experts are moved meanwhile."""
     pytest.importorskip("transformers", reason="needs transformers, which makes the checkpoint")
     from tests.engine.checkpoints import save_checkpoint  # it imports torch
 
@@ -132,7 +132,9 @@ def test_ranks_with_whole_experts_say_what_one_process_says(tmp_path: Path) -> N
     options = ("-m", str(model), "--num-blocks", "256", "--draft", "off", "--dtype", "float32", "--num-threads", "1")
     requests = [ask("One day", max_tokens=40, temperature=0.9, seed=seed, ignore_eos=True) for seed in range(4)]
     said = []
-    for name, sizes in (("one", ()), ("ranks", ("--tensor-parallel-size", "2", "--enable-expert-parallel"))):
+    whole = ("--tensor-parallel-size", "2", "--enable-expert-parallel", "--enable-eplb")
+    moved = ("--num-redundant-experts", "2", "--eplb-step-interval", "8")
+    for name, sizes in (("one", ()), ("ranks", (*whole, *moved))):
         with troupe(tmp_path / name, *options, *sizes) as running:
             assert len(followers(running)) == (name == "ranks")
             said.append(texts(running.generate(requests)))

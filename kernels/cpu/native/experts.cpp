@@ -237,6 +237,7 @@ void mix_rows(Member &member, const Step &s, const PgLayer &layer, float *residu
     });
     if (member.id == 0) {
         scratch.routing.assign(rows);
+        scratch.routing.add_loads(*layer.experts);
         for (bool second : {false, true})
             list_pieces(m, layer, routing, second, passes, member.count, scratch.pieces[second], scratch.blocks);
     }

@@ -38,8 +38,8 @@ struct GroupState {
     alignas(64) std::atomic<int32_t> arrived;
     alignas(64) std::atomic<int32_t> ended;  // PgEnd
     Digest digests[MOST_RANKS];
-    alignas(64) int64_t kind, count;  // of the latest order: OrderKind; sequences, rows or pairs
-    int64_t pool;                     // of blocks that are copied: where it begins in the tables
+    alignas(64) int64_t kind, count;  // of the latest order: OrderKind; sequences, rows, pairs or moves
+    int64_t pool;                     // of blocks that are copied: where it begins in the tables; of experts: the layer
     uint64_t gathers;                 // of ranks that share no memory
 };
 static_assert(sizeof(GroupState) <= AREAS_BEGIN);
@@ -96,6 +96,8 @@ void digest_order(const PgModel &m) {
         digest = mixed_in(digest, a.tokens, tokens);
     } else if (s.kind == ORDER_COPY) {
         digest = mixed_in(digest, a.tokens, 2 * s.count);
+    } else if (s.kind == ORDER_MOVE) {
+        digest = mixed_in(digest, a.tokens, MOVE_WORDS * s.count);
     }
     g.digest = digest;
     s.digests[g.rank].value.store(digest, std::memory_order_release);
@@ -124,6 +126,12 @@ void issue(const PgModel &m, OrderKind kind, int64_t count, int64_t pool, const 
     digest_order(m);
 }
 
+// Sequences, pairs, moves or rows that an order may have.
+int64_t most_of(const PgGroup &g, int64_t kind) {
+    if (is_step(kind)) return g.max_seqs;
+    return kind == ORDER_COPY ? g.max_tokens / 2 : kind == ORDER_MOVE ? g.max_tokens / MOVE_WORDS : g.max_rows;
+}
+
 // Waits for the order behind `done` of them; false once the group has ended.
 bool next_order(const PgGroup &g, uint32_t done) {
     GroupState &s = state_of(g);
@@ -133,8 +141,7 @@ bool next_order(const PgGroup &g, uint32_t done) {
     }
     Order order{};
     if (!await_order(g, order)) return false;
-    const int64_t most = is_step(order.kind) ? g.max_seqs : order.kind == ORDER_COPY ? g.max_tokens / 2 : g.max_rows;
-    if (order.count < 0 || order.count > most) {
+    if (order.count < 0 || order.count > most_of(g, order.kind)) {
         pg_group_end(&g, PG_DISAGREED);
         return false;
     }
@@ -306,6 +313,15 @@ extern "C" void pg_group_copy(const PgModel *model, int64_t pool, const int64_t 
     agree_and_copy(*model);
 }
 
+extern "C" void pg_group_move(const PgModel *model, int64_t layer, const PgExpertMove *moves, int64_t count) {
+    const PgModel &m = *model;
+    if (!can_order(m, MOVE_WORDS * count <= m.group->max_tokens)) return;
+    OrderWriter w(*m.group);
+    w.put(areas_of(*m.group, m.hidden).tokens, moves, MOVE_WORDS * count * 8);
+    issue(m, ORDER_MOVE, count, layer, w.written);
+    move_experts(m, layer, moves, count);
+}
+
 extern "C" int32_t pg_follow(const PgModel *model) {
     const PgModel &m = *model;
     GroupState &s = state_of(*m.group);
@@ -318,6 +334,7 @@ extern "C" int32_t pg_follow(const PgModel *model) {
         if (kind == ORDER_LOGITS) pg_logits(model, given, count, nullptr, nullptr);
         if (kind == ORDER_GREEDY) pg_greedy(model, given, count, nullptr, nullptr);
         if (kind == ORDER_COPY) agree_and_copy(m);
+        if (kind == ORDER_MOVE) move_experts(m, s.pool, (const PgExpertMove *)areas_of(*m.group, m.hidden).tokens, count);
     }
 }
 

@@ -19,7 +19,14 @@
 constexpr int32_t MOST_RANKS = 64;
 
 // ORDER_LAYERS: a forward pass from residuals that the leader has, in the place of embeddings.
-enum OrderKind { ORDER_FORWARD = 1, ORDER_LOGITS = 2, ORDER_GREEDY = 3, ORDER_COPY = 4, ORDER_LAYERS = 5 };
+enum OrderKind {
+    ORDER_FORWARD = 1,
+    ORDER_LOGITS = 2,
+    ORDER_GREEDY = 3,
+    ORDER_COPY = 4,
+    ORDER_LAYERS = 5,
+    ORDER_MOVE = 6
+};
 
 inline bool is_step(int64_t kind) { return kind == ORDER_FORWARD || kind == ORDER_LAYERS; }
 
@@ -32,7 +39,7 @@ struct RankBest {
 // The shared memory, in areas.
 struct GroupAreas {
     int64_t *columns;  // [3, max_seqs]: computed, scheduled, wanted
-    int64_t *tokens;   // [max_tokens] of a step, in order; or pairs of blocks that are copied
+    int64_t *tokens;   // [max_tokens] of a step, in order; or pairs of blocks that are copied, or moves of experts
     int64_t *tables;   // [max_seqs, table_columns]
     RankBest *best;    // [ranks, max_rows]
     float *given;      // [max_rows, hidden]
@@ -80,6 +87,10 @@ inline void meet_sharing(Member &member, const PgGroup *g) {
     if (member.id == 0) meet_ranks(*g);
     member.barrier();
 }
+
+// Experts of a layer change their ranks (expert_moves.cpp).
+constexpr int64_t MOVE_WORDS = sizeof(PgExpertMove) / 8;
+void move_experts(const PgModel &m, int64_t layer, const PgExpertMove *moves, int64_t count);
 
 // A meeting at the beginning of an order, after which digests are compared.
 void agree(Member &member, const PgGroup *g);

@@ -11,7 +11,7 @@
 extern "C" {
 #endif
 
-#define PG_ABI 20
+#define PG_ABI 21
 #define PG_DIGEST_WORDS 4  // kernels/ops/digest.py
 
 // PG_I4 and PG_U4 are of weights alone: 4 bits, with scales of groups; PG_I4's are float16, and its zeros 8.
@@ -78,11 +78,18 @@ typedef struct {
     float scale;                  // of the weights
     const float *correction;      // [count], or NULL
     PgLinear router;              // [count, hidden], PG_F32 or PG_BF16
-    const PgLinear *gate_up, *down;  // [count] each, as PgLayer has them
+    PgLinear *gate_up, *down;     // [count] each, as PgLayer has them
     PgLinear shared_gate;  // [1, hidden]: its sigmoid scales the shared expert; packed NULL: not scaled
-    const uint64_t *holders;  // [count] a bit for each rank of the group that has the whole expert; of others, gate_up and
-                              // down are not looked at.  NULL: each rank has a part of every expert
+    uint64_t *holders;  // [count] a bit for each rank of the group that has the whole expert; of others, gate_up and down
+                        // are not looked at.  NULL: each rank has a part of every expert
+    int64_t *loads;     // [count] rows that went to each expert, added up; or NULL
 } PgExperts;
+
+// An expert that another rank gets whole, in the place of one that it has.  Both are packed alike.
+typedef struct {
+    int64_t expert, from;  // a rank that has it
+    int64_t dropped, to;   // an expert that the rank `to` has and gives up
+} PgExpertMove;
 
 // Latent attention.  `qkv` gives what queries are made of, a latent of `rank` features and `rotated` features that turn
 // with the position.  The cache holds the normed latent and the turned part as the key of the only KV head, and the
@@ -313,6 +320,8 @@ int32_t pg_follow(const PgModel *model);
 float *pg_group_logits(const PgModel *model);  // [max_rows, vocab]: where pg_logits writes them without a copy
 // Blocks of the pool that begins at column `pool` of the tables, as pairs [count, 2] of source and destination.
 void pg_group_copy(const PgModel *model, int64_t pool, const int64_t *pairs, int64_t count);
+// Moves of whole experts of one layer, all at once: what one rank gives up another one may get.
+void pg_group_move(const PgModel *model, int64_t layer, const PgExpertMove *moves, int64_t count);
 // What `rounds` gathers of `bytes` of each rank take here; called by all ranks, without a step.
 void pg_gather(const PgGroup *group, int64_t hidden, const float *columns, int64_t bytes, int64_t rounds,
                int64_t *nanoseconds);

@@ -16,6 +16,7 @@ struct Routing {
     std::vector<float> weight_of_slot;       // [rows * taken]
 
     void assign(int64_t rows);
+    void add_loads(const PgExperts &e) const;
 };
 
 // Counting sort: stable, so that a slot's row never depends on how the team worked.
@@ -30,6 +31,11 @@ inline void Routing::assign(int64_t rows) {
         expert_of[slot] = ids[i];
         weight_of_slot[slot] = weights[i];
     }
+}
+
+inline void Routing::add_loads(const PgExperts &e) const {
+    for (int64_t expert = 0; e.loads && expert < e.count; expert++)
+        e.loads[expert] += starts[expert + 1] - starts[expert];
 }
 
 inline void softmax(float *x, int64_t n) {

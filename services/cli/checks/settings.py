@@ -67,7 +67,8 @@ def check_ranks(settings: Settings, facts: CheckpointFacts) -> Iterator[Finding]
     """Whether the model can be cut into as many ranks as are asked for."""
     engine = settings.engine
     stages, ranks = engine.pipeline_parallel_size, engine.tensor_parallel_size
-    why = why_not_divided(facts.spec, stages, ranks, whole_experts=engine.enable_expert_parallel)
+    whole, redundant = engine.enable_expert_parallel, engine.num_redundant_experts
+    why = why_not_divided(facts.spec, stages, ranks, whole_experts=whole, redundant=redundant)
     how = "one behind the other" if engine.has_stages else "together"
     if engine.has_ranked_stages:
         how = f"in {stages} stages, each of {ranks} together"
