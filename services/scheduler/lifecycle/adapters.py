@@ -130,9 +130,7 @@ class Adapters:
         found: dict[str, set[str]] = {}
         for instance, replica in self._replicas.items():
             steps = (sequence for step in replica.in_flight for sequence in step.sequences)
-            rests = replica.has_foreground  # then background ones wait for those, and would keep them waiting
-            waiting = (sequence for sequence in replica.waiting if not (rests and sequence.is_background))
-            everything: Iterable[Sequence] = (*replica.running, *waiting, *steps)
+            everything: Iterable[Sequence] = (*replica.running, *_keeping(replica), *steps)
             found[instance] = {one.request.adapter for one in everything if one.request.adapter}
         return found
 
@@ -190,3 +188,16 @@ class Adapters:
             name = request.header.adapter.name if request.header.adapter is not None else ""
             text = f"adapter {name!r} cannot be loaded again: {reason}"
             self._fail(request, RequestError(text, field="model", code=RejectCode.NOT_FOUND))
+
+
+def _keeping(replica: Replica) -> list[Sequence]:
+    """The waiting ones whose adapters stay at the worker.
+
+    Not those of the background where others are, which these wait for; and none that comes behind one whose adapter
+    waits for room: else adapters that are always asked for would keep the others out for ever.
+    """
+    rests = replica.has_foreground
+    waiting = [sequence for sequence in replica.waiting if not (rests and sequence.is_background)]
+    kept_out = (one.rank for one in waiting if replica.adapters.waits_for_room(one.request.adapter))
+    first = min(kept_out, default=None)
+    return [one for one in waiting if first is None or one.rank <= first]

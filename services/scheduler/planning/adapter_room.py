@@ -9,13 +9,13 @@ from services.scheduler.state.sequence import Sequence
 class AdapterRoom:
     """Asked for waiting sequences in their order, from one `clear` to the next.
 
-    One for whose adapter there is no room keeps those behind it from taking the room of the adapters that run: else
-    adapters that are always asked for would keep the others out for ever.
+    One for whose adapter there is no room, in a step or at the worker, keeps those behind it from taking the room of
+    the adapters that run: else adapters that are always asked for would keep the others out for ever.
     """
 
     def __init__(self, replica: Replica) -> None:
         self._replica = replica
-        self._turned_away = False  # whether a sequence's adapter is there and has no room
+        self._turned_away = False  # whether a sequence's adapter has no room
 
     def clear(self) -> None:
         self._turned_away = False
@@ -28,5 +28,7 @@ class AdapterRoom:
         if self._turned_away and adapter.digest in adapters.running:
             return False
         may_start = adapters.may_start(adapter)
-        self._turned_away |= not may_start and adapters.holds(adapter.digest)
+        self._turned_away |= not may_start and (
+            adapters.holds(adapter.digest) or adapters.waits_for_room(adapter.digest)
+        )
         return may_start

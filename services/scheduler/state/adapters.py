@@ -37,6 +37,10 @@ class ReplicaAdapters:
     def held(self) -> list[Adapter]:
         return list(self._held.values())
 
+    def waits_for_room(self, digest: str) -> bool:
+        """Whether it is wanted, and all that the worker may hold is there or on its way."""
+        return (digest, "") in self._wanted and len(self._held) + len(self._ordered) >= self.max_held
+
     @property
     def has_orders(self) -> bool:
         return bool(self._wanted or self._given_up & self._held.keys())

@@ -51,10 +51,11 @@ FAULTS: tuple[Fault, ...] = (
 )
 
 
-def test_adapters_that_are_always_asked_for_keep_no_other_out() -> None:
+@pytest.mark.parametrize("num_held", [2, 3])
+def test_adapters_that_are_always_asked_for_keep_no_other_out(num_held: int) -> None:
     """Two adapters may run, and each has a request that comes before another of its own ends."""
     world = AdapterWorld(max_num_seqs=8)
-    world.max_loras, world.num_held = 2, 3
+    world.max_loras, world.num_held = 2, num_held
     world.restart("w0")
     for index in range(60):
         if index == 8:
